@@ -64,7 +64,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "record": Command(
         "run all of the above, a process for each job, on several GPUs at once; writes a file for each job",
-        "two calls of 10 minutes on two GPUs, and one of 3",
+        "three calls of 10 minutes on two GPUs; the sweep may take another",
         recorder.add_arguments, recorder.run, recorder.__doc__,
     ),
     "merge": Command(

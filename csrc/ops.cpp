@@ -16,6 +16,9 @@
 // "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32. Other dtypes
 // multiply as they are, but with normalize perhaps as fp16 copies of unit rows (plan/operand_conversion.h).
 // backward names the gradient strategy: "auto", "lowmem", "unified".
+#include <algorithm>
+#include <cstdint>
+
 #include "common/registration.h"
 #include "common/tensors.h"
 #include "plan/forward_candidates.h"
@@ -390,6 +393,8 @@ Device planned_device(int64_t sm, int64_t sm_count) {
 bool is_empty(const Sizes& s) {
   STD_TORCH_CHECK(s.Nq >= 0 && s.N >= 0 && s.Lq >= 0 && s.Ld >= 0 && s.d >= 1,
                   "late_interaction: not a shape");
+  STD_TORCH_CHECK(std::max({s.Nq, s.N, s.Lq, s.Ld, s.d}) <= INT32_MAX,
+                  "late_interaction: a size must be below 2**31");
   return s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0;
 }
 

@@ -1,8 +1,10 @@
 """What calls of all processes of a group share: facts that are gathered and compared, and their errors."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,8 +23,8 @@ def position(group: Any) -> tuple[int, int]:
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
     """The values of all processes, which have the same shape, in the order of ranks: [processes, ...].
 
-    The wait is the caller's own, because TORCH_NCCL_BLOCKING_WAIT holds for Work.wait() alone: without it NCCL
-    only orders the stream, and the host would find out about a lost rank where it reads the values.
+    The wait is the caller's own, because TORCH_NCCL_BLOCKING_WAIT holds for Work.wait() alone: without it
+    NCCL only orders the stream, and the host would find out about a lost rank where it reads the values.
     """
     world = dist.get_world_size(group)
     into = values.new_empty(world * values.numel())
@@ -32,6 +34,32 @@ def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
     except RuntimeError as error:
         raise exchange_failed(caller, what, error) from error
     return into.view(world, *values.shape)
+
+
+def exchanged_facts(
+    caller: str, group: Any, facts: Sequence[float], device: torch.device
+) -> list[list[float]]:
+    """A few numbers of every process, in the order of ranks, on the host. Where the group has a backend for
+    the CPU, they do not touch the device, and the host runs ahead of it. Else they go by a stream of their
+    own: the host waits for them and not for the work that the current stream has still to do."""
+    if device.type != "cuda" or _serves_cpu(group):
+        own = torch.tensor(facts, dtype=torch.float64, device="cpu" if device.type == "cuda" else device)
+        found: list[list[float]] = gathered(caller, group, own, "sizes").tolist()
+        return found
+    with torch.cuda.stream(_stream_of_facts(device)):
+        own = torch.tensor(facts, dtype=torch.float64, device=device)
+        found = gathered(caller, group, own, "sizes").tolist()
+    return found
+
+
+def _serves_cpu(group: Any) -> bool:
+    """Whether tensors on the CPU can be exchanged, as in a group of ``cpu:gloo,cuda:nccl``."""
+    return any(part.split(":")[0] == "cpu" for part in dist.get_backend_config(group).split(","))
+
+
+@cache
+def _stream_of_facts(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:

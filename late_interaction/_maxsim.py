@@ -20,6 +20,7 @@ from late_interaction._checks.options import (
     check_flag,
     check_precision,
     check_winners,
+    is_one_of,
 )
 from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
@@ -117,8 +118,8 @@ def _fast_path(
     if (
         _intercepted(Q, D)
         or not (normalize is False or normalize is True)
-        or not (backward is None or backward in BACKWARDS)
-        or not (precision is None or precision in PRECISIONS)
+        or not (backward is None or is_one_of(backward, BACKWARDS))
+        or not (precision is None or is_one_of(precision, PRECISIONS))
         or forward_ad._current_level >= 0
         or not (weights is None or _fits(weights, Q))
     ):
@@ -130,8 +131,7 @@ def _fast_path(
                 if D.dim() == 4:
                     return None
                 Q3 = Q.unsqueeze(0)
-            if D.dim() == 2:
-                DN = D.unsqueeze(0)
+            DN = D.unsqueeze(0) if D.dim() == 2 else D
         if q_mask is not None:
             q_mask = check_mask("q_mask", q_mask, "Q", Q3)
         if d_mask is not None:

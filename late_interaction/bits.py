@@ -21,6 +21,7 @@ from torch._C import _AutoDispatchBelowAutograd
 from late_interaction import ops
 from late_interaction._checks.options import check_positive
 from late_interaction._checks.packed_codes import check_asymmetric, check_hamming, check_packed
+from late_interaction._checks.quantized import check_codes
 from late_interaction._checks.tensors import check_rows
 from late_interaction._scoring import quantized
 from late_interaction.int8 import quantize_int8_per_token
@@ -76,6 +77,9 @@ def from_bits(codes: Tensor, scale: Tensor, d: int) -> Tensor:
     Returns:
         float32, ``[..., d]``.
 
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape or device.
+
     Example:
         >>> import torch
         >>> from late_interaction.bits import from_bits, to_bits
@@ -84,6 +88,7 @@ def from_bits(codes: Tensor, scale: Tensor, d: int) -> Tensor:
     """
     check_positive("d", d)
     check_packed("codes", codes, d, 1)
+    check_codes("codes", codes, scale, dtypes=(torch.uint8,))
     return unpack_codes(codes, 1, d) * scale.unsqueeze(-1)
 
 
@@ -128,6 +133,9 @@ def from_int4(codes: Tensor, scale: Tensor, d: int) -> Tensor:
     Returns:
         float32, ``[..., d]``.
 
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape or device.
+
     Example:
         >>> import torch
         >>> from late_interaction.bits import from_int4, to_int4
@@ -136,6 +144,7 @@ def from_int4(codes: Tensor, scale: Tensor, d: int) -> Tensor:
     """
     check_positive("d", d)
     check_packed("codes", codes, d, 4)
+    check_codes("codes", codes, scale, dtypes=(torch.uint8,))
     return unpack_codes(codes, 4, d) * scale.unsqueeze(-1)
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize as unit_rows
 
 from late_interaction import bits
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag, check_positive, check_precision
+from late_interaction._checks.options import check_flag, check_positive, check_precision, is_one_of
 from late_interaction._checks.packed_codes import check_packed
 from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus
@@ -264,7 +264,7 @@ def _as_float(x: Tensor, normalize: bool) -> Tensor:
 
 
 def _check_kind(name: str, kind: Any) -> None:
-    if kind not in KINDS:
+    if not is_one_of(kind, KINDS):
         raise ValueError(f"{name} must be one of {tuple(KINDS)}, got {abbreviate(kind)}")
 
 

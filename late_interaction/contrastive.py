@@ -94,13 +94,12 @@ def contrastive_loss(
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are
-            scored, and gradients with them. Where all documents, and the scores and winners of a process,
-            take up to 512 MiB each, the documents are gathered at once. Processes may have different
-            numbers of queries and documents, of different lengths where they are packed (padded ones: any
-            length). ``labels`` are among the process's own documents. Every process must call this, and
-            backward, alike. ``"mean"`` and ``"sum"`` are over all processes' queries and the same on
-            each; what backward leaves in ``Q`` and ``D`` is the gradient of that one loss, summed over
-            the processes; in ``temperature``, this process's share of it.
+            scored, and their gradients home. Where all documents, and the scores and winners of a process,
+            take up to 512 MiB each, the documents are gathered at once. Processes may have different numbers
+            of queries and documents, of any length. ``labels`` are among the process's own documents. Every
+            process must call this, and backward, alike. ``"mean"`` and ``"sum"`` are over all processes'
+            queries and the same on each; what backward leaves in ``Q`` and ``D`` is the gradient of that one
+            loss, summed over the processes; in ``temperature``, this process's share of it.
         scale_by_world: multiply the loss by the number of processes, as PyLate does: for
             DistributedDataParallel, which averages the processes' gradients instead of summing them.
 
@@ -115,12 +114,14 @@ def contrastive_loss(
 
     Complexity: ``2 * Nq * Nd * Lq * Ld * d`` operations forward, the same again and a gather of ``Nq * Nd *
     Lq`` rows for each gradient in the backward. Beside inputs and gradients about 128 MiB on a GPU, and one
-    float32 copy of the smaller gradient (of both in a group, and of the queries' with hard negatives). A
-    block's share of a half-precision gradient may be rounded to the inputs' dtype before it is added in
-    float32, and so are the weights of pairs where both sides have one token each. Scores and winners that
-    are kept (``kept_bytes``) come on top, and their pairs are not computed again. The result has the same
-    bits on every run. With ``tail`` the host waits for the device at times; else, of padded tokens, for
-    nothing. Under ``torch.compile`` the call is a graph break.
+    float32 copy of the smaller gradient (of the queries' with hard negatives and in a group, and there of the
+    documents' with more than two processes). In a group also the documents of another process, those on their
+    way, and a gradient that comes and one that leaves. A block's share of a half-precision gradient, and a
+    process's, may be rounded to the inputs' dtype before it is added in float32, and so are the weights of
+    pairs where both sides have one token each. Scores and winners that are kept (``kept_bytes``) come on top,
+    and their pairs are not computed again. The result has the same bits on every run. With ``tail`` the host
+    waits for the device at times; else, of padded tokens, for nothing. Under ``torch.compile`` the call is a
+    graph break.
 
     With one token a side and nothing masked (CLIP's loss; no hard negatives, ``tail`` or ``group``) the
     forward of a loss that is reduced and not symmetric computes the gradients too, so that scores are

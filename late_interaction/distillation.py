@@ -11,7 +11,7 @@ from torch.nn.functional import kl_div, log_softmax, mse_loss
 from torch.nn.functional import normalize as unit
 
 from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import check_flag, is_one_of
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._contrastive.check import REDUCTIONS
 from late_interaction._contrastive.own_options import positive
@@ -207,6 +207,8 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
             raise TypeError(
                 f"{name} must be a torch.Tensor where the other side is packed, got {type(offsets).__name__}"
             )
+        if offsets.dim() != 1 or not offsets.numel():
+            raise ValueError(f"{name} must be [sequences + 1], got {list(offsets.shape)}")
     assert cu_q is not None and cu_d is not None
     for name, mask in (("q_mask", q_mask), ("d_mask", d_mask)):
         if mask is not None:
@@ -234,7 +236,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _check_reduction(reduction: Any) -> None:
-    if reduction not in REDUCTIONS:
+    if not is_one_of(reduction, REDUCTIONS):
         raise ValueError(f"reduction must be one of {REDUCTIONS}, got {abbreviate(reduction)}")
 
 
@@ -243,6 +245,8 @@ def _check_teacher(teacher: Any, scores: Tensor, forms: tuple[str, ...], shapes:
         raise TypeError(f"teacher must be a torch.Tensor, got {type(teacher).__name__}")
     if not teacher.is_floating_point():
         raise TypeError(f"teacher must be floating point, got {teacher.dtype}")
+    if teacher.layout != torch.strided:
+        raise TypeError(f"teacher must be a dense tensor, got {teacher.layout}")
     if teacher.device != scores.device:
         raise ValueError(f"teacher must be on the device of Q, {scores.device}, got {teacher.device}")
     if teacher.shape not in shapes:

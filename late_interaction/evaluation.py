@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction._checks.options import check_flag, check_integer, check_positive, is_integer
+from late_interaction._checks.tensors import check_not_meta
 
 __all__ = ["evaluate_recall"]
 
@@ -64,7 +65,12 @@ def evaluate_recall(
         {1: 0.5}
     """
     check_flag("per_query", per_query)
-    ranks = [k] if isinstance(k, int) else list(k)
+    sequence: Any = (k,) if is_integer(k) else k
+    if not isinstance(sequence, (tuple, list, range)):
+        raise TypeError(f"k must be an int or a sequence of ints, got {abbreviate(k)}")
+    ranks: list[int] = list(sequence)
+    if not ranks:
+        raise ValueError("k must be one rank at least, got none")
     for rank in ranks:
         check_positive("k", rank)
     scores, indices = _checked_exact(exact)
@@ -99,6 +105,7 @@ def _checked_exact(exact: Any) -> tuple[Tensor, Tensor]:
     for name, x in (("scores", scores), ("indices", indices)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} of exact must be a torch.Tensor, got {type(x).__name__}")
+        check_not_meta(f"{name} of exact", x)
     if not scores.is_floating_point() or indices.dtype not in _INTEGERS:
         raise TypeError(
             f"exact must be floating-point scores and integer indices, got {scores.dtype} and {indices.dtype}"
@@ -120,6 +127,7 @@ def _checked_found(found: Any, queries: int) -> Tensor:
     if isinstance(found, Tensor):
         if found.dtype not in _INTEGERS:
             raise TypeError(f"found must be integers, got {found.dtype}")
+        check_not_meta("found", found)
         if found.dim() not in (1, 2):
             raise ValueError(f"found must be [Nq, n] or [n], got {shape_of(found)}")
         lists = torch.atleast_2d(found.detach().cpu()).long()

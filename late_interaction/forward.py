@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from late_interaction._checks.options import check_flag
 from late_interaction._maxsim import maxsim, maxsim_with_winners
 
 __all__ = ["maxsim_forward"]
@@ -40,6 +41,7 @@ def maxsim_forward(
         (tensor([[4., 7.]]), tensor([[1],
                 [0]], dtype=torch.int32))
     """
+    check_flag("save_argmax", save_argmax)
     with torch.no_grad():
         if not save_argmax:
             return maxsim(Q, D, q_mask, d_mask, normalize=normalize, precision=precision), None

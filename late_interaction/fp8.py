@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.quantized import check_codes
 from late_interaction._checks.tensors import check_embeddings, check_rows
 from late_interaction._scoring import quantized
 
@@ -30,7 +31,7 @@ _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
         raise TypeError(f"dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {abbreviate(dtype)}")
 
 
@@ -114,12 +115,16 @@ def dequantize_fp8_per_tensor(X_fp8: Tensor, scale: Tensor) -> Tensor:
     Returns:
         float32, of the shape of ``X_fp8``.
 
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape or device.
+
     Example:
         >>> import torch
         >>> from late_interaction.fp8 import dequantize_fp8_per_tensor, quantize_fp8_per_tensor
         >>> dequantize_fp8_per_tensor(*quantize_fp8_per_tensor(torch.tensor([[1.0, -7.0]])))
         tensor([[ 1., -7.]])
     """
+    check_codes("X_fp8", X_fp8, scale, torch.Size(), _DTYPES)
     return X_fp8.to(torch.float32) * scale
 
 
@@ -133,6 +138,9 @@ def dequantize_fp8_per_token(X_fp8: Tensor, scale: Tensor) -> Tensor:
     Returns:
         float32, of the shape of ``X_fp8``.
 
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape or device.
+
     Example:
         >>> import torch
         >>> from late_interaction.fp8 import dequantize_fp8_per_token, quantize_fp8_per_token
@@ -140,6 +148,7 @@ def dequantize_fp8_per_token(X_fp8: Tensor, scale: Tensor) -> Tensor:
         tensor([[ 1., -7.],
                 [ 0.,  3.]])
     """
+    check_codes("X_fp8", X_fp8, scale, dtypes=_DTYPES)
     return X_fp8.to(torch.float32) * scale.unsqueeze(-1)
 
 

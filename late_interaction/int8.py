@@ -13,6 +13,7 @@ https://arxiv.org/abs/2004.09602); a token is ``code * scale``::
 import torch
 from torch import Tensor
 
+from late_interaction._checks.quantized import check_codes
 from late_interaction._checks.tensors import check_rows
 from late_interaction._scoring import quantized
 
@@ -61,6 +62,9 @@ def dequantize_int8_per_token(X_int8: Tensor, scale: Tensor) -> Tensor:
     Returns:
         float32, of the shape of ``X_int8``.
 
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape or device.
+
     Example:
         >>> import torch
         >>> from late_interaction.int8 import dequantize_int8_per_token, quantize_int8_per_token
@@ -68,6 +72,7 @@ def dequantize_int8_per_token(X_int8: Tensor, scale: Tensor) -> Tensor:
         tensor([[127.,  -3.],
                 [  0.,   2.]])
     """
+    check_codes("X_int8", X_int8, scale, dtypes=(torch.int8,))
     return X_int8.to(torch.float32) * scale.unsqueeze(-1)
 
 

@@ -18,6 +18,8 @@ from late_interaction.ops.pooling import cluster_means
 
 __all__ = ["pool_tokens"]
 
+_MOST_ITERATIONS = (1 << 63) - 1  # an operator takes int64
+
 
 @overload
 def pool_tokens(
@@ -144,7 +146,7 @@ def _rows(
     if method == "ward":
         labels, found = ops.ward_labels(rest, cu_seqlens, wanted)
     else:
-        labels, found = ops.kmeans_labels(rest, cu_seqlens, wanted, iterations)
+        labels, found = ops.kmeans_labels(rest, cu_seqlens, wanted, min(iterations, _MOST_ITERATIONS))
     place[pooled] = labels.long() + starts[document[pooled]]
     sizes = found + starts
     return place + (sizes.cumsum(0) - sizes)[document], sizes.tolist()

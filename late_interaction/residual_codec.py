@@ -5,9 +5,9 @@ from torch import Tensor
 
 from late_interaction import ops
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction._checks.options import check_flag, check_positive, check_seed
 from late_interaction._checks.plaid import check_nbits
-from late_interaction._checks.tensors import check_embeddings
+from late_interaction._checks.tensors import check_embeddings, check_not_meta
 from late_interaction.ops.winners import widen
 
 __all__ = ["ResidualCodec"]
@@ -91,6 +91,7 @@ class ResidualCodec:
             >>> codec.to("cpu") is codec
             True
         """
+        device = torch.device(device)
         if self.centroids.to(device) is self.centroids:
             return self
         buckets = self.bucket_cutoffs.to(device), self.bucket_weights.to(device)
@@ -146,9 +147,11 @@ class ResidualCodec:
         check_nbits(nbits)
         check_flag("normalize", normalize)
         check_positive("iterations", iterations)
-        check_integer("seed", seed, "an int")
-        if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise TypeError(f"dtype must be torch.float32, torch.float16 or torch.bfloat16, got {dtype}")
+        seed = check_seed(seed)
+        if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"dtype must be torch.float32, torch.float16 or torch.bfloat16, got {abbreviate(dtype)}"
+            )
         with torch.no_grad():
             tokens = _checked(tokens, None)
             if normalize:
@@ -186,6 +189,8 @@ class ResidualCodec:
             raise ValueError(
                 f"tokens must be on the device of the codec, {self.centroids.device}, got {tokens.device}"
             )
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens must be [tokens, {self.d}], got {shape_of(tokens)}")
         codes = torch.empty(tokens.shape[:1], dtype=torch.int32, device=tokens.device)
         residuals = torch.empty(len(codes), self.bytes, dtype=torch.uint8, device=tokens.device)
         centroids = self.centroids.to(torch.float32)
@@ -221,6 +226,7 @@ class ResidualCodec:
                 f"codes and residuals must be [tokens] and [tokens, {self.bytes}], got {shape_of(codes)} and"
                 f" {shape_of(residuals)}"
             )
+        check_not_meta("codes", codes)
         if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < len(self.centroids):
             raise ValueError(f"codes must all be >= 0 and < {len(self.centroids)}")
         shifts = torch.arange(0, 8, self.nbits, device=codes.device)
@@ -247,6 +253,7 @@ def _check_centroids(centroids: Tensor) -> None:
         raise TypeError("centroids must be float32, float16 or bfloat16, got torch.float64")
     if centroids.dim() != 2 or not centroids.numel() or len(centroids) >= 2**31:
         raise ValueError(f"centroids must be [n, d] with at least one row, got {shape_of(centroids)}")
+    check_not_meta("centroids", centroids)
     if not bool(centroids.isfinite().all()):
         raise ValueError("centroids must be finite, got NaN or an infinity")
 
@@ -267,6 +274,7 @@ def _checked(tokens: Tensor, d: int | None) -> Tensor:
     check_embeddings("tokens", tokens)
     if tokens.dim() != 2 or not tokens.shape[1] or tokens.shape[1] != (d or tokens.shape[1]):
         raise ValueError(f"tokens must be [tokens, {d or 'd'}], got {shape_of(tokens)}")
+    check_not_meta("tokens", tokens)
     floats = tokens.detach().to(torch.float32)
     if not bool(floats.isfinite().all()):
         raise ValueError("tokens must be finite in float32, got NaN or an infinity")

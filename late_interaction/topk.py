@@ -332,7 +332,7 @@ class TopK:
                 tensors that no such search finds. What was found so far stays as it is then.
         """
         state = topk_state.checked_state(state, self._search())
-        topk_state.check_found(state, self._scores.shape[0], self._scores.dtype, self.k)
+        topk_state.check_found(state, self._scores, self.k)
         scores, indices = state["scores"], state["indices"]
         if has_values(scores) and scores.device.type == "cpu":
             topk_state.check_order(state, self.k, self._largest)

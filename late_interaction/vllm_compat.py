@@ -12,14 +12,16 @@ names vllm.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.packed import check_sequences
 from late_interaction._patches.compat import disabled, off, served
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, code_of, patch_places
@@ -151,10 +153,14 @@ def compute_maxsim_score_batched(
         >>> compute_maxsim_score_batched([query, query], [hidden[3:], hidden[:2]])
         [tensor(4.), tensor(3.)]
     """
+    for name, x in (("q_embs", q_embs), ("d_embs", d_embs)):
+        _check_sized(name, x)
     if len(q_embs) != len(d_embs):
         raise ValueError(f"q_embs and d_embs must be equally long, got {len(q_embs)} and {len(d_embs)}")
     if not len(q_embs):
         return []
+    if not all(isinstance(x, Tensor) and x.dim() for x in d_embs):
+        check_sequences("d_embs", d_embs)
     lengths = [len(x) for x in d_embs]
     found = _one_tensor(d_embs)
     if found is None:
@@ -165,12 +171,30 @@ def compute_maxsim_score_batched(
 # ---- the documents' places ----
 
 
+def _check_sized(name: str, x: Any) -> None:
+    if (
+        isinstance(x, (str, bytes))
+        or not isinstance(x, Collection)
+        or (isinstance(x, Tensor) and not x.dim())
+    ):
+        raise TypeError(f"{name} must be a sequence, got {abbreviate(x)}")
+
+
+def _integers(name: str, values: Sequence[int]) -> list[int]:
+    try:
+        return [index(x) for x in values]
+    except TypeError:
+        raise TypeError(f"{name} must hold ints, got {abbreviate(values)}") from None
+
+
 def _checked_spans(
     queries: Sequence[Tensor], hidden: Tensor, doc_offsets: Sequence[int], doc_lengths: Sequence[int]
 ) -> list[tuple[int, int]]:
     """The offset and the length of each pair's document."""
     if not isinstance(hidden, Tensor) or hidden.dim() != 2:
         raise TypeError(f"hidden must be a tensor [tokens, d], got {abbreviate(hidden)}")
+    for name, x in (("queries", queries), ("doc_offsets", doc_offsets), ("doc_lengths", doc_lengths)):
+        _check_sized(name, x)
     if not len(queries) == len(doc_offsets) == len(doc_lengths):
         raise ValueError(
             "queries, doc_offsets and doc_lengths must be equally long, got"
@@ -185,7 +209,7 @@ def _checked_spans(
                 f"queries must be [Lq, {kind[2]}], {kind[0]} and on {kind[1]}, as hidden is, got"
                 f" {abbreviate(query)} on {query.device}"
             )
-    spans = [(int(start), int(length)) for start, length in zip(doc_offsets, doc_lengths, strict=True)]
+    spans = [*zip(_integers("doc_offsets", doc_offsets), _integers("doc_lengths", doc_lengths), strict=True)]
     for start, length in spans:
         if start < 0 or length < 0 or start + length > len(hidden):
             raise ValueError(

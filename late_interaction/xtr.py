@@ -17,6 +17,8 @@ from late_interaction._scoring.precision import float32_precision
 
 __all__ = ["xtr_scores"]
 
+_MOST_SELECTED = (1 << 63) - 1  # the operator takes int64
+
 
 def xtr_scores(
     Q: Tensor,
@@ -63,7 +65,9 @@ def xtr_scores(
 
     Returns:
         float32 scores (float64 for float64 inputs): ``[Nq, Nd]`` or ``[Nq, K]``; a 2-D ``Q`` drops the first
-        dim, a 2-D ``D`` the second. 0 for a document of which nothing was selected.
+        dim, a 2-D ``D`` the second. 0 for a document of which nothing was selected. Where ``k`` selects all
+        tokens of the batch, masked ones too, ``"pylate"`` gives a document without any other ``-inf``, as
+        PyLate does.
 
     Raises:
         TypeError: an argument that is no tensor, or of a wrong dtype.
@@ -91,7 +95,8 @@ def xtr_scores(
         DN = DN.flatten(0, 1)
         d_mask = None if d_mask is None else d_mask.flatten(0, 1)
     weights = _weights(q_mask, q_weights, Q3)
-    scores = _call(Q3, DN, weights, d_mask, (k, rule), precision, strategy)
+    selection = min(k, _MOST_SELECTED), rule
+    scores = _call(Q3, DN, weights, d_mask, selection, precision, strategy)
     if groups is not None:
         own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
         return own.t()

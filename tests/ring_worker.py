@@ -1,5 +1,6 @@
 """What the processes of tests/training/test_contrastive_group.py run, one a rank, on gloo or NCCL."""
 
+import contextlib
 import datetime
 import faulthandler
 import importlib
@@ -11,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction._contrastive import gather
+from late_interaction._contrastive import backward, blocks, forward, gather
+from late_interaction._contrastive import shards as all_shards
 from tests.contrast import small_blocks
 
 T = 0.3
@@ -51,13 +53,13 @@ def shards(world, kind, d=8, symmetric=False):
     for rank in range(world):
         Nq = queries_of(rank, kind)
         Nd = Nq if symmetric else DOCUMENTS[rank]
-        Lq, Ld = 4, 6 + (rank if kind == "ragged" else 0)
+        Lq, Ld = 4, 6 + (rank if kind in ("ragged", "mixed") else 0)
         if kind == "single":  # both sides have one token each, on the first rank alone
             Lq, Ld = 1, 1 + rank
         Q, D = torch.randn(Nq, Lq, d).to(dtype), torch.randn(Nd, Ld, d).to(dtype)
         D[: min(Nq, Nd), :Lq] += Q[: min(Nq, Nd), :Ld]
         options = {}
-        if kind == "masked" and rank != 1:
+        if (kind == "masked" and rank != 1) or (kind == "mixed" and rank == 1):
             options["d_mask"] = torch.rand(Nd, Ld) < 0.7
         if kind == "packed":
             lengths = torch.randint(0, Ld + 1, (Nd,))
@@ -76,9 +78,22 @@ def loss_of(Q, D, T=T, **options):
     return loss, [*leaves, temperature]
 
 
-def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, gathers=False, **options):
+def gradients(
+    rank,
+    world,
+    kind="padded",
+    runs=1,
+    labels=None,
+    own_group=False,
+    gathers=False,
+    sizes=None,
+    last_bytes=None,
+    watch=False,
+    **options,
+):
     """Loss and gradients of this rank, in each of several runs. gathers: documents, instead of passing them
-    round a ring."""
+    round a ring. sizes: arguments of small_blocks. last_bytes: of two ranks, how large the other's documents
+    may be to stay for the backward. watch: returns what watched() sees of forward and backward instead."""
     group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
     found = []
     for _ in range(runs):
@@ -86,15 +101,48 @@ def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, 
         Q, D, own = shards(world, kind, symmetric=symmetric)[rank]
         mine = None if labels is None else labels[rank]
         counting = mock.patch.object(gather, "loss", wraps=gather.loss)
-        with small_blocks(kept=1 << 30 if gathers else 0), counting as gathered:
-            loss, leaves = loss_of(Q, D, group=group, labels=mine, **own, **options)
+        given = {"kept": 1 << 30 if gathers else 0} | (sizes or {})
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(small_blocks(**given))
+            gathered = stack.enter_context(counting)
+            if not gathers:
+                stack.enter_context(mock.patch.object(gather, "_MOST_BYTES", 0))
+            if last_bytes is not None:
+                stack.enter_context(mock.patch.object(all_shards, "_LAST_BYTES", last_bytes))
+            seen = [watched() if watch else contextlib.nullcontext() for _ in range(2)]
+            with seen[0] as in_forward:
+                loss, leaves = loss_of(Q, D, group=group, labels=mine, **own, **options)
             assert gathered.called == gathers
             weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
             total = loss if loss.dim() == 0 else (loss * weights).sum()
-            grads = torch.autograd.grad(total, leaves)
+            with seen[1] as in_backward:
+                grads = torch.autograd.grad(total, leaves)
         # numpy: tensors would go by shared memory, which ends with this process
         found.append((loss.detach().double().cpu().numpy(), [g.double().cpu().numpy() for g in grads]))
+    if watch:
+        return sorted(in_forward), sorted(in_backward)
     return found
+
+
+@contextlib.contextmanager
+def watched():
+    """The names of the operators that are called meanwhile, and of Tensor.nonzero, for which a host waits."""
+    names, nonzero = set(), torch.Tensor.nonzero
+
+    class Operators:
+        def __getattr__(self, name):
+            names.add(name)
+            return getattr(torch.ops.late_interaction, name)
+
+    def recorded(tensor):
+        names.add("nonzero")
+        return nonzero(tensor)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.Tensor, "nonzero", recorded))
+        for module in (blocks, backward, forward):
+            stack.enter_context(mock.patch.object(module, "_ops", Operators()))
+        yield names
 
 
 def losses(rank, world, of, kind="padded", runs=1, labels=None, **options):

@@ -131,6 +131,11 @@ def differing(rank, world, change):
     Q = Q[: options.pop("Nq", None)]
     if options.pop("seed", None):
         Q = Q.roll(1, 0)
+    if options.pop("masked", None):
+        options["q_mask"] = torch.zeros(Q.shape[:2], dtype=torch.bool)
+    if "scale" in change:  # codes on both ranks, that mean something else on the second
+        Q, D = Q.sign().char(), D.sign().char()
+        options |= {"scale_Q": torch.tensor(options.pop("scale", 1.0)), "scale_D": torch.tensor(1.0)}
     maxsim_topk(Q, own_part(rank, D), group=dist.group.WORLD, **options)
 
 

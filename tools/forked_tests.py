@@ -169,9 +169,14 @@ class Functions:
 
     def __init__(self, file, source):
         self.file, self.code = str(file), compile(source, str(file), "exec", dont_inherit=True)
+        # tests/conftest.py freezes what was collected, and gc.get_objects() does not list what is frozen.
+        frozen = gc.get_freeze_count()
+        gc.unfreeze()
         self.live = [
             f for f in gc.get_objects() if type(f) is FunctionType and f.__code__.co_filename == self.file
         ]
+        if frozen:
+            gc.freeze()
 
     def replacements(self, mutated):
         """[(function, new code)], or None where replacing functions does not make the mutant."""

@@ -30,67 +30,152 @@ sys.dont_write_bytecode = True
 
 # The tests that a module answers to.
 TESTS = {
+    "_group.py": "group_search contrastive_faults",
     "_checks/dense.py": "argument_edges bad_input messages",
     "_checks/from_hidden.py": "argument_edges fused_head messages",
     "_checks/messages.py": "argument_edges messages",
+    "_checks/muvera.py": "muvera",
     "_checks/options.py": "argument_edges bad_input messages retrieve",
     "_checks/packed.py": "argument_edges messages varlen score_pairs",
+    "_checks/packed_codes.py": "bits",
     "_checks/padded.py": "argument_edges padded messages",
     "_checks/plaid.py": "argument_edges plaid_bad_input messages plaid",
+    "_checks/pooling.py": "pooling",
     "_checks/quantized.py": "argument_edges quantized_bad_input messages",
     "_checks/search.py": "argument_edges quantized_bad_input retrieve messages",
+    "_checks/smooth.py": "smooth",
     "_checks/tensors.py": "argument_edges messages bad_input padded varlen retrieve fused_head",
-    "_patches/compat.py": "compat",
+    "_checks/weights.py": "q_weights smooth",
+    "_checks/xtr.py": "xtr",
+    "_contrastive/arguments.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/backward.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/blocks.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/cached.py": "cached_step",
+    "_contrastive/check.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/forward.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/function.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/host_memory.py": "kept_blocks",
+    "_contrastive/kept.py": "kept_blocks",
+    "_contrastive/labels.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/module.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/own_options.py": "losses distillation",
+    "_contrastive/panels.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/problem.py": "contrastive contrastive_single contrastive_tail losses",
+    "_scoring/products.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/reduction.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/row_losses/pairwise.py": "losses contrastive",
+    "_contrastive/row_losses/recall.py": "losses contrastive",
+    "_contrastive/row_losses/row_function.py": "losses contrastive",
+    "_contrastive/row_losses/rows.py": "losses contrastive",
+    "_contrastive/row_losses/sigmoid.py": "losses contrastive",
+    "_contrastive/single.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/softmax.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/tail.py": "contrastive_tail",
+    "_contrastive/tokens.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/whole.py": "contrastive contrastive_single contrastive_tail losses",
     "_maxsim.py": "norm_warning forward bad_input precision backward",
+    "_patches/compat.py": "compat",
+    "_progress.py": "retrieve",
+    "_scoring/mean.py": "forward varlen score_pairs q_weights",
+    "_scoring/norm_warning.py": "norm_warning",
     "_scoring/packed_call.py": "call_edges varlen score_pairs precision",
     "_scoring/precision.py": "precision",
-    "_progress.py": "retrieve",
     "_scoring/quantized.py": "quantized_bad_input quantized",
+    "_scoring/traced.py": "traced call_edges",
+    "_search/equal_plans.py": "group_search",
+    "_search/group_search.py": "group_search",
+    "_search/rescore.py": "coarse",
+    "_search/selection.py": "retrieve",
+    "_search/topk_state.py": "retrieve",
+    "bits.py": "bits",
+    "coarse.py": "coarse bits muvera",
+    "contrastive.py": "contrastive contrastive_single contrastive_tail losses",
+    "distillation.py": "distillation",
+    "evaluation.py": "evaluation",
     "forward.py": "forward bad_input",
     "fp8.py": "quantized quantized_bad_input",
     "fused_head.py": "fused_head messages",
     "int8.py": "quantized quantized_bad_input",
+    "losses.py": "losses",
     "padded.py": "argument_edges padded messages",
     "plaid.py": "plaid plaid_bad_input",
-    "residual_codec.py": "residual_codec",
     "plan.py": "plan",
+    "pooling.py": "pooling",
+    "recall.py": "losses",
+    "residual_codec.py": "residual_codec",
     "retrieve.py": "call_edges retrieve messages",
     "score_pairs.py": "argument_edges call_edges oom score_pairs messages",
+    "smooth.py": "smooth",
     "topk.py": "call_edges retrieve messages",
-    "_search/selection.py": "retrieve",
-    "evaluation.py": "evaluation",
-    "mining/_choice.py": "mining",
-    "mining/negatives.py": "mining",
-    "mining/texts.py": "mining",
-    "_search/topk_state.py": "retrieve",
-    "_search/group_search.py": "group_search",
     "varlen.py": "argument_edges call_edges oom varlen messages",
+    "xtr.py": "xtr",
+    "alignment/__init__.py": "explain",
+    "alignment/plaid.py": "explain",
+    "alignment/plot.py": "explain",
     "backward/_saved.py": "backward bad_input",
     "backward/lowmem.py": "backward",
     "backward/unified.py": "backward",
+    "corpus/_chunks.py": "corpus corpus_files",
+    "corpus/_codec_files.py": "corpus_residual corpus_files",
+    "corpus/_documents.py": "corpus corpus_files",
+    "corpus/_files.py": "corpus_files corpus",
+    "corpus/_ids.py": "corpus corpus_files",
+    "corpus/_memory.py": "corpus corpus_residual",
+    "corpus/_options.py": "corpus corpus_residual",
+    "corpus/_queries.py": "corpus corpus_residual",
+    "corpus/_search.py": "corpus corpus_residual",
+    "corpus/_shard_files.py": "corpus_files",
+    "corpus/_shards.py": "corpus_files",
+    "corpus/_tokens.py": "corpus corpus_files corpus_residual",
+    "corpus/builder.py": "corpus corpus_files corpus_residual",
+    "corpus/corpus.py": "corpus corpus_files corpus_residual",
+    "mining/_choice.py": "mining",
+    "mining/negatives.py": "mining",
+    "mining/texts.py": "mining",
+    "muvera/_first_pass.py": "muvera",
+    "muvera/_random_bits.py": "muvera",
+    "muvera/encoder.py": "muvera",
     "ops/_oom.py": "oom",
     "ops/_packed.py": "varlen score_pairs",
-    "ops/_registration.py": "backward ops precision",
-    "ops/dense.py": "backward ops",
+    "ops/_registration.py": "backward call_edges func ops precision",
+    "ops/dense.py": "backward call_edges func gradcheck oom ops",
     "ops/from_hidden/chunking.py": "fused_head plan",
     "ops/from_hidden/dispatch.py": "fused_head ops",
     "ops/from_hidden/driver.py": "fused_head",
     "ops/from_hidden/dtypes.py": "fused_head",
     "ops/from_hidden/fallback.py": "fused_head",
+    "ops/muvera.py": "muvera",
+    "ops/packed_codes.py": "bits",
     "ops/pairs.py": "call_edges score_pairs",
     "ops/plaid.py": "plaid",
+    "ops/pooling.py": "pooling",
     "ops/quantized.py": "quantized_ops",
+    "ops/smooth/dispatch.py": "smooth",
+    "ops/smooth/driver.py": "smooth",
+    "ops/smooth/operands.py": "smooth",
+    "ops/softmax/cpu.py": "softmax_ops",
+    "ops/softmax/dispatch.py": "softmax_ops",
     "ops/varlen.py": "varlen",
+    "ops/weighted.py": "q_weights token_weights",
     "ops/winners.py": "winners",
+    "ops/xtr.py": "xtr",
+    "reference/bits.py": "bits",
     "reference/compressed.py": "reference",
     "reference/dense.py": "reference",
     "reference/hidden.py": "reference",
+    "reference/muvera.py": "muvera",
     "reference/packed.py": "reference messages",
     "reference/quantized.py": "reference",
+    "reference/smooth.py": "smooth",
+    "reference/xtr.py": "xtr",
 }
 # Not mutated: __init__ files, autograd.py and ops/_library.py, which hold names and sentences;
 # _search/stream.py and ops/host_copy.py, which are about a GPU; the patches, whose tests need releases of
 # requirements/compat.txt.
+
+# What tests run in processes of their own, which nobody traces: mutants are written to disk, and judged by
+# all tests that are listed.
+ELSEWHERE = {"_group.py", "_search/group_search.py"}
 
 # Boundaries and negations of comparisons, and the operation that is most like another. The other replacements
 # of cosmic-ray fail at once (`x << 2.5`) or do what one of these does (`is` for `==` on small integers).
@@ -157,8 +242,8 @@ def mutants(source):
             mutant = Mutant(name.removeprefix("core/"), occurrence, start[0])
             if any(first <= tuple(start) < last for first, last in skipped):
                 continue
-            # cosmic-ray takes the stars of f(a, *, b) and {**a} for operators, too.
-            if not re.search("Operator_(Mul|Pow)_", name) or compiles(mutant.applied_to(source)):
+            # cosmic-ray takes the stars of f(a, *, b) and {**a} for operators, too, and writes `not a := b`.
+            if not re.search("Operator_(Mul|Pow)_|AddNot", name) or compiles(mutant.applied_to(source)):
                 yield mutant
 
 
@@ -241,6 +326,11 @@ class Recorded:
     def runs_at_import(self, module, line):
         return not self.imported.isdisjoint(module.lines_with(line))
 
+    def of_files(self, names):
+        """{test: seconds} of the tests in files."""
+        files = tuple(f"{mutation.file_of_test(name)}::" for name in names.split())
+        return {test: taken for test, taken in self.seconds.items() if test.startswith(files)}
+
     def tests_of(self, module, line, imported):
         """{test: seconds} of those that execute the statement; if it is imported anew, of those that execute
         anything of the module."""
@@ -279,6 +369,8 @@ def replace_functions(collected, modules, recorded, seconds, out):
     """Judges the mutants that change functions alone. Those that survive and whose line also ran while tests
     were collected are left to write_to_disk."""
     for module in modules:
+        if module.name in ELSEWHERE:
+            continue
         functions = forked_tests.Functions(module.file, module.source)
         for mutant in told(module, out):
             new = functions.replacements(mutant.applied_to(module.source))
@@ -301,6 +393,8 @@ def write_to_disk(tree, module, recorded, seconds, log):
         try:
             module.file.write_text(mutant.applied_to(module.source))
             tests = recorded.tests_of(module, mutant.line, imported=True)
+            if module.name in ELSEWHERE:
+                tests = recorded.of_files(TESTS[module.name])
             module.write(mutant.key, *judge(module, mutant, tests, seconds, run))
         finally:
             module.file.write_text(module.source)
@@ -341,6 +435,7 @@ def record(collected, tree, tests, out):
     """Paths of what files of tests execute. A file is run again once it, or what it tests, has changed."""
     sources = [tree / "late_interaction" / name for name in TESTS]
     common = mutation.digest(
+        Path(__file__),
         *sorted((tree / "late_interaction").rglob("*.py")),
         *tree.glob("late_interaction/*.so"),
         *sorted(path for path in (tree / "tests").glob("*.py") if not path.name.startswith("test_")),

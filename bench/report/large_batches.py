@@ -64,7 +64,7 @@ class Sizes:
 
 def seconds(size: Sizes, device: Device) -> float:
     """The exact step: two passes of products; the rows of the winners, read and added on both sides; and in a
-    ring, documents in both passes and a float32 gradient in one, where these take longer."""
+    ring, documents in both passes and their gradient in one, where these take longer."""
     products = 2 * 2 * size.Lq * size.Ld * size.d * size.pairs / (device.share * device.products)
     winners = size.pairs * size.Lq
     rows = 2 * winners * size.d * size.itemsize / device.cache
@@ -72,21 +72,21 @@ def seconds(size: Sizes, device: Device) -> float:
     if size.gpus == 1:
         return alone
     documents = size.embeddings[1] * (size.gpus - 1)
-    gradients = documents * 4 / size.itemsize
     link = device.ring(size.gpus)
-    return max(products / 2, documents / link) + max(alone - products / 2, (documents + gradients) / link)
+    return max(products / 2, documents / link) + max(alone - products / 2, 2 * documents / link)
 
 
 def beside_bytes(size: Sizes) -> float:
     """Memory beside inputs and gradients: 128 MiB of blocks, running sums of the softmax, and one float32
-    copy of the smaller gradient. In a ring: a float32 copy of the queries' gradient, two more shards of
-    documents, and three float32 copies of a shard's gradient: what leaves, what arrives, what is added up."""
+    copy of the smaller gradient. In a ring: a float32 copy of the queries' gradient and, with more than two
+    GPUs, of the own documents'; two more shards of documents; a gradient that leaves and one that arrives."""
     fixed = 128 * MIB + 5 * 4 * size.B / size.gpus
     queries, documents = size.embeddings
     copies = 4 / size.itemsize
     if size.gpus == 1:
         return fixed + copies * min(queries, documents)
-    return fixed + copies * queries + (2 + 3 * copies) * documents
+    own = copies if size.gpus > 2 else 0
+    return fixed + copies * queries + (4 + own) * documents
 
 
 def saved_bytes(size: Sizes) -> float:

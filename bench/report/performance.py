@@ -309,8 +309,8 @@ def _plans(path: Path) -> list[str]:
     if not body:
         return []
     note = (
-        "What the planner's choice costs: each random shape's time with the plan that it would choose today "
-        "over the best of all that it could have, less 1 (`python -m bench plans`)."
+        "Each random shape's time with the plan that the planner chooses today, over its time with the "
+        "fastest plan, less 1 (`python -m bench plans`)."
     )
     if any(kernel_fingerprint.are_older(header) for header in headers):
         note += " These times are older than the kernels of this checkout."

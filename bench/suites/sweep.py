@@ -2,8 +2,9 @@
 
 Shapes are drawn from a seed, log-uniform in every size, in all three layouts (in-batch, kd, pairs). Our
 scores are compared with fp64 on a corner of the problem, those of the peers with ours. The file is written
-after every shape, and --merge goes on from it. A shape that looks like a loss is timed again, interleaved
-and for longer, before it counts as one. `python -m bench report` draws the plot.
+after every shape, and --merge goes on from it; the exit status is 3 until all shapes are there. A shape that
+looks like a loss is timed again, interleaved and for longer, before it counts as one.
+`python -m bench report` draws the plot.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ DOUBTFUL = 1.02  # a ratio above this is measured again
 NOISY = 0.1  # so is a ratio near 1 with a spread above this
 TOLERANCE = 1e-2
 BATCH = 100  # shapes to compile for before they are timed
+UNFINISHED = 3  # the exit status where shapes are left for --merge
 
 
 def _sample(shape: Shape, x: Inputs) -> tuple[Shape, torch.Tensor, torch.Tensor, Any]:
@@ -247,4 +249,4 @@ def run(args: argparse.Namespace) -> int:
     if rows:
         print(f"\n{summary(rows)}")
     print(f"{len(by_shape(rows))} shapes in {path}, {time.perf_counter() - start:.0f} s")
-    return 0
+    return 0 if len(by_shape(rows)) >= args.count else UNFINISHED

@@ -1,4 +1,5 @@
 // The CPU side of the operators in csrc/ops.cpp: tensors in, plain calls out.
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -375,8 +376,8 @@ void ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int64_t 
   int64_t cells = 0;
   for (int64_t i = 0; i < call.documents; ++i) {
     const int64_t n = call.offsets[i + 1] - call.offsets[i];
-    STD_TORCH_CHECK(call.clusters[i] >= 1 || n == 0, "late_interaction: clusters must be at least 1, got ",
-                    call.clusters[i]);
+    STD_TORCH_CHECK(call.clusters[i] >= std::min<int64_t>(n, 1),
+                    "late_interaction: clusters must be at least 1, got ", call.clusters[i]);
     STD_TORCH_CHECK(n <= longest, "late_interaction: longest must be at least ", n, ", got ", longest);
     cells += n * n;
   }

@@ -104,7 +104,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   const auto lay_out = [&](int64_t tiles, bool compact) {
     const int64_t tokens = ceil_div(s.Ld, tiles);
     plan.compact = compact;
-    const int64_t staged = compact ? std::min(entries, 5 * ceil_div(entries, 4 * tiles) + unit)
+    const int64_t staged = compact ? std::min({entries, 5 * ceil_div(entries, 4 * tiles) + unit, space})
                                    : std::min({entries, space / 6, kMaxChunk});
     plan.chunk = static_cast<int>(ceil_div(staged, unit) * unit);
     memory.staged = block_smem(plan.row_fragments, false);

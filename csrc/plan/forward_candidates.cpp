@@ -120,7 +120,7 @@ std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits
   plan.stages = f.stages;
   plan.blocks_per_sm = f.blocks;
   const int64_t stage = (shape.columns + (f.stream_q ? shape.rows : 0)) * kKChunkBytes;
-  const int64_t q = f.stream_q ? 0 : plan.k_chunks * shape.rows * kKChunkBytes;
+  const int64_t q = f.stream_q ? 0 : int64_t{plan.k_chunks} * shape.rows * kKChunkBytes;
   plan.smem_bytes = static_cast<int>(exchange_bytes(shape) + q + f.stages * stage);
   plan.rows = shape.rows;
   plan.tokens = shape.columns;
@@ -215,8 +215,8 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
       .trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1),
       .compacted = compacted};
   plan.config = config;
-  const int64_t q = plan.k_chunks * plan.rows * kKChunkBytes;
-  const int64_t stage = plan.k_chunks * plan.tokens * kKChunkBytes + (config.masked ? 32 : 0) +
+  const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
+  const int64_t stage = int64_t{plan.k_chunks} * plan.tokens * kKChunkBytes + (config.masked ? 32 : 0) +
                         (config.scaled ? 4 * plan.tokens : 0);
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMaxStages));
@@ -288,7 +288,7 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
   const int64_t token_scales = config.masked || config.scaled ? 2 * (8 * plan.tokens + 16) : 0;
   const int64_t beside = token_scales + kUnitsAndBarriers, capacity = device.smem_per_block - beside;
   const int64_t k_chunk = (exact ? 2 : 1) * kKChunkBytes;  // of a token
-  const int64_t q = plan.k_chunks * plan.rows * k_chunk, d_stage = plan.tokens * k_chunk;
+  const int64_t q = int64_t{plan.k_chunks} * plan.rows * k_chunk, d_stage = plan.tokens * k_chunk;
   config.stream_q = tf32x3 || (capacity - q) / d_stage < (fp16x2 ? 3 : 4);
   const int64_t resident = config.stream_q ? 0 : q;
   const int64_t stage = d_stage + (config.stream_q ? plan.rows * k_chunk : 0);
@@ -332,7 +332,7 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
       std::max<int64_t>(1, ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1)));
   const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), num_splits);
   const int64_t stage = shape.k_chunks * shape.tokens * kKChunkBytes;
-  const int64_t q = plan.k_chunks * plan.rows * kKChunkBytes;
+  const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
   const int64_t exchange = shape.warpgroups * 2 * 4 * plan.rows * 8;
   // Where every query has its own documents each team holds a Q.
   const auto fixed = [&](int teams) {

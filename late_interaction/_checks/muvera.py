@@ -17,6 +17,8 @@ def check_parameters(
     d: Any, k_sim: Any, repetitions: Any, d_proj: Any, d_final: Any, fill_empty: Any, seed: Any
 ) -> None:
     check_positive("d", d)
+    if d > _MOST_DIMS:
+        raise ValueError(f"d must be below 2**31, got {abbreviate(d)}")
     check_integer("k_sim", k_sim)
     if not 0 <= k_sim <= MOST_BITS:
         raise ValueError(f"k_sim must lie in [0, {MOST_BITS}], got {abbreviate(k_sim)}")

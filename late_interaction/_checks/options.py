@@ -1,5 +1,6 @@
 """Checks of arguments that are no tensors."""
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from late_interaction._checks.messages import abbreviate
 BACKWARDS = ("auto", "unified", "lowmem")
 WINNERS = ("save", "recompute")
 PRECISIONS = ("highest", "high", "medium")
+OPERATOR_PRECISIONS = (*PRECISIONS, "fp16")  # the last under autocast
 
 
 def check_flag(name: str, value: object) -> None:
@@ -16,8 +18,15 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {abbreviate(value)}")
 
 
+def is_integer(value: Any) -> bool:
+    """A number that is an index, or a symbol for one; no bool, and no array, which has a length."""
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return hasattr(value, "__index__") and not hasattr(value, "__len__")
+
+
 def check_integer(name: str, value: Any, wanted: str = "an int") -> None:
-    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+    if not is_integer(value):
         got = repr(value) if isinstance(value, bool) else type(value).__name__
         raise TypeError(f"{name} must be {wanted}, got {got}")
 
@@ -28,20 +37,33 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least 1, got {abbreviate(value)}")
 
 
+def check_seed(seed: Any) -> int:
+    """Returns a seed that generators of PyTorch take."""
+    check_integer("seed", seed)
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise ValueError(f"seed must lie in [-2**63, 2**64), got {abbreviate(seed)}")
+    return int(seed)
+
+
+def is_one_of(value: Any, choices: Collection[str]) -> bool:
+    """Whether value is one of these strings. (The comparison with an array is an array.)"""
+    return isinstance(value, str) and value in choices
+
+
 def check_backward(backward: str | None) -> str:
     """Returns the strategy: "auto" for None."""
     if backward is None:
         return "auto"
-    if backward not in BACKWARDS:
+    if not is_one_of(backward, BACKWARDS):
         raise ValueError(f"backward must be one of {BACKWARDS} or None, got {abbreviate(backward)}")
     return backward
 
 
 def check_winners(winners: str | None) -> None:
-    if winners is not None and winners not in WINNERS:
+    if winners is not None and not is_one_of(winners, WINNERS):
         raise ValueError(f"winners must be one of {WINNERS} or None, got {abbreviate(winners)}")
 
 
 def check_precision(precision: str | None) -> None:
-    if precision is not None and precision not in PRECISIONS:
+    if precision is not None and not is_one_of(precision, PRECISIONS):
         raise ValueError(f"precision must be one of {PRECISIONS} or None, got {abbreviate(precision)}")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, shape_of
+from late_interaction._checks.options import is_integer
 from late_interaction._checks.tensors import (
     as_dtype,
     check_embeddings,
@@ -137,7 +138,7 @@ def _check_max_seqlen(name: str, length: Any, offsets: Tensor) -> None:
 
 def check_max_length(name: str, length: Any, lengths: Tensor) -> None:
     """No length exceeds the given one, as far as that shows without waiting for a device."""
-    number = torch.compiler.is_compiling() or hasattr(length, "__index__")  # it may be a symbol
+    number = torch.compiler.is_compiling() or is_integer(length)  # it may be a symbol
     if isinstance(length, (bool, Tensor)) or not number:
         raise TypeError(f"{name} must be an int or None, got {type(length).__name__}")
     if has_values_on_cpu(lengths):

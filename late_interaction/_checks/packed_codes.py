@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_positive
+from late_interaction._checks.options import check_positive, is_integer
 from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.tensors import check_device, check_mask, refuse_tokens
 
@@ -15,7 +15,7 @@ _Asymmetric = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None
 
 
 def check_nbits(nbits: int) -> None:
-    if nbits not in BITS:
+    if not is_integer(nbits) or nbits not in BITS:
         raise ValueError(f"nbits must be 1 or 4, got {abbreviate(nbits)}")
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction._checks.options import check_flag, check_integer, check_positive, is_one_of
 from late_interaction._checks.packed import check_offsets, check_sequences
-from late_interaction._checks.tensors import check_mask, check_rising, check_rows
+from late_interaction._checks.tensors import check_mask, check_not_meta, check_rising, check_rows
 
 METHODS = ("ward", "kmeans")
 
@@ -46,7 +46,7 @@ def check_pooling(
         raise TypeError(f"pool_factor must be a number, got {type(pool_factor).__name__}")
     if not 1 <= pool_factor < math.inf:
         raise ValueError(f"pool_factor must be at least 1 and finite, got {pool_factor}")
-    if method not in METHODS:
+    if not is_one_of(method, METHODS):
         raise ValueError(f"method must be one of {METHODS}, got {abbreviate(method)}")
     check_integer("protected_tokens", protected_tokens)
     if protected_tokens < 0:
@@ -57,6 +57,7 @@ def check_pooling(
 
 def check_finite(tokens: Tensor) -> None:
     """Clusters of tokens with NaN or infinity have no meaning. Waits for the device."""
+    check_not_meta("D", tokens)
     finite = torch.isfinite(tokens)
     if not bool(finite.all()):
         bad = int((~finite.all(-1)).sum())

@@ -1,12 +1,14 @@
 """Checks of codes with scales: float8 and int8 tokens."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from late_interaction._checks.dense import check_batch
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.tensors import FLOATS, check_device, refuse_tokens
+from late_interaction._checks.tensors import CODES, FLOATS, check_device, check_has_d, refuse_tokens
 
 _Quantized = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -50,6 +52,28 @@ def check_scale(name: str, s: Tensor, tokens_name: str, tokens: Tensor) -> Tenso
             f" got {shape_of(s)}"
         )
     return fitted.to(torch.float32)
+
+
+def check_codes(
+    name: str,
+    codes: Any,
+    scale: Any,
+    shape: torch.Size | None = None,
+    dtypes: tuple[torch.dtype, ...] = CODES,
+) -> None:
+    """Codes to convert back, and their scales: of the given shape, or one a token."""
+    if not isinstance(codes, Tensor) or codes.dtype not in dtypes or codes.layout != torch.strided:
+        refuse_tokens(name, codes, dtypes)
+    if not isinstance(scale, Tensor):
+        raise TypeError(f"scale must be a torch.Tensor, got {type(scale).__name__}")
+    if scale.dtype not in FLOATS or scale.layout != torch.strided:
+        raise TypeError(f"scale must be a dense floating-point tensor, got {scale.dtype}, {scale.layout}")
+    check_device("scale", scale, name, codes.device)
+    if shape is None:
+        check_has_d(name, codes)
+    wanted = codes.shape[:-1] if shape is None else shape
+    if scale.shape != wanted:
+        raise ValueError(f"scale must be {list(wanted)} for {name} {shape_of(codes)}, got {shape_of(scale)}")
 
 
 def _check_no_gradient(name: str, x: Tensor) -> None:

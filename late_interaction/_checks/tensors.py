@@ -35,6 +35,10 @@ def check_embeddings(name: str, x: Tensor) -> None:
 def check_rows(name: str, x: Tensor) -> None:
     """Embeddings with a dim d of at least 1."""
     check_embeddings(name, x)
+    check_has_d(name, x)
+
+
+def check_has_d(name: str, x: Tensor) -> None:
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"{name} must be [..., d] with d of at least 1, got {shape_of(x)}")
 
@@ -57,6 +61,12 @@ def _is_fake(x: Tensor) -> bool:
     from torch._subclasses.fake_tensor import is_fake  # slow to import
 
     return bool(is_fake(x))
+
+
+def check_not_meta(name: str, x: Tensor) -> None:
+    """For what is read on the host."""
+    if x.is_meta:
+        raise ValueError(f"{name} must hold values, got a meta tensor")
 
 
 def has_values_on_cpu(x: Tensor) -> bool:

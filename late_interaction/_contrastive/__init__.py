@@ -6,6 +6,7 @@
 ``problem``       what one call computes, as the passes below need it
 ``forward``       the forward pass over one shard of documents
 ``backward``      the backward pass over one shard of documents
+``sums``          where the gradient of one side adds up
 ``shards``        the backward over all shards and the reduction over processes, for every loss
 ``ring``          shards of documents that travel round a process group
 ``labels``        which logit of a row is its label's

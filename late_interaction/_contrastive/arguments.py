@@ -62,8 +62,12 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
         ring = Ring.alone(len(sides.q), len(sides.d), sides.d.values.requires_grad)
     else:
         ring = _join(name, sides, options, given)
-        # Documents of other processes may have other lengths.
-        single = single and all(shape[1] == 1 for shape in ring.shapes)
+        # Tokens of other processes may have other lengths, and masks.
+        single = single and ring.longest_query == 1 and all(shape[1] == 1 for shape in ring.shapes)
+        if listed and ring.any_mask:
+            sides = check.packed(sides)
+        if sides.d.packed:
+            ring = ring.with_packed(sides.d)
     if normalize or not is_whole:
         kernels = choose(sides.q, single, normalize, options.precision)
     scale = float(ring.world) if given["scale_by_world"] else 1.0
@@ -85,7 +89,7 @@ def _refuse(name: str, group: Any, tokens: tuple[Any, ...]) -> None:
     """Tells the other processes that this one refused its arguments."""
     device = next((x.device for x in tokens if isinstance(x, Tensor)), torch.device("cpu"))
     with suppress(RuntimeError):  # which says that this process refused
-        join(name, group, None, {}, False, device)
+        join(name, group, None, {}, device)
 
 
 def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str, Any]) -> Ring:
@@ -102,5 +106,4 @@ def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str
     }
     if options.own is not None:
         facts |= {"sum of k": sum(options.own.k), "rank_temperature": options.own.rank_temperature}
-    own = (sides.q, sides.d)
-    return join(name, given["group"], own, facts, sides.d.values.requires_grad, sides.q.values.device)
+    return join(name, given["group"], sides, facts, sides.q.values.device)

@@ -2,7 +2,8 @@
 kept them.
 
 The larger side's gradients are finished a block at a time; of the smaller side's, one copy in the sums' dtype
-exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) both sides have such a copy.
+exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) the queries have such a copy, and
+the own documents where more than two processes find gradients for them.
 """
 
 from collections.abc import Sequence
@@ -16,94 +17,12 @@ from late_interaction._contrastive.forward import own_blocks, own_part
 from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
 from late_interaction._contrastive.softmax import SoftmaxWeights
+from late_interaction._contrastive.sums import Sums
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction.ops._library import operators as _ops
 
 _WINNER_BYTES = 32 << 20  # of one call on listed pairs
 _LISTED_SUM_BYTES = 64 << 20  # of a block's sums, where every pair is listed
-
-
-class Sums:
-    """Where one side's gradient adds up: as a ``whole`` in the sums' dtype, or a block at a time, each
-    written to the result when it is finished; or all of it comes at once (``take``). Memory for it is taken
-    when something is added. With neither the gradient is not needed."""
-
-    def __init__(self, tokens: Tokens, way: str = "none", whole: Tensor | None = None) -> None:
-        self.tokens, self._way = tokens, way
-        self._whole = whole
-        self._out: Tensor | None = None
-        self._block: Tensor | None = None
-        self._taken: Tensor | None = None
-
-    @staticmethod
-    def zeros(tokens: Tokens) -> "Sums":
-        return Sums(tokens, "whole")
-
-    @staticmethod
-    def by_blocks(tokens: Tokens) -> "Sums":
-        return Sums(tokens, "blocks")
-
-    @property
-    def needed(self) -> bool:
-        return self._way != "none"
-
-    @property
-    def in_blocks(self) -> bool:
-        return self._way == "blocks"
-
-    @property
-    def begun(self) -> bool:
-        return not (self._whole is None and self._out is None and self._taken is None)
-
-    @property
-    def whole(self) -> Tensor | None:
-        if self._whole is None and self._way == "whole":
-            values = self.tokens.values
-            if self._taken is not None:
-                self._whole, self._taken = self._taken.to(sum_dtype(values)), None
-            else:
-                self._whole = torch.zeros(values.shape, dtype=sum_dtype(values), device=values.device)
-        return self._whole
-
-    def take(self, gradient: Tensor) -> None:
-        """All of it, in the dtype of the tokens, where nothing has been added."""
-        self._taken = gradient.view(self.tokens.values.shape)
-
-    def add(self, sums: Tensor) -> None:
-        """Adds sums of all tokens, in the sums' dtype, which are overwritten."""
-        if self._taken is not None:
-            self._whole, self._taken = sums.add_(self._taken), None
-        elif self._whole is not None:
-            self._whole.add_(sums)
-        else:
-            self._whole = sums
-
-    def open(self, block: Block) -> None:
-        if self.in_blocks:
-            if self._out is None:  # tokens of no sequence get a gradient of zero
-                values = self.tokens.values
-                self._out = torch.zeros_like(values, memory_format=torch.contiguous_format)
-            part = self._out[self.tokens.rows(block)]
-            self._block = torch.zeros_like(part, dtype=sum_dtype(part))
-
-    def close(self, block: Block) -> None:
-        if self._out is not None and self._block is not None:
-            self._out[self.tokens.rows(block)] = self._block
-            self._block = None
-
-    def of(self, block: Block) -> Tensor | None:
-        """The sums of a block, which is the open one where they are not whole."""
-        return self._block if self.whole is None else self.whole[self.tokens.rows(block)]
-
-    def finished(self) -> Tensor | None:
-        values = self.tokens.values
-        if self._taken is not None:
-            return self._taken
-        if self._whole is not None:
-            return self._whole.to(values.dtype)
-        if self._out is None and self.needed:
-            return torch.zeros_like(values, memory_format=torch.contiguous_format)
-        return self._out
 
 
 Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits (or what a loss keeps instead) of pairs
@@ -121,8 +40,10 @@ class BlockWeights(Protocol):
     def of_own(self, scores: Tensor, rows: Block) -> Tensor:
         """In scores ``[rows, each]`` of hard negatives, which are overwritten."""
 
-    def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """In the scores of listed pairs, and which of them count."""
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """In the scores of listed pairs, and which of them count. ``final``: all of them do."""
 
 
 @dataclass(frozen=True)
@@ -160,19 +81,21 @@ class Weights:
         if self.own and labels is not None:
             labels.subtract(weights, factor * (1 - smoothing), rows, columns)
 
-    def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """What counts are labels, and pairs above the threshold."""
         rows, columns = rows.long(), columns.long()  # each index would be converted again
-        labels = None
         amount, factor = self.rows.of_pairs(rows, logits)
-        counts = self._above(amount, factor, self.p.classes)
-        if self.own:
-            labels = self.p.labels.of_pairs(rows, columns)
-            counts |= labels
+        labels = self.p.labels.of_pairs(rows, columns) if self.own else None
+        counts = None if final else self._above(amount, factor, self.p.classes)
+        if labels is not None:
+            counts = None if counts is None else counts.logical_or_(labels)
             amount -= torch.where(labels, factor, 0.0)
         if self.columns is not None:
             back, factor = self.columns.of_pairs(columns, logits)
-            counts |= self._above(back, factor, self.p.column_classes)
+            if counts is not None:
+                counts.logical_or_(self._above(back, factor, self.p.column_classes))
             if labels is not None:
                 back -= torch.where(labels, factor, 0.0)
             amount += back
@@ -206,8 +129,9 @@ def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], gi
     listed = None
     if found is not None:
         listed = _Chunks.of(_counting(weights, found), outer_blocks, documents_outermost)
+    at_once = documents_outermost and found is None and len(inner_blocks) == 1
     for i, block in enumerate(outer_blocks):
-        outer.open(block)
+        outer.open(block, at_once)
         for j in range(len(inner_blocks)):
             at = (j, i) if documents_outermost else (i, j)
             if found is None or (grid.q_blocks[at[0]], grid.d_blocks[at[1]][0]) in found.dense:
@@ -224,7 +148,7 @@ def _add_listed(
     may be larger than what is scored as a whole, since little of them is read."""
     every = (grid.packed_q, grid.packed_d)
     fits = len(pairs[0]) <= _pairs_of_call(grid) and all(x.is_all for x in every)
-    if fits and not (sums[0].begun or sums[1].begun):
+    if fits and not any(x.begun and x.in_blocks for x in sums):
         return _take_listed(weights.p, every, sums, pairs)
     outer = sums[1] if by_documents else sums[0]
     sequence = (
@@ -244,11 +168,15 @@ def _pairs_of_call(grid: Grid) -> int:
 
 
 def _take_listed(p: Problem, both: tuple[Tokens, Tokens], sums: tuple[Sums, Sums], pairs: Listed) -> None:
-    """Hands over the gradients of listed pairs, which are all that there are."""
+    """Hands over the gradients of listed pairs, which are all that there are of these sequences, or adds them
+    where sums have begun."""
     inputs, winners = _listed_winners(p, both, pairs)
     needs = [x.needed for x in sums]
-    for to, part in zip(sums, p.kernels.listed_gradients(pairs[2], inputs, winners, needs), strict=True):
-        if to.needed:
+    begun = [x.whole if x.begun else None for x in sums]
+    for to, part in zip(
+        sums, p.kernels.listed_gradients(pairs[2], inputs, winners, needs, begun), strict=True
+    ):
+        if to.needed and not to.begun:
             to.take(part)
 
 
@@ -256,8 +184,8 @@ def _counting(weights: BlockWeights, found: Found) -> Listed:
     """Rows, columns and amounts of the listed pairs that count. The host waits for the device, unless all of
     them do."""
     pairs = found.pairs
-    amount, counts = weights.of_pairs(*pairs)
-    if found.final:
+    amount, counts = weights.of_pairs(*pairs, found.final)
+    if counts is None:
         return pairs[0], pairs[1], amount
     kept = counts.nonzero().squeeze(1)
     return pairs[0][kept], pairs[1][kept], amount[kept]
@@ -271,7 +199,8 @@ def _add_block(
     stays = None if kept is None else kept.get(rows, columns)
     scores, winners = stays or weights.p.kernels.scores_and_winners(q, d)
     grad = weights.of_block(scores, rows, columns)
-    weights.p.kernels.add_gradients(grad, q, d, winners, sums[0].of(rows), sums[1].of(columns))
+    to = sums[0].of(rows), sums[1].of(columns), sums[1].result
+    weights.p.kernels.add_gradients(grad, q, d, winners, *to)
 
 
 @dataclass(frozen=True)

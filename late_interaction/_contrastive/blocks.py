@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.products import product
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.products import product
 from late_interaction.ops import _oom
 from late_interaction.ops._library import operators as _ops
 
@@ -75,15 +75,19 @@ class Kernels:
         winners: Tensor,
         q_sums: Tensor | None,
         d_sums: Tensor | None,
+        d_result: Tensor | None,
     ) -> None:
-        """Adds a block's gradients to sums shaped as its values. None: that gradient is not needed."""
-        needs = q_sums is not None, d_sums is not None
+        """Adds a block's gradients to sums shaped as its values. None: that gradient is not needed.
+        ``d_result``: where the documents' gradient is written instead."""
+        needs = q_sums is not None, d_sums is not None or d_result is not None
         if self.way == "matrix":
-            return self._add_products(grad, q, d, q_sums, d_sums)
+            return self._add_products(grad, q, d, q_sums, d_sums, d_result)
         if self.way == "padded" and not self.normalize and q.values.dtype is not torch.float16:
             none = q.values.new_empty(0)
             values = (q.values.contiguous(), d.values.contiguous())
             scratch = [torch.empty_like(x) if n else none for x, n in zip(values, needs, strict=True)]
+            if d_result is not None:
+                scratch[1] = d_result
             _ops.maxsim_backward_into_.default(
                 grad, values[0], values[1], None, winners, *scratch, q_sums, False, False
             )
@@ -100,6 +104,8 @@ class Kernels:
         for sums, part in zip((q_sums, d_sums), grads, strict=True):
             if sums is not None:
                 _add(sums, part, peak)
+        if d_result is not None:
+            _write(d_result, grads[1], peak)
         return None
 
     def add_listed_gradients(
@@ -114,14 +120,22 @@ class Kernels:
                 _add(to.view(part.shape), part, peak)
 
     def listed_gradients(
-        self, grad: Tensor, inputs: Sequence[Any], winners: Tensor, needs: Sequence[bool]
+        self,
+        grad: Tensor,
+        inputs: Sequence[Any],
+        winners: Tensor,
+        needs: Sequence[bool],
+        begun: Sequence[Tensor | None],
     ) -> list[Tensor]:
-        """The gradients of listed pairs, finished."""
+        """The gradients of listed pairs, finished, or added to those sums that have begun."""
         grad, peak = _within_range(grad, inputs[0].dtype)
-        parts = _ops.maxsim_pairs_packed_backward.default(grad, *inputs, winners, *needs)
-        if peak is None:
-            return list(parts)
-        return [part.to(peak.dtype).mul_(peak).to(part.dtype) for part in parts]
+        parts = list(_ops.maxsim_pairs_packed_backward.default(grad, *inputs, winners, *needs))
+        for i, (part, sums) in enumerate(zip(parts, begun, strict=True)):
+            if sums is not None:
+                _add(sums.view(part.shape), part, peak)
+            elif peak is not None:
+                parts[i] = part.to(peak.dtype).mul_(peak).to(part.dtype)
+        return parts
 
     # ---- one token a sequence ----
 
@@ -134,7 +148,13 @@ class Kernels:
         return scores
 
     def _add_products(
-        self, grad: Tensor, q: Tokens, d: Tokens, q_sums: Tensor | None, d_sums: Tensor | None
+        self,
+        grad: Tensor,
+        q: Tokens,
+        d: Tokens,
+        q_sums: Tensor | None,
+        d_sums: Tensor | None,
+        d_result: Tensor | None,
     ) -> None:
         Q, D = self.rows(q), self.rows(d)
         grad, peak = _within_range(grad, Q.dtype)
@@ -146,6 +166,8 @@ class Kernels:
             _add(q_sums.squeeze(1), product(grad, D), peak)
         if d_sums is not None:
             _add(d_sums.squeeze(1), product(grad.t(), Q), peak)
+        if d_result is not None:
+            _write(d_result.squeeze(1), product(grad.t(), Q), peak)
 
     def rows(self, x: Tokens) -> Tensor:
         """``[sequences, d]`` of sequences of one token, as they multiply."""
@@ -212,6 +234,10 @@ def _add(sums: Tensor, part: Tensor, peak: Tensor | None) -> None:
         sums.add_(part)
     else:
         sums.addcmul_(part.to(sums.dtype), peak)
+
+
+def _write(to: Tensor, part: Tensor, peak: Tensor | None) -> None:
+    to.copy_(part if peak is None else part.to(peak.dtype).mul_(peak))
 
 
 def _tensor(x: Any) -> Tensor:

@@ -1,11 +1,13 @@
 """Encoding in parts with cached gradients, GradCache: https://arxiv.org/abs/2101.06983."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate
 
 Outputs = tuple[Tensor, ...]
 
@@ -60,6 +62,11 @@ def cached_contrastive_step(
         >>> step.requires_grad, encoder.weight.grad.shape
         (False, torch.Size([8, 16]))
     """
+    for name, function in (("encoder", encoder), ("loss", loss), ("scale", scale)):
+        if not callable(function) and not (name == "scale" and function is None):
+            raise TypeError(f"{name} must be callable, got {abbreviate(function)}")
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be a sequence of parts, got {abbreviate(batches)}")
     batches = list(batches)
     if not batches:
         raise ValueError("batches must hold at least one part, got none")
@@ -72,7 +79,11 @@ def cached_contrastive_step(
     torch.clear_autocast_cache()
     leaves = [_leaf(parts) for parts in _columns(encoded)]
     value = loss(*leaves)
-    (value if scale is None else scale(value)).backward()
+    scaled = value if scale is None else scale(value)
+    for name, x in (("loss", value), ("scale", scaled)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must return a torch.Tensor, got {abbreviate(x)}")
+    scaled.backward()
     gradients = [leaf.grad for leaf in leaves]
     sizes = [[x.shape for x in outputs] for outputs in encoded]
     del encoded, leaves

@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries
-from late_interaction._checks.options import check_flag, check_integer, check_precision
+from late_interaction._checks.options import check_flag, check_integer, check_precision, is_one_of
 from late_interaction._checks.packed import check_offsets, check_packed
 from late_interaction._checks.tensors import (
     check_embeddings,
     check_mask,
     check_rising,
     check_same_kind,
+    has_values_on_cpu,
     is_autocasting,
 )
 from late_interaction._contrastive.labels import IGNORED
@@ -162,7 +163,7 @@ def options(s: Sides, given: dict[str, Any]) -> Options:
     """Everything beside the tokens."""
     for name in ("symmetric", "normalize", "scale_by_world"):
         check_flag(name, given[name])
-    if given["reduction"] not in REDUCTIONS:
+    if not is_one_of(given["reduction"], REDUCTIONS):
         raise ValueError(f"reduction must be one of {REDUCTIONS}, got {abbreviate(given['reduction'])}")
     smoothing = _share("label_smoothing", given["label_smoothing"])
     tail = _share("tail", given["tail"])
@@ -215,6 +216,8 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
             )
         if value.device != Q.device:
             raise ValueError(f"temperature must be on the device of Q, {Q.device}, got {value.device}")
+        if has_values_on_cpu(value) and bool(value <= 0):  # a GPU's is not waited for
+            raise ValueError(f"temperature must be above 0, got {value.item()}")
         dtype = torch.float64 if Q.dtype is torch.float64 else torch.float32
         return value.reshape(()).to(dtype)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -280,16 +283,21 @@ def _symmetric(labels: Tensor | None, s: Sides) -> None:
 
 def prepared(s: Sides, options: Options, alone: bool, listed: bool) -> tuple[Sides, bool]:
     """The tokens as their blocks are scored, and whether the operators normalize them still. Packed tokens,
-    single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out. In a
-    group it does not depend on what the tokens of one process are."""
+    single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out, in a
+    group only once it is known whether any process has a mask."""
     single = alone and is_single(s.q) and is_single(s.d)
-    q, d, h = s.q, s.d, s.h
-    here = options.normalize and (q.packed or single or listed)
+    here = options.normalize and (s.q.packed or single or listed)
     if here:
-        q, d, h = _normalized(q), _normalized(d), None if h is None else _normalized(h)
-    if listed and (not alone or any(x is not None and x.mask is not None for x in (q, d, h))):
-        q, d, h = _kept(q), _kept(d), None if h is None else _kept(h)
-    return Sides(q, d, h, s.each), options.normalize and not here
+        h = None if s.h is None else _normalized(s.h)
+        s = Sides(_normalized(s.q), _normalized(s.d), h, s.each)
+    if listed and alone and any(x is not None and x.mask is not None for x in (s.q, s.d, s.h)):
+        s = packed(s)
+    return s, options.normalize and not here
+
+
+def packed(s: Sides) -> Sides:
+    """All tokens packed, without those that a mask leaves out."""
+    return Sides(_kept(s.q), _kept(s.d), None if s.h is None else _kept(s.h), s.each)
 
 
 def is_single(x: Tokens) -> bool:

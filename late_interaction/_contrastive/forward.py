@@ -71,6 +71,8 @@ class SoftmaxPass:
     # has these to do meanwhile.
     find_starts: Callable[[], tuple[Tensor, Tensor | None]] | None = None
     starts: tuple[Tensor, Tensor | None] | None = None
+    holds: bool = False  # the one panel, until the sums over all shards are known
+    held: tuple[Tensor, Block, list[Block]] | None = None
 
     def take(self, p: Problem, logits: Tensor, rows: Block, run: list[Block]) -> None:
         columns = (run[0][0], run[-1][1])
@@ -81,11 +83,30 @@ class SoftmaxPass:
             self.columns.add(columns[0], logits.t())
             if self.own and p.column_labels is not None:
                 p.column_labels.read(self.columns.target, logits.t(), columns, rows)
-        if self.starts is None and self.find_starts is not None:
-            self.starts = self.find_starts()
-        if self.found is not None and self.starts is not None:
-            sums = (self.rows, self.columns)
-            marks = tail.mark(p, logits, sums, self.starts, (rows, columns), self.own)
+        if self.holds:
+            self.held = logits, rows, run
+        elif self.find_starts is not None:
+            self.starts = self.find_starts() if self.starts is None else self.starts
+            self._list(p, logits, rows, run, self.starts)
+
+    def list_held(self, p: Problem) -> None:
+        """Lists the pairs of the panel that was held, by the sums of all shards."""
+        if self.held is not None:
+            columns = None if self.columns is None else self.columns.target
+            self._list(p, *self.held, (self.rows.target, columns))
+            self.held = None
+
+    def _list(
+        self,
+        p: Problem,
+        logits: Tensor,
+        rows: Block,
+        run: list[Block],
+        of_labels: tuple[Tensor, Tensor | None],
+    ) -> None:
+        if self.found is not None:
+            at = (rows, (run[0][0], run[-1][1]))
+            marks = tail.mark(p, logits, (self.rows, self.columns), of_labels, at, self.own)
             self.found.add_panel(marks, logits, rows, run)
 
 

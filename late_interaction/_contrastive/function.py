@@ -23,6 +23,7 @@ from late_interaction._contrastive.shards import (
 )
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
+from late_interaction._contrastive.tokens import Tokens
 from late_interaction._scoring.precision import without_autocast
 
 
@@ -55,6 +56,7 @@ class ContrastiveFunction(Function):
 
 
 apply: Any = ContrastiveFunction.apply
+_HELD_BYTES = 32 << 20  # of logits, until all pairs are scored
 
 
 # ---- forward ----
@@ -71,25 +73,43 @@ def _forward(
     if H is not None and call.h is not None and p.each:
         forward.score_own(p, q, call.h.with_values(H), rows.add)
     lists: list[PairList] = []
-    blocks = None if p.tail else call.kept_blocks(Q)
+    held: list[forward.SoftmaxPass] = []
+    blocks = None if p.tail else call.kept_blocks(q)
+    documents = d
     for step, (_, documents, _) in enumerate(ring.shards(d)):
         grid = Grid.of(p.kernels, q, documents)
-        found = PairList(alone=ring.world == 1 and grid.one_panel) if p.tail and call.keeps else None
-        to = forward.SoftmaxPass(rows, columns, found, step == 0)
-        if found is not None:
+        to = forward.SoftmaxPass(rows, columns, None, step == 0)
+        if p.tail and call.keeps:
+            to.holds = _holds(call, grid, held)
+            to.found = PairList(alone=to.holds)
             to.find_starts = partial(forward.label_logits, p, grid, to)
-        forward.score_shard(p, grid, to, blocks)
+        forward.score_shard(p, grid, to, None if blocks is None else blocks.of_shard(step))
         for earlier in lists:  # behind this shard's scores: the device has them to do while the host waits
             earlier.finish()
-        if found is not None:
-            lists.append(found)
+        if to.found is not None:
+            lists.append(to.found)
+        if to.holds:
+            held.append(to)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)
+    for to in held:
+        to.list_held(p)
     loss, counts = loss_and_counts(p, call, rows, columns)
     for found in lists:
         if not found.alone:
             found.finish()
-    return loss, Kept(rows, columns, lists, counts, blocks)
+    last = documents if call.keeps_last(Q) else None
+    return loss, Kept(rows, columns, lists, counts, blocks, last)
+
+
+def _holds(call: Call, grid: Grid, held: list[forward.SoftmaxPass]) -> bool:
+    """Whether the panel of a shard is listed once the sums of all shards are known. Then every pair of the
+    list counts, and the host learns how many there are in the backward. Sums of columns that travel are
+    known elsewhere."""
+    if not grid.one_panel or (call.problem.symmetric and call.ring.world > 1):
+        return False
+    logits = len(grid.q) * len(grid.d) + sum(to.held[0].numel() for to in held if to.held is not None)
+    return logits * sum_dtype(grid.q.values).itemsize <= _HELD_BYTES
 
 
 def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoftmax:
@@ -124,6 +144,8 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
     lists = [_flatten_list(found, kept.rows.weight, put) for found in kept.lists]
     keys = None if kept.blocks is None else kept.blocks.keys()
+    last, bounds = kept.last, () if kept.last is None else kept.last.bounds
+    of_last = [-1] * 3 if last is None else [put(last.values), put(last.mask), put(last.offsets)]
     first_of_blocks = len(tensors)
     if kept.blocks is not None:
         tensors.extend(kept.blocks.tensors())
@@ -137,7 +159,9 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
 
         found = [of_list(saved) for of_list in lists]
         blocks = None if keys is None else KeptBlocks.from_saved(keys, saved[first_of_blocks:])
-        return Kept(sums(rows), sums(columns), found, saved[0], blocks)
+        values, mask, offsets = map(take, of_last)
+        tokens = None if values is None else Tokens(values, mask, offsets, bounds)
+        return Kept(sums(rows), sums(columns), found, saved[0], blocks, tokens)
 
     return tensors, rebuild
 
@@ -191,13 +215,13 @@ def _backward(
             of_columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
         weights = backward.Weights(p, rows, of_columns, step == 0)
         if not kept.lists:
-            return weights, kept.blocks
+            return weights, None if kept.blocks is None else kept.blocks.of_shard(step)
         found = kept.lists[step]
         found.finish()
         return weights, backward.Found(found.tensors(rows.maximum), found.dense, found.alone)
 
     extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
-    grad_D = add_shards(call, p, q_sums, d, needs[1], of_shard, extra)
+    grad_D = add_shards(call, p, q_sums, d, needs[1], of_shard, extra, kept.last)
     grad_T = temperature_gradient(p, temperature, kept, amounts) if needs[3] else None
     return q_sums.finished() if needs[0] else None, grad_D, grad_h, grad_T
 

@@ -1,9 +1,9 @@
 """The loss of a small batch over a process group: every process gathers the documents of all.
 
-A ring (:mod:`late_interaction._contrastive.ring`) takes as many steps as there are processes, and finds
-winners again in the backward. Where the documents of all processes, and the scores and winners of a process's
-queries with them, stay within the budget of one process, one exchange and one call take less time. Gradients
-of documents go home as they came, in the documents' dtype, and are added in the order of ranks.
+A ring (:mod:`late_interaction._contrastive.ring`) takes as many steps as there are processes. Where the
+documents of all processes, and the scores and winners of a process's queries with them, stay within the
+budget of one process, one exchange and one call take less time. Gradients of documents go home as they came,
+in the documents' dtype, and are added in the order of ranks.
 """
 
 from typing import Any
@@ -21,22 +21,24 @@ from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._group import exchange_failed
 
+_MOST_BYTES = 512 << 20  # of the documents of all processes
+
 
 def takes(given: Arguments) -> bool:
     """Whether the processes gather: the same answer on each of them."""
     options, ring = given.options, given.ring
     if ring.group is None or options.symmetric or options.tail or given.kernels.way == "matrix":
         return False
-    if ring.needs_gradient != ring.all_need_gradient:  # every process takes part in a backward, or none
+    if any(ring.wants) != all(ring.wants):  # every process takes part in a backward, or none
         return False
     packed = given.sides.d.packed
     if not packed and len({shape[1:] for shape in ring.shapes}) > 1:
         return False
     pair = 4 + (4 if packed else 2) * ring.longest_query
     values = given.sides.d.values
-    documents = ring.world * max(_numel(shape) for shape in ring.shapes) * values.itemsize
+    documents = ring.world * ring.largest_shard * values.itemsize
     pairs = max(ring.queries) * sum(ring.documents)
-    return max(pairs * pair, documents) <= whole.default_budget(values.device.type, False)
+    return pairs * pair <= whole.default_budget(values.device.type, False) and documents <= _MOST_BYTES
 
 
 def loss(p: Problem, given: Arguments) -> Tensor:
@@ -80,8 +82,8 @@ def _documents(own: Tokens, ring: Ring) -> Tokens:
     values: Tensor = _Gathered.apply(own.values, ring)  # type: ignore[no-untyped-call]
     if own.packed:
         bounds = [0]
-        for offsets in ring.offsets:
-            bounds += (offsets[1:] + bounds[-1]).tolist()
+        for _, shard in ring.packed:
+            bounds += [bounds[-1] + x for x in shard[1:]]
         offsets = torch.tensor(bounds, dtype=torch.int32, device="cpu").to(values.device, non_blocking=True)
         return Tokens(values, None, offsets, tuple(bounds))
     if not ring.masked:
@@ -104,35 +106,34 @@ class _Gathered(Function):
         return _sent_home(grad, ctx.ring), None
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
-
-
 def _gathered(own: Tensor, shapes: list[tuple[int, ...]], ring: Ring) -> Tensor:
     """Tensors of every process, end to end. Those on the way have one size: shorter ones are filled up."""
-    most = max(_numel(shape) for shape in shapes)
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    most = max(sizes)
+    together = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     leaving = own.contiguous().flatten()
     if len(leaving) < most:
         leaving = torch.cat((leaving, leaving.new_zeros(most - len(leaving))))
-    arriving = leaving.new_empty(ring.world, most)
+    arriving = leaving.new_empty(ring.world * most)
     try:
-        dist.all_gather(list(arriving.unbind(0)), leaving, group=ring.group)
+        if most:
+            dist.all_gather_into_tensor(arriving, leaving, group=ring.group, async_op=True).wait()
     except RuntimeError as error:
         raise exchange_failed(ring.caller, "documents", error) from error
-    parts = [x[: _numel(shape)].view(shape) for x, shape in zip(arriving, shapes, strict=True)]
-    return torch.cat(parts)
+    if min(sizes) == most:
+        return arriving.view(together)
+    parts = zip(arriving.split(most), sizes, strict=True)
+    return torch.cat([part[:size] for part, size in parts]).view(together)
 
 
 def _sent_home(grad: Tensor, ring: Ring) -> Tensor:
     """The sum of what all processes have for the own documents."""
-    sizes = [shape[0] for shape in ring.shapes]
-    leaving = [x.contiguous().flatten() for x in grad.split(sizes)]
-    own = _numel(ring.shapes[ring.rank])
+    sizes = [torch.Size(shape).numel() for shape in ring.shapes]
+    own = sizes[ring.rank]
     arriving = grad.new_empty(ring.world, own)
     try:
-        dist.all_to_all_single(
-            arriving.flatten(), torch.cat(leaving), [own] * ring.world, [len(x) for x in leaving], ring.group
-        )
+        leaving = grad.contiguous().flatten()
+        dist.all_to_all_single(arriving.flatten(), leaving, [own] * ring.world, sizes, ring.group)
     except RuntimeError as error:
         raise exchange_failed(ring.caller, "gradients", error) from error
     dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32

@@ -14,7 +14,7 @@ from late_interaction._contrastive.host_memory import available_bytes
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction.ops.winners import packed_winner_dtype, winner_dtype
 
-_Key = tuple[Block, Block]  # of queries and of documents
+_Key = tuple[int, Block, Block]  # shard, queries, documents
 _AHEAD = 64 << 20  # bytes after which memory is looked at again, which takes 0.3 ms
 
 
@@ -27,6 +27,7 @@ class KeptBlocks:
     taken: int = 0
     full: bool = False
     blocks: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    shard: int = 0  # the one that blocks are of
 
     @staticmethod
     def of(kernels: Kernels, kept_bytes: int | None, device_type: str) -> "KeptBlocks | None":
@@ -35,6 +36,11 @@ class KeptBlocks:
         if kernels.way == "matrix" or (kept_bytes is None and device_type != "cpu"):
             return None
         return KeptBlocks(kept_bytes or 0, kept_bytes is None)
+
+    def of_shard(self, shard: int) -> "KeptBlocks":
+        """The same, with blocks of this shard from now on."""
+        self.shard = shard
+        return self
 
     def has_room(self, q: Tokens, d: Tokens) -> bool:
         """Whether the block of these queries and documents may be kept. Once there is no room, nothing is."""
@@ -54,10 +60,10 @@ class KeptBlocks:
 
     def keep(self, rows: Block, columns: Block, scores: Tensor, winners: Tensor) -> None:
         self.taken += scores.nbytes + winners.nbytes
-        self.blocks[rows, columns] = scores, winners
+        self.blocks[self.shard, rows, columns] = scores, winners
 
     def get(self, rows: Block, columns: Block) -> tuple[Tensor, Tensor] | None:
-        return self.blocks.get((rows, columns))
+        return self.blocks.get((self.shard, rows, columns))
 
     # ---- for autograd, which frees tensors that it saves when the backward is over ----
 

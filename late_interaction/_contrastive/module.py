@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
+from late_interaction._checks.options import check_flag
 from late_interaction._contrastive import check
 
 if TYPE_CHECKING:  # needs Python 3.11, or typing_extensions, which only type checkers have for certain
@@ -35,6 +36,7 @@ class BatchLoss(torch.nn.Module):
         self, function: Callable[..., Tensor], temperature: float, learnable: bool, options: dict[str, Any]
     ) -> None:
         super().__init__()
+        check_flag("learnable", learnable)
         self._function = function
         log = torch.tensor(float(check.temperature(temperature, None))).log()
         if learnable:

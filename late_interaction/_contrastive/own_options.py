@@ -9,6 +9,8 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 
+_MOST_RANK = 1 << 53  # beyond all documents; a float64 holds it
+
 
 @dataclass(frozen=True)
 class OwnOptions:
@@ -46,9 +48,13 @@ def number(name: str, value: Any) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a float, got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # of an int
+        found = math.inf
+    if not math.isfinite(found):
+        raise ValueError(f"{name} must be finite, got {abbreviate(value)}")
+    return found
 
 
 def positive(name: str, value: Any) -> float:
@@ -66,4 +72,4 @@ def ranks(k: Any) -> tuple[int, ...]:
         raise TypeError(f"k must be an int or a sequence of ints, got {type(k).__name__}")
     if not found or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in found):
         raise ValueError(f"k must be at least 1 (and one at least), got {abbreviate(k)}")
-    return tuple(found)
+    return tuple(min(x, _MOST_RANK) for x in found)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from late_interaction._contrastive.problem import Problem, sum_dtype
-from late_interaction._contrastive.products import add_product, product
 from late_interaction._contrastive.shards import Call
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block
+from late_interaction._scoring.products import add_product, product
 
 # Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
 # its share to the gradients of all documents: small ones would spend their time on that.

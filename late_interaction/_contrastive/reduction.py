@@ -11,6 +11,7 @@ from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.shards import Call, reduced, row_factor
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tail import PairList
+from late_interaction._contrastive.tokens import Tokens
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Kept:
     lists: list[PairList]
     counts: Tensor  # of queries, and of documents, that the loss is the mean over
     blocks: KeptBlocks | None = None
+    last: Tokens | None = None  # the documents of the last step
 
 
 def loss_and_counts(

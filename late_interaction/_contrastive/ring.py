@@ -1,27 +1,30 @@
 """Shards of documents that travel round a process group while each process keeps its queries.
 
 In step ``s`` process ``r`` has the documents of process ``r - s``; those of the next step are on their way
-meanwhile. Sums of gradients go with their documents: a process adds its own to what arrives, always in the
-same order, and sends the sum on; after the last step they are home. (Of two processes each keeps what it
-found for its own documents, and adds what comes home.) Memory does not grow with the group.
+meanwhile. What it finds for their gradient goes home at once, to process ``r - s``, in the documents' dtype;
+there it is added to the rest in the order of steps. Memory does not grow with the group. Of two processes
+each keeps the other's documents for the backward, if they are not large: it begins with them, so that their
+gradient is on its way while that of its own documents is found.
 (DisCo-CLIP, https://arxiv.org/abs/2304.08480, splits the gradient in the same way over gathered batches;
 Inf-CL, https://arxiv.org/abs/2410.17243, passes shards round a ring.)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from late_interaction._contrastive import check
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._group import (
     REFUSED,
     check_alike,
     check_refused,
     exchange_failed,
+    exchanged_facts,
     gathered,
     position,
 )
@@ -61,16 +64,33 @@ class Ring:
     queries: list[int]
     documents: list[int]
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # of each shard's values
-    offsets: list[Tensor] = field(default_factory=list)  # of each packed shard
-    masked: bool = False
-    needs_gradient: bool = False  # any process wants a gradient of its documents
-    all_need_gradient: bool = False  # every process does
+    packed: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)  # offsets and bounds of each
+    masked: bool = False  # any process has a mask of its documents
+    any_mask: bool = False  # any process has a mask of anything
+    wants: list[bool] = field(default_factory=list)  # whether each has a gradient of its documents
     longest_query: int = 0  # tokens, over all processes
     caller: str = ""  # the function that messages name
 
     @staticmethod
-    def alone(queries: int, documents: int, needs_gradient: bool) -> "Ring":
-        return Ring(None, 0, 1, [queries], [documents], needs_gradient=needs_gradient)
+    def alone(queries: int, documents: int, wants: bool) -> "Ring":
+        return Ring(None, 0, 1, [queries], [documents], wants=[wants])
+
+    def with_packed(self, own: Tokens) -> "Ring":
+        """The same of packed documents, once every process has told the others its offsets."""
+        told = [*own.bounds, *[0] * (max(self.documents) - len(own))]
+        every = exchanged_facts(self.caller, self.group, told, own.values.device)
+        bounds = [tuple(int(x) for x in row[: n + 1]) for row, n in zip(every, self.documents, strict=True)]
+        # One copy for all, which the host does not wait for.
+        offsets = torch.tensor([x for shard in bounds for x in shard], dtype=torch.int32, device="cpu")
+        offsets = offsets.to(own.values.device, non_blocking=True)
+        parts = offsets.split([len(shard) for shard in bounds])
+        shapes: list[tuple[int, ...]] = [(shard[-1], own.values.shape[-1]) for shard in bounds]
+        return replace(self, packed=list(zip(parts, bounds, strict=True)), shapes=shapes, masked=False)
+
+    @property
+    def largest_shard(self) -> int:
+        """Elements of it."""
+        return max(torch.Size(shape).numel() for shape in self.shapes)
 
     def owner(self, step: int) -> int:
         return (self.rank - step) % self.world
@@ -104,22 +124,23 @@ class Ring:
         return self.exchange(leaving, arriving, "documents")
 
     def _tokens(self, owner: int, arrived: list[Tensor]) -> Tokens:
-        if self.offsets:
-            offsets = self.offsets[owner]
-            return Tokens(arrived[0], None, offsets.to(arrived[0].device), tuple(offsets.tolist()))
+        if self.packed:
+            return Tokens(arrived[0], None, *self.packed[owner])
         return Tokens(arrived[0], arrived[1].bool() if self.masked else None)
 
-    def exchange(self, leaving: Sequence[Tensor], arriving: list[Tensor], what: str) -> Exchange:
-        """Sends tensors to the next process and receives others from the one before."""
-        ahead, behind = (
-            dist.get_global_rank(self.group, (self.rank + move) % self.world) for move in (1, -1)
+    def exchange(
+        self, leaving: Sequence[Tensor], arriving: list[Tensor], what: str, ahead: int = 1
+    ) -> Exchange:
+        """Sends tensors to the process so many ranks ahead and receives others from the one as far behind."""
+        to, source = (
+            dist.get_global_rank(self.group, (self.rank + move) % self.world) for move in (ahead, -ahead)
         )
         operations = []
         for tag, (out, into) in enumerate(zip(leaving, arriving, strict=True)):
             if out.numel():
-                operations.append(dist.P2POp(dist.isend, out, ahead, self.group, tag))
+                operations.append(dist.P2POp(dist.isend, out, to, self.group, tag))
             if into.numel():
-                operations.append(dist.P2POp(dist.irecv, into, behind, self.group, tag))
+                operations.append(dist.P2POp(dist.irecv, into, source, self.group, tag))
         try:
             work = dist.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
@@ -136,43 +157,32 @@ class Ring:
 def join(
     caller: str,
     group: Any,
-    own: tuple[Tokens, Tokens] | None,
+    own: check.Sides | None,
     options: Mapping[str, float],
-    needs_gradient: bool,
     device: torch.device,
 ) -> Ring:
-    """Tells every process of the group what each one has, and that their calls fit together. ``own``: the
-    queries and documents; None where this process refused its arguments, which all others
-    then learn. ``options``: numbers in which the processes must agree, at most 12, by what messages call
-    them."""
+    """Tells every process of the group what each one has, and that their calls fit together, in one exchange.
+    ``own``: None where this process refused its arguments, which all others then learn. ``options``: numbers
+    in which the processes must agree, at most 12, by what messages call them. The offsets of packed documents
+    are told by :meth:`Ring.with_packed`."""
     rank, world = position(group)
     facts = [float(REFUSED)] * (_OPTIONS + _MOST_OPTIONS)
     if own is not None:
-        q, d = own
+        d = own.d
         shape = [*d.values.shape, 0][:3]
         kind = [float(d.packed), float(d.mask is not None), float(_DTYPES.index(d.values.dtype))]
         d_dim = float(d.values.shape[-1])
-        facts = [float(len(q)), float(len(d)), *map(float, shape), *kind, d_dim, *options.values()]
+        facts = [float(len(own.q)), float(len(d)), *map(float, shape), *kind, d_dim, *options.values()]
         facts += [0.0] * (_OPTIONS + _MOST_OPTIONS - len(facts))
-    longest = 0 if own is None else own[0].longest
-    facts += [float(longest), float(needs_gradient)]
-    own_facts = torch.tensor(facts, dtype=torch.float64, device=device)
-    table = gathered(caller, group, own_facts, "sizes").tolist()
+    facts += _facts_of_any(own)
+    table = exchanged_facts(caller, group, facts, device)
     check_refused(caller, table)
     # The loss comes first: numbers of two losses do not mean the same.
     check_alike(caller, table, {name: _OPTIONS + i for i, name in enumerate(options)} | _ALIKE)
     queries, documents = ([int(row[i]) for row in table] for i in (0, 1))
     packed = table[0][5] == 1
     shapes = [tuple(int(x) for x in row[2 : 4 if packed else 5]) for row in table]
-    offsets: list[Tensor] = []
-    if packed:
-        assert own is not None and own[1].offsets is not None
-        room = own[1].offsets.new_zeros(max(documents) + 1)
-        room[: documents[rank] + 1] = own[1].offsets
-        all_offsets = gathered(caller, group, room, "sizes").cpu()
-        offsets = [all_offsets[i, : n + 1].clone() for i, n in enumerate(documents)]
-    masked = any(row[6] for row in table)
-    wants, longest = [bool(row[-1]) for row in table], int(max(row[-2] for row in table))
+    longest, wants, any_mask = ([row[_OPTIONS + _MOST_OPTIONS + i] for row in table] for i in range(3))
     return Ring(
         group,
         rank,
@@ -180,10 +190,18 @@ def join(
         queries,
         documents,
         shapes,
-        offsets,
-        masked,
-        any(wants),
-        all(wants),
-        longest,
-        caller,
+        masked=any(row[6] for row in table),
+        any_mask=any(any_mask),
+        wants=[bool(x) for x in wants],
+        longest_query=int(max(longest)),
+        caller=caller,
     )
+
+
+def _facts_of_any(own: check.Sides | None) -> list[float]:
+    """Facts that decide for all processes: the longest query, whether the documents have a gradient, and
+    whether anything has a mask."""
+    if own is None:
+        return [0.0] * 3
+    masks = (x.mask is not None for x in (own.q, own.d, own.h) if x is not None)
+    return [float(own.q.longest), float(own.d.values.requires_grad), float(any(masks))]

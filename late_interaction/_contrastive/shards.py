@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._contrastive import backward
+from late_interaction._contrastive import backward, whole
 from late_interaction._contrastive.arguments import Arguments
 from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.labels import ignored
 from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.ring import Exchange, Ring
+from late_interaction._contrastive.sums import Sums
 from late_interaction._contrastive.tokens import Tokens
+
+_LAST_BYTES = 128 << 20  # of the other one of two processes' documents, that stay for the backward
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -86,11 +89,25 @@ class Call:
         kept = options.kept_bytes
         return Call(problem, *forms, options.reduction, given.ring, given.scale, given.keeps, kept)
 
-    def kept_blocks(self, like: Tensor) -> KeptBlocks | None:
+    def kept_blocks(self, q: Tokens) -> KeptBlocks | None:
         """Where the forward keeps blocks; None: it keeps none."""
-        if not self.keeps or self.ring.world > 1:
+        if not self.keeps:
             return None
-        return KeptBlocks.of(self.problem.kernels, self.kept_bytes, like.device.type)
+        device = q.values.device.type
+        if self.ring.world == 1:
+            return KeptBlocks.of(self.problem.kernels, self.kept_bytes, device)
+        # In a group all blocks stay or none, as in a batch that is kept as a whole.
+        budget = whole.default_budget(device, False)
+        pair = (4 if q.packed else 2) * q.longest + 4
+        fit = len(q) * sum(self.ring.documents) * pair <= budget
+        return KeptBlocks.of(self.problem.kernels, budget, device) if fit else None
+
+    def keeps_last(self, like: Tensor) -> bool:
+        """Whether the documents of the last step stay for the backward, which then begins with them. The
+        same on every process."""
+        if not self.keeps or self.ring.world != 2 or self.problem.symmetric:
+            return False
+        return self.ring.largest_shard * like.itemsize <= _LAST_BYTES
 
 
 def reduced(
@@ -121,8 +138,8 @@ def row_factor(each: Tensor, index: Tensor | None, like: Tensor) -> Tensor:
     return each if left_out is None else each.masked_fill(left_out, 0.0)
 
 
-def sums_of_queries(call: Call, q: Tokens, D: Tensor, needs_q: bool, needs_d: bool) -> backward.Sums:
-    """Queries with hard negatives add up as a whole; so do both sides where documents travel."""
+def sums_of_queries(call: Call, q: Tokens, D: Tensor, needs_q: bool, needs_d: bool) -> Sums:
+    """Queries with hard negatives add up as a whole, and so do those that documents travel to."""
     q_whole = call.ring.world > 1 or call.h is not None or q.values.numel() <= D.numel() or not needs_d
     return _sums(q, needs_q, q_whole)
 
@@ -130,51 +147,49 @@ def sums_of_queries(call: Call, q: Tokens, D: Tensor, needs_q: bool, needs_d: bo
 def add_shards(
     call: Call,
     p: Problem,
-    q_sums: backward.Sums,
+    q_sums: Sums,
     d: Tokens,
     needs_d: bool,
     of_shard: Callable[[int, Tensor | None], tuple[backward.BlockWeights, backward.Given]],
     extra: Tensor | None = None,
+    last: Tokens | None = None,
 ) -> Tensor | None:
     """Adds the gradients of the queries to their sums, and returns that of the documents. ``of_shard``: the
     weights of a step's shard, and what the forward over it hands on; from ``extra``, which goes with the
-    documents."""
-    ring, own = call.ring, backward.Sums(d)
-    under_way: Exchange | None = None
-    alone = ring.world == 1
-    # Each of two processes keeps the gradient that it finds for its own documents, so that half as many bytes
-    # travel. More processes send it on, since keeping it would take one more copy in memory.
-    stays = ring.world <= 2
+    documents. ``last``: the documents of the other one of two processes, where they are still there."""
+    ring, alone = call.ring, call.ring.world == 1
+    # More than two gradients are added up in the sums' dtype.
+    own = _sums(d, needs_d, q_sums.in_blocks if alone else ring.world > 2)
     if alone and not (q_sums.needed or needs_d):
         return None
-    for step, (_, documents, travelled) in enumerate(ring.shards(d, extra)):
-        of_own = stays and step == 0
-        wants = needs_d if of_own else ring.needs_gradient
-        sums = _sums(documents, wants, not alone or q_sums.in_blocks)
+    under_way: Exchange | None = None
+    shards = enumerate(ring.shards(d, extra)) if last is None else [(1, (0, last, None)), (0, (0, d, None))]
+    for step, (_, documents, travelled) in shards:
+        owner = ring.owner(step)
+        sums = own if step == 0 else _sums(documents, ring.wants[owner], False)
         weights, given = of_shard(step, travelled)
-        backward.add_gradients(weights, Grid.of(p.kernels, q_sums.tokens, documents), (q_sums, sums), given)
-        if of_own:
-            own = sums
-        elif wants:
-            under_way = _pass_on(ring, step, sums, under_way)
+        if q_sums.needed or sums.needed:
+            grid = Grid.of(p.kernels, q_sums.tokens, documents)
+            backward.add_gradients(weights, grid, (q_sums, sums), given)
+        if step and any(ring.wants):
+            if under_way is not None:
+                own.add(under_way.wait()[0])
+            under_way = _send_home(ring, step, sums)
     if under_way is not None:
-        (arrived,) = under_way.wait()
-        if needs_d:
-            own.add(arrived)
+        own.add(under_way.wait()[0])
     return own.finished() if needs_d else None
 
 
-def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
+def _sums(tokens: Tokens, needed: bool, whole: bool) -> Sums:
     if not needed:
-        return backward.Sums(tokens)
-    return backward.Sums.zeros(tokens) if whole else backward.Sums.by_blocks(tokens)
+        return Sums(tokens)
+    return Sums.zeros(tokens) if whole else Sums.by_blocks(tokens)
 
 
-def _pass_on(ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None) -> Exchange:
-    """Adds what other processes found for this shard, and sends the sum on with the documents."""
-    if under_way is not None:
-        sums.add(under_way.wait()[0])
-    leaving = sums.whole
-    assert leaving is not None
-    arriving = leaving.new_empty(ring.shapes[ring.owner(step + 1)])
-    return ring.exchange([leaving], [arriving], "gradients")
+def _send_home(ring: Ring, step: int, sums: Sums) -> Exchange:
+    """Sends the gradient of a step's documents to their process, and receives one of the own documents from
+    the process that has had them in this step."""
+    values, found = sums.tokens.values, sums.finished()
+    leaving = values.new_empty(0) if found is None else found
+    arriving = values.new_empty(ring.shapes[ring.rank] if ring.wants[ring.rank] else 0)
+    return ring.exchange([leaving], [arriving], "gradients", -step)

@@ -105,7 +105,8 @@ def _with_gradients(
         of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
 
     sums = add_panels(batch, needs, Q.dtype, weigh, None)
-    if isinstance(share, float) and not (isinstance(temperature, Tensor) or p.smoothing):
+    plain = index is None and not p.smoothing  # labels may leave rows out, which have no target
+    if plain and isinstance(share, float) and not isinstance(temperature, Tensor):
         return _loss_of_rows(_joined(of_rows), target, temperature, share), [sums.q, sums.d, None], after
     running = batch.running(_joined(of_rows), target, len(batch.D))
     result, counts = loss_and_counts(p, call, running, None)

@@ -120,4 +120,6 @@ class SoftmaxWeights:
         """For listed logits; and the factors of their rows, which are int64."""
         factor = self.factor[rows]
         weights = (logits - self.maximum[rows]).exp_().mul_(self.scale[rows])
-        return weights.masked_fill_(factor == 0, 0.0), factor
+        if self.some_ignored:
+            weights.masked_fill_(factor == 0, 0.0)
+        return weights, factor

@@ -75,7 +75,7 @@ class PairList:
     columns: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     dense: set[tuple[Block, int]] = field(default_factory=set)  # blocks of queries, first documents of blocks
-    # The batch has one panel alone. It was marked by the sums of all pairs, so all that are listed count.
+    # The shard has one panel alone. It is marked by the sums of all shards, so all that are listed count.
     alone: bool = False
     last: _Marked | None = None  # not listed yet
 
@@ -96,8 +96,10 @@ class PairList:
             return
         row, column = torch.nonzero_static(at.marks, size=count).unbind(1)
         self.logits.append(at.logits[row, column])
-        self.rows.append(_shifted(row, at.rows[0]))
-        self.columns.append(_shifted(column, at.blocks[0][0]))
+        # PyTorch indexes by int64, and the backward that finishes such a list uses it at once.
+        dtype = torch.int64 if self.alone else torch.int32
+        self.rows.append(_shifted(row, at.rows[0], dtype))
+        self.columns.append(_shifted(column, at.blocks[0][0], dtype))
         self.total += count
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,8 +114,8 @@ class PairList:
         return rows, columns, logits
 
 
-def _shifted(places: Tensor, by: int) -> Tensor:
-    return (places + by if by else places).to(torch.int32)
+def _shifted(places: Tensor, by: int, dtype: torch.dtype) -> Tensor:
+    return (places + by if by else places).to(dtype)
 
 
 def mark(

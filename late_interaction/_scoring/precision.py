@@ -1,5 +1,7 @@
 """How float32 inputs multiply when the caller does not say: PyTorch's own switches."""
 
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -11,11 +13,15 @@ _NEW_NAMES = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 
 def float32_precision(device_type: str) -> str:
     """ "highest", "high" or "medium", for float32 matrix products on devices of this type."""
+    turn = _switch.turn
+    if (before := _switch.before) is not None:  # a call multiplies otherwise for a while
+        return before
     try:
-        return torch.get_float32_matmul_precision()
+        found = torch.get_float32_matmul_precision()
     except RuntimeError:  # the newer switches are in use, and PyTorch will not read both
         backend = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
-        return _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
+        found = _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
+    return found if turn == _switch.turn else float32_precision(device_type)
 
 
 # A compiled graph keeps what it was compiled under. torch.compiler.assume_constant_result sets this mark, but
@@ -28,15 +34,66 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
     return torch.autocast(device_type, enabled=False) if device_type in ("cpu", "cuda") else nullcontext()
 
 
-@contextmanager
-def float32_products(device_type: str, precision: str) -> Iterator[None]:
+class _Switch:
+    """PyTorch's switch, which all threads of the process share, for the time of some calls. Threads that want
+    the same precision hold it together; others wait until these are done and it is what it was before."""
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._own = threading.local()  # within: whether this thread holds it
+        self._holders = 0
+        self._held = ""
+        self.before: str | None = None  # what the caller of the first holder had
+        self.turn = 0  # grows whenever the switch is about to be thrown
+
+    @contextmanager
+    def hold(self, device_type: str, precision: str) -> Iterator[None]:
+        if getattr(self._own, "within", False):  # of a finalizer, say: this thread cannot wait for itself
+            torch.set_float32_matmul_precision(precision)
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(self._held)
+            return
+        with self._free:
+            self._free.wait_for(lambda: not self._holders or self._held == precision)
+            if not self._holders:
+                self._held, self.before = precision, float32_precision(device_type)
+                if self._held != self.before:
+                    self.turn += 1
+                    torch.set_float32_matmul_precision(precision)
+            self._holders += 1
+        self._own.within = True
+        try:
+            yield
+        finally:
+            self._own.within = False
+            with self._free:
+                self._holders -= 1
+                if not self._holders:
+                    self.release()
+                    self._free.notify_all()
+
+    def release(self) -> None:
+        if self.before is not None and self.before != self._held:
+            torch.set_float32_matmul_precision(self.before)
+        self.before = None
+
+
+_switch = _Switch()
+
+
+def _forked() -> None:
+    """The threads that held the switch are not in the new process."""
+    global _switch
+    _switch.release()
+    _switch = _Switch()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def float32_products(device_type: str, precision: str) -> AbstractContextManager[None]:
     """Matrix products of float32 tensors multiply like this."""
-    before = float32_precision(device_type)
-    if before == precision:
-        yield
-        return
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return _switch.hold(device_type, precision)

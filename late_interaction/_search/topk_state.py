@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import check_not_meta
 from late_interaction._search.selection import MOST_DOCUMENTS, select
 
 Ranges = list[list[int]]  # [first, stop] of documents, rising, with gaps between them
@@ -33,7 +34,8 @@ def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a dict from TopK.state_dict(), got {type(state).__name__}")
     found: dict[str, Any] = dict(state)
-    if "seen" in found and not found.get("ranges"):
+    ranges = found.get("ranges")
+    if "seen" in found and (ranges is None or (isinstance(ranges, Sequence) and not ranges)):
         _check_count("seen", found["seen"])
         if found["seen"]:
             found |= {"next": found["seen"], "ranges": [[0, found["seen"]]]}
@@ -56,13 +58,13 @@ def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check_found(state: dict[str, Any], Nq: int, dtype: torch.dtype, k: int) -> None:
-    """What a search for k documents has found once it has seen so many."""
+def check_found(state: dict[str, Any], mine: Tensor, k: int) -> None:
+    """What a search for k documents has found once it has seen so many. mine: its scores so far."""
     scores, indices, seen = state["scores"], state["indices"], state["seen"]
     _check_count("seen", seen)
     _check_count("next", state["next"])
-    shape = [Nq, min(k, seen)]
-    for name, x, wanted in (("scores", scores, dtype), ("indices", indices, torch.int64)):
+    shape = [mine.shape[0], min(k, seen)]
+    for name, x, wanted in (("scores", scores, mine.dtype), ("indices", indices, torch.int64)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} of the state must be a torch.Tensor, got {type(x).__name__}")
         if x.layout != torch.strided or x.is_nested:
@@ -72,6 +74,8 @@ def check_found(state: dict[str, Any], Nq: int, dtype: torch.dtype, k: int) -> N
                 f"{name} of the state must be {wanted} {shape} after {seen} documents,"
                 f" got {x.dtype} {list(x.shape)}"
             )
+        if not mine.is_meta:
+            check_not_meta(f"{name} of the state", x)
     _check_ranges(state["ranges"], seen)
 
 

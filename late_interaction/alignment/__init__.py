@@ -23,6 +23,7 @@ from late_interaction._checks.tensors import (
     check_embeddings,
     check_integers,
     check_mask,
+    check_not_meta,
     check_same_dtype_and_d,
 )
 from late_interaction._maxsim import maxsim_with_winners
@@ -203,6 +204,8 @@ def explain_one(
     q: Tensor, q_mask: Tensor | None, normalize: bool, precision: str | None, D: Tensor, d_mask: Tensor | None
 ) -> list[Alignment]:
     """One query ``[Lq, d]`` with documents ``[n, Ld, d]``, moved to its device."""
+    check_not_meta("Q", q)
+    check_not_meta("D", D)
     D = D.detach().to(q.device)
     d_mask = None if d_mask is None else d_mask.to(q.device)
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
@@ -263,6 +266,7 @@ def check_documents(
     chosen: Tensor = documents[None] if one_query else documents
     if chosen.shape[0] != Q.shape[0]:
         raise ValueError(f"documents must be [{Q.shape[0]}, k], a row for each query, got {shape_of(chosen)}")
+    check_not_meta("documents", chosen)
     check_indices_below("documents", chosen, D.shape[0] if bounds is None else len(bounds))
     return chosen.to(D.device).long()
 

@@ -131,6 +131,8 @@ def sync_folder(folder: Path) -> None:
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The entries of metadata.json or building.json, as they were written."""
+    if path.exists() and not path.is_file():  # a pipe or a device may have no end
+        raise CorpusError(f"{path} must be the metadata of a corpus, got no regular file")
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         checksum = entries.pop("checksum")

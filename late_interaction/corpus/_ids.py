@@ -47,7 +47,12 @@ class StoredIds(_Ids):
 
     def _at(self, index: int) -> str:
         begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
-        return bytes(_files.bytes_of(self._text[begin:end])).decode()
+        try:
+            return bytes(_files.bytes_of(self._text[begin:end])).decode()
+        except UnicodeDecodeError as error:
+            raise _files.CorpusError(
+                f"id {index} of a shard must be UTF-8: the file of its ids was changed ({error})"
+            ) from None
 
 
 class JoinedIds(_Ids):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.quantized import check_scale
-from late_interaction._checks.tensors import check_integers, check_rising
+from late_interaction._checks.tensors import check_integers, check_not_meta, check_rising
 from late_interaction.corpus import _shards, _tokens
 from late_interaction.corpus._ids import check_ids
 from late_interaction.residual_codec import ResidualCodec
@@ -89,7 +89,9 @@ def _checked_offsets(tokens: Tensor, offsets: Tensor, width: str) -> Tensor:
         raise ValueError(
             f"tokens must be contiguous, got strides {tokens.stride()}: tokens.contiguous() copies"
         )
+    check_not_meta("tokens", tokens)
     if isinstance(offsets, Tensor):
+        check_not_meta("offsets", offsets)
         offsets = offsets.cpu()
     check_integers("offsets", offsets, 1, "[documents + 1]", "the host", torch.device("cpu"))
     if not len(offsets):

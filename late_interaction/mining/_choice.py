@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_integer, check_positive
+from late_interaction._checks.options import check_integer, check_positive, check_seed, is_one_of
+from late_interaction._search.selection import MOST_DOCUMENTS
 
 STRATEGIES = ("top", "random")
 # Candidates for each negative where scores or margins may refuse some.
 _SPARE = 10
+_MOST = 1 << 62  # of a score
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Choice:
 
     def __post_init__(self) -> None:
         check_positive("num_negatives", self.num_negatives)
+        if self.num_negatives > MOST_DOCUMENTS:
+            raise ValueError(f"num_negatives must be at most 2**32, got {abbreviate(self.num_negatives)}")
         check_integer("range_min", self.range_min)
         if self.range_min < 0:
             raise ValueError(f"range_min must be at least 0, got {self.range_min}")
@@ -43,11 +47,13 @@ class Choice:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise TypeError(f"{name} must be a number or None, got {abbreviate(value)}")
-        if self.sampling_strategy not in STRATEGIES:
+            if isinstance(value, int) and abs(value) > _MOST:
+                raise ValueError(f"{name} must lie in [-2**62, 2**62], got {abbreviate(value)}")
+        if not is_one_of(self.sampling_strategy, STRATEGIES):
             raise ValueError(
                 f"sampling_strategy must be one of {STRATEGIES}, got {abbreviate(self.sampling_strategy)}"
             )
-        check_integer("seed", self.seed)
+        check_seed(self.seed)
 
     @property
     def most(self) -> int:
@@ -63,7 +69,7 @@ class Choice:
         order of their ranks; -1 where there are no more. positive: ``[Nq]``, each query's lowest score of a
         positive, NaN where it has none."""
         rank = (~is_positive).cumsum(1) - 1
-        fit = ~is_positive & (rank < self.most) & ~scores.isnan()
+        fit = ~is_positive & (rank < min(self.most, scores.shape[1])) & ~scores.isnan()
         if self.max_score is not None:
             fit &= scores <= self.max_score
         if self.min_score is not None:
@@ -73,14 +79,14 @@ class Choice:
             fit &= (scores <= limit - self.absolute_margin) | limit.isnan()
         if self.relative_margin is not None:
             fit &= (scores <= limit - self.relative_margin * limit.abs()) | limit.isnan()
-        return self._chosen(fit & (fit.cumsum(1) > self.range_min))
+        return self._chosen(fit & (fit.cumsum(1) > min(self.range_min, scores.shape[1])))
 
     def _chosen(self, fit: Tensor) -> Tensor:
         n = fit.shape[1]
         places = torch.arange(n, device=fit.device).expand(fit.shape)
         key = places.double()
         if self.sampling_strategy == "random":  # drawn on the CPU, so that all devices choose the same
-            generator = torch.Generator(device="cpu").manual_seed(self.seed)
+            generator = torch.Generator(device="cpu").manual_seed(int(self.seed))
             key = torch.rand(fit.shape, generator=generator, dtype=torch.float64, device="cpu").to(fit.device)
         key = key.masked_fill(~fit, torch.inf)
         chosen = key.argsort(dim=1, stable=True)[:, : self.num_negatives]

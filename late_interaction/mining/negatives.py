@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import check_flag, is_integer
 from late_interaction._checks.packed import check_sequences
-from late_interaction._checks.tensors import check_embeddings, check_mask
+from late_interaction._checks.tensors import INDICES, check_embeddings, check_mask
 from late_interaction._progress import Progress
 from late_interaction.corpus import Corpus
 from late_interaction.mining._choice import Choice
@@ -125,7 +125,8 @@ def hard_negatives(
         own = _positive_scores(queries, corpus, rows, normalize)
         device = scores.device
         lowest = torch.tensor([float(x.min()) if len(x) else torch.nan for x in own], device=device)
-        padded = torch.tensor([row + [-1] * (most - len(row)) for row in rows], device=device).view(-1, most)
+        filled = [row + [-1] * (most - len(row)) for row in rows]
+        padded = torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), most)
         is_positive = torch.cat(
             [
                 (i.unsqueeze(-1) == p.unsqueeze(1)).any(-1)
@@ -184,7 +185,7 @@ def _positives(positives: Any, queries: int, documents: int) -> list[list[int]]:
     rows = []
     for i, row in enumerate(positives):
         for x in row:
-            if isinstance(x, bool) or not hasattr(x, "__index__"):
+            if not is_integer(x) and not (isinstance(x, Tensor) and x.dtype in INDICES and x.dim() == 0):
                 raise TypeError(f"positives[{i}] must hold integers, got {abbreviate(x)}")
             if not 0 <= int(x) < documents:
                 raise ValueError(f"positives[{i}] must lie in [0, {documents}), got {int(x)}")

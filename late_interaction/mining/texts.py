@@ -1,14 +1,14 @@
 """Hard negatives of texts: :func:`mine_hard_negatives`."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_flag, check_positive
+from late_interaction._checks.options import check_flag, check_positive, is_one_of
 from late_interaction.mining._choice import Choice
 from late_interaction.mining.negatives import HardNegatives, hard_negatives
 
@@ -90,14 +90,14 @@ def mine_hard_negatives(
         >>> mined.column_names                                                               # doctest: +SKIP
         ['query', 'answer', 'negative']
     """
-    if output_format not in FORMATS:
+    if not is_one_of(output_format, FORMATS):
         raise ValueError(f"output_format must be one of {FORMATS}, got {abbreviate(output_format)}")
     check_flag("output_scores", output_scores)
     check_flag("include_positives", include_positives)
     check_positive("batch_size", batch_size)
     Choice(num_negatives, **{k: v for k, v in options.items() if k not in ("normalize", "progress")})
     names, anchors, texts = _columns(dataset, anchor_column_name, positive_column_name)
-    documents = list(dict.fromkeys([*texts, *_strings("corpus", corpus or [])]))
+    documents = list(dict.fromkeys([*texts, *_strings("corpus", [] if corpus is None else corpus)]))
     queries = list(dict.fromkeys(anchors))
     place = {text: i for i, text in enumerate(documents)}
     of_query: dict[str, dict[int, None]] = {query: {} for query in queries}
@@ -126,9 +126,9 @@ def _columns(
         raise TypeError(f"dataset must be a datasets.Dataset or a dict of lists, got {abbreviate(dataset)}")
     if len(there) < 2:
         raise ValueError(f"dataset must have two columns, anchors and positives, got {there}")
-    names = [anchor or there[0], positive or there[1]]
+    names = [there[0] if anchor is None else anchor, there[1] if positive is None else positive]
     for name in names:
-        if name not in there:
+        if not is_one_of(name, there):
             raise ValueError(f"dataset must have a column {name!r}, got {there}")
     found = [_strings(name, dataset[name]) for name in names]
     if len(found[0]) != len(found[1]) or not found[0]:
@@ -137,6 +137,8 @@ def _columns(
 
 
 def _strings(name: str, texts: Any) -> list[str]:
+    if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
+        raise TypeError(f"{name} must be a list of strings, got {abbreviate(texts)}")
     found: list[str] = []
     for i, text in enumerate(texts):
         if not isinstance(text, str):

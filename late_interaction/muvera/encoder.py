@@ -11,7 +11,7 @@ from torch.nn.functional import normalize as unit_rows
 from torch.nn.functional import pad
 
 from late_interaction import ops
-from late_interaction._checks.messages import shape_of
+from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.muvera import check_parameters, check_tokens
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import check_embeddings
@@ -167,15 +167,25 @@ class Muvera:
             TypeError: a state that is no dict, or without parameters.
             ValueError: a matrix that is not the one of the parameters.
         """
-        if not isinstance(state, dict) or not isinstance(state.get("parameters"), Tensor):
+        if not isinstance(state, dict):
             raise TypeError(f"state must be a dict of Muvera.state_dict(), got {type(state).__name__}")
+        for name in ("parameters", *_MATRICES):
+            x = state.get(name)
+            if not isinstance(x, Tensor) and (x is not None or name == "parameters"):
+                raise TypeError(f"{name} of the state must be a torch.Tensor, got {type(x).__name__}")
+            if x is not None and (x.layout != torch.strided or x.is_meta):
+                raise ValueError(f"{name} of the state must be dense and hold values, got {abbreviate(x)}")
         if state["parameters"].shape != (7,):
             raise ValueError(f"state must hold 7 parameters, got {shape_of(state['parameters'])}")
         d, k_sim, repetitions, d_proj, d_final, fill_empty, seed = state["parameters"].tolist()
         made = cls(d, k_sim, repetitions, d_proj or None, d_final or None, bool(fill_empty), seed)
         for name, x in zip(_MATRICES, made._matrices[torch.device("cpu")], strict=True):
             theirs = state.get(name)
-            same = x is theirs if x is None or theirs is None else torch.equal(x, theirs.cpu())
+            same = (
+                x is theirs
+                if x is None or theirs is None
+                else x.dtype == theirs.dtype and torch.equal(x, theirs.cpu())
+            )
             if not same:
                 raise ValueError(f"state must hold the {name} of its parameters, {made!r}")
         return made

@@ -67,7 +67,7 @@ def _read(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[list[in
             f"late_interaction: cu_seqlens must rise from 0 to {len(tokens)}, the number of tokens"
         )
     for (start, end), count in zip(pairwise(offsets), counts, strict=True):
-        if count < 1 and start < end:
+        if count < min(end - start, 1):
             raise RuntimeError(f"late_interaction: clusters must be at least 1, got {count}")
     return offsets, counts
 

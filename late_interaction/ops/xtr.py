@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._checks.options import BACKWARDS, OPERATOR_PRECISIONS
 from late_interaction._checks.xtr import RULES
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._library import library, operators
@@ -51,7 +52,10 @@ _group_maxima_op, _select_in_groups_op = (
     operators.xtr_group_maxima_.default,
     operators.xtr_select_in_groups_.default,
 )
-_backward_op = operators.maxsim_backward.default
+_backward_op, _weighted_backward_op = (
+    operators.maxsim_backward.default,
+    operators.maxsim_weighted_backward.default,
+)
 
 # What a panel takes at most, but for one of a single row. On a GPU the product and the selection need
 # hundreds of rows to fill it; on a CPU smaller panels stay closer to the caches.
@@ -155,6 +159,7 @@ def _xtr_winners(
     backward: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check(Q, D, q_weights, d_mask, k, rule)
+    _check_strings(precision, backward)
     (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
     scores, denominators, winners = _fake(Q, D)
     if winners.numel() == 0 or Ld == 0:
@@ -197,6 +202,15 @@ def _check(Q: Tensor, D: Tensor, q_weights: Tensor | None, d_mask: Tensor | None
         problem = "q_weights must be bool or of the scores' dtype, [Nq, Lq], on the device of Q"
     if problem is not None:
         raise RuntimeError(f"late_interaction: {problem}")
+
+
+def _check_strings(precision: str, backward: str) -> None:
+    for name, value, known in (
+        ("precision", precision, OPERATOR_PRECISIONS),
+        ("backward", backward, BACKWARDS),
+    ):
+        if value not in known:
+            raise RuntimeError(f"late_interaction: {name} must be one of {known}, got {value[:40]!r}")
 
 
 def _fits(x: Tensor, tokens: Tensor, *dtypes: torch.dtype) -> bool:
@@ -276,19 +290,16 @@ class XTRWinners(Function):
         strategy = ctx.strategy
         if strategy == "auto" and torch.are_deterministic_algorithms_enabled():
             strategy = "lowmem"
-        weighted, weights = Q, None
-        if q_weights is not None and q_weights.dtype != torch.bool:
-            weights = q_weights.unsqueeze(-1)
-            weighted = (Q * weights).to(Q.dtype)
         options = (False, strategy, need_Q or need_weights, need_D)
-        grad = grad_scores / denominators
-        grad_Q, grad_D = call_in_backward(_backward_op, grad, weighted, D, winners, *options)
-        grad_weights = None
-        if weights is not None:
-            if need_weights:  # of a query token: its maxima's sum, weighted by the gradients
-                grad_weights = (Q.to(weights.dtype) * grad_Q.to(weights.dtype)).sum(-1)
-            grad_Q = (grad_Q * weights).to(Q.dtype) if need_Q else None
-        return grad_Q if need_Q else None, grad_D if need_D else None, grad_weights, *[None] * 5
+        grad, tokens = grad_scores / denominators, (Q, D)
+        if q_weights is None or q_weights.dtype == torch.bool:
+            grads = call_in_backward(_backward_op, grad, *tokens, winners, *options)
+        else:
+            more = *options, False, need_weights
+            grads = call_in_backward(_weighted_backward_op, grad, *tokens, q_weights, winners, *more)
+        needed = zip(grads, (need_Q, need_D, need_weights), strict=False)
+        found = [x if need else None for x, need in needed]
+        return *found, *[None] * (8 - len(found))
 
 
 def register() -> None:

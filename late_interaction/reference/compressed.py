@@ -7,6 +7,7 @@ codes, the lowest bits first. A centroid's code that is out of range counts as 0
 import torch
 from torch import Tensor
 
+from late_interaction._checks.plaid import check_nbits
 from late_interaction.reference.dense import maxsim_reference, sum_of_maxima, working_dtype
 from late_interaction.reference.packed import maxsim_reference_varlen
 
@@ -62,7 +63,7 @@ def unpack_residuals_reference(residuals: Tensor, nbits: int, d: int) -> Tensor:
         int32, ``[..., d]``, each in ``[0, 2**nbits)``.
 
     Raises:
-        ValueError: another ``nbits``, or residuals too short for ``d``.
+        TypeError, ValueError: another ``nbits``, or residuals too short for ``d``.
 
     Example:
         >>> import torch
@@ -70,8 +71,7 @@ def unpack_residuals_reference(residuals: Tensor, nbits: int, d: int) -> Tensor:
         >>> unpack_residuals_reference(torch.tensor([0b11100100], dtype=torch.uint8), nbits=2, d=4)
         tensor([0, 1, 2, 3], dtype=torch.int32)
     """
-    if nbits not in (1, 2, 4, 8):
-        raise ValueError(f"nbits must be 1, 2, 4 or 8, got {nbits}")
+    check_nbits(nbits)
     if residuals.shape[-1] != (d * nbits + 7) // 8:
         raise ValueError(
             f"residuals must be [..., {(d * nbits + 7) // 8}] for d = {d} and nbits = {nbits},"
@@ -187,6 +187,7 @@ def decompressed(
             f"residuals must be {[*codes.shape, 'bytes']} as codes are {list(codes.shape)},"
             f" got {list(residuals.shape)}"
         )
+    check_nbits(nbits)
     if bucket_weights.shape != (2**nbits,):
         raise ValueError(
             f"bucket_weights must be [{2**nbits}] for nbits = {nbits}, got {list(bucket_weights.shape)}"

@@ -111,6 +111,8 @@ def sum_of_maxima(similarity: Tensor, q_mask: Tensor | None, d_mask: Tensor | No
     if similarity.shape[-1] == 0:  # max needs something to look at: one token that does not count
         similarity = torch.nn.functional.pad(similarity, (0, 1))
     best, index = similarity.max(dim=-1)  # the first of equals, and the first NaN
+    if d_mask is not None and d_mask.shape[-1]:  # a masked token equals valid ones of -inf
+        index = torch.where(best == NEG_INF, d_mask.int().argmax(-1).unsqueeze(-1), index)
     scores = torch.where(counts, best, 0.0).sum(-1)
     winners = torch.where(counts, index, -1).to(torch.int32)
     return scores, winners

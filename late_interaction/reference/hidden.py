@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from late_interaction._checks.from_hidden import check_from_hidden
+from late_interaction._checks.options import check_flag
 from late_interaction._scoring.precision import without_autocast
 from late_interaction.reference.dense import maxsim_reference, working_dtype
 
@@ -41,17 +43,11 @@ def maxsim_from_hidden_reference(
         >>> maxsim_from_hidden_reference(Q, H_d, torch.eye(2, 3))
         tensor([0.6000])
     """
-    if H_d.dim() != 3:
-        raise ValueError(f"H_d must be [Nd, Ld, d_model], got {list(H_d.shape)}")
-    if W.shape != (Q.shape[-1], H_d.shape[-1]):
-        raise ValueError(f"W must be [{Q.shape[-1]}, {H_d.shape[-1]}] (d, d_model), got {list(W.shape)}")
-    if b is not None and b.shape != W.shape[:1]:
-        raise ValueError(f"b must be [{W.shape[0]}] (d), got {list(b.shape)}")
+    check_flag("normalize", normalize)
+    _, _, d_mask = check_from_hidden(Q, H_d, W, b, None, d_mask, False)
     dtype = working_dtype(Q)
-    if d_mask is not None:
-        d_mask = d_mask.unsqueeze(0) if d_mask.dim() == 1 else d_mask
-        # A masked state reaches nothing, W's gradient included, whatever it holds.
-        H_d = H_d.masked_fill(~d_mask.bool().unsqueeze(-1), 0.0)
+    if d_mask is not None:  # a masked state reaches nothing, W's gradient included, whatever it holds
+        H_d = H_d.masked_fill(~d_mask.unsqueeze(-1), 0.0)
     with without_autocast(Q.device.type):
         D = torch.nn.functional.linear(H_d.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
         if normalize:

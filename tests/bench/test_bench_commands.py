@@ -7,12 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from bench import command_line
-from bench.harness import results
+from bench.harness import recorder, results
 from bench.harness.run_header import todays_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,6 +126,33 @@ def test_the_recorder_needs_pytorch_alone(tmp_path: Path) -> None:
     for line in run.stdout.splitlines():
         assert parses(shlex.split(line.split(": ", 1)[1])[3:]), line
     assert "bench sweep" in run.stdout and "bench plans" in run.stdout and "--suite first-call" in run.stdout
+
+
+def test_the_recorder_goes_on_with_a_sweep_that_ran_out_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that leaves shapes is not done, and the next call begins with those that it has."""
+
+    def sweep(*, found: str | None, code: int) -> recorder.Recorder:
+        def command(job: recorder.Job, out: Path, dry: bool, cores: int) -> list[str]:
+            program = (
+                "import pathlib, sys; file = pathlib.Path(sys.argv[1]);"
+                f"before = file.read_text() if file.exists() else None; assert before == {found!r}, before;"
+                f"file.write_text((before or '') + 'x'); sys.exit({code})"
+            )
+            return [sys.executable, "-c", program, str(out / f"{job.name}.json")]
+
+        monkeypatch.setattr(recorder.Job, "command", command)
+        made = recorder.Recorder(tmp_path, ["0"], end=time.perf_counter() + 1e4)
+        made.run([job for job in recorder.JOBS if job.name == "sweep"])
+        return made
+
+    assert sweep(found=None, code=0).outcomes["sweep"][0] == "done"
+    (tmp_path / "sweep.json").rename(tmp_path / f"sweep{recorder.UNFINISHED}")
+    assert sweep(found="x", code=3).outcomes["sweep"][0] == "failed with 3"
+    assert not (tmp_path / "sweep.json").exists()
+    assert sweep(found="xx", code=0).outcomes["sweep"][0] == "done"
+    assert not (tmp_path / f"sweep{recorder.UNFINISHED}").exists()
 
 
 # ---- the packages ----

@@ -211,7 +211,12 @@ def test_the_model_is_of_the_formulas() -> None:
     assert large_batches.seconds(eight, DEVICE) == pytest.approx(8 * large_batches.seconds(size, DEVICE))
     slow = large_batches.Device("", 800e12, 8e12, link=1e9)
     documents = eight.embeddings[1] * 7
-    assert large_batches.seconds(eight, slow) == pytest.approx(documents / 1e9 + 3 * documents / 1e9)
+    assert large_batches.seconds(eight, slow) == pytest.approx(documents / 1e9 + 2 * documents / 1e9)
+    for gpus, copies in ((2, 4), (8, 6)):  # of a shard's documents; a float32 one counts twice
+        ring = large_batches.Sizes(16384 * gpus, gpus=gpus)
+        queries, documents = ring.embeddings
+        wanted = 128 * 2**20 + 20 * 16384 + 2 * queries + copies * documents
+        assert large_batches.beside_bytes(ring) == pytest.approx(wanted)
     assert DEVICE.ring(8) > DEVICE.ring(16)
     assert math.isclose(large_batches.saved_bytes(size), 16384**2 * (64 + 12))
 

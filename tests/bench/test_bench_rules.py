@@ -343,7 +343,7 @@ def test_a_dry_run_records_in_order_and_goes_on(tmp_path: Path, capsys: pytest.C
         path.unlink()
     assert main([*words, "--gpus", "0,1"]) == 0
     told = capsys.readouterr().out
-    assert "plans on GPU 0" in told and "backward on GPU 1" in told and told.count("done after") == 2
+    assert "backward on GPU 0" in told and "plans on GPU 1" in told and told.count("done after") == 2
     rows = json.loads((tmp_path / "backward.json").read_text())
     assert rows[0]["command"].startswith("python -m bench run --suite backward") and len(rows) > 10
     assert main(words) == 0 and "on GPU" not in capsys.readouterr().out

@@ -57,14 +57,16 @@ void test_recomputed_winners_have_their_room() {
 void test_a_plan_fits_its_device() {
   for (int capability : {80, 86, 89, 90}) {
     const Device device = device_of_capability(capability, 100);
-    for (int64_t Lq : {1, 32, 1030}) {
-      for (int64_t d : {8, 128, 1024}) {
+    for (int64_t Lq : {1, 32, 1030, INT32_MAX}) {
+      for (int64_t d : {8, 128, 1024, 1 << 30}) {
+        if (Lq * d > int64_t{1} << 40) continue;
         const Sizes sizes{Layout::in_batch, 64, 64, Lq, 300, d};
         const ForwardPlan forward = plan_forward(sizes, {}, device);
-        EXPECT(forward.smem_bytes <= device.smem_per_block);
+        EXPECT(forward.smem_bytes >= 0 && forward.smem_bytes <= device.smem_per_block);
         EXPECT(forward.grid >= 1 && forward.grid <= forward.work_tiles);
         const BackwardPlan backward =
             plan_backward(sizes, Dtype::bf16, true, false, Backward::lowmem, device);
+        EXPECT(backward.chunk >= 0 && backward.lowmem_smem_bytes > 0);
         EXPECT(backward.lowmem_smem_bytes <= device.smem_per_block);
       }
     }

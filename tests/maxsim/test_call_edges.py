@@ -5,10 +5,13 @@ import sys
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction import int8
+from late_interaction._scoring import norm_warning
+from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.topk import TopK, _default_chunk, maxsim_topk
 from late_interaction.varlen import maxsim_varlen
@@ -18,16 +21,19 @@ D = torch.arange(28.0).view(7, 4).sin()
 
 
 class Called(TorchDispatchMode):
-    """The names of our operators that run, and the last argument of each."""
+    """The names of our operators that run, the last argument of each, and all arguments by name."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.last = [], []
+        self.names, self.last, self.arguments = [], [], []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "late_interaction":
             self.names.append(function.name().removeprefix("late_interaction::"))
             self.last.append(args[-1])
+            schema = function._schema.arguments
+            given = dict(zip([x.name for x in schema], args, strict=False))  # defaults are left out
+            self.arguments.append({x.name: x.default_value for x in schema} | given | (kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
@@ -56,6 +62,99 @@ def test_winners_are_kept_where_a_gradient_is_wanted(function, learns, enabled):
     name = "maxsim_pairs_packed" if function == "listed" else "maxsim_varlen"
     wanted = bool(learns) and enabled
     assert called.names == [name + "_winners" * wanted] and scores.requires_grad == wanted
+
+
+@pytest.fixture
+def not_the_first_call(monkeypatch):
+    """The process's first call looks at norms, and goes a longer way."""
+    monkeypatch.setattr(norm_warning, "checked", True)
+
+
+STEPS = {
+    "plain": {},
+    "options": {"normalize": True},
+    "recompute": {"winners": "recompute"},
+    "weights": {"q_weights": True},
+    "weights, recompute": {"q_weights": True, "winners": "recompute"},
+}
+
+
+@pytest.mark.parametrize(
+    "step, learns",
+    [(x, learns) for x in STEPS for learns in ("Q", "D", "Q D", *(("w", "D w") if "weights" in x else ()))],
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_backward_makes_the_gradients_that_are_wanted(not_the_first_call, step, learns, deterministic):
+    options = dict(STEPS[step])
+    Q, documents, weights = (
+        x.clone().requires_grad_(name in learns)
+        for name, x in (("Q", tokens(3)), ("D", D), ("w", torch.tensor([1.0, -2.0, 3.0])))
+    )
+    if "q_weights" in options:
+        options["q_weights"] = weights[None]
+    scores = li.maxsim(Q[None], documents[None], **options)
+    torch.use_deterministic_algorithms(deterministic)
+    with Called() as called:
+        scores.sum().backward()
+    torch.use_deterministic_algorithms(False)
+    asked = called.arguments[-1]
+    weighted = "q_weights" in options
+    assert asked["need_grad_D"] == ("D" in learns)
+    assert asked["need_grad_Q"] == ("Q" in learns or (weighted and "w" in learns))
+    assert not weighted or asked["need_grad_weights"] == ("w" in learns)
+    if step != "recompute":
+        assert asked["backward"] == ("lowmem" if deterministic else "auto")
+    for x, name in ((Q, "Q"), (documents, "D"), (weights, "w")):
+        assert (x.grad is not None) == (name in learns)
+
+
+@pytest.mark.parametrize("asked, wanted", [("auto", "lowmem"), ("lowmem", "lowmem"), ("unified", "unified")])
+def test_winners_that_are_found_again_are_added_up_in_order_unless_told_otherwise(monkeypatch, asked, wanted):
+    seen = []
+    monkeypatch.setattr(dense, "_backward_op", lambda *args: seen.append(args) or (args[1], args[2]))
+    Q = tokens(3)[None].requires_grad_()
+    li.maxsim(Q, D[None], backward=asked, winners="recompute").sum().backward()
+    assert [args[5] for args in seen] == [wanted]
+
+
+@pytest.mark.parametrize(
+    "options, caller, unified",
+    [
+        ({}, "_call_gradients", True),
+        ({"normalize": True}, "call_in_backward", True),
+        ({"backward": "lowmem"}, "call_in_backward", False),
+        ({"backward": "unified"}, "call_in_backward", True),
+        ({"winners": "recompute"}, "call_in_backward", False),
+        ({"winners": "recompute", "backward": "unified"}, "call_in_backward", True),
+    ],
+)
+def test_what_a_failed_backward_wanted_memory_for(not_the_first_call, monkeypatch, options, caller, unified):
+    """A float32 sum of grad_D only where it adds up in one pass."""
+
+    def fails(*_):
+        raise RuntimeError("API call failed")
+
+    asked = []
+    Q = tokens(3)[None].requires_grad_()
+    scores = li.maxsim(Q, D[None].requires_grad_(), **options)
+    monkeypatch.setattr(dense, caller, fails)
+    monkeypatch.setattr(dense._oom, "backward_failed", lambda *args: asked.append(args[-1]))
+    with pytest.raises(RuntimeError, match="API call failed"):
+        scores.sum().backward()
+    assert asked == [unified]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_both_gradients_is_not_differentiated_again(not_the_first_call, step):
+    options = STEPS[step] | ({"q_weights": torch.ones(1, 3)} if "q_weights" in STEPS[step] else {})
+    inputs = tokens(3)[None].requires_grad_(), D[None].clone().requires_grad_()
+    scores = li.maxsim(*inputs, **options)
+    for grad in torch.autograd.grad(scores.square().sum(), inputs, create_graph=True):
+        with pytest.raises(RuntimeError, match="double backward of maxsim is not supported"):
+            torch.autograd.grad(grad.sum(), inputs, retain_graph=True)
+    scores = li.maxsim(*inputs, **options)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.autograd.grad(scores, inputs, forward_ad.make_dual(scores.detach(), scores.detach()))
 
 
 @pytest.mark.parametrize(
@@ -202,10 +301,17 @@ class _Nothing(torch.autograd.Function):
         return None
 
 
-def test_scores_without_a_gradient_give_none():
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda Q: score_pairs_packed(Q, D, integers(0, 2, 9), integers(0, 7), *PAIRS),
+        lambda Q: li.maxsim_with_winners(Q[None], D[None])[0],
+        lambda Q: OPS.maxsim_weighted_winners(Q[None], D[None], torch.ones(1, 9), None, None)[0],
+    ],
+)
+def test_scores_without_a_gradient_give_none(score):
     Q = tokens(9).requires_grad_()
-    scores = score_pairs_packed(Q, D, integers(0, 2, 9), integers(0, 7), *PAIRS)
-    _Nothing.apply(scores).sum().backward()
+    _Nothing.apply(score(Q)).sum().backward()
     assert Q.grad is None
 
 

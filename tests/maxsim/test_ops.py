@@ -170,9 +170,13 @@ def test_what_pairs_must_be(device):
 
 
 @pytest.mark.parametrize("Ld", [65534, 65535])
-def test_fake_winners_have_the_width_of_real_ones(Ld):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fake_winners_have_the_width_of_real_ones(Ld, weighted):
     Q, D = torch.empty(2, 3, 8, device="meta"), torch.empty(4, Ld, 8, device="meta")
-    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    if weighted:
+        scores, winners = OPS.maxsim_weighted_winners(Q, D, Q[..., 0], None, None)
+    else:
+        scores, winners = OPS.maxsim_winners(Q, D, None, None)
     assert scores.shape == (2, 4) and winners.shape == (2, 4, 3)
     assert winners.dtype == (torch.int16 if Ld == 65534 else torch.int32)
     assert li.maxsim_with_winners(Q, D)[1].dtype == torch.int32
@@ -557,6 +561,8 @@ def test_a_subclass_sees_the_operator(device):
     [
         lambda Q, D: (Q[0], D, None, None),
         lambda Q, D: (Q, D[0], None, None),
+        lambda Q, D: (Q, D.expand(1, 3, 4, 7, 8), None, None),
+        lambda Q, D: (Q, D.expand(3, 4, 7, 8), None, None, False, "highest", "auto", True),
         lambda Q, D: (Q, D[..., :-1], None, None),
         lambda Q, D: (Q, D.bfloat16(), None, None),
         lambda Q, D: (Q.int(), D.int(), None, None),
@@ -572,6 +578,21 @@ def test_raw_operators_check_too(bad, device):
     for op in (OPS.maxsim, OPS.maxsim_winners):
         with pytest.raises(RuntimeError, match="late_interaction"):
             op(*args)
+
+
+@pytest.mark.parametrize(
+    "q_shape, d_shape, paired",
+    [
+        ((5, 8), (4, 7, 8), False),
+        ((3, 5, 8), (1, 3, 4, 7, 8), False),
+        ((3, 5, 8), (7, 8), True),
+        ((3, 5, 8), (3, 4, 7, 8), True),
+    ],
+)
+def test_ranks_are_checked_without_values(q_shape, d_shape, paired):
+    Q, D = (torch.empty(shape, device="meta") for shape in (q_shape, d_shape))
+    with pytest.raises(RuntimeError, match=r"late_interaction: [QD] must be"):
+        OPS.maxsim(Q, D, None, None, paired=paired)
 
 
 @pytest.mark.parametrize(

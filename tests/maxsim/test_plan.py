@@ -299,3 +299,12 @@ def test_calls_that_there_are_not(error, message, shapes, options):
 def test_the_dtype_is_that_of_either_tensor():
     Q, D = torch.randn(4, 32, 128), torch.randn(5, 300, 128)
     assert li.explain_plan(Q.shape, D) == li.explain_plan(Q, D) == li.explain_plan(Q, D.shape)
+
+
+@pytest.mark.parametrize("size", range(5))
+def test_the_operator_refuses_sizes_that_no_kernel_counts(size):
+    sizes = [2**62 if i == size else 8 for i in range(5)]
+    with pytest.raises(RuntimeError, match="below 2\\*\\*31"):
+        torch.ops.late_interaction.explain_plan(
+            False, *sizes, "bf16", "highest", False, False, "forward", "auto", 90, 132
+        )

@@ -5,6 +5,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
+from late_interaction._scoring.mean import packed_counts, per_token
 from late_interaction.padded import maxsim_padded
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
@@ -550,3 +551,13 @@ def test_the_operators_refuse_them_themselves(spoil, message, device):
     scores, winners = ops.maxsim_winners(Q, D, None, None)
     with pytest.raises(RuntimeError, match=message):
         ops.maxsim_weighted_backward(scores, Q, D, weights, winners)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_token_counts_whatever_its_weight_but_0(masked):
+    weights = torch.tensor([[1.0, -1.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+    keep = torch.tensor([[True, True, True, False], [True] * 4]) if masked else None
+    counts = [[2.0 if masked else 3.0], [1.0]]
+    assert (1 / per_token(torch.ones(2, 5), weights, keep, weights))[:, :1].allclose(torch.tensor(counts))
+    assert packed_counts(torch.tensor([0, 4, 8]), weights.flatten()).tolist() == [3, 1]
+    assert packed_counts(torch.tensor([0, 4, 4, 8]), None).tolist() == [4, 1, 4]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from late_interaction import reference
+from late_interaction import maxsim_with_winners, reference
 from tests import ref
 from tests.cases import mask, tokens
 
@@ -196,6 +196,13 @@ BAD = {
         "query_lengths",
     ),
     "W turned": ("maxsim_from_hidden_reference", (X, X.view(2, 3, 4), X), ValueError, "W must be"),
+    "huge nbits": ("unpack_residuals_reference", (X.byte(), 2**70, 4), ValueError, "nbits must be 1"),
+    "nbits that fill memory": (
+        "maxsim_residual_varlen_reference",
+        (X, X[:, 0].int(), X[:, :1].byte(), CU, X, X[0], 2**70),
+        ValueError,
+        "nbits must be 1, 2, 4 or 8",
+    ),
     "nbits of 3": ("unpack_residuals_reference", (X.byte(), 3, 4), ValueError, "nbits"),
     "short residuals": ("unpack_residuals_reference", (X.byte(), 8, 5), ValueError, "residuals"),
     "weights of 2 bits": (
@@ -212,3 +219,11 @@ def test_bad_input(bad):
     name, args, error, words = BAD[bad]
     with pytest.raises(error, match=words):
         getattr(reference, name)(*args)
+
+
+def test_a_masked_token_wins_nothing_though_all_others_are_minus_infinity(device):
+    Q, D = torch.tensor([[[1.0]]], device=device), torch.full((1, 3, 1), -torch.inf, device=device)
+    d_mask = torch.tensor([[False, True, True]], device=device)
+    scores, winners = reference.maxsim_with_winners_reference(Q, D, None, d_mask)
+    assert winners.tolist() == [[[1]]] and scores.item() == -torch.inf
+    assert torch.equal(maxsim_with_winners(Q, D, None, d_mask)[1], winners)

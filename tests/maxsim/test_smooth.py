@@ -277,13 +277,15 @@ def test_small_gradients_beside_large_ones(device, dtype):
 
 def test_precision(device):
     Q, D = embeddings("in-batch", 4, 6, 8, 20, 64, device, torch.float32, scale=0.1)
-    exact = judge(Q, D).detach()
+    exact, found = judge(Q, D).detach(), []
     for precision, limit in (("highest", 3e-6), ("high", 1e-3), ("medium", 8e-3)):
         torch.set_float32_matmul_precision(precision)
-        ref.assert_close(li.smooth_maxsim(Q, D), exact, limit)
+        found.append(li.smooth_maxsim(Q, D).detach())
+        ref.assert_close(found[-1], exact, limit)
         assert torch.get_float32_matmul_precision() == precision
         half = li.smooth_maxsim(Q.bfloat16(), D.bfloat16())
         ref.assert_close(half, judge(Q.bfloat16(), D.bfloat16()), 1e-5)
+    assert not torch.equal(found[0], found[2])  # what is said is followed
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction._scoring.precision import float32_precision, float32_products
 
 
 def step(Q, D, backward="lowmem"):
@@ -36,6 +37,34 @@ def test_threads(device):
     with ThreadPoolExecutor(4) as pool:
         for index, got in enumerate(pool.map(work, range(40))):
             assert all(map(torch.equal, got, expected[index % 6])), f"call {index}"
+
+
+def test_threads_that_multiply_float32_otherwise_leave_pytorch_as_it_was():
+    """PyTorch's switch is one for all threads."""
+    (Q, D), before = problem(0), torch.get_float32_matmul_precision()
+    Q, D = Q.detach(), D.detach()
+    start = threading.Barrier(4)
+
+    def work(index):
+        start.wait()
+        for _ in range(8):
+            if index % 2:
+                li.xtr_scores(Q, D, 50, precision="high")
+            else:
+                got = li.xtr_scores(Q.half(), D.half(), 50)  # in float32, whatever the switch says
+                assert torch.equal(got, expected) and float32_precision("cpu") == "medium"
+
+    try:
+        torch.set_float32_matmul_precision("medium")
+        expected = li.xtr_scores(Q.half(), D.half(), 50)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        assert torch.get_float32_matmul_precision() == "medium"
+        with float32_products("cpu", "high"), float32_products("cpu", "highest"):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.gpu

@@ -78,7 +78,7 @@ def way(request, monkeypatch):
         return CASES, OPS.maxsim_hamming, OPS.maxsim_asymmetric
     if request.param == "one document at a time":
         monkeypatch.setattr(packed_codes, "_BYTES", 1)
-    return CASES[::4], packed_codes._maxsim_hamming, packed_codes._maxsim_asymmetric
+    return CASES[::8] + CASES[1::8], packed_codes._maxsim_hamming, packed_codes._maxsim_asymmetric
 
 
 def test_hamming(way, device):
@@ -381,9 +381,51 @@ def test_messages_of_asymmetric_codes(device):
         (codes, D, s, t, None, torch.ones(4, 7, device=device), 1),
         (codes, D, s, t, None, None, 3),
         (codes, D.expand(5, 4, 7, 3), s, t.expand(5, 4, 7), None, None, 1),
+        (codes, D.expand(2, 4, 7, 3), s, t.expand(2, 4, 7), None, None, 1),
+        (codes[0], D.expand(3, 4, 7, 3), s[0], t.expand(3, 4, 7), None, None, 1),
+        (codes[..., :0], D[..., :0], s, t, None, None, 1),
+        (codes, D[0, 0, 0], s, t, None, None, 1),
+        (codes, D[0, 0], s, t, None, None, 1),
+        (codes, D.to_sparse(), s, t, None, None, 1),
+        (codes.to_sparse(), D, s, t, None, None, 1),
     ):
-        with pytest.raises((RuntimeError, TypeError, ValueError)):
-            OPS.maxsim_asymmetric(*bad)
+        for op in (OPS.maxsim_asymmetric, packed_codes._maxsim_asymmetric):
+            with pytest.raises((RuntimeError, TypeError, ValueError)):
+                op(*bad)
+
+
+@pytest.mark.parametrize("each, slices", [(3, [3, 3, 1]), (10, [1] * 7), (11, [1] * 7), (1, [7]), (0, [7])])
+def test_int8_copies_are_no_larger_than_they_may_be(each, slices, monkeypatch):
+    monkeypatch.setattr(packed_codes, "_BYTES", 10)
+    places = range(7)
+    assert [len(places[part]) for part in packed_codes._slices(7, each)] == slices
+
+
+@pytest.mark.parametrize(
+    "shape, size, blocks",
+    [
+        ((7, 5, 1), 80, [(3, 2), (3, 2), (3, 2), (3, 1)]),
+        ((3, 4, 5, 1), 80, [(1, 2)] * 6),
+        ((3, 4, 5, 1), 320, [(2, 4), (1, 4)]),
+        ((3, 4, 5, 1), 1000, [(3, 4)]),
+    ],
+)
+def test_blocks_of_int8_copies(shape, size, blocks, monkeypatch):
+    """There are 3 queries, and documents have 5 tokens of 8 bytes."""
+    monkeypatch.setattr(packed_codes, "_BYTES", size)
+    D, places = torch.zeros(shape, dtype=torch.uint8), range(shape[-3])
+    found = [(len(range(3)[i]), len(places[j])) for i, j in packed_codes._blocks(D, 8)]
+    assert found == blocks
+
+
+@pytest.mark.parametrize("d", range(1, 20))
+def test_codes_of_any_number_of_dims(d):
+    x = torch.randn(3, d)
+    (signs, scale), (codes, steps) = bits.to_bits(x), bits.to_int4(x)
+    assert signs.shape == (3, -(-d // 8)) and codes.shape == (3, -(-d // 2))
+    assert torch.equal(bits.from_bits(signs, scale, d).sign(), x.sign())
+    back = bits.from_int4(codes, steps, d)
+    assert ((back - x).abs() <= 0.5001 * steps.unsqueeze(-1)).all()
 
 
 def test_quantizers_refuse():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from late_interaction import fp8, int8
+from late_interaction import bits, fp8, int8
 from late_interaction.reference import maxsim_quantized_reference
 from late_interaction.topk import maxsim_topk
 
@@ -97,6 +97,41 @@ def test_fp8_has_two_formats(quantize, dtype):
 def test_a_token_has_dims(quantize, X):
     with pytest.raises(ValueError, match=r"X must be \[\.\.\., d\] with d of at least 1"):
         quantize(X)
+
+
+CODES = X.to(torch.int8)
+# What makes floats of codes again, with good arguments.
+DEQUANTIZERS = {
+    fp8.dequantize_fp8_per_tensor: {"X_fp8": X.to(E4M3), "scale": ONE},
+    fp8.dequantize_fp8_per_token: {"X_fp8": X.to(E5M2), "scale": S},
+    int8.dequantize_int8_per_token: {"X_int8": CODES, "scale": S},
+    bits.from_bits: {"codes": CODES[..., :1].view(torch.uint8), "scale": S, "d": 8},
+    bits.from_int4: {"codes": CODES[..., :4].view(torch.uint8), "scale": S, "d": 8},
+}
+
+
+@pytest.mark.parametrize("function", DEQUANTIZERS)
+@pytest.mark.parametrize(
+    ("at", "bad", "error"),
+    [
+        (0, None, TypeError),
+        (0, X, TypeError),
+        (0, X.tolist(), TypeError),
+        (1, 0.5, TypeError),
+        (1, S.int(), TypeError),
+        (1, S.to_sparse(), TypeError),
+        (1, S.to("meta"), ValueError),
+        (1, S[:, :4], ValueError),
+        (1, S[:1], ValueError),
+        (1, S.unsqueeze(0), ValueError),
+    ],
+)
+def test_what_is_converted_back(function, at, bad, error):
+    good = DEQUANTIZERS[function]
+    assert function(**good).shape == X.shape
+    name = list(good)[at]
+    with pytest.raises(error, match=f"^{name} must be"):
+        function(**good | {name: bad})
 
 
 # What replaces good arguments of a search of codes, the exception, and words that its message must hold.

@@ -110,6 +110,20 @@ def test_weights_of_query_tokens(device, rule):
     assert gradients(alone, weights)[0].any()
 
 
+@pytest.mark.parametrize("size", [1e-7, 1e5, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_that_half_precision_does_not_hold(device, dtype, size):
+    """A weighted token of Q is never rounded to the dtype of Q: float16 ends at 65504."""
+    Q, D = (x.detach().to(dtype).requires_grad_() for x in embeddings(3, 4, 5, 9, 16, device))
+    weights = (torch.randn(3, 5, device=device) * size).requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in (Q, D, weights)]
+    scores = li.xtr_scores(Q, D, 36, q_weights=weights) / size
+    reference = xtr_scores_reference(wide[0], wide[1], 36, q_weights=wide[2]) / size
+    inputs = gradients(scores, (Q, D, weights)), gradients(reference, wide)
+    for mine, theirs in zip(*inputs, strict=True):
+        assert (mine.double() - theirs).norm() < 0.02 * theirs.norm()
+
+
 # Panels of one row, of a few and of all; documents on both sides of 16-cell segments.
 @pytest.mark.parametrize("panel", [1, 4000, 1 << 20])
 @pytest.mark.parametrize("rule", RULES)
@@ -400,7 +414,11 @@ def test_layouts(device):
     assert torch.equal(own, torch.stack([grid[i, 2 * i : 2 * i + 2] for i in range(3)]))
     torch.testing.assert_close(li.xtr_scores(Q[0], D, 11), grid[0], rtol=1e-12, atol=1e-12)
     assert torch.equal(li.xtr_scores(Q[:1], D[0], 11), li.xtr_scores(Q[:1], D[:1], 11).squeeze(1))
-    assert li.xtr_scores(Q[0], D[0], 2).shape == ()
+    assert li.xtr_scores(Q[0], D[0], 2).shape == () and li.xtr_scores(Q, D[0], 2).shape == (3,)
+    own_mask = torch.rand(3, 2, 5, device=device) < 0.6
+    grid = li.xtr_scores(Q, D, 11, None, own_mask.flatten(0, 1))
+    own = li.xtr_scores(Q, D.view(3, 2, 5, 8), 11, None, own_mask)
+    assert torch.equal(own, torch.stack([grid[i, 2 * i : 2 * i + 2] for i in range(3)]))
     for form in ("transposed", "sliced", "offset", "expanded"):
         q, d = tokens((3, 4, 8), F64, device, form), tokens((6, 5, 8), F64, device, form)
         wanted = li.xtr_scores(q.contiguous(), d.contiguous(), 11)
@@ -442,6 +460,7 @@ def test_precision(device):
         assert torch.equal(scores, coarse)
         assert torch.equal(li.xtr_scores(Q.bfloat16(), D, 100), coarse)
         fine = li.xtr_scores(Q, D, 100, precision="highest")
+        assert torch.equal(li.xtr_scores(Q.bfloat16(), D, 100, precision="highest"), coarse)
     assert [g.dtype for g in gradients(scores, (Q, D))] == [torch.float32] * 2
     ref.assert_close(fine, exact, 1e-5)
 
@@ -624,7 +643,11 @@ BAD = {
     "a rule": ({"rule": "colbert"}, ValueError, "rule must be one of"),
     "a mask": ({"d_mask": torch.ones(4, 6, dtype=torch.bool)}, ValueError, "d_mask must be"),
     "a float mask": ({"q_mask": torch.ones(2, 3)}, TypeError, "q_mask must be a dense bool"),
-    "bool weights": ({"q_weights": torch.ones(2, 3).bool()}, TypeError, "q_weights must be floating point"),
+    "bool weights": (
+        {"q_weights": torch.ones(2, 3).bool()},
+        TypeError,
+        "q_weights must be dense and floating point",
+    ),
     "weights": ({"q_weights": torch.ones(2, 4)}, ValueError, "q_weights must be"),
     "listed weights": ({"q_weights": [1.0]}, TypeError, "q_weights must be a torch.Tensor"),
     "a precision": ({"precision": "tf32"}, ValueError, "precision must be one of"),
@@ -672,3 +695,16 @@ def test_bad_input_of_the_selection(device):
     ):
         with pytest.raises(RuntimeError, match=words):
             OPS.xtr_select_(*args)
+
+
+@pytest.mark.parametrize(("k", "rule", "wanted"), [
+    (11, "paper", 0.0), (12, "paper", 0.0), (11, "pylate", 0.0), (12, "pylate", -torch.inf),
+])  # fmt: skip
+def test_a_document_whose_tokens_are_all_masked(k, rule, wanted):
+    """Its tokens are selected after all others: the 12th of the batch is one of them."""
+    Q, D = torch.randn(2, 3, 8), torch.randn(3, 4, 8)
+    d_mask = torch.ones(3, 4, dtype=torch.bool)
+    d_mask[1] = False
+    q_mask = torch.tensor([[True, True, False], [True, True, True]])
+    scores = li.xtr_scores(Q, D, k, q_mask, d_mask, rule=rule)
+    assert scores[:, 1].tolist() == [wanted] * 2 and scores[:, [0, 2]].isfinite().all()

@@ -7,6 +7,7 @@ import late_interaction as li
 from late_interaction import bits, coarse
 from late_interaction._search import rescore
 from late_interaction.coarse import KINDS, Codes, encode
+from late_interaction.score_pairs import rerank_direct
 from tests.cases import mask
 
 
@@ -99,10 +100,111 @@ def test_gathered_in_any_pieces(kind, corpus, monkeypatch):
         assert torch.equal(found[1], expected[1])
 
 
+# ---- sizes of parts, on which no result depends ----
+
+
+@pytest.mark.parametrize("each, most, count", [(3, 10, 3), (1, 5, 5), (0, 5, 5), (11, 10, 1)])
+def test_as_many_as_fit_and_at_least_one(each, most, count):
+    assert rescore.fitting(each, most) == count
+
+
+@pytest.mark.parametrize(
+    "room, candidates, parts",
+    [
+        (5, 12, [(1, 5), (1, 5), (1, 2)] * 5),
+        (30, 12, [(2, 12), (2, 12), (1, 12)]),
+        (3, 1, [(3, 1), (2, 1)]),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_copies_of_candidates_are_no_larger_than_they_may_be(room, candidates, parts, masked, monkeypatch):
+    D = torch.randn(60, 7, 16)
+    lengths = torch.arange(60) % 4 + 1
+    d_mask = torch.arange(7) < lengths.unsqueeze(1) if masked else None
+    seen = []
+    monkeypatch.setattr(rescore, "_GATHERED_BYTES", room * 7 * 16 * 4)
+    monkeypatch.setattr(
+        rescore, "maxsim", lambda Q, D, *x, **y: seen.append(D.shape) or li.maxsim(Q, D, *x, **y)
+    )
+    li.retrieve(D[:5], D, 1, None, d_mask, coarse="1bit", candidates=candidates)
+    assert [tuple(shape[:2]) for shape in seen] == parts
+    assert all(shape[2] <= 4 if masked else shape[2] == 7 for shape in seen)
+
+
+def test_where_kept_tokens_lie_together():
+    D = torch.randn(3, 4, 2)
+    lengths = torch.tensor([2, 0, 4])
+    prefix = torch.arange(4) < lengths.unsqueeze(1)
+    assert [x.tolist() for x in rescore.spans_of(D, None)] == [[0, 4, 8], [4, 4, 4]]
+    assert [x.tolist() for x in rescore.spans_of(D, prefix)] == [[0, 4, 8], [2, 0, 4]]
+    assert rescore.spans_of(D, ~prefix) is None
+    assert rescore.spans_of(D.transpose(0, 1).contiguous().transpose(0, 1), None) is None
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_cpu_copies_no_documents_that_lie_together(normalize, monkeypatch):
+    D, scored = torch.randn(30, 5, 16), []
+    monkeypatch.setattr(rescore, "rerank_direct", lambda *x, **y: scored.append(x) or rerank_direct(*x, **y))
+    li.retrieve(D[:4], D, 3, coarse="1bit", normalize=normalize)
+    assert len(scored) == (0 if normalize else 4)
+
+
+def test_a_part_is_encoded_at_a_time(monkeypatch):
+    D, sizes, codes_of = torch.randn(30, 5, 16), [], coarse._codes_of
+    monkeypatch.setattr(coarse, "_CACHED_BYTES", 4 * 5 * 16 * 12)
+    monkeypatch.setattr(coarse, "_codes_of", lambda D, *x: sizes.append(len(D)) or codes_of(D, *x))
+    encode(D, "4bit")
+    assert sizes == [12, 12, 6]
+
+
+def chunks_of_first_pass(Q, D, given):
+    return [len(tokens) for _, tokens, *_ in coarse._FirstPass(Q, None, given, True).chunks(D, None, None)]
+
+
+@pytest.mark.parametrize("queries, scores, chunk", [(5, 100, 20), (1, 100, 100), (0, 100, 100), (5, 1, 1)])
+def test_scores_of_a_chunk_of_codes(queries, scores, chunk, monkeypatch):
+    """Codes that need not travel: however many bytes they have."""
+    D = torch.randn(120, 3, 8)
+    monkeypatch.setattr(coarse, "MOST_SCORES", scores)
+    monkeypatch.setattr(coarse, "_BYTES", 1)
+    seen = chunks_of_first_pass(D[:queries], D, encode(D, "1bit"))
+    assert seen == [min(chunk, 120 - start) for start in range(0, 120, chunk)]
+
+
+def test_bytes_of_a_chunk_that_is_encoded(monkeypatch):
+    D = torch.randn(120, 3, 8)
+    monkeypatch.setattr(coarse, "_BYTES", 4 * 3 * 8 * 50)
+    assert chunks_of_first_pass(D[:2], D, "1bit") == [50, 50, 20]
+
+
+@pytest.mark.parametrize(
+    "top_k, candidates, wanted", [(3, None, 100), (10, None, 100), (11, None, 110), (3, 3, 3)]
+)
+def test_how_many_candidates(top_k, candidates, wanted):
+    assert coarse._check_candidates(candidates, top_k) == wanted
+
+
 def test_a_cpu_gathers_tokens_up_to_the_last_one_that_is_kept():
     kept = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
     assert rescore.longest(kept.unsqueeze(0)) == 2 and rescore.longest(torch.zeros_like(kept)) == 1
     assert rescore.longest(~kept) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_of_one_document_of_empty_ones_and_of_small_tokens(kind):
+    D = torch.randn(3, 4, 16)
+    D[1, 2] = 0
+    codes, one = encode(D, kind), encode(D[0], kind)
+    assert torch.equal(one.tokens, codes.tokens[:1])
+    for small in (D[:0], D[:, :0], D[..., :1]):
+        assert encode(small, kind).tokens.shape[:2] == small.shape[:2]
+    with pytest.raises(ValueError, match=r"D must be .* with d of at least 1"):
+        encode(D[..., :0], kind)
+    again = codes.to("cpu")
+    assert torch.equal(again.tokens, codes.tokens) and (again.scale is None) == (kind == "hamming")
+    if kind != "hamming":
+        torch.testing.assert_close(encode(D * 2**-10, kind).scale, codes.scale)
+        assert torch.equal(again.scale, codes.scale) and codes.scale.isfinite().all()
 
 
 def test_shapes_and_dtypes(device):
@@ -168,6 +270,8 @@ def test_bad_codes():
         ValueError, match=r"coarse must be the codes of D \[29, 5, 16\], got those of \[30, 5, 16\]"
     ):
         li.retrieve(D[:2], D[:29], 3, coarse=codes)
+    with pytest.raises(ValueError, match=r"coarse must be the codes of D \[30, 5, 16\], got those of \[29"):
+        li.retrieve(D[:2], D, 3, coarse=encode(D[:29], "4bit"))
     with pytest.raises(TypeError, match=r"Q must be bfloat16, .* got torch.int8"):
         li.retrieve(D[:2].char(), D.char(), 3, coarse="1bit")
     with pytest.raises(ValueError, match="kind must be one of"):
@@ -180,6 +284,8 @@ def test_bad_codes():
         Codes("1bit", codes.tokens, codes.scale, 16)
     with pytest.raises(ValueError, match=r"tokens must be \[Nd, Ld, bytes\], got \[5, 8\]"):
         Codes("4bit", codes.tokens[0], codes.scale[0], 16)
+    with pytest.raises(ValueError, match=r"tokens must be \[Nd, Ld, bytes\], got \[1, 30, 5, 8\]"):
+        Codes("4bit", codes.tokens[None], codes.scale[None], 16)
     with pytest.raises(TypeError, match=r"scale must be a torch.Tensor for kind='4bit', got None"):
         Codes("4bit", codes.tokens, None, 16)
     with pytest.raises(ValueError, match="scale must be None for kind='hamming'"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, _queries, _tokens
+from late_interaction.corpus import Corpus, _chunks, _queries, _tokens
 from late_interaction.fp8 import quantize_fp8_per_token
 from late_interaction.int8 import quantize_int8_per_token
 from late_interaction.varlen import maxsim_varlen, pack_sequences
@@ -251,6 +251,7 @@ def test_numpy_shares_memory(tmp_path):
         (np.ones((4, 2), np.float32), np.array([0, 5]), r"offsets must never fall and lie within \[0, 4\]"),
         (np.ones((4, 2), np.float32), np.array([0.0]), "offsets must be int32 or int64, got float64"),
         (np.ones(4, np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),
+        (np.ones((4, 2, 2), np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),
     ],
 )
 def test_bad_arrays(tokens, offsets, message):
@@ -264,6 +265,7 @@ def test_bad_arrays(tokens, offsets, message):
         ({"k": 0}, "k must be at least 1"),
         ({"Q": torch.ones(3, 4, 5)}, "Q must have the d of the corpus, 16"),
         ({"Q": [torch.ones(3, 16), torch.ones(16)]}, r"Q\[1\] must be \[L, d\]"),
+        ({"Q": [torch.ones(3, 16), torch.ones(1, 3, 16)]}, r"Q\[1\] must be \[L, d\]"),
         ({"Q": []}, "Q must be a torch.Tensor or a list of them"),
         ({"Q": [torch.ones(3, 16)], "q_mask": torch.ones(1, 3)}, "q_mask must be None for a list"),
         ({"Q": torch.ones(3, 16, dtype=torch.int8)}, "Q must be bfloat16"),
@@ -343,3 +345,42 @@ def test_bounded_memory_of_the_host(tmp_path):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "float16 and int8 in bounded memory, float16 without chunks refused it\n"
+
+
+@pytest.mark.parametrize(
+    "most_bytes, most_documents, ranges",
+    [
+        (1, 9, [(0, 1), (1, 2), (2, 3), (3, 4)]),
+        (3 * 16, 9, [(0, 1), (1, 3), (3, 4)]),
+        (5 * 16, 9, [(0, 3), (3, 4)]),
+        (5 * 16, 2, [(0, 2), (2, 3), (3, 4)]),
+        (1 << 20, 9, [(0, 4)]),
+    ],
+)
+def test_chunks_hold_no_more_than_they_may(most_bytes, most_documents, ranges):
+    """Two shards of documents of 3, 1, 1 and 9 tokens, 16 bytes each."""
+    shard = packed(documents([3, 1, 1, 9], d=4)).shards[0]
+    found = _chunks.plan([shard, shard], most_bytes, most_documents)
+    assert [(chunk.first, chunk.stop) for chunk in found] == ranges * 2
+    assert [chunk.place for chunk in found] == [first + more for more in (0, 4) for first, _ in ranges]
+    for chunk in found:
+        assert chunk.tokens == len(chunk.sources()[0]) == chunk.offsets()[-1]
+
+
+@pytest.mark.parametrize("ids", [None, ["a"]])
+def test_a_part_without_documents_has_no_ids(ids):
+    some, none = Corpus.from_packed(*pack_sequences(documents([3])), ids=ids).parts(2)
+    assert (some.ids is None) == (ids is None) and none.ids is None and len(none) == 0
+
+
+def test_which_documents_of_codes_need_no_copy():
+    offsets = torch.tensor([0, 3, 6, 8, 11, 14])
+    for documents_, longest, rows in (
+        ([0, 1], 3, slice(0, 6)),
+        ([3, 4], 3, slice(8, 14)),
+        ([2], 2, slice(6, 8)),
+        ([0, 1, 3], 3, None),  # no neighbours
+        ([1, 2], 3, None),  # not equally long
+        ([0, 3], 3, None),
+    ):
+        assert _queries._together(offsets, torch.tensor(documents_), longest) == rows

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from late_interaction.corpus import Corpus, CorpusError, _files
+from late_interaction.corpus import Corpus, CorpusError, _files, _ids
 from tests.corpus_worker import documents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -289,6 +289,25 @@ def test_a_changed_file(kind, copy):
             corpus.verify()
 
 
+def test_ids_that_are_no_text(copy):
+    file = copy / "shard-00000.ids"
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+    corpus = Corpus.open(copy)
+    with pytest.raises(CorpusError, match="id 0 of a shard must be UTF-8: the file of its ids was changed"):
+        corpus.ids[0]
+    assert corpus.ids[1] == "1"
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_metadata_without_an_end(made, copy):
+    """Reading a pipe waits for its writer, and a device has no end."""
+    file = copy / "metadata.json"
+    file.unlink()
+    made(file)
+    with pytest.raises(CorpusError, match=f"{file} must be the metadata of a corpus, got no regular file"):
+        Corpus.open(copy)
+
+
 def test_offsets_that_fall(copy):
     file = copy / "shard-00001.offsets"
     offsets = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.int64)
@@ -394,3 +413,57 @@ def test_progress(tmp_path):
     with Corpus.create(tmp_path / "corpus", resume=True, **options) as builder:
         add(builder, documents(100))
     assert seen == [(n, 100) for n in range(40, 101, 4)]
+
+
+# ---- parts of the format ----
+
+
+@pytest.mark.parametrize("wrong", ["0" * 32, "z" * 32])
+def test_a_checksum_that_is_wrong_either_way(wrong, tmp_path):
+    file, entries = tmp_path / "metadata.json", {"format": _files.FORMAT, "version": _files.VERSION}
+    _files.write_metadata(file, entries)
+    assert _files.read_metadata(file) == entries and len(json.loads(file.read_text())["checksum"]) == 32
+    for change, message in (
+        ({"checksum": wrong}, "does not have the checksum"),
+        ({"format": wrong}, "got the format"),
+        ({"version": _files.VERSION - 1}, "must be of version"),
+    ):
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+        with pytest.raises(CorpusError, match=message):
+            _files.read_metadata(file)
+        _files.write_metadata(file, entries)
+    tokens = tmp_path / "tokens"
+    tokens.write_bytes(b"token")
+    with pytest.raises(CorpusError, match="does not have the checksum"):
+        _files.check_checksum(tokens, {"bytes": 5, "blake2b": wrong})
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"ab"])
+def test_files_are_mapped_however_small(data, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    x = _files.mapped(file, len(data), torch.uint8)
+    assert x.tolist() == list(data) and bytes(_files.bytes_of(x)) == data
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        ("ab", "ids must be a list of strings or None, got str"),
+        ({"a", "b"}, "ids must be a list of strings or None, got set"),
+        (["a"], "ids must be as many as the 2 documents, got 1"),
+        (["a", "b", "c"], "ids must be as many as the 2 documents, got 3"),
+        (["a", 1], r"ids\[1\] must be a string, got int"),
+    ],
+)
+def test_bad_ids(ids, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        _ids.check_ids(ids, 2)
+
+
+def test_ids_of_several_shards():
+    joined = _ids.JoinedIds([["a"], [], ["b", "c"], ["d", "e"]])
+    assert list(joined) == ["a", "b", "c", "d", "e"] and joined[-1] == "e" and joined[1:4] == ["b", "c", "d"]
+    assert list(_ids.JoinedIds([])) == [] and len(_ids.PartOfIds(joined, 1, 3)) == 2
+    text, offsets = torch.tensor(list(b"aabb")).to(torch.uint8), torch.tensor([0, 1, 1, 4])
+    assert list(_ids.StoredIds(text, offsets)) == ["a", "", "abb"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from late_interaction import plaid
-from late_interaction.corpus import Corpus, CorpusError
+from late_interaction.corpus import Corpus, CorpusError, _codec_files
 from late_interaction.residual_codec import ResidualCodec
 from late_interaction.varlen import pack_sequences
 
@@ -112,6 +112,15 @@ def test_over_tensors(device):
 # ---- the folder ----
 
 
+def test_codecs_are_equal_by_their_values():
+    codec = trained(documents())
+    tables = codec.centroids, codec.bucket_cutoffs, codec.bucket_weights
+    assert _codec_files.equal(None, None) and _codec_files.equal(codec, codec)
+    assert not _codec_files.equal(codec, None) and not _codec_files.equal(None, codec)
+    assert _codec_files.equal(codec, ResidualCodec(*(x.clone() for x in tables), 2))
+    assert not _codec_files.equal(codec, ResidualCodec(*(x + 1 for x in tables), 2))
+
+
 def test_another_corpus_is_copied_or_encoded(tmp_path):
     docs = documents()
     codec = trained(docs)
@@ -208,6 +217,8 @@ def test_bad_options(tmp_path):
         Corpus.create(tmp_path, d=D, dtype=torch.int8, codec=codec)
     with pytest.raises(ValueError, match="codec must be for d = 8, got one for 16"):
         Corpus.create(tmp_path, d=8, codec=codec)
+    with pytest.raises(ValueError, match="codec must be for d = 24, got one for 16"):
+        Corpus.create(tmp_path, d=24, codec=codec)
     with pytest.raises(TypeError, match="codec must be a ResidualCodec or None, got 2"):
         Corpus.create(tmp_path, d=8, codec=2)
     bad = [torch.ones(2, D), torch.full((2, D), float("nan"))]

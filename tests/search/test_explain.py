@@ -1,5 +1,6 @@
 """explain, Alignment and plot_alignment, against the whole grid of similarities in float64."""
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -123,6 +124,43 @@ def test_top_and_text():
         ["c", "x", "2.0000"],
     ]
     assert lines[-1] == "score 3.0000"
+    shades = re.findall(r"rgba\(255,165,0,([0-9.]+)\)", one.html())
+    assert shades == ["0.30", "0.00", "0.60"]  # of the largest contribution
+
+
+@pytest.mark.parametrize(
+    "contributions, shades",
+    [
+        ([-1.0], ["0.00"]),
+        ([0.0], ["0.00"]),
+        ([0.25, 0.5], ["0.30", "0.60"]),
+        ([-0.5, 1.0], ["0.00", "0.60"]),
+        ([float("inf"), 1.0], ["0.00", "0.00"]),
+        ([float("nan"), 1.0], ["0.00", "0.60"]),
+    ],
+)
+def test_shades_are_parts_of_the_largest_contribution(contributions, shades):
+    values = torch.tensor(contributions)
+    one = Alignment(torch.zeros(len(values), dtype=torch.long), values, values.sum()[None])
+    assert re.findall(r"rgba\(255,165,0,([0-9.naif-]+)\)", one.html()) == shades
+
+
+def test_a_table_is_as_wide_as_its_tokens():
+    one = Alignment(torch.tensor([1, 0]), torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]))
+    lines = one.text(["q" * 20, "r"], ["d", "e" * 30]).splitlines()
+    assert lines[0] == f"{'query token':<20}  {'document token':<30}  contribution"
+    assert lines[1] == f"{'q' * 20}  {'e' * 30}        1.0000" and lines[2].startswith(
+        f"r{' ' * 21}d{' ' * 31}"
+    )
+    for tokens, error, message in (
+        ("ab", TypeError, "query_tokens must be a sequence of str or None, got str"),
+        (7, TypeError, "query_tokens must be a sequence of str or None, got int"),
+        (["a"], ValueError, "query_tokens must have 2 entries, one a token, got 1"),
+        (["a", "b", "c"], ValueError, "query_tokens must have 2 entries, one a token, got 3"),
+        (["a", 1], TypeError, "query_tokens must hold str, got int"),
+    ):
+        with pytest.raises(error, match=message):
+            one.text(tokens)
 
 
 def test_html_escapes_tokens():
@@ -141,6 +179,11 @@ def test_html_escapes_tokens():
         ({"normalize": 1}, TypeError, "normalize"),
         ({"documents": torch.tensor([[9], [0], [0]])}, ValueError, "documents"),
         ({"documents": torch.tensor([[0]])}, ValueError, "documents"),
+        ({"documents": torch.tensor([[0]] * 4)}, ValueError, "documents"),
+        ({"documents": [[0]] * 3}, TypeError, "documents"),
+        ({"D": torch.ones(4, 16), "documents": torch.tensor([[0]] * 3)}, ValueError, "D must be"),
+        ({"D": torch.ones(3, 1, 4, 16), "documents": torch.tensor([[0]] * 3)}, ValueError, "D must be"),
+        ({"D": torch.ones(4), "cu_seqlens_d": torch.tensor([0, 2])}, ValueError, "D must be"),
         ({"documents": torch.tensor([[0.5]])}, TypeError, "documents"),
         ({"documents": torch.tensor([[0]]), "paired": True}, ValueError, "paired"),
         ({"cu_seqlens_d": torch.tensor([0, 2])}, ValueError, "D must be"),
@@ -236,6 +279,7 @@ def test_compressed_documents(device, nbits, dtype, normalize):
         ({"doc_lengths": None}, ValueError, "doc_lengths .* got neither"),
         ({"cu_seqlens_d": torch.tensor([0, 9])}, ValueError, "cu_seqlens_d .* got both"),
         ({"doc_lengths": torch.tensor([10, 0, 4, 1])}, ValueError, "doc_lengths"),
+        ({"doc_lengths": torch.tensor([9, 0, -1, 1])}, ValueError, "doc_lengths"),
         ({"documents": torch.tensor([[4], [0], [0]])}, ValueError, "documents"),
         ({"documents": torch.tensor([[0]])}, ValueError, "documents"),
         ({"nbits": 3}, ValueError, "nbits"),

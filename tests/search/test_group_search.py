@@ -65,6 +65,8 @@ def test_the_same_bits_on_any_number_of_shards(world):
         ({"Nq": 1}, "the same number of queries, got 4, 1"),
         ({"dtype": "float64"}, "the same dtype of scores (by number), got 0, 1"),
         ({"seed": 9}, "the same queries (by a checksum), got"),
+        ({"masked": True}, "the same queries (by a checksum), got"),
+        ({"scale": 2.0}, "the same queries (by a checksum), got"),
     ],
 )
 def test_processes_that_differ_all_say_so(change, words):

@@ -49,6 +49,24 @@ def by_definition(scores, positives, options):
     return found
 
 
+@pytest.mark.parametrize("options", [{"absolute_margin": 1.0}, {"relative_margin": 0.25}, {"max_score": 3.0}])
+def test_a_score_at_a_limit_is_a_negative(options):
+    scores, positive = torch.tensor([[5.0, 4.0, 3.5, 3.0, 2.0]]), torch.tensor([4.0])
+    is_positive = torch.tensor([[False, True, False, False, False]])
+    assert Choice(num_negatives=2, **options).columns(scores, is_positive, positive).tolist() == [[3, 4]]
+    at_least = Choice(num_negatives=4, min_score=3.0)
+    assert at_least.columns(scores, is_positive, positive).tolist() == [[0, 2, 3, -1]]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_documents_of_one_length_are_those_of_a_list(contiguous):
+    D, Q = torch.randn(9, 4, 8), texts([3, 2])
+    D = D if contiguous else D.transpose(0, 1).contiguous().transpose(0, 1)
+    found, wanted = (hard_negatives(Q, x, [[0], [5]], num_negatives=3) for x in (D, list(D)))
+    assert torch.equal(found.indices, wanted.indices)
+    torch.testing.assert_close(found.scores, wanted.scores)
+
+
 LENGTHS = [5, 1, 9, 0, 30, 2, 7, 13, 1, 4, 6, 3, 17, 8, 2, 5, 11, 1, 3, 6]
 
 
@@ -111,6 +129,15 @@ def test_random_choice(device):
     assert len(set(ranks)) > 35 and max(ranks) > 50  # from the whole range
 
 
+@pytest.mark.parametrize("include_positives", [False, True])
+def test_queries_without_any_positive(include_positives):
+    D = torch.eye(4).unsqueeze(1)
+    options = {"num_negatives": 2, "absolute_margin": 0.5, "include_positives": include_positives}
+    found = hard_negatives(D[:2] + 0.1 * D[2], D, [[], []], **options)
+    assert found.indices.tolist() == [[0, 2], [1, 2]]
+    assert [x.shape for x in found.positive_scores] == [(0,), (0,)]
+
+
 def test_ties_go_to_the_lowest_index_and_nan_is_no_negative(device):
     D = [torch.eye(4)[:1].to(device)] * 6 + [torch.full((1, 4), torch.nan, device=device)]
     found = hard_negatives([torch.eye(4)[:1].to(device)], D, [[1]], num_negatives=7, range_max=7)
@@ -134,6 +161,7 @@ def test_no_queries():
         ({"positives": [0, 1]}, TypeError, "positives must be a list of documents for each query"),
         ({"positives": [[0]]}, ValueError, "positives must have a list for each of 2 queries, got 1"),
         ({"positives": [[0], [7]]}, ValueError, r"positives\[1\] must lie in \[0, 5\), got 7"),
+        ({"positives": [[0], [-1]]}, ValueError, r"positives\[1\] must lie in \[0, 5\), got -1"),
         ({"positives": [[0], [1.0]]}, TypeError, r"positives\[1\] must hold integers, got 1.0"),
         ({"Q": torch.ones(2, 8)}, ValueError, r"Q must be \[N, L, d\], or a list of \[L, d\], got \[2, 8\]"),
         ({"q_mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, "q_mask must be None for a list"),

@@ -11,7 +11,8 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from late_interaction import Muvera
-from late_interaction.muvera import Encodings, _random_bits, encoder
+from late_interaction._checks.muvera import check_parameters
+from late_interaction.muvera import Encodings, _first_pass, _random_bits, encoder
 from late_interaction.reference import muvera_reference
 from late_interaction.varlen import pack_sequences
 from tests.cases import mask
@@ -419,6 +420,8 @@ def test_state_is_saved_and_loaded(tmp_path):
         Muvera.from_state_dict({"parameters": state["parameters"]})
     with pytest.raises(ValueError, match="must hold 7 parameters"):
         Muvera.from_state_dict({"parameters": state["parameters"][:3]})
+    with pytest.raises(ValueError, match="must hold 7 parameters"):
+        Muvera.from_state_dict({"parameters": state["parameters"].repeat(2)})
     with pytest.raises(TypeError, match="state must be a dict"):
         Muvera.from_state_dict([1])
 
@@ -454,14 +457,76 @@ def test_all_documents_as_candidates_are_the_exact_search(corpus, masks, normali
             assert torch.equal(found[1], exact[1])
 
 
+def chunks_of_first_pass(Q, D, coarse, normalize=True):
+    return [s.shape[1] for _, s in _first_pass.MuveraPass(Q, None, coarse, normalize).scored(D, None, None)]
+
+
+@pytest.mark.parametrize("queries, scores, chunk", [(5, 100, 20), (1, 100, 100), (0, 100, 100), (5, 1, 1)])
+def test_scores_of_a_chunk_of_encodings(queries, scores, chunk, monkeypatch):
+    muvera, D = Muvera(8, 1, 2), torch.randn(120, 3, 8)
+    monkeypatch.setattr(_first_pass, "MOST_SCORES", scores)
+    wanted = [min(chunk, 120 - start) for start in range(0, 120, chunk)]
+    for coarse in (muvera, muvera.encode_corpus(D)):
+        assert chunks_of_first_pass(D[:queries], D, coarse) == wanted
+
+
+@pytest.mark.parametrize("tokens", [3, 9])
+def test_bytes_of_a_chunk_of_encodings(tokens, monkeypatch):
+    """Encodings have 32 dims; tokens of a document that is encoded have 24 or 72 numbers."""
+    muvera, D = Muvera(8, 1, 2), torch.randn(120, tokens, 8)
+    encodings = muvera.encode_corpus(D)
+    for coarse, numbers in ((encodings, 32), (muvera, max(32, 8 * tokens))):
+        monkeypatch.setattr(_first_pass, "_BYTES", 4 * numbers * 50)
+        assert chunks_of_first_pass(D[:2], D, coarse) == [50, 50, 20]
+    monkeypatch.setattr(_first_pass, "_BYTES", 1)
+    for coarse in (Encodings(muvera, encodings.documents[:3]), muvera):
+        assert chunks_of_first_pass(D[:2], D[:3], coarse) == [1] * 3
+
+
+@pytest.mark.parametrize("size, parts", [(4 * 3 * 8 * 50, [50, 50, 20]), (1, [1] * 120)])
+def test_documents_of_a_corpus_are_encoded_a_part_at_a_time(size, parts, monkeypatch):
+    muvera, D, seen = Muvera(8, 1, 2), torch.randn(120, 3, 8), []
+    encode = Muvera._encode
+    monkeypatch.setattr(encoder, "_BYTES", size)
+    monkeypatch.setattr(
+        Muvera, "_encode", lambda own, x, *y, **z: seen.append(len(x)) or encode(own, x, *y, **z)
+    )
+    muvera.encode_corpus(D)
+    assert seen == parts
+
+
+def test_small_and_empty_tokens_are_normalized_too():
+    muvera, D = Muvera(8, 2, 3), torch.randn(6, 3, 8)
+    D[2, 1] = 0
+    small = D * 2**-10
+    wanted = muvera.encode_corpus(D).documents
+    assert wanted.isfinite().all()
+    torch.testing.assert_close(muvera.encode_corpus(small).documents, wanted)
+    ((_, scores),) = _first_pass.MuveraPass(small, None, muvera, True).scored(small, None, None)
+    torch.testing.assert_close(scores, muvera.encode_queries(normalize(D, dim=-1)) @ wanted.t())
+    empty = torch.ones(3, 0, 8)
+    assert torch.equal(muvera.encode_corpus(empty).documents, muvera.encode_documents(empty))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_tokens_are_normalized_where_that_is_asked_for(normalized):
+    muvera, D = Muvera(8, 2, 3), 7 * torch.randn(6, 3, 8)
+    found = _first_pass.MuveraPass(D, None, muvera, normalized)
+    unit = normalize(D, dim=-1) if normalized else D
+    torch.testing.assert_close(found.Q, muvera.encode_queries(unit))
+    ((_, scores),) = found.scored(D, None, None)
+    torch.testing.assert_close(scores, found.Q @ muvera.encode_documents(unit).t())
+
+
 def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
     Q, D, q_mask, d_mask = corpus
     muvera = Muvera(40, 3, 4)
     unit_Q, unit_D = normalize(Q, dim=-1), normalize(D, dim=-1)
-    rough = muvera.encode_queries(unit_Q, q_mask) @ muvera.encode_documents(unit_D, d_mask).t()
+    wanted = muvera.encode_documents(unit_D, d_mask)  # kept, or its memory would be what comes next
+    rough = muvera.encode_queries(unit_Q, q_mask) @ wanted.t()
     monkeypatch.setattr(encoder, "_BYTES", 20000)
     encodings = muvera.encode_corpus(D, d_mask)
-    torch.testing.assert_close(encodings.documents, muvera.encode_documents(unit_D, d_mask))
+    torch.testing.assert_close(encodings.documents, wanted)
     halves = Encodings(muvera, encodings.documents.half())
     for coarse in (muvera, encodings, halves.to(D.device)):
         scores, documents = li.retrieve(Q, D, 3, q_mask, d_mask, coarse=coarse, candidates=10)
@@ -546,9 +611,18 @@ BAD_PARAMETERS = [
     ({"d_final": "a"}, TypeError, "d_final must be an int, got str"),
     ({"fill_empty": 1}, TypeError, "fill_empty must be True or False, got 1"),
     ({"seed": -1}, ValueError, r"seed must lie in \[0, 2\*\*63\), got -1"),
+    ({"seed": 2**63}, ValueError, r"seed must lie in \[0, 2\*\*63\), got 9223372036854775808"),
+    ({"d": 2**30, "k_sim": 1, "repetitions": 1}, ValueError, "must be below 2.*31, got 2147483648"),
+    ({"d_final": 2**31}, ValueError, r"d_final must be below 2\*\*31"),
     ({"seed": True}, TypeError, "seed must be an int, got True"),
     ({"k_sim": 16, "repetitions": 10**6}, ValueError, r"repetitions \* 2\*\*k_sim \* d must be below"),
 ]
+
+
+def test_parameters_at_their_limits():
+    check_parameters(2**31 - 1, 0, 1, None, 2**31 - 1, True, 2**63 - 1)
+    check_parameters(2**14, 16, 1, None, None, True, 0)
+    assert Muvera(8).dim == 20 * 32 * 8
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD_PARAMETERS)
@@ -570,6 +644,7 @@ BAD_TOKENS = [
     (([X[0]], torch.ones(3, dtype=torch.bool)), ValueError, "d_mask is for D .* got one with a list"),
     ((X, None, torch.tensor([0, 3])), ValueError, "cu_seqlens is for D"),
     ((X[0], torch.ones(3, dtype=torch.bool), torch.tensor([0, 3])), ValueError, "without d_mask"),
+    ((X[0, 0], None, torch.tensor([0, 3])), ValueError, r"D must be \[N, L, d\], \[L, d\] or a list"),
     ((X[0], None, torch.tensor([0, 4])), ValueError, "cu_seqlens must never fall"),
     ((X[0], None, torch.tensor([0.0, 3])), TypeError, "cu_seqlens must be a dense tensor of int32 or int64"),
 ]
@@ -589,6 +664,12 @@ def test_bad_encodings():
         (lambda: Encodings(muvera, D[0]), ValueError, r"documents must be \[Nd, 64\], got \[3, 8\]"),
         (lambda: li.retrieve(D[:1], D[:5], 2, coarse=encodings), ValueError, "of 5 documents, got 6"),
         (lambda: li.retrieve(D[:1], D, 2, coarse=Muvera(7)), ValueError, "got one for d = 7"),
+        (lambda: li.retrieve(D[:1], D, 2, coarse=Muvera(9)), ValueError, "got one for d = 9"),
+        (lambda: li.retrieve(D[:1], D.repeat(2, 1, 1), 2, coarse=encodings), ValueError, "of 12 documents"),
+        (lambda: Encodings(muvera, torch.ones(64)), ValueError, r"documents must be \[Nd, 64\], got \[64\]"),
+        (lambda: Encodings(muvera, torch.ones(3, 64, 2)), ValueError, r"documents must be \[Nd, 64\]"),
+        (lambda: Encodings(muvera, torch.ones(3, 65)), ValueError, r"documents must be \[Nd, 64\]"),
+        (lambda: muvera.encode_corpus(D[None]), ValueError, r"D must be \[Nd, Ld, d\]"),
         (lambda: muvera.encode_corpus(D[0]), ValueError, r"D must be \[Nd, Ld, d\], got \[3, 8\]"),
         (lambda: muvera.encode_corpus(D, normalize=1), TypeError, "normalize must be True or False"),
     ):

@@ -12,7 +12,7 @@ import torch
 import late_interaction as li
 from late_interaction import fp8, int8, topk
 from late_interaction._progress import reporter
-from late_interaction._search import selection, stream
+from late_interaction._search import selection, stream, topk_state
 from late_interaction.topk import maxsim_topk
 
 
@@ -290,6 +290,18 @@ BAD_STATES = {
     "ranges of others": (
         lambda state: state | {"ranges": [[0, 9]]}, ValueError, "must hold the 20 documents .* got 9"
     ),
+    "ranges of more": (
+        lambda state: state | {"ranges": [[0, 21]]}, ValueError, "must hold the 20 documents .* got 21"
+    ),
+    "ranges below 0": (
+        lambda state: state | {"ranges": [[-1, 19]]}, ValueError, "ranges of the state must rise"
+    ),
+    "ranges without a gap": (
+        lambda state: state | {"ranges": [[0, 10], [10, 20]]}, ValueError, "ranges of the state must rise"
+    ),
+    "a range of nothing": (
+        lambda state: state | {"ranges": [[0, 20], [30, 30]]}, ValueError, "ranges of the state must rise"
+    ),
     "documents between": (
         lambda state: state | {"ranges": [[40, 60]]}, ValueError, r"must lie in \[40, 60\), got"
     ),
@@ -339,6 +351,55 @@ def test_states_that_no_search_has(name):
     with pytest.raises(error, match=message):
         best.load_state_dict(change(state))
     assert best.seen == 20 and best.scores is before[0] and best.indices is before[1]
+
+
+def test_ranges_join_where_they_touch():
+    assert topk_state.joined([[0, 2], [4, 6]], [[6, 8]]) == [[0, 2], [4, 8]]
+    assert topk_state.joined([[8, 9]], [[0, 2], [2, 8]]) == [[0, 9]]
+    with pytest.raises(ValueError, match="documents 5 to 5 were searched twice"):
+        topk_state.joined([[0, 2], [4, 6]], [[5, 8]])
+
+
+def test_the_last_documents_that_there_can_be():
+    Q, D, *_ = corpus("cpu")
+    best = topk.TopK(Q[:1], 1, first=(1 << 32) - 20)
+    best.add(D[:20])
+    state = best.state_dict()
+    again = topk.TopK(Q[:1], 1)
+    again.load_state_dict(state)
+    assert torch.equal(again.indices, best.indices) and state["ranges"] == [[(1 << 32) - 20, 1 << 32]]
+    with pytest.raises(ValueError, match=r"indices of the state must lie in"):  # of the one score
+        again.load_state_dict(state | {"indices": state["indices"] - 20})
+    topk.TopK(Q, 1, first=1 << 32).add(D[:0])
+    with pytest.raises(ValueError, match="D must bring the documents to at most"):
+        topk.TopK(Q, 1, first=1 << 32).add(D[:1])
+
+
+def test_queries_that_are_no_tensor():
+    with pytest.raises(TypeError, match=r"Q must be a torch\.Tensor"):
+        maxsim_topk([[1.0]], torch.ones(2, 3, 1), 1)
+
+
+def test_documents_that_were_seen_are_refused_before_any_is_scored():
+    Q, D, *_ = corpus("cpu")
+    first, later = topk.TopK(Q, 3), topk.TopK(Q, 3, first=4)
+    later.add(D[4:8])
+    first.merge(later)
+    with pytest.raises(ValueError, match="documents 4 to 5 were searched twice"):
+        first.add(D[:6], chunk_size=2)
+    assert first.seen == 4 and torch.equal(first.indices, later.indices)
+    first.add(D[:4], chunk_size=2)
+    assert first.seen == 8
+
+
+def test_documents_between_those_of_merged_searches_come_in_their_order():
+    Q, D = torch.ones(2, 1, 4).double(), torch.ones(30, 3, 4).double()  # all scores tie
+    best, last = topk.TopK(Q, 25), topk.TopK(Q, 25, first=20)
+    best.add(D[:10])
+    last.add(D[20:])
+    best.merge(last)
+    best.add(D[10:20])
+    assert best.indices.tolist() == [list(range(25))] * 2
 
 
 @pytest.mark.parametrize("documents", [0, 3, 20])

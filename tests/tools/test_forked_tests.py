@@ -1,5 +1,6 @@
 """The forks of a mutation run: which functions get new code, which tests run, and when one is given up."""
 
+import gc
 import json
 import os
 import sys
@@ -64,6 +65,7 @@ def loaded(tmp_path):
 )
 def test_a_changed_function_is_replaced_wherever_it_is(forked, loaded, change, call, before, after):
     file, names = loaded
+    gc.freeze()  # as tests/conftest.py does once tests are collected
     imported = dict(names)  # as from module import *
     assert call(imported) == before
     for function, code in forked.Functions(file, MODULE).replacements(MODULE.replace(*change)):
@@ -150,3 +152,12 @@ def test_tests_of_a_line_are_those_that_execute_its_statement(mutate_python, tmp
         assert recorded.tests_of(module, 6, imported) == {"first": 1.0}
     assert recorded.tests_of(module, 2, imported=True) == {"first": 1.0, "second": 2.0}
     assert recorded.tests_of(module, 2, imported=False) == {}
+    recorded.seconds = {
+        "tests/maxsim/test_forward.py::f": 1.0,
+        "tests/maxsim/test_forward.py::g[1]": 2.0,
+        "t": 3.0,
+    }
+    assert list(recorded.of_files("forward")) == [
+        "tests/maxsim/test_forward.py::f",
+        "tests/maxsim/test_forward.py::g[1]",
+    ]

@@ -45,16 +45,20 @@ def test_equals_cross_entropy(device, smoothing, reduction, kept):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_symmetric(device, smoothing, reduction):
-    assert_close(*both(device, 11, 11, smoothing=smoothing, reduction=reduction, symmetric=True))
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_symmetric(device, smoothing, reduction, kept):
+    options = {"reduction": reduction, "symmetric": True, "kept": kept}
+    assert_close(*both(device, 11, 11, smoothing=smoothing, **options))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_labels_and_queries_that_are_left_out(device, reduction, symmetric):
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_labels_and_queries_that_are_left_out(device, kept, reduction, symmetric):
     labels = torch.randperm(12, device=device)
     labels[[2, 7]] = -100
-    ours, wanted = both(device, 12, 12, labels=labels, reduction=reduction, symmetric=symmetric)
+    options = {"reduction": reduction, "symmetric": symmetric, "kept": kept}
+    ours, wanted = both(device, 12, 12, labels=labels, **options)
     assert_close(ours, wanted)
 
 
@@ -68,11 +72,12 @@ def test_labels_that_queries_share(device):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_hard_negatives(device, smoothing):
-    assert_close(*both(device, H=True, smoothing=smoothing))
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_hard_negatives(device, smoothing, kept):
+    assert_close(*both(device, H=True, smoothing=smoothing, kept=kept))
     masks = (None, None, torch.rand(10, 3, 4, device=device) < 0.6)
-    assert_close(*both(device, H=True, smoothing=smoothing, masks=masks))
-    assert_close(*both(device, 9, 9, H=True, symmetric=True, masks=(None, None, None)))
+    assert_close(*both(device, H=True, smoothing=smoothing, masks=masks, kept=kept))
+    assert_close(*both(device, 9, 9, H=True, symmetric=True, masks=(None, None, None), kept=kept))
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -449,6 +454,8 @@ def refusals():
         {"symmetric": True, "labels": torch.tensor([0, 0, 1, 2])},
     )
     yield ValueError, "hard_negatives must be", (Q, D), {"hard_negatives": D}
+    yield TypeError, "hard_negatives must be a torch.Tensor", (Q, D), {"hard_negatives": [D]}
+    yield TypeError, "hard_negatives must be bfloat16", (Q, D), {"hard_negatives": D[:, None].int()}
     yield TypeError, "hard_negatives must be", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 8).double()}
     yield ValueError, "hard_negatives and Q must share", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 7)}
     yield ValueError, "hard_negatives_mask", (Q, D), {"hard_negatives_mask": torch.ones(4, 1, 2).bool()}
@@ -457,6 +464,7 @@ def refusals():
     yield ValueError, "label_smoothing must lie", (Q, D), {"label_smoothing": 1.0}
     yield TypeError, "tail must be a float", (Q, D), {"tail": "long"}
     yield ValueError, "tail must lie", (Q, D), {"tail": -0.1}
+    yield ValueError, "tail must lie", (Q, D), {"tail": 1}
     yield ValueError, "tail must be 0 with label_smoothing", (Q, D), {"tail": 0.1, "label_smoothing": 0.1}
     yield ValueError, "reduction must be one of", (Q, D), {"reduction": "median"}
     yield ValueError, "precision must be one of", (Q, D), {"precision": "low"}
@@ -474,6 +482,7 @@ def refusals():
     )
     yield ValueError, "must never fall", (P, P), {**packed, "cu_seqlens_q": torch.tensor([0, 5, 3])}
     yield ValueError, "D must hold at least one document", (Q[:0], D[:0]), {}
+    yield ValueError, "D must hold at least one", (P, P), dict.fromkeys(packed, cu[:1])
 
 
 @pytest.mark.parametrize(("kind", "message", "tokens", "options"), list(refusals()))

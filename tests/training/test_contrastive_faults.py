@@ -45,9 +45,12 @@ def test_a_rank_without_memory():
 
 @pytest.mark.gpu
 @two_gpus
-@pytest.mark.parametrize("kind", ["padded", "ragged", "packed"])
-def test_two_gpus_equal_one_process(kind):
-    options = {"timeout": 120, "backend": "nccl", "function": "gradients"}
+@pytest.mark.parametrize(("kind", "backend"), [
+    ("padded", "nccl"), ("ragged", "nccl"), ("packed", "nccl"),
+    ("packed", "cpu:gloo,cuda:nccl"),  # what ranks tell each other does not touch the GPU
+])  # fmt: skip
+def test_two_gpus_equal_one_process(kind, backend):
+    options = {"timeout": 120, "backend": backend, "function": "gradients"}
     check(on_ranks(2, "tests.framework_worker.on_gpu", kind=kind, **options), 2, kind)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
+from late_interaction import _group
 from tests import ring_worker
 from tests.ring_worker import QUERIES, T, queries_of, shards
 
@@ -138,7 +139,7 @@ def check(ranks, world, kind="padded", symmetric=False, scale=1.0, tolerance=1e-
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "packed", "single", "no queries"])
+@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "mixed", "packed", "single", "no queries"])
 def test_equals_one_process(world, kind):
     check(on_ranks(world, "gradients", kind=kind), world, kind)
 
@@ -198,6 +199,14 @@ def test_options(options):
     check(on_ranks(3, "gradients", **options), 3, **options)
 
 
+@pytest.mark.parametrize(("config", "wanted"), [
+    ("cuda:nccl", False), ("cpu:gloo,cuda:nccl", True), ("cpu:gloo,cuda:gloo", True),
+])  # fmt: skip
+def test_groups_with_a_backend_for_the_cpu(monkeypatch, config, wanted):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    assert _group._serves_cpu(None) == wanted
+
+
 def test_labels_are_of_the_own_documents():
     labels = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
     check(on_ranks(3, "gradients", labels=labels), 3, labels=labels)
@@ -207,7 +216,7 @@ def test_scale_by_world():
     check(on_ranks(2, "gradients", scale_by_world=True), 2, scale=2.0)
 
 
-@pytest.mark.parametrize("kind", ["padded", "masked", "packed"])
+@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "mixed", "packed", "single"])
 def test_tail(kind):
     check(on_ranks(2, "gradients", kind=kind, tail=1e-9), 2, kind, tolerance=1e-7)
     # The same pairs are left out as in one process, whose blocks keep all: compared with its own list.
@@ -217,6 +226,70 @@ def test_tail(kind):
         check(on_ranks(2, "gradients", kind=kind, tail=0.3), 2, kind, tail=0.3)
         ranks = on_ranks(3, "gradients", kind=kind, tail=0.3, symmetric=True)
         check(ranks, 3, kind, tail=0.3, symmetric=True)
+
+
+ONE_PANEL = {"side": 64, "panel": 64}
+
+
+@pytest.mark.parametrize("options", [{"world": 2}, {"world": 2, "last_bytes": 0}, {"world": 3}], ids=str)
+def test_panels_that_are_held(options):
+    """One panel a shard: it is listed by the sums of all shards, and the host does not look for what
+    counts."""
+    from tests.contrast import small_blocks
+
+    world = options.pop("world")
+    given = {"tail": 0.3, "sizes": ONE_PANEL} | options
+    with small_blocks():
+        check(on_ranks(world, "gradients", **given), world, tail=0.3)
+    for forward, backward in on_ranks(world, "gradients", watch=True, **given):
+        assert "nonzero" not in (*forward, *backward)
+    for _, backward in on_ranks(world, "gradients", watch=True, tail=0.3):  # of several panels
+        assert "nonzero" in backward
+
+
+SCORES, WINNERS, OF_PACKED = "maxsim", "maxsim_winners", "maxsim_varlen"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("kind", "tail", "wanted"), [
+    ("padded", 0.0, SCORES), ("ragged", 0.0, SCORES), ("masked", 0.0, SCORES),
+    ("padded", 0.3, SCORES), ("ragged", 0.3, SCORES),
+    ("masked", 0.3, OF_PACKED), ("mixed", 0.3, OF_PACKED),  # pairs of a list are scored as packed tokens
+])  # fmt: skip
+def test_padded_tokens_stay_padded(world, kind, tail, wanted):
+    """The same operators on every rank, those of padded tokens unless a tail meets a mask of any rank."""
+    for forward, backward in on_ranks(world, "gradients", kind=kind, tail=tail, watch=True):
+        assert wanted in forward
+        assert any("varlen" in x for x in forward) == (wanted == OF_PACKED)
+        assert not any("varlen" in x for x in backward)
+        listed = any("pairs_packed" in x for x in backward)
+        assert listed == (tail > 0) and (WINNERS in backward) != listed
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("kind", ["padded", "mixed", "packed"])
+def test_winners_that_stay(world, kind):
+    """The ring keeps the winners of a batch that is small enough, each shard's its own."""
+    given = {"kind": kind, "sizes": {"kept": 1 << 30}}
+    check(on_ranks(world, "gradients", **given), world, kind)
+    for forward, backward in on_ranks(world, "gradients", watch=True, **given):
+        assert any("winners" in x for x in forward) and not any("winners" in x for x in backward)
+
+
+@pytest.mark.parametrize("last_bytes", [0, 3200])  # which the documents of the second rank alone are below
+@pytest.mark.parametrize("options", [{}, {"tail": 1e-9}], ids=str)
+def test_other_documents_come_again(options, last_bytes):
+    """Two ranks keep the documents of the other one for the backward both, or not at all."""
+    tolerance = 1e-7 if options else 1e-9
+    check(on_ranks(2, "gradients", last_bytes=last_bytes, **options), 2, tolerance=tolerance)
+
+
+def test_half_precision_gives_the_same_bits_on_every_run():
+    for world, options in ((2, {}), (2, {"tail": 1e-3, "sizes": ONE_PANEL}), (3, {})):
+        for result in on_ranks(world, "gradients", runs=2, kind="half", **options):
+            assert not isinstance(result, str), result
+            (loss, grads), (again, grads_again) = result
+            assert np.array_equal(loss, again) and all(map(np.array_equal, grads, grads_again))
 
 
 def test_the_same_bits_on_every_run():

@@ -25,8 +25,11 @@ def drawn(device, Nq=13, Nd=13, d=8, dtype=None, planted=1.0):
     return Q, D, torch.tensor(T, dtype=sums, device=device, requires_grad=True)
 
 
-def both(device, leaves, side=3, kept=0, labels=None, symmetric=False, smoothing=0.0, reduction="mean"):
+def both(
+    device, leaves, side=3, kept=0, labels=None, symmetric=False, smoothing=0.0, reduction="mean", wanted=None
+):
     Q, D, temperature = leaves
+    leaves = wanted or leaves
     options = {"labels": labels, "symmetric": symmetric, "reduction": reduction}
     with small_blocks(side, kept=kept), mock.patch.object(single, "loss", wraps=single.loss) as taken:
         ours = li.contrastive_loss(Q, D, temperature=temperature, label_smoothing=smoothing, **options)
@@ -50,6 +53,29 @@ def test_equals_cross_entropy(device, symmetric, reduction, smoothing, labelled,
     options = {"labels": labels, "symmetric": symmetric, "smoothing": smoothing, "reduction": reduction}
     ours, wanted = both(device, drawn(device), side, kept, **options)
     assert_close(ours, wanted, EXACT[device][1])
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_temperature_that_is_a_number(device, reduction, smoothing, labelled):
+    """Where queries are left out, too: the sum was NaN then."""
+    leaves = drawn(device)[:2]
+    labels = None
+    if labelled:
+        labels = torch.randperm(13, device=device)
+        labels[[2, 7]] = -100
+    ours, wanted = both(
+        device, (*leaves, T), labels=labels, smoothing=smoothing, reduction=reduction, wanted=leaves
+    )
+    assert_close(ours, wanted, EXACT[device][1])
+
+
+def test_a_float16_gradient_of_zero(device):
+    Q, D, temperature = drawn(device, 20, 20, 16, torch.float16)
+    loss = li.contrastive_loss(Q, D, temperature=temperature, reduction="none")
+    for grad in torch.autograd.grad((loss * 0).sum(), (Q, D)):
+        assert not grad.any()
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 9), (40, 6), (7, 300), (130, 257)])

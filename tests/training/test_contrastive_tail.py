@@ -98,6 +98,21 @@ def test_labels_and_queries_left_out(device):
     assert_close(ours, (reference(Q, D, T, labels=labels).detach(), thresholded(Q, D, TAIL, labels)))
 
 
+def test_a_document_whose_label_is_the_first_query(device):
+    """Its column begins with the logit of that query's label, not with the larger one of another query's."""
+    Q, D = batch(30, 30, 4, 6, 16, device=device, planted=0.0)
+    with torch.no_grad():
+        D[1] *= 3
+        D[2:] *= torch.linspace(0.5, 2, 28, dtype=D.dtype, device=device).view(-1, 1, 1)
+    labels = torch.arange(30, device=device)
+    labels[0], labels[5] = 5, 0
+    with small_blocks(4):
+        loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, symmetric=True, labels=labels)
+        ours = gradients(loss, (Q, D))
+    wanted = reference(Q, D, T, symmetric=True, labels=labels).detach()
+    assert_close(ours, (wanted, thresholded(Q, D, TAIL, labels, symmetric=True)))
+
+
 def test_more_queries_than_documents(device):
     Q, D = batch(40, 9, 4, 6, 16, device=device)
     labels = torch.arange(40, device=device) % 9

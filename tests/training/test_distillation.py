@@ -81,6 +81,14 @@ def test_kl_is_what_pylate_and_sentence_transformers_compute(device):
     torch.testing.assert_close(li.distill_kl_div_loss(Q, D, teacher, normalize_scores=True), theirs)
 
 
+def test_margins_of_one_query(device):
+    Q, D, teacher = batch(device)
+    wanted = li.margin_mse_loss(Q, D, teacher, reduction="none")[:1]
+    torch.testing.assert_close(li.margin_mse_loss(Q[:1], D[:1], teacher[:1], reduction="none"), wanted)
+    with pytest.raises(ValueError, match="at least 1 negative of each query, got 1 documents"):
+        li.margin_mse_loss(Q, D[:, :1], teacher[:, :1])
+
+
 def test_forms_of_the_teacher_of_margins(device):
     Q, D, teacher = batch(device)
     wanted = li.margin_mse_loss(Q, D, teacher)

@@ -188,6 +188,33 @@ def test_gradcheck(kind, device, kept):
         assert torch.autograd.gradcheck(loss, (Q, D, H, *numbers))
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize(
+    "kind, learns",
+    [
+        ("pairwise", "tokens"), ("sigmoid", "tokens"), ("recall", "tokens"),
+        ("pairwise", "temperature"), ("sigmoid", "temperature"), ("sigmoid", "bias"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_learned_alone_or_not_at_all(kind, learns, labelled, kept, device):
+    """What is not learned is a number, not a tensor."""
+    Q, D = (x.requires_grad_(learns == "tokens") for x in batch(10, 13, device=device))
+    options = {"reduction": "sum"} | ({"bias": -0.3} if kind == "sigmoid" else {})
+    if labelled:
+        options["labels"] = torch.arange(10, device=device).flip(0)
+        options["labels"][3] = -100
+    numbers = {"temperature": T, **options}
+    leaves = (Q, D)
+    if learns != "tokens":
+        learned = torch.tensor(numbers[learns], dtype=torch.float64, device=device, requires_grad=True)
+        numbers[learns], leaves = learned, (learned,)
+    with small_blocks(kept=kept):
+        ours = gradients(FUNCTIONS[kind](Q, D, **numbers), leaves)
+    T_ = numbers.pop("temperature")
+    assert_close(ours, gradients(definition(kind, Q, D, T_, **numbers), leaves))
+
+
 @every
 @pytest.mark.parametrize("wanted", ["Q", "D", "H"])
 def test_one_gradient_alone(kind, device, wanted):
@@ -423,6 +450,13 @@ def test_a_module_and_its_function_have_the_same_options(function, module):
         assert ours[name].default == theirs[name].default and ours[name].kind is theirs[name].kind
 
 
+def test_what_modules_begin_with():
+    pairwise, sigmoid = li.PairwiseLoss(), li.SigmoidLoss()
+    assert not list(pairwise.parameters()) and pairwise.temperature.item() == 1.0
+    assert len(list(sigmoid.parameters())) == 2 and sigmoid.bias.item() == -10.0
+    assert sigmoid.temperature.item() == pytest.approx(0.1)
+
+
 def refusals():
     Q, D = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
     for kind in FUNCTIONS:
@@ -435,6 +469,8 @@ def refusals():
     yield "sigmoid", TypeError, "bias must be a float", (Q, D), {"bias": "none"}
     yield "sigmoid", ValueError, "bias must be finite", (Q, D), {"bias": float("inf")}
     yield "sigmoid", ValueError, "bias must be a float or one", (Q, D), {"bias": torch.ones(2)}
+    yield "sigmoid", ValueError, "bias must be a float or one", (Q, D), {"bias": torch.ones(0)}
+    yield "sigmoid", TypeError, "bias must be a float", (Q, D), {"bias": True}
     yield "recall", TypeError, "k must be an int", (Q, D), {"k": 1.5}
     yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": (1, 0)}
     yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": ()}

@@ -88,7 +88,7 @@ class BlockwiseFunction(Function):
         with without_autocast(Q.device.type):
             # The backward of a list of pairs has no blocks.
             listed = isinstance(row_call.row_loss, Pairwise)
-            blocks = None if listed else row_call.call.kept_blocks(Q)
+            blocks = None if listed else row_call.call.kept_blocks(row_call.call.q.with_values(Q))
             sums = _sums_of_blocks((Q, D, H), temperature, bias, row_call, blocks)
             ctx.keys = None if blocks is None else blocks.keys()
             tensors = (Q, D, H, *(() if blocks is None else blocks.tensors()))
@@ -199,7 +199,9 @@ def _sums_of_blocks(
         forward.score_own(p, q, call.h.with_values(H), take)
     for step, (owner, documents, _) in enumerate(ring.shards(d)):
         to = RowPass(loss, sums, sum(ring.documents[:owner]), step == 0)
-        forward.score_shard(p, Grid.of(p.kernels, q, documents), to, blocks)
+        forward.score_shard(
+            p, Grid.of(p.kernels, q, documents), to, None if blocks is None else blocks.of_shard(step)
+        )
     return sums
 
 
@@ -232,7 +234,7 @@ def _gradients_of_blocks(
         if isinstance(loss, Pairwise):
             shard = (first, first + ring.documents[owner])
             return weights, backward.Found(loss.pairs(sums, p.labels if own else None, shard), set())
-        return weights, blocks
+        return weights, None if blocks is None else blocks.of_shard(step)
 
     grad_D = add_shards(call, p, q_sums, call.d.with_values(D), needs[1], of_shard)
     grad_Q = q_sums.finished() if needs[0] else None

@@ -88,10 +88,12 @@ class RowWeights:
             weights.masked_fill_(factor == 0, 0.0)  # rows that are left out, NaN included
         return weights
 
-    def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
         factor = self.factor[rows]
         amount = (logits * factor).masked_fill_(factor == 0, 0.0)  # logits: derivatives, of Pairwise.pairs
-        return amount, amount != 0
+        return amount, None if final else amount != 0
 
 
 @dataclass

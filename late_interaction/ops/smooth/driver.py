@@ -7,12 +7,14 @@ gradients of the scores, and two matrix products add them to the gradients. A bl
 bytes (:data:`_GPU_BLOCK_BYTES`), whatever the batch. All products are of float32 (float64) operands.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from late_interaction._checks.options import OPERATOR_PRECISIONS
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.smooth.operands import Documents, Tokens, queries
@@ -52,7 +54,7 @@ class _Problem:
         Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float, normalize: bool,
         precision: str, paired: bool,
     ) -> "_Problem":  # fmt: skip
-        _check(Q, D, q_mask, d_mask, tau, paired)
+        _check(Q, D, q_mask, d_mask, tau, precision, paired)
         Lq, products = Q.shape[1], _product_precision(Q, precision)
         if paired:
             D, d_mask = D.unsqueeze(1), None if d_mask is None else d_mask.unsqueeze(1)
@@ -100,8 +102,9 @@ class _Problem:
 
 
 def _check(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float, paired: bool
-) -> None:
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float, precision: str,
+    paired: bool,
+) -> None:  # fmt: skip
     problem = None
     if Q.dtype != D.dtype or Q.device != D.device or Q.shape[-1] != D.shape[-1]:
         problem = "Q and D must share dtype, device and d"
@@ -109,8 +112,10 @@ def _check(
         problem = f"Q must be [Nq, Lq, d], and D [Nd, Ld, d]{' or [Nq, K, Ld, d]' * (not paired)}"
     elif (paired or D.dim() == 4) and len(Q) != len(D):
         problem = "D must hold documents of each query"
-    elif not tau > 0:
-        problem = f"tau must be above 0, got {tau}"
+    elif not 0 < tau < math.inf:
+        problem = f"tau must be above 0 and finite, got {tau}"
+    elif precision not in OPERATOR_PRECISIONS:
+        problem = f"precision must be one of {OPERATOR_PRECISIONS}, got {precision[:40]!r}"
     for name, m, x in (("q_mask", q_mask, Q), ("d_mask", d_mask, D)):
         if m is not None and (m.dtype != torch.bool or m.shape != x.shape[:-1] or m.device != x.device):
             problem = f"{name} must be bool, of the shape of its tokens without d, on their device"

@@ -1,0 +1,96 @@
+"""Where the gradient of one side of a batch adds up."""
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive.problem import sum_dtype
+from late_interaction._contrastive.tokens import Block, Tokens
+
+
+class Sums:
+    """Where one side's gradient adds up: as a ``whole`` in the sums' dtype, or a block at a time, each
+    written to the result when it is finished; or all of it comes at once (``take``). Memory for it is taken
+    when something is added. With neither the gradient is not needed."""
+
+    def __init__(self, tokens: Tokens, way: str = "none", whole: Tensor | None = None) -> None:
+        self.tokens, self._way = tokens, way
+        self._whole = whole
+        self._out: Tensor | None = None
+        self._block: Tensor | None = None
+        self._taken: Tensor | None = None
+        self.result: Tensor | None = None  # of the open block, in the dtype of the tokens
+
+    @staticmethod
+    def zeros(tokens: Tokens) -> "Sums":
+        return Sums(tokens, "whole")
+
+    @staticmethod
+    def by_blocks(tokens: Tokens) -> "Sums":
+        return Sums(tokens, "blocks")
+
+    @property
+    def needed(self) -> bool:
+        return self._way != "none"
+
+    @property
+    def in_blocks(self) -> bool:
+        return self._way == "blocks"
+
+    @property
+    def begun(self) -> bool:
+        return not (self._whole is None and self._out is None and self._taken is None)
+
+    @property
+    def whole(self) -> Tensor | None:
+        if self._whole is None and self._way == "whole":
+            values = self.tokens.values
+            if self._taken is not None:
+                self._whole, self._taken = self._taken.to(sum_dtype(values)), None
+            else:
+                self._whole = torch.zeros(values.shape, dtype=sum_dtype(values), device=values.device)
+        return self._whole
+
+    def take(self, gradient: Tensor) -> None:
+        """All of it, in the dtype of the tokens, where nothing has been added."""
+        self._taken = gradient.view(self.tokens.values.shape)
+
+    def add(self, gradient: Tensor) -> None:
+        """Adds a gradient of all tokens, in their dtype, if one is needed. It may be overwritten."""
+        so_far = self.whole  # or None, where they are not whole
+        so_far = self._taken if so_far is None else so_far
+        so_far = self._out if so_far is None else so_far
+        if so_far is not None:
+            so_far.add_(gradient)
+        elif self.needed:
+            self._taken = gradient
+
+    def open(self, block: Block, at_once: bool = False) -> None:
+        """``at_once``: what is found for the block is not added up, and goes to ``result``."""
+        if self.in_blocks:
+            if self._out is None:  # tokens of no sequence get a gradient of zero
+                values = self.tokens.values
+                self._out = torch.zeros_like(values, memory_format=torch.contiguous_format)
+            part = self._out[self.tokens.rows(block)]
+            if at_once:
+                self.result = part
+            else:
+                self._block = torch.zeros_like(part, dtype=sum_dtype(part))
+
+    def close(self, block: Block) -> None:
+        if self._out is not None and self._block is not None:
+            self._out[self.tokens.rows(block)] = self._block
+        self._block = self.result = None
+
+    def of(self, block: Block) -> Tensor | None:
+        """The sums of a block, which is the open one where they are not whole."""
+        return self._block if self.whole is None else self.whole[self.tokens.rows(block)]
+
+    def finished(self) -> Tensor | None:
+        values = self.tokens.values
+        if self._taken is not None:
+            return self._taken
+        if self._whole is not None:
+            return self._whole.to(values.dtype)
+        if self._out is None and self.needed:
+            return torch.zeros_like(values, memory_format=torch.contiguous_format)
+        return self._out

@@ -1,0 +1,164 @@
+"""Arguments close to what is wanted: arrays for numbers, numbers beyond int64, tensors without values."""
+
+import numpy as np
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import coarse, forward, fp8, mining, residual_codec, topk, vllm_compat
+from late_interaction.bits import maxsim_asymmetric, to_int4
+from late_interaction.corpus import Corpus
+from late_interaction.evaluation import evaluate_recall
+from late_interaction.score_pairs import rerank_direct
+
+Q, D = torch.ones(2, 3, 4), torch.ones(2, 5, 4)
+KD, OFFSETS = torch.ones(2, 2, 5, 4), torch.tensor([0, 4, 9])
+TOKENS = torch.eye(9)[:, :4] + 0.1
+INDICES = torch.zeros(2, 1, dtype=torch.int64)
+CODEC = residual_codec.ResidualCodec(torch.eye(4), torch.zeros(1), torch.tensor([-0.1, 0.1]), nbits=1)
+CODES, SCALE = to_int4(D)
+EXACT = torch.ones(2, 1), INDICES
+TEXTS = {"a": ["x", "y"], "b": ["u", "v"]}
+FOUND = topk.TopK(Q, 1)
+FOUND.add(D)
+
+
+def resumed(**state):
+    topk.TopK(Q, 1).load_state_dict(FOUND.state_dict() | state)
+
+
+def restored(**state):
+    li.Muvera.from_state_dict(MUVERA.state_dict() | state)
+
+
+MUVERA = li.Muvera(4, k_sim=1, repetitions=1)
+PAIR = {"Q": Q, "D": D}
+SPANS = {"queries": [Q[0]], "hidden": TOKENS, "doc_offsets": [0], "doc_lengths": [2]}
+EMBEDDED = {"q_embs": [Q[0]], "d_embs": [D[0]]}
+STEP = {"encoder": lambda x: x, "batches": [Q], "loss": lambda x: x.sum()}
+META = TOKENS.to("meta")
+# A function, its good arguments, and of one of them a value that is refused by name.
+REFUSED = [
+    *[(li.maxsim, PAIR, name, ["x"], ValueError) for name in ("backward", "precision", "winners")],
+    *[(li.maxsim, PAIR, name, np.ones(2), ValueError) for name in ("backward", "precision", "winners")],
+    (li.maxsim_pairs, PAIR, "precision", np.ones(2), ValueError),
+    (li.xtr_scores, PAIR | {"k": 1}, "k", np.ones(2, int), TypeError),
+    (li.xtr_scores, PAIR | {"k": 1}, "rule", np.ones(2), ValueError),
+    (li.xtr_scores, PAIR | {"k": 1}, "q_weights", torch.ones(2, 3).to_sparse(), TypeError),
+    (li.retrieve, PAIR | {"top_k": 1}, "top_k", np.ones(2, int), TypeError),
+    (topk.TopK, {"Q": Q, "k": 1}, "first", np.ones(2, int), TypeError),
+    (forward.maxsim_forward, PAIR, "save_argmax", 1, TypeError),
+    (rerank_direct,
+     {"Q": Q[0], "batch_tensor": TOKENS, "doc_offsets": OFFSETS[:1], "doc_lengths": OFFSETS[:1]},
+     "max_seqlen_d", np.ones(2, int), TypeError),
+    (coarse.encode, {"D": D, "kind": "4bit"}, "kind", {}, ValueError),
+    (coarse.encode, {"D": D, "kind": "4bit"}, "kind", [], ValueError),
+    (maxsim_asymmetric, {"Q": Q, "D": CODES, "scale_D": SCALE, "nbits": 4}, "nbits", True, ValueError),
+    (maxsim_asymmetric, {"Q": Q, "D": CODES, "scale_D": SCALE, "nbits": 4}, "nbits", np.ones(2), ValueError),
+    (fp8.quantize_fp8_per_token, {"X": Q}, "dtype", np.ones(2), TypeError),
+    (li.pool_tokens, {"D": D}, "method", np.ones(2), ValueError),
+    (li.Muvera, {"d": 4}, "seed", np.ones(2, int), TypeError),
+    (li.Muvera, {"d": 4, "d_proj": 2}, "d", 2**70, ValueError),
+    (restored, {}, "hyperplanes", 1, TypeError),
+    (restored, {}, "hyperplanes", torch.ones(1, 4, device="meta"), ValueError),
+    (restored, {}, "parameters", torch.ones(7, device="meta"), ValueError),
+    (resumed, {}, "scores", FOUND.scores.to("meta"), ValueError),
+    (resumed, {}, "ranges", torch.ones(0), TypeError),
+    (residual_codec.ResidualCodec.train, {"tokens": TOKENS}, "seed", 2**70, ValueError),
+    (residual_codec.ResidualCodec.train, {"tokens": TOKENS}, "dtype", np.ones(2), TypeError),
+    (residual_codec.ResidualCodec.train, {"tokens": TOKENS}, "tokens", META, ValueError),
+    (CODEC.decompress, {"codes": torch.zeros(1).int(), "residuals": torch.zeros(1, 1).byte()},
+     "codes", torch.zeros(1, device="meta").int(), ValueError),
+    (li.explain, PAIR | {"documents": INDICES}, "documents", INDICES.to("meta"), ValueError),
+    (Corpus.from_packed, {"tokens": TOKENS, "offsets": OFFSETS}, "offsets", OFFSETS.to("meta"), ValueError),
+    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "found", INDICES.to("meta"), ValueError),
+    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "exact", [x.to("meta") for x in EXACT],
+     ValueError),
+    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", None, TypeError),
+    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", b"x", TypeError),
+    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", [], ValueError),
+    *[(li.reference.maxsim_from_hidden_reference, {"Q": Q, "H_d": D, "W": torch.eye(4)}, name, bad, error)
+      for name, bad, error in (("Q", None, TypeError), ("H_d", D.int(), TypeError),
+                                       ("W", META, ValueError), ("d_mask", D[0, :, 0] > 0, ValueError))],
+    (CODEC.compress, {"tokens": TOKENS}, "tokens", torch.ones(0), ValueError),
+    (li.pool_tokens, {"D": D}, "D", [META], ValueError),
+    (li.contrastive_loss, PAIR | {"temperature": 1.0}, "reduction", np.ones(2), ValueError),
+    (li.contrastive_loss, PAIR | {"temperature": 1.0}, "kept_bytes", np.ones(2, int), TypeError),
+    (li.sigmoid_loss, PAIR | {"temperature": 1.0}, "bias", 10**400, ValueError),
+    *[(loss, PAIR | {"temperature": 1.0}, "temperature", torch.tensor(value), ValueError)
+      for loss in (li.contrastive_loss, li.sigmoid_loss) for value in (-1.0, 0.0)],
+    (li.MaxSimScorer, {}, "mask_pad_token", 2**63, ValueError),
+    (li.ContrastiveLoss, {}, "learnable", None, TypeError),
+    (li.distill_kl_div_loss, {"Q": Q, "D": KD, "teacher": torch.ones(2, 2)}, "teacher",
+     torch.ones(2, 2).to_sparse(), TypeError),
+    (li.distill_kl_div_loss, {"Q": TOKENS, "D": TOKENS, "teacher": torch.ones(1, 2), "cu_seqlens_d": OFFSETS,
+                              "cu_seqlens_q": OFFSETS[:2]}, "cu_seqlens_q", torch.ones(0).int(), ValueError),
+    (li.cached_contrastive_step, STEP, "encoder", 1, TypeError),
+    (li.cached_contrastive_step, STEP, "batches", 1, TypeError),
+    (li.cached_contrastive_step, STEP, "loss", lambda x: None, TypeError),
+    (li.cached_contrastive_step, STEP, "scale", "x", TypeError),
+    (mining.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "num_negatives", 2**70, ValueError),
+    (mining.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "max_score", 2**70, ValueError),
+    (mining.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "seed", 2**70, ValueError),
+    (mining.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "corpus", "text", TypeError),
+    (mining.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "output_format", np.ones(2), ValueError),
+    (vllm_compat.compute_maxsim_score_offsets, SPANS, "doc_offsets", None, TypeError),
+    (vllm_compat.compute_maxsim_score_offsets, SPANS, "doc_lengths", [1.5], TypeError),
+    (vllm_compat.compute_maxsim_score_batched, EMBEDDED, "d_embs", 3, TypeError),
+    (vllm_compat.compute_maxsim_score_batched, EMBEDDED, "d_embs", [3], TypeError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "good", "name", "bad", "error"), REFUSED)
+def test_what_is_refused_by_name(function, good, name, bad, error):
+    with pytest.raises(error, match=rf"(^|\W){name}\W") as caught:
+        function(**good | {name: bad})
+    assert "ambiguous" not in str(caught.value)
+
+
+def test_numbers_beyond_int64_are_more_than_there_are():
+    assert torch.equal(li.xtr_scores(Q, D, 2**70), li.xtr_scores(Q, D, 10))
+    assert torch.equal(
+        li.pool_tokens(TOKENS, method="kmeans", iterations=2**70),
+        li.pool_tokens(TOKENS, method="kmeans", iterations=99),
+    )
+    assert torch.equal(li.recall_loss(Q, D, k=2**70, temperature=1.0), torch.tensor(0.0))
+    found = mining.hard_negatives(Q, D, [[0], [1]], num_negatives=1, range_max=2**70)
+    assert found.indices.tolist() == [[1], [0]]
+
+
+def test_a_seed_of_numpy():
+    codecs = [residual_codec.ResidualCodec.train(TOKENS, 2, seed=kind(3)) for kind in (int, np.int64)]
+    assert torch.equal(codecs[0].centroids, codecs[1].centroids)
+
+
+def test_a_name_of_a_column_is_not_exchanged_for_another():
+    for name in ("", 0, []):
+        with pytest.raises(ValueError, match="dataset must have a column"):
+            mining.mine_hard_negatives(TEXTS, None, anchor_column_name=name)
+
+
+def test_operators_called_by_themselves():
+    """What reaches PyTorch or a kernel from here would end the process."""
+    xtr, smooth, ward = (
+        getattr(torch.ops.late_interaction, name) for name in ("xtr_winners", "smooth_maxsim", "ward_labels")
+    )
+    for wrong in ("x" * 10_000, "", "tf32"):
+        with pytest.raises(RuntimeError, match="precision must be one of"):
+            xtr(Q, D, None, None, 1, "paper", wrong)
+        with pytest.raises(RuntimeError, match="precision must be one of"):
+            smooth(Q, D, None, None, 0.1, False, wrong)
+    with pytest.raises(RuntimeError, match="backward must be one of"):
+        xtr(Q, D, None, None, 1, "paper", "highest", "x")
+    with pytest.raises(RuntimeError, match="tau must be above 0 and finite"):
+        smooth(Q, D, None, None, torch.inf)
+    empty = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="clusters must be at least 1, got -5"):
+        ward(TOKENS, empty, torch.tensor([2, -5, 2], dtype=torch.int32))
+    labels, found = ward(TOKENS, empty, torch.tensor([2, 0, 2], dtype=torch.int32))
+    assert found[1] == 0 and len(labels) == 9
+    with pytest.raises(RuntimeError, match="clusters must be at least 1, got -1"):
+        one = torch.tensor([-1], dtype=torch.int32)
+        torch.ops.late_interaction.ward_cut_(
+            torch.ones(0), torch.zeros(2).int(), one, 0, torch.ones(0).int(), one.clone()
+        )

@@ -1,0 +1,175 @@
+"""Parts of the contrastive loss by themselves: sums of gradients, runs of blocks, what a failure asks for."""
+
+from itertools import accumulate
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction._contrastive import blocks, whole
+from late_interaction._contrastive.backward import Sums
+from late_interaction._contrastive.problem import Grid
+from late_interaction._contrastive.tail import PairList
+from late_interaction._contrastive.tokens import Tokens, even_blocks
+from tests.contrast import assert_close, batch, gradients, reference, small_blocks
+from tests.maxsim.test_call_edges import Called
+from tests.training.test_contrastive import T, packed
+
+
+def tokens(offsets=None):
+    values = torch.arange(12.0).view(3, 2, 2) if offsets is None else torch.arange(12.0).view(6, 2)
+    if offsets is None:
+        return Tokens(values, None)
+    return Tokens(values, None, torch.tensor(offsets, dtype=torch.int32), tuple(offsets))
+
+
+@pytest.mark.parametrize("first", ["take", "add", "whole", "block"])
+def test_sums_begin_with_what_comes_first(first):
+    x = tokens()
+    sums = Sums.by_blocks(x) if first == "block" else Sums.zeros(x)
+    assert not sums.begun and not sums.finished().any()
+    wanted = torch.ones_like(x.values)
+    if first == "take":
+        sums.take(wanted.clone())
+        assert sums.begun and torch.equal(sums.finished(), wanted)
+        assert torch.equal(sums.whole, wanted)  # to which more can be added
+    elif first == "add":
+        sums.add(wanted.clone())
+    elif first == "whole":
+        sums.whole.add_(1)
+    else:
+        for block in ((0, 2), (2, 3)):
+            sums.open(block)
+            sums.of(block).add_(1)
+            sums.close(block)
+    assert sums.begun and torch.equal(sums.finished(), wanted)
+
+
+@pytest.mark.parametrize("first", ["take", "add"])
+def test_sums_that_are_added_to_what_came_before(first):
+    x = tokens()
+    sums = Sums.zeros(x)
+    getattr(sums, first)(torch.ones_like(x.values))
+    sums.add(torch.full_like(x.values, 2.0))
+    sums.of((1, 3)).add_(4)
+    assert sums.finished()[:, 0, 0].tolist() == [3, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "queries, runs",
+    [
+        (1, [[(3, 5), (5, 8), (8, 11), (11, 12)]]),
+        (2, [[(3, 5), (5, 8)], [(8, 11), (11, 12)]]),
+        (3, [[(3, 5)], [(5, 8)], [(8, 11), (11, 12)]]),
+        (9, [[(3, 5)], [(5, 8)], [(8, 11)], [(11, 12)]]),
+        (0, [[(3, 5), (5, 8), (8, 11), (11, 12)]]),
+    ],
+)
+def test_runs_of_blocks_hold_no_more_logits_than_a_panel(queries, runs, monkeypatch):
+    monkeypatch.setattr(blocks, "_PANEL", 12)
+    assert blocks.panels([(3, 5), (5, 8), (8, 11), (11, 12)], queries) == runs
+    assert blocks.panels([], queries) == []
+
+
+@pytest.mark.parametrize(
+    "queries, documents, one", [(3, 6, True), (3, 9, False), (4, 6, False), (1, 9, True)]
+)
+def test_pairs_that_pass_as_one_panel(queries, documents, one):
+    x, y = Tokens(torch.ones(queries, 2, 2), None), Tokens(torch.ones(documents, 2, 2), None)
+    with small_blocks():  # of 3 by 3, panels of 24 logits
+        assert Grid.of(blocks.choose(x, False, False, "highest"), x, y).one_panel == one
+
+
+@pytest.mark.parametrize(
+    "offsets, keeps, size", [(None, False, 36), (None, True, 72), ([0, 2, 4, 6], True, 108)]
+)
+def test_bytes_of_a_batch_that_is_kept_whole(offsets, keeps, size):
+    """3 x 3 scores of 4 bytes, and winners of 2 tokens each, of 4 bytes where they are packed."""
+    x = tokens(offsets)
+    kernels = blocks.choose(x, False, False, "highest")
+    assert whole.fits(kernels, x, x, keeps, size, False) and not whole.fits(
+        kernels, x, x, keeps, size - 1, False
+    )
+    assert whole.default_budget("cpu", True) == whole.default_budget("cpu", False) == whole.KEPT_BYTES["cpu"]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_batch_that_is_kept_whole_finds_winners_for_a_backward_alone(learns):
+    Q, D = batch(3, 4)
+    with Called() as called, torch.set_grad_enabled(learns):
+        li.contrastive_loss(Q, D, temperature=T, kept_bytes=1 << 20)
+    assert [name.removesuffix("_no_autograd") for name in called.names] == ["maxsim" + "_winners" * learns]
+
+
+def test_blocks_of_packed_sequences():
+    """Each has about as many tokens as so many sequences of mean length, or is one sequence."""
+    for lengths in ([3] * 7, [1, 1, 1, 30, 1, 1, 1, 1], [0] * 9, [0, 0, 40, 0, 0, 0, 0, 0], [2], []):
+        bounds = tuple(accumulate(lengths, initial=5))
+        values = torch.ones(bounds[-1], 2)
+        x = Tokens(values, None, torch.tensor(bounds, dtype=torch.int32), bounds)
+        mean = max(sum(lengths), 1) / max(len(lengths), 1)
+        for most in (1, 2, 3):
+            found = x.blocks(most)
+            assert [i for a, b in found for i in range(a, b)] == list(range(len(lengths)))
+            for a, b in found:
+                held = bounds[b] - bounds[a]
+                assert b - a <= 4 * most and (b - a == 1 or held <= max(1.0, most * mean))
+                room = b < len(lengths) and b - a < 4 * most
+                assert not room or bounds[b + 1] - bounds[a] > max(1.0, most * mean)
+    assert x.mean_bytes == 40 and len(x) == 0  # of the tokens of no sequence
+    assert tokens([0, 2, 4, 6]).mean_bytes == 16 and tokens([0, 6]).mean_bytes == 48
+
+
+def test_a_list_of_no_pairs():
+    assert [len(x) for x in PairList().tensors(torch.ones(2))] == [0, 0, 0]
+
+
+def test_which_tokens_are_of_no_sequence():
+    assert tokens().is_all and tokens().longest == 2 and tokens([0, 2, 6]).longest == 4
+    assert tokens([0, 2, 6]).is_all and not tokens([0, 2, 5]).is_all and not tokens([1, 6]).is_all
+    for shape in ((0, 3, 2), (3, 0, 2), (2, 3, 1)):
+        x = Tokens(torch.ones(shape), None).as_packed()
+        assert len(x) == shape[0] and x.longest == (shape[1] if shape[0] else 0) and x.is_all
+        assert list(x.bounds) == x.offsets.tolist()
+
+
+@pytest.mark.parametrize(
+    "n, most, size", [(63, 200, 63), (64, 200, 64), (65, 200, 96), (130, 70, 70), (130, 200, 160)]
+)
+def test_large_blocks_are_whole_tiles(n, most, size):
+    assert even_blocks(n, most)[0] == (0, min(size, n))
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 2, 4, 6]])
+@pytest.mark.parametrize("winners", [False, True])
+def test_what_a_failed_block_wanted_memory_for(offsets, winners, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("API call failed")
+
+    failing, asked = SimpleNamespace(default=fails), []
+    names = ("maxsim", "maxsim_winners", "maxsim_varlen", "maxsim_varlen_winners")
+    monkeypatch.setattr(blocks, "_ops", SimpleNamespace(**dict.fromkeys(names, failing)))
+    for name in ("forward_failed", "varlen_failed"):
+        monkeypatch.setattr(blocks._oom, name, lambda *args, name=name: asked.append((name, args[-1])))
+    x = tokens(offsets)
+    kernels = blocks.choose(x, False, False, "highest")
+    with pytest.raises(RuntimeError, match="API call failed"):
+        (kernels.scores_and_winners if winners else kernels.scores)(x, x)
+    assert asked == [("forward_failed" if offsets is None else "varlen_failed", winners)]
+
+
+@pytest.mark.parametrize("queries, each", [(1, 3), (1, 1), (4, 1), (4, 0), (1, 0)])
+def test_packed_hard_negatives_are_those_of_the_padded_form(queries, each, device):
+    (Q, cu_q), (D, cu_d), (H, cu_h) = (
+        packed([3] * n, 8, torch.float64, device) for n in (queries, 5, queries * each)
+    )
+    offsets = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d, "cu_seqlens_h": cu_h}
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H, **offsets)
+        ours = gradients(loss, (Q, D, H))
+    shapes = ((queries, 3, 8), (5, 3, 8), (queries, each, 3, 8))
+    q, d, h = (x.view(shape) for x, shape in zip((Q, D, H), shapes, strict=True))
+    wanted = reference(q, d, T, H=h if each else None)
+    loss, found = gradients(wanted, (Q, D, H) if each else (Q, D))
+    assert_close(ours, (loss, found if each else (*found, torch.zeros_like(H))))
