@@ -53,7 +53,7 @@ def _check_time(settings: Settings, method: Method, shape: BatchShape) -> None:
         return
     seen = settings.steps_s.get(_key(method, shape))
     if seen and seen[1] * (shape.Nq / seen[0]) ** 2 > STEP_LIMIT_S:
-        raise TimeoutError(f"a step takes {seen[1]:.1f} s at a batch of {seen[0]}")
+        raise TimeoutError(f"a step takes {seen[1]:.2g} s at a batch of {seen[0]}")
 
 
 def _key(method: Method, shape: BatchShape) -> tuple[object, ...]:
