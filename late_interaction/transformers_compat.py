@@ -1,4 +1,4 @@
-"""Transformers on these kernels: :func:`patch_transformers` and its undoing, for 4.57 to 5.23.
+"""Transformers on these kernels: :func:`patch_transformers` and its undoing, for 4.57 to 5.24.
 
 The processors of ColPali, ColQwen2 and ColModernVBERT have a method ``score_retrieval`` each, which pads
 queries and passages by zeros, 128 at a time, and lets the padding take part in the maximum. It is exchanged
@@ -24,7 +24,7 @@ from late_interaction._patches.places import Library, Place, attribute_of, patch
 
 __all__ = ["patch_transformers", "unpatch_transformers"]
 
-_LIBRARY = Library("transformers", "Transformers", "4.57 to 5.23", "patch_transformers")
+_LIBRARY = Library("transformers", "Transformers", "4.57 to 5.24", "patch_transformers")
 _EXCHANGES = Exchanges()
 
 # Its processors that score, by the modules that define them; not every release has all.
