@@ -21,7 +21,7 @@ from bench import recorded_commands
 from bench.harness import merge, recorder
 from bench.report import pages
 from bench.suites import end_to_end, run, sentence_transformers, sweep
-from bench.tuning import first_pass, muvera, ncu, plans, pooling, shards
+from bench.tuning import first_pass, muvera, ncu, plans, pooling, shards, weak_scaling
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,11 @@ COMMANDS: dict[str, Command] = {
     "shards": Command(
         "time a search by the processes of torchrun, a shard each, beside one process with all documents",
         "a minute; one GPU a process", shards.add_arguments, shards.run, shards.__doc__,
+    ),
+    "weak-scaling": Command(
+        "time a contrastive step by the processes of torchrun, a share of the batch each, beside one process",
+        "a minute; one GPU a process",
+        weak_scaling.add_arguments, weak_scaling.run, weak_scaling.__doc__,
     ),
     "report": Command(
         "write the plots, README.md and docs/{benchmarks,performance,large_batches}.md from the records",

@@ -13,9 +13,6 @@ bytes without a search, by one process or by all at once.
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
+from bench.harness.processes import Here, joined, seconds
 from bench.harness.run_header import keep_text, text_head
 from bench.harness.text import align
 from late_interaction import fp8
@@ -35,28 +33,6 @@ K = 100
 ROUNDS = 11
 # Documents that one seed draws.
 BLOCK = 10_000
-
-
-@dataclass
-class Here:
-    """This process among all."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    def slowest(self, seconds: float) -> float:
-        x = torch.tensor(seconds, dtype=torch.float64, device=self.device)
-        dist.all_reduce(x, dist.ReduceOp.MAX)
-        return float(x)
-
-    def sync(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def wait(self) -> None:
-        dist.barrier()
-        self.sync()
 
 
 @dataclass
@@ -73,20 +49,6 @@ class Kind:
 class Corpus:
     D: Tensor
     scale: Tensor | None
-
-
-def joined(kind: str) -> Here:
-    """The processes that torchrun started, or this one alone."""
-    if "RANK" not in os.environ:
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT="29541", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0"
-        )
-    device = torch.device(kind)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Here(dist.get_rank(), dist.get_world_size(), device)
 
 
 def drawn(
@@ -122,20 +84,6 @@ def searched(Q: Tensor, corpus: Corpus, group: Any = None) -> tuple[Tensor, Tens
     codes, scale = fp8.quantize_fp8_per_token(Q)
     scales = {"scale_Q": scale, "scale_D": corpus.scale}
     return li.retrieve(codes, corpus.D, K, normalize=False, group=group, **scales)
-
-
-def seconds(here: Here, call: Callable[[], object], rounds: int, together: bool = True) -> float:
-    """The median of the slowest process's times; of process 0 alone, or of all at once."""
-    times = []
-    for turn in range(rounds + 1):
-        here.wait()
-        start = time.perf_counter()
-        if together or here.rank == 0:
-            call()
-            here.sync()
-        took = here.slowest(time.perf_counter() - start if together or here.rank == 0 else 0.0)
-        times += [took] if turn else []  # the first one warms up
-    return statistics.median(times)
 
 
 def copying(corpus: Corpus, device: torch.device) -> Callable[[], object]:

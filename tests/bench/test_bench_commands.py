@@ -44,9 +44,9 @@ def parses(words: list[str]) -> bool:
 
 
 def named_commands(text: str) -> list[str]:
-    """What follows `python -m bench` in a text, up to the end of the command."""
+    """What follows `python -m bench`, or `torchrun ... -m bench`, in a text, up to the end of the command."""
     text = text.replace("\\\n", " ")
-    return re.findall(r"(?:python|\$\(PY\)) -m (bench\b[^`#\n\"|>&]*)", text)
+    return re.findall(r"(?:python|\$\(PY\)|torchrun [^`\n]*) -m (bench\b[^`#\n\"|>&]*)", text)
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -37,22 +37,43 @@ def test_pooling_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(float(row[-3]) > 0 for row in rows[3:7])
 
 
+def by_processes(world: int, arguments: str) -> None:
+    """`python -m bench`, by torchrun where there is more than one process, with gloo."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *(start if world > 1 else []), "-m", "bench", *arguments.split()]
+    done = subprocess.run(
+        command, cwd=results.ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_search_by_shards_is_timed_and_compared(world: int, tmp_path: Path) -> None:
     """By torchrun, of processes with gloo. Their results are those of one alone, to the bit."""
     kept = tmp_path / "shards.txt"
     sizes = "--documents 301 --host-documents 100 --queries 2 --Lq 5 --Ld 8 --dims 16 --rounds 1"
-    run = ["-m", "bench", "shards", "--device", "cpu", *sizes.split(), "--out", str(kept)]
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *(start if world > 1 else []), *run]
-    done = subprocess.run(
-        command, cwd=results.ROOT, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+    by_processes(world, f"shards --device cpu {sizes} --out {kept}")
     lines = kept.read_text().splitlines()
     assert f"torchrun --nproc-per-node {world} -m bench shards" in lines[0]
     assert f"the best 100, {world} processes" in lines[2]
     rows = [line for line in lines if " on the GPUs" in line or " in pinned memory" in line]
     assert len(rows) == 3 and all(" same" in row for row in rows)
     assert "200 documents a process" in lines[-2]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_step_by_shares_is_timed_and_compared(world: int, tmp_path: Path) -> None:
+    """Its loss and gradients are those of one process alone to rounding, and so are the gathered ones."""
+    kept = tmp_path / "weak.txt"
+    sizes = "--batches 12,7 --tails 0,0.001 --Lq 3 --Ld 5 --dims 16 --rounds 1"
+    by_processes(world, f"weak-scaling --device cpu {sizes} --out {kept}")
+    lines = kept.read_text().rstrip().splitlines()
+    assert f"torchrun --nproc-per-node {world} -m bench weak-scaling" in lines[0]
+    rows = [line.split() for line in lines[-4:]]
+    batch = str(7 // world * world)
+    assert [row[:2] for row in rows] == [["12", "0"], ["12", "0.001"], [batch, "0"], [batch, "0.001"]]
+    assert all(float(x) > 0 for row in rows for x in (row[2], row[3], row[5]))
+    exact, skipping = rows[::2], rows[1::2]
+    assert all(float(row[-1]) < 1e-5 and float(row[-3]) < 1e-5 and float(row[-5]) > 0 for row in exact)
+    assert all(float(row[-1]) < 1e-3 and row[-3:-1] == ["-", "-"] for row in skipping)

@@ -1,0 +1,62 @@
+"""The processes of torchrun, one a GPU or all on a CPU, and times that they take together."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Here:
+    """This process among all."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def slowest(self, seconds: float) -> float:
+        x = torch.tensor(seconds, dtype=torch.float64, device=self.device)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        return float(x)
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def wait(self) -> None:
+        dist.barrier()
+        self.sync()
+
+
+def joined(kind: str) -> Here:
+    """The processes that torchrun started, or this one alone."""
+    if "RANK" not in os.environ:
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT="29541", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0"
+        )
+    device = torch.device(kind)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Here(dist.get_rank(), dist.get_world_size(), device)
+
+
+def seconds(here: Here, call: Callable[[], object], rounds: int, together: bool = True) -> float:
+    """The median of the slowest process's times; of process 0 alone, or of all at once."""
+    times = []
+    for turn in range(rounds + 1):
+        here.wait()
+        start = time.perf_counter()
+        if together or here.rank == 0:
+            call()
+            here.sync()
+        took = here.slowest(time.perf_counter() - start if together or here.rank == 0 else 0.0)
+        times += [took] if turn else []  # the first one warms up
+    return statistics.median(times)
