@@ -20,10 +20,9 @@
 //        ...                    ...                  ...                 ...
 //
 // Who owns what
-//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document). A row tile is
-//   the
-//              only query of all documents, or a query with documents of its own, or the rows of a listed
-//              pair (listed_pairs.cuh), which change with the document.
+//   block      one a multiprocessor, persistent. The blocks take the documents of an only query in turn.
+//              Else each has a contiguous range of (row tile, document). A row tile is a query with documents
+//              of its own, or the rows of a listed pair (listed_pairs.cuh), which change with the document.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
 //   producer   one thread a team, each in a warp of its own of the last warpgroup, which keeps few registers:
 //              TMA loads. So teams whose documents differ in length do not wait for each other. TMA also
@@ -32,8 +31,7 @@
 //   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
 //              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
 //   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one warp merges
-//   the
-//              maxima of all, scales, sums and stores them, while the others go on.
+//              the maxima of all, scales, sums and stores them, while the others go on.
 //   lane       the running maxima of kColumns / 4 query rows over the tokens it sees.
 #pragma once
 
