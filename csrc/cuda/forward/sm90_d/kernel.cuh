@@ -20,9 +20,9 @@
 //        ...                    ...                  ...                 ...
 //
 // Who owns what
-//   block      one a multiprocessor, persistent. The blocks take the documents of an only query in turn.
-//              Else each has a contiguous range of (row tile, document). A row tile is a query with documents
-//              of its own, or the rows of a listed pair (listed_pairs.cuh), which change with the document.
+//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document). A row tile is
+//              the only query of all documents, or a query with documents of its own, or the rows of a listed
+//              pair (listed_pairs.cuh), which change with the document.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
 //   producer   one thread a team, each in a warp of its own of the last warpgroup, which keeps few registers:
 //              TMA loads. So teams whose documents differ in length do not wait for each other. TMA also
@@ -162,22 +162,12 @@ struct Sm90DShared {
   }
 };
 
-// Walks a block's (row tile, document). With one row tile the blocks take documents in turn, so that what all
-// of them read at a time lies together in memory; else each has a range, and its row tile for longer.
+// Walks the (row tile, document) of a block's range.
 struct DocumentScheduler {
-  int32_t left;  // work tiles from here to the block's last
+  int32_t left;  // work tiles from here to the end of the range
   int32_t row_tile, j;
 
-  static __device__ __forceinline__ bool takes_turns(const ForwardArgs& p) {
-    return p.row_tiles == 1 && p.work_tile_ends == nullptr;
-  }
   __device__ __forceinline__ DocumentScheduler(const ForwardArgs& p, int first) {
-    if (takes_turns(p)) {
-      left = static_cast<int32_t>((p.work_tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) - first;
-      row_tile = 0;
-      j = static_cast<int32_t>(blockIdx.x + first * gridDim.x);
-      return;
-    }
     const WorkRange range = WorkRange::mine(p);
     left = static_cast<int32_t>(range.end - range.work_tile);
     row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.work_tile / p.N);
@@ -186,10 +176,6 @@ struct DocumentScheduler {
   }
   __device__ __forceinline__ void advance(const ForwardArgs& p, int work_tiles) {
     left -= work_tiles;
-    if (takes_turns(p)) {
-      j += work_tiles * static_cast<int32_t>(gridDim.x);
-      return;
-    }
     j += work_tiles;
     while (j >= p.N && p.row_tiles > 1) {
       j -= static_cast<int32_t>(p.N);
