@@ -214,8 +214,8 @@ OPERATORS = [
 
 
 def passed_over(source):
-    """Line and column ranges that are no behaviour: annotations, whether a dataclass is frozen, and how errors
-    and warnings are worded."""
+    """Line and column ranges that are no behaviour: annotations, whether a dataclass is frozen, and how
+    errors and warnings are worded."""
     ranges = []
     for node in ast.walk(ast.parse(source)):
         skipped = [getattr(node, "annotation", None), getattr(node, "returns", None)]
