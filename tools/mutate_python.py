@@ -54,7 +54,7 @@ TESTS = {
     "_contrastive/check.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/forward.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/function.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/gather.py": "contrastive_group",
+    "_contrastive/gather.py": "contrastive_gather",
     "_contrastive/host_memory.py": "kept_blocks",
     "_contrastive/kept.py": "kept_blocks",
     "_contrastive/labels.py": "contrastive contrastive_single contrastive_tail losses",

@@ -1,0 +1,90 @@
+"""contrastive_loss over process groups of gloo whose batches are small: each rank gathers all documents."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from late_interaction._contrastive import gather
+from late_interaction._contrastive.ring import Ring
+from late_interaction._contrastive.tokens import Tokens
+from tests.training.test_contrastive_group import check, on_ranks, pytestmark
+
+__all__ = ["pytestmark"]  # skips all of it where there is no gloo
+
+
+@pytest.mark.parametrize("kind", ["padded", "masked", "packed", "no queries"])
+def test_gathered_documents(kind):
+    """Small batches, whose documents fit on every rank, take one exchange instead of a ring."""
+    check(on_ranks(3, "gradients", kind=kind, gathers=True), 3, kind)
+
+
+@pytest.mark.parametrize("options", [
+    {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"normalize": True},
+], ids=str)  # fmt: skip
+def test_options_of_gathered_documents(options):
+    check(on_ranks(2, "gradients", gathers=True, **options), 2, **options)
+
+
+def test_labels_of_gathered_documents():
+    labels = [
+        torch.tensor([8, 3, -100, 0, 1]),
+        torch.tensor([1, 2, -100, 0, 4, 5, 7, 6]),
+        torch.tensor([0, 3, 3]),
+    ]
+    check(on_ranks(3, "gradients", labels=labels, gathers=True), 3, labels=labels)
+
+
+def test_gathered_documents_give_the_same_bits_on_every_run():
+    for result in on_ranks(3, "gradients", runs=2, kind="half", gathers=True, scale_by_world=True):
+        assert not isinstance(result, str), result
+        for (loss, grads), (again, grads_again) in [result]:
+            assert np.array_equal(loss, again) and all(map(np.array_equal, grads, grads_again))
+
+
+def test_a_rank_whose_documents_have_no_gradient():
+    """Then they go round the ring, on every rank: a gradient comes home by an exchange of all."""
+    for result in on_ranks(2, "one_without_gradient"):
+        assert not isinstance(result, str), result
+
+
+PACKED = {"shapes": [(20, 8), (30, 8)]}
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"group": None}, False),
+        ({"symmetric": True}, False),
+        ({"tail": 0.1}, False),
+        ({"way": "matrix"}, False),
+        ({"wants": [True, False]}, False),
+        ({"wants": [False, False]}, True),
+        ({"shapes": [(4, 6, 8), (5, 7, 8)]}, False),
+        # 3 queries of 7 tokens and 9 documents of all ranks: scores of 4 bytes, winners of 2 or 4.
+        ({"budget": 27 * (4 + 2 * 7)}, True),
+        ({"budget": 27 * (4 + 2 * 7) - 1}, False),
+        ({"budget": 27 * (4 + 4 * 7)} | PACKED, True),
+        ({"budget": 27 * (4 + 4 * 7) - 1} | PACKED, False),
+        # As much as the largest shard of each of two ranks.
+        ({"most": 2 * 240 * 2}, True),
+        ({"most": 2 * 240 * 2 - 1}, False),
+    ],
+    ids=str,
+)
+def test_which_batches_are_gathered(change, taken, monkeypatch):
+    what = {"group": "group", "symmetric": False, "tail": 0.0, "way": "tiles", "wants": [True, True]}
+    what |= {"shapes": [(4, 6, 8), (5, 6, 8)], "budget": 1 << 20, "most": 1 << 20} | change
+    monkeypatch.setattr(gather.whole, "default_budget", lambda device, listed: what["budget"])
+    monkeypatch.setattr(gather, "_MOST_BYTES", what["most"])
+    values = torch.zeros(what["shapes"][0], dtype=torch.bfloat16)
+    offsets = torch.tensor([0, 5, 9, 13, 20], dtype=torch.int32) if values.dim() == 2 else None
+    given = SimpleNamespace(
+        options=SimpleNamespace(symmetric=what["symmetric"], tail=what["tail"]),
+        kernels=SimpleNamespace(way=what["way"]),
+        sides=SimpleNamespace(d=Tokens(values, None, offsets, () if offsets is None else (0, 5, 9, 13, 20))),
+        ring=Ring(what["group"], 0, 2, [3, 2], [4, 5], what["shapes"], wants=what["wants"], longest_query=7),
+    )
+    assert gather.takes(given) == taken
