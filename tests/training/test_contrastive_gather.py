@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from late_interaction._contrastive import gather
 from late_interaction._contrastive.ring import Ring
@@ -77,7 +78,8 @@ PACKED = {"shapes": [(20, 8), (30, 8)]}
 def test_which_batches_are_gathered(change, taken, monkeypatch):
     what = {"group": "group", "symmetric": False, "tail": 0.0, "way": "tiles", "wants": [True, True]}
     what |= {"shapes": [(4, 6, 8), (5, 6, 8)], "budget": 1 << 20, "most": 1 << 20} | change
-    monkeypatch.setattr(gather.whole, "default_budget", lambda device, listed: what["budget"])
+    budgets = {False: what["budget"], True: None}  # not that of listed pairs
+    monkeypatch.setattr(gather.whole, "default_budget", lambda device, listed: budgets[listed])
     monkeypatch.setattr(gather, "_MOST_BYTES", what["most"])
     values = torch.zeros(what["shapes"][0], dtype=torch.bfloat16)
     offsets = torch.tensor([0, 5, 9, 13, 20], dtype=torch.int32) if values.dim() == 2 else None
@@ -88,3 +90,20 @@ def test_which_batches_are_gathered(change, taken, monkeypatch):
         ring=Ring(what["group"], 0, 2, [3, 2], [4, 5], what["shapes"], wants=what["wants"], longest_query=7),
     )
     assert gather.takes(given) == taken
+
+
+@pytest.mark.parametrize("what", ["documents", "gradients"])
+def test_an_exchange_that_fails(what, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no answer")
+
+    of = {"documents": "all_gather_into_tensor", "gradients": "all_to_all_single"}
+    monkeypatch.setattr(dist, of[what], fails)
+    monkeypatch.setattr(dist, "get_rank", lambda *_: 1)
+    ring = Ring("group", 1, 2, [1, 1], [1, 1], [(1, 2, 3)] * 2, caller="contrastive_loss")
+    message = rf"^contrastive_loss: the exchange of {what} with the other ranks .* on rank 1: .*\(no answer\)"
+    with pytest.raises(RuntimeError, match=message):
+        if what == "documents":
+            gather._gathered(torch.ones(1, 2, 3), ring.shapes, ring)
+        else:
+            gather._sent_home(torch.ones(2, 2, 3), ring)
