@@ -203,6 +203,7 @@ def test_bad_input_of_the_operators():
         ((Q, D[0], None, None), "Q must be"),
         ((Q, D[:, None], None, None), "documents of each query"),
         ((Q, D, flags, None), "q_mask must be bool"),
+        ((Q, D, flags[:2, :5], None), "q_mask must be bool"),
         ((Q, D, None, flags.int()), "d_mask must be bool"),
     ):
         with pytest.raises(RuntimeError, match=words):
