@@ -150,11 +150,17 @@ def test_groups_of_documents_are_clustered_as_all_at_once(monkeypatch):
     torch.set_num_threads(1)
     held, cut = [], pooling._cut
     monkeypatch.setattr(pooling, "_cut", lambda x, *args: (held.append(len(x)), cut(x, *args)))
+    lengths, lloyd = [], pooling._lloyd
+    monkeypatch.setattr(
+        pooling, "_lloyd", lambda x, *args: (lengths.append([len(y) for y in x]), lloyd(x, *args))[1]
+    )
     for method, whole in zip(("ward", "kmeans"), results, strict=True):
         for a, b in zip(pool_tokens(documents, 3, method=method), whole, strict=True):
             torch.testing.assert_close(a, b)
     # Of 1000 numbers: squares of 39, 2, 49, 8 and 29 tokens, without the documents of one cluster a token.
     assert held == [39**2, 2**2, 49**2, 8**2 + 29**2]
+    # Tokens times clusters, as many for each as for the last: 29 * 9, 39 * 13, 49 * 16.
+    assert lengths == [[2, 8, 29], [39], [49]]
 
 
 @pytest.mark.parametrize(
@@ -367,6 +373,7 @@ def test_a_cut_that_cannot_be(message):
 BAD_LABELS = {
     "tokens must be floating point": lambda x, cu, k: (x.int(), cu, k),
     "must be int32": lambda x, cu, k: (x, cu.long(), k),
+    "must be int32, one-dimensional": lambda x, cu, k: (x, cu, k.view(1, 1)),
     r"cu_seqlens must be \[3\], got \[2\]": lambda x, cu, k: (x, cu, k.repeat(2)),
     r"cu_seqlens must be \[2\], got \[3\]": lambda x, cu, k: (x, offsets([3, 3]), k),
     "must rise from 0 to 6": lambda x, cu, k: (x, cu - 1, k),
