@@ -30,7 +30,7 @@ sys.dont_write_bytecode = True
 
 # The tests that a module answers to.
 TESTS = {
-    "_group.py": "contrastive_group group_search contrastive_faults",
+    "_group.py": "contrastive_parts contrastive_group group_search contrastive_faults",
     "_checks/dense.py": "argument_edges bad_input messages",
     "_checks/from_hidden.py": "argument_edges fused_head messages",
     "_checks/messages.py": "argument_edges messages",
@@ -64,7 +64,7 @@ TESTS = {
     "_contrastive/problem.py": "contrastive contrastive_single contrastive_tail losses",
     "_scoring/products.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/reduction.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/ring.py": "contrastive_group losses_group",
+    "_contrastive/ring.py": "contrastive_parts contrastive_group losses_group",
     "_contrastive/row_losses/pairwise.py": "losses contrastive",
     "_contrastive/row_losses/recall.py": "losses contrastive",
     "_contrastive/row_losses/row_function.py": "losses contrastive",
