@@ -264,3 +264,23 @@ def test_queries_that_add_up_block_by_block(change, in_blocks):
     sums = shards.sums_of_queries(call, *given, True, what["needs_d"])
     assert sums.needed and sums.in_blocks == in_blocks
     assert not shards.sums_of_queries(call, *given, False, what["needs_d"]).needed
+
+
+@pytest.mark.parametrize(("world", "wanted"), [(2, 1.0), (3, 1 + 2**-7)])
+def test_more_than_two_gradients_add_up_in_float32(world, wanted, monkeypatch):
+    """1 and of each other process 2**-8 of bfloat16, which added to 1 one at a time is lost."""
+    x = Tokens(torch.ones(3, 2, 2, dtype=torch.bfloat16), None)
+    monkeypatch.setattr(
+        shards.backward, "add_gradients", lambda weights, grid, sums, given: sums[1].add(x.values.clone())
+    )
+    monkeypatch.setattr(
+        shards, "_send_home", lambda *_: SimpleNamespace(wait=lambda: [torch.full_like(x.values, 2**-8)])
+    )
+    monkeypatch.setattr(shards.Grid, "of", lambda *_: None)
+    ring = SimpleNamespace(
+        world=world, wants=[True] * world, owner=lambda step: -step % world,
+        shards=lambda d, extra: iter([(0, d, extra)] * world),
+    )  # fmt: skip
+    call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
+    found = shards.add_shards(call, problem, Sums.zeros(x), x, True, lambda *_: (None, None))
+    assert found.dtype == torch.bfloat16 and found.eq(wanted).all()
