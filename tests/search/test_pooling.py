@@ -372,6 +372,7 @@ def test_a_cut_that_cannot_be(message):
 
 BAD_LABELS = {
     "tokens must be floating point": lambda x, cu, k: (x.int(), cu, k),
+    "tokens must be floating point .* of rank 3": lambda x, cu, k: (x.unsqueeze(0), cu, k),
     "must be int32": lambda x, cu, k: (x, cu.long(), k),
     "must be int32, one-dimensional": lambda x, cu, k: (x, cu, k.view(1, 1)),
     r"cu_seqlens must be \[3\], got \[2\]": lambda x, cu, k: (x, cu, k.repeat(2)),
