@@ -208,19 +208,21 @@ def test_offsets_of_all_processes(rank, bounds, told, monkeypatch):
     assert all(offsets.dtype == torch.int32 for offsets, _ in found.packed)
 
 
-@pytest.mark.parametrize(("size", "kept"), [(3 * 9 * (4 + 2 * 2), True), (3 * 9 * (4 + 2 * 2) - 1, False)])
-def test_blocks_of_a_group_stay_all_or_none(size, kept, monkeypatch):
-    """3 queries of 2 tokens and 9 documents of all processes: scores of 4 bytes, winners of 2."""
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("offsets", "winner"), [(None, 2), ([0, 2, 4, 6], 4)])
+def test_blocks_of_a_group_stay_all_or_none(offsets, winner, kept, monkeypatch):
+    """3 queries of 2 tokens and 9 documents of all processes: scores of 4 bytes, winners of 2 or 4."""
+    x, size = tokens(offsets), 3 * 9 * (4 + 2 * winner) - (not kept)
     budgets = {False: size, True: None}  # not that of listed pairs
     monkeypatch.setattr(shards.whole, "default_budget", lambda device, listed: budgets[listed])
     monkeypatch.setattr(shards.KeptBlocks, "of", lambda kernels, budget, device: budget)
     ring, problem = Ring("group", 0, 2, [3, 2], [4, 5]), SimpleNamespace(kernels=None)
     call = SimpleNamespace(keeps=True, ring=ring, problem=problem, kept_bytes=1)
-    assert shards.Call.kept_blocks(call, tokens()) == (size if kept else None)
+    assert shards.Call.kept_blocks(call, x) == (size if kept else None)
     call.ring = Ring.alone(3, 4, True)
-    assert shards.Call.kept_blocks(call, tokens()) == 1  # what the caller says
+    assert shards.Call.kept_blocks(call, x) == 1  # what the caller says
     call.keeps = False
-    assert shards.Call.kept_blocks(call, tokens()) is None
+    assert shards.Call.kept_blocks(call, x) is None
 
 
 @pytest.mark.parametrize(
