@@ -139,7 +139,7 @@ TESTS = {
     "corpus/_queries.py": "corpus corpus_residual",
     "corpus/_search.py": "corpus corpus_residual",
     "corpus/_shard_files.py": "corpus_files",
-    "corpus/_shards.py": "corpus_files",
+    "corpus/_shards.py": "corpus_files group_search",
     "corpus/_tokens.py": "corpus corpus_files corpus_residual",
     "corpus/builder.py": "corpus corpus_files corpus_residual",
     "corpus/corpus.py": "corpus corpus_files corpus_residual",

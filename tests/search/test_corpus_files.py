@@ -95,6 +95,29 @@ def test_a_block_that_raises_keeps_the_finished_shards(whole, tmp_path):
     same(path, whole)
 
 
+def test_resuming_removes_what_no_finished_shard_names(whole, tmp_path):
+    path = tmp_path / "corpus"
+    with Corpus.create(path, **OPTIONS) as builder:
+        add(builder, documents(50))
+        builder.flush()
+        builder._cut_away("closed by this test")
+    left, own = ("shard-00099.tokens", "building.old", "metadata.new"), "shards of my own"
+    for name in (*left, own):
+        (path / name).write_text("left")
+    with Corpus.create(path, resume=True, **OPTIONS) as builder:
+        assert builder.documents == 50 and not any((path / name).exists() for name in left)
+        add(builder, documents(100))
+    assert (path / own).read_text() == "left"
+    same(path, whole)
+
+
+def test_a_folder_that_is_gone_hides_no_error(tmp_path):
+    with pytest.raises(KeyError), Corpus.create(tmp_path / "corpus", **OPTIONS) as builder:
+        add(builder, documents(4))
+        shutil.rmtree(tmp_path / "corpus")
+        raise KeyError
+
+
 def test_an_interrupted_write_closes_the_builder(tmp_path, monkeypatch):
     def interrupted(self, data):
         raise KeyboardInterrupt
@@ -317,6 +340,31 @@ def test_offsets_that_fall(copy):
         Corpus.open(copy)
 
 
+@pytest.mark.parametrize(("place", "change"), [(0, 1), (0, -1), (-1, 1), (-1, -1), (-1, -2)])
+def test_offsets_that_begin_or_end_elsewhere(place, change, copy):
+    file = copy / "shard-00001.offsets"
+    offsets = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.int64)
+    offsets[place] += change
+    file.write_bytes(bytes(_files.bytes_of(offsets)))
+    shown = 0 if place == 0 else len(offsets) - 1
+    message = (
+        rf"{file} must have offsets that begin at 0, .* got .* with offsets\[{shown}\] = {offsets[place]}"
+    )
+    with pytest.raises(CorpusError, match=message):
+        Corpus.open(copy)
+
+
+@pytest.mark.parametrize("change", [1, -1])
+@pytest.mark.parametrize(("of", "kind"), [("tokens", "tokens"), ("documents", "offsets")])
+def test_metadata_of_other_numbers(of, kind, change, copy):
+    """With a checksum of its own, as a faulty program may write it."""
+    entries = _files.read_metadata(copy / "metadata.json")
+    entries["shards"][1][of] += change
+    _files.write_metadata(copy / "metadata.json", entries)
+    with pytest.raises(CorpusError, match=rf"{copy}/shard-00001.{kind} must have \d+ bytes for its"):
+        Corpus.open(copy)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -418,6 +466,44 @@ def test_progress(tmp_path):
 # ---- parts of the format ----
 
 
+def greedy(lengths, row_bytes, shard_bytes):
+    """How many documents each shard has: as many as fit with 8 bytes for each document's offset."""
+    counts, used = [0], 0
+    for length in lengths:
+        size = length * row_bytes + 8
+        if used and used + size > shard_bytes:
+            counts.append(0)
+            used = 0
+        counts[-1] += 1
+        used += size
+    return counts
+
+
+@pytest.mark.parametrize("each", [1, 3, 40])
+@pytest.mark.parametrize("shard_bytes", [1, 40, 47, 48, 49, 64, 160])
+def test_shards_hold_no_more_bytes_than_they_may(shard_bytes, each, tmp_path):
+    lengths = torch.randint(0, 5, (40,)).tolist()
+    docs = [torch.randn(n, 4, dtype=torch.float16) for n in lengths]
+    with Corpus.create(tmp_path / "corpus", d=4, dtype=torch.float16, shard_bytes=shard_bytes) as builder:
+        for i in range(0, 40, each):
+            builder.add(docs[i : i + each])
+    shards = _files.read_metadata(tmp_path / "corpus" / "metadata.json")["shards"]
+    assert [shard["documents"] for shard in shards] == greedy(lengths, 8, shard_bytes)
+
+
+def test_documents_are_encoded_block_by_block(monkeypatch, tmp_path):
+    for block, name in ((1 << 20, "whole"), (100, "blocks")):
+        monkeypatch.setattr("late_interaction.corpus.builder._BLOCK_BYTES", block)
+        with Corpus.create(tmp_path / name, **OPTIONS) as builder:
+            builder.add(documents(100), IDS)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "blocks")
+
+
+def test_what_a_folder_says_of_its_format(whole):
+    entries = json.loads((whole / "metadata.json").read_text())
+    assert (entries["format"], entries["version"]) == ("late_interaction corpus", 1)
+
+
 @pytest.mark.parametrize("wrong", ["0" * 32, "z" * 32])
 def test_a_checksum_that_is_wrong_either_way(wrong, tmp_path):
     file, entries = tmp_path / "metadata.json", {"format": _files.FORMAT, "version": _files.VERSION}
@@ -444,6 +530,8 @@ def test_files_are_mapped_however_small(data, tmp_path):
     file.write_bytes(data)
     x = _files.mapped(file, len(data), torch.uint8)
     assert x.tolist() == list(data) and bytes(_files.bytes_of(x)) == data
+    x.add_(1)
+    assert file.read_bytes() == data  # the memory is the tensor's own where it is written to
 
 
 @pytest.mark.parametrize(
