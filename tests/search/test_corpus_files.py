@@ -461,6 +461,22 @@ def test_progress(tmp_path):
     with Corpus.create(tmp_path / "corpus", resume=True, **options) as builder:
         add(builder, documents(100))
     assert seen == [(n, 100) for n in range(40, 101, 4)]
+    seen.clear()
+    del options["total"]
+    with Corpus.create(tmp_path / "another", **options) as builder:
+        add(builder, documents(4))
+    assert seen == [(4, 0)]
+
+
+@pytest.mark.parametrize("d", [15, 17])
+def test_a_corpus_of_another_d_is_not_added(d, tmp_path):
+    other = tmp_path / "other"
+    with Corpus.create(other, d=d, dtype=torch.int8) as builder:
+        builder.add([torch.randn(3, d)])
+    with Corpus.create(tmp_path / "corpus", **OPTIONS) as builder:
+        with pytest.raises(ValueError, match=f"corpus must have d = 16, got {d}"):
+            builder.extend(Corpus.open(other))
+        assert builder.documents == 0
 
 
 # ---- parts of the format ----
