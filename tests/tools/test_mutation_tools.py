@@ -31,11 +31,10 @@ def test_every_module_and_every_test_that_is_listed_is_there(tools):
 
 def test_an_argument_for_a_survivor_is_about_a_line_that_is_there(tools):
     mutation, *_ = tools
-    lines = [line for line in mutation.ARGUED.read_text().splitlines() if not line.startswith("#")]
-    assert lines
-    for line in lines:
-        file, before, after, why = line.split(" | ")
-        assert before in [text.strip() for text in (ROOT / file).read_text().splitlines()], line
+    found = list(mutation.arguments())
+    assert found
+    for file, before, after, why in found:
+        assert before in [text.strip() for text in (ROOT / file).read_text().splitlines()], (file, before)
         assert before != after and why
 
 
