@@ -1,4 +1,4 @@
-"""What the patches of other libraries share: exchanged code, places that are found or not, blocks of lists."""
+"""What the patches of other libraries share: exchanged code, places found or not, blocks of lists."""
 
 import types
 import warnings
