@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from late_interaction.corpus import Corpus, CorpusError, _files, _ids
+from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards
 from tests.corpus_worker import documents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -563,6 +563,71 @@ def test_bad_ids(ids, message):
 def test_ids_of_several_shards():
     joined = _ids.JoinedIds([["a"], [], ["b", "c"], ["d", "e"]])
     assert list(joined) == ["a", "b", "c", "d", "e"] and joined[-1] == "e" and joined[1:4] == ["b", "c", "d"]
-    assert list(_ids.JoinedIds([])) == [] and len(_ids.PartOfIds(joined, 1, 3)) == 2
+    assert (
+        list(_ids.JoinedIds([])) == []
+        and len(_ids.JoinedIds([])) == 0
+        and len(_ids.PartOfIds(joined, 1, 3)) == 2
+    )
     text, offsets = torch.tensor(list(b"aabb")).to(torch.uint8), torch.tensor([0, 1, 1, 4])
     assert list(_ids.StoredIds(text, offsets)) == ["a", "", "abb"]
+
+
+def shard_of(lengths, first=0):
+    offsets = torch.tensor([first, *lengths]).cumsum(0)
+    return _shards.Shard(torch.zeros(int(offsets[-1]), 2), offsets)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "ranges"),
+    [
+        ([2, 3, 1, 9, 1], (5, 9), [(0, 2), (2, 3), (3, 4), (4, 5)]),
+        ([2, 3, 1, 9, 1], (6, 2), [(0, 2), (2, 3), (3, 4), (4, 5)]),
+        ([2, 3, 1, 9, 1], (99, 3), [(0, 3), (3, 5)]),
+        ([0, 0, 4, 0], (4, 9), [(0, 4)]),
+        ([0, 0, 4, 0], (3, 9), [(0, 2), (2, 3), (3, 4)]),
+        ([], (4, 9), []),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 7])
+def test_ranges_of_documents(lengths, most, ranges, first):
+    assert list(shard_of(lengths, first).ranges(*most)) == ranges
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "shards", [[[3, 1, 4], [1, 5]], [[0, 2, 0], [9], [2, 6, 0, 0]], [[1] * 14], [[0, 0]]]
+)
+def test_documents_go_to_the_part_in_which_their_first_token_lies(shards, count):
+    total, done = sum(map(sum, shards)), 0
+    wanted = [[] for _ in range(count)]
+    for lengths in shards:
+        for length in lengths:
+            wanted[min(done * count // max(total, 1), count - 1)].append(length)
+            done += length
+    found = _shards.parts([shard_of(lengths, first=2) for lengths in shards], count)
+    assert [[n for shard in part for n in shard.offsets.diff().tolist()] for part in found] == wanted
+
+
+def test_metadata_that_cannot_be_written_says_why(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        _files.write_metadata(tmp_path / "metadata.json", {})
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "metadata.json")
+
+
+def test_a_document_of_a_corpus_that_cannot_be_stored_is_named(tmp_path):
+    path = tmp_path / "a" / "folder" / "below"  # folders above it are made
+    docs = [torch.ones(3, 16), torch.ones(2, 16), torch.ones(4, 16), torch.ones(1, 16)]
+    docs[3][0, 5] = 1e30
+    with Corpus.create(path, d=16, dtype=torch.float32, normalize=False, shard_bytes=400) as builder:
+        builder.add(docs)
+    other = Corpus.open(path)
+    assert len(other.shards) == 2
+    with Corpus.create(tmp_path / "corpus", d=16, dtype=torch.float16, normalize=False) as builder:
+        with pytest.raises(ValueError, match=r"corpus\[3\] must have tokens .* in its token 0"):
+            builder.extend(other)
+        assert builder.documents == 0
