@@ -139,3 +139,11 @@ def test_scores_of_zero_padded_lists_in_any_number_of_blocks(most, monkeypatch):
             padded = torch.nn.functional.pad(d, (0, 0, 0, length - len(d)))
             wanted = (q.double() @ padded.double().t()).amax(1).sum()
             torch.testing.assert_close(found[i, j].double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("L", [1, 2])
+def test_queries_of_one_length_with_documents_of_others(L):
+    queries, documents = torch.randn(3, L, 4), [torch.randn(n, 4) for n in (2, 5)]
+    found = zero_padded.scores(queries, documents, [2, 5], torch.device("cpu"))
+    wanted = [[(q.double() @ d.double().t()).amax(1).sum().item() for d in documents] for q in queries]
+    torch.testing.assert_close(found.double(), torch.tensor(wanted).double(), rtol=1e-5, atol=1e-6)

@@ -244,7 +244,7 @@ def test_a_shard_that_cannot_be_made_durable(tmp_path, monkeypatch):
     builder = Corpus.create(tmp_path / "corpus", **OPTIONS)
     add(builder, documents(4))
     monkeypatch.setattr(_files, "sync_folder", fails)
-    with pytest.raises(OSError, match="Input/output error.* The first 0 documents are kept"):
+    with pytest.raises(OSError, match=r"Input/output error.* The first 0 documents are kept"):
         builder.flush()
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match="is closed, as writing failed"):
