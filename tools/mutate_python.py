@@ -30,7 +30,7 @@ sys.dont_write_bytecode = True
 
 # The tests that a module answers to.
 TESTS = {
-    "_group.py": "group_search contrastive_faults",
+    "_group.py": "contrastive_parts contrastive_group group_search contrastive_faults",
     "_checks/dense.py": "argument_edges bad_input messages",
     "_checks/from_hidden.py": "argument_edges fused_head messages",
     "_checks/messages.py": "argument_edges messages",
@@ -54,6 +54,7 @@ TESTS = {
     "_contrastive/check.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/forward.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/function.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/gather.py": "contrastive_gather",
     "_contrastive/host_memory.py": "kept_blocks",
     "_contrastive/kept.py": "kept_blocks",
     "_contrastive/labels.py": "contrastive contrastive_single contrastive_tail losses",
@@ -63,18 +64,25 @@ TESTS = {
     "_contrastive/problem.py": "contrastive contrastive_single contrastive_tail losses",
     "_scoring/products.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/reduction.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/ring.py": "contrastive_parts contrastive_gather contrastive_group losses_group",
     "_contrastive/row_losses/pairwise.py": "losses contrastive",
     "_contrastive/row_losses/recall.py": "losses contrastive",
     "_contrastive/row_losses/row_function.py": "losses contrastive",
     "_contrastive/row_losses/rows.py": "losses contrastive",
     "_contrastive/row_losses/sigmoid.py": "losses contrastive",
+    "_contrastive/shards.py": "contrastive_parts contrastive_gather contrastive_group",
     "_contrastive/single.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/softmax.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/sums.py": "contrastive_parts contrastive contrastive_single contrastive_tail",
     "_contrastive/tail.py": "contrastive_tail",
     "_contrastive/tokens.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/whole.py": "contrastive contrastive_single contrastive_tail losses",
     "_maxsim.py": "norm_warning forward bad_input precision backward",
     "_patches/compat.py": "compat",
+    "_patches/exchange.py": "patch_parts patches",
+    "_patches/places.py": "patch_parts patches compat",
+    "_patches/ragged.py": "patch_parts transformers",
+    "_patches/zero_padded.py": "patch_parts transformers mteb",
     "_progress.py": "retrieve",
     "_scoring/mean.py": "forward varlen score_pairs q_weights",
     "_scoring/norm_warning.py": "norm_warning",
@@ -87,6 +95,12 @@ TESTS = {
     "_search/rescore.py": "coarse",
     "_search/selection.py": "retrieve",
     "_search/topk_state.py": "retrieve",
+    "_st/chunks.py": "sentence_transformers st_properties",
+    "_st/inputs.py": "sentence_transformers st_properties",
+    "_st/ranking.py": "sentence_transformers st_properties",
+    "_st/similarity.py": "sentence_transformers st_properties",
+    "_st/xtr.py": "xtr_patches",
+    "alias.py": "patches",
     "bits.py": "bits",
     "coarse.py": "coarse bits muvera",
     "contrastive.py": "contrastive contrastive_single contrastive_tail losses",
@@ -125,7 +139,7 @@ TESTS = {
     "corpus/_queries.py": "corpus corpus_residual",
     "corpus/_search.py": "corpus corpus_residual",
     "corpus/_shard_files.py": "corpus_files",
-    "corpus/_shards.py": "corpus_files",
+    "corpus/_shards.py": "corpus_files group_search",
     "corpus/_tokens.py": "corpus corpus_files corpus_residual",
     "corpus/builder.py": "corpus corpus_files corpus_residual",
     "corpus/corpus.py": "corpus corpus_files corpus_residual",
@@ -170,12 +184,15 @@ TESTS = {
     "reference/xtr.py": "xtr",
 }
 # Not mutated: __init__ files, autograd.py and ops/_library.py, which hold names and sentences;
-# _search/stream.py and ops/host_copy.py, which are about a GPU; the patches, whose tests need releases of
-# requirements/compat.txt.
+# _search/stream.py and ops/host_copy.py, which are about a GPU; what patches one library, whose tests need
+# releases of requirements/compat.txt.
 
 # What tests run in processes of their own, which nobody traces: mutants are written to disk, and judged by
 # all tests that are listed.
-ELSEWHERE = {"_group.py", "_search/group_search.py"}
+ELSEWHERE = {
+    "_contrastive/gather.py", "_contrastive/ring.py", "_contrastive/shards.py", "_group.py",
+    "_search/group_search.py",
+}  # fmt: skip
 
 # Boundaries and negations of comparisons, and the operation that is most like another. The other replacements
 # of cosmic-ray fail at once (`x << 2.5`) or do what one of these does (`is` for `==` on small integers).
@@ -197,13 +214,14 @@ OPERATORS = [
 
 
 def passed_over(source):
-    """Line and column ranges that are no behaviour: annotations, and the wording of errors and warnings."""
+    """Line and column ranges that are no behaviour: annotations, whether a dataclass is frozen, and how
+    errors and warnings are worded."""
     ranges = []
     for node in ast.walk(ast.parse(source)):
         skipped = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         if isinstance(node, ast.Raise):
             skipped.append(node.exc)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn":
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "dataclass"):
             skipped.append(node)
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).strip("_").istitle():
             skipped.append(node.value)  # a name for a type: Progress = bool | Callable[[int, int], None]

@@ -49,10 +49,19 @@ def digest(*files):
     return found.hexdigest()[:12]
 
 
+def arguments():
+    """(file, from, to, why) of each line of ARGUED, ``file | from | to | why``. Both texts of a changed line
+    may have the separator, equally often."""
+    for line in ARGUED.read_text().splitlines():
+        if line and line[0] != "#":
+            file, *texts, why = line.split(" | ")
+            half = len(texts) // 2
+            yield file, " | ".join(texts[:half]), " | ".join(texts[half:]), why
+
+
 def argued(file):
-    """Why a file's survivors stay, by their changed line before and after: ``file | from | to | why``."""
-    lines = [line.split(" | ") for line in ARGUED.read_text().splitlines() if line and line[0] != "#"]
-    return {(before, after): why for where, before, after, why in lines if where == file}
+    """Why a file's survivors stay, by their changed line before and after."""
+    return {(before, after): why for where, before, after, why in arguments() if where == file}
 
 
 def environment():

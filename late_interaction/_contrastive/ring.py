@@ -163,8 +163,8 @@ def join(
 ) -> Ring:
     """Tells every process of the group what each one has, and that their calls fit together, in one exchange.
     ``own``: None where this process refused its arguments, which all others then learn. ``options``: numbers
-    in which the processes must agree, at most 12, by what messages call them. The offsets of packed documents
-    are told by :meth:`Ring.with_packed`."""
+    in which the processes must agree, at most 12, by what messages call them. :meth:`Ring.with_packed` tells
+    the offsets and shapes of packed documents."""
     rank, world = position(group)
     facts = [float(REFUSED)] * (_OPTIONS + _MOST_OPTIONS)
     if own is not None:
@@ -180,8 +180,7 @@ def join(
     # The loss comes first: numbers of two losses do not mean the same.
     check_alike(caller, table, {name: _OPTIONS + i for i, name in enumerate(options)} | _ALIKE)
     queries, documents = ([int(row[i]) for row in table] for i in (0, 1))
-    packed = table[0][5] == 1
-    shapes = [tuple(int(x) for x in row[2 : 4 if packed else 5]) for row in table]
+    shapes = [tuple(int(x) for x in row[2:5]) for row in table]
     longest, wants, any_mask = ([row[_OPTIONS + _MOST_OPTIONS + i] for row in table] for i in range(3))
     return Ring(
         group,

@@ -70,7 +70,7 @@ class Shard:
 
 
 def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
-    """The shards in parts of about equally many tokens, or documents where there is no token."""
+    """The shards in parts of about equally many tokens: a document goes where its first token lies."""
     total, done = sum(shard.token_count for shard in shards), 0
     found: list[list[Shard]] = [[] for _ in range(count)]
     for shard in shards:

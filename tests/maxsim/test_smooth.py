@@ -198,18 +198,21 @@ def test_bad_input_of_the_operators():
     flags = torch.ones(4, 7, dtype=torch.bool)
     for args, words in (
         ((Q, D[..., :7], None, None), "must share dtype, device and d"),
+        ((Q[..., :7], D, None, None), "must share dtype, device and d"),
         ((Q[0], D, None, None), "Q must be"),
         ((Q, D[0], None, None), "Q must be"),
         ((Q, D[:, None], None, None), "documents of each query"),
         ((Q, D, flags, None), "q_mask must be bool"),
+        ((Q, D, flags[:2, :5], None), "q_mask must be bool"),
         ((Q, D, None, flags.int()), "d_mask must be bool"),
     ):
         with pytest.raises(RuntimeError, match=words):
             OPS.smooth_maxsim(*args)
         with pytest.raises(RuntimeError, match=words):
             OPS.smooth_maxsim_backward(scores, *args)
-    with pytest.raises(RuntimeError, match=r"grad_scores must be \[3, 4\]"):
-        OPS.smooth_maxsim_backward(scores.t(), Q, D, None, None)
+    for grads in (scores.t(), scores[:, :3], scores[:2], scores[0]):
+        with pytest.raises(RuntimeError, match=r"grad_scores must be \[3, 4\]"):
+            OPS.smooth_maxsim_backward(grads, Q, D, None, None)
     with pytest.raises(RuntimeError, match="documents of each query"):
         OPS.smooth_maxsim(Q, D, None, None, paired=True)
 
@@ -330,6 +333,21 @@ def test_masked_tokens_reach_nothing(device, blocks, layout):
         gradients(scores, poisoned), gradients(clean, (Q, D)), (q_mask, d_mask), strict=True
     ):
         assert torch.equal(mine, theirs) and not mine[~kept].any()
+
+
+@pytest.mark.parametrize("large", ["Q", "D"])
+def test_masked_tokens_multiply_as_zeros(device, large):
+    """What takes their place overflows with no token of the other side, however large that is."""
+    scales = (1e38, 2e-38) if large == "Q" else (2e-38, 1e38)
+    shapes = (2, 3, 16), (2, 4, 16)
+    Q, D = (
+        ((torch.rand(shape, device=device) / 2 + 0.5) * scale).requires_grad_()
+        for shape, scale in zip(shapes, scales, strict=True)
+    )
+    q_mask = torch.tensor([[True, False, True], [False] * 3], device=device)
+    d_mask = torch.tensor([[True, False, True, True], [False] * 4], device=device)
+    for mine, theirs in zip(*both("in-batch", Q, D, q_mask, d_mask), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("masks", ["none", "holes"])
@@ -503,10 +521,21 @@ def test_a_block_takes_a_mebibyte_a_thread():
 def test_a_document_at_a_time_is_the_least(monkeypatch):
     """Tokens of more than a block: one document and one row."""
     monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 64)
-    Q, D = (x.detach() for x in embeddings("in-batch", 5, 6, 7, 100, 16, dtype=torch.float32))
-    with Largest() as seen:
-        driver.smooth_maxsim_backward(torch.ones(5, 6), Q.half(), D.half(), None, None)
-    assert seen.bytes == max(4 * 100 * 16, 4 * 5 * 7 * 16, 2 * 6 * 100 * 16)
+    for n in (6, 2):  # of 6 the gradient is the largest
+        Q, D = (x.detach() for x in embeddings("in-batch", 5, n, 7, 100, 16, dtype=torch.float32))
+        with Largest() as seen:
+            driver.smooth_maxsim_backward(torch.ones(5, n), Q.half(), D.half(), None, None)
+        assert seen.bytes == max(4 * 100 * 16, 4 * 5 * 7 * 16, 2 * n * 100 * 16)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(0, 1), (127, 127), (128, 128), (129, 128), (300, 256)])
+def test_rows_of_a_large_block_are_whole_tiles(monkeypatch, most, rows):
+    """Of a document with more similarities than a block, as many rows as fit, in multiples of 128."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 4 * 10 * most)
+    Q, D = torch.randn(8, 50, 4), torch.randn(3, 10, 4)
+    problem = driver._Problem.of(Q, D, None, None, 0.1, False, "highest", False)
+    assert problem.block_sizes() == (1, 1, rows)
 
 
 @pytest.mark.gpu

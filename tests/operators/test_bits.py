@@ -182,6 +182,15 @@ def test_every_instruction_set_gives_the_same_bits(instruction_sets, d, form):
                 assert torch.equal(scores.double(), wanted), name
 
 
+@pytest.mark.parametrize("d", [248, 256, 992, 1000, 1024, 2056])
+def test_codes_that_differ_in_every_bit(instruction_sets, d):
+    """A byte counts at most 255 of them."""
+    Q, D = torch.full((2, 17, d // 8), 255, dtype=torch.uint8), torch.zeros(3, 5, d // 8, dtype=torch.uint8)
+    for name in instruction_sets:
+        OPS.cpu_isa(name)
+        assert (OPS.maxsim_hamming(Q, D, d, None, None) == -17 * d).all(), name
+
+
 def test_a_pair_cut_among_threads():
     """One query with one long document: each thread has a part of the tokens."""
     Q, D = packed((1, 300), 128, 1, "cpu"), packed((1, 9000), 128, 1, "cpu")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from late_interaction.corpus import Corpus, CorpusError, _files, _ids
+from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards
 from tests.corpus_worker import documents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +93,29 @@ def test_a_block_that_raises_keeps_the_finished_shards(whole, tmp_path):
         builder.add(documents(1), ["lost"])
     assert finish(path)[0] == 50
     same(path, whole)
+
+
+def test_resuming_removes_what_no_finished_shard_names(whole, tmp_path):
+    path = tmp_path / "corpus"
+    with Corpus.create(path, **OPTIONS) as builder:
+        add(builder, documents(50))
+        builder.flush()
+        builder._cut_away("closed by this test")
+    left, own = ("shard-00099.tokens", "building.old", "metadata.new"), "shards of my own"
+    for name in (*left, own):
+        (path / name).write_text("left")
+    with Corpus.create(path, resume=True, **OPTIONS) as builder:
+        assert builder.documents == 50 and not any((path / name).exists() for name in left)
+        add(builder, documents(100))
+    assert (path / own).read_text() == "left"
+    same(path, whole)
+
+
+def test_a_folder_that_is_gone_hides_no_error(tmp_path):
+    with pytest.raises(KeyError), Corpus.create(tmp_path / "corpus", **OPTIONS) as builder:
+        add(builder, documents(4))
+        shutil.rmtree(tmp_path / "corpus")
+        raise KeyError
 
 
 def test_an_interrupted_write_closes_the_builder(tmp_path, monkeypatch):
@@ -214,6 +237,20 @@ def test_a_full_disk(kind, whole, tmp_path):
     same(path, whole)
 
 
+def test_a_shard_that_cannot_be_made_durable(tmp_path, monkeypatch):
+    def fails(folder):
+        raise OSError(errno.EIO, "Input/output error")
+
+    builder = Corpus.create(tmp_path / "corpus", **OPTIONS)
+    add(builder, documents(4))
+    monkeypatch.setattr(_files, "sync_folder", fails)
+    with pytest.raises(OSError, match=r"Input/output error.* The first 0 documents are kept"):
+        builder.flush()
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="is closed, as writing failed"):
+        add(builder, documents(4))
+
+
 @pytest.mark.parametrize("name", ["building.new", "metadata.new"])
 def test_a_disk_that_is_full_for_the_metadata(name, whole, tmp_path):
     path = tmp_path / "corpus"
@@ -317,6 +354,31 @@ def test_offsets_that_fall(copy):
         Corpus.open(copy)
 
 
+@pytest.mark.parametrize(("place", "change"), [(0, 1), (0, -1), (-1, 1), (-1, -1), (-1, -2)])
+def test_offsets_that_begin_or_end_elsewhere(place, change, copy):
+    file = copy / "shard-00001.offsets"
+    offsets = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.int64)
+    offsets[place] += change
+    file.write_bytes(bytes(_files.bytes_of(offsets)))
+    shown = 0 if place == 0 else len(offsets) - 1
+    message = (
+        rf"{file} must have offsets that begin at 0, .* got .* with offsets\[{shown}\] = {offsets[place]}"
+    )
+    with pytest.raises(CorpusError, match=message):
+        Corpus.open(copy)
+
+
+@pytest.mark.parametrize("change", [1, -1])
+@pytest.mark.parametrize(("of", "kind"), [("tokens", "tokens"), ("documents", "offsets")])
+def test_metadata_of_other_numbers(of, kind, change, copy):
+    """With a checksum of its own, as a faulty program may write it."""
+    entries = _files.read_metadata(copy / "metadata.json")
+    entries["shards"][1][of] += change
+    _files.write_metadata(copy / "metadata.json", entries)
+    with pytest.raises(CorpusError, match=rf"{copy}/shard-00001.{kind} must have \d+ bytes for its"):
+        Corpus.open(copy)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -415,7 +477,56 @@ def test_progress(tmp_path):
     assert seen == [(n, 100) for n in range(40, 101, 4)]
 
 
+@pytest.mark.parametrize("d", [15, 17])
+def test_a_corpus_of_another_d_is_not_added(d, tmp_path):
+    other = tmp_path / "other"
+    with Corpus.create(other, d=d, dtype=torch.int8) as builder:
+        builder.add([torch.randn(3, d)])
+    with Corpus.create(tmp_path / "corpus", **OPTIONS) as builder:
+        with pytest.raises(ValueError, match=f"corpus must have d = 16, got {d}"):
+            builder.extend(Corpus.open(other))
+        assert builder.documents == 0
+
+
 # ---- parts of the format ----
+
+
+def greedy(lengths, row_bytes, shard_bytes):
+    """How many documents each shard has: as many as fit with 8 bytes for each document's offset."""
+    counts, used = [0], 0
+    for length in lengths:
+        size = length * row_bytes + 8
+        if used and used + size > shard_bytes:
+            counts.append(0)
+            used = 0
+        counts[-1] += 1
+        used += size
+    return counts
+
+
+@pytest.mark.parametrize("each", [1, 20])
+@pytest.mark.parametrize("shard_bytes", [40, 47, 48, 160])
+def test_shards_hold_no_more_bytes_than_they_may(shard_bytes, each, tmp_path):
+    lengths = [2, 2, 2, 2, *torch.randint(0, 5, (16,)).tolist()]
+    docs = [torch.randn(n, 4, dtype=torch.float16) for n in lengths]
+    with Corpus.create(tmp_path / "corpus", d=4, dtype=torch.float16, shard_bytes=shard_bytes) as builder:
+        for i in range(0, 20, each):
+            builder.add(docs[i : i + each])
+    shards = _files.read_metadata(tmp_path / "corpus" / "metadata.json")["shards"]
+    assert [shard["documents"] for shard in shards] == greedy(lengths, 8, shard_bytes)
+
+
+def test_documents_are_encoded_block_by_block(monkeypatch, tmp_path):
+    for block, name in ((1 << 20, "whole"), (100, "blocks")):
+        monkeypatch.setattr("late_interaction.corpus.builder._BLOCK_BYTES", block)
+        with Corpus.create(tmp_path / name, **OPTIONS) as builder:
+            builder.add(documents(100), IDS)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "blocks")
+
+
+def test_what_a_folder_says_of_its_format(whole):
+    entries = json.loads((whole / "metadata.json").read_text())
+    assert (entries["format"], entries["version"]) == ("late_interaction corpus", 1)
 
 
 @pytest.mark.parametrize("wrong", ["0" * 32, "z" * 32])
@@ -444,6 +555,8 @@ def test_files_are_mapped_however_small(data, tmp_path):
     file.write_bytes(data)
     x = _files.mapped(file, len(data), torch.uint8)
     assert x.tolist() == list(data) and bytes(_files.bytes_of(x)) == data
+    x.add_(1)
+    assert file.read_bytes() == data  # the memory is the tensor's own where it is written to
 
 
 @pytest.mark.parametrize(
@@ -464,6 +577,71 @@ def test_bad_ids(ids, message):
 def test_ids_of_several_shards():
     joined = _ids.JoinedIds([["a"], [], ["b", "c"], ["d", "e"]])
     assert list(joined) == ["a", "b", "c", "d", "e"] and joined[-1] == "e" and joined[1:4] == ["b", "c", "d"]
-    assert list(_ids.JoinedIds([])) == [] and len(_ids.PartOfIds(joined, 1, 3)) == 2
+    assert (
+        list(_ids.JoinedIds([])) == []
+        and len(_ids.JoinedIds([])) == 0
+        and len(_ids.PartOfIds(joined, 1, 3)) == 2
+    )
     text, offsets = torch.tensor(list(b"aabb")).to(torch.uint8), torch.tensor([0, 1, 1, 4])
     assert list(_ids.StoredIds(text, offsets)) == ["a", "", "abb"]
+
+
+def shard_of(lengths, first=0):
+    offsets = torch.tensor([first, *lengths]).cumsum(0)
+    return _shards.Shard(torch.zeros(int(offsets[-1]), 2), offsets)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "ranges"),
+    [
+        ([2, 3, 1, 9, 1], (5, 9), [(0, 2), (2, 3), (3, 4), (4, 5)]),
+        ([2, 3, 1, 9, 1], (6, 2), [(0, 2), (2, 3), (3, 4), (4, 5)]),
+        ([2, 3, 1, 9, 1], (99, 3), [(0, 3), (3, 5)]),
+        ([0, 0, 4, 0], (4, 9), [(0, 4)]),
+        ([0, 0, 4, 0], (3, 9), [(0, 2), (2, 3), (3, 4)]),
+        ([], (4, 9), []),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 7])
+def test_ranges_of_documents(lengths, most, ranges, first):
+    assert list(shard_of(lengths, first).ranges(*most)) == ranges
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "shards", [[[3, 1, 4], [1, 5]], [[0, 2, 0], [9], [2, 6, 0, 0]], [[1] * 14], [[0, 0]]]
+)
+def test_documents_go_to_the_part_in_which_their_first_token_lies(shards, count):
+    total, done = sum(map(sum, shards)), 0
+    wanted = [[] for _ in range(count)]
+    for lengths in shards:
+        for length in lengths:
+            wanted[min(done * count // max(total, 1), count - 1)].append(length)
+            done += length
+    found = _shards.parts([shard_of(lengths, first=2) for lengths in shards], count)
+    assert [[n for shard in part for n in shard.offsets.diff().tolist()] for part in found] == wanted
+
+
+def test_metadata_that_cannot_be_written_says_why(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        _files.write_metadata(tmp_path / "metadata.json", {})
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "metadata.json")
+
+
+def test_a_document_of_a_corpus_that_cannot_be_stored_is_named(tmp_path):
+    path = tmp_path / "a" / "folder" / "below"  # folders above it are made
+    docs = [torch.ones(3, 16), torch.ones(2, 16), torch.ones(4, 16), torch.ones(1, 16)]
+    docs[3][0, 5] = 1e30
+    with Corpus.create(path, d=16, dtype=torch.float32, normalize=False, shard_bytes=400) as builder:
+        builder.add(docs)
+    other = Corpus.open(path)
+    assert len(other.shards) == 2
+    with Corpus.create(tmp_path / "corpus", d=16, dtype=torch.float16, normalize=False) as builder:
+        with pytest.raises(ValueError, match=r"corpus\[3\] must have tokens .* in its token 0"):
+            builder.extend(other)
+        assert builder.documents == 0

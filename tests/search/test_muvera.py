@@ -562,6 +562,11 @@ def arguments(device="cpu", average=True):
 
 def test_opcheck(device):
     torch.library.opcheck(OPS.muvera_encode.default, arguments(device))
+    for muvera in (Muvera(12, 2, 3), Muvera(12, 2, 3, 5)):  # without a sketch
+        x, _, cu, *_ = arguments(device)
+        for form in ((x, None, cu), (x.view(2, 5, 12), None, None)):
+            args = operator_arguments(muvera, *form, True, True)
+            torch.library.opcheck(OPS.muvera_encode.default, args)
     x, _, _, *rest = arguments(device, False)
     padded, kept = x.view(2, 5, 12), torch.rand(2, 5, device=device) > 0.4
     torch.library.opcheck(OPS.muvera_encode.default, (padded, kept, None, *rest))

@@ -147,9 +147,38 @@ def test_groups_of_documents_are_clustered_as_all_at_once(monkeypatch):
     results = [pool_tokens(documents, 3, method=method) for method in ("ward", "kmeans")]
     monkeypatch.setattr(pooling, "_WARD_BYTES_A_THREAD", 4000)
     monkeypatch.setattr(pooling, "_KMEANS_BYTES_OF_A_CPU", 4000)
+    torch.set_num_threads(1)
+    held, cut = [], pooling._cut
+    monkeypatch.setattr(pooling, "_cut", lambda x, *args: (held.append(len(x)), cut(x, *args)))
+    lengths, lloyd = [], pooling._lloyd
+    monkeypatch.setattr(
+        pooling, "_lloyd", lambda x, *args: (lengths.append([len(y) for y in x]), lloyd(x, *args))[1]
+    )
     for method, whole in zip(("ward", "kmeans"), results, strict=True):
         for a, b in zip(pool_tokens(documents, 3, method=method), whole, strict=True):
             torch.testing.assert_close(a, b)
+    # Of 1000 numbers: squares of 39, 2, 49, 8 and 29 tokens, without the documents of one cluster a token.
+    assert held == [39**2, 2**2, 49**2, 8**2 + 29**2]
+    # Tokens times clusters, as many for each as for the last: 29 * 9, 39 * 13, 49 * 16.
+    assert lengths == [[2, 8, 29], [39], [49]]
+
+
+@pytest.mark.parametrize(
+    ("cells", "padded", "groups"),
+    [
+        ([2, 2, 1], False, [[0, 1], [2]]),
+        ([2, 3, 1], False, [[0], [1, 2]]),
+        ([9, 9, 1], False, [[0], [1], [2]]),
+        ([1, 2, 1], True, [[0, 1], [2]]),
+        ([1, 3, 1], True, [[0], [1], [2]]),
+        ([1, 1, 1], True, [[0, 1, 2]]),
+        ([], True, []),
+    ],
+)
+def test_groups_hold_no_more_than_they_may(cells, padded, groups):
+    from late_interaction.ops import pooling
+
+    assert list(pooling._groups(list(range(len(cells))), cells, 4, padded)) == groups
 
 
 # ---- other packages' results ----
@@ -202,7 +231,9 @@ def lloyd(x, clusters, iterations):
 def test_kmeans_by_definition(device, iterations):
     documents = [document(n, "random", dtype=F64) for n in [2, 3, 7, 31, 64, 97]]
     documents.append(torch.eye(16, dtype=F64)[torch.arange(40) % 7])  # half of the centers are equal
-    clusters = [1, 2, 3, 10, 63, 20, 13]
+    # A cluster is left with one token, which is not the one that its center started from.
+    documents.append(torch.tensor([8.0, 18, 7, 14, 18, 13], dtype=F64).unsqueeze(1) * torch.eye(16)[:1])
+    clusters = [1, 2, 3, 10, 63, 20, 13, 3]
     tokens, cu = pack_sequences([x.to(device) for x in documents])
     wanted = torch.tensor(clusters, dtype=torch.int32, device=device)
     labels, found = OPS.kmeans_labels(tokens, cu, wanted, iterations)
@@ -341,8 +372,11 @@ def test_a_cut_that_cannot_be(message):
 
 BAD_LABELS = {
     "tokens must be floating point": lambda x, cu, k: (x.int(), cu, k),
+    "tokens must be floating point .* of rank 3": lambda x, cu, k: (x.unsqueeze(0), cu, k),
     "must be int32": lambda x, cu, k: (x, cu.long(), k),
-    "cu_seqlens must be": lambda x, cu, k: (x, cu, k.repeat(2)),
+    "must be int32, one-dimensional": lambda x, cu, k: (x, cu, k.view(1, 1)),
+    r"cu_seqlens must be \[3\], got \[2\]": lambda x, cu, k: (x, cu, k.repeat(2)),
+    r"cu_seqlens must be \[2\], got \[3\]": lambda x, cu, k: (x, offsets([3, 3]), k),
     "must rise from 0 to 6": lambda x, cu, k: (x, cu - 1, k),
     "clusters must be at least 1": lambda x, cu, k: (x, cu, k * 0),
 }
@@ -354,6 +388,21 @@ def test_labels_that_cannot_be(message, op):
     args = document(6, "random"), offsets([6]), torch.tensor([2], dtype=torch.int32)
     with pytest.raises(RuntimeError, match=message):
         getattr(OPS, op)(*BAD_LABELS[message](*args))
+
+
+@pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
+@pytest.mark.parametrize("cu", [[0, 5], [0, 7], [1, 6], [0, 4, 2, 6]], ids=str)
+def test_offsets_that_are_not_of_the_tokens(cu, op):
+    args = document(6, "random"), torch.tensor(cu, dtype=torch.int32), torch.ones(len(cu) - 1).int()
+    with pytest.raises(RuntimeError, match="must rise from 0 to 6"):
+        getattr(OPS, op)(*args)
+
+
+@pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
+def test_a_document_without_tokens_may_have_no_clusters(op):
+    wanted = torch.tensor([0, 2, 0], dtype=torch.int32)
+    labels, found = getattr(OPS, op)(document(6, "random"), offsets([0, 6, 0]), wanted)
+    assert found.tolist() == [0, 2, 0] and labels.unique().tolist() == [0, 1]
 
 
 def test_similarities_beyond_any_number_are_clamped():

@@ -144,41 +144,6 @@ def test_equals_one_process(world, kind):
     check(on_ranks(world, "gradients", kind=kind), world, kind)
 
 
-@pytest.mark.parametrize("kind", ["padded", "masked", "packed", "no queries"])
-def test_gathered_documents(kind):
-    """Small batches, whose documents fit on every rank, take one exchange instead of a ring."""
-    check(on_ranks(3, "gradients", kind=kind, gathers=True), 3, kind)
-
-
-@pytest.mark.parametrize("options", [
-    {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"normalize": True},
-], ids=str)  # fmt: skip
-def test_options_of_gathered_documents(options):
-    check(on_ranks(2, "gradients", gathers=True, **options), 2, **options)
-
-
-def test_labels_of_gathered_documents():
-    labels = [
-        torch.tensor([8, 3, -100, 0, 1]),
-        torch.tensor([1, 2, -100, 0, 4, 5, 7, 6]),
-        torch.tensor([0, 3, 3]),
-    ]
-    check(on_ranks(3, "gradients", labels=labels, gathers=True), 3, labels=labels)
-
-
-def test_gathered_documents_give_the_same_bits_on_every_run():
-    for result in on_ranks(3, "gradients", runs=2, kind="half", gathers=True, scale_by_world=True):
-        assert not isinstance(result, str), result
-        for (loss, grads), (again, grads_again) in [result]:
-            assert np.array_equal(loss, again) and all(map(np.array_equal, grads, grads_again))
-
-
-def test_a_rank_whose_documents_have_no_gradient():
-    """Then they go round the ring, on every rank: a gradient comes home by an exchange of all."""
-    for result in on_ranks(2, "one_without_gradient"):
-        assert not isinstance(result, str), result
-
-
 def test_half_precision():
     ranks = on_ranks(2, "gradients", kind="half")
     assert not any(isinstance(result, str) for result in ranks), ranks

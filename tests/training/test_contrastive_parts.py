@@ -7,9 +7,12 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction._contrastive import blocks, whole
+from late_interaction import _group
+from late_interaction._contrastive import blocks, shards, whole
+from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.backward import Sums
 from late_interaction._contrastive.problem import Grid
+from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.tail import PairList
 from late_interaction._contrastive.tokens import Tokens, even_blocks
 from tests.contrast import assert_close, batch, gradients, reference, small_blocks
@@ -173,3 +176,113 @@ def test_packed_hard_negatives_are_those_of_the_padded_form(queries, each, devic
     wanted = reference(q, d, T, H=h if each else None)
     loss, found = gradients(wanted, (Q, D, H) if each else (Q, D))
     assert_close(ours, (loss, found if each else (*found, torch.zeros_like(H))))
+
+
+# ---- process groups ----
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 99])
+def test_no_number_of_queries_says_that_a_process_refused(count):
+    _group.check_refused("loss", [[float(count), -1.0]])
+    with pytest.raises(RuntimeError, match=r"^loss: rank 0, 2 of the group refused its arguments"):
+        _group.check_refused("loss", [[float(_group.REFUSED)], [float(count)], [float(_group.REFUSED)]])
+
+
+@pytest.mark.parametrize(
+    ("rank", "bounds", "told"), [(0, (0, 2, 3), [0, 2, 3, 0]), (1, (0, 4, 4, 9), [0, 4, 4, 9])]
+)
+def test_offsets_of_all_processes(rank, bounds, told, monkeypatch):
+    """Shards of 2 and 3 packed documents. A mask that padded ones had does not travel with them."""
+    own = Tokens(torch.ones(bounds[-1], 8), None, torch.tensor(bounds, dtype=torch.int32), bounds)
+    ring = Ring("group", rank, 2, [1, 1], [2, 3], [(2, 3, 8), (3, 4, 8)], masked=True, caller="loss")
+
+    def exchanged(caller, group, facts, device):
+        assert (caller, group, facts, device.type) == ("loss", "group", told, "cpu")
+        return [[0.0, 2.0, 3.0, 0.0], [0.0, 4.0, 4.0, 9.0]]
+
+    monkeypatch.setattr(rings, "exchanged_facts", exchanged)
+    found = ring.with_packed(own)
+    assert [bounds for _, bounds in found.packed] == [(0, 2, 3), (0, 4, 4, 9)]
+    assert [offsets.tolist() for offsets, _ in found.packed] == [[0, 2, 3], [0, 4, 4, 9]]
+    assert found.shapes == [(3, 8), (9, 8)] and found.largest_shard == 72 and not found.masked
+    assert all(offsets.dtype == torch.int32 for offsets, _ in found.packed)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("offsets", "winner"), [(None, 2), ([0, 2, 4, 6], 4)])
+def test_blocks_of_a_group_stay_all_or_none(offsets, winner, kept, monkeypatch):
+    """3 queries of 2 tokens and 9 documents of all processes: scores of 4 bytes, winners of 2 or 4."""
+    x, size = tokens(offsets), 3 * 9 * (4 + 2 * winner) - (not kept)
+    budgets = {False: size, True: None}  # not that of listed pairs
+    monkeypatch.setattr(shards.whole, "default_budget", lambda device, listed: budgets[listed])
+    monkeypatch.setattr(shards.KeptBlocks, "of", lambda kernels, budget, device: budget)
+    ring, problem = Ring("group", 0, 2, [3, 2], [4, 5]), SimpleNamespace(kernels=None)
+    call = SimpleNamespace(keeps=True, ring=ring, problem=problem, kept_bytes=1)
+    assert shards.Call.kept_blocks(call, x) == (size if kept else None)
+    call.ring = Ring.alone(3, 4, True)
+    assert shards.Call.kept_blocks(call, x) == 1  # what the caller says
+    call.keeps = False
+    assert shards.Call.kept_blocks(call, x) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "stay"),
+    [
+        ({}, True),
+        ({"most": 479}, False),
+        ({"keeps": False}, False),
+        ({"symmetric": True}, False),
+        ({"world": 3}, False),
+        ({"world": 1}, False),
+    ],
+    ids=str,
+)
+def test_when_the_documents_of_the_other_process_stay(change, stay, monkeypatch):
+    """The largest shard has 240 numbers of 2 bytes."""
+    what = {"most": 480, "keeps": True, "symmetric": False, "world": 2} | change
+    monkeypatch.setattr(shards, "_LAST_BYTES", what["most"])
+    ring = Ring("group", 0, what["world"], [], [], [(4, 6, 8), (5, 6, 8)])
+    problem = SimpleNamespace(symmetric=what["symmetric"])
+    call = SimpleNamespace(keeps=what["keeps"], ring=ring, problem=problem)
+    assert shards.Call.keeps_last(call, torch.ones(1, dtype=torch.bfloat16)) == stay
+
+
+@pytest.mark.parametrize(
+    ("change", "in_blocks"),
+    [
+        ({}, True),
+        ({"documents": 12}, False),  # as many numbers as the queries
+        ({"documents": 13}, False),
+        ({"world": 2}, False),
+        ({"h": "hard negatives"}, False),
+        ({"needs_d": False}, False),
+    ],
+    ids=str,
+)
+def test_queries_that_add_up_block_by_block(change, in_blocks):
+    what = {"documents": 11, "world": 1, "h": None, "needs_d": True} | change
+    call = SimpleNamespace(ring=SimpleNamespace(world=what["world"]), h=what["h"])
+    given = tokens(), torch.ones(what["documents"])
+    sums = shards.sums_of_queries(call, *given, True, what["needs_d"])
+    assert sums.needed and sums.in_blocks == in_blocks
+    assert not shards.sums_of_queries(call, *given, False, what["needs_d"]).needed
+
+
+@pytest.mark.parametrize(("world", "wanted"), [(2, 1.0), (3, 1 + 2**-7)])
+def test_more_than_two_gradients_add_up_in_float32(world, wanted, monkeypatch):
+    """1 and of each other process 2**-8 of bfloat16, which added to 1 one at a time is lost."""
+    x = Tokens(torch.ones(3, 2, 2, dtype=torch.bfloat16), None)
+    monkeypatch.setattr(
+        shards.backward, "add_gradients", lambda weights, grid, sums, given: sums[1].add(x.values.clone())
+    )
+    monkeypatch.setattr(
+        shards, "_send_home", lambda *_: SimpleNamespace(wait=lambda: [torch.full_like(x.values, 2**-8)])
+    )
+    monkeypatch.setattr(shards.Grid, "of", lambda *_: None)
+    ring = SimpleNamespace(
+        world=world, wants=[True] * world, owner=lambda step: -step % world,
+        shards=lambda d, extra: iter([(0, d, extra)] * world),
+    )  # fmt: skip
+    call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
+    found = shards.add_shards(call, problem, Sums.zeros(x), x, True, lambda *_: (None, None))
+    assert found.dtype == torch.bfloat16 and found.eq(wanted).all()

@@ -23,8 +23,8 @@ _scores_op, _backward_op = operators.smooth_maxsim.default, operators.smooth_max
 
 
 def _fake_scores(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float = 0.1,
-    normalize: bool = False, precision: str = "highest", paired: bool = False,
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
+    tau: float = 0.1, normalize: bool = False, precision: str = "highest", paired: bool = False,
 ) -> Tensor:  # fmt: skip
     return fake_scores(Q, D, paired)
 

@@ -1,0 +1,109 @@
+"""contrastive_loss over process groups of gloo whose batches are small: each rank gathers all documents."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from late_interaction._contrastive import gather
+from late_interaction._contrastive.ring import Ring
+from late_interaction._contrastive.tokens import Tokens
+from tests.training.test_contrastive_group import check, on_ranks, pytestmark
+
+__all__ = ["pytestmark"]  # skips all of it where there is no gloo
+
+
+@pytest.mark.parametrize("kind", ["padded", "masked", "packed", "no queries"])
+def test_gathered_documents(kind):
+    """Small batches, whose documents fit on every rank, take one exchange instead of a ring."""
+    check(on_ranks(3, "gradients", kind=kind, gathers=True), 3, kind)
+
+
+@pytest.mark.parametrize("options", [
+    {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"normalize": True},
+], ids=str)  # fmt: skip
+def test_options_of_gathered_documents(options):
+    check(on_ranks(2, "gradients", gathers=True, **options), 2, **options)
+
+
+def test_labels_of_gathered_documents():
+    labels = [
+        torch.tensor([8, 3, -100, 0, 1]),
+        torch.tensor([1, 2, -100, 0, 4, 5, 7, 6]),
+        torch.tensor([0, 3, 3]),
+    ]
+    check(on_ranks(3, "gradients", labels=labels, gathers=True), 3, labels=labels)
+
+
+def test_gathered_documents_give_the_same_bits_on_every_run():
+    for result in on_ranks(3, "gradients", runs=2, kind="half", gathers=True, scale_by_world=True):
+        assert not isinstance(result, str), result
+        for (loss, grads), (again, grads_again) in [result]:
+            assert np.array_equal(loss, again) and all(map(np.array_equal, grads, grads_again))
+
+
+def test_a_rank_whose_documents_have_no_gradient():
+    """Then they go round the ring, on every rank: a gradient comes home by an exchange of all."""
+    for result in on_ranks(2, "one_without_gradient"):
+        assert not isinstance(result, str), result
+
+
+PACKED = {"shapes": [(20, 8), (30, 8)]}
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"group": None}, False),
+        ({"symmetric": True}, False),
+        ({"tail": 0.1}, False),
+        ({"way": "matrix"}, False),
+        ({"wants": [True, False]}, False),
+        ({"wants": [False, False]}, True),
+        ({"shapes": [(4, 6, 8), (5, 7, 8)]}, False),
+        # 3 queries of 7 tokens and 9 documents of all ranks: scores of 4 bytes, winners of 2 or 4.
+        ({"budget": 27 * (4 + 2 * 7)}, True),
+        ({"budget": 27 * (4 + 2 * 7) - 1}, False),
+        ({"budget": 27 * (4 + 4 * 7)} | PACKED, True),
+        ({"budget": 27 * (4 + 4 * 7) - 1} | PACKED, False),
+        # As much as the largest shard of each of two ranks.
+        ({"most": 2 * 240 * 2}, True),
+        ({"most": 2 * 240 * 2 - 1}, False),
+    ],
+    ids=str,
+)
+def test_which_batches_are_gathered(change, taken, monkeypatch):
+    what = {"group": "group", "symmetric": False, "tail": 0.0, "way": "tiles", "wants": [True, True]}
+    what |= {"shapes": [(4, 6, 8), (5, 6, 8)], "budget": 1 << 20, "most": 1 << 20} | change
+    budgets = {False: what["budget"], True: None}  # not that of listed pairs
+    monkeypatch.setattr(gather.whole, "default_budget", lambda device, listed: budgets[listed])
+    monkeypatch.setattr(gather, "_MOST_BYTES", what["most"])
+    values = torch.zeros(what["shapes"][0], dtype=torch.bfloat16)
+    offsets = torch.tensor([0, 5, 9, 13, 20], dtype=torch.int32) if values.dim() == 2 else None
+    given = SimpleNamespace(
+        options=SimpleNamespace(symmetric=what["symmetric"], tail=what["tail"]),
+        kernels=SimpleNamespace(way=what["way"]),
+        sides=SimpleNamespace(d=Tokens(values, None, offsets, () if offsets is None else (0, 5, 9, 13, 20))),
+        ring=Ring(what["group"], 0, 2, [3, 2], [4, 5], what["shapes"], wants=what["wants"], longest_query=7),
+    )
+    assert gather.takes(given) == taken
+
+
+@pytest.mark.parametrize("what", ["documents", "gradients"])
+def test_an_exchange_that_fails(what, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no answer")
+
+    of = {"documents": "all_gather_into_tensor", "gradients": "all_to_all_single"}
+    monkeypatch.setattr(dist, of[what], fails)
+    monkeypatch.setattr(dist, "get_rank", lambda *_: 1)
+    ring = Ring("group", 1, 2, [1, 1], [1, 1], [(1, 2, 3)] * 2, caller="contrastive_loss")
+    message = rf"^contrastive_loss: the exchange of {what} with the other ranks .* on rank 1: .*\(no answer\)"
+    with pytest.raises(RuntimeError, match=message):
+        if what == "documents":
+            gather._gathered(torch.ones(1, 2, 3), ring.shapes, ring)
+        else:
+            gather._sent_home(torch.ones(2, 2, 3), ring)
