@@ -530,7 +530,7 @@ def test_a_document_at_a_time_is_the_least(monkeypatch):
 
 @pytest.mark.parametrize(("most", "rows"), [(0, 1), (127, 127), (128, 128), (129, 128), (300, 256)])
 def test_rows_of_a_large_block_are_whole_tiles(monkeypatch, most, rows):
-    """Of a document with more similarities than a block, as many rows as fit, in multiples of 128."""
+    """A block holds as many rows of a long document as fit, in multiples of 128."""
     torch.set_num_threads(1)
     monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 4 * 10 * most)
     Q, D = torch.randn(8, 50, 4), torch.randn(3, 10, 4)
