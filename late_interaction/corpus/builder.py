@@ -175,7 +175,7 @@ class CorpusBuilder:
             offsets = torch.tensor(
                 list(accumulate((len(x) for x in documents), initial=0)), dtype=torch.int64, device="cpu"
             )
-            self._add_shard(_shards.Shard(tokens, offsets, None, ids), "documents", False)
+            self._add_shards([_shards.Shard(tokens, offsets, None, ids)], "documents", False)
 
     def extend(self, corpus: Documents) -> None:
         """The documents of another corpus, with their ids if it has any. They are encoded anew unless they
@@ -185,7 +185,7 @@ class CorpusBuilder:
             corpus: a corpus of the same ``d``, on any device.
 
         Raises:
-            TypeError, ValueError, OSError: as :meth:`add`.
+            TypeError, ValueError, OSError: as :meth:`add`: all documents are checked before one is written.
         """
         if corpus.d != self._d:
             raise ValueError(f"corpus must have d = {self._d}, got {corpus.d}")
@@ -193,23 +193,27 @@ class CorpusBuilder:
         kept = kept and _codec_files.equal(corpus.codec, self._stored.codec)
         kept = kept and (corpus.normalized or not self._normalize)
         with torch.no_grad():
-            place = 0
-            for shard in corpus.shards:
-                self._add_shard(shard, "corpus", kept, place)
-                place += shard.documents
+            self._add_shards(corpus.shards, "corpus", kept)
 
-    def _add_shard(self, shard: _shards.Shard, name: str, as_they_are: bool, place: int = 0) -> None:
-        """Documents of a shard in memory, block by block. Messages call the first of them name[place]."""
+    def _add_shards(self, shards: Sequence[_shards.Shard], name: str, as_they_are: bool) -> None:
+        """Documents of shards in memory, all of them or, where one is refused, none. Messages call the first
+        of them name[0]."""
         if self._state != "open":
             raise RuntimeError(f"the builder of {self._path} is {self._state}: it takes no more documents")
-        self._check_ids(range(shard.documents), shard.ids)
-        blocks = list(shard.ranges(max(_BLOCK_BYTES // self._stored.row_bytes, 1), 1 << 20))
-        for first, stop in blocks:
-            self._check_tokens(shard, first, stop, name, place)
-        if shard.ids is not None or shard.documents:
-            self._has_ids = shard.ids is not None
-        for first, stop in blocks:
-            self._write(shard, first, stop, as_they_are)
+        place = 0
+        for shard in shards:
+            self._check_ids(range(shard.documents), shard.ids)
+            for first, stop in self._blocks(shard):
+                self._check_tokens(shard, first, stop, name, place)
+            place += shard.documents
+        for shard in shards:
+            if shard.ids is not None or shard.documents:
+                self._has_ids = shard.ids is not None
+            for first, stop in self._blocks(shard):
+                self._write(shard, first, stop, as_they_are)
+
+    def _blocks(self, shard: _shards.Shard) -> list[tuple[int, int]]:
+        return list(shard.ranges(max(_BLOCK_BYTES // self._stored.row_bytes, 1), 1 << 20))
 
     def _check_ids(self, documents: Sequence[Any], ids: Sequence[str] | None) -> None:
         if ids is None:
