@@ -195,12 +195,13 @@ class CorpusBuilder:
         with torch.no_grad():
             self._add_shards(corpus.shards, "corpus", kept)
 
-    def _add_shards(self, shards: Sequence[_shards.Shard], name: str, as_they_are: bool) -> None:
+    def _add_shards(
+        self, shards: Sequence[_shards.Shard], name: str, as_they_are: bool, place: int = 0
+    ) -> None:
         """Documents of shards in memory, all of them or, where one is refused, none. Messages call the first
-        of them name[0]."""
+        of them name[place]."""
         if self._state != "open":
             raise RuntimeError(f"the builder of {self._path} is {self._state}: it takes no more documents")
-        place = 0
         for shard in shards:
             self._check_ids(range(shard.documents), shard.ids)
             for first, stop in self._blocks(shard):
