@@ -198,8 +198,7 @@ class CorpusBuilder:
     def _add_shards(
         self, shards: Sequence[_shards.Shard], name: str, as_they_are: bool, place: int = 0
     ) -> None:
-        """Documents of shards in memory, all of them or, where one is refused, none. Messages call the first
-        of them name[place]."""
+        """All documents of shards or, where one is refused, none. Messages call the first name[place]."""
         if self._state != "open":
             raise RuntimeError(f"the builder of {self._path} is {self._state}: it takes no more documents")
         for shard in shards:
