@@ -17,7 +17,6 @@ Documents are drawn as those of the suite `contrastive`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import late_interaction as li
-from bench.harness.batches import TEMPERATURE, Batch, draw_batch
+from bench.harness.batches import TEMPERATURE, Batch, Loss, draw_batch, step
 from bench.harness.parity import worst_error
 from bench.harness.processes import Here, joined, seconds
 from bench.harness.run_header import keep_text, text_head
@@ -39,14 +38,6 @@ ROUNDS = 3
 LEAST_S = 0.06  # of the steps of a round, at most STEPS of them
 STEPS = 12
 MEMORY_SHARE = 0.6  # of the device, that `gathered` may keep
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def step(loss: Loss, batch: Batch) -> tuple[Tensor, ...]:
-    leaves = batch.leaves()
-    value = loss(leaves.Q, leaves.D)
-    return value.detach(), *torch.autograd.grad(value, (leaves.Q, leaves.D))
 
 
 class _Gathered(torch.autograd.Function):
@@ -73,9 +64,9 @@ def gathered_loss(here: Here) -> Loss:
     """The mean over all processes' queries, so that gradients are those of contrastive_loss."""
     gather: Any = _Gathered.apply
 
-    def loss(Q: Tensor, D: Tensor) -> Tensor:
-        labels = torch.arange(len(Q), device=Q.device) + here.rank * len(D)
-        own = F.cross_entropy(li.maxsim(Q, gather(D)).float() / TEMPERATURE, labels) / here.world
+    def loss(batch: Batch) -> Tensor:
+        labels = torch.arange(len(batch.Q), device=batch.Q.device) + here.rank * len(batch.D)
+        own = F.cross_entropy(li.maxsim(batch.Q, gather(batch.D)).float() / TEMPERATURE, labels) / here.world
         total = own.detach().clone()
         dist.all_reduce(total)
         return own + (total - own).detach()
@@ -124,7 +115,7 @@ def differences(here: Here, losses: list[Loss], own: Batch, whole: Batch, tail: 
     if here.rank:
         return ""
     value, of_Q, of_D = step(
-        lambda Q, D: li.contrastive_loss(Q, D, temperature=TEMPERATURE, tail=tail), whole
+        lambda b: li.contrastive_loss(b.Q, b.D, temperature=TEMPERATURE, tail=tail), whole
     )
     wanted = [x.double() for x in (value, of_Q[: len(own.Q)], of_D[: len(own.D)])]
     return " / ".join(f"{worst_error(each, wanted):.1g}" for each in found)
@@ -138,11 +129,11 @@ def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> list[str
     own, share = Batch(whole.Q[mine], whole.D[mine]), Batch(whole.Q[:count], whole.D)
 
     def loss(group: Any) -> Loss:
-        return lambda Q, D: li.contrastive_loss(Q, D, temperature=TEMPERATURE, tail=tail, group=group)
+        return lambda b: li.contrastive_loss(b.Q, b.D, temperature=TEMPERATURE, tail=tail, group=group)
 
-    def of_share(Q: Tensor, D: Tensor) -> Tensor:
-        labels = torch.arange(len(Q), device=Q.device)
-        return li.contrastive_loss(Q, D, temperature=TEMPERATURE, tail=tail, labels=labels)
+    def of_share(b: Batch) -> Tensor:
+        labels = torch.arange(len(b.Q), device=b.Q.device)
+        return li.contrastive_loss(b.Q, b.D, temperature=TEMPERATURE, tail=tail, labels=labels)
 
     group = measured(here, loss(dist.group.WORLD), own, rounds, together=True)
     part = measured(here, of_share, share, rounds, together=False)
