@@ -73,15 +73,22 @@ bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_sco
   args.items = grad_q ? in.D : in.Q;
   args.out = out.data_ptr();
   args.rows = plan->rows;
-  args.all_units = plan->all_units;
+  args.block_units = static_cast<int32_t>(plan->all_units / plan->cluster);
+  args.more_units = static_cast<int32_t>(plan->all_units % plan->cluster);
   args.units = plan->units;
   args.slices = plan->slices;
   args.block_docs = plan->block_docs;
   args.block_rows = plan->block_rows;
   args.cluster = plan->cluster;
   args.stages = plan->stages;
+  args.by_slices = Divider(static_cast<uint32_t>(plan->slices));
+  args.by_cluster = Divider(static_cast<uint32_t>(plan->cluster));
   args.by_units = Divider(static_cast<uint32_t>(plan->units));
   args.by_docs = Divider(static_cast<uint32_t>(plan->block_docs));
+  args.query_bytes = 2 * args.winners_stride * s.Lq;
+  args.run_offset = s.Lq % 8 == 0 && is_aligned(args.winners, 16) ? 0 : 14;
+  args.run_vecs = incidence_run_vecs(16 * plan->steps, args.run_offset);
+  args.by_run_vecs = Divider(static_cast<uint32_t>(args.run_vecs));
   check(with_half(in.dtype, [&]<class T>() { return launch_incidence<T>(args, *plan, stream); }),
         grad_q ? "grad_Q of short documents" : "grad_D of short documents");
   return true;
