@@ -15,6 +15,9 @@ struct LoneQueryArgs : BackwardArgs {
 struct IncidenceArgs : BackwardArgs {
   TokenView items;  // D for grad_Q, Q for grad_D
   void* out;        // [rows, d]
+  // grad_D: grad_Q's kernel is the one before. That has waited for what both read, so this one waits for it
+  // at its end alone, and its blocks take the multiprocessors that grad_Q leaves free.
+  bool beside_grad_q;
   // As in IncidencePlan.
   int64_t rows;
   int32_t slices, units, block_docs, block_rows, cluster, stages;

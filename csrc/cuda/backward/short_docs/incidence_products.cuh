@@ -15,9 +15,9 @@
 // token of the item belong together. The gradient of their score is multiplied to the products in fp32.
 //
 // Who owns what
-//   block     kOwnedRows rows; the blocks of a cluster have the same ones, each with a range of the units
-//   unit      up to 16 * kSteps tokens of an item, filled up with zeros
-//   producer  a warp that loads units' embeddings (TMA), and three that take turns to copy winners and
+//   block     up to kIncidenceRows rows; the blocks of a cluster have the same ones, each with a range of the
+//   units unit      up to 16 * kSteps tokens of an item, filled up with zeros producer  a warp that loads
+//   units' embeddings (TMA), and three that take turns to copy winners and
 //             gradients to a stage (cp.async), as they lie in memory
 //   consumer  three warpgroups, 64 rows each
 //
@@ -348,7 +348,8 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  ptx::pdl_wait_and_launch_dependents();
+  if (!p.beside_grad_q) ptx::pdl_wait();
+  ptx::pdl_launch_dependents();
   auto* shared_sums = reinterpret_cast<float*>(shared);  // in place of the ring
   if (const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0); warp >= kIncidenceConsumers / 32) {
     ptx::setmaxnreg_dec<56>();
@@ -376,6 +377,8 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
     write_rows<Tile>(p, memory.ring, work.rank, work.first_row, work.first_dim);
     ptx::cluster_sync();  // no block leaves while another reads its sums
   }
+  // What comes behind grad_D comes behind grad_Q too: a kernel ends with its last block.
+  if (p.beside_grad_q && ptx::ctaid_x() == gridDim.x - 1) ptx::pdl_wait();
 #endif
 }
 

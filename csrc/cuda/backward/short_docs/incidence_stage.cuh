@@ -53,6 +53,16 @@ struct IncidenceShared {
   __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
 };
 
+static_assert(kMostIncidenceDocs * incidence_run_vecs(16, 14) * incidence_stage_units(1) * 16 <=
+              kIncidenceWinnerBytes);
+static_assert(kMostIncidenceDocs * incidence_run_vecs(32, 14) * incidence_stage_units(2) * 16 <=
+              kIncidenceWinnerBytes);
+static_assert(kIncidenceUnitVecs * incidence_stage_units(1) * 16 <= kIncidenceWinnerBytes);
+static_assert(4 * kMostIncidenceDocs * incidence_stage_units(1) <=
+              kIncidenceSideBytes - kIncidenceWinnerBytes);
+// A block's rows are of 14 queries at most, of which two may have few tokens there.
+static_assert(kIncidenceRows / kLeastIncidenceQuery + 2 <= kMostIncidenceQueries);
+
 // The lower bits of an address: where it lies within a vector of 16 bytes.
 __device__ __forceinline__ uint32_t low_bits(const void* address) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address));
