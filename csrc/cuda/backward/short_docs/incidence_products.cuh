@@ -346,7 +346,6 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
       ptx::mbarrier_init(memory.empty(s), kIncidenceConsumers);
     }
     ptx::fence_mbarrier_init();
-    ptx::prefetch_tensormap(&map);
   }
   __syncthreads();
   if (!p.beside_grad_q) ptx::pdl_wait();
