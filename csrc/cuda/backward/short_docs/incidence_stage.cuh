@@ -86,7 +86,7 @@ struct BlockQueries {
     first_vecs = incidence_run_vecs(min(p.Lq - first_token, kIncidenceRows), p.run_offset);
     vecs = incidence_run_vecs(min(p.Lq, kIncidenceRows), p.run_offset);
   }
-  // Of the query-th query among them.
+  // The first vector of the query-th query among them, and its first token there.
   __device__ __forceinline__ int first_vec(int query) const {
     return query == 0 ? 0 : first_vecs + (query - 1) * vecs;
   }
