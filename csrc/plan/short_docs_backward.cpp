@@ -64,8 +64,9 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
   } kIncidenceSlices[] = {{128, 1.0}, {96, 0.8}, {64, 0.6}};
   const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
   const bool served = is_served(s, dtype, aligned, device) && device.wgmma && is_faster_by_products(s) &&
-                      s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens && s.Lq > 0 &&
-                      4 * s.Nq * s.Lq < INT32_MAX && 4 * s.N * s.Ld < INT32_MAX;
+                      s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens &&
+                      s.Lq >= kLeastIncidenceQuery && 4 * s.Nq * s.Lq < INT32_MAX &&
+                      4 * s.N * s.Ld < INT32_MAX;
   if (!served) return std::nullopt;
   IncidencePlan plan;
   plan.grad_q = grad_q;
@@ -79,6 +80,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
   plan.all_units = (grad_q ? s.N : s.Nq) * plan.units;
   double least = std::numeric_limits<double>::infinity();
   for (const auto& [dims, clocks] : kIncidenceSlices) {
+    if (plan.steps == 4 && dims > 64) continue;  // registers
     const int64_t slices = ceil_div(s.d, dims), tiles = ceil_div(plan.rows, plan.block_rows) * slices;
     for (int cluster = 1; cluster <= 8; ++cluster) {
       const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, 1, device));

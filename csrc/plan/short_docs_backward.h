@@ -37,12 +37,23 @@ std::optional<LoneQueryPlan> plan_lone_query(const Sizes& sizes, Dtype dtype, bo
 inline constexpr int64_t kShortDocTokens = 64;  // of a document, at most
 
 inline constexpr int kIncidenceRows = 192;  // rows of a block, at most: tokens of documents, or of queries
-inline constexpr int kIncidenceStageRows = 64;    // tokens of items in a stage, at most
-inline constexpr int kIncidenceSideBytes = 6144;  // winners and gradients of a stage
-inline constexpr int kMostIncidenceDocs = 32;     // documents of a block of grad_D
+inline constexpr int kIncidenceStageRows = 64;      // tokens of items in a stage, at most
+inline constexpr int kIncidenceWinnerBytes = 6144;  // winners of a stage
+inline constexpr int kIncidenceSideBytes = kIncidenceWinnerBytes + 512;  // and gradients
+inline constexpr int kMostIncidenceDocs = 32;                            // documents of a block of grad_D
 inline constexpr int kMostIncidenceStages = 8;
-inline constexpr int kMostIncidenceQuerySteps = 2;  // of a unit of grad_D, as registers allow
-inline constexpr int kMostIncidenceDims = 128;      // of a block
+inline constexpr int kMostIncidenceQuerySteps = 2;   // of a unit of grad_D, as registers allow
+inline constexpr int kMostIncidenceDims = 128;       // of a block
+inline constexpr int64_t kLeastIncidenceQuery = 15;  // tokens of a query
+inline constexpr int kMostIncidenceQueries = 16;     // whose tokens are rows of a block of grad_Q
+inline constexpr int kIncidenceUnitVecs = 64;        // vectors of 16 bytes for their winners of a unit
+
+// Units of a stage.
+constexpr int incidence_stage_units(int steps) { return kIncidenceStageRows / (16 * steps); }
+
+// Vectors of 16 bytes that hold so many neighbouring winners, the first of them up to `offset` bytes behind
+// a multiple of 16.
+constexpr int incidence_run_vecs(int winners, int offset) { return (2 * winners + offset + 15) / 16; }
 
 struct IncidencePlan {
   bool grad_q = false;  // else grad_D

@@ -97,7 +97,8 @@ def test_the_backward_of_short_documents_fits_the_device(size, dtype, device):
     for made, length in ((plans.grad_q, size.Ld), (plans.grad_d, size.Lq)):
         if not made:
             continue
-        assert device.capability == 90 and made.slice_dims in (64, 96, 128)
+        assert device.capability == 90 and made.slice_dims in ((64,) if made.steps == 4 else (64, 96, 128))
+        assert size.Lq >= 15  # of fewer tokens, a block of grad_Q would have rows of too many queries
         assert 16 * made.steps * (made.units - 1) < length <= 16 * made.steps * made.units
         assert made.stages >= 4 and made.cluster <= 8 and made.grid % (made.cluster * made.slices) == 0
         tiles = made.grid // (made.cluster * made.slices)

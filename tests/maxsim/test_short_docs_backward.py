@@ -139,6 +139,19 @@ def test_strided_tokens_and_gradients(shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", [MANY[0], MANY[1], MANY[2], MANY[3], MANY[13]], ids=str)
+def test_winners_may_start_at_any_element(shape):
+    grad, Q, D, winners = batch(shape, BF16, "cuda", "holes")
+    narrow = winners.to(torch.int16)
+    expected = OPS.maxsim_backward(grad, Q, D, narrow, False, "lowmem", True, True)
+    for elements in (1, 2, 7):
+        moved = narrow.new_empty(narrow.numel() + elements)[elements:].view(narrow.shape).copy_(narrow)
+        assert moved.data_ptr() % 16
+        got = OPS.maxsim_backward(grad, Q, D, moved, False, "lowmem", True, True)
+        assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [LONE[0], LONE[1], MANY[0], MANY[2], MANY[8]], ids=str)
 def test_the_same_bits_in_every_run_and_of_each_gradient_alone(shape):
     inputs = batch(shape, BF16, "cuda", "skewed")

@@ -389,8 +389,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const bool plain = !normalize && !has_weights(in) && !sums_go_on && method != Backward::unified;
   if (plain && lone_query_gradients(in, s, grad_scores, winners, to, device, stream)) return;
   Destinations rest = to;
-  if ((plain && short_docs_grad_q(in, s, grad_scores, winners, to, device, stream)) ||
-      tiled_grad_q({in, s, grad_scores, winners, normalize, method, rest, device, stream})) {
+  const bool q_by_products = plain && short_docs_grad_q(in, s, grad_scores, winners, to, device, stream);
+  if (q_by_products || tiled_grad_q({in, s, grad_scores, winners, normalize, method, rest, device, stream})) {
     rest.grad_Q = new_tensor(grad_scores, {0}, to.grad_Q.scalar_type());
     rest.q_sums = std::nullopt;
     if (rest.grad_D.numel() == 0) return;
@@ -398,7 +398,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   // Where grad_D takes the place of D, grad_Q must have been read from it.
   const bool overwrites_D = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
   const bool free_to_write = rest.grad_Q.numel() == 0 || !overwrites_D;
-  if (plain && free_to_write && short_docs_grad_d(in, s, grad_scores, winners, to, device, stream)) {
+  if (plain && free_to_write &&
+      short_docs_grad_d(in, s, grad_scores, winners, to, device, stream, q_by_products && !overwrites_D)) {
     rest.grad_D = new_tensor(grad_scores, {0}, to.grad_D.scalar_type());
     if (rest.grad_Q.numel() == 0) return;
   }

@@ -16,6 +16,13 @@ __device__ __forceinline__ uint32_t ld_shared(uint32_t address) {
   return x;
 }
 
+// Two bytes, and zeros above them.
+__device__ __forceinline__ uint32_t ld_shared_u16(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.u16 %0, [%1];\n" : "=r"(x) : "r"(address));
+  return x;
+}
+
 __device__ __forceinline__ uint2 ld_shared_v2_b32(uint32_t address) {
   uint2 x;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "r"(address));

@@ -59,12 +59,18 @@ __device__ __forceinline__ uint64_t smem_desc_k_major(uint32_t low) {
 
 // A shared-memory descriptor of an MN-major matrix, for TransposedWgmmaShape: columns of 64 elements, each of
 // them rows of 128 bytes swizzled in the same way, one row for each index that is summed over; `column_bytes`
-// from one column to the next. `address` must be a multiple of 1024.
-__device__ __forceinline__ uint64_t smem_desc_mn_major(uint32_t address, uint32_t column_bytes) {
+// from one column to the next. `address` must be a multiple of 1024. Where rows begin further on, its lower
+// word has a sixteenth of their bytes more.
+__device__ __forceinline__ uint32_t smem_desc_low_mn_major(uint32_t address, uint32_t column_bytes) {
+  return ((address & 0x3FFFF) >> 4) | (column_bytes >> 4 << 16);
+}
+__device__ __forceinline__ uint64_t smem_desc_mn_major(uint32_t low) {
   constexpr uint32_t kGroupOfRows = (8 * 128) >> 4;
   constexpr uint32_t kSwizzle128 = 1;
-  const uint32_t low = ((address & 0x3FFFF) >> 4) | (column_bytes >> 4 << 16);
   return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
+}
+__device__ __forceinline__ uint64_t smem_desc_mn_major(uint32_t address, uint32_t column_bytes) {
+  return smem_desc_mn_major(smem_desc_low_mn_major(address, column_bytes));
 }
 
 // Before the first wgmma of a group: what was written to its registers and to shared memory is visible to it.

@@ -15,10 +15,18 @@ struct LoneQueryArgs : BackwardArgs {
 struct IncidenceArgs : BackwardArgs {
   TokenView items;  // D for grad_Q, Q for grad_D
   void* out;        // [rows, d]
+  // grad_D: grad_Q's kernel is the one before. That has waited for what both read, so this one waits for it
+  // at its end alone, and its blocks take the multiprocessors that grad_Q leaves free.
+  bool beside_grad_q;
   // As in IncidencePlan.
-  int64_t rows, all_units;
+  int64_t rows;
   int32_t slices, units, block_docs, block_rows, cluster, stages;
-  Divider by_units, by_docs;
+  Divider by_slices, by_units, by_docs, by_cluster;
+  int32_t block_units, more_units;  // all units, divided by the blocks of a cluster, and what is left
+  int64_t query_bytes;              // from a query's winners to the next one's
+  int32_t run_offset;               // bytes, at most, from a multiple of 16 to a run's first winner
+  int32_t run_vecs;                 // grad_D: vectors of a run in a stage
+  Divider by_run_vecs;
 };
 
 }  // namespace late_interaction

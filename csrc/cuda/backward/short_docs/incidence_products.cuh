@@ -15,10 +15,11 @@
 // token of the item belong together. The gradient of their score is multiplied to the products in fp32.
 //
 // Who owns what
-//   block     kOwnedRows rows; the blocks of a cluster have the same ones, each with a range of the units
+//   block     up to kIncidenceRows rows. The blocks of a cluster have the same ones, each with a range of
+//             the units.
 //   unit      up to 16 * kSteps tokens of an item, filled up with zeros
-//   producer  a warp that loads units' embeddings (TMA), and three that take turns to look up winners and
-//             gradients for a stage
+//   producer  a warp that loads units' embeddings (TMA), and three that take turns to copy winners and
+//             gradients to a stage (cp.async), as they lie in memory
 //   consumer  three warpgroups, 64 rows each
 //
 // At the end sums go to shared memory, and the blocks of a cluster add them up in the order of their ranks,
@@ -26,224 +27,21 @@
 // sums that are not finite are computed again, one winner after the other.
 #pragma once
 
-#include "../../../plan/short_docs_backward.h"
-#include "../../primitives/pipeline_state.cuh"
 #include "../../primitives/row_vector.cuh"
 #include "../../ptx/cluster.cuh"
 #include "../../ptx/ld_cluster.cuh"
-#include "../../ptx/mbarrier.cuh"
+#include "../../ptx/ld_st.cuh"
 #include "../../ptx/pdl.cuh"
-#include "../../ptx/tma.cuh"
-#include "../../ptx/wgmma.cuh"
-#include "args.h"
+#include "incidence_look_up.cuh"
 #include "incidence_words.cuh"
 
 namespace late_interaction {
 
-inline constexpr int kIncidenceThreads = 512, kIncidenceConsumers = 384, kLookUpWarps = 3;
-
-template <class T>
-struct IncidenceWgmma;
-template <>
-struct IncidenceWgmma<__nv_bfloat16> : std::type_identity<ptx::WgmmaBf16> {};
-template <>
-struct IncidenceWgmma<__half> : std::type_identity<ptx::WgmmaFp16> {};
-
-template <class T_, bool kGradQ_, int kSteps_, int kDims_>
-struct IncidenceTile {
-  using T = T_;
-  static constexpr bool kGradQ = kGradQ_;
-  // Consumers read the winners of the next unit while they multiply this one, where registers allow.
-  static constexpr bool kAhead = kSteps_ == 1;
-  static constexpr int kSteps = kSteps_, kDims = kDims_, kColumns = (kDims + 63) / 64;
-  static constexpr int kUnitRows = 16 * kSteps, kUnits = kIncidenceStageRows / kUnitRows,
-                       kStageRows = kUnits * kUnitRows;
-  static constexpr int kColumnBytes = kStageRows * 128, kTileBytes = kColumns * kColumnBytes;
-  static constexpr int kSumWidth = kDims + 4;
-};
-
-template <class Tile>
-struct IncidenceShared {
-  uint32_t ring, barriers;
-  int stages;
-  __device__ __forceinline__ uint32_t tile(int stage) const { return ring + stage * Tile::kTileBytes; }
-  __device__ __forceinline__ uint32_t side(int stage) const {
-    return ring + stages * Tile::kTileBytes + stage * kIncidenceSideBytes;
-  }
-  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 16 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
-};
-
-// One thread: the embeddings of the units [unit, end).
-template <class Tile>
-__device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtensorMap& map,
-                                           const IncidenceShared<Tile>& memory, int32_t unit, int32_t end,
-                                           int first_dim) {
-  PipelineState at;
-  for (; unit < end; unit += Tile::kUnits) {
-    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
-    const int units = min(Tile::kUnits, end - unit);
-    ptx::mbarrier_arrive_expect_tx(memory.full(at.stage), units * Tile::kColumns * Tile::kUnitRows * 128);
-    for (int u = 0; u < units; ++u) {
-      const int32_t item = p.by_units.quotient(unit + u),
-                    first = (unit + u - item * p.units) * Tile::kUnitRows;
-#pragma unroll
-      for (int c = 0; c < Tile::kColumns; ++c) {
-        ptx::tma_load_4d(memory.tile(at.stage) + c * Tile::kColumnBytes + u * Tile::kUnitRows * 128, &map,
-                         memory.full(at.stage), first_dim + 64 * c, first, item, 0);
-      }
-    }
-    at.advance(memory.stages);
-  }
-}
-
-// Winners and gradients of a stage, looked up by a warp: it holds a batch of them before it has the stage to
-// put them in, so that several loads are under way and none waits for a consumer.
-
-// grad_D: codes [unit][document][row] in 16 bits, then gradients [unit][document].
-template <class Tile>
-struct RowLookUp {
-  static constexpr int kPairs = Tile::kUnitRows / 2, kPlaces = 32 / kPairs, kBatch = 4, kGrads = Tile::kUnits;
-  const IncidenceArgs& p;
-  int32_t first_j;
-  uint32_t words[kBatch];
-  float grads[kGrads];
-
-  __device__ __forceinline__ int places() const { return Tile::kUnits * p.block_docs; }
-
-  // Two neighbouring rows of a unit with a document, at each of the lane's places from `first` on.
-  __device__ __forceinline__ void load_words(int32_t unit, int32_t end, int first) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int place = first + k * kPlaces + lane / kPairs;
-      const int u = p.by_docs.quotient(place), doc = place - u * p.block_docs;
-      const int32_t i = p.by_units.quotient(unit + u);
-      const int s = (unit + u - i * p.units) * Tile::kUnitRows + 2 * (lane % kPairs);
-      const bool meets = place < places() && unit + u < end && first_j + doc < p.N;
-      const auto* from =
-          static_cast<const uint16_t*>(p.winners) + (i * p.winners_stride + first_j + doc) * p.Lq + s;
-      if (p.winners_at_once > 1) {
-        words[k] = meets && s < p.Lq ? *reinterpret_cast<const uint32_t*>(from) : ~0u;
-      } else {
-        const uint32_t low = meets && s < p.Lq ? from[0] : kNoWinner;
-        const uint32_t high = meets && s + 1 < p.Lq ? from[1] : kNoWinner;
-        words[k] = low | high << 16;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void put_words(uint32_t side, int first) const {
-    const int lane = threadIdx.x % 32;
-    if (lane / kPairs >= kPlaces) return;
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int place = first + k * kPlaces + lane / kPairs;
-      if (place < places()) {
-        ptx::st_shared(side + (place * kPairs + lane % kPairs) * 4, words[k] | pair_of(token_code(0)));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void load(int32_t unit, int32_t end) {
-    load_words(unit, end, 0);
-#pragma unroll
-    for (int k = 0; k < kGrads; ++k) {
-      const int place = 32 * k + threadIdx.x % 32;
-      const int u = p.by_docs.quotient(place), doc = place - u * p.block_docs;
-      const int32_t i = p.by_units.quotient(unit + u);
-      const bool meets = place < places() && unit + u < end && first_j + doc < p.N;
-      grads[k] = meets ? static_cast<const float*>(
-                             p.grad)[i * p.grad_query_stride + (first_j + doc) * p.grad_item_stride]
-                       : 0.0f;
-    }
-  }
-
-  __device__ __forceinline__ void put(int32_t unit, int32_t end, uint32_t side) {
-#pragma unroll
-    for (int k = 0; k < kGrads; ++k) {
-      const int place = 32 * k + threadIdx.x % 32;
-      if (place >= places()) break;
-      ptx::st_shared(side + (places() * kPairs + place) * 4, __float_as_uint(grads[k]));
-    }
-    put_words(side, 0);
-    for (int first = kBatch * kPlaces; first < places(); first += kBatch * kPlaces) {
-      load_words(unit, end, first);
-      put_words(side, first);
-    }
-  }
-};
-
-// grad_Q: (code twice, gradient) [unit][owned row].
-template <class Tile>
-struct WinnerLookUp {
-  static constexpr int kLaneRows = kIncidenceRows / 32, kBatch = Tile::kUnits == 2 ? 2 : 1;
-  const IncidenceArgs& p;
-  int64_t first_row;
-  uint32_t winners[kBatch][kLaneRows];
-  float grads[kBatch][kLaneRows];
-
-  __device__ __forceinline__ void load_batch(int32_t unit, int32_t end) {
-#pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) {
-      const auto row = static_cast<uint32_t>(first_row + 32 * r + threadIdx.x % 32);
-      const bool exists = row < static_cast<uint32_t>(p.rows);
-      const int64_t i = exists ? p.by_Lq.quotient(row) : 0, s = exists ? row - i * p.Lq : 0;
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
-        const int64_t j = unit + u;
-        const bool meets = exists && j < end;
-        winners[u][r] = meets ? static_cast<const uint16_t*>(p.winners)[(i * p.winners_stride + j) * p.Lq + s]
-                              : kNoWinner;
-        grads[u][r] =
-            meets ? static_cast<const float*>(p.grad)[i * p.grad_query_stride + j * p.grad_item_stride]
-                  : 0.0f;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void put_batch(uint32_t side) const {
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-        const uint32_t at = side + (u * kIncidenceRows + 32 * r + threadIdx.x % 32) * 8;
-        ptx::st_shared_v2_b32(at, {pair_of(token_code(winners[u][r])), __float_as_uint(grads[u][r])});
-      }
-    }
-  }
-
-  __device__ __forceinline__ void load(int32_t unit, int32_t end) { load_batch(unit, end); }
-
-  __device__ __forceinline__ void put(int32_t unit, int32_t end, uint32_t side) {
-    put_batch(side);
-#pragma unroll 1
-    for (int u = kBatch; u < Tile::kUnits; u += kBatch) {
-      load_batch(unit + u, end);
-      put_batch(side + u * kIncidenceRows * 8);
-    }
-  }
-};
-
-// A warp's turns among those that look up: every kLookUpWarps-th stage, from `turn` on.
-template <class Tile, class LookUp>
-__device__ __forceinline__ void look_up(const IncidenceArgs& p, const IncidenceShared<Tile>& memory,
-                                        LookUp found, int turn, int32_t unit, int32_t end) {
-  PipelineState at;
-  for (int skipped = 0; skipped < turn; ++skipped) at.advance(p.stages);
-  for (unit += turn * Tile::kUnits; unit < end; unit += kLookUpWarps * Tile::kUnits) {
-    found.load(unit, end);
-    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
-    found.put(unit, end, memory.side(at.stage));
-    ptx::mbarrier_arrive(memory.full(at.stage));
-    for (int skipped = 0; skipped < kLookUpWarps; ++skipped) at.advance(p.stages);
-  }
-}
+inline constexpr int kIncidenceThreads = 512, kIncidenceConsumers = 384;
 
 // Products of a warpgroup's rows with a stage's units, added to its sums.
 template <class Tile>
 struct IncidenceSums {
-  using Words = IncidenceWords<typename Tile::T>;
   static constexpr int kRegs = Tile::kDims / 2;
   float x[kRegs];
 
@@ -252,28 +50,34 @@ struct IncidenceSums {
     for (int k = 0; k < kRegs; ++k) x[k] = 0.0f;
   }
 
-  // Adds the products of a unit, and calls `meanwhile` while they are under way.
-  template <class F>
-  __device__ __forceinline__ void add(const uint32_t (&a)[Tile::kSteps][4], float low, float high,
-                                      uint32_t tile, F meanwhile) {
+  // Adds the products of a unit, whose embeddings lie at `tile`, a descriptor's lower word, times what
+  // `read_grads` reads for the two rows. It and `read_next` read while products are under way, or, where
+  // operand A leaves no registers, after them.
+  template <class F, class G>
+  __device__ __forceinline__ void add(const uint32_t (&a)[Tile::kSteps][4], uint32_t tile, F read_grads,
+                                      G read_next) {
+    constexpr bool kLate = Tile::kSteps > 2;
+    float grads[2];
     float products[kRegs];
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Tile::kSteps; ++k) {
       ptx::RegisterWgmmaShape<Tile::kDims>::template issue<typename IncidenceWgmma<typename Tile::T>::type>(
-          products, a[k], ptx::smem_desc_mn_major(tile + k * 2048, Tile::kColumnBytes), k > 0);
+          products, a[k], ptx::smem_desc_mn_major(tile + (k * 2048 >> 4)), k > 0);
     }
     ptx::wgmma_commit();
-    meanwhile();
+    if (!kLate) read_grads(grads);
+    read_next();
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int k = 0; k < kRegs; ++k) asm volatile("" : "+f"(products[k])::"memory");
+    if (kLate) read_grads(grads);
 #pragma unroll
-    for (int k = 0; k < kRegs; ++k) x[k] = fmaf(k & 2 ? high : low, products[k], x[k]);
+    for (int k = 0; k < kRegs; ++k) x[k] = fmaf(grads[k / 2 % 2], products[k], x[k]);
   }
 
   __device__ __forceinline__ void put(float* to) const {
-    const int lane = threadIdx.x % 32;
+    const int lane = ptx::tid_x() % 32;
 #pragma unroll
     for (int n = 0; n < Tile::kDims / 8; ++n) {
 #pragma unroll
@@ -285,93 +89,190 @@ struct IncidenceSums {
   }
 };
 
-// The winners and the gradient that a unit holds for one owned row. Winners are codes, in pairs: the row's
-// own (grad_Q), or those of the unit's query rows (grad_D).
+// The winners that a unit holds for a lane's two rows, as codes, in pairs: each row's own (grad_Q), or those
+// of the unit's query rows, in the order of operand A (grad_D).
 template <class Tile>
-struct RowWinners {
-  uint32_t codes[Tile::kGradQ ? 1 : 2 * Tile::kSteps];
-  float grad;
-};
+using UnitWinners = uint32_t[Tile::kGradQ ? 2 : 4 * Tile::kSteps];
 
-// A row that a consumer lane owns: its token, and where a stage holds its winners and its gradient.
+// The two rows that a consumer lane owns, eight rows apart: their tokens, and where a stage holds their
+// winners and gradients.
 template <class Tile>
-struct OwnedRow {
+struct OwnedRows {
   using Words = IncidenceWords<typename Tile::T>;
-  uint32_t token;  // grad_D: the row's token, twice; none: a NaN, which equals nothing
-  uint32_t at;     // in the side of a stage
-  uint32_t grad;
+  // grad_Q: token 2c of an item and the next one. grad_D: each row's own token, twice; of no row a NaN, which
+  // equals nothing.
+  uint32_t tokens[Tile::kGradQ ? 1 : 2];
+  // From the first run of a unit to what each row reads of its own, and, from bit 16 on, where that run lies
+  // within 16 bytes with item 0. Of aligned runs of grad_D, at[0] is what the lane reads for its warp.
+  uint32_t at[2];
+  uint32_t grads = 0;  // where the rows' gradients are among those of a unit, 16 bits each
 
-  __device__ __forceinline__ OwnedRow(const IncidenceArgs& p, int row) {
+  __device__ __forceinline__ OwnedRows(const IncidenceArgs& p, int32_t first_row) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
     if constexpr (Tile::kGradQ) {
-      token = pair_of(0x4000) + 2 * (threadIdx.x % 4) * 0x00010001 + 0x00010000;
-      at = row * 8;
-      grad = at + 4;
-    } else {
-      const int doc = row / p.Ld, t = row - doc * p.Ld;
-      const bool exists = doc < p.block_docs;
-      token = exists ? pair_of(token_code(t)) : 0xFFFFFFFF;
-      at = (exists ? doc : 0) * Tile::kUnitRows * 2 + threadIdx.x % 4 * 4;
-      grad = Tile::kUnits * p.block_docs * Tile::kUnitRows * 2 + (exists ? doc : 0) * 4;
-    }
-  }
-
-  // Reads what a unit of a stage has for the row.
-  __device__ __forceinline__ void read(const IncidenceArgs& p, uint32_t side, int u,
-                                       RowWinners<Tile>& winners) const {
-    if constexpr (Tile::kGradQ) {
-      const uint2 entry = ptx::ld_shared_v2_b32(side + at + u * kIncidenceRows * 8);
-      winners.codes[0] = entry.x;
-      winners.grad = __uint_as_float(entry.y);
-    } else {
-      const uint32_t from = side + at + u * p.block_docs * Tile::kUnitRows * 2;
-      winners.grad = __uint_as_float(ptx::ld_shared(side + grad + u * p.block_docs * 4));
+      tokens[0] = pair_of(0x4000) + 2 * (lane % 4) * 0x00010001 + 0x00010000;
 #pragma unroll
-      for (int k = 0; k < 2 * Tile::kSteps; ++k) winners.codes[k] = ptx::ld_shared(from + 16 * k);
+      for (int h = 0; h < 2; ++h) own_query_row(p, first_row, row + lane / 4 + 8 * h, h);
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) own_document_row(p, first_row, row + lane / 4 + 8 * h, h);
+      if (p.run_offset == 0) at[0] = doc_of(p, row + lane % 16) * p.run_vecs * 16 + lane / 16 * 16;
+    }
+#pragma unroll
+    for (uint32_t& token : tokens) asm volatile("" : "+r"(token));  // a register, not computed every time
+  }
+
+  // Reads the rows' gradients of the u-th unit of a stage.
+  __device__ __forceinline__ void read_grads(const IncidenceArgs& p, uint32_t stage_grads, int u,
+                                             float (&found)[2]) const {
+    const int unit = u * (Tile::kGradQ ? kMostIncidenceQueries : p.block_docs);
+    found[0] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (grads & 0xFFFF)));
+    found[1] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (grads >> 16)));
+  }
+
+  // Reads the winners of the u-th unit of a stage, that of a certain item, for the rows. kAligned: runs start
+  // at multiples of 16 bytes.
+  template <bool kAligned>
+  __device__ __forceinline__ void read(const IncidenceArgs& p, uint32_t winners, int u, int32_t item,
+                                       UnitWinners<Tile>& codes) const {
+    const auto place = [&](int h) {
+      if (kAligned) return at[h];
+      const auto step = Tile::kGradQ ? 2u * p.Lq : static_cast<uint32_t>(p.query_bytes);
+      return (at[h] & 0xFFFF) + (((at[h] >> 16) + static_cast<uint32_t>(item) * step) & 15);
+    };
+    if constexpr (Tile::kGradQ) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        codes[h] = ptx::ld_shared_u16(winners + u * kIncidenceUnitVecs * 16 + place(h));
+      }
+    } else if constexpr (kAligned) {
+#pragma unroll
+      for (int k = 0; k < Tile::kSteps; ++k) {
+        uint32_t words[4];
+        ptx::ldmatrix_x4(words, winners + u * p.block_docs * p.run_vecs * 16 + at[0] + 32 * k);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) codes[4 * k + m] = words[m];
+      }
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t from = winners + u * p.block_docs * p.run_vecs * 16 + place(h);
+#pragma unroll
+        for (int k = 0; k < 2 * Tile::kSteps; ++k) {
+          codes[2 * k + h] = ptx::ld_shared_u16(from + 16 * k) | ptx::ld_shared_u16(from + 16 * k + 2) << 16;
+        }
+      }
     }
   }
 
-  // The row's words of operand A: for each step those of tokens 2c, 2c + 1 and of 2c + 8, 2c + 9.
-  __device__ __forceinline__ void compare(const RowWinners<Tile>& winners, int half,
+  // The rows' words of operand A: for each step, of the low and of the high row, those of tokens 2c, 2c + 1,
+  // and then of 2c + 8, 2c + 9.
+  __device__ __forceinline__ void compare(const UnitWinners<Tile>& codes,
                                           uint32_t (&a)[Tile::kSteps][4]) const {
 #pragma unroll
-    for (int k = 0; k < 2 * Tile::kSteps; ++k) {
-      a[k / 2][half + k % 2 * 2] = Tile::kGradQ ? Words::equal(winners.codes[0], token + k * 0x00080008)
-                                                : Words::equal(winners.codes[k], token);
+    for (int k = 0; k < 4 * Tile::kSteps; ++k) {
+      if constexpr (Tile::kGradQ) {
+        a[k / 4][k % 4] = Words::equal(pair_of(token_code(codes[k % 2])), tokens[0] + k / 2 * 0x00080008);
+      } else {
+        a[k / 4][k % 4] = Words::equal(codes[k] | pair_of(token_code(0)), tokens[k % 2]);
+      }
     }
+  }
+
+ private:
+  __device__ __forceinline__ void own_query_row(const IncidenceArgs& p, int32_t first_row, int row, int h) {
+    const BlockQueries queries(p, first_row);
+    const auto at_most = static_cast<int32_t>(p.rows - 1);
+    const int32_t whole = min(first_row + row, at_most);
+    const int32_t i = p.by_Lq.quotient(whole), query = i - queries.first, begin = queries.begin(query);
+    at[h] = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
+            ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
+    grads |= 4 * query << 16 * h;
+  }
+
+  static __device__ __forceinline__ int doc_of(const IncidenceArgs& p, int row) {
+    const int doc = row / p.Ld;
+    return doc < p.block_docs ? doc : 0;
+  }
+
+  __device__ __forceinline__ void own_document_row(const IncidenceArgs& p, int32_t first_row, int row,
+                                                   int h) {
+    const int doc = doc_of(p, row), t = row - doc * p.Ld;
+    tokens[h] = t < p.Ld ? pair_of(token_code(t)) : 0xFFFFFFFF;
+    at[h] = doc * p.run_vecs * 16 + threadIdx.x % 4 * 4 +
+            ((low_bits(first_winner(p, 0, first_row / p.Ld + doc, 0)) & 15) << 16);
+    grads |= 4 * doc << 16 * h;
   }
 };
 
+// What a block computes. Producers, and consumers at their end, read its index anew (ctaid_x): else ptxas
+// keeps registers for what follows from it, which consumers do not have.
 template <class Tile>
-__device__ __forceinline__ void consume(const IncidenceArgs& p, const IncidenceShared<Tile>& memory,
-                                        int32_t unit, int32_t end, IncidenceSums<Tile>& sums) {
-  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  const OwnedRow<Tile> low(p, row), high(p, row + 8);
+struct BlockWork {
+  uint32_t rank, tile;
+  int32_t first_row, first_dim;
+  int32_t begin, end;  // units
+
+  __device__ __forceinline__ BlockWork(const IncidenceArgs& p, uint32_t block) {
+    const uint32_t part = p.by_cluster.quotient(block);
+    rank = block - part * p.cluster;
+    tile = p.by_slices.quotient(part);
+    first_row = static_cast<int32_t>(tile * p.block_rows);
+    first_dim = static_cast<int32_t>(part - tile * p.slices) * Tile::kDims;
+    begin = first_unit(p, rank);
+    end = first_unit(p, rank + 1);
+  }
+
+  static __device__ __forceinline__ int32_t first_unit(const IncidenceArgs& p, uint32_t rank) {
+    return static_cast<int32_t>(p.block_units * rank + p.by_cluster.quotient(p.more_units * rank));
+  }
+};
+
+template <bool kAligned, class Tile>
+__device__ __forceinline__ void consume_units(const IncidenceArgs& p, const IncidenceShared<Tile>& memory,
+                                              const OwnedRows<Tile>& rows, int32_t unit, int32_t end,
+                                              IncidenceSums<Tile>& sums) {
+  // The winners of the next unit are read while this one is multiplied, where registers allow.
+  constexpr bool kAhead = kAligned && Tile::kUnits > 1 && (Tile::kGradQ || Tile::kSteps == 1);
   PipelineState at;
   for (; unit < end; unit += Tile::kUnits) {
     ptx::mbarrier_wait_parity(memory.full(at.stage), at.parity);
-    const int units = min(Tile::kUnits, end - unit);
-    const uint32_t side = memory.side(at.stage);
-    RowWinners<Tile> low_next, high_next;
-    low.read(p, side, 0, low_next);
-    high.read(p, side, 0, high_next);
-#pragma unroll 1
-    for (int u = 0; u < units; ++u) {
+    const uint32_t tile = ptx::smem_desc_low_mn_major(memory.tile(at.stage), Tile::kColumnBytes),
+                   winners = memory.winners(at.stage), grads = memory.grads(at.stage);
+    UnitWinners<Tile> codes;
+    const auto read = [&](int u) {
+      const int32_t item = Tile::kGradQ ? unit + u : p.by_units.quotient(unit + u);
+      rows.template read<kAligned>(p, winners, u, item, codes);
+    };
+    if (kAhead) read(0);
+#pragma unroll
+    for (int u = 0; u < Tile::kUnits; ++u) {
+      if (unit + u >= end) break;
+      if (!kAhead) read(u);
       uint32_t a[Tile::kSteps][4];
-      if (!Tile::kAhead) {
-        low.read(p, side, u, low_next);
-        high.read(p, side, u, high_next);
-      }
-      low.compare(low_next, 0, a);
-      high.compare(high_next, 1, a);
-      const int ahead = min(u + 1, units - 1);
-      sums.add(a, low_next.grad, high_next.grad, memory.tile(at.stage) + u * Tile::kUnitRows * 128, [&] {
-        if (!Tile::kAhead) return;
-        low.read(p, side, ahead, low_next);
-        high.read(p, side, ahead, high_next);
-      });
+      rows.compare(codes, a);
+      sums.add(
+          a, tile + (u * Tile::kUnitRows * 128 >> 4),
+          [&](float (&found)[2]) { rows.read_grads(p, grads, u, found); },
+          [&] {
+            if (kAhead && u + 1 < Tile::kUnits) read(u + 1);
+          });
     }
     ptx::mbarrier_arrive(memory.empty(at.stage));
     at.advance(memory.stages);
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void consume(const IncidenceArgs& p, const IncidenceShared<Tile>& memory,
+                                        IncidenceSums<Tile>& sums) {
+  const BlockWork<Tile> work(p, blockIdx.x);
+  const OwnedRows<Tile> rows(p, work.first_row);
+  sums.clear();
+  if (p.run_offset == 0) {
+    consume_units<true>(p, memory, rows, work.begin, work.end, sums);
+  } else {
+    consume_units<false>(p, memory, rows, work.begin, work.end, sums);
   }
 }
 
@@ -410,7 +311,7 @@ __device__ __forceinline__ void write_rows(const IncidenceArgs& p, uint32_t memo
   const int vecs = min(Tile::kDims, p.d - first_dim) / 8;
   const int end = rows * vecs * (static_cast<int>(rank) + 1) / p.cluster;
   auto* out = static_cast<typename Tile::T*>(p.out) + first_row * p.d + first_dim;
-  for (int v = rows * vecs * static_cast<int>(rank) / p.cluster + threadIdx.x; v < end;
+  for (int v = rows * vecs * static_cast<int>(rank) / p.cluster + ptx::tid_x(); v < end;
        v += kIncidenceConsumers) {
     const int row = v / vecs, vec = v - row * vecs;
     const uint32_t from = memory + (row * Tile::kSumWidth + 8 * vec) * 4;
@@ -440,12 +341,6 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t barriers[2 * kMostIncidenceStages];
   const IncidenceShared<Tile> memory{ptx::smem_address(shared), ptx::smem_address(barriers), p.stages};
-  const uint32_t part = blockIdx.x / p.cluster, rank = blockIdx.x % p.cluster;
-  const uint32_t tile = part / p.slices;
-  const int first_dim = static_cast<int>(part % p.slices) * Tile::kDims;
-  const auto begin = static_cast<int32_t>(p.all_units * rank / p.cluster);
-  const auto end = static_cast<int32_t>(p.all_units * (rank + 1) / p.cluster);
-  const int64_t first_row = int64_t{tile} * p.block_rows;
   if (threadIdx.x == 0) {
     for (int s = 0; s < p.stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 1 + 32);
@@ -454,19 +349,20 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  ptx::pdl_wait_and_launch_dependents();
+  if (!p.beside_grad_q) ptx::pdl_wait();
+  ptx::pdl_launch_dependents();
   auto* shared_sums = reinterpret_cast<float*>(shared);  // in place of the ring
-  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
-  if (warp >= kIncidenceConsumers / 32) {
+  if (const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0); warp >= kIncidenceConsumers / 32) {
     ptx::setmaxnreg_dec<56>();
     const int turn = warp - kIncidenceConsumers / 32 - 1;
+    const BlockWork<Tile> work(p, ptx::ctaid_x());
     if (turn < 0) {
-      if (threadIdx.x % 32 == 0) load_units<Tile>(p, map, memory, begin, end, first_dim);
+      load_units<Tile>(p, map, memory, work.begin, work.end, work.first_dim);
     } else if constexpr (Tile::kGradQ) {
-      look_up<Tile>(p, memory, WinnerLookUp<Tile>{p, first_row}, turn, begin, end);
+      look_up(memory, WinnerLookUp<Tile>(p, work.first_row), turn, work.begin, work.end);
     } else {
-      const auto first_j = static_cast<int32_t>(tile * p.block_docs);
-      look_up<Tile>(p, memory, RowLookUp<Tile>{p, first_j}, turn, begin, end);
+      const auto first_j = static_cast<int32_t>(work.tile * p.block_docs);
+      look_up(memory, RowLookUp<Tile>{p, first_j}, turn, work.begin, work.end);
     }
     __syncwarp();
     ptx::cluster_sync();
@@ -474,14 +370,16 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
   } else {
     ptx::setmaxnreg_inc<152>();
     IncidenceSums<Tile> sums;
-    sums.clear();
-    consume<Tile>(p, memory, begin, end, sums);
+    consume<Tile>(p, memory, sums);
     ptx::named_barrier_sync(1, kIncidenceConsumers);  // all have left the ring
-    sums.put(shared_sums + warp * 16 * Tile::kSumWidth);
+    sums.put(shared_sums + ptx::tid_x() / 32 * 16 * Tile::kSumWidth);
     ptx::cluster_sync();
-    write_rows<Tile>(p, memory.ring, rank, first_row, first_dim);
+    const BlockWork<Tile> work(p, ptx::ctaid_x());
+    write_rows<Tile>(p, memory.ring, work.rank, work.first_row, work.first_dim);
     ptx::cluster_sync();  // no block leaves while another reads its sums
   }
+  // What comes behind grad_D comes behind grad_Q too: a kernel ends with its last block.
+  if (p.beside_grad_q && ptx::ctaid_x() == gridDim.x - 1) ptx::pdl_wait();
 #endif
 }
 

@@ -29,7 +29,7 @@ cudaError_t with_incidence_shape(const IncidencePlan& plan, F f) {
     case 3:
       return with_dims.template operator()<3>();
     default:
-      return with_dims.template operator()<4>();
+      return f.template operator()<4, 64>();
   }
 }
 
@@ -37,8 +37,10 @@ template <class T>
 cudaError_t launch_incidence(const IncidenceArgs& args, const IncidencePlan& plan, cudaStream_t stream) {
   constexpr Compute kCompute = std::is_same_v<T, __half> ? Compute::fp16 : Compute::bf16;
   const int64_t length = plan.grad_q ? args.Ld : args.Lq, items = plan.grad_q ? args.N : args.Nq;
-  const CUtensorMap map = make_token_map(args.items.data, kCompute, args.d, {length, args.items.token_stride},
-                                         {items, args.items.item_stride}, kNoAxis, 16 * plan.steps);
+  const int box_items = plan.units == 1 ? incidence_stage_units(plan.steps) : 1;
+  const CUtensorMap map =
+      make_grouped_token_map(args.items.data, kCompute, args.d, {length, args.items.token_stride},
+                             {items, args.items.item_stride}, kNoAxis, 16 * plan.steps, box_items);
   const LaunchShape shape{plan.grid, kIncidenceThreads, plan.smem_bytes, true, plan.cluster};
   return with_incidence_shape(plan, [&]<int kSteps, int kDims>() {
     if constexpr (kSteps <= kMostIncidenceQuerySteps) {

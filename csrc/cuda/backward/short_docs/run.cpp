@@ -60,9 +60,12 @@ bool fits_tensor_map(const TokenView& x, int64_t length, int64_t items) {
   return fits(length, x.token_stride) && fits(items, x.item_stride);
 }
 
+enum class Gradient { q, d, d_beside_q };
+
 // Eight parameters: those of the two functions below, and which of them it is.
 bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
-                        const Destinations& to, bool grad_q, const Device& device, cudaStream_t stream) {
+                        const Destinations& to, Gradient which, const Device& device, cudaStream_t stream) {
+  const bool grad_q = which == Gradient::q;
   const auto plan = plan_incidence(s, in.dtype, aligned(grad_q ? in.D : in.Q, in), grad_q, device);
   const Tensor& out = grad_q ? to.grad_Q : to.grad_D;
   const bool described = grad_q ? fits_tensor_map(in.D, s.Ld, s.N) : fits_tensor_map(in.Q, s.Lq, s.Nq);
@@ -72,16 +75,24 @@ bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_sco
   take_winners(args, s, grad_scores, winners);
   args.items = grad_q ? in.D : in.Q;
   args.out = out.data_ptr();
+  args.beside_grad_q = which == Gradient::d_beside_q;
   args.rows = plan->rows;
-  args.all_units = plan->all_units;
+  args.block_units = static_cast<int32_t>(plan->all_units / plan->cluster);
+  args.more_units = static_cast<int32_t>(plan->all_units % plan->cluster);
   args.units = plan->units;
   args.slices = plan->slices;
   args.block_docs = plan->block_docs;
   args.block_rows = plan->block_rows;
   args.cluster = plan->cluster;
   args.stages = plan->stages;
+  args.by_slices = Divider(static_cast<uint32_t>(plan->slices));
+  args.by_cluster = Divider(static_cast<uint32_t>(plan->cluster));
   args.by_units = Divider(static_cast<uint32_t>(plan->units));
   args.by_docs = Divider(static_cast<uint32_t>(plan->block_docs));
+  args.query_bytes = 2 * args.winners_stride * s.Lq;
+  args.run_offset = s.Lq % 8 == 0 && is_aligned(args.winners, 16) ? 0 : 14;
+  args.run_vecs = incidence_run_vecs(16 * plan->steps, args.run_offset);
+  args.by_run_vecs = Divider(static_cast<uint32_t>(args.run_vecs));
   check(with_half(in.dtype, [&]<class T>() { return launch_incidence<T>(args, *plan, stream); }),
         grad_q ? "grad_Q of short documents" : "grad_D of short documents");
   return true;
@@ -91,12 +102,15 @@ bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_sco
 
 bool short_docs_grad_q(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
                        const Destinations& to, const Device& device, cudaStream_t stream) {
-  return incidence_gradient(in, s, grad_scores, winners, to, true, device, stream);
+  return incidence_gradient(in, s, grad_scores, winners, to, Gradient::q, device, stream);
 }
 
+// Eight parameters: run.h says why.
 bool short_docs_grad_d(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
-                       const Destinations& to, const Device& device, cudaStream_t stream) {
-  return incidence_gradient(in, s, grad_scores, winners, to, false, device, stream);
+                       const Destinations& to, const Device& device, cudaStream_t stream,
+                       bool beside_grad_q) {
+  const Gradient which = beside_grad_q ? Gradient::d_beside_q : Gradient::d;
+  return incidence_gradient(in, s, grad_scores, winners, to, which, device, stream);
 }
 
 }  // namespace late_interaction

@@ -13,8 +13,10 @@ bool lone_query_gradients(const Inputs& in, const Sizes& s, const Tensor& grad_s
 bool short_docs_grad_q(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
                        const Destinations& to, const Device& device, cudaStream_t stream);
 
-// grad_D of the same, which reads neither D nor grad_Q.
+// grad_D of the same, which reads neither D nor grad_Q. Eight parameters: beside_grad_q says that
+// short_docs_grad_q was the last launch, and that it may still run, since grad_D does not take the place of
+// D.
 bool short_docs_grad_d(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
-                       const Destinations& to, const Device& device, cudaStream_t stream);
+                       const Destinations& to, const Device& device, cudaStream_t stream, bool beside_grad_q);
 
 }  // namespace late_interaction

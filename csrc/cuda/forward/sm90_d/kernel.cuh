@@ -20,9 +20,9 @@
 //        ...                    ...                  ...                 ...
 //
 // Who owns what
-//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document). A row tile is
-//              the only query of all documents, or a query with documents of its own, or the rows of a listed
-//              pair (listed_pairs.cuh), which change with the document.
+//   block      one a multiprocessor, persistent: the documents of an only query in turn with the others,
+//              or a contiguous range of (row tile, document). A row tile is a query with documents of its
+//              own, or the rows of a listed pair (listed_pairs.cuh), which change with the document.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
 //   producer   one thread a team, each in a warp of its own of the last warpgroup, which keeps few registers:
 //              TMA loads. So teams whose documents differ in length do not wait for each other. TMA also
@@ -162,21 +162,28 @@ struct Sm90DShared {
   }
 };
 
-// Walks the (row tile, document) of a block's range.
+// Walks a block's documents: those of its range of (row tile, document), or, of an only query, every
+// p.document_step-th.
 struct DocumentScheduler {
-  int32_t left;  // work tiles from here to the end of the range
+  int32_t left;  // work tiles from here to the block's last
   int32_t row_tile, j;
 
-  __device__ __forceinline__ DocumentScheduler(const ForwardArgs& p, int first) {
-    const WorkRange range = WorkRange::mine(p);
-    left = static_cast<int32_t>(range.end - range.work_tile);
-    row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.work_tile / p.N);
-    j = static_cast<int32_t>(range.work_tile - row_tile * p.N);
+  __device__ __forceinline__ DocumentScheduler(const TokenScaleArgs& p, int first) {
+    if (p.document_step > 1) {
+      left = static_cast<int32_t>((p.work_tiles - blockIdx.x + gridDim.x - 1) / gridDim.x);
+      row_tile = 0;
+      j = static_cast<int32_t>(blockIdx.x);
+    } else {
+      const WorkRange range = WorkRange::mine(p);
+      left = static_cast<int32_t>(range.end - range.work_tile);
+      row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.work_tile / p.N);
+      j = static_cast<int32_t>(range.work_tile - row_tile * p.N);
+    }
     advance(p, first);
   }
-  __device__ __forceinline__ void advance(const ForwardArgs& p, int work_tiles) {
+  __device__ __forceinline__ void advance(const TokenScaleArgs& p, int work_tiles) {
     left -= work_tiles;
-    j += work_tiles;
+    j += work_tiles * p.document_step;
     while (j >= p.N && p.row_tiles > 1) {
       j -= static_cast<int32_t>(p.N);
       ++row_tile;

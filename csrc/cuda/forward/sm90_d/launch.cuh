@@ -25,12 +25,15 @@ TokenScaleLine<T> make_line(const ForwardArgs& p, const View& view, CUtensorMapD
   return line;
 }
 
-// The arguments of a tile's kernel.
-inline TokenScaleArgs kernel_args(const ForwardArgs& p, int tokens) {
-  return {p, make_line<uint8_t>(p, p.d_mask, CU_TENSOR_MAP_DATA_TYPE_UINT8, tokens),
-          make_line<float>(p, p.d_scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tokens)};
+// The arguments of a tile's kernel. Blocks take the documents of an only query in turn, so that what all of
+// them read at a time lies together in memory.
+inline TokenScaleArgs kernel_args(const ForwardArgs& p, const ForwardPlan& plan) {
+  const bool in_turn = p.row_tiles == 1 && p.work_tile_ends == nullptr;
+  return {p, make_line<uint8_t>(p, p.d_mask, CU_TENSOR_MAP_DATA_TYPE_UINT8, plan.tokens),
+          make_line<float>(p, p.d_scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, plan.tokens),
+          in_turn ? static_cast<int32_t>(plan.grid) : 1};
 }
-inline const PairArgs& kernel_args(const PairArgs& p, int) { return p; }
+inline const PairArgs& kernel_args(const PairArgs& p, const ForwardPlan&) { return p; }
 
 template <class Operand, int kRows, class Args>
 cudaError_t launch_sm90_d_rows(const ForwardLaunch<Args>& call, const TensorMaps& maps) {
@@ -41,7 +44,7 @@ cudaError_t launch_sm90_d_rows(const ForwardLaunch<Args>& call, const TensorMaps
     using Dense = Sm90DTile<Type, Element, kRows, kKChunks, kWinners, kListed>;
     using Tile = std::conditional_t<kListed, Sm90DPairsTile<Dense>, Dense>;
     return launch(maxsim_forward_sm90_d<Tile>, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true},
-                  call.stream, kernel_args(call.args, call.plan.tokens), maps);
+                  call.stream, kernel_args(call.args, call.plan), maps);
   };
   const auto launch_winners = [&]<bool kWinners>() {
     return call.plan.k_chunks == 1 ? launch_chunks.template operator()<kWinners, 1>()

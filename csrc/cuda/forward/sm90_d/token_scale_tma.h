@@ -34,6 +34,9 @@ struct TokenScaleLine {
 struct TokenScaleArgs : ForwardArgs {
   TokenScaleLine<uint8_t> mask;
   TokenScaleLine<float> scales;
+  // From a document of a block to its next: 1 in a range, the number of blocks where they take documents in
+  // turn. A kernel parameter, since consumers have no register for it.
+  int32_t document_step;
 };
 
 }  // namespace late_interaction

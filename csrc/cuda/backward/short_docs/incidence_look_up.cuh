@@ -1,0 +1,144 @@
+// The producers of incidence_products.cuh: a warp that loads embeddings (TMA), and warps that take turns to
+// copy winners and gradients (cp.async). None waits for what it has asked for: copies arrive on the mbarrier
+// of their stage, so that as many stages are under way as the ring has.
+#pragma once
+
+#include "../../primitives/pipeline_state.cuh"
+#include "../../ptx/cp_async.cuh"
+#include "../../ptx/mbarrier.cuh"
+#include "../../ptx/tma.cuh"
+#include "incidence_stage.cuh"
+
+namespace late_interaction {
+
+inline constexpr int kLookUpWarps = 3;
+
+// A warp: the embeddings of the units [unit, end). Items of one unit each come several to a box: the
+// last box has units that nobody multiplies.
+template <class Tile>
+__device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtensorMap& map,
+                                           const IncidenceShared<Tile>& memory, int32_t unit, int32_t end,
+                                           int first_dim) {
+  const bool leads = ptx::tid_x() % 32 == 0;
+  PipelineState at;
+  for (; unit < end; unit += Tile::kUnits) {
+    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
+    const int boxes = p.units == 1 ? 1 : min(Tile::kUnits, end - unit);
+    const int box_bytes = (p.units == 1 ? Tile::kUnits : 1) * Tile::kUnitRows * 128;
+    if (leads) ptx::mbarrier_arrive_expect_tx(memory.full(at.stage), boxes * Tile::kColumns * box_bytes);
+#pragma unroll 1
+    for (int u = 0; u < boxes; ++u) {
+      const int32_t item = p.by_units.quotient(unit + u),
+                    first = (unit + u - item * p.units) * Tile::kUnitRows;
+#pragma unroll
+      for (int c = 0; c < Tile::kColumns; ++c) {
+        if (!leads) continue;
+        ptx::tma_load_4d(memory.tile(at.stage) + c * Tile::kColumnBytes + u * Tile::kUnitRows * 128, &map,
+                         memory.full(at.stage), first_dim + 64 * c, first, item, 0);
+      }
+    }
+    at.advance(memory.stages);
+  }
+}
+
+// Copies a vector of a run, without what lies behind the run. `from` lies in the vector as far from its start
+// as the run lies in its own first one; `bytes` are those of the run from there on.
+__device__ __forceinline__ void copy_run_vec(uint32_t to, const uint8_t* from, int bytes) {
+  const uint32_t offset = low_bits(from) & 15;
+  const int valid = min(bytes + static_cast<int>(offset), 16);
+  if (valid > 0) ptx::cp_async_16(to, from - offset, valid);
+}
+
+// grad_D: runs and gradients [unit][document].
+template <class Tile>
+struct RowLookUp {
+  const IncidenceArgs& p;
+  int32_t first_j;
+
+  __device__ __forceinline__ void copy(int32_t unit, int units, uint32_t winners, uint32_t grads) const {
+    const int lane = threadIdx.x % 32, runs = units * p.block_docs;
+    const auto last = static_cast<int>(p.N - 1 - first_j);
+    const uint8_t* first = first_winner(p, 0, first_j, 0);
+#pragma unroll 1
+    for (int place = lane; place < runs * p.run_vecs; place += 32) {
+      const int run = p.by_run_vecs.quotient(place), vec = place - run * p.run_vecs;
+      const int u = p.by_docs.quotient(run), doc = min(run - u * p.block_docs, last);
+      const int32_t i = p.by_units.quotient(unit + u), s = (unit + u - i * p.units) * Tile::kUnitRows;
+      const int64_t begin = i * p.query_bytes + 2 * (int64_t{doc} * p.Lq + s) + 16 * vec;
+      copy_run_vec(winners + 16 * place, first + begin, 2 * min(Tile::kUnitRows, p.Lq - s) - 16 * vec);
+    }
+    const float* first_grad = static_cast<const float*>(p.grad) + first_j * p.grad_item_stride;
+#pragma unroll 1
+    for (int place = lane; place < runs; place += 32) {
+      const int u = p.by_docs.quotient(place), doc = min(place - u * p.block_docs, last);
+      const int32_t i = p.by_units.quotient(unit + u);
+      ptx::cp_async_narrow<4>(grads + 4 * place,
+                              first_grad + i * p.grad_query_stride + doc * p.grad_item_stride, 4);
+    }
+  }
+};
+
+// grad_Q: runs and gradients [unit][query]. A lane has the same vectors and gradients of each stage, some
+// documents further.
+template <class Tile>
+struct WinnerLookUp {
+  static constexpr int kVecs = kIncidenceUnitVecs / 32, kNothing = -16;
+  const IncidenceArgs& p;
+  const uint8_t* runs[kVecs];  // with document 0, from the lane's vectors on
+  int32_t bytes[kVecs];
+  const float* grads;  // of the lane's query; of none: null
+  bool two_vecs;
+
+  __device__ __forceinline__ WinnerLookUp(const IncidenceArgs& args, int32_t first_row) : p(args) {
+    const BlockQueries queries(p, first_row);
+    const int lane = threadIdx.x % 32, query = lane % kMostIncidenceQueries;
+    two_vecs = queries.first_vec(queries.count) > 32;
+#pragma unroll
+    for (int k = 0; k < kVecs; ++k) take_vec(queries, first_row, 32 * k + lane, k);
+    grads = query < queries.count
+                ? static_cast<const float*>(p.grad) + (queries.first + query) * p.grad_query_stride
+                : nullptr;
+  }
+
+  __device__ __forceinline__ void take_vec(const BlockQueries& queries, int32_t first_row, int place, int k) {
+    const int later = place - queries.first_vecs, query = later < 0 ? 0 : 1 + later / queries.vecs;
+    const int vec = place - queries.first_vec(query), s = queries.begin(query);
+    const int row = (queries.first + query) * p.Lq + s - first_row;  // of the block
+    const int rows = min(p.Lq - s, static_cast<int>(min(int64_t{kIncidenceRows}, p.rows - first_row)) - row);
+    bytes[k] = query < queries.count ? 2 * rows - 16 * vec : kNothing;
+    runs[k] = first_winner(p, queries.first + query, 0, s) + 16 * vec;
+  }
+
+  __device__ __forceinline__ void copy(int32_t unit, int units, uint32_t to, uint32_t to_grads) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int u = 0; u < units; ++u) {
+      const int64_t further = int64_t{unit + u} * (2 * p.Lq);
+      const uint32_t at = to + (u * kIncidenceUnitVecs + lane) * 16;
+      copy_run_vec(at, runs[0] + further, bytes[0]);
+      if (two_vecs) copy_run_vec(at + 32 * 16, runs[1] + further, bytes[1]);
+    }
+    if (grads == nullptr) return;
+#pragma unroll 1
+    for (int u = lane / kMostIncidenceQueries; u < units; u += 32 / kMostIncidenceQueries) {
+      const int place = u * kMostIncidenceQueries + lane % kMostIncidenceQueries;
+      ptx::cp_async_narrow<4>(to_grads + 4 * place, grads + (unit + u) * p.grad_item_stride, 4);
+    }
+  }
+};
+
+// A warp's turns among those that look up: every kLookUpWarps-th stage, from `turn` on.
+template <class Tile, class LookUp>
+__device__ __forceinline__ void look_up(const IncidenceShared<Tile>& memory, const LookUp& found, int turn,
+                                        int32_t unit, int32_t end) {
+  PipelineState at;
+  for (int skipped = 0; skipped < turn; ++skipped) at.advance(memory.stages);
+  for (unit += turn * Tile::kUnits; unit < end; unit += kLookUpWarps * Tile::kUnits) {
+    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
+    found.copy(unit, min(Tile::kUnits, end - unit), memory.winners(at.stage), memory.grads(at.stage));
+    ptx::cp_async_mbarrier_arrive_noinc(memory.full(at.stage));
+    for (int skipped = 0; skipped < kLookUpWarps; ++skipped) at.advance(memory.stages);
+  }
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,96 @@
+// A stage of the ring of incidence_products.cuh: the embeddings of some units, and beside them their winners
+// and gradients.
+//
+// Winners lie there as they do in memory, in runs. A run is the winners of one query with one document that
+// a unit needs. It has vectors of 16 bytes of its own, and starts where it does within its first vector of
+// memory, so that cp.async copies whole vectors and no lane takes winners apart.
+//
+//            grad_D: runs [unit][document], gradients [unit][document]
+//   side     +---------------+---------------+-- ... --+-----------------------+
+//            | run           | run           |         | gradients             |
+//            +---------------+---------------+-- ... --+-----------------------+
+//            grad_Q: runs [unit][query of the block's rows], gradients [unit][query]
+#pragma once
+
+#include <type_traits>
+
+#include "../../../plan/short_docs_backward.h"
+#include "../../ptx/wgmma.cuh"
+#include "args.h"
+
+namespace late_interaction {
+
+template <class T>
+struct IncidenceWgmma;
+template <>
+struct IncidenceWgmma<__nv_bfloat16> : std::type_identity<ptx::WgmmaBf16> {};
+template <>
+struct IncidenceWgmma<__half> : std::type_identity<ptx::WgmmaFp16> {};
+
+template <class T_, bool kGradQ_, int kSteps_, int kDims_>
+struct IncidenceTile {
+  using T = T_;
+  static constexpr bool kGradQ = kGradQ_;
+  static constexpr int kSteps = kSteps_, kDims = kDims_, kColumns = (kDims + 63) / 64;
+  static constexpr int kUnitRows = 16 * kSteps, kUnits = incidence_stage_units(kSteps_),
+                       kStageRows = kUnits * kUnitRows;
+  static constexpr int kColumnBytes = kStageRows * 128, kTileBytes = kColumns * kColumnBytes;
+  static constexpr int kSumWidth = kDims + 4;
+};
+
+template <class Tile>
+struct IncidenceShared {
+  uint32_t ring, barriers;
+  int stages;
+  __device__ __forceinline__ uint32_t tile(int stage) const { return ring + stage * Tile::kTileBytes; }
+  __device__ __forceinline__ uint32_t winners(int stage) const {
+    return ring + stages * Tile::kTileBytes + stage * kIncidenceSideBytes;
+  }
+  __device__ __forceinline__ uint32_t grads(int stage) const {
+    return winners(stage) + kIncidenceWinnerBytes;
+  }
+  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 16 * stage; }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
+};
+
+static_assert(kMostIncidenceDocs * incidence_run_vecs(16, 14) * incidence_stage_units(1) * 16 <=
+              kIncidenceWinnerBytes);
+static_assert(kMostIncidenceDocs * incidence_run_vecs(32, 14) * incidence_stage_units(2) * 16 <=
+              kIncidenceWinnerBytes);
+static_assert(kIncidenceUnitVecs * incidence_stage_units(1) * 16 <= kIncidenceWinnerBytes);
+static_assert(4 * kMostIncidenceDocs * incidence_stage_units(1) <=
+              kIncidenceSideBytes - kIncidenceWinnerBytes);
+// A block's rows are of 14 queries at most, of which two may have few tokens there.
+static_assert(kIncidenceRows / kLeastIncidenceQuery + 2 <= kMostIncidenceQueries);
+
+// The lower bits of an address: where it lies within a vector of 16 bytes.
+__device__ __forceinline__ uint32_t low_bits(const void* address) {
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address));
+}
+
+__device__ __forceinline__ const uint8_t* first_winner(const IncidenceArgs& p, int64_t i, int64_t j, int s) {
+  return static_cast<const uint8_t*>(p.winners) + i * p.query_bytes + 2 * (j * p.Lq + s);
+}
+
+// grad_Q: the queries whose tokens are a block's rows, and the vectors of a unit that their runs have. All
+// but the first and the last query have all of their tokens there.
+struct BlockQueries {
+  int32_t first, count, first_token;  // the first query, how many there are, and its first token there
+  int32_t first_vecs, vecs;           // of the first query's run, and of each other one
+
+  __device__ __forceinline__ BlockQueries(const IncidenceArgs& p, int32_t first_row) {
+    const auto last_row = static_cast<int32_t>(min(int64_t{first_row} + kIncidenceRows, p.rows)) - 1;
+    first = p.by_Lq.quotient(first_row);
+    count = static_cast<int32_t>(p.by_Lq.quotient(last_row)) - first + 1;
+    first_token = first_row - first * p.Lq;
+    first_vecs = incidence_run_vecs(min(p.Lq - first_token, kIncidenceRows), p.run_offset);
+    vecs = incidence_run_vecs(min(p.Lq, kIncidenceRows), p.run_offset);
+  }
+  // The first vector of the query-th query among them, and its first token there.
+  __device__ __forceinline__ int first_vec(int query) const {
+    return query == 0 ? 0 : first_vecs + (query - 1) * vecs;
+  }
+  __device__ __forceinline__ int begin(int query) const { return query == 0 ? first_token : 0; }
+};
+
+}  // namespace late_interaction
