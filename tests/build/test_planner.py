@@ -372,7 +372,7 @@ def test_blocks_that_read_many_documents_keep_fewer_reads_in_flight():
     assert shared(1_000, 128) == (4, 3)  # eight documents a block
     assert shared(10_000, 128, winners=True) == (4, 3)
     assert shared(10_000, 128, packed=True) == (4, 3)
-    assert shared(10_000, 96) == (4, 3)  # a quarter of each stage is padding: more warpgroups for the same bytes
+    assert shared(10_000, 96) == (4, 3)  # a quarter of each stage is padding
     assert shared(10_000, 64) == (4, 2)
     assert shared(10_000, 128, dtype=plan.Dtype.int8) == (4, 2)
     assert shared(10_000, 256, dtype=plan.Dtype.int8) == (4, 3)
