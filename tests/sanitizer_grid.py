@@ -28,6 +28,8 @@ CALLS = {
     "documents on the M side, 128 rows": (1, 3, 128, 129, 256, BF16, "highest"),
     "documents on the M side, several a block": (1, 300, 32, 140, 128, BF16, "highest"),
     "documents on the M side, 64 rows, several a block": (2, 300, 30, 140, 128, BF16, "highest"),
+    "documents on the M side, many a block": (1, 2150, 32, 161, 128, BF16, "highest"),
+    "documents on the M side, 64 rows, many a block": (2, 2150, 30, 161, 64, FP16, "highest"),
     "documents on the M side, queries with their own": (40, 5, 32, 70, 64, FP16, "highest"),
     "query rows on the M side, two chunks": (9, 3, 33, 300, 128, BF16, "highest"),
     "documents on the M side, split": (1, 2, 32, 3001, 128, BF16, "highest"),

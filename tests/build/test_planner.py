@@ -361,8 +361,8 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
 
 
 def test_blocks_that_read_many_documents_keep_fewer_reads_in_flight():
-    def shared(N, d, *, winners=False, packed=False, dtype=plan.Dtype.bf16):
-        size = plan.Sizes(plan.Layout.in_batch, 1, N, 32, 300, d)
+    def shared(N, d, *, Ld=300, winners=False, packed=False, dtype=plan.Dtype.bf16):
+        size = plan.Sizes(plan.Layout.in_batch, 1, N, 32, Ld, d)
         traits = plan.ForwardTraits(dtype, packed=packed)
         made = plan.with_warpgroups_left(plan.plan_forward(size, traits, H200), size, traits, H200, winners)
         assert made.kernel == plan.ForwardKernel.sm90_d
@@ -370,6 +370,7 @@ def test_blocks_that_read_many_documents_keep_fewer_reads_in_flight():
 
     assert shared(10_000, 128) == (2, 2)
     assert shared(1_000, 128) == (4, 3)  # eight documents a block
+    assert shared(10_000, 128, Ld=140) == (4, 3)  # a document ends too often
     assert shared(10_000, 128, winners=True) == (4, 3)
     assert shared(10_000, 128, packed=True) == (4, 3)
     assert shared(10_000, 96) == (4, 3)  # a quarter of each stage is padding

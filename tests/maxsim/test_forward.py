@@ -64,6 +64,23 @@ def test_large(case):
     check(case, "cuda")
 
 
+MANY = [  # more than 16 documents a multiprocessor, which sm90_d keeps fewer reads in flight for
+    Case("in-batch", 1, 2300, 32, 161, 128, torch.bfloat16),
+    Case("in-batch", 1, 2300, 9, 200, 128, torch.float16, "dead"),
+    Case("in-batch", 1, 2150, 33, 190, 256, torch.bfloat16, "holes"),
+    Case("in-batch", 1, 2150, 120, 170, 128, torch.float16, "holes", normalize=True),
+    Case("in-batch", 1, 2300, 20, 300, 64, torch.bfloat16, "holes"),
+    Case("in-batch", 2, 2300, 30, 181, 64, torch.float16, "dead"),
+    Case("in-batch", 1, 2150, 5, 160, 512, torch.bfloat16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", MANY, ids=str)
+def test_many_documents_of_one_query(case):
+    check(case, "cuda")
+
+
 def short():
     """Documents of up to two tiles, of rows that can and cannot be read 16 bytes at a time."""
     layouts = [("in-batch", 3, 700, 9), ("KD", 40, 90, 32), ("pairs", 300, 300, 5), ("KD", 3, 7, 70)]

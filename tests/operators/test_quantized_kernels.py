@@ -71,6 +71,17 @@ def test_scores(dtype, shape, layout, form, kind, device):
     ref.assert_close(scores, expected(Q, D, scale_Q, scale_D, *masks), LIMIT[dtype])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["none", "holes"])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_many_documents_of_one_query(dtype, d, kind):
+    Q, D, scale_Q, scale_D = quantized((1, 32, 2300, 170, d), dtype, "cuda")
+    masks = mask(Q.shape[:-1], "cuda", kind), mask(D.shape[:-1], "cuda", kind)
+    scores = score(Q, D, scale_Q, scale_D, *masks)
+    ref.assert_close(scores, expected(Q, D, scale_Q, scale_D, *masks), LIMIT[dtype])
+
+
 @pytest.mark.parametrize("Ld", EDGES)
 @pytest.mark.parametrize("layout", ["in-batch", "pairs"])
 @pytest.mark.parametrize(("rows", "d"), [(ROWS[0], 64), ((3, 140), 64), ((3, 140), 400)])
