@@ -4,7 +4,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "forward_candidates.h"
 #include "plan.h"
 #include "short_docs_backward.h"
 
@@ -121,8 +120,6 @@ PYBIND11_MODULE(late_interaction_plan, m) {
            py::arg("masked") = false, py::arg("scaled") = false, py::arg("tma_compatible") = true,
            py::arg("packed") = false);
   m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("traits"), py::arg("device"));
-  m.def("with_warpgroups_left", &li::with_warpgroups_left, py::arg("plan"), py::arg("sizes"),
-        py::arg("traits"), py::arg("device"), py::arg("winners") = false, py::arg("listed") = false);
 
   py::class_<li::BackwardPlan>(m, "BackwardPlan")
       .def_readonly("method", &li::BackwardPlan::method)

@@ -100,24 +100,6 @@ void deal(const Sizes& s, ForwardPlan& plan, const Device& device) {
   if (plan.lpt) plan.grid = hands * plan.row_tiles;
 }
 
-struct ReadsInFlight {
-  int teams = INT32_MAX;
-  int64_t stages = INT64_MAX;  // of a team
-};
-
-// The most teams of sm90_d, and stages of each, for blocks that read many documents one after another. Two
-// stages of a team cover the latency of HBM, and fewer reads in flight at once are up to 4% faster on an
-// H200. Two teams multiply as fast as HBM delivers where a token is at least 256 bytes and none of them are
-// padding. Shorter documents need the teams for what their ends cost.
-ReadsInFlight reads_in_flight(const Sizes& s, Compute compute, int64_t documents_a_block) {
-  constexpr int64_t kManyDocuments = 16, kLongDocument = 160;
-  if (documents_a_block < kManyDocuments || s.Ld < kLongDocument) return {};
-  const int64_t bytes = s.d * element_bytes(compute);
-  if (bytes <= kKChunkBytes) return {.stages = 2};
-  const bool whole = bytes % (2 * kKChunkBytes) == 0 && element_bytes(compute) == 2;
-  return whole ? ReadsInFlight{2, 2} : ReadsInFlight{};
-}
-
 bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   return device.wgmma && traits.tma_compatible && s.Ld <= kMaxExactToken;
 }
@@ -380,11 +362,6 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
     if (possible && waves(more) < waves(config.members)) config.members = more;
   }
   config.teams = teams_of(config.members);
-  const bool one_query = plan.row_tiles == 1 && !traits.packed, scores = !winners && !listed;
-  const ReadsInFlight reads = one_query && scores && config.teams > 1 && config.members == 1
-                                  ? reads_in_flight(s, compute, documents_a_block)
-                                  : ReadsInFlight{};
-  config.teams = std::min(config.teams, reads.teams);
   plan.config = config;
   // Token masks and scales lie in what is left over, and takes stages where that is too little. Nobody asks
   // for the winners of quantized ones, half of the exchange.
@@ -394,8 +371,8 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
   const int64_t left_over = masked_or_scaled ? kWgmmaReserve - kBarriers + (quantized ? exchange / 2 : 0) : 0;
   const int64_t resident = fixed(config.teams) - left_over, warpgroups = config.teams * config.members;
   plan.stages = static_cast<int>(
-      warpgroups * std::min({share(config.teams, config.members), reads.stages,
-                             (device.smem_per_block - resident) / (stage + token_scales) / warpgroups}));
+      warpgroups * std::min(share(config.teams, config.members),
+                            (device.smem_per_block - resident) / (stage + token_scales) / warpgroups));
   plan.smem_bytes = static_cast<int>(resident + plan.stages * (stage + token_scales));
   if (plan.stages < kFewestStages) return std::nullopt;
   if (traits.packed) deal(s, plan, device);
@@ -405,11 +382,9 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& s, const ForwardTraits& traits,
                                  const Device& device, bool winners, bool listed) {
   if (plan.kernel != ForwardKernel::sm90_d) return plan;
-  if (!winners && !listed) return plan;
   const int all = sm90_d_shape(plan.rows, plan.k_chunks, false, false).warpgroups;
-  const bool same = sm90_d_shape(plan.rows, plan.k_chunks, winners, listed).warpgroups == all;
-  const int members = same ? std::get<Sm90DConfig>(plan.config).members : 0;
-  return *plan_sm90_d(s, traits, device, members, plan.num_splits, winners, listed);
+  if (sm90_d_shape(plan.rows, plan.k_chunks, winners, listed).warpgroups == all) return plan;
+  return *plan_sm90_d(s, traits, device, 0, plan.num_splits, winners, listed);
 }
 
 }  // namespace late_interaction

@@ -53,7 +53,7 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
 // both halves of each. scaled: tokens have scales of their own, as those that are not normalized do.
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& sizes, bool masked, bool scaled, const Device& device);
 
-// ---- sm90_d has fewer warpgroups for some widths with winners, and with listed pairs, and more stages ----
+// ---- sm90_d has fewer warpgroups for some widths with winners, and with listed pairs ----
 
 // The plan for scores alone, changed to what a call with winners or listed pairs needs.
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& sizes, const ForwardTraits& traits,

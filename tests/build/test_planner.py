@@ -360,26 +360,6 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
     assert shared(256, 16, 32, 1030, 512, plan.Layout.per_query) == (2, 1)  # each team holds a Q of 32 KB
 
 
-def test_blocks_that_read_many_documents_keep_fewer_reads_in_flight():
-    def shared(N, d, *, Ld=300, winners=False, packed=False, dtype=plan.Dtype.bf16):
-        size = plan.Sizes(plan.Layout.in_batch, 1, N, 32, Ld, d)
-        traits = plan.ForwardTraits(dtype, packed=packed)
-        made = plan.with_warpgroups_left(plan.plan_forward(size, traits, H200), size, traits, H200, winners)
-        assert made.kernel == plan.ForwardKernel.sm90_d
-        return made.config.teams, made.stages // made.config.teams
-
-    assert shared(10_000, 128) == (2, 2)
-    assert shared(1_000, 128) == (4, 3)  # eight documents a block
-    assert shared(10_000, 128, Ld=140) == (4, 3)  # a document ends too often
-    assert shared(10_000, 128, winners=True) == (4, 3)
-    assert shared(10_000, 128, packed=True) == (4, 3)
-    assert shared(10_000, 96) == (4, 3)  # a quarter of each stage is padding
-    assert shared(10_000, 64) == (4, 2)
-    assert shared(10_000, 128, dtype=plan.Dtype.int8) == (4, 2)
-    assert shared(10_000, 256, dtype=plan.Dtype.int8) == (4, 3)
-    assert shared(10_000, 2304) == (1, 4)  # an only team keeps its stages
-
-
 @pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
 def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
     kernels = plan.ForwardKernel

@@ -64,7 +64,7 @@ def test_large(case):
     check(case, "cuda")
 
 
-MANY = [  # more than 16 documents a multiprocessor, which sm90_d keeps fewer reads in flight for
+MANY = [  # more than 16 documents a multiprocessor, which its block takes one after another
     Case("in-batch", 1, 2300, 32, 161, 128, torch.bfloat16),
     Case("in-batch", 1, 2300, 9, 200, 128, torch.float16, "dead"),
     Case("in-batch", 1, 2150, 33, 190, 256, torch.bfloat16, "holes"),

@@ -24,8 +24,12 @@ int attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
-Device query(int device) {
-  Device properties;
+struct RealDevice : Device {
+  int memory_bus_bits = 0;
+};
+
+RealDevice query(int device) {
+  RealDevice properties;
   properties.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
                           attribute(cudaDevAttrComputeCapabilityMinor, device);
   STD_TORCH_CHECK(properties.capability >= 80, "late_interaction: CUDA device ", device,
@@ -35,6 +39,7 @@ Device query(int device) {
   properties.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   properties.smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   properties.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  properties.memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
 #ifdef LATE_INTERACTION_SM90A
   properties.wgmma = properties.capability == 90;
 #else
@@ -43,8 +48,8 @@ Device query(int device) {
   return properties;
 }
 
-const Device& real_properties(int device) {
-  static std::array<Device, kMaxDevices> known;
+const RealDevice& real_properties(int device) {
+  static std::array<RealDevice, kMaxDevices> known;
   static std::array<std::once_flag, kMaxDevices> asked;
   STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "late_interaction: CUDA device ", device,
                   " is out of range");
@@ -75,6 +80,12 @@ Device device_properties(int device) {
 bool supports_pdl() {
   int device = 0;
   return cudaGetDevice(&device) == cudaSuccess && real_properties(device).capability >= 90;
+}
+
+bool fetches_256_bytes() {
+  constexpr int kWidestOfH100 = 5120;
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess && real_properties(device).memory_bus_bits <= kWidestOfH100;
 }
 
 int64_t cuda_capability(std::optional<int64_t> force) {

@@ -3,6 +3,8 @@
 #include <cuda_runtime.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include "device.h"
+
 namespace late_interaction {
 
 namespace {
@@ -82,9 +84,10 @@ CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d,
   const cuuint64_t strides[3] = {bytes(tokens), bytes(items), bytes(outer)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(kKChunkBytes / element),
                              static_cast<cuuint32_t>(box_tokens), static_cast<cuuint32_t>(box_items), 1};
-  // A box has 128 bytes of each token, and the next one those behind them: L2 fetches both from memory at once.
-  return encode(data, type_of(compute), 4, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  // A box has 128 bytes of each token, and the next box those behind them.
+  const auto promotion =
+      fetches_256_bytes() ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+  return encode(data, type_of(compute), 4, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B, promotion);
 }
 
 CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_t d, int64_t stride,
