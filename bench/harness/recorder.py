@@ -1,12 +1,13 @@
 """Makes the whole record of a GPU in a few calls: a job for each group of suites, the sweep and the plans.
 
-    python -m bench record --part 1 --gpus 0,1 --out DIR     # then --part 2 and --part 3
+    python -m bench record --part 1 --gpus 0,1 --out DIR     # then --part 2
     python -m bench merge DIR/*.json                         # into the records of bench/results
 
-Each job is one process on one GPU and writes DIR/<job>.json. A GPU takes the next job as soon as it is
-free. A job that would not end in time is not started; the end of a call says which jobs are missing and how
-to go on. A job whose file is there is not run again. The sweep, for which the peers compile for minutes, goes
-on from what it left, if the machine has kept its cache. Needs PyTorch and numpy alone, and no network.
+Each job is one process on one GPU and writes DIR/<job>.json. A GPU takes the longest job that is left as soon
+as it is free. A job that would not end in time is not started; the end of a call says which jobs are missing
+and how to go on. A job whose file is there is not run again. The sweep, for which the peers compile for
+minutes, takes the time that is left and goes on from there in the next call, if the machine has kept its
+cache. Needs PyTorch and numpy alone, and no network.
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ class Job:
 
     name: str
     part: int
-    seconds: float  # how long it takes, about: it is not started when less time is left
+    seconds: float  # how long it takes on an H200, about
     arguments: tuple[str, ...]  # of `python -m bench`
+    least: float = 0.0  # it is not started when less time is left; 0: than `seconds`
 
-    def command(self, out: Path, dry: bool, cores: int) -> list[str]:
+    def fits(self, left: float) -> bool:
+        return (self.least or self.seconds) <= left
+
+    def command(self, out: Path, dry: bool, cores: int, left: float = 1e9) -> list[str]:
         kind = self.arguments[0]
         words = [sys.executable, "-m", "bench", *self.arguments, "--out", str(out / f"{self.name}.json")]
         if dry:
@@ -47,7 +52,7 @@ class Job:
             words += ["--count", "2"] if kind in ("sweep", "plans") else []
             words += ["--masked", "1", "--others", "1"] if kind == "plans" else []
         if kind == "sweep":
-            words += ["--processes", str(cores)]
+            words += ["--processes", str(cores), "--seconds", f"{min(self.seconds, left) - MARGIN_S:.0f}"]
         return words
 
 
@@ -56,22 +61,22 @@ def _suites(*names: str, limit: int = 20, warm: int = 0) -> tuple[str, ...]:
     return ("run", "--suite", ",".join(names), "--limit", str(limit), *warmed)
 
 
-# The longest of a part first, so that the GPUs end at about the same time. Every suite is in one job.
+# A part is ten minutes of two GPUs. Every suite is in one job.
 JOBS = (
-    Job("training", 1, 355, _suites("training", warm=120)),
-    Job("forward", 1, 180, _suites("forward", warm=90)),
-    Job("surface", 1, 110, _suites("quantized", "plaid", "retrieve")),
-    Job("own", 1, 75, _suites("variants", "fp32", "steps")),
-    Job("packed", 1, 75, _suites("fused-head", "varlen", "pairs-packed")),
-    Job("sweep", 2, 560, ("sweep", "--seconds", "550", "--merge")),
-    Job("backward", 2, 330, _suites("backward")),
-    Job("heads", 2, 140, _suites("heads")),
-    Job("plans", 2, 120, ("plans", "--seed", "1", "--count", "200", "--masked", "40", "--others", "60")),
-    Job("short", 3, 240, _suites("short", "short-steps", warm=60)),
-    Job("first-call", 3, 230, _suites("first-call")),
-    Job("contrastive", 3, 170, _suites("contrastive", limit=60)),
-    Job("xtr", 3, 60, _suites("xtr")),
-    Job("host", 3, 50, _suites("host")),
+    Job("training", 1, 370, _suites("training", warm=120)),
+    Job("first-call", 1, 270, _suites("first-call")),
+    Job("backward", 1, 220, _suites("backward")),
+    Job("forward", 1, 190, _suites("forward", warm=90)),
+    Job("heads", 1, 75, _suites("heads")),
+    Job("sweep", 2, 560, ("sweep", "--merge"), least=150),
+    Job("short", 2, 190, _suites("short", "short-steps", warm=60)),
+    Job("surface", 2, 110, _suites("quantized", "plaid", "retrieve")),
+    Job("plans", 2, 105, ("plans", "--seed", "1", "--count", "200", "--masked", "40", "--others", "60")),
+    Job("contrastive", 2, 90, _suites("contrastive", limit=60)),
+    Job("packed", 2, 80, _suites("fused-head", "varlen", "pairs-packed")),
+    Job("own", 2, 75, _suites("variants", "fp32", "steps")),
+    Job("host", 2, 50, _suites("host")),
+    Job("xtr", 2, 25, _suites("xtr")),
 )
 
 
@@ -88,14 +93,14 @@ class _Running:
         return time.perf_counter() - self.start
 
 
-def _start(job: Job, gpu: str, out: Path, dry: bool, cores: int) -> _Running:
+def _start(job: Job, gpu: str, out: Path, dry: bool, cores: int, left: float) -> _Running:
     log = (out / f"{job.name}.log").open("w")
     before = out / f"{job.name}{UNFINISHED}"
     if "--merge" in job.arguments and before.exists():
         before.replace(out / f"{job.name}.json")
     # Jobs share the cache of Triton: a kernel that one of them compiled is there for the next.
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "LIK_SUPPRESS_NORM_WARN": "1", "PYTHONUNBUFFERED": "1"}
-    command = job.command(out, dry, cores)
+    command = job.command(out, dry, cores, left)
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, text=True)
     return _Running(job, gpu, process, log)
 
@@ -123,11 +128,12 @@ class Recorder:
                 free = [gpu for gpu in self.gpus if gpu not in {r.gpu for r in self.running}]
                 left = self.end - time.perf_counter()
                 for gpu in free:
-                    fits = [job for job in waiting if self.dry or job.seconds <= left]
+                    fits = [job for job in waiting if self.dry or job.fits(left)]
                     if fits:
-                        waiting.remove(fits[0])
-                        self.running.append(_start(fits[0], gpu, self.out, self.dry, cores))
-                        self.log(f"{fits[0].name} on GPU {gpu}")
+                        job = max(fits, key=lambda job: job.seconds)
+                        waiting.remove(job)
+                        self.running.append(_start(job, gpu, self.out, self.dry, cores, left))
+                        self.log(f"{job.name} on GPU {gpu}")
                 if not self.running:
                     break
                 time.sleep(POLL_S)

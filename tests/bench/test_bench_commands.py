@@ -134,7 +134,7 @@ def test_the_recorder_goes_on_with_a_sweep_that_ran_out_of_time(
     """A sweep that leaves shapes is not done, and the next call begins with those that it has."""
 
     def sweep(*, found: str | None, code: int) -> recorder.Recorder:
-        def command(job: recorder.Job, out: Path, dry: bool, cores: int) -> list[str]:
+        def command(job: recorder.Job, out: Path, dry: bool, cores: int, left: float) -> list[str]:
             program = (
                 "import pathlib, sys; file = pathlib.Path(sys.argv[1]);"
                 f"before = file.read_text() if file.exists() else None; assert before == {found!r}, before;"
@@ -153,6 +153,34 @@ def test_the_recorder_goes_on_with_a_sweep_that_ran_out_of_time(
     assert not (tmp_path / "sweep.json").exists()
     assert sweep(found="xx", code=0).outcomes["sweep"][0] == "done"
     assert not (tmp_path / f"sweep{recorder.UNFINISHED}").exists()
+
+
+def test_the_recorder_takes_the_longest_job_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def command(job: recorder.Job, out: Path, dry: bool, cores: int, left: float) -> list[str]:
+        started.append(job.name)
+        return [sys.executable, "-c", "import time; time.sleep(0.7)"]
+
+    monkeypatch.setattr(recorder.Job, "command", command)
+    jobs = [recorder.Job(name, 1, seconds, (), least) for name, seconds, least in [
+        ("short", 20, 0), ("too long", 200, 0), ("long", 90, 0), ("flexible", 500, 50), ("medium", 30, 0)
+    ]]  # fmt: skip
+    made = recorder.Recorder(tmp_path, ["0", "1"], end=time.perf_counter() + 100)
+    made.run(jobs)
+    assert started == ["flexible", "long", "medium", "short"]
+    assert made.outcomes["too long"][0] == "not started: no time left"
+
+
+def test_the_sweep_is_given_the_time_that_is_left() -> None:
+    sweep = next(job for job in recorder.JOBS if job.name == "sweep")
+    for left, seconds in ((1e9, sweep.seconds), (200.0, 200.0)):
+        words = sweep.command(Path(), False, 4, left)
+        assert float(words[words.index("--seconds") + 1]) == seconds - recorder.MARGIN_S
+    assert sweep.fits(200.0) and not sweep.fits(100.0)
+    assert not next(job for job in recorder.JOBS if job.name == "training").fits(200.0)
 
 
 # ---- the packages ----
