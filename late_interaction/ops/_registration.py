@@ -33,6 +33,7 @@ from torch._C import (
 )
 from torch._C._functorch import set_single_level_autograd_function_allowed
 from torch.autograd import Function, forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction.ops._library import cuda_missing, library, operators, qualified
@@ -127,9 +128,12 @@ def fake_gradient(x: Tensor, needed: bool) -> Tensor:
 
 
 def applied(function: type[Function]) -> Any:
-    """``function.apply`` for a kernel of the Autograd key. ``Function.apply`` itself would hand the call to
-    every active level of ``torch.func``; but the dispatcher has chosen the level already."""
-    plain: Any = super(Function, function).apply  # type: ignore[misc]
+    """``function.apply`` for a kernel of the Autograd key. Under the transforms of ``torch.func`` it records
+    the function at one level, as PyTorch's own operators do: ``Function.apply`` would hand the call to every
+    active level, but the dispatcher has chosen the level already."""
+    plain: Any = super(Function, function).apply  # type: ignore[misc]  # PyTorch 2.14 has a wrapper in Python
+    steps = {name: staticmethod(getattr(function, name)) for name in ("forward", "backward")}
+    at_a_level: Any = type(function.__name__, (_SingleLevelFunction,), steps)
 
     def apply(*args: Any) -> Any:
         if not _are_functorch_transforms_active():
@@ -137,7 +141,7 @@ def applied(function: type[Function]) -> Any:
         before = torch._C._functorch.get_single_level_autograd_function_allowed()
         set_single_level_autograd_function_allowed(True)
         try:
-            return plain(*args)
+            return at_a_level.apply(*args)
         finally:
             set_single_level_autograd_function_allowed(before)
 
