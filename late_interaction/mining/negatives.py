@@ -117,14 +117,15 @@ def hard_negatives(
     corpus = _corpus(D, d_mask)
     rows = _positives(positives, len(queries), len(corpus))
     if not queries:
-        none = torch.empty(0, num_negatives, device="cpu")
+        none = torch.empty(0, num_negatives, dtype=torch.float32, device="cpu")
         return HardNegatives(none.long(), none, [])
     most = max(map(len, rows))
     with torch.no_grad():
         scores, indices = corpus.search(queries, choice.most + most, normalize=normalize, progress=progress)
         own = _positive_scores(queries, corpus, rows, normalize)
         device = scores.device
-        lowest = torch.tensor([float(x.min()) if len(x) else torch.nan for x in own], device=device)
+        least = [float(x.min()) if len(x) else torch.nan for x in own]
+        lowest = torch.tensor(least, dtype=torch.float32, device=device)
         filled = [row + [-1] * (most - len(row)) for row in rows]
         padded = torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), most)
         is_positive = torch.cat(
@@ -138,7 +139,8 @@ def hard_negatives(
         columns = choice.columns(scores, is_positive, lowest)
         at = columns.clamp_min(0)
         if scores.shape[1] == 0:
-            return HardNegatives(columns, torch.full(columns.shape, torch.nan, device=device), own)
+            none = torch.full(columns.shape, torch.nan, dtype=torch.float32, device=device)
+            return HardNegatives(columns, none, own)
         found = torch.where(columns < 0, -1, indices.gather(1, at))
         return HardNegatives(found, torch.where(columns < 0, torch.nan, scores.gather(1, at)), own)
 
@@ -203,7 +205,7 @@ def _positive_scores(
         some = rows[start : start + _QUERIES]
         known = {document: place for place, document in enumerate(dict.fromkeys(x for r in some for x in r))}
         if not known:
-            found += [torch.empty(0, device=device) for _ in some]
+            found += [torch.empty(0, dtype=torch.float32, device=device) for _ in some]
             continue
         documents = [corpus[x].to(device) for x in known]
         texts = [queries[start : start + len(some)], documents]
