@@ -10,7 +10,14 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, is_integer
 from late_interaction._checks.packed import check_sequences
-from late_interaction._checks.tensors import INDICES, check_embeddings, check_mask
+from late_interaction._checks.tensors import (
+    INDICES,
+    MASK_DTYPES,
+    check_embeddings,
+    check_integers,
+    check_mask,
+    check_not_meta,
+)
 from late_interaction._progress import Progress
 from late_interaction.corpus import Corpus
 from late_interaction.mining._choice import Choice
@@ -70,9 +77,10 @@ def hard_negatives(
     ``mine_hard_negatives``.
 
     Args:
-        Q: ``[Nq, Lq, d]``, or a list of ``[L, d]`` tensors.
+        Q: ``[Nq, Lq, d]``, or a list of ``[L, d]`` tensors; rounded to the dtype of ``D``.
         D: documents: ``[Nd, Ld, d]``, a list of ``[L, d]`` tensors, or a
-            :class:`late_interaction.corpus.Corpus`. On the device of ``Q``, or on the CPU.
+            :class:`late_interaction.corpus.Corpus`. On the device of ``Q``, or on the CPU. float64 ones are
+            scored as float32.
         positives: for each query the indices of its positive documents; may be empty.
         num_negatives: how many for each query.
         range_min: skip so many of the best that scores and margins leave.
@@ -168,17 +176,23 @@ def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:
         return D
     if isinstance(D, Tensor) and d_mask is None and D.dim() == 3 and D.is_contiguous():
         check_embeddings("D", D)
-        offsets = torch.arange(D.shape[0] + 1, device="cpu") * D.shape[1]
-        return Corpus.from_packed(D.flatten(0, 1), offsets)
-    documents = _sequences("D", D, d_mask)
-    if not documents:
-        raise ValueError("D must hold at least one document, got none")
-    tokens, offsets = pack_sequences(documents)
-    return Corpus.from_packed(tokens, offsets)
+        tokens, offsets = D.flatten(0, 1), torch.arange(D.shape[0] + 1, device="cpu") * D.shape[1]
+    else:
+        documents = _sequences("D", D, d_mask)
+        if not documents:
+            raise ValueError("D must hold at least one document, got none")
+        tokens, offsets = pack_sequences(documents)
+    check_not_meta("D", tokens)
+    if tokens.shape[1] == 0:
+        raise ValueError("D must have tokens [L, d] with d of at least 1, got d = 0")
+    return Corpus.from_packed(tokens.float() if tokens.dtype is torch.float64 else tokens, offsets)
 
 
 def _positives(positives: Any, queries: int, documents: int) -> list[list[int]]:
     if isinstance(positives, Tensor):
+        device, shape = positives.device, "[Nq, positives of each]"
+        check_integers("positives", positives, 2, shape, "Q", device, MASK_DTYPES[1:])
+        check_not_meta("positives", positives)
         positives = positives.tolist()
     if not isinstance(positives, Sequence) or not all(isinstance(row, Sequence) for row in positives):
         raise TypeError(f"positives must be a list of documents for each query, got {abbreviate(positives)}")
