@@ -8,12 +8,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from late_interaction._checks.messages import abbreviate
+
 # The first fact of a process that refused its arguments.
 REFUSED = -1
 
 
 def position(group: Any) -> tuple[int, int]:
     """The rank of this process in the group, and the number of its processes."""
+    if not dist.is_available() or not (
+        isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
+    ):
+        raise TypeError(f"group must be a torch.distributed process group or None, got {abbreviate(group)}")
+    if not dist.is_initialized():
+        raise ValueError("group must be of a torch.distributed that is initialized, and was destroyed")
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")

@@ -117,7 +117,7 @@ def encode(D: Tensor, kind: str, *, normalize: bool = True) -> Codes:
     D = D.unsqueeze(0) if D.dim() == 2 else D
     Nd, Ld, d = D.shape
     tokens = torch.empty(Nd, Ld, -(-d * KINDS[kind] // 8), dtype=torch.uint8, device=D.device)
-    scale = None if kind == "hamming" else torch.empty(Nd, Ld, device=D.device)
+    scale = None if kind == "hamming" else torch.empty(Nd, Ld, dtype=torch.float32, device=D.device)
     size = fitting(4 * Ld * d, _CACHED_BYTES if D.is_cpu else _BYTES)
     for start in range(0, Nd, size):
         at = slice(start, start + size)

@@ -307,7 +307,7 @@ def _sums(tokens: Tensor, centroids: Tensor, kept: list[Tensor]) -> Tensor:
     """The sum of each centroid's tokens: the gradient of MaxSim's document, in an order that is fixed."""
     total = torch.zeros_like(centroids)
     for part, winners in zip(_queries(tokens), kept, strict=True):
-        ones = torch.ones(winners.shape[:2], device=tokens.device)
+        ones = torch.ones(winners.shape[:2], dtype=torch.float32, device=tokens.device)
         total += ops.maxsim_backward(ones, part, centroids.unsqueeze(0), winners, need_grad_Q=False)[1][0]
     return total
 
@@ -345,6 +345,6 @@ def _buckets(tokens: Tensor, codes: Tensor, centroids: Tensor, nbits: int) -> tu
     every = max(tokens.numel() // _SAMPLE, 1)
     rest = tokens[::every] - centroids.index_select(0, codes[::every]).to(torch.float32)
     values = rest.flatten().sort().values
-    at = torch.arange(1, 2 ** (nbits + 1), device=tokens.device) / 2 ** (nbits + 1) * (len(values) - 1)
-    quantiles = values[at.round().to(torch.int64)]
+    at = torch.arange(1, 2 ** (nbits + 1), dtype=torch.float32, device=tokens.device)
+    quantiles = values[(at / 2 ** (nbits + 1) * (len(values) - 1)).round().to(torch.int64)]
     return quantiles[1::2].contiguous(), quantiles[::2].contiguous()

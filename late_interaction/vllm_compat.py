@@ -112,7 +112,7 @@ def compute_maxsim_score_offsets(
     """
     spans = _checked_spans(queries, hidden, doc_offsets, doc_lengths)
     if not spans:
-        return torch.zeros(0, device=hidden.device)
+        return torch.zeros(0, dtype=torch.float32, device=hidden.device)
     distinct, numbers = _distinct(queries)
     with torch.no_grad():
         segments = _segments(spans)

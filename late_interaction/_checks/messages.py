@@ -17,7 +17,7 @@ def abbreviate(value: object) -> str:
 
 
 def shape_of(x: Tensor) -> str:
-    return str(list(x.shape))
+    return "of nested sequences" if x.is_nested else str(list(x.shape))
 
 
 def describe_bad_entries(name: str, x: Tensor, bad: Tensor, after: bool = False) -> str:

@@ -26,7 +26,7 @@ def check_packed(name: str, x: Tensor, d: int, nbits: int) -> None:
     wanted = -(-d * nbits // 8)
     if x.dim() == 0 or x.shape[-1] != wanted:
         raise ValueError(
-            f"{name} must have {wanted} bytes a token (its last dim) for {d} codes of"
+            f"{name} must have {abbreviate(wanted)} bytes a token (its last dim) for {abbreviate(d)} codes of"
             f" {'1 bit' if nbits == 1 else f'{nbits} bits'}, got {shape_of(x)}"
         )
 

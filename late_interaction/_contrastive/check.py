@@ -222,9 +222,13 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
         return value.reshape(()).to(dtype)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"temperature must be a float or a torch.Tensor, got {type(value).__name__}")
-    if not value > 0 or math.isinf(value):
-        raise ValueError(f"temperature must be above 0, got {value}")
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # of an int
+        found = math.inf
+    if not found > 0 or math.isinf(found):
+        raise ValueError(f"temperature must be above 0, got {abbreviate(value)}")
+    return found
 
 
 def _precision(precision: str | None, Q: Tensor) -> str:

@@ -61,7 +61,7 @@ def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     found = number(name, value)
     if found <= 0:
-        raise ValueError(f"{name} must be above 0, got {value}")
+        raise ValueError(f"{name} must be above 0, got {abbreviate(value)}")
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_integer, check_positive
 from late_interaction.alignment import Alignment, labels_of
 
@@ -47,6 +48,8 @@ def plot_alignment(
     if not isinstance(alignment, Alignment):
         raise TypeError(f"alignment must be an Alignment, got {type(alignment).__name__}")
     names = labels_of("document_tokens", document_tokens, len(alignment.shares))
+    if ax is not None and not all(hasattr(ax, name) for name in ("bar", "imshow", "set_title", "figure")):
+        raise TypeError(f"ax must be matplotlib axes or None, got {abbreviate(ax)}")
     grid = None if image_grid is None else _patches(alignment.shares, image_grid, first_patch)
     if ax is None:
         try:
@@ -73,7 +76,7 @@ def plot_alignment(
 
 def _patches(shares: Tensor, image_grid: Any, first_patch: Any) -> Tensor:
     if not isinstance(image_grid, (tuple, list)) or len(image_grid) != 2:
-        raise TypeError(f"image_grid must be (height, width) or None, got {image_grid!r}")
+        raise TypeError(f"image_grid must be (height, width) or None, got {abbreviate(image_grid)}")
     for side in image_grid:
         check_positive("image_grid", side)
     check_integer("first_patch", first_patch)

@@ -105,7 +105,7 @@ class _OfCodes(Queries):
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         codes, scales = sources
         offsets = chunk.offsets()
-        out = torch.zeros(self.count, len(offsets) - 1, device=self.device)
+        out = torch.zeros(self.count, len(offsets) - 1, dtype=torch.float32, device=self.device)
         most = max(_COPY_BYTES // codes.shape[1], 1) if self.device.type == "cpu" else codes.shape[0]
         for documents, longest in _groups(offsets.diff()):
             copied = _together(offsets, documents, longest) is None

@@ -83,7 +83,7 @@ class _Search:
     def run(self) -> tuple[Tensor, Tensor]:
         corpus, options = self._corpus, self._options
         if not self._found:
-            none = torch.empty(0, min(self._k, len(corpus)), device=self._device)
+            none = torch.empty(0, min(self._k, len(corpus)), dtype=torch.float32, device=self._device)
             return none, none.to(torch.int64)
         with torch.no_grad():
             queries = _queries.prepare(corpus, self._found, options["normalize"], options["precision"])
@@ -99,7 +99,7 @@ def _best(
     queries: _queries.Queries, chunks: list[_chunks.Chunk], k: int, largest: bool, report: Any
 ) -> tuple[Tensor, Tensor]:
     device = queries.device
-    scores = torch.empty(queries.count, 0, device=device)
+    scores = torch.empty(queries.count, 0, dtype=torch.float32, device=device)
     indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
     for chunk, sources in _chunks.on_device(chunks, device):
         found = queries.scores(chunk, sources)

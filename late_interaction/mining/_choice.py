@@ -38,6 +38,10 @@ class Choice:
             raise ValueError(f"range_min must be at least 0, got {self.range_min}")
         if self.range_max is not None:
             check_positive("range_max", self.range_max)
+        if not is_one_of(self.sampling_strategy, STRATEGIES):
+            raise ValueError(
+                f"sampling_strategy must be one of {STRATEGIES}, got {abbreviate(self.sampling_strategy)}"
+            )
         if self.most - self.range_min < self.num_negatives:
             raise ValueError(
                 f"range_max must leave room for {self.num_negatives} negatives from rank {self.range_min} on,"
@@ -49,10 +53,6 @@ class Choice:
                 raise TypeError(f"{name} must be a number or None, got {abbreviate(value)}")
             if isinstance(value, int) and abs(value) > _MOST:
                 raise ValueError(f"{name} must lie in [-2**62, 2**62], got {abbreviate(value)}")
-        if not is_one_of(self.sampling_strategy, STRATEGIES):
-            raise ValueError(
-                f"sampling_strategy must be one of {STRATEGIES}, got {abbreviate(self.sampling_strategy)}"
-            )
         check_seed(self.seed)
 
     @property

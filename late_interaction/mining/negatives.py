@@ -10,7 +10,14 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, is_integer
 from late_interaction._checks.packed import check_sequences
-from late_interaction._checks.tensors import INDICES, check_embeddings, check_mask
+from late_interaction._checks.tensors import (
+    INDICES,
+    MASK_DTYPES,
+    check_embeddings,
+    check_integers,
+    check_mask,
+    check_not_meta,
+)
 from late_interaction._progress import Progress
 from late_interaction.corpus import Corpus
 from late_interaction.mining._choice import Choice
@@ -70,9 +77,10 @@ def hard_negatives(
     ``mine_hard_negatives``.
 
     Args:
-        Q: ``[Nq, Lq, d]``, or a list of ``[L, d]`` tensors.
+        Q: ``[Nq, Lq, d]``, or a list of ``[L, d]`` tensors; rounded to the dtype of ``D``.
         D: documents: ``[Nd, Ld, d]``, a list of ``[L, d]`` tensors, or a
-            :class:`late_interaction.corpus.Corpus`. On the device of ``Q``, or on the CPU.
+            :class:`late_interaction.corpus.Corpus`. On the device of ``Q``, or on the CPU. float64 ones are
+            scored as float32.
         positives: for each query the indices of its positive documents; may be empty.
         num_negatives: how many for each query.
         range_min: skip so many of the best that scores and margins leave.
@@ -117,14 +125,15 @@ def hard_negatives(
     corpus = _corpus(D, d_mask)
     rows = _positives(positives, len(queries), len(corpus))
     if not queries:
-        none = torch.empty(0, num_negatives, device="cpu")
+        none = torch.empty(0, num_negatives, dtype=torch.float32, device="cpu")
         return HardNegatives(none.long(), none, [])
     most = max(map(len, rows))
     with torch.no_grad():
         scores, indices = corpus.search(queries, choice.most + most, normalize=normalize, progress=progress)
         own = _positive_scores(queries, corpus, rows, normalize)
         device = scores.device
-        lowest = torch.tensor([float(x.min()) if len(x) else torch.nan for x in own], device=device)
+        least = [float(x.min()) if len(x) else torch.nan for x in own]
+        lowest = torch.tensor(least, dtype=torch.float32, device=device)
         filled = [row + [-1] * (most - len(row)) for row in rows]
         padded = torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), most)
         is_positive = torch.cat(
@@ -138,7 +147,8 @@ def hard_negatives(
         columns = choice.columns(scores, is_positive, lowest)
         at = columns.clamp_min(0)
         if scores.shape[1] == 0:
-            return HardNegatives(columns, torch.full(columns.shape, torch.nan, device=device), own)
+            none = torch.full(columns.shape, torch.nan, dtype=torch.float32, device=device)
+            return HardNegatives(columns, none, own)
         found = torch.where(columns < 0, -1, indices.gather(1, at))
         return HardNegatives(found, torch.where(columns < 0, torch.nan, scores.gather(1, at)), own)
 
@@ -166,17 +176,23 @@ def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:
         return D
     if isinstance(D, Tensor) and d_mask is None and D.dim() == 3 and D.is_contiguous():
         check_embeddings("D", D)
-        offsets = torch.arange(D.shape[0] + 1, device="cpu") * D.shape[1]
-        return Corpus.from_packed(D.flatten(0, 1), offsets)
-    documents = _sequences("D", D, d_mask)
-    if not documents:
-        raise ValueError("D must hold at least one document, got none")
-    tokens, offsets = pack_sequences(documents)
-    return Corpus.from_packed(tokens, offsets)
+        tokens, offsets = D.flatten(0, 1), torch.arange(D.shape[0] + 1, device="cpu") * D.shape[1]
+    else:
+        documents = _sequences("D", D, d_mask)
+        if not documents:
+            raise ValueError("D must hold at least one document, got none")
+        tokens, offsets = pack_sequences(documents)
+    check_not_meta("D", tokens)
+    if tokens.shape[1] == 0:
+        raise ValueError("D must have tokens [L, d] with d of at least 1, got d = 0")
+    return Corpus.from_packed(tokens.float() if tokens.dtype is torch.float64 else tokens, offsets)
 
 
 def _positives(positives: Any, queries: int, documents: int) -> list[list[int]]:
     if isinstance(positives, Tensor):
+        device, shape = positives.device, "[Nq, positives of each]"
+        check_integers("positives", positives, 2, shape, "Q", device, MASK_DTYPES[1:])
+        check_not_meta("positives", positives)
         positives = positives.tolist()
     if not isinstance(positives, Sequence) or not all(isinstance(row, Sequence) for row in positives):
         raise TypeError(f"positives must be a list of documents for each query, got {abbreviate(positives)}")
@@ -203,7 +219,7 @@ def _positive_scores(
         some = rows[start : start + _QUERIES]
         known = {document: place for place, document in enumerate(dict.fromkeys(x for r in some for x in r))}
         if not known:
-            found += [torch.empty(0, device=device) for _ in some]
+            found += [torch.empty(0, dtype=torch.float32, device=device) for _ in some]
             continue
         documents = [corpus[x].to(device) for x in known]
         texts = [queries[start : start + len(some)], documents]

@@ -32,7 +32,7 @@ def words(seed: int, stream: int, count: int) -> Tensor:
 
 def signs(seed: int, stream: int, count: int) -> Tensor:
     """float32 ``[count]`` of +1 and -1: the highest bit of a word."""
-    return torch.where(words(seed, stream, count) < 0, -1.0, 1.0)
+    return (words(seed, stream, count) < 0).to(torch.float32) * -2 + 1
 
 
 def below(seed: int, stream: int, count: int, limit: int) -> Tensor:

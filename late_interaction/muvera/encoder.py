@@ -142,7 +142,7 @@ class Muvera:
         if D.dim() != 3:
             raise ValueError(f"D must be [Nd, Ld, d], got {shape_of(D)}")
         mask, _ = check_tokens("D", D, "d_mask", d_mask, None, self.d)
-        documents = torch.empty(len(D), self.dim, device=D.device)
+        documents = torch.empty(len(D), self.dim, dtype=torch.float32, device=D.device)
         size = max(_BYTES // max(4 * D.shape[1] * self.d, 1), 1)
         for start in range(0, len(D), size):
             at = slice(start, start + size)

@@ -132,8 +132,7 @@ def call_below_autograd(
     return op(Q, D, q_mask, d_mask, normalize)  # the dispatcher takes 0.3 us for defaults that are passed
 
 
-def _gradients(ctx: Any, grad_scores: Tensor) -> _Grads:
-    Q, D, winners = ctx.saved_tensors
+def _gradients(ctx: Any, grad_scores: Tensor, Q: Tensor, D: Tensor, winners: Tensor) -> _Grads:
     normalize, backward, paired = ctx.options
     needs = ctx.needs_input_grad[:2]
     if backward == "auto" and torch.are_deterministic_algorithms_enabled():
@@ -171,7 +170,7 @@ class MaxSimWinners(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
-        return _NOTHING if grad_scores is None else _gradients(ctx, grad_scores)
+        return _NOTHING if grad_scores is None else _gradients(ctx, grad_scores, *ctx.saved_tensors)
 
 
 class MaxSimStep(Function):
@@ -192,7 +191,7 @@ class MaxSimStep(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        return _gradients(ctx, grad_scores)
+        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
 
 
 class PlainStep(Function):
@@ -207,10 +206,10 @@ class PlainStep(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        Q, D, winners = ctx.saved_tensors
+        Q, D, winners = ctx.saved_tensors  # once: a checkpoint gives them out no second time
         if ctx.needs_input_grad != _BOTH or _is_special_backward():
             ctx.options = False, "auto", False
-            return _gradients(ctx, grad_scores)[:4]
+            return _gradients(ctx, grad_scores, Q, D, winners)[:4]
         try:
             grad_Q, grad_D = _call_gradients(grad_scores, Q, D, winners)
         except RuntimeError as error:

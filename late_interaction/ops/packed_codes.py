@@ -87,7 +87,7 @@ def _unpacked(
 
 def _maxsim_hamming(Q: Tensor, D: Tensor, d: int, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
     Q, D, q_mask, d_mask = check_hamming(Q, D, d, q_mask, d_mask)
-    one = torch.ones((), device=Q.device)
+    one = torch.ones((), dtype=torch.float32, device=Q.device)
     return _unpacked(unpack_codes(Q, 1, d), D, one, one, q_mask, d_mask, 1)
 
 

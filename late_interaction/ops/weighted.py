@@ -65,8 +65,9 @@ def _fake_backward(
     return *gradients, fake_gradient(q_weights, need_grad_Q and need_grad_weights)
 
 
-def _gradients(ctx: Any, grad_scores: Tensor, winners: Tensor) -> _Grads:
-    Q, D, q_weights = ctx.saved_tensors[:3]
+def _gradients(
+    ctx: Any, grad_scores: Tensor, Q: Tensor, D: Tensor, q_weights: Tensor, winners: Tensor
+) -> _Grads:
     normalize, _, backward, paired = ctx.options
     need_Q, need_D, need_weights = needs = ctx.needs_input_grad[:3]
     if backward == "auto" and torch.are_deterministic_algorithms_enabled():
@@ -102,7 +103,7 @@ class WeightedWinners(Function):
     def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
         if grad_scores is None:
             return (None,) * (3 + _OPTIONS)
-        return _gradients(ctx, grad_scores, ctx.saved_tensors[-1])
+        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
 
 
 class WeightedStep(Function):
@@ -119,7 +120,7 @@ class WeightedStep(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        return _gradients(ctx, grad_scores, ctx.saved_tensors[-1])
+        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
 
 
 class Weighted(Function):
@@ -136,7 +137,7 @@ class Weighted(Function):
         # The precision already says what autocast wanted; autocast must not change it here.
         with torch.no_grad(), without_autocast(saved[0].device.type):
             _, winners = _winners_op(*saved, *ctx.options)
-        return _gradients(ctx, grad_scores, winners)
+        return _gradients(ctx, grad_scores, *saved[:3], winners)
 
 
 # Function.apply without its questions about torch.func: only for calls without such a transform.

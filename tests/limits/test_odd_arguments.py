@@ -37,11 +37,28 @@ SPANS = {"queries": [Q[0]], "hidden": TOKENS, "doc_offsets": [0], "doc_lengths":
 EMBEDDED = {"q_embs": [Q[0]], "d_embs": [D[0]]}
 STEP = {"encoder": lambda x: x, "batches": [Q], "loss": lambda x: x.sum()}
 META = TOKENS.to("meta")
+NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 # A function, its good arguments, and of one of them a value that is refused by name.
 REFUSED = [
     *[(li.maxsim, PAIR, name, ["x"], ValueError) for name in ("backward", "precision", "winners")],
     *[(li.maxsim, PAIR, name, np.ones(2), ValueError) for name in ("backward", "precision", "winners")],
     (li.maxsim_pairs, PAIR, "precision", np.ones(2), ValueError),
+    *[
+        (function, PAIR | {"temperature": 1.0}, "temperature", 10**309, ValueError)
+        for function in (li.contrastive_loss, li.pairwise_loss, li.sigmoid_loss, li.recall_loss)
+    ],
+    (li.ContrastiveLoss, {}, "temperature", 10**309, ValueError),
+    (li.smooth_maxsim, PAIR, "tau", 10**309, ValueError),
+    (li.smooth_maxsim_pairs, PAIR, "tau", 10**309, ValueError),
+    *[(li.contrastive_loss, PAIR | {"temperature": 1.0}, "group", bad, TypeError) for bad in (5, "x", Q)],
+    (li.retrieve, PAIR | {"top_k": 1}, "group", [], TypeError),
+    (li.maxsim, PAIR, "precision", NESTED, ValueError),
+    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to("meta"), ValueError),
+    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to_sparse(), TypeError),
+    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "sampling_strategy", np.ones(2), ValueError),
+    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "D", D.to("meta"), ValueError),
+    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "D", D[..., :0], ValueError),
+    (li.plot_alignment, {"alignment": li.explain(Q[0], D[0])}, "ax", "x", TypeError),
     (li.xtr_scores, PAIR | {"k": 1}, "k", np.ones(2, int), TypeError),
     (li.xtr_scores, PAIR | {"k": 1}, "rule", np.ones(2), ValueError),
     (li.xtr_scores, PAIR | {"k": 1}, "q_weights", torch.ones(2, 3).to_sparse(), TypeError),
@@ -84,7 +101,7 @@ REFUSED = [
     (li.pool_tokens, {"D": D}, "D", [META], ValueError),
     (li.contrastive_loss, PAIR | {"temperature": 1.0}, "reduction", np.ones(2), ValueError),
     (li.contrastive_loss, PAIR | {"temperature": 1.0}, "kept_bytes", np.ones(2, int), TypeError),
-    (li.sigmoid_loss, PAIR | {"temperature": 1.0}, "bias", 10**400, ValueError),
+    (li.sigmoid_loss, PAIR | {"temperature": 1.0}, "bias", 10**309, ValueError),
     *[(loss, PAIR | {"temperature": 1.0}, "temperature", torch.tensor(value), ValueError)
       for loss in (li.contrastive_loss, li.sigmoid_loss) for value in (-1.0, 0.0)],
     (li.MaxSimScorer, {}, "mask_pad_token", 2**63, ValueError),

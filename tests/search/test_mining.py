@@ -411,3 +411,12 @@ def test_a_dataset_of_the_datasets_library(monkeypatch):
 def test_bad_texts(change, error, words):
     with pytest.raises(error, match=words):
         mine_hard_negatives(**{"dataset": DATASET, "model": Letters(), **change})
+
+
+def test_float64_documents_are_scored_as_float32():
+    Q, D = torch.randn(3, 4, 8), torch.randn(9, 5, 8)
+    wanted = hard_negatives(Q, D, [[0], [1], []])
+    for documents in (D.double(), list(D.double())):
+        found = hard_negatives(Q.double(), documents, [[0], [1], []])
+        assert torch.equal(found.indices, wanted.indices) and torch.equal(found.scores, wanted.scores)
+        assert found.scores.dtype == torch.float32
