@@ -426,6 +426,28 @@ def test_tokens_that_cannot_be_stored(dtype, bad, normalize, tmp_path):
     assert len(corpus) == 4 and bool(torch.cat(list(corpus)).isfinite().all())
 
 
+@pytest.mark.parametrize("ids", [None, ["a"]])
+def test_an_empty_corpus_does_not_settle_whether_documents_have_ids(ids, tmp_path):
+    empty = Corpus.from_packed(torch.ones(0, 16), torch.tensor([0]))
+    with Corpus.create(tmp_path / "corpus", d=16) as builder:
+        builder.extend(empty)
+        builder.add([torch.ones(2, 16)], ids)
+        builder.extend(empty)
+        builder.add([torch.ones(1, 16)], ids)
+    found = Corpus.open(tmp_path / "corpus")
+    assert len(found) == 2 and (found.ids is None if ids is None else list(found.ids) == ids * 2)
+
+
+def test_an_empty_corpus_with_ids_wants_ids_of_the_next_documents(tmp_path):
+    named = Corpus.from_packed(torch.ones(0, 16), torch.tensor([0]), ids=[])
+    with Corpus.create(tmp_path / "corpus", d=16) as builder:
+        builder.extend(named)
+        with pytest.raises(ValueError, match="ids must be given for all documents of the corpus or for none"):
+            builder.add([torch.ones(2, 16)])
+        builder.add([torch.ones(2, 16)], ["a"])
+    assert list(Corpus.open(tmp_path / "corpus").ids) == ["a"]
+
+
 @pytest.mark.parametrize(
     "docs, ids, message",
     [

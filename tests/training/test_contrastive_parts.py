@@ -7,9 +7,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import _group
 from late_interaction._contrastive import blocks, shards, whole
-from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.backward import Sums
 from late_interaction._contrastive.problem import Grid
 from late_interaction._contrastive.ring import Ring
@@ -179,33 +177,6 @@ def test_packed_hard_negatives_are_those_of_the_padded_form(queries, each, devic
 
 
 # ---- process groups ----
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 99])
-def test_no_number_of_queries_says_that_a_process_refused(count):
-    _group.check_refused("loss", [[float(count), -1.0]])
-    with pytest.raises(RuntimeError, match=r"^loss: rank 0, 2 of the group refused its arguments"):
-        _group.check_refused("loss", [[float(_group.REFUSED)], [float(count)], [float(_group.REFUSED)]])
-
-
-@pytest.mark.parametrize(
-    ("rank", "bounds", "told"), [(0, (0, 2, 3), [0, 2, 3, 0]), (1, (0, 4, 4, 9), [0, 4, 4, 9])]
-)
-def test_offsets_of_all_processes(rank, bounds, told, monkeypatch):
-    """Shards of 2 and 3 packed documents. A mask that padded ones had does not travel with them."""
-    own = Tokens(torch.ones(bounds[-1], 8), None, torch.tensor(bounds, dtype=torch.int32), bounds)
-    ring = Ring("group", rank, 2, [1, 1], [2, 3], [(2, 3, 8), (3, 4, 8)], masked=True, caller="loss")
-
-    def exchanged(caller, group, facts, device):
-        assert (caller, group, facts, device.type) == ("loss", "group", told, "cpu")
-        return [[0.0, 2.0, 3.0, 0.0], [0.0, 4.0, 4.0, 9.0]]
-
-    monkeypatch.setattr(rings, "exchanged_facts", exchanged)
-    found = ring.with_packed(own)
-    assert [bounds for _, bounds in found.packed] == [(0, 2, 3), (0, 4, 4, 9)]
-    assert [offsets.tolist() for offsets, _ in found.packed] == [[0, 2, 3], [0, 4, 4, 9]]
-    assert found.shapes == [(3, 8), (9, 8)] and found.largest_shard == 72 and not found.masked
-    assert all(offsets.dtype == torch.int32 for offsets, _ in found.packed)
 
 
 @pytest.mark.parametrize("kept", [True, False])
