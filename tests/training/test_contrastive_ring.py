@@ -182,6 +182,37 @@ def test_offsets_of_packed_documents_are_those_of_the_rank_they_came_from(monkey
     ring = Ring("group", 0, 3, [1] * 3, [2, 1, 3], [(x[-1], 8) for x in bounds], packed)
     exchanged_by(ring, monkeypatch)
     own = Tokens(torch.randn(3, 8), None, *packed[0])
-    steps = [(owner, tokens.bounds, tuple(tokens.offsets.tolist()), tuple(tokens.values.shape))
-             for owner, tokens, _ in ring.shards(own)]  # fmt: skip
-    assert steps == [(i, bounds[i], bounds[i], (bounds[i][-1], 8)) for i in (0, 2, 1)]
+    extra = torch.randn(5, 2)
+    for owner, (got, tokens, travelled) in zip((0, 2, 1), ring.shards(own, extra), strict=True):
+        assert got == owner and tokens.bounds == bounds[owner] == tuple(tokens.offsets.tolist())
+        assert tokens.values.shape == (bounds[owner][-1], 8)
+        assert travelled.shape == (5, len(bounds[owner]) - 1)
+
+
+@pytest.mark.parametrize("when", ["it begins", "it is waited for"])
+def test_an_exchange_that_fails_says_so(when, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no answer")
+
+    ring = Ring("group", 1, 2, [1, 1], [1, 1], caller="loss")
+    exchanged_by(ring, monkeypatch)
+    monkeypatch.setattr(rings.dist, "get_rank", lambda *_: 1)
+    work = fails if when == "it begins" else lambda _: [SimpleNamespace(wait=fails)]
+    monkeypatch.setattr(rings.dist, "batch_isend_irecv", work)
+    message = r"^loss: the exchange of documents with the other ranks .* on rank 1: .*\(no answer\)"
+    with pytest.raises(RuntimeError, match=message):
+        ring.exchange([torch.ones(2)], [torch.ones(2)], "documents", 1).wait()
+
+
+def test_one_process_exchanges_nothing(monkeypatch):
+    ring, own, values = Ring.alone(3, 4, True), Tokens(torch.ones(4, 3, 8), None), torch.tensor([1.0, 2.0])
+    begun = exchanged_by(ring, monkeypatch)
+    assert list(ring.shards(own)) == [(0, own, None)] and ring.owner(0) == 0 == ring.rank
+    assert (ring.queries, ring.documents, ring.wants, ring.world) == ([3], [4], [True], 1)
+    assert ring.sums(values) is values and not begun
+
+
+def test_sums_of_all_ranks(monkeypatch):
+    values = torch.tensor([1.0, 2.0])
+    monkeypatch.setattr(rings, "gathered", lambda caller, group, x, what: torch.stack((x, 10 * x)))
+    assert Ring("group", 0, 2, [1, 1], [1, 1]).sums(values).tolist() == [11.0, 22.0]
