@@ -257,3 +257,61 @@ def test_more_than_two_gradients_add_up_in_float32(world, wanted, monkeypatch):
     call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
     found = shards.add_shards(call, problem, Sums.zeros(x), x, True, lambda *_: (None, None))
     assert found.dtype == torch.bfloat16 and found.eq(wanted).all()
+
+
+@pytest.mark.parametrize("needs_q", [False, True])
+@pytest.mark.parametrize("needs_d", [False, True])
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("world", [1, 3])
+def test_shards_whose_gradients_are_found_and_sent(world, others, needs_d, needs_q, monkeypatch):
+    """A shard's products are only found for a gradient that somebody wants. A rank that wants none itself
+    still sends the others theirs; of one process that wants none, not even the weights are found."""
+    x, weighed, found, sent = tokens(), [], [], []
+    wants = [needs_d] + [others] * (world - 1)
+    monkeypatch.setattr(
+        shards.backward, "add_gradients",
+        lambda weights, grid, sums, given: found.append((weights, [y.needed for y in sums])),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        shards, "_send_home",
+        lambda ring, step, sums: sent.append(step) or SimpleNamespace(wait=lambda: [torch.ones(3, 2, 2)]),
+    )  # fmt: skip
+    monkeypatch.setattr(shards.Grid, "of", lambda *_: None)
+    ring = SimpleNamespace(
+        world=world, wants=wants, owner=lambda step: -step % world,
+        shards=lambda d, extra: iter([(0, d, (extra, step)) for step in range(world)]),
+    )  # fmt: skip
+    call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
+    q_sums = Sums.zeros(x) if needs_q else Sums(x)
+
+    def of_shard(step, travelled):
+        weighed.append((step, travelled))
+        return step, None
+
+    grad = shards.add_shards(call, problem, q_sums, x, needs_d, of_shard, "extra")
+    idle = world == 1 and not (needs_q or needs_d)
+    assert weighed == ([] if idle else [(step, ("extra", step)) for step in range(world)])
+    needed = [needs_d, *[others] * (world - 1)]
+    assert found == [(i, [needs_q, needed[i]]) for i in range(world) if needs_q or needed[i]]
+    assert sent == ([*range(1, world)] if any(wants) else [])
+    assert (grad is not None) == needs_d
+    if needs_d:
+        assert grad.eq(len(sent)).all()
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_gradient_goes_to_the_rank_whose_documents_it_is_of(own, theirs, step, monkeypatch):
+    """That rank is so many steps behind. Nothing travels where nobody wants it."""
+    x, exchanged = tokens(), []
+    monkeypatch.setattr(Ring, "exchange", lambda ring, *given: exchanged.append(given))
+    ring = Ring("group", 0, 3, [1] * 3, [5, 3, 3], [(5, 4, 2), (3, 2, 2), (3, 2, 2)], wants=[own, True, True])
+    sums = Sums.zeros(x) if theirs else Sums(x)
+    if theirs:
+        sums.add(torch.full_like(x.values, 2.0))
+    shards._send_home(ring, step, sums)
+    (((leaving,), (arriving,), what, ahead),) = exchanged
+    assert (what, ahead) == ("gradients", -step)
+    assert torch.equal(leaving, torch.full_like(x.values, 2.0) if theirs else torch.empty(0))
+    assert arriving.shape == ((5, 4, 2) if own else (0,))
