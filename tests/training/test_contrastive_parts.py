@@ -270,7 +270,9 @@ def test_shards_whose_gradients_are_found_and_sent(world, others, needs_d, needs
     wants = [needs_d] + [others] * (world - 1)
     monkeypatch.setattr(
         shards.backward, "add_gradients",
-        lambda weights, grid, sums, given: found.append((weights, [y.needed for y in sums])),
+        lambda weights, grid, sums, given: found.append(
+            (weights, [y.needed for y in sums], sums[1].in_blocks)
+        ),
     )  # fmt: skip
     monkeypatch.setattr(
         shards, "_send_home",
@@ -292,7 +294,12 @@ def test_shards_whose_gradients_are_found_and_sent(world, others, needs_d, needs
     idle = world == 1 and not (needs_q or needs_d)
     assert weighed == ([] if idle else [(step, ("extra", step)) for step in range(world)])
     needed = [needs_d, *[others] * (world - 1)]
-    assert found == [(i, [needs_q, needed[i]]) for i in range(world) if needs_q or needed[i]]
+    # Other ranks' gradients, and those of one process whose queries' are whole, take no memory for a sum of
+    # all documents in float32.
+    assert found == [
+        (i, [needs_q, needed[i]], needed[i] and (i > 0 or world == 1))
+        for i in range(world) if needs_q or needed[i]
+    ]  # fmt: skip
     assert sent == ([*range(1, world)] if any(wants) else [])
     assert (grad is not None) == needs_d
     if needs_d:
