@@ -306,6 +306,29 @@ def test_shards_whose_gradients_are_found_and_sent(world, others, needs_d, needs
         assert grad.eq(len(sent)).all()
 
 
+def test_documents_of_the_other_rank_that_stayed_come_first(monkeypatch):
+    """Their gradient is on its way while that of the own documents is found; no document travels."""
+    own, last = (Tokens(torch.full((3, 2, 2), x), None) for x in (1.0, 2.0))
+    done = []
+    monkeypatch.setattr(
+        shards.backward, "add_gradients",
+        lambda weights, grid, sums, given: done.append(weights) or sums[1].add(sums[1].tokens.values.clone()),
+    )  # fmt: skip
+    monkeypatch.setattr(shards.Grid, "of", lambda kernels, queries, documents: None)
+
+    def send_home(ring, step, sums):
+        done.append(("sent", step, sums.finished().flatten().tolist()))
+        return SimpleNamespace(wait=lambda: [torch.full((3, 2, 2), 10.0)])
+
+    monkeypatch.setattr(shards, "_send_home", send_home)
+    ring = SimpleNamespace(world=2, wants=[True, True], owner=lambda step: -step % 2)
+    call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
+    of_shard = lambda step, travelled: ((step, travelled), None)  # noqa: E731
+    found = shards.add_shards(call, problem, Sums(own), own, True, of_shard, last=last)
+    assert done == [(1, None), ("sent", 1, [2.0] * 12), (0, None)]
+    assert found.eq(11).all()
+
+
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("theirs", [False, True])
 @pytest.mark.parametrize("own", [False, True])
