@@ -132,6 +132,7 @@ def test_nothing():
     for array in (pa.array([], fixed), pa.chunked_array([], fixed), pa.array([[], []], fixed)):
         corpus = Corpus.from_arrow(array)
         assert (len(corpus), corpus.tokens, corpus.d) == (len(array), 0, 4)
+        assert [shard.tokens.shape for shard in corpus.shards] == [(0, 4)]  # no token that no document has
         assert corpus.search(torch.randn(2, 4), 3)[0].tolist() == [0.0] * len(array)
     with pytest.raises(ValueError, match="d must be given for lists without a single token"):
         Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))))
@@ -187,6 +188,8 @@ def test_nulls_name_their_row(inner, row, message):
     assert len(Corpus.from_arrow(array[:5])) == 5  # a null outside a slice is no matter
     with pytest.raises(ValueError, match=message.replace("5", "2")):
         Corpus.from_arrow(array[3:])
+    with pytest.raises(ValueError, match=message.replace("5", "8")):
+        Corpus.from_arrow(pa.chunked_array([first, *array.chunks]))
 
 
 @needs_pyarrow
@@ -201,6 +204,7 @@ def test_nulls_name_their_row(inner, row, message):
         ),
         (lambda: pa.array([[1.0]]), {}, r"documents must be list<fixed_size_list<float>>"),
         (lambda: column(documents()), {"d": 5}, "d must be that of the lists, 4, or None, got 5"),
+        (lambda: column(documents()), {"d": 3}, "d must be that of the lists, 4, or None, got 3"),
         (lambda: column(documents()), {"ids": ["a"]}, "ids must be as many as the 7 documents, got 1"),
         (
             lambda: pa.array([[], [[1.0, 2.0]], [[1.0, 2.0], [1.0]]], pa.list_(pa.list_(pa.float32()))),
