@@ -78,7 +78,7 @@ TESTS = {
     "_contrastive/tokens.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/whole.py": "contrastive contrastive_single contrastive_tail losses",
     "_maxsim.py": "norm_warning forward bad_input precision backward",
-    "_patches/compat.py": "compat",
+    "_patches/compat.py": "compat patches patch_parts",
     "_patches/exchange.py": "patch_parts patches",
     "_patches/places.py": "patch_parts patches compat",
     "_patches/ragged.py": "patch_parts transformers",
