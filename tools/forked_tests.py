@@ -27,6 +27,8 @@ OPTIONS = ["-q", "-m", "not gpu", "-p", "no:cacheprovider", "-p", "no:xdist"]
 # A mutant of a limit may ask for any amount of memory. Beyond this an allocation fails in the fork, which is
 # killed by its own test then and not, with this program, by the system.
 MORE_MEMORY = 8 << 30
+# Seconds that the variants of a test function take together which are run as if they were one.
+VARIANTS_AS_ONE = 0.1
 
 
 # ---- forks ----
@@ -113,11 +115,15 @@ def fastest_first(tests, likely=()):
 
 
 def one_of_each_first(tests):
-    """One variant of every test function, the fastest first, then a second variant, and so on."""
-    rank, seen = {}, {}
+    """One variant of every test function, the fastest first, then a second variant, and so on. Variants that
+    take a tenth of a second together count as one."""
+    rank, seen, taken = {}, {}, {}
     for test in sorted(tests, key=tests.get):
         function = test.partition("[")[0]
-        rank[test] = seen[function] = seen.get(function, -1) + 1
+        taken[function] = taken.get(function, 0.0) + tests[test]
+        if function not in seen or taken[function] > VARIANTS_AS_ONE:
+            seen[function] = seen.get(function, -1) + 1
+        rank[test] = seen[function]
     return sorted(tests, key=lambda test: (rank[test], tests[test]))
 
 

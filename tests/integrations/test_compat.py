@@ -63,6 +63,33 @@ def test_the_rest_is_not(what):
     assert not served(*REFUSED[what])
 
 
+def test_one_number_is_served():
+    assert served(torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+
+
+@pytest.mark.parametrize(("missing", "capability", "has"), [
+    (None, (7, 5), False), (None, (8, 0), True), (None, (8, 9), True), (None, (9, 0), True),
+    ("no library", (9, 0), False),
+])  # fmt: skip
+def test_devices_with_kernels(missing, capability, has, monkeypatch):
+    """GPUs of compute capability 8.0 or higher where the CUDA library is, the CPU anywhere, and no other."""
+    from late_interaction._patches import compat as _compat
+
+    monkeypatch.setattr(_compat.ops, "cuda_missing", missing)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for device, wanted in (("cuda", has), ("cpu", True), ("meta", False), ("xpu", False)):
+        assert _compat.has_kernels.__wrapped__(torch.device(device)) == wanted
+
+
+def test_a_cause_is_told_in_one_line_of_300_characters():
+    from late_interaction._patches.compat import brief_cause
+
+    assert brief_cause(ValueError("a\n\nb")) == "ValueError: a b"
+    whole = f"ValueError: {'a' * 288}"
+    assert len(whole) == 300 and brief_cause(ValueError("a" * 288)) == whole
+    assert brief_cause(ValueError("a" * 289)) == "ValueError: ..."
+
+
 @pytest.mark.gpu
 def test_a_gpu_without_kernels_is_not_served(monkeypatch):
     from late_interaction._patches import compat as _compat

@@ -278,6 +278,20 @@ def test_the_real_one_is_found_again_afterwards(install):
     assert importlib.import_module("late_interaction_kernels").real
 
 
+def test_a_second_name_stays_when_the_first_is_given_up():
+    """The name and its modules, also one that is imported afterwards."""
+    li.install_as("a_maxsim")
+    li.install_as("b_maxsim")
+    try:
+        li.uninstall_as("a_maxsim")
+        assert not [name for name in sys.modules if name.startswith("a_maxsim")]
+        assert sys.modules["b_maxsim"] is li and "b_maxsim.varlen" in sys.modules
+        sys.modules.pop("b_maxsim.fp8", None)
+        assert importlib.import_module("b_maxsim.fp8") is importlib.import_module("late_interaction.fp8")
+    finally:
+        li.uninstall_as("b_maxsim")
+
+
 @pytest.mark.parametrize("said", ["1", "late-interaction-kernels", "late_interaction_kernels"])
 def test_install_as_can_be_turned_off(monkeypatch, said):
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)

@@ -201,7 +201,10 @@ def test_bad_input_of_the_operators():
         ((Q[..., :7], D, None, None), "must share dtype, device and d"),
         ((Q[0], D, None, None), "Q must be"),
         ((Q, D[0], None, None), "Q must be"),
+        ((Q[None], D, None, None), r"Q must be \[Nq, Lq, d\], and D \[Nd, Ld, d\] or \[Nq, K, Ld, d\]$"),
+        ((Q, D.double(), None, None), "must share dtype, device and d"),
         ((Q, D[:, None], None, None), "documents of each query"),
+        ((Q, D[:2, None], None, None), "documents of each query"),
         ((Q, D, flags, None), "q_mask must be bool"),
         ((Q, D, flags[:2, :5], None), "q_mask must be bool"),
         ((Q, D, None, flags.int()), "d_mask must be bool"),
@@ -215,6 +218,24 @@ def test_bad_input_of_the_operators():
             OPS.smooth_maxsim_backward(grads, Q, D, None, None)
     with pytest.raises(RuntimeError, match="documents of each query"):
         OPS.smooth_maxsim(Q, D, None, None, paired=True)
+    with pytest.raises(RuntimeError, match=r"Q must be \[Nq, Lq, d\], and D \[Nd, Ld, d\]$"):
+        OPS.smooth_maxsim(Q, D[:3, None], None, None, paired=True)
+    for tau in (math.inf, math.nan):
+        with pytest.raises(RuntimeError, match="tau must be above 0 and finite, got"):
+            OPS.smooth_maxsim(Q, D, None, None, tau)
+    with pytest.raises(RuntimeError, match=f"precision must be one of .* got '{'x' * 40}'$"):
+        OPS.smooth_maxsim(Q, D, None, None, precision="x" * 50)
+
+
+def test_a_gradient_that_is_not_needed_holds_nothing(device):
+    Q, D = (x.detach() for x in embeddings("in-batch", 2, 3, 4, 5, 6, device))
+    for needs in ((False, True), (True, False), (False, False)):
+        found = OPS.smooth_maxsim_backward(
+            torch.ones(2, 3, device=device, dtype=F64), Q, D, None, None, 0.1, False, "highest", *needs
+        )
+        assert [x.numel() for x in found] == [
+            x.numel() * needed for x, needed in zip((Q, D), needs, strict=True)
+        ]
 
 
 # ---- shapes, strides, dtypes ----
@@ -513,12 +534,33 @@ def test_no_tensor_grows_with_the_similarities(monkeypatch, layout, masks):
 
 
 def test_a_block_takes_a_mebibyte_a_thread():
-    """Tokens take 0.5 and 0.8 MB, the similarities 26 MB."""
+    """Tokens take 0.5 and 0.8 MB, the similarities 26 MB, those of two documents 0.8."""
     torch.set_num_threads(1)
     Q, D = torch.randn(64, 32, 64), torch.randn(64, 50, 64)
     with Largest() as seen:
         driver.smooth_maxsim_backward(torch.ones(64, 64), Q, D, None, None, need_grad_D=False)
-    assert seen.bytes <= 1 << 20
+    assert 1 << 19 < seen.bytes <= 1 << 20
+
+
+@pytest.mark.parametrize(("layout", "numbers", "sizes"), [
+    # Each of 3 groups has 3 documents, each of which takes 5 x max(2 rows, 4 dims) numbers.
+    ("KD", 1000, (3, 3, 2)), ("KD", 180, (3, 3, 2)), ("KD", 179, (2, 3, 2)), ("KD", 120, (2, 3, 2)),
+    ("KD", 119, (1, 3, 2)), ("KD", 60, (1, 3, 2)), ("KD", 59, (1, 2, 2)), ("KD", 40, (1, 2, 2)),
+    ("KD", 39, (1, 1, 2)), ("KD", 20, (1, 1, 2)), ("KD", 19, (1, 1, 2)), ("KD", 9, (1, 1, 1)),
+    ("KD", 0, (1, 1, 1)),
+    # One group of 3 documents, each of which takes 5 x max(3 x 2 rows, 4 dims).
+    ("in-batch", 90, (1, 3, 6)), ("in-batch", 89, (1, 2, 6)), ("in-batch", 60, (1, 2, 6)),
+    ("in-batch", 59, (1, 1, 6)), ("in-batch", 30, (1, 1, 6)), ("in-batch", 29, (1, 1, 5)),
+    ("in-batch", 4, (1, 1, 1)),
+])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_block_holds_as_much_as_fits(monkeypatch, layout, numbers, sizes, threads):
+    """Of groups as many as fit whole, else of documents, else of rows; never nothing."""
+    torch.set_num_threads(threads)
+    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 4 * numbers // threads)
+    Q, D = embeddings(layout, 3, 3, 2, 5, 4, dtype=torch.float32)
+    problem = driver._Problem.of(Q, D, None, None, 0.1, False, "highest", False)
+    assert problem.block_sizes() == sizes
 
 
 def test_a_document_at_a_time_is_the_least(monkeypatch):

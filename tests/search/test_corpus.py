@@ -230,6 +230,28 @@ def test_a_corpus_of_a_corpus(dtype, tmp_path):
         assert shard.tokens.dtype == torch.int8
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("into", [*CODES, torch.float32])
+@pytest.mark.parametrize("dtype", [*CODES, torch.float32])
+def test_codes_are_copied_into_a_corpus_where_they_are_what_it_stores(
+    dtype, into, own, wanted, tmp_path, monkeypatch
+):
+    """Codes of its dtype, that are normalized if it is. All else is encoded anew."""
+    first = build(tmp_path / "first", [3 * x for x in documents()], dtype, normalize=own)
+    encode, encoded = _tokens.encode, []
+    monkeypatch.setattr(_tokens, "encode", lambda *args: encoded.append(args) or encode(*args))
+    with Corpus.create(tmp_path / "second", d=16, dtype=into, normalize=wanted) as builder:
+        builder.extend(first)
+    second = Corpus.open(tmp_path / "second")
+    copied = dtype == into and into in CODES and (own or not wanted)
+    assert bool(encoded) != copied and second.normalized == wanted and second.dtype == into
+    for x, y in zip(first, second, strict=True):
+        if not copied:
+            x = _tokens.decode(*encode(x, _tokens.Stored(16, into), wanted))
+        assert torch.equal(x, y)
+
+
 def test_numpy_shares_memory(tmp_path):
     tokens = np.random.default_rng(0).standard_normal((20, 16), np.float32)
     offsets = np.array([2, 5, 5, 19])

@@ -3,6 +3,8 @@
 pyarrow is no package of the other tests: tests/search/test_lancedb.py says how these run.
 """
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -16,8 +18,8 @@ needs_pyarrow = pytest.mark.skipif(pa is None, reason="pyarrow is not installed:
 LENGTHS = [3, 0, 7, 40, 1, 33, 0]
 
 
-@pytest.mark.skipif(pa is not None, reason="pyarrow is installed")
-def test_without_pyarrow():
+def test_without_pyarrow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
         ImportError, match=r"Arrow arrays need pyarrow: pip install 'late-interaction\[arrow\]'"
     ):
@@ -130,10 +132,40 @@ def test_nothing():
     for array in (pa.array([], fixed), pa.chunked_array([], fixed), pa.array([[], []], fixed)):
         corpus = Corpus.from_arrow(array)
         assert (len(corpus), corpus.tokens, corpus.d) == (len(array), 0, 4)
+        assert [shard.tokens.shape for shard in corpus.shards] == [(0, 4)]  # no token that no document has
         assert corpus.search(torch.randn(2, 4), 3)[0].tolist() == [0.0] * len(array)
     with pytest.raises(ValueError, match="d must be given for lists without a single token"):
         Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))))
     assert Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))), d=4).d == 4
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_d_is_that_of_the_only_token(d):
+    """Wherever it is: in the first, a middle or the last document, and in the second chunk."""
+    kind = pa.list_(pa.list_(pa.float32()))
+    token = [[2.0] * d]
+    for rows in ([token], [token, []], [[], token], [[], token, []], [[], [], token, [], []]):
+        for array in (pa.array(rows, kind), pa.chunked_array([pa.array([[]], kind), pa.array(rows, kind)])):
+            corpus = Corpus.from_arrow(array)
+            assert corpus.d == d and corpus.tokens == 1 and len(corpus) == len(array)
+        with pytest.raises(ValueError, match="d must be given for lists without a single token"):
+            Corpus.from_arrow(pa.array([token, *rows, token], kind)[1 : 1 + rows.index(token)])
+
+
+@needs_pyarrow
+@pytest.mark.parametrize(
+    "row, length", [([[1.0, 2.0], [3.0]], 1), ([[1.0, 2.0, 3.0]], 3), ([[1.0, 2.0], [], [3.0]], 0)]
+)
+def test_tokens_of_other_lengths_name_their_row(row, length):
+    """The first of them."""
+    kind = pa.list_(pa.list_(pa.float32()))
+    rows = [[[0.0, 0.0]], [], row, [[1.0, 2.0], [4.0, 5.0, 6.0]]]
+    message = f"^row 2 of documents must have tokens of 2 values, got one of {length}$"
+    with pytest.raises(ValueError, match=message):
+        Corpus.from_arrow(pa.array(rows, kind))
+    with pytest.raises(ValueError, match=r"^row 0 of documents must have tokens of 1 values, got one of 0$"):
+        Corpus.from_arrow(pa.array([[[]]], kind))
 
 
 @needs_pyarrow
@@ -156,6 +188,8 @@ def test_nulls_name_their_row(inner, row, message):
     assert len(Corpus.from_arrow(array[:5])) == 5  # a null outside a slice is no matter
     with pytest.raises(ValueError, match=message.replace("5", "2")):
         Corpus.from_arrow(array[3:])
+    with pytest.raises(ValueError, match=message.replace("5", "8")):
+        Corpus.from_arrow(pa.chunked_array([first, *array.chunks]))
 
 
 @needs_pyarrow
@@ -170,6 +204,7 @@ def test_nulls_name_their_row(inner, row, message):
         ),
         (lambda: pa.array([[1.0]]), {}, r"documents must be list<fixed_size_list<float>>"),
         (lambda: column(documents()), {"d": 5}, "d must be that of the lists, 4, or None, got 5"),
+        (lambda: column(documents()), {"d": 3}, "d must be that of the lists, 4, or None, got 3"),
         (lambda: column(documents()), {"ids": ["a"]}, "ids must be as many as the 7 documents, got 1"),
         (
             lambda: pa.array([[], [[1.0, 2.0]], [[1.0, 2.0], [1.0]]], pa.list_(pa.list_(pa.float32()))),
@@ -210,7 +245,7 @@ def test_parquet(inner, dtype, tmp_path, monkeypatch):
 
 
 @needs_pyarrow
-@pytest.mark.parametrize("kept", [3, 10, 17])
+@pytest.mark.parametrize("kept", [3, 10, 17, 28])
 def test_parquet_resumed(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(_parquet, "_ROWS", 4)
     docs = documents(LENGTHS * 4)
@@ -225,6 +260,61 @@ def test_parquet_resumed(kept, tmp_path, monkeypatch):
     corpus = Corpus.from_parquet(source, tmp_path / "corpus", **options)
     whole = Corpus.from_parquet(source, tmp_path / "whole", column="vector", id_column="id")
     assert list(corpus.ids) == list(whole.ids) and all(map(torch.equal, corpus, whole))
+
+
+@needs_pyarrow
+@pytest.mark.parametrize(("done", "groups", "batches"), [
+    (0, [0, 1, 2], [(0, 7), (7, 7), (14, 7), (21, 7)]),
+    (3, [0, 1, 2], [(3, 4), (7, 7), (14, 7), (21, 7)]),
+    (7, [0, 1, 2], [(7, 7), (14, 7), (21, 7)]),
+    (10, [1, 2], [(10, 7), (17, 7), (24, 4)]),
+    (17, [1, 2], [(17, 7), (24, 4)]),
+    (27, [2], [(27, 1)]),
+    (28, [], []),
+])  # fmt: skip
+@pytest.mark.parametrize("id_column", [None, "id"])
+def test_what_is_read_of_a_parquet_file(done, groups, batches, id_column, tmp_path, monkeypatch):
+    """Row groups of 10, 10 and 8 rows, 7 rows at a time: no group and no row that the folder has already."""
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(_parquet, "_ROWS", 7)
+    docs = documents([1] * 28)
+    file = pq.ParquetFile(write_parquet(tmp_path / "file.parquet", docs))
+    read, iterate = [], file.iter_batches
+    monkeypatch.setattr(file, "iter_batches", lambda n, row_groups, columns: (
+        read.append((n, [*row_groups], columns)), iterate(n, row_groups=row_groups, columns=columns))[1]
+    )  # fmt: skip
+    names = ["vector"] if id_column is None else ["vector", "id"]
+    found = list(_parquet._batches(file, "vector", id_column, done))
+    assert read == [(7, groups, names)] and [(row, len(batch)) for row, batch in found] == batches
+    for row, batch in found:
+        assert batch.schema.names == names
+        values = torch.tensor(batch.column(0).to_pylist()).squeeze(1)
+        assert torch.equal(values, torch.cat(docs[row : row + len(batch)]))
+
+
+@needs_pyarrow
+def test_d_of_a_parquet_file(tmp_path, monkeypatch):
+    """That of the first token, which may be in a later batch of rows."""
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
+    source = write_parquet(tmp_path / "file.parquet", documents([0] * 6 + [2, 0, 3]), "list")
+    assert Corpus.from_parquet(source, tmp_path / "corpus", column="vector").d == 4
+    source = write_parquet(tmp_path / "empty.parquet", documents([0] * 6), "list")
+    with pytest.raises(ValueError, match="d must be given for lists without a single token, got None"):
+        Corpus.from_parquet(source, tmp_path / "empty", column="vector")
+    corpus = Corpus.from_parquet(source, tmp_path / "given", column="vector", d=4)
+    assert (len(corpus), corpus.tokens, corpus.d) == (6, 0, 4)
+
+
+@needs_pyarrow
+def test_ids_of_a_parquet_file_that_are_null(tmp_path, monkeypatch):
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
+    ids = [str(i) for i in range(14)]
+    source = write_parquet(tmp_path / "file.parquet", documents(LENGTHS * 2), ids=[*ids[:9], None, *ids[10:]])
+    with pytest.raises(ValueError, match=r"^row 9 of the ids must not be null$"):
+        Corpus.from_parquet(source, tmp_path / "corpus", column="vector", id_column="id")
+    with pytest.raises(KeyError, match="the file has no column 'ids', only id, vector"):
+        Corpus.from_parquet(source, tmp_path / "other", column="vector", id_column="ids")
 
 
 @needs_pyarrow

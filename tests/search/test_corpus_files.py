@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards
+from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards, _tokens
 from tests.corpus_worker import documents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,10 +157,12 @@ def test_resuming_otherwise(change, message, tmp_path):
 def test_folders_that_are_taken(copy, tmp_path):
     with pytest.raises(FileExistsError, match="holds a finished corpus"):
         Corpus.create(copy, resume=True, **OPTIONS)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").write_text("mine")
-    with pytest.raises(FileExistsError, match="must be an empty folder"):
-        Corpus.create(tmp_path / "other", **OPTIONS)
+    for name in ("file", "a file"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / name).write_text("mine")
+        with pytest.raises(FileExistsError, match="must be an empty folder"):
+            Corpus.create(tmp_path / "other", **OPTIONS)
+        (tmp_path / "other" / name).unlink()
     builder = Corpus.create(tmp_path / "new", **OPTIONS)
     builder._cut_away("closed by this test")
     with pytest.raises(FileExistsError, match="not finished: go on with resume=True"):
@@ -426,10 +428,33 @@ def test_tokens_that_cannot_be_stored(dtype, bad, normalize, tmp_path):
     assert len(corpus) == 4 and bool(torch.cat(list(corpus)).isfinite().all())
 
 
+@pytest.mark.parametrize("ids", [None, ["a"]])
+def test_an_empty_corpus_does_not_settle_whether_documents_have_ids(ids, tmp_path):
+    empty = Corpus.from_packed(torch.ones(0, 16), torch.tensor([0]))
+    with Corpus.create(tmp_path / "corpus", d=16) as builder:
+        builder.extend(empty)
+        builder.add([torch.ones(2, 16)], ids)
+        builder.extend(empty)
+        builder.add([torch.ones(1, 16)], ids)
+    found = Corpus.open(tmp_path / "corpus")
+    assert len(found) == 2 and (found.ids is None if ids is None else list(found.ids) == ids * 2)
+
+
+def test_an_empty_corpus_with_ids_wants_ids_of_the_next_documents(tmp_path):
+    named = Corpus.from_packed(torch.ones(0, 16), torch.tensor([0]), ids=[])
+    with Corpus.create(tmp_path / "corpus", d=16) as builder:
+        builder.extend(named)
+        with pytest.raises(ValueError, match="ids must be given for all documents of the corpus or for none"):
+            builder.add([torch.ones(2, 16)])
+        builder.add([torch.ones(2, 16)], ["a"])
+    assert list(Corpus.open(tmp_path / "corpus").ids) == ["a"]
+
+
 @pytest.mark.parametrize(
     "docs, ids, message",
     [
         ([torch.ones(2, 8)], ["a"], r"documents\[0\] must be \[L, 16\]"),
+        ([torch.ones(2, 32)], ["a"], r"documents\[0\] must be \[L, 16\]"),
         ([torch.ones(2, 16), torch.ones(16)], ["a", "b"], r"documents\[1\] must be"),
         (torch.ones(2, 16), ["a"], "documents must be a list"),
         ([torch.ones(2, 16)], None, "ids must be given for all documents of the corpus or for none"),
@@ -517,10 +542,18 @@ def test_shards_hold_no_more_bytes_than_they_may(shard_bytes, each, tmp_path):
 
 
 def test_documents_are_encoded_block_by_block(monkeypatch, tmp_path):
-    for block, name in ((1 << 20, "whole"), (100, "blocks")):
+    """A token takes 16 bytes and 4 of its scale: a block has up to 5 or 20 of them, or one document."""
+    encode, counts = _tokens.encode, []
+    monkeypatch.setattr(_tokens, "encode", lambda x, *rest: counts.append(len(x)) or encode(x, *rest))
+    docs = documents(100)
+    for block, name in ((1 << 20, "whole"), (100, "blocks"), (400, "larger blocks")):
+        counts.clear()
         monkeypatch.setattr("late_interaction.corpus.builder._BLOCK_BYTES", block)
         with Corpus.create(tmp_path / name, **OPTIONS) as builder:
-            builder.add(documents(100), IDS)
+            builder.add(docs, IDS)
+        assert sum(counts) == sum(map(len, docs)) and (len(counts) == 1) == (name == "whole")
+        assert all(n <= block // 20 or n in map(len, docs) for n in counts)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "larger blocks")
     assert contents(tmp_path / "whole") == contents(tmp_path / "blocks")
 
 

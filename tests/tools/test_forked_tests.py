@@ -103,6 +103,11 @@ def test_one_variant_of_every_test_comes_before_the_second_of_any(forked):
     assert forked.within(seconds, order, 0.1) == ["a[1]"]
 
 
+def test_variants_that_take_no_time_count_as_one(forked):
+    seconds = {"a[1]": 1.0, "a[2]": 2.0, "b[1]": 0.04, "b[2]": 0.05, "b[3]": 0.06, "b[4]": 0.07}
+    assert forked.one_of_each_first(seconds) == ["b[1]", "b[2]", "a[1]", "b[3]", "a[2]", "b[4]"]
+
+
 def test_the_fastest_test_comes_first_but_for_what_failed_before(forked):
     seconds = {"a": 3.0, "b": 1.0, "c": 2.0}
     assert forked.fastest_first(seconds) == ["b", "c", "a"]

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import _group
 from late_interaction._contrastive import blocks, shards, whole
-from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.backward import Sums
 from late_interaction._contrastive.problem import Grid
 from late_interaction._contrastive.ring import Ring
@@ -181,33 +179,6 @@ def test_packed_hard_negatives_are_those_of_the_padded_form(queries, each, devic
 # ---- process groups ----
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 99])
-def test_no_number_of_queries_says_that_a_process_refused(count):
-    _group.check_refused("loss", [[float(count), -1.0]])
-    with pytest.raises(RuntimeError, match=r"^loss: rank 0, 2 of the group refused its arguments"):
-        _group.check_refused("loss", [[float(_group.REFUSED)], [float(count)], [float(_group.REFUSED)]])
-
-
-@pytest.mark.parametrize(
-    ("rank", "bounds", "told"), [(0, (0, 2, 3), [0, 2, 3, 0]), (1, (0, 4, 4, 9), [0, 4, 4, 9])]
-)
-def test_offsets_of_all_processes(rank, bounds, told, monkeypatch):
-    """Shards of 2 and 3 packed documents. A mask that padded ones had does not travel with them."""
-    own = Tokens(torch.ones(bounds[-1], 8), None, torch.tensor(bounds, dtype=torch.int32), bounds)
-    ring = Ring("group", rank, 2, [1, 1], [2, 3], [(2, 3, 8), (3, 4, 8)], masked=True, caller="loss")
-
-    def exchanged(caller, group, facts, device):
-        assert (caller, group, facts, device.type) == ("loss", "group", told, "cpu")
-        return [[0.0, 2.0, 3.0, 0.0], [0.0, 4.0, 4.0, 9.0]]
-
-    monkeypatch.setattr(rings, "exchanged_facts", exchanged)
-    found = ring.with_packed(own)
-    assert [bounds for _, bounds in found.packed] == [(0, 2, 3), (0, 4, 4, 9)]
-    assert [offsets.tolist() for offsets, _ in found.packed] == [[0, 2, 3], [0, 4, 4, 9]]
-    assert found.shapes == [(3, 8), (9, 8)] and found.largest_shard == 72 and not found.masked
-    assert all(offsets.dtype == torch.int32 for offsets, _ in found.packed)
-
-
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize(("offsets", "winner"), [(None, 2), ([0, 2, 4, 6], 4)])
 def test_blocks_of_a_group_stay_all_or_none(offsets, winner, kept, monkeypatch):
@@ -286,3 +257,91 @@ def test_more_than_two_gradients_add_up_in_float32(world, wanted, monkeypatch):
     call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
     found = shards.add_shards(call, problem, Sums.zeros(x), x, True, lambda *_: (None, None))
     assert found.dtype == torch.bfloat16 and found.eq(wanted).all()
+
+
+@pytest.mark.parametrize("needs_q", [False, True])
+@pytest.mark.parametrize("needs_d", [False, True])
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("world", [1, 3])
+def test_shards_whose_gradients_are_found_and_sent(world, others, needs_d, needs_q, monkeypatch):
+    """A shard's products are only found for a gradient that somebody wants. A rank that wants none itself
+    still sends the others theirs; of one process that wants none, not even the weights are found."""
+    x, weighed, found, sent = tokens(), [], [], []
+    wants = [needs_d] + [others] * (world - 1)
+    monkeypatch.setattr(
+        shards.backward, "add_gradients",
+        lambda weights, grid, sums, given: found.append(
+            (weights, [y.needed for y in sums], sums[1].in_blocks)
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        shards, "_send_home",
+        lambda ring, step, sums: sent.append(step) or SimpleNamespace(wait=lambda: [torch.ones(3, 2, 2)]),
+    )  # fmt: skip
+    monkeypatch.setattr(shards.Grid, "of", lambda *_: None)
+    ring = SimpleNamespace(
+        world=world, wants=wants, owner=lambda step: -step % world,
+        shards=lambda d, extra: iter([(0, d, (extra, step)) for step in range(world)]),
+    )  # fmt: skip
+    call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
+    q_sums = Sums.zeros(x) if needs_q else Sums(x)
+
+    def of_shard(step, travelled):
+        weighed.append((step, travelled))
+        return step, None
+
+    grad = shards.add_shards(call, problem, q_sums, x, needs_d, of_shard, "extra")
+    idle = world == 1 and not (needs_q or needs_d)
+    assert weighed == ([] if idle else [(step, ("extra", step)) for step in range(world)])
+    needed = [needs_d, *[others] * (world - 1)]
+    # Other ranks' gradients, and those of one process whose queries' are whole, take no memory for a sum of
+    # all documents in float32.
+    assert found == [
+        (i, [needs_q, needed[i]], needed[i] and (i > 0 or world == 1))
+        for i in range(world) if needs_q or needed[i]
+    ]  # fmt: skip
+    assert sent == ([*range(1, world)] if any(wants) else [])
+    assert (grad is not None) == needs_d
+    if needs_d:
+        assert grad.eq(len(sent)).all()
+
+
+def test_documents_of_the_other_rank_that_stayed_come_first(monkeypatch):
+    """Their gradient is on its way while that of the own documents is found; no document travels."""
+    own, last = (Tokens(torch.full((3, 2, 2), x), None) for x in (1.0, 2.0))
+    done = []
+    monkeypatch.setattr(
+        shards.backward, "add_gradients",
+        lambda weights, grid, sums, given: done.append(weights) or sums[1].add(sums[1].tokens.values.clone()),
+    )  # fmt: skip
+    monkeypatch.setattr(shards.Grid, "of", lambda kernels, queries, documents: None)
+
+    def send_home(ring, step, sums):
+        done.append(("sent", step, sums.finished().flatten().tolist()))
+        return SimpleNamespace(wait=lambda: [torch.full((3, 2, 2), 10.0)])
+
+    monkeypatch.setattr(shards, "_send_home", send_home)
+    ring = SimpleNamespace(world=2, wants=[True, True], owner=lambda step: -step % 2)
+    call, problem = SimpleNamespace(ring=ring), SimpleNamespace(kernels=None)
+    of_shard = lambda step, travelled: ((step, travelled), None)  # noqa: E731
+    found = shards.add_shards(call, problem, Sums(own), own, True, of_shard, last=last)
+    assert done == [(1, None), ("sent", 1, [2.0] * 12), (0, None)]
+    assert found.eq(11).all()
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_gradient_goes_to_the_rank_whose_documents_it_is_of(own, theirs, step, monkeypatch):
+    """That rank is so many steps behind. Nothing travels where nobody wants it."""
+    x, exchanged = tokens(), []
+    monkeypatch.setattr(Ring, "exchange", lambda ring, *given: exchanged.append(given))
+    ring = Ring("group", 0, 3, [1] * 3, [5, 3, 3], [(5, 4, 2), (3, 2, 2), (3, 2, 2)], wants=[own, True, True])
+    sums = Sums.zeros(x) if theirs else Sums(x)
+    if theirs:
+        sums.add(torch.full_like(x.values, 2.0))
+    shards._send_home(ring, step, sums)
+    (((leaving,), (arriving,), what, ahead),) = exchanged
+    assert (what, ahead) == ("gradients", -step)
+    assert torch.equal(leaving, torch.full_like(x.values, 2.0) if theirs else torch.empty(0))
+    assert arriving.shape == ((5, 4, 2) if own else (0,))

@@ -1,0 +1,218 @@
+"""The ring of processes by itself: what a rank tells and learns, and what it exchanges with whom."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from late_interaction import _group
+from late_interaction._contrastive import ring as rings
+from late_interaction._contrastive.ring import Ring
+from late_interaction._contrastive.tokens import Tokens
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 99])
+def test_no_number_of_queries_says_that_a_process_refused(count):
+    _group.check_refused("loss", [[float(count), -1.0]])
+    with pytest.raises(RuntimeError, match=r"^loss: rank 0, 2 of the group refused its arguments"):
+        _group.check_refused("loss", [[float(_group.REFUSED)], [float(count)], [float(_group.REFUSED)]])
+
+
+@pytest.mark.parametrize(
+    ("rank", "bounds", "told"), [(0, (0, 2, 3), [0, 2, 3, 0]), (1, (0, 4, 4, 9), [0, 4, 4, 9])]
+)
+def test_offsets_of_all_processes(rank, bounds, told, monkeypatch):
+    """Shards of 2 and 3 packed documents. A mask that padded ones had does not travel with them."""
+    own = Tokens(torch.ones(bounds[-1], 8), None, torch.tensor(bounds, dtype=torch.int32), bounds)
+    ring = Ring("group", rank, 2, [1, 1], [2, 3], [(2, 3, 8), (3, 4, 8)], masked=True, caller="loss")
+
+    def exchanged(caller, group, facts, device):
+        assert (caller, group, facts, device.type) == ("loss", "group", told, "cpu")
+        return [[0.0, 2.0, 3.0, 0.0], [0.0, 4.0, 4.0, 9.0]]
+
+    monkeypatch.setattr(rings, "exchanged_facts", exchanged)
+    found = ring.with_packed(own)
+    assert [bounds for _, bounds in found.packed] == [(0, 2, 3), (0, 4, 4, 9)]
+    assert [offsets.tolist() for offsets, _ in found.packed] == [[0, 2, 3], [0, 4, 4, 9]]
+    assert found.shapes == [(3, 8), (9, 8)] and found.largest_shard == 72 and not found.masked
+    assert all(offsets.dtype == torch.int32 for offsets, _ in found.packed)
+
+
+def joined(rows, own, options, monkeypatch, rank=0):
+    """What a rank told, and the ring that it found, where all ranks together tell these rows."""
+    told = []
+    monkeypatch.setattr(rings, "position", lambda group: (rank, len(rows)))
+    monkeypatch.setattr(
+        rings, "exchanged_facts", lambda caller, group, facts, device: told.append(facts) or rows
+    )
+    return told, lambda: rings.join("loss", "group", own, options, torch.device("cpu"))
+
+
+def facts(queries, documents, shape, packed, masked, dtype, d, options, of_any):
+    """A row of the table: 9 facts of every loss, 12 places for its options, 3 that decide for all ranks."""
+    return [float(x) for x in (
+        queries, documents, *shape, packed, masked, dtype, d, *options, *[0] * (12 - len(options)), *of_any
+    )]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["padded", "masked", "packed", "hard negatives"])
+def test_what_a_rank_tells_the_others(form, monkeypatch):
+    D = torch.ones(4, 3, 8, requires_grad=form == "masked")
+    d = Tokens(D, torch.ones(4, 3, dtype=torch.bool) if form == "masked" else None)
+    if form == "packed":
+        d = Tokens(torch.ones(12, 8).double(), None, torch.tensor([0, 12], dtype=torch.int32), (0, 12))
+    h = None
+    if form == "hard negatives":
+        h = Tokens(torch.ones(2, 5, 8), torch.ones(2, 5, dtype=torch.bool))
+    own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=d, h=h)
+    shape, packed, documents, dtype = (4, 3, 8), 0, 4, 2
+    if form == "packed":
+        shape, packed, documents, dtype = (12, 8, 0), 1, 1, 3
+    of_any = (7, form == "masked", form in ("masked", "hard negatives"))
+    row = facts(2, documents, shape, packed, form == "masked", dtype, 8, (5, 0.5), of_any)
+    told, join = joined([row, row], own, {"loss (by number)": 5, "tail": 0.5}, monkeypatch)
+    ring = join()
+    assert told == [row]
+    assert ring.queries == [2, 2] and ring.documents == [documents] * 2 and ring.shapes == [shape] * 2
+    assert ring.masked == (form == "masked") and ring.any_mask == of_any[2]
+    assert ring.wants == [of_any[1]] * 2 and ring.longest_query == 7
+    assert (ring.group, ring.rank, ring.world, ring.caller) == ("group", 0, 2, "loss")
+
+
+def test_what_a_rank_learns_of_the_others(monkeypatch):
+    """Each has its own sizes; a mask, and the longest query, of any rank are of all."""
+    own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=Tokens(torch.ones(4, 3, 8), None), h=None)
+    rows = [
+        facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0)),
+        facts(6, 5, (5, 9, 8), 0, 1, 2, 8, (5,), (3, 1, 1)),
+        facts(0, 1, (1, 2, 8), 0, 0, 2, 8, (5,), (11, 0, 0)),
+    ]
+    _, join = joined(rows, own, {"loss (by number)": 5}, monkeypatch, rank=2)
+    ring = join()
+    assert ring.queries == [2, 6, 0] and ring.documents == [4, 5, 1] and ring.rank == 2 and ring.world == 3
+    assert ring.shapes == [(4, 3, 8), (5, 9, 8), (1, 2, 8)] and ring.largest_shard == 360
+    assert ring.masked and ring.any_mask and ring.wants == [False, True, False] and ring.longest_query == 11
+
+
+@pytest.mark.parametrize(("place", "name"), [
+    (9, "loss (by number)"), (20, "the last option"), (5, "form of documents (0: padded, 1: packed)"),
+    (7, "dtype (by number)"), (8, "d"), (6, None), (1, None), (22, None),
+])  # fmt: skip
+def test_facts_in_which_all_ranks_agree(place, name, monkeypatch):
+    own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=Tokens(torch.ones(4, 3, 8), None), h=None)
+    options = {"loss (by number)": 5} | {str(i): 0 for i in range(10)} | {"the last option": 0}
+    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, options.values(), (7, 0, 0))
+    other = [x + 1 if i == place else x for i, x in enumerate(row)]
+    _, join = joined([row, other], own, options, monkeypatch)
+    if name is None:
+        assert join().queries == [2, 2]
+        return
+    with pytest.raises(ValueError) as raised:
+        join()
+    assert str(raised.value).startswith(f"loss: every rank of the group must have the same {name}, got")
+
+
+def test_a_rank_that_refuses_tells_as_many_numbers(monkeypatch):
+    """The others cannot exchange theirs with a list of another length."""
+    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0))
+    told, join = joined([row, [-1.0] * len(row)], None, {"loss (by number)": 5}, monkeypatch, rank=1)
+    with pytest.raises(RuntimeError, match=r"^loss: rank 1 of the group refused its arguments"):
+        join()
+    assert [len(x) for x in told] == [len(row)] and told[0][0] == _group.REFUSED
+
+
+def exchanged_by(ring, monkeypatch):
+    """The transfers that a ring begins from here on, as (direction, rank of the world, tag, tensor)."""
+    begun = []
+    monkeypatch.setattr(rings.dist, "get_global_rank", lambda group, rank: 10 + rank)
+    monkeypatch.setattr(rings.dist, "P2POp", lambda op, x, peer, group, tag: (op.__name__, peer, tag, x))
+    monkeypatch.setattr(rings.dist, "batch_isend_irecv", lambda ops: begun.append(ops) or [])
+    return begun
+
+
+@pytest.mark.parametrize(("rank", "ahead", "to", "source"), [
+    (0, 1, 11, 13), (3, 1, 10, 12), (1, -1, 10, 12), (0, -3, 11, 13), (2, 2, 10, 10),
+])  # fmt: skip
+def test_the_ranks_that_an_exchange_is_with(rank, ahead, to, source, monkeypatch):
+    """Of four ranks. The n-th tensor has tag n on both sides, also where one side sends none of it."""
+    ring = Ring("group", rank, 4, [1] * 4, [1] * 4, caller="loss")
+    begun = exchanged_by(ring, monkeypatch)
+    out, into = [torch.ones(2), torch.ones(0), torch.ones(3)], [torch.ones(0), torch.ones(4), torch.ones(1)]
+    found = ring.exchange(out, into, "documents", ahead)
+    assert [[x[:3] for x in ops] for ops in begun] == [
+        [("isend", to, 0), ("irecv", source, 1), ("isend", to, 2), ("irecv", source, 2)]
+    ]
+    assert [x.numel() for *_, x in begun[0]] == [2, 4, 3, 1]
+    assert found.wait() is into and found.leaving is out
+    ring.exchange([torch.ones(0)], [torch.ones(0)], "documents", ahead)
+    assert len(begun) == 1  # nothing to send or to receive
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_what_goes_to_the_next_rank(masked, monkeypatch):
+    """Documents, their mask where any rank has one, and their extra numbers, in the sizes of who sends."""
+    shapes, (values, extra) = [(2, 3, 8), (4, 3, 8), (1, 3, 8)], (torch.randn(2, 3, 8), torch.randn(5, 2))
+    ring = Ring("group", 0, 3, [1] * 3, [2, 4, 1], shapes, masked=masked)
+    begun = exchanged_by(ring, monkeypatch)
+    steps = ring.shards(Tokens(values, None), extra)
+    owner, documents, travelled = next(steps)
+    assert owner == 0 and documents.values is values and travelled is extra
+    sent, received = ([x for way, *_, x in begun[0] if way == kind] for kind in ("isend", "irecv"))
+    assert [x[:3] for x in begun[0]] == [
+        (way, peer, tag) for tag in range(2 + masked) for way, peer in (("isend", 11), ("irecv", 12))
+    ]
+    assert torch.equal(sent[0], values) and torch.equal(sent[-1], extra)
+    assert [tuple(x.shape) for x in received] == [(1, 3, 8), *[(1, 3)] * masked, (5, 1)]
+    received[0].fill_(7), received[-1].fill_(9)
+    if masked:
+        assert sent[1].dtype == torch.uint8 and sent[1].eq(1).all() and sent[1].shape == (2, 3)
+        received[1].copy_(torch.tensor([[1, 0, 1]]))
+    owner, documents, travelled = next(steps)
+    assert owner == 2 and documents.values is received[0] and travelled is received[-1]
+    assert (documents.mask.tolist() == [[True, False, True]]) if masked else documents.mask is None
+    owner, documents, _ = next(steps)
+    assert owner == 1 and documents.values.shape == (4, 3, 8) and len(begun) == 2
+    assert next(steps, None) is None and len(begun) == 2
+
+
+def test_offsets_of_packed_documents_are_those_of_the_rank_they_came_from(monkeypatch):
+    """Of three ranks: the one before the last is not the next one."""
+    bounds = [(0, 2, 3), (0, 4), (0, 1, 1, 6)]
+    packed = [(torch.tensor(x, dtype=torch.int32), x) for x in bounds]
+    ring = Ring("group", 0, 3, [1] * 3, [2, 1, 3], [(x[-1], 8) for x in bounds], packed)
+    exchanged_by(ring, monkeypatch)
+    own = Tokens(torch.randn(3, 8), None, *packed[0])
+    extra = torch.randn(5, 2)
+    for owner, (got, tokens, travelled) in zip((0, 2, 1), ring.shards(own, extra), strict=True):
+        assert got == owner and tokens.bounds == bounds[owner] == tuple(tokens.offsets.tolist())
+        assert tokens.values.shape == (bounds[owner][-1], 8)
+        assert travelled.shape == (5, len(bounds[owner]) - 1)
+
+
+@pytest.mark.parametrize("when", ["it begins", "it is waited for"])
+def test_an_exchange_that_fails_says_so(when, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no answer")
+
+    ring = Ring("group", 1, 2, [1, 1], [1, 1], caller="loss")
+    exchanged_by(ring, monkeypatch)
+    monkeypatch.setattr(rings.dist, "get_rank", lambda *_: 1)
+    work = fails if when == "it begins" else lambda _: [SimpleNamespace(wait=fails)]
+    monkeypatch.setattr(rings.dist, "batch_isend_irecv", work)
+    message = r"^loss: the exchange of documents with the other ranks .* on rank 1: .*\(no answer\)"
+    with pytest.raises(RuntimeError, match=message):
+        ring.exchange([torch.ones(2)], [torch.ones(2)], "documents", 1).wait()
+
+
+def test_one_process_exchanges_nothing(monkeypatch):
+    ring, own, values = Ring.alone(3, 4, True), Tokens(torch.ones(4, 3, 8), None), torch.tensor([1.0, 2.0])
+    begun = exchanged_by(ring, monkeypatch)
+    assert list(ring.shards(own)) == [(0, own, None)] and ring.owner(0) == 0 == ring.rank
+    assert (ring.queries, ring.documents, ring.wants, ring.world) == ([3], [4], [True], 1)
+    assert ring.sums(values) is values and not begun
+
+
+def test_sums_of_all_ranks(monkeypatch):
+    values = torch.tensor([1.0, 2.0])
+    monkeypatch.setattr(rings, "gathered", lambda caller, group, x, what: torch.stack((x, 10 * x)))
+    assert Ring("group", 0, 2, [1, 1], [1, 1]).sums(values).tolist() == [11.0, 22.0]
