@@ -1,5 +1,6 @@
 """What calls of all processes of a group share: facts that are gathered and compared, and their errors."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -79,10 +80,11 @@ def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:
 
 
 def check_alike(caller: str, table: Sequence[Sequence[float]], places: Mapping[str, int]) -> None:
-    """All processes have the same number in each of these places, by what messages call them."""
+    """All processes have the same number in each of these places, by what messages call them; NaN is one that
+    a process does not have."""
     for name, place in places.items():
         found = [row[place] for row in table]
-        if len(set(found)) > 1:
+        if len({x for x in found if not math.isnan(x)}) > 1:
             shown = ", ".join(f"{x:g}" for x in found)
             raise ValueError(
                 f"{caller}: every rank of the group must have the same {name},"
