@@ -17,9 +17,7 @@ REFUSED = -1
 
 def position(group: Any) -> tuple[int, int]:
     """The rank of this process in the group, and the number of its processes."""
-    if not dist.is_available() or not (
-        isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
-    ):
+    if not _is_group(group):
         raise TypeError(f"group must be a torch.distributed process group or None, got {abbreviate(group)}")
     if not dist.is_initialized():
         raise ValueError("group must be of a torch.distributed that is initialized, and was destroyed")
@@ -27,6 +25,13 @@ def position(group: Any) -> tuple[int, int]:
     if rank < 0:
         raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
     return rank, world
+
+
+def _is_group(group: Any) -> bool:
+    """Whether this is a process group, or what a process that is not in a new group holds for it."""
+    if not dist.is_available():
+        return False
+    return isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
 
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
