@@ -1,5 +1,6 @@
 """What calls of all processes of a group share: facts that are gathered and compared, and their errors."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -16,9 +17,7 @@ REFUSED = -1
 
 def position(group: Any) -> tuple[int, int]:
     """The rank of this process in the group, and the number of its processes."""
-    if not dist.is_available() or not (
-        isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
-    ):
+    if not _is_group(group):
         raise TypeError(f"group must be a torch.distributed process group or None, got {abbreviate(group)}")
     if not dist.is_initialized():
         raise ValueError("group must be of a torch.distributed that is initialized, and was destroyed")
@@ -26,6 +25,13 @@ def position(group: Any) -> tuple[int, int]:
     if rank < 0:
         raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
     return rank, world
+
+
+def _is_group(group: Any) -> bool:
+    """Whether this is a process group, or what a process that is not in a new group holds for it."""
+    if not dist.is_available():
+        return False
+    return isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
 
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
@@ -79,10 +85,11 @@ def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:
 
 
 def check_alike(caller: str, table: Sequence[Sequence[float]], places: Mapping[str, int]) -> None:
-    """All processes have the same number in each of these places, by what messages call them."""
+    """All processes have the same number in each of these places, by what messages call them; NaN is one that
+    a process does not have."""
     for name, place in places.items():
         found = [row[place] for row in table]
-        if len(set(found)) > 1:
+        if len({x for x in found if not math.isnan(x)}) > 1:
             shown = ", ".join(f"{x:g}" for x in found)
             raise ValueError(
                 f"{caller}: every rank of the group must have the same {name},"

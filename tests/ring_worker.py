@@ -185,6 +185,41 @@ def hard_negatives(rank, world):
     return [(loss.detach().numpy(), [g.numpy() for g in grads])]
 
 
+def no_queries(rank, world, packed):
+    """A rank that has documents alone, and hard negatives of no query."""
+    Q, D, _ = shards(world, "padded")[rank]
+    Q = Q[:0] if rank == 0 else Q
+    H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    leaves = [x.detach().clone().requires_grad_() for x in (Q, D, H)]
+    Q, D, H = leaves
+    offsets = {}
+    if packed:
+        Q, D, H = Q.flatten(0, 1), D.flatten(0, 1), H.flatten(0, 2)
+        for name, x, step in (("q", leaves[0], leaves[0].shape[1]), ("d", leaves[1], leaves[1].shape[1])):
+            offsets[f"cu_seqlens_{name}"] = torch.arange(len(x) + 1) * step
+        offsets["cu_seqlens_h"] = torch.arange(2 * len(leaves[2]) + 1) * 3
+    loss = li.contrastive_loss(
+        Q,
+        D,
+        temperature=T,
+        group=dist.group.WORLD,
+        hard_negatives=H,
+        labels=torch.arange(len(leaves[0])),
+        **offsets,
+    )
+    loss.backward()
+    return loss.item(), [x.grad.numpy() for x in leaves]
+
+
+def no_tokens(rank, world, loss):
+    """Queries and documents have one token each, but those queries of the second rank, which have none."""
+    Q, D, _ = shards(world, "padded")[rank]
+    Q, D = Q[:, : 1 - rank].detach().requires_grad_(), D[:, :1].detach().requires_grad_()
+    found = getattr(li, loss)(Q, D, temperature=T, group=dist.group.WORLD)
+    found.backward()
+    return found.item(), [x.grad.numpy() for x in (Q, D)]
+
+
 def one_without_gradient(rank, world):
     Q, D, _ = shards(world, "padded")[rank]
     if rank == 0:

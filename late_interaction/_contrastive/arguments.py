@@ -1,5 +1,6 @@
 """The arguments of a public loss: checked, prepared for the blocks, and agreed on with the process group."""
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -62,8 +63,7 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
         ring = Ring.alone(len(sides.q), len(sides.d), sides.d.values.requires_grad)
     else:
         ring = _join(name, sides, options, given)
-        # Tokens of other processes may have other lengths, and masks.
-        single = single and ring.longest_query == 1 and all(shape[1] == 1 for shape in ring.shapes)
+        single = ring.single  # tokens of other processes may have other lengths, and masks
         if listed and ring.any_mask:
             sides = check.packed(sides)
         if sides.d.packed:
@@ -95,7 +95,7 @@ def _refuse(name: str, group: Any, tokens: tuple[Any, ...]) -> None:
 def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str, Any]) -> Ring:
     facts: dict[str, float] = {
         "loss (by number)": _LOSSES.index(name),
-        "number of hard negatives": sides.each,
+        "number of hard negatives": sides.each if len(sides.q) else math.nan,
         "symmetric": options.symmetric,
         "normalize": options.normalize,
         "label_smoothing": options.smoothing,

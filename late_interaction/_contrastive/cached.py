@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.messages import abbreviate, shape_of
 
 Outputs = tuple[Tensor, ...]
 
@@ -44,7 +44,8 @@ def cached_contrastive_step(
         depend on.
 
     Raises:
-        TypeError: an output that is no tensor. ValueError: no part, or parts whose outputs do not fit.
+        TypeError: an output that is no tensor. ValueError: no part, parts whose outputs do not fit, or a
+        loss of more than one number.
 
     Complexity: two forwards and a backward of the encoder; the embeddings of all parts and their gradients.
     Autocast that surrounds the call holds for all passes.
@@ -83,6 +84,8 @@ def cached_contrastive_step(
     for name, x in (("loss", value), ("scale", scaled)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must return a torch.Tensor, got {abbreviate(x)}")
+        if x.numel() != 1:
+            raise ValueError(f"{name} must return one number, a mean or a sum, got {shape_of(x)}")
     scaled.backward()
     gradients = [leaf.grad for leaf in leaves]
     sizes = [[x.shape for x in outputs] for outputs in encoded]

@@ -52,7 +52,7 @@ def number(name: str, value: Any) -> float:
         found = float(value)
     except OverflowError:  # of an int
         found = math.inf
-    if not math.isfinite(found):
+    if not -math.inf < found < math.inf:  # math.isfinite cannot be traced
         raise ValueError(f"{name} must be finite, got {abbreviate(value)}")
     return found
 

@@ -69,6 +69,7 @@ class Ring:
     any_mask: bool = False  # any process has a mask of anything
     wants: list[bool] = field(default_factory=list)  # whether each has a gradient of its documents
     longest_query: int = 0  # tokens, over all processes
+    single: bool = False  # all queries and documents of all processes have one token
     caller: str = ""  # the function that messages name
 
     @staticmethod
@@ -181,7 +182,7 @@ def join(
     check_alike(caller, table, {name: _OPTIONS + i for i, name in enumerate(options)} | _ALIKE)
     queries, documents = ([int(row[i]) for row in table] for i in (0, 1))
     shapes = [tuple(int(x) for x in row[2:5]) for row in table]
-    longest, wants, any_mask = ([row[_OPTIONS + _MOST_OPTIONS + i] for row in table] for i in range(3))
+    longest, wants, any_mask, single = zip(*(row[_OPTIONS + _MOST_OPTIONS :] for row in table), strict=True)
     return Ring(
         group,
         rank,
@@ -193,14 +194,16 @@ def join(
         any_mask=any(any_mask),
         wants=[bool(x) for x in wants],
         longest_query=int(max(longest)),
+        single=all(single),
         caller=caller,
     )
 
 
 def _facts_of_any(own: check.Sides | None) -> list[float]:
-    """Facts that decide for all processes: the longest query, whether the documents have a gradient, and
-    whether anything has a mask."""
+    """Facts that decide for all processes: the longest query, whether the documents have a gradient, whether
+    anything has a mask, and whether queries and documents have one token each."""
     if own is None:
-        return [0.0] * 3
+        return [0.0] * 4
     masks = (x.mask is not None for x in (own.q, own.d, own.h) if x is not None)
-    return [float(own.q.longest), float(own.d.values.requires_grad), float(any(masks))]
+    single = check.is_single(own.q) and check.is_single(own.d)
+    return [float(own.q.longest), float(own.d.values.requires_grad), float(any(masks)), float(single)]

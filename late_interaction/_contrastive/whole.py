@@ -29,10 +29,17 @@ def default_budget(device_type: str, listed: bool) -> int:
     return min(budget, KEPT_BYTES_WITH_LIST) if listed and device_type == "cuda" else budget
 
 
+def all_scores(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, keeps: bool) -> Tensor:
+    """Scores of all pairs of queries and documents, differentiable where ``keeps``. Hard negatives of which
+    no query has any are part of the graph, and have a gradient of zeros."""
+    scores = p.kernels.scores_and_winners(q, d)[0] if keeps else p.kernels.scores(q, d)
+    return scores if h is None or p.each else scores + h.values[:0].sum(dtype=scores.dtype)
+
+
 def loss(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, reduction: str, keeps: bool) -> Tensor:
     """Differentiable by the operators' own formulas."""
     with without_autocast(q.values.device.type) if _is_any_autocast_enabled() else nullcontext():
-        scores = p.kernels.scores_and_winners(q, d)[0] if keeps else p.kernels.scores(q, d)
+        scores = all_scores(p, q, d, h, keeps)
         logits = scores / p.temperature
         every = logits
         if h is not None and p.each:

@@ -133,11 +133,11 @@ class Weighted(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        saved = ctx.saved_tensors
+        Q, D, q_weights, *masks = ctx.saved_tensors
         # The precision already says what autocast wanted; autocast must not change it here.
-        with torch.no_grad(), without_autocast(saved[0].device.type):
-            _, winners = _winners_op(*saved, *ctx.options)
-        return _gradients(ctx, grad_scores, *saved[:3], winners)
+        with torch.no_grad(), without_autocast(Q.device.type):
+            _, winners = _winners_op(Q, D, q_weights, *masks, *ctx.options)
+        return _gradients(ctx, grad_scores, Q, D, q_weights, winners)
 
 
 # Function.apply without its questions about torch.func: only for calls without such a transform.

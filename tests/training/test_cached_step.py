@@ -254,3 +254,11 @@ def test_refusals():
         li.cached_contrastive_step(lambda n: (torch.ones(1, 1),) * n, [1, 2], loss_fn)
     with pytest.raises(ValueError, match="first two dims alone"):
         li.cached_contrastive_step(lambda n: torch.ones(1, 2, n), [1, 2], loss_fn)
+
+
+def test_a_loss_of_several_numbers_is_refused_by_name():
+    parts = [torch.randn(2, 3, 4, requires_grad=True)]
+    with pytest.raises(ValueError, match=r"loss must return one number, a mean or a sum, got \[2\]"):
+        li.cached_contrastive_step(lambda x: x, parts, lambda Q: Q.sum((1, 2)))
+    with pytest.raises(ValueError, match=r"scale must return one number"):
+        li.cached_contrastive_step(lambda x: x, parts, lambda Q: Q.sum(), scale=lambda x: x.expand(3))

@@ -283,6 +283,40 @@ def test_hard_negatives():
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rank_without_queries_has_hard_negatives_of_none(packed):
+    ranks = on_ranks(2, "no_queries", packed=packed)
+    assert not any(isinstance(result, str) for result in ranks), ranks
+    (_, D0, _), (Q, D1, H) = (result[1] for result in ranks)
+    parts = shards(2, "padded")
+    leaves = [parts[1][0], torch.cat([part[1] for part in parts])]
+    generator = torch.Generator().manual_seed(1)
+    leaves.append(torch.randn(len(leaves[0]), 2, 3, 8, dtype=torch.float64, generator=generator))
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    labels = torch.arange(len(leaves[0])) + len(D0)
+    loss = li.contrastive_loss(*leaves[:2], temperature=T, hard_negatives=leaves[2], labels=labels)
+    wanted = torch.autograd.grad(loss, leaves)
+    assert all(abs(result[0] - loss.item()) < 1e-9 for result in ranks)
+    for got, want in zip((Q, np.concatenate((D0, D1)), H), wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(got), want)
+
+
+@pytest.mark.parametrize("name", ["contrastive_loss", "recall_loss"])
+def test_a_rank_whose_queries_have_no_tokens(name):
+    ranks = on_ranks(2, "no_tokens", loss=name)
+    assert not any(isinstance(result, str) for result in ranks), ranks
+    Q, D = (torch.cat([part[i][:, :1] for part in shards(2, "padded")]) for i in (0, 1))
+    Q, D = Q.detach().requires_grad_(), D.detach().requires_grad_()
+    own = [part[0].shape[0] for part in shards(2, "padded")]
+    labels = torch.cat((torch.arange(own[0]), torch.arange(own[1]) + len(shards(2, "padded")[0][1])))
+    kept = (torch.arange(len(Q)) < own[0]).unsqueeze(1)
+    loss = getattr(li, name)(Q, D, temperature=T, labels=labels, q_mask=kept)
+    loss.backward()
+    assert all(abs(result[0] - loss.item()) < 1e-9 for result in ranks)
+    torch.testing.assert_close(torch.from_numpy(ranks[0][1][0]), Q.grad[: own[0]])
+    torch.testing.assert_close(torch.from_numpy(np.concatenate([x[1][1] for x in ranks])), D.grad)
+
+
 def test_two_losses_in_one_backward():
     _, grads_q, grads_d, _ = one_process(2)
     ranks = on_ranks(2, "accumulated")

@@ -156,6 +156,18 @@ def test_compiled(kind, device):
     assert_close(gradients(step(Q, D, teacher), (Q, D)), gradients(LOSSES[kind][0](Q, D, teacher), (Q, D)))
 
 
+@every
+def test_compiled_with_dynamic_shapes_and_temperatures(kind, device):
+    ours = LOSSES[kind][0]
+    step = torch.compile(ours, backend="eager", fullgraph=True, dynamic=True)
+    for documents, tokens, temperature in ((3, 5, 0.5), (4, 9, 0.7), (6, 2, 2)):
+        Q, D, teacher = batch(device, torch.float32, K=documents, Ld=tokens)
+        teacher = torch.randn(B, documents, device=device)
+        options = {"temperature": temperature} if kind == "kl" else {}
+        wanted, found = (f(Q, D, teacher, **options) for f in (ours, step))
+        assert_close(gradients(found, (Q, D)), gradients(wanted, (Q, D)))
+
+
 @pytest.mark.parametrize(("function", "module"), [
     (li.distill_kl_div_loss, li.DistillKLDivLoss),
     (li.margin_mse_loss, li.MarginMSELoss),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 from torch.autograd import Function
 
-from late_interaction._contrastive import backward, forward
+from late_interaction._contrastive import backward, forward, whole
 from late_interaction._contrastive.arguments import Arguments
 from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.labels import Labels
@@ -65,7 +65,7 @@ def row_loss(name: str, given: Arguments, loss: RowLoss, needs_positives: bool =
         result = _blockwise(q.values, d.values, H, options.temperature, bias, row_call)
         return result
     with without_autocast(q.values.device.type) if _is_any_autocast_enabled() else nullcontext():
-        scores = given.kernels.scores_and_winners(q, d)[0] if given.keeps else given.kernels.scores(q, d)
+        scores = whole.all_scores(problem, q, d, h, given.keeps)
         own = None if h is None or not sides.each else given.kernels.own_scores(q, h, sides.each)[0]
         result = _of_scores(scores, own, options.temperature, bias, row_call)
     return result
