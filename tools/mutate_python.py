@@ -197,7 +197,7 @@ TESTS = {
 # all tests that are listed.
 ELSEWHERE = {
     "_contrastive/gather.py", "_contrastive/ring.py", "_contrastive/shards.py", "_group.py",
-    "_search/group_search.py",
+    "_search/group_search.py", "alias.py",
 }  # fmt: skip
 
 # Boundaries and negations of comparisons, and the operation that is most like another. The other replacements
