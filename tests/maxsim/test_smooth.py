@@ -567,7 +567,7 @@ def test_a_block_takes_a_mebibyte_a_thread():
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_block_holds_as_much_as_fits(monkeypatch, layout, numbers, sizes, threads):
-    """Of groups as many as fit whole, else of documents, else of rows; never nothing."""
+    """As many groups as fit whole, else as many documents, else as many rows; never nothing."""
     torch.set_num_threads(threads)
     monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 4 * numbers // threads)
     Q, D = embeddings(layout, 3, 3, 2, 5, 4, dtype=torch.float32)
