@@ -255,6 +255,14 @@ def test_kmeans_tells_tokens_apart_that_are_close(device, dtype, step):
     assert labels.tolist() == [0, 0, 1, 1, 0] and found.tolist() == [2]
 
 
+def test_kmeans_goes_on_where_all_tokens_are_first_in_one_cluster(device):
+    """Two centers start from equal tokens. The first moves to the mean, and leaves tokens to the second."""
+    x = torch.tensor([0, 1, 0, 1], dtype=F64, device=device).unsqueeze(1)
+    wanted = torch.tensor([2], dtype=torch.int32, device=device)
+    labels, found = OPS.kmeans_labels(x, offsets([4]).to(device), wanted)
+    assert labels.tolist() == lloyd(x, 2, 10).tolist() == [1, 0, 1, 0] and found.tolist() == [2]
+
+
 def test_kmeans_pools_like_tokens_and_drops_empty_clusters(device):
     a, b = torch.eye(4, device=device)[:2]
     x = torch.stack([a, a, b, a, b, b, a])
@@ -402,6 +410,14 @@ def test_labels_that_cannot_be(message, op):
     args = document(6, "random"), offsets([6]), torch.tensor([2], dtype=torch.int32)
     with pytest.raises(RuntimeError, match=message):
         getattr(OPS, op)(*BAD_LABELS[message](*args))
+
+
+def test_kmeans_takes_at_least_one_iteration():
+    args = document(6, "random"), offsets([6]), torch.tensor([2], dtype=torch.int32)
+    for iterations in (0, -1):
+        with pytest.raises(RuntimeError, match=f"iterations must be at least 1, got {iterations}"):
+            OPS.kmeans_labels(*args, iterations)
+    assert OPS.kmeans_labels(*args, 1)[1].tolist() == [2]
 
 
 @pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
