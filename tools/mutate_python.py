@@ -19,6 +19,7 @@ import os
 import random
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,8 +198,11 @@ TESTS = {
 # all tests that are listed.
 ELSEWHERE = {
     "_contrastive/gather.py", "_contrastive/ring.py", "_contrastive/shards.py", "_group.py",
-    "_search/group_search.py",
+    "_search/group_search.py", "alias.py",
 }  # fmt: skip
+
+# Modules whose tests are skipped without pyarrow, which the environment of `make lancedb` has.
+NEED_PYARROW = {"corpus/_arrow.py", "corpus/_parquet.py"}
 
 # Boundaries and negations of comparisons, and the operation that is most like another. The other replacements
 # of cosmic-ray fail at once (`x << 2.5`) or do what one of these does (`is` for `==` on small integers).
@@ -507,9 +511,14 @@ def main(arguments):
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args(arguments)
-    names = [name.removeprefix("late_interaction/") for name in options.modules] or list(TESTS)
+    lacking = NEED_PYARROW if find_spec("pyarrow") is None else set()
+    names = [name.removeprefix("late_interaction/") for name in options.modules]
+    names = names or [name for name in TESTS if name not in lacking]
     if unknown := set(names) - set(TESTS):
         raise SystemExit(f"no tests are listed for {', '.join(sorted(unknown))}")
+    if skipped := lacking.intersection(names):
+        here = f".venv/env/lancedb/bin/python tools/mutate_python.py {' '.join(sorted(skipped))}"
+        raise SystemExit(f"their tests need pyarrow: make lancedb, then {here}")
     mutation.environment()
     tree = mutation.fresh_copy("python")
     import_once()

@@ -81,6 +81,22 @@ def test_devices_with_kernels(missing, capability, has, monkeypatch):
         assert _compat.has_kernels.__wrapped__(torch.device(device)) == wanted
 
 
+def test_what_there_is_of_a_package_that_is_not_installed():
+    from late_interaction._patches.compat import nothing_to_patch
+
+    def said(cause):
+        return str(nothing_to_patch("patch_it", "no-such-package", "1 to 2", cause))
+
+    needed = "patch_it() needs no-such-package 1 to 2, and found"
+    absent = ModuleNotFoundError("No module named 'no_such_package'", name="no_such_package")
+    assert said(None) == said(absent) == f"{needed} none"
+    other = ModuleNotFoundError("No module named 'x'", name="x")
+    assert said(other) == (
+        f"{needed} no-such-package of an unknown release, which does not import:"
+        " ModuleNotFoundError: No module named 'x'"
+    )
+
+
 def test_a_cause_is_told_in_one_line_of_300_characters():
     from late_interaction._patches.compat import brief_cause
 

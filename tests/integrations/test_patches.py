@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import warnings
+from importlib.machinery import PathFinder
 
 import pytest
 
@@ -271,15 +272,18 @@ def test_the_real_one_is_not_replaced_once_it_is_imported(install):
 
 
 def test_the_real_one_is_found_again_afterwards(install):
-    install("late-interaction-kernels", "0.4.5", {"late_interaction_kernels/__init__.py": "real = True"})
+    files = {f"late_interaction_kernels/{name}.py": "real = True" for name in ("__init__", "varlen")}
+    install("late-interaction-kernels", "0.4.5", files)
     li.install_as("late_interaction_kernels")
     assert importlib.import_module("late_interaction_kernels") is li
     li.uninstall_as("late_interaction_kernels")
-    assert importlib.import_module("late_interaction_kernels").real
+    for name in ("late_interaction_kernels", "late_interaction_kernels.varlen"):
+        assert importlib.import_module(name).real
 
 
-def test_a_second_name_stays_when_the_first_is_given_up():
-    """The name and its modules, also one that is imported afterwards."""
+def test_a_second_name_stays_when_the_first_is_given_up(monkeypatch):
+    """The name and its modules, also one that is imported afterwards: in front of whatever finds files."""
+    monkeypatch.setattr(sys, "meta_path", [PathFinder, *sys.meta_path, PathFinder])
     li.install_as("a_maxsim")
     li.install_as("b_maxsim")
     try:

@@ -140,14 +140,15 @@ def test_clusters_are_the_same_on_any_number_of_threads(threads):
     assert torch.equal(labels, torch.cat(one_by_one))
 
 
-def test_groups_of_documents_are_clustered_as_all_at_once(monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_groups_of_documents_are_clustered_as_all_at_once(threads, monkeypatch):
     from late_interaction.ops import pooling
 
     documents = [document(n, "grid") for n in [40, 3, 50, 9, 1, 30, 0, 2]]
     results = [pool_tokens(documents, 3, method=method) for method in ("ward", "kmeans")]
-    monkeypatch.setattr(pooling, "_WARD_BYTES_A_THREAD", 4000)
+    monkeypatch.setattr(pooling, "_WARD_BYTES_A_THREAD", 4000 // threads)
     monkeypatch.setattr(pooling, "_KMEANS_BYTES_OF_A_CPU", 4000)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     held, cut = [], pooling._cut
     monkeypatch.setattr(pooling, "_cut", lambda x, *args: (held.append(len(x)), cut(x, *args)))
     lengths, lloyd = [], pooling._lloyd
@@ -241,6 +242,25 @@ def test_kmeans_by_definition(device, iterations):
     for x, count, own, number in zip(documents, clusters, parts, found.tolist(), strict=True):
         assert torch.equal(own.long(), lloyd(x, count, iterations))
         assert number == int(own.max()) + 1
+
+
+@pytest.mark.parametrize(("dtype", "step"), [
+    (torch.bfloat16, 2**-7), (torch.float16, 2**-10), (torch.float32, 2**-10), (F64, 2**-20),
+])  # fmt: skip
+def test_kmeans_tells_tokens_apart_that_are_close(device, dtype, step):
+    """Half precision is clustered in float32, and float64 in float64."""
+    x = torch.tensor([1, 1, 1 + step, 1 + step, 1], dtype=F64, device=device).to(dtype).unsqueeze(1)
+    wanted = torch.tensor([2], dtype=torch.int32, device=device)
+    labels, found = OPS.kmeans_labels(x, offsets([5]).to(device), wanted)
+    assert labels.tolist() == [0, 0, 1, 1, 0] and found.tolist() == [2]
+
+
+def test_kmeans_goes_on_where_all_tokens_are_first_in_one_cluster(device):
+    """Two centers start from equal tokens. The first moves to the mean, and leaves tokens to the second."""
+    x = torch.tensor([0, 1, 0, 1], dtype=F64, device=device).unsqueeze(1)
+    wanted = torch.tensor([2], dtype=torch.int32, device=device)
+    labels, found = OPS.kmeans_labels(x, offsets([4]).to(device), wanted)
+    assert labels.tolist() == lloyd(x, 2, 10).tolist() == [1, 0, 1, 0] and found.tolist() == [2]
 
 
 def test_kmeans_pools_like_tokens_and_drops_empty_clusters(device):
@@ -373,7 +393,9 @@ def test_a_cut_that_cannot_be(message):
 BAD_LABELS = {
     "tokens must be floating point": lambda x, cu, k: (x.int(), cu, k),
     "tokens must be floating point .* of rank 3": lambda x, cu, k: (x.unsqueeze(0), cu, k),
+    "tokens must be floating point .* of rank 1": lambda x, cu, k: (x[:, 0], cu, k),
     "must be int32": lambda x, cu, k: (x, cu.long(), k),
+    "must be int32, one-dimensional$": lambda x, cu, k: (x, cu, k[0]),
     "must be int32, one-dimensional": lambda x, cu, k: (x, cu, k.view(1, 1)),
     r"cu_seqlens must be \[3\], got \[2\]": lambda x, cu, k: (x, cu, k.repeat(2)),
     r"cu_seqlens must be \[2\], got \[3\]": lambda x, cu, k: (x, offsets([3, 3]), k),
@@ -390,8 +412,16 @@ def test_labels_that_cannot_be(message, op):
         getattr(OPS, op)(*BAD_LABELS[message](*args))
 
 
+def test_kmeans_takes_at_least_one_iteration():
+    args = document(6, "random"), offsets([6]), torch.tensor([2], dtype=torch.int32)
+    for iterations in (0, -1):
+        with pytest.raises(RuntimeError, match=f"iterations must be at least 1, got {iterations}"):
+            OPS.kmeans_labels(*args, iterations)
+    assert OPS.kmeans_labels(*args, 1)[1].tolist() == [2]
+
+
 @pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
-@pytest.mark.parametrize("cu", [[0, 5], [0, 7], [1, 6], [0, 4, 2, 6]], ids=str)
+@pytest.mark.parametrize("cu", [[0, 5], [0, 7], [1, 6], [-1, 6], [0, 4, 2, 6]], ids=str)
 def test_offsets_that_are_not_of_the_tokens(cu, op):
     args = document(6, "random"), torch.tensor(cu, dtype=torch.int32), torch.ones(len(cu) - 1).int()
     with pytest.raises(RuntimeError, match="must rise from 0 to 6"):

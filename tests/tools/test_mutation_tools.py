@@ -78,3 +78,12 @@ def test_changed_constants_are_of_the_cpu_kernels(tools):
     assert set(mutate_constants.NEUTRAL) <= set(found) and "kLanes" in found and "kStepBytes" in found
     assert mutate_constants.variants("64") == ["65", "63", "128"]
     assert mutate_constants.variants("1") == ["2", "0"]
+
+
+def test_modules_whose_tests_would_be_skipped_are_not_mutated(tools, monkeypatch):
+    """Without pyarrow every mutant of theirs would survive."""
+    _, mutate_python, _ = tools
+    assert set(mutate_python.TESTS) >= mutate_python.NEED_PYARROW
+    monkeypatch.setattr(mutate_python, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"need pyarrow: make lancedb, then .* corpus/_arrow\.py$"):
+        mutate_python.main(["late_interaction/corpus/_arrow.py"])

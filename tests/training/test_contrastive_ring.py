@@ -134,7 +134,7 @@ def exchanged_by(ring, monkeypatch):
     (0, 1, 11, 13), (3, 1, 10, 12), (1, -1, 10, 12), (0, -3, 11, 13), (2, 2, 10, 10),
 ])  # fmt: skip
 def test_the_ranks_that_an_exchange_is_with(rank, ahead, to, source, monkeypatch):
-    """Of four ranks. The n-th tensor has tag n on both sides, also where one side sends none of it."""
+    """Four ranks. The n-th tensor has tag n on both sides, also where one side sends none of it."""
     ring = Ring("group", rank, 4, [1] * 4, [1] * 4, caller="loss")
     begun = exchanged_by(ring, monkeypatch)
     out, into = [torch.ones(2), torch.ones(0), torch.ones(3)], [torch.ones(0), torch.ones(4), torch.ones(1)]
@@ -176,7 +176,7 @@ def test_what_goes_to_the_next_rank(masked, monkeypatch):
 
 
 def test_offsets_of_packed_documents_are_those_of_the_rank_they_came_from(monkeypatch):
-    """Of three ranks: the one before the last is not the next one."""
+    """With three ranks the one before the last is not the next one."""
     bounds = [(0, 2, 3), (0, 4), (0, 1, 1, 6)]
     packed = [(torch.tensor(x, dtype=torch.int32), x) for x in bounds]
     ring = Ring("group", 0, 3, [1] * 3, [2, 1, 3], [(x[-1], 8) for x in bounds], packed)
