@@ -68,7 +68,7 @@ JOBS = (
     Job("backward", 1, 220, _suites("backward")),
     Job("forward", 1, 190, _suites("forward", warm=90)),
     Job("heads", 1, 75, _suites("heads")),
-    Job("sweep", 2, 560, ("sweep", "--merge"), least=150),
+    Job("sweep", 2, 450, ("sweep", "--merge"), least=150),
     Job("short", 2, 190, _suites("short", "short-steps", warm=60)),
     Job("surface", 2, 110, _suites("quantized", "plaid", "retrieve")),
     Job("plans", 2, 105, ("plans", "--seed", "1", "--count", "200", "--masked", "40", "--others", "60")),

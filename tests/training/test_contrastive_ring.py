@@ -49,7 +49,7 @@ def joined(rows, own, options, monkeypatch, rank=0):
 
 
 def facts(queries, documents, shape, packed, masked, dtype, d, options, of_any):
-    """A row of the table: 9 facts of every loss, 12 places for its options, 3 that decide for all ranks."""
+    """A row of the table: 9 facts of every loss, 12 places for its options, 4 that decide for all ranks."""
     return [float(x) for x in (
         queries, documents, *shape, packed, masked, dtype, d, *options, *[0] * (12 - len(options)), *of_any
     )]  # fmt: skip
@@ -68,7 +68,7 @@ def test_what_a_rank_tells_the_others(form, monkeypatch):
     shape, packed, documents, dtype = (4, 3, 8), 0, 4, 2
     if form == "packed":
         shape, packed, documents, dtype = (12, 8, 0), 1, 1, 3
-    of_any = (7, form == "masked", form in ("masked", "hard negatives"))
+    of_any = (7, form == "masked", form in ("masked", "hard negatives"), 0)
     row = facts(2, documents, shape, packed, form == "masked", dtype, 8, (5, 0.5), of_any)
     told, join = joined([row, row], own, {"loss (by number)": 5, "tail": 0.5}, monkeypatch)
     ring = join()
@@ -83,15 +83,25 @@ def test_what_a_rank_learns_of_the_others(monkeypatch):
     """Each has its own sizes; a mask, and the longest query, of any rank are of all."""
     own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=Tokens(torch.ones(4, 3, 8), None), h=None)
     rows = [
-        facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0)),
-        facts(6, 5, (5, 9, 8), 0, 1, 2, 8, (5,), (3, 1, 1)),
-        facts(0, 1, (1, 2, 8), 0, 0, 2, 8, (5,), (11, 0, 0)),
+        facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0, 0)),
+        facts(6, 5, (5, 9, 8), 0, 1, 2, 8, (5,), (3, 1, 1, 0)),
+        facts(0, 1, (1, 2, 8), 0, 0, 2, 8, (5,), (11, 0, 0, 0)),
     ]
     _, join = joined(rows, own, {"loss (by number)": 5}, monkeypatch, rank=2)
     ring = join()
     assert ring.queries == [2, 6, 0] and ring.documents == [4, 5, 1] and ring.rank == 2 and ring.world == 3
     assert ring.shapes == [(4, 3, 8), (5, 9, 8), (1, 2, 8)] and ring.largest_shard == 360
     assert ring.masked and ring.any_mask and ring.wants == [False, True, False] and ring.longest_query == 11
+
+
+@pytest.mark.parametrize("tokens", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("others", [0, 1])
+def test_single_tokens_are_those_of_all_ranks(tokens, others, monkeypatch):
+    Q, D = (torch.ones(2, length, 8) for length in tokens)
+    own = SimpleNamespace(q=Tokens(Q, None), d=Tokens(D, None), h=None)
+    row = facts(2, 2, (2, tokens[1], 8), 0, 0, 2, 8, (5,), (tokens[0], 0, 0, tokens == (1, 1)))
+    told, join = joined([row, [*row[:-1], float(others)]], own, {"loss (by number)": 5}, monkeypatch)
+    assert join().single == (tokens == (1, 1) and others == 1) and told == [row]
 
 
 @pytest.mark.parametrize(("place", "name"), [
@@ -101,7 +111,7 @@ def test_what_a_rank_learns_of_the_others(monkeypatch):
 def test_facts_in_which_all_ranks_agree(place, name, monkeypatch):
     own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=Tokens(torch.ones(4, 3, 8), None), h=None)
     options = {"loss (by number)": 5} | {str(i): 0 for i in range(10)} | {"the last option": 0}
-    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, options.values(), (7, 0, 0))
+    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, options.values(), (7, 0, 0, 0))
     other = [x + 1 if i == place else x for i, x in enumerate(row)]
     _, join = joined([row, other], own, options, monkeypatch)
     if name is None:
@@ -114,7 +124,7 @@ def test_facts_in_which_all_ranks_agree(place, name, monkeypatch):
 
 def test_a_rank_that_refuses_tells_as_many_numbers(monkeypatch):
     """The others cannot exchange theirs with a list of another length."""
-    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0))
+    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0, 0))
     told, join = joined([row, [-1.0] * len(row)], None, {"loss (by number)": 5}, monkeypatch, rank=1)
     with pytest.raises(RuntimeError, match=r"^loss: rank 1 of the group refused its arguments"):
         join()
