@@ -20,7 +20,9 @@ def position(group: Any) -> tuple[int, int]:
     if not _is_group(group):
         raise TypeError(f"group must be a torch.distributed process group or None, got {abbreviate(group)}")
     if not dist.is_initialized():
-        raise ValueError("group must be of a torch.distributed that is initialized, and was destroyed")
+        raise ValueError(
+            "group must belong to torch.distributed as it is initialized now, and it is not initialized"
+        )
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 import late_interaction as li
 from late_interaction import plaid
 from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.ops._registration import applied
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
 
@@ -179,3 +180,23 @@ def test_tangents_of_an_index(device):
             func.jvp(function, (primal,), (primal,))
         with forward_ad.dual_level(), refused:
             function(forward_ad.make_dual(primal, primal))
+
+
+def test_a_transform_records_a_function_of_one_level():
+    """PyTorch 2.15 hands what is a Function to every level of torch.func, whoever calls its apply."""
+    seen = []
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(issubclass(ctx._forward_cls, torch.autograd.Function))
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+    double, x = applied(Double), torch.ones(3, requires_grad=True)
+    assert torch.equal(torch.autograd.grad(double(x).sum(), x)[0], torch.full((3,), 2.0))
+    assert torch.equal(func.grad(lambda x: double(x).sum())(x.detach()), torch.full((3,), 2.0))
+    assert seen == [True, False]

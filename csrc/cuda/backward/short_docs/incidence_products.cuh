@@ -205,8 +205,8 @@ struct OwnedRows {
   }
 };
 
-// What a block computes. Producers, and consumers at their end, read its index anew (ctaid_x): else ptxas
-// keeps registers for what follows from it, which consumers do not have.
+// What a block computes. Producers read the index of the block again (ctaid_x), and so do consumers once they
+// have multiplied. ptxas would otherwise keep these fields in registers, of which consumers have none left.
 template <class Tile>
 struct BlockWork {
   uint32_t rank, tile;
@@ -378,7 +378,8 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
     write_rows<Tile>(p, memory.ring, work.rank, work.first_row, work.first_dim);
     ptx::cluster_sync();  // no block leaves while another reads its sums
   }
-  // What comes behind grad_D comes behind grad_Q too: a kernel ends with its last block.
+  // The next kernel must not start before grad_Q's kernel has ended. The last block waits for that, and this
+  // kernel ends with its last block.
   if (p.beside_grad_q && ptx::ctaid_x() == gridDim.x - 1) ptx::pdl_wait();
 #endif
 }
