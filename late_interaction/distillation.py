@@ -168,7 +168,9 @@ def margin_mse_loss(
             f"D must hold a positive and at least 1 negative of each query, got {scores.shape[1]} documents"
         )
     B, others = scores.shape[0], scores.shape[1] - 1
-    shapes = [scores.shape, torch.Size((B, others))] + [torch.Size((B,))] * (others == 1)
+    shapes = [scores.shape, torch.Size((B, others))]
+    if others == 1:
+        shapes.append(torch.Size((B,)))
     _check_teacher(teacher, scores, ("[B, K]", "[B, K - 1]", "[B]"), shapes)
     wanted = teacher.detach().to(scores.dtype)
     if wanted.shape == scores.shape:

@@ -1,6 +1,7 @@
 """Makes the whole record of a GPU in a few calls: a job for each group of suites, the sweep and the plans.
 
-    python -m bench record --part 1 --gpus 0,1 --out DIR     # then --part 2
+    python -m bench record --part 1 --gpus 0,1 --out DIR     # then --part 2; or
+    python -m bench record --gpus 0,1,2,3 --out DIR
     python -m bench merge DIR/*.json                         # into the records of bench/results
 
 Each job is one process on one GPU and writes DIR/<job>.json. A GPU takes the longest job that is left as soon
@@ -28,6 +29,7 @@ from bench.harness.text import align
 
 POLL_S = 0.5
 MARGIN_S = 10.0  # of a call, for what follows the jobs
+JOB_CORES = 8  # kept for each GPU's job, before the sweep's processes that compile for the peers
 UNFINISHED = ".unfinished"  # the ending of a job's file that may lack shapes
 
 
@@ -122,7 +124,7 @@ class Recorder:
 
     def run(self, jobs: Sequence[Job]) -> None:
         waiting = [*jobs]
-        cores = max(1, (os.cpu_count() or 2) // len(self.gpus) - 2)
+        cores = max(1, (os.cpu_count() or 2) - JOB_CORES * len(self.gpus))
         try:
             while waiting or self.running:
                 free = [gpu for gpu in self.gpus if gpu not in {r.gpu for r in self.running}]

@@ -82,6 +82,19 @@ def test_many_documents_of_one_query(dtype, d, kind):
     ref.assert_close(scores, expected(Q, D, scale_Q, scale_D, *masks), LIMIT[dtype])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("Ld", [170, 300])
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_every_call_gives_the_same_scores(dtype, d, Ld):
+    """Multiplications of a block's other documents hold up the loads of a document's scales."""
+    Q, D, scale_Q, scale_D = quantized((1, 32, 2300, Ld, d), dtype, "cuda")
+    first = score(Q, D, scale_Q, scale_D)
+    for _ in range(60):
+        torch.testing.assert_close(score(Q, D, scale_Q, scale_D), first, rtol=0, atol=0)
+    ref.assert_close(first, expected(Q, D, scale_Q, scale_D), LIMIT[dtype])
+
+
 @pytest.mark.parametrize("Ld", EDGES)
 @pytest.mark.parametrize("layout", ["in-batch", "pairs"])
 @pytest.mark.parametrize(("rows", "d"), [(ROWS[0], 64), ((3, 140), 64), ((3, 140), 400)])

@@ -22,6 +22,20 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t mbarrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(mbarrier) : "memory");
 }
 
+// Arrives once `loaded` is there, a word that came from shared memory; for a lane that gives to TMA what it
+// loaded from. The address depends on the word: shr clamps its distance, and no mbarrier lies in the first 32
+// bytes, so that 0 is added. Without that, an arrival does not wait for the loads before it. wgmma of the
+// block's other warpgroups can hold up a load for longer than TMA takes to write there.
+__device__ __forceinline__ void mbarrier_arrive_after(uint32_t mbarrier, uint32_t loaded) {
+  asm volatile(
+      "{\n.reg .b32 none, address;\n"
+      "shr.u32 none, %1, %0;\n"
+      "add.u32 address, none, %0;\n"
+      "mbarrier.arrive.shared::cta.b64 _, [address];\n}\n" ::"r"(mbarrier),
+      "r"(loaded)
+      : "memory");
+}
+
 // Arrives on an mbarrier of any block of the cluster, given by the address that mapa returns.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t mbarrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(mbarrier) : "memory");

@@ -408,22 +408,27 @@ struct LaneTokenScales {
       }
     }
   }
-  // Takes those that came with the tile.
-  __device__ __forceinline__ void take(const TokenScaleArgs& p, uint32_t mask, uint32_t all,
-                                       const TokenScalePlaces& first) {
+  // Takes those that came with the tile. Returns bits of all that it loads.
+  __device__ __forceinline__ uint32_t take(const TokenScaleArgs& p, uint32_t mask, uint32_t all,
+                                           const TokenScalePlaces& first) {
+    uint32_t loaded = 0;
     if (p.mask.rides) {
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
         const uint32_t four = ptx::ld_shared(mask + token(first.mask, i / 2, i % 2) / 4 * 4);
         if ((four >> 8 * (first.mask % 4) & 0xFF) == 0) keeps[i / 2][i % 2] = 0;
+        loaded |= four;
       }
     }
     if (Tile::kQuantized && p.scales.rides) {
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-        scales[i / 2][i % 2] = __uint_as_float(ptx::ld_shared(all + 4 * token(first.scale, i / 2, i % 2)));
+        const uint32_t scale = ptx::ld_shared(all + 4 * token(first.scale, i / 2, i % 2));
+        scales[i / 2][i % 2] = __uint_as_float(scale);
+        loaded |= scale;
       }
     }
+    return loaded;
   }
 };
 
@@ -487,14 +492,15 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, cons
     }
     ptx::wgmma_commit();
     if (!Tile::kQuantized && p.normalize) squares.add(stage);
+    uint32_t loaded = 0;
     if constexpr (!Tile::kListed) {
       if (first_chunk == 0) {
-        token_scales.take(p, memory.mask_of(warpgroup, at), memory.scales_of(warpgroup, at), places);
+        loaded = token_scales.take(p, memory.mask_of(warpgroup, at), memory.scales_of(warpgroup, at), places);
       }
     }
     ptx::wgmma_wait<0>();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory.empty(warpgroup, at));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_after(memory.empty(warpgroup, at), loaded);
     at.advance(memory.share);
   }
 }
