@@ -83,16 +83,18 @@ def test_many_documents_of_one_query(dtype, d, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("Ld", [170, 300])
-@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("kind", ["none", "holes"])
+@pytest.mark.parametrize("d", [64, 128, 400])
+@pytest.mark.parametrize("sizes", [(1, 32, 2300, 170), (1, 32, 2300, 300), (64, 32, 500, 170)], ids=str)
 @pytest.mark.parametrize("dtype", QUANTIZED)
-def test_every_call_gives_the_same_scores(dtype, d, Ld):
-    """Multiplications of a block's other documents hold up the loads of a document's scales."""
-    Q, D, scale_Q, scale_D = quantized((1, 32, 2300, Ld, d), dtype, "cuda")
-    first = score(Q, D, scale_Q, scale_D)
+def test_every_call_gives_the_same_scores(dtype, sizes, d, kind):
+    """Multiplications of a block's other documents hold up the loads of a document's mask and scales."""
+    Q, D, scale_Q, scale_D = quantized((*sizes, d), dtype, "cuda")
+    masks = mask(Q.shape[:-1], "cuda", kind), mask(D.shape[:-1], "cuda", kind)
+    first = score(Q, D, scale_Q, scale_D, *masks)
     for _ in range(60):
-        torch.testing.assert_close(score(Q, D, scale_Q, scale_D), first, rtol=0, atol=0)
-    ref.assert_close(first, expected(Q, D, scale_Q, scale_D), LIMIT[dtype])
+        torch.testing.assert_close(score(Q, D, scale_Q, scale_D, *masks), first, rtol=0, atol=0)
+    ref.assert_close(first, expected(Q, D, scale_Q, scale_D, *masks), LIMIT[dtype])
 
 
 @pytest.mark.parametrize("Ld", EDGES)
