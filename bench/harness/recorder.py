@@ -29,7 +29,6 @@ from bench.harness.text import align
 
 POLL_S = 0.5
 MARGIN_S = 10.0  # of a call, for what follows the jobs
-JOB_CORES = 8  # kept for each GPU's job, before the sweep's processes that compile for the peers
 UNFINISHED = ".unfinished"  # the ending of a job's file that may lack shapes
 
 
@@ -124,7 +123,8 @@ class Recorder:
 
     def run(self, jobs: Sequence[Job]) -> None:
         waiting = [*jobs]
-        cores = max(1, (os.cpu_count() or 2) - JOB_CORES * len(self.gpus))
+        # Of the sweep's processes that compile. With more, the peers' tuners on other GPUs chose worse.
+        cores = max(1, (os.cpu_count() or 2) // len(self.gpus) - 2)
         try:
             while waiting or self.running:
                 free = [gpu for gpu in self.gpus if gpu not in {r.gpu for r in self.running}]
