@@ -123,7 +123,7 @@ class Recorder:
 
     def run(self, jobs: Sequence[Job]) -> None:
         waiting = [*jobs]
-        # Of the sweep's processes that compile. With more, the peers' tuners on other GPUs chose worse.
+        # How many processes compile for the sweep. With more, the peers' tuners on other GPUs chose worse.
         cores = max(1, (os.cpu_count() or 2) // len(self.gpus) - 2)
         try:
             while waiting or self.running:
