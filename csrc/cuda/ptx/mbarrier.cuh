@@ -22,10 +22,10 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t mbarrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(mbarrier) : "memory");
 }
 
-// Arrives once `loaded` is there, a word that came from shared memory; for a lane that gives to TMA what it
-// loaded from. The address depends on the word: shr clamps its distance, and no mbarrier lies in the first 32
-// bytes, so that 0 is added. Without that, an arrival does not wait for the loads before it. wgmma of the
-// block's other warpgroups can hold up a load for longer than TMA takes to write there.
+// Arrives once `loaded` is there, a word that was loaded from shared memory. With this a consumer gives TMA
+// back a stage that it has loaded from: mbarrier_arrive does not wait for the loads before it, and wgmma of
+// the block's other warpgroups can delay a load for longer than TMA takes to overwrite the stage. The address
+// depends on the word: shr clamps its distance, and no mbarrier lies in the first 32 bytes, so 0 is added.
 __device__ __forceinline__ void mbarrier_arrive_after(uint32_t mbarrier, uint32_t loaded) {
   asm volatile(
       "{\n.reg .b32 none, address;\n"
