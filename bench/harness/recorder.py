@@ -123,7 +123,7 @@ class Recorder:
 
     def run(self, jobs: Sequence[Job]) -> None:
         waiting = [*jobs]
-        # How many processes compile for the sweep. With more, the peers' tuners on other GPUs chose worse.
+        # How many processes compile for the sweep: each job has its share of the cores, less two for itself.
         cores = max(1, (os.cpu_count() or 2) // len(self.gpus) - 2)
         try:
             while waiting or self.running:
