@@ -101,6 +101,7 @@ def test_queries_at_a_time_where_the_kernels_do_not_score(monkeypatch):
 def test_cross_entropy_of_anything_else_takes_the_scores():
     labels, inputs = 2 * torch.arange(5), batch()
     lazy, scores = losses.Scores(Loss(), inputs, 3.0), 3.0 * colbert_scores(*inputs)
+    torch.testing.assert_close(3.0 * losses.Scores(lazy.loss, inputs).computed(), scores)
     weight = torch.rand(10)
     for args, options in (((weight,), {}), ((), {"weight": weight}), ((weight,), {"reduction": "sum"})):
         wanted = F.cross_entropy(scores, labels, *(x.to(scores.dtype) for x in args), **options)

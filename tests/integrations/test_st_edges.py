@@ -87,6 +87,11 @@ def test_other_numbers_are_weights(dtype, numbers):
     assert weighted is given or not dtype.is_floating_point
 
 
+def test_a_bool_mask_and_none_stay():
+    mask = torch.tensor([[True, False]])
+    assert weights.split(None) == (None, None) and weights.split(mask)[0] is mask
+
+
 def test_whether_numbers_are_a_mask_is_not_asked_where_they_cannot_be_read():
     """A mask would have no gradient, and a compiled graph or a GPU would wait for the answer."""
     learned = torch.ones(1, 3, requires_grad=True)
