@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from late_interaction import sentence_transformers as ours
-from late_interaction._st import chunks, inputs, originals, weights
+from late_interaction._st import chunks, inputs, originals, weights, xtr
 from tests import side_by_side
 
 F64 = torch.float64
@@ -232,6 +232,44 @@ def test_lists_go_a_block_at_a_time(d):
         ours.maxsim_pairwise(Q[:1], D[:1])
 
 
+def test_padded_pairs_are_one_call_and_a_token_of_one_element_counts_once():
+    """Its own code would cut pairs by the budget, one at a time here."""
+    Q, D = some(3, 5, 6), some(3, 7, 6)
+    with counted(maxsim=1):
+        ours.maxsim_pairwise(Q, D, chunk_elements=1)
+    with counted(maxsim=2):
+        ours.maxsim(some(2, 3, 1), some(8, 1, 1), device="cpu:0", chunk_elements=4)
+
+
+@pytest.mark.parametrize("form", ["tensors", "lists"])
+@pytest.mark.parametrize("counts", [(3, 2), (2, 3), (1, 3), (3, 1)])
+def test_other_numbers_of_queries_and_documents_are_no_pairs(counts, form):
+    Q, D = some(counts[0], 5, 6), some(counts[1], 7, 6)
+    given = (Q, D) if form == "tensors" else (list(Q), list(D))
+    for name in ("maxsim_pairwise", "mean_maxsim_pairwise"):
+        assert_same(name, *given)
+        with pytest.raises(ValueError, match="same number of items"):
+            getattr(ours, name)(*given)
+
+
+@pytest.mark.parametrize("name", ["_maxsim_score_documents", "_maxsim_score_pairs"])
+def test_chunks_with_masks_that_do_not_fit(name):
+    """Of its own function: where such a mask can be stretched, it is."""
+    score = {"_maxsim_score_documents": chunks.score_chunk, "_maxsim_score_pairs": chunks.score_pairs}[name]
+    own = getattr(originals.module(originals.SIMILARITY), name)
+    Q, D, q_mask, d_mask = some(3, 5, 6), some(3, 7, 6), torch.rand(3, 5) < 0.6, torch.rand(3, 7) < 0.6
+    for a_mask in (None, q_mask, q_mask[:1], q_mask[:, :1], q_mask[:2], q_mask[:, :4]):
+        for b_mask in (None, d_mask, d_mask[:1], d_mask[:, :1], d_mask[:2], d_mask[:, :6]):
+            wanted, found = outcome(own, Q, D, a_mask, b_mask), outcome(score, Q, D, a_mask, b_mask)
+            if isinstance(wanted, type):
+                assert found is wanted
+            else:
+                torch.testing.assert_close(found, wanted)
+    for a, b in ((Q[0], D), (Q, D[0]), (Q[0], D[0]), (Q[None], D[None])):
+        wanted, found = outcome(own, a, b, None, None), outcome(score, a, b, None, None)
+        assert found is wanted if isinstance(wanted, type) else torch.equal(found, wanted)
+
+
 NOTHING = {
     "a dim of 0": lambda n, length: torch.zeros(n, length, 0),
     "no token": lambda n, length: torch.zeros(n, 0, 4),
@@ -341,6 +379,13 @@ def test_which_groups_go_by_the_kernels():
     for top_k in (1, 2, 42, 43):
         with counted(xtr_winners=1):
             ours.xtr_scores(Q, D, bools, MASKS["flat"](), top_k=top_k)
+
+
+def test_groups_of_other_ranks_are_left_to_its_own_xtr():
+    Q, D = some(3, 5, 6), groups(3, 2, 7, 6)
+    for a, b in ((Q[0], D), (Q[None], D), (Q, D[0]), (Q, D[None]), (Q, D[..., :4])):
+        assert xtr._scores(a, b, None, None, 9) is None
+    assert xtr._scores(Q, D, None, None, 9).shape == (3, 6)
 
 
 @pytest.mark.parametrize("top_k", [0, -1, True, 2.0, None, "3", 1, 2, 41, 42, 43])
