@@ -200,7 +200,7 @@ def some(*shape):
 
 
 @pytest.mark.parametrize(
-    ("budget", "blocks"), [(48, 4), (47, 7), (1, 7), (0, 7), (72, 3), (168, 1), (10**9, 1)]
+    ("budget", "blocks"), [(48, 4), (47, 7), (1, 7), (0, 7), (72, 3), (96, 2), (168, 1), (10**9, 1)]
 )
 @pytest.mark.parametrize("masked", [False, True])
 def test_padded_documents_that_are_scored_elsewhere_go_a_block_at_a_time(budget, blocks, masked):
