@@ -96,15 +96,15 @@ TESTS = {
     "_search/rescore.py": "coarse",
     "_search/selection.py": "retrieve",
     "_search/topk_state.py": "retrieve",
-    "_st/chunks.py": "sentence_transformers st_properties",
-    "_st/colbert.py": "sentence_transformers st_properties",
-    "_st/inputs.py": "sentence_transformers st_properties",
-    "_st/losses.py": "sentence_transformers st_properties",
+    "_st/chunks.py": "sentence_transformers st_edges st_properties",
+    "_st/colbert.py": "sentence_transformers st_edges st_properties",
+    "_st/inputs.py": "sentence_transformers st_edges st_properties",
+    "_st/losses.py": "sentence_transformers st_blocks st_properties",
     "_st/originals.py": "sentence_transformers st_properties",
-    "_st/ranking.py": "sentence_transformers st_properties",
-    "_st/similarity.py": "sentence_transformers st_properties",
-    "_st/weights.py": "sentence_transformers st_properties",
-    "_st/xtr.py": "xtr_patches",
+    "_st/ranking.py": "sentence_transformers st_blocks",
+    "_st/similarity.py": "sentence_transformers st_edges st_properties",
+    "_st/weights.py": "sentence_transformers st_edges st_properties",
+    "_st/xtr.py": "st_edges xtr_patches",
     "alias.py": "patches",
     "bits.py": "bits",
     "coarse.py": "coarse bits muvera",
@@ -437,6 +437,11 @@ def import_once():
     import torch.fx.experimental.symbolic_shapes
     import torch.nested._internal.nested_tensor
     import torch.testing  # noqa: F401
+
+    if find_spec("sentence_transformers"):
+        import sentence_transformers.multi_vector_encoder.evaluation
+        import sentence_transformers.multi_vector_encoder.losses  # noqa: F401
+        from transformers import BertModel, PreTrainedTokenizerFast  # noqa: F401
 
 
 def report(module):

@@ -420,6 +420,16 @@ def test_kmeans_takes_at_least_one_iteration():
     assert OPS.kmeans_labels(*args, 1)[1].tolist() == [2]
 
 
+def test_kmeans_takes_ten_iterations_if_none_are_named():
+    """Of a document whose labels still change then."""
+    x = torch.rand(200, 1, generator=torch.Generator().manual_seed(1)).sort(0, descending=True).values
+    args = torch.cat((x, x.square()), 1), offsets([200]), torch.tensor([3], dtype=torch.int32)
+    labels = OPS.kmeans_labels(*args)[0]
+    assert torch.equal(labels, OPS.kmeans_labels(*args, 10)[0])
+    for other in (9, 11):
+        assert not torch.equal(labels, OPS.kmeans_labels(*args, other)[0])
+
+
 @pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
 @pytest.mark.parametrize("cu", [[0, 5], [0, 7], [1, 6], [-1, 6], [0, 4, 2, 6]], ids=str)
 def test_offsets_that_are_not_of_the_tokens(cu, op):

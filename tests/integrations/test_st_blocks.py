@@ -1,0 +1,312 @@
+"""Sentence Transformers' losses and retrieval evaluator by blocks, with the installed release: which batches
+and evaluations are ours, how large the blocks are, and that nothing depends on them."""
+
+import importlib
+import logging
+import zlib
+from functools import partial
+from types import FunctionType, SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from late_interaction import sentence_transformers as ours
+from late_interaction._st import losses, originals, ranking, similarity
+from late_interaction._st.colbert import colbert_scores
+
+F64 = torch.float64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sentence_transformers():
+    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    assert not originals.exchanged()
+
+
+def some(*shape):
+    return F.normalize(torch.randn(*shape, dtype=F64), dim=-1)
+
+
+# ---- losses ----
+
+
+class Loss:
+    """What the blocks ask of a loss. Keeps how many queries were scored at a time."""
+
+    def __init__(self, score_mini_batch_size=None):
+        self.score_mini_batch_size, self.taken = score_mini_batch_size, []
+
+    def similarity_fct(self, Q, D, queries_mask, documents_mask):
+        self.taken.append(len(Q))
+        return colbert_scores(Q, D, queries_mask, documents_mask)
+
+
+def batch(queries=5, groups=5):
+    """Queries of 3 tokens, and two documents of 7 to each."""
+    Q, D = some(queries, 3, 4), some(groups, 2, 7, 4)
+    q_mask, d_mask = torch.rand(queries, 3) < 0.7, torch.rand(groups, 2, 7) < 0.7
+    d_mask[..., 0] = True
+    return Q, D, q_mask, d_mask
+
+
+def test_scores_of_so_many_bytes_are_kept(monkeypatch):
+    """A float32 score and 16-bit winners of each query token: 2 * 5 * 6 * (4 + 2 * 3) bytes."""
+    inputs = some(2, 3, 4), some(5, 6, 7, 4), torch.ones(2, 3) > 0, torch.ones(5, 6, 7) > 0
+    block = losses._OneBlock(Loss())
+    monkeypatch.setattr(losses, "_KEPT_BYTES", 600)
+    assert isinstance(block.similarity_fct(*inputs), torch.Tensor)
+    monkeypatch.setattr(losses, "_KEPT_BYTES", 599)
+    assert isinstance(block.similarity_fct(*inputs), losses.Scores)
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "sentence-transformers")
+    assert isinstance(block.similarity_fct(*inputs), torch.Tensor)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    ("queries", "taken"), [(0, [1] * 5), (1, [1] * 5), (2, [2, 2, 1]), (4, [4, 1]), (9, [5])]
+)
+def test_cross_entropy_of_some_queries_at_a_time(monkeypatch, queries, taken, reduction):
+    """As many as have scores and winners in the bytes that are kept, and at least one."""
+    monkeypatch.setattr(losses, "_KEPT_BYTES", queries * 10 * (4 + 2 * 3) + 1)
+    Q, D, q_mask, d_mask = batch()
+    d_mask[3, 1] = False  # a document without a token
+    Q.requires_grad_()
+    labels, loss = 2 * torch.arange(5), Loss()
+    found = losses.Scores(loss, (Q, D, q_mask, d_mask), 0.7).cross_entropy(labels, reduction)
+    assert loss.taken == taken
+    scores = 0.7 * colbert_scores(Q, D, q_mask, d_mask)
+    wanted = F.cross_entropy(scores, labels, reduction=reduction)
+    torch.testing.assert_close(found, wanted)
+    weight = torch.arange(1.0, 6) if reduction == "none" else torch.tensor(1.0)
+    gradients = [torch.autograd.grad(x, Q, weight.to(x.dtype)) for x in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_queries_at_a_time_where_the_kernels_do_not_score(monkeypatch):
+    """As many as the loss says, whose own memory that limits. The kernels keep no similarity."""
+    inputs = batch()
+    wanted = colbert_scores(*inputs)
+    for size in (None, 2, 5, 9):
+        loss = Loss(size)
+        torch.testing.assert_close(losses._scored(loss, *inputs), wanted)
+        assert loss.taken == [5]
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    for size, taken in ((None, [5]), (2, [2, 2, 1]), (4, [4, 1]), (5, [5]), (9, [5])):
+        loss = Loss(size)
+        torch.testing.assert_close(losses._scored(loss, *inputs), wanted)
+        assert loss.taken == taken
+
+
+def test_cross_entropy_of_anything_else_takes_the_scores():
+    labels, inputs = 2 * torch.arange(5), batch()
+    lazy, scores = losses.Scores(Loss(), inputs, 3.0), 3.0 * colbert_scores(*inputs)
+    torch.testing.assert_close(3.0 * losses.Scores(lazy.loss, inputs).computed(), scores)
+    weight = torch.rand(10)
+    for args, options in (((weight,), {}), ((), {"weight": weight}), ((weight,), {"reduction": "sum"})):
+        wanted = F.cross_entropy(scores, labels, *(x.to(scores.dtype) for x in args), **options)
+        torch.testing.assert_close(losses._cross_entropy(lazy, labels, *args, **options), wanted)
+        torch.testing.assert_close(losses._cross_entropy(scores, labels, *args, **options), wanted)
+    for options in ({}, {"reduction": "mean"}, {"reduction": "sum"}, {"reduction": "none"}):
+        wanted = F.cross_entropy(scores, labels, **options)
+        torch.testing.assert_close(losses._cross_entropy(lazy, labels, **options), wanted.float())
+
+
+def test_what_is_put_together():
+    lazy, x = losses.Scores(Loss(), batch()), torch.ones(2, 3)
+    assert losses._cat([lazy], dim=0) is lazy
+    assert losses._cat([x, x], dim=1).shape == (2, 6) and losses._cat((x,)).shape == (2, 3)
+    for several in ((lazy, lazy), (x, lazy), (lazy, x)):
+        with pytest.raises(TypeError):
+            losses._cat(several, dim=0)
+
+
+def test_methods_that_are_taken_over():
+    fits, names = losses.namespace_fits, {"torch": torch, "F": F}
+    assert fits(made(names))
+    for other in (None, len, partial(made(names)), SimpleNamespace(__closure__=None, __globals__=names)):
+        assert fits(other) is False
+    for other in ({}, {"torch": torch}, {"F": F}, {"torch": torch, "F": torch}, {"torch": F, "F": F}):
+        assert not fits(made(other))
+    held = 3
+
+    def closed(self):
+        return held
+
+    assert not fits(FunctionType(closed.__code__, names, "closed", None, closed.__closure__))
+    own = importlib.import_module("sentence_transformers.multi_vector_encoder.losses")
+    for name in ("MultiVectorMultipleNegativesRankingLoss", "CachedMultiVectorMultipleNegativesRankingLoss"):
+        assert any(fits(value) for value in vars(getattr(own, name)).values())
+
+
+def made(names):
+    return FunctionType((lambda self: None).__code__, names)
+
+
+# ---- the retrieval evaluator ----
+
+
+class Model:
+    """Every text has tokens of its own, by this model's number."""
+
+    def __init__(self, number=0):
+        self.number = number
+
+    def encode_query(self, texts, **_):
+        return self.encode_document(texts)
+
+    def encode_document(self, texts, **_):
+        return [self.tokens(text) for text in texts]
+
+    def tokens(self, text):
+        generator = torch.Generator().manual_seed(zlib.crc32(text.encode()) + self.number)
+        count = int(torch.randint(1, 6, (), generator=generator))
+        return F.normalize(torch.randn(count, 4, generator=generator), dim=-1)
+
+
+def evaluator(corpus=11, **options):
+    """Three queries, and a corpus in whose second half the texts of the first are again."""
+    kind = importlib.import_module("sentence_transformers.multi_vector_encoder.evaluation")
+    queries = {f"q{i}": f"query {i}" for i in range(3)}
+    documents = {f"d{(7 * i) % 11}": f"document {i % 6}" for i in range(corpus)}
+    relevant = {f"q{i}": {f"d{i}", f"d{2 * i + 3}"} for i in range(3)}
+    options = {
+        "score_functions": {"maxsim": ours.maxsim, "mean": ours.mean_maxsim},
+        "map_at_k": [8],
+    } | options
+    return kind.MultiVectorInformationRetrievalEvaluator(
+        queries, documents, relevant, write_csv=False, **options
+    )
+
+
+def ranks(monkeypatch):
+    """The method in the place of its own, the latter, and a list that grows by one for each ranking here."""
+    kind = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
+    own, taken, ranked = kind.InformationRetrievalEvaluator.compute_all_metrics, [], ranking._ranked
+    monkeypatch.setattr(ranking, "_ranked", lambda *args: taken.append(args) or ranked(*args))
+    return ranking.ranked_on_the_device(own), own, taken
+
+
+def flat(metrics):
+    return {
+        (name, metric, k): value
+        for name, found in metrics.items()
+        for metric, values in found.items()
+        for k, value in values.items()
+    }
+
+
+def compared(monkeypatch, made, *args, ours_ranks=True, **options):
+    method, own, taken = ranks(monkeypatch)
+    wanted, found = own(made(), *args, **options), method(made(), *args, **options)
+    assert flat(found) == pytest.approx(flat(wanted))
+    assert len(taken) == ours_ranks
+    return flat(found)
+
+
+def test_whose_models_and_embeddings(monkeypatch, tmp_path):
+    """Lists of embeddings are ranked here, and a tensor of them by its own code, as is what is written."""
+    texts = evaluator().corpus
+    embedded = Model(2).encode_document(texts)
+    padded = torch.nn.utils.rnn.pad_sequence(embedded, batch_first=True)
+    found = [
+        compared(monkeypatch, evaluator, Model()),
+        compared(monkeypatch, evaluator, Model(), corpus_model=Model(1)),
+        compared(monkeypatch, evaluator, Model(), corpus_embeddings=embedded),
+        compared(monkeypatch, evaluator, Model(), corpus_embeddings=padded, ours_ranks=False),
+    ]
+    assert found[2] == pytest.approx(found[3])
+    assert found[0] != found[1] != found[2] != found[0]
+    writing = partial(evaluator, write_predictions=True)
+    compared(monkeypatch, evaluator, Model(), output_path=str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+    compared(monkeypatch, writing, Model())
+    compared(monkeypatch, writing, Model(), output_path=str(tmp_path / "some"), ours_ranks=False)
+    assert any((tmp_path / "some").iterdir())
+
+
+def test_scores_that_are_ranked_here(monkeypatch):
+    theirs = originals.module(originals.SIMILARITY)
+    for score in (theirs.maxsim, theirs.mean_maxsim, ours.maxsim, ours.mean_maxsim):
+        assert ranking._is_maxsim(score)
+        for options in (
+            {},
+            {"chunk_elements": 9},
+            {"length_normalize": True, "device": "cpu", "chunk_elements": 9},
+        ):
+            assert ranking._is_maxsim(partial(score, **options))
+        assert not ranking._is_maxsim(partial(score, a_mask=None))
+        assert not ranking._is_maxsim(partial(score, a_mask=None, device="cpu"))
+        assert not ranking._is_maxsim(partial(score, torch.ones(1, 2)))
+        assert not ranking._is_maxsim(partial(score, torch.ones(1, 2), device="cpu"))
+    for other in (ours.maxsim_pairwise, len, partial(ours.maxsim_pairwise), lambda a, b: ours.maxsim(a, b)):
+        assert not ranking._is_maxsim(other)
+    mixed = partial(evaluator, score_functions={"a": ours.maxsim, "b": lambda a, b: 2 * ours.maxsim(a, b)})
+    compared(monkeypatch, mixed, Model(), ours_ranks=False)
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    compared(monkeypatch, evaluator, Model(), ours_ranks=False)
+
+
+@pytest.mark.parametrize(("most", "chunk", "sizes"), [
+    (3, 5000, [1] * 11), (1, 5000, [1] * 11), (14, 5000, [4, 4, 3]), (14, 5, [4, 1, 4, 1, 1]), (99, 11, [11]),
+    (99, 4, [4, 4, 3]),
+])  # fmt: skip
+def test_documents_that_are_scored_at_a_time(monkeypatch, most, chunk, sizes):
+    """As many as have ``most`` scores with three queries, and at least one, of a chunk."""
+    monkeypatch.setattr(ranking, "MOST_SCORES", most)
+    wanted, taken, score = flat(ranks(monkeypatch)[1](evaluator(), Model())), [], similarity.maxsim
+
+    def recorded(queries, documents):
+        taken.append(len(documents))
+        return score(queries, documents)
+
+    monkeypatch.setattr(similarity, "maxsim", recorded)
+    chosen = evaluator(corpus_chunk_size=chunk, score_functions={"maxsim": recorded})
+    found = flat(ranks(monkeypatch)[0](chosen, Model()))
+    assert taken == sizes
+    assert found == pytest.approx({key: value for key, value in wanted.items() if key[0] == "maxsim"})
+
+
+def test_a_corpus_without_documents(monkeypatch):
+    assert set(compared(monkeypatch, partial(evaluator, 0), Model()).values()) == {0}
+
+
+def test_more_hits_than_documents_and_fewer(monkeypatch):
+    one = {f"{m}_at_k": [1] for m in ("mrr", "ndcg", "accuracy", "precision_recall", "map")}
+    for options in (one, one | {"mrr_at_k": [30]}, one | {"map_at_k": [2, 5]}):
+        compared(monkeypatch, partial(evaluator, corpus_chunk_size=3, **options), Model())
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_and_log(monkeypatch, caplog, shown):
+    """Its own bar over chunks of the corpus, and its own lines."""
+    method, own, _ = ranks(monkeypatch)
+    bars, trange = [], own.__globals__["trange"]
+    monkeypatch.setitem(
+        own.__globals__, "trange",
+        lambda *args, **options: bars.append((args, options)) or trange(*args, **options | {"disable": True}),
+    )  # fmt: skip
+    lines = []
+    for ranked in (own, method):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, own.__globals__["logger"].name):
+            ranked(evaluator(corpus_chunk_size=4, show_progress_bar=shown), Model())
+        lines.append([record.getMessage() for record in caplog.records])
+    assert bars[0] == bars[1] == ((0, 11, 4), {"desc": "Corpus Chunks", "disable": not shown})
+    assert lines[0] == lines[1] and "Score-Function: mean" in lines[0]
+
+
+def test_methods_of_evaluators_that_are_taken_over():
+    own = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
+    method = own.InformationRetrievalEvaluator.compute_all_metrics
+    assert ranking.signature_fits(method)
+    for other in (None, len, partial(method), SimpleNamespace(__globals__={"trange": 0, "logger": 0})):
+        assert ranking.signature_fits(other) is False
+    code = (lambda self, model, corpus_model, corpus_embeddings, output_path: None).__code__
+    both = {"trange": None, "logger": None}
+    assert ranking.signature_fits(FunctionType(code, both))
+    assert ranking.signature_fits(FunctionType(code, both | {"more": None}))
+    for names in ({}, {"trange": None}, {"logger": None}):
+        assert not ranking.signature_fits(FunctionType(code, names))
+    shorter = (lambda self, model, corpus_model, corpus_embeddings: None).__code__
+    assert not ranking.signature_fits(FunctionType(shorter, both))
