@@ -14,9 +14,9 @@ right at other sizes too.
 
 import argparse
 import json
-import platform
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,8 +45,11 @@ TESTS_OF = {
 }
 # Programs of tests/cpp that include the file and need no PyTorch. They run it where the CPU does not.
 PROGRAM_OF = {"isa/amx.inc.h": "test_amx"}
+# Kernels of aarch64 are compiled and run by this test, where a cross compiler and an emulator are.
+EMULATED = "tests/build/test_aarch64.py::test_kernels_run_on_an_emulated_cpu"
+EMULATED_NEEDS = "aarch64-linux-gnu-g++", "qemu-aarch64"
 LOG = mutation.FOLDER / "constants.log"
-# By name, or by file and name where another file has one of that name that is not neutral.
+# By name, or by change where only that one changes no result.
 NEUTRAL = {
     "kSumBytes": "how many queries' sums a block of the backward holds",
     "kDocumentBytes": "how many documents a block of the backward gathers from",
@@ -74,7 +77,11 @@ NEUTRAL = {
     "kSegment": "cells whose maximum is compared with a bound first",
     "kKeep": "the memory that a thread keeps for the next call",
     "kAlign": "the alignment of scratch memory, of which twice as much is an alignment too",
-    "avx512_popcnt.cpp:kMaxSteps": "1 adds up after each step what 0 adds up at once",
+    "kFoldTokens": "tokens whose similarities are folded at a time",
+    "kWide": "tokens whose differing bits are counted in registers at a time",
+    "kNarrow": "tokens of such a group at the end of a tile",
+    "kMaxSteps 31 -> 30": "words that are counted before counts of bytes are added up; 31 are the most",
+    "kMaxSteps 0 -> 1": "counts of 32 bits may be added up after each word, too",
 }
 
 
@@ -87,10 +94,13 @@ class Constant(NamedTuple):
     def is_wanted(self, names):
         return not names or self.name in names or self.path.as_posix().endswith(tuple(names))
 
-    def is_built(self):
-        """Whether this machine's library has it. Of what it lacks every mutant would survive."""
-        runs = platform.machine() if "aarch64" in self.path.parts else "any"
-        return runs in ("aarch64", "any") and self.path.name != "tiles_amx.h"
+    def is_of_aarch64(self):
+        return "aarch64" in self.path.parts
+
+    def is_tested(self):
+        """Whether tests can run it on this machine. Where they cannot, every mutant would survive."""
+        emulated = all(map(shutil.which, EMULATED_NEEDS))
+        return emulated if self.is_of_aarch64() else self.path.name != "tiles_amx.h"
 
     def changed(self, source, value):
         return source[: self.start] + value + source[self.start + len(self.number) :]
@@ -112,8 +122,8 @@ def chosen_of(table, path, default):
     return next((tests for part, tests in table.items() if part in path.as_posix()), default)
 
 
-def why_neutral(path, name):
-    return NEUTRAL.get(name) or NEUTRAL.get(f"{path.name}:{name}")
+def why_neutral(name, number, value):
+    return NEUTRAL.get(name) or NEUTRAL.get(f"{name} {number} -> {value}")
 
 
 def build(tree):
@@ -163,27 +173,32 @@ def tested(tree, chosen):
     return {0: "survived", 1: "killed"}.get(status, f"crashes ({status})")
 
 
-def told_by_program(tree, name):
-    """What a program of tests/cpp says."""
-    program = mutation.FOLDER / name
-    command = ["c++", "-std=c++20", "-O2", f"tests/cpp/{name}.cpp", "-o", str(program)]
-    with LOG.open("w") as log:
-        if subprocess.run(command, cwd=tree, stdout=log, stderr=log).returncode:
-            return "does not compile"
+def told_by(command, tree, limit):
+    """What a command of tests says by its exit status."""
+    with LOG.open("a") as log:
         try:
-            status = subprocess.run([program], stdout=log, stderr=log, timeout=30).returncode
+            status = subprocess.run(command, cwd=tree, stdout=log, stderr=log, timeout=limit).returncode
         except subprocess.TimeoutExpired:
             return "times out"
     return {0: "survived", 1: "killed"}.get(status, f"crashes ({status})")
 
 
-def judged(tree, path, seconds, options):
-    """What becomes of a change of `path`, which is on disk."""
-    if program := chosen_of(PROGRAM_OF, path, None):
-        return told_by_program(tree, program)
+def judged(tree, constant, seconds, options):
+    """What becomes of a change of a constant, which is on disk."""
+    LOG.write_text("")
+    if not constant.is_tested():
+        return "not tested here"
+    if constant.is_of_aarch64():
+        return told_by([sys.executable, "-m", "pytest", "-q", EMULATED], tree, 300)
+    if name := chosen_of(PROGRAM_OF, constant.path, None):
+        program = mutation.FOLDER / name
+        compiler = ["c++", "-std=c++20", "-O2", f"tests/cpp/{name}.cpp", "-o", str(program)]
+        return (
+            told_by([program], tree, 30) if told_by(compiler, tree, 300) == "survived" else "does not compile"
+        )
     if not build(tree):
         return "does not compile"
-    wanted = chosen_of(TESTS_OF, path, TESTS).split()
+    wanted = chosen_of(TESTS_OF, constant.path, TESTS).split()
     names = [name for name in wanted if name in options.tests] or options.tests
     return tested(tree, chosen_tests(seconds, names, options.seconds))
 
@@ -220,11 +235,11 @@ def main(arguments):
         source = path.read_text()
         try:
             path.write_text(constant.changed(source, value))
-            found = judged(tree, path, seconds, options) if constant.is_built() else "not built here"
+            found = judged(tree, constant, seconds, options)
         finally:
             path.write_text(source)
         line = source[:start].count("\n") + 1
-        why = why_neutral(path, name) or "SURVIVED" if found == "survived" else ""
+        why = why_neutral(name, number, value) or "SURVIVED" if found == "survived" else ""
         left += why == "SURVIVED"
         print(
             f"{path.relative_to(tree)}:{line}: {name} {number} -> {value}: {found} {why}".rstrip(), flush=True

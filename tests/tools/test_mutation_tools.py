@@ -75,11 +75,13 @@ def test_what_does_not_compile_is_no_mutant(tools):
 def test_changed_constants_are_of_the_cpu_kernels(tools):
     *_, mutate_constants = tools
     found = {constant.name: constant for constant in mutate_constants.constants(ROOT)}
-    of_files = {f"{constant.path.name}:{constant.name}" for constant in mutate_constants.constants(ROOT)}
-    assert set(mutate_constants.NEUTRAL) <= of_files | set(found)
-    assert mutate_constants.why_neutral(ROOT / "avx512_popcnt.cpp", "kMaxSteps")
-    assert not mutate_constants.why_neutral(ROOT / "bits_avx2.inc.h", "kMaxSteps")
-    assert {"kNarrow", "kMaxInt8Dims", "kNone"} <= set(found)  # the second of a line, and in brackets
+    changes = {f"{c.name} {c.number} -> {value}" for c, value in mutate_constants.changes(ROOT, [], None)}
+    assert set(mutate_constants.NEUTRAL) <= changes | set(found)
+    assert mutate_constants.why_neutral("kMaxSteps", "31", "30")
+    assert not mutate_constants.why_neutral("kMaxSteps", "31", "32")
+    assert {"kLanes", "kStepBytes", "kNarrow", "kMaxInt8Dims", "kNone"} <= set(
+        found
+    )  # the second of a line, and in brackets
     for constant in found.values():
         source = constant.path.read_text()
         assert constant.changed(source, constant.number) == source
@@ -99,6 +101,9 @@ def test_a_constant_is_judged_by_the_tests_of_its_file(tools):
     for part, program in mutate_constants.PROGRAM_OF.items():
         assert (ROOT / "csrc" / "cpu" / part).is_file()
         assert f'cpu/{part}"' in (ROOT / "tests" / "cpp" / f"{program}.cpp").read_text()
+    file, _, test = mutate_constants.EMULATED.partition("::")
+    assert f"def {test}(" in (ROOT / file).read_text()
+    assert {c.path.parent.name for c in mutate_constants.constants(ROOT) if c.is_of_aarch64()} == {"aarch64"}
     bits = ROOT / "csrc" / "cpu" / "isa" / "bits"
     assert mutate_constants.chosen_of(mutate_constants.TESTS_OF, bits / "bits_avx2.inc.h", "") == "isa bits"
     seconds = {f"{mutation.file_of_test(name)}::test_f": 1.0 for name in ("bits", "xtr", "muvera")}
