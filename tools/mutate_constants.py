@@ -1,6 +1,7 @@
 """mutate_constants.py [NAME...]: changes one named constant of csrc/cpu at a time (one more, one less, twice
-as much), builds the CPU library anew and runs the tests of the CPU kernels. A change that does not compile,
-or that a test notices, is killed.
+as much), builds the CPU library anew and runs the tests of the CPU kernels that its file is part of. A change
+that does not compile, or that a test notices, is killed. A NAME is a constant, or the end of a file's path:
+kLanes, muvera/avx2.cpp.
 
   --sample N       N changes, always the same ones, instead of all
   --seconds S      at most so many seconds of tests for a change (default 60), one of every function first
@@ -15,21 +16,40 @@ import argparse
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import forked_tests
 import mutate_python
 import mutation
 
-# A name and the first number of its value: constexpr int64_t kSumBytes = 256 << 10;
-CONSTANT = re.compile(
-    r"^[ ]*(?:static |inline )*constexpr \w+ (k\w+) = (?:size_t\{)?(\d+(?:\.\d+)?(?:e\d+)?)", re.M
-)
+DECLARATION = re.compile(r"^[ ]*(?:static |inline )*constexpr [\w:]+ (k\w+ = [^;]*);", re.M)
+# A name and the first number of its value: kSumBytes = 256 << 10, kExponent = 0x7F800000.
+CONSTANT = re.compile(r"\b(k\w+) = [^,]*?(?<![\w.])(0x[\dA-Fa-f]+|\d+(?:\.\d+)?(?:e\d+)?)")
 TESTS = (
     "winners forward varlen score_pairs backward splits isa quantized_kernels plaid bits xtr pooling muvera"
 )
+# Tests of what has this in its path; everything else is tested by all of TESTS.
+TESTS_OF = {
+    "muvera": "isa muvera",
+    "pooling": "pooling",
+    "bits/bits_": "isa bits",
+    "bits/avx512_popcnt": "isa bits",
+    "bits/": "isa quantized_kernels plaid bits",
+    "xtr": "xtr",
+    "centroid_scores": "plaid",
+    "residual": "isa plaid",
+}
+# Programs of tests/cpp that include the file and need no PyTorch. They run it where the CPU does not.
+PROGRAM_OF = {"isa/amx.inc.h": "test_amx"}
+# Kernels of aarch64 are compiled and run by this test, where a cross compiler and an emulator are.
+EMULATED = "tests/build/test_aarch64.py::test_kernels_run_on_an_emulated_cpu"
+EMULATED_NEEDS = "aarch64-linux-gnu-g++", "qemu-aarch64"
 LOG = mutation.FOLDER / "constants.log"
+# By name, or by change where only that one changes no result.
 NEUTRAL = {
     "kSumBytes": "how many queries' sums a block of the backward holds",
     "kDocumentBytes": "how many documents a block of the backward gathers from",
@@ -57,18 +77,53 @@ NEUTRAL = {
     "kSegment": "cells whose maximum is compared with a bound first",
     "kKeep": "the memory that a thread keeps for the next call",
     "kAlign": "the alignment of scratch memory, of which twice as much is an alignment too",
+    "kFoldTokens": "tokens whose similarities are folded at a time",
+    "kWide": "tokens whose differing bits are counted in registers at a time",
+    "kNarrow": "tokens of such a group at the end of a tile",
+    "kMaxSteps 31 -> 30": "words that are counted before counts of bytes are added up; 31 are the most",
+    "kMaxSteps 0 -> 1": "counts of 32 bits may be added up after each word, too",
 }
+
+
+class Constant(NamedTuple):
+    path: Path
+    name: str
+    number: str
+    start: int  # of the number in the file
+
+    def is_wanted(self, names):
+        return not names or self.name in names or self.path.as_posix().endswith(tuple(names))
+
+    def is_of_aarch64(self):
+        return "aarch64" in self.path.parts
+
+    def is_tested(self):
+        """Whether tests can run it on this machine. Where they cannot, every mutant would survive."""
+        emulated = all(map(shutil.which, EMULATED_NEEDS))
+        return emulated if self.is_of_aarch64() else self.path.name != "tiles_amx.h"
+
+    def changed(self, source, value):
+        return source[: self.start] + value + source[self.start + len(self.number) :]
 
 
 def constants(tree):
     for path in sorted(path for path in (tree / "csrc" / "cpu").rglob("*") if path.is_file()):
-        for match in CONSTANT.finditer(path.read_text()):
-            yield path, match
+        for declaration in DECLARATION.finditer(path.read_text()):
+            for match in CONSTANT.finditer(declaration[1]):
+                yield Constant(path, match[1], match[2], declaration.start(1) + match.start(2))
 
 
 def variants(number):
-    value = float(number) if re.search(r"[.e]", number) else int(number)
-    return [str(changed) for changed in dict.fromkeys((value + 1, value - 1, 2 * value))]
+    value = float(number) if re.search(r"\d[.e]", number) and "x" not in number else int(number, 0)
+    return [str(changed) for changed in dict.fromkeys((value + 1, value - 1, 2 * value)) if changed != value]
+
+
+def chosen_of(table, path, default):
+    return next((tests for part, tests in table.items() if part in path.as_posix()), default)
+
+
+def why_neutral(name, number, value):
+    return NEUTRAL.get(name) or NEUTRAL.get(f"{name} {number} -> {value}")
 
 
 def build(tree):
@@ -79,41 +134,82 @@ def build(tree):
 
 
 def seconds_of_tests(tree, tests):
-    """{test: seconds} of files of tests, of the library as it is. Kept for the next run."""
-    files, found = [mutation.file_of_test(name) for name in tests], {}
+    """{test: seconds} of files of tests, of the library as it is. Kept for the next run, file by file."""
     sources = sorted(path for path in (tree / "csrc").rglob("*") if path.is_file())
-    version = mutation.digest(*sources, *(tree / file for file in files))
-    path = mutation.FOLDER / f"seconds-of-tests.{version}.json"
+    library, kept = mutation.digest(*sources), {}
+    for file in map(mutation.file_of_test, tests):
+        version = mutation.digest(tree / file)
+        kept[file] = mutation.FOLDER / f"seconds-of.{Path(file).stem}.{library}.{version}.json"
+    missing = [file for file, path in kept.items() if not path.exists()]
 
     def work(collected, _):
-        for file in files:
-            if collected.record([], path.with_suffix(".one"), file) != forked_tests.PASSED:
+        for file in missing:
+            part = kept[file].with_suffix(".part")
+            if collected.record([], part, file) != forked_tests.PASSED:
                 return
-            found.update(json.loads(path.with_suffix(".one").read_text()))
-        path.write_text(json.dumps(found))
+            part.rename(kept[file])
 
-    if not path.exists():
-        forked_tests.collect(tree, files, [], LOG, work)
-    if not path.exists():
+    if missing:
+        forked_tests.collect(tree, missing, [], LOG, work)
+    if not all(path.exists() for path in kept.values()):
         raise SystemExit(f"the tests do not pass without a change: see {LOG}")
-    return {test: taken for test, (taken, _) in json.loads(path.read_text()).items()}
+    return {
+        test: taken for path in kept.values() for test, (taken, _) in json.loads(path.read_text()).items()
+    }
 
 
-def tested(tree, seconds, names):
-    limit = 3 * sum(seconds[name] for name in names) + 120
-    status = forked_tests.fork(lambda: forked_tests.run_chosen(tree, names), limit, LOG)
+def chosen_tests(seconds, names, limit):
+    """{test: seconds} of the tests of `names` that run for one change."""
+    files = tuple(f"{mutation.file_of_test(name)}::" for name in names)
+    own = {test: taken for test, taken in seconds.items() if test.startswith(files)}
+    return {test: own[test] for test in forked_tests.within(own, forked_tests.one_of_each_first(own), limit)}
+
+
+def tested(tree, chosen):
+    limit = 3 * sum(chosen.values()) + 60
+    status = forked_tests.fork(lambda: forked_tests.run_chosen(tree, list(chosen)), limit, LOG)
     if status == forked_tests.TOO_LONG:
         return "times out"
     return {0: "survived", 1: "killed"}.get(status, f"crashes ({status})")
 
 
+def told_by(command, tree, limit):
+    """What a command of tests says by its exit status."""
+    with LOG.open("a") as log:
+        try:
+            status = subprocess.run(command, cwd=tree, stdout=log, stderr=log, timeout=limit).returncode
+        except subprocess.TimeoutExpired:
+            return "times out"
+    return {0: "survived", 1: "killed"}.get(status, f"crashes ({status})")
+
+
+def judged(tree, constant, seconds, options):
+    """What becomes of a change of a constant, which is on disk."""
+    LOG.write_text("")
+    if not constant.is_tested():
+        return "not tested here"
+    if constant.is_of_aarch64():
+        return told_by([sys.executable, "-m", "pytest", "-q", EMULATED], tree, 300)
+    if name := chosen_of(PROGRAM_OF, constant.path, None):
+        program = mutation.FOLDER / name
+        compiler = ["c++", "-std=c++20", "-O2", f"tests/cpp/{name}.cpp", "-o", str(program)]
+        return (
+            told_by([program], tree, 30) if told_by(compiler, tree, 300) == "survived" else "does not compile"
+        )
+    if not build(tree):
+        return "does not compile"
+    wanted = chosen_of(TESTS_OF, constant.path, TESTS).split()
+    names = [name for name in wanted if name in options.tests] or options.tests
+    return tested(tree, chosen_tests(seconds, names, options.seconds))
+
+
 def changes(tree, wanted, sample):
-    """(path, match, value) of what is changed to what."""
+    """(constant, value) of what is changed to what."""
     found = [
-        (path, match, value)
-        for path, match in constants(tree)
-        if not wanted or match[1] in wanted
-        for value in variants(match[2])
+        (constant, value)
+        for constant in constants(tree)
+        if constant.is_wanted(wanted)
+        for value in variants(constant.number)
     ]
     return found if sample is None or sample >= len(found) else random.Random(0).sample(found, sample)
 
@@ -133,22 +229,20 @@ def main(arguments):
     if not build(tree):
         raise SystemExit(f"it does not compile without a change: see {LOG}")
     seconds = seconds_of_tests(tree, options.tests)
-    names = forked_tests.within(seconds, forked_tests.one_of_each_first(seconds), options.seconds)
-    print(f"{len(names)} of {len(seconds)} tests for each change", flush=True)
     left = 0
-    for path, match, value in changes(tree, options.names, options.sample):
+    for constant, value in changes(tree, options.names, options.sample):
+        path, name, number, start = constant
         source = path.read_text()
         try:
-            path.write_text(source[: match.start(2)] + value + source[match.end(2) :])
-            found = tested(tree, seconds, names) if build(tree) else "does not compile"
+            path.write_text(constant.changed(source, value))
+            found = judged(tree, constant, seconds, options)
         finally:
             path.write_text(source)
-        line = source[: match.start()].count("\n") + 1
-        why = NEUTRAL.get(match[1], "SURVIVED") if found == "survived" else ""
+        line = source[:start].count("\n") + 1
+        why = why_neutral(name, number, value) or "SURVIVED" if found == "survived" else ""
         left += why == "SURVIVED"
         print(
-            f"{path.relative_to(tree)}:{line}: {match[1]} {match[2]} -> {value}: {found} {why}".rstrip(),
-            flush=True,
+            f"{path.relative_to(tree)}:{line}: {name} {number} -> {value}: {found} {why}".rstrip(), flush=True
         )
     return left
 

@@ -147,7 +147,7 @@ void run() {
   Multiplier multiplier{};
   use_tiles<TileBf16>(multiplier);
   for (int valid = 1; valid <= 100; ++valid) {
-    for (const int steps : {1, 7, 16, 26, 32, 48, 64}) {  // parts of one length, of at most 16
+    for (const int steps : {1, 7, 16, 26, 32, 33, 48, 64}) {  // parts of one length, of at most 16
       const Case c{valid,
                    steps,
                    1 + static_cast<int>(random() % 2),

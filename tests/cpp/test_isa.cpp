@@ -1,5 +1,6 @@
-// Every table of kernels that this CPU has, against sums in double: the choice of one at load, and one tile
-// of each element type. Needs no PyTorch, so that it runs quickly under an emulator of another CPU too.
+// Every table of kernels that this CPU has, against sums in double: the choice of one at load, one tile of
+// each element type, and tokens of each size of residuals. Needs no PyTorch, so that it runs quickly under an
+// emulator of another CPU too.
 //
 //   test_isa [NAME]    NAME: the table that the library must choose here
 #include <cstdint>
@@ -86,6 +87,32 @@ uint16_t bf16(int x) {
   return static_cast<uint16_t>(bits >> 16);
 }
 
+// Residual-compressed tokens of kDims dims: each centroid plus the weight of each bucket. The last residual
+// ends with the memory that holds it.
+void check_residuals(const RowKernels<float>& rows32, int nbits) {
+  const int64_t bytes = (kDims * nbits + 7) / 8, tokens[] = {2, 0, 1};
+  const int32_t codes[] = {1, 0, 1};
+  std::vector<float> weights, centroids, out(3 * kDims);
+  for (int i = 0; i < 1 << nbits; ++i) weights.push_back(static_cast<float>(3 * i - 7));
+  for (int64_t i = 0; i < 2 * kDims; ++i) centroids.push_back(static_cast<float>(value(5, i)));
+  std::vector<uint8_t> residuals;
+  for (int64_t i = 0; i < 3 * bytes; ++i) residuals.push_back(static_cast<uint8_t>(i * 89 + i / 3 + 40));
+  ResidualTokens x{};
+  x.codes = codes, x.residuals = residuals.data(), x.bytes = bytes, x.nbits = nbits;
+  x.centroids = centroids.data(), x.centroid_dtype = Dtype::fp32, x.centroid_count = 2;
+  x.weights = weights.data();
+  rows32.decompress(x, tokens, 3, kDims, out.data(), kDims);
+  for (int64_t n = 0; n < 3; ++n) {
+    for (int64_t k = 0; k < kDims; ++k) {
+      const int byte = residuals[static_cast<size_t>(tokens[n] * bytes + k * nbits / 8)];
+      const int bucket = byte >> (k * nbits % 8) & ((1 << nbits) - 1);
+      const int64_t centroid = codes[tokens[n]] * kDims + k;
+      EXPECT(out[static_cast<size_t>(n * kDims + k)] ==
+             centroids[static_cast<size_t>(centroid)] + weights[static_cast<size_t>(bucket)]);
+    }
+  }
+}
+
 void check_table(const char* name) {
   try {
     force_isa(name);
@@ -101,6 +128,7 @@ void check_table(const char* name) {
   if (k.has_int8) {
     check_multiplier<float, int8_t>(k.int8, Dtype::int8, [](int x) { return static_cast<int8_t>(x); });
   }
+  for (const int nbits : {1, 2, 4, 8}) check_residuals(k.rows32, nbits);
   std::printf("%s: checked%s%s\n", name, k.has_bf16 ? ", bf16" : "", k.has_int8 ? ", int8" : "");
 }
 

@@ -1,5 +1,6 @@
 """Every instruction set that the CPU kernels are written for, where this CPU has it."""
 
+import itertools
 import os
 import platform
 import subprocess
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import bits
 from late_interaction.ops.winners import widen
 from late_interaction.score_pairs import score_pairs_packed
 from tests import ref
 from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
 from tests.operators import test_plaid as plaid
+from tests.page_ends import at_page_end
 
 CASES = list(walk(150))[3::5]
 
@@ -178,6 +181,83 @@ def test_centroids_of_another_dtype(isa, nbits, kept):
     D = centroids.double()[known] + weights.double()[plaid.unpacked(residuals, nbits, d)]
     d_mask = torch.arange(L) < lengths.unsqueeze(1)
     assert torch.equal(scores.double(), ref.maxsim(Q.double(), D, None, d_mask)[0])
+
+
+# ---- nothing is read past the last value: a page that faults, which ends the process, lies behind it ----
+
+# Around a vector of 2 to 32 values and two and eight of them, and multiples of one less and of one more.
+PAGE_DIMS = [1, 2, 3, 5, 7, 8, 9, 14, 15, 16, 17, 21, 24, 28, 30, 31, 32, 33, 45, 62, 63, 64, 65, 75, 90, 105,
+             119, 120, 127, 128, 129, 135]  # fmt: skip
+PAGE_CASES = list(zip(PAGE_DIMS, itertools.cycle([1, 2, 5, 7, 12, 13]), strict=False))
+
+
+def check_at_page_ends(operator, *inputs):
+    """The same bits wherever the inputs lie."""
+    elsewhere, there = operator(*inputs), operator(*map(at_page_end, inputs))
+    assert all(map(torch.equal, elsewhere, there))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_scores_and_gradients_at_page_ends(isa, dtype, normalize):
+    def scores_and_gradients(Q, D):
+        Q, D = Q.requires_grad_(), D.requires_grad_()
+        scores, winners = li.maxsim_with_winners(Q, D, normalize=normalize)
+        return scores, winners, *torch.autograd.grad(scores.sum(), (Q, D))
+
+    for d, L in PAGE_CASES:
+        check_at_page_ends(
+            scores_and_gradients, torch.randn(2, L, d).to(dtype), torch.randn(3, L, d).to(dtype)
+        )
+
+
+@pytest.mark.parametrize("precision", ["high", "medium", "fp16"])
+def test_float32_precisions_at_page_ends(isa, precision):
+    def scores(Q, D):
+        return (torch.ops.late_interaction.maxsim(Q, D, None, None, False, precision),)
+
+    for d, L in PAGE_CASES:
+        check_at_page_ends(scores, torch.randn(2, L, d), torch.randn(3, L, d))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_quantized_tokens_at_page_ends(isa, dtype):
+    def scores(Q, D, scale_Q, scale_D):
+        return (torch.ops.late_interaction.maxsim_quantized(Q, D, scale_Q, scale_D, None, None),)
+
+    for d, L in PAGE_CASES:
+        Q, D = tokens((2, L, d), dtype, "cpu"), tokens((3, L, d), dtype, "cpu")
+        check_at_page_ends(scores, Q, D, torch.rand(2, L), torch.rand(3, L))
+
+
+@pytest.mark.parametrize("nbits", [1, 4])
+def test_packed_codes_at_page_ends(isa, nbits):
+    OPS = torch.ops.late_interaction
+    for d, L in PAGE_CASES:
+        Q, D = (bits._pack(torch.randint(2**nbits, (n, L, d)), nbits) for n in (2, 3))
+        codes, scale_Q, scale_D = integers(2, L, d), torch.rand(2, L), torch.rand(3, L)
+        check_at_page_ends(
+            lambda *x: (OPS.maxsim_asymmetric(*x, None, None, nbits),), codes, D, scale_Q, scale_D
+        )
+        if nbits == 1:
+            check_at_page_ends(lambda *x, d=d: (OPS.maxsim_hamming(*x, d, None, None),), Q, D)
+
+
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+def test_residual_compressed_documents_at_page_ends(isa, nbits):
+    for d, L in [(d, L) for d, L in PAGE_CASES if d * nbits % 8 == 0]:
+        codes = torch.randint(9, (3, L), dtype=torch.int32)
+        residuals = torch.randint(256, (3, L, d * nbits // 8), dtype=torch.uint8)
+        inputs = torch.randn(2, L, d), codes, residuals, torch.full((3,), L), torch.randn(9, d)
+        check_at_page_ends(
+            lambda *x: plaid.OPS.maxsim_residual_winners(*x, nbits, True), *inputs, torch.randn(2**nbits)
+        )
+
+
+def test_muvera_at_page_ends(isa):
+    for d, L in PAGE_CASES:
+        muvera = li.Muvera(d, 3, 5, None if d == 1 else d // 2)
+        check_at_page_ends(lambda x: (muvera.encode_documents([x]),), torch.randn(L, d))  # noqa: B023
 
 
 CODE = """

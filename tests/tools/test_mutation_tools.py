@@ -74,10 +74,52 @@ def test_what_does_not_compile_is_no_mutant(tools):
 
 def test_changed_constants_are_of_the_cpu_kernels(tools):
     *_, mutate_constants = tools
-    found = {match[1]: match[2] for _, match in mutate_constants.constants(ROOT)}
-    assert set(mutate_constants.NEUTRAL) <= set(found) and "kLanes" in found and "kStepBytes" in found
+    found = {constant.name: constant for constant in mutate_constants.constants(ROOT)}
+    changes = {f"{c.name} {c.number} -> {value}" for c, value in mutate_constants.changes(ROOT, [], None)}
+    assert set(mutate_constants.NEUTRAL) <= changes | set(found)
+    assert mutate_constants.why_neutral("kMaxSteps", "31", "30")
+    assert not mutate_constants.why_neutral("kMaxSteps", "31", "32")
+    assert {"kLanes", "kStepBytes", "kNarrow", "kMaxInt8Dims", "kNone"} <= set(
+        found
+    )  # the second of a line, and in brackets
+    for constant in found.values():
+        source = constant.path.read_text()
+        assert constant.changed(source, constant.number) == source
     assert mutate_constants.variants("64") == ["65", "63", "128"]
     assert mutate_constants.variants("1") == ["2", "0"]
+    assert mutate_constants.variants("0") == ["1", "-1"]
+    assert mutate_constants.variants("0x1E") == ["31", "29", "60"]
+    assert mutate_constants.variants("1e6") == ["1000001.0", "999999.0", "2000000.0"]
+
+
+def test_a_constant_is_judged_by_the_tests_of_its_file(tools):
+    mutation, _, mutate_constants = tools
+    paths = [constant.path for constant in mutate_constants.constants(ROOT)]
+    for part, tests in mutate_constants.TESTS_OF.items():
+        assert any(part in path.as_posix() for path in paths), part
+        assert set(tests.split()) <= set(mutate_constants.TESTS.split())
+    for part, program in mutate_constants.PROGRAM_OF.items():
+        assert (ROOT / "csrc" / "cpu" / part).is_file()
+        assert f'cpu/{part}"' in (ROOT / "tests" / "cpp" / f"{program}.cpp").read_text()
+    file, _, test = mutate_constants.EMULATED.partition("::")
+    assert f"def {test}(" in (ROOT / file).read_text()
+    assert {c.path.parent.name for c in mutate_constants.constants(ROOT) if c.is_of_aarch64()} == {"aarch64"}
+    bits = ROOT / "csrc" / "cpu" / "isa" / "bits"
+    assert mutate_constants.chosen_of(mutate_constants.TESTS_OF, bits / "bits_avx2.inc.h", "") == "isa bits"
+    seconds = {f"{mutation.file_of_test(name)}::test_f": 1.0 for name in ("bits", "xtr", "muvera")}
+    chosen = mutate_constants.chosen_tests(seconds, ["muvera", "bits"], 60)
+    assert sorted(chosen) == ["tests/operators/test_bits.py::test_f", "tests/search/test_muvera.py::test_f"]
+
+
+def test_constants_are_wanted_by_name_or_by_file(tools):
+    *_, mutate_constants = tools
+    found = mutate_constants.changes(ROOT, ["muvera/avx2.cpp", "kNarrow"], None)
+    assert {(c.path.name, c.name) for c, _ in found} == {
+        ("avx2.cpp", "kLanes"),
+        ("bits_avx2.inc.h", "kNarrow"),
+        ("bits_avx512.inc.h", "kNarrow"),
+        ("bits_portable.inc.h", "kNarrow"),
+    }
 
 
 def test_modules_whose_tests_would_be_skipped_are_not_mutated(tools, monkeypatch):
