@@ -254,7 +254,7 @@ def test_other_numbers_of_queries_and_documents_are_no_pairs(counts, form):
 
 @pytest.mark.parametrize("name", ["_maxsim_score_documents", "_maxsim_score_pairs"])
 def test_chunks_with_masks_that_do_not_fit(name):
-    """Of its own function: where such a mask can be stretched, it is."""
+    """Its own function takes these, and stretches a mask of one row or one column."""
     score = {"_maxsim_score_documents": chunks.score_chunk, "_maxsim_score_pairs": chunks.score_pairs}[name]
     own = getattr(originals.module(originals.SIMILARITY), name)
     Q, D, q_mask, d_mask = some(3, 5, 6), some(3, 7, 6), torch.rand(3, 5) < 0.6, torch.rand(3, 7) < 0.6

@@ -421,7 +421,7 @@ def test_kmeans_takes_at_least_one_iteration():
 
 
 def test_kmeans_takes_ten_iterations_if_none_are_named():
-    """Of a document whose labels still change then."""
+    """The labels of this document still change in the tenth and eleventh."""
     x = torch.rand(200, 1, generator=torch.Generator().manual_seed(1)).sort(0, descending=True).values
     args = torch.cat((x, x.square()), 1), offsets([200]), torch.tensor([3], dtype=torch.int32)
     labels = OPS.kmeans_labels(*args)[0]
