@@ -42,6 +42,7 @@ TESTS_OF = {
     "xtr": "xtr",
     "centroid_scores": "plaid",
     "residual": "isa plaid",
+    "widening": "isa quantized_kernels",
 }
 # Programs of tests/cpp that include the file and need no PyTorch. They run it where the CPU does not.
 PROGRAM_OF = {"isa/amx.inc.h": "test_amx"}
@@ -80,6 +81,13 @@ NEUTRAL = {
     "kFoldTokens": "tokens whose similarities are folded at a time",
     "kWide": "tokens whose differing bits are counted in registers at a time",
     "kNarrow": "tokens of such a group at the end of a tile",
+    "kLines": "lines that are prefetched while a group is multiplied",
+    "kReal": "a dtype that the packing of fp64 does not read",
+    "kFurther 1 -> 2": "twice the distance between neighbours of a hypercube, in the same order",
+    "kNone 1 -> 2": "further away than any partition, too",
+    "kMaxInt8Dims 1 -> 0": "codes multiply as floats then, within the tolerance of the tests",
+    "kDims 16 -> 17": "of pairs_avx2.inc.h, where it is divided by the dims of a byte",
+    "kDims 32 -> 33": "of pairs_avx512.inc.h, likewise",
     "kMaxSteps 31 -> 30": "words that are counted before counts of bytes are added up; 31 are the most",
     "kMaxSteps 0 -> 1": "counts of 32 bits may be added up after each word, too",
 }
