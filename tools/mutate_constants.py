@@ -44,6 +44,7 @@ TESTS_OF = {
     "residual": "isa plaid",
     "widening": "isa quantized_kernels",
     "avx512_bf16": "isa",
+    "cpu/kernels.h": "isa",
 }
 # Programs of tests/cpp that include the file and need no PyTorch. They run it where the CPU does not.
 PROGRAM_OF = {"isa/amx.inc.h": "test_amx"}
