@@ -42,6 +42,9 @@ TESTS_OF = {
     "xtr": "xtr",
     "centroid_scores": "plaid",
     "residual": "isa plaid",
+    "widening": "isa quantized_kernels",
+    "avx512_bf16": "isa",
+    "cpu/kernels.h": "isa",
 }
 # Programs of tests/cpp that include the file and need no PyTorch. They run it where the CPU does not.
 PROGRAM_OF = {"isa/amx.inc.h": "test_amx"}
@@ -80,6 +83,14 @@ NEUTRAL = {
     "kFoldTokens": "tokens whose similarities are folded at a time",
     "kWide": "tokens whose differing bits are counted in registers at a time",
     "kNarrow": "tokens of such a group at the end of a tile",
+    "kLines": "lines that are prefetched while a group is multiplied",
+    "kCount": "an element whose size alone is asked for",
+    "kReal": "a dtype that the packing of fp64 does not read",
+    "kFurther 1 -> 2": "twice the distance between neighbours of a hypercube, in the same order",
+    "kNone 1 -> 2": "further away than any partition, too",
+    "kMaxInt8Dims 1 -> 0": "codes multiply as floats then, within the tolerance of the tests",
+    "kDims 16 -> 17": "of pairs_avx2.inc.h, where it is divided by the dims of a byte",
+    "kDims 32 -> 33": "of pairs_avx512.inc.h, likewise",
     "kMaxSteps 31 -> 30": "words that are counted before counts of bytes are added up; 31 are the most",
     "kMaxSteps 0 -> 1": "counts of 32 bits may be added up after each word, too",
 }
@@ -158,11 +169,17 @@ def seconds_of_tests(tree, tests):
     }
 
 
-def chosen_tests(seconds, names, limit):
-    """{test: seconds} of the tests of `names` that run for one change."""
+def chosen_tests(seconds, names, limit, path):
+    """{test: seconds} of the tests of `names` that run for one change of `path`. Those of the instruction set
+    that the file is for come first."""
     files = tuple(f"{mutation.file_of_test(name)}::" for name in names)
-    own = {test: taken for test, taken in seconds.items() if test.startswith(files)}
-    return {test: own[test] for test in forked_tests.within(own, forked_tests.one_of_each_first(own), limit)}
+    isa = re.search(r"portable|avx2|avx512_bf16|avx512", path.name)
+    parts = {True: {}, False: {}}
+    for test, taken in seconds.items():
+        if test.startswith(files):
+            parts[isa is not None and f"[{isa[0]}-" in test.replace("]", "-")][test] = taken
+    order = [test for own in parts.values() for test in forked_tests.one_of_each_first(own)]
+    return {test: seconds[test] for test in forked_tests.within(seconds, order, limit)}
 
 
 def tested(tree, chosen):
@@ -200,7 +217,7 @@ def judged(tree, constant, seconds, options):
         return "does not compile"
     wanted = chosen_of(TESTS_OF, constant.path, TESTS).split()
     names = [name for name in wanted if name in options.tests] or options.tests
-    return tested(tree, chosen_tests(seconds, names, options.seconds))
+    return tested(tree, chosen_tests(seconds, names, options.seconds, constant.path))
 
 
 def changes(tree, wanted, sample):

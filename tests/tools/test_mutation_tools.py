@@ -107,8 +107,18 @@ def test_a_constant_is_judged_by_the_tests_of_its_file(tools):
     bits = ROOT / "csrc" / "cpu" / "isa" / "bits"
     assert mutate_constants.chosen_of(mutate_constants.TESTS_OF, bits / "bits_avx2.inc.h", "") == "isa bits"
     seconds = {f"{mutation.file_of_test(name)}::test_f": 1.0 for name in ("bits", "xtr", "muvera")}
-    chosen = mutate_constants.chosen_tests(seconds, ["muvera", "bits"], 60)
+    chosen = mutate_constants.chosen_tests(seconds, ["muvera", "bits"], 60, bits)
     assert sorted(chosen) == ["tests/operators/test_bits.py::test_f", "tests/search/test_muvera.py::test_f"]
+
+
+def test_tests_of_the_instruction_set_of_a_file_come_first(tools):
+    mutation, _, mutate_constants = tools
+    file = mutation.file_of_test("isa")
+    tests = [f"{file}::test_f[{isa}]" for isa in ("portable", "avx2_vnni", "avx2-8", "avx512_bf16", "avx512")]
+    seconds = dict.fromkeys(tests, 1.0)
+    for name, first in (("vectors_avx2.inc.h", 2), ("avx512_bf16.cpp", 3), ("unpack_avx512.inc.h", 4)):
+        chosen = mutate_constants.chosen_tests(seconds, ["isa"], 60, ROOT / name)
+        assert next(iter(chosen)) == tests[first] and set(chosen) == set(tests)
 
 
 def test_constants_are_wanted_by_name_or_by_file(tools):
