@@ -79,9 +79,8 @@ def test_changed_constants_are_of_the_cpu_kernels(tools):
     assert set(mutate_constants.NEUTRAL) <= changes | set(found)
     assert mutate_constants.why_neutral("kMaxSteps", "31", "30")
     assert not mutate_constants.why_neutral("kMaxSteps", "31", "32")
-    assert {"kLanes", "kStepBytes", "kNarrow", "kMaxInt8Dims", "kNone"} <= set(
-        found
-    )  # the second of a line, and in brackets
+    # kNarrow is the third of a line, and kMaxInt8Dims is in brackets.
+    assert {"kLanes", "kStepBytes", "kNarrow", "kMaxInt8Dims", "kNone"} <= set(found)
     for constant in found.values():
         source = constant.path.read_text()
         assert constant.changed(source, constant.number) == source

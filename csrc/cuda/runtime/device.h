@@ -14,7 +14,7 @@ Device device_properties(int device);
 bool supports_pdl();
 
 // Whether L2 should fetch 256 bytes at a miss of a 128-byte box of TMA, or those 128 alone. An H200,
-// whose memory bus is wider than the 5,120 bits of an H100, took 6 to 10% longer with 256 where it read
+// whose memory bus is wider than the 5,120 bits of an H100, took 5 to 8% longer with 256 where it read
 // documents once (bench/results/README.md).
 bool fetches_256_bytes();
 

@@ -205,8 +205,9 @@ struct OwnedRows {
   }
 };
 
-// What a block computes. Producers read the index of the block again (ctaid_x), and so do consumers once they
-// have multiplied. ptxas would otherwise keep these fields in registers, of which consumers have none left.
+// What a block computes. Producers read the index of the block a second time (ctaid_x). Consumers do the same
+// once they have multiplied. ptxas would otherwise keep these fields in registers, and consumers have none
+// left.
 template <class Tile>
 struct BlockWork {
   uint32_t rank, tile;
