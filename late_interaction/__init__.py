@@ -10,40 +10,72 @@
 The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_interaction.ops`).
 """
 
-from late_interaction import ops, reference
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from late_interaction import ops
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
-from late_interaction.alias import install_as, uninstall_as
-from late_interaction.alignment import Alignment, explain
-from late_interaction.alignment.plaid import explain_residual
-from late_interaction.alignment.plot import plot_alignment
-from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
-from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
-from late_interaction.distillation import (
-    DistillKLDivLoss,
-    MarginMSELoss,
-    distill_kl_div_loss,
-    margin_mse_loss,
-)
-from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
-from late_interaction.mteb_compat import patch_mteb, unpatch_mteb
-from late_interaction.muvera import Muvera
-from late_interaction.padded import maxsim_padded
-from late_interaction.patches import patch_all, unpatch_all
-from late_interaction.plan import explain_plan
-from late_interaction.pooling import pool_tokens
-from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
-from late_interaction.recall import RecallLoss, recall_loss
+
+# Now, as the module has the function's name: importing it later would put it in the function's place.
 from late_interaction.retrieve import MaxSimScorer, retrieve
-from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
-from late_interaction.st_compat import (
-    patch_sentence_transformers,
-    unpatch_sentence_transformers,
-)
-from late_interaction.transformers_compat import patch_transformers, unpatch_transformers
-from late_interaction.varlen import maxsim_varlen
-from late_interaction.vllm_compat import patch_vllm, unpatch_vllm
-from late_interaction.xtr import xtr_scores
+
+if TYPE_CHECKING:
+    from late_interaction import reference
+    from late_interaction.alias import install_as, uninstall_as
+    from late_interaction.alignment import Alignment, explain
+    from late_interaction.alignment.plaid import explain_residual
+    from late_interaction.alignment.plot import plot_alignment
+    from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
+    from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
+    from late_interaction.distillation import (
+        DistillKLDivLoss,
+        MarginMSELoss,
+        distill_kl_div_loss,
+        margin_mse_loss,
+    )
+    from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
+    from late_interaction.mteb_compat import patch_mteb, unpatch_mteb
+    from late_interaction.muvera import Muvera
+    from late_interaction.padded import maxsim_padded
+    from late_interaction.patches import patch_all, unpatch_all
+    from late_interaction.plan import explain_plan
+    from late_interaction.pooling import pool_tokens
+    from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
+    from late_interaction.recall import RecallLoss, recall_loss
+    from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
+    from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
+    from late_interaction.transformers_compat import patch_transformers, unpatch_transformers
+    from late_interaction.varlen import maxsim_varlen
+    from late_interaction.vllm_compat import patch_vllm, unpatch_vllm
+    from late_interaction.xtr import xtr_scores
+
+# Loaded when it is first asked for, since all of it takes longer than the operators: module -> names.
+_LATER = {
+    "alias": ("install_as", "uninstall_as"),
+    "alignment": ("Alignment", "explain"),
+    "alignment.plaid": ("explain_residual",),
+    "alignment.plot": ("plot_alignment",),
+    "colpali_compat": ("patch_colpali_engine", "unpatch_colpali_engine"),
+    "contrastive": ("ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"),
+    "distillation": ("DistillKLDivLoss", "MarginMSELoss", "distill_kl_div_loss", "margin_mse_loss"),
+    "losses": ("PairwiseLoss", "SigmoidLoss", "pairwise_loss", "sigmoid_loss"),
+    "mteb_compat": ("patch_mteb", "unpatch_mteb"),
+    "muvera": ("Muvera",),
+    "padded": ("maxsim_padded",),
+    "patches": ("patch_all", "unpatch_all"),
+    "plan": ("explain_plan",),
+    "pooling": ("pool_tokens",),
+    "pylate_compat": ("patch_pylate", "unpatch_pylate"),
+    "recall": ("RecallLoss", "recall_loss"),
+    "smooth": ("smooth_maxsim", "smooth_maxsim_pairs"),
+    "st_compat": ("patch_sentence_transformers", "unpatch_sentence_transformers"),
+    "transformers_compat": ("patch_transformers", "unpatch_transformers"),
+    "varlen": ("maxsim_varlen",),
+    "vllm_compat": ("patch_vllm", "unpatch_vllm"),
+    "xtr": ("xtr_scores",),
+}
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 __all__ = [
     "Alignment",
@@ -96,3 +128,23 @@ __all__ = [
     "unpatch_vllm",
     "xtr_scores",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module of this package, that nobody has asked for yet."""
+    where = _MODULE_OF.get(name)
+    if where is not None:
+        found = getattr(importlib.import_module(f"{__name__}.{where}"), name)
+        globals()[name] = found
+        return found
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -25,6 +25,7 @@ from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._scoring.precision import without_autocast
+from late_interaction._scoring.untransformed import applied
 
 
 class ContrastiveFunction(Function):
@@ -55,7 +56,7 @@ class ContrastiveFunction(Function):
         return *once("contrastive_loss", gradients, (grad, Q, D, H, temperature)), None
 
 
-apply: Any = ContrastiveFunction.apply
+apply = applied(ContrastiveFunction)
 _HELD_BYTES = 32 << 20  # of logits, until all pairs are scored
 
 

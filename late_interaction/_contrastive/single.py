@@ -34,6 +34,7 @@ from late_interaction._contrastive.shards import Call, Gradients, once, row_fact
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block
 from late_interaction._scoring.precision import without_autocast
+from late_interaction._scoring.untransformed import applied
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops._library import operators as _ops
 
@@ -55,8 +56,8 @@ def loss(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, kept_byt
     budget = KEPT_BYTES[Q.device.type] if kept_bytes is None else kept_bytes
     rows_alone = not call.problem.symmetric and call.reduction != "none"
     one_pass = call.keeps and rows_alone and (Q.requires_grad or D.requires_grad)
-    function: Any = _OnePass if one_pass else _TwoPasses
-    found: Tensor = function.apply(Q, D, temperature, call, budget)
+    function = _one_pass if one_pass else _two_passes
+    found: Tensor = function(Q, D, temperature, call, budget)
     return found
 
 
@@ -257,3 +258,6 @@ def _terms(sums: Tensor, factor: Tensor) -> Tensor:
     """What the operator takes of sums: those of rows or columns that are left out are 0."""
     scale = torch.where(factor == 0, 0.0, factor / sums[1])
     return torch.stack((sums[0], scale, factor))
+
+
+_one_pass, _two_passes = applied(_OnePass), applied(_TwoPasses)

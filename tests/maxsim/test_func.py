@@ -200,3 +200,25 @@ def test_a_transform_records_a_function_of_one_level():
     assert torch.equal(torch.autograd.grad(double(x).sum(), x)[0], torch.full((3,), 2.0))
     assert torch.equal(func.grad(lambda x: double(x).sum())(x.detach()), torch.full((3,), 2.0))
     assert seen == [True, False]
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("loss", [
+    lambda Q, D: li.contrastive_loss(Q, D, temperature=0.1, kept_bytes=0),
+    lambda Q, D: li.contrastive_loss(Q[:, :1], D[:, :1], temperature=0.1),
+    lambda Q, D: li.pairwise_loss(Q, D),
+    lambda Q, D: li.sigmoid_loss(Q, D, temperature=0.1, bias=0.0),
+    lambda Q, D: li.recall_loss(Q, D, temperature=0.1),
+])  # fmt: skip
+def test_losses_in_parts_say_what_to_call_instead(loss, transform, device):
+    Q, D = (torch.randn(6, 4, 8, device=device) for _ in range(2))
+    with pytest.raises(NotImplementedError, match=r"torch\.func .* does not transform this loss"):
+        transform(lambda q: loss(q, D))(Q)
+
+
+def test_a_loss_with_all_scores_kept_has_transforms(device):
+    Q, D = (torch.randn(6, 4, 8, device=device) for _ in range(2))
+    q = Q.detach().requires_grad_()
+    (wanted,) = torch.autograd.grad(li.contrastive_loss(q, D, temperature=0.1), q)
+    found = func.grad(lambda x: li.contrastive_loss(x, D, temperature=0.1))(Q)
+    torch.testing.assert_close(found, wanted)

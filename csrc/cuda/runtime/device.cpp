@@ -82,7 +82,7 @@ bool supports_pdl() {
   return cudaGetDevice(&device) == cudaSuccess && real_properties(device).capability >= 90;
 }
 
-bool fetches_256_bytes() {
+bool has_narrow_memory_bus() {
   constexpr int kWidestOfH100 = 5120;
   int device = 0;
   return cudaGetDevice(&device) == cudaSuccess && real_properties(device).memory_bus_bits <= kWidestOfH100;

@@ -13,10 +13,11 @@ Device device_properties(int device);
 // Whether kernels may start on the current device while the one before them ends.
 bool supports_pdl();
 
-// Whether L2 should fetch 256 bytes at a miss of a 128-byte box of TMA, or those 128 alone. An H200,
-// whose memory bus is wider than the 5,120 bits of an H100, took 5 to 8% longer with 256 where it read
-// documents once (bench/results/README.md).
-bool fetches_256_bytes();
+// Whether the memory bus is as narrow as that of an H100 (5,120 bits). On a wider one, that of an H200,
+// sm90_d took 5 to 8% longer where L2 fetched 256 bytes at a miss of a 128-byte box of TMA and documents
+// were read once (bench/results/README.md), and up to 2% longer where blocks took documents in turn; an
+// H100 gains by both.
+bool has_narrow_memory_bus();
 
 // For tests: plan as for an older compute capability from now on, on every device and thread; 0 ends that,
 // nothing changes nothing. Returns what the current device is planned as.

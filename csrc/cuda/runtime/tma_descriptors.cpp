@@ -86,7 +86,7 @@ CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d,
                              static_cast<cuuint32_t>(box_tokens), static_cast<cuuint32_t>(box_items), 1};
   // A box has 128 bytes of each token, and the next box those behind them.
   const auto promotion =
-      fetches_256_bytes() ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+      has_narrow_memory_bus() ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   return encode(data, type_of(compute), 4, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B, promotion);
 }
 

@@ -27,6 +27,7 @@ from late_interaction._contrastive.shards import (
     sums_of_queries,
 )
 from late_interaction._scoring.precision import without_autocast
+from late_interaction._scoring.untransformed import applied
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class BlockwiseFunction(Function):
         return *once(ctx.row_call.name, gradients, tensors), None
 
 
-_blockwise: Any = BlockwiseFunction.apply
+_blockwise = applied(BlockwiseFunction)
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,7 @@ class ScoresFunction(Function):
         return *once(ctx.row_call.name, gradients, tensors), None
 
 
-_of_scores: Any = ScoresFunction.apply
+_of_scores = applied(ScoresFunction)
 
 
 def _panels(p: Problem, scores: Tensor, own: Tensor | None) -> list[Panel]:

@@ -1,6 +1,7 @@
 // Launches sm90_d for one element type; instances/ and those of pairs/ instantiate it.
 #pragma once
 
+#include "../../runtime/device.h"
 #include "../sm90_launch.cuh"
 #include "kernel.cuh"
 
@@ -25,10 +26,10 @@ TokenScaleLine<T> make_line(const ForwardArgs& p, const View& view, CUtensorMapD
   return line;
 }
 
-// The arguments of a tile's kernel. Blocks take the documents of an only query in turn, so that what all of
-// them read at a time lies together in memory.
+// The arguments of a tile's kernel. On a narrow memory bus blocks take the documents of an only query in
+// turn, so that what all of them read at a time lies together in memory.
 inline TokenScaleArgs kernel_args(const ForwardArgs& p, const ForwardPlan& plan) {
-  const bool in_turn = p.row_tiles == 1 && p.work_tile_ends == nullptr;
+  const bool in_turn = p.row_tiles == 1 && p.work_tile_ends == nullptr && has_narrow_memory_bus();
   return {p, make_line<uint8_t>(p, p.d_mask, CU_TENSOR_MAP_DATA_TYPE_UINT8, plan.tokens),
           make_line<float>(p, p.d_scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, plan.tokens),
           in_turn ? static_cast<int32_t>(plan.grid) : 1};

@@ -1,0 +1,77 @@
+"""What `import late_interaction` loads: the operators and the scoring, and the rest when it is asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+import late_interaction as li
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def loaded(code=""):
+    listed = "print(*sorted(x for x in sys.modules if x.startswith('late_interaction')))"
+    return set(run(f"import sys, late_interaction as li\n{code}\n{listed}"))
+
+
+def test_losses_and_patches_are_loaded_when_they_are_asked_for():
+    first = loaded()
+    later = {"contrastive", "distillation", "patches", "alignment", "reference", "_st"}
+    assert {"late_interaction.ops.dense", "late_interaction.retrieve"} <= first
+    assert not first & {f"late_interaction.{name}" for name in later}
+    assert "late_interaction.contrastive" in loaded("li.contrastive_loss")
+
+
+def test_every_public_name_is_there():
+    names = run("import late_interaction as li\nprint(*(n for n in li.__all__ if getattr(li, n) is None))")
+    assert names == []
+    assert set(li.__all__) <= set(dir(li))
+    run("from late_interaction import *\nassert callable(contrastive_loss) and callable(retrieve)")
+
+
+def test_what_is_loaded_later_is_public_and_named_once():
+    later = [name for names in li._LATER.values() for name in names]
+    assert len(later) == len(set(later))
+    eager = {
+        "MaxSimScorer",
+        "__version__",
+        "maxsim",
+        "maxsim_pairs",
+        "maxsim_with_winners",
+        "ops",
+        "retrieve",
+    }
+    assert {*later, *eager, "reference"} == set(li.__all__)
+
+
+@pytest.mark.parametrize("name", ["varlen", "fp8", "score_pairs", "backward", "reference"])
+def test_modules_are_attributes(name):
+    assert run(f"import late_interaction as li\nprint(li.{name}.__name__)") == [f"late_interaction.{name}"]
+
+
+def test_retrieve_stays_the_function():
+    assert run("import late_interaction as li, late_interaction.retrieve\nprint(callable(li.retrieve))") == [
+        "True"
+    ]
+
+
+def test_other_names_are_attribute_errors():
+    for name in ("maxsum", "_nothing", "contrastive_los"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+            getattr(li, name)
+    assert not hasattr(li, "maxsum")
+
+
+def test_a_function_that_is_first_met_by_dynamo():
+    code = """
+import torch, late_interaction as li
+step = torch.compile(lambda Q, D: li.smooth_maxsim(Q, D, tau=0.1).sum(), backend="eager", fullgraph=True)
+Q, D = torch.randn(2, 3, 8), torch.randn(4, 5, 8)
+torch.testing.assert_close(step(Q, D), li.smooth_maxsim(Q, D, tau=0.1).sum())
+"""
+    run(code)
