@@ -9,7 +9,7 @@ from pathlib import Path
 
 WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160)
 TRANSPOSED_WIDTHS = (256,)
-REGISTER_WIDTHS = (64, 96, 128)
+REGISTER_WIDTHS = (32, 64)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 
 HEADER = """\

@@ -13,12 +13,14 @@ bool is_served(const Sizes& s, Dtype dtype, bool aligned, const Device& device) 
   return device.capability >= 90 && aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0;
 }
 
-// Blocks that run at once in clusters of this size. A cluster lies within a group of multiprocessors (GPC),
-// of which an H100 has eight, of 14 to 18: here those are taken to have so many.
-int64_t blocks_at_once(int cluster, int per_sm, const Device& device) {
-  constexpr int kGroups[] = {18, 18, 18, 18, 16, 16, 14, 14};
-  int64_t blocks = 0;
-  for (const int sms : kGroups) blocks += per_sm * sms / cluster * cluster;
+// Blocks that surely run at once in clusters of this size. A cluster lies within a group of multiprocessors
+// (GPC). An H100 or H200 has eight, whose sizes differ from one GPU to the next: here as uneven as was seen,
+// less one cluster, as a block too many costs a second wave.
+int64_t blocks_at_once(int cluster, const Device& device) {
+  constexpr int kGroups[] = {18, 18, 18, 18, 16, 16, 16, 12};
+  if (cluster == 1) return device.sm_count;
+  int64_t blocks = -cluster;
+  for (const int sms : kGroups) blocks += sms / cluster * cluster;
   return std::max<int64_t>(blocks * device.sm_count / 132, cluster);
 }
 
@@ -54,14 +56,23 @@ std::optional<LoneQueryPlan> plan_lone_query(const Sizes& s, Dtype dtype, bool a
   return plan;
 }
 
-// Shares out units among the blocks of a cluster as ends first.
+// The multiplications of 192 rows by 128 dims of a unit that a gradient takes, divided by the
+// multiprocessors.
+double incidence_work(int64_t rows, int64_t units, int64_t d, const Device& device) {
+  return static_cast<double>(rows) * static_cast<double>(units) * static_cast<double>(d) /
+         (kIncidenceRows * kMostIncidenceDims * static_cast<double>(device.sm_count));
+}
+
+// Shares out units among the blocks of a cluster, and dims among blocks, as both gradients end first: blocks
+// of grad_D take the multiprocessors that grad_Q leaves free.
 std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool aligned, bool grad_q,
                                             const Device& device) {
   constexpr int64_t kOverhead = 16, kMbarriers = 1024;
+  constexpr double kFewRows = 0.75;  // clocks of a unit of 128 rows, in those of 192
   constexpr struct {
     int dims;
     double clocks;  // of a unit, in those of 128 dims
-  } kIncidenceSlices[] = {{128, 1.0}, {96, 0.8}, {64, 0.6}};
+  } kIncidenceSlices[] = {{128, 1.0}, {96, 0.85}, {64, 0.72}};
   const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
   const bool served = is_served(s, dtype, aligned, device) && device.wgmma && is_faster_by_products(s) &&
                       s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens &&
@@ -75,30 +86,40 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
   plan.steps = static_cast<int>(ceil_div(length, 16 * least_units));
   plan.units = static_cast<int>(ceil_div(length, 16 * plan.steps));
   plan.block_docs = static_cast<int>(std::min<int64_t>(kIncidenceRows / s.Ld, kMostIncidenceDocs));
-  plan.block_rows = grad_q ? kIncidenceRows : static_cast<int>(plan.block_docs * s.Ld);
   plan.rows = grad_q ? s.Nq * s.Lq : s.N * s.Ld;
   plan.all_units = (grad_q ? s.N : s.Nq) * plan.units;
+  const double beside = grad_q ? incidence_work(s.N * s.Ld, s.Nq * ceil_div(s.Lq, 32), s.d, device)
+                               : incidence_work(s.Nq * s.Lq, s.N, s.d, device);
   double least = std::numeric_limits<double>::infinity();
-  for (const auto& [dims, clocks] : kIncidenceSlices) {
-    if (plan.steps == 4 && dims > 64) continue;  // registers
-    const int64_t slices = ceil_div(s.d, dims), tiles = ceil_div(plan.rows, plan.block_rows) * slices;
+  const auto take_best = [&](int block_rows, int dims, double clocks) {
+    const int64_t slices = ceil_div(s.d, dims), tiles = ceil_div(plan.rows, block_rows) * slices;
     for (int cluster = 1; cluster <= 8; ++cluster) {
-      const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, 1, device));
-      const double time = waves * (ceil_div(plan.all_units, cluster) + kOverhead) * clocks;
+      const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, device));
+      const double block = static_cast<double>(ceil_div(plan.all_units, cluster) + kOverhead) * clocks;
+      const double own = static_cast<double>(waves) * block;
+      const double all = static_cast<double>(tiles * cluster) * block / device.sm_count + beside;
+      const double time = std::max(own, all) + own / 8;
       if (time >= least) continue;
       least = time;
+      plan.block_rows = block_rows;
       plan.slices = static_cast<int>(slices);
       plan.slice_dims = dims;
       plan.cluster = cluster;
       plan.grid = tiles * cluster;
     }
+  };
+  const int most_block_rows = grad_q ? kIncidenceRows : static_cast<int>(plan.block_docs * s.Ld);
+  for (const auto& [dims, clocks] : kIncidenceSlices) {
+    if (plan.steps == 4 && dims > 64) continue;  // registers
+    take_best(most_block_rows, dims, clocks);
+    if (grad_q) take_best(kIncidenceFewRows, dims, kFewRows * clocks);
   }
   const int64_t unit_rows = 16 * plan.steps, stage_rows = kIncidenceStageRows / unit_rows * unit_rows;
   const int64_t stage = stage_rows * 128 * ceil_div(plan.slice_dims, 64) + kIncidenceSideBytes;
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kMbarriers) / stage, kMostIncidenceStages));
   plan.smem_bytes =
-      static_cast<int>(std::max<int64_t>(plan.stages * stage, 4 * kIncidenceRows * (plan.slice_dims + 4)));
+      static_cast<int>(std::max<int64_t>(plan.stages * stage, 4 * kIncidenceRows * (plan.slice_dims + 8)));
   return plan;
 }
 

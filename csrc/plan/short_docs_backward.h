@@ -36,7 +36,8 @@ std::optional<LoneQueryPlan> plan_lone_query(const Sizes& sizes, Dtype dtype, bo
 
 inline constexpr int64_t kShortDocTokens = 64;  // of a document, at most
 
-inline constexpr int kIncidenceRows = 192;  // rows of a block, at most: tokens of documents, or of queries
+inline constexpr int kIncidenceRows = 192;     // rows of a block, at most: tokens of documents, or of queries
+inline constexpr int kIncidenceFewRows = 128;  // of a block of grad_Q, where more blocks end sooner
 inline constexpr int kIncidenceStageRows = 64;      // tokens of items in a stage, at most
 inline constexpr int kIncidenceWinnerBytes = 6144;  // winners of a stage
 inline constexpr int kIncidenceSideBytes = kIncidenceWinnerBytes + 512;  // and gradients

@@ -22,7 +22,7 @@ LONE = [
     (1, 63000, 3, 1, 128),
 ]
 # Many queries: units of one to four steps, rows of a query that fill no step or take several units, slices of
-# 64, 96 and 128 dims, fewer documents than a block has room for.
+# 64, 96 and 128 dims, fewer documents than a block has room for, blocks of 192 rows and of 128.
 MANY = [
     (64, 1000, 16, 24, 128),
     (2, 1003, 513, 17, 96),
@@ -39,6 +39,8 @@ MANY = [
     (700, 50, 16, 5, 128),
     (40, 230, 61, 48, 104),
     (260, 63, 32, 40, 96),
+    (70, 1500, 15, 20, 128),
+    (34, 3000, 31, 48, 64),
 ]
 
 
@@ -194,7 +196,8 @@ def test_plans_of_short_documents():
     assert "grad_Q     added up in registers by 132 blocks of 8 warps, 2 warps to a document" in lone
     many = plan((64, 16, 128), (4096, 24, 128))
     assert (
-        "grad_Q     as products of 0 and 1 with documents, by 96 blocks of up to 192 rows and 64 dims" in many
+        "grad_Q     as products of 0 and 1 with documents, by 64 blocks of up to 128 rows and 128 dims"
+        in many
     )
     assert "in clusters of 8 that share out documents" in many
     assert (

@@ -31,6 +31,12 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
 }
 
+// Waits for all threads of all blocks of the cluster, not for what they wrote: a release would wait until
+// their stores to global memory have arrived.
+__device__ __forceinline__ void cluster_sync_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;\n" ::: "memory");
+}
+
 // Maps an address of this block's shared memory to the same place in the block of this rank.
 __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
   uint32_t there;

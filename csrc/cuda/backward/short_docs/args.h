@@ -20,7 +20,7 @@ struct IncidenceArgs : BackwardArgs {
   bool beside_grad_q;
   // As in IncidencePlan.
   int64_t rows;
-  int32_t slices, units, block_docs, block_rows, cluster, stages;
+  int32_t slices, units, block_docs, block_rows, warpgroups, cluster, stages;
   Divider by_slices, by_units, by_docs, by_cluster;
   int32_t block_units, more_units;  // all units, divided by the blocks of a cluster, and what is left
   int64_t query_bytes;              // from a query's winners to the next one's

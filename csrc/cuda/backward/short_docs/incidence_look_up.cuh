@@ -104,7 +104,7 @@ struct WinnerLookUp {
     const int later = place - queries.first_vecs, query = later < 0 ? 0 : 1 + later / queries.vecs;
     const int vec = place - queries.first_vec(query), s = queries.begin(query);
     const int row = (queries.first + query) * p.Lq + s - first_row;  // of the block
-    const int rows = min(p.Lq - s, static_cast<int>(min(int64_t{kIncidenceRows}, p.rows - first_row)) - row);
+    const int rows = min(p.Lq - s, static_cast<int>(min(int64_t{p.block_rows}, p.rows - first_row)) - row);
     bytes[k] = query < queries.count ? 2 * rows - 16 * vec : kNothing;
     runs[k] = first_winner(p, queries.first + query, 0, s) + 16 * vec;
   }

@@ -20,7 +20,7 @@
 //   unit      up to 16 * kSteps tokens of an item, filled up with zeros
 //   producer  a warp that loads units' embeddings (TMA), and three that take turns to copy winners and
 //             gradients to a stage (cp.async), as they lie in memory
-//   consumer  three warpgroups, 64 rows each
+//   consumer  three warpgroups, 64 rows each; of blocks of 128 rows, the third only writes
 //
 // At the end sums go to shared memory, and the blocks of a cluster add them up in the order of their ranks,
 // each a share of the rows: the same bits in every run. 0 times a number that is not finite leaves a NaN, so
@@ -32,178 +32,12 @@
 #include "../../ptx/ld_cluster.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/pdl.cuh"
+#include "incidence_consumer.cuh"
 #include "incidence_look_up.cuh"
-#include "incidence_words.cuh"
 
 namespace late_interaction {
 
 inline constexpr int kIncidenceThreads = 512, kIncidenceConsumers = 384;
-
-// Products of a warpgroup's rows with a stage's units, added to its sums.
-template <class Tile>
-struct IncidenceSums {
-  static constexpr int kRegs = Tile::kDims / 2;
-  float x[kRegs];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int k = 0; k < kRegs; ++k) x[k] = 0.0f;
-  }
-
-  // Adds the products of a unit, whose embeddings lie at `tile`, a descriptor's lower word, times what
-  // `read_grads` reads for the two rows. It and `read_next` read while products are under way, or, where
-  // operand A leaves no registers, after them.
-  template <class F, class G>
-  __device__ __forceinline__ void add(const uint32_t (&a)[Tile::kSteps][4], uint32_t tile, F read_grads,
-                                      G read_next) {
-    constexpr bool kLate = Tile::kSteps > 2;
-    float grads[2];
-    float products[kRegs];
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < Tile::kSteps; ++k) {
-      ptx::RegisterWgmmaShape<Tile::kDims>::template issue<typename IncidenceWgmma<typename Tile::T>::type>(
-          products, a[k], ptx::smem_desc_mn_major(tile + (k * 2048 >> 4)), k > 0);
-    }
-    ptx::wgmma_commit();
-    if (!kLate) read_grads(grads);
-    read_next();
-    ptx::wgmma_wait<0>();
-#pragma unroll
-    for (int k = 0; k < kRegs; ++k) asm volatile("" : "+f"(products[k])::"memory");
-    if (kLate) read_grads(grads);
-#pragma unroll
-    for (int k = 0; k < kRegs; ++k) x[k] = fmaf(grads[k / 2 % 2], products[k], x[k]);
-  }
-
-  __device__ __forceinline__ void put(float* to) const {
-    const int lane = ptx::tid_x() % 32;
-#pragma unroll
-    for (int n = 0; n < Tile::kDims / 8; ++n) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        *reinterpret_cast<float2*>(to + (lane / 4 + 8 * h) * Tile::kSumWidth + 8 * n + 2 * (lane % 4)) = {
-            x[4 * n + 2 * h], x[4 * n + 2 * h + 1]};
-      }
-    }
-  }
-};
-
-// The winners that a unit holds for a lane's two rows, as codes, in pairs: each row's own (grad_Q), or those
-// of the unit's query rows, in the order of operand A (grad_D).
-template <class Tile>
-using UnitWinners = uint32_t[Tile::kGradQ ? 2 : 4 * Tile::kSteps];
-
-// The two rows that a consumer lane owns, eight rows apart: their tokens, and where a stage holds their
-// winners and gradients.
-template <class Tile>
-struct OwnedRows {
-  using Words = IncidenceWords<typename Tile::T>;
-  // grad_Q: token 2c of an item and the next one. grad_D: each row's own token, twice; of no row a NaN, which
-  // equals nothing.
-  uint32_t tokens[Tile::kGradQ ? 1 : 2];
-  // From the first run of a unit to what each row reads of its own, and, from bit 16 on, where that run lies
-  // within 16 bytes with item 0. Of aligned runs of grad_D, at[0] is what the lane reads for its warp.
-  uint32_t at[2];
-  uint32_t grads = 0;  // where the rows' gradients are among those of a unit, 16 bits each
-
-  __device__ __forceinline__ OwnedRows(const IncidenceArgs& p, int32_t first_row) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-    if constexpr (Tile::kGradQ) {
-      tokens[0] = pair_of(0x4000) + 2 * (lane % 4) * 0x00010001 + 0x00010000;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) own_query_row(p, first_row, row + lane / 4 + 8 * h, h);
-    } else {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) own_document_row(p, first_row, row + lane / 4 + 8 * h, h);
-      if (p.run_offset == 0) at[0] = doc_of(p, row + lane % 16) * p.run_vecs * 16 + lane / 16 * 16;
-    }
-#pragma unroll
-    for (uint32_t& token : tokens) asm volatile("" : "+r"(token));  // a register, not computed every time
-  }
-
-  // Reads the rows' gradients of the u-th unit of a stage.
-  __device__ __forceinline__ void read_grads(const IncidenceArgs& p, uint32_t stage_grads, int u,
-                                             float (&found)[2]) const {
-    const int unit = u * (Tile::kGradQ ? kMostIncidenceQueries : p.block_docs);
-    found[0] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (grads & 0xFFFF)));
-    found[1] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (grads >> 16)));
-  }
-
-  // Reads the winners of the u-th unit of a stage, that of a certain item, for the rows. kAligned: runs start
-  // at multiples of 16 bytes.
-  template <bool kAligned>
-  __device__ __forceinline__ void read(const IncidenceArgs& p, uint32_t winners, int u, int32_t item,
-                                       UnitWinners<Tile>& codes) const {
-    const auto place = [&](int h) {
-      if (kAligned) return at[h];
-      const auto step = Tile::kGradQ ? 2u * p.Lq : static_cast<uint32_t>(p.query_bytes);
-      return (at[h] & 0xFFFF) + (((at[h] >> 16) + static_cast<uint32_t>(item) * step) & 15);
-    };
-    if constexpr (Tile::kGradQ) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        codes[h] = ptx::ld_shared_u16(winners + u * kIncidenceUnitVecs * 16 + place(h));
-      }
-    } else if constexpr (kAligned) {
-#pragma unroll
-      for (int k = 0; k < Tile::kSteps; ++k) {
-        uint32_t words[4];
-        ptx::ldmatrix_x4(words, winners + u * p.block_docs * p.run_vecs * 16 + at[0] + 32 * k);
-#pragma unroll
-        for (int m = 0; m < 4; ++m) codes[4 * k + m] = words[m];
-      }
-    } else {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t from = winners + u * p.block_docs * p.run_vecs * 16 + place(h);
-#pragma unroll
-        for (int k = 0; k < 2 * Tile::kSteps; ++k) {
-          codes[2 * k + h] = ptx::ld_shared_u16(from + 16 * k) | ptx::ld_shared_u16(from + 16 * k + 2) << 16;
-        }
-      }
-    }
-  }
-
-  // The rows' words of operand A: for each step, of the low and of the high row, those of tokens 2c, 2c + 1,
-  // and then of 2c + 8, 2c + 9.
-  __device__ __forceinline__ void compare(const UnitWinners<Tile>& codes,
-                                          uint32_t (&a)[Tile::kSteps][4]) const {
-#pragma unroll
-    for (int k = 0; k < 4 * Tile::kSteps; ++k) {
-      if constexpr (Tile::kGradQ) {
-        a[k / 4][k % 4] = Words::equal(pair_of(token_code(codes[k % 2])), tokens[0] + k / 2 * 0x00080008);
-      } else {
-        a[k / 4][k % 4] = Words::equal(codes[k] | pair_of(token_code(0)), tokens[k % 2]);
-      }
-    }
-  }
-
- private:
-  __device__ __forceinline__ void own_query_row(const IncidenceArgs& p, int32_t first_row, int row, int h) {
-    const BlockQueries queries(p, first_row);
-    const auto at_most = static_cast<int32_t>(p.rows - 1);
-    const int32_t whole = min(first_row + row, at_most);
-    const int32_t i = p.by_Lq.quotient(whole), query = i - queries.first, begin = queries.begin(query);
-    at[h] = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
-            ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
-    grads |= 4 * query << 16 * h;
-  }
-
-  static __device__ __forceinline__ int doc_of(const IncidenceArgs& p, int row) {
-    const int doc = row / p.Ld;
-    return doc < p.block_docs ? doc : 0;
-  }
-
-  __device__ __forceinline__ void own_document_row(const IncidenceArgs& p, int32_t first_row, int row,
-                                                   int h) {
-    const int doc = doc_of(p, row), t = row - doc * p.Ld;
-    tokens[h] = t < p.Ld ? pair_of(token_code(t)) : 0xFFFFFFFF;
-    at[h] = doc * p.run_vecs * 16 + threadIdx.x % 4 * 4 +
-            ((low_bits(first_winner(p, 0, first_row / p.Ld + doc, 0)) & 15) << 16);
-    grads |= 4 * doc << 16 * h;
-  }
-};
 
 // What a block computes. Producers read the index of the block a second time (ctaid_x). Consumers do the same
 // once they have multiplied. ptxas would otherwise keep these fields in registers, and consumers have none
@@ -229,41 +63,6 @@ struct BlockWork {
   }
 };
 
-template <bool kAligned, class Tile>
-__device__ __forceinline__ void consume_units(const IncidenceArgs& p, const IncidenceShared<Tile>& memory,
-                                              const OwnedRows<Tile>& rows, int32_t unit, int32_t end,
-                                              IncidenceSums<Tile>& sums) {
-  // The winners of the next unit are read while this one is multiplied, where registers allow.
-  constexpr bool kAhead = kAligned && Tile::kUnits > 1 && (Tile::kGradQ || Tile::kSteps == 1);
-  PipelineState at;
-  for (; unit < end; unit += Tile::kUnits) {
-    ptx::mbarrier_wait_parity(memory.full(at.stage), at.parity);
-    const uint32_t tile = ptx::smem_desc_low_mn_major(memory.tile(at.stage), Tile::kColumnBytes),
-                   winners = memory.winners(at.stage), grads = memory.grads(at.stage);
-    UnitWinners<Tile> codes;
-    const auto read = [&](int u) {
-      const int32_t item = Tile::kGradQ ? unit + u : p.by_units.quotient(unit + u);
-      rows.template read<kAligned>(p, winners, u, item, codes);
-    };
-    if (kAhead) read(0);
-#pragma unroll
-    for (int u = 0; u < Tile::kUnits; ++u) {
-      if (unit + u >= end) break;
-      if (!kAhead) read(u);
-      uint32_t a[Tile::kSteps][4];
-      rows.compare(codes, a);
-      sums.add(
-          a, tile + (u * Tile::kUnitRows * 128 >> 4),
-          [&](float (&found)[2]) { rows.read_grads(p, grads, u, found); },
-          [&] {
-            if (kAhead && u + 1 < Tile::kUnits) read(u + 1);
-          });
-    }
-    ptx::mbarrier_arrive(memory.empty(at.stage));
-    at.advance(memory.stages);
-  }
-}
-
 template <class Tile>
 __device__ __forceinline__ void consume(const IncidenceArgs& p, const IncidenceShared<Tile>& memory,
                                         IncidenceSums<Tile>& sums) {
@@ -271,19 +70,24 @@ __device__ __forceinline__ void consume(const IncidenceArgs& p, const IncidenceS
   const OwnedRows<Tile> rows(p, work.first_row);
   sums.clear();
   if (p.run_offset == 0) {
-    consume_units<true>(p, memory, rows, work.begin, work.end, sums);
+    UnitPipeline<true, Tile>(p, memory, rows, work.begin, work.end).add_to(sums);
   } else {
-    consume_units<false>(p, memory, rows, work.begin, work.end, sums);
+    UnitPipeline<false, Tile>(p, memory, rows, work.begin, work.end).add_to(sums);
   }
 }
 
-// Eight dims of an owned row, one winner after the other.
+template <class T>
+__device__ __forceinline__ uint4 packed_vec(const float (&x)[8]) {
+  using Words = IncidenceWords<T>;
+  return {Words::pack(x[0], x[1]), Words::pack(x[2], x[3]), Words::pack(x[4], x[5]), Words::pack(x[6], x[7])};
+}
+
+// Writes eight dims of an owned row, added up one winner after the other.
 template <class Tile>
-__device__ __noinline__ void sum_row_one_by_one(const IncidenceArgs& p, int64_t row, int dim,
-                                                float (&sum)[8]) {
+__device__ __noinline__ void write_row_one_by_one(const IncidenceArgs& p, int64_t row, int dim,
+                                                  typename Tile::T* to) {
   using T = typename Tile::T;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) sum[k] = 0.0f;
+  float sum[8] = {};
   const int length = Tile::kGradQ ? p.Lq : p.Ld;
   const int64_t owner = row / length, own = row - owner * length;
   const int64_t items = Tile::kGradQ ? p.N : p.Nq;
@@ -301,37 +105,54 @@ __device__ __noinline__ void sum_row_one_by_one(const IncidenceArgs& p, int64_t 
       for (int k = 0; k < 8; ++k) sum[k] = fmaf(grad, widen(x[k]), sum[k]);
     }
   }
+  ptx::st_global_vec(to, packed_vec<T>(sum));
+}
+
+// The sum over the blocks of the cluster, in the order of their ranks, of the eight floats that each has
+// there in shared memory.
+__device__ __forceinline__ void sum_of_cluster(int cluster, uint32_t from, float (&sum)[8]) {
+  const auto take = [&](const float4& low, const float4& high, bool first) {
+    const float term[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum[k] = first ? term[k] : sum[k] + term[k];
+  };
+  if (cluster == 1) {
+    take(ptx::ld_shared_v4_f32(from), ptx::ld_shared_v4_f32(from + 16), true);
+    return;
+  }
+#pragma unroll 4
+  for (int rank = 0; rank < cluster; ++rank) {
+    const uint32_t there = ptx::mapa(from, rank);
+    take(ptx::ld_shared_cluster_v4_f32(there), ptx::ld_shared_cluster_v4_f32(there + 16), rank == 0);
+  }
 }
 
 // Adds up what the blocks of the cluster have in shared memory, this one's share of the rows, and writes it.
 template <class Tile>
 __device__ __forceinline__ void write_rows(const IncidenceArgs& p, uint32_t memory, uint32_t rank,
                                            int64_t first_row, int first_dim) {
-  using Words = IncidenceWords<typename Tile::T>;
   const int rows = static_cast<int>(min(int64_t{p.block_rows}, p.rows - first_row));
+  constexpr int kVecs = Tile::kDims / 8;
   const int vecs = min(Tile::kDims, p.d - first_dim) / 8;
-  const int end = rows * vecs * (static_cast<int>(rank) + 1) / p.cluster;
+  const int end = rows * kVecs * (static_cast<int>(rank) + 1) / p.cluster;
   auto* out = static_cast<typename Tile::T*>(p.out) + first_row * p.d + first_dim;
-  for (int v = rows * vecs * static_cast<int>(rank) / p.cluster + ptx::tid_x(); v < end;
+#pragma unroll 2
+  for (int v = rows * kVecs * static_cast<int>(rank) / p.cluster + ptx::tid_x(); v < end;
        v += kIncidenceConsumers) {
-    const int row = v / vecs, vec = v - row * vecs;
+    const int row = v / kVecs, vec = v - row * kVecs;
+    if (vec >= vecs) continue;
     const uint32_t from = memory + (row * Tile::kSumWidth + 8 * vec) * 4;
     float sum[8];
-    for (int other = 0; other < p.cluster; ++other) {
-      const uint32_t there = ptx::mapa(from, other);
-      const float4 low = ptx::ld_shared_cluster_v4_f32(there),
-                   high = ptx::ld_shared_cluster_v4_f32(there + 16);
-      const float term[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int k = 0; k < 8; ++k) sum[k] = other == 0 ? term[k] : sum[k] + term[k];
-    }
+    sum_of_cluster(p.cluster, from, sum);
     bool finite = true;
 #pragma unroll
     for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
-    if (!finite) sum_row_one_by_one<Tile>(p, first_row + row, first_dim + 8 * vec, sum);
-    const uint4 words = {Words::pack(sum[0], sum[1]), Words::pack(sum[2], sum[3]),
-                         Words::pack(sum[4], sum[5]), Words::pack(sum[6], sum[7])};
-    ptx::st_global_vec(out + int64_t{row} * p.d + 8 * vec, words);
+    auto* to = out + int64_t{row} * p.d + 8 * vec;
+    if (finite) {
+      ptx::st_global_vec(to, packed_vec<typename Tile::T>(sum));
+    } else {
+      write_row_one_by_one<Tile>(p, first_row + row, first_dim + 8 * vec, to);
+    }
   }
 }
 
@@ -345,7 +166,7 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < p.stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 1 + 32);
-      ptx::mbarrier_init(memory.empty(s), kIncidenceConsumers);
+      ptx::mbarrier_init(memory.empty(s), 128 * p.warpgroups);
     }
     ptx::fence_mbarrier_init();
   }
@@ -366,18 +187,25 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
       look_up(memory, RowLookUp<Tile>{p, first_j}, turn, work.begin, work.end);
     }
     __syncwarp();
-    ptx::cluster_sync();
-    ptx::cluster_sync();
+    if (p.cluster > 1) {
+      ptx::cluster_sync();
+      ptx::cluster_sync_relaxed();
+    }
   } else {
     ptx::setmaxnreg_inc<152>();
+    const bool has_rows = warp / 4 < p.warpgroups;
     IncidenceSums<Tile> sums;
-    consume<Tile>(p, memory, sums);
+    if (has_rows) consume<Tile>(p, memory, sums);
     ptx::named_barrier_sync(1, kIncidenceConsumers);  // all have left the ring
-    sums.put(shared_sums + ptx::tid_x() / 32 * 16 * Tile::kSumWidth);
-    ptx::cluster_sync();
+    if (has_rows) sums.put(shared_sums + ptx::tid_x() / 32 * 16 * Tile::kSumWidth);
+    if (p.cluster > 1) {
+      ptx::cluster_sync();
+    } else {
+      ptx::named_barrier_sync(1, kIncidenceConsumers);
+    }
     const BlockWork<Tile> work(p, ptx::ctaid_x());
     write_rows<Tile>(p, memory.ring, work.rank, work.first_row, work.first_dim);
-    ptx::cluster_sync();  // no block leaves while another reads its sums
+    if (p.cluster > 1) ptx::cluster_sync_relaxed();  // no block leaves while another reads its sums
   }
   // The next kernel must not start before grad_Q's kernel has ended. The last block waits for that, and this
   // kernel ends with its last block.

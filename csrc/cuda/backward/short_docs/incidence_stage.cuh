@@ -35,7 +35,7 @@ struct IncidenceTile {
   static constexpr int kUnitRows = 16 * kSteps, kUnits = incidence_stage_units(kSteps_),
                        kStageRows = kUnits * kUnitRows;
   static constexpr int kColumnBytes = kStageRows * 128, kTileBytes = kColumns * kColumnBytes;
-  static constexpr int kSumWidth = kDims + 4;
+  static constexpr int kSumWidth = kDims + 8;
 };
 
 template <class Tile>
@@ -79,12 +79,12 @@ struct BlockQueries {
   int32_t first_vecs, vecs;           // of the first query's run, and of each other one
 
   __device__ __forceinline__ BlockQueries(const IncidenceArgs& p, int32_t first_row) {
-    const auto last_row = static_cast<int32_t>(min(int64_t{first_row} + kIncidenceRows, p.rows)) - 1;
+    const auto last_row = static_cast<int32_t>(min(int64_t{first_row} + p.block_rows, p.rows)) - 1;
     first = p.by_Lq.quotient(first_row);
     count = static_cast<int32_t>(p.by_Lq.quotient(last_row)) - first + 1;
     first_token = first_row - first * p.Lq;
-    first_vecs = incidence_run_vecs(min(p.Lq - first_token, kIncidenceRows), p.run_offset);
-    vecs = incidence_run_vecs(min(p.Lq, kIncidenceRows), p.run_offset);
+    first_vecs = incidence_run_vecs(min(p.Lq - first_token, p.block_rows), p.run_offset);
+    vecs = incidence_run_vecs(min(p.Lq, p.block_rows), p.run_offset);
   }
   // The first vector of the query-th query among them, and its first token there.
   __device__ __forceinline__ int first_vec(int query) const {

@@ -83,6 +83,7 @@ bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_sco
   args.slices = plan->slices;
   args.block_docs = plan->block_docs;
   args.block_rows = plan->block_rows;
+  args.warpgroups = ceil_div(plan->block_rows, 64);
   args.cluster = plan->cluster;
   args.stages = plan->stages;
   args.by_slices = Divider(static_cast<uint32_t>(plan->slices));

@@ -1,0 +1,129 @@
+// The rows that a consumer lane of incidence_products.cuh owns, and operand A of wgmma that is made of their
+// winners.
+#pragma once
+
+#include "incidence_stage.cuh"
+#include "incidence_words.cuh"
+
+namespace late_interaction {
+
+// The winners that a unit holds for a lane's two rows, as codes, in pairs: each row's own (grad_Q), or those
+// of the unit's query rows, in the order of operand A (grad_D).
+template <class Tile>
+using UnitWinners = uint32_t[Tile::kGradQ ? 2 : 4 * Tile::kSteps];
+
+// The two rows that a consumer lane owns, eight rows apart: their tokens, and where a stage holds their
+// winners and gradients.
+template <class Tile>
+struct OwnedRows {
+  using Words = IncidenceWords<typename Tile::T>;
+  // grad_Q: token 2c of an item and the next one. grad_D: each row's own token, twice; of no row a NaN, which
+  // equals nothing.
+  uint32_t tokens[Tile::kGradQ ? 1 : 2];
+  // From the first run of a unit to what each row reads of its own, and, from bit 16 on, where that run lies
+  // within 16 bytes with item 0. Of aligned runs of grad_D, at[0] is what the lane reads for its warp.
+  uint32_t at[2];
+  uint32_t grads = 0;  // where the rows' gradients are among those of a unit, 16 bits each
+
+  __device__ __forceinline__ OwnedRows(const IncidenceArgs& p, int32_t first_row) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+    if constexpr (Tile::kGradQ) {
+      tokens[0] = pair_of(0x4000) + 2 * (lane % 4) * 0x00010001 + 0x00010000;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) own_query_row(p, first_row, row + lane / 4 + 8 * h, h);
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) own_document_row(p, first_row, row + lane / 4 + 8 * h, h);
+      if (p.run_offset == 0) at[0] = doc_of(p, row + lane % 16) * p.run_vecs * 16 + lane / 16 * 16;
+    }
+#pragma unroll
+    for (uint32_t& token : tokens) asm volatile("" : "+r"(token));  // a register, not computed every time
+  }
+
+  // Reads the rows' gradients of the u-th unit of a stage.
+  __device__ __forceinline__ void read_grads(const IncidenceArgs& p, uint32_t stage_grads, int u,
+                                             float (&found)[2]) const {
+    const int unit = u * (Tile::kGradQ ? kMostIncidenceQueries : p.block_docs);
+    uint32_t places = grads;
+    // With three steps or more, no register is left in which the compiler could keep either half.
+    if constexpr (Tile::kSteps > 2) asm volatile("" : "+r"(places));
+    found[0] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (places & 0xFFFF)));
+    found[1] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (places >> 16)));
+  }
+
+  // Reads the winners of the u-th unit of a stage, that of a certain item, for the rows. kAligned: runs start
+  // at multiples of 16 bytes.
+  template <bool kAligned>
+  __device__ __forceinline__ void read(const IncidenceArgs& p, uint32_t winners, int u, int32_t item,
+                                       UnitWinners<Tile>& codes) const {
+    const auto place = [&](int h) {
+      if (kAligned) return at[h];
+      const auto step = Tile::kGradQ ? 2u * p.Lq : static_cast<uint32_t>(p.query_bytes);
+      return (at[h] & 0xFFFF) + (((at[h] >> 16) + static_cast<uint32_t>(item) * step) & 15);
+    };
+    if constexpr (Tile::kGradQ) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        codes[h] = ptx::ld_shared_u16(winners + u * kIncidenceUnitVecs * 16 + place(h));
+      }
+    } else if constexpr (kAligned) {
+#pragma unroll
+      for (int k = 0; k < Tile::kSteps; ++k) {
+        uint32_t words[4];
+        ptx::ldmatrix_x4(words, winners + u * p.block_docs * p.run_vecs * 16 + at[0] + 32 * k);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) codes[4 * k + m] = words[m];
+      }
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t from = winners + u * p.block_docs * p.run_vecs * 16 + place(h);
+#pragma unroll
+        for (int k = 0; k < 2 * Tile::kSteps; ++k) {
+          codes[2 * k + h] = ptx::ld_shared_u16(from + 16 * k) | ptx::ld_shared_u16(from + 16 * k + 2) << 16;
+        }
+      }
+    }
+  }
+
+  // The rows' words of operand A: for each step, of the low and of the high row, those of tokens 2c, 2c + 1,
+  // and then of 2c + 8, 2c + 9.
+  __device__ __forceinline__ void compare(const UnitWinners<Tile>& codes,
+                                          uint32_t (&a)[Tile::kSteps][4]) const {
+#pragma unroll
+    for (int k = 0; k < 4 * Tile::kSteps; ++k) {
+      if constexpr (Tile::kGradQ) {
+        a[k / 4][k % 4] = Words::equal(pair_of(token_code(codes[k % 2])), tokens[0] + k / 2 * 0x00080008);
+      } else {
+        a[k / 4][k % 4] = Words::equal(codes[k] | pair_of(token_code(0)), tokens[k % 2]);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void own_query_row(const IncidenceArgs& p, int32_t first_row, int row, int h) {
+    const BlockQueries queries(p, first_row);
+    const auto at_most = static_cast<int32_t>(p.rows - 1);
+    const int32_t whole = min(first_row + row, at_most);
+    const int32_t i = p.by_Lq.quotient(whole), query = i - queries.first, begin = queries.begin(query);
+    at[h] = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
+            ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
+    grads |= 4 * query << 16 * h;
+  }
+
+  static __device__ __forceinline__ int doc_of(const IncidenceArgs& p, int row) {
+    const int doc = row / p.Ld;
+    return doc < p.block_docs ? doc : 0;
+  }
+
+  __device__ __forceinline__ void own_document_row(const IncidenceArgs& p, int32_t first_row, int row,
+                                                   int h) {
+    const int doc = doc_of(p, row), t = row - doc * p.Ld;
+    tokens[h] = t < p.Ld ? pair_of(token_code(t)) : 0xFFFFFFFF;
+    at[h] = doc * p.run_vecs * 16 + threadIdx.x % 4 * 4 +
+            ((low_bits(first_winner(p, 0, first_row / p.Ld + doc, 0)) & 15) << 16);
+    grads |= 4 * doc << 16 * h;
+  }
+};
+
+}  // namespace late_interaction
