@@ -649,6 +649,9 @@ BAD = {
         "q_weights must be dense and floating point",
     ),
     "weights": ({"q_weights": torch.ones(2, 4)}, ValueError, "q_weights must be"),
+    "weights of fewer tokens": ({"q_weights": torch.ones(2, 2)}, ValueError, "q_weights must be"),
+    "weights of fewer queries": ({"q_weights": torch.ones(1, 3)}, ValueError, "q_weights must be"),
+    "weights of one query": ({"q_weights": torch.ones(3)}, ValueError, "q_weights must be"),
     "listed weights": ({"q_weights": [1.0]}, TypeError, "q_weights must be a torch.Tensor"),
     "a precision": ({"precision": "tf32"}, ValueError, "precision must be one of"),
     "a strategy": ({"backward": "fast"}, ValueError, "backward must be one of"),
@@ -660,6 +663,13 @@ def test_bad_input(bad):
     changed, kind, words = BAD[bad]
     with pytest.raises(kind, match=words):
         li.xtr_scores(**{**GOOD, **changed})
+
+
+def test_one_query_has_weights_of_one_dim():
+    Q, D, weights = torch.randn(3, 8), torch.randn(4, 5, 8), torch.randn(3)
+    expected = li.xtr_scores(Q[None], D, 3, q_weights=weights[None])[0]
+    for given in (weights, weights[None]):
+        assert torch.equal(li.xtr_scores(Q, D, 3, q_weights=given), expected)
 
 
 RAW = {
