@@ -471,3 +471,9 @@ SCALE_Q, SCALE_D = torch.ones(2, 3), torch.ones(4, 5)
 def test_codes_that_are_refused(Q, D, error, message):
     with pytest.raises(error, match=message):
         packed_checks.check_asymmetric(Q, D, SCALE_Q, SCALE_D, None, None, 1)
+
+
+def test_codes_of_4_bits_are_these():
+    """From -7 to 7 where the largest is 7; each half of a byte is a code + 8, the even dim in the low one."""
+    codes, scale = bits.to_int4(torch.tensor([[7.0, -3.0, 0.0, -7.0, 6.4, 1.6, -0.4]]))
+    assert codes.tolist() == [[15 | 5 << 4, 8 | 1 << 4, 14 | 10 << 4, 8]] and scale.tolist() == [1.0]

@@ -325,3 +325,8 @@ def test_more_tokens_than_one_query_has():
     codec, tokens = ResidualCodec.train(sample(700), 16), sample(513)
     codes = codec.compress(tokens)[0]
     assert torch.equal(codes.long(), (tokens @ codec.centroids.T).argmax(1))
+
+
+def test_a_codec_on_its_device_is_itself():
+    codec = ResidualCodec.train(sample(), 8)
+    assert codec.to("cpu") is codec

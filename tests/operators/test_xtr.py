@@ -676,6 +676,8 @@ RAW = {
     "k": ((GOOD["Q"], GOOD["D"], None, None, 0), "k must be at least 1"),
     "a rule": ((GOOD["Q"], GOOD["D"], None, None, 1, "x" * 99), "rule must be one of"),
     "dtypes": ((GOOD["Q"], GOOD["D"].double(), None, None, 1), "must share dtype"),
+    "a smaller d": ((GOOD["Q"], GOOD["D"][..., :7], None, None, 1), "must share dtype, device and d"),
+    "a larger d": ((GOOD["Q"][..., :7], GOOD["D"], None, None, 1), "must share dtype, device and d"),
     "a mask": ((GOOD["Q"], GOOD["D"], None, torch.ones(4, 5), 1), "d_mask must be bool"),
     "weights": ((GOOD["Q"], GOOD["D"], torch.ones(2, 3).double(), None, 1), "q_weights must be"),
     "a rank": ((GOOD["Q"], GOOD["D"].unsqueeze(0), None, None, 1), "D must be"),
@@ -718,3 +720,8 @@ def test_a_document_whose_tokens_are_all_masked(k, rule, wanted):
     q_mask = torch.tensor([[True, True, False], [True, True, True]])
     scores = li.xtr_scores(Q, D, k, q_mask, d_mask, rule=rule)
     assert scores[:, 1].tolist() == [wanted] * 2 and scores[:, [0, 2]].isfinite().all()
+
+
+def test_more_selected_than_an_operator_can_count(device):
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(4, 5, 8, device=device)
+    assert torch.equal(li.xtr_scores(Q, D, 1 << 70), li.xtr_scores(Q, D, 20))

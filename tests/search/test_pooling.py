@@ -501,3 +501,9 @@ def test_bad_input(what):
     args, options, error, message = BAD[what]
     with pytest.raises(error, match=message):
         pool_tokens(*args, **options)
+
+
+def test_more_iterations_than_an_operator_can_count():
+    X = torch.randn(9, 4)
+    some, all_of_them = (pool_tokens([X], 3, method="kmeans", iterations=n)[0] for n in (100, 1 << 70))
+    assert torch.equal(some, all_of_them)
