@@ -679,3 +679,34 @@ def test_winners_of_fake_tensors_hold_every_index(Ld, dtype):
     Q, H, W = (torch.empty(shape, device="meta") for shape in ((3, 4, 8), (5, Ld, 16), (8, 16)))
     op = torch.ops.late_interaction.maxsim_from_hidden_winners
     assert op(Q, H, W, None, None, None)[1].dtype == dtype
+
+
+RAW = {"Q": torch.ones(3, 4, 8), "H": torch.ones(5, 6, 16), "W": torch.ones(8, 16), "b": torch.ones(8)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Q": torch.ones(4, 8)}, "Q must be"),
+        ({"H": torch.ones(6, 16)}, "Q must be"),
+        ({"W": torch.ones(8)}, "Q must be"),
+        ({"W": torch.ones(7, 16)}, r"W must be \[8, 16\], got \[7, 16\]"),
+        ({"W": torch.ones(8, 15)}, r"W must be \[8, 16\], got \[8, 15\]"),
+        ({"b": torch.ones(7)}, r"b must be \[8\]"),
+        ({"b": torch.ones(8, 1)}, r"b must be \[8\]"),
+        ({"b": torch.ones(8, device="meta")}, "must be on one device"),
+        ({"W": torch.ones(8, 16, device="meta"), "b": None}, "must be on one device"),
+    ],
+)
+def test_what_the_operator_refuses(change, message):
+    with pytest.raises(RuntimeError, match=f"late_interaction: .*{message}"):
+        driver.check(**RAW | change)
+    driver.check(**RAW)
+
+
+def test_float32_multiplies_as_it_is_told():
+    Q, H, W = torch.randn(3, 4, 64), torch.randn(5, 6, 96), torch.randn(64, 96)
+    D = torch.nn.functional.linear(H, W)
+    for precision in ("highest", "high"):
+        got = maxsim_from_hidden(Q, H, W, normalize=False, precision=precision)
+        torch.testing.assert_close(got, li.maxsim(Q, D, precision=precision), rtol=1e-5, atol=1e-4)

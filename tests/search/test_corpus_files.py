@@ -678,3 +678,14 @@ def test_a_document_of_a_corpus_that_cannot_be_stored_is_named(tmp_path):
         with pytest.raises(ValueError, match=r"corpus\[3\] must have tokens .* in its token 0"):
             builder.extend(other)
         assert builder.documents == 0
+
+
+@pytest.mark.parametrize("offsets", [[1, 2, 4], [-1, 2, 4], [0, 2, 3], [0, 2, 5], [0, 3, 2, 4], [0, 5, 4]])
+def test_stored_offsets_that_are_refused(offsets):
+    good = [[0, 2, 4], [0, 0, 4, 4], [0, 4]]
+    for right in good:
+        _shards._check_stored(Path("a.offsets"), torch.tensor(right), 4)
+    with pytest.raises(
+        CorpusError, match="a.offsets must have offsets that begin at 0, never fall and end at 4"
+    ):
+        _shards._check_stored(Path("a.offsets"), torch.tensor(offsets), 4)
