@@ -157,9 +157,7 @@ def test_no_forward_mode(name, device):
 @EVERY
 def test_no_vmap_of_a_forward(name, device):
     f, Q, D = drawn(name, device)
-    how = (
-        "pack all sequences" if any(word in name for word in ("varlen", "listed")) else "pass Q as"
-    )
+    how = "pack all sequences" if any(word in name for word in ("varlen", "listed")) else "pass Q as"
     for transformed in (lambda Q: f(Q, D), func.grad(lambda Q: f(Q, D).sum())):
         with pytest.raises(RuntimeError, match=f"does not support vmap: it is batched already, so {how}"):
             func.vmap(transformed)(Q.expand(2, *Q.shape))

@@ -674,7 +674,12 @@ def test_one_query_has_weights_of_one_dim():
 
 RAW = {
     "k": ((GOOD["Q"], GOOD["D"], None, None, 0), "k must be at least 1"),
-    "a rule": ((GOOD["Q"], GOOD["D"], None, None, 1, "x" * 99), "rule must be one of"),
+    "a rule": ((GOOD["Q"], GOOD["D"], None, None, 1, "x" * 99), f"rule must be one of .* got '{'x' * 40}'$"),
+    "a precision": ((GOOD["Q"], GOOD["D"], None, None, 1, "paper", "tf32"), "precision must be one of"),
+    "a strategy": (
+        (GOOD["Q"], GOOD["D"], None, None, 1, "paper", "highest", "fast"),
+        "backward must be one of",
+    ),
     "dtypes": ((GOOD["Q"], GOOD["D"].double(), None, None, 1), "must share dtype"),
     "a smaller d": ((GOOD["Q"], GOOD["D"][..., :7], None, None, 1), "must share dtype, device and d"),
     "a larger d": ((GOOD["Q"][..., :7], GOOD["D"], None, None, 1), "must share dtype, device and d"),
@@ -725,3 +730,11 @@ def test_a_document_whose_tokens_are_all_masked(k, rule, wanted):
 def test_more_selected_than_an_operator_can_count(device):
     Q, D = torch.randn(2, 3, 8, device=device), torch.randn(4, 5, 8, device=device)
     assert torch.equal(li.xtr_scores(Q, D, 1 << 70), li.xtr_scores(Q, D, 20))
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 8), (0, 5, 8)])
+def test_no_token_to_match_has_no_winner(shape, device):
+    scores, _, winners = OPS.xtr_winners(
+        torch.ones(2, 3, 8, device=device), torch.ones(shape, device=device), None, None, 1
+    )
+    assert scores.shape == (2, shape[0]) and not scores.any() and (winners == -1).all()

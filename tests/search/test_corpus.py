@@ -414,7 +414,7 @@ def test_tokens_of_one_dim_and_of_none():
     assert scores.tolist() == [[3.0, 1.0]] and found.tolist() == [[1, 0]]
     with pytest.raises(ValueError, match="d of at least 1"):
         Corpus.from_packed(torch.ones(3, 0), torch.tensor([0, 1, 3]))
-    with pytest.raises(TypeError, match="offsets must be a torch.Tensor"):
+    with pytest.raises(TypeError, match="offsets must be a"):
         Corpus.from_packed(torch.ones(3, 2), [0, 1, 3])
 
 
