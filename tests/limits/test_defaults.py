@@ -71,6 +71,20 @@ def mined(**options):
     return found.indices, found.scores
 
 
+class Lengths:
+    """Embeds a text as so many tokens of ones, a little different from each other."""
+
+    def encode_query(self, some, batch_size):
+        return [torch.ones(len(x), 3) + torch.arange(3) * len(x) / 9 for x in some]
+
+    encode_document = encode_query
+
+
+def mined_texts(**options):
+    pairs = {"query": ["a", "bb"], "answer": ["cc", "ddd"]}
+    return mining.mine_hard_negatives(pairs, Lengths(), corpus=["eeee", "fffff", "g"], **options)
+
+
 def of_module(kind, **options):
     loss = kind(**options)
     return loss(Q, D[:3]), len(list(loss.parameters()))
@@ -176,6 +190,10 @@ DEFAULTS = {
         recall.recall_loss, {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, **LOSS},
         partial(li.recall_loss, Q, D[:3], temperature=0.3),
     ),
+    "RecallLoss": (
+        recall.RecallLoss.__init__, {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, **LOSS},
+        lambda **options: recall.RecallLoss(temperature=0.3, **options)(Q, D[:3]),
+    ),
     "distill_kl_div_loss": (
         li.distill_kl_div_loss,
         {"temperature": 1.0, "normalize_scores": False, "normalize": False, "reduction": "mean"},
@@ -199,6 +217,12 @@ DEFAULTS = {
         {"num_negatives": 3, "range_min": 0, "sampling_strategy": "top", "seed": 0}
         | {"include_positives": False, "normalize": True, "progress": False},
         mined,
+    ),
+    "mine_hard_negatives": (
+        mining.mine_hard_negatives,
+        {"num_negatives": 3, "output_format": "triplet", "output_scores": False}
+        | {"include_positives": False, "batch_size": 32},
+        mined_texts,
     ),
     "evaluate_recall": (
         evaluate_recall, {"k": 10, "per_query": False},
