@@ -1,8 +1,10 @@
 """How float32 multiplies: PyTorch's switches, our keyword, and the error that each may have."""
 
 import contextlib
+import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -322,3 +324,41 @@ def test_autocast_is_left_on_devices_that_have_it():
             assert not torch.is_autocast_enabled("cpu")
         with without_autocast("meta"):
             assert torch.is_autocast_enabled("cpu")
+
+
+def test_threads_share_a_precision_and_wait_for_another(as_before):
+    torch.set_float32_matmul_precision("highest")
+    seen, inside = [], threading.Event()
+
+    def multiply(precision):
+        with float32_products("cpu", precision):
+            seen.append((precision, torch.get_float32_matmul_precision()))
+            inside.set()
+
+    with float32_products("cpu", "medium"):
+        same, other = (threading.Thread(target=multiply, args=(x,)) for x in ("medium", "high"))
+        other.start()
+        assert not inside.wait(0.2)
+        same.start()
+        assert inside.wait(20) and seen == [("medium", "medium")]
+    for thread in (same, other):
+        thread.join(20)
+    assert seen[1:] == [("high", "high")] and torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_switch_that_nobody_holds_is_left_alone(as_before):
+    torch.set_float32_matmul_precision("high")
+    switches._Switch().release()
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_the_switch_as_it_was_before(as_before):
+    torch.set_float32_matmul_precision("highest")
+    with float32_products("cpu", "medium"):
+        child = os.fork()
+        if child == 0:
+            free = torch.get_float32_matmul_precision() == float32_precision("cpu") == "highest"
+            os._exit(0 if free else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

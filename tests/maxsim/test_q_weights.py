@@ -591,3 +591,8 @@ def test_gradients_of_weights_alone(device):
     scores = maxsim_varlen(Q.flatten(0, 1), D.flatten(0, 1), cu_q, cu_d, q_weights=weights.flatten())
     (grad,) = torch.autograd.grad(scores.sum(), weights)
     torch.testing.assert_close(grad, best.sum(-1))
+
+
+def test_mean_of_one_token_is_its_score(device):
+    Q, D = torch.randn(3, 1, 8, device=device), torch.randn(4, 7, 8, device=device)
+    assert torch.equal(li.maxsim(Q, D, mean=True), li.maxsim(Q, D))

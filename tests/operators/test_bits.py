@@ -463,6 +463,7 @@ SCALE_Q, SCALE_D = torch.ones(2, 3), torch.ones(4, 5)
         (Q8, CODES4.to_sparse(), TypeError, "D must be a dense"),
         (Q8[..., :0], CODES4[..., :0], ValueError, "Q must be .* with d of at least 1"),
         (Q8[0, 0], CODES4, ValueError, r"Q must be \[Nq, Lq, d\] or"),
+        (Q8[0], OWN4[:1].expand(3, 4, 5, 2), ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
         (Q8[0], OWN4[:1], ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
         (Q8, OWN4[:1], ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
         (Q8[:1], OWN4, ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
