@@ -127,10 +127,10 @@ def test_what_a_forward_wants(monkeypatch, dtype, winners):
 @pytest.mark.parametrize("winners", [False, True])
 @pytest.mark.parametrize(("tokens", "kept"), [(9, torch.int16), (70_000, torch.int32)])
 def test_what_packed_forwards_want(monkeypatch, winners, tokens, kept):
-    Q, D = torch.empty(64, 8, dtype=torch.float16), torch.empty(tokens, 8, dtype=torch.float16)
-    cu_q, cu_d = torch.tensor([0, 30, 60, 64]), torch.tensor([0, 4, 9])
-    wanted = [((2 * 3 + 64 // 16, 2), torch.float32)]
-    wanted += [((2, 64), kept)] if winners else []
+    Q, D = torch.empty(75, 8, dtype=torch.float16), torch.empty(tokens, 8, dtype=torch.float16)
+    cu_q, cu_d = torch.tensor([0, 30, 60, 75]), torch.tensor([0, 4, 9])
+    wanted = [((2 * 3 + 4, 2), torch.float32)]
+    wanted += [((2, 75), kept)] if winners else []
     assert asked(monkeypatch, _oom.varlen_failed, Q, D, cu_q, cu_d, winners) == wanted
     wanted = [((6 * 5,), torch.float32), ((5, 30), kept)]
     assert asked(monkeypatch, _oom.pairs_failed, Q, D, 5, 30) == wanted

@@ -459,6 +459,7 @@ TAKEN = {
     ("change", "message"),
     [
         ({"Q": torch.ones(3, 8)}, "Q and D must be"),
+        ({"Q": torch.ones(1, 2, 3, 8)}, "Q and D must be"),
         ({"D": torch.ones(5, 8)}, "Q and D must be"),
         ({"D": torch.ones(2, 2, 5, 8)}, "Q and D must be"),
         ({"grad_scores": torch.ones(2, 3)}, "grad_scores must be"),

@@ -387,3 +387,22 @@ def test_the_device_of_this_machine(monkeypatch, missing, capability):
     monkeypatch.setattr(plan.ops, "cuda_capability", lambda: 80)  # a forced one
     text = li.explain_plan((3, 32, 128), (4, 60, 128))
     assert text.splitlines()[0] == f"device       compute capability {capability}, 84 multiprocessors"
+
+
+def test_chunks_of_hidden_states_in_words(monkeypatch):
+    monkeypatch.setattr(plan, "_l2_bytes", lambda: 50 << 20)
+
+    def why(documents):
+        shapes = (8, 32, 128), (documents, 180, 128)
+        text = li.explain_plan(*shapes, d_model=768, sm=90, sm_count=132)
+        chunk = re.search(r"chunk +(\d+) of \d+ documents in the forward, (\d+) of", text)
+        return [int(x) for x in chunk.groups()], text
+
+    for documents in (1, 1000, 100_000):
+        (forward, backward), reason = why(documents)
+        assert "the projected tokens of a chunk stay in 50 MiB of L2" in reason
+        assert ("in the backward they lie in the memory of gradients" in reason) is (backward > forward)
+
+
+def test_the_largest_sizes():
+    assert plan._shape("Q", (0, 1, (1 << 31) - 1), (3,)) == (0, 1, (1 << 31) - 1)

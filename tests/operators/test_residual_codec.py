@@ -234,7 +234,19 @@ def test_seeds_that_pytorch_does_not_take(seed):
 
 def test_how_many_centroids_there_are_by_themselves():
     """A power of 2 of at most an eighth of the tokens, and at most 16 of their square root."""
-    counts = {1: 1, 9: 1, 15: 1, 16: 2, 32: 4, 100: 8, 5000: 512, 1 << 14: 2048, 1 << 15: 2048, 1 << 16: 4096}
+    counts = {
+        1: 1,
+        9: 1,
+        15: 1,
+        16: 2,
+        32: 4,
+        100: 8,
+        5000: 512,
+        1 << 14: 2048,
+        1 << 15: 2048,
+        60_000: 2048,
+        1 << 16: 4096,
+    }
     assert {n: residual_codec._default_count(n) for n in counts} == counts
     assert len(ResidualCodec.train(sample(), iterations=1).centroids) == 32
 
@@ -251,11 +263,11 @@ def test_normalized_samples_have_the_length_1():
 
 def test_buckets_are_those_of_the_sorted_residuals():
     """Cutoffs at 1/4, 2/4 and 3/4 of them, and between these the values that codes stand for."""
-    tokens = torch.arange(17.0).unsqueeze(1)
+    tokens = torch.arange(17.0).square().unsqueeze(1)
     cutoffs, weights = residual_codec._buckets(
         tokens, torch.zeros(17, dtype=torch.int32), torch.zeros(1, 1), 2
     )
-    assert cutoffs.tolist() == [4.0, 8.0, 12.0] and weights.tolist() == [2.0, 6.0, 10.0, 14.0]
+    assert cutoffs.tolist() == [16.0, 64.0, 144.0] and weights.tolist() == [4.0, 36.0, 100.0, 196.0]
 
 
 @pytest.mark.parametrize("tokens", [torch.ones(8), torch.ones(2, 3, 8), torch.ones(3, 7), torch.ones(3, 9)])
@@ -330,3 +342,11 @@ def test_more_tokens_than_one_query_has():
 def test_a_codec_on_its_device_is_itself():
     codec = ResidualCodec.train(sample(), 8)
     assert codec.to("cpu") is codec
+
+
+def test_centroids_of_short_tokens_and_of_opposite_ones():
+    """Sums of tokens are normalized, whatever their norm; of those that cancel out remains 0."""
+    codec = ResidualCodec.train(sample() * 1e-3, 8, normalize=False)
+    torch.testing.assert_close(codec.centroids.norm(dim=-1), torch.ones(8), rtol=1e-5, atol=1e-5)
+    x = torch.tensor([[3.0, 4.0], [-3.0, -4.0]])
+    assert ResidualCodec.train(x, 1, normalize=False).centroids.tolist() == [[0.0, 0.0]]

@@ -513,6 +513,7 @@ def test_the_largest_numbers_of_scores(name):
 
 def test_the_most_negatives():
     assert Choice(num_negatives=1 << 32).num_negatives == 1 << 32
+    assert (Choice().num_negatives, Choice().seed) == (3, 0)
     with pytest.raises(ValueError, match="num_negatives must be at most"):
         Choice(num_negatives=(1 << 32) + 1)
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
+from late_interaction import distillation
 from late_interaction.distillation import KDInputs
 from late_interaction.reference import maxsim_reference
 from tests.contrast import assert_close, gradients
@@ -276,3 +277,10 @@ def test_no_packed_query_has_too_few_documents():
         li.distill_kl_div_loss(
             torch.ones(0, 8), torch.ones(0, 8), torch.ones(0, 0), cu_seqlens_q=none, cu_seqlens_d=none
         )
+
+
+def test_packed_scores_of_one_document_each():
+    Q, D = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
+    offsets = {"cu_seqlens_q": torch.tensor([0, 4, 8, 12]), "cu_seqlens_d": torch.tensor([0, 5, 10, 15])}
+    got = distillation._scores(Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
+    torch.testing.assert_close(got, li.maxsim_pairs(Q, D).unsqueeze(1))
