@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import _maxsim, int8, ops, plaid, score_pairs
+from late_interaction.ops import _oom
 from late_interaction.score_pairs import score_pairs_packed
 
 
@@ -64,8 +66,6 @@ def test_out_of_memory_on_the_cpu(needs_grad):
 
 
 def test_other_errors_pass_through():
-    from late_interaction.ops import _oom
-
     Q, D = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     _oom.forward_failed(RuntimeError("something else"), Q, D, True)
     _oom.backward_failed(RuntimeError("API call failed, but not for want of memory"), Q, D, True)
@@ -96,3 +96,114 @@ def test_out_of_memory_of_listed_pairs_on_the_cpu(little_memory_on_the_cpu):
     cu = torch.tensor([0, 1], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="can't allocate memory: you tried to allocate 2147483648 bytes"):
         score_pairs_packed(Q, Q[:1], cu, cu, pairs, pairs, max_seqlen_q=1 << 16)  # its winners
+
+
+# ---- what a failed call asks for again ----
+
+
+def asked(monkeypatch, failed, *args):
+    found = []
+    monkeypatch.setattr(_oom, "_ask_again", lambda error, device, wanted: found.append(wanted))
+    failed(RuntimeError("out of memory"), *args)
+    return found[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("winners", [False, True])
+def test_what_a_forward_wants(monkeypatch, dtype, winners):
+    Q, D = torch.empty(2, 3, 8, dtype=dtype), torch.empty(4, 70_000, 8, dtype=dtype)
+    scores = torch.float64 if dtype == torch.float64 else torch.float32
+    copies = [((2, 3, 8), torch.bfloat16), ((4, 70_000, 8), torch.bfloat16)] if dtype == torch.float32 else []
+    kept = [((2, 4, 3), torch.int32)] if winners else []
+    assert asked(monkeypatch, _oom.forward_failed, Q, D, winners) == [((2, 4), scores), *kept, *copies]
+    kept = [((2, 4, 3), torch.int16)] if winners else []
+    own = D[None, :, :60].expand(2, 4, 60, 8)
+    assert asked(monkeypatch, _oom.forward_failed, Q, own, winners)[: 1 + winners] == [
+        ((2, 4), scores),
+        *kept,
+    ]
+
+
+@pytest.mark.parametrize("winners", [False, True])
+@pytest.mark.parametrize(("tokens", "kept"), [(9, torch.int16), (70_000, torch.int32)])
+def test_what_packed_forwards_want(monkeypatch, winners, tokens, kept):
+    Q, D = torch.empty(75, 8, dtype=torch.float16), torch.empty(tokens, 8, dtype=torch.float16)
+    cu_q, cu_d = torch.tensor([0, 30, 60, 75]), torch.tensor([0, 4, 9])
+    wanted = [((2 * 3 + 4, 2), torch.float32)]
+    wanted += [((2, 75), kept)] if winners else []
+    assert asked(monkeypatch, _oom.varlen_failed, Q, D, cu_q, cu_d, winners) == wanted
+    wanted = [((6 * 5,), torch.float32), ((5, 30), kept)]
+    assert asked(monkeypatch, _oom.pairs_failed, Q, D, 5, 30) == wanted
+
+
+def test_what_compressed_forwards_and_backwards_want(monkeypatch):
+    Q, D = torch.empty(2, 3, 8), torch.empty(4, 5, 8)
+    assert asked(monkeypatch, _oom.residual_failed, Q, 7) == [((2, 7), torch.float32)]
+    winners = ((2, 7, 3), torch.int32)
+    assert asked(monkeypatch, _oom.residual_failed, Q.requires_grad_(), 7)[1] == winners
+    for dtype in (torch.float32, torch.bfloat16):
+        both = [((2, 3, 8), dtype), ((4, 5, 8), dtype)]
+        Q, D = Q.detach().to(dtype), D.to(dtype)
+        assert asked(monkeypatch, _oom.backward_failed, Q, D, False) == both
+        sums = [((4, 5, 8), torch.float32)] if dtype == torch.bfloat16 else []
+        assert asked(monkeypatch, _oom.backward_failed, Q, D, True) == both + sums
+
+
+Q3, D3 = torch.ones(2, 3, 8), torch.ones(4, 5, 8)
+CU = torch.tensor([0, 2, 3]), torch.tensor([0, 4, 9, 20])
+PAIRS = torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 2, 2])
+INDEX = torch.tensor([5, 4]), torch.randn(7, 8), torch.ones(4), 2
+CODES = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 5, 2, dtype=torch.uint8)
+
+
+def learned(x):
+    return x.clone().requires_grad_()
+
+
+def failing(monkeypatch, module, name):
+    def fail(*args, **kwargs):
+        raise RuntimeError("[enforce fail] not enough memory")
+
+    monkeypatch.setattr(module, name, fail)
+
+
+@pytest.mark.parametrize(
+    ("call", "fails", "told", "expected"),
+    [
+        (
+            lambda: int8.maxsim_inference_int8(
+                Q3.to(torch.int8), D3.to(torch.int8), scale_Q=torch.ones(2, 3), scale_D=torch.ones(4, 5)
+            ),
+            (ops, "maxsim_quantized"), "forward_failed", [(2, 3, 8), (4, 5, 8), False],
+        ),
+        (
+            lambda: li.maxsim(Q3, D3, winners="recompute"),
+            (_maxsim, "call_below_autograd"), "forward_failed", [(2, 3, 8), (4, 5, 8), False],
+        ),
+        (
+            lambda: li.maxsim_pairs(Q3, D3[:2], winners="recompute"),
+            (_maxsim, "call_below_autograd"), "forward_failed", [(2, 3, 8), (2, 1, 5, 8), False],
+        ),
+        (
+            lambda: score_pairs_packed(learned(Q3[0]), D3.flatten(0, 1), *CU, *PAIRS),
+            (score_pairs, "call_packed"), "pairs_failed", [(3, 8), (20, 8), 4, 2],
+        ),
+        (
+            lambda: plaid.maxsim_residual(Q3, *CODES, *INDEX),
+            (plaid.ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 2],
+        ),
+        (
+            lambda: plaid.maxsim_residual_varlen(
+                Q3, CODES[0].flatten(), CODES[1].flatten(0, 1), torch.tensor([0, 4, 6, 10]), *INDEX[1:]
+            ),
+            (plaid.ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 3],
+        ),
+    ],
+)  # fmt: skip
+def test_a_call_that_fails_says_what_it_had(monkeypatch, call, fails, told, expected):
+    found = []
+    monkeypatch.setattr(_oom, told, lambda error, *args: found.extend(args))
+    failing(monkeypatch, *fails)
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        call()
+    assert [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in found] == expected

@@ -445,3 +445,70 @@ def test_training_agrees_with_the_einsum(device):
     ours = train(li.maxsim)
     assert ours == pytest.approx(train(li.reference.maxsim_reference), rel=1e-4)
     assert ours[-1] < ours[0]
+
+
+# ---- the strategies by themselves, at the bounds of what they take ----
+
+TAKEN = {
+    "Q": torch.randn(2, 3, 8), "D": torch.randn(4, 5, 8), "grad_scores": torch.randn(2, 4),
+    "argmax": torch.zeros(8, 3, dtype=torch.int32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Q": torch.ones(3, 8)}, "Q and D must be"),
+        ({"Q": torch.ones(1, 2, 3, 8)}, "Q and D must be"),
+        ({"D": torch.ones(5, 8)}, "Q and D must be"),
+        ({"D": torch.ones(2, 2, 5, 8)}, "Q and D must be"),
+        ({"grad_scores": torch.ones(2, 3)}, "grad_scores must be"),
+        ({"grad_scores": torch.ones(2, 5)}, "grad_scores must be"),
+        ({"grad_scores": torch.ones(1, 4)}, "grad_scores must be"),
+        ({"argmax": torch.zeros(8, 2, dtype=torch.int32)}, "argmax must be"),
+        ({"argmax": torch.zeros(8, 4, dtype=torch.int32)}, "argmax must be"),
+        ({"argmax": torch.zeros(7, 3, dtype=torch.int32)}, "argmax must be"),
+    ],
+)
+@pytest.mark.parametrize("function", [maxsim_backward_lowmem, maxsim_backward_unified])
+def test_strategies_refuse_other_shapes(function, change, message):
+    with pytest.raises(ValueError, match=message):
+        function(**TAKEN | change)
+
+
+def test_own_documents_of_no_query_and_of_one_that_is_no_divisor():
+    none = {"Q": torch.ones(0, 3, 8), "grad_scores": torch.ones(0, 0), "argmax": torch.zeros(0, 3).int()}
+    grads = maxsim_backward_lowmem(**none, D=torch.ones(0, 5, 8), kd_layout=True)
+    assert [x.shape for x in grads] == [(0, 3, 8), (0, 5, 8)]
+    for D in (torch.ones(1, 5, 8), torch.ones(1, 0, 8)):
+        with pytest.raises(ValueError, match="kd_layout needs D"):
+            maxsim_backward_lowmem(**none, D=D, kd_layout=True)
+    with pytest.raises(ValueError, match="kd_layout needs D"):
+        maxsim_backward_lowmem(**TAKEN | {"D": torch.ones(5, 8, 8)}, kd_layout=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_reference_of_unified_in_each_dtype(dtype):
+    """Winners past a document's end match nothing; float64 adds up in float64, others in float32."""
+    Q, D = torch.randn(1, 3, 8).to(dtype), torch.randn(2, 5, 8).to(dtype)
+    grad = torch.tensor([[1.0, 1e-12]], dtype=torch.float64).to(dtype)
+    argmax = torch.tensor([[0, 4, 5], [4, -1, 6]], dtype=torch.int32)
+    grad_Q, grad_D = maxsim_backward_unified_reference(grad, Q, D, argmax)
+    accumulated = torch.float64 if dtype == torch.float64 else torch.float32
+    g, q, x = grad.to(accumulated), Q[0].to(accumulated), D.to(accumulated)
+    first = g[0, 0] * x[0, 0] + g[0, 1] * x[1, 4]
+    wanted = torch.stack((first, g[0, 0] * x[0, 4], torch.zeros_like(first)))
+    assert torch.equal(grad_Q[0], wanted.to(dtype))
+    assert torch.equal(grad_D[0, 4], (g[0, 0] * q[1]).to(dtype)) and not grad_D[1, :4].any()
+
+
+@pytest.mark.parametrize("Ld", [5, 40_000])
+def test_masked_query_tokens_of_long_documents(Ld):
+    """Of more tokens than a narrow index has below its sign."""
+    Q, D = torch.randn(1, 3, 2), torch.randn(2, Ld, 2)
+    argmax = torch.tensor([[0, Ld - 1, 2], [1, 3, Ld - 2]], dtype=torch.int32)
+    kept = torch.tensor([[True, True, False]])
+    grad = torch.tensor([[1.0, 2.0]])
+    expected = maxsim_backward_unified_reference(grad, Q, D, argmax, kept)
+    for got, wanted in zip(maxsim_backward_lowmem(grad, Q, D, argmax, kept), expected, strict=True):
+        torch.testing.assert_close(got, wanted)

@@ -377,3 +377,11 @@ def test_reference_is_the_definition(device):
         )
         ref.assert_close(out, scores, 3e-6)
         ref.assert_winners_close(found, winners, Q, D, 3e-6, case.normalize)
+
+
+def test_winners_have_a_row_for_each_score():
+    Q, D = torch.randn(2, 3, 8), torch.randn(4, 5, 8)
+    shapes = {(2, 2): (1, 3), (2, 3): (4, 3), (3, 2): (2, 3), (3, 3): (8, 3)}
+    for (q, d), shape in shapes.items():
+        winners = maxsim_forward(Q[0] if q == 2 else Q, D[0] if d == 2 else D, save_argmax=True)[1]
+        assert winners.shape == shape

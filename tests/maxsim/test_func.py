@@ -157,8 +157,9 @@ def test_no_forward_mode(name, device):
 @EVERY
 def test_no_vmap_of_a_forward(name, device):
     f, Q, D = drawn(name, device)
+    how = "pack all sequences" if any(word in name for word in ("varlen", "listed")) else "pass Q as"
     for transformed in (lambda Q: f(Q, D), func.grad(lambda Q: f(Q, D).sum())):
-        with pytest.raises(RuntimeError, match="does not support vmap: it is batched already"):
+        with pytest.raises(RuntimeError, match=f"does not support vmap: it is batched already, so {how}"):
             func.vmap(transformed)(Q.expand(2, *Q.shape))
 
 
@@ -222,3 +223,10 @@ def test_a_loss_with_all_scores_kept_has_transforms(device):
     (wanted,) = torch.autograd.grad(li.contrastive_loss(q, D, temperature=0.1), q)
     found = func.grad(lambda x: li.contrastive_loss(x, D, temperature=0.1))(Q)
     torch.testing.assert_close(found, wanted)
+
+
+def test_no_vmap_of_spans():
+    Q, D = torch.ones(2, 3, 4), torch.ones(9, 4)
+    starts, lengths = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([4, 5], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="does not support vmap: it is batched already, so pack all"):
+        func.vmap(lambda Q: OPS.maxsim_spans(Q, D, starts, lengths))(Q)

@@ -1,5 +1,6 @@
 """The one look at the norms of Q, in the process's first call without normalize."""
 
+import runpy
 import warnings
 
 import pytest
@@ -64,11 +65,33 @@ def test_a_normalizing_call_does_not_count(device):
 def test_the_environment_silences_it(device, monkeypatch):
     monkeypatch.setenv("LIK_SUPPRESS_NORM_WARN", "1")
     assert said(score(device, 7.0)) == []
+    monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN")
+    assert said(score(device, 7.0)) == []  # that was the first call
+
+
+def test_a_process_begins_without_a_look():
+    assert runpy.run_path(norm_warning.__file__)["checked"] is False
+
+
+@pytest.mark.parametrize("size", [0.5, 0.89, 1.11, 1.5])
+def test_norms_somewhat_off_are_told(device, size):
+    (words,) = said(score(device, size))
+    assert f"is {size:.3f}:" in words
+    assert said_first(score(device, 0.91)) == said_first(score(device, 1.09)) == []
 
 
 def test_empty_queries_say_nothing(device):
-    empty = torch.empty(0, 5, 8, device=device)
-    assert said(lambda: li.maxsim(empty, torch.ones(2, 3, 8, device=device))) == []
+    D = torch.ones(2, 3, 8, device=device)
+    for empty in (torch.empty(0, 5, 8, device=device), torch.empty(3, 0, 8, device=device)):
+        assert said_first(lambda Q: li.maxsim(Q, D), empty) == []
+
+
+@pytest.mark.parametrize(("Lq", "parts"), [(1, (1100, 4096)), (2, (600, 2048))])
+def test_the_first_tokens_are_looked_at(device, Lq, parts):
+    """4096 of them, whatever a query's length: most of these are no unit vectors, but most queries are."""
+    Q = unit(9000, Lq, 8)
+    Q[slice(*parts)] *= 7
+    assert len(said_first(li.maxsim, Q.to(device), unit(1, 3, 8).to(device))) == 1
 
 
 @pytest.mark.parametrize("front", [False, True])
@@ -119,6 +142,14 @@ def test_packed_queries_are_not_looked_at(device):
     Q, cu = (torch.rand(9, 8, device=device) * 7, torch.tensor([0, 4, 9], device=device))
     assert said_first(li.maxsim_varlen, Q, Q, cu, cu) == []
     assert norm_warning.checked is False
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_when_a_look_must_not_wait(monkeypatch, capturing, mode):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode)
+    assert norm_warning._must_not_wait() is (capturing or mode > 0)
 
 
 @pytest.mark.gpu

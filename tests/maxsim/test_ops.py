@@ -611,3 +611,16 @@ def test_raw_backward_checks_too(bad, device):
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
     with pytest.raises(RuntimeError, match="late_interaction"):
         OPS.maxsim_backward(*bad(scores, Q, D, winners))
+
+
+def test_fake_gradients_of_own_documents_and_of_pairs():
+    ops = torch.ops.late_interaction
+    Q, own = torch.empty(2, 3, 8, device="meta"), torch.empty(2, 4, 5, 8, device="meta")
+    winners = torch.empty(2, 4, 3, dtype=torch.int16, device="meta")
+    grads = ops.maxsim_backward(torch.empty(2, 4, device="meta"), Q, own, winners)
+    assert [x.shape for x in grads] == [Q.shape, own.shape]
+    with pytest.raises(RuntimeError, match=r"D must be \[Nq, Ld, d\], got rank 4"):
+        ops.maxsim_backward(torch.empty(2, device="meta"), Q, own, winners, paired=True)
+    weights = torch.empty(2, 3, device="meta")
+    grads = ops.maxsim_weighted_backward(torch.empty(2, 4, device="meta"), Q, own, weights, winners)
+    assert [x.shape for x in grads] == [Q.shape, own.shape, weights.shape]

@@ -1,11 +1,13 @@
 """explain_plan: for any call on any GPU, which kernel, tile and grid, and why."""
 
 import re
+import types
 
 import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import plan
 from late_interaction.ops.from_hidden import driver
 from tests.cases import QUANTIZED, walk
 
@@ -308,3 +310,99 @@ def test_the_operator_refuses_sizes_that_no_kernel_counts(size):
         torch.ops.late_interaction.explain_plan(
             False, *sizes, "bf16", "highest", False, False, "forward", "auto", 90, 132
         )
+
+
+# ---- sizes and devices at their bounds ----
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fit"),
+    [
+        (((3, 32, 128), (3, 4, 60, 128)), True),
+        (((32, 128), (1, 4, 60, 128)), True),
+        (((32, 128), (2, 4, 60, 128)), False),
+        (((32, 128), (0, 4, 60, 128)), False),
+        (((3, 32, 128), (2, 4, 60, 128)), False),
+        (((3, 32, 128), (4, 4, 60, 128)), False),
+        (((3, 32, 128), (9, 60, 64)), False),
+        (((3, 32, 64), (9, 60, 128)), False),
+    ],
+)
+def test_shapes_that_share_d_and_queries(shapes, fit):
+    if fit:
+        assert "forward" in li.explain_plan(*shapes, sm=90, sm_count=132)
+    else:
+        with pytest.raises(ValueError, match="Q and D must share d, and Nq"):
+            li.explain_plan(*shapes, sm=90, sm_count=132)
+
+
+def test_packed_tokens_have_plans_of_their_own():
+    shapes = (32, 32, 128), (1000, 300, 128)
+    both = li.explain_plan(*shapes, packed=True, sm=90, sm_count=132).splitlines()
+    assert both.count("forward") == both.count("backward") == 1
+    assert "backward" not in li.explain_plan(*shapes, packed=True, winners=False, sm=90, sm_count=132)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"D": (32, 4, 300, 128)},
+        {"dtype": torch.int8},
+        {"d_mask": True},
+        {"normalize": True},
+        {"d_model": 64},
+    ],
+)
+def test_packed_tokens_have_no_such_options(options):
+    with pytest.raises(ValueError, match="packed=True wants documents"):
+        li.explain_plan(**{"Q": (32, 32, 128), "D": (1000, 300, 128), "packed": True} | options)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 31])
+def test_sizes_out_of_range(size):
+    with pytest.raises(ValueError, match="Q must be a tensor or a shape"):
+        li.explain_plan((size, 32, 128), (4, 60, 128))
+
+
+def test_the_device_that_is_asked_for():
+    def first(**options):
+        return li.explain_plan((3, 32, 128), (4, 60, 128), **options).splitlines()[0]
+
+    assert first(sm=999, sm_count=9_999) == "device       compute capability 99.9, 9999 multiprocessors"
+    for options in ({"sm": 1000}, {"sm": 79}, {"sm_count": 10_000}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            first(**options)
+    if not torch.cuda.is_available():  # the numbers of an H200
+        assert first() == "device       compute capability 9.0, 132 multiprocessors"
+        assert first(sm=80) == "device       compute capability 8.0, 132 multiprocessors"
+        assert first(sm_count=20) == "device       compute capability 9.0, 20 multiprocessors"
+
+
+@pytest.mark.parametrize(("missing", "capability"), [("no CUDA", "8.6"), (None, "8.0")])
+def test_the_device_of_this_machine(monkeypatch, missing, capability):
+    found = types.SimpleNamespace(major=8, minor=6, multi_processor_count=84)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: found)
+    monkeypatch.setattr(plan.ops, "cuda_missing", missing)
+    monkeypatch.setattr(plan.ops, "cuda_capability", lambda: 80)  # a forced one
+    text = li.explain_plan((3, 32, 128), (4, 60, 128))
+    assert text.splitlines()[0] == f"device       compute capability {capability}, 84 multiprocessors"
+
+
+def test_chunks_of_hidden_states_in_words(monkeypatch):
+    monkeypatch.setattr(plan, "_l2_bytes", lambda: 50 << 20)
+
+    def why(documents):
+        shapes = (8, 32, 128), (documents, 180, 128)
+        text = li.explain_plan(*shapes, d_model=768, sm=90, sm_count=132)
+        chunk = re.search(r"chunk +(\d+) of \d+ documents in the forward, (\d+) of", text)
+        return [int(x) for x in chunk.groups()], text
+
+    for documents in (1, 1000, 100_000):
+        (forward, backward), reason = why(documents)
+        assert "the projected tokens of a chunk stay in 50 MiB of L2" in reason
+        assert ("in the backward they lie in the memory of gradients" in reason) is (backward > forward)
+
+
+def test_the_largest_sizes():
+    assert plan._shape("Q", (0, 1, (1 << 31) - 1), (3,)) == (0, 1, (1 << 31) - 1)

@@ -1,12 +1,18 @@
 """How float32 multiplies: PyTorch's switches, our keyword, and the error that each may have."""
 
+import contextlib
+import os
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import late_interaction as li
+from late_interaction._scoring import precision as switches
+from late_interaction._scoring.precision import float32_precision, float32_products, without_autocast
 from tests import ref
 
 OPS = torch.ops.late_interaction
@@ -248,3 +254,111 @@ torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_pr
 assert torch.equal(li.maxsim(Q, D), expected)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- the switches of PyTorch ----
+
+NAMES = ["highest", "high", "medium"]
+
+
+@pytest.fixture
+def as_before():
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("held", NAMES)
+@pytest.mark.parametrize("before", NAMES)
+def test_products_multiply_as_they_are_told_for_a_while(as_before, before, held):
+    """Also those within others, and whoever asks meanwhile is told what was before."""
+    torch.set_float32_matmul_precision(before)
+    for _ in range(2):
+        with float32_products("cpu", held):
+            assert torch.get_float32_matmul_precision() == held
+            for inner in NAMES:
+                with float32_products("cpu", inner):
+                    assert torch.get_float32_matmul_precision() == inner
+                    assert float32_precision("cpu") == before
+                assert torch.get_float32_matmul_precision() == held
+        assert torch.get_float32_matmul_precision() == float32_precision("cpu") == before
+
+
+def test_a_switch_that_is_thrown_while_it_is_read(as_before, monkeypatch):
+    torch.set_float32_matmul_precision("highest")
+    read = torch.get_float32_matmul_precision
+    with contextlib.ExitStack() as stack:
+
+        def thrown():
+            monkeypatch.setattr(torch, "get_float32_matmul_precision", read)
+            stack.enter_context(float32_products("cpu", "medium"))
+            return read()
+
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", thrown)
+        assert float32_precision("cpu") == "highest"
+
+
+@pytest.mark.parametrize("names", [("ieee", "tf32"), ("bf16", "ieee"), ("tf32", "bf16"), ("none", "none")])
+def test_the_newer_switches_when_the_older_cannot_be_read(monkeypatch, names):
+    """PyTorch refuses to read the older one once they were set."""
+
+    def refuses():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuses)
+    cuda, mkldnn = (SimpleNamespace(matmul=SimpleNamespace(fp32_precision=name)) for name in names)
+    monkeypatch.setattr(
+        switches,
+        "torch",
+        SimpleNamespace(
+            get_float32_matmul_precision=refuses, backends=SimpleNamespace(cuda=cuda, mkldnn=mkldnn)
+        ),
+    )
+    meant = {"ieee": "highest", "tf32": "high", "bf16": "medium", "none": "highest"}
+    assert float32_precision("cuda") == meant[names[0]] and float32_precision("cpu") == meant[names[1]]
+
+
+def test_autocast_is_left_on_devices_that_have_it():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with without_autocast("cpu"):
+            assert not torch.is_autocast_enabled("cpu")
+        with without_autocast("meta"):
+            assert torch.is_autocast_enabled("cpu")
+
+
+def test_threads_share_a_precision_and_wait_for_another(as_before):
+    torch.set_float32_matmul_precision("highest")
+    seen, inside = [], threading.Event()
+
+    def multiply(precision):
+        with float32_products("cpu", precision):
+            seen.append((precision, torch.get_float32_matmul_precision()))
+            inside.set()
+
+    with float32_products("cpu", "medium"):
+        same, other = (threading.Thread(target=multiply, args=(x,)) for x in ("medium", "high"))
+        other.start()
+        assert not inside.wait(0.2)
+        same.start()
+        assert inside.wait(20) and seen == [("medium", "medium")]
+    for thread in (same, other):
+        thread.join(20)
+    assert seen[1:] == [("high", "high")] and torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_switch_that_nobody_holds_is_left_alone(as_before):
+    torch.set_float32_matmul_precision("high")
+    switches._Switch().release()
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_the_switch_as_it_was_before(as_before):
+    torch.set_float32_matmul_precision("highest")
+    with float32_products("cpu", "medium"):
+        child = os.fork()
+        if child == 0:
+            free = torch.get_float32_matmul_precision() == float32_precision("cpu") == "highest"
+            os._exit(0 if free else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -561,3 +561,38 @@ def test_a_token_counts_whatever_its_weight_but_0(masked):
     assert (1 / per_token(torch.ones(2, 5), weights, keep, weights))[:, :1].allclose(torch.tensor(counts))
     assert packed_counts(torch.tensor([0, 4, 8]), weights.flatten()).tolist() == [3, 1]
     assert packed_counts(torch.tensor([0, 4, 4, 8]), None).tolist() == [4, 1, 4]
+
+
+def test_one_query_has_weights_of_one_dim(device):
+    Q, D = torch.randn(3, 8, device=device), torch.randn(4, 5, 8, device=device)
+    weights = torch.randn(3, device=device)
+    expected = li.maxsim(Q[None], D, q_weights=weights[None])[0]
+    for given in (weights, weights[None]):
+        assert torch.equal(li.maxsim(Q, D, q_weights=given), expected)
+        assert torch.equal(li.maxsim(Q, D, q_weights=given, winners="recompute"), expected)
+    assert torch.equal(li.maxsim(Q, D, q_weights=weights, mean=True), expected / 3)
+    for bad in (
+        torch.randn(4, device=device),
+        torch.randn(2, 3, device=device),
+        torch.randn(3, 1, device=device),
+    ):
+        with pytest.raises(ValueError, match=r"q_weights must be \[1, 3\]"):
+            li.maxsim(Q, D, q_weights=bad)
+
+
+def test_gradients_of_weights_alone(device):
+    """Of padded and of packed tokens, which have none themselves."""
+    Q, D, weights = torch.randn(3, 4, 8), torch.randn(2, 5, 8), torch.randn(3, 4)
+    Q, D, weights = Q.to(device), D.to(device), weights.to(device).requires_grad_()
+    best = li.maxsim(Q.flatten(0, 1).unsqueeze(1), D).view(3, 4, 2)
+    (grad,) = torch.autograd.grad(li.maxsim(Q, D, q_weights=weights).sum(), weights)
+    torch.testing.assert_close(grad, best.sum(-1))
+    cu_q, cu_d = torch.tensor([0, 4, 8, 12], device=device), torch.tensor([0, 5, 10], device=device)
+    scores = maxsim_varlen(Q.flatten(0, 1), D.flatten(0, 1), cu_q, cu_d, q_weights=weights.flatten())
+    (grad,) = torch.autograd.grad(scores.sum(), weights)
+    torch.testing.assert_close(grad, best.sum(-1))
+
+
+def test_mean_of_one_token_is_its_score(device):
+    Q, D = torch.randn(3, 1, 8, device=device), torch.randn(4, 7, 8, device=device)
+    assert torch.equal(li.maxsim(Q, D, mean=True), li.maxsim(Q, D))

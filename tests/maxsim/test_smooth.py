@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
+from late_interaction._checks.smooth import check_tau
 from late_interaction.ops.smooth import driver
 from late_interaction.reference import smooth_maxsim_reference
 from tests import ref
@@ -635,3 +637,11 @@ def test_no_hidden_synchronization():
         li.smooth_maxsim(Q, D, *given, normalize=True).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_largest_and_the_least_temperature():
+    for tau in (sys.float_info.max, 1e-30, 1):
+        assert check_tau(tau) == tau
+    for tau in (math.inf, 1e-31, 0, -1.0):
+        with pytest.raises(ValueError, match="tau must be a finite number above 0"):
+            check_tau(tau)

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 import late_interaction as li
 from late_interaction import fp8, int8, padded, plaid, reference
+from late_interaction._scoring.traced import leave_untraced, traced_scores
 from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.forward import maxsim_forward
 from late_interaction.fused_head import maxsim_from_hidden
@@ -270,3 +271,107 @@ def test_a_compiled_graph_asserts_lengths(length):
         assert compiled(*args, torch.tensor([[2, 4]])) == 4
         with pytest.raises(RuntimeError):
             compiled(*args, torch.tensor([[2, length]]))
+
+
+# ---- the short way of a traced call, called by itself ----
+
+Q3, D3, OWN = torch.randn(2, 3, 8), torch.randn(4, 5, 8), torch.randn(2, 4, 5, 8)
+KEPT = torch.rand(2, 3) < 0.7, torch.rand(4, 5) < 0.7
+REST = {"q_mask": None, "d_mask": None, "normalize": False, "backward": None}
+REST |= {"precision": None, "paired": False, "weights": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backward": "lowmem"},
+        {"precision": "high"},
+        {"weights": torch.ones(2, 3)},
+        {"Q": [1.0]},
+        {"D": [1.0]},
+        {"Q": Q3.int(), "D": D3.int()},
+        {"Q": Q3.to(torch.float8_e4m3fn), "D": D3.to(torch.float8_e4m3fn)},
+        {"D": D3.double()},
+        {"D": D3.half()},
+        {"D": D3.to("meta")},
+        {"Q": Q3.to_sparse()},
+        {"D": D3.to_sparse()},
+        {"Q": torch.nested.nested_tensor([Q3[0], Q3[1]])},
+        {"D": torch.nested.nested_tensor([D3[0], D3[1]])},
+        {"Q": Q3[0]},
+        {"Q": Q3[None]},
+        {"D": D3[0]},
+        {"D": OWN[None]},
+        {"D": OWN, "paired": True},
+        {"D": D3[..., :7]},
+        {"Q": Q3[..., :7]},
+        {"Q": Q3[..., :0], "D": D3[..., :0]},
+        {"paired": True},
+        {"D": D3[:1], "paired": True},
+        {"D": OWN[:1]},
+        {"Q": Q3[:1], "D": OWN},
+        {"q_mask": KEPT[0].int()},
+        {"q_mask": [True]},
+        {"q_mask": KEPT[0].to("meta")},
+        {"q_mask": KEPT[0].to_sparse()},
+        {"q_mask": KEPT[0][:1]},
+        {"q_mask": KEPT[0][:, :2]},
+        {"d_mask": KEPT[1].int()},
+        {"d_mask": KEPT[1][:, :4]},
+        {"normalize": 1},
+        {"normalize": None},
+    ],
+)
+def test_calls_that_the_checks_are_left_to(change):
+    assert traced_scores(**{"Q": Q3, "D": D3, **REST} | change) is None
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("masks", [(None, None), (KEPT[0], None), (None, KEPT[1]), KEPT])
+def test_calls_that_go_the_short_way(normalize, masks):
+    given = REST | {"normalize": normalize, "q_mask": masks[0], "d_mask": masks[1]}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        Q, D = Q3.to(dtype), D3.to(dtype)
+        assert torch.equal(traced_scores(Q, D, **given), li.maxsim(Q, D, *masks, normalize=normalize))
+    assert torch.equal(
+        traced_scores(Q3, OWN, **given | {"d_mask": None}), li.maxsim(Q3, OWN, masks[0], normalize=normalize)
+    )
+    pairs = given | {"paired": True, "d_mask": None}
+    assert torch.equal(
+        traced_scores(Q3, D3[:2], **pairs), li.maxsim_pairs(Q3, D3[:2], masks[0], normalize=normalize)
+    )
+    one = {"Q": Q3[..., :1].contiguous(), "D": D3[..., :1].contiguous()}
+    assert torch.equal(traced_scores(**one, **given), li.maxsim(*one.values(), *masks, normalize=normalize))
+
+
+@pytest.mark.parametrize("wanting", [(True, False), (False, True), (True, True), (False, False)])
+def test_the_short_way_has_gradients(wanting):
+    leaves = [x.clone().requires_grad_(need) for x, need in zip((Q3, D3), wanting, strict=True)]
+    scores = traced_scores(*leaves, **REST)
+    assert scores.requires_grad is any(wanting)
+    with torch.no_grad():
+        assert not traced_scores(*leaves, **REST).requires_grad
+    if any(wanting):
+        needed = [x for x in leaves if x.requires_grad]
+        got = torch.autograd.grad(scores.square().sum(), needed)
+        wanted = torch.autograd.grad(li.maxsim(*leaves).square().sum(), needed)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_the_short_way_multiplies_as_pytorch_is_told():
+    Q, D, before = torch.randn(2, 3, 64), torch.randn(4, 5, 64), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert torch.equal(traced_scores(Q, D, **REST), li.maxsim(Q, D, precision="medium"))
+        assert not torch.equal(traced_scores(Q, D, **REST), li.maxsim(Q, D, precision="highest"))
+        assert traced_scores(Q.double(), D.double(), **REST).dtype == torch.float64
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_what_is_left_untraced_carries_the_mark():
+    def function():
+        return 1
+
+    leave_untraced(function)
+    assert function._torchdynamo_disable is True

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from late_interaction import bits, int8
+from late_interaction._checks import packed_codes as packed_checks
 from late_interaction.ops import packed_codes
 from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
 from tests import ref
@@ -446,3 +447,34 @@ def test_quantizers_refuse():
     for function, size in ((bits.from_bits, 3), (bits.from_int4, 12)):
         with pytest.raises(ValueError, match=rf"codes must have {size} bytes"):
             function(torch.zeros(2, 5, dtype=torch.uint8), torch.ones(2), 24)
+
+
+Q8, CODES4 = torch.ones(2, 3, 16, dtype=torch.int8), torch.zeros(4, 5, 2, dtype=torch.uint8)
+OWN4 = torch.zeros(2, 4, 5, 2, dtype=torch.uint8)
+SCALE_Q, SCALE_D = torch.ones(2, 3), torch.ones(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("Q", "D", "error", "message"),
+    [
+        ([1], CODES4, TypeError, "Q must be a torch.Tensor, got list"),
+        (Q8.int(), CODES4, TypeError, "Q must be int8, got torch.int32"),
+        (Q8.to_sparse(), CODES4, TypeError, "Q must be a dense"),
+        (Q8, CODES4.to_sparse(), TypeError, "D must be a dense"),
+        (Q8[..., :0], CODES4[..., :0], ValueError, "Q must be .* with d of at least 1"),
+        (Q8[0, 0], CODES4, ValueError, r"Q must be \[Nq, Lq, d\] or"),
+        (Q8[0], OWN4[:1].expand(3, 4, 5, 2), ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
+        (Q8[0], OWN4[:1], ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
+        (Q8, OWN4[:1], ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
+        (Q8[:1], OWN4, ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
+    ],
+)
+def test_codes_that_are_refused(Q, D, error, message):
+    with pytest.raises(error, match=message):
+        packed_checks.check_asymmetric(Q, D, SCALE_Q, SCALE_D, None, None, 1)
+
+
+def test_codes_of_4_bits_are_these():
+    """From -7 to 7 where the largest is 7; each half of a byte is a code + 8, the even dim in the low one."""
+    codes, scale = bits.to_int4(torch.tensor([[7.0, -3.0, 0.0, -7.0, 6.4, 1.6, -0.4]]))
+    assert codes.tolist() == [[15 | 5 << 4, 8 | 1 << 4, 14 | 10 << 4, 8]] and scale.tolist() == [1.0]

@@ -654,3 +654,59 @@ def test_no_hidden_synchronization():
         torch.autograd.grad(maxsim_from_hidden(*leaves, d_mask).sum(), leaves)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_gradients_under_autocast_are_those_outside():
+    """The forward's precision says how the backward multiplies."""
+    Q, H, W = (torch.randn(*shape, requires_grad=True) for shape in ((3, 4, 8), (5, 6, 16), (8, 16)))
+    scores = maxsim_from_hidden(Q, H, W, precision="highest").sum()
+    outside = torch.autograd.grad(scores, (Q, H, W), retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = torch.autograd.grad(scores, (Q, H, W))
+    assert all(map(torch.equal, inside, outside))
+
+
+def test_the_operator_takes_all_its_options_under_autocast():
+    Q, H, W = torch.randn(3, 4, 8), torch.randn(5, 6, 16), torch.randn(8, 16)
+    op = torch.ops.late_interaction.maxsim_from_hidden
+    expected = op(Q, H, W, None, None, None, False, "medium")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(op(Q, H, W, None, None, None, False, "high"), expected)
+
+
+@pytest.mark.parametrize(("Ld", "dtype"), [(7, torch.int16), (65_534, torch.int16), (65_535, torch.int32)])
+def test_winners_of_fake_tensors_hold_every_index(Ld, dtype):
+    Q, H, W = (torch.empty(shape, device="meta") for shape in ((3, 4, 8), (5, Ld, 16), (8, 16)))
+    op = torch.ops.late_interaction.maxsim_from_hidden_winners
+    assert op(Q, H, W, None, None, None)[1].dtype == dtype
+
+
+RAW = {"Q": torch.ones(3, 4, 8), "H": torch.ones(5, 6, 16), "W": torch.ones(8, 16), "b": torch.ones(8)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"Q": torch.ones(4, 8)}, "Q must be"),
+        ({"H": torch.ones(6, 16)}, "Q must be"),
+        ({"W": torch.ones(8)}, "Q must be"),
+        ({"W": torch.ones(7, 16)}, r"W must be \[8, 16\], got \[7, 16\]"),
+        ({"W": torch.ones(8, 15)}, r"W must be \[8, 16\], got \[8, 15\]"),
+        ({"b": torch.ones(7)}, r"b must be \[8\]"),
+        ({"b": torch.ones(8, 1)}, r"b must be \[8\]"),
+        ({"b": torch.ones(8, device="meta")}, "must be on one device"),
+        ({"W": torch.ones(8, 16, device="meta"), "b": None}, "must be on one device"),
+    ],
+)
+def test_what_the_operator_refuses(change, message):
+    with pytest.raises(RuntimeError, match=f"late_interaction: .*{message}"):
+        driver.check(**RAW | change)
+    driver.check(**RAW)
+
+
+def test_float32_multiplies_as_it_is_told():
+    Q, H, W = torch.randn(3, 4, 64), torch.randn(5, 6, 96), torch.randn(64, 96)
+    D = torch.nn.functional.linear(H, W)
+    for precision in ("highest", "high"):
+        got = maxsim_from_hidden(Q, H, W, normalize=False, precision=precision)
+        torch.testing.assert_close(got, li.maxsim(Q, D, precision=precision), rtol=1e-5, atol=1e-4)

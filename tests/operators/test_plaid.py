@@ -645,3 +645,29 @@ def test_a_document_without_tokens_sends_no_gradient_whatever_comes_for_it(devic
         for g in grads
     )
     assert torch.equal(zero, infinite)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_queries_multiply_as_pytorch_is_told(precision):
+    """Those of float32; others as they are."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert plaid._precision(torch.ones(1)) == precision
+        assert plaid._precision(torch.ones(1, dtype=torch.bfloat16)) == "highest"
+        assert plaid._precision(torch.ones(1, dtype=torch.float64)) == "highest"
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert plaid._precision(torch.ones(1)) == "medium"
+            assert plaid._precision(torch.ones(1, dtype=torch.bfloat16)) == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("Ld", "dtype"), [(7, torch.int16), (65_534, torch.int16), (65_535, torch.int32)])
+def test_winners_of_fake_tensors_hold_every_index(Ld, dtype):
+    Q, codes = torch.empty(2, 3, 8, device="meta"), torch.empty(4, Ld, dtype=torch.int32, device="meta")
+    residuals = torch.empty(4, Ld, 2, dtype=torch.uint8, device="meta")
+    rest = (torch.empty(n, device="meta") for n in ((7, 8), (4,)))
+    lengths = torch.empty(4, dtype=torch.int32, device="meta")
+    op = torch.ops.late_interaction.maxsim_residual_winners
+    assert op(Q, codes, residuals, lengths, *rest, 2, True, "highest")[1].dtype == dtype

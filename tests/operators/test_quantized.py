@@ -416,3 +416,9 @@ def test_the_ten_best_documents_are_those_of_bfloat16(dtype, device):
     found = score(q, codes, scale_Q, scale_D, None, d_mask).topk(10).indices
     agreement = (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean()
     assert agreement >= 0.99, f"{agreement:.2%} of the ten best are the same"
+
+
+def test_codes_of_a_token_that_is_not_finite_are_zeros():
+    X = torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0], [1.0, -0.5]])
+    codes, scale = int8.quantize_int8_per_token(X)
+    assert codes.tolist() == [[0, 0], [0, 0], [127, -64]] and scale.isnan().tolist() == [True, True, False]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from late_interaction import plaid
+from late_interaction import plaid, residual_codec
 from late_interaction.reference.compressed import decompressed
 from late_interaction.residual_codec import ResidualCodec
 
@@ -211,3 +211,142 @@ def test_bad_tokens_and_codes():
         codec.decompress(codes, residuals[:2])
     with pytest.raises(ValueError, match="codes must all be >= 0 and < 4"):
         codec.decompress(codes + 1, residuals)
+
+
+# ---- numbers at their bounds ----
+
+
+def sample(tokens=300, d=8):
+    return torch.randn(tokens, d, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("seed", [-(1 << 63), (1 << 64) - 1, 1 << 63])
+def test_seeds_that_pytorch_takes(seed):
+    codec = ResidualCodec.train(sample(), 8, seed=seed)
+    assert torch.equal(codec.centroids, ResidualCodec.train(sample(), 8, seed=seed).centroids)
+
+
+@pytest.mark.parametrize("seed", [-(1 << 63) - 1, 1 << 64])
+def test_seeds_that_pytorch_does_not_take(seed):
+    with pytest.raises(ValueError, match=r"seed must lie in \[-2\*\*63, 2\*\*64\)"):
+        ResidualCodec.train(sample(), 8, seed=seed)
+
+
+def test_how_many_centroids_there_are_by_themselves():
+    """A power of 2 of at most an eighth of the tokens, and at most 16 of their square root."""
+    counts = {
+        1: 1,
+        9: 1,
+        15: 1,
+        16: 2,
+        32: 4,
+        100: 8,
+        5000: 512,
+        1 << 14: 2048,
+        1 << 15: 2048,
+        60_000: 2048,
+        1 << 16: 4096,
+    }
+    assert {n: residual_codec._default_count(n) for n in counts} == counts
+    assert len(ResidualCodec.train(sample(), iterations=1).centroids) == 32
+
+
+def test_normalized_samples_have_the_length_1():
+    tokens = sample() * torch.rand(300, 1).add(0.001)
+    tokens[7] = 0.0
+    unit = torch.nn.functional.normalize(tokens, dim=-1)
+    codec, same = ResidualCodec.train(tokens, 8), ResidualCodec.train(unit, 8, normalize=False)
+    torch.testing.assert_close(codec.centroids, same.centroids, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(codec.bucket_weights, same.bucket_weights, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(codec.centroids.norm(dim=-1), torch.ones(8), rtol=1e-5, atol=1e-5)
+
+
+def test_buckets_are_those_of_the_sorted_residuals():
+    """Cutoffs at 1/4, 2/4 and 3/4 of them, and between these the values that codes stand for."""
+    tokens = torch.arange(17.0).square().unsqueeze(1)
+    cutoffs, weights = residual_codec._buckets(
+        tokens, torch.zeros(17, dtype=torch.int32), torch.zeros(1, 1), 2
+    )
+    assert cutoffs.tolist() == [16.0, 64.0, 144.0] and weights.tolist() == [4.0, 36.0, 100.0, 196.0]
+
+
+@pytest.mark.parametrize("tokens", [torch.ones(8), torch.ones(2, 3, 8), torch.ones(3, 7), torch.ones(3, 9)])
+def test_tokens_of_another_shape(tokens):
+    codec = ResidualCodec.train(sample(), 8)
+    with pytest.raises(ValueError, match=r"tokens must be \[tokens, 8\]"):
+        codec.compress(tokens)
+    if tokens.dim() != 2:
+        with pytest.raises(ValueError, match=r"tokens must be \[tokens, d\]"):
+            ResidualCodec.train(tokens)
+
+
+@pytest.mark.parametrize(
+    ("codes", "residuals"),
+    [
+        ((), (1, 2)),
+        ((2, 2), (2, 2)),
+        ((3,), (2, 2)),
+        ((2,), (3, 2)),
+        ((2,), (2, 3)),
+        ((2,), (2, 1)),
+        ((2,), (4,)),
+    ],
+)
+def test_codes_of_another_shape(codes, residuals):
+    codec = ResidualCodec.train(sample(), 8)
+    with pytest.raises(ValueError, match=r"codes and residuals must be \[tokens\] and \[tokens, 2\]"):
+        codec.decompress(torch.zeros(codes, dtype=torch.int32), torch.zeros(residuals, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("code", [-1, 8])
+def test_codes_of_no_centroid(code):
+    codec = ResidualCodec.train(sample(), 8)
+    with pytest.raises(ValueError, match="codes must all be >= 0 and < 8"):
+        codec.decompress(torch.tensor([0, code], dtype=torch.int32), torch.zeros(2, 2, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", torch.float64, None])
+def test_dtypes_of_no_centroid(dtype):
+    with pytest.raises(TypeError, match="dtype must be torch"):
+        ResidualCodec.train(sample(), 8, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "centroids", [torch.ones(8), torch.ones(1, 2, 8), torch.ones(0, 8), torch.ones(1).expand(1 << 31, 1)]
+)
+def test_centroids_of_another_shape(centroids):
+    good = ResidualCodec.train(sample(), 8)
+    with pytest.raises(ValueError, match=r"centroids must be \[n, d\] with at least one row"):
+        ResidualCodec(centroids, good.bucket_cutoffs, good.bucket_weights, nbits=2)
+
+
+def test_cutoffs_that_fall():
+    good = ResidualCodec.train(sample(), 8)
+    for order in ([1, 0, 2], [0, 2, 1], [2, 1, 0]):
+        with pytest.raises(ValueError, match="bucket_cutoffs must never fall"):
+            ResidualCodec(good.centroids, good.bucket_cutoffs[order], good.bucket_weights, nbits=2)
+
+
+def test_no_token_is_compressed_to_nothing():
+    codes, residuals = ResidualCodec.train(sample(), 8).compress(torch.empty(0, 8))
+    assert codes.shape == (0,) and residuals.shape == (0, 2)
+
+
+def test_more_tokens_than_one_query_has():
+    """513 of them, which are 512 and one."""
+    codec, tokens = ResidualCodec.train(sample(700), 16), sample(513)
+    codes = codec.compress(tokens)[0]
+    assert torch.equal(codes.long(), (tokens @ codec.centroids.T).argmax(1))
+
+
+def test_a_codec_on_its_device_is_itself():
+    codec = ResidualCodec.train(sample(), 8)
+    assert codec.to("cpu") is codec
+
+
+def test_centroids_of_short_tokens_and_of_opposite_ones():
+    """Sums of tokens are normalized, whatever their norm; of those that cancel out remains 0."""
+    codec = ResidualCodec.train(sample() * 1e-3, 8, normalize=False)
+    torch.testing.assert_close(codec.centroids.norm(dim=-1), torch.ones(8), rtol=1e-5, atol=1e-5)
+    x = torch.tensor([[3.0, 4.0], [-3.0, -4.0]])
+    assert ResidualCodec.train(x, 1, normalize=False).centroids.tolist() == [[0.0, 0.0]]

@@ -343,3 +343,15 @@ def test_the_operator_checks_for_itself(change, message):
     good = {"Q": Q, "D": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D}
     with pytest.raises(RuntimeError, match=message):
         OPS.maxsim_varlen(**(good | change))
+
+
+def test_fake_tensors_have_the_ranks_and_winners_of_others():
+    ops = torch.ops.late_interaction
+    cu = torch.empty(3, dtype=torch.int32, device="meta"), torch.empty(5, dtype=torch.int32, device="meta")
+    flat, padded = torch.empty(9, 8, device="meta"), torch.empty(2, 9, 8, device="meta")
+    for Q, D in ((flat, padded), (padded, flat)):
+        with pytest.raises(RuntimeError, match=r"Q and D must be \[tokens, d\]"):
+            ops.maxsim_varlen(Q, D, *cu, "highest")
+    for tokens, dtype in ((9, torch.int16), (65_534, torch.int16), (65_535, torch.int32)):
+        scores, winners = ops.maxsim_varlen_winners(flat, flat[:1].expand(tokens, 8), *cu, "highest")
+        assert scores.shape == (2, 4) and winners.shape == (4, 9) and winners.dtype == dtype

@@ -649,6 +649,9 @@ BAD = {
         "q_weights must be dense and floating point",
     ),
     "weights": ({"q_weights": torch.ones(2, 4)}, ValueError, "q_weights must be"),
+    "weights of fewer tokens": ({"q_weights": torch.ones(2, 2)}, ValueError, "q_weights must be"),
+    "weights of fewer queries": ({"q_weights": torch.ones(1, 3)}, ValueError, "q_weights must be"),
+    "weights of one query": ({"q_weights": torch.ones(3)}, ValueError, "q_weights must be"),
     "listed weights": ({"q_weights": [1.0]}, TypeError, "q_weights must be a torch.Tensor"),
     "a precision": ({"precision": "tf32"}, ValueError, "precision must be one of"),
     "a strategy": ({"backward": "fast"}, ValueError, "backward must be one of"),
@@ -662,10 +665,24 @@ def test_bad_input(bad):
         li.xtr_scores(**{**GOOD, **changed})
 
 
+def test_one_query_has_weights_of_one_dim():
+    Q, D, weights = torch.randn(3, 8), torch.randn(4, 5, 8), torch.randn(3)
+    expected = li.xtr_scores(Q[None], D, 3, q_weights=weights[None])[0]
+    for given in (weights, weights[None]):
+        assert torch.equal(li.xtr_scores(Q, D, 3, q_weights=given), expected)
+
+
 RAW = {
     "k": ((GOOD["Q"], GOOD["D"], None, None, 0), "k must be at least 1"),
-    "a rule": ((GOOD["Q"], GOOD["D"], None, None, 1, "x" * 99), "rule must be one of"),
+    "a rule": ((GOOD["Q"], GOOD["D"], None, None, 1, "x" * 99), f"rule must be one of .* got '{'x' * 40}'$"),
+    "a precision": ((GOOD["Q"], GOOD["D"], None, None, 1, "paper", "tf32"), "precision must be one of"),
+    "a strategy": (
+        (GOOD["Q"], GOOD["D"], None, None, 1, "paper", "highest", "fast"),
+        "backward must be one of",
+    ),
     "dtypes": ((GOOD["Q"], GOOD["D"].double(), None, None, 1), "must share dtype"),
+    "a smaller d": ((GOOD["Q"], GOOD["D"][..., :7], None, None, 1), "must share dtype, device and d"),
+    "a larger d": ((GOOD["Q"][..., :7], GOOD["D"], None, None, 1), "must share dtype, device and d"),
     "a mask": ((GOOD["Q"], GOOD["D"], None, torch.ones(4, 5), 1), "d_mask must be bool"),
     "weights": ((GOOD["Q"], GOOD["D"], torch.ones(2, 3).double(), None, 1), "q_weights must be"),
     "a rank": ((GOOD["Q"], GOOD["D"].unsqueeze(0), None, None, 1), "D must be"),
@@ -708,3 +725,16 @@ def test_a_document_whose_tokens_are_all_masked(k, rule, wanted):
     q_mask = torch.tensor([[True, True, False], [True, True, True]])
     scores = li.xtr_scores(Q, D, k, q_mask, d_mask, rule=rule)
     assert scores[:, 1].tolist() == [wanted] * 2 and scores[:, [0, 2]].isfinite().all()
+
+
+def test_more_selected_than_an_operator_can_count(device):
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(4, 5, 8, device=device)
+    assert torch.equal(li.xtr_scores(Q, D, 1 << 70), li.xtr_scores(Q, D, 20))
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 8), (0, 5, 8)])
+def test_no_token_to_match_has_no_winner(shape, device):
+    scores, _, winners = OPS.xtr_winners(
+        torch.ones(2, 3, 8, device=device), torch.ones(shape, device=device), None, None, 1
+    )
+    assert scores.shape == (2, shape[0]) and not scores.any() and (winners == -1).all()

@@ -406,3 +406,31 @@ def test_which_documents_of_codes_need_no_copy():
         ([0, 3], 3, None),
     ):
         assert _queries._together(offsets, torch.tensor(documents_), longest) == rows
+
+
+def test_tokens_of_one_dim_and_of_none():
+    corpus = Corpus.from_packed(torch.tensor([[1.0], [3.0], [2.0]]), torch.tensor([0, 1, 3]))
+    scores, found = corpus.search(torch.ones(1, 1, 1), 2, normalize=False)
+    assert scores.tolist() == [[3.0, 1.0]] and found.tolist() == [[1, 0]]
+    with pytest.raises(ValueError, match="d of at least 1"):
+        Corpus.from_packed(torch.ones(3, 0), torch.tensor([0, 1, 3]))
+    with pytest.raises(TypeError, match="offsets must be a"):
+        Corpus.from_packed(torch.ones(3, 2), [0, 1, 3])
+
+
+@pytest.mark.parametrize("d", [7, 9])
+def test_queries_of_another_d(d):
+    corpus = Corpus.from_packed(torch.ones(3, 8), torch.tensor([0, 1, 3]))
+    for Q in (torch.ones(2, 3, d), [torch.ones(3, d), torch.ones(1, d)], torch.ones(0, 3, d)):
+        with pytest.raises(ValueError, match="Q must have the d of the corpus, 8"):
+            corpus.search(Q, 1)
+
+
+def test_codes_are_copied_a_document_at_a_time_if_need_be(tmp_path, monkeypatch):
+    with Corpus.create(tmp_path, d=8, dtype=torch.int8) as builder:
+        builder.add(documents([3, 33, 1, 0, 34, 7, 17, 2, 33], 8))
+    queries = documents([5, 2], 8)
+    expected = Corpus.open(tmp_path).search(queries, 9)
+    monkeypatch.setattr(_queries, "_COPY_BYTES", 1)
+    for got, wanted in zip(Corpus.open(tmp_path).search(queries, 9), expected, strict=True):
+        assert torch.equal(got, wanted)

@@ -678,3 +678,48 @@ def test_a_document_of_a_corpus_that_cannot_be_stored_is_named(tmp_path):
         with pytest.raises(ValueError, match=r"corpus\[3\] must have tokens .* in its token 0"):
             builder.extend(other)
         assert builder.documents == 0
+
+
+@pytest.mark.parametrize("offsets", [[1, 2, 4], [-1, 2, 4], [0, 2, 3], [0, 2, 5], [0, 3, 2, 4], [0, 5, 4]])
+def test_stored_offsets_that_are_refused(offsets):
+    good = [[0, 2, 4], [0, 0, 4, 4], [0, 4]]
+    for right in good:
+        _shards._check_stored(Path("a.offsets"), torch.tensor(right), 4)
+    with pytest.raises(
+        CorpusError, match=r"a\.offsets must have offsets that begin at 0, never fall and end at 4"
+    ):
+        _shards._check_stored(Path("a.offsets"), torch.tensor(offsets), 4)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("given", [torch.float32, torch.float64], ids=str)
+def test_the_first_token_that_cannot_be_stored(given, normalize):
+    """One that is not finite; and without normalize, one beyond the largest number of the dtype."""
+    stored = _tokens.Stored(4, torch.float16, None)
+    largest = torch.finfo(torch.float16).max
+    tokens = torch.ones(6, 4, dtype=given)
+    tokens[1] = largest
+    assert _tokens.find_unusable(tokens, stored, normalize) is None
+    tokens[3, 0] = 65_536.0
+    assert _tokens.find_unusable(tokens, stored, normalize) == (None if normalize else 3)
+    tokens[2:5, 2] = torch.tensor([torch.nan, torch.inf, 1.0])
+    assert _tokens.find_unusable(tokens, stored, normalize) == 2
+
+
+def test_norms_at_the_largest_float32():
+    stored, largest = _tokens.Stored(2, torch.float32, None), torch.finfo(torch.float32).max
+    rows = torch.tensor([[0.6, 0.6], [0.8, 0.8], [1.0, 0.0]], dtype=torch.float64) * largest
+    assert _tokens.find_unusable(rows[:1], stored, True) is None
+    assert _tokens.find_unusable(rows[1:], stored, True) == 0
+    assert _tokens.find_unusable(rows[2:], stored, True) is None
+    assert _tokens.find_unusable(rows, stored, False) is None
+
+
+def test_tokens_of_zeros_stay_zeros():
+    tokens = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3e-9, 4e-9]])
+    torch.testing.assert_close(_tokens.unit(tokens), torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, 0.8]]))
+
+
+def test_what_a_row_takes():
+    sizes = {torch.float32: 32, torch.float16: 16, torch.int8: 12, torch.float8_e4m3fn: 12}
+    assert {dtype: _tokens.Stored(8, dtype, None).row_bytes for dtype in sizes} == sizes

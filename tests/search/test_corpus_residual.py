@@ -251,3 +251,23 @@ def test_bad_tensors():
         TypeError, match=r"tokens must be a torch\.uint8 tensor, residuals, where a codec is given"
     ):
         Corpus.from_packed(torch.ones(5, 4), offsets, **good)
+
+
+def test_codes_and_tokens_at_the_bounds_of_a_codec():
+    codec = ResidualCodec.train(torch.randn(300, 8), 16)
+    residuals, offsets = torch.zeros(4, codec.bytes, dtype=torch.uint8), torch.tensor([0, 1, 4])
+
+    def packed(codes, tokens=residuals):
+        return Corpus.from_packed(tokens, offsets, codes=torch.tensor(codes, dtype=torch.int32), codec=codec)
+
+    assert packed([15] * 4).tokens == packed([0] * 4).tokens == packed([0, 15, 3, 3]).tokens == 4
+    for codes in ([0, 16, 0, 0], [0, -1, 0, 0]):
+        with pytest.raises(ValueError, match="codes must all be >= 0 and < 16"):
+            packed(codes)
+    for codes, tokens in (
+        ([0] * 3, residuals),
+        ([0] * 5, residuals),
+        ([0] * 4, residuals[:, :1].contiguous()),
+    ):
+        with pytest.raises(ValueError, match="tokens must be"):
+            packed(codes, tokens)

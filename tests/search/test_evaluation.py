@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import late_interaction as li
+from late_interaction import evaluation
 from late_interaction.corpus import Corpus
 from late_interaction.evaluation import evaluate_recall
 
@@ -98,3 +99,47 @@ def test_bad_input(change, error, words):
     good = {"found": [[0], [1]], "exact": (torch.ones(2, 3), torch.arange(3).expand(2, 3)), "k": 1}
     with pytest.raises(error, match=words):
         evaluate_recall(**{**good, **change})
+
+
+EXACT = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("found", "exact", "error", "message"),
+    [
+        ([[1]], EXACT[:1], TypeError, "exact must be"),
+        ([[1]], (*EXACT, 0), TypeError, "exact must be"),
+        ([[1]], (EXACT[0], EXACT[1][:, :2]), ValueError, "exact must be two tensors"),
+        ([[1]], (EXACT[0][:, :2], EXACT[1]), ValueError, "exact must be two tensors"),
+        ([[1], [2]], EXACT, ValueError, "found must have the 1 queries of exact, got 2"),
+        ([], EXACT, ValueError, "found must have the 1 queries of exact, got 0"),
+    ],
+)
+def test_sizes_that_do_not_fit(found, exact, error, message):
+    with pytest.raises(error, match=message):
+        evaluate_recall(found, exact, k=1)
+
+
+def test_scores_that_tie_in_a_rising_order():
+    exact = torch.tensor([[1.0, 1.0, 2.0, math.nan]]), torch.tensor([[0, 1, 2, 3]])
+    assert [evaluate_recall([[i]], exact, k=1)[1] for i in range(4)] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_no_document_is_never_the_best():
+    exact = torch.tensor([[2.0, 1.0]]), torch.tensor([[5, -1]])
+    assert evaluate_recall(torch.tensor([[-1, 7]]), exact, k=2) == {2: 0.0}
+    assert evaluate_recall(torch.tensor([[-1]]), (exact[0], torch.tensor([[1 << 40, 2]])), k=1) == {1: 0.0}
+
+
+def test_no_query_has_no_recall():
+    none = torch.empty(0, 3), torch.empty(0, 3, dtype=torch.int64)
+    assert math.isnan(evaluate_recall([], none, k=1)[1])
+
+
+def test_lists_are_compared_a_part_at_a_time(monkeypatch):
+    exact = torch.randn(7, 20).sort(dim=1, descending=True)
+    found = torch.stack([torch.randperm(20) for _ in range(7)])
+    expected = evaluate_recall(found, exact, k=5, per_query=True)[5]
+    for most in (1, 250):
+        monkeypatch.setattr(evaluation, "_COMPARED", most)
+        assert torch.equal(evaluate_recall(found, exact, k=5, per_query=True)[5], expected)

@@ -1,6 +1,7 @@
 """explain, Alignment and plot_alignment, against the whole grid of similarities in float64."""
 
 import re
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -178,12 +179,13 @@ def test_html_escapes_tokens():
         ({"precision": "low"}, ValueError, "precision"),
         ({"normalize": 1}, TypeError, "normalize"),
         ({"documents": torch.tensor([[9], [0], [0]])}, ValueError, "documents"),
+        ({"documents": torch.tensor([[4], [0], [0]])}, ValueError, "documents"),  # there are 4, of 9 tokens
         ({"documents": torch.tensor([[0]])}, ValueError, "documents"),
         ({"documents": torch.tensor([[0]] * 4)}, ValueError, "documents"),
         ({"documents": [[0]] * 3}, TypeError, "documents"),
         ({"D": torch.ones(4, 16), "documents": torch.tensor([[0]] * 3)}, ValueError, "D must be"),
         ({"D": torch.ones(3, 1, 4, 16), "documents": torch.tensor([[0]] * 3)}, ValueError, "D must be"),
-        ({"D": torch.ones(4), "cu_seqlens_d": torch.tensor([0, 2])}, ValueError, "D must be"),
+        ({"D": torch.ones(16), "cu_seqlens_d": torch.tensor([0, 2])}, ValueError, r"D must be \[tokens, d\]"),
         ({"documents": torch.tensor([[0.5]])}, TypeError, "documents"),
         ({"documents": torch.tensor([[0]]), "paired": True}, ValueError, "paired"),
         ({"cu_seqlens_d": torch.tensor([0, 2])}, ValueError, "D must be"),
@@ -214,14 +216,55 @@ def test_plots(tmp_path):
     assert plot_alignment(one, names, ax=own) is own
     assert sum(bar.get_height() for bar in own.patches) == pytest.approx(one.score, abs=1e-4)
     figure.savefig(tmp_path / "a.png")
-    for arguments in (
-        {"image_grid": (4, 4)},
-        {"document_tokens": ["a"]},
-        {"image_grid": (2, 2), "first_patch": 12},
-    ):
-        with pytest.raises(ValueError, match=r"image_grid|document_tokens"):
-            plot_alignment(one, **arguments)
+    whole = torch.as_tensor(plot_alignment(one, image_grid=[3, 5]).images[0].get_array().tolist())
+    torch.testing.assert_close(whole, one.shares.reshape(3, 5))
     pyplot.close("all")
+
+
+@needs_matplotlib
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"image_grid": (4, 4)}, ValueError),
+        ({"document_tokens": ["a"]}, ValueError),
+        ({"image_grid": (2, 2), "first_patch": 12}, ValueError),
+        ({"image_grid": (2, 2), "first_patch": -1}, ValueError),
+        ({"image_grid": (2, 0)}, ValueError),
+        ({"image_grid": (2, 2.0)}, TypeError),
+        ({"image_grid": (2, 2, 2)}, TypeError),
+        ({"image_grid": (2,)}, TypeError),
+        ({"image_grid": 4}, TypeError),
+    ],
+)
+def test_plots_that_are_refused(arguments, error):
+    one = li.explain(torch.randn(6, 8), torch.randn(15, 8))
+    with pytest.raises(error, match=r"image_grid|document_tokens"):
+        plot_alignment(one, **arguments)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("tokens", [1, 8, 9])
+def test_bars_of_the_tokens_that_matched(tokens):
+    """The first one, too, and not the tokens that a mask drops; names stand upright where they are many."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    q_mask = torch.ones(tokens + 2, dtype=torch.bool)
+    q_mask[-2:] = False
+    one = li.explain(torch.eye(12)[: tokens + 2], torch.eye(12), q_mask)
+    ax = plot_alignment(one)
+    assert [bar.get_height() for bar in ax.patches] == [1.0] * tokens
+    assert [label.get_text() for label in ax.get_xticklabels()] == [str(i) for i in range(tokens)]
+    assert {label.get_rotation() for label in ax.get_xticklabels()} == {90.0 if tokens > 8 else 0.0}
+    pyplot.close("all")
+
+
+def test_a_plot_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="plot_alignment needs matplotlib: pip install matplotlib"):
+        plot_alignment(li.explain(torch.eye(2), torch.eye(2)))
 
 
 def compressed(device, nbits, dtype, d=20):

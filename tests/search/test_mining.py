@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from late_interaction.corpus import Corpus
-from late_interaction.mining import hard_negatives, mine_hard_negatives
+from late_interaction.mining import hard_negatives, mine_hard_negatives, negatives
 from late_interaction.mining._choice import Choice
 from late_interaction.varlen import pack_sequences
 
@@ -420,3 +420,132 @@ def test_float64_documents_are_scored_as_float32():
         found = hard_negatives(Q.double(), documents, [[0], [1], []])
         assert torch.equal(found.indices, wanted.indices) and torch.equal(found.scores, wanted.scores)
         assert found.scores.dtype == torch.float32
+
+
+# ---- sizes at their bounds ----
+
+
+def test_one_document_and_none():
+    Q, D = torch.randn(2, 3, 8), torch.randn(1, 4, 8)
+    found = hard_negatives(Q, D, [[], []], num_negatives=1)
+    assert found.indices.tolist() == [[0], [0]] and found.scores.isfinite().all()
+    empty = Corpus.from_packed(torch.empty(0, 8), torch.tensor([0]))
+    found = hard_negatives(Q, empty, [[], []], num_negatives=1)
+    assert found.indices.tolist() == [[-1], [-1]] and found.scores.isnan().all()
+
+
+def test_one_dim_and_documents_without_tokens():
+    assert hard_negatives(
+        torch.ones(1, 2, 1), torch.ones(3, 2, 1), [[0]], num_negatives=2
+    ).indices.tolist() == [[1, 2]]
+    found = hard_negatives(torch.ones(1, 2, 8), torch.empty(3, 0, 8), [[0]], num_negatives=2)
+    assert found.scores.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (2, 2, 4, 8)])
+def test_ranks_that_are_refused(shape):
+    x, good = torch.ones(shape), torch.ones(2, 4, 8)
+    with pytest.raises(ValueError, match=r"Q must be \[N, L, d\]"):
+        hard_negatives(x, good, [[0], [1]])
+    with pytest.raises(ValueError, match=r"D must be \[N, L, d\]"):
+        hard_negatives(good, x, [[0], [1]])
+    with pytest.raises(ValueError, match="d of at least 1"):
+        hard_negatives(good[..., :0], good[..., :0], [[0], [1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_positives_as_a_tensor(dtype):
+    Q, D = torch.randn(2, 3, 8), torch.randn(6, 4, 8)
+    rows = [[0, 3], [5, 1]]
+    found, same = (hard_negatives(Q, D, x) for x in (torch.tensor(rows, dtype=dtype), rows))
+    assert torch.equal(found.indices, same.indices)
+    scalars = [[torch.tensor(x) for x in row] for row in rows]
+    assert torch.equal(hard_negatives(Q, D, scalars).indices, same.indices)
+
+
+@pytest.mark.parametrize(
+    ("positives", "error", "message"),
+    [
+        (torch.tensor([0, 1]), ValueError, r"positives must be \[Nq, positives of each\]"),
+        (torch.tensor([[[0]], [[1]]]), ValueError, r"positives must be \[Nq, positives of each\]"),
+        (torch.tensor([[True], [False]]), TypeError, "positives must be a dense tensor of integers"),
+        ([[0], [1], [2]], ValueError, "positives must have a list for each of 2 queries, got 3"),
+        ([[0]], ValueError, "positives must have a list for each of 2 queries, got 1"),
+        ([[0], [torch.tensor([1])]], TypeError, r"positives\[1\] must hold integers"),
+        ([[0], [6]], ValueError, r"positives\[1\] must lie in \[0, 6\), got 6"),
+        ([[-1], [5]], ValueError, r"positives\[0\] must lie in \[0, 6\), got -1"),
+    ],
+)
+def test_positives_that_are_refused(positives, error, message):
+    with pytest.raises(error, match=message):
+        hard_negatives(torch.ones(2, 3, 8), torch.ones(6, 4, 8), positives)
+
+
+def test_queries_without_positives_before_those_with(monkeypatch):
+    Q, D = torch.randn(5, 3, 8), torch.randn(6, 4, 8)
+    rows = [[], [], [4, 2], [], [1]]
+    expected = hard_negatives(Q, D, rows).positive_scores
+    monkeypatch.setattr(negatives, "_QUERIES", 1)
+    found = hard_negatives(Q, D, rows).positive_scores
+    assert [len(x) for x in found] == [0, 0, 2, 0, 1]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_positives_of_short_embeddings_and_of_zeros():
+    """A token of any length counts as a unit vector, one of zeros as zeros."""
+    Q, D = torch.randn(2, 3, 8), torch.randn(4, 5, 8)
+    D[0, 3:], Q[0, 1] = 0.0, 0.0
+    found = hard_negatives(Q * 1e-3, D * 1e-3, [[0, 1], [2]], normalize=True).positive_scores
+    wanted = scores_of(Q, D)
+    assert found[0].tolist() == pytest.approx(wanted[0][:2], abs=1e-5)
+    assert found[1].tolist() == pytest.approx([wanted[1][2]], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["max_score", "min_score", "absolute_margin", "relative_margin"])
+def test_the_largest_numbers_of_scores(name):
+    for value in (1 << 62, -(1 << 62)):
+        Choice(**{name: value})
+        with pytest.raises(ValueError, match=name):
+            Choice(**{name: value * 2})
+        with pytest.raises(ValueError, match=name):
+            Choice(**{name: value + (1 if value > 0 else -1)})
+
+
+def test_the_most_negatives():
+    assert Choice(num_negatives=1 << 32).num_negatives == 1 << 32
+    assert (Choice().num_negatives, Choice().seed) == (3, 0)
+    with pytest.raises(ValueError, match="num_negatives must be at most"):
+        Choice(num_negatives=(1 << 32) + 1)
+
+
+@pytest.mark.parametrize("columns", [(2, 3), (3, 2), (0, 0), (0, 1), (1, 0)])
+def test_columns_of_unequal_length(columns):
+    a, b = columns
+    with pytest.raises(ValueError, match=f"dataset must have rows, got columns of {a} and {b}"):
+        mine_hard_negatives({"a": ["x", "y", "z"][:a], "b": ["u", "v", "w"][:b]}, Letters())
+
+
+@pytest.mark.parametrize("corpus", ["abc", b"abc", 5])
+def test_a_corpus_that_is_no_list(corpus):
+    with pytest.raises(TypeError, match="corpus must be a list of strings"):
+        mine_hard_negatives(DATASET, Letters(), corpus=corpus)
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        lambda texts: [torch.ones(2, 4)] * (len(texts) - 1),
+        lambda texts: [torch.ones(2, 4)] * (len(texts) + 1),
+        lambda texts: [torch.ones(4)] * len(texts),
+        lambda texts: [torch.ones(1, 2, 4)] * len(texts),
+    ],
+)
+def test_a_model_that_returns_something_else(encoded):
+    class Model:
+        def encode_query(self, texts, batch_size):
+            return encoded(texts)
+
+        encode_document = encode_query
+
+    with pytest.raises(ValueError, match=r"model.encode_query must return \[L, d\] embeddings"):
+        mine_hard_negatives(DATASET, Model())

@@ -651,6 +651,9 @@ BAD_TOKENS = [
     ((X[0], torch.ones(3, dtype=torch.bool), torch.tensor([0, 3])), ValueError, "without d_mask"),
     ((X[0, 0], None, torch.tensor([0, 3])), ValueError, r"D must be \[N, L, d\], \[L, d\] or a list"),
     ((X[0], None, torch.tensor([0, 4])), ValueError, "cu_seqlens must never fall"),
+    ((torch.ones(2, 3, 9),), ValueError, r"D must have the d of this Muvera, 8, got \[2, 3, 9\]"),
+    (([X[0], X[1]], None, torch.tensor([0, 3])), ValueError, "cu_seqlens is for D .* got one with a list"),
+    ((X[0], torch.ones(2, dtype=torch.bool)), ValueError, r"d_mask must be \[1, 3\]"),
     ((X[0], None, torch.tensor([0.0, 3])), TypeError, "cu_seqlens must be a dense tensor of int32 or int64"),
 ]
 
@@ -659,6 +662,33 @@ BAD_TOKENS = [
 def test_bad_tokens(args, error, message):
     with pytest.raises(error, match=message):
         Muvera(8).encode_documents(*args)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"parameters": None}, TypeError, "parameters of the state must be a torch.Tensor, got NoneType"),
+        ({"parameters": [8]}, TypeError, "parameters of the state must be a torch.Tensor, got list"),
+        ({"hyperplanes": 5}, TypeError, "hyperplanes of the state must be a torch.Tensor, got int"),
+        ({"hyperplanes": torch.ones(2, 2).to_sparse()}, ValueError, "hyperplanes of the state must be dense"),
+        (
+            {"hyperplanes": torch.ones(2, 2, device="meta")},
+            ValueError,
+            "hyperplanes of the state must be dense and hold",
+        ),
+    ],
+)
+def test_states_that_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        Muvera.from_state_dict(Muvera(8, k_sim=2, repetitions=2).state_dict() | change)
+
+
+def test_one_document_has_a_mask_of_one_dim():
+    kept = torch.tensor([True, False, True])
+    muvera, D = Muvera(8, k_sim=2, repetitions=2), torch.randn(3, 8)
+    expected = muvera.encode_documents(D[kept])
+    for given in (kept, kept[None]):
+        assert torch.equal(muvera.encode_documents(D, given), expected)
 
 
 def test_bad_encodings():

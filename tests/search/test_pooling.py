@@ -477,6 +477,18 @@ BAD = {
         TypeError,
         "d_mask must be a dense bool",
     ),
+    "a mask of a list": (
+        ([X],),
+        {"d_mask": X[:, 0] > 0},
+        ValueError,
+        "d_mask is for D .* got one with D a list",
+    ),
+    "a few of NaN": (
+        (torch.ones(5, 4).index_fill(0, torch.tensor([1, 3]), math.nan),),
+        {},
+        ValueError,
+        "got 2 of 5 tokens",
+    ),
     "offsets of a list": (([X],), {"cu_seqlens": offsets([6])}, ValueError, "cu_seqlens is for D"),
     "offsets beyond": ((X,), {"cu_seqlens": offsets([7])}, ValueError, "cu_seqlens must never fall"),
     "NaN": ((X.log() / 0,), {}, ValueError, "D must be finite, got 6 of 6 tokens"),
@@ -489,3 +501,9 @@ def test_bad_input(what):
     args, options, error, message = BAD[what]
     with pytest.raises(error, match=message):
         pool_tokens(*args, **options)
+
+
+def test_more_iterations_than_an_operator_can_count():
+    X = torch.randn(9, 4)
+    some, all_of_them = (pool_tokens([X], 3, method="kmeans", iterations=n)[0] for n in (100, 1 << 70))
+    assert torch.equal(some, all_of_them)

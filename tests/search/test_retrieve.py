@@ -316,6 +316,9 @@ BAD_STATES = {
     "sparse": (
         lambda state: state | {"scores": state["scores"].to_sparse()}, TypeError, "scores .* dense tensor"
     ),
+    "scores without values": (
+        lambda state: state | {"scores": state["scores"].to("meta")}, ValueError, "scores of the state must"
+    ),
     "scores of float64": (
         lambda state: state | {"scores": state["scores"].double()}, ValueError, "scores .* got torch.float64"
     ),
@@ -825,3 +828,14 @@ def test_chunks_on_one_device_are_views():
     _, documents, (none, masks) = pieces[1]
     assert none is None and documents.data_ptr() == D[4:].data_ptr()
     assert masks.data_ptr() == mask[4:].data_ptr()
+
+
+def test_the_ids_of_padding_are_int64():
+    Q = torch.ones(1, 2, 4)
+    ids = torch.tensor([[3, -(1 << 63)]]), torch.tensor([[(1 << 63) - 1, 1]])
+    for token in (-(1 << 63), (1 << 63) - 1):
+        scores = li.MaxSimScorer(mask_pad_token=token).forward_with_ids(Q, Q, *ids)
+        assert float(scores) == pytest.approx(1.0 if token < 0 else 2.0)
+    for token in (-(1 << 63) - 1, 1 << 63):
+        with pytest.raises(ValueError, match="mask_pad_token must"):
+            li.MaxSimScorer(mask_pad_token=token)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
+from late_interaction import distillation
 from late_interaction.distillation import KDInputs
 from late_interaction.reference import maxsim_reference
 from tests.contrast import assert_close, gradients
@@ -213,3 +214,73 @@ def refusals():
 def test_refusals(kind, error, message, tensors, options):
     with pytest.raises(error, match=message):
         LOSSES[kind][0](*tensors, **options)
+
+
+# ---- packed tokens ----
+
+
+def packed_from(x, lengths):
+    kept = [own[:n] for own, n in zip(x.flatten(0, -3), lengths, strict=True)]
+    return torch.cat(kept), torch.tensor([0, *lengths]).cumsum(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("B", [1, 3])
+def test_packed_tokens_are_normalized_as_padded_ones(dtype, B):
+    """Also where they are much shorter or longer than 1, or zeros."""
+    Q, D = torch.randn(B, 5, 8).to(dtype), torch.randn(B, 2, 7, 8).to(dtype)
+    Q[:, 1], D[:, :, 2] = 0.0, 0.0
+    teacher = torch.randn(B, 2)
+    Q[:, 0], D[:, 0] = Q[:, 0] * 1e-3, D[:, 0] * 30
+    (q, cu_q), (d, cu_d) = packed_from(Q, [5] * B), packed_from(D, [7] * (2 * B))
+    for loss in (li.distill_kl_div_loss, li.margin_mse_loss):
+        padded = loss(Q, D, teacher, normalize=True)
+        packed = loss(q, d, teacher, normalize=True, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d)
+        torch.testing.assert_close(packed, padded, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("q", "d"),
+    [
+        ((5, 8), (3, 2, 7, 8)),
+        ((3, 5, 8), (3, 7, 8)),
+        ((1, 3, 5, 8), (3, 2, 7, 8)),
+        ((3, 5, 8), (1, 3, 2, 7, 8)),
+    ],
+)
+def test_ranks_that_are_refused(q, d):
+    with pytest.raises(ValueError, match=r"Q must be \[B, Lq, d\] and D \[B, K, Ld, d\]"):
+        li.distill_kl_div_loss(torch.ones(q), torch.ones(d), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.tensor(3), torch.tensor([[0, 3]]), torch.tensor([], dtype=torch.int64)]
+)
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_d"])
+def test_offsets_of_a_wrong_shape(name, bad):
+    offsets = {"cu_seqlens_q": torch.tensor([0, 3]), "cu_seqlens_d": torch.tensor([0, 2, 3])} | {name: bad}
+    with pytest.raises(ValueError, match=rf"{name} must be \[sequences \+ 1\]"):
+        li.distill_kl_div_loss(torch.ones(3, 8), torch.ones(3, 8), torch.ones(1, 2), **offsets)
+
+
+def test_documents_that_queries_do_not_share_equally():
+    q, d = torch.ones(4, 8), torch.ones(5, 8)
+    with pytest.raises(ValueError, match="as many documents for each of the 2 queries, got 5"):
+        li.distill_kl_div_loss(
+            q, d, torch.ones(2, 2), cu_seqlens_q=torch.tensor([0, 2, 4]), cu_seqlens_d=torch.arange(6)
+        )
+
+
+def test_no_packed_query_has_too_few_documents():
+    none = torch.tensor([0])
+    with pytest.raises(ValueError, match="at least 2 documents"):
+        li.distill_kl_div_loss(
+            torch.ones(0, 8), torch.ones(0, 8), torch.ones(0, 0), cu_seqlens_q=none, cu_seqlens_d=none
+        )
+
+
+def test_packed_scores_of_one_document_each():
+    Q, D = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
+    offsets = {"cu_seqlens_q": torch.tensor([0, 4, 8, 12]), "cu_seqlens_d": torch.tensor([0, 5, 10, 15])}
+    got = distillation._scores(Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
+    torch.testing.assert_close(got, li.maxsim_pairs(Q, D).unsqueeze(1))

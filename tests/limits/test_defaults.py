@@ -1,0 +1,269 @@
+"""What each option is where the caller says nothing, as the documentation has it."""
+
+import inspect
+from functools import partial
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import late_interaction as li
+from late_interaction import coarse, corpus, fp8, losses, mining, plaid, recall, topk
+from late_interaction.alignment import Alignment
+from late_interaction.alignment.plot import plot_alignment
+from late_interaction.evaluation import evaluate_recall
+from late_interaction.forward import maxsim_forward
+from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.padded import pack_padded
+from late_interaction.residual_codec import ResidualCodec
+from late_interaction.score_pairs import score_pairs_packed
+
+GENERATOR = torch.Generator().manual_seed(0)
+Q, D = torch.randn(3, 4, 8, generator=GENERATOR), torch.randn(20, 5, 8, generator=GENERATOR) * 2
+OWN, CU = D.view(5, 4, 5, 8)[:3], torch.tensor([0, 3, 4, 12])
+LENGTHS = torch.tensor([4, 1, 2]), torch.randint(1, 6, (3, 4), generator=GENERATOR)
+PACKED = Q.flatten(0, 1), D.flatten(0, 1), CU, torch.arange(0, 101, 5)
+PAIRS = torch.tensor([0, 2, 1]), torch.tensor([7, 0, 19])
+H, W = torch.randn(3, 5, 6, generator=GENERATOR), torch.randn(8, 6, generator=GENERATOR)
+TEACHER = torch.randn(3, 4, generator=GENERATOR)
+CODES, RESIDUALS = torch.randint(7, (3, 5)), torch.randint(256, (3, 5, 2), dtype=torch.uint8)
+INDEX = torch.randn(7, 8, generator=GENERATOR), torch.randn(4, generator=GENERATOR), 2
+BITS = coarse.encode(D, "1bit")
+REDUCED = {"reduction": "mean", "scale_by_world": False}
+SEARCH = {"largest": True, "progress": False}
+LOSS = {"normalize": False, **REDUCED}
+MODULE = {"temperature": 1.0, "learnable": False, **LOSS}
+EXPLAINED = li.explain(Q[0], D[0])
+
+
+def of_codec(**options):
+    codec = ResidualCodec.train(D.flatten(0, 1), 4, **options)
+    return codec.centroids, codec.bucket_weights
+
+
+def of_muvera(**options):
+    return li.Muvera(8, **options).encode_corpus(D).documents
+
+
+def of_topk(**options):
+    best = topk.TopK(Q, 3, **options)
+    best.add(D)
+    return best.scores, best.indices
+
+
+def of_corpus(**options):
+    with TemporaryDirectory() as folder:
+        with corpus.Corpus.create(folder, d=8, **options) as builder:
+            builder.add(list(D))
+        return corpus.Corpus.open(folder, verify=True).search(Q, 3, normalize=False)
+
+
+def searched(**options):
+    with TemporaryDirectory() as folder:
+        with corpus.Corpus.create(folder, d=8, normalize=False) as builder:
+            builder.add(list(D))
+        return corpus.Corpus.open(folder).search(Q, 3, **options)
+
+
+def mined(**options):
+    found = mining.hard_negatives(Q, D, [[0], [1], [2]], **options)
+    return found.indices, found.scores
+
+
+class Lengths:
+    """Embeds a text as so many tokens of ones, a little different from each other."""
+
+    def encode_query(self, some, batch_size):
+        return [torch.ones(len(x), 3) + torch.arange(3) * len(x) / 9 for x in some]
+
+    encode_document = encode_query
+
+
+def mined_texts(**options):
+    pairs = {"query": ["a", "bb"], "answer": ["cc", "ddd"]}
+    return mining.mine_hard_negatives(pairs, Lengths(), corpus=["eeee", "fffff", "g"], **options)
+
+
+def of_module(kind, **options):
+    loss = kind(**options)
+    return loss(Q, D[:3]), len(list(loss.parameters()))
+
+
+# A function, its options that have a value of their own, and a call with some of them.
+DEFAULTS = {
+    "maxsim": (li.maxsim, {"normalize": False, "mean": False}, partial(li.maxsim, Q, D)),
+    "maxsim_pairs": (
+        li.maxsim_pairs, {"normalize": False, "mean": False}, partial(li.maxsim_pairs, Q, D[:3])
+    ),
+    "maxsim_with_winners": (
+        li.maxsim_with_winners, {"normalize": False}, partial(li.maxsim_with_winners, Q, D)
+    ),
+    "maxsim_forward": (
+        maxsim_forward, {"save_argmax": False, "normalize": False}, partial(maxsim_forward, Q, D)
+    ),
+    "maxsim_padded": (
+        li.maxsim_padded, {"validate": False, "mean": False}, partial(li.maxsim_padded, Q, OWN, *LENGTHS)
+    ),
+    "pack_padded": (
+        pack_padded, {"validate": False},
+        lambda **options: pack_padded(Q, OWN, *LENGTHS, **options).Q_packed,
+    ),
+    "maxsim_varlen": (li.maxsim_varlen, {"mean": False}, partial(li.maxsim_varlen, *PACKED)),
+    "score_pairs_packed": (
+        score_pairs_packed, {"mean": False}, partial(score_pairs_packed, *PACKED, *PAIRS)
+    ),
+    "maxsim_from_hidden": (
+        maxsim_from_hidden, {"normalize": True, "project_Q": False}, partial(maxsim_from_hidden, Q, H, W)
+    ),
+    "quantize_fp8_per_token": (
+        fp8.quantize_fp8_per_token, {"dtype": torch.float8_e4m3fn},
+        lambda **options: fp8.quantize_fp8_per_token(Q, **options)[0].float(),
+    ),
+    "smooth_maxsim": (li.smooth_maxsim, {"tau": 0.1, "normalize": False}, partial(li.smooth_maxsim, Q, D)),
+    "smooth_maxsim_pairs": (
+        li.smooth_maxsim_pairs, {"tau": 0.1, "normalize": False}, partial(li.smooth_maxsim_pairs, Q, D[:3])
+    ),
+    "xtr_scores": (li.xtr_scores, {"rule": "paper"}, partial(li.xtr_scores, Q, D, 7)),
+    "maxsim_residual": (
+        plaid.maxsim_residual, {"normalize": True},
+        partial(plaid.maxsim_residual, Q, CODES, RESIDUALS, torch.tensor([5, 4, 2]), *INDEX),
+    ),
+    "maxsim_residual_varlen": (
+        plaid.maxsim_residual_varlen, {"normalize": True},
+        partial(
+            plaid.maxsim_residual_varlen, Q, CODES.flatten(), RESIDUALS.flatten(0, 1),
+            torch.tensor([0, 5, 15]),
+            *INDEX,
+        ),
+    ),
+    "explain": (
+        li.explain, {"paired": False, "normalize": False},
+        lambda **options: [one.shares for row in li.explain(Q, D, **options) for one in row],
+    ),
+    "Alignment.top": (Alignment.top, {"n": 5}, li.explain(torch.eye(9), torch.eye(9)).top),
+    "explain_residual": (
+        li.explain_residual, {"normalize": True},
+        lambda **options: li.explain_residual(
+            Q[0], CODES, RESIDUALS, torch.tensor([5, 4, 2]), *INDEX, **options
+        )[0].shares,
+    ),
+    "coarse.encode": (
+        coarse.encode, {"normalize": True},
+        lambda **options: coarse.encode(D, "4bit", **options).tokens,
+    ),
+    "coarse.search": (
+        coarse.search, {"normalize": True, **SEARCH}, partial(coarse.search, Q, D, 3, coarse=BITS)
+    ),
+    "retrieve": (li.retrieve, {"normalize": True, "sorted": True, **SEARCH}, partial(li.retrieve, Q, D, 3)),
+    "MaxSimScorer": (
+        li.MaxSimScorer.__init__, {"normalize": True, "backward": "auto"},
+        lambda **options: li.MaxSimScorer(**options)(Q, D),
+    ),
+    "maxsim_topk": (
+        topk.maxsim_topk, {"normalize": False, "sorted": True, **SEARCH}, partial(topk.maxsim_topk, Q, D, 3)
+    ),
+    "TopK": (topk.TopK.__init__, {"normalize": False, "largest": True, "first": 0}, of_topk),
+    "contrastive_loss": (
+        li.contrastive_loss, {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **LOSS},
+        partial(li.contrastive_loss, Q, D[:3], temperature=0.3),
+    ),
+    "ContrastiveLoss": (
+        li.ContrastiveLoss.__init__,
+        MODULE | {"temperature": 0.05, "learnable": True}
+        | {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
+        partial(of_module, li.ContrastiveLoss),
+    ),
+    "pairwise_loss": (
+        losses.pairwise_loss, {"temperature": 1.0, **LOSS}, partial(li.pairwise_loss, Q, D[:3])
+    ),
+    "PairwiseLoss": (losses.PairwiseLoss.__init__, MODULE, partial(of_module, li.PairwiseLoss)),
+    "sigmoid_loss": (
+        losses.sigmoid_loss, {"bias": 0.0, **LOSS},
+        partial(li.sigmoid_loss, Q, D[:3], temperature=0.3),
+    ),
+    "SigmoidLoss": (
+        losses.SigmoidLoss.__init__, MODULE | {"temperature": 0.1, "bias": -10.0, "learnable": True},
+        partial(of_module, li.SigmoidLoss),
+    ),
+    "recall_loss": (
+        recall.recall_loss, {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, **LOSS},
+        partial(li.recall_loss, Q, D[:3], temperature=0.3),
+    ),
+    "RecallLoss": (
+        recall.RecallLoss.__init__, {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, **LOSS},
+        lambda **options: recall.RecallLoss(temperature=0.3, **options)(Q, D[:3]),
+    ),
+    "distill_kl_div_loss": (
+        li.distill_kl_div_loss,
+        {"temperature": 1.0, "normalize_scores": False, "normalize": False, "reduction": "mean"},
+        partial(li.distill_kl_div_loss, Q, OWN, TEACHER),
+    ),
+    "DistillKLDivLoss": (
+        li.DistillKLDivLoss.__init__,
+        {"temperature": 1.0, "normalize_scores": False, "normalize": False, "reduction": "mean"},
+        lambda **options: li.DistillKLDivLoss(**options)(Q, OWN, TEACHER),
+    ),
+    "margin_mse_loss": (
+        li.margin_mse_loss, {"normalize": False, "reduction": "mean"},
+        partial(li.margin_mse_loss, Q, OWN, TEACHER),
+    ),
+    "MarginMSELoss": (
+        li.MarginMSELoss.__init__, {"normalize": False, "reduction": "mean"},
+        lambda **options: li.MarginMSELoss(**options)(Q, OWN, TEACHER),
+    ),
+    "hard_negatives": (
+        mining.hard_negatives,
+        {"num_negatives": 3, "range_min": 0, "sampling_strategy": "top", "seed": 0}
+        | {"include_positives": False, "normalize": True, "progress": False},
+        mined,
+    ),
+    "mine_hard_negatives": (
+        mining.mine_hard_negatives,
+        {"num_negatives": 3, "output_format": "triplet", "output_scores": False}
+        | {"include_positives": False, "batch_size": 32},
+        mined_texts,
+    ),
+    "evaluate_recall": (
+        evaluate_recall, {"k": 10, "per_query": False},
+        partial(evaluate_recall, [[3, 1], [0, 2], [9, 4]], li.retrieve(Q, D, 12))
+    ),
+    "explain_plan": (
+        li.explain_plan, {"winners": True, "d_mask": False, "normalize": False, "packed": False},
+        partial(li.explain_plan, (32, 32, 128), (1000, 300, 128), sm=90),
+    ),
+    "ResidualCodec.train": (
+        ResidualCodec.train,
+        {"nbits": 2, "normalize": True, "iterations": 10, "seed": 0, "dtype": torch.float32},
+        of_codec,
+    ),
+    "pool_tokens": (
+        li.pool_tokens,
+        {"pool_factor": 2, "method": "ward", "protected_tokens": 1, "normalize": False, "iterations": 10},
+        partial(li.pool_tokens, [D[0], D[1]]),
+    ),
+    "Muvera": (li.Muvera.__init__, {"k_sim": 5, "repetitions": 20, "fill_empty": True, "seed": 0}, of_muvera),
+    "Muvera.encode_corpus": (
+        li.Muvera.encode_corpus, {"normalize": True},
+        lambda **options: li.Muvera(8, k_sim=1).encode_corpus(D, **options).documents,
+    ),
+    "Corpus.create": (
+        corpus.Corpus.create, {"normalize": True, "resume": False, "shard_bytes": 1 << 30, "progress": False},
+        of_corpus,
+    ),
+    "Corpus.open": (corpus.Corpus.open, {"verify": False}, None),
+    "Corpus.search": (corpus.Corpus.search, {"normalize": True, **SEARCH}, searched),
+    "plot_alignment": (plot_alignment, {"first_patch": 0}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_call_that_says_nothing(name):
+    function, defaults, call = DEFAULTS[name]
+    parameters = inspect.signature(function).parameters.values()
+    assert {x.name: x.default for x in parameters if x.default not in (None, x.empty)} == defaults
+    if call is not None:
+        silent, said = pytree.tree_leaves(call()), pytree.tree_leaves(call(**defaults))
+        assert len(silent) == len(said) > 0
+        for one, same in zip(silent, said, strict=True):
+            assert torch.equal(one, same) if isinstance(one, torch.Tensor) else one == same
