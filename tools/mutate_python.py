@@ -79,8 +79,7 @@ TESTS = {
     "_contrastive/tokens.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/whole.py": "contrastive contrastive_single contrastive_tail losses",
     "_maxsim.py": (
-        "norm_warning forward bad_input precision backward q_weights"
-        " compiled call_edges oom func threads defaults"
+        "norm_warning forward bad_input precision backward q_weights call_edges oom func threads defaults"
     ),
     "_patches/compat.py": "compat patches patch_parts",
     "_patches/exchange.py": "patch_parts patches",
@@ -93,7 +92,7 @@ TESTS = {
     "_scoring/packed_call.py": "call_edges varlen score_pairs precision",
     "_scoring/precision.py": "precision threads",
     "_scoring/quantized.py": "quantized_bad_input quantized quantized_ops oom",
-    "_scoring/traced.py": "traced call_edges compiled ops q_weights smooth losses",
+    "_scoring/traced.py": "traced call_edges ops q_weights smooth losses",
     "_scoring/untransformed.py": "func",
     "_search/equal_plans.py": "group_search",
     "_search/group_search.py": "group_search",
@@ -182,7 +181,7 @@ TESTS = {
     "ops/softmax/dispatch.py": "softmax_ops",
     "ops/varlen.py": "varlen traced q_weights call_edges",
     "ops/weighted.py": "q_weights token_weights traced ops",
-    "ops/winners.py": "winners traced compiled varlen",
+    "ops/winners.py": "winners traced varlen",
     "ops/xtr.py": "xtr",
     "reference/bits.py": "bits",
     "reference/compressed.py": "reference",

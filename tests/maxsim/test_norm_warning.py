@@ -183,3 +183,12 @@ def test_nothing_waits_where_it_must_not():
         captured = call()
     graph.replay()
     torch.testing.assert_close(captured, call())
+
+
+@pytest.mark.parametrize("options", [{"winners": "recompute"}, {"mean": True}])
+def test_calls_with_other_options_look_once_too(device, options):
+    assert said(score(device, 7.0, normalize=True, **options)) == [] and norm_warning.checked is False
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert said(score(device, 7.0, **options)) == [] and norm_warning.checked is False
+    assert len(said(score(device, 7.0, **options))) == 1
+    assert said(score(device, 7.0, **options)) == []

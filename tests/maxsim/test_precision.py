@@ -362,3 +362,15 @@ def test_a_forked_process_has_the_switch_as_it_was_before(as_before):
             free = torch.get_float32_matmul_precision() == float32_precision("cpu") == "highest"
             os._exit(0 if free else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("options", [{"winners": "recompute"}, {"mean": True}, {"winners": "save"}])
+def test_calls_with_other_options_multiply_as_they_are_told(as_before, options):
+    Q, D = torch.randn(2, 3, 64), torch.randn(4, 5, 64)
+    exact, rough = (li.maxsim(Q, D, precision=name, **options) for name in ("highest", "medium"))
+    assert not torch.equal(exact, rough)
+    torch.set_float32_matmul_precision("medium")
+    assert torch.equal(li.maxsim(Q, D, **options), rough)
+    assert li.maxsim(Q.double(), D.double(), **options).dtype == torch.float64
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(li.maxsim(Q, D, precision="highest", **options), exact)

@@ -596,3 +596,13 @@ def test_gradients_of_weights_alone(device):
 def test_mean_of_one_token_is_its_score(device):
     Q, D = torch.randn(3, 1, 8, device=device), torch.randn(4, 7, 8, device=device)
     assert torch.equal(li.maxsim(Q, D, mean=True), li.maxsim(Q, D))
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 2])
+def test_mean_of_few_listed_pairs(pairs, device):
+    Q, D = torch.randn(7, 8, device=device), torch.randn(9, 8, device=device)
+    cu_q, cu_d = torch.tensor([0, 3, 7], device=device), torch.tensor([0, 4, 9], device=device)
+    listed = [torch.tensor(x[:pairs], dtype=torch.int64, device=device) for x in ([1, 0], [0, 1])]
+    plain = score_pairs_packed(Q, D, cu_q, cu_d, *listed)
+    mean = score_pairs_packed(Q, D, cu_q, cu_d, *listed, mean=True)
+    assert torch.equal(mean, plain / torch.tensor([4.0, 3.0], device=device)[:pairs])

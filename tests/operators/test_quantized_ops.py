@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import late_interaction as li
 from late_interaction import fp8, int8
 from late_interaction.ops import quantized
 from tests.cases import QUANTIZED, mask, tokens
@@ -185,3 +186,42 @@ def test_copies_stay_small():
     torch.cuda.reset_peak_memory_stats()
     OPS.maxsim_dequantized(Q, D, one, one.expand(2**14, 128), None, None)
     assert torch.cuda.max_memory_allocated() - before < 3 * quantized._BYTES
+
+
+# ---- the way over dequantized tokens ----
+
+
+def codes_of(*shape):
+    return torch.randint(-127, 128, shape, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("most", [1, 400, 64 << 20])
+def test_dequantized_a_part_at_a_time(monkeypatch, own, per_token, most):
+    monkeypatch.setattr(quantized, "_BYTES", most)
+    Q, D = codes_of(3, 4, 8), codes_of(3, 5, 6, 8) if own else codes_of(2, 6, 8)
+    scale_Q = torch.rand(3, 4) + 0.1
+    scale_D = torch.rand(D.shape[:-1]) + 0.1 if per_token else torch.tensor(0.3)
+    q_mask, d_mask = torch.rand(3, 4) < 0.7, torch.rand(D.shape[:-1]) < 0.7
+    tokens = Q * scale_Q.unsqueeze(-1), D * (scale_D.unsqueeze(-1) if per_token else scale_D)
+    for masks in ((None, None), (q_mask, d_mask)):
+        got = quantized.maxsim_dequantized(Q, D, scale_Q, scale_D, *masks)
+        torch.testing.assert_close(got, li.maxsim(*tokens, *masks, precision="highest"), rtol=2e-3, atol=2.0)
+
+
+def test_a_scale_that_is_no_scale_makes_scores_nan():
+    Q, D, scale_D = codes_of(1, 4, 8), codes_of(7, 6, 8), torch.ones(7, 6)
+    for bad in (-0.5, -2.0, torch.inf, torch.nan):
+        scale_D[2, 3] = bad
+        found = quantized.maxsim_dequantized(Q, D, torch.ones(1, 4), scale_D, None, None)
+        assert found.isnan().tolist() == [[i == 2 for i in range(7)]]
+    zeros = quantized.maxsim_dequantized(Q, D, torch.zeros(1, 4), torch.ones(7, 6), None, None)
+    assert torch.equal(zeros, torch.zeros(1, 7))
+
+
+@pytest.mark.parametrize(("q", "d"), [((4, 8), (7, 6, 8)), ((1, 1, 4, 8), (7, 6, 8)), ((1, 4, 8), (6, 8))])
+def test_ranks_that_the_operator_refuses(q, d):
+    Q, D = codes_of(*q), codes_of(*d)
+    with pytest.raises(ValueError, match=r"late_interaction: Q must be \[Nq, Lq, d\] and D"):
+        quantized.maxsim_dequantized(Q, D, torch.ones(q[:-1]), torch.ones(d[:-1]), None, None)

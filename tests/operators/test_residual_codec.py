@@ -263,11 +263,11 @@ def test_normalized_samples_have_the_length_1():
 
 def test_buckets_are_those_of_the_sorted_residuals():
     """Cutoffs at 1/4, 2/4 and 3/4 of them, and between these the values that codes stand for."""
-    tokens = torch.arange(17.0).square().unsqueeze(1)
+    tokens = torch.arange(18.0).square().unsqueeze(1)
     cutoffs, weights = residual_codec._buckets(
-        tokens, torch.zeros(17, dtype=torch.int32), torch.zeros(1, 1), 2
+        tokens, torch.zeros(18, dtype=torch.int32), torch.zeros(1, 1), 2
     )
-    assert cutoffs.tolist() == [16.0, 64.0, 144.0] and weights.tolist() == [4.0, 36.0, 100.0, 196.0]
+    assert cutoffs.tolist() == [16.0, 64.0, 169.0] and weights.tolist() == [4.0, 36.0, 121.0, 225.0]
 
 
 @pytest.mark.parametrize("tokens", [torch.ones(8), torch.ones(2, 3, 8), torch.ones(3, 7), torch.ones(3, 9)])

@@ -708,7 +708,7 @@ def test_the_first_token_that_cannot_be_stored(given, normalize):
 
 def test_norms_at_the_largest_float32():
     stored, largest = _tokens.Stored(2, torch.float32, None), torch.finfo(torch.float32).max
-    rows = torch.tensor([[0.6, 0.6], [0.8, 0.8], [1.0, 0.0]], dtype=torch.float64) * largest
+    rows = torch.tensor([[0.6, 0.6], [0.75, 0.75], [1.0, 0.0]], dtype=torch.float64) * largest
     assert _tokens.find_unusable(rows[:1], stored, True) is None
     assert _tokens.find_unusable(rows[1:], stored, True) == 0
     assert _tokens.find_unusable(rows[2:], stored, True) is None

@@ -549,3 +549,9 @@ def test_a_model_that_returns_something_else(encoded):
 
     with pytest.raises(ValueError, match=r"model.encode_query must return \[L, d\] embeddings"):
         mine_hard_negatives(DATASET, Model())
+
+
+def test_the_first_ranks_are_passed_over_for_few_queries():
+    D = torch.arange(1.0, 8.0).view(7, 1, 1)
+    found = hard_negatives(torch.ones(1, 1, 1), D, [[6]], num_negatives=2, range_min=3, normalize=False)
+    assert found.indices.tolist() == [[2, 1]]
