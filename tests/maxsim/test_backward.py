@@ -504,7 +504,7 @@ def test_the_reference_of_unified_in_each_dtype(dtype):
 
 @pytest.mark.parametrize("Ld", [5, 40_000])
 def test_masked_query_tokens_of_long_documents(Ld):
-    """Of more tokens than a narrow index has below its sign."""
+    """The longer ones have more tokens than a narrow index has below its sign."""
     Q, D = torch.randn(1, 3, 2), torch.randn(2, Ld, 2)
     argmax = torch.tensor([[0, Ld - 1, 2], [1, 3, Ld - 2]], dtype=torch.int32)
     kept = torch.tensor([[True, True, False]])
