@@ -2,8 +2,8 @@
 // unit, added to its sums.
 //
 // A product passes in two parts, each with registers of its own, so that wgmma computes one part while the
-// other is multiplied by gradients and added to the sums (fp32). Of up to 64 dims a part is a unit, and parts
-// are those of units in turn; else parts are the first 64 dims of a unit and the others.
+// other is multiplied by gradients and added to the sums (fp32). Where a block has up to 64 dims, a part is a
+// whole unit; else a unit has two parts, its first 64 dims and the others.
 #pragma once
 
 #include <algorithm>
@@ -61,6 +61,7 @@ __device__ __forceinline__ void start_part(const uint32_t (&a)[Tile::kSteps][4],
   ptx::wgmma_commit();
 }
 
+// Multiplies the units [begin, finish) of a block, as their stages fill. kAligned: as in OwnedRows::read.
 template <bool kAligned, class Tile>
 class UnitPipeline {
  public:
