@@ -13,9 +13,9 @@ bool is_served(const Sizes& s, Dtype dtype, bool aligned, const Device& device) 
   return device.capability >= 90 && aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0;
 }
 
-// Blocks that surely run at once in clusters of this size. A cluster lies within a group of multiprocessors
-// (GPC). An H100 or H200 has eight, whose sizes differ from one GPU to the next: here as uneven as was seen,
-// less one cluster, as a block too many costs a second wave.
+// A low estimate of the blocks that run at once in clusters of this size. A cluster lies within a group of
+// multiprocessors (GPC), whose sizes differ from one GPU to the next. Eight uneven groups are assumed here,
+// less one cluster, since a block too many costs a second wave.
 int64_t blocks_at_once(int cluster, const Device& device) {
   constexpr int kGroups[] = {18, 18, 18, 18, 16, 16, 16, 12};
   if (cluster == 1) return device.sm_count;
@@ -56,8 +56,7 @@ std::optional<LoneQueryPlan> plan_lone_query(const Sizes& s, Dtype dtype, bool a
   return plan;
 }
 
-// The multiplications of 192 rows by 128 dims of a unit that a gradient takes, divided by the
-// multiprocessors.
+// How long a gradient takes all multiprocessors, in the time of a unit with 192 rows and 128 dims on one.
 double incidence_work(int64_t rows, int64_t units, int64_t d, const Device& device) {
   return static_cast<double>(rows) * static_cast<double>(units) * static_cast<double>(d) /
          (kIncidenceRows * kMostIncidenceDims * static_cast<double>(device.sm_count));
@@ -98,7 +97,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
       const double block = static_cast<double>(ceil_div(plan.all_units, cluster) + kOverhead) * clocks;
       const double own = static_cast<double>(waves) * block;
       const double all = static_cast<double>(tiles * cluster) * block / device.sm_count + beside;
-      const double time = std::max(own, all) + own / 8;
+      const double time = std::max(own, all) + own / 8;  // an eighth: of equal plans, the shorter kernel
       if (time >= least) continue;
       least = time;
       plan.block_rows = block_rows;

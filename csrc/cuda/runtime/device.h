@@ -15,8 +15,7 @@ bool supports_pdl();
 
 // Whether the memory bus is as narrow as that of an H100 (5,120 bits). On a wider one, that of an H200,
 // sm90_d took 5 to 8% longer where L2 fetched 256 bytes at a miss of a 128-byte box of TMA and documents
-// were read once (bench/results/README.md), and up to 2% longer where blocks took documents in turn; an
-// H100 gains by both.
+// were read once (bench/results/README.md).
 bool has_narrow_memory_bus();
 
 // For tests: plan as for an older compute capability from now on, on every device and thread; 0 ends that,
