@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 namespace late_interaction {
 
@@ -56,45 +57,40 @@ std::optional<LoneQueryPlan> plan_lone_query(const Sizes& s, Dtype dtype, bool a
   return plan;
 }
 
-// How long a gradient takes all multiprocessors, in the time of a unit with 192 rows and 128 dims on one.
+// Times of the kernels.
+struct SliceTime {
+  int dims;
+  double time;  // of a unit with 192 rows, in that with the most dims
+};
+constexpr SliceTime kProductSlices[] = {{128, 1.0}, {96, 0.85}, {64, 0.72}},
+                    kGatherSlices[] = {{64, 1.0}, {48, 0.8}};
+constexpr double kFewRows = 0.75;  // of a unit of 128 rows, in the time of 192
+constexpr double kGathered = 0.8;  // of a document gathered by 192 rows of 128 dims, in the time of products
+
+// How long a gradient takes all multiprocessors, in the time of a unit of products with 192 rows and 128 dims
+// on one.
 double incidence_work(int64_t rows, int64_t units, int64_t d, const Device& device) {
   return static_cast<double>(rows) * static_cast<double>(units) * static_cast<double>(d) /
          (kIncidenceRows * kMostIncidenceDims * static_cast<double>(device.sm_count));
 }
 
-// Shares out units among the blocks of a cluster, and dims among blocks, as both gradients end first: blocks
-// of grad_D take the multiprocessors that grad_Q leaves free.
-std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool aligned, bool grad_q,
-                                            const Device& device) {
-  constexpr int64_t kOverhead = 16, kMbarriers = 1024;
-  constexpr double kFewRows = 0.75;  // clocks of a unit of 128 rows, in those of 192
-  constexpr struct {
-    int dims;
-    double clocks;  // of a unit, in those of 128 dims
-  } kIncidenceSlices[] = {{128, 1.0}, {96, 0.85}, {64, 0.72}};
-  const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
-  const bool served = is_served(s, dtype, aligned, device) && device.wgmma && is_faster_by_products(s) &&
-                      s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens &&
-                      s.Lq >= kLeastIncidenceQuery && 4 * s.Nq * s.Lq < INT32_MAX &&
-                      4 * s.N * s.Ld < INT32_MAX;
-  if (!served) return std::nullopt;
-  IncidencePlan plan;
-  plan.grad_q = grad_q;
-  const int64_t most_rows = grad_q ? kIncidenceStageRows : 16 * kMostIncidenceQuerySteps;
-  const int64_t least_units = ceil_div(length, most_rows);
-  plan.steps = static_cast<int>(ceil_div(length, 16 * least_units));
-  plan.units = static_cast<int>(ceil_div(length, 16 * plan.steps));
-  plan.block_docs = static_cast<int>(std::min<int64_t>(kIncidenceRows / s.Ld, kMostIncidenceDocs));
-  plan.rows = grad_q ? s.Nq * s.Lq : s.N * s.Ld;
-  plan.all_units = (grad_q ? s.N : s.Nq) * plan.units;
-  const double beside = grad_q ? incidence_work(s.N * s.Ld, s.Nq * ceil_div(s.Lq, 32), s.d, device)
-                               : incidence_work(s.Nq * s.Lq, s.N, s.d, device);
+// The other gradient's work, in whose place blocks of this one run: blocks of grad_D take the multiprocessors
+// that grad_Q leaves free. A gathered grad_Q ends as soon as it can, since its blocks are many.
+double work_beside(const IncidencePlan& plan, bool bf16, const Sizes& s, const Device& device) {
+  if (plan.gathers) return 0.0;
+  if (plan.grad_q) return incidence_work(s.N * s.Ld, s.Nq * ceil_div(s.Lq, 32), s.d, device);
+  return incidence_work(s.Nq * s.Lq, s.N, s.d, device) * (bf16 ? kGathered : 1.0);
+}
+
+// Shares out units among the blocks of a cluster, and dims among blocks, as both gradients end first.
+void share_out(IncidencePlan& plan, const Sizes& s, double beside, const Device& device) {
+  const int64_t overhead = plan.gathers ? 96 : 16;  // of a block, in units
   double least = std::numeric_limits<double>::infinity();
-  const auto take_best = [&](int block_rows, int dims, double clocks) {
+  const auto take_best = [&](int block_rows, int dims, double unit) {
     const int64_t slices = ceil_div(s.d, dims), tiles = ceil_div(plan.rows, block_rows) * slices;
     for (int cluster = 1; cluster <= 8; ++cluster) {
       const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, device));
-      const double block = static_cast<double>(ceil_div(plan.all_units, cluster) + kOverhead) * clocks;
+      const double block = static_cast<double>(ceil_div(plan.all_units, cluster) + overhead) * unit;
       const double own = static_cast<double>(waves) * block;
       const double all = static_cast<double>(tiles * cluster) * block / device.sm_count + beside;
       const double time = std::max(own, all) + own / 8;  // an eighth: of equal plans, the shorter kernel
@@ -107,18 +103,49 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
       plan.grid = tiles * cluster;
     }
   };
-  const int most_block_rows = grad_q ? kIncidenceRows : static_cast<int>(plan.block_docs * s.Ld);
-  for (const auto& [dims, clocks] : kIncidenceSlices) {
+  std::span<const SliceTime> slice_times = kProductSlices;
+  if (plan.gathers) slice_times = kGatherSlices;
+  const int most_rows = plan.grad_q ? kIncidenceRows : static_cast<int>(plan.block_docs * s.Ld);
+  for (const auto& [dims, time] : slice_times) {
     if (plan.steps == 4 && dims > 64) continue;  // registers
-    take_best(most_block_rows, dims, clocks);
-    if (grad_q) take_best(kIncidenceFewRows, dims, kFewRows * clocks);
+    take_best(most_rows, dims, time);
+    if (plan.grad_q) take_best(kIncidenceFewRows, dims, kFewRows * time);
   }
+}
+
+// The stages of a ring, as many as shared memory has, which sums need in the end.
+void size_ring(IncidencePlan& plan, int64_t Ld, const Device& device) {
+  constexpr int64_t kMbarriers = 1024;
   const int64_t unit_rows = 16 * plan.steps, stage_rows = kIncidenceStageRows / unit_rows * unit_rows;
-  const int64_t stage = stage_rows * 128 * ceil_div(plan.slice_dims, 64) + kIncidenceSideBytes;
+  const int64_t stage = plan.gathers ? gather_tile_bytes(static_cast<int>(Ld)) + kGatherSideBytes
+                                     : stage_rows * 128 * ceil_div(plan.slice_dims, 64) + kIncidenceSideBytes;
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kMbarriers) / stage, kMostIncidenceStages));
   plan.smem_bytes =
       static_cast<int>(std::max<int64_t>(plan.stages * stage, 4 * kIncidenceRows * (plan.slice_dims + 8)));
+}
+
+std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool aligned, bool grad_q,
+                                            const Device& device) {
+  const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
+  const bool served = is_served(s, dtype, aligned, device) && device.wgmma && is_faster_by_products(s) &&
+                      s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens &&
+                      s.Lq >= kLeastIncidenceQuery && 4 * s.Nq * s.Lq < INT32_MAX &&
+                      4 * s.N * s.Ld < INT32_MAX;
+  if (!served) return std::nullopt;
+  const bool bf16 = dtype == Dtype::bf16;
+  IncidencePlan plan;
+  plan.grad_q = grad_q;
+  plan.gathers = grad_q && bf16;
+  const int64_t most_rows = grad_q ? kIncidenceStageRows : 16 * kMostIncidenceQuerySteps;
+  const int64_t least_units = ceil_div(length, most_rows);
+  plan.steps = static_cast<int>(ceil_div(length, 16 * least_units));
+  plan.units = static_cast<int>(ceil_div(length, 16 * plan.steps));
+  plan.block_docs = static_cast<int>(std::min<int64_t>(kIncidenceRows / s.Ld, kMostIncidenceDocs));
+  plan.rows = grad_q ? s.Nq * s.Lq : s.N * s.Ld;
+  plan.all_units = (grad_q ? s.N : s.Nq) * plan.units;
+  share_out(plan, s, work_beside(plan, bf16, s, device), device);
+  size_ring(plan, s.Ld, device);
   return plan;
 }
 
@@ -144,9 +171,11 @@ std::string explain(const LoneQueryPlan& plan) {
 
 std::string explain(const IncidencePlan& plan) {
   const std::string items = plan.grad_q ? "documents" : "queries";
-  return std::string(plan.grad_q ? "grad_Q" : "grad_D") + "     as products of 0 and 1 with " + items +
-         ", by " + std::to_string(plan.grid) + " blocks of up to " + std::to_string(plan.block_rows) +
-         " rows and " + std::to_string(plan.slice_dims) + " dims" +
+  const std::string way =
+      plan.gathers ? "as products of gradients with winning tokens of " : "as products of 0 and 1 with ";
+  return std::string(plan.grad_q ? "grad_Q" : "grad_D") + "     " + way + items + ", by " +
+         std::to_string(plan.grid) + " blocks of up to " + std::to_string(plan.block_rows) + " rows and " +
+         std::to_string(plan.slice_dims) + " dims" +
          (plan.cluster == 1
               ? std::string(", each with all ") + items
               : ", in clusters of " + std::to_string(plan.cluster) + " that share out " + items) +

@@ -49,6 +49,16 @@ inline constexpr int64_t kLeastIncidenceQuery = 15;  // tokens of a query
 inline constexpr int kMostIncidenceQueries = 16;     // whose tokens are rows of a block of grad_Q
 inline constexpr int kIncidenceUnitVecs = 64;        // vectors of 16 bytes for their winners of a unit
 
+// grad_Q of bf16, gathered: a stage has eight documents, whose winners lie an odd number of vectors apart, so
+// that reads of one query row's winners with all of them share no bank.
+inline constexpr int kGatherDocs = 8;
+inline constexpr int kGatherUnitVecs = kIncidenceUnitVecs + 1;
+inline constexpr int kGatherWinnerBytes = kGatherDocs * kGatherUnitVecs * 16;
+inline constexpr int kGatherSideBytes = kGatherWinnerBytes + 4 * kGatherDocs * kMostIncidenceQueries;
+
+// Embeddings of a stage: 128 bytes of each document's tokens, and as many zeros.
+constexpr int gather_tile_bytes(int Ld) { return (Ld + 1) * kGatherDocs * 128; }
+
 // Units of a stage.
 constexpr int incidence_stage_units(int steps) { return kIncidenceStageRows / (16 * steps); }
 
@@ -57,12 +67,13 @@ constexpr int incidence_stage_units(int steps) { return kIncidenceStageRows / (1
 constexpr int incidence_run_vecs(int winners, int offset) { return (2 * winners + offset + 15) / 16; }
 
 struct IncidencePlan {
-  bool grad_q = false;  // else grad_D
-  int steps = 1;        // of 16 tokens of an item, which a gradient is multiplied to at once: a unit
-  int units = 1;        // of an item
-  int slices = 1;       // blocks that share rows, each some dims
-  int slice_dims = 0;   // 64, 96 or 128
-  int block_docs = 0;   // grad_D: documents of a block
+  bool grad_q = false;   // else grad_D
+  bool gathers = false;  // grad_Q of bf16, where a unit is a document
+  int steps = 1;         // of 16 tokens of an item, which a gradient is multiplied to at once: a unit
+  int units = 1;         // of an item
+  int slices = 1;        // blocks that share rows, each some dims
+  int slice_dims = 0;    // 64, 96 or 128; gathered, 48 or 64
+  int block_docs = 0;    // grad_D: documents of a block
   int block_rows = 0;
   int cluster = 1;  // blocks that share rows, each some units
   int stages = 0;   // of the ring

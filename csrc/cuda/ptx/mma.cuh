@@ -25,6 +25,12 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t sme
                : "r"(smem));
 }
 
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t smem) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(smem));
+}
+
 // Accumulator of a 16x8 block: thread (lane) holds rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}.
 using Accumulator = float[4];
 
@@ -52,6 +58,14 @@ struct MmaBf16 : RawOperands<__nv_bfloat16> {
         : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
   }
 };
+
+// Eight elements of each row and column.
+__device__ __forceinline__ void mma_m16n8k8_bf16(Accumulator& c, uint32_t a0, uint32_t a1, uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
 
 struct MmaFp16 : RawOperands<__half> {
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {

@@ -7,7 +7,7 @@
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "../../ptx/tma.cuh"
-#include "incidence_stage.cuh"
+#include "gather_stage.cuh"
 
 namespace late_interaction {
 
@@ -36,6 +36,20 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
         ptx::tma_load_4d(memory.tile(at.stage) + c * Tile::kColumnBytes + u * Tile::kUnitRows * 128, &map,
                          memory.full(at.stage), first_dim + 64 * c, first, item, 0);
       }
+    }
+    at.advance(memory.stages);
+  }
+}
+
+// The same of the documents [doc, end), all of a stage in one box.
+__device__ __forceinline__ void load_documents(const CUtensorMap& map, const GatherShared& memory,
+                                               int32_t doc, int32_t end, int first_dim) {
+  PipelineState at;
+  for (; doc < end; doc += kGatherDocs) {
+    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
+    if (ptx::tid_x() % 32 == 0) {
+      ptx::mbarrier_arrive_expect_tx(memory.full(at.stage), memory.tile_bytes());
+      ptx::tma_load_4d(memory.tile(at.stage), &map, memory.full(at.stage), first_dim, doc, 0, 0);
     }
     at.advance(memory.stages);
   }
@@ -79,7 +93,7 @@ struct RowLookUp {
 };
 
 // grad_Q: runs and gradients [unit][query]. A lane has the same vectors and gradients of each stage, some
-// documents further.
+// documents further. Gradients of units that a stage lacks are 0.
 template <class Tile>
 struct WinnerLookUp {
   static constexpr int kVecs = kIncidenceUnitVecs / 32, kNothing = -16;
@@ -114,22 +128,23 @@ struct WinnerLookUp {
 #pragma unroll 1
     for (int u = 0; u < units; ++u) {
       const int64_t further = int64_t{unit + u} * (2 * p.Lq);
-      const uint32_t at = to + (u * kIncidenceUnitVecs + lane) * 16;
+      const uint32_t at = to + (u * Tile::kUnitVecs + lane) * 16;
       copy_run_vec(at, runs[0] + further, bytes[0]);
       if (two_vecs) copy_run_vec(at + 32 * 16, runs[1] + further, bytes[1]);
     }
     if (grads == nullptr) return;
 #pragma unroll 1
-    for (int u = lane / kMostIncidenceQueries; u < units; u += 32 / kMostIncidenceQueries) {
+    for (int u = lane / kMostIncidenceQueries; u < Tile::kUnits; u += 32 / kMostIncidenceQueries) {
       const int place = u * kMostIncidenceQueries + lane % kMostIncidenceQueries;
-      ptx::cp_async_narrow<4>(to_grads + 4 * place, grads + (unit + u) * p.grad_item_stride, 4);
+      ptx::cp_async_narrow<4>(to_grads + 4 * place, grads + (unit + u) * p.grad_item_stride,
+                              u < units ? 4 : 0);
     }
   }
 };
 
 // A warp's turns among those that look up: every kLookUpWarps-th stage, from `turn` on.
 template <class Tile, class LookUp>
-__device__ __forceinline__ void look_up(const IncidenceShared<Tile>& memory, const LookUp& found, int turn,
+__device__ __forceinline__ void look_up(const typename Tile::Shared& memory, const LookUp& found, int turn,
                                         int32_t unit, int32_t end) {
   PipelineState at;
   for (int skipped = 0; skipped < turn; ++skipped) at.advance(memory.stages);

@@ -1,5 +1,4 @@
-// Gradients of short documents and the queries that share them, as products of 0 and 1 with embeddings
-// (wgmma).
+// Gradients of short documents and the queries that share them, by tensor cores.
 //
 //   grad_D[j, t] = sum over i of grad[i, j] * sum over s with winner[i, j, s] == t of Q[i, s]
 //   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
@@ -14,6 +13,9 @@
 // and an item is a document. Operand A of wgmma is made in registers of the winners: 1 where a row and a
 // token of the item belong together. The gradient of their score is multiplied to the products in fp32.
 //
+// grad_Q of bf16 has a tile of its own (GatherTile), which reads from shared memory the tokens alone that
+// won: gather_consumer.cuh. There a unit is a document.
+//
 // Who owns what
 //   block     up to kIncidenceRows rows. The blocks of a cluster have the same ones, each with a range of
 //             the units.
@@ -27,131 +29,40 @@
 // sums that are not finite are computed again, one winner after the other.
 #pragma once
 
-#include "../../primitives/row_vector.cuh"
-#include "../../ptx/cluster.cuh"
-#include "../../ptx/ld_cluster.cuh"
-#include "../../ptx/ld_st.cuh"
 #include "../../ptx/pdl.cuh"
+#include "block_rows.cuh"
+#include "gather_consumer.cuh"
 #include "incidence_consumer.cuh"
 #include "incidence_look_up.cuh"
 
 namespace late_interaction {
 
-inline constexpr int kIncidenceThreads = 512, kIncidenceConsumers = 384;
-
-// What a block computes. Producers read the index of the block a second time (ctaid_x). Consumers do the same
-// once they have multiplied. ptxas would otherwise keep these fields in registers, and consumers have none
-// left.
+// What a consumer adds up.
 template <class Tile>
-struct BlockWork {
-  uint32_t rank, tile;
-  int32_t first_row, first_dim;
-  int32_t begin, end;  // units
-
-  __device__ __forceinline__ BlockWork(const IncidenceArgs& p, uint32_t block) {
-    const uint32_t part = p.by_cluster.quotient(block);
-    rank = block - part * p.cluster;
-    tile = p.by_slices.quotient(part);
-    first_row = static_cast<int32_t>(tile * p.block_rows);
-    first_dim = static_cast<int32_t>(part - tile * p.slices) * Tile::kDims;
-    begin = first_unit(p, rank);
-    end = first_unit(p, rank + 1);
-  }
-
-  static __device__ __forceinline__ int32_t first_unit(const IncidenceArgs& p, uint32_t rank) {
-    return static_cast<int32_t>(p.block_units * rank + p.by_cluster.quotient(p.more_units * rank));
-  }
-};
+struct SumsOf : std::type_identity<IncidenceSums<Tile>> {};
+template <class Tile>
+  requires(Tile::kGathers)
+struct SumsOf<Tile> : std::type_identity<GatherSums<Tile>> {};
 
 template <class Tile>
-__device__ __forceinline__ void consume(const IncidenceArgs& p, const IncidenceShared<Tile>& memory,
-                                        IncidenceSums<Tile>& sums) {
+__device__ __forceinline__ void consume(const IncidenceArgs& p, const typename Tile::Shared& memory,
+                                        typename SumsOf<Tile>::type& sums) {
   const BlockWork<Tile> work(p, blockIdx.x);
-  const OwnedRows<Tile> rows(p, work.first_row);
-  sums.clear();
-  if (p.run_offset == 0) {
-    UnitPipeline<true, Tile>(p, memory, rows, work.begin, work.end).add_to(sums);
-  } else {
-    UnitPipeline<false, Tile>(p, memory, rows, work.begin, work.end).add_to(sums);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ uint4 packed_vec(const float (&x)[8]) {
-  using Words = IncidenceWords<T>;
-  return {Words::pack(x[0], x[1]), Words::pack(x[2], x[3]), Words::pack(x[4], x[5]), Words::pack(x[6], x[7])};
-}
-
-// Writes eight dims of an owned row, added up one winner after the other.
-template <class Tile>
-__device__ __noinline__ void write_row_one_by_one(const IncidenceArgs& p, int64_t row, int dim,
-                                                  typename Tile::T* to) {
-  using T = typename Tile::T;
-  float sum[8] = {};
-  const int length = Tile::kGradQ ? p.Lq : p.Ld;
-  const int64_t owner = row / length, own = row - owner * length;
-  const int64_t items = Tile::kGradQ ? p.N : p.Nq;
-  for (int64_t item = 0; item < items; ++item) {
-    const int64_t i = Tile::kGradQ ? owner : item, j = Tile::kGradQ ? item : owner;
-    const auto* winners = static_cast<const uint16_t*>(p.winners) + (i * p.winners_stride + j) * p.Lq;
-    const float grad = static_cast<const float*>(p.grad)[i * p.grad_query_stride + j * p.grad_item_stride];
-    const int first = Tile::kGradQ ? static_cast<int>(own) : 0, last = Tile::kGradQ ? first + 1 : p.Lq;
-    for (int s = first; s < last; ++s) {
-      const int w = winners[s];
-      if (Tile::kGradQ ? w >= p.Ld : w != own) continue;
-      const T* x = static_cast<const T*>(p.items.data) + item * p.items.item_stride +
-                   (Tile::kGradQ ? w : s) * p.items.token_stride + dim;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) sum[k] = fmaf(grad, widen(x[k]), sum[k]);
-    }
-  }
-  ptx::st_global_vec(to, packed_vec<T>(sum));
-}
-
-// The sum over the blocks of the cluster, in the order of their ranks, of the eight floats that each has
-// there in shared memory.
-__device__ __forceinline__ void sum_of_cluster(int cluster, uint32_t from, float (&sum)[8]) {
-  const auto take = [&](const float4& low, const float4& high, bool first) {
-    const float term[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int k = 0; k < 8; ++k) sum[k] = first ? term[k] : sum[k] + term[k];
-  };
-  if (cluster == 1) {
-    take(ptx::ld_shared_v4_f32(from), ptx::ld_shared_v4_f32(from + 16), true);
-    return;
-  }
-#pragma unroll 4
-  for (int rank = 0; rank < cluster; ++rank) {
-    const uint32_t there = ptx::mapa(from, rank);
-    take(ptx::ld_shared_cluster_v4_f32(there), ptx::ld_shared_cluster_v4_f32(there + 16), rank == 0);
-  }
-}
-
-// Adds up what the blocks of the cluster have in shared memory, this one's share of the rows, and writes it.
-template <class Tile>
-__device__ __forceinline__ void write_rows(const IncidenceArgs& p, uint32_t memory, uint32_t rank,
-                                           int64_t first_row, int first_dim) {
-  const int rows = static_cast<int>(min(int64_t{p.block_rows}, p.rows - first_row));
-  constexpr int kVecs = Tile::kDims / 8;
-  const int vecs = min(Tile::kDims, p.d - first_dim) / 8;
-  const int end = rows * kVecs * (static_cast<int>(rank) + 1) / p.cluster;
-  auto* out = static_cast<typename Tile::T*>(p.out) + first_row * p.d + first_dim;
-#pragma unroll 2
-  for (int v = rows * kVecs * static_cast<int>(rank) / p.cluster + ptx::tid_x(); v < end;
-       v += kIncidenceConsumers) {
-    const int row = v / kVecs, vec = v - row * kVecs;
-    if (vec >= vecs) continue;
-    const uint32_t from = memory + (row * Tile::kSumWidth + 8 * vec) * 4;
-    float sum[8];
-    sum_of_cluster(p.cluster, from, sum);
-    bool finite = true;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
-    auto* to = out + int64_t{row} * p.d + 8 * vec;
-    if (finite) {
-      ptx::st_global_vec(to, packed_vec<typename Tile::T>(sum));
+  const bool aligned = p.run_offset == 0;
+  if constexpr (Tile::kGathers) {
+    sums.clear();
+    if (aligned) {
+      GatherPipeline<true, Tile>(p, memory, work.first_row, work.begin, work.end).add_to(sums);
     } else {
-      write_row_one_by_one<Tile>(p, first_row + row, first_dim + 8 * vec, to);
+      GatherPipeline<false, Tile>(p, memory, work.first_row, work.begin, work.end).add_to(sums);
+    }
+  } else {
+    const OwnedRows<Tile> rows(p, work.first_row);
+    sums.clear();
+    if (aligned) {
+      UnitPipeline<true, Tile>(p, memory, rows, work.begin, work.end).add_to(sums);
+    } else {
+      UnitPipeline<false, Tile>(p, memory, rows, work.begin, work.end).add_to(sums);
     }
   }
 }
@@ -162,7 +73,7 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t barriers[2 * kMostIncidenceStages];
-  const IncidenceShared<Tile> memory{ptx::smem_address(shared), ptx::smem_address(barriers), p.stages};
+  const typename Tile::Shared memory(p, ptx::smem_address(shared), ptx::smem_address(barriers));
   if (threadIdx.x == 0) {
     for (int s = 0; s < p.stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 1 + 32);
@@ -179,12 +90,16 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
     const int turn = warp - kIncidenceConsumers / 32 - 1;
     const BlockWork<Tile> work(p, ptx::ctaid_x());
     if (turn < 0) {
-      load_units<Tile>(p, map, memory, work.begin, work.end, work.first_dim);
+      if constexpr (Tile::kGathers) {
+        load_documents(map, memory, work.begin, work.end, work.first_dim);
+      } else {
+        load_units<Tile>(p, map, memory, work.begin, work.end, work.first_dim);
+      }
     } else if constexpr (Tile::kGradQ) {
-      look_up(memory, WinnerLookUp<Tile>(p, work.first_row), turn, work.begin, work.end);
+      look_up<Tile>(memory, WinnerLookUp<Tile>(p, work.first_row), turn, work.begin, work.end);
     } else {
       const auto first_j = static_cast<int32_t>(work.tile * p.block_docs);
-      look_up(memory, RowLookUp<Tile>{p, first_j}, turn, work.begin, work.end);
+      look_up<Tile>(memory, RowLookUp<Tile>{p, first_j}, turn, work.begin, work.end);
     }
     __syncwarp();
     if (p.cluster > 1) {
@@ -194,7 +109,7 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
   } else {
     ptx::setmaxnreg_inc<152>();
     const bool has_rows = warp / 4 < p.warpgroups;
-    IncidenceSums<Tile> sums;
+    typename SumsOf<Tile>::type sums;
     if (has_rows) consume<Tile>(p, memory, sums);
     ptx::named_barrier_sync(1, kIncidenceConsumers);  // all have left the ring
     if (has_rows) sums.put(shared_sums + ptx::tid_x() / 32 * 16 * Tile::kSumWidth);

@@ -59,7 +59,7 @@ struct OwnedRows {
     const auto place = [&](int h) {
       if (kAligned) return at[h];
       const auto step = Tile::kGradQ ? 2u * p.Lq : static_cast<uint32_t>(p.query_bytes);
-      return (at[h] & 0xFFFF) + (((at[h] >> 16) + static_cast<uint32_t>(item) * step) & 15);
+      return QueryRow::place(at[h], static_cast<uint32_t>(item) * step);
     };
     if constexpr (Tile::kGradQ) {
 #pragma unroll
@@ -102,13 +102,9 @@ struct OwnedRows {
 
  private:
   __device__ __forceinline__ void own_query_row(const IncidenceArgs& p, int32_t first_row, int row, int h) {
-    const BlockQueries queries(p, first_row);
-    const auto at_most = static_cast<int32_t>(p.rows - 1);
-    const int32_t whole = min(first_row + row, at_most);
-    const int32_t i = p.by_Lq.quotient(whole), query = i - queries.first, begin = queries.begin(query);
-    at[h] = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
-            ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
-    grads |= 4 * query << 16 * h;
+    const QueryRow own(p, first_row, row, 1);
+    at[h] = own.at;
+    grads |= 4 * own.query << 16 * h;
   }
 
   static __device__ __forceinline__ int doc_of(const IncidenceArgs& p, int row) {

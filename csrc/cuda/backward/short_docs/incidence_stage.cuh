@@ -27,21 +27,29 @@ struct IncidenceWgmma<__nv_bfloat16> : std::type_identity<ptx::WgmmaBf16> {};
 template <>
 struct IncidenceWgmma<__half> : std::type_identity<ptx::WgmmaFp16> {};
 
+template <class Tile>
+struct IncidenceShared;
+
 template <class T_, bool kGradQ_, int kSteps_, int kDims_>
 struct IncidenceTile {
   using T = T_;
+  using Shared = IncidenceShared<IncidenceTile>;
+  static constexpr bool kGathers = false;
   static constexpr bool kGradQ = kGradQ_;
   static constexpr int kSteps = kSteps_, kDims = kDims_, kColumns = (kDims + 63) / 64;
   static constexpr int kUnitRows = 16 * kSteps, kUnits = incidence_stage_units(kSteps_),
                        kStageRows = kUnits * kUnitRows;
   static constexpr int kColumnBytes = kStageRows * 128, kTileBytes = kColumns * kColumnBytes;
-  static constexpr int kSumWidth = kDims + 8;
+  static constexpr int kSumWidth = kDims + 8, kUnitVecs = kIncidenceUnitVecs;
 };
 
 template <class Tile>
 struct IncidenceShared {
   uint32_t ring, barriers;
   int stages;
+
+  __device__ __forceinline__ IncidenceShared(const IncidenceArgs& p, uint32_t ring, uint32_t barriers)
+      : ring(ring), barriers(barriers), stages(p.stages) {}
   __device__ __forceinline__ uint32_t tile(int stage) const { return ring + stage * Tile::kTileBytes; }
   __device__ __forceinline__ uint32_t winners(int stage) const {
     return ring + stages * Tile::kTileBytes + stage * kIncidenceSideBytes;
@@ -91,6 +99,28 @@ struct BlockQueries {
     return query == 0 ? 0 : first_vecs + (query - 1) * vecs;
   }
   __device__ __forceinline__ int begin(int query) const { return query == 0 ? first_token : 0; }
+};
+
+// A query row of a block: where a unit has its winner, from bit 16 on where its run lies within 16 bytes with
+// document 0, and which of the block's queries it is of. Of `count` rows that are read together, the first;
+// behind the last rows come the last ones again.
+struct QueryRow {
+  uint32_t at;
+  int32_t query;
+
+  __device__ __forceinline__ QueryRow(const IncidenceArgs& p, int32_t first_row, int row, int count) {
+    const BlockQueries queries(p, first_row);
+    const int32_t whole = min(first_row + row, static_cast<int32_t>(p.rows - count));
+    const int32_t i = p.by_Lq.quotient(whole);
+    query = i - queries.first;
+    const int32_t begin = queries.begin(query);
+    at = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
+         ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
+  }
+  // Where the winner lies, with a document `further` bytes behind document 0.
+  static __device__ __forceinline__ uint32_t place(uint32_t at, uint32_t further) {
+    return (at & 0xFFFF) + (((at >> 16) + further) & 15);
+  }
 };
 
 }  // namespace late_interaction

@@ -1,0 +1,120 @@
+// The rows of a block of incidence_products.cuh: which units it adds up for them, and how the blocks of a
+// cluster add up and write what each of them has.
+#pragma once
+
+#include "../../primitives/row_vector.cuh"
+#include "../../ptx/cluster.cuh"
+#include "../../ptx/ld_cluster.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "incidence_stage.cuh"
+#include "incidence_words.cuh"
+
+namespace late_interaction {
+
+inline constexpr int kIncidenceThreads = 512, kIncidenceConsumers = 384;
+
+// What a block computes. Producers read the index of the block a second time (ctaid_x). Consumers do the same
+// once they have multiplied. ptxas would otherwise keep these fields in registers, and consumers have none
+// left.
+template <class Tile>
+struct BlockWork {
+  uint32_t rank, tile;
+  int32_t first_row, first_dim;
+  int32_t begin, end;  // units
+
+  __device__ __forceinline__ BlockWork(const IncidenceArgs& p, uint32_t block) {
+    const uint32_t part = p.by_cluster.quotient(block);
+    rank = block - part * p.cluster;
+    tile = p.by_slices.quotient(part);
+    first_row = static_cast<int32_t>(tile * p.block_rows);
+    first_dim = static_cast<int32_t>(part - tile * p.slices) * Tile::kDims;
+    begin = first_unit(p, rank);
+    end = first_unit(p, rank + 1);
+  }
+
+  static __device__ __forceinline__ int32_t first_unit(const IncidenceArgs& p, uint32_t rank) {
+    return static_cast<int32_t>(p.block_units * rank + p.by_cluster.quotient(p.more_units * rank));
+  }
+};
+
+template <class T>
+__device__ __forceinline__ uint4 packed_vec(const float (&x)[8]) {
+  using Words = IncidenceWords<T>;
+  return {Words::pack(x[0], x[1]), Words::pack(x[2], x[3]), Words::pack(x[4], x[5]), Words::pack(x[6], x[7])};
+}
+
+// Writes eight dims of an owned row, added up one winner after the other.
+template <class Tile>
+__device__ __noinline__ void write_row_one_by_one(const IncidenceArgs& p, int64_t row, int dim,
+                                                  typename Tile::T* to) {
+  using T = typename Tile::T;
+  float sum[8] = {};
+  const int length = Tile::kGradQ ? p.Lq : p.Ld;
+  const int64_t owner = row / length, own = row - owner * length;
+  const int64_t items = Tile::kGradQ ? p.N : p.Nq;
+  for (int64_t item = 0; item < items; ++item) {
+    const int64_t i = Tile::kGradQ ? owner : item, j = Tile::kGradQ ? item : owner;
+    const auto* winners = static_cast<const uint16_t*>(p.winners) + (i * p.winners_stride + j) * p.Lq;
+    const float grad = static_cast<const float*>(p.grad)[i * p.grad_query_stride + j * p.grad_item_stride];
+    const int first = Tile::kGradQ ? static_cast<int>(own) : 0, last = Tile::kGradQ ? first + 1 : p.Lq;
+    for (int s = first; s < last; ++s) {
+      const int w = winners[s];
+      if (Tile::kGradQ ? w >= p.Ld : w != own) continue;
+      const T* x = static_cast<const T*>(p.items.data) + item * p.items.item_stride +
+                   (Tile::kGradQ ? w : s) * p.items.token_stride + dim;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sum[k] = fmaf(grad, widen(x[k]), sum[k]);
+    }
+  }
+  ptx::st_global_vec(to, packed_vec<T>(sum));
+}
+
+// The sum over the blocks of the cluster, in the order of their ranks, of the eight floats that each has
+// there in shared memory.
+__device__ __forceinline__ void sum_of_cluster(int cluster, uint32_t from, float (&sum)[8]) {
+  const auto take = [&](const float4& low, const float4& high, bool first) {
+    const float term[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum[k] = first ? term[k] : sum[k] + term[k];
+  };
+  if (cluster == 1) {
+    take(ptx::ld_shared_v4_f32(from), ptx::ld_shared_v4_f32(from + 16), true);
+    return;
+  }
+#pragma unroll 4
+  for (int rank = 0; rank < cluster; ++rank) {
+    const uint32_t there = ptx::mapa(from, rank);
+    take(ptx::ld_shared_cluster_v4_f32(there), ptx::ld_shared_cluster_v4_f32(there + 16), rank == 0);
+  }
+}
+
+// Adds up what the blocks of the cluster have in shared memory, this one's share of the rows, and writes it.
+template <class Tile>
+__device__ __forceinline__ void write_rows(const IncidenceArgs& p, uint32_t memory, uint32_t rank,
+                                           int64_t first_row, int first_dim) {
+  const int rows = static_cast<int>(min(int64_t{p.block_rows}, p.rows - first_row));
+  constexpr int kVecs = Tile::kDims / 8;
+  const int vecs = min(Tile::kDims, p.d - first_dim) / 8;
+  const int end = rows * kVecs * (static_cast<int>(rank) + 1) / p.cluster;
+  auto* out = static_cast<typename Tile::T*>(p.out) + first_row * p.d + first_dim;
+#pragma unroll 2
+  for (int v = rows * kVecs * static_cast<int>(rank) / p.cluster + ptx::tid_x(); v < end;
+       v += kIncidenceConsumers) {
+    const int row = v / kVecs, vec = v - row * kVecs;
+    if (vec >= vecs) continue;
+    const uint32_t from = memory + (row * Tile::kSumWidth + 8 * vec) * 4;
+    float sum[8];
+    sum_of_cluster(p.cluster, from, sum);
+    bool finite = true;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
+    auto* to = out + int64_t{row} * p.d + 8 * vec;
+    if (finite) {
+      ptx::st_global_vec(to, packed_vec<typename Tile::T>(sum));
+    } else {
+      write_row_one_by_one<Tile>(p, first_row + row, first_dim + 8 * vec, to);
+    }
+  }
+}
+
+}  // namespace late_interaction

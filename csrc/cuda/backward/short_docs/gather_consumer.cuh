@@ -1,0 +1,168 @@
+// The consumers of a GatherTile: 16 query rows of a warp, added up stage after stage.
+//
+// A query row takes one token of each of the stage's eight documents. ldmatrix reads these eight rows of
+// shared memory where they lie, and transposes them: operand A of mma.sync, 16 dims by 8 documents. Operand B
+// has the gradients of the row's scores with the documents, each as two bf16 numbers, high and low, in two
+// columns: they differ from it by 2^-17 of its size at most. The eight columns of an accumulator are those of
+// four query rows. Each of these multiplies by zeros in the columns of the others.
+//
+// Reads of shared memory bound this: each row and document is 128 bytes of it. Products of 0 and 1 read less,
+// and are bound by wgmma and by the multiplication of their results.
+#pragma once
+
+#include "../../primitives/pipeline_state.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../../ptx/mbarrier.cuh"
+#include "../../ptx/mma.cuh"
+#include "gather_stage.cuh"
+#include "incidence_words.cuh"
+
+namespace late_interaction {
+
+inline constexpr int kGatherRows = 16;  // of a warp
+
+template <class Tile>
+struct GatherSums {
+  static constexpr int kBlocks = Tile::kDims / 16;  // of 16 dims
+  ptx::Accumulator x[kGatherRows / 4][kBlocks];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (auto& group : x) {
+#pragma unroll
+      for (auto& block : group) {
+#pragma unroll
+        for (float& sum : block) sum = 0.0f;
+      }
+    }
+  }
+
+  // A lane has the two columns of one row of each group.
+  __device__ __forceinline__ void put(float* to) const {
+    const int lane = ptx::tid_x() % 32;
+    to += lane % 4 * Tile::kSumWidth + lane / 4;
+#pragma unroll
+    for (int g = 0; g < kGatherRows / 4; ++g) {
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        float* const block = to + 4 * g * Tile::kSumWidth + 16 * m;
+        block[0] = x[g][m][0] + x[g][m][1];
+        block[8] = x[g][m][2] + x[g][m][3];
+      }
+    }
+  }
+};
+
+// kAligned: runs start at multiples of 16 bytes, and eight neighbouring rows are of one query.
+template <bool kAligned, class Tile>
+class GatherPipeline {
+ public:
+  __device__ __forceinline__ GatherPipeline(const IncidenceArgs& args, const GatherShared& shared,
+                                            int32_t first_row, int32_t begin, int32_t finish)
+      : p(args), memory(shared), doc(begin), left(finish - begin) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kGatherRows, doc_of_lane = lane % 8;
+#pragma unroll
+    for (int k = 0; k < kPlaces; ++k) {
+      const uint32_t found = QueryRow(p, first_row, row + k * kPlaceRows, kPlaceRows).at;
+      at[k / 2] = (k % 2 == 0 ? 0 : at[k / 2]) | (found & 0xFFF | found >> 16 << 12) << k % 2 * 16;
+    }
+#pragma unroll
+    for (int g = 0; g < kGatherRows / 4; ++g) {
+      queries |= 4 * QueryRow(p, first_row, row + 4 * g + lane / 8, 1).query << 8 * g;
+    }
+    lane_bytes = doc_of_lane * 128 + ((lane / 8 ^ doc_of_lane) << 4);
+  }
+
+  __device__ __forceinline__ void add_to(GatherSums<Tile>& sums) {
+    for (; left > 0; left -= kGatherDocs, doc += kGatherDocs) {
+      ptx::mbarrier_wait_parity(memory.full(stage.stage), stage.parity);
+      add_stage(sums);
+      ptx::mbarrier_arrive(memory.empty(stage.stage));
+      stage.advance(memory.stages);
+    }
+  }
+
+ private:
+  static constexpr int kPlaceRows = kAligned ? 8 : 1, kPlaces = kGatherRows / kPlaceRows;
+  const IncidenceArgs& p;
+  const GatherShared& memory;
+  int32_t doc, left;
+  PipelineState stage;
+  // Of QueryRow, two in a word: 12 bits of where the winner lies, and 4 of where its run does.
+  uint32_t at[kPlaces / 2];
+  uint32_t queries = 0;  // 4 times the query of the lane's row of each group, 8 bits each
+  uint32_t lane_bytes;   // what the lane's chunk lies behind the first row of its winner's token
+
+  // The winners of the warp's rows with the lane's document, two in a word.
+  __device__ __forceinline__ void read_winners(uint32_t (&winners)[kGatherRows / 2]) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t from = memory.winners(stage.stage) + lane % 8 * kGatherUnitVecs * 16;
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int k = 0; k < kPlaces; ++k) {
+        const uint4 words = ptx::ld_shared_v4_b32(from + (at[0] >> 16 * k & 0xFFF));
+        winners[4 * k] = words.x, winners[4 * k + 1] = words.y;
+        winners[4 * k + 2] = words.z, winners[4 * k + 3] = words.w;
+      }
+    } else {
+      const uint32_t further = static_cast<uint32_t>(doc + lane % 8) * 2 * p.Lq;
+#pragma unroll
+      for (int k = 0; k < kPlaces / 2; ++k) {
+        const auto place = [&](uint32_t x) { return (x & 0xFFF) + ((x >> 12) + further & 15); };
+        winners[k] = ptx::ld_shared_u16(from + place(at[k] & 0xFFFF)) |
+                     ptx::ld_shared_u16(from + place(at[k] >> 16)) << 16;
+      }
+    }
+  }
+
+  // Operand B of the g-th group in the lane's column: a part of the gradients with two documents.
+  __device__ __forceinline__ uint32_t read_grads(int g) const {
+    using Words = IncidenceWords<typename Tile::T>;
+    const int lane = threadIdx.x % 32;
+    const uint32_t from =
+        memory.grads(stage.stage) + lane % 4 * (8 * kMostIncidenceQueries) + (queries >> 8 * g & 0xFF);
+    const float first = __uint_as_float(ptx::ld_shared(from)),
+                second = __uint_as_float(ptx::ld_shared(from + 4 * kMostIncidenceQueries));
+    const float2 high = Words::unpack(Words::pack(first, second));
+    const float low = lane / 4 % 2 == 0 ? 0.0f : -1.0f;
+    return Words::pack(fmaf(low, high.x, first), fmaf(low, high.y, second));
+  }
+
+  __device__ __forceinline__ void add_stage(GatherSums<Tile>& sums) const {
+    const uint32_t tile = memory.tile(stage.stage) + lane_bytes;
+    const int token_of_lane = threadIdx.x % 32 / 8;
+    uint32_t winners[kGatherRows / 2], grads[kGatherRows / 4];
+    read_winners(winners);
+#pragma unroll
+    for (int g = 0; g < kGatherRows / 4; ++g) grads[g] = read_grads(g);
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+#pragma unroll
+      for (int g = 0; g < kGatherRows / 4; ++g) {
+        const uint32_t pair = winners[2 * g + t / 2], winner = t % 2 == 0 ? pair & 0xFFFF : pair >> 16;
+        const uint32_t from = tile + min(winner, static_cast<uint32_t>(p.Ld)) * (128 * kGatherDocs);
+        add_row(sums.x[g], from, token_of_lane == t ? grads[g] : 0u);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_row(ptx::Accumulator (&sums)[GatherSums<Tile>::kBlocks], uint32_t from,
+                                          uint32_t grads) const {
+    uint32_t low[4];
+    ptx::ldmatrix_x4_trans(low, from);
+    ptx::mma_m16n8k8_bf16(sums[0], low[0], low[1], grads);
+    ptx::mma_m16n8k8_bf16(sums[1], low[2], low[3], grads);
+    if constexpr (Tile::kDims == 64) {
+      uint32_t high[4];
+      ptx::ldmatrix_x4_trans(high, from ^ 64);
+      ptx::mma_m16n8k8_bf16(sums[2], high[0], high[1], grads);
+      ptx::mma_m16n8k8_bf16(sums[3], high[2], high[3], grads);
+    } else {
+      uint32_t high[2];
+      ptx::ldmatrix_x2_trans(high, from ^ 64);
+      ptx::mma_m16n8k8_bf16(sums[2], high[0], high[1], grads);
+    }
+  }
+};
+
+}  // namespace late_interaction

@@ -1,0 +1,40 @@
+// A stage of the ring of a GatherTile: eight documents, and beside them winners and gradients as in
+// incidence_stage.cuh.
+//
+//   tile   [token][document][64 dims]: documents are the inner axis of TMA's box. TMA's swizzle permutes the
+//          16-byte chunks of a row by its index modulo 8, here the document's, so that rows of eight
+//          documents share no bank, whichever tokens they are. Behind the last token there is one more,
+//          which TMA fills with zeros: the winner of query rows that have none.
+#pragma once
+
+#include "incidence_stage.cuh"
+
+namespace late_interaction {
+
+struct GatherShared {
+  uint32_t ring, barriers;
+  int stages, Ld;
+
+  __device__ __forceinline__ GatherShared(const IncidenceArgs& p, uint32_t ring, uint32_t barriers)
+      : ring(ring), barriers(barriers), stages(p.stages), Ld(p.Ld) {}
+  __device__ __forceinline__ uint32_t tile_bytes() const { return gather_tile_bytes(Ld); }
+  __device__ __forceinline__ uint32_t tile(int stage) const { return ring + stage * tile_bytes(); }
+  __device__ __forceinline__ uint32_t winners(int stage) const {
+    return ring + stages * tile_bytes() + stage * kGatherSideBytes;
+  }
+  __device__ __forceinline__ uint32_t grads(int stage) const { return winners(stage) + kGatherWinnerBytes; }
+  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 16 * stage; }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
+};
+
+// A unit is a document.
+template <class T_, int kDims_>
+struct GatherTile {
+  using T = T_;
+  using Shared = GatherShared;
+  static constexpr bool kGradQ = true, kGathers = true;
+  static constexpr int kDims = kDims_, kUnits = kGatherDocs, kUnitVecs = kGatherUnitVecs;
+  static constexpr int kSumWidth = kDims + 8;
+};
+
+}  // namespace late_interaction
