@@ -302,6 +302,16 @@ def test_the_plan_of_a_backward_is_one_of_the_backward(watched, monkeypatch):
     assert asked == [(0, None, False), (0, None, False), (8, None, True)]
 
 
+def test_every_gradient_is_wanted_if_none_is_named():
+    """Of fake tensors, and of others."""
+    Q, H, W, b, _, _ = inputs(SHAPE, F32, "cpu")
+    scores, winners = torch.ops.late_interaction.maxsim_from_hidden_winners(Q, H, W, b, None, None)
+    for device in ("meta", "cpu"):
+        args = (x.to(device) for x in (scores, Q, H, W, b, winners))
+        grads = torch.ops.late_interaction.maxsim_from_hidden_backward(*args)
+        assert [g.shape for g in grads] == [x.shape for x in (Q, H, W, b)]
+
+
 # ---- the steps in plain PyTorch ----
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import late_interaction as li
 from late_interaction.ops import xtr as driver
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -175,3 +176,9 @@ def test_scores_without_a_gradient_give_none():
     Q, D = (x.requires_grad_() for x in embeddings(2, 3, 4, 5, 8))
     scores = torch.ops.late_interaction.xtr_winners(Q, D, None, None, 6)[0]
     assert torch.autograd.grad(Dropped.apply(scores).sum(), (Q, D), allow_unused=True) == (None, None)
+
+
+def test_panels_take_what_the_documentation_says():
+    text = " ".join(li.xtr_scores.__doc__.split())
+    assert "256 MiB at a time on a GPU and 16 MiB on a CPU" in text
+    assert driver._PANEL_BYTES == {"cuda": 256 << 20} and driver._PANEL_BYTES_OF_A_CPU == 16 << 20
