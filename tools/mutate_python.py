@@ -167,7 +167,7 @@ TESTS = {
     "ops/from_hidden/dispatch.py": "fused_head fused_head_steps ops",
     "ops/from_hidden/driver.py": "fused_head fused_head_steps",
     "ops/from_hidden/dtypes.py": "fused_head fused_head_chunks",
-    "ops/from_hidden/fallback.py": "fused_head fused_head_steps",
+    "ops/from_hidden/fallback.py": "fused_head fused_head_steps fused_head_fallback",
     "ops/muvera.py": "muvera",
     "ops/packed_codes.py": "bits",
     "ops/pairs.py": "call_edges score_pairs traced",
