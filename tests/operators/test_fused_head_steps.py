@@ -316,7 +316,7 @@ def test_projected_tokens_are_normalized_if_nothing_is_said(grad, autocast):
 
 
 def test_every_gradient_is_wanted_if_none_is_named():
-    """Of fake tensors, and of others."""
+    """Shapes of fake tensors are those of real ones."""
     Q, H, W, b, _, _ = inputs(SHAPE, F32, "cpu")
     scores, winners = torch.ops.late_interaction.maxsim_from_hidden_winners(Q, H, W, b, None, None)
     for device in ("meta", "cpu"):
