@@ -73,7 +73,7 @@ def xtr_scores(
         TypeError: an argument that is no tensor, or of a wrong dtype.
         ValueError: shapes, devices or options that do not fit.
 
-    Complexity: ``2 * Nq * Lq * Nd * Ld * d`` operations, in matrix products whose results, at most 128 MiB at
+    Complexity: ``2 * Nq * Lq * Nd * Ld * d`` operations, in matrix products whose results, at most 256 MiB at
     a time on a GPU and 16 MiB on a CPU, are read once for ``k`` up to 3000 (2000 in float64) and about five
     times for more.
 

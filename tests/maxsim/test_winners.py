@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.ops.winners import MAX_NARROW_LD, narrow, widen, winner_dtype
+from late_interaction.ops.winners import MAX_NARROW_LD, narrow, packed_winner_dtype, widen, winner_dtype
+
+OPS = torch.ops.late_interaction
 
 LENGTHS = [1, 2, 32767, 32768, 32769, 40000, 65533, 65534, 65535, 70000]
 
@@ -43,3 +45,69 @@ def test_masked_tokens_of_long_documents_have_no_winner(device, Ld):
     d_mask = torch.tensor([True, False], device=device).unsqueeze(1).expand(2, Ld)
     _, winners = li.maxsim_with_winners(Q, D, q_mask, d_mask)
     assert winners.tolist() == [[[Ld - 1, -1], [-1, -1]]]
+
+
+# ---- lengths that are symbols of a traced graph ----
+
+
+@pytest.fixture
+def shapes():
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv()
+
+
+def asserted(shapes):
+    return {str(it.expr) for every in shapes.deferred_runtime_asserts.values() for it in every}
+
+
+def test_a_length_that_depends_on_data_is_asserted_to_be_narrow(shapes):
+    for least in (0, 65534):
+        length = shapes.create_unbacked_symint()
+        wanted = f"{length} <= 65534"
+        torch._check(length >= least)
+        assert winner_dtype(length) == torch.int16 and wanted in asserted(shapes)
+
+
+@pytest.mark.parametrize(("least", "dtype"), [(1, torch.int16), (65535, torch.int32), (70000, torch.int32)])
+def test_bounds_of_a_length_that_depends_on_data_count(shapes, least, dtype):
+    length = shapes.create_unbacked_symint()
+    torch._check(length >= least)
+    torch._check(length <= max(least, 65534) + (least > 65534))
+    before = asserted(shapes)
+    assert winner_dtype(length) == packed_winner_dtype(length) == dtype
+    assert asserted(shapes) == before
+
+
+def test_packed_tokens_that_depend_on_data_have_wide_winners(shapes):
+    assert packed_winner_dtype(shapes.create_unbacked_symint()) == torch.int32 and not asserted(shapes)
+
+
+@pytest.mark.parametrize("kind", [winner_dtype, packed_winner_dtype])
+@pytest.mark.parametrize(("length", "dtype"), [(5, torch.int16), (65534, torch.int16), (65535, torch.int32)])
+def test_a_graph_of_other_lengths_is_traced_again_at_the_limit_alone(shapes, kind, length, dtype):
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource("Ld")
+    symbol = shapes.create_symbol(length, source, DimDynamic.DYNAMIC)
+    assert kind(shapes.create_symintnode(symbol, hint=length, source=source)) == dtype
+    wanted = f"{symbol} <= 65534" if dtype == torch.int16 else f"{symbol} > 65534"
+    assert [str(guard.expr) for guard in shapes.guards] == [wanted]
+
+
+# ---- winners that a backward finds again ----
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("precision", "winner"), [("highest", 1), ("medium", 0)])
+def test_gradients_go_to_the_winners_of_the_forwards_precision(precision, winner, weighted):
+    """bfloat16 holds no number between 1 and 1.0078: the first of equal tokens wins."""
+    Q, D = torch.ones(1, 1), torch.tensor([[1.0], [1.001]], requires_grad=True)
+    cu_q, cu_d = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
+    if weighted:
+        scores = OPS.maxsim_varlen_weighted(Q, D, torch.ones(1), cu_q, cu_d, precision)
+    else:
+        scores = OPS.maxsim_varlen(Q, D, cu_q, cu_d, precision)
+    scores.sum().backward()
+    assert D.grad.flatten().tolist() == [float(i == winner) for i in range(2)]

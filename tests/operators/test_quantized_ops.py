@@ -210,6 +210,28 @@ def test_dequantized_a_part_at_a_time(monkeypatch, own, per_token, most):
         torch.testing.assert_close(got, li.maxsim(*tokens, *masks, precision="highest"), rtol=2e-3, atol=2.0)
 
 
+@pytest.mark.parametrize(("each", "slices"), [(3, [3, 3, 1]), (11, [1] * 7), (1, [7]), (0, [7])])
+def test_copies_are_no_larger_than_they_may_be(each, slices, monkeypatch):
+    monkeypatch.setattr(quantized, "_BYTES", 10 if each else 7)
+    assert [len(range(7)[part]) for part in quantized._slices(7, each)] == slices
+
+
+@pytest.mark.parametrize(
+    ("documents", "blocks"),
+    [
+        ((200,), [(5, 64), (5, 64), (5, 64), (5, 8)]),
+        ((5, 20), [(3, 20), (2, 20)]),
+        ((5, 65), [(1, 64), (1, 1)] * 5),
+        ((5, 64), [(1, 64)] * 5),
+    ],
+)
+def test_a_float32_copy_takes_64_mebibytes(documents, blocks):
+    """A document of codes takes 1 MiB as float32. There are 5 queries."""
+    D = torch.empty(1, dtype=torch.int8).expand(*documents, 2048, 128)
+    found = [(len(range(5)[i]), len(range(documents[-1])[j])) for i, j in quantized._blocks(D)]
+    assert found == blocks
+
+
 def test_a_scale_that_is_no_scale_makes_scores_nan():
     Q, D, scale_D = codes_of(1, 4, 8), codes_of(7, 6, 8), torch.ones(7, 6)
     for bad in (-0.5, -2.0, torch.inf, torch.nan):

@@ -118,6 +118,8 @@ def test_top_and_text():
     one = Alignment(torch.tensor([2, -1, 0]), torch.tensor([1.0, 0.0, 2.0]), torch.tensor([2.0, 0.0, 1.0]))
     assert one.top(1) == [(2, 0, 2.0)]
     assert one.top(9) == [(2, 0, 2.0), (0, 2, 1.0)]
+    equal = Alignment(torch.arange(99), torch.ones(99), torch.full((99,), 1 / 99))
+    assert equal.top(50) == [(i, i, 1.0) for i in range(50)]  # the first of equals comes first
     lines = one.text(["a", "b", "c"], ["x", "y", "z"]).splitlines()
     assert [line.split() for line in lines[1:4]] == [
         ["a", "z", "1.0000"],

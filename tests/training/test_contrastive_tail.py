@@ -246,3 +246,15 @@ def test_dtypes(device, dtype):
         ours = gradients(li.contrastive_loss(Q, D, temperature=0.3, tail=2**-12), (Q, D))
     tolerance = {torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     assert_close(ours, gradients(reference(Q, D, 0.3), (Q, D)), tolerance)
+
+
+@pytest.mark.parametrize("by_documents", [False, True])
+def test_pairs_of_a_row_stay_in_their_order(by_documents):
+    """Sums of their gradients have the same bits on every run."""
+    keys, others = torch.arange(99) % 3, torch.arange(99).flip(0)
+    pairs = (others, keys, torch.arange(99.0)) if by_documents else (keys, others, torch.arange(99.0))
+    chunks = backward._Chunks.of(pairs, [(0, 1), (1, 3)], by_documents)
+    assert chunks.begins == [0, 33, 99]
+    wanted = torch.cat([torch.arange(99)[keys == key] for key in range(3)])
+    for found, given in zip(chunks.pairs, pairs, strict=True):
+        assert torch.equal(found, given[wanted])
