@@ -48,13 +48,28 @@ TESTS = {
     "_checks/tensors.py": "argument_edges messages bad_input padded varlen retrieve fused_head",
     "_checks/weights.py": "q_weights smooth",
     "_checks/xtr.py": "xtr",
-    "_contrastive/arguments.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/backward.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/blocks.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/arguments.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_arguments contrastive_threads contrastive_parts"
+    ),
+    "_contrastive/backward.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_passes contrastive_threads kept_blocks"
+    ),
+    "_contrastive/blocks.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_blocks contrastive_parts kept_blocks"
+    ),
     "_contrastive/cached.py": "cached_step",
-    "_contrastive/check.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/forward.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/function.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/check.py": "contrastive contrastive_single contrastive_tail losses contrastive_arguments",
+    "_contrastive/forward.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_passes contrastive_threads kept_blocks"
+    ),
+    "_contrastive/function.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_passes contrastive_threads contrastive_parts kept_blocks"
+    ),
     "_contrastive/gather.py": "contrastive_gather",
     "_contrastive/host_memory.py": "kept_blocks",
     "_contrastive/kept.py": "kept_blocks",
