@@ -126,10 +126,10 @@ def test_a_masked_token_scores_zero_with_one_that_is_not_finite(side):
 WAYS = ["padded", "normalized", "packed", "matrix"]
 
 
-def block_of(way, dtype, device="cpu"):
+def block_of(way, dtype):
     """Kernels, queries and documents; scores' gradient and winners."""
     length = 1 if way == "matrix" else 5
-    q, d = (Tokens(x.detach()) for x in batch(4, 6, length, length, 8, dtype, device))
+    q, d = (Tokens(x.detach()) for x in batch(4, 6, length, length, 8, dtype))
     kernels = Kernels("padded" if way == "normalized" else way, way == "normalized", "highest")
     if way == "packed":
         q, d = q.as_packed(), d.as_packed()
@@ -138,15 +138,15 @@ def block_of(way, dtype, device="cpu"):
 
 
 def sums_of(x):
-    return torch.zeros(x.values.shape, dtype=torch.float32, device=x.values.device)
+    return torch.zeros(x.values.shape, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_gradient_that_is_written_at_once(way, dtype, device):
+def test_a_gradient_that_is_written_at_once(way, dtype):
     """It is what would be added, rounded. Weights far below the least number of float16 are kept until
     then."""
-    kernels, q, d, grad, winners = block_of(way, dtype, device)
+    kernels, q, d, grad, winners = block_of(way, dtype)
     grad = 1e-3 * grad
     added, q_sums, again = sums_of(d), sums_of(q), sums_of(q)
     kernels.add_gradients(grad, q, d, winners, q_sums, added, None)
@@ -158,8 +158,8 @@ def test_a_gradient_that_is_written_at_once(way, dtype, device):
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9])
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_that_float16_cannot_hold(way, scale, device):
-    kernels, q, d, grad, winners = block_of(way, torch.float16, device)
+def test_weights_that_float16_cannot_hold(way, scale):
+    kernels, q, d, grad, winners = block_of(way, torch.float16)
     found = []
     for factor in (1.0, scale):
         found.append([sums_of(q), sums_of(d)])
@@ -170,12 +170,12 @@ def test_weights_that_float16_cannot_hold(way, scale, device):
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_weights_of_listed_pairs_that_float16_cannot_hold(begun, device):
-    kernels, q, d, _, _ = block_of("packed", torch.float16, device)
-    pairs = [torch.arange(4, dtype=torch.int32, device=device) for _ in range(2)]
+def test_weights_of_listed_pairs_that_float16_cannot_hold(begun):
+    kernels, q, d, _, _ = block_of("packed", torch.float16)
+    pairs = [torch.arange(4, dtype=torch.int32) for _ in range(2)]
     inputs = (q.values, d.values, q.offsets, d.offsets, *pairs)
     _, winners = blocks._ops.maxsim_pairs_packed_winners.default(*inputs, q.longest, "highest")
-    grad, found, scale = torch.randn(4, device=device), [], 1e-9
+    grad, found, scale = torch.randn(4), [], 1e-9
     for factor in (1.0, scale):
         found.append([sums_of(q), sums_of(d)])
         if begun:
@@ -238,9 +238,9 @@ def test_no_gradient_that_nobody_needs(way, needs, monkeypatch):
 @pytest.mark.parametrize("form", ["padded", "packed"])
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("each", [1, 2])
-def test_gradients_of_hard_negatives(form, dtype, needs, each, device):
+def test_gradients_of_hard_negatives(form, dtype, needs, each):
     """Those of all pairs, each with its own query, whatever their scale."""
-    kernels, q, h, grad, _ = block_of("padded", dtype, device)
+    kernels, q, h, grad, _ = block_of("padded", dtype)
     h = Tokens(torch.cat((h.values, h.values[:2]))[: 4 * each])  # of 4 queries
     grad = 1e-2 * grad[:, :each]
     if form == "packed":
