@@ -48,29 +48,44 @@ TESTS = {
     "_checks/tensors.py": "argument_edges messages bad_input padded varlen retrieve fused_head",
     "_checks/weights.py": "q_weights smooth",
     "_checks/xtr.py": "xtr",
-    "_contrastive/arguments.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/backward.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/blocks.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/arguments.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_arguments contrastive_threads contrastive_parts"
+    ),
+    "_contrastive/backward.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_passes contrastive_threads kept_blocks"
+    ),
+    "_contrastive/blocks.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_blocks contrastive_parts kept_blocks"
+    ),
     "_contrastive/cached.py": "cached_step",
-    "_contrastive/check.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/forward.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/function.py": "contrastive contrastive_single contrastive_tail losses",
+    "_contrastive/check.py": "contrastive contrastive_single contrastive_tail losses contrastive_arguments",
+    "_contrastive/forward.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_passes contrastive_threads kept_blocks"
+    ),
+    "_contrastive/function.py": (
+        "contrastive contrastive_single contrastive_tail losses"
+        " contrastive_passes contrastive_threads contrastive_parts kept_blocks"
+    ),
     "_contrastive/gather.py": "contrastive_gather",
     "_contrastive/host_memory.py": "kept_blocks",
     "_contrastive/kept.py": "kept_blocks",
     "_contrastive/labels.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/module.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/own_options.py": "losses distillation",
+    "_contrastive/own_options.py": "losses losses_parts distillation",
     "_contrastive/panels.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/problem.py": "contrastive contrastive_single contrastive_tail losses",
     "_scoring/products.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/reduction.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/ring.py": "contrastive_ring contrastive_gather contrastive_group losses_group",
-    "_contrastive/row_losses/pairwise.py": "losses contrastive",
-    "_contrastive/row_losses/recall.py": "losses contrastive",
-    "_contrastive/row_losses/row_function.py": "losses contrastive",
-    "_contrastive/row_losses/rows.py": "losses contrastive",
-    "_contrastive/row_losses/sigmoid.py": "losses contrastive",
+    "_contrastive/row_losses/pairwise.py": "losses losses_parts contrastive",
+    "_contrastive/row_losses/recall.py": "losses losses_parts contrastive",
+    "_contrastive/row_losses/row_function.py": "losses losses_parts contrastive kept_blocks",
+    "_contrastive/row_losses/rows.py": "losses losses_parts contrastive",
+    "_contrastive/row_losses/sigmoid.py": "losses losses_parts contrastive",
     "_contrastive/shards.py": "contrastive_parts contrastive_gather contrastive_group contrastive losses",
     "_contrastive/single.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/softmax.py": "contrastive contrastive_single contrastive_tail losses",

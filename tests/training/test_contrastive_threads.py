@@ -1,0 +1,251 @@
+"""contrastive_loss over a group whose processes are threads of this one: what they exchange goes from hand to
+hand, the rest is as in test_contrastive_group.py."""
+
+import threading
+from collections import defaultdict
+from queue import Empty, Queue
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction._contrastive import arguments, function, gather
+from late_interaction._contrastive import ring as rings
+from late_interaction._contrastive.ring import Ring
+from late_interaction._contrastive.tail import PairList
+from tests.contrast import gradients, reference, small_blocks
+from tests.ring_worker import T, loss_of, shards
+from tests.training.test_contrastive_group import check
+
+
+class Group:
+    """What threads exchange: numbers of all with all, and tensors of one with another."""
+
+    def __init__(self, world):
+        self.world, self.own, self.failed = world, threading.local(), False
+        self.mail = defaultdict(Queue)
+
+    def send(self, what, to, x):
+        self.mail[what, self.own.rank, to].put(x)
+
+    def receive(self, what, source):
+        """Waits for what was sent, as long as no rank has failed."""
+        while True:
+            failed = self.failed
+            try:
+                return self.mail[what, source, self.own.rank].get(timeout=0.2)
+            except Empty:
+                assert not failed, "another rank has failed"
+
+    def gathered(self, x):
+        for rank in range(self.world):
+            self.send("gathered", rank, x)
+        return [self.receive("gathered", rank) for rank in range(self.world)]
+
+    def exchange(self, ring, leaving, arriving, what, ahead=1):
+        to, source = ((ring.rank + move) % self.world for move in (ahead, -ahead))
+        self.send(what, to, [x.clone() for x in leaving])
+
+        def wait():
+            for into, x in zip(arriving, self.receive(what, source), strict=True):
+                assert into.shape == x.shape
+                into.copy_(x)
+            return arriving
+
+        return SimpleNamespace(wait=wait)
+
+
+@pytest.fixture
+def on_threads(monkeypatch):
+    """What work(rank, group) returned, or raised, in a thread for each rank."""
+    monkeypatch.setattr(rings, "position", lambda group: (group.own.rank, group.world))
+    monkeypatch.setattr(rings, "exchanged_facts", lambda caller, group, facts, device: group.gathered(facts))
+    monkeypatch.setattr(
+        rings, "gathered", lambda caller, group, x, what: torch.stack(group.gathered(x.clone()))
+    )
+    monkeypatch.setattr(Ring, "exchange", lambda ring, *given: ring.group.exchange(ring, *given))
+    monkeypatch.setattr(gather, "_MOST_BYTES", 0)
+
+    def run(world, work, **sizes):
+        group, found = Group(world), [None] * world
+
+        def of_rank(rank):
+            group.own.rank = rank
+            try:
+                found[rank] = work(rank, group)
+            except Exception as error:
+                found[rank] = error
+                group.failed = True
+
+        threads = [
+            threading.Thread(target=of_rank, args=(rank,), name=str(rank), daemon=True)
+            for rank in range(world)
+        ]
+        with small_blocks(**sizes):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(100)
+        return found
+
+    return run
+
+
+def step(batch, group, labels=None, weight=True, **options):
+    """Loss and gradients of a rank, as tests.ring_worker.gradients has them."""
+    Q, D, own = batch
+    loss, leaves = loss_of(Q, D, group=group, labels=labels, **own, **options)
+    total = loss
+    if loss.dim():
+        total = (loss * torch.linspace(-1, 2, len(loss), dtype=loss.dtype)).sum()
+    grads = torch.autograd.grad(total, leaves)
+    return [(loss.detach().double().numpy(), [g.double().numpy() for g in grads])]
+
+
+def checked(on_threads, world, kind="padded", tolerance=1e-9, labels=None, sizes=None, **options):
+    batches = shards(world, kind, symmetric=options.get("symmetric", False))
+
+    def work(rank, group):
+        return step(batches[rank], group, labels and labels[rank], **options)
+
+    ranks = on_threads(world, work, **(sizes or {}))
+    for result in ranks:
+        if isinstance(result, Exception):
+            raise result
+    given = options if labels is None else options | {"labels": labels}
+    check(ranks, world, kind, tolerance=tolerance, **given)
+
+
+@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "mixed", "packed", "single", "no queries"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_equals_one_process(on_threads, world, kind):
+    checked(on_threads, world, kind)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("options", [
+    {"symmetric": True, "label_smoothing": 0.1}, {"symmetric": True, "reduction": "none"},
+    {"label_smoothing": 0.1}, {"symmetric": True},
+], ids=str)  # fmt: skip
+def test_options(on_threads, options, world):
+    checked(on_threads, world, **options)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("kind", ["padded", "masked", "mixed", "packed"])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("sizes", [{}, {"side": 64, "panel": 64}], ids=["panels", "one-panel"])
+def test_tail(on_threads, kind, world, symmetric, sizes):
+    checked(on_threads, world, kind, 1e-7, tail=1e-9, symmetric=symmetric, sizes=sizes)
+
+
+def test_labels_are_of_the_own_documents(on_threads):
+    labels = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
+    checked(on_threads, 3, labels=labels)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_hard_negatives(on_threads, world):
+    """As many for each query on every rank; a rank without queries has none."""
+    batches = shards(world, "padded")
+    negatives = [torch.randn(len(Q), 2, 3, 8, dtype=Q.dtype) for Q, _, _ in batches]
+
+    def work(rank, group):
+        Q, D, _ = batches[rank]
+        leaves = [x.clone().requires_grad_() for x in (Q, D, negatives[rank])]
+        loss = li.contrastive_loss(*leaves[:2], temperature=T, hard_negatives=leaves[2], group=group)
+        return gradients(loss, leaves)
+
+    ranks = on_threads(world, work)
+    leaves = [torch.cat(x).requires_grad_() for x in (*list(zip(*batches, strict=True))[:2], negatives)]
+    begins = [sum(len(D) for _, D, _ in batches[:rank]) for rank in range(world)]
+    labels = torch.cat(
+        [torch.arange(len(Q)) + begin for (Q, _, _), begin in zip(batches, begins, strict=True)]
+    )
+    loss, wanted = gradients(reference(*leaves[:2], T, labels=labels, H=leaves[2]), leaves)
+    for found, _ in ranks:
+        torch.testing.assert_close(found, loss)
+    for place, want in enumerate(wanted):
+        torch.testing.assert_close(torch.cat([found[place] for _, found in ranks]), want)
+
+
+@pytest.mark.parametrize(("queries", "each", "fits"), [
+    ((2, 2), (2, 2), True), ((2, 2), (2, 3), False), ((2, 0), (2, 0), True), ((0, 2), (0, 3), True),
+])  # fmt: skip
+def test_ranks_agree_on_the_number_of_hard_negatives(on_threads, queries, each, fits):
+    def work(rank, group):
+        n, k = queries[rank], each[rank]
+        H = torch.randn(n, k, 3, 8)
+        return li.contrastive_loss(
+            torch.randn(n, 3, 8), torch.randn(4, 3, 8), temperature=T, hard_negatives=H, group=group
+        )
+
+    for result in on_threads(2, work):
+        if fits:
+            assert result.isfinite()
+        else:
+            assert isinstance(result, ValueError)
+            assert "every rank of the group must have the same number of hard negatives" in str(result)
+
+
+@pytest.mark.parametrize("tail", [0.0, 1e-9])
+@pytest.mark.parametrize("masked", [False, True])
+def test_tokens_with_masks_are_packed_for_lists_alone(on_threads, masked, tail, monkeypatch):
+    """On every rank, though one alone has a mask."""
+    seen, ours = [], arguments.check.packed
+    monkeypatch.setattr(arguments.check, "packed", lambda sides: seen.append(0) or ours(sides))
+    checked(on_threads, 2, "mixed" if masked else "padded", 1e-7, tail=tail)
+    assert len(seen) == 2 * (masked and tail > 0)
+
+
+def test_what_one_rank_refuses(on_threads):
+    def work(rank, group):
+        Q, D = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+        return li.contrastive_loss(Q, D, temperature=T if rank else -1.0, group=group)
+
+    refused, told = on_threads(2, work)
+    assert isinstance(refused, ValueError) and "temperature must be above 0" in str(refused)
+    assert isinstance(told, RuntimeError) and "rank 0 of the group refused its arguments" in str(told)
+
+
+def test_a_list_is_finished_behind_the_next_scores(on_threads, monkeypatch):
+    """So that the device has these to do while the host waits. The last one is finished behind the loss."""
+    seen = defaultdict(list)
+    finish, loss_and_counts = PairList.finish, function.loss_and_counts
+
+    def logged(what):
+        seen[threading.current_thread().name].append(what)
+
+    monkeypatch.setattr(PairList, "finish", lambda x: (x.last is not None and logged(id(x)), finish(x))[1])
+    monkeypatch.setattr(
+        function, "loss_and_counts", lambda *args: (logged("loss"), loss_and_counts(*args))[1]
+    )
+    batches = shards(3, "padded")
+
+    def work(rank, group):
+        Q, D, _ = batches[rank]
+        return loss_of(Q, D, tail=1e-9, group=group)[0]
+
+    assert all(loss.isfinite() for loss in on_threads(3, work))
+    for rank in "01":  # whose shards are several panels
+        events = seen[rank]
+        at = events.index("loss")
+        first, second, third = dict.fromkeys(events[:at])
+        assert first != second and events[at - 1] == second and events[at + 1 :] == [third]
+
+
+def test_a_document_that_is_no_label(on_threads):
+    """NaN of a query that is left out makes the columns of the others NaN, not the weights of this one."""
+    batches = shards(2, "padded", symmetric=True)
+    batches[0][0][2, 0, 0] = torch.nan
+    labels = [torch.tensor([0, 1, -100, 3, 4]), torch.arange(8)]
+
+    def work(rank, group):
+        Q, D, _ = batches[rank]
+        loss, leaves = loss_of(Q, D, labels=labels[rank], symmetric=True, group=group)
+        return torch.autograd.grad(loss, leaves)[1]
+
+    grad, other = on_threads(2, work)
+    assert grad[2, :, 1:].isfinite().all() and grad[2, :, 1:].any()
+    assert all(x.isnan().any(2).any(1).all() for x in (other, grad[:2], grad[3:]))
