@@ -128,7 +128,7 @@ TESTS = {
     "retrieve.py": "call_edges retrieve messages defaults",
     "score_pairs.py": "argument_edges call_edges oom score_pairs messages q_weights defaults",
     "smooth.py": "smooth defaults",
-    "topk.py": "call_edges retrieve messages defaults",
+    "topk.py": "call_edges retrieve group_search messages defaults",
     "varlen.py": "argument_edges call_edges oom varlen messages q_weights defaults",
     "xtr.py": "xtr defaults",
     "alignment/__init__.py": "explain defaults",

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from late_interaction import topk
 from late_interaction._search import equal_plans
 from late_interaction.corpus import Corpus
 from late_interaction.topk import maxsim_topk
@@ -43,6 +44,33 @@ def test_every_process_has_the_best_of_all(world):
             rest = {x: more[x] for x in ("q_mask", "scale_Q") if x in more}
             wanted = maxsim_topk(Q, D[:stop], k, **rest, **of_documents, **options)
         same([x[name] for x in found], bits(wanted))
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_what_processes_compare_of_a_search(one, monkeypatch):
+    """The queries with what belongs to them, how many there are, and how many documents this process has."""
+    asked = []
+
+    def alone(caller, group, device, prepare, local):
+        asked.extend((caller, group, device))
+        asked.append(prepare())
+        return local(9)
+
+    monkeypatch.setattr(topk.group_search, "search", alone)
+    Q, D = torch.randint(-9, 9, (3, 4, 16)).to(torch.int8), torch.randint(-9, 9, (5, 6, 16)).to(torch.int8)
+    q_mask, scale_Q, scale_D = torch.rand(3, 4) < 0.7, torch.rand(3, 4), torch.rand(5, 6)
+    q_mask[:, 0] = True
+    if one:
+        Q, q_mask, scale_Q = Q[0], q_mask[0], scale_Q[0]
+    options = {"q_mask": q_mask, "scale_Q": scale_Q, "scale_D": scale_D, "largest": False}
+    found = maxsim_topk(Q, D, 2, group="group", **options)
+    assert all(map(torch.equal, found, maxsim_topk(Q, D, 2, **options)))
+    *given, query = asked
+    assert given == ["maxsim_topk", "group", Q.device]
+    wanted = [x.unsqueeze(0) if one else x for x in (Q, q_mask, scale_Q)]
+    assert all(map(torch.equal, query.tensors, wanted)) and len(query.tensors) == 3
+    assert query.count == (1 if one else 3) and query.documents == 5
+    assert (query.k, query.largest, query.normalize, query.dtype) == (2, False, False, torch.float32)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
