@@ -94,7 +94,7 @@ TESTS = {
     "_scoring/quantized.py": "quantized_bad_input quantized quantized_ops oom",
     "_scoring/traced.py": "traced call_edges ops q_weights smooth losses",
     "_scoring/untransformed.py": "func",
-    "_search/equal_plans.py": "group_search",
+    "_search/equal_plans.py": "equal_plans",
     "_search/group_search.py": "group_search",
     "_search/rescore.py": "coarse",
     "_search/selection.py": "retrieve",

@@ -34,10 +34,10 @@ def test_queries_on_another_device_than_the_corpus(Q):
 @pytest.mark.parametrize(
     ("queries", "options", "size", "most"),
     [
-        (1, {}, _search._BYTES, 6),
-        (2, {}, _search._BYTES, 3),
-        (7, {}, _search._BYTES, 1),  # a chunk has a document, however many queries there are
-        (2, {"normalize": False}, _search._BYTES, 3),
+        (1, {}, 256 << 20, 6),
+        (2, {}, 256 << 20, 3),
+        (7, {}, 256 << 20, 1),  # a chunk has a document, however many queries there are
+        (2, {"normalize": False}, 256 << 20, 3),
         (2, {"chunk_bytes": 1000}, 1000, 3),
     ],
 )
@@ -45,10 +45,10 @@ def test_queries_on_another_device_than_the_corpus(Q):
 def test_chunks_are_bounded_by_scores_and_bytes(
     queries, options, size, most, normalized, monkeypatch, tmp_path
 ):
-    """A CPU normalizes the documents of a corpus in smaller chunks, as it makes a copy of each."""
+    """By the bytes that the documentation names. A CPU normalizes smaller chunks, each in a copy."""
     corpus = build(tmp_path / "corpus", documents(), torch.float32, normalize=normalized)
     if not (normalized or options):
-        size = _search._BYTES_COPIED
+        size = 4 << 20
     monkeypatch.setattr(_search, "MOST_SCORES", 6)
     plan, given = _chunks.plan, []
     monkeypatch.setattr(

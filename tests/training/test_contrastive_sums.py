@@ -11,6 +11,7 @@ import late_interaction as li
 from late_interaction._contrastive import tail, whole
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.panels import Batch
+from late_interaction._contrastive.problem import LIST_BYTES
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
 from tests.contrast import assert_close, batch, gradients
@@ -88,6 +89,8 @@ def test_panels_that_are_listed(alone):
         assert rows.tolist() == [3 * i for i in range(count) for _ in range(3)]
         assert columns.tolist() == [5, 6, 7] * count and logits.tolist() == [0, 1, 2] * count
         assert rows.dtype is columns.dtype is (torch.int64 if alone else torch.int32)
+    if not alone:
+        assert pairs.capacity == LIST_BYTES // (rows.itemsize + columns.itemsize + logits.itemsize)
 
 
 @pytest.mark.parametrize(
