@@ -107,7 +107,7 @@ TESTS = {
     "_st/ranking.py": "sentence_transformers st_blocks",
     "_st/similarity.py": "sentence_transformers st_edges st_properties",
     "_st/weights.py": "sentence_transformers st_edges st_properties",
-    "_st/xtr.py": "st_edges xtr_patches",
+    "_st/xtr.py": "st_edges st_properties xtr_patches",
     "alias.py": "patches",
     "bits.py": "bits defaults",
     "coarse.py": "coarse bits muvera defaults",

@@ -1,5 +1,8 @@
 """Calls of a search that a GPU plans alike: how many documents each of them has."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -47,7 +50,8 @@ def test_calls_of_a_search_are_planned_alike(kinds, documents, count, size, want
 
 
 def test_documents_that_are_added_are_zeros():
-    for x in (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3).to(torch.float8_e4m3fn)):
+    for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn):
+        x = torch.ones(2, 3).to(dtype)
         padded = equal_plans._padded(x, 5)
         assert padded.dtype == x.dtype and torch.equal(padded[:2].float(), x.float())
         assert padded.shape == (5, 3) and not bool(padded[2:].float().any())
@@ -64,3 +68,70 @@ def test_plans_of_many_documents_are_alike():
         ]
         assert plans[1] == plans[2] == plans[3] and "grid" not in plans[0]
         assert (plans[0] == plans[1]) == (dtype == "fp32")
+
+
+class OnGpu:
+    """What the plan of a call is made of, of queries [3, 4, 8] on a GPU."""
+
+    def __init__(self, dtype, is_cuda=True):
+        self.dtype, self.is_cuda, self.device, self.shape = dtype, is_cuda, "cuda:1", (3, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "wanted"),
+    [
+        (torch.float32, None, ("fp32", "high")),
+        (torch.float32, "medium", ("fp32", "medium")),
+        (torch.bfloat16, None, ("bf16", "highest")),
+        (torch.int8, None, ("int8", "highest")),
+        (torch.float64, "highest", ("fp64", "highest")),
+    ],
+)
+@pytest.mark.parametrize("masked, normalize", [(True, False), (False, True)])
+def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normalize, monkeypatch):
+    entered = []
+    device = lambda x: entered.append(x) or nullcontext()  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(equal_plans.ops, "cuda_missing", None)
+    monkeypatch.setattr(equal_plans.ops, "cuda_capability", lambda: 90)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    monkeypatch.setattr(equal_plans, "float32_precision", lambda device: {"cuda": "high"}[device])
+    alike = equal_plans.Alike(OnGpu(dtype), torch.ones(5, 7, 8), 5, masked, normalize, precision)
+    assert alike._call == (3, (4, 7, 8), (*wanted, masked, normalize, "forward", "auto"), (90, 132))
+    assert entered == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "queries"),
+    [
+        ("no library", OnGpu(torch.float32)),
+        (None, OnGpu(torch.int16)),
+        (None, OnGpu(torch.float32, is_cuda=False)),
+        ("no library", OnGpu(torch.float32, is_cuda=False)),
+    ],
+)
+def test_calls_without_a_plan_of_a_gpu(missing, queries, monkeypatch):
+    """On a CPU, without the library of a GPU, and of dtypes that are refused later: one call takes all."""
+    monkeypatch.setattr(equal_plans.ops, "cuda_missing", missing)
+    D = torch.ones(5, 7, 8)
+    alike = equal_plans.Alike(queries, D, 5, False, False, None)
+    assert alike._call is None
+    assert alike.scores(lambda *given: given, D, None, None) == (D, None, None)
+
+
+def test_plans_are_of_documents_that_all_queries_share(monkeypatch):
+    asked = []
+    text = "kernel sm90_q\ngrid 4 x 5\nwhy it is the fastest\nsplits 1"
+    monkeypatch.setattr(equal_plans.ops, "explain_plan", lambda *given: asked.append(given) or text)
+    options = ("bf16", "highest", True, False, "forward", "auto")
+    found = equal_plans._plan.__wrapped__(20, 16, (32, 128, 64), options, (90, 132))
+    assert found == "kernel sm90_q\nsplits 1"
+    assert asked == [(False, 16, 20, 32, 128, 64, *options, 90, 132)]
+
+
+@pytest.mark.parametrize(("documents", "size"), [(0, 1), (1, 1), (100, 100), (256, 256), (1000, 256)])
+def test_the_size_whose_plan_counts(documents, size):
+    """That of the whole corpus, or 256 MiB of its documents: the planner's rules look at up to a GiB."""
+    D = torch.empty(1, 256, 1024)
+    assert equal_plans.Alike(torch.empty(1, 1, 1024), D, documents, False, False, None)._size == size
