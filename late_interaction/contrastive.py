@@ -171,8 +171,7 @@ def _loss(given: Arguments) -> Tensor:
         given.learns_numbers,
     )
     if given.whole:
-        loss = whole.loss(problem, sides.q, sides.d, sides.h, options.reduction, given.keeps)
-        return loss * given.scale if given.scale != 1 else loss
+        return whole.loss(problem, sides.q, sides.d, sides.h, options.reduction, given.keeps)
     if gather.takes(given):
         return gather.loss(problem, given)
     call = Call.of(problem, given)

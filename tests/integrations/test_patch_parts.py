@@ -106,6 +106,16 @@ def test_places_that_are_found_and_those_that_are_not(module, monkeypatch):
     exchanges.restore()
 
 
+@pytest.mark.parametrize(("name", "own"), [("A library", "A library's own"), ("Books", "Books' own")])
+def test_what_computes_where_a_place_is_not_found(name, own, module, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "another_library", module)
+    exchanges = Exchanges()
+    places = [("another_library", part, code_of(exchanges, replacement)) for part in ("times", "missing")]
+    with pytest.warns(RuntimeWarning, match=rf"missing: whatever computes there stays {own};"):
+        patch_places(LIBRARY._replace(name=name), places, exchanges)
+    exchanges.restore()
+
+
 @pytest.mark.parametrize(
     ("sizes", "found"),
     [
@@ -147,3 +157,12 @@ def test_queries_of_one_length_with_documents_of_others(L):
     found = zero_padded.scores(queries, documents, [2, 5], torch.device("cpu"))
     wanted = [[(q.double() @ d.double().t()).amax(1).sum().item() for d in documents] for q in queries]
     torch.testing.assert_close(found.double(), torch.tensor(wanted).double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("Nd", [1, 3])
+def test_documents_of_one_length(Nd, as_list):
+    Q, D = torch.randn(2, 3, 4), torch.randn(Nd, 5, 4)
+    found = zero_padded.scores(list(Q) if as_list else Q, D, [5] * Nd, torch.device("cpu"))
+    wanted = torch.einsum("qsd,ntd->qnst", Q.double(), D.double()).amax(-1).sum(-1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)

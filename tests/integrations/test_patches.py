@@ -296,6 +296,19 @@ def test_a_second_name_stays_when_the_first_is_given_up(monkeypatch):
         li.uninstall_as("b_maxsim")
 
 
+def test_nothing_is_left_of_a_name_that_is_given_up():
+    before = list(sys.meta_path)
+    li.install_as("a_maxsim")
+    try:
+        assert sys.meta_path[1:] == before
+        assert importlib.util.find_spec("a_maxsim.no_such_module") is None
+        with pytest.raises(ModuleNotFoundError, match=r"No module named 'a_maxsim\.no_such_module'"):
+            importlib.import_module("a_maxsim.no_such_module")
+    finally:
+        li.uninstall_as("a_maxsim")
+    assert sys.meta_path == before and "a_maxsim" not in sys.modules
+
+
 @pytest.mark.parametrize("said", ["1", "late-interaction-kernels", "late_interaction_kernels"])
 def test_install_as_can_be_turned_off(monkeypatch, said):
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)

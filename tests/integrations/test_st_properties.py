@@ -174,3 +174,12 @@ def gradients(function, Q, D, **options):
 
 def _items(side):
     return side if isinstance(side, list) else [side]
+
+
+@pytest.mark.parametrize("name", ["xtr_scores", "xtr_kd_scores", "xtr_scores_pairwise"])
+def test_a_query_token_selects_256_tokens_of_the_batch(name, similarity):
+    """Where the caller says nothing: of 300 documents of one token as many score more than nothing."""
+    Q, D = torch.ones(1, 1, 8), torch.rand(1, 300, 1, 8) + 0.1
+    if name == "xtr_scores_pairwise":
+        Q, D = Q.expand(300, 1, 8), D[0]
+    assert int((getattr(ours, name)(Q, D) > 0).sum()) == 256

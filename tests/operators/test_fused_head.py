@@ -666,6 +666,23 @@ def test_gradients_under_autocast_are_those_outside():
     assert all(map(torch.equal, inside, outside))
 
 
+@pytest.mark.parametrize("precision", ["medium", "highest", None])
+def test_queries_are_projected_in_the_precision_of_the_rest(precision, device):
+    """Under autocast by PyTorch's own rules, unless a precision is named: that beats autocast."""
+    linear, normalize = torch.nn.functional.linear, torch.nn.functional.normalize
+    Q, H, W = (torch.randn(*s, device=device) for s in ((3, 4, 16), (5, 6, 16), (8, 16)))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found = maxsim_from_hidden(Q, H, W, project_Q=True, precision=precision)
+        units = normalize(linear(Q, W), dim=-1, eps=1e-12)
+        wanted = maxsim_from_hidden(units, H, W)
+    if precision is not None:
+        assert torch.equal(found, maxsim_from_hidden(Q, H, W, project_Q=True, precision=precision))
+        dtype = torch.float32 if precision == "highest" else torch.bfloat16
+        units = normalize(linear(Q.to(dtype), W.to(dtype)), dim=-1, eps=1e-12)
+        wanted = maxsim_from_hidden(units, H, W, precision=precision)
+    assert torch.equal(found, wanted)
+
+
 def test_the_operator_takes_all_its_options_under_autocast():
     Q, H, W = torch.randn(3, 4, 8), torch.randn(5, 6, 16), torch.randn(8, 16)
     op = torch.ops.late_interaction.maxsim_from_hidden

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from late_interaction._search import equal_plans
+from late_interaction import topk
 from late_interaction.corpus import Corpus
 from late_interaction.topk import maxsim_topk
 from tests import search_worker
@@ -43,6 +43,33 @@ def test_every_process_has_the_best_of_all(world):
             rest = {x: more[x] for x in ("q_mask", "scale_Q") if x in more}
             wanted = maxsim_topk(Q, D[:stop], k, **rest, **of_documents, **options)
         same([x[name] for x in found], bits(wanted))
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_what_processes_compare_of_a_search(one, monkeypatch):
+    """The queries with what belongs to them, how many there are, and how many documents this process has."""
+    asked = []
+
+    def alone(caller, group, device, prepare, local):
+        asked.extend((caller, group, device))
+        asked.append(prepare())
+        return local(9)
+
+    monkeypatch.setattr(topk.group_search, "search", alone)
+    Q, D = torch.randint(-9, 9, (3, 4, 16)).to(torch.int8), torch.randint(-9, 9, (5, 6, 16)).to(torch.int8)
+    q_mask, scale_Q, scale_D = torch.rand(3, 4) < 0.7, torch.rand(3, 4), torch.rand(5, 6)
+    q_mask[:, 0] = True
+    if one:
+        Q, q_mask, scale_Q = Q[0], q_mask[0], scale_Q[0]
+    options = {"q_mask": q_mask, "scale_Q": scale_Q, "scale_D": scale_D, "largest": False}
+    found = maxsim_topk(Q, D, 2, group="group", **options)
+    assert all(map(torch.equal, found, maxsim_topk(Q, D, 2, **options)))
+    *given, query = asked
+    assert given == ["maxsim_topk", "group", Q.device]
+    wanted = [x.unsqueeze(0) if one else x for x in (Q, q_mask, scale_Q)]
+    assert all(map(torch.equal, query.tensors, wanted)) and len(query.tensors) == 3
+    assert query.count == (1 if one else 3) and query.documents == 5
+    assert (query.k, query.largest, query.normalize, query.dtype) == (2, False, False, torch.float32)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
@@ -111,69 +138,6 @@ def test_two_gpus_have_the_bits_of_one():
         for _ in range(4):
             same([x[place] for x in found], (wanted[0].double().cpu(), wanted[1].cpu()))
             place += 1
-
-
-# ---- calls that are planned alike ----
-
-
-def wanted_calls(monkeypatch, kinds, documents, count, size=1 << 40):
-    """The numbers of documents of the calls that score `count` of a corpus's. kinds: the first number of
-    documents of each kind of plan."""
-    monkeypatch.setattr(equal_plans, "_plan", lambda N, *_: str(sum(x <= N for x in kinds)))
-    monkeypatch.setattr(equal_plans, "_BYTES", size)
-    Q, D = torch.ones(2, 3, 4), torch.arange(count).float().view(-1, 1, 1).expand(count, 3, 4)
-    alike = equal_plans.Alike(Q, D, documents, False, False, None)
-    alike._call = ()
-    sizes = []
-
-    def score(D, mask, scale):
-        assert len(mask) == len(D) and scale is None
-        sizes.append(len(D))
-        return D[:, 0, 0].expand(2, -1)
-
-    found = alike.scores(score, D, torch.ones(count, 3, dtype=torch.bool), None)
-    assert torch.equal(found, torch.arange(count).float().expand(2, -1))
-    return sizes
-
-
-@pytest.mark.parametrize(
-    "kinds, documents, count, size, wanted",
-    [
-        ([], 500, 70, 1 << 40, [70]),  # one kind of plan
-        ([40], 500, 70, 1 << 40, [70]),
-        ([100], 500, 70, 1 << 40, [140]),  # documents of zeros behind them
-        ([450], 500, 70, 1 << 40, [500]),
-        ([450], 500, 500, 1 << 40, [500]),
-        ([100], 90, 70, 1 << 40, [70]),  # all of the corpus are few
-        ([5, 100], 80, 1, 1 << 40, [8]),
-        ([100], 500, 170, 48 * 50, [50, 50, 50, 20]),  # parts of the size whose plan counts
-        ([30, 100], 500, 170, 48 * 50, [50, 50, 50, 40]),
-        ([100], 500, 0, 1 << 40, [0]),
-        ([2], 500, 3, 1, [1, 1, 1]),  # a document is more than the memory that the planner looks at
-    ],
-)
-def test_calls_of_a_search_are_planned_alike(kinds, documents, count, size, wanted, monkeypatch):
-    assert wanted_calls(monkeypatch, kinds, documents, count, size) == wanted
-
-
-def test_documents_that_are_added_are_zeros():
-    for x in (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3).to(torch.float8_e4m3fn)):
-        padded = equal_plans._padded(x, 5)
-        assert padded.dtype == x.dtype and torch.equal(padded[:2].float(), x.float())
-        assert padded.shape == (5, 3) and not bool(padded[2:].float().any())
-    one = torch.tensor(2.0)  # a scale for all tokens
-    assert equal_plans._padded(one, 5) is one and equal_plans._padded(None, 5) is None
-
-
-def test_plans_of_many_documents_are_alike():
-    """With the shapes of a search the plan changes between few documents alone."""
-    for dtype in ("bf16", "e4m3", "fp32"):
-        options = (dtype, "high", False, False, "forward", "auto")
-        plans = [
-            equal_plans._plan(N, 16, (32, 128, 128), options, (90, 132)) for N in (20, 600, 7281, 1 << 18)
-        ]
-        assert plans[1] == plans[2] == plans[3] and "grid" not in plans[0]
-        assert (plans[0] == plans[1]) == (dtype == "fp32")
 
 
 # ---- parts of a corpus ----

@@ -145,6 +145,57 @@ def test_parts_of_unequal_lengths_are_padded(device):
         torch.testing.assert_close(got, want)
 
 
+def test_outputs_of_one_and_two_dims_with_gradients(device):
+    """Weights [b, L] of padded queries, of two lengths, and a number for each query."""
+    encoder = nn.Linear(12, 8).double().to(device)
+    parts = [torch.randn(2, L, 12, dtype=torch.float64, device=device) for L in (4, 2, 4)]
+
+    def encode(part):
+        Q = encoder(part)
+        return Q, Q.square().mean(2), Q.sum((1, 2))
+
+    def loss(Q, weights, numbers):
+        assert Q.shape == (6, 4, 8) and weights.shape == (6, 4) and numbers.shape == (6,)
+        return (Q.sum(2).tanh() * weights).sum() + numbers.sin().sum()
+
+    value = li.cached_contrastive_step(encode, parts, loss, module=encoder)
+    ours = [g.clone() for g in grads(encoder)]
+    encoder.zero_grad()
+    padded = [nn.functional.pad(x, (0, 0, 0, 4 - x.shape[1])) for x in map(encoder, parts)]
+    outputs = [encode(part) for part in parts]
+    weights = [nn.functional.pad(x[1], (0, 4 - x[1].shape[1])) for x in outputs]
+    plain = loss(torch.cat(padded), torch.cat(weights), torch.cat([x[2] for x in outputs]))
+    plain.backward()
+    torch.testing.assert_close(value, plain.detach())
+    for got, want in zip(ours, grads(encoder), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_outputs_without_a_graph_and_outputs_that_no_loss_takes(device):
+    encoder, parts = Encoder(0.0).double().to(device), parts_of(device)
+
+    def loss(Q, D, numbers, _):
+        return loss_fn(Q, D) * numbers.square().mean()
+
+    def encode(part):
+        Q, D = encoder(part)
+        return Q, D, torch.full((len(Q),), 2.0, dtype=Q.dtype, device=device), Q.exp()
+
+    li.cached_contrastive_step(encoder, parts, loss_fn)
+    once = [g.clone() for g in grads(encoder)]
+    encoder.zero_grad()
+    li.cached_contrastive_step(encode, parts, loss)
+    for got, want in zip(grads(encoder), once, strict=True):
+        torch.testing.assert_close(got, 4 * want)
+
+
+def test_an_encoder_that_does_not_learn(device):
+    encoder, parts = Encoder(0.0).requires_grad_(False).to(device), parts_of(device, dtype=torch.float32)
+    module = li.ContrastiveLoss(0.2, normalize=True).to(device)
+    li.cached_contrastive_step(encoder, parts, module)
+    assert module.log_temperature.grad.abs() > 0 and all(g is None for g in grads(encoder))
+
+
 def test_packed_outputs(device):
     """Queries and documents of a part have different numbers of tokens, and so have the parts."""
     encoder = Encoder(0.0).double().to(device)
@@ -256,9 +307,43 @@ def test_refusals():
         li.cached_contrastive_step(lambda n: torch.ones(1, 2, n), [1, 2], loss_fn)
 
 
-def test_a_loss_of_several_numbers_is_refused_by_name():
-    parts = [torch.randn(2, 3, 4, requires_grad=True)]
-    with pytest.raises(ValueError, match=r"loss must return one number, a mean or a sum, got \[2\]"):
-        li.cached_contrastive_step(lambda x: x, parts, lambda Q: Q.sum((1, 2)))
-    with pytest.raises(ValueError, match=r"scale must return one number"):
-        li.cached_contrastive_step(lambda x: x, parts, lambda Q: Q.sum(), scale=lambda x: x.expand(3))
+ROWS = torch.ones(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"encoder": None}, TypeError, "encoder must be callable, got None"),
+        ({"loss": None}, TypeError, "loss must be callable, got None"),
+        ({"scale": 1024}, TypeError, "scale must be callable, got 1024"),
+        ({"batches": 5}, TypeError, "batches must be a sequence of parts, got 5"),
+        ({"loss": lambda Q: 1.0}, TypeError, r"loss must return a torch\.Tensor, got 1\.0"),
+        ({"scale": lambda x: 2.0}, TypeError, r"scale must return a torch\.Tensor, got 2\.0"),
+        ({"loss": lambda Q: Q.sum((1, 2))}, ValueError, r"loss must return one number, .* got \[2\]"),
+        ({"scale": lambda x: x.expand(3)}, ValueError, r"scale must return one number, .* got \[3\]"),
+        ({"loss": lambda Q: Q[:0, 0, 0]}, ValueError, r"loss must return one number, .* got \[0\]"),
+        ({"batches": [ROWS, ROWS[..., 1:]]}, ValueError, "first two dims alone"),
+        ({"batches": [ROWS[..., 1:], ROWS]}, ValueError, "first two dims alone"),
+        ({"batches": [ROWS[..., 0], ROWS[:, 0, 0]]}, ValueError, r"dims alone, got \[2, 3\], \[2\]$"),
+        ({"batches": [ROWS[:, 0, 0], ROWS[..., 0]]}, ValueError, r"dims alone, got \[2\], \[2, 3\]$"),
+        (
+            {"batches": [ROWS[..., :1], *[ROWS] * 5]},
+            ValueError,
+            r"got \[2, 3, 1\], \[2, 3, 4\], \[2, 3, 4\], \[2, 3, 4\]$",
+        ),
+    ],
+)
+def test_refusals_by_name(change, error, message):
+    given = {"encoder": lambda x: x.clone().requires_grad_(), "batches": [ROWS], "loss": lambda Q: Q.sum()}
+    given |= change
+    with pytest.raises(error, match=message):
+        li.cached_contrastive_step(given.pop("encoder"), given.pop("batches"), given.pop("loss"), **given)
+
+
+def test_an_encoder_that_returns_less_when_it_runs_again():
+    def encode(part):
+        return (part * weight,) * (1 + (not torch.is_grad_enabled()))
+
+    weight = torch.ones(4, requires_grad=True)
+    with pytest.raises(ValueError, match="zip"):
+        li.cached_contrastive_step(encode, [ROWS], lambda Q, D: (Q * D).sum())

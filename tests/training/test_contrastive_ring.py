@@ -226,3 +226,76 @@ def test_sums_of_all_ranks(monkeypatch):
     values = torch.tensor([1.0, 2.0])
     monkeypatch.setattr(rings, "gathered", lambda caller, group, x, what: torch.stack((x, 10 * x)))
     assert Ring("group", 0, 2, [1, 1], [1, 1]).sums(values).tolist() == [11.0, 22.0]
+
+
+# ---- groups ----
+
+
+@pytest.mark.parametrize(("config", "serves"), [
+    ("cpu:gloo,cuda:gloo", True), ("cpu:gloo,cuda:nccl", True), ("cuda:nccl,cpu:gloo", True),
+    ("cuda:nccl", False), ("cuda:cpu", False),
+])  # fmt: skip
+def test_whether_tensors_on_the_cpu_can_be_exchanged(config, serves, monkeypatch):
+    monkeypatch.setattr(_group.dist, "get_backend_config", lambda group: config)
+    assert _group._serves_cpu("group") == serves
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_what_is_no_group(available, monkeypatch):
+    """Also where PyTorch has no distributed package."""
+    if not available:
+        monkeypatch.setattr(_group.dist, "is_available", lambda: False)
+    for group in (5, "world", object()):
+        with pytest.raises(TypeError, match=r"group must be a torch\.distributed process group or None, got"):
+            _group.position(group)
+
+
+def test_a_group_that_this_process_is_not_in(monkeypatch):
+    monkeypatch.setattr(_group.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(_group.dist, "get_world_size", lambda group: 3)
+    for rank in (-1, 0, 2):
+        monkeypatch.setattr(_group.dist, "get_rank", lambda group=None, rank=rank: rank)
+        if rank >= 0:
+            assert _group.position(_group.dist.GroupMember.NON_GROUP_MEMBER) == (rank, 3)
+            continue
+        with pytest.raises(ValueError, match="group must hold this process"):
+            _group.position(_group.dist.GroupMember.NON_GROUP_MEMBER)
+
+
+def test_facts_that_a_process_does_not_have_agree_with_any():
+    places = {"first": 0, "second": 1}
+    nan = float("nan")
+    _group.check_alike("loss", [[1.0, nan], [1.0, 2.0], [nan, 2.0]], places)
+    _group.check_alike("loss", [[nan, nan], [nan, nan]], places)
+    message = r"^loss: every rank of the group must have the same second, got 2, nan, 3 \(ranks 0 to 2\)"
+    with pytest.raises(ValueError, match=message):
+        _group.check_alike("loss", [[1.0, 2.0], [1.0, nan], [nan, 3.0]], places)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), ()])
+def test_values_of_all_processes(shape, monkeypatch):
+    waited = []
+
+    def gather(into, own, group, async_op):
+        assert own.dim() == 1 and async_op and group == "group" and into.numel() == 3 * own.numel()
+        return SimpleNamespace(
+            wait=lambda: (into.copy_(torch.cat((own, 2 * own, 3 * own))), waited.append(0))
+        )
+
+    monkeypatch.setattr(_group.dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(_group.dist, "all_gather_into_tensor", gather)
+    values = torch.randn(shape)
+    found = _group.gathered("loss", "group", values, "sizes")
+    assert torch.equal(found, torch.stack((values, 2 * values, 3 * values))) and waited == [0]
+
+
+def test_values_that_cannot_be_gathered(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(_group.dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(_group.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(_group.dist, "all_gather_into_tensor", fails)
+    message = r"^loss: the exchange of sizes with the other ranks .* on rank 1: .*\(no answer\)"
+    with pytest.raises(RuntimeError, match=message):
+        _group.exchanged_facts("loss", "group", [1.0], torch.device("cpu"))

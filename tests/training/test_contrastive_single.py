@@ -57,17 +57,17 @@ def test_equals_cross_entropy(device, symmetric, reduction, smoothing, labelled,
 
 @pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_temperature_that_is_a_number(device, reduction, smoothing, labelled):
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_temperature_that_is_a_number(device, symmetric, reduction, smoothing, labelled):
     """Where queries are left out, too: the sum was NaN then."""
     leaves = drawn(device)[:2]
     labels = None
     if labelled:
         labels = torch.randperm(13, device=device)
         labels[[2, 7]] = -100
-    ours, wanted = both(
-        device, (*leaves, T), labels=labels, smoothing=smoothing, reduction=reduction, wanted=leaves
-    )
+    options = {"labels": labels, "symmetric": symmetric, "smoothing": smoothing, "reduction": reduction}
+    ours, wanted = both(device, (*leaves, T), wanted=leaves, **options)
     assert_close(ours, wanted, EXACT[device][1])
 
 
@@ -124,6 +124,24 @@ def test_float16_keeps_small_weights(device, scale, symmetric):
         torch.testing.assert_close(got.double() / scale, want.double(), rtol=0.01, atol=0.01 + 3e-8 / scale)
 
 
+def test_float16_keeps_weights_of_a_mean_over_many_queries(device):
+    """Those of 600 queries with 600 documents are below 1e-6, where float16 has steps of 6e-8."""
+    Q, D, _ = drawn(device, 600, 600, 8, torch.float16, planted=0.0)
+    with torch.no_grad():
+        D[..., 0] += 8  # which the weights of a row take away again, if they add up to what the label's is
+    ours = gradients(li.contrastive_loss(Q, D, temperature=4.0), (Q, D))
+    assert_close(ours, gradients(reference(Q, D, 4.0), (Q, D)), 2e-2)
+
+
+def test_a_gradient_of_minus_1(device):
+    """It is no gradient of 0, whose queries are left out."""
+    Q, D, _ = drawn(device)
+    ours = li.contrastive_loss(Q, D, temperature=1.0, reduction="none")
+    found = torch.autograd.grad(-ours.sum(), (Q, D))
+    wanted = reference(Q, D, 1.0, reduction="none")
+    assert_close((ours, found), (wanted, torch.autograd.grad(-wanted.sum(), (Q, D))), EXACT[device][1])
+
+
 def test_precision_where_losses_are_small(device):
     """Logits of hundreds: one log-sum-exp in float32 would be off by more than the loss of some rows."""
     Q, D, _ = drawn(device, 20, 20, 64, torch.float32, planted=3.0)
@@ -149,13 +167,13 @@ def test_gradcheck():
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_one_gradient_at_a_time(device, wanted, symmetric):
+@pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
+def test_some_gradients_alone(device, wanted, symmetric):
     leaves = drawn(device)
     for i, leaf in enumerate(leaves):
-        leaf.requires_grad_(i == wanted)
+        leaf.requires_grad_(i in wanted)
     ours, expected = (
-        gradients(loss, [leaves[wanted]])
+        gradients(loss, [leaves[i] for i in wanted])
         for loss in (
             li.contrastive_loss(*leaves[:2], temperature=leaves[2], symmetric=symmetric),
             reference(*leaves, symmetric=symmetric),
@@ -248,6 +266,17 @@ def test_panels_fit_a_launch(documents, monkeypatch):
         assert all(a[1] == b[0] for a, b in itertools.pairwise(blocks))
 
 
+@pytest.mark.parametrize(("documents", "rows"), [(1024, 1 << 16), (1 << 20, 1024)])
+def test_panels_of_a_gpu_take_the_memory_that_is_documented(documents, rows, monkeypatch):
+    """256 MiB of scores and 128 MiB of weights, or 4 and 2 KiB a document: docs/large_batches.md."""
+    monkeypatch.setattr(panels, "_SCORES", {"cpu": panels._SCORES["cuda"]})
+    monkeypatch.setattr(panels, "_WEIGHTS", {"cpu": panels._WEIGHTS["cuda"]})
+    Q = torch.empty(1 << 17, 0, dtype=torch.bfloat16)
+    panel = panels.Batch(None, None, Q, Q[:1].expand(documents, 0), torch.ones(()))  # type: ignore[arg-type]
+    assert panel.blocks()[0] == (0, rows)
+    assert panel.weight_blocks()[0] == ((0, rows), [(0, rows)])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_more_queries_than_a_launch_takes(reduction):
@@ -282,6 +311,7 @@ def test_autocast(device, dtype):
     "options, kept, passes",
     [
         ({}, 0, 1),  # the forward has the gradients
+        ({"reduction": "sum"}, 0, 1),
         ({"symmetric": True}, 0, 2),
         ({"reduction": "none"}, 0, 2),
         ({"symmetric": True}, 4 * 13 * 13 * 2, 1),  # in float64, or twice what float32 takes
@@ -298,6 +328,21 @@ def test_how_often_scores_are_computed(device, options, kept, passes):
         loss = li.contrastive_loss(*leaves[:2], temperature=leaves[2], kept_bytes=kept, **options)
         gradients(loss, leaves)
     assert scored.call_count == 5 * passes  # panels of 3 of the 13 queries
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_one_gradient_takes_scores_once(device, wanted):
+    """With the loss, or of the temperature from its sums."""
+    leaves = drawn(device)
+    for i, leaf in enumerate(leaves):
+        leaf.requires_grad_(i == wanted)
+    score = panels.Batch.score
+    with (
+        small_blocks(),
+        mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored,
+    ):
+        li.contrastive_loss(*leaves[:2], temperature=leaves[2]).backward()
+    assert scored.call_count == 5  # panels of 3 of the 13 queries
 
 
 def test_memory_is_that_of_a_panel(device):

@@ -166,13 +166,34 @@ def test_bytes_of_a_block_are_those_that_it_takes(dtype):
     for q, d in [
         (Tokens(torch.randn(3, 5, 8).to(dtype)), Tokens(torch.randn(4, 7, 8).to(dtype))),
         (Tokens(torch.randn(2, 5, 8).to(dtype)), Tokens(torch.randn(2, 65535, 8).to(dtype))),
+        (Tokens(torch.randn(3, 5, 1).to(dtype)), Tokens(torch.randn(4, 7, 1).to(dtype))),
     ]:
         x = blocks.Kernels("padded", False, "highest").scores_and_winners(q, d)
         assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
-    offsets = torch.tensor([0, 4, 15], dtype=torch.int32)
-    q = d = Tokens(torch.randn(15, 8).to(dtype), None, offsets, (0, 4, 15))
-    x = blocks.Kernels("packed", False, "highest").scores_and_winners(q, d)
-    assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
+    for bounds in ((0, 4, 15), (0, 4, 70_000)):
+        q, d = (
+            Tokens(torch.randn(x[-1], 8).to(dtype), None, torch.tensor(x, dtype=torch.int32), x)
+            for x in ((0, 4, 15), bounds)
+        )
+        x = blocks.Kernels("packed", False, "highest").scores_and_winners(q, d)
+        assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_budget_is_used_up_to_its_last_byte(missing):
+    q, d = Tokens(torch.empty(5, 6, 8)), Tokens(torch.empty(5, 7, 8))
+    found = kept.KeptBlocks(2 * kept.block_bytes(q, d) - missing, by_memory=False)
+    scores, winners = torch.empty(5, 5), torch.empty(5, 5, 6, dtype=torch.int16)
+    rooms = []
+    for shard in range(3):
+        rooms.append(found.has_room(q, d))
+        if rooms[-1]:
+            found.of_shard(shard).keep((0, 5), (0, 5), scores, winners)
+    assert rooms == [True, not missing, False]
+    assert [shard for shard, *_ in found.keys()] == list(range(2 - missing))  # noqa: SIM118
+    saved = kept.KeptBlocks.from_saved(found.keys(), found.tensors())
+    assert saved.get((0, 5), (0, 5))[0] is scores and saved.of_shard(0).get((0, 5), (0, 5))[1] is winners
+    assert saved.of_shard(2).get((0, 5), (0, 5)) is None and not saved.has_room(q, d)
 
 
 # ---- what is available ----
@@ -209,6 +230,17 @@ def test_memory_within_control_groups(tmp_path):
     assert host_memory.available_bytes(tmp_path) == 1
     write(tmp_path, {top + "a/b/memory.max": "1\n"})
     assert host_memory.available_bytes(tmp_path) == 0
+
+
+def test_memory_within_the_groups_around_a_group(tmp_path):
+    """Of all of them: also of the outermost one, and of one with a colon in its name."""
+    top = "sys/fs/cgroup/"
+    write(tmp_path, MEMINFO | {"proc/self/cgroup": "0::/a/b:c/d/e\n"})
+    for used, group in ((100, "a/b:c/d/e/"), (200, "a/b:c/d/"), (300, "a/b:c/"), (400, "a/"), (500, "")):
+        write(tmp_path, {f"{top}{group}memory.max": "1000\n", f"{top}{group}memory.current": f"{used}\n"})
+        assert host_memory.available_bytes(tmp_path) == 1000 - used
+    write(tmp_path, {"proc/self/cgroup": "0::/\n"})
+    assert host_memory.available_bytes(tmp_path) == 500
 
 
 def test_memory_within_control_groups_of_version_1(tmp_path):

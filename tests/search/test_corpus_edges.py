@@ -1,0 +1,119 @@
+"""Edges of a search of a corpus: no documents, other devices, the size of its chunks, searches by a group."""
+
+import pytest
+import torch
+
+from late_interaction.corpus import Corpus, _chunks, _parquet, _search
+from late_interaction.corpus.builder import CorpusBuilder
+from tests.search.test_corpus import build, documents, packed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_scores_and_indices_where_there_are_no_documents(queries, dtype, tmp_path):
+    with Corpus.create(tmp_path / "none", d=16, dtype=dtype):
+        pass
+    scores, indices = Corpus.open(tmp_path / "none").search(torch.randn(queries, 2, 16), 5)
+    assert scores.shape == indices.shape == (queries, 0)
+    assert scores.dtype is torch.float32 and indices.dtype is torch.int64
+
+
+def test_queries_of_several_devices():
+    """The message names the query that is elsewhere than the first one."""
+    Q = [torch.ones(3, 16), torch.ones(2, 16), torch.ones(2, 16, device="meta")]
+    with pytest.raises(ValueError, match=r"Q\[2\] must be \[L, d\] on the device of Q\[0\], .* on meta"):
+        packed(documents()).search(Q, 3)
+
+
+@pytest.mark.parametrize("Q", [torch.ones(2, 16, device="meta"), [torch.ones(2, 16, device="meta")]])
+def test_queries_on_another_device_than_the_corpus(Q):
+    with pytest.raises(ValueError, match=r"Q must be on the device of the corpus .* got meta and cpu"):
+        packed(documents()).search(Q, 3)
+
+
+@pytest.mark.parametrize(
+    ("queries", "options", "size", "most"),
+    [
+        (1, {}, 256 << 20, 6),
+        (2, {}, 256 << 20, 3),
+        (7, {}, 256 << 20, 1),  # a chunk has a document, however many queries there are
+        (2, {"normalize": False}, 256 << 20, 3),
+        (2, {"chunk_bytes": 1000}, 1000, 3),
+    ],
+)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_chunks_are_bounded_by_scores_and_bytes(
+    queries, options, size, most, normalized, monkeypatch, tmp_path
+):
+    """By the bytes that the documentation names. A CPU normalizes smaller chunks, each in a copy."""
+    corpus = build(tmp_path / "corpus", documents(), torch.float32, normalize=normalized)
+    if not (normalized or options):
+        size = 4 << 20
+    monkeypatch.setattr(_search, "MOST_SCORES", 6)
+    plan, given = _chunks.plan, []
+    monkeypatch.setattr(
+        _chunks, "plan", lambda shards, *limits: given.append(limits) or plan(shards, *limits)
+    )
+    corpus.search(torch.randn(queries, 3, 16), 4, **options)
+    assert given == [(size, most)]
+
+
+# ---- by a group ----
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_group_search_is_of_the_device_of_its_queries(as_list, monkeypatch):
+    """The first tensor of a list, and of its arguments as they were checked."""
+    seen = []
+
+    def alone(name, group, device, prepared, run):
+        seen.extend((name, group, device))
+        seen.append(prepared())
+        return run(None)
+
+    monkeypatch.setattr(_search.group_search, "search", alone)
+    corpus, Q = packed(documents()), torch.randn(2, 3, 16)
+    found = corpus.search(list(Q) if as_list else Q, 4, group="group")
+    assert all(map(torch.equal, found, corpus.search(Q, 4)))
+    assert seen[:3] == ["Corpus.search", "group", torch.device("cpu")]
+    assert seen[3].count == 2 and seen[3].k == 4 and seen[3].documents == len(corpus)
+    seen.clear()
+    Q = Q.to("meta")
+    with pytest.raises(ValueError, match=r"Q must be on the device of the corpus"):
+        corpus.search(list(Q) if as_list else Q, 4, group="group")
+    assert seen[2:] == [torch.device("meta")]
+
+
+@pytest.mark.parametrize("Q", [[], 5, None])
+def test_a_group_search_of_no_tensor_is_refused_where_arguments_are_checked(Q, monkeypatch):
+    devices = []
+
+    def alone(name, group, device, prepared, run):
+        devices.append(device)
+        prepared()
+
+    monkeypatch.setattr(_search.group_search, "search", alone)
+    with pytest.raises(TypeError, match=r"Q must be a torch.Tensor or a list of them"):
+        packed(documents()).search(Q, 4, group="group")
+    assert devices == [torch.device("cpu")]
+
+
+# ---- from a file ----
+
+
+def test_options_of_a_corpus_of_a_file(tmp_path, monkeypatch):
+    """What the caller gives goes before what is found in the file."""
+    docs = documents()
+
+    def copy(source, column, id_column, create, d):
+        assert (source, column, id_column, d) == ("file", "vector", None, None)
+        with create(d=16, total=100) as builder:
+            assert isinstance(builder, CorpusBuilder)
+            builder.add(docs)
+
+    monkeypatch.setattr(_parquet, "copy", copy)
+    seen = []
+    options = {"dtype": torch.int8, "total": 70, "progress": lambda *x: seen.append(x)}
+    corpus = Corpus.from_parquet("file", tmp_path / "corpus", column="vector", **options)
+    assert corpus.d == 16 and corpus.dtype is torch.int8 and len(corpus) == len(docs)
+    assert seen[-1] == (len(docs), 70)

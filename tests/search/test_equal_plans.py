@@ -1,0 +1,137 @@
+"""Calls of a search that a GPU plans alike: how many documents each of them has."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from late_interaction._search import equal_plans
+
+
+def wanted_calls(monkeypatch, kinds, documents, count, size=1 << 40):
+    """The numbers of documents of the calls that score `count` of a corpus's. kinds: the first number of
+    documents of each kind of plan."""
+    monkeypatch.setattr(equal_plans, "_plan", lambda N, *_: str(sum(x <= N for x in kinds)))
+    monkeypatch.setattr(equal_plans, "_BYTES", size)
+    Q, D = torch.ones(2, 3, 4), torch.arange(count).float().view(-1, 1, 1).expand(count, 3, 4)
+    alike = equal_plans.Alike(Q, D, documents, False, False, None)
+    alike._call = ()
+    sizes = []
+
+    def score(D, mask, scale):
+        assert len(mask) == len(D) and scale is None
+        sizes.append(len(D))
+        return D[:, 0, 0].expand(2, -1)
+
+    found = alike.scores(score, D, torch.ones(count, 3, dtype=torch.bool), None)
+    assert torch.equal(found, torch.arange(count).float().expand(2, -1))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "kinds, documents, count, size, wanted",
+    [
+        ([], 500, 70, 1 << 40, [70]),  # one kind of plan
+        ([40], 500, 70, 1 << 40, [70]),
+        ([100], 500, 70, 1 << 40, [140]),  # documents of zeros behind them
+        ([450], 500, 70, 1 << 40, [500]),
+        ([450], 500, 500, 1 << 40, [500]),
+        ([100], 90, 70, 1 << 40, [70]),  # all of the corpus are few
+        ([5, 100], 80, 1, 1 << 40, [8]),
+        ([100], 500, 170, 48 * 50, [50, 50, 50, 20]),  # parts of the size whose plan counts
+        ([30, 100], 500, 170, 48 * 50, [50, 50, 50, 40]),
+        ([100], 500, 0, 1 << 40, [0]),
+        ([2], 500, 3, 1, [1, 1, 1]),  # a document is more than the memory that the planner looks at
+    ],
+)
+def test_calls_of_a_search_are_planned_alike(kinds, documents, count, size, wanted, monkeypatch):
+    assert wanted_calls(monkeypatch, kinds, documents, count, size) == wanted
+
+
+def test_documents_that_are_added_are_zeros():
+    for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn):
+        x = torch.ones(2, 3).to(dtype)
+        padded = equal_plans._padded(x, 5)
+        assert padded.dtype == x.dtype and torch.equal(padded[:2].float(), x.float())
+        assert padded.shape == (5, 3) and not bool(padded[2:].float().any())
+    one = torch.tensor(2.0)  # a scale for all tokens
+    assert equal_plans._padded(one, 5) is one and equal_plans._padded(None, 5) is None
+
+
+def test_plans_of_many_documents_are_alike():
+    """With the shapes of a search the plan changes between few documents alone."""
+    for dtype in ("bf16", "e4m3", "fp32"):
+        options = (dtype, "high", False, False, "forward", "auto")
+        plans = [
+            equal_plans._plan(N, 16, (32, 128, 128), options, (90, 132)) for N in (20, 600, 7281, 1 << 18)
+        ]
+        assert plans[1] == plans[2] == plans[3] and "grid" not in plans[0]
+        assert (plans[0] == plans[1]) == (dtype == "fp32")
+
+
+class OnGpu:
+    """What the plan of a call is made of, of queries [3, 4, 8] on a GPU."""
+
+    def __init__(self, dtype, is_cuda=True):
+        self.dtype, self.is_cuda, self.device, self.shape = dtype, is_cuda, "cuda:1", (3, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "wanted"),
+    [
+        (torch.float32, None, ("fp32", "high")),
+        (torch.float32, "medium", ("fp32", "medium")),
+        (torch.bfloat16, None, ("bf16", "highest")),
+        (torch.int8, None, ("int8", "highest")),
+        (torch.float64, "highest", ("fp64", "highest")),
+    ],
+)
+@pytest.mark.parametrize("masked, normalize", [(True, False), (False, True)])
+def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normalize, monkeypatch):
+    entered = []
+    device = lambda x: entered.append(x) or nullcontext()  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(equal_plans.ops, "cuda_missing", None)
+    monkeypatch.setattr(equal_plans.ops, "cuda_capability", lambda: 90)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    monkeypatch.setattr(equal_plans, "float32_precision", lambda device: {"cuda": "high"}[device])
+    alike = equal_plans.Alike(OnGpu(dtype), torch.ones(5, 7, 8), 5, masked, normalize, precision)
+    assert alike._call == (3, (4, 7, 8), (*wanted, masked, normalize, "forward", "auto"), (90, 132))
+    assert entered == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "queries"),
+    [
+        ("no library", OnGpu(torch.float32)),
+        (None, OnGpu(torch.int16)),
+        (None, OnGpu(torch.float32, is_cuda=False)),
+        ("no library", OnGpu(torch.float32, is_cuda=False)),
+    ],
+)
+def test_calls_without_a_plan_of_a_gpu(missing, queries, monkeypatch):
+    """On a CPU, without the library of a GPU, and of dtypes that are refused later: one call takes all."""
+    monkeypatch.setattr(equal_plans.ops, "cuda_missing", missing)
+    D = torch.ones(5, 7, 8)
+    alike = equal_plans.Alike(queries, D, 5, False, False, None)
+    assert alike._call is None
+    assert alike.scores(lambda *given: given, D, None, None) == (D, None, None)
+
+
+def test_plans_are_of_documents_that_all_queries_share(monkeypatch):
+    asked = []
+    text = "kernel sm90_q\ngrid 4 x 5\nwhy it is the fastest\nsplits 1"
+    monkeypatch.setattr(equal_plans.ops, "explain_plan", lambda *given: asked.append(given) or text)
+    options = ("bf16", "highest", True, False, "forward", "auto")
+    found = equal_plans._plan.__wrapped__(20, 16, (32, 128, 64), options, (90, 132))
+    assert found == "kernel sm90_q\nsplits 1"
+    assert asked == [(False, 16, 20, 32, 128, 64, *options, 90, 132)]
+
+
+@pytest.mark.parametrize(("documents", "size"), [(0, 1), (1, 1), (100, 100), (256, 256), (1000, 256)])
+def test_the_size_whose_plan_counts(documents, size):
+    """That of the whole corpus, or 256 MiB of its documents: the planner's rules look at up to a GiB."""
+    D = torch.empty(1, 256, 1024)
+    assert equal_plans.Alike(torch.empty(1, 1, 1024), D, documents, False, False, None)._size == size
