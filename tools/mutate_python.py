@@ -1,3 +1,4 @@
+"""mutate_python.py [MODULE...]: changes one operator, number or condition of a module at a time, and runs the
 tests that execute the changed lines. A change that no test notices is a survivor: a test is missing, or the
 change is equivalent and belongs into tools/equivalent_mutants.txt with the reason.
 
