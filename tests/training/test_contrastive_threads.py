@@ -24,17 +24,21 @@ class Group:
 
     def __init__(self, world):
         self.world, self.own, self.failed = world, threading.local(), False
-        self.mail = defaultdict(Queue)
+        self.mail, self.free = {}, threading.Lock()
+
+    def box(self, what, source, to):
+        with self.free:  # one for both of them
+            return self.mail.setdefault((what, source, to), Queue())
 
     def send(self, what, to, x):
-        self.mail[what, self.own.rank, to].put(x)
+        self.box(what, self.own.rank, to).put(x)
 
     def receive(self, what, source):
         """Waits for what was sent, as long as no rank has failed."""
         while True:
             failed = self.failed
             try:
-                return self.mail[what, source, self.own.rank].get(timeout=0.2)
+                return self.box(what, source, self.own.rank).get(timeout=0.2)
             except Empty:
                 assert not failed, "another rank has failed"
 
