@@ -72,6 +72,7 @@ PACKED = {"shapes": [(20, 8), (30, 8)]}
         # As much as the largest shard of each of two ranks.
         ({"most": 2 * 240 * 2}, True),
         ({"most": 2 * 240 * 2 - 1}, False),
+        ({"most": gather._MOST_BYTES}, True),
     ],
     ids=str,
 )
