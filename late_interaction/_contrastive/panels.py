@@ -53,18 +53,18 @@ class Batch:
 
     def _blocks(self, rows: Block, limits: dict[str, tuple[int, int]], itemsize: int) -> list[Block]:
         most, least = limits[self.Q.device.type]
-        size = min(max(least, most // (itemsize * self._pitch())), _MOST_ROWS)
+        size = min(max(least, most // (itemsize * self.pitch())), _MOST_ROWS)
         size -= size % _TILE if size > _TILE else 0
         return [(begin, min(begin + size, rows[1])) for begin in range(*rows, size)]
 
-    def _pitch(self) -> int:
-        """From one row of a panel to the next."""
+    def pitch(self) -> int:
+        """Elements from one row of a panel to the next."""
         return -(-len(self.D) // _LINE) * _LINE
 
     def buffer(self, blocks: list[Block], dtype: torch.dtype | None = None) -> Tensor:
         """Memory for any of these panels: of scores, or of weights of a dtype."""
         rows = max(end - begin for begin, end in blocks)
-        return self.inverse.new_empty((rows, self._pitch()), dtype=dtype)
+        return self.inverse.new_empty((rows, self.pitch()), dtype=dtype)
 
     def score(self, block: Block, buffer: Tensor) -> Tensor:
         """The scores of a panel, in the first rows of a buffer."""

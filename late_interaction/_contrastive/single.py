@@ -208,7 +208,7 @@ def _all_sums(batch: Batch, budget: int) -> _AllSums:
     if p.symmetric:
         columns = batch.inverse.new_zeros((4, len(batch.D)))
         columns[0] = _BELOW_ALL
-    keeps = batch.call.keeps and len(batch.Q) * len(batch.D) * batch.inverse.itemsize <= budget
+    keeps = batch.call.keeps and len(batch.Q) * batch.pitch() * batch.inverse.itemsize <= budget
     buffer = batch.buffer([(0, len(batch.Q))] if keeps else blocks)
     of_rows = []
     for block in blocks:

@@ -62,7 +62,7 @@ def test_what_a_block_takes(on_gpu, shares):
     (Sequences(1, 2, 0), Sequences(200, 1.5), (1, 40)),
 ])  # fmt: skip
 def test_sizes_of_blocks(q, d, wanted, monkeypatch):
-    """Of 100 bytes of queries, 60 of documents and 1000 of pairs."""
+    """Blocks hold 100 bytes of queries, 60 of documents and 1000 of pairs."""
     monkeypatch.setattr(blocks, "_CPU_SHARES", (100, 60, 1000))
     monkeypatch.setattr(blocks, "_LEAST", 3)
     assert size(q, d) == wanted

@@ -191,8 +191,8 @@ def test_hard_negatives_of_a_block_take_16_MiB():
 @pytest.mark.parametrize("form", ["number", "labels", "left out"])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_logits_of_labels(symmetric, form, masked, monkeypatch):
-    """Of queries with their documents, and of documents with their queries; NaN where there are none. As many
-    at a time as a block has queries."""
+    """Queries with their documents, and documents with their queries; NaN where there are none. As many at a
+    time as a block has queries."""
     q, d = (Tokens(x.detach()) for x in batch(7, 7))
     if masked:
         d = Tokens(d.values, torch.rand(7, 7) < 0.6)

@@ -314,8 +314,9 @@ def test_autocast(device, dtype):
         ({"reduction": "sum"}, 0, 1),
         ({"symmetric": True}, 0, 2),
         ({"reduction": "none"}, 0, 2),
-        ({"symmetric": True}, 4 * 13 * 13 * 2, 1),  # in float64, or twice what float32 takes
-        ({"reduction": "none"}, 4 * 13 * 13 - 1, 2),
+        # Rows of 13 scores are 64 apart: in float64, or twice what float32 takes.
+        ({"symmetric": True}, 8 * 13 * 64, 1),
+        ({"reduction": "none"}, 4 * 13 * 64 - 1, 2),
     ],
 )
 def test_how_often_scores_are_computed(device, options, kept, passes):

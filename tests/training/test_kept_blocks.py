@@ -233,7 +233,7 @@ def test_memory_within_control_groups(tmp_path):
 
 
 def test_memory_within_the_groups_around_a_group(tmp_path):
-    """Of all of them: also of the outermost one, and of one with a colon in its name."""
+    """All of them count: also the outermost one, and one with a colon in its name."""
     top = "sys/fs/cgroup/"
     write(tmp_path, MEMINFO | {"proc/self/cgroup": "0::/a/b:c/d/e\n"})
     for used, group in ((100, "a/b:c/d/e/"), (200, "a/b:c/d/"), (300, "a/b:c/"), (400, "a/"), (500, "")):

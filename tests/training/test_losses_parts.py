@@ -145,7 +145,7 @@ def test_the_hardest_negative_in_a_block_of_a_shard():
 
 
 def test_amounts_of_zero_do_not_count():
-    """Of a query that is left out, or whose hardest negative is elsewhere; unless all listed pairs do."""
+    """Queries that are left out, or whose hardest negative is elsewhere; unless all listed pairs count."""
     p = SimpleNamespace(labels=Labels(None))
     weights = RowWeights(p, Pairwise(False), {}, torch.tensor([2.0, 0.0, -1.0]), 0, True)
     rows, logits = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([0.0, 0.5, torch.nan, 1.0, torch.nan])
