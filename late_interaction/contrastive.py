@@ -89,8 +89,9 @@ def contrastive_loss(
             (not with ``tail``); which ones are kept changes no bit of the result. None: 512 MiB for all pairs
             (on a GPU with a ``tail`` 64 MiB), else nothing on a GPU, and on a CPU as many blocks as leave at
             least as much memory available as they take (Linux; elsewhere none). 0 takes the least memory. In
-            a group None holds. With one token a side the scores alone, 4 bytes a pair, and only where
-            ``symmetric`` or ``reduction="none"`` would compute them twice.
+            a group None holds. With one token a side the scores alone, 4 bytes a pair of a number of
+            documents rounded up to 64s, and only where ``symmetric`` or ``reduction="none"`` would compute
+            them twice.
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are

@@ -1,5 +1,8 @@
 """Edges of a search of a corpus: no documents, other devices, the size of its chunks, searches by a group."""
 
+import inspect
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -117,3 +120,20 @@ def test_options_of_a_corpus_of_a_file(tmp_path, monkeypatch):
     corpus = Corpus.from_parquet("file", tmp_path / "corpus", column="vector", **options)
     assert corpus.d == 16 and corpus.dtype is torch.int8 and len(corpus) == len(docs)
     assert seen[-1] == (len(docs), 70)
+
+
+@pytest.mark.parametrize("make", [Corpus.from_packed, Corpus.from_numpy, Corpus.from_arrow])
+def test_tokens_count_as_not_normalized_unless_the_caller_says(make):
+    assert inspect.signature(make).parameters["normalized"].default is False
+
+
+def test_a_chunk_has_as_many_tokens_as_operators_take():
+    asked = []
+
+    def ranges(most_tokens, most_documents):
+        asked.append((most_tokens, most_documents))
+        return [(0, 2)]
+
+    shard = SimpleNamespace(tokens=torch.empty(4, 16), documents=2, ranges=ranges)
+    assert [chunk.place for chunk in _chunks.plan([shard, shard], 1 << 50, 10)] == [0, 2]
+    assert asked == [(2**30, 10)] * 2

@@ -11,7 +11,7 @@ import late_interaction as li
 from late_interaction._contrastive import tail, whole
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.panels import Batch
-from late_interaction._contrastive.problem import LIST_BYTES
+from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, LIST_BYTES
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
 from tests.contrast import assert_close, batch, gradients
@@ -173,3 +173,11 @@ def test_a_precision_that_is_named_holds_under_autocast(device, kept):
             loss = li.contrastive_loss(Q, D, temperature=0.3, precision="highest", kept_bytes=kept)
             found.append(gradients(loss, (Q, D)))
     assert torch.equal(found[0][0], found[1][0]) and all(map(torch.equal, found[0][1], found[1][1]))
+
+
+def test_what_is_kept_is_documented():
+    """``kept_bytes=None``: 512 MiB for all pairs, or 64 with a tail, of whose 128 a list is the fourth part."""
+    assert KEPT_BYTES == {"cuda": 2**29, "cpu": 2**29}
+    assert (KEPT_BYTES_WITH_LIST, LIST_BYTES) == (2**26, 2**25)
+    text = " ".join(li.contrastive_loss.__doc__.split())
+    assert "None: 512 MiB for all pairs (on a GPU with a ``tail`` 64 MiB)" in text
