@@ -176,7 +176,7 @@ def test_a_precision_that_is_named_holds_under_autocast(device, kept):
 
 
 def test_what_is_kept_is_documented():
-    """``kept_bytes=None``: 512 MiB for all pairs, or 64 with a tail, of whose 128 a list is the fourth part."""
+    """``kept_bytes=None``: 512 MiB for all pairs, or 64 with a tail; a list of pairs takes 32 more."""
     assert KEPT_BYTES == {"cuda": 2**29, "cpu": 2**29}
     assert (KEPT_BYTES_WITH_LIST, LIST_BYTES) == (2**26, 2**25)
     text = " ".join(li.contrastive_loss.__doc__.split())
