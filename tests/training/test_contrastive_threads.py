@@ -1,5 +1,5 @@
-"""contrastive_loss over a group whose processes are threads of this one, which exchange tensors through queues.
-Results are compared as in test_contrastive_group.py."""
+"""contrastive_loss over a group whose processes are threads of this one, which exchange tensors through
+queues. Results are compared as in test_contrastive_group.py."""
 
 import threading
 from collections import defaultdict
