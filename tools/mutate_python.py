@@ -110,7 +110,7 @@ TESTS = {
     "_scoring/traced.py": "traced call_edges ops q_weights smooth losses",
     "_scoring/untransformed.py": "func",
     "_search/equal_plans.py": "equal_plans",
-    "_search/group_search.py": "group_search",
+    "_search/group_search.py": "group_threads",
     "_search/rescore.py": "coarse",
     "_search/selection.py": "retrieve",
     "_search/topk_state.py": "retrieve",
@@ -215,8 +215,7 @@ TESTS = {
 # What tests run in processes of their own, which nobody traces: mutants are written to disk, and judged by
 # all tests that are listed.
 ELSEWHERE = {
-    "_contrastive/gather.py", "_contrastive/ring.py", "_contrastive/shards.py", "_group.py",
-    "_search/group_search.py", "alias.py",
+    "_contrastive/gather.py", "_contrastive/ring.py", "_contrastive/shards.py", "_group.py", "alias.py",
 }  # fmt: skip
 
 # Modules whose tests are skipped without pyarrow, which the environment of `make lancedb` has.
