@@ -143,7 +143,7 @@ def test_more_documents_than_indices_tell_apart(monkeypatch):
         (None, torch.empty(0, 4)),
         (Q, None, Q.half()),
         (torch.full((5, 1000), -1.5), Q.mT),
-        (torch.full((40_000,), 255, dtype=torch.uint8),) * 12,
+        *((torch.full((40_000,), 255, dtype=torch.uint8),) * n for n in range(4, 12)),  # beyond 2**50
     ],
 )
 def test_the_checksum_counts_every_byte_and_its_place(tensors):
