@@ -75,7 +75,7 @@ double incidence_work(int64_t rows, int64_t units, int64_t d, const Device& devi
 }
 
 // The other gradient's work, in whose place blocks of this one run: blocks of grad_D take the multiprocessors
-// that grad_Q leaves free. A gathered grad_Q ends as soon as it can, since its blocks are many.
+// that grad_Q leaves free. A gathered grad_Q is planned as if it ran alone.
 double work_beside(const IncidencePlan& plan, bool bf16, const Sizes& s, const Device& device) {
   if (plan.gathers) return 0.0;
   if (plan.grad_q) return incidence_work(s.N * s.Ld, s.Nq * ceil_div(s.Lq, 32), s.d, device);

@@ -291,7 +291,7 @@ def test_a_fake_state_is_loaded_without_looking_at_it():
     assert best.scores.shape == (2,)
 
 
-class _Nothing(torch.autograd.Function):
+class DropsGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return x.clone()
@@ -311,7 +311,7 @@ class _Nothing(torch.autograd.Function):
 )
 def test_scores_without_a_gradient_give_none(score):
     Q = tokens(9).requires_grad_()
-    _Nothing.apply(score(Q)).sum().backward()
+    DropsGradient.apply(score(Q)).sum().backward()
     assert Q.grad is None
 
 

@@ -5,6 +5,7 @@ import torch
 
 import late_interaction as li
 from late_interaction.ops import xtr as driver
+from tests.maxsim.test_call_edges import DropsGradient
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -162,20 +163,10 @@ def test_a_deterministic_backward_is_lowmem(given, deterministic, wanted, weight
     assert strategies == [wanted]
 
 
-class Dropped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
-
-
 def test_scores_without_a_gradient_give_none():
     Q, D = (x.requires_grad_() for x in embeddings(2, 3, 4, 5, 8))
     scores = torch.ops.late_interaction.xtr_winners(Q, D, None, None, 6)[0]
-    assert torch.autograd.grad(Dropped.apply(scores).sum(), (Q, D), allow_unused=True) == (None, None)
+    assert torch.autograd.grad(DropsGradient.apply(scores).sum(), (Q, D), allow_unused=True) == (None, None)
 
 
 def test_panels_take_what_the_documentation_says():

@@ -13,9 +13,8 @@ namespace late_interaction {
 
 inline constexpr int kIncidenceThreads = 512, kIncidenceConsumers = 384;
 
-// What a block computes. Producers read the index of the block a second time (ctaid_x). Consumers do the same
-// once they have multiplied. ptxas would otherwise keep these fields in registers, and consumers have none
-// left.
+// A block's share of the work. Producers compute it again from ctaid_x(), and so do consumers after their
+// products: ptxas would otherwise keep the fields in registers, of which consumers have none left.
 template <class Tile>
 struct BlockWork {
   uint32_t rank, tile;

@@ -6,8 +6,7 @@
 // columns: they differ from it by 2^-17 of its size at most. The eight columns of an accumulator are those of
 // four query rows. Each of these multiplies by zeros in the columns of the others.
 //
-// Reads of shared memory bound this: each row and document is 128 bytes of it. Products of 0 and 1 read less,
-// and are bound by wgmma and by the multiplication of their results.
+// For each row and document ldmatrix reads the 128 bytes of 64 dims from shared memory, and no others.
 #pragma once
 
 #include "../../primitives/pipeline_state.cuh"

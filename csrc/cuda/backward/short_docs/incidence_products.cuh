@@ -37,7 +37,7 @@
 
 namespace late_interaction {
 
-// What a consumer adds up.
+// The sums that a consumer of a tile keeps in registers.
 template <class Tile>
 struct SumsOf : std::type_identity<IncidenceSums<Tile>> {};
 template <class Tile>
