@@ -78,7 +78,7 @@ def sources(*patterns):
     return sorted(str(path) for path in found)
 
 
-PLAN = [name for name in sources("plan/*.cpp") if not name.endswith("bindings.cpp")]
+PLAN = [name for name in sources("plan/**/*.cpp") if not name.endswith("bindings.cpp")]
 CPU_SOURCES = ["csrc/ops.cpp", *PLAN, *sources("cpu/**/*.cpp")]
 CUDA_SOURCES = sources("cuda/**/*.cu", "cuda/**/*.cpp")
 

@@ -21,14 +21,15 @@
 
 #include "common/registration.h"
 #include "common/tensors.h"
+#include "plan/backward/gathered_grad_q.h"
+#include "plan/backward/short_docs.h"
+#include "plan/backward/tiled_grad_d.h"
 #include "plan/forward_candidates.h"
 #include "plan/forward_enumerate.h"
 #include "plan/l2_parts.h"
 #include "plan/operand_conversion.h"
 #include "plan/plaid.h"
 #include "plan/plan.h"
-#include "plan/short_docs_backward.h"
-#include "plan/tiled_grad_d.h"
 
 LATE_INTERACTION_LIBRARY(m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.
@@ -442,11 +443,13 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const BackwardPlan plan = plan_backward(own, type, vectors, normalize, method, device);
   if (plan.method == Backward::unified) return explain(own, plan);
   if (shorts.serve_any()) return explain(own, plan) + explain(shorts);
-  const auto grad_q = normalize ? std::nullopt : plan_tiled_grad_q(own, type, d % 8 == 0, device);
+  const auto gathered = normalize ? std::nullopt : plan_gathered_grad_q(own, type, d % 8 == 0, device);
+  const auto tiled = normalize || gathered ? std::nullopt : plan_tiled_grad_q(own, type, d % 8 == 0, device);
   const auto grad_d = normalize ? std::nullopt : plan_tiled_grad_d(own, type, d % 8 == 0, device);
-  const std::string kernels = explain(own, plan) + explain(grad_q) + explain(grad_d);
-  if (grad_q && grad_d) return kernels;
-  const BackwardReads reads = grad_q ? BackwardReads::queries : BackwardReads::both_sides;
+  const std::string kernels = explain(own, plan) + explain(gathered) + explain(tiled) + explain(grad_d);
+  const bool q_has_a_kernel = gathered || tiled;
+  if (q_has_a_kernel && grad_d) return kernels;
+  const BackwardReads reads = q_has_a_kernel ? BackwardReads::queries : BackwardReads::both_sides;
   return kernels + explain(own, backward_part(own, type, device, reads, false));
 }
 

@@ -129,6 +129,25 @@ def run_tiled_grad_d(name, Nq, Nd, Lq, Ld, d):
             raise SystemExit(f"{name}: a gradient is not finite")
 
 
+# grad_Q of winners' rows from shared memory, as the planner gives to it on 132 multiprocessors: the same.
+GATHERED_GRAD_Q = {
+    "grad_Q, gathered": (513, 67, 32, 100, 64),
+    "grad_Q, gathered, long queries": (127, 33, 136, 180, 120),
+}
+
+
+def run_gathered_grad_q(name, Nq, Nd, Lq, Ld, d):
+    Q, D = (torch.randn(*size, d, device="cuda").to(BF16) for size in ((Nq, Lq), (Nd, Ld)))
+    winners = torch.randint(-1, Ld, (Nq, Nd, Lq), device="cuda").to(torch.int16)
+    for bad in (None, float("inf")):  # what is not finite is added up again, one by one
+        grad = torch.randn(Nq, Nd, device="cuda")
+        if bad is not None:
+            grad[1, 2] = bad
+        grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
+        if bool(grad_Q.isfinite().all()) != (bad is None):
+            raise SystemExit(f"{name}: not the gradients that are finite")
+
+
 # (lengths of queries, lengths of documents, d, dtype, precision).
 PACKED = {
     "packed, documents on the M side": ([32, 0, 9], [150, 0, 1, 64, 70] * 40, 128, BF16, "highest"),
@@ -565,6 +584,7 @@ if __name__ == "__main__":
         *((run_short_docs, name, arguments) for name, arguments in SHORT_DOCS.items()),
         *((run_streams, name, arguments) for name, arguments in STREAMS.items()),
         *((run_tiled_grad_d, name, arguments) for name, arguments in TILED_GRAD_D.items()),
+        *((run_gathered_grad_q, name, arguments) for name, arguments in GATHERED_GRAD_Q.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),

@@ -4,8 +4,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "backward/short_docs.h"
 #include "plan.h"
-#include "short_docs_backward.h"
 
 namespace py = pybind11;
 namespace li = late_interaction;

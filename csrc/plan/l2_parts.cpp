@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "tiled_grad_d.h"
+#include "backward/tiled_grad_d.h"
 
 namespace late_interaction {
 
@@ -53,12 +53,13 @@ BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
   constexpr int64_t kMostWinners = 64 << 20;
   BatchPart part = backward_part(s, dtype, device, BackwardReads::both_sides, false);
   if (part.queries >= s.Nq && part.documents >= s.N) return part;
-  // More queries than a backward's part: tiles of query rows (backward/grad_q_tiled.cuh) fill the device
-  // then.
+  // More queries than a backward's part: the kernels of grad_Q that read documents
+  // from shared memory fill the device then.
   part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 2);
   part.documents = std::min(
       part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
-  // grad_D by tiles (tiled_grad_d.h) is refused where its last wave leaves many multiprocessors idle.
+  // grad_D by tiles (backward/tiled_grad_d.h) is refused where its last wave leaves many multiprocessors
+  // idle.
   const int64_t wave = int64_t{kGradDDocs} * device.sm_count;
   if (part.documents > wave) part.documents = even_part(s.N, 1, part.documents / wave * wave);
   return part;

@@ -16,7 +16,7 @@ struct BatchPart {
 int64_t documents_at_once(const Sizes& sizes, Dtype dtype, const Device& device);
 
 // Whose rows a backward reads in the order of the winners: those of queries for grad_D, and those of
-// documents for grad_Q, unless tiles of query rows give that (plan_tiled_grad_q).
+// documents for grad_Q, unless they come from shared memory (plan_gathered_grad_q, plan_tiled_grad_q).
 enum class BackwardReads { queries, both_sides };
 
 // The part whose gradients a lowmem backward computes in one launch: what it reads must fit. Parts are added

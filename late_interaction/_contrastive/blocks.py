@@ -22,7 +22,7 @@ from late_interaction.ops import _oom
 from late_interaction.ops._library import operators as _ops
 
 # Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
-_CUDA_SHARES = (32 << 20, 12 << 20, 64 << 20)
+_CUDA_SHARES = (32 << 20, 12 << 20, 72 << 20)
 _CPU_SHARES = (4 << 20, 12 << 20, 32 << 20)
 _LEAST = 16  # sequences that a block has where there are as many
 _MATRIX_BLOCK = {"cuda": (4096, 2048), "cpu": (1024, 1024)}

@@ -1,11 +1,12 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
+#include "../../csrc/plan/backward/gathered_grad_q.h"
+#include "../../csrc/plan/backward/tiled_grad_d.h"
 #include "../../csrc/plan/forward_candidates.h"
 #include "../../csrc/plan/l2_parts.h"
 #include "../../csrc/plan/pairs.h"
 #include "../../csrc/plan/plaid.h"
 #include "../../csrc/plan/plan.h"
 #include "../../csrc/plan/recompute.h"
-#include "../../csrc/plan/tiled_grad_d.h"
 
 #include <algorithm>
 #include <array>
@@ -277,6 +278,41 @@ void test_parts_of_recomputed_winners_fill_the_device() {
   }
 }
 
+void check_gathered(const Sizes& s, const GatheredGradQPlan& plan) {
+  const int64_t rows = int64_t{plan.groups} * kGatheredGroupRows;
+  EXPECT(plan.groups >= 1 && plan.groups <= kGatheredWarps * kGatheredMostGroups);
+  EXPECT(plan.slices * kGatheredDims >= s.d && (plan.slices - 1) * kGatheredDims < s.d);
+  EXPECT(plan.grid % plan.slices == 0 && plan.grid / plan.slices * rows >= s.Nq * s.Lq);
+  EXPECT((plan.grid / plan.slices - 1) * rows < s.Nq * s.Lq);
+  EXPECT(plan.stages >= 2 && plan.stages <= kGatheredMostStages);
+  const int side = plan.groups * (kGatheredWinnerBytes + kGatheredGradBytes);
+  EXPECT(plan.stages * (gathered_tile_bytes(s.Ld) + side) <= plan.smem_bytes);
+  EXPECT(rows * (kGatheredDims + kGatheredSumPadding) * 4 <= plan.smem_bytes);
+  EXPECT(plan.smem_bytes + 1024 <= kH200.smem_per_block);
+}
+
+void test_gathered_gradients_fit_and_cover_all_rows() {
+  int found = 0;
+  for (int64_t Nq : {1, 7, 64, 500, 4096, 100000}) {
+    for (int64_t N : {32, 33, 264, 5000}) {
+      for (int64_t Lq : {8, 32, 136, 1032}) {
+        for (int64_t Ld : {1, 65, 180, 203, 255}) {
+          for (int64_t d : {8, 96, 128, 1024}) {
+            const Sizes s{Layout::in_batch, Nq, N, Lq, Ld, d};
+            const auto plan = plan_gathered_grad_q(s, Dtype::bf16, true, kH200);
+            if (plan) check_gathered(s, *plan), ++found;
+          }
+        }
+      }
+    }
+  }
+  EXPECT(found > 500);
+  // A wave less than whole is worth larger blocks, but not a wave more.
+  const auto plan =
+      plan_gathered_grad_q({Layout::in_batch, 4096, 256, 32, 180, 128}, Dtype::bf16, true, kH200);
+  EXPECT(plan && plan->grid == 4 * kH200.sm_count);
+}
+
 void test_packed_gradients_without_parts() {
   const auto is_whole = [](const Sizes& s, Dtype dtype) {
     const PackedParts parts = packed_backward_parts(s, dtype, kH200);
@@ -317,6 +353,7 @@ int main() {
   test_no_warpgroup_idles_beside_winners();
   test_packed_gradients_have_parts_that_fit();
   test_parts_of_recomputed_winners_fill_the_device();
+  test_gathered_gradients_fit_and_cover_all_rows();
   test_packed_gradients_without_parts();
   test_packed_parts_can_be_read();
   test_a_plan_can_be_read();

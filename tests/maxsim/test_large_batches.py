@@ -411,8 +411,12 @@ def test_the_plan_says_what_stays_in_l2():
     Q, D = Q.bfloat16(), D.bfloat16()
     said = li.explain_plan(Q, D, sm=90)
     assert "documents a launch, which stay in L2" in said
-    assert "documents pass through shared memory" in said and "query rows pass through shared memory" in said
+    assert (
+        "8 documents at a time in shared memory" in said and "query rows pass through shared memory" in said
+    )
     longer = li.explain_plan((8192, 32, 256), (8192, 180, 256), sm=90)  # of more dims than that kernel takes
-    assert "documents pass through shared memory" in longer and "whose rows stay in L2" in longer
+    assert "8 documents at a time in shared memory" in longer and "whose rows stay in L2" in longer
+    older = li.explain_plan((8192, 32, 128), (8192, 180, 128), sm=80, sm_count=132)
+    assert "documents pass through shared memory" in older
     small = li.explain_plan(Q[:64], D[:64], sm=90)
     assert "L2" not in small

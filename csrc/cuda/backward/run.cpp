@@ -10,6 +10,7 @@
 #include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
+#include "gathered_grad_q/launch.h"
 #include "launch.h"
 #include "short_docs/run.h"
 #include "tiled_grad_d/launch.h"
@@ -280,6 +281,27 @@ bool tiled_grad_q(const GradientCall& call) {
   return true;
 }
 
+// grad_Q of winners' rows that ldmatrix reads from shared memory, where that is faster. Returns whether it
+// was.
+bool gathered_grad_q(const GradientCall& call) {
+  const Inputs& in = call.in;
+  if (!call.need_grad_Q() || call.normalize || has_weights(in) || call.method == Backward::unified)
+    return false;
+  BackwardArgs args = backward_args(call);
+  const bool aligned = readable_in_vectors(in.D, call.s.d, element_bytes(in.dtype), 16) &&
+                       is_aligned(args.winners, 16) && !args.wide_winners;
+  const auto plan = plan_gathered_grad_q(call.s, in.dtype, aligned, call.device);
+  if (!plan) return false;
+  args.grad_Q = call.to.grad_Q.data_ptr();
+  if (call.to.q_sums) {
+    args.grad_Q_sums = call.to.q_sums->data_ptr();
+    args.adds_to_sums = !call.to.first;
+  }
+  check(GatheredGradQLauncher<__nv_bfloat16>::grad_q(args, *plan, call.stream), "grad_Q");
+  if (call.to.q_sums && call.to.last) finish_queries(call, args, std::nullopt);
+  return true;
+}
+
 // grad_D with rows of Q from shared memory, where that is faster. Returns whether it was.
 bool tiled_grad_d(const GradientCall& call) {
   if (!call.need_grad_D() || call.normalize || has_weights(call.in) || call.method == Backward::unified ||
@@ -390,7 +412,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   if (plain && lone_query_gradients(in, s, grad_scores, winners, to, device, stream)) return;
   Destinations rest = to;
   const bool q_by_products = plain && short_docs_grad_q(in, s, grad_scores, winners, to, device, stream);
-  if (q_by_products || tiled_grad_q({in, s, grad_scores, winners, normalize, method, rest, device, stream})) {
+  const GradientCall both{in, s, grad_scores, winners, normalize, method, rest, device, stream};
+  if (q_by_products || gathered_grad_q(both) || tiled_grad_q(both)) {
     rest.grad_Q = new_tensor(grad_scores, {0}, to.grad_Q.scalar_type());
     rest.q_sums = std::nullopt;
     if (rest.grad_D.numel() == 0) return;

@@ -74,20 +74,31 @@ CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis
 // Eight parameters: the tensor's three axes and the two sizes of a box are what cuTensorMapEncodeTiled wants.
 CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens,
                                    TmaAxis items, TmaAxis outer, int box_tokens, int box_items) {
+  const auto box_dims = static_cast<int>(kKChunkBytes / element_bytes(compute));
+  const uint32_t box[3] = {static_cast<uint32_t>(box_dims), static_cast<uint32_t>(box_tokens),
+                           static_cast<uint32_t>(box_items)};
+  return make_box_map(data, compute, d, {tokens, items, outer}, box);
+}
+
+CUtensorMap make_box_map(const void* data, Compute compute, int64_t d, const std::array<TmaAxis, 3>& axes,
+                         const uint32_t (&box_sizes)[3]) {
   // An axis of one has no stride of its own; any multiple of 16 bytes does.
   const int64_t element = element_bytes(compute);
   const auto bytes = [&](TmaAxis axis) {
     return static_cast<cuuint64_t>(axis.size == 1 ? 16 : element * axis.stride);
   };
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(tokens.size),
-                               static_cast<cuuint64_t>(items.size), static_cast<cuuint64_t>(outer.size)};
-  const cuuint64_t strides[3] = {bytes(tokens), bytes(items), bytes(outer)};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(kKChunkBytes / element),
-                             static_cast<cuuint32_t>(box_tokens), static_cast<cuuint32_t>(box_items), 1};
-  // A box has 128 bytes of each token, and the next box those behind them.
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(axes[0].size),
+                               static_cast<cuuint64_t>(axes[1].size), static_cast<cuuint64_t>(axes[2].size)};
+  const cuuint64_t strides[3] = {bytes(axes[0]), bytes(axes[1]), bytes(axes[2])};
+  const cuuint32_t box[4] = {box_sizes[0], box_sizes[1], box_sizes[2], 1};
+  // A box has so many bytes of each token, and the next box those behind them.
   const auto promotion =
       has_narrow_memory_bus() ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-  return encode(data, type_of(compute), 4, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B, promotion);
+  const int64_t row_bytes = element * box_sizes[0];
+  const auto swizzle = row_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
+                       : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_128B;
+  return encode(data, type_of(compute), 4, sizes, strides, box, swizzle, promotion);
 }
 
 CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_t d, int64_t stride,

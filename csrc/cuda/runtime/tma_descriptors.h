@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <array>
+
 #include "../../plan/plan.h"
 
 namespace late_interaction {
@@ -20,6 +22,11 @@ CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis
 // The same in boxes of box_tokens tokens of each of box_items items.
 CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens,
                                    TmaAxis items, TmaAxis outer, int box_tokens, int box_items);
+
+// A tensor of `axes`, the one behind the dims first, in boxes of so many dims and of so many places on the
+// first two axes. A box has 32, 64 or 128 bytes of each embedding, which are swizzled in rows of that length.
+CUtensorMap make_box_map(const void* data, Compute compute, int64_t d, const std::array<TmaAxis, 3>& axes,
+                         const uint32_t (&box_sizes)[3]);
 
 // The same for rows [rows, d] that lie `stride` elements apart.
 CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_t d, int64_t stride,

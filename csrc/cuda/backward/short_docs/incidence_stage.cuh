@@ -14,7 +14,7 @@
 
 #include <type_traits>
 
-#include "../../../plan/short_docs_backward.h"
+#include "../../../plan/backward/short_docs.h"
 #include "../../ptx/wgmma.cuh"
 #include "args.h"
 

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../../plan/short_docs_backward.h"
+#include "../../../plan/backward/short_docs.h"
 #include "args.h"
 
 namespace late_interaction {

@@ -24,7 +24,7 @@
 // one, and a document whose gradient is one, take the sums one by one instead.
 #pragma once
 
-#include "../../../plan/short_docs_backward.h"
+#include "../../../plan/backward/short_docs.h"
 #include "../../primitives/row_vector.cuh"
 #include "../../ptx/pdl.cuh"
 #include "args.h"

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../../plan/tiled_grad_d.h"
+#include "../../../plan/backward/tiled_grad_d.h"
 #include "../args.h"
 
 namespace late_interaction {

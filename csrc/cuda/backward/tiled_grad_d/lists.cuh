@@ -7,7 +7,7 @@
 //   entries  every lane writes its rows to their places
 #pragma once
 
-#include "../../../plan/tiled_grad_d.h"
+#include "../../../plan/backward/tiled_grad_d.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/pipeline_state.cuh"
 #include "../../ptx/bulk_copy.cuh"

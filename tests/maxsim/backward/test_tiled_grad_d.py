@@ -5,7 +5,7 @@ import torch
 
 import late_interaction as li
 from tests import ref
-from tests.maxsim.test_short_docs_backward import batch, gradients, plan, reference
+from tests.maxsim.backward.test_short_docs import batch, gradients, plan, reference
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "../common/arithmetic.h"
+#include "../../common/arithmetic.h"
 
 namespace late_interaction {
 

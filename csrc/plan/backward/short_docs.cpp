@@ -1,4 +1,4 @@
-#include "short_docs_backward.h"
+#include "short_docs.h"
 
 #include <algorithm>
 #include <limits>

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "plan.h"
+#include "../plan.h"
 
 namespace late_interaction {
 

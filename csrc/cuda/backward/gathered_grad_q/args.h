@@ -1,0 +1,17 @@
+// The arguments of grad_q_gathered.
+#pragma once
+
+#include "../../../plan/backward/gathered_grad_q.h"
+#include "../args.h"
+
+namespace late_interaction {
+
+struct GatheredGradQArgs : BackwardArgs {
+  // As in GatheredGradQPlan.
+  int32_t slices, groups, stages, tile_bytes;
+  int32_t all_groups;          // of all queries
+  Divider by_query_groups;     // groups of a query
+  int64_t query_winner_bytes;  // from a query's winners to the next one's
+};
+
+}  // namespace late_interaction

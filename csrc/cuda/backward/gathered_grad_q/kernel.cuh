@@ -1,0 +1,157 @@
+// grad_Q of many query rows in bf16, whose winners' rows ldmatrix reads from shared memory (sm_90).
+//
+//   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
+//
+// A query row takes one token of each of a stage's eight documents. ldmatrix reads these eight rows of shared
+// memory where they lie, and transposes them, for four query rows at once: operand A of mma.sync, whose
+// quarters are 8 dims by 8 documents of a query row each. Operand B has the gradients of the query's scores
+// with the documents, in one column for the two rows that share a range of K, and 0 elsewhere. So 16 rows
+// share an accumulator of 8 dims. A gradient is the sum of two bf16 numbers, high and low, of one product
+// each: they differ from it by 2^-17 of its size at most.
+//
+// Who owns what
+//   block     some groups of query rows, and a slice of dims: documents pass through shared memory once for
+//   all
+//             of these rows
+//   warp      of 12, its share of the groups
+//   producer  a warp that starts TMA's copies of documents, and three that copy winners and gradients
+//             (cp.async)
+//
+// Shared memory bounds it: 64 bytes are read for each row, document and 32 dims. Every sum is over documents
+// in their order: the same bits in every run.
+#pragma once
+
+#include "../../ptx/pdl.cuh"
+#include "../../ptx/wgmma.cuh"
+#include "sums.cuh"
+
+namespace late_interaction {
+
+class GatheredConsumer {
+ public:
+  __device__ __forceinline__ GatheredConsumer(const GatheredGradQArgs& args, const GatheredRing& ring,
+                                              const WarpGroups& own)
+      : p(args), ring(ring), own(own) {
+    const int lane = threadIdx.x % 32, doc = lane % kGatheredDocs;
+    lane_bytes = doc * kRowBytes + doc / 2 * 16;  // as TMA's swizzle permutes the four chunks of a row
+  }
+
+  __device__ __forceinline__ void add_to(GatheredSums& sums) const {
+    const auto N = static_cast<int32_t>(p.N);
+    PipelineState at;
+#pragma unroll 1
+    for (int32_t doc = 0; doc < N; doc += kGatheredDocs) {
+      ptx::mbarrier_wait_parity(ring.full(at.stage), at.parity);
+      add_stage(at.stage, sums);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ring.empty(at.stage));
+      at.advance(p.stages);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kRowBytes = 2 * kGatheredDims, kTokenBytes = kGatheredDocs * kRowBytes;
+  using Words = IncidenceWords<__nv_bfloat16>;
+  const GatheredGradQArgs& p;
+  const GatheredRing& ring;
+  const WarpGroups& own;
+  uint32_t lane_bytes;  // what the lane's first chunk lies behind the first row of its winner's token
+
+  // High and low parts of the gradients with two documents.
+  struct SplitGrads {
+    uint32_t high, low;
+    __device__ __forceinline__ explicit SplitGrads(uint2 bits) {
+      const float2 grad{__uint_as_float(bits.x), __uint_as_float(bits.y)};
+      high = Words::pack(grad.x, grad.y);
+      const float2 rounded = Words::unpack(high);
+      low = Words::pack(grad.x - rounded.x, grad.y - rounded.y);
+    }
+    __device__ __forceinline__ SplitGrads(uint32_t high, uint32_t low) : high(high), low(low) {}
+    __device__ __forceinline__ SplitGrads where(bool counts) const {
+      return {counts ? high : 0u, counts ? low : 0u};
+    }
+  };
+
+  // Lanes have winners [quarter of the warp: two rows of a group][document]. Of gradients, those below 16
+  // have the ones of even groups, the others those of the next group, each with two documents.
+  __device__ __forceinline__ void add_stage(int stage, GatheredSums& sums) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t tile = ring.tile(stage) + lane_bytes;
+    const uint32_t winners =
+        ring.winners(stage) + own.first * kGatheredWinnerBytes + lane % 8 * 16 + lane / 8 * 4;
+    const uint32_t grads = ring.grads(stage) + lane % 4 * 8;
+    SplitGrads both(0u, 0u);
+#pragma unroll
+    for (int g = 0; g < kGatheredMostGroups; ++g) {
+      if (g >= own.count) break;
+      if (g % 2 == 0) {
+        const int group = min(own.first + g + lane / 16, p.groups - 1);
+        both = SplitGrads(ptx::ld_shared_v2_b32(grads + group * kGatheredGradBytes));
+      }
+      const uint32_t none = p.Ld | p.Ld << 16;  // the token of zeros
+      const uint32_t pair = __vminu2(ptx::ld_shared(winners + g * kGatheredWinnerBytes), none);
+      const SplitGrads split = both.where(lane / 16 == g % 2);
+      add_rows(sums.x[g / 2], tile + (pair & 0xFFFF) * kTokenBytes, 0, split);
+      add_rows(sums.x[g / 2], tile + (pair >> 16) * kTokenBytes, 2, split);
+    }
+  }
+
+  // Adds four rows: two to column `column` of the group's four, two to the next one. from: the address of the
+  // lane's row.
+  __device__ __forceinline__ void add_rows(ptx::Accumulator (&sums)[GatheredSums::kBlocks], uint32_t from,
+                                           int column, const SplitGrads& split) const {
+    const int own_column = threadIdx.x % 16 / 4;
+    const SplitGrads first = split.where(own_column == column),
+                     second = split.where(own_column == column + 1);
+#pragma unroll
+    for (int m = 0; m < GatheredSums::kBlocks; ++m) {
+      ptx::MmaBf16::A rows;
+      ptx::ldmatrix_x4_trans(rows.r, from ^ 16 * m);
+      ptx::MmaBf16::multiply(sums[m], rows, {{first.high, second.high}});
+      ptx::MmaBf16::multiply(sums[m], rows, {{first.low, second.low}});
+    }
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kGatheredThreads, 1)
+    grad_q_gathered(const __grid_constant__ GatheredGradQArgs p, const __grid_constant__ CUtensorMap map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ uint64_t barriers[2 * kGatheredMostStages];
+  const GatheredRing ring(p, ptx::smem_address(shared), ptx::smem_address(barriers));
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < p.stages; ++s) {
+      ptx::mbarrier_init(ring.full(s), 1 + kGatheredLookUpThreads);
+      ptx::mbarrier_init(ring.empty(s), kGatheredWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::pdl_wait_and_launch_dependents();
+  const int tile = static_cast<int>(blockIdx.x) / p.slices;
+  const int first_dim = (static_cast<int>(blockIdx.x) - tile * p.slices) * kGatheredDims;
+  const int first_group = tile * p.groups;
+  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
+  if (warp >= kGatheredWarps) {
+    ptx::setmaxnreg_dec<56>();
+    if (warp == kGatheredWarps) {
+      load_documents(p, map, ring, first_dim);
+    } else {
+      look_up_winners(p, ring, first_group, threadIdx.x - 32 * (kGatheredWarps + 1));
+    }
+  } else {
+    ptx::setmaxnreg_inc<152>();
+    GatheredSums sums;
+    sums.clear();
+    const WarpGroups own(p.groups, warp);
+    GatheredConsumer(p, ring, own).add_to(sums);
+    ptx::named_barrier_sync(1, 32 * kGatheredWarps);  // all have left the ring
+    sums.put(reinterpret_cast<float*>(shared), own);
+    ptx::named_barrier_sync(1, 32 * kGatheredWarps);
+    write_rows<T>(p, ring.tiles, int64_t{first_group} * kGatheredGroupRows, first_dim);
+  }
+#endif
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,38 @@
+// Launches grad_q_gathered for one element type. Each of instances/ instantiates it once.
+#pragma once
+
+#include "../../runtime/launch_config.cuh"
+#include "../../runtime/tma_descriptors.h"
+#include "kernel.cuh"
+#include "launch.h"
+
+namespace late_interaction {
+
+inline GatheredGradQArgs gathered_args(const BackwardArgs& common, const GatheredGradQPlan& plan) {
+  GatheredGradQArgs args{};
+  static_cast<BackwardArgs&>(args) = common;
+  args.slices = plan.slices;
+  args.groups = plan.groups;
+  args.stages = plan.stages;
+  args.tile_bytes = gathered_tile_bytes(common.Ld);
+  const int32_t query_groups = common.Lq / kGatheredGroupRows;
+  args.all_groups = common.Nq * query_groups;
+  args.by_query_groups = Divider(static_cast<uint32_t>(query_groups));
+  args.query_winner_bytes = 2 * common.winners_stride * common.Lq;
+  return args;
+}
+
+template <class T>
+cudaError_t GatheredGradQLauncher<T>::grad_q(const BackwardArgs& common, const GatheredGradQPlan& plan,
+                                             cudaStream_t stream) {
+  const GatheredGradQArgs args = gathered_args(common, plan);
+  // A box has a token of each document of a stage, and then the next token: documents are the inner axis.
+  const uint32_t box[3] = {kGatheredDims, kGatheredDocs, static_cast<uint32_t>(args.Ld) + 1};
+  const CUtensorMap map =
+      make_box_map(args.D.data, Compute::bf16, args.d,
+                   {{{args.N, args.D.item_stride}, {args.Ld, args.D.token_stride}, kNoAxis}}, box);
+  return launch(grad_q_gathered<T>, LaunchShape{plan.grid, kGatheredThreads, plan.smem_bytes, true}, stream,
+                args, map);
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,115 @@
+// The sums of a warp of grad_q_gathered, in registers, and how they are written.
+#pragma once
+
+#include "../../primitives/row_vector.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../../ptx/mma.cuh"
+#include "../short_docs/incidence_words.cuh"
+#include "stage.cuh"
+
+namespace late_interaction {
+
+// A warp's share of a block's groups.
+struct WarpGroups {
+  int first, count;
+  __device__ __forceinline__ WarpGroups(int groups, int warp)
+      : first(groups * warp / kGatheredWarps), count(groups * (warp + 1) / kGatheredWarps - first) {}
+};
+
+// Two groups are the columns of each accumulator, which has 8 dims of 16 rows.
+struct GatheredSums {
+  static constexpr int kBlocks = kGatheredDims / 8, kWidth = kGatheredDims + kGatheredSumPadding;
+  ptx::Accumulator x[kGatheredMostGroups / 2][kBlocks];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (auto& groups : x) {
+#pragma unroll
+      for (auto& block : groups) {
+#pragma unroll
+        for (float& sum : block) sum = 0.0f;
+      }
+    }
+  }
+
+  // To shared memory, [row of the block][kWidth]. Columns 0 and 2 of a group have its first two rows and, in
+  // the lower half, its third and fourth; columns 1 and 3 those four rows behind them.
+  __device__ __forceinline__ void put(float* to, const WarpGroups& own) const {
+    const int lane = threadIdx.x % 32, group = lane % 4 / 2, row = lane % 2;
+    to += ((own.first + group) * kGatheredGroupRows + row) * kWidth + lane / 4;
+#pragma unroll
+    for (int g = 0; g < kGatheredMostGroups; g += 2) {
+      if (g + group >= own.count) break;
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        float* const block = to + g * kGatheredGroupRows * kWidth + 8 * m;
+        block[0] = x[g / 2][m][0];
+        block[4 * kWidth] = x[g / 2][m][1];
+        block[2 * kWidth] = x[g / 2][m][2];
+        block[6 * kWidth] = x[g / 2][m][3];
+      }
+    }
+  }
+};
+
+// Adds up eight dims of a query row, one document after the other. 0 times a number that is not finite leaves
+// a NaN in sums that the products make; here a row meets its winners alone.
+template <class T>
+__device__ __noinline__ void sum_one_by_one(const GatheredGradQArgs& p, int64_t row, int dim,
+                                            float (&sum)[8]) {
+  const auto i = static_cast<int64_t>(p.by_Lq.quotient(static_cast<uint32_t>(row)));
+  const auto* winners =
+      reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(p.winners) + i * p.query_winner_bytes) +
+      (row - i * p.Lq);
+  const float* grads = static_cast<const float*>(p.grad) + i * p.grad_query_stride;
+#pragma unroll
+  for (float& x : sum) x = 0.0f;
+  for (int64_t j = 0; j < p.N; ++j) {
+    const int w = winners[j * p.Lq];
+    if (w >= p.Ld) continue;
+    const T* x = static_cast<const T*>(p.D.data) + j * p.D.item_stride + w * p.D.token_stride + dim;
+    const float grad = grads[j * p.grad_item_stride];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum[k] = fmaf(grad, widen(x[k]), sum[k]);
+  }
+}
+
+// Writes eight dims of a query row, or adds them to the sums that p.grad_Q_sums holds.
+template <class T>
+__device__ __forceinline__ void write_dims(const GatheredGradQArgs& p, int64_t at, const float (&sum)[8]) {
+  using Words = IncidenceWords<T>;
+  if (p.grad_Q_sums == nullptr) {
+    const uint4 packed{Words::pack(sum[0], sum[1]), Words::pack(sum[2], sum[3]), Words::pack(sum[4], sum[5]),
+                       Words::pack(sum[6], sum[7])};
+    ptx::st_global_vec(static_cast<T*>(p.grad_Q) + at, packed);
+    return;
+  }
+  auto* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_Q_sums) + at);
+  const float4 zeros{}, low = p.adds_to_sums ? to[0] : zeros, high = p.adds_to_sums ? to[1] : zeros;
+  to[0] = {low.x + sum[0], low.y + sum[1], low.z + sum[2], low.w + sum[3]};
+  to[1] = {high.x + sum[4], high.y + sum[5], high.z + sum[6], high.w + sum[7]};
+}
+
+// Writes what the block's warps have put into shared memory. first_row: of all query rows.
+template <class T>
+__device__ __forceinline__ void write_rows(const GatheredGradQArgs& p, uint32_t memory, int64_t first_row,
+                                           int first_dim) {
+  constexpr int kVecs = GatheredSums::kBlocks, kWidth = GatheredSums::kWidth;
+  const int64_t all = int64_t{p.Nq} * p.Lq;
+  const auto rows = static_cast<int>(min(int64_t{kGatheredGroupRows} * p.groups, all - first_row));
+#pragma unroll 2
+  for (int v = threadIdx.x; v < rows * kVecs; v += 32 * kGatheredWarps) {
+    const int row = v / kVecs, dim = v % kVecs * 8;
+    if (first_dim + dim >= p.d) continue;
+    const uint32_t from = memory + (row * kWidth + dim) * 4;
+    const float4 low = ptx::ld_shared_v4_f32(from), high = ptx::ld_shared_v4_f32(from + 16);
+    float sum[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    bool finite = true;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
+    if (!finite) sum_one_by_one<T>(p, first_row + row, first_dim + dim, sum);
+    write_dims<T>(p, (first_row + row) * p.d + first_dim + dim, sum);
+  }
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,82 @@
+#include "gathered_grad_q.h"
+
+#include <algorithm>
+
+#include "../../common/arithmetic.h"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kBarrierBytes =
+    1024;  // of shared memory, that mbarriers take with what aligns the ring behind them
+constexpr int kMostStages = kGatheredMostStages;
+
+// Measured on an H200, in clocks of a multiprocessor: a query row with the documents of a stage, a block's
+// beginning and end, and a row of 64 bytes that the gather (grad_q_gather.cuh) reads from L2.
+constexpr double kRowClocks = 5.0, kBlockClocks = 12000, kGatherClocks = 2.2;
+// And a stage's copy from L2: until it begins to arrive, and bytes a clock while all multiprocessors copy.
+constexpr double kCopyLatency = 900, kCopyBytes = 40;
+
+// Blocks of so many groups; smem_bytes is 0 where they do not fit.
+GatheredGradQPlan blocks_of(const Sizes& s, int groups, const Device& device) {
+  GatheredGradQPlan plan;
+  plan.slices = static_cast<int>(ceil_div(s.d, int64_t{kGatheredDims}));
+  plan.groups = groups;
+  const int rows = groups * kGatheredGroupRows;
+  plan.grid = ceil_div(s.Nq * s.Lq, int64_t{rows}) * plan.slices;
+  const int stage = gathered_tile_bytes(s.Ld) + groups * (kGatheredWinnerBytes + kGatheredGradBytes);
+  const int room = device.smem_per_block - kBarrierBytes;
+  plan.stages = std::min(room / stage, kMostStages);
+  const int sums = rows * (kGatheredDims + kGatheredSumPadding) * 4;
+  plan.smem_bytes = plan.stages < 2 || sums > room ? 0 : std::max(plan.stages * stage, sums);
+  return plan;
+}
+
+// Clocks until the last block ends.
+double clocks(const Sizes& s, const GatheredGradQPlan& plan, const Device& device) {
+  const auto waves = static_cast<double>(ceil_div(plan.grid, int64_t{device.sm_count}));
+  const auto stages = static_cast<double>(ceil_div(s.N, int64_t{kGatheredDocs}));
+  const double bytes = gathered_tile_bytes(s.Ld);
+  // Shared memory takes 128 bytes a clock, of copies and of rows that are read. A copy begins when its stage
+  // is free, and must end while the others are read.
+  const double busy = plan.groups * kGatheredGroupRows * kRowClocks + bytes / 128;
+  const double refill = (kCopyLatency + bytes / kCopyBytes) / (plan.stages - 1);
+  return waves * (kBlockClocks + stages * std::max(busy, refill));
+}
+
+}  // namespace
+
+std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& s, Dtype dtype, bool aligned,
+                                                      const Device& device) {
+  constexpr int64_t kMostTokens = 255, kFewestDocuments = 32, kMostRows = int64_t{1} << 30;
+  const int64_t rows = s.Nq * s.Lq;
+  const bool served = s.layout == Layout::in_batch && aligned && device.capability >= 90 &&
+                      dtype == Dtype::bf16 && s.d % 8 == 0 && s.Lq % kGatheredGroupRows == 0 &&
+                      s.Ld <= kMostTokens && s.N >= kFewestDocuments && s.N <= kMostRows && rows <= kMostRows;
+  if (!served) return std::nullopt;
+  const int64_t all_groups = rows / kGatheredGroupRows, slices = ceil_div(s.d, int64_t{kGatheredDims});
+  // As many groups as fill so many waves, from the fewest waves on that have blocks of the largest size.
+  const int64_t most = kGatheredWarps * kGatheredMostGroups;
+  const int64_t fewest = ceil_div(ceil_div(all_groups, most) * slices, int64_t{device.sm_count});
+  std::optional<GatheredGradQPlan> best;
+  double least = kGatherClocks * static_cast<double>(rows * s.N * slices) / device.sm_count;
+  for (int64_t waves = fewest; waves < fewest + 4; ++waves) {
+    const int64_t tiles = std::max<int64_t>(waves * device.sm_count / slices, 1);
+    const auto groups = static_cast<int>(std::min(most, ceil_div(all_groups, tiles)));
+    const GatheredGradQPlan plan = blocks_of(s, groups, device);
+    const double time = clocks(s, plan, device);
+    if (plan.smem_bytes > 0 && time < least) best = plan, least = time;
+  }
+  return best;
+}
+
+std::string explain(const std::optional<GatheredGradQPlan>& plan) {
+  if (!plan) return "";
+  return "gathered   grad_Q by " + std::to_string(plan->grid) + " blocks instead, up to " +
+         std::to_string(plan->groups * kGatheredGroupRows) + " query rows and " +
+         std::to_string(kGatheredDims) + " dims each: " + std::to_string(kGatheredDocs) +
+         " documents at a time in shared memory\n";
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,45 @@
+// The plan of grad_Q of many query rows, whose winners' rows ldmatrix reads from shared memory
+// (cuda/backward/gathered_grad_q), and what it and the kernel must agree on. No CUDA, no PyTorch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "../plan.h"
+
+namespace late_interaction {
+
+inline constexpr int kGatheredDims = 32;        // of an embedding, that a block has
+inline constexpr int kGatheredDocs = 8;         // documents of a stage: K of mma.sync
+inline constexpr int kGatheredGroupRows = 8;    // query rows of one query, four columns of an accumulator
+inline constexpr int kGatheredWarps = 12;       // that add up
+inline constexpr int kGatheredMostGroups = 12;  // of a warp, as registers allow
+inline constexpr int kGatheredMostStages = 4;
+inline constexpr int kGatheredSumPadding = 8;  // floats between rows of sums in shared memory
+
+// Bytes of a group's winners and of its gradients with the documents of a stage.
+inline constexpr int kGatheredWinnerBytes = 2 * kGatheredDocs * kGatheredGroupRows;
+inline constexpr int kGatheredGradBytes = 4 * kGatheredDocs;
+
+// Bytes of a stage's documents: their tokens, and one of zeros behind them.
+constexpr int gathered_tile_bytes(int64_t Ld) {
+  return static_cast<int>(Ld + 1) * kGatheredDocs * 2 * kGatheredDims;
+}
+
+struct GatheredGradQPlan {
+  int slices = 0;  // blocks that share query rows, each with some of the dims
+  int groups = 0;  // of a block
+  int stages = 0;
+  int smem_bytes = 0;
+  int64_t grid = 0;
+};
+
+// None where another way is faster, or the kernel does not serve the call. aligned: TMA can read the rows of
+// D, and winners start at a multiple of 16 bytes.
+std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& sizes, Dtype dtype, bool aligned,
+                                                      const Device& device);
+
+std::string explain(const std::optional<GatheredGradQPlan>& plan);  // nothing, where there is none
+
+}  // namespace late_interaction
