@@ -116,6 +116,7 @@ def run_streams(name, plan, N, Lq, Ld, d):
 TILED_GRAD_D = {
     "grad_D by query rows": (513, 187, 32, 100, 64),
     "grad_D by query rows, long queries": (127, 188, 130, 180, 128),
+    "grad_D by query rows, long documents": (512, 94, 32, 200, 64),
 }
 
 

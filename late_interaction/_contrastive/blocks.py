@@ -24,6 +24,7 @@ from late_interaction.ops._library import operators as _ops
 # Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
 _CUDA_SHARES = (32 << 20, 12 << 20, 72 << 20)
 _CPU_SHARES = (4 << 20, 12 << 20, 32 << 20)
+_SHARED_TOKENS = 180  # up to which two documents share a block of grad_D's kernel
 _LEAST = 16  # sequences that a block has where there are as many
 _MATRIX_BLOCK = {"cuda": (4096, 2048), "cpu": (1024, 1024)}
 _PANEL = 4 << 20  # logits that one softmax update takes
@@ -290,8 +291,18 @@ def block_sizes(kernels: Kernels, q: Tokens, d: Tokens) -> Block:
     documents = min(documents, max(len(d), 1))
     pair = 2 * q.longest + 8
     documents = min(documents, max(_LEAST, int(of_pairs / (queries * pair))))
+    if on_gpu:
+        documents = _whole_wave(documents, d)
     queries = min(queries, max(_LEAST, int(of_pairs / (documents * pair))))
     return queries, documents
+
+
+def _whole_wave(documents: int, d: Tokens) -> int:
+    """Fewer documents, where the blocks of grad_D's kernel (``csrc/plan/backward/tiled_grad_d.h``) would not
+    fill their last wave on the GPU: two documents a block, or a longer one."""
+    processors: int = torch.cuda.get_device_properties(d.values.device).multi_processor_count
+    wave = processors * (2 if d.longest <= _SHARED_TOKENS else 1)
+    return documents if documents < wave else documents // wave * wave // 32 * 32
 
 
 def panels(blocks: list[Block], queries: int) -> list[list[Block]]:

@@ -32,9 +32,10 @@ def size(q, d, way="padded"):
 # ---- how large ----
 
 
-@pytest.mark.parametrize(("on_gpu", "shares"), [(True, (32, 12, 64)), (False, (4, 12, 32))])
-def test_what_a_block_takes(on_gpu, shares):
+@pytest.mark.parametrize(("on_gpu", "shares"), [(True, (32, 12, 72)), (False, (4, 12, 32))])
+def test_what_a_block_takes(on_gpu, shares, monkeypatch):
     """MiB of queries, of documents, and of what is kept of pairs: 2 bytes a query token and 8 a score."""
+    monkeypatch.setattr(blocks, "_whole_wave", lambda documents, d: documents)
     many, kib = 10**6, 1 << 10
     assert size(Sequences(many, 16 * kib, 0, on_gpu), Sequences(16, 0))[0] == shares[0] * 64
     assert size(Sequences(16, 0, 0, on_gpu), Sequences(many, 16 * kib))[1] == shares[1] * 64
@@ -42,6 +43,27 @@ def test_what_a_block_takes(on_gpu, shares):
     assert size(Sequences(64, 1, 252, on_gpu), Sequences(many, 1)) == (64, pairs // 64)
     assert size(Sequences(many, 1, 252, on_gpu), Sequences(64, 1)) == (pairs // 16, 16)
     assert size(Sequences(many, 1 << 30, 252, on_gpu), Sequences(many, 1 << 30)) == (16, 16)
+
+
+@pytest.mark.parametrize(("documents", "longest", "wanted"), [
+    (263, 180, 263),  # less than a wave
+    (264, 180, 256),
+    (300, 180, 256),
+    (528, 1, 512),
+    (131, 181, 131),
+    (163, 181, 128),
+    (300, 300, 256),
+])  # fmt: skip
+def test_documents_of_a_block_fill_whole_waves(documents, longest, wanted, monkeypatch):
+    """Of 132 multiprocessors, each with two documents or a long one; in whole tiles of 32."""
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(blocks.torch.cuda, "get_device_properties", lambda device: properties)
+    d = Sequences(10**6, 4, longest, True)
+    d.values.device = "cuda:0"
+    assert blocks._whole_wave(documents, d) == wanted
+    monkeypatch.setattr(blocks, "_CUDA_SHARES", (4, 4 * documents, 1 << 30))
+    monkeypatch.setattr(blocks, "_LEAST", 1)
+    assert size(Sequences(1, 4, 1, True), d) == (1, wanted)
 
 
 @pytest.mark.parametrize(("q", "d", "wanted"), [

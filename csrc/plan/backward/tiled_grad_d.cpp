@@ -15,11 +15,13 @@ std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, boo
   const int64_t rows = s.Nq * s.Lq;
   const bool served = s.layout == Layout::in_batch && aligned && device.capability >= 90 &&
                       (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0 && s.d <= 128 &&
-                      s.Ld <= kGradDConsumers * kGradDTokens && rows >= kFewestRows && rows <= kMostRows;
+                      s.Ld <= GradDShape{1}.most_tokens() && rows >= kFewestRows && rows <= kMostRows;
   if (!served) return std::nullopt;
   TiledGradDPlan plan;
-  plan.grid = ceil_div(s.N, int64_t{kGradDDocs});
-  plan.smem_bytes = static_cast<int>(kGradDListBytes + 2 * s.d * kGradDRows * kGradDStages);
+  plan.docs = grad_d_docs(s.Ld);
+  plan.grid = ceil_div(s.N, int64_t{plan.docs});
+  plan.smem_bytes =
+      static_cast<int>(GradDShape{plan.docs}.list_bytes() + 2 * s.d * kGradDRows * kGradDStages);
   const int64_t waves = ceil_div(plan.grid, int64_t{device.sm_count});
   const double full = static_cast<double>(plan.grid) / static_cast<double>(waves * device.sm_count);
   if (full < kLeastFull || plan.smem_bytes > device.smem_per_block) return std::nullopt;
@@ -29,7 +31,7 @@ std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, boo
 std::string explain(const std::optional<TiledGradDPlan>& plan) {
   if (!plan) return "";
   return "tiled      grad_D by " + std::to_string(plan->grid) + " blocks instead, " +
-         std::to_string(kGradDDocs) + " documents each: query rows pass through shared memory\n";
+         (plan->docs == 2 ? "2 documents" : "a document") + " each: query rows pass through shared memory\n";
 }
 
 }  // namespace late_interaction

@@ -10,25 +10,36 @@
 
 namespace late_interaction {
 
-inline constexpr int kGradDDocs = 2;       // documents of a block
-inline constexpr int kGradDConsumers = 6;  // warps of a document that have sums
-inline constexpr int kGradDProducers = 2;  // and those that list its winners
-inline constexpr int kGradDTokens = 30;    // document tokens of a consumer, at most
-inline constexpr int kGradDRows = 256;     // query rows of a stage
+inline constexpr int kGradDWarps = 12;   // of a block, that have sums
+inline constexpr int kGradDTokens = 30;  // document tokens of such a warp, at most
+inline constexpr int kGradDRows = 256;   // query rows of a stage
 inline constexpr int kGradDStages = 3;
 inline constexpr int kGradDReadAhead = 2;  // entries behind a list that are read, and not added
 
 // A list has its entries in the order of keys: so many of each consumer, not all in use.
 inline constexpr int kGradDConsumerKeys = 32;
-inline constexpr int kGradDKeys = kGradDConsumerKeys * kGradDConsumers;
 
-// Bytes of shared memory beside the ring: lists, their ends, counts, and mbarriers.
-inline constexpr int kGradDListBytes =
-    (kGradDStages * kGradDDocs * (8 * (kGradDRows + kGradDReadAhead) + 2 * kGradDKeys) +
-     4 * kGradDDocs * kGradDProducers * kGradDKeys + 16 * kGradDStages + 127) /
-    128 * 128;
+// How the warps of a block share its documents: two, or one of up to twice as many tokens.
+struct GradDShape {
+  int docs;
+  constexpr int consumers() const { return kGradDWarps / docs; }  // warps of a document that have sums
+  constexpr int producers() const { return docs == 1 ? 3 : 2; }   // and those that list its winners
+  constexpr int keys() const { return kGradDConsumerKeys * consumers(); }
+  constexpr int most_tokens() const { return kGradDTokens * consumers(); }
+
+  // Bytes of shared memory beside the ring: lists, their ends, counts, and mbarriers.
+  constexpr int list_bytes() const {
+    return (kGradDStages * docs * (8 * (kGradDRows + kGradDReadAhead) + 2 * keys()) +
+            4 * docs * producers() * keys() + 16 * kGradDStages + 127) /
+           128 * 128;
+  }
+};
+
+// Documents of a block, by their tokens.
+constexpr int grad_d_docs(int64_t Ld) { return Ld <= GradDShape{2}.most_tokens() ? 2 : 1; }
 
 struct TiledGradDPlan {
+  int docs = 0;  // of a block: 2 or 1
   int64_t grid = 0;
   int smem_bytes = 0;
 };

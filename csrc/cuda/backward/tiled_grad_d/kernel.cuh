@@ -6,7 +6,7 @@
 // documents, where the gather (grad_d_segmented.cuh) reads a row for each winner. Sums stay in registers.
 //
 // Who owns what
-//   block      two documents, and all rows of Q
+//   block      two documents, or a long one, and all rows of Q
 //   ring       stages of kGradDRows rows, and of each the list of a document's winners in the order of tokens
 //   producers  a warpgroup: warps that write lists (lists.cuh); one of a stage starts the copy of its rows
 //   consumers  warps that have every so-many-th token of a document, since tokens that win often may be
@@ -23,8 +23,7 @@
 
 namespace late_interaction {
 
-inline constexpr int kGradDConsumerThreads = 32 * kGradDDocs * kGradDConsumers;
-inline constexpr int kGradDThreads = kGradDConsumerThreads + 32 * kGradDDocs * kGradDProducers;
+inline constexpr int kGradDConsumerThreads = 32 * kGradDWarps, kGradDThreads = kGradDConsumerThreads + 128;
 inline constexpr int kGradDConsumerRegisters = 144, kGradDProducerRegisters = 80;
 
 template <class T>
@@ -108,11 +107,12 @@ struct ListWalk {
   }
 };
 
-template <class T>
-__device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const GradDShared& shared,
+template <class T, int kDocs>
+__device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const GradDShared<kDocs>& shared,
                                                 const GradDRing& ring, int64_t first_j) {
+  constexpr int kConsumers = GradDShape{kDocs}.consumers();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int document = warp / kGradDConsumers, own = warp % kGradDConsumers;
+  const int document = warp / kConsumers, own = warp % kConsumers;
   const uint32_t column = 4 * lane < p.d ? 8 * lane : 0, stages = ring.stages();
   TokenSums<T> sums;
   sums.clear();
@@ -126,19 +126,19 @@ __device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const Gra
     ptx::mbarrier_arrive(ring.empty + 8 * now.stage);
     now.advance(kGradDStages);
   }
-  sums.write(p, first_j + document, own, kGradDConsumers);
+  sums.write(p, first_j + document, own, kConsumers);
 }
 
-template <class T>
+template <class T, int kDocs>
 __global__ void __launch_bounds__(kGradDThreads, 1) grad_d_tiled(const __grid_constant__ BackwardArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(128) uint8_t memory[];
-  auto& shared = *reinterpret_cast<GradDShared*>(memory);
+  auto& shared = *reinterpret_cast<GradDShared<kDocs>*>(memory);
   const GradDRing ring(p, shared);
-  const int64_t first_j = int64_t{blockIdx.x} * kGradDDocs;
+  const int64_t first_j = int64_t{blockIdx.x} * kDocs;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kGradDStages; ++s) {
-      ptx::mbarrier_init(ring.full + 8 * s, 1 + 32 * kGradDDocs);
+      ptx::mbarrier_init(ring.full + 8 * s, 1 + 32 * kDocs);
       ptx::mbarrier_init(ring.empty + 8 * s, kGradDConsumerThreads);
     }
     ptx::fence_mbarrier_init();
@@ -148,10 +148,12 @@ __global__ void __launch_bounds__(kGradDThreads, 1) grad_d_tiled(const __grid_co
   if (threadIdx.x >= kGradDConsumerThreads) {
     ptx::setmaxnreg_dec<kGradDProducerRegisters>();
     const int producer = (threadIdx.x - kGradDConsumerThreads) / 32;
-    ListProducer(p, shared, ring, producer, first_j).run();
+    if (producer < kDocs * GradDShape{kDocs}.producers()) {
+      ListProducer<kDocs>(p, shared, ring, producer, first_j).run();
+    }
   } else {
     ptx::setmaxnreg_inc<kGradDConsumerRegisters>();
-    sum_listed_rows<T>(p, shared, ring, first_j);
+    sum_listed_rows<T, kDocs>(p, shared, ring, first_j);
   }
 #endif
 }

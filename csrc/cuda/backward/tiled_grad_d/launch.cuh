@@ -10,9 +10,11 @@ namespace late_interaction {
 template <class T>
 cudaError_t TiledGradDLauncher<T>::grad_d(const BackwardArgs& args, const TiledGradDPlan& plan,
                                           cudaStream_t stream) {
-  static_assert(sizeof(GradDShared) == kGradDListBytes);
+  static_assert(sizeof(GradDShared<1>) == GradDShape{1}.list_bytes());
+  static_assert(sizeof(GradDShared<2>) == GradDShape{2}.list_bytes());
   const LaunchShape shape{plan.grid, kGradDThreads, plan.smem_bytes, true};
-  return launch(grad_d_tiled<T>, shape, stream, args);
+  if (plan.docs == 1) return launch(grad_d_tiled<T, 1>, shape, stream, args);
+  return launch(grad_d_tiled<T, 2>, shape, stream, args);
 }
 
 }  // namespace late_interaction

@@ -24,10 +24,12 @@ struct alignas(8) ListedRow {
 };
 
 // Lists come first, so that their addresses fit 16 bits.
+template <int kDocs>
 struct alignas(128) GradDShared {
-  ListedRow list[kGradDStages][kGradDDocs][kGradDRows + kGradDReadAhead];
-  uint16_t ends[kGradDStages][kGradDDocs][kGradDKeys];  // the address behind each token's last entry
-  uint32_t counts[kGradDDocs * kGradDProducers][kGradDKeys];
+  static constexpr GradDShape kShape{kDocs};
+  ListedRow list[kGradDStages][kDocs][kGradDRows + kGradDReadAhead];
+  uint16_t ends[kGradDStages][kDocs][kShape.keys()];  // the address behind each token's last entry
+  uint32_t counts[kDocs * kShape.producers()][kShape.keys()];
   uint64_t full[kGradDStages], empty[kGradDStages];
 };
 
@@ -35,10 +37,11 @@ struct alignas(128) GradDShared {
 struct GradDRing {
   uint32_t rows, row_bytes, begin, full, empty;
 
-  __device__ __forceinline__ GradDRing(const BackwardArgs& p, const GradDShared& shared)
+  template <int kDocs>
+  __device__ __forceinline__ GradDRing(const BackwardArgs& p, const GradDShared<kDocs>& shared)
       : rows(static_cast<uint32_t>(p.Nq * p.Lq)),
         row_bytes(2 * p.d),
-        begin(ptx::smem_address(&shared) + sizeof(GradDShared)),
+        begin(ptx::smem_address(&shared) + sizeof(GradDShared<kDocs>)),
         full(ptx::smem_address(shared.full)),
         empty(ptx::smem_address(shared.empty)) {}
 
@@ -57,15 +60,17 @@ struct GradDRing {
 };
 
 // A producer warp: it has a document, and every so-many-th stage.
+template <int kDocs>
 struct ListProducer {
+  static constexpr int kConsumers = GradDShape{kDocs}.consumers(), kProducers = GradDShape{kDocs}.producers();
   // One that waits for a stage knows that the fill before the last one has been read, by what it waited for
   // before: an mbarrier's parity tells no more than two phases apart.
-  static_assert(kGradDProducers <= kGradDStages);
+  static_assert(kProducers <= kGradDStages);
   static constexpr int kBatches = kGradDRows / 32;
   static constexpr uint32_t kNone = 0xFFFF;  // the row has no winner
 
   const BackwardArgs& p;
-  GradDShared& shared;
+  GradDShared<kDocs>& shared;
   const GradDRing& ring;
   const int document, turn;
   uint32_t* counts;
@@ -73,13 +78,13 @@ struct ListProducer {
   const float* grads;
   const uint32_t row_end;
 
-  __device__ __forceinline__ ListProducer(const BackwardArgs& p, GradDShared& shared, const GradDRing& ring,
-                                          int producer, int64_t first_j)
+  __device__ __forceinline__ ListProducer(const BackwardArgs& p, GradDShared<kDocs>& shared,
+                                          const GradDRing& ring, int producer, int64_t first_j)
       : p(p),
         shared(shared),
         ring(ring),
-        document(producer % kGradDDocs),
-        turn(producer / kGradDDocs),
+        document(producer % kDocs),
+        turn(producer / kDocs),
         counts(shared.counts[producer]),
         winners(static_cast<const uint16_t*>(p.winners) + (first_j + document) * p.Lq),
         grads(static_cast<const float*>(p.grad) + (first_j + document) * p.grad_item_stride),
@@ -111,13 +116,13 @@ struct ListProducer {
   __device__ __forceinline__ void count(uint32_t (&winner)[kBatches]) const {
     const uint32_t lane = threadIdx.x % 32, lower = (1u << lane) - 1;
 #pragma unroll
-    for (int k = 0; k < kGradDConsumers; ++k) counts[32 * k + lane] = 0;
+    for (int k = 0; k < kConsumers; ++k) counts[32 * k + lane] = 0;
     __syncwarp();
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
-      const uint32_t t = winner[b], own = t / kGradDConsumers;
+      const uint32_t t = winner[b], own = t / kConsumers;
       const bool won = t < static_cast<uint32_t>(p.Ld);
-      const uint32_t key = won ? (t - own * kGradDConsumers) * kGradDConsumerKeys + own : kNone;
+      const uint32_t key = won ? (t - own * kConsumers) * kGradDConsumerKeys + own : kNone;
       const unsigned same = __match_any_sync(kFullWarp, key);
       const uint32_t before = won ? counts[key] : 0;
       __syncwarp();
@@ -131,11 +136,11 @@ struct ListProducer {
   // entries there are.
   __device__ __forceinline__ uint32_t find_places(int stage) const {
     const uint32_t lane = threadIdx.x % 32;
-    uint32_t* own = counts + kGradDConsumers * lane;
-    uint16_t* ends = shared.ends[stage][document] + kGradDConsumers * lane;
-    uint32_t found[kGradDConsumers], sum = 0;
+    uint32_t* own = counts + kConsumers * lane;
+    uint16_t* ends = shared.ends[stage][document] + kConsumers * lane;
+    uint32_t found[kConsumers], sum = 0;
 #pragma unroll
-    for (int k = 0; k < kGradDConsumers; ++k) sum += found[k] = own[k];
+    for (int k = 0; k < kConsumers; ++k) sum += found[k] = own[k];
     uint32_t end = sum;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -145,7 +150,7 @@ struct ListProducer {
     uint32_t place = end - sum;
     const uint32_t list = ptx::smem_address(shared.list[stage][document]);
 #pragma unroll
-    for (int k = 0; k < kGradDConsumers; ++k) {
+    for (int k = 0; k < kConsumers; ++k) {
       own[k] = place;
       place += found[k];
       ends[k] = static_cast<uint16_t>(list + place * sizeof(ListedRow));
@@ -160,12 +165,12 @@ struct ListProducer {
     load_winners(turn, next);
     PipelineState at;
     for (int k = 0; k < turn; ++k) at.advance(kGradDStages);
-    for (uint32_t n = turn; n < stages; n += kGradDProducers) {
+    for (uint32_t n = turn; n < stages; n += kProducers) {
       uint32_t now[kBatches];
       float grad[kBatches];
 #pragma unroll
       for (int b = 0; b < kBatches; ++b) now[b] = next[b];
-      load_winners(n + kGradDProducers, next);
+      load_winners(n + kProducers, next);
       count(now);
       load_grads(n, grad);
       ptx::mbarrier_wait_parity(ring.empty + 8 * at.stage, at.parity ^ 1);
@@ -182,7 +187,7 @@ struct ListProducer {
       __syncwarp();
       ptx::mbarrier_arrive(ring.full + 8 * at.stage);
 #pragma unroll
-      for (int k = 0; k < kGradDProducers; ++k) at.advance(kGradDStages);
+      for (int k = 0; k < kProducers; ++k) at.advance(kGradDStages);
     }
   }
 };
