@@ -134,6 +134,7 @@ def run_tiled_grad_d(name, Nq, Nd, Lq, Ld, d):
 GATHERED_GRAD_Q = {
     "grad_Q, gathered": (513, 67, 32, 100, 64),
     "grad_Q, gathered, long queries": (127, 33, 136, 180, 120),
+    "grad_Q, gathered, odd queries": (600, 35, 21, 66, 96),
 }
 
 

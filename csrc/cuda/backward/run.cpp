@@ -287,11 +287,10 @@ bool gathered_grad_q(const GradientCall& call) {
   const Inputs& in = call.in;
   if (!call.need_grad_Q() || call.normalize || has_weights(in) || call.method == Backward::unified)
     return false;
-  BackwardArgs args = backward_args(call);
-  const bool aligned = readable_in_vectors(in.D, call.s.d, element_bytes(in.dtype), 16) &&
-                       is_aligned(args.winners, 16) && !args.wide_winners;
+  const bool aligned = readable_in_vectors(in.D, call.s.d, element_bytes(in.dtype), 16);
   const auto plan = plan_gathered_grad_q(call.s, in.dtype, aligned, call.device);
   if (!plan) return false;
+  BackwardArgs args = backward_args(call);
   args.grad_Q = call.to.grad_Q.data_ptr();
   if (call.to.q_sums) {
     args.grad_Q_sums = call.to.q_sums->data_ptr();

@@ -18,13 +18,15 @@ constexpr double kRowClocks = 5.0, kBlockClocks = 12000, kGatherClocks = 2.2;
 // And a stage's copy from L2: until it begins to arrive, and bytes a clock while all multiprocessors copy.
 constexpr double kCopyLatency = 900, kCopyBytes = 40;
 
+int64_t groups_of(const Sizes& s) { return s.Nq * ceil_div(s.Lq, int64_t{kGatheredGroupRows}); }
+
 // Blocks of so many groups; smem_bytes is 0 where they do not fit.
 GatheredGradQPlan blocks_of(const Sizes& s, int groups, const Device& device) {
   GatheredGradQPlan plan;
   plan.slices = static_cast<int>(ceil_div(s.d, int64_t{kGatheredDims}));
   plan.groups = groups;
   const int rows = groups * kGatheredGroupRows;
-  plan.grid = ceil_div(s.Nq * s.Lq, int64_t{rows}) * plan.slices;
+  plan.grid = ceil_div(groups_of(s), int64_t{groups}) * plan.slices;
   const int stage = gathered_tile_bytes(s.Ld) + groups * (kGatheredWinnerBytes + kGatheredGradBytes);
   const int room = device.smem_per_block - kBarrierBytes;
   plan.stages = std::min(room / stage, kMostStages);
@@ -50,17 +52,16 @@ double clocks(const Sizes& s, const GatheredGradQPlan& plan, const Device& devic
 std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& s, Dtype dtype, bool aligned,
                                                       const Device& device) {
   constexpr int64_t kMostTokens = 255, kFewestDocuments = 32, kMostRows = int64_t{1} << 30;
-  const int64_t rows = s.Nq * s.Lq;
   const bool served = s.layout == Layout::in_batch && aligned && device.capability >= 90 &&
-                      dtype == Dtype::bf16 && s.d % 8 == 0 && s.Lq % kGatheredGroupRows == 0 &&
-                      s.Ld <= kMostTokens && s.N >= kFewestDocuments && s.N <= kMostRows && rows <= kMostRows;
+                      dtype == Dtype::bf16 && s.d % 8 == 0 && s.Ld <= kMostTokens &&
+                      s.N >= kFewestDocuments && s.N <= kMostRows && groups_of(s) <= kMostRows;
   if (!served) return std::nullopt;
-  const int64_t all_groups = rows / kGatheredGroupRows, slices = ceil_div(s.d, int64_t{kGatheredDims});
+  const int64_t all_groups = groups_of(s), slices = ceil_div(s.d, int64_t{kGatheredDims});
   // As many groups as fill so many waves, from the fewest waves on that have blocks of the largest size.
   const int64_t most = kGatheredWarps * kGatheredMostGroups;
   const int64_t fewest = ceil_div(ceil_div(all_groups, most) * slices, int64_t{device.sm_count});
   std::optional<GatheredGradQPlan> best;
-  double least = kGatherClocks * static_cast<double>(rows * s.N * slices) / device.sm_count;
+  double least = kGatherClocks * static_cast<double>(s.Nq * s.Lq * s.N * slices) / device.sm_count;
   for (int64_t waves = fewest; waves < fewest + 4; ++waves) {
     const int64_t tiles = std::max<int64_t>(waves * device.sm_count / slices, 1);
     const auto groups = static_cast<int>(std::min(most, ceil_div(all_groups, tiles)));

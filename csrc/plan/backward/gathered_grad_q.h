@@ -36,7 +36,7 @@ struct GatheredGradQPlan {
 };
 
 // None where another way is faster, or the kernel does not serve the call. aligned: TMA can read the rows of
-// D, and winners start at a multiple of 16 bytes.
+// D.
 std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& sizes, Dtype dtype, bool aligned,
                                                       const Device& device);
 

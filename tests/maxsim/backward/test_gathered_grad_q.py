@@ -23,6 +23,12 @@ SHAPES = [
     (999, 33, 32, 100, 128),
     (512, 1000, 32, 129, 8),
     (4096, 41, 32, 180, 128),
+    (2100, 75, 23, 203, 40),  # from here on winners of a query start where they start
+    (700, 200, 20, 70, 128),
+    (129, 188, 130, 97, 120),
+    (1030, 189, 9, 180, 128),
+    (1500, 187, 7, 66, 96),
+    (9000, 101, 5, 90, 64),
 ]
 
 
@@ -46,7 +52,6 @@ def test_the_planner_gives_it_these_calls(shape):
         {"dtype": torch.float16},
         {"Ld": 221},
         {"d": 132},
-        {"Lq": 31},
         {"N": 31},
         {"Nq": 3},
     ],
@@ -70,7 +75,7 @@ def test_gradients(shape, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[12]], ids=str)
 def test_gradients_that_nearly_cancel(shape):
     # As a cross entropy's: those of a query sum to zero, and rows have much in common.
     grad, Q, D, winners = batch(shape, BF16, "cuda")
@@ -80,7 +85,7 @@ def test_gradients_that_nearly_cancel(shape):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("where", ["D", "grad"])
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[6]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[6], SHAPES[13]], ids=str)
 def test_what_is_not_finite_reaches_its_winners_alone(shape, where):
     grad, Q, D, winners = batch(shape, BF16, "cuda", "holes")
     x = {"D": D, "grad": grad}[where]
@@ -105,7 +110,7 @@ def test_sums_over_very_many_documents_do_not_drift():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5], SHAPES[7]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5], SHAPES[7], SHAPES[11]], ids=str)
 def test_the_same_bits_in_every_run_and_of_each_gradient_alone(shape):
     inputs = batch(shape, BF16, "cuda", "skewed")
     grad_Q, grad_D = gradients(*inputs)

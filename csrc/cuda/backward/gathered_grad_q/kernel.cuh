@@ -113,7 +113,7 @@ class GatheredConsumer {
   }
 };
 
-template <class T>
+template <class T, bool kAligned>
 __global__ void __launch_bounds__(kGatheredThreads, 1)
     grad_q_gathered(const __grid_constant__ GatheredGradQArgs p, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
     if (warp == kGatheredWarps) {
       load_documents(p, map, ring, first_dim);
     } else {
-      look_up_winners(p, ring, first_group, threadIdx.x - 32 * (kGatheredWarps + 1));
+      WinnerLookUp<kAligned>(p, ring, first_group, threadIdx.x - 32 * (kGatheredWarps + 1)).run();
     }
   } else {
     ptx::setmaxnreg_inc<152>();
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
     ptx::named_barrier_sync(1, 32 * kGatheredWarps);  // all have left the ring
     sums.put(reinterpret_cast<float*>(shared), own);
     ptx::named_barrier_sync(1, 32 * kGatheredWarps);
-    write_rows<T>(p, ring.tiles, int64_t{first_group} * kGatheredGroupRows, first_dim);
+    write_rows<T>(p, ring.tiles, first_group, first_dim);
   }
 #endif
 }

@@ -15,9 +15,9 @@ inline GatheredGradQArgs gathered_args(const BackwardArgs& common, const Gathere
   args.groups = plan.groups;
   args.stages = plan.stages;
   args.tile_bytes = gathered_tile_bytes(common.Ld);
-  const int32_t query_groups = common.Lq / kGatheredGroupRows;
-  args.all_groups = common.Nq * query_groups;
-  args.by_query_groups = Divider(static_cast<uint32_t>(query_groups));
+  args.query_groups = (common.Lq + kGatheredGroupRows - 1) / kGatheredGroupRows;
+  args.all_groups = common.Nq * args.query_groups;
+  args.by_query_groups = Divider(static_cast<uint32_t>(args.query_groups));
   args.query_winner_bytes = 2 * common.winners_stride * common.Lq;
   return args;
 }
@@ -31,8 +31,9 @@ cudaError_t GatheredGradQLauncher<T>::grad_q(const BackwardArgs& common, const G
   const CUtensorMap map =
       make_box_map(args.D.data, Compute::bf16, args.d,
                    {{{args.N, args.D.item_stride}, {args.Ld, args.D.token_stride}, kNoAxis}}, box);
-  return launch(grad_q_gathered<T>, LaunchShape{plan.grid, kGatheredThreads, plan.smem_bytes, true}, stream,
-                args, map);
+  const bool aligned = common.Lq % kGatheredGroupRows == 0 && is_aligned(common.winners, 16);
+  const auto kernel = aligned ? grad_q_gathered<T, true> : grad_q_gathered<T, false>;
+  return launch(kernel, LaunchShape{plan.grid, kGatheredThreads, plan.smem_bytes, true}, stream, args, map);
 }
 
 }  // namespace late_interaction

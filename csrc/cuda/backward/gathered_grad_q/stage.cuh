@@ -52,35 +52,85 @@ __device__ __forceinline__ void load_documents(const GatheredGradQArgs& p, const
   }
 }
 
+// Eight winners from `offset` bytes on in two vectors of memory. offset: even, below 16.
+__device__ __forceinline__ uint4 shifted_winners(const uint4& low, const uint4& high, uint32_t offset) {
+  uint32_t word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int k = 0; k < 6; ++k) word[k] = (offset & 8) != 0 ? word[k + 2] : word[k];
+#pragma unroll
+  for (int k = 0; k < 5; ++k) word[k] = (offset & 4) != 0 ? word[k + 1] : word[k];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) word[k] = __funnelshift_r(word[k], word[k + 1], (offset & 2) * 8);
+  return {word[0], word[1], word[2], word[3]};
+}
+
 // Three warps: winners and gradients of the block's groups, from group `first` of all on. A thread has one of
 // the documents of each stage, and every so-many-th group. Behind the last group and the last document there
-// are zeros.
-__device__ __forceinline__ void look_up_winners(const GatheredGradQArgs& p, const GatheredRing& ring,
-                                                int32_t first, int thread) {
-  constexpr int kStep = kGatheredLookUpThreads / kGatheredDocs;
-  const int own_doc = thread % kGatheredDocs, own_group = thread / kGatheredDocs;
-  const int query_groups = p.Lq / kGatheredGroupRows;
-  const auto N = static_cast<int32_t>(p.N);
-  PipelineState at;
-  for (int32_t j = own_doc; j < N + own_doc; j += kGatheredDocs) {
-    const uint32_t winners = ring.winners(at.stage) + own_doc * 16,
-                   grads = ring.grads(at.stage) + own_doc * 4;
-    ptx::mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
+// are zeros; behind the last row of a query, whatever lies there.
+//
+// kAligned: a group's winners start at a multiple of 16 bytes, so cp.async copies them. Else a thread loads
+// the two vectors that they lie in, or the one, and stores them as they are wanted.
+template <bool kAligned>
+class WinnerLookUp {
+ public:
+  __device__ __forceinline__ WinnerLookUp(const GatheredGradQArgs& p, const GatheredRing& ring, int32_t first,
+                                          int thread)
+      : p(p), ring(ring), first(first), doc(thread % kGatheredDocs), group(thread / kGatheredDocs) {}
+
+  __device__ __forceinline__ void run() const {
+    const auto N = static_cast<int32_t>(p.N);
+    PipelineState at;
+    for (int32_t j = doc; j < N + doc; j += kGatheredDocs) {
+      ptx::mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
+      copy(j, at.stage);
+      if constexpr (kAligned) {
+        ptx::cp_async_mbarrier_arrive_noinc(ring.full(at.stage));
+      } else {
+        ptx::mbarrier_arrive(ring.full(at.stage));
+      }
+      at.advance(p.stages);
+    }
+  }
+
+ private:
+  static constexpr int kStep = kGatheredLookUpThreads / kGatheredDocs;
+  const GatheredGradQArgs& p;
+  const GatheredRing& ring;
+  const int32_t first;
+  const int doc, group;
+
+  __device__ __forceinline__ void copy(int32_t j, int stage) const {
+    const uint32_t winners = ring.winners(stage) + doc * 16, grads = ring.grads(stage) + doc * 4;
 #pragma unroll 4
-    for (int group = own_group; group < p.groups; group += kStep) {
-      const bool exists = first + group < p.all_groups && j < N;
-      const int32_t whole = min(first + group, p.all_groups - 1);
-      const int32_t i = p.by_query_groups.quotient(whole), place = whole - i * query_groups;
+    for (int g = group; g < p.groups; g += kStep) {
+      const bool exists = first + g < p.all_groups && j < p.N;
+      const int32_t whole = min(first + g, p.all_groups - 1);
+      const int32_t i = p.by_query_groups.quotient(whole), place = whole - i * p.query_groups;
       const uint8_t* from = static_cast<const uint8_t*>(p.winners) + i * p.query_winner_bytes +
                             2 * (int64_t{j} * p.Lq + place * kGatheredGroupRows);
-      ptx::cp_async_16(winners + group * kGatheredWinnerBytes, from, exists ? 16 : 0);
       const float* grad =
           static_cast<const float*>(p.grad) + i * p.grad_query_stride + j * p.grad_item_stride;
-      ptx::cp_async_narrow<4>(grads + group * kGatheredGradBytes, grad, exists ? 4 : 0);
+      const uint32_t to = winners + g * kGatheredWinnerBytes, grad_to = grads + g * kGatheredGradBytes;
+      if constexpr (kAligned) {
+        ptx::cp_async_16(to, from, exists ? 16 : 0);
+        ptx::cp_async_narrow<4>(grad_to, grad, exists ? 4 : 0);
+      } else {
+        const int rows = min(p.Lq - place * kGatheredGroupRows, kGatheredGroupRows);
+        const uint4 found = exists ? load(from, 2 * rows) : uint4{};
+        ptx::st_shared_v4_f32(to, {__uint_as_float(found.x), __uint_as_float(found.y),
+                                   __uint_as_float(found.z), __uint_as_float(found.w)});
+        ptx::st_shared(grad_to, exists ? __float_as_uint(*grad) : 0u);
+      }
     }
-    ptx::cp_async_mbarrier_arrive_noinc(ring.full(at.stage));
-    at.advance(p.stages);
   }
-}
+
+  // Reads no vector that the winners do not lie in.
+  static __device__ __forceinline__ uint4 load(const uint8_t* from, uint32_t bytes) {
+    const auto offset = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 15;
+    const auto* vectors = reinterpret_cast<const uint4*>(from - offset);
+    const uint4 low = vectors[0], high = offset + bytes > 16 ? vectors[1] : uint4{};
+    return shifted_winners(low, high, offset);
+  }
+};
 
 }  // namespace late_interaction

@@ -55,12 +55,11 @@ struct GatheredSums {
 // Adds up eight dims of a query row, one document after the other. 0 times a number that is not finite leaves
 // a NaN in sums that the products make; here a row meets its winners alone.
 template <class T>
-__device__ __noinline__ void sum_one_by_one(const GatheredGradQArgs& p, int64_t row, int dim,
+__device__ __noinline__ void sum_one_by_one(const GatheredGradQArgs& p, int64_t i, int s, int dim,
                                             float (&sum)[8]) {
-  const auto i = static_cast<int64_t>(p.by_Lq.quotient(static_cast<uint32_t>(row)));
   const auto* winners =
       reinterpret_cast<const uint16_t*>(static_cast<const uint8_t*>(p.winners) + i * p.query_winner_bytes) +
-      (row - i * p.Lq);
+      s;
   const float* grads = static_cast<const float*>(p.grad) + i * p.grad_query_stride;
 #pragma unroll
   for (float& x : sum) x = 0.0f;
@@ -90,25 +89,27 @@ __device__ __forceinline__ void write_dims(const GatheredGradQArgs& p, int64_t a
   to[1] = {high.x + sum[4], high.y + sum[5], high.z + sum[6], high.w + sum[7]};
 }
 
-// Writes what the block's warps have put into shared memory. first_row: of all query rows.
+// Writes what the block's warps have put into shared memory. first_group: of all groups.
 template <class T>
-__device__ __forceinline__ void write_rows(const GatheredGradQArgs& p, uint32_t memory, int64_t first_row,
+__device__ __forceinline__ void write_rows(const GatheredGradQArgs& p, uint32_t memory, int32_t first_group,
                                            int first_dim) {
   constexpr int kVecs = GatheredSums::kBlocks, kWidth = GatheredSums::kWidth;
-  const int64_t all = int64_t{p.Nq} * p.Lq;
-  const auto rows = static_cast<int>(min(int64_t{kGatheredGroupRows} * p.groups, all - first_row));
+  const int rows = min(p.groups, p.all_groups - first_group) * kGatheredGroupRows;
 #pragma unroll 2
   for (int v = threadIdx.x; v < rows * kVecs; v += 32 * kGatheredWarps) {
     const int row = v / kVecs, dim = v % kVecs * 8;
-    if (first_dim + dim >= p.d) continue;
+    const int32_t group = first_group + row / kGatheredGroupRows;
+    const int32_t i = p.by_query_groups.quotient(group);
+    const int s = (group - i * p.query_groups) * kGatheredGroupRows + row % kGatheredGroupRows;
+    if (first_dim + dim >= p.d || s >= p.Lq) continue;
     const uint32_t from = memory + (row * kWidth + dim) * 4;
     const float4 low = ptx::ld_shared_v4_f32(from), high = ptx::ld_shared_v4_f32(from + 16);
     float sum[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     bool finite = true;
 #pragma unroll
     for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
-    if (!finite) sum_one_by_one<T>(p, first_row + row, first_dim + dim, sum);
-    write_dims<T>(p, (first_row + row) * p.d + first_dim + dim, sum);
+    if (!finite) sum_one_by_one<T>(p, i, s, first_dim + dim, sum);
+    write_dims<T>(p, (int64_t{i} * p.Lq + s) * p.d + first_dim + dim, sum);
   }
 }
 
