@@ -334,6 +334,20 @@ LATE_INTERACTION_LIBRARY(m) {
       "softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_terms, Tensor? column_terms, "
       "Tensor? labels, int first, float smoothing, Tensor(a!) weights) -> ()");
 
+  // out = x times scale, fp32 of one number or one for each x[i], rounded to the dtype of out once: contiguous
+  // bf16, fp16 or fp32 of as many elements.
+  m.def("scale_rows_(Tensor x, Tensor scale, Tensor(a!) out) -> ()");
+  // The same as softmax_rows_ without smoothing, of scores Q D^T that are never in memory. Q [rows, d] and D
+  // [columns, d] are bf16 that can_softmax_product_rows takes. Weights, bf16 of rows that begin at multiples
+  // of 16 bytes, lack the scale factor / sum of each row, which is a power of e above or below its softmax's:
+  // it comes back, and scaled_Q, bf16 [rows, d], is Q times it. Returns fp32 [6, rows]: a score m of the row,
+  // or near one; the sums of e = exp((s - m) * inverse_temperature) and of e * (s - m); 0; the score of the
+  // label, or NaN; the scale, 0 where the factor is.
+  m.def("can_softmax_product_rows(Tensor Q, Tensor D) -> bool");
+  m.def(
+      "softmax_product_rows_(Tensor Q, Tensor D, Tensor inverse_temperature, Tensor? labels, int first, "
+      "Tensor factor, Tensor(a!) weights, Tensor(b!)? scaled_Q) -> Tensor");
+
   // to = source, uint8 [n] of a device and of the host, on the current stream, by way of staging, uint8
   // [slots, bytes] in pinned memory: a ring of slots, used in turn from slot first on. events: int64 [slots],
   // the handles of CUDA events. A slot's event is recorded when its transfer has ended, and waited for before

@@ -11,6 +11,7 @@ from late_interaction._contrastive.shards import Call
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block
 from late_interaction._scoring.products import add_product, product
+from late_interaction.ops._library import operators
 
 # Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
 # its share to the gradients of all documents: small ones would spend their time on that.
@@ -105,12 +106,22 @@ class Sums:
         q = batch.Q.new_empty(batch.Q.shape, dtype=dtype) if needs[0] else None
         return Sums(q, batch.inverse.new_empty(batch.D.shape) if needs[1] else None)
 
-    def add(self, batch: Batch, block: Block, weights: Tensor) -> None:
-        if self.q is not None:
+    def add(
+        self,
+        batch: Batch,
+        block: Block,
+        weights: Tensor,
+        scaled: tuple[Tensor, Tensor | None] | None = None,
+    ) -> None:
+        """``scaled``: what the rows of the weights are to be multiplied by, and the queries times it."""
+        rows = batch.Q[slice(*block)]
+        if self.q is not None and scaled is None:
             self.q[slice(*block)] = product(weights, batch.D)
+        elif self.q is not None and scaled is not None:
+            operators.scale_rows_.default(product(weights, batch.D), scaled[0], self.q[slice(*block)])
         if self.d is not None:
             to = add_product if self.begun else _begin
-            to(self.d, weights.t(), batch.Q[slice(*block)])
+            to(self.d, weights.t(), rows if scaled is None or scaled[1] is None else scaled[1])
         self.begun = True
 
 
@@ -144,4 +155,7 @@ def scaled(x: Tensor | None, scale: Tensor, like: Tensor) -> Tensor | None:
     if x is None:
         return None
     out = torch.empty(x.shape, dtype=like.dtype, device=x.device)
+    if x.is_cuda and scale.dtype is torch.float32:
+        operators.scale_rows_.default(x, scale.contiguous(), out)
+        return out.view_as(like)
     return torch.mul(x, scale.reshape(1, 1), out=out).view_as(like)

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._contrastive import product_panels
 from late_interaction._contrastive.arguments import Arguments
 from late_interaction._contrastive.labels import ignored
-from late_interaction._contrastive.panels import Batch, add_panels, scaled
+from late_interaction._contrastive.panels import Batch, Sums, add_panels, scaled
 from late_interaction._contrastive.problem import KEPT_BYTES
 from late_interaction._contrastive.reduction import (
     Kept,
@@ -98,18 +99,15 @@ def _with_gradients(
     # Half-precision weights of fp16 hold no small numbers: theirs are of a factor of 1.
     after = batch.inverse * share if batch.Q.dtype is torch.float16 else None
     factor = _factor(batch, share, index, target, after is None)
-    of_rows = []
-
-    def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
-        p.labels.read(target, scores, block, (0, len(batch.D)))
-        given = (*batch.labels(block), factor[slice(*block)], p.smoothing, weights)
-        of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
-
-    sums = add_panels(batch, needs, Q.dtype, weigh, None)
+    if product_panels.takes(batch):
+        found, sums = product_panels.add_panels(batch, needs, factor, Q.dtype)
+        of_rows, target = found[:4], found[4]
+    else:
+        of_rows, sums = _panels_of_scores(batch, needs, factor, target, Q.dtype)
     plain = index is None and not p.smoothing  # labels may leave rows out, which have no target
     if plain and isinstance(share, float) and not isinstance(temperature, Tensor):
-        return _loss_of_rows(_joined(of_rows), target, temperature, share), [sums.q, sums.d, None], after
-    running = batch.running(_joined(of_rows), target, len(batch.D))
+        return _loss_of_rows(of_rows, target, temperature, share), [sums.q, sums.d, None], after
+    running = batch.running(of_rows, target, len(batch.D))
     result, counts = loss_and_counts(p, call, running, None)
     of_temperature = None
     if needs[2]:
@@ -118,6 +116,21 @@ def _with_gradients(
             p, temperature, kept, factors(torch.ones_like(result), p, call, kept)
         )
     return result, [sums.q, sums.d, of_temperature], after
+
+
+def _panels_of_scores(
+    batch: Batch, needs: tuple[bool, ...], factor: Tensor, target: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Sums]:
+    """The sums of rows, and the gradients of Q and D. The scores of labels go to ``target``."""
+    p, of_rows = batch.p, []
+
+    def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
+        p.labels.read(target, scores, block, (0, len(batch.D)))
+        given = (*batch.labels(block), factor[slice(*block)], p.smoothing, weights)
+        of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
+
+    sums = add_panels(batch, needs, dtype, weigh, None)
+    return _joined(of_rows), sums
 
 
 def _share(call: Call, index: Tensor | None, like: Tensor) -> Tensor | float:

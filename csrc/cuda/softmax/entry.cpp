@@ -141,6 +141,38 @@ void softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_term
   check(launch_softmax_weights(args, current_stream(device)), "softmax weights");
 }
 
+bool is_scaled_type(const Tensor& x) {
+  const ScalarType type = x.scalar_type();
+  return type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Float;
+}
+
+void scale_rows_(Tensor x, Tensor scale, Tensor out) {
+  STD_TORCH_CHECK(x.dim() >= 1 && is_scaled_type(x) && x.is_contiguous(),
+                  "late_interaction: x must be contiguous bfloat16, float16 or float32 of at least one dim");
+  STD_TORCH_CHECK(is_scaled_type(out) && out.is_contiguous() && out.numel() == x.numel() && same_place(out, x),
+                  "late_interaction: out must be contiguous bfloat16, float16 or float32 of as many elements "
+                  "on the device of x");
+  STD_TORCH_CHECK(is_float(scale) && scale.is_contiguous() && same_place(scale, x) &&
+                      (scale.numel() == 1 || scale.numel() == x.size(0)),
+                  "late_interaction: scale must be contiguous float32, one number or one for each row of x, "
+                  "on its device");
+  if (x.numel() == 0) return;
+  const int64_t rows = x.size(0), d = x.numel() / rows;
+  const ScaleRowsArgs args{
+      .x = x.const_data_ptr(),
+      .out = out.mutable_data_ptr(),
+      .scale = static_cast<const float*>(scale.const_data_ptr()),
+      .rows = rows,
+      .d = d,
+      .one_scale = scale.numel() == 1,
+      .dtype = parse_dtype(x.scalar_type()),
+      .out_dtype = parse_dtype(out.scalar_type()),
+      .vectors = d % 8 == 0 && is_aligned(x.const_data_ptr(), 16) && is_aligned(out.const_data_ptr(), 16)};
+  const int device = x.get_device_index();
+  const DeviceGuard guard(device);
+  check(launch_scale_rows(args, current_stream(device)), "scaled rows");
+}
+
 }  // namespace
 
 }  // namespace late_interaction
@@ -149,5 +181,6 @@ LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("softmax_row_sums", TORCH_BOX(&late_interaction::softmax_row_sums));
   m.impl("softmax_rows_", TORCH_BOX(&late_interaction::softmax_rows_));
   m.impl("softmax_sums_", TORCH_BOX(&late_interaction::softmax_sums_));
+  m.impl("scale_rows_", TORCH_BOX(&late_interaction::scale_rows_));
   m.impl("softmax_weights_", TORCH_BOX(&late_interaction::softmax_weights_));
 }

@@ -70,4 +70,16 @@ struct WeightsArgs {
 };
 cudaError_t launch_softmax_weights(const WeightsArgs& args, cudaStream_t stream);
 
+// Rows of x times a number each, or all times one, rounded to the dtype of `out` once.
+struct ScaleRowsArgs {
+  const void* x;  // [rows, d], contiguous
+  void* out;      // the same
+  const float* scale;
+  int64_t rows, d;
+  bool one_scale;
+  Dtype dtype, out_dtype;  // bf16, fp16 or fp32
+  bool vectors;            // both begin at 16 bytes, and a row is whole groups of 8
+};
+cudaError_t launch_scale_rows(const ScaleRowsArgs& args, cudaStream_t stream);
+
 }  // namespace late_interaction

@@ -61,6 +61,38 @@ def weights(
     weights.copy_(found)
 
 
+def scale_rows(x: Tensor, scale: Tensor, out: Tensor) -> None:
+    each = scale.reshape(-1, *[1] * (x.dim() - 1))
+    out.copy_((x * each).view_as(out))
+
+
+def can_product_rows(Q: Tensor, D: Tensor) -> bool:
+    return Q.dtype is D.dtype is torch.bfloat16 and Q.dim() == D.dim() == 2 and Q.shape[1] == D.shape[1]
+
+
+def product_rows(
+    Q: Tensor,
+    D: Tensor,
+    inverse_temperature: Tensor,
+    labels: Tensor | None,
+    first: int,
+    factor: Tensor,
+    weights: Tensor,
+    scaled_Q: Tensor | None,
+) -> Tensor:
+    scores = Q.float() @ D.float().t()
+    columns = _label_columns(labels, first, scores)
+    sums, exponentials = _sums(scores, inverse_temperature)
+    _subtract_labels(exponentials, sums[1], columns)
+    weights.copy_(exponentials.masked_fill_((factor == 0).unsqueeze(1), 0.0))
+    target = scores.gather(1, columns.clamp_min(0).unsqueeze(1)).squeeze(1)
+    scale = torch.where(factor == 0, 0.0, factor / sums[1])
+    if scaled_Q is not None:
+        scaled_Q.copy_(torch.where((factor == 0).unsqueeze(1), 0.0, Q * scale.unsqueeze(1)))
+    rest = torch.zeros_like(scale), target.masked_fill(columns < 0, torch.nan), scale
+    return torch.stack((*sums[:3], *rest))
+
+
 def _sums(scores: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of rows, and the exponentials of the scores relative to the maxima."""
     maximum = scores.amax(1).clamp_min_(_BELOW_ALL)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from late_interaction.ops._library import library, operators
@@ -17,12 +18,19 @@ def _fake_nothing(*_: Any) -> None:
     """The fake kernel of an operator that writes into an argument and returns nothing."""
 
 
+def _fake_product_sums(Q: Tensor, *_: Any) -> Tensor:
+    return Q.new_empty((6, Q.shape[0]), dtype=torch.float32)
+
+
 def register() -> None:
     for op, kernel, fake in (
         (operators.softmax_row_sums.default, cpu.row_sums, _fake_sums),
         (operators.softmax_rows_.default, cpu.rows, _fake_sums),
         (operators.softmax_sums_.default, cpu.sums, _fake_sums),
         (operators.softmax_weights_.default, cpu.weights, _fake_nothing),
+        (operators.scale_rows_.default, cpu.scale_rows, _fake_nothing),
+        (operators.softmax_product_rows_.default, cpu.product_rows, _fake_product_sums),
     ):
         register_helper(op, fake)
         library.impl(op, kernel, "CPU")
+    library.impl(operators.can_softmax_product_rows.default, cpu.can_product_rows, "CPU")

@@ -1,0 +1,150 @@
+// From the scores in a consumer's registers to weights in memory: the epilogue of a work tile.
+#pragma once
+
+#include "../../ptx/ex2.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../softmax.cuh"
+#include "args.h"
+
+namespace late_interaction {
+
+inline constexpr int kProductColumns = 128;  // of a work tile
+
+// What a lane keeps of one of its rows, while the row's work tiles pass.
+struct ProductRow {
+  float base, sum, moment, maximum;
+  int32_t label;       // its column, or below 0
+  int32_t row;         // at or behind the last one: nothing is stored
+  __nv_bfloat16* out;  // the row's weights
+
+  __device__ __forceinline__ void enter(const ProductRowsArgs& p, int pass, int32_t at) {
+    row = at;
+    sum = moment = 0;
+    maximum = kBelowAll;
+    label = -1;
+    base = 0;
+    out = nullptr;
+    if (row >= p.rows) return;
+    label = label_column(p.labels, row, p.columns);
+    base = p.base[pass][row];
+    out = p.weights + row * p.weight_stride;
+  }
+
+  // Adds up the lanes of a quad, and stores what they have for this owner of the row tile.
+  __device__ __forceinline__ void leave(const ProductRowsArgs& p, int32_t owner) {
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {
+      sum += __shfl_xor_sync(kFullWarp, sum, offset);
+      moment += __shfl_xor_sync(kFullWarp, moment, offset);
+      maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, offset));
+    }
+    if (threadIdx.x % 4 != 0 || row >= p.rows) return;
+    p.partial(0, owner)[row] = sum;
+    p.partial(1, owner)[row] = moment;
+    p.partial(2, owner)[row] = maximum;
+  }
+};
+
+// Lane q of a quad has word[k] of the k-th group of eight columns: columns 2 * q and 2 * q + 1. Afterwards it
+// has all words of group q.
+__device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
+  const int lane = threadIdx.x % 4;
+  const bool upper = lane & 2, odd = lane & 1;
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    const uint32_t theirs = __shfl_xor_sync(kFullWarp, upper ? word[k] : word[k + 2], 2);
+    (upper ? word[k] : word[k + 2]) = theirs;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k += 2) {
+    const uint32_t theirs = __shfl_xor_sync(kFullWarp, odd ? word[k] : word[k + 1], 1);
+    (odd ? word[k] : word[k + 1]) = theirs;
+  }
+}
+
+// Stores eight neighbouring weights, of which `left` are columns.
+__device__ __forceinline__ void store_eight(__nv_bfloat16* to, const uint32_t (&word)[4], int left) {
+  if (left >= 8) {
+    ptx::st_global_vec(to, uint4{word[0], word[1], word[2], word[3]});
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const auto bits = static_cast<uint16_t>(word[k / 2] >> (k % 2 * 16));
+    if (k < left) to[k] = __ushort_as_bfloat16(bits);
+  }
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// The weights of a lane's two rows in a work tile: elements 4 * n + 2 * half + {0, 1} of the accumulator are
+// columns 8 * n + 2 * q + {0, 1} of row `half`. All exponentials come first: a consumer has one warp on each
+// scheduler, so independent instructions are all that hides their latency. kWhole: all columns of the tile are
+// there.
+template <bool kWhole>
+__device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kProductColumns / 2],
+                                           int32_t first, const ProductRowsArgs& p, float2 exponent) {
+  constexpr int kGroups = kProductColumns / 8, kParts = kGroups / 4;
+  const int q = threadIdx.x % 4, left = p.columns - first;
+  uint32_t word[2][kParts][4];
+  float sum[2][2] = {}, moment[2][2] = {}, maximum[2][2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) maximum[half][0] = maximum[half][1] = rows[half].maximum;
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float e[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float score = c[4 * n + 2 * half + i], difference = score - rows[half].base;
+        e[i] = ptx::ex2_approx(fmaf(difference, exponent.x, exponent.y));
+        if (kWhole || 8 * n + 2 * q + i < left) {
+          maximum[half][i] = fmaxf(maximum[half][i], score);
+          sum[half][i] += e[i];
+          moment[half][i] = fmaf(e[i], difference, moment[half][i]);
+        }
+      }
+      word[half][n / 4][n % 4] = pack_bf16(e[0], e[1]);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    rows[half].maximum = fmaxf(maximum[half][0], maximum[half][1]);
+    rows[half].sum += sum[half][0] + sum[half][1];
+    rows[half].moment += moment[half][0] + moment[half][1];
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) transpose_quad(word[half][part]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (rows[half].row >= p.rows) continue;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int column = 32 * part + 8 * q;
+      store_eight(rows[half].out + first + column, word[half][part], kWhole ? 8 : left - column);
+    }
+  }
+}
+
+// Stores the score of the row's label, where the tile has it.
+__device__ __forceinline__ void keep_label_score(const ProductRow& at, const float (&c)[kProductColumns / 2],
+                                                 int half, int32_t first, float* label_scores) {
+  const int32_t mine = at.label - first - 2 * (threadIdx.x % 4);
+  if (!__any_sync(kFullWarp, static_cast<uint32_t>(at.label - first) < kProductColumns)) return;
+#pragma unroll
+  for (int n = 0; n < kProductColumns / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (mine == 8 * n + i) label_scores[at.row] = c[4 * n + 2 * half + i];
+    }
+  }
+}
+
+}  // namespace late_interaction

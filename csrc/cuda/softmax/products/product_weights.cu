@@ -1,0 +1,65 @@
+// Plans and launches the weights of a matrix product.
+#include <algorithm>
+
+#include "../../../common/arithmetic.h"
+#include "../../runtime/device.h"
+#include "../../runtime/launch_config.cuh"
+#include "../../runtime/tma_descriptors.h"
+#include "kernel.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+// Rows of up to 512 dims stay in shared memory.
+using ResidentTile = ProductTile<1>;
+using StreamedTile = ProductTile<2>;
+constexpr int64_t kMostResident = ResidentTile::kSlots * ResidentTile::kKChunk;
+
+template <class Tile>
+cudaError_t launch_tile(const ProductRowsArgs& args, int pass, cudaStream_t stream) {
+  const ProductTensorMaps maps{
+      make_row_map(args.q, Compute::bf16, args.rows, args.d, args.q_stride, Tile::kConsumerRows),
+      make_row_map(args.documents, Compute::bf16, args.columns, args.d, args.document_stride,
+                   Tile::kBoxColumns)};
+  const LaunchShape shape{Tile::kCluster * args.shares.clusters, Tile::kThreads, Tile::kSmemBytes, false,
+                          Tile::kCluster};
+  return launch(softmax_product_weights<Tile>, shape, stream, args, maps, pass);
+}
+
+}  // namespace
+
+bool can_product_rows(const Device& device, int64_t d) {
+  return device.wgmma && device.smem_per_block >= ResidentTile::kSmemBytes && d <= 4096;
+}
+
+ProductRowsPlan plan_product_rows(const Device& device, int32_t rows, int32_t columns, int64_t d) {
+  ProductRowsPlan plan{};
+  plan.tile_rows = d <= kMostResident ? ResidentTile::kRows : StreamedTile::kRows;
+  const auto row_tiles = static_cast<int32_t>(ceil_div(rows, plan.tile_rows));
+  const auto column_tiles = static_cast<int32_t>(ceil_div(columns, kProductColumns));
+  const int64_t tiles = int64_t{row_tiles} * column_tiles;
+  const auto clusters = static_cast<int32_t>(std::min<int64_t>(tiles, device.sm_count / 2));
+  plan.shares = {row_tiles, column_tiles, clusters};
+  const int64_t least_share = tiles / clusters;
+  plan.most_owners =
+      static_cast<int32_t>(std::min<int64_t>(ceil_div(column_tiles, least_share) + 1, clusters));
+  return plan;
+}
+
+cudaError_t launch_product_weights(const ProductRowsArgs& args, int pass, cudaStream_t stream) {
+  return args.tile_rows == ResidentTile::kRows ? launch_tile<ResidentTile>(args, pass, stream)
+                                               : launch_tile<StreamedTile>(args, pass, stream);
+}
+
+cudaError_t launch_product_rows(const ProductRowsArgs& args, cudaStream_t stream) {
+  if (const cudaError_t error = launch_label_scores(args, stream); error != cudaSuccess) return error;
+  for (int pass = 0; pass < 2; ++pass) {
+    cudaError_t error = launch_product_weights(args, pass, stream);
+    if (error == cudaSuccess) error = launch_finish_rows(args, pass, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace late_interaction
