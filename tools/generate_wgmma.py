@@ -10,6 +10,7 @@ from pathlib import Path
 WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160)
 TRANSPOSED_WIDTHS = (256,)
 REGISTER_WIDTHS = (32, 64)
+REGISTER_K_MAJOR_WIDTHS = (128,)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 
 HEADER = """\
@@ -66,7 +67,7 @@ struct TransposedWgmmaShape<{n}> {{
 # Operand A lies in registers; the last digit says that B is transposed.
 REGISTER_WRAPPER = """
 template <>
-struct RegisterWgmmaShape<{n}> {{
+struct {name}<{n}> {{
   template <class Type>
   static __device__ __forceinline__ void issue(float (&c)[{regs}], const uint32_t (&a)[4], uint64_t b,
                                                int accumulate) {{
@@ -81,7 +82,7 @@ struct RegisterWgmmaShape<{n}> {{
 """
 
 
-def register_wrapper(n: int) -> str:
+def register_wrapper(n: int, name: str = "RegisterWgmmaShape", transposed: int = 1) -> str:
     regs = n // 2
     registers = ", ".join(f"%{i}" for i in range(regs))
     outputs = ", ".join(f'"+f"(c[{i}])' for i in range(regs))
@@ -91,11 +92,11 @@ def register_wrapper(n: int) -> str:
         f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{regs + 5}, 0;\\n" \\\n'
         f'               "wgmma.mma_async.sync.aligned.m64n{n}" TYPES " " \\\n'
         f'               "{{{registers}}}, " \\\n'
-        f'               "{{{words}}}, %{regs + 4}, p, 1, 1, 1;\\n}}\\n" \\\n'
+        f'               "{{{words}}}, %{regs + 4}, p, 1, 1, {transposed};\\n}}\\n" \\\n'
         f"               : {outputs} \\\n"
         f'               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))\n'
     )
-    return macro + REGISTER_WRAPPER.format(n=n, regs=regs)
+    return macro + REGISTER_WRAPPER.format(n=n, regs=regs, name=name)
 
 
 def wrapper(n: int, template: str = WRAPPER) -> str:
@@ -118,4 +119,5 @@ def wrapper(n: int, template: str = WRAPPER) -> str:
 if __name__ == "__main__":
     transposed = [wrapper(n, TRANSPOSED_WRAPPER) for n in TRANSPOSED_WIDTHS]
     register_a = map(register_wrapper, REGISTER_WIDTHS)
-    TARGET.write_text(HEADER + "\n".join([*map(wrapper, WIDTHS), *transposed, *register_a]))
+    k_major = [register_wrapper(n, "RegisterKMajorWgmmaShape", 0) for n in REGISTER_K_MAJOR_WIDTHS]
+    TARGET.write_text(HEADER + "\n".join([*map(wrapper, WIDTHS), *transposed, *register_a, *k_major]))

@@ -41,6 +41,10 @@ struct TransposedWgmmaShape;
 template <int kN>
 struct RegisterWgmmaShape;
 
+// The same with a K-major B.
+template <int kN>
+struct RegisterKMajorWgmmaShape;
+
 #include "wgmma_shapes.inc.h"
 
 // A shared-memory descriptor of a K-major matrix: rows of 128 bytes, swizzled as TMA does (16-byte vector ^

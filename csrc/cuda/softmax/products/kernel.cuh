@@ -11,13 +11,16 @@
 // Who owns what
 //   cluster    two blocks, persistent: a contiguous share of the work tiles, row tile by row tile.
 //   consumer   each of warpgroups 0 and 1: its rows against all k chunks, then the epilogue.
-//   producers  one thread each of three warps of warpgroup 2: the rows of either consumer, and the columns.
-//              Each block loads half of a k chunk of the columns, for both blocks of the cluster (multicast).
+//   producers  one thread each of three warps of warpgroup 2: the columns, and of wide rows those of either
+//              consumer. Each block loads half of a k chunk of the columns, for both blocks of the cluster
+//              (multicast).
 //
-// Rows stay in shared memory where all their k chunks fit; else they pass through a ring for each work tile.
+// Where a consumer's 64 rows fit its registers (kHeldChunks: up to 512 dims), they stay there as operand A of
+// wgmma while their work tiles pass: shared memory is read for the columns alone, and all of it is their ring.
+// Wider rows pass through a ring of their own for each work tile, 128 for each consumer.
 //
-// The tensor cores do not wait for an epilogue: consumer 1 begins a work tile kLag k chunks behind consumer 0,
-// so that one's epilogue meets the other's wgmma. Until consumer 1 has followed, those chunks stay in the ring.
+// The tensor cores do not wait for an epilogue: consumer 1 begins a work tile some k chunks behind consumer 0, so
+// that one's epilogue meets the other's wgmma. Until consumer 1 has followed, those chunks stay in the ring.
 //
 //     consumer 0   | chunks 0 .. 7          | epilogue | chunks 0 .. 7
 //     consumer 1            | chunks 0 .. 7          | epilogue | chunks 0 .. 7
@@ -42,17 +45,21 @@ struct ProductTensorMaps {
   CUtensorMap q, documents;
 };
 
-template <int kBlocks_>
+// kHeldChunks: k chunks of rows in registers; 0: rows pass through shared memory.
+template <int kHeldChunks_>
 struct ProductTile {
-  static constexpr int kBlocks = kBlocks_;  // of 64 rows, that a consumer has
+  static constexpr int kHeldChunks = kHeldChunks_;
+  static constexpr bool kHeld = kHeldChunks > 0;
+  static constexpr int kBlocks = kHeld ? 1 : 2;  // of 64 rows, that a consumer has
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1), kCluster = 2;
-  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = kHeldChunks == 8 ? 240 : kHeld ? 216 : 232;
+  static constexpr int kProducerRegisters = (3 * 168 - 2 * kConsumerRegisters) / 8 * 8;
   static constexpr int kConsumerRows = 64 * kBlocks, kBlockRows = kConsumerRows * kConsumers;
   static constexpr int kRows = kBlockRows * kCluster;  // of a work tile
   static constexpr int kBoxColumns = kProductColumns / kCluster;
   static constexpr int kKChunk = kKChunkBytes / 2;  // elements
-  static constexpr int kSlots = 8 / kBlocks;        // k chunks of rows
-  static constexpr int kStages = 6, kLag = 2;
+  static constexpr int kSlots = kHeld ? 0 : 4;      // k chunks of rows
+  static constexpr int kStages = kHeld ? 14 : 6;
   static constexpr uint32_t kSlotBytes = kConsumerRows * kKChunkBytes;
   static constexpr uint32_t kStageBytes = kProductColumns * kKChunkBytes;
   static constexpr uint32_t kRowBytes = kConsumers * kSlots * kSlotBytes;
@@ -112,38 +119,42 @@ struct ProductPart {
   }
 };
 
-// What both sides of the rings agree on.
+// A cluster's share, and the k chunks of its work tiles.
 template <class Tile>
 struct ProductWork {
   int64_t begin, end;
-  int k_chunks, row_stages;
-  bool resident;
+  int k_chunks;
 
   __device__ __forceinline__ explicit ProductWork(const ProductRowsArgs& p)
-      : begin(p.shares.begin(static_cast<int32_t>(ptx::ctaid_x() / Tile::kCluster))),
-        end(p.shares.begin(static_cast<int32_t>(ptx::ctaid_x() / Tile::kCluster) + 1)),
-        k_chunks((p.d + Tile::kKChunk - 1) / Tile::kKChunk),
-        row_stages(min(k_chunks, Tile::kSlots)),
-        resident(k_chunks <= Tile::kSlots) {}
+      : begin(p.shares.begin(cluster())),
+        end(p.shares.begin(cluster() + 1)),
+        k_chunks(Tile::kHeld ? Tile::kHeldChunks : (p.d + Tile::kKChunk - 1) / Tile::kKChunk) {}
+
+  static __device__ __forceinline__ int32_t cluster() {
+    return static_cast<int32_t>(ptx::ctaid_x() / Tile::kCluster);
+  }
+  // The first row of a consumer in a row tile.
+  static __device__ __forceinline__ int32_t first_row(int32_t row_tile, int consumer) {
+    const auto rank = static_cast<int32_t>(ptx::cluster_ctarank());
+    return row_tile * Tile::kRows + rank * Tile::kBlockRows + consumer * Tile::kConsumerRows;
+  }
 };
 
-// Loads the rows of one consumer.
+// Loads the rows of one consumer, again for each work tile.
 template <class Tile>
 __device__ void produce_rows(const ProductRowsArgs& p, const ProductTensorMaps& maps,
                              const ProductShared<Tile>& at, int consumer) {
   const ProductWork<Tile> work(p);
-  const int offset = static_cast<int>(ptx::cluster_ctarank()) * Tile::kBlockRows + consumer * Tile::kConsumerRows;
   PipelineState place;
   for (int64_t next = work.begin; next < work.end;) {
     const ProductPart part = ProductPart::take(p.shares, next, work.end);
-    const int loads = work.resident ? 1 : part.end - part.first;
-    for (int load = 0; load < loads; ++load) {
-      for (int k = 0; k < work.k_chunks; ++k, place.advance(work.row_stages)) {
+    const int32_t row = ProductWork<Tile>::first_row(part.row_tile, consumer);
+    for (int32_t tile = part.first; tile < part.end; ++tile) {
+      for (int k = 0; k < work.k_chunks; ++k, place.advance(Tile::kSlots)) {
         const uint32_t full = at.row_full(consumer, place.stage);
         ptx::mbarrier_wait_parity(at.row_empty(consumer, place.stage), place.parity ^ 1);
         ptx::mbarrier_arrive_expect_tx(full, Tile::kSlotBytes);
-        ptx::tma_load_4d(at.slot(consumer, place.stage), &maps.q, full, k * Tile::kKChunk,
-                         part.row_tile * Tile::kRows + offset, 0, 0);
+        ptx::tma_load_4d(at.slot(consumer, place.stage), &maps.q, full, k * Tile::kKChunk, row, 0, 0);
       }
     }
   }
@@ -171,75 +182,137 @@ __device__ void produce_columns(const ProductRowsArgs& p, const ProductTensorMap
   }
 }
 
+// Operand A of a consumer's 64 rows in its registers: for each 16 dims what a lane holds of rows lane / 4 and
+// lane / 4 + 8 of its warp's 16.
+template <class Tile>
+struct HeldRows {
+  uint32_t word[4 * Tile::kHeldChunks][4];
+
+  // row: the lane's first one.
+  __device__ __forceinline__ void load(const ProductRowsArgs& p, int32_t row) {
+    const int dim = 2 * (threadIdx.x % 4);
+    const __nv_bfloat16* from = p.q + row * p.q_stride + dim;
+#pragma unroll
+    for (int k = 0; k < 4 * Tile::kHeldChunks; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int below = i % 2 * 8, right = 16 * k + i / 2 * 8;
+        const bool inside = row + below < p.rows && right + dim < p.d;
+        word[k][i] = inside ? *reinterpret_cast<const uint32_t*>(from + below * p.q_stride + right) : 0;
+      }
+    }
+  }
+};
+
+// A consumer warpgroup.
 template <class Tile>
 struct ProductConsumer {
   static constexpr int kAccumulators = kProductColumns / 2;
-  static constexpr int kFollowBarrier = 1;
+  // Consumer 1 waits for the first until consumer 0 is in its work tile; consumer 0 for the second, so that it
+  // is never a whole work tile further.
+  static constexpr int kFollow = 1, kFollowed = 2;
+  using Accumulators = float[Tile::kBlocks][kAccumulators];
   const ProductRowsArgs& p;
   const ProductShared<Tile>& at;
   const ProductWork<Tile> work;
   int me;
-  int lag;  // 0: the consumers are not kept apart
+  bool followed = true;  // by consumer 1 into the last work tile, or it need not be waited for
   PipelineState columns, rows;
 
   __device__ __forceinline__ ProductConsumer(const ProductRowsArgs& args, const ProductShared<Tile>& shared,
                                              int warpgroup)
-      : p(args), at(shared), work(args), me(warpgroup) {
-    // Consumer 0 must not reach the barrier twice before consumer 1 does: the ring is shorter than that.
-    const int most = min(work.k_chunks / 2, Tile::kLag);
-    lag = work.k_chunks + most >= Tile::kStages ? most : 0;
+      : p(args), at(shared), work(args), me(warpgroup) {}
+
+  __device__ __forceinline__ void follow() const {
+    if (me == 0) return;
+    ptx::named_barrier_sync(kFollow, 256);
+    ptx::named_barrier_arrive(kFollowed, 256);
+  }
+  __device__ __forceinline__ void let_follow() {
+    if (me == 1) return;
+    wait_for_follower();
+    ptx::named_barrier_arrive(kFollow, 256);
+    followed = false;
+  }
+  __device__ __forceinline__ void wait_for_follower() {
+    if (me == 0 && !followed) ptx::named_barrier_sync(kFollowed, 256);
+    followed = true;
   }
 
-  // Gives stages back: those of the ring to both blocks, lane r tells block r.
-  __device__ __forceinline__ void release(int stage, int slot, bool leaves) const {
+  // Gives a stage of the ring back to both blocks: lane r tells block r.
+  __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
     if (lane < Tile::kCluster) ptx::mbarrier_arrive_cluster(ptx::mapa(at.empty(stage), lane));
-    if (leaves && lane == 0) ptx::mbarrier_arrive(at.row_empty(me, slot));
   }
 
-  __device__ __forceinline__ void multiply(float (&c)[Tile::kBlocks][kAccumulators], int slot, bool adds) const {
-    const uint32_t q = ptx::smem_desc_low(at.slot(me, slot)),
-                   d = ptx::smem_desc_low(at.stage(columns.stage));
-    ptx::wgmma_fence();
+  // The product of a work tile with rows in registers.
+  __device__ __forceinline__ void multiply(Accumulators& c, const HeldRows<Tile>& held) {
+    follow();
+    int before = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-#pragma unroll
-      for (int block = 0; block < Tile::kBlocks; ++block) {
-        ptx::WgmmaShape<kProductColumns>::template issue<ptx::WgmmaBf16>(
-            c[block], ptx::smem_desc_k_major(q + (block * 64 * kKChunkBytes + k * 32) / 16),
-            ptx::smem_desc_k_major(d + k * 32 / 16), adds || k > 0);
-      }
-    }
-    ptx::wgmma_commit();
-  }
-
-  // The product of a work tile. arrives, leaves: it is the first, or the last, for the rows in their slots.
-  __device__ __forceinline__ void take_tile(float (&c)[Tile::kBlocks][kAccumulators], bool arrives, bool leaves) {
-    if (lag > 0 && me == 1) ptx::named_barrier_sync(kFollowBarrier, 256);
-    PipelineState slot = rows;
-    int stage_before = 0, slot_before = 0;
-    for (int k = 0; k < work.k_chunks; ++k) {
-      if (arrives) ptx::mbarrier_wait_parity(at.row_full(me, slot.stage), slot.parity);
+    for (int k = 0; k < Tile::kHeldChunks; ++k) {
       ptx::mbarrier_wait_parity(at.full(columns.stage), columns.parity);
-      multiply(c, slot.stage, k > 0);
+      const uint32_t d = ptx::smem_desc_low(at.stage(columns.stage));
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ptx::RegisterKMajorWgmmaShape<kProductColumns>::template issue<ptx::WgmmaBf16>(
+            c[0], held.word[4 * k + i], ptx::smem_desc_k_major(d + i * 32 / 16), k + i > 0);
+      }
+      ptx::wgmma_commit();
       if (k > 0) {
         ptx::wgmma_wait<1>();
-        release(stage_before, slot_before, leaves);
+        release(before);
       }
-      if (lag > 0 && me == 0 && k == lag) ptx::named_barrier_arrive(kFollowBarrier, 256);
-      stage_before = columns.stage;
-      slot_before = slot.stage;
+      if (k == Tile::kHeldChunks / 2) let_follow();
+      before = columns.stage;
       columns.advance(Tile::kStages);
-      slot.advance(work.row_stages);
     }
     ptx::wgmma_wait<0>();
-    release(stage_before, slot_before, leaves);
-    if (leaves) rows = slot;
+    release(before);
   }
 
-  __device__ __forceinline__ void weigh(ProductRow (&mine)[2 * Tile::kBlocks],
-                                        const float (&c)[Tile::kBlocks][kAccumulators], int32_t first,
-                                        float2 exponent) const {
+  // The same with rows in shared memory.
+  __device__ __forceinline__ void multiply(Accumulators& c) {
+    constexpr int kLag = 2;  // more would leave the ring too short
+    follow();
+    int before = 0, slot_before = 0;
+    const auto release_both = [&] {
+      release(before);
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.row_empty(me, slot_before));
+    };
+    for (int k = 0; k < work.k_chunks; ++k) {
+      ptx::mbarrier_wait_parity(at.row_full(me, rows.stage), rows.parity);
+      ptx::mbarrier_wait_parity(at.full(columns.stage), columns.parity);
+      const uint32_t q = ptx::smem_desc_low(at.slot(me, rows.stage)),
+                     d = ptx::smem_desc_low(at.stage(columns.stage));
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int block = 0; block < Tile::kBlocks; ++block) {
+          ptx::WgmmaShape<kProductColumns>::template issue<ptx::WgmmaBf16>(
+              c[block], ptx::smem_desc_k_major(q + (block * 64 * kKChunkBytes + i * 32) / 16),
+              ptx::smem_desc_k_major(d + i * 32 / 16), k + i > 0);
+        }
+      }
+      ptx::wgmma_commit();
+      if (k > 0) {
+        ptx::wgmma_wait<1>();
+        release_both();
+      }
+      if (k == kLag) let_follow();
+      before = columns.stage;
+      slot_before = rows.stage;
+      columns.advance(Tile::kStages);
+      rows.advance(Tile::kSlots);
+    }
+    ptx::wgmma_wait<0>();
+    release_both();
+  }
+
+  __device__ __forceinline__ void weigh(ProductRow (&mine)[2 * Tile::kBlocks], const Accumulators& c,
+                                        int32_t first, float2 exponent) const {
     const bool whole = first + kProductColumns <= p.columns;
 #pragma unroll
     for (int block = 0; block < Tile::kBlocks; ++block) {
@@ -256,24 +329,31 @@ struct ProductConsumer {
 
   __device__ __forceinline__ void run(int pass) {
     const float2 exponent{*p.inverse_temperature * kLog2e, pass == 0 ? -kWeightOffset : 0.0f};
-    const int32_t offset = static_cast<int32_t>(ptx::cluster_ctarank()) * Tile::kBlockRows +
-                           me * Tile::kConsumerRows + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    const auto lane_row = static_cast<int32_t>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
     for (int64_t next = work.begin; next < work.end;) {
       const ProductPart part = ProductPart::take(p.shares, next, work.end);
+      const int32_t row = work.first_row(part.row_tile, me) + lane_row;
       ProductRow mine[2 * Tile::kBlocks];
 #pragma unroll
-      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-        mine[i].enter(p, pass, part.row_tile * Tile::kRows + offset + i / 2 * 64 + i % 2 * 8);
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) mine[i].enter(p, pass, row + i / 2 * 64 + i % 2 * 8);
+      Accumulators c;
+      if constexpr (Tile::kHeld) {
+        HeldRows<Tile> held;
+        held.load(p, row);
+        for (int32_t tile = part.first; tile < part.end; ++tile) {
+          multiply(c, held);
+          weigh(mine, c, tile * kProductColumns, exponent);
+        }
+      } else {
+        for (int32_t tile = part.first; tile < part.end; ++tile) {
+          multiply(c);
+          weigh(mine, c, tile * kProductColumns, exponent);
+        }
       }
-      for (int32_t tile = part.first; tile < part.end; ++tile) {
-        float c[Tile::kBlocks][kAccumulators];
-        take_tile(c, !work.resident || tile == part.first, !work.resident || tile + 1 == part.end);
-        weigh(mine, c, tile * kProductColumns, exponent);
-      }
-      const auto cluster = static_cast<int32_t>(ptx::ctaid_x() / Tile::kCluster);
 #pragma unroll
-      for (ProductRow& row : mine) row.leave(p, cluster - p.shares.first_owner(part.row_tile));
+      for (ProductRow& each : mine) each.leave(p, work.cluster() - p.shares.first_owner(part.row_tile));
     }
+    wait_for_follower();
   }
 };
 
@@ -293,8 +373,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
-    if (helper == 0 || helper == 32) produce_rows<Tile>(p, maps, at, helper / 32);
-    if (helper == 64) produce_columns<Tile>(p, maps, at);
+    if (helper == 0) produce_columns<Tile>(p, maps, at);
+    if constexpr (!Tile::kHeld) {
+      if (helper == 32 || helper == 64) produce_rows<Tile>(p, maps, at, helper / 32 - 1);
+    }
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();

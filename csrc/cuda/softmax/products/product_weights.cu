@@ -11,10 +11,9 @@ namespace late_interaction {
 
 namespace {
 
-// Rows of up to 512 dims stay in shared memory.
-using ResidentTile = ProductTile<1>;
-using StreamedTile = ProductTile<2>;
-constexpr int64_t kMostResident = ResidentTile::kSlots * ResidentTile::kKChunk;
+using StreamedTile = ProductTile<0>;
+constexpr int kMostHeldChunks = 8;
+constexpr int64_t kKChunk = StreamedTile::kKChunk, kMaxDims = 4096;
 
 template <class Tile>
 cudaError_t launch_tile(const ProductRowsArgs& args, int pass, cudaStream_t stream) {
@@ -30,12 +29,12 @@ cudaError_t launch_tile(const ProductRowsArgs& args, int pass, cudaStream_t stre
 }  // namespace
 
 bool can_product_rows(const Device& device, int64_t d) {
-  return device.wgmma && device.smem_per_block >= ResidentTile::kSmemBytes && d <= 4096;
+  return device.wgmma && device.smem_per_block >= StreamedTile::kSmemBytes && d <= kMaxDims;
 }
 
 ProductRowsPlan plan_product_rows(const Device& device, int32_t rows, int32_t columns, int64_t d) {
   ProductRowsPlan plan{};
-  plan.tile_rows = d <= kMostResident ? ResidentTile::kRows : StreamedTile::kRows;
+  plan.tile_rows = d <= kMostHeldChunks * kKChunk ? ProductTile<kMostHeldChunks>::kRows : StreamedTile::kRows;
   const auto row_tiles = static_cast<int32_t>(ceil_div(rows, plan.tile_rows));
   const auto column_tiles = static_cast<int32_t>(ceil_div(columns, kProductColumns));
   const int64_t tiles = int64_t{row_tiles} * column_tiles;
@@ -48,8 +47,18 @@ ProductRowsPlan plan_product_rows(const Device& device, int32_t rows, int32_t co
 }
 
 cudaError_t launch_product_weights(const ProductRowsArgs& args, int pass, cudaStream_t stream) {
-  return args.tile_rows == ResidentTile::kRows ? launch_tile<ResidentTile>(args, pass, stream)
-                                               : launch_tile<StreamedTile>(args, pass, stream);
+  switch (ceil_div(args.d, 2 * kKChunk)) {
+    case 1:
+      return launch_tile<ProductTile<2>>(args, pass, stream);
+    case 2:
+      return launch_tile<ProductTile<4>>(args, pass, stream);
+    case 3:
+      return launch_tile<ProductTile<6>>(args, pass, stream);
+    case 4:
+      return launch_tile<ProductTile<kMostHeldChunks>>(args, pass, stream);
+    default:
+      return launch_tile<StreamedTile>(args, pass, stream);
+  }
 }
 
 cudaError_t launch_product_rows(const ProductRowsArgs& args, cudaStream_t stream) {
