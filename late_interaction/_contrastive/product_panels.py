@@ -13,7 +13,7 @@ from late_interaction.ops._library import operators as _ops
 
 _WEIGHT_BYTES, _LEAST_ROWS = 256 << 20, 1024  # of a panel of weights
 _TILE = 256  # a panel has a multiple of so many rows
-_LEAST_PAIRS = 1 << 22  # below, panels of scores are as fast: launches are what both wait for
+_LEAST_PAIRS = 3 << 22  # below, panels of scores are as fast
 
 
 def takes(batch: Batch) -> bool:

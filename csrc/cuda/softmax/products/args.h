@@ -53,7 +53,8 @@ struct ProductRowsArgs {
   // Workspace.
   float* base[2];       // [rows], of the two passes
   float* label_scores;  // [rows], NaN where there is no label
-  float* partials;      // [3, most_owners, rows]: sums of the weights e, of e * (s - base), and the maximum
+  float* partials;      // [3, most_owners, rows]: the sums of weights e and of e * (s - base), both without the
+                        // label's, and the maximum
   int32_t* overflow;    // set where the first pass does not do
   int32_t most_owners;
   int32_t tile_rows;  // of a row tile

@@ -13,9 +13,8 @@ inline constexpr int kProductColumns = 128;  // of a work tile
 // What a lane keeps of one of its rows, while the row's work tiles pass.
 struct ProductRow {
   float base, sum, moment, maximum;
-  int32_t label;       // its column, or below 0
-  int32_t row;         // at or behind the last one: nothing is stored
-  __nv_bfloat16* out;  // the row's weights
+  int32_t label;  // its column, or below 0
+  int32_t row;    // at or behind the last one: nothing is stored
 
   __device__ __forceinline__ void enter(const ProductRowsArgs& p, int pass, int32_t at) {
     row = at;
@@ -23,11 +22,9 @@ struct ProductRow {
     maximum = kBelowAll;
     label = -1;
     base = 0;
-    out = nullptr;
     if (row >= p.rows) return;
     label = label_column(p.labels, row, p.columns);
     base = p.base[pass][row];
-    out = p.weights + row * p.weight_stride;
   }
 
   // Adds up the lanes of a quad, and stores what they have for this owner of the row tile.
@@ -82,9 +79,10 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 // The weights of a lane's two rows in a work tile: elements 4 * n + 2 * half + {0, 1} of the accumulator are
 // columns 8 * n + 2 * q + {0, 1} of row `half`. All exponentials come first: a consumer has one warp on each
-// scheduler, so independent instructions are all that hides their latency. kWhole: all columns of the tile are
-// there.
-template <bool kWhole>
+// scheduler, so independent instructions are all that hides their latency. kPlain: all columns of the tile are
+// there, and none is the label of a row of the warp. The weight of a label is left out of the sums, of which it
+// may be nearly all: what the others add keeps its precision.
+template <bool kPlain>
 __device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kProductColumns / 2],
                                            int32_t first, const ProductRowsArgs& p, float2 exponent) {
   constexpr int kGroups = kProductColumns / 8, kParts = kGroups / 4;
@@ -102,11 +100,14 @@ __device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kP
       for (int i = 0; i < 2; ++i) {
         const float score = c[4 * n + 2 * half + i], difference = score - rows[half].base;
         e[i] = ptx::ex2_approx(fmaf(difference, exponent.x, exponent.y));
-        if (kWhole || 8 * n + 2 * q + i < left) {
-          maximum[half][i] = fmaxf(maximum[half][i], score);
-          sum[half][i] += e[i];
-          moment[half][i] = fmaf(e[i], difference, moment[half][i]);
+        if (!kPlain && 8 * n + 2 * q + i >= left) continue;
+        maximum[half][i] = fmaxf(maximum[half][i], score);
+        if (!kPlain && first + 8 * n + 2 * q + i == rows[half].label) {
+          p.label_scores[rows[half].row] = score;
+          continue;
         }
+        sum[half][i] += e[i];
+        moment[half][i] = fmaf(e[i], difference, moment[half][i]);
       }
       word[half][n / 4][n % 4] = pack_bf16(e[0], e[1]);
     }
@@ -125,24 +126,10 @@ __device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kP
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (rows[half].row >= p.rows) continue;
+    __nv_bfloat16* to = p.weights + rows[half].row * p.weight_stride + first + 8 * q;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int column = 32 * part + 8 * q;
-      store_eight(rows[half].out + first + column, word[half][part], kWhole ? 8 : left - column);
-    }
-  }
-}
-
-// Stores the score of the row's label, where the tile has it.
-__device__ __forceinline__ void keep_label_score(const ProductRow& at, const float (&c)[kProductColumns / 2],
-                                                 int half, int32_t first, float* label_scores) {
-  const int32_t mine = at.label - first - 2 * (threadIdx.x % 4);
-  if (!__any_sync(kFullWarp, static_cast<uint32_t>(at.label - first) < kProductColumns)) return;
-#pragma unroll
-  for (int n = 0; n < kProductColumns / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (mine == 8 * n + i) label_scores[at.row] = c[4 * n + 2 * half + i];
+      store_eight(to + 32 * part, word[half][part], kPlain ? 8 : left - 32 * part - 8 * q);
     }
   }
 }

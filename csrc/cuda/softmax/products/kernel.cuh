@@ -52,7 +52,7 @@ struct ProductTile {
   static constexpr bool kHeld = kHeldChunks > 0;
   static constexpr int kBlocks = kHeld ? 1 : 2;  // of 64 rows, that a consumer has
   static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1), kCluster = 2;
-  static constexpr int kConsumerRegisters = kHeldChunks == 8 ? 240 : kHeld ? 216 : 232;
+  static constexpr int kConsumerRegisters = kHeldChunks == 8 ? 240 : kHeldChunks == 4 ? 216 : 232;
   static constexpr int kProducerRegisters = (3 * 168 - 2 * kConsumerRegisters) / 8 * 8;
   static constexpr int kConsumerRows = 64 * kBlocks, kBlockRows = kConsumerRows * kConsumers;
   static constexpr int kRows = kBlockRows * kCluster;  // of a work tile
@@ -313,13 +313,14 @@ struct ProductConsumer {
 
   __device__ __forceinline__ void weigh(ProductRow (&mine)[2 * Tile::kBlocks], const Accumulators& c,
                                         int32_t first, float2 exponent) const {
-    const bool whole = first + kProductColumns <= p.columns;
 #pragma unroll
     for (int block = 0; block < Tile::kBlocks; ++block) {
       ProductRow* rows = mine + 2 * block;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) keep_label_score(rows[half], c[block], half, first, p.label_scores);
-      if (whole) {
+      const auto has_label = [&](const ProductRow& row) {
+        return static_cast<uint32_t>(row.label - first) < static_cast<uint32_t>(kProductColumns);
+      };
+      const bool labels = __any_sync(kFullWarp, has_label(rows[0]) || has_label(rows[1]));
+      if (first + kProductColumns <= p.columns && !labels) {
         weigh_rows<true>(rows, c[block], first, p, exponent);
       } else {
         weigh_rows<false>(rows, c[block], first, p, exponent);

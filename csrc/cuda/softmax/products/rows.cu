@@ -49,39 +49,46 @@ __global__ void __launch_bounds__(kThreads) softmax_label_scores(const __grid_co
   p.label_scores[row] = __int_as_float(0x7FFFFFFF);  // NaN
 }
 
-// The sums of a row over the clusters, in their order.
+// The sums of a row over the clusters, in their order, and the weight of its label: 0 where there is none.
 struct ProductRowSums {
-  float weight = 0, moment = 0, maximum = kBelowAll;
+  float base, label_score, label_weight = 0;
+  float others = 0, moment = 0, maximum = kBelowAll;  // of all columns but the label; the maximum of all
 
-  __device__ __forceinline__ ProductRowSums(const ProductRowsArgs& p, int32_t row) {
+  __device__ __forceinline__ ProductRowSums(const ProductRowsArgs& p, int pass, int32_t row, int label)
+      : base(p.base[pass][row]), label_score(p.label_scores[row]) {
     const int32_t owners = p.shares.owners(row / p.tile_rows);
 #pragma unroll 4
     for (int32_t owner = 0; owner < owners; ++owner) {
-      weight += p.partial(0, owner)[row];
+      others += p.partial(0, owner)[row];
       moment += p.partial(1, owner)[row];
       maximum = fmaxf(maximum, p.partial(2, owner)[row]);
     }
+    if (label < 0) return;
+    const float exponent = *p.inverse_temperature * kLog2e, offset = pass == 0 ? kWeightOffset : 0;
+    label_weight = ptx::ex2_approx(fmaf(label_score - base, exponent, -offset));
   }
+  __device__ __forceinline__ float weight() const { return others + label_weight; }
 };
 
 // Writes what the operator returns of a row. In the first pass weights are as small as 2^-offset: relative to
 // the label's they are those of the softmax's sum.
 __device__ __forceinline__ void store_sums(const ProductRowsArgs& p, int pass, int32_t row,
-                                           const ProductRowSums& sums, float label_weight) {
-  const float base = p.base[pass][row], label_score = p.label_scores[row];
-  float reference = base, weight = sums.weight, moment = sums.moment;
-  if (pass == 0 && label_weight > 0) {
-    const float moved = label_score - base;
-    reference = label_score;
-    moment = (moment - moved * weight) / label_weight;
-    weight /= label_weight;
+                                           const ProductRowSums& sums) {
+  const float moved = sums.label_score - sums.base, factor = p.factor[row];
+  float reference = sums.base, weight = sums.weight(), moment = sums.moment;
+  if (pass == 0 && sums.label_weight > 0) {
+    reference = sums.label_score;
+    moment = (moment - moved * sums.others) / sums.label_weight;
+    weight /= sums.label_weight;
   } else if (pass == 0) {
     const float larger = exp2f(kWeightOffset);
     weight *= larger;
     moment *= larger;
+  } else if (sums.label_weight > 0) {
+    moment = fmaf(sums.label_weight, moved, moment);
   }
-  const float factor = p.factor[row];
-  const float found[] = {reference, weight, moment, 0, label_score, factor == 0 ? 0 : factor / sums.weight};
+  const float scale = factor == 0 ? 0 : factor / sums.weight();
+  const float found[] = {reference, weight, moment, 0, sums.label_score, scale};
 #pragma unroll
   for (int i = 0; i < 6; ++i) p.sums[int64_t{i} * p.rows + row] = found[i];
 }
@@ -126,25 +133,22 @@ __global__ void __launch_bounds__(kThreads)
   if (pass > 0 && *p.overflow == 0) return;
   const int32_t row = row_of_warp();
   if (row >= p.rows) return;
-  const int lane = threadIdx.x % 32;
-  const ProductRowSums sums(p, row);
-  const float factor = p.factor[row];
-  const int label = label_column(p.labels, row, p.columns);
-  const float exponent = *p.inverse_temperature * kLog2e, offset = pass == 0 ? kWeightOffset : 0;
-  const float label_weight =
-      label < 0 ? 0 : ptx::ex2_approx(fmaf(p.label_scores[row] - p.base[pass][row], exponent, -offset));
+  const int lane = threadIdx.x % 32, label = label_column(p.labels, row, p.columns);
+  const ProductRowSums sums(p, pass, row, label);
+  const float factor = p.factor[row], weight = sums.weight();
   if (lane == 0) {
-    store_sums(p, pass, row, sums, label_weight);
+    store_sums(p, pass, row, sums);
     if (pass == 0) p.base[1][row] = sums.maximum;
   }
   if (factor == 0) {
     clear_row(p, row);
     return;
   }
-  bool good = sums.weight >= exp2f(kLeastSum) && sums.weight <= exp2f(kMostSum);
-  if (p.scaled_q != nullptr) good = scale_row(p, row, factor / sums.weight) && good;
+  bool good = weight >= exp2f(kLeastSum) && weight <= exp2f(kMostSum);
+  if (p.scaled_q != nullptr) good = scale_row(p, row, factor / weight) && good;
   if (lane != 0) return;
-  if (label >= 0) p.weights[row * p.weight_stride + label] = __float2bfloat16_rn(label_weight - sums.weight);
+  // The label's own weight less the sum.
+  if (label >= 0) p.weights[row * p.weight_stride + label] = __float2bfloat16_rn(-sums.others);
   if (pass == 0 && !good) *p.overflow = 1;
 }
 
