@@ -334,8 +334,8 @@ LATE_INTERACTION_LIBRARY(m) {
       "softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_terms, Tensor? column_terms, "
       "Tensor? labels, int first, float smoothing, Tensor(a!) weights) -> ()");
 
-  // out = x times scale, fp32 of one number or one for each x[i], rounded to the dtype of out once: contiguous
-  // bf16, fp16 or fp32 of as many elements.
+  // out = x times scale, fp32 of one number or one for each x[i], rounded to the dtype of out once:
+  // contiguous bf16, fp16 or fp32 of as many elements.
   m.def("scale_rows_(Tensor x, Tensor scale, Tensor(a!) out) -> ()");
   // The same as softmax_rows_ without smoothing, of scores Q D^T that are never in memory. Q [rows, d] and D
   // [columns, d] are bf16 that can_softmax_product_rows takes. Weights, bf16 of rows that begin at multiples

@@ -6,8 +6,9 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from late_interaction._contrastive import backward, blocks, forward, panels, single, tail, whole
+from late_interaction._contrastive import backward, blocks, forward, single, tail, whole
 from late_interaction._contrastive import kept as kept_blocks
+from late_interaction._contrastive.panels import scores as panels
 from late_interaction.reference import maxsim_reference
 
 

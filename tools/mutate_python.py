@@ -76,7 +76,10 @@ TESTS = {
     "_contrastive/labels.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/module.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/own_options.py": "losses losses_parts distillation",
-    "_contrastive/panels.py": "contrastive contrastive_single contrastive_sums contrastive_tail losses",
+    "_contrastive/panels/products.py": "contrastive_products",
+    "_contrastive/panels/scores.py": (
+        "contrastive contrastive_single contrastive_sums contrastive_tail losses"
+    ),
     "_contrastive/problem.py": "contrastive contrastive_single contrastive_sums contrastive_tail losses",
     "_scoring/products.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/reduction.py": "contrastive contrastive_single contrastive_tail losses",

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._contrastive import product_panels
 from late_interaction._contrastive.arguments import Arguments
 from late_interaction._contrastive.labels import ignored
-from late_interaction._contrastive.panels import Batch, Sums, add_panels, scaled
+from late_interaction._contrastive.panels import products
+from late_interaction._contrastive.panels.scores import Batch, Sums, add_panels, scaled
 from late_interaction._contrastive.problem import KEPT_BYTES
 from late_interaction._contrastive.reduction import (
     Kept,
@@ -99,8 +99,8 @@ def _with_gradients(
     # Half-precision weights of fp16 hold no small numbers: theirs are of a factor of 1.
     after = batch.inverse * share if batch.Q.dtype is torch.float16 else None
     factor = _factor(batch, share, index, target, after is None)
-    if product_panels.takes(batch):
-        found, sums = product_panels.add_panels(batch, needs, factor, Q.dtype)
+    if products.takes(batch):
+        found, sums = products.add_panels(batch, needs, factor, Q.dtype)
         of_rows, target = found[:4], found[4]
     else:
         of_rows, sums = _panels_of_scores(batch, needs, factor, target, Q.dtype)

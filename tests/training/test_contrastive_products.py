@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
-from late_interaction._contrastive import product_panels
+from late_interaction._contrastive.panels import products
 from tests.contrast import assert_close, batch, gradients, reference
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ TOLERANCE = 1.2e-2  # of bf16 gradients; the loss and the gradient of the temper
 def every_size(monkeypatch):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
-    monkeypatch.setattr(product_panels, "_LEAST_PAIRS", 0)
+    monkeypatch.setattr(products, "_LEAST_PAIRS", 0)
 
 
 def drawn(Nq=130, Nd=130, d=64, planted=1.0, norm=1.0):
@@ -31,7 +31,7 @@ def drawn(Nq=130, Nd=130, d=64, planted=1.0, norm=1.0):
 
 def check(Q, D, temperature, leaves=None, tolerance=2e-5, **options):
     leaves = leaves or (Q, D)
-    with mock.patch.object(product_panels, "add_panels", wraps=product_panels.add_panels) as taken:
+    with mock.patch.object(products, "add_panels", wraps=products.add_panels) as taken:
         ours = gradients(li.contrastive_loss(Q, D, temperature=temperature, **options), leaves)
     assert taken.call_count == 1
     wanted = gradients(reference(Q, D, temperature, **options), leaves)
@@ -46,6 +46,12 @@ def test_sizes(sizes, d):
     temperature = torch.tensor(0.05, device="cuda", requires_grad=True)
     Q, D = drawn(*sizes, d, planted=0.3)
     check(Q, D, temperature, (Q, D, temperature))
+
+
+@pytest.mark.parametrize("sizes", [(300_000, 50), (50, 300_000)])
+def test_many_rows_and_many_columns(sizes):
+    Q, D = drawn(*sizes, 16, planted=0.0)
+    check(Q, D, 0.3, labels=torch.arange(sizes[0], device="cuda") % sizes[1])
 
 
 @pytest.mark.parametrize("temperature", [0.005, 0.07, 1.0])
@@ -80,8 +86,8 @@ def test_rows_alike_and_labels_far_below():
 
 def test_panels(monkeypatch):
     """Gradients of the documents add up over panels of queries, of whole tiles."""
-    monkeypatch.setattr(product_panels, "_WEIGHT_BYTES", 1)
-    monkeypatch.setattr(product_panels, "_LEAST_ROWS", 300)
+    monkeypatch.setattr(products, "_WEIGHT_BYTES", 1)
+    monkeypatch.setattr(products, "_LEAST_ROWS", 300)
     temperature = torch.tensor(0.05, device="cuda", requires_grad=True)
     Q, D = drawn(1000, 1200, planted=0.3)
     check(Q, D, temperature, (Q, D, temperature))
@@ -96,7 +102,9 @@ def test_a_row_that_is_left_out_may_hold_anything(value):
     with torch.no_grad():
         clean = Q.clone().requires_grad_()
         Q[5, 0, 3] = value
-    ours, wanted = (gradients(li.contrastive_loss(x, D, temperature=0.1, labels=labels), (x, D)) for x in (Q, clean))
+    ours, wanted = (
+        gradients(li.contrastive_loss(x, D, temperature=0.1, labels=labels), (x, D)) for x in (Q, clean)
+    )
     assert_close(ours, wanted)
     loss = li.contrastive_loss(Q, D, temperature=0.1)
     assert loss.isnan() and all(x.isnan().any() for x in torch.autograd.grad(loss, (Q, D)))
@@ -143,7 +151,8 @@ def test_autocast():
 def test_memory():
     """256 MiB of weights, and what is as large as the inputs: docs/large_batches.md."""
     Q, D = drawn(16384, 16384, 128)
-    torch.autograd.grad(li.contrastive_loss(Q[:64], D[:64], temperature=0.1), (Q, D))  # the workspace of cuBLAS
+    first = li.contrastive_loss(Q[:64], D[:64], temperature=0.1)  # takes cuBLAS its workspace
+    torch.autograd.grad(first, (Q, D))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(li.contrastive_loss(Q, D, temperature=0.1), (Q, D))
@@ -163,7 +172,7 @@ def elsewhere():
 
 def test_calls_that_compute_scores():
     for name, (Q, D), options in elsewhere():
-        with mock.patch.object(product_panels, "add_panels") as taken:
+        with mock.patch.object(products, "add_panels") as taken:
             li.contrastive_loss(Q, D, temperature=0.1, **options).sum().backward()
         assert not taken.called, name
 
@@ -171,6 +180,6 @@ def test_calls_that_compute_scores():
 def test_small_batches_compute_scores(monkeypatch):
     monkeypatch.undo()
     Q, D = drawn(2048, 2048)
-    with mock.patch.object(product_panels, "add_panels") as taken:
+    with mock.patch.object(products, "add_panels") as taken:
         li.contrastive_loss(Q, D, temperature=0.1)
     assert not taken.called

@@ -9,7 +9,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import late_interaction as li
-from late_interaction._contrastive import panels, single
+from late_interaction._contrastive import single
+from late_interaction._contrastive.panels import scores as panels
 from tests.contrast import assert_close, batch, gradients, reference, small_blocks
 
 T = 0.3

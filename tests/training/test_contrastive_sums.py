@@ -10,7 +10,7 @@ import torch
 import late_interaction as li
 from late_interaction._contrastive import tail, whole
 from late_interaction._contrastive.labels import Labels
-from late_interaction._contrastive.panels import Batch
+from late_interaction._contrastive.panels.scores import Batch
 from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, LIST_BYTES
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList

@@ -167,7 +167,8 @@ def test_the_kernels_refuse_what_they_cannot_read():
     refused("weights must be", Q, D, inverse, None, 0, factor, weights[:, :8], None)
     refused("weights must be", Q, D, inverse, None, 0, factor, weights.float(), None)
     refused("scaled_Q must be", Q, D, inverse, None, 0, factor, weights, Q[:3])
-    for x, scale, out in ((Q, factor[:2], Q), (Q, factor, Q[:2]), (Q.t(), factor, Q), (Q, factor.double(), Q)):
+    scaled = (Q, factor[:2], Q), (Q, factor, Q[:2]), (Q.t(), factor, Q), (Q, factor.double(), Q)
+    for x, scale, out in scaled:
         with pytest.raises(RuntimeError, match=r"late_interaction: (x|scale|out) must be"):
             OPS.scale_rows_(x, scale, out)
 
@@ -187,5 +188,3 @@ def test_scaled_rows(device, dtype, to, shape):
         OPS.scale_rows_(x, scale, out)
         each = scale.reshape(-1, *[1] * (len(shape) - 1)) if scale.dim() else scale
         assert torch.equal(out, (x.float() * each).to(to))
-
-

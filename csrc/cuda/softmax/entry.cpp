@@ -149,9 +149,10 @@ bool is_scaled_type(const Tensor& x) {
 void scale_rows_(Tensor x, Tensor scale, Tensor out) {
   STD_TORCH_CHECK(x.dim() >= 1 && is_scaled_type(x) && x.is_contiguous(),
                   "late_interaction: x must be contiguous bfloat16, float16 or float32 of at least one dim");
-  STD_TORCH_CHECK(is_scaled_type(out) && out.is_contiguous() && out.numel() == x.numel() && same_place(out, x),
-                  "late_interaction: out must be contiguous bfloat16, float16 or float32 of as many elements "
-                  "on the device of x");
+  STD_TORCH_CHECK(
+      is_scaled_type(out) && out.is_contiguous() && out.numel() == x.numel() && same_place(out, x),
+      "late_interaction: out must be contiguous bfloat16, float16 or float32 of as many elements "
+      "on the device of x");
   STD_TORCH_CHECK(is_float(scale) && scale.is_contiguous() && same_place(scale, x) &&
                       (scale.numel() == 1 || scale.numel() == x.size(0)),
                   "late_interaction: scale must be contiguous float32, one number or one for each row of x, "

@@ -12,10 +12,10 @@
 namespace late_interaction {
 
 // Weights are exp((s - base) * inverse_temperature) * 2^-offset, of a base that each row has. In the first
-// pass the base is the score of the row's label, so that its weight is about 2^-kWeightOffset and the row's sum
-// at least that. Where a sum is above 2^kMostSum (the label is 2^-104 as probable as all others), or below
-// 2^kLeastSum (scores so large that rounding moved the label's), a second pass has the row maxima as bases and
-// an offset of 0.
+// pass the base is the score of the row's label, so that its weight is about 2^-kWeightOffset and the row's
+// sum at least that. Where a sum is above 2^kMostSum (the label is 2^-104 as probable as all others), or
+// below 2^kLeastSum (scores so large that rounding moved the label's), a second pass has the row maxima as
+// bases and an offset of 0.
 inline constexpr float kWeightOffset = 48.0f, kMostSum = 56.0f, kLeastSum = -64.0f;
 
 // The contiguous shares that clusters have of the work tiles, which are (row tile, column tile).
@@ -53,9 +53,9 @@ struct ProductRowsArgs {
   // Workspace.
   float* base[2];       // [rows], of the two passes
   float* label_scores;  // [rows], NaN where there is no label
-  float* partials;      // [3, most_owners, rows]: the sums of weights e and of e * (s - base), both without the
-                        // label's, and the maximum
-  int32_t* overflow;    // set where the first pass does not do
+  float* partials;    // [3, most_owners, rows]: the sums of weights e and of e * (s - base), both without the
+                      // label's, and the maximum
+  int32_t* overflow;  // set where the first pass does not do
   int32_t most_owners;
   int32_t tile_rows;  // of a row tile
   ProductShares shares;

@@ -83,8 +83,7 @@ Tensor softmax_product_rows_(Tensor Q, Tensor D, Tensor inverse_temperature, Opt
   parse_outputs(args, Q, D, weights, scaled_Q);
   const int device = Q.get_device_index();
   const DeviceGuard guard(device);
-  const ProductRowsPlan plan =
-      plan_product_rows(device_properties(device), args.rows, args.columns, args.d);
+  const ProductRowsPlan plan = plan_product_rows(device_properties(device), args.rows, args.columns, args.d);
   args.tile_rows = plan.tile_rows;
   args.shares = plan.shares;
   args.most_owners = plan.most_owners;

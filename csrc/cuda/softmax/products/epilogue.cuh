@@ -79,9 +79,9 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 // The weights of a lane's two rows in a work tile: elements 4 * n + 2 * half + {0, 1} of the accumulator are
 // columns 8 * n + 2 * q + {0, 1} of row `half`. All exponentials come first: a consumer has one warp on each
-// scheduler, so independent instructions are all that hides their latency. kPlain: all columns of the tile are
-// there, and none is the label of a row of the warp. The weight of a label is left out of the sums, of which it
-// may be nearly all: what the others add keeps its precision.
+// scheduler, so independent instructions are all that hides their latency. kPlain: all columns of the tile
+// are there, and none is the label of a row of the warp. The weight of a label is left out of the sums, of
+// which it may be nearly all: what the others add keeps its precision.
 template <bool kPlain>
 __device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kProductColumns / 2],
                                            int32_t first, const ProductRowsArgs& p, float2 exponent) {

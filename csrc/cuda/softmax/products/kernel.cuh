@@ -16,17 +16,18 @@
 //              (multicast).
 //
 // Where a consumer's 64 rows fit its registers (kHeldChunks: up to 512 dims), they stay there as operand A of
-// wgmma while their work tiles pass: shared memory is read for the columns alone, and all of it is their ring.
-// Wider rows pass through a ring of their own for each work tile, 128 for each consumer.
+// wgmma while their work tiles pass: shared memory is read for the columns alone, and all of it is their
+// ring. Wider rows pass through a ring of their own for each work tile, 128 for each consumer.
 //
-// The tensor cores do not wait for an epilogue: consumer 1 begins a work tile some k chunks behind consumer 0, so
-// that one's epilogue meets the other's wgmma. Until consumer 1 has followed, those chunks stay in the ring.
+// The tensor cores do not wait for an epilogue: consumer 1 begins a work tile some k chunks behind consumer
+// 0, so that one's epilogue meets the other's wgmma. Until consumer 1 has followed, those chunks stay in the
+// ring.
 //
 //     consumer 0   | chunks 0 .. 7          | epilogue | chunks 0 .. 7
 //     consumer 1            | chunks 0 .. 7          | epilogue | chunks 0 .. 7
 //
-// mbarriers: full and empty for each slot of rows, and for each stage of the ring. Consumer warps arrive on an
-// empty one: for rows those of one consumer, for columns those of both consumers of both blocks.
+// mbarriers: full and empty for each slot of rows, and for each stage of the ring. Consumer warps arrive on
+// an empty one: for rows those of one consumer, for columns those of both consumers of both blocks.
 #pragma once
 
 #include <cuda.h>
@@ -109,7 +110,8 @@ struct ProductShared {
 struct ProductPart {
   int32_t row_tile, first, end;
 
-  static __device__ __forceinline__ ProductPart take(const ProductShares& shares, int64_t& work, int64_t end) {
+  static __device__ __forceinline__ ProductPart take(const ProductShares& shares, int64_t& work,
+                                                     int64_t end) {
     ProductPart part;
     part.row_tile = static_cast<int32_t>(work / shares.column_tiles);
     part.first = static_cast<int32_t>(work % shares.column_tiles);
@@ -208,8 +210,8 @@ struct HeldRows {
 template <class Tile>
 struct ProductConsumer {
   static constexpr int kAccumulators = kProductColumns / 2;
-  // Consumer 1 waits for the first until consumer 0 is in its work tile; consumer 0 for the second, so that it
-  // is never a whole work tile further.
+  // Consumer 1 waits for the first until consumer 0 is in its work tile; consumer 0 for the second, so that
+  // it is never a whole work tile further.
   static constexpr int kFollow = 1, kFollowed = 2;
   using Accumulators = float[Tile::kBlocks][kAccumulators];
   const ProductRowsArgs& p;

@@ -14,13 +14,15 @@ namespace {
 using StreamedTile = ProductTile<0>;
 constexpr int kMostHeldChunks = 8;
 constexpr int64_t kKChunk = StreamedTile::kKChunk, kMaxDims = 4096;
+constexpr int kSmemBytes = std::max(StreamedTile::kSmemBytes, ProductTile<kMostHeldChunks>::kSmemBytes);
 
 template <class Tile>
 cudaError_t launch_tile(const ProductRowsArgs& args, int pass, cudaStream_t stream) {
-  const ProductTensorMaps maps{
-      make_row_map(args.q, Compute::bf16, args.rows, args.d, args.q_stride, Tile::kConsumerRows),
-      make_row_map(args.documents, Compute::bf16, args.columns, args.d, args.document_stride,
-                   Tile::kBoxColumns)};
+  ProductTensorMaps maps{};
+  maps.documents = make_row_map(args.documents, Compute::bf16, args.columns, args.d, args.document_stride,
+                                Tile::kBoxColumns);
+  if (!Tile::kHeld)
+    maps.q = make_row_map(args.q, Compute::bf16, args.rows, args.d, args.q_stride, Tile::kConsumerRows);
   const LaunchShape shape{Tile::kCluster * args.shares.clusters, Tile::kThreads, Tile::kSmemBytes, false,
                           Tile::kCluster};
   return launch(softmax_product_weights<Tile>, shape, stream, args, maps, pass);
@@ -29,7 +31,7 @@ cudaError_t launch_tile(const ProductRowsArgs& args, int pass, cudaStream_t stre
 }  // namespace
 
 bool can_product_rows(const Device& device, int64_t d) {
-  return device.wgmma && device.smem_per_block >= StreamedTile::kSmemBytes && d <= kMaxDims;
+  return device.wgmma && device.smem_per_block >= kSmemBytes && d <= kMaxDims;
 }
 
 ProductRowsPlan plan_product_rows(const Device& device, int32_t rows, int32_t columns, int64_t d) {
@@ -38,7 +40,7 @@ ProductRowsPlan plan_product_rows(const Device& device, int32_t rows, int32_t co
   const auto row_tiles = static_cast<int32_t>(ceil_div(rows, plan.tile_rows));
   const auto column_tiles = static_cast<int32_t>(ceil_div(columns, kProductColumns));
   const int64_t tiles = int64_t{row_tiles} * column_tiles;
-  const auto clusters = static_cast<int32_t>(std::min<int64_t>(tiles, device.sm_count / 2));
+  const auto clusters = static_cast<int32_t>(std::min<int64_t>(tiles, std::max(1, device.sm_count / 2)));
   plan.shares = {row_tiles, column_tiles, clusters};
   const int64_t least_share = tiles / clusters;
   plan.most_owners =

@@ -1,5 +1,5 @@
-// The steps before and after the product, a warp a row: the score of the row's label; and from the sums of all
-// clusters the row's sums, the weight of its label, and the row of q that multiplies the weights.
+// The steps before and after the product, a warp a row: the score of the row's label; and from the sums of
+// all clusters the row's sums, the weight of its label, and the row of q that multiplies the weights.
 #include "../softmax.cuh"
 #include "args.h"
 

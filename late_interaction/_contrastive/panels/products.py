@@ -1,13 +1,13 @@
 """Panels of weights that come straight from the product of queries and documents, without scores in memory.
 
-Weights lack the scale of their rows, ``factor / sum`` of the softmax, which is known when a panel is done: the
-gradient of the queries is multiplied by it, and so are the queries before they multiply the weights.
+Weights lack the scale of their rows, ``factor / sum`` of the softmax, which is known when a panel is done.
+The gradient of the queries is multiplied by it, and so are the queries before they multiply the weights.
 """
 
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.panels import Batch, Sums
+from late_interaction._contrastive.panels.scores import Batch, Sums
 from late_interaction._contrastive.tokens import Block
 from late_interaction.ops._library import operators as _ops
 
