@@ -29,21 +29,22 @@ def drawn(Nq=130, Nd=130, d=64, planted=1.0, norm=1.0):
     return Q.bfloat16().requires_grad_(), D.bfloat16().requires_grad_()
 
 
-def check(Q, D, temperature, leaves=None, tolerance=2e-5, **options):
+def check(Q, D, temperature, leaves=None, **options):
     leaves = leaves or (Q, D)
     with mock.patch.object(products, "add_panels", wraps=products.add_panels) as taken:
         ours = gradients(li.contrastive_loss(Q, D, temperature=temperature, **options), leaves)
     assert taken.call_count == 1
     wanted = gradients(reference(Q, D, temperature, **options), leaves)
     assert_close(ours, wanted, TOLERANCE)
-    exact = [[x for x in found[1] if x.dim() == 0] for found in (ours, wanted)]
-    assert_close((ours[0], exact[0]), (wanted[0], exact[1]), tolerance)
+    for got, want in zip((ours[0], *ours[1]), (wanted[0], *wanted[1]), strict=True):
+        if got.dim() == 0:  # of sums in float32 that are 1 and more
+            torch.testing.assert_close(got.double(), want.double(), rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("d", [8, 72, 256, 320, 512, 520, 1024])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (127, 127), (129, 1000), (1000, 3000), (700, 20_000)])
 def test_sizes(sizes, d):
-    temperature = torch.tensor(0.05, device="cuda", requires_grad=True)
+    temperature = torch.tensor(0.3, device="cuda", requires_grad=True)
     Q, D = drawn(*sizes, d, planted=0.3)
     check(Q, D, temperature, (Q, D, temperature))
 

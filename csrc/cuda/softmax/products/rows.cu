@@ -70,8 +70,9 @@ struct ProductRowSums {
   __device__ __forceinline__ float weight() const { return others + label_weight; }
 };
 
-// Writes what the operator returns of a row. In the first pass weights are as small as 2^-offset: relative to
-// the label's they are those of the softmax's sum.
+// Writes what the operator returns of a row. In the first pass weights are as small as 2^-offset, and the sum
+// is relative to the label's. It is rounded once: a quotient of two sums that are nearly equal, each rounded
+// already, would round up more often than down.
 __device__ __forceinline__ void store_sums(const ProductRowsArgs& p, int pass, int32_t row,
                                            const ProductRowSums& sums) {
   const float moved = sums.label_score - sums.base, factor = p.factor[row];
@@ -79,7 +80,7 @@ __device__ __forceinline__ void store_sums(const ProductRowsArgs& p, int pass, i
   if (pass == 0 && sums.label_weight > 0) {
     reference = sums.label_score;
     moment = (moment - moved * sums.others) / sums.label_weight;
-    weight /= sums.label_weight;
+    weight = 1 + sums.others / sums.label_weight;
   } else if (pass == 0) {
     const float larger = exp2f(kWeightOffset);
     weight *= larger;
