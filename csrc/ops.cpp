@@ -333,6 +333,28 @@ LATE_INTERACTION_LIBRARY(m) {
       "softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_terms, Tensor? column_terms, "
       "Tensor? labels, int first, float smoothing, Tensor(a!) weights) -> ()");
 
+  // Steps of a search. Scores are fp32, a row a query; of two documents the better one has the larger score
+  // (largest) or the smaller one, NaN counts as the largest, and of equal scores the one with the lower index
+  // wins. Indices are int64 in [0, 2^32). On the CPU written in Python (late_interaction/ops/topk.py); on
+  // CUDA k is at most 1024. Not differentiable. The min(k, columns + found) best of each row, best first: of
+  // the columns of scores, whose documents are indices [rows, columns] or first, first + 1, ..., and of those
+  // that were found before, [rows, found].
+  m.def(
+      "select_best(Tensor scores, Tensor? indices, int first, Tensor? found_scores, Tensor? found_indices, "
+      "int k, bool largest) -> (Tensor scores, Tensor indices)");
+  // What a process of a search tells the others, int64 [rows * width + 2]: `width` keys a row, which compare
+  // as documents do, of what it found with first added to the indices, then keys of no document; and two
+  // notes, 0.
+  m.def("pack_found(Tensor scores, Tensor indices, int first, int width, bool largest) -> Tensor");
+  // sum, int64 [1], += factor * (the sum of each byte of x times its place, 1 to 8191 and from 1 again),
+  // modulo 2^64.
+  m.def("add_checksum_(Tensor(a!) sum, Tensor x, int factor) -> ()");
+  // The k best of each row of what all processes packed, int64 [processes, rows * width + 2], best first; and
+  // their notes, [processes, 2]. k is at most the number of documents in it.
+  m.def(
+      "merge_found(Tensor packed, int rows, int k, bool largest) -> (Tensor scores, Tensor indices, Tensor "
+      "notes)");
+
   // to = source, uint8 [n] of a device and of the host, on the current stream, by way of staging, uint8
   // [slots, bytes] in pinned memory: a ring of slots, used in turn from slot first on. events: int64 [slots],
   // the handles of CUDA events. A slot's event is recorded when its transfer has ended, and waited for before

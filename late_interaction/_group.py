@@ -1,7 +1,7 @@
 """What calls of all processes of a group share: facts that are gathered and compared, and their errors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -37,35 +37,65 @@ def _is_group(group: Any) -> bool:
 
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
-    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...].
+    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...]."""
+    return gathering(caller, group, values, what)()
+
+
+def gathering(caller: str, group: Any, values: Tensor, what: str) -> Callable[[], Tensor]:
+    """Begins what :func:`gathered` does. What it returns waits for the values of all processes.
 
     The wait is the caller's own, because TORCH_NCCL_BLOCKING_WAIT holds for Work.wait() alone: without it
     NCCL only orders the stream, and the host would find out about a lost rank where it reads the values.
     """
     world = dist.get_world_size(group)
-    into = values.new_empty(world * values.numel())
+    into, own = values.new_empty(world * values.numel()), values.contiguous().view(-1)
     try:
-        work = dist.all_gather_into_tensor(into, values.contiguous().view(-1), group=group, async_op=True)
-        work.wait()
+        work = dist.all_gather_into_tensor(into, own, group=group, async_op=True)
     except RuntimeError as error:
         raise exchange_failed(caller, what, error) from error
-    return into.view(world, *values.shape)
+
+    def wait() -> Tensor:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise exchange_failed(caller, what, error) from error
+        return into.view(world, *values.shape)
+
+    return wait
 
 
-def exchanged_facts(
-    caller: str, group: Any, facts: Sequence[float], device: torch.device
-) -> list[list[float]]:
-    """A few numbers of every process, in the order of ranks, on the host. Where the group has a backend for
-    the CPU, they do not touch the device, and the host runs ahead of it. Else they go by a stream of their
-    own: the host waits for them and not for the work that the current stream has still to do."""
+Table = list[list[float]]
+
+
+def exchanged_facts(caller: str, group: Any, facts: Sequence[float], device: torch.device) -> Table:
+    """A few numbers of every process, in the order of ranks, on the host."""
+    return exchanging_facts(caller, group, facts, device, "sizes")()
+
+
+def exchanging_facts(
+    caller: str, group: Any, facts: Sequence[float], device: torch.device, what: str
+) -> Callable[[], Table]:
+    """Begins what :func:`exchanged_facts` does. What it returns waits for the numbers of all processes.
+
+    Where the group has a backend for the CPU, they do not touch the device, and the host runs ahead of it.
+    Else they go by a stream of their own: the host waits for them and not for the work that the current
+    stream has to do.
+    """
     if device.type != "cuda" or _serves_cpu(group):
         own = torch.tensor(facts, dtype=torch.float64, device="cpu" if device.type == "cuda" else device)
-        found: list[list[float]] = gathered(caller, group, own, "sizes").tolist()
-        return found
-    with torch.cuda.stream(_stream_of_facts(device)):
+        wait = gathering(caller, group, own, what)
+        return lambda: wait().tolist()
+    stream = _stream_of_facts(device)
+    with torch.cuda.stream(stream):
         own = torch.tensor(facts, dtype=torch.float64, device=device)
-        found = gathered(caller, group, own, "sizes").tolist()
-    return found
+        wait = gathering(caller, group, own, what)
+
+    def table() -> Table:
+        with torch.cuda.stream(stream):
+            found: Table = wait().tolist()
+        return found
+
+    return table
 
 
 def _serves_cpu(group: Any) -> bool:

@@ -1,6 +1,6 @@
 """The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`, and resumable: :class:`TopK`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
-from late_interaction._checks.search import check_corpus, check_tokens_or_codes
+from late_interaction._checks.search import CheckedCorpus, check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring import quantized
 from late_interaction._search import group_search, topk_state
 from late_interaction._search.equal_plans import Alike
-from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select
+from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select, select_next
 from late_interaction._search.stream import chunks
 
 __all__ = ["TopK", "maxsim_topk"]
@@ -94,34 +94,48 @@ def maxsim_topk(
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
     check_flag("sorted", sorted)
-    options: dict[str, Any] = {"largest": largest, "precision": precision, "scale_Q": scale_Q}
+    call = _Call((Q, D, q_mask, d_mask, scale_Q, scale_D), k, chunk_size, progress)
+    options: dict[str, Any] = {"normalize": normalize, "largest": largest, "precision": precision}
+    if group is None:
+        call.check(options)
+        found = call.run(None)
+    else:
+        device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
+        found = group_search.search(
+            "maxsim_topk", group, device, lambda: call.check(options), lambda total: call.run(total)
+        )
+    return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
 
-    def made() -> TopK:
-        return TopK(Q, k, q_mask, normalize=normalize, **options)
 
-    def local(documents: int | None = None) -> tuple[Tensor, Tensor]:
-        best = made()
-        best._add(D, d_mask, chunk_size, progress, scale_D, documents)
-        return best._scores, best._indices
+class _Call:
+    """A call of :func:`maxsim_topk`: its arguments, then what was checked."""
 
-    def prepared() -> group_search.Query:
-        best = made()
-        corpus = check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
+    def __init__(self, tensors: tuple[Any, ...], k: int, chunk_size: int | None, progress: Progress) -> None:
+        self._tensors, self._k, self._chunk_size, self._progress = tensors, k, chunk_size, progress
+
+    def check(self, options: dict[str, Any]) -> group_search.Query:
+        Q, _, q_mask, _, scale_Q, _ = self._tensors
+        self._best = best = TopK(Q, self._k, q_mask, scale_Q=scale_Q, **options)
+        if self._chunk_size is not None:
+            check_positive("chunk_size", self._chunk_size)
+        self._corpus = corpus = check_corpus(*self._tensors)
         return group_search.Query(
             tensors=[corpus[i] for i in (0, 2, 4)],
-            count=best._scores.shape[0],
-            k=k,
-            largest=largest,
-            normalize=normalize,
-            precision=precision,
+            count=corpus[0].shape[0],
+            k=self._k,
             dtype=best._scores.dtype,
             documents=len(corpus[1]),
+            **options,
         )
 
-    device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
-    search = group_search.search
-    found = local() if group is None else search("maxsim_topk", group, device, prepared, local)
-    return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
+    def run(self, documents: Callable[[], int] | None) -> tuple[Tensor, Tensor]:
+        """documents: waits for the number of those of all processes of a group."""
+        best, corpus = self._best, self._corpus
+        total: int | Callable[[], int] | None = documents
+        if documents is not None and corpus[1].device != corpus[0].device:
+            total = documents()  # before what takes the host long
+        best._add_checked(corpus, self._chunk_size, self._progress, total)
+        return best._scores, best._indices
 
 
 class TopK:
@@ -211,18 +225,18 @@ class TopK:
         scale_D: Tensor | None = None,
     ) -> None:
         """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
-        self._add(D, d_mask, chunk_size, progress, scale_D, None)
-
-    def _add(
-        self, D: Tensor, d_mask: Tensor | None, chunk_size: int | None, progress: Progress,
-        scale_D: Tensor | None, documents: int | None,
-    ) -> None:  # fmt: skip
-        """documents: how many the corpus has of which these are a shard; None: these are all."""
         if chunk_size is not None:
             check_positive("chunk_size", chunk_size)
-        Q, D, q_mask, d_mask, scale_Q, scale_D = check_corpus(
-            self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D
-        )
+        corpus = check_corpus(self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D)
+        self._add_checked(corpus, chunk_size, progress, None)
+
+    def _add_checked(
+        self, corpus: CheckedCorpus, chunk_size: int | None, progress: Progress,
+        documents: int | Callable[[], int] | None,
+    ) -> None:  # fmt: skip
+        """documents: how many the corpus has of which these are a shard, as :class:`Alike` takes it; None:
+        these are all."""
+        Q, D, q_mask, d_mask, scale_Q, scale_D = corpus
         one = None  # for all tokens, which does not travel in chunks
         if scale_D is not None and scale_D.dim() == 0:
             one, scale_D = scale_D.to(Q.device), None
@@ -242,20 +256,26 @@ class TopK:
             for start, some, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
                 found = alike.scores(score, some, mask, scales)
                 stop = self._next + some.shape[0]
-                places = torch.arange(self._next, stop, device=Q.device).expand(found.shape)
-                rising = not self._ranges or self._ranges[-1][1] <= self._next
-                self._take(found, places, [[self._next, stop]], rising)
+                if not self._ranges or self._ranges[-1][1] <= self._next or found.dtype != torch.float64:
+                    before = self._scores, self._indices
+                    best = select_next(found, self._next, before, self.k, self._largest)
+                    self._has(*best, [[self._next, stop]])
+                else:
+                    places = torch.arange(self._next, stop, device=Q.device).expand(found.shape)
+                    self._take(found, places, [[self._next, stop]])
                 self._next = stop
                 report(start + some.shape[0])
 
-    def _take(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges, rising: bool) -> None:
-        """The best of what was found and of these. rising: these documents come after those."""
-        if self.seen:
-            scores = torch.cat((self._scores, scores), dim=-1)
-            indices = torch.cat((self._indices, indices), dim=-1)
-        if not rising:
-            scores, indices = topk_state.by_index(scores, indices)
-        self._scores, self._indices = select(scores, indices, self.k, self._largest)
+    def _take(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges) -> None:
+        """The best of what was found and of these, in any order."""
+        scores = torch.cat((self._scores, scores), dim=-1)
+        indices = torch.cat((self._indices, indices), dim=-1)
+        best = select(*topk_state.by_index(scores, indices), self.k, self._largest)
+        self._has(*best, ranges)
+
+    def _has(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges) -> None:
+        """These are the best, now that these ranges have been seen too."""
+        self._scores, self._indices = scores, indices
         self._ranges = topk_state.joined(self._ranges, ranges)
         self.seen = sum(stop - first for first, stop in self._ranges)
 
@@ -303,7 +323,7 @@ class TopK:
             if every:
                 scores = torch.cat([x._scores.to(device) for x in every], dim=-1)
                 indices = torch.cat([x._indices.to(device) for x in every], dim=-1)
-                self._take(scores, indices, [entry for x in every for entry in x._ranges], False)
+                self._take(scores, indices, [entry for x in every for entry in x._ranges])
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and

@@ -145,7 +145,7 @@ def raising(rank, world, when):
     if when == "before":
         li.retrieve(Q, D, 0 if rank == 1 else 3, group=dist.group.WORLD)
     if rank == 1:
-        with mock.patch.object(topk.TopK, "_add", side_effect=MemoryError("no room")):
+        with mock.patch.object(topk.TopK, "_add_checked", side_effect=MemoryError("no room")):
             maxsim_topk(Q, D, 3, group=dist.group.WORLD)
     maxsim_topk(Q, D, 3, group=dist.group.WORLD)
 

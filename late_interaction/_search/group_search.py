@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.options import PRECISIONS
-from late_interaction._group import REFUSED, check_alike, check_refused, gathered, position
-from late_interaction._search.selection import MOST_DOCUMENTS, select
-
-Found = tuple[Tensor, Tensor]  # scores and indices, [Nq, n]
+from late_interaction._group import (
+    REFUSED,
+    Table,
+    check_alike,
+    check_refused,
+    exchanging_facts,
+    gathered,
+    position,
+)
+from late_interaction._search import exchange
+from late_interaction._search.selection import MOST_DOCUMENTS, Found
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -43,73 +50,91 @@ class Query:
         }
 
 
-def _checksum(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """A number that is the same for the same bits, of one element on the device, for which nothing waits."""
-    total = torch.zeros(1, dtype=torch.int64, device=device)
-    for x in tensors:
-        if x is not None and x.numel():
-            bits = x.detach().contiguous().flatten().view(torch.uint8)
-            weights = torch.arange(bits.numel(), device=bits.device) % 8191 + 1
-            total = (31 * total + (bits * weights).sum().to(device)) % (1 << 50)
-    return total.double()
-
-
 def search(
-    caller: str, group: Any, device: torch.device, prepare: Callable[[], Query], local: Callable[[int], Found]
+    caller: str,
+    group: Any,
+    device: torch.device,
+    prepare: Callable[[], Query],
+    local: Callable[[Callable[[], int]], Found],
 ) -> Found:
     """The best of the documents of all processes, which are numbered in the order of ranks: the same on every
     process.
 
+    Two exchanges: of what must be alike and of the numbers of documents, which goes on while a GPU begins to
+    search; and of what was found, with a checksum of the queries.
+
     prepare: checks the arguments of this process. What it raises, and what ``local`` raises, this process
-    raises after all others have learnt of it. local: scores and indices of the best of its own documents,
-    called with the number of all documents.
+    raises after all others have learnt of it. local: scores and indices of the best of its own documents. It
+    is given a function that waits for the number of all documents, and raises where the processes differ.
     """
-    rank, world = position(group)
+    rank, _ = position(group)
     try:
         query = prepare()
-        facts = query.facts()
-        own = torch.tensor([query.documents, *facts.values()], dtype=torch.float64, device="cpu").to(device)
-        own = torch.cat((own, _checksum(query.tensors, device)))
+        own = [query.documents, *query.facts().values()]
     except Exception:
         with suppress(RuntimeError):  # which says that this process refused
-            refused = torch.full((_FACTS,), float(REFUSED), dtype=torch.float64, device=device)
-            check_refused(caller, gathered(caller, group, refused, "arguments").tolist())
+            refused = [float(REFUSED)] * _FACTS
+            check_refused(caller, exchanging_facts(caller, group, refused, device, _ARGUMENTS)())
         raise
-    table = gathered(caller, group, own, "arguments").tolist()
-    check_refused(caller, table)
-    check_alike(caller, table, {name: 1 + i for i, name in enumerate((*facts, _QUERIES))})
-    counts = [int(row[0]) for row in table]
-    if sum(counts) > MOST_DOCUMENTS:
-        raise ValueError(f"{caller}: the ranks must have at most 2**32 documents together, got {sum(counts)}")
-    most = min(query.k, max(counts))
-    payload = torch.zeros(2 * query.count * most + 1, dtype=torch.int64, device=device)
-    failure = None
+    facts = _Facts(caller, query, exchanging_facts(caller, group, own, device, _ARGUMENTS))
+    found, failure = None, None
     try:
-        _fill(payload, local(sum(counts)), sum(counts[:rank]), query.count, most)
+        found = local(facts.documents)
     except Exception as error:
-        failure, payload[-1] = error, 1
+        failure = error
+    facts.documents()
+    held = [min(query.k, count) for count in facts.counts]
+    width, first = max(held), sum(facts.counts[:rank])
+    try:
+        if found is not None:
+            payload = exchange.packed(found, first, width, query.largest, query.tensors)
+    except Exception as error:
+        found, failure = None, error
+    if found is None:
+        payload = exchange.failed(query.count, width, query.dtype, device)
     rows = gathered(caller, group, payload, "results")
     if failure is not None:
         raise failure
-    scores, indices = rows[:, :-1].view(world, 2, query.count, most).unbind(1)
-    columns = [slice(0, min(query.k, count)) for count in counts]
-    every = [torch.cat([x[i][:, own] for i, own in enumerate(columns)], dim=-1) for x in (scores, indices)]
-    best = select(every[0].view(torch.float64).to(query.dtype), every[1], query.k, query.largest)
+    best, notes = exchange.merged(rows, query.count, held, query.k, query.largest, query.dtype)
     # The host waits for the device here at the earliest, when all of it has been launched.
-    failed = [str(i) for i, flag in enumerate(rows[:, -1].tolist()) if flag]
+    table = notes.tolist()
+    failed = [str(i) for i, row in enumerate(table) if row[exchange.FAILED]]
     if failed:
         raise RuntimeError(f"{caller}: rank {', '.join(failed)} of the group failed; see its error")
+    check_alike(caller, exchange.checksums(table), {"queries (by a checksum)": 0})
     return best
 
 
-# What each process tells the others first: its number of documents, facts, and the checksum of its queries.
-_FACTS, _QUERIES = 8, "queries (by a checksum)"
+# What each process tells the others first: its number of documents, and facts.
+_FACTS, _ARGUMENTS = 7, "arguments"
 
 
-def _fill(payload: Tensor, found: Found, first: int, queries: int, most: int) -> None:
-    """Scores, as the bits of float64, and indices among the documents of all processes."""
-    room = payload[:-1].view(2, queries, most)
-    scores, indices = found
-    n = scores.shape[-1]
-    room[0, :, :n] = scores.to(torch.float64).view(torch.int64)
-    room[1, :, :n] = indices + first
+class _Facts:
+    """What the processes tell each other first, once it is here."""
+
+    def __init__(self, caller: str, query: Query, table: Callable[[], Table]) -> None:
+        self._caller, self._query, self._table = caller, query, table
+        self.counts: list[int] = []  # documents of each process
+        self._error: Exception | None = None
+
+    def documents(self) -> int:
+        """Waits for the number of all documents. Raises an error on every process where they differ in what
+        must be alike, or one has refused its arguments."""
+        if self._error is None and not self.counts:
+            try:
+                self.counts = self._checked(self._table())
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return sum(self.counts)
+
+    def _checked(self, table: Table) -> list[int]:
+        check_refused(self._caller, table)
+        check_alike(self._caller, table, {name: 1 + i for i, name in enumerate(self._query.facts())})
+        counts = [int(row[0]) for row in table]
+        if sum(counts) > MOST_DOCUMENTS:
+            raise ValueError(
+                f"{self._caller}: the ranks must have at most 2**32 documents together, got {sum(counts)}"
+            )
+        return counts

@@ -1,6 +1,6 @@
 """The search of a corpus: its arguments checked, its chunks scored, the best kept."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from late_interaction._checks.options import check_flag, check_positive, check_p
 from late_interaction._checks.tensors import check_embeddings, check_mask
 from late_interaction._progress import reporter
 from late_interaction._search import group_search
-from late_interaction._search.selection import MOST_SCORES, select
+from late_interaction._search.selection import MOST_SCORES, select_next
 from late_interaction.corpus import _chunks, _queries, _tokens
 from late_interaction.corpus._documents import Documents
 
@@ -36,7 +36,11 @@ def search(
             own.append(_Search(corpus, Q, k, q_mask, options))
             return own[0].as_query()
 
-        found = group_search.search("Corpus.search", group, device, prepared, lambda _: own[0].run())
+        def local(documents: Callable[[], int]) -> tuple[Tensor, Tensor]:
+            documents()  # before what takes the host long
+            return own[0].run()
+
+        found = group_search.search("Corpus.search", group, device, prepared, local)
     one = isinstance(Q, Tensor) and Q.dim() == 2
     return (found[0].squeeze(0), found[1].squeeze(0)) if one else found
 
@@ -104,11 +108,7 @@ def _best(
     for chunk, sources in _chunks.on_device(chunks, device):
         found = queries.scores(chunk, sources)
         end = chunk.place + found.shape[1]
-        places = torch.arange(chunk.place, end, device=device).expand(found.shape)
-        if chunk.place:
-            found = torch.cat((scores, found), dim=-1)
-            places = torch.cat((indices, places), dim=-1)
-        scores, indices = select(found, places, k, largest)
+        scores, indices = select_next(found, chunk.place, (scores, indices), k, largest)
         report(end)
     return scores, indices
 

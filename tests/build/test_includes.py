@@ -48,6 +48,7 @@ ALLOWED = {
     "cuda/packed_codes": BELOW_OPERATORS,
     "cuda/host_copy": BELOW_OPERATORS,
     "cuda/softmax": BELOW_OPERATORS,
+    "cuda/topk": BELOW_OPERATORS,
 }
 
 # Within an operator's folder, by file name: no file includes one of a higher level.

@@ -135,3 +135,18 @@ def test_the_size_whose_plan_counts(documents, size):
     """That of the whole corpus, or 256 MiB of its documents: the planner's rules look at up to a GiB."""
     D = torch.empty(1, 256, 1024)
     assert equal_plans.Alike(torch.empty(1, 1, 1024), D, documents, False, False, None)._size == size
+
+
+@pytest.mark.parametrize("count, asked", [(0, True), (49, True), (50, False), (170, False)])
+def test_the_number_of_all_documents_is_waited_for_where_a_plan_depends_on_it(count, asked, monkeypatch):
+    monkeypatch.setattr(equal_plans, "_BYTES", 48 * 50)  # 50 documents
+    calls = []
+
+    def documents():
+        calls.append(count)
+        return 500
+
+    alike = equal_plans.Alike(
+        torch.ones(2, 3, 4), torch.ones(max(count, 1), 3, 4)[:count], documents, *[None] * 3
+    )
+    assert bool(calls) == asked and alike._size == (500 if count == 0 else 50)

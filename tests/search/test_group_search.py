@@ -53,7 +53,7 @@ def test_what_processes_compare_of_a_search(one, monkeypatch):
     def alone(caller, group, device, prepare, local):
         asked.extend((caller, group, device))
         asked.append(prepare())
-        return local(9)
+        return local(lambda: 9)
 
     monkeypatch.setattr(topk.group_search, "search", alone)
     Q, D = torch.randint(-9, 9, (3, 4, 16)).to(torch.int8), torch.randint(-9, 9, (5, 6, 16)).to(torch.int8)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from late_interaction._search import group_search
+from late_interaction._search import exchange, group_search
 from late_interaction._search.group_search import Query
 
 SCORES = torch.tensor([[4.0, 7, 1, 9, 9, 2, 8, 3, 6, 5], [0.5, 3, 2, 1, 9, 4, 9, 8, 7, 6]])
@@ -26,21 +26,30 @@ def best(scores, q, first=0):
     return scores.gather(1, order).to(q.dtype), order + first
 
 
-def searches(monkeypatch, prepared, local=None, timeout=5):
-    """What each thread's search returns, or raises. prepared: a Query or an error of each."""
+def searches(monkeypatch, prepared, local=None, timeout=5, asks=True):
+    """What each thread's search returns, or raises. prepared: a Query or an error of each. asks: whether the
+    search of its own documents asks how many there are in all."""
     world, own = len(prepared), threading.local()
     rows, barrier = [None] * world, threading.Barrier(world)
 
-    def gathered(caller, group, values, what):
-        assert (caller, group) == ("retrieve", "a group") and what in ("arguments", "results")
-        rows[own.rank] = values.clone()
+    def exchanged(values):
+        rows[own.rank] = values
         barrier.wait(timeout)
-        found = torch.stack(rows)
+        found = list(rows)
         barrier.wait(timeout)
         return found
 
+    def gathered(caller, group, values, what):
+        assert (caller, group, what) == ("retrieve", "a group", "results")
+        return torch.stack(exchanged(values.clone()))
+
+    def exchanging_facts(caller, group, facts, device, what):
+        assert (caller, group, what) == ("retrieve", "a group", "arguments") and device.type == "cpu"
+        return lambda: exchanged([float(x) for x in facts])
+
     monkeypatch.setattr(group_search, "position", lambda group: (own.rank, world))
     monkeypatch.setattr(group_search, "gathered", gathered)
+    monkeypatch.setattr(group_search, "exchanging_facts", exchanging_facts)
     counts = [q.documents if isinstance(q, Query) else 0 for q in prepared]
 
     def search(rank):
@@ -51,8 +60,9 @@ def searches(monkeypatch, prepared, local=None, timeout=5):
                 raise q
             return q
 
-        def of_own(total):
-            assert total == sum(counts)
+        def of_own(documents):
+            if asks:
+                assert documents() == documents() == sum(counts)
             if local is not None:
                 return local(rank)
             first = sum(counts[:rank])
@@ -70,17 +80,19 @@ def searches(monkeypatch, prepared, local=None, timeout=5):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("k", [1, 4, 20])
+@pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("counts", [(10,), (3, 0, 7), (1, 2, 4, 3), (0, 10)])
-def test_the_best_of_all_on_every_process(counts, k, largest, dtype, monkeypatch):
+def test_the_best_of_all_on_every_process(counts, asks, k, largest, dtype, monkeypatch):
     q = query(0, k, largest, dtype)
     scores, indices = best(SCORES, q)
-    for found in searches(monkeypatch, [replace(q, documents=count) for count in counts]):
+    for found in searches(monkeypatch, [replace(q, documents=count) for count in counts], asks=asks):
         assert torch.equal(found[0], scores) and found[0].dtype is dtype
         assert torch.equal(found[1], indices)
 
 
 def test_no_documents_at_all(monkeypatch):
-    for scores, indices in searches(monkeypatch, [query(0)] * 2, lambda rank: (torch.empty(2, 0),) * 2):
+    nothing = torch.empty(2, 0), torch.empty(2, 0, dtype=torch.int64)
+    for scores, indices in searches(monkeypatch, [query(0)] * 2, lambda rank: nothing):
         assert scores.shape == indices.shape == (2, 0)
 
 
@@ -96,9 +108,10 @@ def test_no_documents_at_all(monkeypatch):
         (r"queries \(by a checksum\)", {"tensors": (Q + 1, None)}),
     ],
 )
-def test_processes_that_disagree_are_told_where(name, other, monkeypatch):
+@pytest.mark.parametrize("asks", [True, False])
+def test_processes_that_disagree_are_told_where(name, other, asks, monkeypatch):
     q = query(5)
-    for error in searches(monkeypatch, [q, replace(q, **other)]):
+    for error in searches(monkeypatch, [q, replace(q, **other)], asks=asks):
         with pytest.raises(ValueError, match=f"retrieve: .*{name}"):
             raise error
 
@@ -152,5 +165,5 @@ def test_the_checksum_counts_every_byte_and_its_place(tensors):
         if x is not None and x.numel():
             data = x.contiguous().flatten().view(torch.uint8).tolist()
             total = (31 * total + sum(byte * (i % 8191 + 1) for i, byte in enumerate(data))) % 2**50
-    found = group_search._checksum(tensors, torch.device("cpu"))
-    assert found.shape == (1,) and found.dtype is torch.float64 and found.item() == total
+    payload = exchange.packed((SCORES[:, :1], torch.zeros(2, 1, dtype=torch.int64)), 0, 1, True, tensors)
+    assert exchange.checksums([payload[-exchange.NOTES :].tolist()]) == [[total]]
