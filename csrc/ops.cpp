@@ -342,18 +342,19 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def(
       "select_best(Tensor scores, Tensor? indices, int first, Tensor? found_scores, Tensor? found_indices, "
       "int k, bool largest) -> (Tensor scores, Tensor indices)");
-  // What a process of a search tells the others, int64 [rows * width + 2]: `width` keys a row, which compare
-  // as documents do, of what it found with first added to the indices, then keys of no document; and two
-  // notes, 0.
-  m.def("pack_found(Tensor scores, Tensor indices, int first, int width, bool largest) -> Tensor");
+  // What a process of a search tells the others, int64 [size]: of each row `width` keys, which compare as
+  // documents do, those of what it found and then of no document; zeros; and at the end the notes.
+  m.def(
+      "pack_found(Tensor scores, Tensor indices, int width, int size, int[] notes, bool largest) -> Tensor");
   // sum, int64 [1], += factor * (the sum of each byte of x times its place, 1 to 8191 and from 1 again),
   // modulo 2^64.
   m.def("add_checksum_(Tensor(a!) sum, Tensor x, int factor) -> ()");
-  // The k best of each row of what all processes packed, int64 [processes, rows * width + 2], best first; and
-  // their notes, [processes, 2]. k is at most the number of documents in it.
+  // The k best of each row of what all processes packed, int64 [processes, size], best first, and their
+  // notes, [processes, notes]. A process's first note is how many documents it has: indices are those among
+  // the documents of all. Behind the last document anything may stand.
   m.def(
-      "merge_found(Tensor packed, int rows, int k, bool largest) -> (Tensor scores, Tensor indices, Tensor "
-      "notes)");
+      "merge_found(Tensor packed, int rows, int width, int notes, int k, bool largest) -> (Tensor scores, "
+      "Tensor indices, Tensor notes)");
 
   // to = source, uint8 [n] of a device and of the host, on the current stream, by way of staging, uint8
   // [slots, bytes] in pinned memory: a ring of slots, used in turn from slot first on. events: int64 [slots],

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -64,38 +65,25 @@ def gathering(caller: str, group: Any, values: Tensor, what: str) -> Callable[[]
     return wait
 
 
-Table = list[list[float]]
-
-
-def exchanged_facts(caller: str, group: Any, facts: Sequence[float], device: torch.device) -> Table:
-    """A few numbers of every process, in the order of ranks, on the host."""
-    return exchanging_facts(caller, group, facts, device, "sizes")()
-
-
-def exchanging_facts(
-    caller: str, group: Any, facts: Sequence[float], device: torch.device, what: str
-) -> Callable[[], Table]:
-    """Begins what :func:`exchanged_facts` does. What it returns waits for the numbers of all processes.
-
-    Where the group has a backend for the CPU, they do not touch the device, and the host runs ahead of it.
-    Else they go by a stream of their own: the host waits for them and not for the work that the current
-    stream has to do.
-    """
+def exchanged_facts(
+    caller: str, group: Any, facts: Sequence[float], device: torch.device
+) -> list[list[float]]:
+    """A few numbers of every process, in the order of ranks, on the host. Where the group has a backend for
+    the CPU, they do not touch the device, and the host runs ahead of it. Else they go by a stream of their
+    own: the host waits for them and not for the work that the current stream has still to do."""
     if device.type != "cuda" or _serves_cpu(group):
         own = torch.tensor(facts, dtype=torch.float64, device="cpu" if device.type == "cuda" else device)
-        wait = gathering(caller, group, own, what)
-        return lambda: wait().tolist()
-    stream = _stream_of_facts(device)
-    with torch.cuda.stream(stream):
-        own = torch.tensor(facts, dtype=torch.float64, device=device)
-        wait = gathering(caller, group, own, what)
-
-    def table() -> Table:
-        with torch.cuda.stream(stream):
-            found: Table = wait().tolist()
+        found: list[list[float]] = gathered(caller, group, own, "sizes").tolist()
         return found
+    with on_stream_of_facts(device):
+        own = torch.tensor(facts, dtype=torch.float64, device=device)
+        found = gathered(caller, group, own, "sizes").tolist()
+    return found
 
-    return table
+
+def on_stream_of_facts(device: torch.device) -> AbstractContextManager[Any]:
+    """Where a GPU exchanges what does not wait for the work of the current stream."""
+    return torch.cuda.stream(_stream_of_facts(device)) if device.type == "cuda" else nullcontext()
 
 
 def _serves_cpu(group: Any) -> bool:

@@ -1,6 +1,7 @@
 """The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`, and resumable: :class:`TopK`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring import quantized
 from late_interaction._search import group_search, topk_state
-from late_interaction._search.equal_plans import Alike
+from late_interaction._search.equal_plans import Alike, enough
 from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select, select_next
 from late_interaction._search.stream import chunks
 
@@ -101,9 +102,7 @@ def maxsim_topk(
         found = call.run(None)
     else:
         device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
-        found = group_search.search(
-            "maxsim_topk", group, device, lambda: call.check(options), lambda total: call.run(total)
-        )
+        found = group_search.search("maxsim_topk", group, device, lambda: call.check(options), call.run)
     return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
 
 
@@ -115,7 +114,7 @@ class _Call:
 
     def check(self, options: dict[str, Any]) -> group_search.Query:
         Q, _, q_mask, _, scale_Q, _ = self._tensors
-        self._best = best = TopK(Q, self._k, q_mask, scale_Q=scale_Q, **options)
+        best = self._best = TopK(Q, self._k, q_mask, scale_Q=scale_Q, **options)
         if self._chunk_size is not None:
             check_positive("chunk_size", self._chunk_size)
         self._corpus = corpus = check_corpus(*self._tensors)
@@ -125,16 +124,15 @@ class _Call:
             k=self._k,
             dtype=best._scores.dtype,
             documents=len(corpus[1]),
+            runs_ahead=corpus[0].is_cuda and corpus[1].is_cuda and self._progress is False,
+            needs_total=not enough(corpus[1]),
             **options,
         )
 
-    def run(self, documents: Callable[[], int] | None) -> tuple[Tensor, Tensor]:
-        """documents: waits for the number of those of all processes of a group."""
-        best, corpus = self._best, self._corpus
-        total: int | Callable[[], int] | None = documents
-        if documents is not None and corpus[1].device != corpus[0].device:
-            total = documents()  # before what takes the host long
-        best._add_checked(corpus, self._chunk_size, self._progress, total)
+    def run(self, documents: int | None) -> tuple[Tensor, Tensor]:
+        """documents: those of all processes of a group. It may be called again, with another number."""
+        best = copy(self._best)
+        best._add_checked(self._corpus, self._chunk_size, self._progress, documents)
         return best._scores, best._indices
 
 
@@ -232,10 +230,9 @@ class TopK:
 
     def _add_checked(
         self, corpus: CheckedCorpus, chunk_size: int | None, progress: Progress,
-        documents: int | Callable[[], int] | None,
+        documents: int | None,
     ) -> None:  # fmt: skip
-        """documents: how many the corpus has of which these are a shard, as :class:`Alike` takes it; None:
-        these are all."""
+        """documents: how many the corpus has of which these are a shard; None: these are all."""
         Q, D, q_mask, d_mask, scale_Q, scale_D = corpus
         one = None  # for all tokens, which does not travel in chunks
         if scale_D is not None and scale_D.dim() == 0:

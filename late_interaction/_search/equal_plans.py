@@ -31,19 +31,15 @@ class Alike:
 
     Args:
         Q, D: ``[Nq, Lq, d]`` and ``[Nd, Ld, d]``, or some of the documents.
-        documents: of the whole corpus, or a function that waits for their number. It is called only where the
-            plan depends on it: not where ``D`` alone has as many as the planner looks at.
+        documents: of the whole corpus. Where ``D`` has :func:`enough` of them, any number of at least as many
+            gives the same plan.
         masked, normalize, precision: what else a plan depends on.
     """
 
     def __init__(
-        self, Q: Tensor, D: Tensor, documents: int | Callable[[], int], masked: bool, normalize: bool,
-        precision: str | None,
-    ) -> None:  # fmt: skip
-        most = _BYTES // max(D[:1].numel() * D.element_size(), 1)
-        if not isinstance(documents, int):
-            documents = most if D.shape[0] >= most else documents()
-        self._size = max(min(documents, most), 1)
+        self, Q: Tensor, D: Tensor, documents: int, masked: bool, normalize: bool, precision: str | None
+    ) -> None:
+        self._size = max(min(documents, _most(D)), 1)
         self._like = Q, D.shape[1:], (masked, normalize, precision)
 
     @cached_property
@@ -77,6 +73,15 @@ class Alike:
         if count in (0, self._size) or self._call is None:
             return True
         return _plan(count, *self._call) == _plan(self._size, *self._call)
+
+
+def enough(D: Tensor) -> bool:
+    """Whether the plan of a search is the same however many documents there are beside these."""
+    return D.shape[0] >= _most(D)
+
+
+def _most(D: Tensor) -> int:
+    return _BYTES // max(D[:1].numel() * D.element_size(), 1)
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
-"""What the processes of a search tell each other: what each has found, and a checksum of its queries.
+"""What the processes of a search tell each other: what each has found, and notes.
 
-A process's payload is one row of int64: what it found, as keys of float32 scores
-(:mod:`late_interaction.ops.topk`) or as the bits of float64 scores and indices; then two notes.
+A process's payload is a row of int64: what it found, as keys of float32 scores
+(:mod:`late_interaction.ops.topk`) or as the bits of float64 scores and indices; at the end its notes.
 """
 
 from collections.abc import Sequence
@@ -10,80 +10,92 @@ import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 
-from late_interaction._group import Table
 from late_interaction._search.selection import Found, has_kernels, select
 from late_interaction.ops import topk
 from late_interaction.ops._library import operators
-from late_interaction.ops.topk import NOTES
 
-# The notes of a process: the checksum of its queries, and whether its search has failed.
-CHECKSUM, FAILED = 0, 1
+# A checksum is shown modulo this: numbers below it are exact in float64.
+_MODULUS = 1 << 50
 
-_MODULUS = 1 << 50  # numbers below it are exact in float64
+_pack, _merge, _add_checksum = (
+    operators.pack_found.default,
+    operators.merge_found.default,
+    operators.add_checksum_.default,
+)
 
 
-def packed(found: Found, first: int, width: int, largest: bool, tensors: Sequence[Tensor | None]) -> Tensor:
-    """The payload of a process. first: what its indices become larger by. width: how many of each row it has
-    room for. tensors: the queries, and what comes with them."""
+def notes_alone(device: torch.device, size: int, notes: Sequence[int]) -> Tensor:
+    """A payload without what was found."""
+    none = torch.empty(0, 0, dtype=torch.float32, device=device)
+    with _AutoDispatchBelowAutograd():
+        payload: Tensor = _pack(none, none.to(torch.int64), 0, size, notes, True)
+    return payload
+
+
+def packed(found: Found, width: int, size: int, notes: Sequence[int], largest: bool) -> Tensor:
+    """A payload with room for so many documents of each row."""
     scores, indices = found
     with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
         if scores.dtype == torch.float64:
-            payload = _packed_float64(scores, indices + first, width)
-        else:
-            op = operators.pack_found.default if has_kernels(scores, 1) else topk.pack_found
-            payload = op(scores.contiguous(), indices.contiguous(), first, width, largest)
-        _add_checksum(payload[-NOTES:][CHECKSUM : CHECKSUM + 1], tensors)
+            return _packed_float64(scores, indices, width, size, notes)
+        payload: Tensor = _pack(scores.contiguous(), indices.contiguous(), width, size, notes, largest)
     return payload
 
 
-def failed(queries: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The payload of a process whose search has failed."""
-    rows = 2 * queries if dtype == torch.float64 else queries
-    payload = torch.zeros(rows * width + NOTES, dtype=torch.int64, device=device)
-    payload[FAILED - NOTES] = 1
-    return payload
+def size_of(rows: int, width: int, notes: int, dtype: torch.dtype) -> int:
+    """The least size of a payload."""
+    return rows * width * (2 if dtype == torch.float64 else 1) + notes
 
 
 def merged(
-    rows: Tensor, queries: int, held: Sequence[int], k: int, largest: bool, dtype: torch.dtype
+    payloads: Tensor, rows: int, width: int, notes: int, k: int, largest: bool, dtype: torch.dtype
 ) -> tuple[Found, Tensor]:
-    """The k best of the payloads of all processes, and their notes, [processes, 2]. held: how many documents
-    of each row each process has found."""
+    """The k best of all processes' payloads ``[processes, size]``, with indices among the documents of all,
+    and their notes. Where there are fewer documents anything stands behind them."""
     if dtype == torch.float64:
-        return _merged_float64(rows, queries, held, k, largest), rows[:, -NOTES:]
-    op = operators.merge_found.default if has_kernels(rows, min(k, sum(held))) else topk.merge_found
+        return _merged_float64(payloads, rows, width, notes, k, largest)
+    k = min(k, width * len(payloads))
+    serves = has_kernels(payloads, k) and len(payloads) <= topk.MOST_PROCESSES
     with _AutoDispatchBelowAutograd():
-        scores, indices, notes = op(rows, queries, min(k, sum(held)), largest)
-    return (scores, indices), notes
+        scores, indices, of_all = (_merge if serves else topk.merge_found)(
+            payloads, rows, width, notes, k, largest
+        )
+    return (scores, indices), of_all
 
 
-def checksums(table: Sequence[Sequence[int]]) -> Table:
-    """The checksums in the notes of all processes."""
-    return [[float(row[CHECKSUM] % _MODULUS)] for row in table]
-
-
-def _add_checksum(sum: Tensor, tensors: Sequence[Tensor | None]) -> None:
-    """Adds a number that is the same for the same bits, for which nothing waits: of each tensor a sum of its
-    bytes by place, times a power of 31."""
-    kept = [x for x in tensors if x is not None and x.numel()]
+def add_checksum(note: Tensor, tensors: Sequence[Tensor | None]) -> None:
+    """Adds a number that is the same for the same bits to a note ``[1]``, and waits for nothing: of each
+    tensor a sum of its bytes by place, times a power of 31."""
     factor = 1
-    for x in reversed(kept):
-        data = x.detach().to(sum.device).contiguous()
-        op = operators.add_checksum_.default if has_kernels(data, 1) else topk.add_checksum_
-        op(sum, data, factor - (factor >> 63 << 64))  # as a signed integer of 64 bits
-        factor = 31 * factor % (1 << 64)
+    with _AutoDispatchBelowAutograd():
+        for x in reversed([x for x in tensors if x is not None and x.numel()]):
+            data = x.detach().to(note.device).contiguous()
+            _add_checksum(note, data, factor - (factor >> 63 << 64))  # as a signed integer
+            factor = 31 * factor % (1 << 64)
 
 
-def _packed_float64(scores: Tensor, indices: Tensor, width: int) -> Tensor:
-    queries, n = scores.shape
-    payload = torch.zeros(2 * queries * width + NOTES, dtype=torch.int64, device=scores.device)
-    room = payload[:-NOTES].view(2, queries, width)
+def shown(checksum: int) -> float:
+    return float(checksum % _MODULUS)
+
+
+def _packed_float64(scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int]) -> Tensor:
+    rows, n = scores.shape
+    payload = torch.zeros(size, dtype=torch.int64, device=scores.device)
+    room = payload[: 2 * rows * width].view(2, rows, width)
     room[0, :, :n] = scores.view(torch.int64)
     room[1, :, :n] = indices
+    payload[size - len(notes) :] = torch.tensor(notes, dtype=torch.int64, device=scores.device)
     return payload
 
 
-def _merged_float64(rows: Tensor, queries: int, held: Sequence[int], k: int, largest: bool) -> Found:
-    scores, indices = rows[:, :-NOTES].view(len(rows), 2, queries, -1).unbind(1)
-    every = [torch.cat([x[i, :, :n] for i, n in enumerate(held)], dim=-1) for x in (scores, indices)]
-    return select(every[0].view(torch.float64), every[1], k, largest)
+def _merged_float64(
+    payloads: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
+) -> tuple[Found, Tensor]:
+    of_all = payloads[:, payloads.shape[1] - notes :]
+    counts: list[int] = of_all[:, 0].tolist()
+    scores, indices = payloads[:, : 2 * rows * width].view(len(payloads), 2, rows, width).unbind(1)
+    held = [min(width, max(count, 0)) for count in counts]
+    every_score = torch.cat([scores[i, :, :n] for i, n in enumerate(held)], dim=-1)
+    every_index = [indices[i, :, :n] + sum(counts[:i]) for i, n in enumerate(held)]
+    best = select(every_score.view(torch.float64), torch.cat(every_index, dim=-1), k, largest)
+    return best, of_all

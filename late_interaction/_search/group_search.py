@@ -1,10 +1,19 @@
 """A search by all processes of a group, each among documents of its own: the best of each are exchanged, and
-every process chooses the best of all."""
+every process chooses the best of all.
 
+The first exchange has one size, whatever a process passes, so that no two processes wait for different ones.
+It holds notes: what must be alike, and how many documents a process has. A process adds what it found where
+that fits and where it may begin before it has heard of the others: on a GPU, if the plan of its search is
+known to it. If all have done so and were right, that was all. Else a second exchange follows, of what each
+has found knowing the number of all documents.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,22 +21,36 @@ from torch import Tensor
 from late_interaction._checks.options import PRECISIONS
 from late_interaction._group import (
     REFUSED,
-    Table,
     check_alike,
     check_refused,
-    exchanging_facts,
     gathered,
+    gathering,
+    on_stream_of_facts,
     position,
 )
 from late_interaction._search import exchange
 from late_interaction._search.selection import MOST_DOCUMENTS, Found
 
 _DTYPES = (torch.float32, torch.float64)
+Table = list[list[int]]  # the notes of all processes
+# Of the first exchange, in numbers of 8 bytes: the 100 best documents of 40 queries.
+_SIZE = 4096
+# What any number of documents is as well as.
+_ANY = -1
+
+# A process's notes; the facts follow. The first one is read on the device.
+_DOCUMENTS, _CHECKSUM, _FAILED, _SEARCHED, _ASSUMED = range(5)
+_FACTS = 5
+_NOTES = _FACTS + 6
 
 
 @dataclass(frozen=True)
 class Query:
-    """What all processes must pass alike, and how many documents this one has."""
+    """What all processes must pass alike, and the search of this one.
+
+    runs_ahead: a GPU searches the documents of this process, and the host is soon done. needs_total: which
+    bits the scores have depends on how many documents all processes have.
+    """
 
     tensors: Sequence[Tensor | None]  # the queries, and what comes with them
     count: int
@@ -37,104 +60,162 @@ class Query:
     precision: str | None
     dtype: torch.dtype  # of scores
     documents: int
+    runs_ahead: bool = False
+    needs_total: bool = True
 
-    def facts(self) -> dict[str, float]:
+    def facts(self) -> dict[str, int]:
         """What a message may show, without the checksum of the queries."""
         return {
-            "k": self.k,
+            "k": min(int(self.k), 1 << 62),
             "number of queries": self.count,
-            "largest": self.largest,
-            "normalize": self.normalize,
+            "largest": int(self.largest),
+            "normalize": int(self.normalize),
             "precision (by number)": (None, *PRECISIONS).index(self.precision),
             "dtype of scores (by number)": _DTYPES.index(self.dtype),
         }
 
 
+Local = Callable[[int], Found]
+
+
 def search(
-    caller: str,
-    group: Any,
-    device: torch.device,
-    prepare: Callable[[], Query],
-    local: Callable[[Callable[[], int]], Found],
+    caller: str, group: Any, device: torch.device, prepare: Callable[[], Query], local: Local
 ) -> Found:
     """The best of the documents of all processes, which are numbered in the order of ranks: the same on every
     process.
 
-    Two exchanges: of what must be alike and of the numbers of documents, which goes on while a GPU begins to
-    search; and of what was found, with a checksum of the queries.
-
     prepare: checks the arguments of this process. What it raises, and what ``local`` raises, this process
-    raises after all others have learnt of it. local: scores and indices of the best of its own documents. It
-    is given a function that waits for the number of all documents, and raises where the processes differ.
+    raises after all others have learnt of it. local: scores and indices of the best of its own documents,
+    called with the number of all documents, as far as that is known.
     """
-    rank, _ = position(group)
+    position(group)
     try:
         query = prepare()
-        own = [query.documents, *query.facts().values()]
+        facts = tuple(query.facts().values())
     except Exception:
         with suppress(RuntimeError):  # which says that this process refused
-            refused = [float(REFUSED)] * _FACTS
-            check_refused(caller, exchanging_facts(caller, group, refused, device, _ARGUMENTS)())
+            _Exchange(caller, group, device, None, ()).tell()()
         raise
-    facts = _Facts(caller, query, exchanging_facts(caller, group, own, device, _ARGUMENTS))
-    found, failure = None, None
-    try:
-        found = local(facts.documents)
-    except Exception as error:
-        failure = error
-    facts.documents()
-    held = [min(query.k, count) for count in facts.counts]
-    width, first = max(held), sum(facts.counts[:rank])
-    try:
-        if found is not None:
-            payload = exchange.packed(found, first, width, query.largest, query.tensors)
-    except Exception as error:
-        found, failure = None, error
-    if found is None:
-        payload = exchange.failed(query.count, width, query.dtype, device)
-    rows = gathered(caller, group, payload, "results")
-    if failure is not None:
-        raise failure
-    best, notes = exchange.merged(rows, query.count, held, query.k, query.largest, query.dtype)
-    # The host waits for the device here at the earliest, when all of it has been launched.
-    table = notes.tolist()
-    failed = [str(i) for i, row in enumerate(table) if row[exchange.FAILED]]
-    if failed:
-        raise RuntimeError(f"{caller}: rank {', '.join(failed)} of the group failed; see its error")
-    check_alike(caller, exchange.checksums(table), {"queries (by a checksum)": 0})
-    return best
+    process = _Exchange(caller, group, device, query, facts)
+    expected = _ANY if not query.needs_total else _expected.get(group)
+    own = None
+    if query.runs_ahead and expected is not None and process.fits:
+        own = _Own(local, query.documents if expected == _ANY else expected, expected)
+        table = process.tell_results(own, query.k, _SIZE)
+    else:
+        answer = process.tell()
+        if query.runs_ahead and not query.needs_total:
+            own = _Own(local, query.documents, _ANY)
+        table = answer()
+    total = _expected[group] = sum(row[_DOCUMENTS] for row in table)
+    if not all(row[_SEARCHED] and row[_ASSUMED] in (_ANY, total) for row in table):
+        if own is None or own.assumed not in (_ANY, total):
+            own = _Own(local, total, total)
+        width = min(query.k, max(row[_DOCUMENTS] for row in table))
+        process.tell_results(own, width, exchange.size_of(query.count, width, _NOTES, query.dtype))
+    scores, indices = process.best
+    k = min(query.k, total)
+    if scores.shape[1] > k:
+        scores, indices = scores[:, :k].contiguous(), indices[:, :k].contiguous()
+    return scores, indices
 
 
-# What each process tells the others first: its number of documents, and facts.
-_FACTS, _ARGUMENTS = 7, "arguments"
+# How many documents all processes of a group had at its last search.
+_expected: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
 
-class _Facts:
-    """What the processes tell each other first, once it is here."""
+class _Own:
+    """What this process has found, or the error of its search."""
 
-    def __init__(self, caller: str, query: Query, table: Callable[[], Table]) -> None:
-        self._caller, self._query, self._table = caller, query, table
-        self.counts: list[int] = []  # documents of each process
-        self._error: Exception | None = None
+    def __init__(self, local: Local, total: int, assumed: int) -> None:
+        """assumed: the number of all documents that this holds for."""
+        self.assumed = assumed
+        self.found: Found | None = None
+        self.error: Exception | None = None
+        try:
+            self.found = local(total)
+        except Exception as error:
+            self.error = error
 
-    def documents(self) -> int:
-        """Waits for the number of all documents. Raises an error on every process where they differ in what
-        must be alike, or one has refused its arguments."""
-        if self._error is None and not self.counts:
+
+class _Exchange:
+    """What this process tells the others, and hears from them."""
+
+    def __init__(
+        self, caller: str, group: Any, device: torch.device, query: Query | None, facts: tuple[int, ...]
+    ) -> None:
+        self._caller, self._group, self._device, self._query, self._facts = (
+            caller,
+            group,
+            device,
+            query,
+            facts,
+        )
+        self.best: Found
+
+    @property
+    def fits(self) -> bool:
+        """Whether what this process finds has room in the first exchange."""
+        query = self._query
+        assert query is not None
+        return query.dtype != torch.float64 and query.count * query.k + _NOTES <= _SIZE
+
+    def tell(self) -> Callable[[], Table]:
+        """Begins the first exchange, with notes alone. What it returns waits for those of all processes."""
+        with on_stream_of_facts(self._device):
+            payload = exchange.notes_alone(self._device, _SIZE, self._notes(None))
+            wait = gathering(self._caller, self._group, payload, "arguments")
+
+        def table() -> Table:
+            with on_stream_of_facts(self._device):
+                found: Table = wait()[:, _SIZE - _NOTES :].tolist()
+            return self._checked(found)
+
+        return table
+
+    def tell_results(self, own: _Own, width: int, size: int) -> Table:
+        """An exchange of what was found. The notes of all processes; the best of all are in ``best`` then."""
+        query = self._query
+        assert query is not None
+        options = query.largest, query.dtype
+        if own.found is not None:
             try:
-                self.counts = self._checked(self._table())
+                payload = exchange.packed(own.found, width, size, self._notes(own), query.largest)
+                exchange.add_checksum(payload[size - _NOTES + _CHECKSUM :][:1], query.tensors)
             except Exception as error:
-                self._error = error
-        if self._error is not None:
-            raise self._error
-        return sum(self.counts)
+                own.error, own.found = error, None
+        if own.found is None:
+            payload = exchange.notes_alone(self._device, size, self._notes(own))
+        rows = gathered(self._caller, self._group, payload, "results")
+        if own.error is not None:
+            raise own.error
+        self.best, notes = exchange.merged(rows, query.count, width, _NOTES, query.k, *options)
+        # The host waits for the device here at the earliest, when all of it has been launched.
+        return self._checked(notes.tolist())
 
-    def _checked(self, table: Table) -> list[int]:
+    def _notes(self, own: _Own | None) -> list[int]:
+        if self._query is None:
+            return [REFUSED] * _NOTES
+        notes = [self._query.documents, 0, 0, 0, 0, *self._facts]
+        if own is not None:
+            notes[_FAILED], notes[_SEARCHED], notes[_ASSUMED] = own.error is not None, 1, own.assumed
+        return [int(x) for x in notes]
+
+    def _checked(self, table: Table) -> Table:
+        """Raises an error on every process where one has refused its arguments or failed, or they differ."""
         check_refused(self._caller, table)
-        check_alike(self._caller, table, {name: 1 + i for i, name in enumerate(self._query.facts())})
-        counts = [int(row[0]) for row in table]
+        if self._query is None:
+            return table
+        names = self._query.facts()
+        check_alike(self._caller, table, {name: _FACTS + i for i, name in enumerate(names)})
+        counts = [row[_DOCUMENTS] for row in table]
         if sum(counts) > MOST_DOCUMENTS:
             raise ValueError(
                 f"{self._caller}: the ranks must have at most 2**32 documents together, got {sum(counts)}"
             )
-        return counts
+        failed = [str(i) for i, row in enumerate(table) if row[_FAILED]]
+        if failed:
+            raise RuntimeError(f"{self._caller}: rank {', '.join(failed)} of the group failed; see its error")
+        checksums = [[exchange.shown(row[_CHECKSUM]) if row[_SEARCHED] else math.nan] for row in table]
+        check_alike(self._caller, checksums, {"queries (by a checksum)": 0})
+        return table

@@ -1,6 +1,6 @@
 """The search of a corpus: its arguments checked, its chunks scored, the best kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,11 +36,7 @@ def search(
             own.append(_Search(corpus, Q, k, q_mask, options))
             return own[0].as_query()
 
-        def local(documents: Callable[[], int]) -> tuple[Tensor, Tensor]:
-            documents()  # before what takes the host long
-            return own[0].run()
-
-        found = group_search.search("Corpus.search", group, device, prepared, local)
+        found = group_search.search("Corpus.search", group, device, prepared, lambda _: own[0].run())
     one = isinstance(Q, Tensor) and Q.dim() == 2
     return (found[0].squeeze(0), found[1].squeeze(0)) if one else found
 

@@ -4,18 +4,22 @@
     The best of each row of float32 ``scores`` ``[rows, columns]``, whose documents are ``indices``, or those
     from ``first`` on where that is None, and of ``found_scores`` and ``found_indices`` ``[rows, found]``,
     where they are given. Sorted; of equal scores the lower index comes first, and NaN counts as the largest.
-``pack_found(scores, indices, first, width, largest) -> packed``
-    What a process found, as int64 ``[rows * width + 2]``: of each row the keys of its documents, ``first``
-    added to their indices, and of none up to ``width``; then two notes, which are 0.
+``pack_found(scores, indices, width, size, notes, largest) -> packed``
+    What a process found, int64 ``[size]``: of each row the keys of its documents, and of none up to
+    ``width``; zeros; and at the end the notes.
 ``add_checksum_(sum, x, factor)``
     Adds ``factor`` times the sum of all bytes of ``x``, each times its place from 1 to 8191 and from 1 again,
     to ``sum``, int64 ``[1]``.
-``merge_found(packed, rows, k, largest) -> (scores, indices, notes)``
-    The best of each row of what all processes packed, ``[processes, rows * width + 2]``, and their notes.
+``merge_found(packed, rows, width, notes, k, largest) -> (scores, indices, notes)``
+    The best of each row of what all processes packed, ``[processes, size]``, and their notes. A process's
+    first note is how many documents it has: indices are those among the documents of all processes. Behind
+    the last document anything may stand.
 
 A key is an int64 of a float32 score and an index: the better document has the larger one. Here are the CPU's
 kernels. On CUDA ``k`` is at most :data:`MOST_BEST`; the functions here serve more.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,9 +29,9 @@ from late_interaction.ops._registration import register_helper
 
 # An index is part of a key of 64 bits.
 MOST_DOCUMENTS = 1 << 32
-# The kernels on CUDA choose at most so many (csrc/cuda/topk/kernels.h).
+# The kernels on CUDA choose at most so many, from so many processes (csrc/cuda/topk/kernels.h).
 MOST_BEST = 1024
-NOTES = 2
+MOST_PROCESSES = 1024
 
 _LOW = MOST_DOCUMENTS - 1
 _NO_DOCUMENT = -(1 << 63)
@@ -74,13 +78,19 @@ def select_best(
     return found_in(keys.topk(min(k, keys.shape[1]), dim=1).values, largest)
 
 
-def pack_found(scores: Tensor, indices: Tensor, first: int, width: int, largest: bool) -> Tensor:
+def pack_found(
+    scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
+) -> Tensor:
     rows, found = scores.shape
     if width < found:
         raise RuntimeError(f"late_interaction: width must be at least {found}, got {width}")
-    packed = torch.full((rows * width + NOTES,), _NO_DOCUMENT, dtype=torch.int64, device=scores.device)
-    packed[:-NOTES].view(rows, width)[:, :found] = keys_of(scores, indices + first, largest)
-    packed[-NOTES:] = 0
+    if size < rows * width + len(notes):
+        raise RuntimeError(f"late_interaction: size must be at least that of keys and notes, got {size}")
+    packed = torch.zeros(size, dtype=torch.int64, device=scores.device)
+    keys = packed[: rows * width].view(rows, width)
+    keys[:, :found] = keys_of(scores, indices, largest)
+    keys[:, found:] = _NO_DOCUMENT
+    packed[size - len(notes) :] = torch.tensor(notes, dtype=torch.int64, device=scores.device)
     return packed
 
 
@@ -91,15 +101,22 @@ def add_checksum_(sum: Tensor, x: Tensor, factor: int) -> None:
         sum += (data * weights).sum() * factor
 
 
-def merge_found(packed: Tensor, rows: int, k: int, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
-    processes, keys = packed.shape[0], packed[:, :-NOTES]
-    width = keys.shape[1] // max(rows, 1)
-    if keys.shape[1] != rows * width:
-        raise RuntimeError(f"late_interaction: packed must hold equally many keys of {rows} rows")
+def merge_found(
+    packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    processes, size = packed.shape
+    if notes < 1 or size < rows * width + notes:
+        raise RuntimeError(
+            f"late_interaction: packed must hold {width} keys of each of {rows} rows, and {notes} notes"
+        )
     if not 0 <= k <= processes * width:
         raise RuntimeError(f"late_interaction: k must be at most {processes * width}, got {k}")
-    every = keys.reshape(processes, rows, width).transpose(0, 1).reshape(rows, processes * width)
-    return *found_in(every.topk(k, dim=1).values, largest), packed[:, -NOTES:].contiguous()
+    of_all = packed[:, size - notes :].contiguous()
+    first = (of_all[:, 0].cumsum(0) - of_all[:, 0]).view(-1, 1, 1)
+    keys = packed[:, : rows * width].view(processes, rows, width)
+    keys = torch.where(keys == _NO_DOCUMENT, keys, keys - first)  # which hold the complement of the index
+    every = keys.transpose(0, 1).reshape(rows, processes * width)
+    return *found_in(every.topk(k, dim=1).values, largest), of_all
 
 
 # ---- shapes ----
@@ -118,16 +135,20 @@ def _fake_best(like: Tensor, rows: int, k: int) -> _Found:
     return like.new_empty(shape, dtype=torch.float32), like.new_empty(shape, dtype=torch.int64)
 
 
-def _fake_pack(scores: Tensor, indices: Tensor, first: int, width: int, largest: bool) -> Tensor:
-    return indices.new_empty(scores.shape[0] * width + NOTES)
+def _fake_pack(
+    scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
+) -> Tensor:
+    return indices.new_empty(size)
 
 
 def _fake_checksum(sum: Tensor, x: Tensor, factor: int) -> None:
     """Writes into sum and returns nothing."""
 
 
-def _fake_merge(packed: Tensor, rows: int, k: int, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return *_fake_best(packed, rows, k), packed.new_empty(packed.shape[0], NOTES)
+def _fake_merge(
+    packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return *_fake_best(packed, rows, k), packed.new_empty(packed.shape[0], notes)
 
 
 def register() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from late_interaction import ops
 from late_interaction.ops import topk
-from late_interaction.ops.topk import MOST_BEST, NOTES
+from late_interaction.ops.topk import MOST_BEST
 
 OPS = ops.operators
 SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, -1e-45, 3e38, -3e38, 1.5]
@@ -88,34 +88,49 @@ def test_the_same_bits_on_every_run(device):
 
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("kind", ["normal", "ties", "special"])
+@pytest.mark.parametrize("room", [0, 5])
 @pytest.mark.parametrize(
     "counts, k", [((5,), 3), ((3, 0, 7), 4), ((0, 0), 4), ((9000, 100, 4000), 1000), ((1,) * 12, 100)]
 )
-def test_what_processes_packed_is_merged(counts, k, kind, largest, device):
+def test_what_processes_packed_is_merged(counts, k, room, kind, largest, device):
+    """room: more keys than there are documents."""
     scores = drawn(kind, 3, sum(counts), device)
-    indices, width, packed, first = places(scores, 0), max(min(k, n) for n in counts), [], 0
+    indices, width, packed, first = places(scores, 0), max(min(k, n) for n in counts) + room, [], 0
+    size = 3 * width + 2 + room
     for rank, count in enumerate(counts):
         own = slice(first, first + count)
         n = min(k, count)
         best = [
             x.to(device).contiguous() for x in wanted(scores[:, own], indices[:, own] - first, n, largest)
         ]
-        packed.append(OPS.pack_found(*best, first, width, largest))
-        assert packed[-1].shape == (3 * width + NOTES,) and not packed[-1][-NOTES:].any()
-        packed[-1][-NOTES:] = torch.tensor([rank, 7])
+        packed.append(OPS.pack_found(*best, width, size, [count, rank], largest))
+        assert packed[-1].shape == (size,) and packed[-1][-2:].tolist() == [count, rank]
+        assert not packed[-1][3 * width : size - 2].any()
         first += count
-    total = min(k, sum(min(k, n) for n in counts))
-    *best, notes = OPS.merge_found(torch.stack(packed), 3, total, largest)
-    same(best, wanted(scores, indices, k, largest))
-    assert notes.tolist() == [[rank, 7] for rank in range(len(counts))]
+    more = min(width * len(counts), MOST_BEST, k + room)
+    *best, notes = OPS.merge_found(torch.stack(packed), 3, width, 2, more, largest)
+    assert best[0].shape == best[1].shape == (3, more)
+    k = min(k, sum(counts))
+    same([x[:, :k] for x in best], wanted(scores, indices, k, largest))
+    assert notes.tolist() == [[count, rank] for rank, count in enumerate(counts)]
+
+
+def test_the_last_index_of_all(device):
+    scores = torch.tensor([[2.0, 1.0]], device=device)
+    packed = [
+        OPS.pack_found(scores, places(scores, first).contiguous(), 2, 5, [count], True)
+        for first, count in ((0, 1 << 31), ((1 << 31) - 2, 1 << 31))
+    ]
+    _, indices, _ = OPS.merge_found(torch.stack(packed), 1, 2, 1, 4, True)
+    assert indices.tolist() == [[0, 2**32 - 2, 1, 2**32 - 1]]
 
 
 def test_keys_are_the_same_on_every_device(device):
     scores = torch.tensor([SPECIAL + [2.0**i for i in range(-20, 20)]], device=device)
     indices = places(scores, 0) * 2**26
     for largest in (True, False):
-        keys = OPS.pack_found(scores, indices, 11, scores.shape[1], largest)[:-NOTES]
-        assert torch.equal(keys.cpu(), topk.keys_of(scores.cpu(), indices.cpu() + 11, largest)[0])
+        keys = OPS.pack_found(scores, indices.contiguous(), scores.shape[1], scores.shape[1], [], largest)
+        assert torch.equal(keys.cpu(), topk.keys_of(scores.cpu(), indices.cpu(), largest)[0])
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 8191, 8192, 100_003])
@@ -151,10 +166,10 @@ def test_opcheck(device):
         (scores, indices.contiguous(), 0, *found, 100, False),
     ):
         torch.library.opcheck(OPS.select_best.default, args)
-    torch.library.opcheck(OPS.pack_found.default, (*found, 3, 5, True))
-    torch.library.opcheck(
-        OPS.merge_found.default, (OPS.pack_found(*found, 3, 5, True).expand(3, -1).contiguous(), 2, 7, True)
-    )
+    args = (*found, 5, 13, [9, 1], True)
+    torch.library.opcheck(OPS.pack_found.default, args)
+    packed = OPS.pack_found(*args).expand(3, -1).contiguous()
+    torch.library.opcheck(OPS.merge_found.default, (packed, 2, 5, 2, 7, True))
     torch.library.opcheck(
         OPS.add_checksum_.default, (torch.zeros(1, dtype=torch.int64, device=device), scores, 31)
     )
@@ -164,12 +179,14 @@ def test_opcheck(device):
 
 def test_bad_input(device):
     scores, indices = drawn("normal", 2, 9, device), places(drawn("normal", 2, 9, device), 3).contiguous()
-    packed = torch.zeros(3, 2 * 5 + NOTES, dtype=torch.int64, device=device)
+    packed = torch.zeros(3, 2 * 5 + 2, dtype=torch.int64, device=device)
     for op, args, words in (
         (OPS.select_best, (scores, None, 0, None, None, 0, True), "k must be at least 1"),
-        (OPS.pack_found, (scores, indices, 0, 8, True), "width must be at least 9"),
-        (OPS.merge_found, (packed, 3, 1, True), "equally many keys of 3 rows"),
-        (OPS.merge_found, (packed, 2, 16, True), "k must be at most 15"),
+        (OPS.pack_found, (scores, indices, 8, 100, [1], True), "width must be at least 9"),
+        (OPS.pack_found, (scores, indices, 9, 18, [1], True), "size must be at least"),
+        (OPS.merge_found, (packed, 3, 5, 2, 1, True), "must hold 5 keys of each of 3 rows"),
+        (OPS.merge_found, (packed, 2, 5, 0, 1, True), "must hold 5 keys of each of 2 rows, and 0 notes"),
+        (OPS.merge_found, (packed, 2, 5, 2, 16, True), "k must be at most 15"),
     ):
         with pytest.raises(RuntimeError, match=words):
             op(*args)
@@ -190,8 +207,10 @@ def test_bad_input_of_the_kernels():
         (OPS.select_best, (scores, None, 0, scores[:, :5], indices[:, :5], 3, True), "must be contiguous"),
         (OPS.select_best, (scores, None, 0, scores, indices, 3, True), "at most 1024 scores"),
         (OPS.select_best, (scores, None, 0, scores[:1], indices[:1], 3, True), "the rows and the device"),
-        (OPS.pack_found, (scores.half(), indices, 0, 2000, True), "found scores and indices"),
-        (OPS.merge_found, (indices.float(), 1, 1, True), "packed must be a contiguous int64"),
+        (OPS.pack_found, (scores.half(), indices, 2000, 5000, [1], True), "found scores and indices"),
+        (OPS.pack_found, (scores, indices, 2000, 5000, [1] * 17, True), "at most 16 notes"),
+        (OPS.merge_found, (indices.float(), 1, 5, 1, 1, True), "packed must be a contiguous int64"),
+        (OPS.merge_found, (indices[:0], 1, 5, 1, 0, True), "1 to 1024 processes"),
         (OPS.add_checksum_, (indices, scores, 1), "sum must be one int64"),
         (OPS.add_checksum_, (indices[0, :1], scores.t(), 1), "x must be contiguous"),
     ):

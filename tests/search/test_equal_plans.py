@@ -137,16 +137,11 @@ def test_the_size_whose_plan_counts(documents, size):
     assert equal_plans.Alike(torch.empty(1, 1, 1024), D, documents, False, False, None)._size == size
 
 
-@pytest.mark.parametrize("count, asked", [(0, True), (49, True), (50, False), (170, False)])
-def test_the_number_of_all_documents_is_waited_for_where_a_plan_depends_on_it(count, asked, monkeypatch):
+@pytest.mark.parametrize("count, wanted", [(0, False), (49, False), (50, True), (170, True)])
+def test_documents_beside_which_others_change_no_plan(count, wanted, monkeypatch):
     monkeypatch.setattr(equal_plans, "_BYTES", 48 * 50)  # 50 documents
-    calls = []
-
-    def documents():
-        calls.append(count)
-        return 500
-
-    alike = equal_plans.Alike(
-        torch.ones(2, 3, 4), torch.ones(max(count, 1), 3, 4)[:count], documents, *[None] * 3
-    )
-    assert bool(calls) == asked and alike._size == (500 if count == 0 else 50)
+    D = torch.ones(count, 3, 4)
+    assert equal_plans.enough(D) == wanted
+    if wanted:
+        sizes = {equal_plans.Alike(D[:2], D, more, *[None] * 3)._size for more in (count, 500, 1 << 40)}
+        assert sizes == {50}

@@ -2,6 +2,9 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "../../common/arithmetic.h"
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
@@ -16,7 +19,6 @@ namespace {
 using torch::stable::accelerator::DeviceGuard;
 
 constexpr int64_t kMostItems = int64_t{1} << 30;  // of a row, and blocks of a launch
-constexpr int64_t kNotes = 2;                     // behind a process's keys
 
 bool has_contiguous_rows(const Tensor& x) { return x.dim() == 2 && (x.stride(1) == 1 || x.size(1) <= 1); }
 
@@ -74,7 +76,7 @@ std::tuple<Tensor, Tensor> select_from(Selection call, const From& from, const F
           "the best scores of segments");
     held = next;
     call.items = segments * call.k;
-    keys = {.data = data, .width = call.items, .list_stride = 0, .exchanged = false};
+    keys = {.data = data, .width = call.items, .list_stride = 0, .counts = nullptr, .lists = 1};
   } while (call.items + found.count > kSegmentItems);
   check(launch_select_best(call, keys, found, best, stream), "the best scores");
   return {scores, indices};
@@ -104,17 +106,28 @@ std::tuple<Tensor, Tensor> select_best(Tensor scores, OptionalTensor indices, in
   return select_from(call, from, found, scores);
 }
 
-Tensor pack_found(Tensor scores, Tensor indices, int64_t first, int64_t width, bool largest) {
-  const FoundBefore found = parse_found(scores, indices);
-  const int64_t rows = scores.size(0);
-  STD_TORCH_CHECK(width >= found.count, "late_interaction: width must be at least ", found.count, ", got ",
-                  width);
+Tensor pack_found(Tensor scores, Tensor indices, int64_t width, int64_t size, std::vector<int64_t> notes,
+                  bool largest) {
+  PackArgs args{.found = parse_found(scores, indices),
+                .rows = scores.size(0),
+                .width = width,
+                .size = size,
+                .largest = largest,
+                .notes = {},
+                .packed = nullptr};
+  STD_TORCH_CHECK(width >= args.found.count, "late_interaction: width must be at least ", args.found.count,
+                  ", got ", width);
+  const auto count = static_cast<int64_t>(notes.size());
+  STD_TORCH_CHECK(count <= Notes::kMost, "late_interaction: at most ", Notes::kMost, " notes, got ", count);
+  STD_TORCH_CHECK(width <= kMostItems && args.rows <= kMostItems && size >= args.rows * width + count,
+                  "late_interaction: size must be at least that of keys and notes, got ", size);
+  args.notes.count = static_cast<int>(count);
+  std::copy(notes.begin(), notes.end(), args.notes.values);
   const int device = scores.get_device_index();
   const DeviceGuard guard(device);
-  const Tensor packed = new_tensor(scores, {rows * width + kNotes}, ScalarType::Long);
-  check(launch_pack_found(found, rows, first, width, largest, kNotes,
-                          static_cast<int64_t*>(packed.mutable_data_ptr()), current_stream(device)),
-        "what was found");
+  const Tensor packed = new_tensor(scores, {size}, ScalarType::Long);
+  args.packed = static_cast<int64_t*>(packed.mutable_data_ptr());
+  if (size > 0) check(launch_pack_found(args, current_stream(device)), "what was found");
   return packed;
 }
 
@@ -131,30 +144,36 @@ void add_checksum_(Tensor sum, Tensor x, int64_t factor) {
         "the checksum");
 }
 
-std::tuple<Tensor, Tensor, Tensor> merge_found(Tensor packed, int64_t rows, int64_t k, bool largest) {
-  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Long && packed.dim() == 2 && packed.is_contiguous() &&
-                      packed.size(1) >= kNotes && rows >= 0,
-                  "late_interaction: packed must be a contiguous int64 [processes, rows * width + 2]");
-  const int64_t processes = packed.size(0), keys = packed.size(1) - kNotes;
-  const int64_t width = rows == 0 ? 0 : keys / rows;
-  STD_TORCH_CHECK(keys == rows * width && width * processes <= kMostItems && rows <= kMostItems,
-                  "late_interaction: packed must hold equally many keys of ", rows, " rows");
-  STD_TORCH_CHECK(k >= 0 && k <= std::min(width * processes, kMostBest),
-                  "late_interaction: k must be at most ", std::min(width * processes, kMostBest), ", got ",
-                  k);
+std::tuple<Tensor, Tensor, Tensor> merge_found(Tensor packed, int64_t rows, int64_t width, int64_t notes,
+                                               int64_t k, bool largest) {
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Long && packed.dim() == 2 && packed.is_contiguous(),
+                  "late_interaction: packed must be a contiguous int64 [processes, size]");
+  const int64_t processes = packed.size(0), size = packed.size(1);
+  STD_TORCH_CHECK(processes >= 1 && processes <= kMostLists, "late_interaction: packed must be that of 1 to ",
+                  kMostLists, " processes, got ", processes);
+  STD_TORCH_CHECK(rows >= 0 && rows <= kMostItems && width >= 0 && width <= kMostItems / processes &&
+                      notes >= 1 && notes <= Notes::kMost && size >= rows * width + notes,
+                  "late_interaction: packed must hold ", width, " keys of each of ", rows, " rows, and ",
+                  notes, " notes");
+  const int64_t most = std::min(width * processes, kMostBest);
+  STD_TORCH_CHECK(k >= 0 && k <= most, "late_interaction: k must be at most ", most, ", got ", k);
   const auto* data = static_cast<const int64_t*>(packed.const_data_ptr());
-  const Keys from{
-      .data = data, .width = std::max(width, int64_t{1}), .list_stride = packed.size(1), .exchanged = true};
+  const auto* first_notes = data + size - notes;
+  const Keys from{.data = data,
+                  .width = std::max(width, int64_t{1}),
+                  .list_stride = size,
+                  .counts = first_notes,
+                  .lists = processes};
   const Selection call{.rows = rows, .items = width * processes, .k = k, .largest = largest};
   auto [scores, indices] = select_from(call, from, {}, packed);
-  const Tensor notes = new_tensor(packed, {processes, kNotes}, ScalarType::Long);
+  const Tensor of_all = new_tensor(packed, {processes, notes}, ScalarType::Long);
   const int device = packed.get_device_index();
   const DeviceGuard guard(device);
-  constexpr size_t kNoteBytes = kNotes * sizeof(int64_t);
-  check(cudaMemcpy2DAsync(notes.mutable_data_ptr(), kNoteBytes, data + keys, packed.size(1) * sizeof(int64_t),
-                          kNoteBytes, processes, cudaMemcpyDeviceToDevice, current_stream(device)),
+  const size_t bytes = notes * sizeof(int64_t);
+  check(cudaMemcpy2DAsync(of_all.mutable_data_ptr(), bytes, first_notes, size * sizeof(int64_t), bytes,
+                          processes, cudaMemcpyDeviceToDevice, current_stream(device)),
         "notes of the processes");
-  return {scores, indices, notes};
+  return {scores, indices, of_all};
 }
 
 }  // namespace

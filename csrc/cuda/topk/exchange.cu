@@ -14,22 +14,19 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = 264;  // two on each multiprocessor of an H100 or H200
 
-__global__ void __launch_bounds__(kThreads)
-    pack_found(FoundBefore found, int64_t rows, int64_t first, int64_t width, bool largest, int64_t notes,
-               int64_t* packed) {
-  const int64_t keys = rows * width;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < keys + notes;
+__device__ __forceinline__ int64_t packed_key(const PackArgs& args, int64_t i) {
+  const int64_t row = i / args.width, column = i - row * args.width, at = row * args.found.count + column;
+  const RankingKey key = column < args.found.count
+                             ? ranking_key(args.found.scores[at], args.found.indices[at], args.largest)
+                             : kNoDocument;
+  return static_cast<int64_t>(key ^ kSignBit);
+}
+
+__global__ void __launch_bounds__(kThreads) pack_found(const __grid_constant__ PackArgs args) {
+  const int64_t keys = args.rows * args.width, notes = args.size - args.notes.count;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < args.size;
        i += int64_t{gridDim.x} * kThreads) {
-    const int64_t row = i / width, column = i - row * width;
-    int64_t value = 0;
-    if (i < keys) {
-      const int64_t at = row * found.count + column;
-      const RankingKey key = column < found.count
-                                 ? ranking_key(found.scores[at], found.indices[at] + first, largest)
-                                 : kNoDocument;
-      value = static_cast<int64_t>(key ^ kSignBit);
-    }
-    packed[i] = value;
+    args.packed[i] = i < keys ? packed_key(args, i) : i < notes ? 0 : args.notes.values[i - notes];
   }
 }
 
@@ -73,11 +70,8 @@ unsigned blocks_for(int64_t threads) {
 
 }  // namespace
 
-cudaError_t launch_pack_found(const FoundBefore& found, int64_t rows, int64_t first, int64_t width,
-                              bool largest, int64_t notes, int64_t* packed, cudaStream_t stream) {
-  const int64_t divisor = std::max(width, int64_t{1});  // without keys nothing is divided
-  pack_found<<<blocks_for(rows * width + notes), kThreads, 0, stream>>>(found, rows * width / divisor, first,
-                                                                        divisor, largest, notes, packed);
+cudaError_t launch_pack_found(const PackArgs& args, cudaStream_t stream) {
+  pack_found<<<blocks_for(args.size), kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

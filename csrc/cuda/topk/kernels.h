@@ -31,8 +31,12 @@ struct Keys {  // `width` neighbouring keys of a row in each of several lists
   const int64_t* data;
   int64_t width;
   int64_t list_stride;
-  bool exchanged;  // as int64 that compare as the keys do
+  // Where lists are those of processes: int64 that compare as the keys do, with indices that begin at 0 in
+  // each list. counts[list * list_stride]: how many documents its process has. Else null.
+  const int64_t* counts;
+  int64_t lists;
 };
+inline constexpr int64_t kMostLists = 1024;
 
 struct BestOutput {
   float* scores;  // [rows, k], best first
@@ -59,10 +63,23 @@ cudaError_t launch_select_best(const Selection& call, const ScoreColumns& from, 
 cudaError_t launch_select_best(const Selection& call, const Keys& from, const FoundBefore& found,
                                const BestOutput& best, cudaStream_t stream);
 
-// Keys as they are exchanged, int64 [rows, width]: those of `found`, with indices from `first` on, and keys
-// of no document behind them. Clears so many notes, which lie behind the keys.
-cudaError_t launch_pack_found(const FoundBefore& found, int64_t rows, int64_t first, int64_t width,
-                              bool largest, int64_t notes, int64_t* packed, cudaStream_t stream);
+// Numbers behind a process's keys.
+struct Notes {
+  static constexpr int kMost = 16;
+  int64_t values[kMost];
+  int count;
+};
+
+// What a process tells the others, int64 [size]: [rows, width] keys as they are exchanged, those of `found`
+// and of no document behind them; zeros; and the notes at the end.
+struct PackArgs {
+  FoundBefore found;
+  int64_t rows, width, size;
+  bool largest;
+  Notes notes;
+  int64_t* packed;
+};
+cudaError_t launch_pack_found(const PackArgs& args, cudaStream_t stream);
 
 // sum += factor * (the sum of each byte times its place modulo 8191, from 1 on), modulo 2^64.
 cudaError_t launch_add_checksum(const void* bytes, int64_t count, uint64_t factor, int64_t* sum,

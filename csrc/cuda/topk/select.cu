@@ -8,10 +8,7 @@ namespace {
 
 ColumnItems items_of(const ScoreColumns& from, bool largest) { return {from, largest}; }
 
-KeyItems items_of(const Keys& from, bool) {
-  return {from.data, from.width, from.list_stride, Divider(static_cast<uint32_t>(from.width)),
-          from.exchanged ? kSignBit : RankingKey{0}};
-}
+KeyItems items_of(const Keys& from, bool) { return {from, Divider(static_cast<uint32_t>(from.width))}; }
 
 template <class From>
 cudaError_t launch(const Selection& call, const From& from, const FoundBefore& found, int64_t* keys,

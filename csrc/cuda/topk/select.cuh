@@ -16,12 +16,14 @@
 
 namespace late_interaction {
 
-// Items as keys, by their place in a row.
+// Items as keys, by their place in a row. prepare() is called first, by all threads, and they synchronize.
 struct ColumnItems {
   ScoreColumns from;
   bool largest;
 
-  __device__ __forceinline__ RankingKey key(int64_t row, uint32_t i) const {
+  __device__ __forceinline__ void prepare(uint32_t*) const {}
+
+  __device__ __forceinline__ RankingKey key(int64_t row, uint32_t i, const uint32_t*) const {
     const int64_t index =
         from.indices == nullptr ? from.first + i : from.indices[row * from.index_stride + i];
     return ranking_key(from.scores[row * from.score_stride + i], index, largest);
@@ -29,15 +31,26 @@ struct ColumnItems {
 };
 
 struct KeyItems {
-  const int64_t* data;
-  int64_t width, list_stride;
+  Keys from;
   Divider by_width;
-  RankingKey flipped_bits;
 
-  __device__ __forceinline__ RankingKey key(int64_t row, uint32_t i) const {
-    const uint32_t list = by_width.quotient(i);
-    const int64_t at = list * list_stride + row * width + (i - list * static_cast<uint32_t>(width));
-    return static_cast<RankingKey>(data[at]) ^ flipped_bits;
+  // first[list]: the index of its first document among those of all lists.
+  __device__ __forceinline__ void prepare(uint32_t* first) const {
+    for (uint32_t list = threadIdx.x; list < from.lists; list += kSelectThreads) {
+      uint32_t before = 0;
+      for (uint32_t i = 0; i < list && from.counts != nullptr; ++i) {
+        before += static_cast<uint32_t>(from.counts[i * from.list_stride]);
+      }
+      first[list] = before;
+    }
+  }
+
+  __device__ __forceinline__ RankingKey key(int64_t row, uint32_t i, const uint32_t* first) const {
+    const uint32_t list = by_width.quotient(i), place = i - list * static_cast<uint32_t>(from.width);
+    const auto key = static_cast<RankingKey>(from.data[list * from.list_stride + row * from.width + place]);
+    if (from.counts == nullptr) return key;
+    const RankingKey own = key ^ kSignBit;
+    return own == kNoDocument ? own : own - first[list];  // the index lies in the lower bits, complemented
   }
 };
 
@@ -56,6 +69,7 @@ struct SelectArgs {
 struct SelectSmem {
   DigitHistogram histogram;
   RankingKey best[kMostBest];
+  uint32_t first[kMostLists];
   uint32_t valid, chosen;
 };
 
@@ -120,6 +134,8 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
   const uint32_t own_items = min(args.segment_items, args.items - min(begin, args.items));
   const uint32_t count = own_items + (last ? static_cast<uint32_t>(args.found.count) : 0);
   if (threadIdx.x == 0) smem.valid = smem.chosen = 0;
+  args.from.prepare(smem.first);
+  __syncthreads();
   RankingKey own[kOwnItems];
   uint32_t documents = 0;
 #pragma unroll
@@ -127,14 +143,13 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
     const uint32_t i = j * kSelectThreads + threadIdx.x;
     own[j] = kNoDocument;
     if (i < own_items) {
-      own[j] = args.from.key(row, begin + i);
+      own[j] = args.from.key(row, begin + i, smem.first);
     } else if (i < count) {
       const int64_t at = row * args.found.count + (i - own_items);
       own[j] = ranking_key(args.found.scores[at], args.found.indices[at], args.largest);
     }
     documents += own[j] != kNoDocument;
   }
-  __syncthreads();
   add_of_warp(smem.valid, documents);
   __syncthreads();
   const uint32_t take = min(args.k, smem.valid);
