@@ -185,7 +185,7 @@ def gpu_inputs(sizes):
 
 
 def shards_on_gpus(rank, world):
-    """Shards of all sizes, in the GPU's memory, after a search of another size and again, and in the host's."""
+    """Shards of all sizes, twice in the GPU's memory, after a search of another size, and in the host's."""
     found = []
     torch.cuda.set_device(rank)
     for sizes in GPU_SHARDS:

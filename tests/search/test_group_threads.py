@@ -27,7 +27,8 @@ def best(scores, q, first=0):
 
 
 # How a process begins its search: once it has heard of the others; before that, because any number of
-# documents gives the same bits; and before that, by the number of documents of the last search, right or wrong.
+# documents gives the same bits; and before that, by the number of documents of the last search, right or
+# wrong.
 WAITS, ANY, EXPECTS = {}, {"runs_ahead": True, "needs_total": False}, {"runs_ahead": True}
 
 
