@@ -350,9 +350,9 @@ LATE_INTERACTION_LIBRARY(m) {
   // documents do, those of what it found and then of no document; zeros; and at the end the notes.
   m.def(
       "pack_found(Tensor scores, Tensor indices, int width, int size, int[] notes, bool largest) -> Tensor");
-  // sum, int64 [1], += factor * (the sum of each byte of x times its place, 1 to 8191 and from 1 again),
-  // modulo 2^64.
-  m.def("add_checksum_(Tensor(a!) sum, Tensor x, int factor) -> ()");
+  // packed[place] += factor * (the sum of each byte of x times its place, 1 to 8191 and from 1 again), modulo
+  // 2^64.
+  m.def("add_checksum_(Tensor(a!) packed, int place, Tensor x, int factor) -> ()");
   // The k best of each row of what all processes packed, int64 [processes, size], best first, and their
   // notes, [processes, notes]. A process's first note is how many documents it has: indices are those among
   // the documents of all. Behind the last document anything may stand.

@@ -63,14 +63,14 @@ def merged(
     return (scores, indices), of_all
 
 
-def add_checksum(note: Tensor, tensors: Sequence[Tensor | None]) -> None:
-    """Adds a number that is the same for the same bits to a note ``[1]``, and waits for nothing: of each
-    tensor a sum of its bytes by place, times a power of 31."""
+def add_checksum(payload: Tensor, place: int, tensors: Sequence[Tensor | None]) -> None:
+    """Adds a number that is the same for the same bits to the number at a place, and waits for nothing: of
+    each tensor a sum of its bytes by place, times a power of 31."""
     factor = 1
     with _AutoDispatchBelowAutograd():
         for x in reversed([x for x in tensors if x is not None and x.numel()]):
-            data = x.detach().to(note.device).contiguous()
-            _add_checksum(note, data, factor - (factor >> 63 << 64))  # as a signed integer
+            data = x.detach().to(payload.device).contiguous()
+            _add_checksum(payload, place, data, factor - (factor >> 63 << 64))  # as a signed integer
             factor = 31 * factor % (1 << 64)
 
 

@@ -33,8 +33,8 @@ from late_interaction._search.selection import MOST_DOCUMENTS, Found
 
 _DTYPES = (torch.float32, torch.float64)
 Table = list[list[int]]  # the notes of all processes
-# Of the first exchange, in numbers of 8 bytes: the 100 best documents of 40 queries.
-_SIZE = 4096
+# Of the first exchange, in numbers of 8 bytes: the 100 best documents of 20 queries.
+_SIZE = 2048
 # What any number of documents is as well as.
 _ANY = -1
 
@@ -181,7 +181,7 @@ class _Exchange:
         if own.found is not None:
             try:
                 payload = exchange.packed(own.found, width, size, self._notes(own), query.largest)
-                exchange.add_checksum(payload[size - _NOTES + _CHECKSUM :][:1], query.tensors)
+                exchange.add_checksum(payload, size - _NOTES + _CHECKSUM, query.tensors)
             except Exception as error:
                 own.error, own.found = error, None
         if own.found is None:

@@ -7,9 +7,9 @@
 ``pack_found(scores, indices, width, size, notes, largest) -> packed``
     What a process found, int64 ``[size]``: of each row the keys of its documents, and of none up to
     ``width``; zeros; and at the end the notes.
-``add_checksum_(sum, x, factor)``
+``add_checksum_(packed, place, x, factor)``
     Adds ``factor`` times the sum of all bytes of ``x``, each times its place from 1 to 8191 and from 1 again,
-    to ``sum``, int64 ``[1]``.
+    to ``packed[place]``.
 ``merge_found(packed, rows, width, notes, k, largest) -> (scores, indices, notes)``
     The best of each row of what all processes packed, ``[processes, size]``, and their notes. A process's
     first note is how many documents it has: indices are those among the documents of all processes. Behind
@@ -94,11 +94,13 @@ def pack_found(
     return packed
 
 
-def add_checksum_(sum: Tensor, x: Tensor, factor: int) -> None:
+def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
+    if not 0 <= place < len(packed):
+        raise RuntimeError(f"late_interaction: place must lie in packed, got {place}")
     if x.numel():
         data = x.contiguous().flatten().view(torch.uint8)
         weights = torch.arange(data.numel(), device=data.device) % _WEIGHTS + 1
-        sum += (data * weights).sum() * factor
+        packed[place] += (data * weights).sum() * factor
 
 
 def merge_found(
@@ -141,8 +143,8 @@ def _fake_pack(
     return indices.new_empty(size)
 
 
-def _fake_checksum(sum: Tensor, x: Tensor, factor: int) -> None:
-    """Writes into sum and returns nothing."""
+def _fake_checksum(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
+    """Writes into packed and returns nothing."""
 
 
 def _fake_merge(

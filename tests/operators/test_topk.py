@@ -140,21 +140,21 @@ def test_the_checksum(count, offset, device):
         256, (offset + count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count)
     )
     total = int((data[offset:].long() * (torch.arange(count) % 8191 + 1)).sum())
-    found = torch.tensor([5], device=device)
-    OPS.add_checksum_(found, data.to(device)[offset:], -3)
-    assert found.item() == 5 - 3 * total
-    OPS.add_checksum_(found, data.to(device)[offset:], 1 << 62)
-    assert (found.item() - (5 - 3 * total + (total << 62))) % (1 << 64) == 0
+    found = torch.tensor([0, 5], device=device)
+    OPS.add_checksum_(found, 1, data.to(device)[offset:], -3)
+    assert found.tolist() == [0, 5 - 3 * total]
+    OPS.add_checksum_(found, 1, data.to(device)[offset:], 1 << 62)
+    assert (found[1].item() - (5 - 3 * total + (total << 62))) % (1 << 64) == 0
 
 
 def test_the_checksum_of_other_dtypes(device):
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).to(device)
     for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool):
         one, other = torch.zeros(2, 1, dtype=torch.int64, device=device)
-        OPS.add_checksum_(one, x.to(dtype), 1)
-        OPS.add_checksum_(other, x.to(dtype).view(torch.uint8), 1)
+        OPS.add_checksum_(one, 0, x.to(dtype), 1)
+        OPS.add_checksum_(other, 0, x.to(dtype).view(torch.uint8), 1)
         assert torch.equal(one, other) and one.item() > 0
-    OPS.add_checksum_(one, x[:0], 1)
+    OPS.add_checksum_(one, 0, x[:0], 1)
     assert torch.equal(one, other)
 
 
@@ -171,7 +171,7 @@ def test_opcheck(device):
     packed = OPS.pack_found(*args).expand(3, -1).contiguous()
     torch.library.opcheck(OPS.merge_found.default, (packed, 2, 5, 2, 7, True))
     torch.library.opcheck(
-        OPS.add_checksum_.default, (torch.zeros(1, dtype=torch.int64, device=device), scores, 31)
+        OPS.add_checksum_.default, (torch.zeros(3, dtype=torch.int64, device=device), 2, scores, 31)
     )
     with pytest.raises(RuntimeError, match="no gradients"):
         OPS.select_best(scores.requires_grad_(), None, 0, None, None, 3, True)
@@ -187,6 +187,7 @@ def test_bad_input(device):
         (OPS.merge_found, (packed, 3, 5, 2, 1, True), "must hold 5 keys of each of 3 rows"),
         (OPS.merge_found, (packed, 2, 5, 0, 1, True), "must hold 5 keys of each of 2 rows, and 0 notes"),
         (OPS.merge_found, (packed, 2, 5, 2, 16, True), "k must be at most 15"),
+        (OPS.add_checksum_, (packed[0], 12, scores, 1), "place must lie in packed"),
     ):
         with pytest.raises(RuntimeError, match=words):
             op(*args)
@@ -211,8 +212,8 @@ def test_bad_input_of_the_kernels():
         (OPS.pack_found, (scores, indices, 2000, 5000, [1] * 17, True), "at most 16 notes"),
         (OPS.merge_found, (indices.float(), 1, 5, 1, 1, True), "packed must be a contiguous int64"),
         (OPS.merge_found, (indices[:0], 1, 5, 1, 0, True), "1 to 1024 processes"),
-        (OPS.add_checksum_, (indices, scores, 1), "sum must be one int64"),
-        (OPS.add_checksum_, (indices[0, :1], scores.t(), 1), "x must be contiguous"),
+        (OPS.add_checksum_, (indices, 0, scores, 1), "packed must be a contiguous int64"),
+        (OPS.add_checksum_, (indices[0], 0, scores.t(), 1), "x must be contiguous"),
     ):
         with pytest.raises(RuntimeError, match=words):
             op(*args)

@@ -69,13 +69,14 @@ std::tuple<Tensor, Tensor> select_from(Selection call, const From& from, const F
   do {
     const int64_t segments = segments_of(call.items);
     STD_TORCH_CHECK(call.rows <= kMostItems / segments, "late_interaction: too many rows");
-    const Tensor next = new_tensor(like, {call.rows, segments * call.k}, ScalarType::Long);
+    const int64_t room = std::min(2 * call.k, kMostBest);
+    const Tensor next = new_tensor(like, {call.rows, segments * room}, ScalarType::Long);
     auto* data = static_cast<int64_t*>(next.mutable_data_ptr());
-    check(held ? launch_select_in_segments(call, keys, data, stream)
-               : launch_select_in_segments(call, from, data, stream),
+    check(held ? launch_select_in_segments(call, keys, room, data, stream)
+               : launch_select_in_segments(call, from, room, data, stream),
           "the best scores of segments");
     held = next;
-    call.items = segments * call.k;
+    call.items = segments * room;
     keys = {.data = data, .width = call.items, .list_stride = 0, .counts = nullptr, .lists = 1};
   } while (call.items + found.count > kSegmentItems);
   check(launch_select_best(call, keys, found, best, stream), "the best scores");
@@ -131,16 +132,19 @@ Tensor pack_found(Tensor scores, Tensor indices, int64_t width, int64_t size, st
   return packed;
 }
 
-void add_checksum_(Tensor sum, Tensor x, int64_t factor) {
-  STD_TORCH_CHECK(sum.scalar_type() == ScalarType::Long && sum.numel() == 1 && same_place(sum, x),
-                  "late_interaction: sum must be one int64 on the device of x");
+void add_checksum_(Tensor packed, int64_t place, Tensor x, int64_t factor) {
+  STD_TORCH_CHECK(packed.scalar_type() == ScalarType::Long && packed.dim() == 1 && packed.is_contiguous() &&
+                      same_place(packed, x),
+                  "late_interaction: packed must be a contiguous int64 [size] on the device of x");
+  STD_TORCH_CHECK(place >= 0 && place < packed.size(0), "late_interaction: place must lie in packed, got ",
+                  place);
   STD_TORCH_CHECK(x.is_contiguous(), "late_interaction: x must be contiguous");
   const int64_t bytes = x.numel() * x.element_size();
   if (bytes == 0) return;
   const int device = x.get_device_index();
   const DeviceGuard guard(device);
   check(launch_add_checksum(x.const_data_ptr(), bytes, static_cast<uint64_t>(factor),
-                            static_cast<int64_t*>(sum.mutable_data_ptr()), current_stream(device)),
+                            static_cast<int64_t*>(packed.mutable_data_ptr()) + place, current_stream(device)),
         "the checksum");
 }
 

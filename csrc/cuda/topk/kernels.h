@@ -51,9 +51,9 @@ struct Selection {
 
 // Writes the k best of each of the equal segments of a row, in any order: int64 [rows, segments, k], filled
 // up with keys of no document.
-cudaError_t launch_select_in_segments(const Selection& call, const ScoreColumns& from, int64_t* keys,
-                                      cudaStream_t stream);
-cudaError_t launch_select_in_segments(const Selection& call, const Keys& from, int64_t* keys,
+cudaError_t launch_select_in_segments(const Selection& call, const ScoreColumns& from, int64_t room,
+                                      int64_t* keys, cudaStream_t stream);
+cudaError_t launch_select_in_segments(const Selection& call, const Keys& from, int64_t room, int64_t* keys,
                                       cudaStream_t stream);
 int64_t segments_of(int64_t items);
 

@@ -11,8 +11,8 @@ ColumnItems items_of(const ScoreColumns& from, bool largest) { return {from, lar
 KeyItems items_of(const Keys& from, bool) { return {from, Divider(static_cast<uint32_t>(from.width))}; }
 
 template <class From>
-cudaError_t launch(const Selection& call, const From& from, const FoundBefore& found, int64_t* keys,
-                   const BestOutput& best, cudaStream_t stream) {
+cudaError_t launch(const Selection& call, const From& from, const FoundBefore& found, int64_t room,
+                   int64_t* keys, const BestOutput& best, cudaStream_t stream) {
   const auto items = items_of(from, call.largest);
   const int64_t segments = keys == nullptr ? 1 : segments_of(call.items);
   const SelectArgs<std::remove_const_t<decltype(items)>> args{
@@ -24,6 +24,7 @@ cudaError_t launch(const Selection& call, const From& from, const FoundBefore& f
       .k = static_cast<uint32_t>(call.k),
       .largest = call.largest,
       .keys = keys,
+      .room = static_cast<uint32_t>(room),
       .best = best};
   select_best<<<static_cast<unsigned>(call.rows * segments), kSelectThreads, 0, stream>>>(args);
   return cudaGetLastError();
@@ -33,24 +34,24 @@ cudaError_t launch(const Selection& call, const From& from, const FoundBefore& f
 
 int64_t segments_of(int64_t items) { return ceil_div(items, kSegmentItems); }
 
-cudaError_t launch_select_in_segments(const Selection& call, const ScoreColumns& from, int64_t* keys,
-                                      cudaStream_t stream) {
-  return launch(call, from, {}, keys, {}, stream);
+cudaError_t launch_select_in_segments(const Selection& call, const ScoreColumns& from, int64_t room,
+                                      int64_t* keys, cudaStream_t stream) {
+  return launch(call, from, {}, room, keys, {}, stream);
 }
 
-cudaError_t launch_select_in_segments(const Selection& call, const Keys& from, int64_t* keys,
+cudaError_t launch_select_in_segments(const Selection& call, const Keys& from, int64_t room, int64_t* keys,
                                       cudaStream_t stream) {
-  return launch(call, from, {}, keys, {}, stream);
+  return launch(call, from, {}, room, keys, {}, stream);
 }
 
 cudaError_t launch_select_best(const Selection& call, const ScoreColumns& from, const FoundBefore& found,
                                const BestOutput& best, cudaStream_t stream) {
-  return launch(call, from, found, nullptr, best, stream);
+  return launch(call, from, found, 0, nullptr, best, stream);
 }
 
 cudaError_t launch_select_best(const Selection& call, const Keys& from, const FoundBefore& found,
                                const BestOutput& best, cudaStream_t stream) {
-  return launch(call, from, found, nullptr, best, stream);
+  return launch(call, from, found, 0, nullptr, best, stream);
 }
 
 }  // namespace late_interaction

@@ -2,11 +2,12 @@
 //
 //   items     |o o o o|o o o o|o o o o|   a thread has 16 of them in registers, as keys
 //   maxima    |   o   | o     |     o |   of each thread; the k-th largest is a lower bound of the threshold
-//   kept      | . o . | o . . | . o o |   items that reach the bound, little more than k
-//   threshold                             the k-th largest of those, exactly: k keys reach it
+//   kept      | . o . | . o . | . o o |   items that reach the bound, little more than k: the candidates
 //   best                                  these, sorted in shared memory by the last launch of a call
 //
-// A row of more items than a block holds is cut into segments, whose best are the items of the next launch.
+// Where more reach the bound than there is room for (many equal scores, a large k), the threshold itself is
+// found. A row of more items than a block holds is cut into segments, whose candidates are the items of the
+// next launch.
 #pragma once
 
 #include "../primitives/fast_div.h"
@@ -62,7 +63,8 @@ struct SelectArgs {
   uint32_t segments, segment_items;
   uint32_t k;
   bool largest;
-  int64_t* keys;  // of the best of a segment; null: this is the last launch
+  int64_t* keys;  // of a segment's candidates; null: this is the last launch
+  uint32_t room;  // of a segment among them, k at least
   BestOutput best;
 };
 
@@ -70,7 +72,7 @@ struct SelectSmem {
   DigitHistogram histogram;
   RankingKey best[kMostBest];
   uint32_t first[kMostLists];
-  uint32_t valid, chosen;
+  uint32_t valid, kept, chosen;
 };
 
 // Descending order of the first n keys, a power of two of at most 2 * kSelectThreads (bitonic).
@@ -98,25 +100,34 @@ __device__ __forceinline__ void add_of_warp(uint32_t& sum, uint32_t mine) {
   if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(&sum, mine);
 }
 
-// The least of the `take` largest of the block's keys, of which `valid` are documents. Keys that cannot be
-// among them become kNoDocument.
+// A threshold that the `take` largest of the block's keys reach, of which `valid` are documents, and no more
+// than `capacity` do. Keys that are not among them may become kNoDocument.
 __device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems], uint32_t count,
-                                                   uint32_t take, uint32_t valid, DigitHistogram& histogram) {
+                                                   uint32_t take, uint32_t capacity, SelectSmem& smem) {
   constexpr int kBoundDigits =
       3;  // sign, exponent and 15 bits of a score let few pass that the rest would not
-  if (take >= valid) return kNoDocument + 1;
+  uint32_t left = smem.valid;
+  if (left <= capacity) return kNoDocument + 1;
   RankingKey maximum = own[0];
 #pragma unroll
   for (int j = 1; j < kOwnItems; ++j) maximum = own[j] > maximum ? own[j] : maximum;
   const auto maxima = static_cast<uint32_t>(__syncthreads_count(maximum != kNoDocument));
   if (take <= maxima && count > 2 * kSelectThreads) {
     const auto bound = kth_largest_of_each<kSelectThreads, kBoundDigits, RankingKey>(
-        histogram, take, maxima, [&](const auto& visit) { visit(maximum, maximum != kNoDocument); });
+        smem.histogram, take, maxima, [&](const auto& visit) { visit(maximum, maximum != kNoDocument); });
+    uint32_t kept = 0;
 #pragma unroll
-    for (int j = 0; j < kOwnItems; ++j) own[j] = own[j] < bound.key ? kNoDocument : own[j];
+    for (int j = 0; j < kOwnItems; ++j) {
+      own[j] = own[j] < bound.key ? kNoDocument : own[j];
+      kept += own[j] != kNoDocument;
+    }
+    add_of_warp(smem.kept, kept);
+    __syncthreads();
+    left = smem.kept;
+    if (left <= capacity) return kNoDocument + 1;
   }
   const auto found = kth_largest_of_each<kSelectThreads, sizeof(RankingKey), RankingKey, true>(
-      histogram, take, valid, [&](const auto& visit) {
+      smem.histogram, take, left, [&](const auto& visit) {
 #pragma unroll
         for (int j = 0; j < kOwnItems; ++j) {
           if (j * kSelectThreads < count) visit(own[j], own[j] != kNoDocument);
@@ -133,7 +144,7 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
   const uint32_t begin = blockIdx.x % args.segments * args.segment_items;
   const uint32_t own_items = min(args.segment_items, args.items - min(begin, args.items));
   const uint32_t count = own_items + (last ? static_cast<uint32_t>(args.found.count) : 0);
-  if (threadIdx.x == 0) smem.valid = smem.chosen = 0;
+  if (threadIdx.x == 0) smem.valid = smem.kept = smem.chosen = 0;
   args.from.prepare(smem.first);
   __syncthreads();
   RankingKey own[kOwnItems];
@@ -152,9 +163,9 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
   }
   add_of_warp(smem.valid, documents);
   __syncthreads();
-  const uint32_t take = min(args.k, smem.valid);
-  const RankingKey threshold = threshold_of(own, count, take, smem.valid, smem.histogram);
-  auto* keys = last ? smem.best : reinterpret_cast<RankingKey*>(args.keys) + int64_t{blockIdx.x} * args.k;
+  const uint32_t capacity = last ? static_cast<uint32_t>(kMostBest) : args.room;
+  const RankingKey threshold = threshold_of(own, count, min(args.k, smem.valid), capacity, smem);
+  auto* keys = last ? smem.best : reinterpret_cast<RankingKey*>(args.keys) + int64_t{blockIdx.x} * args.room;
 #pragma unroll
   for (int j = 0; j < kOwnItems; ++j) {
     const bool chosen = own[j] >= threshold;
@@ -166,9 +177,13 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
     slot = __shfl_sync(kFullWarp, slot, 0) + __popc(lanes & ((1u << lane) - 1));
     if (chosen) keys[slot] = own[j];
   }
-  uint32_t room = args.k;
-  if (last) room = args.k <= 1 ? 1 : 1u << (32 - __clz(static_cast<int>(args.k - 1)));
-  for (uint32_t i = take + threadIdx.x; i < room; i += kSelectThreads) keys[i] = kNoDocument;
+  __syncthreads();
+  uint32_t room = args.room;
+  if (last) {  // the power of two that holds what was chosen, and k
+    const uint32_t least = max(max(args.k, smem.chosen), 2u);
+    room = 1u << (32 - __clz(static_cast<int>(least - 1)));
+  }
+  for (uint32_t i = smem.chosen + threadIdx.x; i < room; i += kSelectThreads) keys[i] = kNoDocument;
   if (!last) return;
   sort_descending(smem.best, room);
   for (uint32_t i = threadIdx.x; i < args.k; i += kSelectThreads) {
