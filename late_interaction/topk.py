@@ -15,7 +15,7 @@ from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring import quantized
 from late_interaction._search import group_search, topk_state
-from late_interaction._search.equal_plans import Alike, enough
+from late_interaction._search.equal_plans import Alike
 from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select, select_next
 from late_interaction._search.stream import chunks
 
@@ -95,45 +95,32 @@ def maxsim_topk(
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
     check_flag("sorted", sorted)
-    call = _Call((Q, D, q_mask, d_mask, scale_Q, scale_D), k, chunk_size, progress)
     options: dict[str, Any] = {"normalize": normalize, "largest": largest, "precision": precision}
+
+    def checked() -> tuple[TopK, CheckedCorpus]:
+        best = TopK(Q, k, q_mask, scale_Q=scale_Q, **options)
+        if chunk_size is not None:
+            check_positive("chunk_size", chunk_size)
+        return best, check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
+
+    def run(documents: int | None) -> tuple[Tensor, Tensor]:
+        best = copy(call[0][0])  # a group may search again, knowing the number of all documents
+        best._add_checked(call[0][1], chunk_size, progress, documents)
+        return best._scores, best._indices
+
+    def prepared() -> group_search.Query:
+        call.append(checked())
+        best, corpus = call[0]
+        return group_search.query_of(corpus, best._scores.dtype, k, progress is False, options)
+
+    call: list[tuple[TopK, CheckedCorpus]] = []
     if group is None:
-        call.check(options)
-        found = call.run(None)
+        call.append(checked())
+        found = run(None)
     else:
         device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
-        found = group_search.search("maxsim_topk", group, device, lambda: call.check(options), call.run)
+        found = group_search.search("maxsim_topk", group, device, prepared, run)
     return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
-
-
-class _Call:
-    """A call of :func:`maxsim_topk`: its arguments, then what was checked."""
-
-    def __init__(self, tensors: tuple[Any, ...], k: int, chunk_size: int | None, progress: Progress) -> None:
-        self._tensors, self._k, self._chunk_size, self._progress = tensors, k, chunk_size, progress
-
-    def check(self, options: dict[str, Any]) -> group_search.Query:
-        Q, _, q_mask, _, scale_Q, _ = self._tensors
-        best = self._best = TopK(Q, self._k, q_mask, scale_Q=scale_Q, **options)
-        if self._chunk_size is not None:
-            check_positive("chunk_size", self._chunk_size)
-        self._corpus = corpus = check_corpus(*self._tensors)
-        return group_search.Query(
-            tensors=[corpus[i] for i in (0, 2, 4)],
-            count=corpus[0].shape[0],
-            k=self._k,
-            dtype=best._scores.dtype,
-            documents=len(corpus[1]),
-            runs_ahead=corpus[0].is_cuda and corpus[1].is_cuda and self._progress is False,
-            needs_total=not enough(corpus[1]),
-            **options,
-        )
-
-    def run(self, documents: int | None) -> tuple[Tensor, Tensor]:
-        """documents: those of all processes of a group. It may be called again, with another number."""
-        best = copy(self._best)
-        best._add_checked(self._corpus, self._chunk_size, self._progress, documents)
-        return best._scores, best._indices
 
 
 class TopK:
@@ -253,22 +240,11 @@ class TopK:
             for start, some, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
                 found = alike.scores(score, some, mask, scales)
                 stop = self._next + some.shape[0]
-                if not self._ranges or self._ranges[-1][1] <= self._next or found.dtype != torch.float64:
-                    before = self._scores, self._indices
-                    best = select_next(found, self._next, before, self.k, self._largest)
-                    self._has(*best, [[self._next, stop]])
-                else:
-                    places = torch.arange(self._next, stop, device=Q.device).expand(found.shape)
-                    self._take(found, places, [[self._next, stop]])
+                before = self._scores, self._indices
+                best = select_next(found, self._next, before, self.k, self._largest)
+                self._has(*best, [[self._next, stop]])
                 self._next = stop
                 report(start + some.shape[0])
-
-    def _take(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges) -> None:
-        """The best of what was found and of these, in any order."""
-        scores = torch.cat((self._scores, scores), dim=-1)
-        indices = torch.cat((self._indices, indices), dim=-1)
-        best = select(*topk_state.by_index(scores, indices), self.k, self._largest)
-        self._has(*best, ranges)
 
     def _has(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges) -> None:
         """These are the best, now that these ranges have been seen too."""
@@ -318,9 +294,10 @@ class TopK:
         with torch.no_grad():
             device, every = self._Q.device, [x for x in others if x.seen]
             if every:
-                scores = torch.cat([x._scores.to(device) for x in every], dim=-1)
-                indices = torch.cat([x._indices.to(device) for x in every], dim=-1)
-                self._take(scores, indices, [entry for x in every for entry in x._ranges])
+                scores = torch.cat([self._scores, *(x._scores.to(device) for x in every)], dim=-1)
+                indices = torch.cat([self._indices, *(x._indices.to(device) for x in every)], dim=-1)
+                best = select(scores, indices, self.k, self._largest)
+                self._has(*best, [entry for x in every for entry in x._ranges])
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.options import PRECISIONS
+from late_interaction._checks.search import CheckedCorpus
 from late_interaction._group import (
     REFUSED,
     check_alike,
@@ -29,13 +30,14 @@ from late_interaction._group import (
     position,
 )
 from late_interaction._search import exchange
+from late_interaction._search.equal_plans import enough
 from late_interaction._search.selection import MOST_DOCUMENTS, Found
 
 _DTYPES = (torch.float32, torch.float64)
 Table = list[list[int]]  # the notes of all processes
-# Of the first exchange, in numbers of 8 bytes: the 100 best documents of 20 queries.
+# The size of the first exchange in int64: it has room for the 100 best documents of 20 queries.
 _SIZE = 2048
-# What any number of documents is as well as.
+# Stands for a number of all documents on which nothing depends.
 _ANY = -1
 
 # A process's notes; the facts follow. The first one is read on the device.
@@ -73,6 +75,24 @@ class Query:
             "precision (by number)": (None, *PRECISIONS).index(self.precision),
             "dtype of scores (by number)": _DTYPES.index(self.dtype),
         }
+
+
+def query_of(
+    corpus: CheckedCorpus, dtype: torch.dtype, k: int, is_silent: bool, options: dict[str, Any]
+) -> Query:
+    """A search of documents on the device of their queries, or on the CPU. is_silent: nobody is told how far
+    it is. options: largest, normalize, precision."""
+    Q, D, q_mask, _, scale_Q, _ = corpus
+    return Query(
+        tensors=(Q, q_mask, scale_Q),
+        count=Q.shape[0],
+        k=k,
+        dtype=dtype,
+        documents=D.shape[0],
+        runs_ahead=Q.is_cuda and D.is_cuda and is_silent,
+        needs_total=not enough(D),
+        **options,
+    )
 
 
 Local = Callable[[int], Found]

@@ -25,22 +25,21 @@ def has_kernels(x: Tensor, k: int) -> bool:
 
 
 def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> Found:
-    """The k best columns, best first, equal scores by ascending index. In float64 the columns of equal scores
-    must come by ascending index.
+    """The k best columns, best first, equal scores by ascending index.
 
     A float32 score and its index make one integer that sorts as the pair does. (A float64 score fills the
-    integer by itself; a stable sort serves.)
+    integer by itself; two sorts serve, the second one stable.)
     """
     if scores.dtype != torch.float64:
         return _best(scores, indices.expand(scores.shape), 0, None, k, largest)
-    k = min(k, scores.shape[-1])
+    k, rising = min(k, scores.shape[-1]), indices.argsort(dim=-1)
+    scores, indices = scores.gather(-1, rising), indices.gather(-1, rising)
     order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
     return scores.gather(-1, order), indices.gather(-1, order)
 
 
 def select_next(scores: Tensor, first: int, found: Found, k: int, largest: bool) -> Found:
-    """The k best of the documents from ``first`` on, which have these scores, and of those found before. In
-    float64 the latter must lie before ``first``."""
+    """The k best of the documents from ``first`` on, which have these scores, and of those found before."""
     if scores.dtype != torch.float64:
         return _best(scores, None, first, found, k, largest)
     places = torch.arange(first, first + scores.shape[1], device=scores.device).expand(scores.shape)

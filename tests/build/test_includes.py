@@ -165,7 +165,8 @@ def is_module(name: str) -> bool:
 
 CALLERS = (
     *("_maxsim", "_contrastive", "_scoring.traced", "_scoring.packed_call", "_scoring.quantized"),
-    *("_patches.compat", "_search.stream", "_search.equal_plans"),
+    *("_patches.compat", "_search.stream", "_search.equal_plans", "_search.selection", "_search.exchange"),
+    *("_search.group_search", "_search.topk_state"),
 )
 
 
