@@ -165,7 +165,7 @@ LATE_INTERACTION_LIBRARY(m) {
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
       "Tensor? d_mask) -> Tensor");
 
-  // Codes (float8_e4m3fn, float8_e5m2 or int8) of rows [rows, d], each row with a scale, float32 [rows], that
+  // Codes (float8_e4m3fn, float8_e5m2 or int8) of rows [..., d], each row with a scale, float32 [...], that
   // maps its largest magnitude to the largest code. Of a row that is not finite the scale is NaN. CUDA alone.
   m.def("quantize_rows_(Tensor rows, Tensor(a!) codes, Tensor(b!) scale) -> ()");
 

@@ -1,7 +1,6 @@
 """The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`, and resumable: :class:`TopK`."""
 
 from collections.abc import Mapping
-from copy import copy
 from typing import Any
 
 import torch
@@ -97,15 +96,20 @@ def maxsim_topk(
     check_flag("sorted", sorted)
     options: dict[str, Any] = {"normalize": normalize, "largest": largest, "precision": precision}
 
+    def made() -> TopK:
+        return TopK(Q, k, q_mask, scale_Q=scale_Q, **options)
+
     def checked() -> tuple[TopK, CheckedCorpus]:
-        best = TopK(Q, k, q_mask, scale_Q=scale_Q, **options)
+        best = made()
         if chunk_size is not None:
             check_positive("chunk_size", chunk_size)
         return best, check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
 
     def run(documents: int | None) -> tuple[Tensor, Tensor]:
-        best = copy(call[0][0])  # a group may search again, knowing the number of all documents
-        best._add_checked(call[0][1], chunk_size, progress, documents)
+        best, corpus = call[0]
+        if best.seen:  # a group searches again, knowing the number of all documents
+            best = made()
+        best._add_checked(corpus, chunk_size, progress, documents)
         return best._scores, best._indices
 
     def prepared() -> group_search.Query:

@@ -27,11 +27,10 @@ def rows_by_kernel(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Non
         return None
     if type(X) not in (Tensor, torch.nn.Parameter) or _are_functorch_transforms_active():
         return None
-    rows = X.detach().contiguous().view(-1, X.shape[-1])
     codes = torch.empty(X.shape, dtype=dtype, device=X.device)
     scale = torch.empty(X.shape[:-1], dtype=torch.float32, device=X.device)
-    with _AutoDispatchBelowAutograd():
-        operators.quantize_rows_.default(rows, codes.view(rows.shape), scale.view(-1))
+    with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
+        operators.quantize_rows_.default(X.contiguous(), codes, scale)
     return codes, scale
 
 

@@ -5,7 +5,9 @@ kernel, whose sums round differently. A corpus is scored in calls of many sizes,
 into chunks and shards. :class:`Alike` gives all of them the plan of one size, that of the whole corpus.
 """
 
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -48,8 +50,8 @@ class Alike:
         Q, tokens, (masked, normalize, precision) = self._like
         if not (Q.is_cuda and ops.cuda_missing is None and Q.dtype in _NAMES):
             return None
-        with torch.cuda.device(Q.device):
-            device = ops.cuda_capability(), torch.cuda.get_device_properties().multi_processor_count
+        with nullcontext() if Q.device.index == torch.cuda.current_device() else torch.cuda.device(Q.device):
+            device = ops.cuda_capability(), _multiprocessors(Q.device)
         if precision is None:
             precision = float32_precision("cuda") if Q.dtype == torch.float32 else "highest"
         options = (_NAMES[Q.dtype], precision, masked, normalize, "forward", "auto")
@@ -81,7 +83,13 @@ def enough(D: Tensor) -> bool:
 
 
 def _most(D: Tensor) -> int:
-    return _BYTES // max(D[:1].numel() * D.element_size(), 1)
+    return _BYTES // max(math.prod(D.shape[1:]) * D.element_size(), 1)
+
+
+@lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 @lru_cache(maxsize=1024)

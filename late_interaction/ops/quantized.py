@@ -8,7 +8,7 @@
     The same by way of float32 copies, written here: ``maxsim_quantized`` calls it where a GPU has no kernel
     for the call (older GPUs, rows that are no whole number of 16 bytes, short queries of thousands of dims).
 ``quantize_rows_(rows, codes, scale)``
-    On CUDA alone. Writes codes of ``rows`` ``[rows, d]``, and the scale of each row, float32 ``[rows]``.
+    On CUDA alone. Writes codes of ``rows`` ``[..., d]``, and the scale of each row, float32 ``[...]``.
 
 What the copies cost: TF32 keeps 11 significant bits, so a product errs by at most 2^-10 of itself, and errors
 of both signs average out over a dot product. Quantization itself erred by up to 2^-4 of a value (e4m3), 2^-3

@@ -57,15 +57,19 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
 }
 
 void quantize_rows_(Tensor rows, Tensor codes, Tensor scale) {
-  STD_TORCH_CHECK(rows.dim() == 2 && rows.is_contiguous() && rows.size(1) > 0,
-                  "late_interaction: rows must be contiguous [rows, d]");
-  const int64_t count = rows.size(0), d = rows.size(1);
+  STD_TORCH_CHECK(rows.dim() >= 1 && rows.is_contiguous() && rows.size(rows.dim() - 1) > 0,
+                  "late_interaction: rows must be contiguous [..., d]");
+  const int64_t d = rows.size(rows.dim() - 1), count = rows.numel() / d;
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i < rows.dim(); ++i) shape.push_back(rows.size(i));
   STD_TORCH_CHECK(count <= INT32_MAX, "late_interaction: at most 2^31 - 1 rows, got ", count);
-  STD_TORCH_CHECK(has_shape(codes, {count, d}) && codes.is_contiguous() && same_place(codes, rows),
+  STD_TORCH_CHECK(has_shape(codes, shape) && codes.is_contiguous() && same_place(codes, rows),
                   "late_interaction: codes must be contiguous, with the shape and the device of rows");
-  STD_TORCH_CHECK(has_shape(scale, {count}) && scale.is_contiguous() && same_place(scale, rows) &&
+  shape.pop_back();
+  STD_TORCH_CHECK(has_shape(scale, shape) && scale.is_contiguous() && same_place(scale, rows) &&
                       scale.scalar_type() == ScalarType::Float,
-                  "late_interaction: scale must be contiguous float32 [rows], on the device of rows");
+                  "late_interaction: scale must be contiguous float32 of the shape of rows without d, on the "
+                  "device of rows");
   const QuantizeArgs args{.rows = rows.const_data_ptr(),
                           .count = count,
                           .d = d,
