@@ -21,7 +21,7 @@ _select_best = operators.select_best.default
 
 def has_kernels(x: Tensor, k: int) -> bool:
     """Whether the operators of :mod:`late_interaction.ops.topk` choose so many on the device of ``x``."""
-    return not x.is_cuda or (k <= MOST_BEST and cuda_missing is None)
+    return x.is_cpu or (x.is_cuda and k <= MOST_BEST and cuda_missing is None)
 
 
 def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> Found:

@@ -1,4 +1,6 @@
 // Launches the choice of the best scores, a block a segment of a row.
+#include <type_traits>
+
 #include "../../common/arithmetic.h"
 #include "select.cuh"
 
