@@ -166,6 +166,10 @@ LATE_INTERACTION_LIBRARY(m) {
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
       "Tensor? d_mask) -> Tensor");
 
+  // Codes (float8_e4m3fn, float8_e5m2 or int8) of rows [..., d], each row with a scale, float32 [...], that
+  // maps its largest magnitude to the largest code. Of a row that is not finite the scale is NaN. CUDA alone.
+  m.def("quantize_rows_(Tensor rows, Tensor(a!) codes, Tensor(b!) scale) -> ()");
+
   // Scores of packed codes, lowest bits of a byte first. Not differentiable.
   // Q and D are bits, uint8 [.., ceil(d / 8)]; a similarity is d - 2 * (bits that differ), the inner product
   // of vectors of +1 and -1. The bits behind the last dim are 0.
@@ -347,6 +351,29 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def(
       "softmax_product_rows_(Tensor Q, Tensor D, Tensor inverse_temperature, Tensor? labels, int first, "
       "Tensor factor, Tensor(a!) weights, Tensor(b!)? scaled_Q) -> Tensor");
+
+  // Steps of a search. Scores are fp32, a row a query; of two documents the better one has the larger score
+  // (largest) or the smaller one, NaN counts as the largest, and of equal scores the one with the lower index
+  // wins. Indices are int64 in [0, 2^32). On the CPU written in Python (late_interaction/ops/topk.py); on
+  // CUDA k is at most 1024. Not differentiable. The min(k, columns + found) best of each row, best first: of
+  // the columns of scores, whose documents are indices [rows, columns] or first, first + 1, ..., and of those
+  // that were found before, [rows, found].
+  m.def(
+      "select_best(Tensor scores, Tensor? indices, int first, Tensor? found_scores, Tensor? found_indices, "
+      "int k, bool largest) -> (Tensor scores, Tensor indices)");
+  // What a process of a search tells the others, int64 [size]: of each row `width` keys, which compare as
+  // documents do, those of what it found and then of no document; zeros; and at the end the notes.
+  m.def(
+      "pack_found(Tensor scores, Tensor indices, int width, int size, int[] notes, bool largest) -> Tensor");
+  // packed[place] += factor * (the sum of each byte of x times its place, 1 to 8191 and from 1 again), modulo
+  // 2^64.
+  m.def("add_checksum_(Tensor(a!) packed, int place, Tensor x, int factor) -> ()");
+  // The k best of each row of what all processes packed, int64 [processes, size], best first, and their
+  // notes, [processes, notes]. A process's first note is how many documents it has: indices are those among
+  // the documents of all. Behind the last document anything may stand.
+  m.def(
+      "merge_found(Tensor packed, int rows, int width, int notes, int k, bool largest) -> (Tensor scores, "
+      "Tensor indices, Tensor notes)");
 
   // to = source, uint8 [n] of a device and of the host, on the current stream, by way of staging, uint8
   // [slots, bytes] in pinned memory: a ring of slots, used in turn from slot first on. events: int64 [slots],

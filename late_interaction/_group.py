@@ -1,7 +1,8 @@
 """What calls of all processes of a group share: facts that are gathered and compared, and their errors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -37,19 +38,31 @@ def _is_group(group: Any) -> bool:
 
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
-    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...].
+    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...]."""
+    return gathering(caller, group, values, what)()
+
+
+def gathering(caller: str, group: Any, values: Tensor, what: str) -> Callable[[], Tensor]:
+    """Begins what :func:`gathered` does. What it returns waits for the values of all processes.
 
     The wait is the caller's own, because TORCH_NCCL_BLOCKING_WAIT holds for Work.wait() alone: without it
     NCCL only orders the stream, and the host would find out about a lost rank where it reads the values.
     """
     world = dist.get_world_size(group)
-    into = values.new_empty(world * values.numel())
+    into, own = values.new_empty(world * values.numel()), values.contiguous().view(-1)
     try:
-        work = dist.all_gather_into_tensor(into, values.contiguous().view(-1), group=group, async_op=True)
-        work.wait()
+        work = dist.all_gather_into_tensor(into, own, group=group, async_op=True)
     except RuntimeError as error:
         raise exchange_failed(caller, what, error) from error
-    return into.view(world, *values.shape)
+
+    def wait() -> Tensor:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise exchange_failed(caller, what, error) from error
+        return into.view(world, *values.shape)
+
+    return wait
 
 
 def exchanged_facts(
@@ -62,10 +75,15 @@ def exchanged_facts(
         own = torch.tensor(facts, dtype=torch.float64, device="cpu" if device.type == "cuda" else device)
         found: list[list[float]] = gathered(caller, group, own, "sizes").tolist()
         return found
-    with torch.cuda.stream(_stream_of_facts(device)):
+    with on_stream_of_facts(device):
         own = torch.tensor(facts, dtype=torch.float64, device=device)
         found = gathered(caller, group, own, "sizes").tolist()
     return found
+
+
+def on_stream_of_facts(device: torch.device) -> AbstractContextManager[Any]:
+    """Where a GPU exchanges what does not wait for the work of the current stream."""
+    return torch.cuda.stream(_stream_of_facts(device)) if device.type == "cuda" else nullcontext()
 
 
 def _serves_cpu(group: Any) -> bool:

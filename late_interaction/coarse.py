@@ -23,7 +23,7 @@ from late_interaction._checks.search import check_corpus
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._progress import Progress, reporter
 from late_interaction._search.rescore import exact_scores, fitting
-from late_interaction._search.selection import MOST_SCORES, select
+from late_interaction._search.selection import MOST_SCORES, select, select_next
 from late_interaction._search.stream import chunks
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
@@ -243,10 +243,7 @@ def _best(
     with reporter(progress, D.shape[0]) as report:
         for start, found in scored:
             stop = start + found.shape[1]
-            at = torch.arange(start, stop, device=found.device).expand(found.shape)
-            best = torch.cat((best, found), dim=-1)
-            places = torch.cat((places, at), dim=-1)
-            best, places = select(best, places, count, largest)
+            best, places = select_next(found, start, (best, places), count, largest)
             report(stop)
     return places.sort(dim=-1).values
 

@@ -100,6 +100,8 @@ def quantize_fp8_per_token(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) 
     """
     check_rows("X", X)
     _check_dtype(dtype)
+    if (found := quantized.rows_by_kernel(X, dtype)) is not None:
+        return found
     with torch.no_grad():
         scale = quantized.scale_for(X.abs().amax(-1), torch.finfo(dtype).max)
         return _codes(X, scale.unsqueeze(-1), dtype), scale

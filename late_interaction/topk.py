@@ -8,14 +8,14 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
-from late_interaction._checks.search import check_corpus, check_tokens_or_codes
+from late_interaction._checks.search import CheckedCorpus, check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring import quantized
 from late_interaction._search import group_search, topk_state
 from late_interaction._search.equal_plans import Alike
-from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select
+from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select, select_next
 from late_interaction._search.stream import chunks
 
 __all__ = ["TopK", "maxsim_topk"]
@@ -94,33 +94,36 @@ def maxsim_topk(
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
     check_flag("sorted", sorted)
-    options: dict[str, Any] = {"largest": largest, "precision": precision, "scale_Q": scale_Q}
+    options: dict[str, Any] = {"normalize": normalize, "largest": largest, "precision": precision}
 
     def made() -> TopK:
-        return TopK(Q, k, q_mask, normalize=normalize, **options)
+        return TopK(Q, k, q_mask, scale_Q=scale_Q, **options)
 
-    def local(documents: int | None = None) -> tuple[Tensor, Tensor]:
+    def checked() -> tuple[TopK, CheckedCorpus]:
         best = made()
-        best._add(D, d_mask, chunk_size, progress, scale_D, documents)
+        if chunk_size is not None:
+            check_positive("chunk_size", chunk_size)
+        return best, check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
+
+    def run(documents: int | None) -> tuple[Tensor, Tensor]:
+        best, corpus = call[0]
+        if best.seen:  # a group searches again, knowing the number of all documents
+            best = made()
+        best._add_checked(corpus, chunk_size, progress, documents)
         return best._scores, best._indices
 
     def prepared() -> group_search.Query:
-        best = made()
-        corpus = check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
-        return group_search.Query(
-            tensors=[corpus[i] for i in (0, 2, 4)],
-            count=best._scores.shape[0],
-            k=k,
-            largest=largest,
-            normalize=normalize,
-            precision=precision,
-            dtype=best._scores.dtype,
-            documents=len(corpus[1]),
-        )
+        call.append(checked())
+        best, corpus = call[0]
+        return group_search.query_of(corpus, best._scores.dtype, k, progress is False, options)
 
-    device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
-    search = group_search.search
-    found = local() if group is None else search("maxsim_topk", group, device, prepared, local)
+    call: list[tuple[TopK, CheckedCorpus]] = []
+    if group is None:
+        call.append(checked())
+        found = run(None)
+    else:
+        device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
+        found = group_search.search("maxsim_topk", group, device, prepared, run)
     return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
 
 
@@ -211,18 +214,17 @@ class TopK:
         scale_D: Tensor | None = None,
     ) -> None:
         """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
-        self._add(D, d_mask, chunk_size, progress, scale_D, None)
-
-    def _add(
-        self, D: Tensor, d_mask: Tensor | None, chunk_size: int | None, progress: Progress,
-        scale_D: Tensor | None, documents: int | None,
-    ) -> None:  # fmt: skip
-        """documents: how many the corpus has of which these are a shard; None: these are all."""
         if chunk_size is not None:
             check_positive("chunk_size", chunk_size)
-        Q, D, q_mask, d_mask, scale_Q, scale_D = check_corpus(
-            self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D
-        )
+        corpus = check_corpus(self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D)
+        self._add_checked(corpus, chunk_size, progress, None)
+
+    def _add_checked(
+        self, corpus: CheckedCorpus, chunk_size: int | None, progress: Progress,
+        documents: int | None,
+    ) -> None:  # fmt: skip
+        """documents: how many the corpus has of which these are a shard; None: these are all."""
+        Q, D, q_mask, d_mask, scale_Q, scale_D = corpus
         one = None  # for all tokens, which does not travel in chunks
         if scale_D is not None and scale_D.dim() == 0:
             one, scale_D = scale_D.to(Q.device), None
@@ -242,20 +244,15 @@ class TopK:
             for start, some, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
                 found = alike.scores(score, some, mask, scales)
                 stop = self._next + some.shape[0]
-                places = torch.arange(self._next, stop, device=Q.device).expand(found.shape)
-                rising = not self._ranges or self._ranges[-1][1] <= self._next
-                self._take(found, places, [[self._next, stop]], rising)
+                before = self._scores, self._indices
+                best = select_next(found, self._next, before, self.k, self._largest)
+                self._has(*best, [[self._next, stop]])
                 self._next = stop
                 report(start + some.shape[0])
 
-    def _take(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges, rising: bool) -> None:
-        """The best of what was found and of these. rising: these documents come after those."""
-        if self.seen:
-            scores = torch.cat((self._scores, scores), dim=-1)
-            indices = torch.cat((self._indices, indices), dim=-1)
-        if not rising:
-            scores, indices = topk_state.by_index(scores, indices)
-        self._scores, self._indices = select(scores, indices, self.k, self._largest)
+    def _has(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges) -> None:
+        """These are the best, now that these ranges have been seen too."""
+        self._scores, self._indices = scores, indices
         self._ranges = topk_state.joined(self._ranges, ranges)
         self.seen = sum(stop - first for first, stop in self._ranges)
 
@@ -301,9 +298,10 @@ class TopK:
         with torch.no_grad():
             device, every = self._Q.device, [x for x in others if x.seen]
             if every:
-                scores = torch.cat([x._scores.to(device) for x in every], dim=-1)
-                indices = torch.cat([x._indices.to(device) for x in every], dim=-1)
-                self._take(scores, indices, [entry for x in every for entry in x._ranges], False)
+                scores = torch.cat([self._scores, *(x._scores.to(device) for x in every)], dim=-1)
+                indices = torch.cat([self._indices, *(x._indices.to(device) for x in every)], dim=-1)
+                best = select(scores, indices, self.k, self._largest)
+                self._has(*best, [entry for x in every for entry in x._ranges])
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and

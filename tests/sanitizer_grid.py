@@ -430,6 +430,34 @@ def run_xtr_groups(name, documents, Ld, k, d):
                 raise SystemExit(f"{name}: a winner is no token")
 
 
+def run_topk(name, rows, columns, before, k):
+    """What is chosen, packed and merged."""
+    ops = torch.ops.late_interaction
+    for scores in (torch.randn(rows, columns, device="cuda"), torch.zeros(rows, columns, device="cuda")):
+        found = scores[:, :before].clone(), torch.arange(before, device="cuda").repeat(rows, 1)
+        indices = torch.arange(columns, device="cuda").repeat(rows, 1) + before
+        for given in (None, indices):
+            best = ops.select_best(scores, given, before, *found, k, True)
+            if not bool((best[1] < before + columns).all()):
+                raise SystemExit(f"{name}: what was chosen is no document")
+        width = best[0].shape[1] + 3
+        packed = ops.pack_found(*best, width, rows * width + 9, [before + columns, 0], True)
+        ops.add_checksum_(packed, len(packed) - 1, scores[:, 1:].contiguous(), 31)
+        packed = packed.expand(3, -1).contiguous()
+        ops.merge_found(packed, rows, width, 2, min(3 * width, 1024), False)
+
+
+def run_quantized_rows(name, rows, d):
+    for dtype in (BF16, torch.float16, FP32, torch.float64):
+        X = torch.randn(rows, d, device="cuda").to(dtype)
+        for code in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
+            codes = torch.empty(rows, d, dtype=code, device="cuda")
+            scale = torch.empty(rows, device="cuda")
+            torch.ops.late_interaction.quantize_rows_(X, codes, scale)
+            if not bool((scale > 0).all()):
+                raise SystemExit(f"{name}: a scale is not positive")
+
+
 def run_bits(name, Lq, Ld, d):
     """Both forms of the layout, words and bytes of tokens, integers and scales."""
     ops = torch.ops.late_interaction
@@ -599,6 +627,10 @@ if __name__ == "__main__":
         (run_bits, "bits, fragments in global memory", (5, 40, 2000)),
         (run_ward, "Ward, one length", ((70, 70, 70), 2)),
         (run_ward, "Ward, many lengths", ((2, 33, 1, 0, 200, 31), 3)),
+        (run_topk, "the best documents", (3, 700, 5, 20)),
+        (run_topk, "the best documents, in segments", (2, 20_001, 100, 100)),
+        (run_topk, "the best documents, many", (1, 17_000, 1000, 1024)),
+        (run_quantized_rows, "quantized rows", (37, 129)),
         (run_xtr_groups, "XTR, groups", (64, 130, 256, 40)),
         (run_xtr_groups, "XTR, groups, long embeddings", (30, 31, 20, 520)),
         (run_xtr_groups, "XTR, groups, the row", (90, 100, 5000, 40)),

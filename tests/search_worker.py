@@ -145,7 +145,7 @@ def raising(rank, world, when):
     if when == "before":
         li.retrieve(Q, D, 0 if rank == 1 else 3, group=dist.group.WORLD)
     if rank == 1:
-        with mock.patch.object(topk.TopK, "_add", side_effect=MemoryError("no room")):
+        with mock.patch.object(topk.TopK, "_add_checked", side_effect=MemoryError("no room")):
             maxsim_topk(Q, D, 3, group=dist.group.WORLD)
     maxsim_topk(Q, D, 3, group=dist.group.WORLD)
 
@@ -166,6 +166,7 @@ GPU_SHARDS = [
     (64, 2000, 32, 64, 128, "bfloat16", True, False),
     (3, 800, 7, 16, 64, "float16", False, False),
     (16, 1200, 32, 128, 128, "float8_e4m3fn", False, False),
+    (5, 1500, 32, 300, 320, "float32", False, False),  # halves of it are planned as any number of documents
 ]
 
 
@@ -184,7 +185,7 @@ def gpu_inputs(sizes):
 
 
 def shards_on_gpus(rank, world):
-    """Shards of all sizes, in the GPU's memory and in the host's."""
+    """Shards of all sizes, twice in the GPU's memory, after a search of another size, and in the host's."""
     found = []
     torch.cuda.set_device(rank)
     for sizes in GPU_SHARDS:
@@ -192,7 +193,7 @@ def shards_on_gpus(rank, world):
         for first in (7, len(D) // 2):
             part = slice(0, first) if rank == 0 else slice(first, len(D))
             own = {x: y[part] if x in ("d_mask", "scale_D") else y for x, y in more.items()}
-            for host in (False, True):
+            for host in (False, False, True):
                 documents = D[part].cpu() if host else D[part]
                 here = {x: y.cpu() if host and x in ("d_mask", "scale_D") else y for x, y in own.items()}
                 scores, indices = li.retrieve(Q, documents, 20, group=dist.group.WORLD, **here)

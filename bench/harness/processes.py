@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,13 +50,22 @@ def joined(kind: str) -> Here:
 
 def seconds(here: Here, call: Callable[[], object], rounds: int, together: bool = True) -> float:
     """The median of the slowest process's times; of process 0 alone, or of all at once."""
-    times = []
+    return seconds_in_turn(here, [(call, together)], rounds)[0]
+
+
+def seconds_in_turn(
+    here: Here, calls: Sequence[tuple[Callable[[], object], bool]], rounds: int
+) -> list[float]:
+    """The same of several calls that take turns: clocks that drift do not change their ratios. Beside each
+    call, whether all processes make it."""
+    times: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 1):
-        here.wait()
-        start = time.perf_counter()
-        if together or here.rank == 0:
-            call()
-            here.sync()
-        took = here.slowest(time.perf_counter() - start if together or here.rank == 0 else 0.0)
-        times += [took] if turn else []  # the first one warms up
-    return statistics.median(times)
+        for (call, together), taken in zip(calls, times, strict=True):
+            here.wait()
+            start = time.perf_counter()
+            if together or here.rank == 0:
+                call()
+                here.sync()
+            took = here.slowest(time.perf_counter() - start if together or here.rank == 0 else 0.0)
+            taken += [took] if turn else []  # the first one warms up
+    return [statistics.median(taken) for taken in times]

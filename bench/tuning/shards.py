@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 2 -m bench shards --out bench/results/shards-nvidia-h100-80gb-hbm3.txt
 
 `alone` is the time of process 0 with the whole corpus, `its shard` that of the slowest process with its own,
-all at once and without an exchange, `together` that of the search of all by their group: medians of rounds
-that begin at a barrier. `of ideal` is alone / (processes * together). `bits` says whether the search of all
-has the scores and documents of the one alone. A corpus in the host's memory is pinned; a copy is that of its
-bytes without a search, by one process or by all at once.
+all at once and without an exchange, `together` that of the search of all by their group: medians of rounds in
+which the three take turns, each from a barrier on. `of ideal` is alone / (processes * together). `bits` says
+whether the search of all has the scores and documents of the one alone. A corpus in the host's memory is
+pinned; a copy is that of its bytes without a search, by one process or by all at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.processes import Here, joined, seconds
+from bench.harness.processes import Here, joined, seconds, seconds_in_turn
 from bench.harness.run_header import keep_text, text_head
 from bench.harness.text import align
 from late_interaction import fp8
@@ -107,16 +107,6 @@ def rate(here: Here, kind: Kind, corpus: Corpus, rounds: int, together: bool) ->
     return f"{kind.documents * corpus.D.shape[1] * corpus.D.shape[2] * corpus.D.itemsize / took * 1e-9:.1f}"
 
 
-def one_alone(
-    here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int
-) -> tuple[float, str, Any]:
-    """The seconds of process 0 with all documents, the rate of its bus, and what it found."""
-    whole = made(kind, 0, kind.documents if here.rank == 0 else 0, shape, here.device)
-    took = seconds(here, lambda: searched(Q, whole), rounds, together=False)
-    bus = rate(here, kind, whole, rounds, together=False)
-    return took, bus, searched(Q, whole) if here.rank == 0 else None
-
-
 def difference(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> str:
     if all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True)):
         return "same"
@@ -125,16 +115,18 @@ def difference(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> s
 
 
 def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int) -> list[str]:
-    alone, bus, wanted = one_alone(here, kind, Q, shape, rounds)
-    if here.device.type == "cuda":
-        torch.cuda.empty_cache()
+    whole = made(kind, 0, kind.documents if here.rank == 0 else 0, shape, here.device)
     first, stop = (kind.documents * i // here.world for i in (here.rank, here.rank + 1))
     own = made(kind, first, stop, shape, here.device)
-    buses = rate(here, kind, own, rounds, together=True)
-    share = seconds(here, lambda: searched(Q, own), rounds)
-    together = seconds(here, lambda: searched(Q, own, dist.group.WORLD), rounds)
+    bus, buses = rate(here, kind, whole, rounds, together=False), rate(here, kind, own, rounds, together=True)
+    calls: list[tuple[Callable[[], object], bool]] = [
+        (lambda: searched(Q, whole), False),
+        (lambda: searched(Q, own), True),
+        (lambda: searched(Q, own, dist.group.WORLD), True),
+    ]
+    alone, share, together = seconds_in_turn(here, calls, rounds)
     found = searched(Q, own, dist.group.WORLD)
-    bits = difference(found, wanted) if wanted is not None else ""
+    bits = difference(found, searched(Q, whole)) if here.rank == 0 else ""
     times = [f"{1e3 * x:.2f}" for x in (alone, share, together)]
     ideal = f"{100 * alone / (here.world * together):.1f}%"
     return [kind.name, f"{kind.documents:,}", *times, ideal, bits, bus, buses]
@@ -143,7 +135,8 @@ def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: i
 def exchange(here: Here, Q: Tensor, shape: tuple[int, int], rounds: int) -> str:
     """What the exchange alone takes: a search of so few documents that scoring them takes no time."""
     own = made(Kind("", 0), here.rank * 200, here.rank * 200 + 200, shape, here.device)
-    times = [seconds(here, lambda g=g: searched(Q, own, g), 5 * rounds) for g in (None, dist.group.WORLD)]
+    calls = [(lambda g=g: searched(Q, own, g), True) for g in (None, dist.group.WORLD)]
+    times = seconds_in_turn(here, calls, 5 * rounds)
     return (
         f"200 documents a process: {1e6 * times[0]:.0f} us without an exchange, {1e6 * times[1]:.0f} us with"
     )
@@ -172,6 +165,8 @@ def run(args: argparse.Namespace) -> int:
         rows = []
         for kind in kinds:
             rows.append(measure(here, kind, Q, shape, args.rounds))
+            if here.device.type == "cuda":
+                torch.cuda.empty_cache()
             if here.rank == 0:
                 print(*rows[-1], flush=True)
         line = exchange(here, Q, shape, args.rounds)

@@ -13,7 +13,8 @@ from late_interaction._checks.tensors import (
     refuse_tokens,
 )
 
-_Corpus = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+# Q, D, q_mask, d_mask, scale_Q, scale_D.
+CheckedCorpus = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def check_tokens_or_codes(name: str, x: Tensor, scale: Tensor | None) -> None:
@@ -41,7 +42,7 @@ def check_corpus(
     d_mask: Tensor | None,
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
-) -> _Corpus:
+) -> CheckedCorpus:
     """A search of D by Q. D may be on the CPU while Q is on a GPU; 2-D Q or D get a leading dim of 1."""
     check_tokens_or_codes("Q", Q, scale_Q)
     check_tokens_or_codes("D", D, scale_D)

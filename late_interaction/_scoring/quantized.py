@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
+from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
 from late_interaction import ops
 from late_interaction._checks.quantized import check_quantized
 from late_interaction.ops import _oom
+from late_interaction.ops._library import operators
 
 
 def scale_for(amax: Tensor, largest_code: float) -> Tensor:
@@ -17,6 +18,20 @@ def scale_for(amax: Tensor, largest_code: float) -> Tensor:
     # with dynamic=True would make that an input of the graph.)
     scale = amax.to(torch.float32).clamp_min(1e-30) / largest_code
     return torch.where(scale.isfinite(), scale, torch.nan)
+
+
+def rows_by_kernel(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Codes and a scale for each row of the last dim, in one launch; None where something intercepts a call,
+    or where there is no kernel. The same bits as by PyTorch's operators."""
+    if not X.is_cuda or ops.cuda_missing is not None or torch.compiler.is_compiling():
+        return None
+    if type(X) not in (Tensor, torch.nn.Parameter) or _are_functorch_transforms_active():
+        return None
+    codes = torch.empty(X.shape, dtype=dtype, device=X.device)
+    scale = torch.empty(X.shape[:-1], dtype=torch.float32, device=X.device)
+    with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
+        operators.quantize_rows_.default(X.contiguous(), codes, scale)
+    return codes, scale
 
 
 def maxsim(

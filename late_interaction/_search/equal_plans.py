@@ -5,8 +5,10 @@ kernel, whose sums round differently. A corpus is scored in calls of many sizes,
 into chunks and shards. :class:`Alike` gives all of them the plan of one size, that of the whole corpus.
 """
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
+from contextlib import nullcontext
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -31,22 +33,29 @@ class Alike:
 
     Args:
         Q, D: ``[Nq, Lq, d]`` and ``[Nd, Ld, d]``, or some of the documents.
-        documents: of the whole corpus.
+        documents: of the whole corpus. Where ``D`` has :func:`enough` of them, any number of at least as many
+            gives the same plan.
         masked, normalize, precision: what else a plan depends on.
     """
 
     def __init__(
         self, Q: Tensor, D: Tensor, documents: int, masked: bool, normalize: bool, precision: str | None
     ) -> None:
-        self._size = max(min(documents, _BYTES // max(D[:1].numel() * D.element_size(), 1)), 1)
-        self._call: tuple[Any, ...] | None = None
-        if Q.is_cuda and ops.cuda_missing is None and Q.dtype in _NAMES:
-            with torch.cuda.device(Q.device):
-                device = ops.cuda_capability(), torch.cuda.get_device_properties().multi_processor_count
-            if precision is None:
-                precision = float32_precision("cuda") if Q.dtype == torch.float32 else "highest"
-            options = (_NAMES[Q.dtype], precision, masked, normalize, "forward", "auto")
-            self._call = (Q.shape[0], (Q.shape[1], *D.shape[1:]), options, device)
+        self._size = max(min(documents, _most(D)), 1)
+        self._like = Q, D.shape[1:], (masked, normalize, precision)
+
+    @cached_property
+    def _call(self) -> tuple[Any, ...] | None:
+        """What the plan of a call depends on beside its number of documents; None: all calls are alike."""
+        Q, tokens, (masked, normalize, precision) = self._like
+        if not (Q.is_cuda and ops.cuda_missing is None and Q.dtype in _NAMES):
+            return None
+        with nullcontext() if Q.device.index == torch.cuda.current_device() else torch.cuda.device(Q.device):
+            device = ops.cuda_capability(), _multiprocessors(Q.device)
+        if precision is None:
+            precision = float32_precision("cuda") if Q.dtype == torch.float32 else "highest"
+        options = (_NAMES[Q.dtype], precision, masked, normalize, "forward", "auto")
+        return Q.shape[0], (Q.shape[1], *tokens), options, device
 
     def scores(self, score: Score, D: Tensor, d_mask: Tensor | None, scale: Tensor | None) -> Tensor:
         """``score(D, d_mask, scale)``, in calls that are planned alike: of parts, or with documents of zeros
@@ -63,9 +72,24 @@ class Alike:
         return score(*(_padded(x, wanted) for x in (D, d_mask, scale)))[:, :count]
 
     def _fits(self, count: int) -> bool:
-        if self._call is None or count in (0, self._size):
+        if count in (0, self._size) or self._call is None:
             return True
         return _plan(count, *self._call) == _plan(self._size, *self._call)
+
+
+def enough(D: Tensor) -> bool:
+    """Whether the plan of a search is the same however many documents there are beside these."""
+    return D.shape[0] >= _most(D)
+
+
+def _most(D: Tensor) -> int:
+    return _BYTES // max(math.prod(D.shape[1:]) * D.element_size(), 1)
+
+
+@lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 @lru_cache(maxsize=1024)

@@ -1,26 +1,58 @@
 """A search by all processes of a group, each among documents of its own: the best of each are exchanged, and
-every process chooses the best of all."""
+every process chooses the best of all.
 
+The first exchange has one size, whatever a process passes, so that no two processes wait for different ones.
+It holds notes: what must be alike, and how many documents a process has. A process adds what it found where
+that fits and where it may begin before it has heard of the others: on a GPU, if the plan of its search is
+known to it. If all have done so and were right, that was all. Else a second exchange follows, of what each
+has found knowing the number of all documents.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from late_interaction._checks.options import PRECISIONS
-from late_interaction._group import REFUSED, check_alike, check_refused, gathered, position
-from late_interaction._search.selection import MOST_DOCUMENTS, select
-
-Found = tuple[Tensor, Tensor]  # scores and indices, [Nq, n]
+from late_interaction._checks.search import CheckedCorpus
+from late_interaction._group import (
+    REFUSED,
+    check_alike,
+    check_refused,
+    gathered,
+    gathering,
+    on_stream_of_facts,
+    position,
+)
+from late_interaction._search import exchange
+from late_interaction._search.equal_plans import enough
+from late_interaction._search.selection import MOST_DOCUMENTS, Found
 
 _DTYPES = (torch.float32, torch.float64)
+Table = list[list[int]]  # the notes of all processes
+# The size of the first exchange in int64: it has room for the 100 best documents of 20 queries.
+_SIZE = 2048
+# Stands for a number of all documents on which nothing depends.
+_ANY = -1
+
+# A process's notes; the facts follow. The first one is read on the device.
+_DOCUMENTS, _CHECKSUM, _FAILED, _SEARCHED, _ASSUMED = range(5)
+_FACTS = 5
+_NOTES = _FACTS + 6
 
 
 @dataclass(frozen=True)
 class Query:
-    """What all processes must pass alike, and how many documents this one has."""
+    """What all processes must pass alike, and the search of this one.
+
+    runs_ahead: a GPU searches the documents of this process, and the host is soon done. needs_total: which
+    bits the scores have depends on how many documents all processes have.
+    """
 
     tensors: Sequence[Tensor | None]  # the queries, and what comes with them
     count: int
@@ -30,86 +62,180 @@ class Query:
     precision: str | None
     dtype: torch.dtype  # of scores
     documents: int
+    runs_ahead: bool = False
+    needs_total: bool = True
 
-    def facts(self) -> dict[str, float]:
+    def facts(self) -> dict[str, int]:
         """What a message may show, without the checksum of the queries."""
         return {
-            "k": self.k,
+            "k": min(int(self.k), 1 << 62),
             "number of queries": self.count,
-            "largest": self.largest,
-            "normalize": self.normalize,
+            "largest": int(self.largest),
+            "normalize": int(self.normalize),
             "precision (by number)": (None, *PRECISIONS).index(self.precision),
             "dtype of scores (by number)": _DTYPES.index(self.dtype),
         }
 
 
-def _checksum(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """A number that is the same for the same bits, of one element on the device, for which nothing waits."""
-    total = torch.zeros(1, dtype=torch.int64, device=device)
-    for x in tensors:
-        if x is not None and x.numel():
-            bits = x.detach().contiguous().flatten().view(torch.uint8)
-            weights = torch.arange(bits.numel(), device=bits.device) % 8191 + 1
-            total = (31 * total + (bits * weights).sum().to(device)) % (1 << 50)
-    return total.double()
+def query_of(
+    corpus: CheckedCorpus, dtype: torch.dtype, k: int, is_silent: bool, options: dict[str, Any]
+) -> Query:
+    """A search of documents on the device of their queries, or on the CPU. is_silent: nobody is told how far
+    it is. options: largest, normalize, precision."""
+    Q, D, q_mask, _, scale_Q, _ = corpus
+    return Query(
+        tensors=(Q, q_mask, scale_Q),
+        count=Q.shape[0],
+        k=k,
+        dtype=dtype,
+        documents=D.shape[0],
+        runs_ahead=Q.is_cuda and D.is_cuda and is_silent,
+        needs_total=not enough(D),
+        **options,
+    )
+
+
+Local = Callable[[int], Found]
 
 
 def search(
-    caller: str, group: Any, device: torch.device, prepare: Callable[[], Query], local: Callable[[int], Found]
+    caller: str, group: Any, device: torch.device, prepare: Callable[[], Query], local: Local
 ) -> Found:
     """The best of the documents of all processes, which are numbered in the order of ranks: the same on every
     process.
 
     prepare: checks the arguments of this process. What it raises, and what ``local`` raises, this process
     raises after all others have learnt of it. local: scores and indices of the best of its own documents,
-    called with the number of all documents.
+    called with the number of all documents, as far as that is known.
     """
-    rank, world = position(group)
+    position(group)
     try:
         query = prepare()
-        facts = query.facts()
-        own = torch.tensor([query.documents, *facts.values()], dtype=torch.float64, device="cpu").to(device)
-        own = torch.cat((own, _checksum(query.tensors, device)))
+        facts = tuple(query.facts().values())
     except Exception:
         with suppress(RuntimeError):  # which says that this process refused
-            refused = torch.full((_FACTS,), float(REFUSED), dtype=torch.float64, device=device)
-            check_refused(caller, gathered(caller, group, refused, "arguments").tolist())
+            _Exchange(caller, group, device, None, ()).tell()()
         raise
-    table = gathered(caller, group, own, "arguments").tolist()
-    check_refused(caller, table)
-    check_alike(caller, table, {name: 1 + i for i, name in enumerate((*facts, _QUERIES))})
-    counts = [int(row[0]) for row in table]
-    if sum(counts) > MOST_DOCUMENTS:
-        raise ValueError(f"{caller}: the ranks must have at most 2**32 documents together, got {sum(counts)}")
-    most = min(query.k, max(counts))
-    payload = torch.zeros(2 * query.count * most + 1, dtype=torch.int64, device=device)
-    failure = None
-    try:
-        _fill(payload, local(sum(counts)), sum(counts[:rank]), query.count, most)
-    except Exception as error:
-        failure, payload[-1] = error, 1
-    rows = gathered(caller, group, payload, "results")
-    if failure is not None:
-        raise failure
-    scores, indices = rows[:, :-1].view(world, 2, query.count, most).unbind(1)
-    columns = [slice(0, min(query.k, count)) for count in counts]
-    every = [torch.cat([x[i][:, own] for i, own in enumerate(columns)], dim=-1) for x in (scores, indices)]
-    best = select(every[0].view(torch.float64).to(query.dtype), every[1], query.k, query.largest)
-    # The host waits for the device here at the earliest, when all of it has been launched.
-    failed = [str(i) for i, flag in enumerate(rows[:, -1].tolist()) if flag]
-    if failed:
-        raise RuntimeError(f"{caller}: rank {', '.join(failed)} of the group failed; see its error")
-    return best
+    process = _Exchange(caller, group, device, query, facts)
+    expected = _ANY if not query.needs_total else _expected.get(group)
+    own = None
+    if query.runs_ahead and expected is not None and process.fits:
+        own = _Own(local, query.documents if expected == _ANY else expected, expected)
+        table = process.tell_results(own, query.k, _SIZE)
+    else:
+        answer = process.tell()
+        if query.runs_ahead and not query.needs_total:
+            own = _Own(local, query.documents, _ANY)
+        table = answer()
+    total = _expected[group] = sum(row[_DOCUMENTS] for row in table)
+    if not all(row[_SEARCHED] and row[_ASSUMED] in (_ANY, total) for row in table):
+        if own is None or own.assumed not in (_ANY, total):
+            own = _Own(local, total, total)
+        width = min(query.k, max(row[_DOCUMENTS] for row in table))
+        process.tell_results(own, width, exchange.size_of(query.count, width, _NOTES, query.dtype))
+    scores, indices = process.best
+    k = min(query.k, total)
+    if scores.shape[1] > k:
+        scores, indices = scores[:, :k].contiguous(), indices[:, :k].contiguous()
+    return scores, indices
 
 
-# What each process tells the others first: its number of documents, facts, and the checksum of its queries.
-_FACTS, _QUERIES = 8, "queries (by a checksum)"
+# How many documents all processes of a group had at its last search.
+_expected: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
 
-def _fill(payload: Tensor, found: Found, first: int, queries: int, most: int) -> None:
-    """Scores, as the bits of float64, and indices among the documents of all processes."""
-    room = payload[:-1].view(2, queries, most)
-    scores, indices = found
-    n = scores.shape[-1]
-    room[0, :, :n] = scores.to(torch.float64).view(torch.int64)
-    room[1, :, :n] = indices + first
+class _Own:
+    """What this process has found, or the error of its search."""
+
+    def __init__(self, local: Local, total: int, assumed: int) -> None:
+        """assumed: the number of all documents that this holds for."""
+        self.assumed = assumed
+        self.found: Found | None = None
+        self.error: Exception | None = None
+        try:
+            self.found = local(total)
+        except Exception as error:
+            self.error = error
+
+
+class _Exchange:
+    """What this process tells the others, and hears from them."""
+
+    def __init__(
+        self, caller: str, group: Any, device: torch.device, query: Query | None, facts: tuple[int, ...]
+    ) -> None:
+        self._caller, self._group, self._device, self._query, self._facts = (
+            caller,
+            group,
+            device,
+            query,
+            facts,
+        )
+        self.best: Found
+
+    @property
+    def fits(self) -> bool:
+        """Whether what this process finds has room in the first exchange."""
+        query = self._query
+        assert query is not None
+        return query.dtype != torch.float64 and query.count * query.k + _NOTES <= _SIZE
+
+    def tell(self) -> Callable[[], Table]:
+        """Begins the first exchange, with notes alone. What it returns waits for those of all processes."""
+        with on_stream_of_facts(self._device):
+            payload = exchange.notes_alone(self._device, _SIZE, self._notes(None))
+            wait = gathering(self._caller, self._group, payload, "arguments")
+
+        def table() -> Table:
+            with on_stream_of_facts(self._device):
+                found: Table = wait()[:, _SIZE - _NOTES :].tolist()
+            return self._checked(found)
+
+        return table
+
+    def tell_results(self, own: _Own, width: int, size: int) -> Table:
+        """An exchange of what was found. The notes of all processes; the best of all are in ``best`` then."""
+        query = self._query
+        assert query is not None
+        options = query.largest, query.dtype
+        if own.found is not None:
+            try:
+                payload = exchange.packed(own.found, width, size, self._notes(own), query.largest)
+                exchange.add_checksum(payload, size - _NOTES + _CHECKSUM, query.tensors)
+            except Exception as error:
+                own.error, own.found = error, None
+        if own.found is None:
+            payload = exchange.notes_alone(self._device, size, self._notes(own))
+        rows = gathered(self._caller, self._group, payload, "results")
+        if own.error is not None:
+            raise own.error
+        self.best, notes = exchange.merged(rows, query.count, width, _NOTES, query.k, *options)
+        # The host waits for the device here at the earliest, when all of it has been launched.
+        return self._checked(notes.tolist())
+
+    def _notes(self, own: _Own | None) -> list[int]:
+        if self._query is None:
+            return [REFUSED] * _NOTES
+        notes = [self._query.documents, 0, 0, 0, 0, *self._facts]
+        if own is not None:
+            notes[_FAILED], notes[_SEARCHED], notes[_ASSUMED] = own.error is not None, 1, own.assumed
+        return [int(x) for x in notes]
+
+    def _checked(self, table: Table) -> Table:
+        """Raises an error on every process where one has refused its arguments or failed, or they differ."""
+        check_refused(self._caller, table)
+        if self._query is None:
+            return table
+        names = self._query.facts()
+        check_alike(self._caller, table, {name: _FACTS + i for i, name in enumerate(names)})
+        counts = [row[_DOCUMENTS] for row in table]
+        if sum(counts) > MOST_DOCUMENTS:
+            raise ValueError(
+                f"{self._caller}: the ranks must have at most 2**32 documents together, got {sum(counts)}"
+            )
+        failed = [str(i) for i, row in enumerate(table) if row[_FAILED]]
+        if failed:
+            raise RuntimeError(f"{self._caller}: rank {', '.join(failed)} of the group failed; see its error")
+        checksums = [[exchange.shown(row[_CHECKSUM]) if row[_SEARCHED] else math.nan] for row in table]
+        check_alike(self._caller, checksums, {"queries (by a checksum)": 0})
+        return table

@@ -2,35 +2,63 @@
 
 import torch
 from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
 
-# As many scores are made before the best are chosen: 16 MiB in float32; choosing takes a few times that.
+from late_interaction.ops import topk
+from late_interaction.ops._library import cuda_missing, operators
+from late_interaction.ops.topk import MOST_BEST, MOST_DOCUMENTS
+
+__all__ = ["MOST_DOCUMENTS", "MOST_SCORES", "Found", "has_kernels", "select", "select_next"]
+
+# As many scores are made before the best are chosen: 16 MiB in float32; on a CPU choosing takes a few times
+# that.
 MOST_SCORES = 1 << 22
-# An index is part of a key of 64 bits.
-MOST_DOCUMENTS = 1 << 32
 
-_LOW = MOST_DOCUMENTS - 1
+Found = tuple[Tensor, Tensor]  # scores and indices, [Nq, n]
+
+_select_best = operators.select_best.default
 
 
-def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """The k best columns, best first, equal scores by ascending index. In float64 the columns of equal scores
-    must come by ascending index.
+def has_kernels(x: Tensor, k: int) -> bool:
+    """Whether the operators of :mod:`late_interaction.ops.topk` choose so many on the device of ``x``."""
+    return x.is_cpu or (x.is_cuda and k <= MOST_BEST and cuda_missing is None)
 
-    A float32 score and its index make one integer that sorts as the pair does, which torch.topk then has no
-    choice about. (A float64 score fills the integer by itself; a stable sort serves.)
+
+def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> Found:
+    """The k best columns, best first, equal scores by ascending index.
+
+    A float32 score and its index make one integer that sorts as the pair does. (A float64 score fills the
+    integer by itself; two sorts serve, the second one stable.)
     """
-    k = min(k, scores.shape[-1])
-    if scores.dtype == torch.float64:
-        order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
-        return scores.gather(-1, order), indices.gather(-1, order)
-    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)  # one NaN, one zero
-    tie = _LOW - indices if largest else indices
-    keys = (_by_magnitude(bits).to(torch.int64) << 32) | tie
-    best = keys.topk(k, dim=-1, largest=largest).values
-    scores = _by_magnitude((best >> 32).to(torch.int32)).view(torch.float32)
-    tie = best & _LOW
-    return scores, _LOW - tie if largest else tie
+    if scores.dtype != torch.float64:
+        return _best(scores, indices.expand(scores.shape), 0, None, k, largest)
+    k, rising = min(k, scores.shape[-1]), indices.argsort(dim=-1)
+    scores, indices = scores.gather(-1, rising), indices.gather(-1, rising)
+    order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
+    return scores.gather(-1, order), indices.gather(-1, order)
 
 
-def _by_magnitude(bits: Tensor) -> Tensor:
-    """The bits of a float32 as an integer that compares as the float does; its own inverse."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+def select_next(scores: Tensor, first: int, found: Found, k: int, largest: bool) -> Found:
+    """The k best of the documents from ``first`` on, which have these scores, and of those found before."""
+    if scores.dtype != torch.float64:
+        return _best(scores, None, first, found, k, largest)
+    places = torch.arange(first, first + scores.shape[1], device=scores.device).expand(scores.shape)
+    every = torch.cat((found[0], scores), dim=1), torch.cat((found[1], places), dim=1)
+    return select(*every, k, largest)
+
+
+def _best(
+    scores: Tensor, indices: Tensor | None, first: int, found: Found | None, k: int, largest: bool
+) -> Found:
+    found_scores, found_indices, count = None, None, scores.shape[1]
+    if found is not None and found[0].shape[1]:
+        found_scores, found_indices = found[0].contiguous(), found[1].contiguous()
+        count += found[0].shape[1]
+    if not has_kernels(scores, min(k, count)):
+        return topk.select_best(scores, indices, first, found_scores, found_indices, k, largest)
+    if scores.is_cuda:
+        scores = scores if scores.stride(1) == 1 else scores.contiguous()
+        indices = indices if indices is None or indices.stride(1) == 1 else indices.contiguous()
+    with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
+        best: Found = _select_best(scores, indices, first, found_scores, found_indices, k, largest)
+    return best

@@ -111,7 +111,7 @@ def check_order(state: dict[str, Any], k: int, largest: bool) -> None:
     if bool(outside.any()):
         low, high = (int(x) for x in indices.aminmax())
         raise ValueError(f"indices of the state must lie in {_shown(state['ranges'])}, got {low} to {high}")
-    _, ordered = select(*by_index(scores, indices), k, largest)
+    _, ordered = select(scores, indices, k, largest)
     if not torch.equal(ordered, indices):
         order = "highest" if largest else "lowest"
         raise ValueError(f"scores of the state must begin with the {order}, as largest={largest} orders them")
@@ -119,11 +119,3 @@ def check_order(state: dict[str, Any], k: int, largest: bool) -> None:
 
 def _shown(ranges: Ranges) -> str:
     return " and ".join(f"[{first}, {stop})" for first, stop in ranges)
-
-
-def by_index(scores: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns of each row by ascending index, as float64 scores want them to be chosen from."""
-    if scores.dtype != torch.float64:
-        return scores, indices
-    order = indices.argsort(dim=-1)
-    return scores.gather(-1, order), indices.gather(-1, order)

@@ -11,7 +11,7 @@ from late_interaction._checks.options import check_flag, check_positive, check_p
 from late_interaction._checks.tensors import check_embeddings, check_mask
 from late_interaction._progress import reporter
 from late_interaction._search import group_search
-from late_interaction._search.selection import MOST_SCORES, select
+from late_interaction._search.selection import MOST_SCORES, select_next
 from late_interaction.corpus import _chunks, _queries, _tokens
 from late_interaction.corpus._documents import Documents
 
@@ -104,11 +104,7 @@ def _best(
     for chunk, sources in _chunks.on_device(chunks, device):
         found = queries.scores(chunk, sources)
         end = chunk.place + found.shape[1]
-        places = torch.arange(chunk.place, end, device=device).expand(found.shape)
-        if chunk.place:
-            found = torch.cat((scores, found), dim=-1)
-            places = torch.cat((indices, places), dim=-1)
-        scores, indices = select(found, places, k, largest)
+        scores, indices = select_next(found, chunk.place, (scores, indices), k, largest)
         report(end)
     return scores, indices
 

@@ -26,7 +26,9 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.pooling`: ``ward_labels`` and ``kmeans_labels``, clusters of a document's tokens;
 - :mod:`late_interaction.ops.muvera`: ``muvera_encode``, one vector for all tokens of a sequence;
 - :mod:`late_interaction.ops.softmax`: ``softmax_row_sums``, ``softmax_rows_``, ``softmax_sums_`` and
-  ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``contrastive_loss``.
+  ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``contrastive_loss``;
+- :mod:`late_interaction.ops.topk`: ``select_best``, ``pack_found``, ``add_checksum_`` and ``merge_found``,
+  the best documents and what processes tell each other of them: steps of a search.
 
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32's significant bits),
 ``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
@@ -51,6 +53,7 @@ from late_interaction.ops import (
     plaid,
     pooling,
     quantized,
+    topk,
     varlen,
     weighted,
     xtr,
@@ -75,6 +78,7 @@ for _module in (
     xtr,
     pooling,
     muvera,
+    topk,
 ):
     _module.register()
 

@@ -7,6 +7,8 @@
 ``maxsim_dequantized(...the same...) -> scores``
     The same by way of float32 copies, written here: ``maxsim_quantized`` calls it where a GPU has no kernel
     for the call (older GPUs, rows that are no whole number of 16 bytes, short queries of thousands of dims).
+``quantize_rows_(rows, codes, scale)``
+    On CUDA alone. Writes codes of ``rows`` ``[..., d]``, and the scale of each row, float32 ``[...]``.
 
 What the copies cost: TF32 keeps 11 significant bits, so a product errs by at most 2^-10 of itself, and errors
 of both signs average out over a dot product. Quantization itself erred by up to 2^-4 of a value (e4m3), 2^-3
@@ -21,7 +23,7 @@ from torch import Tensor
 from late_interaction._checks.quantized import check_quantized
 from late_interaction._checks.tensors import CODES
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._registration import register_forward, without_gradients
+from late_interaction.ops._registration import register_forward, register_helper, without_gradients
 from late_interaction.ops.dense import fake_scores
 
 # The float32 copy of some documents takes at most this many bytes (one document always fits).
@@ -54,6 +56,10 @@ def _usable(scale: Tensor) -> Tensor:
 
 def _fake(Q: Tensor, D: Tensor, *_: Tensor | None) -> Tensor:
     return fake_scores(Q, D)
+
+
+def _fake_rows(rows: Tensor, codes: Tensor, scale: Tensor) -> None:
+    """Writes into codes and scale, and returns nothing."""
 
 
 def maxsim_dequantized(
@@ -93,4 +99,5 @@ def maxsim_dequantized(
 def register() -> None:
     for op in (operators.maxsim_quantized.default, operators.maxsim_dequantized.default):
         register_forward(op, _fake, without_gradients(op))
+    register_helper(operators.quantize_rows_.default, _fake_rows)
     library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")

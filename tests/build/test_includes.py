@@ -48,6 +48,7 @@ ALLOWED = {
     "cuda/packed_codes": BELOW_OPERATORS,
     "cuda/host_copy": BELOW_OPERATORS,
     "cuda/softmax": BELOW_OPERATORS,
+    "cuda/topk": BELOW_OPERATORS,
 }
 
 # Within an operator's folder, by file name: no file includes one of a higher level.
@@ -164,7 +165,8 @@ def is_module(name: str) -> bool:
 
 CALLERS = (
     *("_maxsim", "_contrastive", "_scoring.traced", "_scoring.packed_call", "_scoring.quantized"),
-    *("_patches.compat", "_search.stream", "_search.equal_plans"),
+    *("_patches.compat", "_search.stream", "_search.equal_plans", "_search.selection", "_search.exchange"),
+    *("_search.group_search", "_search.topk_state"),
 )
 
 

@@ -7,6 +7,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import fp8, int8
+from late_interaction._scoring import quantized as scoring
 from late_interaction.ops import quantized
 from late_interaction.reference import maxsim_quantized_reference
 from tests import ref
@@ -285,6 +286,51 @@ def test_a_power_of_two_a_token_rounds_as_one_for_all_tokens_does():
     assert torch.equal(rounded[0][normal], rounded[1][normal]) and normal.float().mean() > 0.999
     errors = [(each - X).norm().item() for each in rounded]
     assert errors[1] < 1.001 * errors[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "shape", [(8,), (1, 1), (3, 5, 31), (2, 40, 128), (7, 1000), (0, 5, 8), (20_000, 33)]
+)
+def test_rows_by_a_kernel_have_the_bits_of_pytorch_s_operators(dtype, given, shape, monkeypatch):
+    quantize = PER_TOKEN[dtype][0]
+    X = torch.randn(shape, generator=torch.Generator().manual_seed(5)).cuda()
+    if X.numel() > 8:
+        X = X * torch.randn(*shape[:-1], 1, generator=torch.Generator().manual_seed(6)).cuda().mul(8).exp2()
+        rows = X.view(-1, shape[-1])
+        special = [0.0, 1e-30, 1e-42, 3e38, torch.nan, -torch.nan, torch.inf, -torch.inf]
+        for i, value in zip(range(0, len(rows), max(len(rows) // 8, 1)), special, strict=False):
+            rows[i, i % shape[-1]] = value
+        rows[-1] = 0
+    X = X.to(given)
+    for x in (X, X.mT if X.dim() > 1 else X[::2]):
+        found = quantize(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(scoring, "rows_by_kernel", lambda *_: None)
+            wanted = quantize(x)
+        torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=0, equal_nan=True)
+        bits = found[0].view(torch.uint8), wanted[0].view(torch.uint8)
+        unlike = (bits[0] != bits[1]) & ~(found[0].float().isnan() & wanted[0].float().isnan())
+        assert not unlike.any() and found[0].is_contiguous() and found[0].dtype == dtype
+
+
+@pytest.mark.gpu
+def test_what_the_kernel_of_rows_refuses():
+    rows, codes = torch.zeros(3, 8, device="cuda"), torch.zeros(3, 8, dtype=torch.int8, device="cuda")
+    scale, op = torch.zeros(3, device="cuda"), torch.ops.late_interaction.quantize_rows_
+    torch.library.opcheck(op.default, (rows, codes, scale))
+    for args, words in (
+        ((rows.mT, codes, scale), "rows must be contiguous"),
+        ((rows, codes[:2], scale), "codes must be contiguous"),
+        ((rows, codes, scale.double()), "scale must be contiguous float32"),
+        ((rows, codes.cpu(), scale), "the device of rows"),
+        ((codes, codes, scale), "must be bfloat16, float16"),
+        ((rows, rows, scale), "must be float8_e4m3fn"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            op(*args)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])

@@ -74,7 +74,8 @@ class OnGpu:
     """What the plan of a call is made of, of queries [3, 4, 8] on a GPU."""
 
     def __init__(self, dtype, is_cuda=True):
-        self.dtype, self.is_cuda, self.device, self.shape = dtype, is_cuda, "cuda:1", (3, 4, 8)
+        self.dtype, self.is_cuda, self.shape = dtype, is_cuda, (3, 4, 8)
+        self.device = torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(
@@ -87,19 +88,22 @@ class OnGpu:
         (torch.float64, "highest", ("fp64", "highest")),
     ],
 )
-@pytest.mark.parametrize("masked, normalize", [(True, False), (False, True)])
-def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normalize, monkeypatch):
+@pytest.mark.parametrize("masked, normalize, current", [(True, False, 0), (False, True, 0), (True, True, 1)])
+def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normalize, current, monkeypatch):
     entered = []
     device = lambda x: entered.append(x) or nullcontext()  # noqa: E731
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(equal_plans.ops, "cuda_missing", None)
     monkeypatch.setattr(equal_plans.ops, "cuda_capability", lambda: 90)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: properties)
+    properties = {1: SimpleNamespace(multi_processor_count=132)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties[device.index])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    equal_plans._multiprocessors.cache_clear()
     monkeypatch.setattr(equal_plans, "float32_precision", lambda device: {"cuda": "high"}[device])
     alike = equal_plans.Alike(OnGpu(dtype), torch.ones(5, 7, 8), 5, masked, normalize, precision)
     assert alike._call == (3, (4, 7, 8), (*wanted, masked, normalize, "forward", "auto"), (90, 132))
-    assert entered == ["cuda:1"]
+    assert entered == ([] if current == 1 else [torch.device("cuda", 1)])
+    equal_plans._multiprocessors.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -135,3 +139,13 @@ def test_the_size_whose_plan_counts(documents, size):
     """That of the whole corpus, or 256 MiB of its documents: the planner's rules look at up to a GiB."""
     D = torch.empty(1, 256, 1024)
     assert equal_plans.Alike(torch.empty(1, 1, 1024), D, documents, False, False, None)._size == size
+
+
+@pytest.mark.parametrize("count, wanted", [(0, False), (49, False), (50, True), (170, True)])
+def test_documents_beside_which_others_change_no_plan(count, wanted, monkeypatch):
+    monkeypatch.setattr(equal_plans, "_BYTES", 48 * 50)  # 50 documents
+    D = torch.ones(count, 3, 4)
+    assert equal_plans.enough(D) == wanted
+    if wanted:
+        sizes = {equal_plans.Alike(D[:2], D, more, *[None] * 3)._size for more in (count, 500, 1 << 40)}
+        assert sizes == {50}

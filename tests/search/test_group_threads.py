@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from late_interaction._search import group_search
+from late_interaction._search import exchange, group_search
 from late_interaction._search.group_search import Query
 
 SCORES = torch.tensor([[4.0, 7, 1, 9, 9, 2, 8, 3, 6, 5], [0.5, 3, 2, 1, 9, 4, 9, 8, 7, 6]])
@@ -26,8 +26,15 @@ def best(scores, q, first=0):
     return scores.gather(1, order).to(q.dtype), order + first
 
 
-def searches(monkeypatch, prepared, local=None, timeout=5):
-    """What each thread's search returns, or raises. prepared: a Query or an error of each."""
+# How a process begins its search: once it has heard of the others; before that, because any number of
+# documents gives the same bits; and before that, by the number of documents of the last search, right or
+# wrong.
+WAITS, ANY, EXPECTS = {}, {"runs_ahead": True, "needs_total": False}, {"runs_ahead": True}
+
+
+def searches(monkeypatch, prepared, local=None, timeout=5, expected=None, totals=None):
+    """What each thread's search returns, or raises. prepared: a Query or an error of each. expected: the
+    number of documents at the last search. totals: gets the numbers that each rank's search is told."""
     world, own = len(prepared), threading.local()
     rows, barrier = [None] * world, threading.Barrier(world)
 
@@ -39,8 +46,15 @@ def searches(monkeypatch, prepared, local=None, timeout=5):
         barrier.wait(timeout)
         return found
 
+    def gathering(caller, group, values, what):
+        assert what == "arguments"
+        return lambda: gathered(caller, group, values, what)
+
     monkeypatch.setattr(group_search, "position", lambda group: (own.rank, world))
     monkeypatch.setattr(group_search, "gathered", gathered)
+    monkeypatch.setattr(group_search, "gathering", gathering)
+    last = {} if expected is None else {"a group": expected}
+    monkeypatch.setattr(group_search, "_expected", last)
     counts = [q.documents if isinstance(q, Query) else 0 for q in prepared]
 
     def search(rank):
@@ -52,7 +66,8 @@ def searches(monkeypatch, prepared, local=None, timeout=5):
             return q
 
         def of_own(total):
-            assert total == sum(counts)
+            if totals is not None:
+                totals[rank].append(total)
             if local is not None:
                 return local(rank)
             first = sum(counts[:rank])
@@ -70,17 +85,51 @@ def searches(monkeypatch, prepared, local=None, timeout=5):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("k", [1, 4, 20])
+@pytest.mark.parametrize(
+    "begins, expected",
+    [
+        ([WAITS], None),
+        ([ANY], None),
+        ([EXPECTS], None),
+        ([EXPECTS], 10),
+        ([EXPECTS], 9),
+        ([ANY, EXPECTS, WAITS], 10),
+        ([ANY, EXPECTS], 11),
+    ],
+)
 @pytest.mark.parametrize("counts", [(10,), (3, 0, 7), (1, 2, 4, 3), (0, 10)])
-def test_the_best_of_all_on_every_process(counts, k, largest, dtype, monkeypatch):
+def test_the_best_of_all_on_every_process(counts, begins, expected, k, largest, dtype, monkeypatch):
     q = query(0, k, largest, dtype)
     scores, indices = best(SCORES, q)
-    for found in searches(monkeypatch, [replace(q, documents=count) for count in counts]):
+    totals = [[] for _ in counts]
+    prepared = [replace(q, documents=count, **begins[i % len(begins)]) for i, count in enumerate(counts)]
+    for found in searches(monkeypatch, prepared, expected=expected, totals=totals):
         assert torch.equal(found[0], scores) and found[0].dtype is dtype
         assert torch.equal(found[1], indices)
+    for told, one in zip(totals, prepared, strict=True):
+        early = expected if dtype is torch.float32 and one.runs_ahead else None
+        if one.needs_total:
+            assert told == ([10] if early in (None, 10) else [early, 10])
+        else:
+            assert told == [one.documents]
+
+
+@pytest.mark.parametrize("begins, rounds", [(ANY, 1), (EXPECTS, 1), (WAITS, 2)])
+def test_how_often_processes_exchange(begins, rounds, monkeypatch):
+    sizes = []
+    packed, alone = exchange.packed, exchange.notes_alone
+    monkeypatch.setattr(exchange, "packed", lambda *given: sizes.append(given[2]) or packed(*given))
+    monkeypatch.setattr(exchange, "notes_alone", lambda *given: sizes.append(given[1]) or alone(*given))
+    for k in (4, 4000):  # more than the first exchange has room for
+        sizes.clear()
+        found = searches(monkeypatch, [query(5, k, **begins)] * 2, expected=10)
+        assert all(isinstance(x, tuple) for x in found)
+        assert sizes.count(group_search._SIZE) == 2 and len(sizes) == 2 * (rounds if k == 4 else 2)
 
 
 def test_no_documents_at_all(monkeypatch):
-    for scores, indices in searches(monkeypatch, [query(0)] * 2, lambda rank: (torch.empty(2, 0),) * 2):
+    nothing = torch.empty(2, 0), torch.empty(2, 0, dtype=torch.int64)
+    for scores, indices in searches(monkeypatch, [query(0)] * 2, lambda rank: nothing):
         assert scores.shape == indices.shape == (2, 0)
 
 
@@ -96,33 +145,41 @@ def test_no_documents_at_all(monkeypatch):
         (r"queries \(by a checksum\)", {"tensors": (Q + 1, None)}),
     ],
 )
-def test_processes_that_disagree_are_told_where(name, other, monkeypatch):
+@pytest.mark.parametrize("one", [WAITS, ANY, EXPECTS])
+@pytest.mark.parametrize("another", [WAITS, ANY, EXPECTS])
+def test_processes_that_disagree_are_told_where(name, other, one, another, monkeypatch):
     q = query(5)
-    for error in searches(monkeypatch, [q, replace(q, **other)]):
+    for error in searches(monkeypatch, [replace(q, **one), replace(q, **other, **another)], expected=10):
         with pytest.raises(ValueError, match=f"retrieve: .*{name}"):
             raise error
 
 
+@pytest.mark.parametrize("begins", [WAITS, ANY, EXPECTS])
 @pytest.mark.parametrize("refuses", [0, 1, 2])
-def test_a_process_that_refuses_its_arguments(refuses, monkeypatch):
-    prepared = [query(2), query(3), query(5)]
+def test_a_process_that_refuses_its_arguments(refuses, begins, monkeypatch):
+    prepared = [query(2, **begins), query(3, **begins), query(5)]
     prepared[refuses] = TypeError("Q must be a tensor")
-    for rank, error in enumerate(searches(monkeypatch, prepared)):
+    for rank, error in enumerate(searches(monkeypatch, prepared, expected=10)):
         wanted = (TypeError, "Q must be") if rank == refuses else (RuntimeError, f"{refuses}.* refused")
         with pytest.raises(wanted[0], match=wanted[1]):
             raise error
 
 
+@pytest.mark.parametrize("begins", [[WAITS], [ANY], [EXPECTS], [ANY, ANY, WAITS], [EXPECTS, WAITS, EXPECTS]])
 @pytest.mark.parametrize("fail, named", [((0,), "0"), ((1,), "1"), ((0, 2), "0, 2"), ((0, 1, 2), "0, 1, 2")])
-def test_processes_whose_search_fails(fail, named, monkeypatch):
+def test_processes_whose_search_fails(fail, named, begins, monkeypatch):
     def local(rank):
         if rank in fail:
             raise MemoryError(f"of rank {rank}")
         return best(SCORES[:, :3], query(3))
 
-    for rank, error in enumerate(searches(monkeypatch, [query(3)] * 3, local)):
+    prepared = [query(3, **begins[rank % len(begins)]) for rank in range(3)]
+    # Those that wait hear of an error before they search.
+    early = [rank for rank in fail if prepared[rank].runs_ahead]
+    named = ", ".join(map(str, early)) if early else named
+    for rank, error in enumerate(searches(monkeypatch, prepared, local, expected=9)):
         wanted = (MemoryError, f"of rank {rank}")
-        if rank not in fail:
+        if rank not in (early or fail):
             wanted = RuntimeError, f"retrieve: rank {named} of the group failed"
         with pytest.raises(wanted[0], match=wanted[1]):
             raise error
@@ -152,5 +209,6 @@ def test_the_checksum_counts_every_byte_and_its_place(tensors):
         if x is not None and x.numel():
             data = x.contiguous().flatten().view(torch.uint8).tolist()
             total = (31 * total + sum(byte * (i % 8191 + 1) for i, byte in enumerate(data))) % 2**50
-    found = group_search._checksum(tensors, torch.device("cpu"))
-    assert found.shape == (1,) and found.dtype is torch.float64 and found.item() == total
+    found = torch.zeros(3, dtype=torch.int64)
+    exchange.add_checksum(found, 1, tensors)
+    assert exchange.shown(found[1].item()) == total and not found[::2].any()

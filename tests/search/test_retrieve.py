@@ -99,6 +99,17 @@ def test_special_scores_order_as_in_torch_topk(largest, device):
     assert torch.equal(indices.cpu(), expected.indices)
 
 
+def test_a_device_without_kernels_selects_by_pytorch_s_operators(monkeypatch):
+    assert not selection.has_kernels(torch.empty(2, 3, device="meta"), 3)
+    scores, places = torch.randn(3, 50).round(), torch.arange(50).expand(3, 50)
+    found = scores[:, :4].contiguous(), places[:, :4] + 50
+    wanted = selection.select(scores, places, 9, True), selection.select_next(scores, 0, found, 9, False)
+    monkeypatch.setattr(selection, "has_kernels", lambda x, k: False)
+    monkeypatch.setattr(selection, "_select_best", None)
+    got = selection.select(scores, places, 9, True), selection.select_next(scores, 0, found, 9, False)
+    assert all(map(torch.equal, wanted[0] + wanted[1], got[0] + got[1]))
+
+
 def test_the_same_on_every_run(device):
     Q, D, *_ = corpus(device, 3, 500)
     first = li.retrieve(Q, D, 50, chunk=64)

@@ -1,10 +1,14 @@
-// maxsim_quantized on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
+// maxsim_quantized and quantize_rows_ on CUDA: check, plan, allocate, launch. Nothing here waits for the
+// device.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../forward/run.h"
 #include "../runtime/device.h"
+#include "../runtime/op_helpers.h"
+#include "../runtime/stream.h"
+#include "quantize.h"
 
 namespace late_interaction {
 
@@ -52,10 +56,38 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   return scores;
 }
 
+void quantize_rows_(Tensor rows, Tensor codes, Tensor scale) {
+  STD_TORCH_CHECK(rows.dim() >= 1 && rows.is_contiguous() && rows.size(rows.dim() - 1) > 0,
+                  "late_interaction: rows must be contiguous [..., d]");
+  const int64_t d = rows.size(rows.dim() - 1), count = rows.numel() / d;
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i < rows.dim(); ++i) shape.push_back(rows.size(i));
+  STD_TORCH_CHECK(count <= INT32_MAX, "late_interaction: at most 2^31 - 1 rows, got ", count);
+  STD_TORCH_CHECK(has_shape(codes, shape) && codes.is_contiguous() && same_place(codes, rows),
+                  "late_interaction: codes must be contiguous, with the shape and the device of rows");
+  shape.pop_back();
+  STD_TORCH_CHECK(has_shape(scale, shape) && scale.is_contiguous() && same_place(scale, rows) &&
+                      scale.scalar_type() == ScalarType::Float,
+                  "late_interaction: scale must be contiguous float32 of the shape of rows without d, on the "
+                  "device of rows");
+  const QuantizeArgs args{.rows = rows.const_data_ptr(),
+                          .count = count,
+                          .d = d,
+                          .codes = codes.mutable_data_ptr(),
+                          .scale = static_cast<float*>(scale.mutable_data_ptr()),
+                          .dtype = parse_dtype(rows.scalar_type()),
+                          .code_dtype = parse_quantized_dtype(codes.scalar_type())};
+  if (count == 0) return;
+  const int device = rows.get_device_index();
+  const DeviceGuard guard(device);
+  check(launch_quantize_rows(args, current_stream(device)), "quantized rows");
+}
+
 }  // namespace
 
 }  // namespace late_interaction
 
 LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::maxsim_quantized));
+  m.impl("quantize_rows_", TORCH_BOX(&late_interaction::quantize_rows_));
 }

@@ -19,8 +19,8 @@
 #include <climits>
 #include <cstdint>
 
+#include "../primitives/kth_largest.cuh"
 #include "cells.cuh"
-#include "kth_largest.cuh"
 
 namespace late_interaction {
 

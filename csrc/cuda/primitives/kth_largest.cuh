@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../primitives/argmax.cuh"
+#include "argmax.cuh"
 
 namespace late_interaction {
 
@@ -73,12 +73,14 @@ __device__ __forceinline__ void count_digits(uint32_t (&counts)[kDigits], uint32
   }
 }
 
-// Finds the k-th largest of key_at(i), i in [0, count), 1 <= k <= count, by its upper kLooked digits. All
-// threads call it, and get the same answer. What they wrote to shared memory before is visible to all after
-// it.
-template <int kThreads, int kLooked, class Key, class KeyAt>
-__device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram, uint32_t k, uint32_t count,
-                                                       const KeyAt& key_at) {
+// Finds the k-th largest of `count` keys, 1 <= k <= count, by its upper kLooked digits. for_each(visit) calls
+// visit(key, counted) in all threads of a warp together, with counted false for a thread without a key; it is
+// called once for each digit. All threads of the block call this, and get the same answer. What they wrote to
+// shared memory before is visible to all after it. kStopEarly: digits that decide nothing more are not looked
+// for, once all keys with the digits found so far are among the k largest.
+template <int kThreads, int kLooked, class Key, bool kStopEarly = false, class ForEach>
+__device__ __forceinline__ KthLargest<Key> kth_largest_of_each(DigitHistogram& histogram, uint32_t k,
+                                                               uint32_t count, const ForEach& for_each) {
   KthLargest<Key> found{0, k, count};
   const auto clear = [&](uint32_t (&counts)[kDigits]) {
     for (int i = threadIdx.x; i < kDigits; i += kThreads) counts[i] = 0;
@@ -89,18 +91,30 @@ __device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram
   for (int digit = 0; digit < kLooked; ++digit, shift -= kDigitBits) {
     auto& counts = histogram.counts[digit % 2];
     clear(histogram.counts[1 - digit % 2]);
-    for (uint32_t first = 0; first < count; first += kThreads) {
-      const uint32_t i = first + threadIdx.x;
-      const Key key = i < count ? key_at(i) : 0;
-      const bool counted = i < count && ((key ^ found.key) >> shift >> kDigitBits) == 0;
-      count_digits(counts, static_cast<uint32_t>(key >> shift) % kDigits, counted);
-    }
+    for_each([&](Key key, bool counted) {
+      const bool same = ((key ^ found.key) >> shift >> kDigitBits) == 0;
+      count_digits(counts, static_cast<uint32_t>(key >> shift) % kDigits, counted && same);
+    });
     __syncthreads();
     if (threadIdx.x < 32) find_digit(histogram, counts, found.rank);
     __syncthreads();
     found = {found.key | static_cast<Key>(histogram.digit) << shift, histogram.rank, histogram.equal};
+    if (kStopEarly && found.rank == found.equal) break;
   }
   return found;
+}
+
+// The same of key_at(i), i in [0, count).
+template <int kThreads, int kLooked, class Key, class KeyAt>
+__device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram, uint32_t k, uint32_t count,
+                                                       const KeyAt& key_at) {
+  return kth_largest_of_each<kThreads, kLooked, Key>(histogram, k, count, [&](const auto& visit) {
+    for (uint32_t first = 0; first < count; first += kThreads) {
+      const uint32_t i = first + threadIdx.x;
+      const bool counted = i < count;
+      visit(counted ? key_at(i) : Key{0}, counted);
+    }
+  });
 }
 
 }  // namespace late_interaction

@@ -1,0 +1,88 @@
+// The kernels that choose the best scores, and those for what processes of a search exchange, as the host
+// calls them. Each launch returns its error and waits for nothing. Results have the same bits on every run.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace late_interaction {
+
+// At most so many are chosen: a block sorts them in shared memory.
+inline constexpr int64_t kMostBest = 1024;
+// Threads of a block, and the items that it chooses from: each thread holds kOwnItems of them in registers.
+inline constexpr int kSelectThreads = 512, kOwnItems = 16;
+inline constexpr int64_t kSegmentItems = int64_t{kSelectThreads} * kOwnItems;
+
+// What is chosen from, in each row.
+struct ScoreColumns {
+  const float* scores;
+  int64_t score_stride;    // from one row to the next
+  const int64_t* indices;  // null: column i is document first + i
+  int64_t index_stride;
+  int64_t first;
+};
+struct FoundBefore {  // [rows, count] each
+  const float* scores;
+  const int64_t* indices;
+  int64_t count;
+};
+struct Keys {  // `width` neighbouring keys of a row in each of several lists
+  const int64_t* data;
+  int64_t width;
+  int64_t list_stride;
+  // Where lists are those of processes: int64 that compare as the keys do, with indices that begin at 0 in
+  // each list. counts[list * list_stride]: how many documents its process has. Else null.
+  const int64_t* counts;
+  int64_t lists;
+};
+inline constexpr int64_t kMostLists = 1024;
+
+struct BestOutput {
+  float* scores;  // [rows, k], best first
+  int64_t* indices;
+};
+
+struct Selection {
+  int64_t rows, items;  // items of a row, without those found before
+  int64_t k;            // 1 to kMostBest, and no more than there are documents
+  bool largest;
+};
+
+// Writes the k best of each of the equal segments of a row, in any order: int64 [rows, segments, k], filled
+// up with keys of no document.
+cudaError_t launch_select_in_segments(const Selection& call, const ScoreColumns& from, int64_t room,
+                                      int64_t* keys, cudaStream_t stream);
+cudaError_t launch_select_in_segments(const Selection& call, const Keys& from, int64_t room, int64_t* keys,
+                                      cudaStream_t stream);
+int64_t segments_of(int64_t items);
+
+// Writes the k best of at most kSegmentItems items in all.
+cudaError_t launch_select_best(const Selection& call, const ScoreColumns& from, const FoundBefore& found,
+                               const BestOutput& best, cudaStream_t stream);
+cudaError_t launch_select_best(const Selection& call, const Keys& from, const FoundBefore& found,
+                               const BestOutput& best, cudaStream_t stream);
+
+// Numbers behind a process's keys.
+struct Notes {
+  static constexpr int kMost = 16;
+  int64_t values[kMost];
+  int count;
+};
+
+// What a process tells the others, int64 [size]: [rows, width] keys as they are exchanged, those of `found`
+// and of no document behind them; zeros; and the notes at the end.
+struct PackArgs {
+  FoundBefore found;
+  int64_t rows, width, size;
+  bool largest;
+  Notes notes;
+  int64_t* packed;
+};
+cudaError_t launch_pack_found(const PackArgs& args, cudaStream_t stream);
+
+// sum += factor * (the sum of each byte times its place modulo 8191, from 1 on), modulo 2^64.
+cudaError_t launch_add_checksum(const void* bytes, int64_t count, uint64_t factor, int64_t* sum,
+                                cudaStream_t stream);
+
+}  // namespace late_interaction

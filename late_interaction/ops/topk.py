@@ -1,0 +1,164 @@
+"""The operators that choose the best documents of a search, and those for what its processes exchange.
+
+``select_best(scores, indices, first, found_scores, found_indices, k, largest) -> (scores, indices)``
+    The best of each row of float32 ``scores`` ``[rows, columns]``, whose documents are ``indices``, or those
+    from ``first`` on where that is None, and of ``found_scores`` and ``found_indices`` ``[rows, found]``,
+    where they are given. Sorted; of equal scores the lower index comes first, and NaN counts as the largest.
+``pack_found(scores, indices, width, size, notes, largest) -> packed``
+    What a process found, int64 ``[size]``: of each row the keys of its documents, and of none up to
+    ``width``; zeros; and at the end the notes.
+``add_checksum_(packed, place, x, factor)``
+    Adds ``factor`` times the sum of all bytes of ``x``, each times its place from 1 to 8191 and from 1 again,
+    to ``packed[place]``.
+``merge_found(packed, rows, width, notes, k, largest) -> (scores, indices, notes)``
+    The best of each row of what all processes packed, ``[processes, size]``, and their notes. A process's
+    first note is how many documents it has: indices are those among the documents of all processes. Behind
+    the last document anything may stand.
+
+A key is an int64 of a float32 score and an index: the better document has the larger one. Here are the CPU's
+kernels. On CUDA ``k`` is at most :data:`MOST_BEST`; the functions here serve more.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import register_helper
+
+# An index is part of a key of 64 bits.
+MOST_DOCUMENTS = 1 << 32
+# The kernels on CUDA choose at most so many, from so many processes (csrc/cuda/topk/kernels.h).
+MOST_BEST = 1024
+MOST_PROCESSES = 1024
+
+_LOW = MOST_DOCUMENTS - 1
+_NO_DOCUMENT = -(1 << 63)
+_WEIGHTS = 8191
+_Found = tuple[Tensor, Tensor]
+
+
+# ---- keys ----
+
+
+def keys_of(scores: Tensor, indices: Tensor, largest: bool) -> Tensor:
+    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)  # one NaN, one zero
+    rising = _by_magnitude(bits).to(torch.int64)
+    return ((rising if largest else ~rising) << 32) | (_LOW - indices)
+
+
+def found_in(keys: Tensor, largest: bool) -> _Found:
+    """The scores and indices of keys."""
+    upper = (keys >> 32).to(torch.int32)
+    scores = _by_magnitude(upper if largest else ~upper).view(torch.float32)
+    return scores, _LOW - (keys & _LOW)
+
+
+def _by_magnitude(bits: Tensor) -> Tensor:
+    """The bits of a float32 as an integer that compares as the float does; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+# ---- the CPU's kernels, which serve any device ----
+
+
+def select_best(
+    scores: Tensor, indices: Tensor | None, first: int, found_scores: Tensor | None,
+    found_indices: Tensor | None, k: int, largest: bool,
+) -> _Found:  # fmt: skip
+    if k < 1:
+        raise RuntimeError(f"late_interaction: k must be at least 1, got {k}")
+    if indices is None:
+        stop = first + scores.shape[1]
+        indices = torch.arange(first, stop, device=scores.device).expand(scores.shape)
+    keys = keys_of(scores, indices, largest)
+    if found_scores is not None and found_indices is not None:
+        keys = torch.cat((keys_of(found_scores, found_indices, largest), keys), dim=1)
+    return found_in(keys.topk(min(k, keys.shape[1]), dim=1).values, largest)
+
+
+def pack_found(
+    scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
+) -> Tensor:
+    rows, found = scores.shape
+    if width < found:
+        raise RuntimeError(f"late_interaction: width must be at least {found}, got {width}")
+    if size < rows * width + len(notes):
+        raise RuntimeError(f"late_interaction: size must be at least that of keys and notes, got {size}")
+    packed = torch.zeros(size, dtype=torch.int64, device=scores.device)
+    keys = packed[: rows * width].view(rows, width)
+    keys[:, :found] = keys_of(scores, indices, largest)
+    keys[:, found:] = _NO_DOCUMENT
+    packed[size - len(notes) :] = torch.tensor(notes, dtype=torch.int64, device=scores.device)
+    return packed
+
+
+def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
+    if not 0 <= place < len(packed):
+        raise RuntimeError(f"late_interaction: place must lie in packed, got {place}")
+    if x.numel():
+        data = x.contiguous().flatten().view(torch.uint8)
+        weights = torch.arange(data.numel(), device=data.device) % _WEIGHTS + 1
+        packed[place] += (data * weights).sum() * factor
+
+
+def merge_found(
+    packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    processes, size = packed.shape
+    if notes < 1 or size < rows * width + notes:
+        raise RuntimeError(
+            f"late_interaction: packed must hold {width} keys of each of {rows} rows, and {notes} notes"
+        )
+    if not 0 <= k <= processes * width:
+        raise RuntimeError(f"late_interaction: k must be at most {processes * width}, got {k}")
+    of_all = packed[:, size - notes :].contiguous()
+    first = (of_all[:, 0].cumsum(0) - of_all[:, 0]).view(-1, 1, 1)
+    keys = packed[:, : rows * width].view(processes, rows, width)
+    keys = torch.where(keys == _NO_DOCUMENT, keys, keys - first)  # which hold the complement of the index
+    every = keys.transpose(0, 1).reshape(rows, processes * width)
+    return *found_in(every.topk(k, dim=1).values, largest), of_all
+
+
+# ---- shapes ----
+
+
+def _fake_select(
+    scores: Tensor, indices: Tensor | None, first: int, found_scores: Tensor | None,
+    found_indices: Tensor | None, k: int, largest: bool,
+) -> _Found:  # fmt: skip
+    found = 0 if found_scores is None else found_scores.shape[1]
+    return _fake_best(scores, scores.shape[0], torch.sym_min(k, scores.shape[1] + found))
+
+
+def _fake_best(like: Tensor, rows: int, k: int) -> _Found:
+    shape = (rows, k)
+    return like.new_empty(shape, dtype=torch.float32), like.new_empty(shape, dtype=torch.int64)
+
+
+def _fake_pack(
+    scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
+) -> Tensor:
+    return indices.new_empty(size)
+
+
+def _fake_checksum(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
+    """Writes into packed and returns nothing."""
+
+
+def _fake_merge(
+    packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return *_fake_best(packed, rows, k), packed.new_empty(packed.shape[0], notes)
+
+
+def register() -> None:
+    for op, kernel, fake in (
+        (operators.select_best.default, select_best, _fake_select),
+        (operators.pack_found.default, pack_found, _fake_pack),
+        (operators.add_checksum_.default, add_checksum_, _fake_checksum),
+        (operators.merge_found.default, merge_found, _fake_merge),
+    ):
+        register_helper(op, fake)
+        library.impl(op, kernel, "CPU")

@@ -1,0 +1,219 @@
+"""The operators that choose the best documents, and those for what processes exchange of them."""
+
+import pytest
+import torch
+
+from late_interaction import ops
+from late_interaction.ops import topk
+from late_interaction.ops.topk import MOST_BEST
+
+OPS = ops.operators
+SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, -1e-45, 3e38, -3e38, 1.5]
+
+
+def drawn(kind, rows, columns, device):
+    generator = torch.Generator().manual_seed(columns)
+    x = torch.randn(rows, columns, generator=generator)
+    if kind == "ties":
+        x = x.round()
+    elif kind == "equal":
+        x = torch.full_like(x, -2.5)
+    elif kind == "special":
+        x = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), x.shape, generator=generator)]
+    elif kind == "rising":
+        x = torch.arange(rows * columns).view(rows, columns) - columns / 2
+    return x.to(device)
+
+
+def wanted(scores, indices, k, largest):
+    """By a stable sort of the columns in the order of their indices."""
+    scores, indices = scores.cpu(), indices.cpu()
+    by_index = indices.argsort(dim=1)
+    scores, indices = scores.gather(1, by_index), indices.gather(1, by_index)
+    order = scores.double().sort(dim=1, descending=largest, stable=True).indices[:, :k]
+    return scores.gather(1, order), indices.gather(1, order)
+
+
+def same(found, expected):
+    torch.testing.assert_close(found[0].cpu(), expected[0], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found[1].cpu(), expected[1])
+    assert found[0].dtype == torch.float32 and found[1].dtype == torch.int64
+
+
+def places(scores, first):
+    rows, columns = scores.shape
+    return torch.arange(first, first + columns, device=scores.device).expand(rows, columns)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "special", "rising"])
+@pytest.mark.parametrize(
+    "rows, columns, k",
+    [
+        (3, 1, 1), (2, 7, 100), (1, 512, 512), (5, 513, 100), (2, 1025, 1), (3, 1500, 513), (2, 5000, 1024),
+        (4, 8191, 100), (2, 8192, 7), (3, 8193, 100), (1, 16385, 1024), (2, 20_000, 33), (1, 150_000, 100),
+        (1, 150_000, 1000), (0, 10, 3), (2, 0, 3),
+    ],
+)  # fmt: skip
+def test_the_best(rows, columns, k, kind, largest, device):
+    scores, first = drawn(kind, rows, columns, device), 2**32 - columns
+    found = OPS.select_best(scores, None, first, None, None, k, largest)
+    same(found, wanted(scores, places(scores, first), k, largest))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("kind", ["normal", "ties", "special"])
+@pytest.mark.parametrize(
+    "columns, before, k", [(40, 9, 12), (8000, 192, 200), (8192, 100, 100), (50_000, 1024, 1024), (0, 5, 3)]
+)
+def test_the_best_of_these_and_of_those_before(columns, before, k, kind, largest, device):
+    """Documents in any order, of rows that do not lie side by side."""
+    rows, every = 3, columns + before
+    scores = drawn(kind, rows, every + 5, device)
+    indices = torch.stack(
+        [torch.randperm(every + 5, generator=torch.Generator().manual_seed(i)) for i in range(rows)]
+    )
+    indices = indices.to(device) * 3
+    found = [x[:, columns:every].contiguous() for x in (scores, indices)]
+    best = OPS.select_best(scores[:, :columns], indices[:, :columns], 5, *found, k, largest)
+    same(best, wanted(scores[:, :every], indices[:, :every], k, largest))
+
+
+def test_the_same_bits_on_every_run(device):
+    scores = drawn("ties", 4, 30_000, device)
+    first = OPS.select_best(scores, None, 0, None, None, 500, True)
+    for _ in range(5):
+        assert all(map(torch.equal, first, OPS.select_best(scores, None, 0, None, None, 500, True)))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("kind", ["normal", "ties", "special"])
+@pytest.mark.parametrize("room", [0, 5])
+@pytest.mark.parametrize(
+    "counts, k", [((5,), 3), ((3, 0, 7), 4), ((0, 0), 4), ((9000, 100, 4000), 1000), ((1,) * 12, 100)]
+)
+def test_what_processes_packed_is_merged(counts, k, room, kind, largest, device):
+    """room: more keys than there are documents."""
+    scores = drawn(kind, 3, sum(counts), device)
+    indices, width, packed, first = places(scores, 0), max(min(k, n) for n in counts) + room, [], 0
+    size = 3 * width + 2 + room
+    for rank, count in enumerate(counts):
+        own = slice(first, first + count)
+        n = min(k, count)
+        best = [
+            x.to(device).contiguous() for x in wanted(scores[:, own], indices[:, own] - first, n, largest)
+        ]
+        packed.append(OPS.pack_found(*best, width, size, [count, rank], largest))
+        assert packed[-1].shape == (size,) and packed[-1][-2:].tolist() == [count, rank]
+        assert not packed[-1][3 * width : size - 2].any()
+        first += count
+    more = min(width * len(counts), MOST_BEST, k + room)
+    *best, notes = OPS.merge_found(torch.stack(packed), 3, width, 2, more, largest)
+    assert best[0].shape == best[1].shape == (3, more)
+    k = min(k, sum(counts))
+    same([x[:, :k] for x in best], wanted(scores, indices, k, largest))
+    assert notes.tolist() == [[count, rank] for rank, count in enumerate(counts)]
+
+
+def test_the_last_index_of_all(device):
+    scores = torch.tensor([[2.0, 1.0]], device=device)
+    packed = [
+        OPS.pack_found(scores, places(scores, first).contiguous(), 2, 5, [count], True)
+        for first, count in ((0, 1 << 31), ((1 << 31) - 2, 1 << 31))
+    ]
+    _, indices, _ = OPS.merge_found(torch.stack(packed), 1, 2, 1, 4, True)
+    assert indices.tolist() == [[0, 2**32 - 2, 1, 2**32 - 1]]
+
+
+def test_keys_are_the_same_on_every_device(device):
+    scores = torch.tensor([SPECIAL + [2.0**i for i in range(-20, 20)]], device=device)
+    indices = places(scores, 0) * 2**26
+    for largest in (True, False):
+        keys = OPS.pack_found(scores, indices.contiguous(), scores.shape[1], scores.shape[1], [], largest)
+        assert torch.equal(keys.cpu(), topk.keys_of(scores.cpu(), indices.cpu(), largest)[0])
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 8191, 8192, 100_003])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_the_checksum(count, offset, device):
+    data = torch.randint(
+        256, (offset + count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count)
+    )
+    total = int((data[offset:].long() * (torch.arange(count) % 8191 + 1)).sum())
+    found = torch.tensor([0, 5], device=device)
+    OPS.add_checksum_(found, 1, data.to(device)[offset:], -3)
+    assert found.tolist() == [0, 5 - 3 * total]
+    OPS.add_checksum_(found, 1, data.to(device)[offset:], 1 << 62)
+    assert (found[1].item() - (5 - 3 * total + (total << 62))) % (1 << 64) == 0
+
+
+def test_the_checksum_of_other_dtypes(device):
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).to(device)
+    for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool):
+        one, other = torch.zeros(2, 1, dtype=torch.int64, device=device)
+        OPS.add_checksum_(one, 0, x.to(dtype), 1)
+        OPS.add_checksum_(other, 0, x.to(dtype).view(torch.uint8), 1)
+        assert torch.equal(one, other) and one.item() > 0
+    OPS.add_checksum_(one, 0, x[:0], 1)
+    assert torch.equal(one, other)
+
+
+def test_opcheck(device):
+    scores, indices = drawn("normal", 2, 9, device), places(drawn("normal", 2, 9, device), 3)
+    found = scores[:, :4].contiguous(), indices[:, :4].contiguous()
+    for args in (
+        (scores, None, 3, None, None, 4, True),
+        (scores, indices.contiguous(), 0, *found, 100, False),
+    ):
+        torch.library.opcheck(OPS.select_best.default, args)
+    args = (*found, 5, 13, [9, 1], True)
+    torch.library.opcheck(OPS.pack_found.default, args)
+    packed = OPS.pack_found(*args).expand(3, -1).contiguous()
+    torch.library.opcheck(OPS.merge_found.default, (packed, 2, 5, 2, 7, True))
+    torch.library.opcheck(
+        OPS.add_checksum_.default, (torch.zeros(3, dtype=torch.int64, device=device), 2, scores, 31)
+    )
+    with pytest.raises(RuntimeError, match="no gradients"):
+        OPS.select_best(scores.requires_grad_(), None, 0, None, None, 3, True)
+
+
+def test_bad_input(device):
+    scores, indices = drawn("normal", 2, 9, device), places(drawn("normal", 2, 9, device), 3).contiguous()
+    packed = torch.zeros(3, 2 * 5 + 2, dtype=torch.int64, device=device)
+    for op, args, words in (
+        (OPS.select_best, (scores, None, 0, None, None, 0, True), "k must be at least 1"),
+        (OPS.pack_found, (scores, indices, 8, 100, [1], True), "width must be at least 9"),
+        (OPS.pack_found, (scores, indices, 9, 18, [1], True), "size must be at least"),
+        (OPS.merge_found, (packed, 3, 5, 2, 1, True), "must hold 5 keys of each of 3 rows"),
+        (OPS.merge_found, (packed, 2, 5, 0, 1, True), "must hold 5 keys of each of 2 rows, and 0 notes"),
+        (OPS.merge_found, (packed, 2, 5, 2, 16, True), "k must be at most 15"),
+        (OPS.add_checksum_, (packed[0], 12, scores, 1), "place must lie in packed"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            op(*args)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bad_input_of_the_kernels():
+    scores = drawn("normal", 2, 2000, "cuda")
+    indices = places(scores, 3).contiguous()
+    for op, args, words in (
+        (OPS.select_best, (scores, None, 0, None, None, MOST_BEST + 1, True), "k must be at most 1024"),
+        (OPS.select_best, (scores.double(), None, 0, None, None, 3, True), "scores must be float32"),
+        (OPS.select_best, (scores.t(), None, 0, None, None, 3, True), "contiguous rows"),
+        (OPS.select_best, (scores, indices.int(), 0, None, None, 3, True), "indices must be int64"),
+        (OPS.select_best, (scores, indices[:, 1:], 0, None, None, 3, True), "shaped as scores"),
+        (OPS.select_best, (scores, None, 0, scores[:, :5].contiguous(), None, 3, True), "come together"),
+        (OPS.select_best, (scores, None, 0, scores[:, :5], indices[:, :5], 3, True), "must be contiguous"),
+        (OPS.select_best, (scores, None, 0, scores, indices, 3, True), "at most 1024 scores"),
+        (OPS.select_best, (scores, None, 0, scores[:1], indices[:1], 3, True), "the rows and the device"),
+        (OPS.pack_found, (scores.half(), indices, 2000, 5000, [1], True), "found scores and indices"),
+        (OPS.pack_found, (scores, indices, 2000, 5000, [1] * 17, True), "at most 16 notes"),
+        (OPS.merge_found, (indices.float(), 1, 5, 1, 1, True), "packed must be a contiguous int64"),
+        (OPS.merge_found, (indices[:0], 1, 5, 1, 0, True), "1 to 1024 processes"),
+        (OPS.add_checksum_, (indices, 0, scores, 1), "packed must be a contiguous int64"),
+        (OPS.add_checksum_, (indices[0], 0, scores.t(), 1), "x must be contiguous"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            op(*args)
