@@ -521,6 +521,21 @@ def run_one_token(name, Nq, Nd, d):
                 raise SystemExit(f"{name}: a result is not finite")
 
 
+def run_product_rows(name, rows, columns, d, inverse):
+    """Softmax weights from the product itself; a large inverse temperature makes it run twice."""
+    Q, D = (torch.nn.functional.normalize(torch.randn(n, d, device="cuda"), dim=1) for n in (rows, columns))
+    Q, D = Q.bfloat16(), D.bfloat16()
+    labels = torch.arange(rows, device="cuda").remainder(columns).masked_fill(Q[:, 0] > 0.1, -100)
+    factor = (labels >= 0).float()
+    weights = torch.empty(rows, -(-columns // 8) * 8, dtype=BF16, device="cuda")[:, :columns]
+    scaled, T = torch.empty_like(Q), torch.tensor(inverse, device="cuda")
+    sums = ops.softmax_product_rows_(Q, D, T, labels, 0, factor, weights, scaled)
+    ops.scale_rows_(Q, sums[5], scaled)
+    results = sums[:4, labels >= 0], sums[5], weights, scaled
+    if not all(bool(x.isfinite().all()) for x in results):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
 # Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
 LARGE = {
     "large batch, tiles of query rows, queries in parts": (1000, 64, 32, 20, 128),
@@ -644,6 +659,9 @@ if __name__ == "__main__":
         (run_one_token, "softmax, one token a side", (70, 70, 24)),
         (run_one_token, "softmax, odd columns", (33, 131, 8)),
         (run_one_token, "softmax, rows longer than shared memory", (5, 40003, 8)),
+        (run_product_rows, "softmax of a product, rows in registers", (300, 777, 256, 20.0)),
+        (run_product_rows, "softmax of a product, in two passes", (130, 1031, 512, 900.0)),
+        (run_product_rows, "softmax of a product, long embeddings", (300, 260, 520, 20.0)),
         (run_weighted, "weights, documents on the M side", (2, 5, 32, 150, 128, BF16)),
         (run_weighted, "weights, query rows on the M side", (9, 3, 33, 300, 128, BF16)),
         (run_weighted, "weights, documents split", (1, 2, 32, 3001, 128, BF16)),
