@@ -523,6 +523,7 @@ def run_one_token(name, Nq, Nd, d):
 
 def run_product_rows(name, rows, columns, d, inverse):
     """Softmax weights from the product itself; a large inverse temperature makes it run twice."""
+    ops = torch.ops.late_interaction
     Q, D = (torch.nn.functional.normalize(torch.randn(n, d, device="cuda"), dim=1) for n in (rows, columns))
     Q, D = Q.bfloat16(), D.bfloat16()
     labels = torch.arange(rows, device="cuda").remainder(columns).masked_fill(Q[:, 0] > 0.1, -100)
