@@ -54,7 +54,8 @@ def _best(
     if found is not None and found[0].shape[1]:
         found_scores, found_indices = found[0].contiguous(), found[1].contiguous()
         count += found[0].shape[1]
-    if not has_kernels(scores, min(k, count)):
+    k = min(k, max(count, 1))  # an operator takes no number beyond int64
+    if not has_kernels(scores, k):
         return topk.select_best(scores, indices, first, found_scores, found_indices, k, largest)
     if scores.is_cuda:
         scores = scores if scores.stride(1) == 1 else scores.contiguous()

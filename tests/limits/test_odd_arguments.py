@@ -142,6 +142,8 @@ def test_numbers_beyond_int64_are_more_than_there_are():
     assert torch.equal(li.recall_loss(Q, D, k=2**70, temperature=1.0), torch.tensor(0.0))
     found = mining.hard_negatives(Q, D, [[0], [1]], num_negatives=1, range_max=2**70)
     assert found.indices.tolist() == [[1], [0]]
+    for search in (li.retrieve, topk.maxsim_topk):
+        assert torch.equal(search(Q, D, 2**70)[1], search(Q, D, len(D))[1])
 
 
 def test_a_seed_of_numpy():
