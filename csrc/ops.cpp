@@ -361,8 +361,9 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def(
       "select_best(Tensor scores, Tensor? indices, int first, Tensor? found_scores, Tensor? found_indices, "
       "int k, bool largest) -> (Tensor scores, Tensor indices)");
-  // What a process of a search tells the others, int64 [size]: of each row `width` keys, which compare as
-  // documents do, those of what it found and then of no document; zeros; and at the end the notes.
+  // The payload of a search's process, int64 [size]: for each row `width` keys, which compare as documents
+  // do: first those of the documents that it found, then keys of no document; then zeros; at the end the
+  // notes.
   m.def(
       "pack_found(Tensor scores, Tensor indices, int width, int size, int[] notes, bool largest) -> Tensor");
   // packed[place] += factor * (the sum of each byte of x times its place, 1 to 8191 and from 1 again), modulo

@@ -5,8 +5,8 @@
     from ``first`` on where that is None, and of ``found_scores`` and ``found_indices`` ``[rows, found]``,
     where they are given. Sorted; of equal scores the lower index comes first, and NaN counts as the largest.
 ``pack_found(scores, indices, width, size, notes, largest) -> packed``
-    What a process found, int64 ``[size]``: of each row the keys of its documents, and of none up to
-    ``width``; zeros; and at the end the notes.
+    A process's payload, int64 ``[size]``: for each row the keys of the documents that it found, then keys of
+    no document up to ``width``; then zeros; at the end the notes.
 ``add_checksum_(packed, place, x, factor)``
     Adds ``factor`` times the sum of all bytes of ``x``, each times its place from 1 to 8191 and from 1 again,
     to ``packed[place]``.

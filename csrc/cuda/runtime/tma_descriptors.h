@@ -28,7 +28,7 @@ CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d,
 CUtensorMap make_box_map(const void* data, Compute compute, int64_t d, const std::array<TmaAxis, 3>& axes,
                          const uint32_t (&box_sizes)[3]);
 
-// The same for rows [rows, d] that lie `stride` elements apart.
+// As make_token_map, for rows [rows, d] that lie `stride` elements apart.
 CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_t d, int64_t stride,
                          int box_rows);
 

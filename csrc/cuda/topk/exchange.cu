@@ -1,5 +1,5 @@
-// What a process of a search tells the others: the keys of the best of its own documents, and a checksum of
-// its queries.
+// Kernels that make the payload of a search's process: the keys of the best of its own documents, and a
+// checksum of its queries.
 #include <algorithm>
 
 #include "../../common/arithmetic.h"

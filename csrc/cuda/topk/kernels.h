@@ -14,7 +14,7 @@ inline constexpr int64_t kMostBest = 1024;
 inline constexpr int kSelectThreads = 512, kOwnItems = 16;
 inline constexpr int64_t kSegmentItems = int64_t{kSelectThreads} * kOwnItems;
 
-// What is chosen from, in each row.
+// The documents that a row is chosen from: scores, those found before, or keys.
 struct ScoreColumns {
   const float* scores;
   int64_t score_stride;    // from one row to the next
@@ -70,8 +70,8 @@ struct Notes {
   int count;
 };
 
-// What a process tells the others, int64 [size]: [rows, width] keys as they are exchanged, those of `found`
-// and of no document behind them; zeros; and the notes at the end.
+// A process's payload, int64 [size]: [rows, width] keys, those of `found` and behind them keys of no
+// document; then zeros; at the end the notes.
 struct PackArgs {
   FoundBefore found;
   int64_t rows, width, size;

@@ -7,7 +7,7 @@ import late_interaction as li
 from tests import ref
 from tests.maxsim.backward.test_short_docs import batch, gradients, plan, reference
 
-BF16, FP16 = torch.bfloat16, torch.float16
+BF16 = torch.bfloat16
 
 # (Nq, N, Lq, Ld, d) that the planner gives to this kernel on 132 multiprocessors: numbers of documents that
 # fill no stage, rows that fill no block, odd numbers of groups, long documents, slices that reach past d.

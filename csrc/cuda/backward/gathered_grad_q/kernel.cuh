@@ -11,8 +11,7 @@
 //
 // Who owns what
 //   block     some groups of query rows, and a slice of dims: documents pass through shared memory once for
-//   all
-//             of these rows
+//             all of these rows
 //   warp      of 12, its share of the groups
 //   producer  a warp that starts TMA's copies of documents, and three that copy winners and gradients
 //             (cp.async)

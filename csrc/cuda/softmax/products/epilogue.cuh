@@ -10,7 +10,7 @@ namespace late_interaction {
 
 inline constexpr int kProductColumns = 128;  // of a work tile
 
-// What a lane keeps of one of its rows, while the row's work tiles pass.
+// A lane keeps these of each of its rows, while the row's work tiles pass.
 struct ProductRow {
   float base, sum, moment, maximum;
   int32_t label;  // its column, or below 0
