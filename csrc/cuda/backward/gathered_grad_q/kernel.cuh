@@ -42,8 +42,7 @@ class GatheredConsumer {
     for (int32_t doc = 0; doc < N; doc += kGatheredDocs) {
       ptx::mbarrier_wait_parity(ring.full(at.stage), at.parity);
       add_stage(at.stage, sums);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ring.empty(at.stage));
+      ptx::mbarrier_arrive(ring.empty(at.stage));
       at.advance(p.stages);
     }
   }
@@ -122,7 +121,7 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < p.stages; ++s) {
       ptx::mbarrier_init(ring.full(s), 1 + kGatheredLookUpThreads);
-      ptx::mbarrier_init(ring.empty(s), kGatheredWarps);
+      ptx::mbarrier_init(ring.empty(s), 32 * kGatheredWarps);
     }
     ptx::fence_mbarrier_init();
   }
