@@ -30,6 +30,16 @@ std::string name_of(Backward method) {
 
 namespace {
 
+// Columns of the tiles that a document takes.
+std::string tile_columns(const Sizes& s, const ForwardPlan& plan) {
+  const std::string columns = std::to_string(plan.tokens);
+  const auto* sm90_q = std::get_if<Sm90QConfig>(&plan.config);
+  if (sm90_q != nullptr && sm90_q->two_widths) {
+    return columns + " + " + std::to_string(second_width(plan.tokens));
+  }
+  return std::to_string(ceil_div(s.Ld, plan.tokens)) + " x " + columns;
+}
+
 // Why this kernel. It says what the plan shows, so that the planner's rules stand in the planner alone.
 std::string why(const Sizes& s, const ForwardPlan& plan) {
   const int64_t rows = rows_per_document(s);
@@ -69,8 +79,7 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
           ? ""
           : "; embeddings of " + std::to_string(plan.k_chunks) + " x 128 bytes go by in chunks";
   return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; " +
-         std::to_string(ceil_div(s.Ld, plan.tokens)) + " x " + std::to_string(plan.tokens) +
-         " tokens cover " + std::to_string(s.Ld) + k_chunks;
+         tile_columns(s, plan) + " tokens cover " + std::to_string(s.Ld) + k_chunks;
 }
 
 std::string how_summed(const ForwardPlan& plan) {

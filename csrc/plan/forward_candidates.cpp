@@ -78,12 +78,15 @@ void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
 
 // The width, in document tokens, that fits Ld, of those allowed: a tile costs its columns, and some for
 // starting and ending it. `once`: and what a block waits for its first tile and folds its last one with
-// nothing beside that, in quarters of a column. The first of equals.
-template <class Allowed>
-int fit_width(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed) {
+// nothing beside that, in quarters of a column. spared(width): columns that a document's last tile has less.
+// The first of equals.
+template <class Allowed, class Spared>
+int fit_width(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed,
+              Spared spared) {
   const auto widths = compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
   const auto cost = [&](int width) {
-    return documents_a_block * ceil_div(s.Ld, width) * (width + 16) + width * once / 4;
+    const int64_t columns = ceil_div(s.Ld, width) * (width + 16) - spared(width);
+    return documents_a_block * columns + width * once / 4;
   };
   int best = 0;
   for (const int width : widths) {
@@ -200,10 +203,17 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   const auto masked = [&](int width) {
     return !compacted && (traits.masked || traits.packed || s.Ld < width);
   };
+  const auto two_widths = [&](int width) {
+    const bool whole = !traits.packed && !compacted && num_splits == 1;
+    return whole && has_tails(element, masked(width), traits.scaled) && s.Ld > width &&
+           s.Ld <= width + second_width(width);
+  };
   const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
-  plan.tokens = fit_width(s, compute, documents_a_block, 5, [&](int width) {
+  const auto allowed = [&](int width) {
     return width <= widest_tile(masked(width), traits.scaled) && (tokens == 0 || width == tokens);
-  });
+  };
+  const auto spared = [&](int width) { return two_widths(width) ? width - second_width(width) : 0; };
+  plan.tokens = fit_width(s, compute, documents_a_block, 5, allowed, spared);
   if (plan.tokens == 0) return std::nullopt;
   if (!may_split(s, plan.tokens, num_splits, traits.packed || compacted)) return std::nullopt;
   plan.num_splits = num_splits;
@@ -213,7 +223,8 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
       .masked = masked(plan.tokens),
       .scaled = traits.scaled,
       .trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1),
-      .compacted = compacted};
+      .compacted = compacted,
+      .two_widths = spared(plan.tokens) > 0};
   plan.config = config;
   const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
   const int64_t stage = int64_t{plan.k_chunks} * plan.tokens * kKChunkBytes + (config.masked ? 32 : 0) +
@@ -279,9 +290,10 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
   plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kKChunkBytes));
   plan.rows = exact ? 128 : 256;
   plan.partial_rows = exact ? 16 : 32;
-  plan.tokens = fit_width(s, compute, 1, 0, [&](int width) {
+  const auto allowed = [&](int width) {
     return width <= kWidestSplitTile && (tokens == 0 || width == tokens);
-  });
+  };
+  plan.tokens = fit_width(s, compute, 1, 0, allowed, [](int) { return 0; });
   if (plan.tokens == 0) return std::nullopt;
   Sm90QLongDConfig config{.masked = traits.masked || s.Ld < plan.tokens, .scaled = traits.scaled};
   constexpr int64_t kUnitsAndBarriers = 512;

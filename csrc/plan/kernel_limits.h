@@ -57,6 +57,12 @@ constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
 // Tokens of a tail: about two thirds of a tile.
 constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
 
+// Documents of one length that take two tiles may have a second one that is narrower. Its width; as wide as
+// the first where there is none.
+constexpr int second_width(int columns) {
+  return columns == 128 ? 104 : columns == 104 ? 80 : columns;
+}
+
 // ---- forward/sm90_q_short ----
 
 // A tile of tokens: `docs` documents of up to `span` tokens.

@@ -49,10 +49,11 @@ inline constexpr int kForwardKernels = 11, kComputes = 8;
 
 // What each kernel is told beside the plan's common numbers.
 struct Sm90QConfig {
-  bool masked = false;     // columns of a tile may be masked one by one
-  bool scaled = false;     // each column of a tile has a scale
-  bool trimmed = false;    // a kernel before finds the first and the last kept token of each document
-  bool compacted = false;  // a kernel before copies each document's kept tokens, so that no column is masked
+  bool masked = false;      // columns of a tile may be masked one by one
+  bool scaled = false;      // each column of a tile has a scale
+  bool trimmed = false;     // a kernel before finds the first and the last kept token of each document
+  bool compacted = false;   // a kernel before copies each document's kept tokens, so that no column is masked
+  bool two_widths = false;  // each document has two tiles, of which the second is second_width() wide
 };
 struct Sm90QShortConfig {
   int span = 0;         // tokens of a document in a tile, which has plan.tokens / span documents

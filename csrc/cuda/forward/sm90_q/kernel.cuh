@@ -87,8 +87,10 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a scale of their own: its token's inverse norm, or its
 // quantization scale. kDocRanges: documents have ranges, and all columns count alike.
+// kTail: columns of a document's last tile, where the tokens that remain fit it; kColumns: no tile is
+// narrower.
 template <class Type_, class Element_, int kColumns_, int kKChunks_, bool kWinners_, bool kMasked_,
-          bool kScaled_, bool kDocRanges_>
+          bool kScaled_, bool kDocRanges_, int kTail_>
 struct Sm90QTile {
   using Type = Type_;
   using Element = Element_;
@@ -101,8 +103,9 @@ struct Sm90QTile {
   static constexpr bool kDocRanges = kDocRanges_;
   // All documents are as long as the longest, and read where they lie.
   static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
-  // Columns of the last tile of a document range, where what remains fits them.
-  static constexpr int kTail = kDocRanges ? tail_width(kColumns) : kColumns;
+  static constexpr int kTail = kTail_;
+  // Each document has two tiles, the second one narrower.
+  static constexpr bool kTwoWidths = kWhole && kTail < kColumns;
   static constexpr Sm90QPolicy kPolicy = sm90_q_policy(
       kColumns, kKChunks, kQuantized, std::is_same_v<Accumulator, float>, kWinners, kMasked, kScaled);
   using Best = std::conditional_t<kPolicy.three_at_once, RowMaximum<Similarity<Accumulator, kScaled>>,
@@ -196,7 +199,7 @@ __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t
 // The width of the tile at token t: a tail's, where the tokens that remain fit one.
 template <class Tile>
 __device__ __forceinline__ Width tile_width(int32_t length, int32_t t) {
-  return Tile::kDocRanges && length - t <= Tile::kTail ? Width::tail : Width::full;
+  return Tile::kTail < Tile::kColumns && length - t <= Tile::kTail ? Width::tail : Width::full;
 }
 
 template <class Tile>
@@ -488,7 +491,7 @@ struct Sm90QConsumer {
                    d = ptx::smem_desc_low(at.stage(place.stage));
     // The first wgmma overwrites them. But where tiles of two widths meet, ptxas does not know that what they
     // held is dead, and would keep it.
-    if constexpr (Tile::kDocRanges) {
+    if constexpr (Tile::kDocRanges || Tile::kTwoWidths) {
 #pragma unroll
       for (Accumulator& x : c) x = 0;
     }
@@ -540,6 +543,17 @@ struct Sm90QConsumer {
     return StageTile::unpacked(__shfl_sync(kFullWarp, word, 0));
   }
 
+  // What the current tile is, of kWidth columns.
+  template <int kWidth>
+  __device__ __forceinline__ StageTile tile_at_hand() const {
+    if constexpr (Tile::kDocRanges) return read_stage_tile();
+    if constexpr (Tile::kTwoWidths) {
+      if (kWidth == Tile::kColumns) return {0, Width::full, Width::tail, false};
+      return {p.Ld - Tile::kTail, Width::tail, Width::none, true};
+    }
+    return tile_at<Tile>(length(), t);
+  }
+
   // Takes a tile of kWidth columns, whose first block is in flight, and leaves the first block of the next
   // tile in flight, of kNext columns; 0: there is none in this body. `more`: tiles follow this body.
   template <int kWidth, int kNext>
@@ -547,7 +561,7 @@ struct Sm90QConsumer {
     multiply<kWidth>(c[1], 1);
     // Read before the waits, so that whether the range ends is known when the next tile begins. With scales
     // there is no register to keep that in.
-    const StageTile tile = Tile::kDocRanges ? read_stage_tile() : tile_at<Tile>(length(), t);
+    const StageTile tile = tile_at_hand<kWidth>();
     const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
       token_scales.enter(at.token_scales_of(place.stage));
@@ -585,10 +599,14 @@ struct Sm90QConsumer {
     next = tile.next;
   }
 
-  // A body of the loop: takes kTiles tiles, the last of them kLast columns wide. `more`: tiles follow.
+  // A body of the loop: takes kTiles tiles, the last of them kLast columns wide, and where documents have two
+  // tiles of two widths, so is every second one. `more`: tiles follow.
   template <int kTiles, int kLast = Tile::kColumns>
   __device__ __forceinline__ void take_tiles(bool more) {
-    constexpr auto kWidth = [](int i) { return i >= kTiles ? 0 : i == kTiles - 1 ? kLast : Tile::kColumns; };
+    constexpr auto kWidth = [](int i) {
+      if (i >= kTiles) return 0;
+      return i == kTiles - 1 || (Tile::kTwoWidths && i % 2 == 1) ? kLast : Tile::kColumns;
+    };
     Accumulator c[2][Tile::kColumns / 2];
     if constexpr (!Tile::kPolicy.reads_ahead && !Tile::kDocRanges) wait_for_stage();
     multiply<kWidth(0)>(c[0], 0);
@@ -635,10 +653,13 @@ struct Sm90QConsumer {
       for (int n = 0; n < Tile::kColumns / 8; ++n) token_scales.ahead[n] = token_scales.load(n);
     }
     if (Tile::kPolicy.staggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
-    for (; left >= Tile::kPolicy.unroll_tiles; left -= Tile::kPolicy.unroll_tiles) {
-      take_tiles<Tile::kPolicy.unroll_tiles>(left > Tile::kPolicy.unroll_tiles);
+    if constexpr (Tile::kTwoWidths) {
+      for (; left > 0; left -= 2) take_tiles<2, Tile::kTail>(left > 2);
+    } else {
+      constexpr int kBody = Tile::kPolicy.unroll_tiles;
+      for (; left >= kBody; left -= kBody) take_tiles<kBody>(left > kBody);
+      for (; left > 0; --left) take_tiles<1>(left > 1);
     }
-    for (; left > 0; --left) take_tiles<1>(left > 1);
   }
 
   __device__ __forceinline__ void run() {

@@ -12,18 +12,24 @@ cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
   if constexpr (kTokens > widest_tile(kMasked, kScaled)) {
     return cudaErrorInvalidValue;
   } else {
-    const auto launch_tile = [&]<bool kWinners, bool kDocRanges>() {
+    const auto launch_tile = [&]<bool kWinners, bool kDocRanges, int kTail>() {
       using Tile = Sm90QTile<typename Operand::Type, Element, kTokens, kKChunks, kWinners, kMasked, kScaled,
-                             kDocRanges>;
+                             kDocRanges, kTail>;
       static_assert(Sm90QShared<Tile>::kKept <= kRowsKept);
       return launch(maxsim_forward_sm90_q<Tile>, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true},
                     call.stream, call.args, maps);
     };
     const auto launch_ranges = [&]<bool kWinners>() {
       if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {
-        if (call.args.doc_ranges != nullptr) return launch_tile.template operator()<kWinners, true>();
+        if (call.args.doc_ranges != nullptr) {
+          return launch_tile.template operator()<kWinners, true, tail_width(kTokens)>();
+        }
+        constexpr int kSecond = second_width(kTokens);
+        if (kSecond < kTokens && call.plan.as<Sm90QConfig>().two_widths) {
+          return launch_tile.template operator()<kWinners, false, kSecond>();
+        }
       }
-      return launch_tile.template operator()<kWinners, false>();
+      return launch_tile.template operator()<kWinners, false, kTokens>();
     };
     if constexpr (kMayWantWinners<Element>) {
       if (call.args.winners != nullptr) return launch_ranges.template operator()<true>();
