@@ -56,19 +56,22 @@ struct EpilogueBuffer {
     ptx::mbarrier_arrive(full());
   }
 
-  // Takes the maxima of rows lane, lane + 32, ...
+  // Takes the maxima of rows lane, lane + 32, ... Of equal ones the lowest token wins; the sentinel, as
+  // unsigned, is the highest.
   __device__ __forceinline__ void take(Maximum (&best)[4], uint32_t parity) const {
     ptx::mbarrier_wait_parity(full(), parity);
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
       const uint32_t from = buffer + 512 * o + 16 * (threadIdx.x % 32);
       const float4 m = ptx::ld_shared_v4_f32(from);
-      float4 tokens{};
-      if constexpr (Tile::kWinners) tokens = ptx::ld_shared_v4_f32(from + kValueBytes);
-      best[o] = {m.x, __float_as_int(tokens.x)};
-      keep_better<Tile::kWinners>(best[o].value, best[o].token, m.y, __float_as_int(tokens.y));
-      keep_better<Tile::kWinners>(best[o].value, best[o].token, m.z, __float_as_int(tokens.z));
-      keep_better<Tile::kWinners>(best[o].value, best[o].token, m.w, __float_as_int(tokens.w));
+      const float value = max_keeping_nan(max_keeping_nan(m.x, m.y), max_keeping_nan(m.z, m.w));
+      best[o] = {value, kSentinel};
+      if constexpr (Tile::kWinners) {
+        const uint4 tokens = ptx::ld_shared_v4_b32(from + kValueBytes);
+        const auto where_best = [&](float mine, uint32_t token) { return mine == value ? token : ~0u; };
+        best[o].token = static_cast<int32_t>(min(min(where_best(m.x, tokens.x), where_best(m.y, tokens.y)),
+                                                 min(where_best(m.z, tokens.z), where_best(m.w, tokens.w))));
+      }
     }
   }
   __device__ __forceinline__ void taken() const { ptx::mbarrier_arrive(empty()); }
@@ -123,49 +126,135 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
   }
 }
 
-// Stores each query's sum over the rows of this warp, four queries at a time: a butterfly whose first two
-// exchanges also give each of the four to eight lanes.
+// What an epilogue warp keeps in shared memory, since its lanes have few registers: for as long as its block
+// stays on one row tile, the tile, and what of its rows is the same for all documents.
 template <class Tile>
-__device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
-                                                 const Maximum (&best)[Tile::kLaneRows]) {
+struct EpilogueRows {
+  static_assert(Tile::kLaneRows == 4);
+  float4 scale[32];  // of a lane's rows: as in LaneRows
+  int4 query[32];
+  longlong2 winner_at[Tile::kWinners ? 2 : 1]
+                     [32];  // place of a row's winner over document 0; -1: no such row
+  int64_t score_at[32];  // place of the score of query first_query + lane / 8 with document 0; -1: not stored
+  RowTile tile;
+  int32_t first_query, last_query, first_partial;
+  int32_t
+      blocks;  // of 32 rows that a query has in this warp, where all have the same query: 1, 2 or 4; else 0
+
+  __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& of, int consumer) {
+    const int lane = threadIdx.x % 32;
+    LaneRows<Tile> own;
+    own.take(p, of, consumer);
+    scale[lane] = {own.scale[0], own.scale[1], own.scale[2], own.scale[3]};
+    query[lane] = {own.query[0], own.query[1], own.query[2], own.query[3]};
+    if constexpr (Tile::kWinners) {
+      const auto at = [&](int o) -> int64_t {
+        const int64_t its = p.packed ? 0 : own.query[o];
+        return own.query[o] < 0 ? -1 : its * p.winners_stride * p.Lq + own.place[o];
+      };
+      winner_at[0][lane] = {at(0), at(1)};
+      winner_at[1][lane] = {at(2), at(3)};
+    }
+    const int32_t its = own.first_query + lane / 8;
+    const int64_t partial = int64_t{its} * p.partials + (its == own.first_query ? own.first_partial : 0);
+    score_at[lane] = lane % 8 == 0 && its <= own.last_query ? partial * p.scores_stride : -1;
+    __syncwarp();
+    if (lane == 0) {
+      tile = of;
+      first_query = own.first_query;
+      last_query = own.last_query;
+      first_partial = own.first_partial;
+      const bool full = !p.packed && of.count >= Tile::kWarpRows * (consumer + 1);
+      const bool whole_queries = p.Lq % 32 == 0 && Tile::kWarpRows % p.Lq == 0;
+      blocks = !full ? 0 : whole_queries ? p.Lq / 32 : p.Lq % Tile::kWarpRows == 0 ? 4 : 0;
+    }
+    __syncwarp();
+  }
+};
+
+// Applies the query mask and the scales to the maxima, and stores winners, by the rules of
+// apply_scale_store_argmax (../epilogue.cuh).
+template <class Tile>
+__device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, const EpilogueRows<Tile>& rows,
+                                                        int32_t j, Maximum (&best)[4]) {
   const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int32_t first = own.first_query; first <= own.last_query; first += 4) {
-    float sum[4] = {};
+  const float4 loaded = rows.scale[lane];
+  const float scale[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+  bool counts[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+  for (int o = 0; o < 4; ++o) {
+    const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
+    counts[o] = !none && scale[o] != kMaskedRow;
+    best[o].value = counts[o] ? best[o].value * scale[o] : 0.0f;
+  }
+  if constexpr (Tile::kWinners) {
+    const int64_t first = int64_t{j} * p.Lq;
+    const longlong2 low = rows.winner_at[0][lane], high = rows.winner_at[1][lane];
+    const int64_t at[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
-      for (int o = 0; o < Tile::kLaneRows; ++o) sum[i] += own.query[o] == first + i ? best[o].value : 0.0f;
-    }
-#pragma unroll
-    for (int half = 2; half > 0; half /= 2) {
-      const bool upper = lane & 8 * half;
-#pragma unroll
-      for (int i = 0; i < half; ++i) {
-        const float got = __shfl_xor_sync(kFullWarp, upper ? sum[i] : sum[i + half], 8 * half);
-        sum[i] = (upper ? sum[i + half] : sum[i]) + got;
-      }
-    }
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) sum[0] += __shfl_xor_sync(kFullWarp, sum[0], offset);
-    const int32_t query = first + lane / 8;
-    if (lane % 8 == 0 && query <= own.last_query) {
-      const bool begun =
-          query == own.first_query || p.packed;  // false: the query begins here, with partial 0
-      const int64_t partial = int64_t{query} * p.partials + (begun ? own.first_partial : 0);
-      static_cast<float*>(p.scores)[partial * p.scores_stride + j] = sum[0];
+    for (int o = 0; o < 4; ++o) {
+      if (at[o] >= 0)
+        store_winner(p.winners, p.wide_winners, at[o] + first, counts[o] ? best[o].token : kSentinel);
     }
   }
 }
 
-// What a lane of an epilogue warp keeps in shared memory, since it has few registers: the document that comes
-// next, and the lane's rows of the row tile.
+// Adds, of four queries, each sum over all lanes: a butterfly whose first two exchanges also give each of the
+// four to eight lanes.
+__device__ __forceinline__ float sum_of_four(float (&sum)[4]) {
+#pragma unroll
+  for (int half = 2; half > 0; half /= 2) {
+    const bool upper = threadIdx.x & 8 * half;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float got = __shfl_xor_sync(kFullWarp, upper ? sum[i] : sum[i + half], 8 * half);
+      sum[i] = (upper ? sum[i + half] : sum[i]) + got;
+    }
+  }
+#pragma unroll
+  for (int offset = 4; offset > 0; offset /= 2) sum[0] += __shfl_xor_sync(kFullWarp, sum[0], offset);
+  return sum[0];
+}
+
+// Stores each query's sum over the rows of this warp, four queries at a time. A query of whole blocks of 32
+// rows takes the sums of these as they are; the order of additions is the same.
 template <class Tile>
-struct EpilogueState {
-  int32_t documents, tile_index, j;  // documents: those left
-  RowTile tile;
-  LaneRows<Tile> own;
-};
+__device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueRows<Tile>& rows, int32_t j,
+                                           const Maximum (&best)[4]) {
+  const int lane = threadIdx.x % 32;
+  auto* scores = static_cast<float*>(p.scores);
+  if (const int blocks = rows.blocks; blocks != 0) {
+    const float low = best[0].value + best[1].value, high = best[2].value + best[3].value;
+    float sum[4] = {best[0].value, best[1].value, best[2].value, best[3].value};
+    if (blocks > 1) {
+      sum[0] = blocks == 2 ? low : low + best[2].value + best[3].value;
+      sum[1] = blocks == 2 ? high : 0.0f;
+      sum[2] = sum[3] = 0.0f;
+    }
+    const float total = sum_of_four(sum);
+    const int64_t at = rows.score_at[lane];
+    if (at >= 0) scores[at + j] = total;
+    return;
+  }
+  const int4 loaded = rows.query[lane];
+  const int32_t query[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll 1
+  for (int32_t first = rows.first_query; first <= rows.last_query; first += 4) {
+    float sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int o = 0; o < 4; ++o) sum[i] += query[o] == first + i ? best[o].value : 0.0f;
+    }
+    const float total = sum_of_four(sum);
+    const int32_t its = first + lane / 8;
+    if (lane % 8 == 0 && its <= rows.last_query) {
+      const bool begun = its == rows.first_query || p.packed;  // false: the query begins here, with partial 0
+      const int64_t partial = int64_t{its} * p.partials + (begun ? rows.first_partial : 0);
+      scores[partial * p.scores_stride + j] = total;
+    }
+  }
+}
 
 // The consumer that this epilogue warp serves: computed again at each use, for want of registers.
 template <class Tile>
@@ -176,20 +265,19 @@ __device__ __forceinline__ int followed_consumer() {
 // One warp: runs the epilogue of each document of its consumer.
 template <class Tile>
 __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Tile>& from,
-                                  EpilogueState<Tile>& state) {
+                                  EpilogueRows<Tile>& rows) {
   const WorkRange range = WorkRange::mine(p);
-  state.documents = static_cast<int32_t>(range.end - range.work_tile);
-  state.tile_index = static_cast<int32_t>(range.work_tile / p.N);
-  state.j = static_cast<int32_t>(range.work_tile % p.N);
+  auto documents = static_cast<int32_t>(range.end - range.work_tile);
+  auto tile_index = static_cast<int32_t>(range.work_tile / p.N);
+  auto j = static_cast<int32_t>(range.work_tile % p.N);
   bool entered = false;
-  for (uint32_t parity = 0; state.documents > 0; parity ^= 1) {
+  for (uint32_t parity = 0; documents > 0; parity ^= 1, --documents) {
     if (!entered) {
-      state.tile = row_tile(p, state.tile_index, Tile::kRows);
-      state.own.take(p, state.tile, followed_consumer<Tile>());
+      rows.take(p, row_tile(p, tile_index, Tile::kRows), followed_consumer<Tile>());
       entered = true;
     }
     Maximum best[Tile::kLaneRows];
-    const DocRange doc_range = doc_range_at<Tile>(p, state.tile, state.j);
+    const DocRange doc_range = doc_range_at<Tile>(p, rows.tile, j);
     from.take(best, parity);
 #pragma unroll
     for (int o = 0; o < Tile::kLaneRows; ++o) {
@@ -200,18 +288,17 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
                                                   : token + doc_range.argmax_base;
       }
     }
-    resolve_rows<Tile>(p, state.tile, followed_consumer<Tile>(), doc_range, from.buffer, best);
+    resolve_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range, from.buffer, best);
     from.taken();
     if (leaves_maxima<Tile>(p)) {
-      leave_maxima<Tile>(p, state.tile, followed_consumer<Tile>(), state.j, best);
+      leave_maxima<Tile>(p, rows.tile, followed_consumer<Tile>(), j, best);
     } else {
-      apply_scale_store_argmax<Tile, Tile::kWinners>(p, state.own, doc_range.document, best);
-      sum_four_by_four<Tile>(p, state.own, doc_range.document, best);
+      scale_and_store_winners<Tile>(p, rows, doc_range.document, best);
+      store_sums<Tile>(p, rows, doc_range.document, best);
     }
-    --state.documents;
-    if (++state.j == p.N) {
-      state.j = 0;
-      ++state.tile_index;
+    if (++j == p.N) {
+      j = 0;
+      ++tile_index;
       entered = false;
     }
   }

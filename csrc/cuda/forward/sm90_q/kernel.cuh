@@ -131,15 +131,15 @@ struct Sm90QTile {
 };
 
 // Shared memory of a block, in this order: the Q tile, the ring, token masks and scales, the epilogue
-// buffers, the state of epilogue warps, mbarriers, StageTiles, and what consumers spill.
+// buffers, the rows of epilogue warps, mbarriers, StageTiles, and what consumers spill.
 template <class Tile>
 struct Sm90QShared {
   static constexpr uint32_t kEpilogueBytes =
-      Tile::kConsumers * (EpilogueBuffer<Tile>::kBytes + 32 * sizeof(EpilogueState<Tile>));
+      Tile::kConsumers * (EpilogueBuffer<Tile>::kBytes + sizeof(EpilogueRows<Tile>));
   static constexpr uint32_t kBarrierBytes = 256, kSpillBytes = 12;  // of all stages; of a thread
   static constexpr uint32_t kKept = kEpilogueBytes + kBarrierBytes + 128 * Tile::kConsumers * kSpillBytes;
   uint32_t q, ring, token_scales, epilogue_buffers, barriers;
-  EpilogueState<Tile>* epilogue_states;
+  EpilogueRows<Tile>* epilogue_rows;
 
   __device__ __forceinline__ Sm90QShared(uint8_t* base, int stages)
       : q(ptx::smem_address(base)),
@@ -147,7 +147,7 @@ struct Sm90QShared {
         token_scales(ring + stages * Tile::kStageBytes),
         epilogue_buffers(token_scales + stages * Tile::kTokenScaleBytes),
         barriers(epilogue_buffers + kEpilogueBytes),
-        epilogue_states(reinterpret_cast<EpilogueState<Tile>*>(
+        epilogue_rows(reinterpret_cast<EpilogueRows<Tile>*>(
             base + (epilogue_buffers - q) + Tile::kConsumers * EpilogueBuffer<Tile>::kBytes)) {}
 
   __device__ __forceinline__ uint32_t spill(int i) const {
@@ -721,8 +721,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
     if (consumer >= 0) {
-      run_epilogue_warp<Tile>(p, at.epilogue_buffer(consumer),
-                              at.epilogue_states[32 * consumer + threadIdx.x % 32]);
+      run_epilogue_warp<Tile>(p, at.epilogue_buffer(consumer), at.epilogue_rows[consumer]);
     }
   } else {
     ptx::setmaxnreg_inc<Tile::kPolicy.consumer_registers>();
