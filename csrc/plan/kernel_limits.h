@@ -59,9 +59,7 @@ constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >=
 
 // Documents of one length that take two tiles may have a second one that is narrower. Its width; as wide as
 // the first where there is none.
-constexpr int second_width(int columns) {
-  return columns == 128 ? 104 : columns == 104 ? 80 : columns;
-}
+constexpr int second_width(int columns) { return columns == 128 ? 104 : columns == 104 ? 80 : columns; }
 
 // ---- forward/sm90_q_short ----
 

@@ -1,5 +1,5 @@
-"""Documents of one length, without a mask, that sm90_q reads where they lie: tiles of one width, two tiles of two
-widths, and similarities of every sign."""
+"""Documents of one length, without a mask, that sm90_q reads where they lie: tiles of one width, two tiles of
+two widths, and similarities of every sign."""
 
 import pytest
 import torch
@@ -43,7 +43,9 @@ def signed(kind, Ld, d):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["mixed", "negative", "one positive", "zeros"])
-@pytest.mark.parametrize(("width", "d"), [(152, 128), (128, 64), (128, 120), (104, 40), (104, 128), (80, 128)])
+@pytest.mark.parametrize(
+    ("width", "d"), [(152, 128), (128, 64), (128, 120), (104, 40), (104, 128), (80, 128)]
+)
 def test_the_first_of_equal_similarities_wins(width, d, kind, dtype, force):
     for Ld in lengths(width):
         Q, D = (x.to(dtype) for x in signed(kind, Ld, d))
