@@ -131,15 +131,17 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
 template <class Tile>
 struct EpilogueRows {
   static_assert(Tile::kLaneRows == 4);
-  float4 scale[32];  // of a lane's rows: as in LaneRows
+  // Of a lane's rows, as in LaneRows.
+  float4 scale[32];
   int4 query[32];
-  longlong2 winner_at[Tile::kWinners ? 2 : 1]
-                     [32];  // place of a row's winner over document 0; -1: no such row
-  int64_t score_at[32];  // place of the score of query first_query + lane / 8 with document 0; -1: not stored
+  // Places, for document 0, of the winners of a lane's rows, and of the score of query first_query + lane
+  // / 8. -1: there is no such row, or score.
+  longlong2 winner_at[Tile::kWinners ? 2 : 1][32];
+  int64_t score_at[32];
   RowTile tile;
   int32_t first_query, last_query, first_partial;
-  int32_t
-      blocks;  // of 32 rows that a query has in this warp, where all have the same query: 1, 2 or 4; else 0
+  // Of 32 rows, that a query has in this warp: 1, 2 or 4. 0: a block has rows of several queries, or of none.
+  int32_t blocks;
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& of, int consumer) {
     const int lane = threadIdx.x % 32;
