@@ -131,16 +131,16 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
 template <class Tile>
 struct EpilogueRows {
   static_assert(Tile::kLaneRows == 4);
-  // Of a lane's rows, as in LaneRows.
+  // Scales and queries of a lane's rows, as in LaneRows.
   float4 scale[32];
   int4 query[32];
-  // Places, for document 0, of the winners of a lane's rows, and of the score of query first_query + lane
-  // / 8. -1: there is no such row, or score.
+  // Places, for document 0, of the winners of a lane's rows, and of the score of the query that the lane
+  // stores, lane / 8 behind the first. -1: there is no such row, or score.
   longlong2 winner_at[Tile::kWinners ? 2 : 1][32];
   int64_t score_at[32];
   RowTile tile;
   int32_t first_query, last_query, first_partial;
-  // Of 32 rows, that a query has in this warp: 1, 2 or 4. 0: a block has rows of several queries, or of none.
+  // How many blocks of 32 rows each query has in this warp: 1, 2 or 4. 0: some block is not of one query.
   int32_t blocks;
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& of, int consumer) {
