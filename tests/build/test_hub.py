@@ -65,8 +65,8 @@ def test_kernels_loads_it(hub, kernels, tmp_path):
 import importlib, sys
 from pathlib import Path
 import kernels, torch
-li = kernels.get_local_kernel(Path({str(hub.parent)!r}))
-assert li is kernels.get_local_kernel(Path({str(hub)!r}))
+li = kernels.get_local_kernel(Path({str(hub.parent)!r}), backend="cpu")
+assert li is kernels.get_local_kernel(Path({str(hub)!r}), backend="cpu")
 (loaded,) = kernels.get_loaded_kernels()
 assert loaded.module is li and str(loaded.metadata.name) == "late-interaction", loaded
 assert li.__name__ == loaded.metadata.id and Path(li.__file__).parent.parent == Path({str(hub)!r})
@@ -91,7 +91,7 @@ def test_its_patches_work(hub, kernels, tmp_path):
     code = f"""
 from pathlib import Path
 import kernels, torch
-li = kernels.get_local_kernel(Path({str(hub)!r}))
+li = kernels.get_local_kernel(Path({str(hub)!r}), backend="cpu")
 from sentence_transformers.util.similarity import maxsim
 queries, documents = [torch.randn(n, 8) for n in (3, 5)], [torch.randn(n, 8) for n in (4, 2, 9)]
 wanted = maxsim(queries, documents)
@@ -239,7 +239,7 @@ def test_a_second_build_of_one_namespace_is_refused(hub, kernels, tmp_path):
 import sys
 from pathlib import Path
 import kernels
-li = kernels.get_local_kernel(Path({str(hub)!r}))
+li = kernels.get_local_kernel(Path({str(hub)!r}), backend="cpu")
 sys.path.insert(0, {str(ROOT)!r})
 try:
     import late_interaction
@@ -265,7 +265,7 @@ from pathlib import Path
 import kernels, torch
 sys.path.insert(0, {str(ROOT)!r})
 import late_interaction
-other = kernels.get_local_kernel(Path({str(tmp_path / "build")!r}))
+other = kernels.get_local_kernel(Path({str(tmp_path / "build")!r}), backend="cpu")
 Q, D = torch.randn(3, 5, 128).requires_grad_(), torch.randn(4, 70, 128).requires_grad_()
 called = []
 class Calls(torch.utils._python_dispatch.TorchDispatchMode):

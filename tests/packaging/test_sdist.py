@@ -54,8 +54,9 @@ def unpacked(tracked, tmp_path_factory):
         LATE_INTERACTION_REPOSITORY=REPOSITORY,
     )
     (archive,) = folder.glob("*.tar.gz")
+    checked = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and later
     with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
+        opened.extractall(folder, **checked)
     return folder / archive.name.removesuffix(".tar.gz")
 
 
