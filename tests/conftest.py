@@ -99,6 +99,15 @@ def device(request):
     return request.param
 
 
+@pytest.fixture
+def force():
+    """Forces the plan of a name on forwards of the GPU, until the test ends."""
+    from late_interaction import ops
+
+    yield ops.forced_plan
+    ops.forced_plan("")
+
+
 @pytest.fixture(autouse=True)
 def fresh_state():
     """The same random numbers for every test, and PyTorch's switches as a test found them."""

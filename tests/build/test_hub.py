@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = Path(late_interaction.__file__).parent
 (KERNELS,) = side_by_side.releases("kernels")
 OTHER = "late_interaction_other"
+BACKEND = "cpu" if torch.version.cuda else None  # None: kernels finds it
 SOURCES = (".h", ".cuh", ".cu", ".cpp")
 
 
@@ -65,8 +66,8 @@ def test_kernels_loads_it(hub, kernels, tmp_path):
 import importlib, sys
 from pathlib import Path
 import kernels, torch
-li = kernels.get_local_kernel(Path({str(hub.parent)!r}), backend="cpu")
-assert li is kernels.get_local_kernel(Path({str(hub)!r}), backend="cpu")
+li = kernels.get_local_kernel(Path({str(hub.parent)!r}), backend={BACKEND!r})
+assert li is kernels.get_local_kernel(Path({str(hub)!r}), backend={BACKEND!r})
 (loaded,) = kernels.get_loaded_kernels()
 assert loaded.module is li and str(loaded.metadata.name) == "late-interaction", loaded
 assert li.__name__ == loaded.metadata.id and Path(li.__file__).parent.parent == Path({str(hub)!r})
@@ -91,7 +92,7 @@ def test_its_patches_work(hub, kernels, tmp_path):
     code = f"""
 from pathlib import Path
 import kernels, torch
-li = kernels.get_local_kernel(Path({str(hub)!r}), backend="cpu")
+li = kernels.get_local_kernel(Path({str(hub)!r}), backend={BACKEND!r})
 from sentence_transformers.util.similarity import maxsim
 queries, documents = [torch.randn(n, 8) for n in (3, 5)], [torch.randn(n, 8) for n in (4, 2, 9)]
 wanted = maxsim(queries, documents)
@@ -239,7 +240,7 @@ def test_a_second_build_of_one_namespace_is_refused(hub, kernels, tmp_path):
 import sys
 from pathlib import Path
 import kernels
-li = kernels.get_local_kernel(Path({str(hub)!r}), backend="cpu")
+li = kernels.get_local_kernel(Path({str(hub)!r}), backend={BACKEND!r})
 sys.path.insert(0, {str(ROOT)!r})
 try:
     import late_interaction
@@ -265,7 +266,7 @@ from pathlib import Path
 import kernels, torch
 sys.path.insert(0, {str(ROOT)!r})
 import late_interaction
-other = kernels.get_local_kernel(Path({str(tmp_path / "build")!r}), backend="cpu")
+other = kernels.get_local_kernel(Path({str(tmp_path / "build")!r}), backend={BACKEND!r})
 Q, D = torch.randn(3, 5, 128).requires_grad_(), torch.randn(4, 70, 128).requires_grad_()
 called = []
 class Calls(torch.utils._python_dispatch.TorchDispatchMode):

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import ops
 from tests import packed, ref
 
 OPS = torch.ops.late_interaction
@@ -158,12 +157,6 @@ def test_packed(name, dtype):
     found = torch.where(found < -1, found.int() + 65536, found.int())
     assert torch.equal(found == -1, winners == -1)
     assert (found != winners).sum() <= 1e-3 * found.numel()  # two similarities within rounding
-
-
-@pytest.fixture
-def force():
-    yield ops.forced_plan
-    ops.forced_plan("")
 
 
 def filled(mask, N, Ld, d, dtype, integers):

@@ -81,12 +81,6 @@ def test_plans_have_names_of_their_own_and_the_chosen_one_comes_first():
     assert not any("copied" in name for name in alternatives(CASES[0]))  # nothing to leave out
 
 
-@pytest.fixture
-def force():
-    yield ops.forced_plan
-    ops.forced_plan("")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_plan_agrees_with_float64(case, force):

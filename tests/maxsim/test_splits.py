@@ -34,12 +34,6 @@ def test_which_plans_split():
     assert not split_plans("in-batch", 9, 2, 33, 5000, 1024)
 
 
-@pytest.fixture
-def force():
-    yield ops.forced_plan
-    ops.forced_plan("")
-
-
 def forced(force, *sizes, **options):
     names = split_plans(*sizes, **options, sm=ops.cuda_capability())
     assert names

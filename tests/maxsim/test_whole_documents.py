@@ -5,17 +5,10 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import ops
 from tests import ref
 
 pytestmark = pytest.mark.gpu
 SECOND = {152: 152, 128: 104, 104: 80, 80: 80}  # of each width, that of the second of two tiles
-
-
-@pytest.fixture
-def force():
-    yield ops.forced_plan
-    ops.forced_plan("")
 
 
 def lengths(width):

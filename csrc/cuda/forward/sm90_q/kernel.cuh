@@ -543,7 +543,7 @@ struct Sm90QConsumer {
     return StageTile::unpacked(__shfl_sync(kFullWarp, word, 0));
   }
 
-  // What the current tile is, of kWidth columns.
+  // Says where the current tile begins, and whether its document ends with it. The tile has kWidth columns.
   template <int kWidth>
   __device__ __forceinline__ StageTile tile_at_hand() const {
     if constexpr (Tile::kDocRanges) return read_stage_tile();
@@ -599,14 +599,10 @@ struct Sm90QConsumer {
     next = tile.next;
   }
 
-  // A body of the loop: takes kTiles tiles, the last of them kLast columns wide, and where documents have two
-  // tiles of two widths, so is every second one. `more`: tiles follow.
+  // A body of the loop: takes kTiles tiles, the last of them kLast columns wide. `more`: tiles follow.
   template <int kTiles, int kLast = Tile::kColumns>
   __device__ __forceinline__ void take_tiles(bool more) {
-    constexpr auto kWidth = [](int i) {
-      if (i >= kTiles) return 0;
-      return i == kTiles - 1 || (Tile::kTwoWidths && i % 2 == 1) ? kLast : Tile::kColumns;
-    };
+    constexpr auto kWidth = [](int i) { return i >= kTiles ? 0 : i == kTiles - 1 ? kLast : Tile::kColumns; };
     Accumulator c[2][Tile::kColumns / 2];
     if constexpr (!Tile::kPolicy.reads_ahead && !Tile::kDocRanges) wait_for_stage();
     multiply<kWidth(0)>(c[0], 0);
