@@ -104,6 +104,10 @@ LATE_INTERACTION_LIBRARY(m) {
       "maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q, "
       "Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q=True, bool need_grad_D=True) "
       "-> (Tensor grad_Q, Tensor grad_D)");
+  // The same, added to sums [tokens, d] in the type of sums; one that is not given is not needed.
+  m.def(
+      "maxsim_varlen_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q, "
+      "Tensor cu_seqlens_d, Tensor winners, Tensor(a!)? q_sums, Tensor(b!)? d_sums) -> ()");
 
   // With weights, [tokens of Q], as those of maxsim_weighted.
   m.def(
@@ -309,10 +313,12 @@ LATE_INTERACTION_LIBRARY(m) {
   // inverse, D [Nd, Ld, d] holds the rows that l2_normalize_rows_ left and inverse what it returned, and
   // grad_D is the gradient of the rows before it. grad_D may be D itself, which takes a second launch. With
   // sums [Nq, Lq, d] several calls, each with other documents, add up grad_Q: the first overwrites sums, the
-  // last writes grad_Q.
+  // last writes grad_Q. The gradient of D is added to d_sums [Nd, Ld, d] where they are given, and grad_D has
+  // no elements then.
   m.def(
       "maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, Tensor? inverse, Tensor winners, "
-      "Tensor(a!) grad_Q, Tensor(b!) grad_D, Tensor(c!)? sums, bool first, bool last) -> ()");
+      "Tensor(a!) grad_Q, Tensor(b!) grad_D, Tensor(c!)? sums, bool first, bool last, "
+      "Tensor(d!)? d_sums=None) -> ()");
   // partials [splits, d, d_model] += grad^T hidden over the active rows, an equal share of the rows a split;
   // overwrite: = instead of +=. A row that is not active is not read, whatever it holds.
   m.def(

@@ -116,7 +116,7 @@ def run_streams(name, plan, N, Lq, Ld, d):
 TILED_GRAD_D = {
     "grad_D by query rows": (513, 187, 32, 100, 64),
     "grad_D by query rows, long queries": (127, 188, 130, 180, 128),
-    "grad_D by query rows, long documents": (512, 94, 32, 200, 64),
+    "grad_D by query rows, long documents": (2050, 94, 32, 200, 64),
 }
 
 
@@ -170,7 +170,10 @@ def run_packed(name, lengths_q, lengths_d, d, dtype, precision):
     (Q, cu_q), (D, cu_d) = pack(lengths_q), pack(lengths_d)
     scores, winners = ops.maxsim_varlen_winners(Q, D, cu_q, cu_d, precision)
     grads = ops.maxsim_varlen_backward(torch.ones_like(scores), Q, D, cu_q, cu_d, winners)
-    results = (scores, ops.maxsim_varlen(Q, D, cu_q, cu_d, precision), *grads)
+    sums = [torch.zeros(x.shape, device="cuda", dtype=scores.dtype) for x in (Q, D)]
+    into = torch.ops.late_interaction.maxsim_varlen_backward_into_
+    into(torch.ones_like(scores), Q, D, cu_q, cu_d, winners, *sums)
+    results = (scores, ops.maxsim_varlen(Q, D, cu_q, cu_d, precision), *grads, *sums)
     if not all(bool(result.isfinite().all()) for result in results):
         raise SystemExit(f"{name}: a result is not finite")
 
@@ -551,8 +554,11 @@ def run_large(name, Nq, Nd, Lq, Ld, d):
     scores, winners = calls.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
     sums = torch.zeros(Q.shape, device="cuda")
     gradients = torch.empty_like(Q), torch.empty_like(D)
-    calls.maxsim_backward_into_(torch.ones_like(scores), Q, D, None, winners, *gradients, sums, True, True)
-    if not all(x.isfinite().all() for x in (scores, *gradients)):
+    args = (torch.ones_like(scores), Q, D, None, winners)
+    calls.maxsim_backward_into_(*args, *gradients, sums, True, True)
+    d_sums = torch.zeros(D.shape, device="cuda")
+    calls.maxsim_backward_into_(*args, gradients[0], D.new_empty(0), sums, False, False, d_sums)
+    if not all(x.isfinite().all() for x in (scores, *gradients, d_sums)):
         raise SystemExit(f"{name}: a result is not finite")
 
 

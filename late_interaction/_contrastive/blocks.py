@@ -83,25 +83,27 @@ class Kernels:
         needs = q_sums is not None, d_sums is not None or d_result is not None
         if self.way == "matrix":
             return self._add_products(grad, q, d, q_sums, d_sums, d_result)
-        if self.way == "padded" and not self.normalize and q.values.dtype is not torch.float16:
-            none = q.values.new_empty(0)
+        # On the CPU these operators add parts in the dtype of the inputs, whose range fp16 may leave.
+        adds = q.values.is_cuda or q.values.dtype is not torch.float16
+        if self.way == "padded" and not self.normalize and adds:
             values = (q.values.contiguous(), d.values.contiguous())
-            scratch = [torch.empty_like(x) if n else none for x, n in zip(values, needs, strict=True)]
-            if d_result is not None:
-                scratch[1] = d_result
-            _ops.maxsim_backward_into_.default(
-                grad, values[0], values[1], None, winners, *scratch, q_sums, False, False
-            )
-            if d_sums is not None:
-                d_sums.add_(scratch[1])
+            none = q.values.new_empty(0)
+            grad_q = none if q_sums is None else torch.empty_like(values[0])
+            grad_d = none if d_result is None else d_result
+            targets = (grad_q, grad_d, q_sums, False, False, d_sums)
+            _ops.maxsim_backward_into_.default(grad, *values, None, winners, *targets)
+            return None
+        if self.way == "packed" and d_result is None and adds:
+            args = (q.values, d.values, q.offsets, d.offsets, winners, q_sums, d_sums)
+            _ops.maxsim_varlen_backward_into_.default(grad, *args)
             return None
         grad, peak = _within_range(grad, q.values.dtype)
         if self.way == "padded":
             options = (self.normalize, "lowmem", *needs)
             grads = _ops.maxsim_backward.default(grad, q.values, d.values, winners, *options)
         else:
-            args = (q.values, d.values, q.offsets, d.offsets, winners, *needs)
-            grads = _ops.maxsim_varlen_backward.default(grad, *args)
+            packed = (q.values, d.values, q.offsets, d.offsets, winners, *needs)
+            grads = _ops.maxsim_varlen_backward.default(grad, *packed)
         for sums, part in zip((q_sums, d_sums), grads, strict=True):
             if sums is not None:
                 _add(sums, part, peak)

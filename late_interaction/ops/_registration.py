@@ -77,6 +77,10 @@ def register_no_autograd(op: Any, name: str, fake: Kernel) -> None:
     _no_autograd[op] = other
 
 
+def fake_nothing(*_: Any) -> None:
+    """The fake kernel of an operator that writes into its arguments and returns nothing."""
+
+
 def register_helper(op: Any, fake: Kernel) -> None:
     """A step of an operator, without gradients."""
     torch.library.register_fake(op.name(), fake)

@@ -8,6 +8,9 @@
 ``maxsim_varlen_backward(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, winners, need_grad_Q=True,
 need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
+``maxsim_varlen_backward_into_(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, winners, q_sums, d_sums)``
+    The same, added to ``q_sums`` and ``d_sums``, contiguous ``[tokens, d]`` in float32 (float64 for float64
+    inputs). None: that gradient is not needed.
 ``maxsim_varlen_weighted(Q, D, q_weights, cu_seqlens_q, cu_seqlens_d, precision="highest") -> scores``
     ``q_weights`` is ``[tokens of Q]``: what the maximum of each query token counts (``maxsim_weighted``).
 ``maxsim_varlen_weighted_winners(...the same...) -> (scores, winners)``
@@ -22,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction.ops._library import library, operators
 from late_interaction.ops._packed import register_packed
-from late_interaction.ops._registration import scores_dtype
+from late_interaction.ops._registration import fake_nothing, register_helper, scores_dtype
 from late_interaction.ops.winners import packed_winner_dtype
 
 
@@ -50,7 +54,35 @@ def _fake_weighted_winners(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) 
     return _fake_winners(Q, D, *args)
 
 
+def _backward_into(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_d: Tensor,
+    winners: Tensor,
+    q_sums: Tensor | None,
+    d_sums: Tensor | None,
+) -> None:
+    """On the CPU. Parts are rounded to the dtype of the inputs before they are added."""
+    for name, sums, x in (("q_sums", q_sums, Q), ("d_sums", d_sums, D)):  # as the CUDA kernel
+        if sums is not None and not (
+            sums.shape == x.shape and sums.is_contiguous() and sums.dtype is scores_dtype(x)
+        ):
+            raise RuntimeError(
+                f"late_interaction: {name} must be contiguous {tuple(x.shape)} of {scores_dtype(x)},"
+                f" got {tuple(sums.shape)} of {sums.dtype} with strides {sums.stride()}"
+            )
+    args = (grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, winners, q_sums is not None, d_sums is not None)
+    parts = operators.maxsim_varlen_backward.default(*args)
+    for sums, part in zip((q_sums, d_sums), parts, strict=True):
+        if sums is not None:
+            sums.add_(part)
+
+
 def register() -> None:
+    register_helper(operators.maxsim_varlen_backward_into_.default, fake_nothing)
+    library.impl("maxsim_varlen_backward_into_", _backward_into, "CPU")
     register_packed("maxsim_varlen", _fake, _fake_winners, 4, lambda *args: args[4:])
     register_packed(
         "maxsim_varlen_weighted",

@@ -346,6 +346,12 @@ def test_packed_gradients_of_parts(shape, needs, planned_as):
     ):
         assert all(torch.equal(got, other) for other in others)
         assert got.numel() == 0 if not needed else close(got, want, dtype) is None
+    inputs = zip((Q, D), needs, strict=True)
+    sums = [torch.ones(x.shape, device="cuda", dtype=grad.dtype) if need else None for x, need in inputs]
+    torch.ops.late_interaction.maxsim_varlen_backward_into_(grad, *args[:-2], *sums)
+    for added, got in zip(sums, found, strict=True):
+        if added is not None:
+            close(added - 1, got, dtype)
 
 
 @pytest.mark.gpu

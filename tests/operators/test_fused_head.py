@@ -362,6 +362,9 @@ def test_opcheck_steps(turn, device):
         norms = (inverse, None)[(i + turn) % 2]
         args = (scores, Q, D, norms, winners, grad_Q, grad_D, *orders[(i + turn) % 3])
         torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
+    d_sums = torch.zeros(D.shape, device=device, dtype=inverse.dtype)
+    args = (scores, Q, D, None, winners, torch.zeros_like(Q), D.new_empty(0), *orders[turn % 3], d_sums)
+    torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
     if dtype.itemsize == 2:
         parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
         wanted = torch.rand(50, device=device) < 0.5
@@ -448,6 +451,39 @@ def test_sums_of_several_calls(dtype, device):
         outputs = grad_Q, grad_D, sums
         OPS.maxsim_backward_into_(scores[:, part], Q, D[part], None, kept, *outputs, first, last)
     ref.assert_close(grad_Q, wanted, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("with_Q", [False, True])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_a_gradient_that_is_added_to_sums_of_documents(dtype, with_Q, device):
+    Q, D = torch.randn(5, 9, 24, device=device).to(dtype), torch.randn(7, 13, 24, device=device).to(dtype)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    wanted = OPS.maxsim_backward(scores, Q, D, winners, False, "lowmem")
+    before = torch.randn(D.shape, device=device, dtype=sum_dtype(dtype))
+    d_sums, none = before.clone(), D.new_empty(0)
+    grad_Q = torch.full_like(Q, float("nan"))
+    for part in (slice(0, 2), slice(2, 5)):
+        to = grad_Q[part] if with_Q else none
+        OPS.maxsim_backward_into_(
+            scores[part], Q[part], D, None, winners[part].contiguous(), to, none, None, True, True, d_sums
+        )
+    ref.assert_close(d_sums - before, wanted[1], TOLERANCE[dtype])
+    if with_Q:
+        ref.assert_close(grad_Q, wanted[0], TOLERANCE[dtype])
+
+
+def test_sums_of_documents_of_no_tokens_stay(device):
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(4, 0, 8, device=device)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    d_sums = torch.ones(D.shape, device=device)
+    grad_Q = torch.full_like(Q, 7.0)
+    OPS.maxsim_backward_into_(scores, Q, D, None, winners, grad_Q, D, None, True, True, d_sums)
+    assert not grad_Q.any()
+    Q, D = torch.randn(0, 3, 8, device=device), torch.randn(4, 5, 8, device=device)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    d_sums = torch.ones(D.shape, device=device)
+    OPS.maxsim_backward_into_(scores, Q, D, None, winners, Q, D.new_empty(0), None, True, True, d_sums)
+    assert (d_sums == 1).all()
 
 
 @pytest.mark.parametrize("Ld", [1, 7, 300, 40000, 65535])

@@ -186,6 +186,39 @@ def test_opcheck_backward(needs, device):
     D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
     scores, winners = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
     torch.library.opcheck(OPS.maxsim_varlen_backward.default, (scores, Q, D, cu_q, cu_d, winners, *needs))
+    sums = [torch.zeros_like(x) if need else None for x, need in zip((Q, D), needs, strict=True)]
+    args = (scores, Q, D, cu_q, cu_d, winners, *sums)
+    torch.library.opcheck(OPS.maxsim_varlen_backward_into_.default, args)
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_added_to_sums(dtype, needs, device):
+    Q, cu_q = packed.pack([3, 0, 5], 24, dtype, device)
+    D, cu_d = packed.pack([7, 0, 40], 24, dtype, device)
+    scores, winners = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
+    grad = torch.randn(scores.shape, device=device, dtype=scores.dtype)
+    args = (grad, Q, D, cu_q, cu_d, winners)
+    before = [torch.randn(x.shape, device=device, dtype=scores.dtype) for x in (Q, D)]
+    sums = [x.clone() if need else None for x, need in zip(before, needs, strict=True)]
+    OPS.maxsim_varlen_backward_into_(*args, *sums)
+    for found, start, part in zip(sums, before, OPS.maxsim_varlen_backward(*args), strict=True):
+        if found is not None:
+            tolerance = 1e-12 if dtype is torch.float64 else 1e-6 if dtype is torch.float32 else 2e-2
+            torch.testing.assert_close(found, start + part, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["q_sums", "d_sums"])
+def test_sums_that_are_refused(name, device):
+    Q, cu_q = packed.pack([3, 5], 8, torch.bfloat16, device)
+    D, cu_d = packed.pack([7, 4], 8, torch.bfloat16, device)
+    scores, winners = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
+    right = [torch.zeros(x.shape, device=device) for x in (Q, D)]
+    at = ("q_sums", "d_sums").index(name)
+    for wrong in (right[at].bfloat16(), right[at][1:], right[at].t().contiguous().t()):
+        sums = [wrong if i == at else x for i, x in enumerate(right)]
+        with pytest.raises(RuntimeError, match=f"{name} must be contiguous"):
+            OPS.maxsim_varlen_backward_into_(scores, Q, D, cu_q, cu_d, winners, *sums)
 
 
 def test_no_second_derivative(device):

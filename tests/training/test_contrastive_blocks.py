@@ -222,16 +222,18 @@ def test_gradients_of_half_precision_are_scaled_to_one():
     assert not scaled.any() and peak > 0
 
 
-@pytest.mark.parametrize(("dtype", "name"), [
-    (torch.float32, "maxsim_backward_into_"), (torch.bfloat16, "maxsim_backward_into_"),
-    (torch.float16, "maxsim_backward"),
+@pytest.mark.parametrize(("way", "dtype", "name"), [
+    ("padded", torch.float32, "maxsim_backward_into_"), ("padded", torch.bfloat16, "maxsim_backward_into_"),
+    ("padded", torch.float16, "maxsim_backward"), ("normalized", torch.bfloat16, "maxsim_backward"),
+    ("packed", torch.bfloat16, "maxsim_varlen_backward_into_"),
+    ("packed", torch.float16, "maxsim_varlen_backward"),
 ])  # fmt: skip
-def test_which_operator_differentiates_padded_blocks(dtype, name):
-    """float16, whose gradients are scaled, has a copy of its own."""
-    kernels, q, d, grad, winners = block_of("padded", dtype)
+def test_which_operator_differentiates_blocks(way, dtype, name):
+    """On the CPU gradients of float16 are scaled, and have a copy of their own."""
+    kernels, q, d, grad, winners = block_of(way, dtype)
     with Called() as called:
         kernels.add_gradients(grad, q, d, winners, sums_of(q), sums_of(d), None)
-    assert [x.removesuffix("_no_autograd") for x in called.names if "backward" in x] == [name]
+    assert next(x.removesuffix("_no_autograd") for x in called.names if "backward" in x) == name
 
 
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
@@ -244,13 +246,15 @@ def test_no_gradient_that_nobody_needs(way, needs, monkeypatch):
         ours = getattr(torch.ops.late_interaction, name).default
         return SimpleNamespace(default=lambda *args: given.append(args) or ours(*args))
 
-    names = ("maxsim_backward_into_", "maxsim_backward", "maxsim_varlen_backward")
+    names = ("maxsim_backward_into_", "maxsim_backward", "maxsim_varlen_backward_into_")
     monkeypatch.setattr(blocks, "_ops", SimpleNamespace(**{name: call(name) for name in names}))
     sums = [sums_of(x) if n else None for x, n in zip((q, d), needs, strict=True)]
     kernels.add_gradients(grad, q, d, winners, *sums, None)
     (args,) = given
-    if way == "padded":  # where each is written, before it is added
-        assert tuple(x.numel() > 0 for x in args[5:7]) == needs
+    if way == "padded":  # what that of the queries is rounded to takes memory alone
+        assert (args[5].numel() > 0, args[10] is not None) == needs and args[6].numel() == 0
+    elif way == "packed":
+        assert tuple(x is not None for x in args[-2:]) == needs
     else:
         assert args[-2:] == needs
     assert all(x is None or x.any() for x in sums)

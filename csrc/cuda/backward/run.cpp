@@ -396,17 +396,17 @@ void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
                    Backward method, const Destinations& to) {
   // Sums go on from one call to the next, which kernels of a query's own documents do not.
-  const Sizes s = to.q_sums || to.unit_inverse ? in.sizes : with_own_documents(in.sizes);
+  const bool sums_go_on = to.q_sums || to.d_sums || to.unit_inverse;
+  const Sizes s = sums_go_on ? in.sizes : with_own_documents(in.sizes);
   const int index = grad_scores.get_device_index();
   const cudaStream_t stream = current_stream(index);
   if (winners.numel() == 0 || s.Ld == 0) {
     fill_zero(to.grad_Q, stream);
-    fill_zero(to.grad_D, stream);
+    if (!to.d_sums) fill_zero(to.grad_D, stream);
     if (to.grad_weights) fill_zero(*to.grad_weights, stream);
     return;
   }
   const Device device = device_properties(index);
-  const bool sums_go_on = to.q_sums || to.d_sums || to.unit_inverse;
   const bool plain = !normalize && !has_weights(in) && !sums_go_on && method != Backward::unified;
   if (plain && lone_query_gradients(in, s, grad_scores, winners, to, device, stream)) return;
   Destinations rest = to;

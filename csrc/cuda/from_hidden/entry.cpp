@@ -219,7 +219,8 @@ void wgrad_splitk_(Tensor partials, Tensor grad, Tensor hidden, Tensor active_ro
 }
 
 void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,
-                           Tensor grad_Q, Tensor grad_D, OptionalTensor sums, bool first, bool last) {
+                           Tensor grad_Q, Tensor grad_D, OptionalTensor sums, bool first, bool last,
+                           OptionalTensor d_sums) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   check_backward_inputs(grad_scores, Q, winners, in);
   const Sizes& s = in.sizes;
@@ -235,17 +236,22 @@ void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTenso
                   "late_interaction: grad_Q must be contiguous, as Q, or without elements");
   STD_TORCH_CHECK(grad_D.numel() == 0 || takes(grad_D, D.numel(), D.scalar_type()),
                   "late_interaction: grad_D must be contiguous, as D, or without elements");
-  STD_TORCH_CHECK(!sums || takes(*sums, Q.numel(), score_type(in.dtype)),
-                  "late_interaction: sums must be contiguous, as Q, in the type of sums");
+  check_sums(sums, Q, in.dtype, "sums");
+  check_sums(d_sums, D, in.dtype, "d_sums");
+  STD_TORCH_CHECK(!d_sums || (grad_D.numel() == 0 && !inverse),
+                  "late_interaction: with d_sums, grad_D must have no elements and inverse must be None");
   const DeviceGuard guard(Q.get_device_index());
   if (grad_Q.numel() == 0) sums = std::nullopt;
   backward_into(in, grad_scores, winners, false, Backward::lowmem,
                 {.grad_Q = grad_Q,
-                 .grad_D = grad_D,
+                 .grad_D = d_sums.value_or(grad_D),
                  .unit_inverse = inverse,
                  .q_sums = sums,
                  .first = first,
-                 .last = last});
+                 .last = last,
+                 .d_sums = d_sums,
+                 .d_first = !d_sums,
+                 .d_last = !d_sums});
 }
 
 }  // namespace

@@ -34,6 +34,16 @@ inline std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   return std::nullopt;
 }
 
+// Sums that a gradient of `of` is added to, if there are any.
+inline void check_sums(const OptionalTensor& sums, const Tensor& of, Dtype dtype, const char* name) {
+  STD_TORCH_CHECK(
+      !sums || (sums->numel() == of.numel() && sums->is_contiguous() &&
+                sums->scalar_type() == score_type(dtype) && same_place(*sums, of)),
+      "late_interaction: ", name,
+      " must be contiguous, with as many elements as its input and beside it, float32 (float64 for "
+      "float64 inputs)");
+}
+
 // Whether kernels that call pdl_wait may be launched to start before the kernel before them has ended.
 inline bool device_supports_pdl(const Tensor& like) {
   return device_properties(like.get_device_index()).capability >= 90;

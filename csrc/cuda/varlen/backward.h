@@ -13,11 +13,17 @@ namespace late_interaction {
 struct PackedGradients {
   Tensor Q, D;
   OptionalTensor weights;
+  bool adds = false;  // Q and D are sums in score_type, which the gradients are added to
 
   PackedGradients(const Tensor& of_Q, const Tensor& of_D, bool need_Q, bool need_D)
       : Q(like(of_Q, need_Q)), D(like(of_D, need_D)) {}
 
+  // none: a tensor without elements.
+  PackedGradients(const OptionalTensor& q_sums, const OptionalTensor& d_sums, const Tensor& none)
+      : Q(q_sums.value_or(none)), D(d_sums.value_or(none)), adds(true) {}
+
   void clear(cudaStream_t stream) const {
+    if (adds) return;
     fill_zero(Q, stream);
     fill_zero(D, stream);
     if (weights) fill_zero(*weights, stream);
@@ -109,6 +115,11 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
   take_packed(args, in, plan, index);
   args.grad_Q = need_Q ? to.Q.data_ptr() : nullptr;
   args.grad_D = need_D ? to.D.data_ptr() : nullptr;
+  if (to.adds) {
+    args.grad_Q_sums = args.grad_Q;
+    args.grad_D_sums = args.grad_D;
+    args.adds_to_sums = args.adds_to_d_sums = true;
+  }
   args.grad_d_blocks = need_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
   const PackedWeights weights(in, to, finishes_weighted_rows(plan, in.dtype), stream);
   weights.add_to(args);

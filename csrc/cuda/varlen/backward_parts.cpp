@@ -33,9 +33,10 @@ class Launches {
            cudaStream_t stream)
       : call_(call), index_(index), weights_(weights), stream_(stream) {}
 
-  void grad_Q(const Tensor& gradient, int64_t most) const {
+  // adds: the gradient is a sum in fp32, which this one is added to.
+  void grad_Q(const Tensor& gradient, int64_t most, bool adds) const {
     const Sizes& s = call_.in.sizes;
-    const bool whole = most >= s.N && !weights_.sums();
+    const bool whole = most >= s.N && !weights_.sums() && !adds;
     const Tensor sums = whole ? gradient : weights_.sums() ? *weights_.sums() : sums_of(gradient);
     for (int64_t first = 0; first < s.N; first += most) {
       const int64_t documents = std::min(most, s.N - first);
@@ -48,7 +49,7 @@ class Launches {
       args.spans += first;
       args.grad_Q = gradient.data_ptr();
       args.grad_Q_sums = whole ? nullptr : sums.data_ptr();
-      args.adds_to_sums = first > 0;
+      args.adds_to_sums = adds || first > 0;
       check(launch_lowmem(args, call_.in.dtype, plan, stream_), "grad_Q");
     }
     if (weights_.sums()) {
@@ -58,18 +59,18 @@ class Launches {
     }
   }
 
-  void grad_D(const Tensor& gradient, int64_t most) const {
+  void grad_D(const Tensor& gradient, int64_t most, bool adds) const {
     const Sizes& s = call_.in.sizes;
-    const bool whole = most >= s.Lq;
+    const bool all_rows = most >= s.Lq, whole = all_rows && !adds;
     const Tensor sums = whole ? gradient : sums_of(gradient);
-    const Tensor some = new_tensor(gradient, {whole ? 0 : s.N * most}, call_.winners.scalar_type());
+    const Tensor some = new_tensor(gradient, {all_rows ? 0 : s.N * most}, call_.winners.scalar_type());
     for (int64_t first = 0; first < s.Lq; first += most) {
       const int64_t rows = std::min(most, s.Lq - first);
       const BackwardPlan plan = plan_of(s.N, rows);
       STD_TORCH_CHECK(plan.grad_d_grid <= INT32_MAX,
                       "late_interaction: more than 2^31 - 1 blocks in one backward");
       BackwardArgs args = arguments(plan);
-      if (!whole) {
+      if (!all_rows) {
         copy_winners_of_rows(some, first, rows);
         args.winners = some.const_data_ptr();
       }
@@ -83,7 +84,7 @@ class Launches {
       }
       args.grad_D = gradient.data_ptr();
       args.grad_D_sums = whole ? nullptr : sums.data_ptr();
-      args.adds_to_d_sums = first > 0;
+      args.adds_to_d_sums = adds || first > 0;
       args.grad_d_blocks = static_cast<int32_t>(plan.grad_d_grid);
       check(launch_lowmem(args, call_.in.dtype, plan, stream_), "grad_D");
     }
@@ -139,8 +140,8 @@ void packed_gradients_by_parts(const PackedBackward& call, const PackedParts& pa
   check(launch_packed_index(index, stream), "index of packed sequences");
   const PackedWeights weights(call.in, to, false, stream);
   const Launches launches(call, index, weights, stream);
-  if (to.Q.numel() > 0) launches.grad_Q(to.Q, parts.documents);
-  if (to.D.numel() > 0) launches.grad_D(to.D, parts.rows);
+  if (to.Q.numel() > 0) launches.grad_Q(to.Q, parts.documents, to.adds);
+  if (to.D.numel() > 0) launches.grad_D(to.D, parts.rows, to.adds);
 }
 
 }  // namespace late_interaction

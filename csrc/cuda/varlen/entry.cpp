@@ -121,6 +121,19 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   return {grads.Q, grads.D};
 }
 
+// Adds the gradients to sums, contiguous and in the type of sums.
+void maxsim_varlen_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                  Tensor cu_seqlens_d, Tensor winners, OptionalTensor q_sums,
+                                  OptionalTensor d_sums) {
+  const Inputs in = parse_packed(Q, D, cu_seqlens_q, cu_seqlens_d);
+  check_varlen_backward_inputs(grad_scores, Q, winners, in);
+  check_sums(q_sums, Q, in.dtype, "q_sums");
+  check_sums(d_sums, D, in.dtype, "d_sums");
+  const DeviceGuard guard(Q.get_device_index());
+  const PackedGradients grads(q_sums, d_sums, new_tensor(Q, {0}, Q.scalar_type()));
+  varlen_gradients(in, grad_scores, winners, grads);
+}
+
 // grad_Q and grad_weights are needed together.
 std::tuple<Tensor, Tensor, Tensor> maxsim_varlen_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D,
                                                                    Tensor q_weights, Tensor cu_seqlens_q,
@@ -144,6 +157,7 @@ LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::maxsim_varlen_backward));
+  m.impl("maxsim_varlen_backward_into_", TORCH_BOX(&late_interaction::maxsim_varlen_backward_into_));
   m.impl("maxsim_varlen_weighted", TORCH_BOX(&late_interaction::maxsim_varlen_weighted));
   m.impl("maxsim_varlen_weighted_winners", TORCH_BOX(&late_interaction::maxsim_varlen_weighted_winners));
   m.impl("maxsim_varlen_weighted_backward", TORCH_BOX(&late_interaction::maxsim_varlen_weighted_backward));

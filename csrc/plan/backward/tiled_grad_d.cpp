@@ -9,8 +9,10 @@ namespace late_interaction {
 std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, bool aligned,
                                                 const Device& device) {
   // Measured on an H100, both gradients together, with even winners and with a few tokens that win most: from
-  // 512 queries of 32 tokens on it is the faster way, and with 256 it is not always.
-  constexpr int64_t kFewestRows = 16384, kMostRows = int64_t{1} << 30;
+  // 512 queries of 32 tokens on it is the faster way, and with 256 it is not always. With a document a block,
+  // the few tokens keep a few warps busy: on an H200, 512 queries took an eighth longer than by the gather.
+  const int64_t kFewestRows = grad_d_docs(s.Ld) == 2 ? 16384 : 65536;
+  constexpr int64_t kMostRows = int64_t{1} << 30;
   constexpr double kLeastFull = 0.7;  // what part of the multiprocessors must have work
   const int64_t rows = s.Nq * s.Lq;
   const bool served = s.layout == Layout::in_batch && aligned && device.capability >= 90 &&

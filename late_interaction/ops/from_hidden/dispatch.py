@@ -22,6 +22,7 @@ from late_interaction.ops._registration import (
     call_in_backward,
     call_in_function,
     fake_gradient,
+    fake_nothing,
     register_backward,
     register_forward,
     register_helper,
@@ -83,10 +84,6 @@ def _fake_argmax_mask(winners: Tensor, Ld: int) -> Tensor:
 
 def _fake_l2_normalize_rows(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:1], dtype=sum_dtype(x.dtype))
-
-
-def _fake_nothing(*_: Any) -> None:
-    """The fake kernel of operators that write into their arguments and return nothing."""
 
 
 # ---- gradients ----
@@ -159,8 +156,8 @@ def register() -> None:
     register_helper(operators.project_rows_.default, _fake_project_rows)
     register_helper(operators.project_scores.default, _fake_project_scores)
     register_helper(operators.l2_normalize_rows_.default, _fake_l2_normalize_rows)
-    register_helper(operators.maxsim_backward_into_.default, _fake_nothing)
-    register_helper(operators.wgrad_splitk_.default, _fake_nothing)
+    register_helper(operators.maxsim_backward_into_.default, fake_nothing)
+    register_helper(operators.wgrad_splitk_.default, fake_nothing)
     torch.library.register_fake(qualified("argmax_mask"), _fake_argmax_mask)
     for kernel in driver.KERNELS:
         library.impl(kernel.__name__, kernel, "CompositeExplicitAutograd")

@@ -53,19 +53,22 @@ def maxsim_backward_into(
     sums: Tensor | None,
     first: bool,
     last: bool,
+    d_sums: Tensor | None = None,
 ) -> None:
     # What the CUDA kernel asks for too.
-    for name, x in (("grad_Q", grad_Q), ("grad_D", grad_D), ("sums", sums)):
+    for name, x in (("grad_Q", grad_Q), ("grad_D", grad_D), ("sums", sums), ("d_sums", d_sums)):
         if x is not None and not x.is_contiguous():
             raise RuntimeError(f"late_interaction: {name} must be contiguous, got strides {x.stride()}")
-    needs = grad_Q.numel() > 0, grad_D.numel() > 0
+    needs = grad_Q.numel() > 0, grad_D.numel() > 0 or d_sums is not None
     part_Q, grad = operators.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
     if needs[0]:
         if sums is not None:
             part_Q = sums.copy_(part_Q) if first else sums.add_(part_Q)
         if last:
             grad_Q.copy_(part_Q)
-    if not needs[1]:
+    if d_sums is not None:
+        d_sums.add_(grad.view_as(d_sums))
+    if grad_D.numel() == 0:
         return
     if inverse is not None:
         won = (grad != 0).any(-1)

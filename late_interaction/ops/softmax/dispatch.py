@@ -6,16 +6,12 @@ import torch
 from torch import Tensor
 
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._registration import register_helper
+from late_interaction.ops._registration import fake_nothing, register_helper
 from late_interaction.ops.softmax import cpu
 
 
 def _fake_sums(scores: Tensor, *_: Any) -> Tensor:
     return scores.new_empty((4, scores.shape[0]))
-
-
-def _fake_nothing(*_: Any) -> None:
-    """The fake kernel of an operator that writes into an argument and returns nothing."""
 
 
 def _fake_product_sums(Q: Tensor, *_: Any) -> Tensor:
@@ -27,8 +23,8 @@ def register() -> None:
         (operators.softmax_row_sums.default, cpu.row_sums, _fake_sums),
         (operators.softmax_rows_.default, cpu.rows, _fake_sums),
         (operators.softmax_sums_.default, cpu.sums, _fake_sums),
-        (operators.softmax_weights_.default, cpu.weights, _fake_nothing),
-        (operators.scale_rows_.default, cpu.scale_rows, _fake_nothing),
+        (operators.softmax_weights_.default, cpu.weights, fake_nothing),
+        (operators.scale_rows_.default, cpu.scale_rows, fake_nothing),
         (operators.softmax_product_rows_.default, cpu.product_rows, _fake_product_sums),
     ):
         register_helper(op, fake)
