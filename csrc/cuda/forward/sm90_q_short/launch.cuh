@@ -16,10 +16,12 @@ cudaError_t launch_short_tile(const ForwardLaunch<ForwardArgs>& call, const Tens
                   {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true}, call.stream, call.args, maps);
   };
   const auto with = [&]<bool kWinners>() {
-    if (call.args.packed) return launch_tile.template operator()<kWinners, ShortDocs::packed>();
-    return call.plan.as<Sm90QShortConfig>().masked
-               ? launch_tile.template operator()<kWinners, ShortDocs::masked>()
-               : launch_tile.template operator()<kWinners, ShortDocs::whole>();
+    if constexpr (kSteps == kShortSteps.back()) {  // masked and packed documents take no fewer
+      if (call.args.packed) return launch_tile.template operator()<kWinners, ShortDocs::packed>();
+      if (call.plan.as<Sm90QShortConfig>().masked)
+        return launch_tile.template operator()<kWinners, ShortDocs::masked>();
+    }
+    return launch_tile.template operator()<kWinners, ShortDocs::whole>();
   };
   return call.args.winners != nullptr ? with.template operator()<true>() : with.template operator()<false>();
 }
