@@ -24,7 +24,7 @@
 #   make aarch64-wheel   dist/: a wheel for aarch64, built on this machine
 #   make aarch64-tests   its CPU tests from Python under qemu-user, with PyTorch's own wheel (an hour)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
-#   make build | lint | types | ctest | pytest | format | test-wheel | clean
+#   make build | checks | lint | types | ctest | pytest | format | test-wheel | clean
 #
 # Everything that is built or fetched lies in .venv; `make build` adds late_interaction/*.so, `make wheel` dist/.
 PYTHON ?= python3
@@ -61,7 +61,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
-.PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
+.PHONY: demo quick test checks nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
   asan fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
@@ -167,12 +167,17 @@ demo: $(VENV)/.installed $(VENV)/.demo-requirements
 build: | $(VENV)/.build-requirements
 	MAKEFLAGS= $(PY) setup.py --quiet build_ext --inplace
 
-# pytest last: its summary says what was skipped and why. What comes before it runs two at a time, since some of it
-# has work for one core alone.
-test: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
-	$(MAKE) --no-print-directory -j 2 \
-	  lint build types site ctest $(VENV)/.compat-releases $(VENV)/.engines
+# pytest last: its summary says what was skipped and why. The build takes most of the time, so it begins as soon as its
+# own requirements are there. The checks beside it wait for downloads, or have work for one core.
+test: | $(VENV)/.build-requirements
+	$(MAKE) --no-print-directory -j 2 build checks
 	$(MAKE) --no-print-directory pytest
+
+# Both requirements are installed into one environment, so one after the other.
+checks:
+	$(MAKE) --no-print-directory $(VENV)/.dev-requirements
+	$(MAKE) --no-print-directory $(VENV)/.demo-requirements
+	$(MAKE) --no-print-directory lint types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 
 # tests/selection.py says which tests these are.
 quick: build | $(VENV)/.dev-requirements

@@ -4,8 +4,8 @@ setup.py builds against the PyTorch that is there, so a name that only newer hea
 releases away. The headers are fetched once (torch_headers.py).
 
 The sources that include no PyTorch are left out: the build compiles them. All others compile against the
-oldest release, which lacks what is newer; against each later one those few compile that between them name
-everything that is used of PyTorch, and nightly all.
+oldest release, which lacks what is newer; against the newest those few compile that between them name
+everything that is used of PyTorch. Nightly all compile against each release, those between the two as well.
 
 A source starts from a precompiled header of all of PyTorch that csrc includes, which takes a third of the
 time; nightly each source compiles as it is against the oldest release. A source that compiled is compiled
@@ -30,7 +30,7 @@ from tests.selection import NIGHTLY
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = "2.10.0"
-RELEASES = (OLDEST, "2.11.0", "2.12.0", "newest")
+RELEASES = (OLDEST, *(("2.11.0", "2.12.0") if NIGHTLY else ()), "newest")
 WORKERS = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|(<[^>]+>))', re.MULTILINE)
 
