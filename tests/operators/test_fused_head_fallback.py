@@ -20,14 +20,44 @@ def test_norms_of_rows_are_given_where_there_are_any():
     torch.testing.assert_close(rows, ref.unit(exact).float())
 
 
-@pytest.mark.parametrize("name", ["grad_Q", "grad_D", "sums"])
-def test_gradients_are_written_to_contiguous_memory(name):
-    Q, D = torch.randn(2, 3, 4), torch.randn(5, 6, 4)
+@pytest.mark.parametrize("wrong", ["strided", "short"])
+@pytest.mark.parametrize("name", ["grad_Q", "grad_D", "sums", "d_sums"])
+def test_gradients_are_written_to_contiguous_memory(name, wrong, device):
+    Q, D = torch.randn(2, 3, 4, device=device), torch.randn(5, 6, 4, device=device)
     scores, winners = torch.ops.late_interaction.maxsim_winners(Q, D, None, None)
     out = {"grad_Q": torch.empty_like(Q), "grad_D": torch.empty_like(D), "sums": torch.empty_like(Q)}
-    out[name] = torch.empty(*out[name].shape[:2], 8)[..., ::2]
+    if name == "d_sums":
+        out |= {"grad_D": D.new_empty(0), "d_sums": torch.empty_like(D)}
+    strided = torch.empty(*out[name].shape[:2], 8, device=device)[..., ::2]
+    out[name] = strided if wrong == "strided" else out[name][1:]
+    args = (scores, Q, D, None, winners, out["grad_Q"], out["grad_D"], out["sums"], True, True)
     with pytest.raises(RuntimeError, match=f"late_interaction: {name} must be contiguous"):
-        fallback.maxsim_backward_into(scores, Q, D, None, winners, *out.values(), True, True)
+        torch.ops.late_interaction.maxsim_backward_into_(*args, out.get("d_sums"))
+
+
+@pytest.mark.parametrize("besides", ["grad_D", "inverse"])
+def test_sums_of_documents_come_alone(besides, device):
+    Q, D = torch.randn(2, 3, 4, device=device), torch.randn(5, 6, 4, device=device)
+    scores, winners = torch.ops.late_interaction.maxsim_winners(Q, D, None, None)
+    grad_D = torch.empty_like(D) if besides == "grad_D" else D.new_empty(0)
+    inverse = torch.ones(30, device=device) if besides == "inverse" else None
+    args = (
+        scores,
+        Q,
+        D,
+        inverse,
+        winners,
+        torch.empty_like(Q),
+        grad_D,
+        None,
+        True,
+        True,
+        torch.zeros_like(D),
+    )
+    with pytest.raises(
+        RuntimeError, match="with d_sums, grad_D must have no elements and inverse must be None"
+    ):
+        torch.ops.late_interaction.maxsim_backward_into_(*args)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -45,18 +45,19 @@ def test_what_a_block_takes(on_gpu, shares, monkeypatch):
     assert size(Sequences(many, 1 << 30, 252, on_gpu), Sequences(many, 1 << 30)) == (16, 16)
 
 
-@pytest.mark.parametrize(("documents", "longest", "wanted"), [
-    (263, 180, 263),  # less than a wave
-    (264, 180, 256),
-    (300, 180, 256),
-    (528, 1, 512),
-    (131, 181, 131),
-    (163, 181, 128),
-    (300, 300, 256),
+@pytest.mark.parametrize(("documents", "longest", "wanted", "processors"), [
+    (263, 180, 263, 132),  # less than a wave
+    (264, 180, 256, 132),
+    (300, 180, 256, 132),
+    (528, 1, 512, 132),
+    (131, 181, 131, 132),
+    (163, 181, 128, 132),
+    (300, 300, 256, 132),
+    (230, 180, 224, 114),
 ])  # fmt: skip
-def test_documents_of_a_block_fill_whole_waves(documents, longest, wanted, monkeypatch):
-    """Of 132 multiprocessors, each with two documents or a long one; in whole tiles of 32."""
-    properties = SimpleNamespace(multi_processor_count=132)
+def test_documents_of_a_block_fill_whole_waves(documents, longest, wanted, processors, monkeypatch):
+    """Each multiprocessor has two documents or a long one; in whole tiles of 32."""
+    properties = SimpleNamespace(multi_processor_count=processors)
     monkeypatch.setattr(blocks.torch.cuda, "get_device_properties", lambda device: properties)
     d = Sequences(10**6, 4, longest, True)
     d.values.device = "cuda:0"

@@ -56,9 +56,19 @@ def maxsim_backward_into(
     d_sums: Tensor | None = None,
 ) -> None:
     # What the CUDA kernel asks for too.
-    for name, x in (("grad_Q", grad_Q), ("grad_D", grad_D), ("sums", sums), ("d_sums", d_sums)):
-        if x is not None and not x.is_contiguous():
-            raise RuntimeError(f"late_interaction: {name} must be contiguous, got strides {x.stride()}")
+    outputs = ("grad_Q", grad_Q, Q), ("grad_D", grad_D, D), ("sums", sums, Q), ("d_sums", d_sums, D)
+    for name, x, of in outputs:
+        if x is None or (x.numel() == 0 and name.startswith("grad")):
+            continue
+        if not x.is_contiguous() or x.numel() != of.numel():
+            raise RuntimeError(
+                f"late_interaction: {name} must be contiguous with {of.numel()} elements,"
+                f" got {tuple(x.shape)} with strides {x.stride()}"
+            )
+    if d_sums is not None and (grad_D.numel() > 0 or inverse is not None):
+        raise RuntimeError(
+            "late_interaction: with d_sums, grad_D must have no elements and inverse must be None"
+        )
     needs = grad_Q.numel() > 0, grad_D.numel() > 0 or d_sums is not None
     part_Q, grad = operators.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
     if needs[0]:
