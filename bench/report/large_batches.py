@@ -279,24 +279,27 @@ def _draw_measured(rows: Rows, left: Any, right: Any) -> None:
 # ---- the page ----
 
 
-def _header(headers: Rows, rows: Rows) -> Row:
-    run = next(r["run"] for r in rows if r["suite"] == contrastive.SUITE)
-    return next(h for h in headers if h["run"] == run)
+def _of_suite(headers: Rows, rows: Rows) -> Rows:
+    """The headers of all runs of this suite. First that of the step which the model is fitted to, if there is
+    one: the model needs the ceilings of its run."""
+    runs = [r["run"] for r in (*_exact(rows)[::-1], *rows) if r["suite"] == contrastive.SUITE]
+    by_run = {h["run"]: h for h in headers}
+    return [by_run[run] for run in dict.fromkeys(runs)]
 
 
-def _records(directory: Path) -> list[tuple[Row, Rows]]:
-    """The header and rows of each record that has this suite."""
+def _records(directory: Path) -> list[tuple[Rows, Rows]]:
+    """The headers and rows of each record that has this suite."""
     found = []
     for path in records(directory):
         headers, rows = split(read(path))
         if not of_a_cpu(path) and _shapes(rows):
-            found.append((_header(headers, rows), rows))
+            found.append((_of_suite(headers, rows), rows))
     return found
 
 
 def draw(directory: Path, target: Path) -> list[str]:
     """Draws the plot of the first record that has what it needs. Returns what it could not do."""
-    for header, rows in _records(directory):
+    for (header, *_), rows in _records(directory):
         if device := fitted(rows, header):
             problem = plot(rows, device, target)
             return [problem] if problem else []
@@ -307,7 +310,8 @@ def build(directory: Path) -> str:
     """The Markdown between the markers."""
     parts: list[str] = []
     drawn = False
-    for header, rows in _records(directory):
+    for headers, rows in _records(directory):
+        header = headers[0]
         parts.append(f"### On one {header['gpu']}")
         figures = "Milliseconds of a step, forward and both gradients / MiB at its peak, without these."
         parts += tables.section("Batches of token embeddings.", figures, steps_table(rows, single=False))
@@ -327,5 +331,5 @@ def build(directory: Path) -> str:
             if not drawn:
                 parts.append(f"![Time and memory of a step, simulated and measured]({PLOT})")
             drawn = True
-        parts.append(tables.stamp([header]))
+        parts.append(tables.stamp(headers))
     return "\n\n".join(parts) if parts else "No run is recorded yet."

@@ -80,7 +80,6 @@ class Kernels:
     ) -> None:
         """Adds a block's gradients to sums shaped as its values. None: that gradient is not needed.
         ``d_result``: where the documents' gradient is written instead."""
-        needs = q_sums is not None, d_sums is not None or d_result is not None
         if self.way == "matrix":
             return self._add_products(grad, q, d, q_sums, d_sums, d_result)
         # On the CPU these operators add parts in the dtype of the inputs, whose range fp16 may leave.
@@ -97,6 +96,7 @@ class Kernels:
             args = (q.values, d.values, q.offsets, d.offsets, winners, q_sums, d_sums)
             _ops.maxsim_varlen_backward_into_.default(grad, *args)
             return None
+        needs = q_sums is not None, d_sums is not None or d_result is not None
         grad, peak = _within_range(grad, q.values.dtype)
         if self.way == "padded":
             options = (self.normalize, "lowmem", *needs)

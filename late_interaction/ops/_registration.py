@@ -123,6 +123,18 @@ def scores_dtype(Q: Tensor) -> torch.dtype:
     return torch.float64 if Q.dtype == torch.float64 else torch.float32
 
 
+def check_sums(name: str, sums: Tensor | None, of: Tensor) -> None:
+    """On the CPU what the CUDA operators ask of sums that a gradient of ``of`` is added to."""
+    wanted = scores_dtype(of)
+    if sums is not None and not (
+        sums.numel() == of.numel() and sums.is_contiguous() and sums.dtype is wanted
+    ):
+        raise RuntimeError(
+            f"late_interaction: {name} must be contiguous, with {of.numel()} elements of {wanted},"
+            f" got {tuple(sums.shape)} of {sums.dtype} with strides {sums.stride()}"
+        )
+
+
 def fake_gradient(x: Tensor, needed: bool) -> Tensor:
     """A gradient that is not needed has zero elements."""
     return x.new_empty(x.shape if needed else (0,))

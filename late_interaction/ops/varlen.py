@@ -27,7 +27,7 @@ from torch import Tensor
 
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._packed import register_packed
-from late_interaction.ops._registration import fake_nothing, register_helper, scores_dtype
+from late_interaction.ops._registration import check_sums, fake_nothing, register_helper, scores_dtype
 from late_interaction.ops.winners import packed_winner_dtype
 
 
@@ -65,19 +65,13 @@ def _backward_into(
     d_sums: Tensor | None,
 ) -> None:
     """On the CPU. Parts are rounded to the dtype of the inputs before they are added."""
-    for name, sums, x in (("q_sums", q_sums, Q), ("d_sums", d_sums, D)):  # as the CUDA kernel
-        if sums is not None and not (
-            sums.shape == x.shape and sums.is_contiguous() and sums.dtype is scores_dtype(x)
-        ):
-            raise RuntimeError(
-                f"late_interaction: {name} must be contiguous {tuple(x.shape)} of {scores_dtype(x)},"
-                f" got {tuple(sums.shape)} of {sums.dtype} with strides {sums.stride()}"
-            )
+    check_sums("q_sums", q_sums, Q)
+    check_sums("d_sums", d_sums, D)
     args = (grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, winners, q_sums is not None, d_sums is not None)
     parts = operators.maxsim_varlen_backward.default(*args)
     for sums, part in zip((q_sums, d_sums), parts, strict=True):
         if sums is not None:
-            sums.add_(part)
+            sums.add_(part.view_as(sums))
 
 
 def register() -> None:

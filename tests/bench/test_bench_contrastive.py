@@ -200,6 +200,20 @@ def test_the_model_finds_the_rate_that_the_steps_follow() -> None:
     assert large_batches.fitted(fast, header) is None  # less than its products take
 
 
+def test_groups_of_an_older_run_keep_its_header(tmp_path: Path) -> None:
+    """The model has the ceilings of the run that it is fitted to, whatever comes first; all are named."""
+    header, *rows = record()
+    old = header | {"run": "old", "cublas_tflops": 400.0, "commit": "0" * 40}
+    packed = [r["shape"].startswith("packed") for r in rows]
+    rows = [{**r, "run": "old"} if p else r for r, p in zip(rows, packed, strict=True)]
+    rows.sort(key=lambda r: r["run"] != "old")
+    assert rows[0]["run"] == "old"
+    (tmp_path / "some-gpu.json").write_text(json.dumps([old, header, *rows]))
+    page = large_batches.build(tmp_path)
+    assert "Products at 720 TFLOP/s" in page and "rows at 8.0 TB/s" in page
+    assert "at 400 TFLOP/s" in page and "at 800 TFLOP/s" in page
+
+
 def test_the_model_is_of_the_formulas() -> None:
     size = large_batches.Sizes(16384)
     products = 4 * 32 * 180 * 128 * 16384**2

@@ -41,23 +41,9 @@ def test_sums_of_documents_come_alone(besides, d, device):
     scores, winners = torch.ops.late_interaction.maxsim_winners(Q, D, None, None)
     grad_D = torch.empty_like(D) if besides == "grad_D" else D.new_empty(0)
     inverse = torch.ones(1, device=device) if besides == "inverse" else None
-    args = (
-        scores,
-        Q,
-        D,
-        inverse,
-        winners,
-        torch.empty_like(Q),
-        grad_D,
-        None,
-        True,
-        True,
-        torch.zeros_like(D),
-    )
-    with pytest.raises(
-        RuntimeError, match="with d_sums, grad_D must have no elements and inverse must be None"
-    ):
-        torch.ops.late_interaction.maxsim_backward_into_(*args)
+    outputs = torch.empty_like(Q), grad_D, None, True, True, torch.zeros_like(D)
+    with pytest.raises(RuntimeError, match="with d_sums, grad_D must have no elements and inverse"):
+        torch.ops.late_interaction.maxsim_backward_into_(scores, Q, D, inverse, winners, *outputs)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

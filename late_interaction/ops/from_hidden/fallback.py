@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from late_interaction.ops._library import operators
+from late_interaction.ops._registration import check_sums
 from late_interaction.ops.from_hidden.dtypes import sum_dtype
 from late_interaction.ops.winners import widen
 
@@ -56,15 +57,14 @@ def maxsim_backward_into(
     d_sums: Tensor | None = None,
 ) -> None:
     # What the CUDA kernel asks for too.
-    outputs = ("grad_Q", grad_Q, Q), ("grad_D", grad_D, D), ("sums", sums, Q), ("d_sums", d_sums, D)
-    for name, x, of in outputs:
-        if x is None or (x.numel() == 0 and name.startswith("grad")):
-            continue
-        if not x.is_contiguous() or x.numel() != of.numel():
+    for name, x, of in (("grad_Q", grad_Q, Q), ("grad_D", grad_D, D)):
+        if x.numel() > 0 and not (x.is_contiguous() and x.numel() == of.numel()):
             raise RuntimeError(
-                f"late_interaction: {name} must be contiguous with {of.numel()} elements,"
+                f"late_interaction: {name} must be contiguous with {of.numel()} elements, or have none,"
                 f" got {tuple(x.shape)} with strides {x.stride()}"
             )
+    check_sums("sums", sums, Q)
+    check_sums("d_sums", d_sums, D)
     if d_sums is not None and (grad_D.numel() > 0 or inverse is not None):
         raise RuntimeError(
             "late_interaction: with d_sums, grad_D must have no elements and inverse must be None"
