@@ -37,11 +37,12 @@ class Encoder(nn.Module):
 
 
 def draw(step: int, count: int) -> tuple[Tensor, Tensor]:
-    """The whole batch of a step, the same in every process: each document holds noisy tokens of its query."""
+    """The whole batch of a step, the same in every process. A quarter of the numbers of a document's first
+    tokens are those of its query; all others are noise."""
     generator = torch.Generator().manual_seed(step)
     queries = torch.randn(count, QUERY, WIDTH, generator=generator)
     documents = torch.randn(count, DOCUMENT, WIDTH, generator=generator)
-    documents[:, :QUERY] += 0.3 * queries
+    documents[:, :QUERY, : WIDTH // 4] = queries[..., : WIDTH // 4]
     return queries, documents
 
 
@@ -60,11 +61,11 @@ def train(rank: int, world: int, device: torch.device, steps: int, per_process: 
         alone = copy.deepcopy(together.module)
         alone.zero_grad()
         queries, documents = (x.to(device) for x in draw(step, world * per_process))
-        wanted = contrastive_loss(*alone(queries, documents), temperature=0.1, normalize=True)
+        wanted = contrastive_loss(*alone(queries, documents), normalize=True)
         wanted.backward()
         optimizer.zero_grad()
         loss = contrastive_loss(
-            *together(queries[own], documents[own]), temperature=0.1, normalize=True,
+            *together(queries[own], documents[own]), normalize=True,
             group=dist.group.WORLD, scale_by_world=True,
         )  # fmt: skip
         loss.backward()

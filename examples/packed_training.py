@@ -16,7 +16,6 @@ from letters import LetterEncoder, device, mrr, padded, texts
 
 import late_interaction as li
 
-TEMPERATURE = 0.5  # of scores that are sums over the words of a query
 HELD_OUT = 200
 
 
@@ -31,7 +30,7 @@ def check_against_padding(
 ) -> None:
     """The padded batch has the same loss."""
     (Q, q_mask), (D, d_mask) = padded(*encoder(queries)), padded(*encoder(documents))
-    same = li.contrastive_loss(Q, D, q_mask=q_mask, d_mask=d_mask, temperature=TEMPERATURE).item()
+    same = li.contrastive_loss(Q, D, q_mask=q_mask, d_mask=d_mask).item()
     if abs(same - loss) > 1e-3 * abs(same):
         raise SystemExit(f"the padded batch has loss {same}, the packed one {loss}")
     share = 1 - (q_mask.sum() + d_mask.sum()) / (q_mask.numel() + d_mask.numel())
@@ -42,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=64)
     args = parser.parse_args()
     queries, documents = texts()
@@ -58,7 +57,7 @@ def main() -> None:
         batch = [queries[train[i]] for i in chosen], [documents[train[i]] for i in chosen]
         (Q, cu_seqlens_q), (D, cu_seqlens_d) = map(encoder, batch)
         offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d}
-        loss = li.contrastive_loss(Q, D, temperature=TEMPERATURE, **offsets)
+        loss = li.contrastive_loss(Q, D, **offsets)
         optimizer.zero_grad()
         loss.backward()
         if step == 0:

@@ -29,7 +29,7 @@ def contrastive_loss(
     D: Tensor,
     *,
     labels: Tensor | None = None,
-    temperature: float | Tensor,
+    temperature: float | Tensor = 1.0,
     symmetric: bool = False,
     hard_negatives: Tensor | None = None,
     q_mask: Tensor | None = None,
@@ -59,7 +59,9 @@ def contrastive_loss(
             is a ValueError; a GPU's labels are not waited for, and with such a one the loss is NaN, or stops
             with an assertion on the device, as ``cross_entropy`` does.
         temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
-            gradient if it requires one.
+            gradient if it requires one. 1 suits sums over the tokens of a query. Scores of single vectors are
+            cosines, and want less, say 0.05; a sum of 32 cosines divided by 0.05 saturates the softmax: the
+            loss of a trained model's batch is 0, and so is its gradient.
         symmetric: the mean of both directions: queries among the documents, and documents among the queries.
             Needs as many documents as queries, and labels that no two queries share.
         hard_negatives: ``[Nq, K, Lh, d]``: ``K`` further documents that only their own query meets. They are
@@ -140,10 +142,10 @@ def contrastive_loss(
         >>> from late_interaction import contrastive_loss
         >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
         >>> D = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.1]]])
-        >>> loss = contrastive_loss(Q, D, temperature=0.5)
+        >>> loss = contrastive_loss(Q, D)
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
-        (0.2331, torch.Size([2, 1, 2]))
+        (0.4076, torch.Size([2, 1, 2]))
     """
     given = {
         "labels": labels, "temperature": temperature, "symmetric": symmetric, "normalize": normalize,
@@ -191,7 +193,8 @@ class ContrastiveLoss(BatchLoss):
     The temperature is kept as its logarithm, so that it stays above 0.
 
     Args:
-        temperature: at the start; a number above 0.
+        temperature: at the start; a number above 0, as in :func:`contrastive_loss`. One that is learned from
+            a saturated start has a gradient of 0, and stays.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
         symmetric, normalize, precision, label_smoothing, tail, kept_bytes, reduction, group, scale_by_world:
             as in :func:`contrastive_loss`.
@@ -202,16 +205,16 @@ class ContrastiveLoss(BatchLoss):
     Example:
         >>> import torch
         >>> from late_interaction import ContrastiveLoss
-        >>> loss_fn = ContrastiveLoss(temperature=0.05, normalize=True)
+        >>> loss_fn = ContrastiveLoss(normalize=True)
         >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
         >>> loss_fn(Q, D).backward()
         >>> loss_fn.log_temperature.grad.shape
-        torch.Size([])
+        torch.Size([1])
     """
 
     def __init__(
         self,
-        temperature: float = 0.05,
+        temperature: float = 1.0,
         *,
         learnable: bool = True,
         symmetric: bool = False,

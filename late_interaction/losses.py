@@ -47,8 +47,7 @@ def pairwise_loss(
     Args:
         Q, D, labels, q_mask, d_mask, hard_negatives_mask, cu_seqlens_q, cu_seqlens_d, cu_seqlens_h,
             normalize, precision, reduction, scale_by_world: as in :func:`late_interaction.contrastive_loss`.
-        temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
-            gradient if it requires one.
+        temperature: as in :func:`late_interaction.contrastive_loss`.
         hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.contrastive_loss`: the hardest
             negative is looked for among them, too.
         group: as in :func:`late_interaction.contrastive_loss`: the hardest negative of all processes.
@@ -72,10 +71,10 @@ def pairwise_loss(
         >>> from late_interaction import pairwise_loss
         >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
         >>> D = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.1]]])
-        >>> loss = pairwise_loss(Q, D, temperature=0.5)
+        >>> loss = pairwise_loss(Q, D)
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
-        (0.2331, torch.Size([2, 1, 2]))
+        (0.4076, torch.Size([2, 1, 2]))
     """
     given = OF_CROSS_ENTROPY | {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
@@ -92,7 +91,7 @@ def sigmoid_loss(
     D: Tensor,
     *,
     labels: Tensor | None = None,
-    temperature: float | Tensor,
+    temperature: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
     hard_negatives: Tensor | None = None,
     q_mask: Tensor | None = None,
@@ -119,8 +118,7 @@ def sigmoid_loss(
     Args:
         Q, D, labels, q_mask, d_mask, hard_negatives_mask, cu_seqlens_q, cu_seqlens_d, cu_seqlens_h,
             normalize, precision, reduction, scale_by_world: as in :func:`late_interaction.contrastive_loss`.
-        temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
-            gradient if it requires one.
+        temperature: as in :func:`late_interaction.contrastive_loss`.
         bias: added to every score once divided: a finite number, or a tensor of one element, which gets a
             gradient if it requires one. A large negative one outweighs the many negatives of a new model.
         hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.contrastive_loss`: ``K`` further
@@ -142,10 +140,10 @@ def sigmoid_loss(
         >>> from late_interaction import sigmoid_loss
         >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
         >>> D = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.1]]])
-        >>> loss = sigmoid_loss(Q, D, temperature=0.5, bias=-1.0)
+        >>> loss = sigmoid_loss(Q, D, bias=-1.0)
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
-        (0.8454, torch.Size([2, 1, 2]))
+        (1.1008, torch.Size([2, 1, 2]))
     """
     given = OF_CROSS_ENTROPY | {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
@@ -205,7 +203,7 @@ class SigmoidLoss(BatchLoss):
     """:func:`sigmoid_loss` as a module, with a temperature and a bias that are learned if wanted.
 
     Args:
-        temperature: at the start; a number above 0. SigLIP starts from 0.1, of cosines.
+        temperature: at the start; a number above 0. SigLIP starts from 0.1, for single vectors.
         bias: at the start; a finite number. SigLIP's is the default.
         learnable: whether ``log_temperature`` and ``bias`` are parameters; else they are buffers.
         normalize, precision, reduction, group, scale_by_world: as in :func:`sigmoid_loss`.
@@ -217,18 +215,18 @@ class SigmoidLoss(BatchLoss):
     Example:
         >>> import torch
         >>> from late_interaction import SigmoidLoss
-        >>> loss_fn = SigmoidLoss(0.1, normalize=True)
+        >>> loss_fn = SigmoidLoss(normalize=True)
         >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
         >>> loss_fn(Q, D).backward()
         >>> loss_fn.bias.grad.shape
-        torch.Size([])
+        torch.Size([1])
     """
 
     bias: Tensor
 
     def __init__(
         self,
-        temperature: float = 0.1,
+        temperature: float = 1.0,
         bias: float = -10.0,
         *,
         learnable: bool = True,
@@ -243,11 +241,7 @@ class SigmoidLoss(BatchLoss):
             "scale_by_world": scale_by_world,
         }  # fmt: skip
         super().__init__(sigmoid_loss, temperature, learnable, options)
-        start = torch.tensor(own_options.number("bias", bias))
-        if learnable:
-            self.bias = torch.nn.Parameter(start)
-        else:
-            self.register_buffer("bias", start)
+        self._learn("bias", own_options.number("bias", bias), learnable)
 
     def numbers(self) -> dict[str, Tensor]:
         return super().numbers() | {"bias": self.bias}

@@ -33,8 +33,8 @@ def cached_contrastive_step(
             their masks.
         batches: the parts, at least one: whatever the encoder takes.
         loss: from the outputs, joined along their first dim, to the loss: say ``lambda Q, D:
-            contrastive_loss(Q, D, temperature=0.05)``. Tensors ``[b, L, ...]`` of unequal ``L`` are padded
-            at the end with zeros (False): let the encoder return masks too.
+            contrastive_loss(Q, D)``. Tensors ``[b, L, ...]`` of unequal ``L`` are padded at the end with
+            zeros (False): let the encoder return masks too.
         module: the module in DistributedDataParallel or FSDP2 that the encoder runs, whose gradients are sent
             with the last part alone; None: the encoder itself, if it is one.
         scale: applied to the loss before its backward, say ``GradScaler().scale``.
@@ -58,7 +58,7 @@ def cached_contrastive_step(
         >>> step = cached_contrastive_step(
         ...     lambda part: (encoder(part[0]), encoder(part[1])),
         ...     parts,
-        ...     lambda Q, D: contrastive_loss(Q, D, temperature=0.05, normalize=True),
+        ...     lambda Q, D: contrastive_loss(Q, D, normalize=True),
         ... )
         >>> step.requires_grad, encoder.weight.grad.shape
         (False, torch.Size([8, 16]))

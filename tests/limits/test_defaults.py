@@ -165,13 +165,13 @@ DEFAULTS = {
     ),
     "TopK": (topk.TopK.__init__, {"normalize": False, "largest": True, "first": 0}, of_topk),
     "contrastive_loss": (
-        li.contrastive_loss, {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **LOSS},
-        partial(li.contrastive_loss, Q, D[:3], temperature=0.3),
+        li.contrastive_loss,
+        {"temperature": 1.0, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **LOSS},
+        partial(li.contrastive_loss, Q, D[:3]),
     ),
     "ContrastiveLoss": (
         li.ContrastiveLoss.__init__,
-        MODULE | {"temperature": 0.05, "learnable": True}
-        | {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
+        MODULE | {"learnable": True, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
         partial(of_module, li.ContrastiveLoss),
     ),
     "pairwise_loss": (
@@ -179,11 +179,10 @@ DEFAULTS = {
     ),
     "PairwiseLoss": (losses.PairwiseLoss.__init__, MODULE, partial(of_module, li.PairwiseLoss)),
     "sigmoid_loss": (
-        losses.sigmoid_loss, {"bias": 0.0, **LOSS},
-        partial(li.sigmoid_loss, Q, D[:3], temperature=0.3),
+        losses.sigmoid_loss, {"temperature": 1.0, "bias": 0.0, **LOSS}, partial(li.sigmoid_loss, Q, D[:3])
     ),
     "SigmoidLoss": (
-        losses.SigmoidLoss.__init__, MODULE | {"temperature": 0.1, "bias": -10.0, "learnable": True},
+        losses.SigmoidLoss.__init__, MODULE | {"bias": -10.0, "learnable": True},
         partial(of_module, li.SigmoidLoss),
     ),
     "recall_loss": (
