@@ -24,8 +24,8 @@ from late_interaction._checks.options import (
 )
 from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
-from late_interaction._scoring import norm_warning
 from late_interaction._scoring.mean import per_token
+from late_interaction._scoring.norm_warning import look, looked
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._scoring.traced import traced_scores
 from late_interaction.ops import _oom
@@ -230,9 +230,11 @@ def maxsim(
         ValueError: shapes, devices or options that do not fit.
 
     Warns:
-        UserWarning: the process's first call without ``normalize``, if the first tokens of its ``Q``, masked
-            ones and zeros (padding) aside, are no unit vectors: the models that are scored this way give
-            such. ``LIK_SUPPRESS_NORM_WARN=1`` silences it.
+        UserWarning: the first eager call without ``normalize`` in a process, if the first tokens of its
+            ``Q``, masked ones and zeros (padding) aside, are no unit vectors: the models that are scored this
+            way give such. Other scoring functions, losses and searches look at their own first call. A look
+            waits for the device, so none is taken in a CUDA graph. ``LIK_SUPPRESS_NORM_WARN=1`` in the
+            environment turns it off.
 
     Example:
         >>> import torch
@@ -244,22 +246,24 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    compiling = is_compiling()  # asked first: a graph that reads norm_warning.checked compiles twice
-    if mean is False and winners is None and (compiling or normalize is True or norm_warning.checked):
+    compiling = is_compiling()
+    scores = None
+    if mean is False and winners is None:
         path = traced_scores if compiling else _fast_path
         scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, False, q_weights)
-        if scores is not None:
-            return scores
-    Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
-    check_winners(winners)
-    check_flag("mean", mean)
-    q_weights = check_weights(q_weights, "Q", Q3)
-    scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners, weights=q_weights)
-    if mean:
-        scores = per_token(scores, Q3, q_mask, q_weights)
-    if not (compiling or normalize or norm_warning.checked or _intercepted(Q, Q)):
-        norm_warning.warn_unnormalized(Q3, q_mask)
-    return as_given(scores, Q, D)
+    if scores is None:
+        Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
+        check_winners(winners)
+        check_flag("mean", mean)
+        q_weights = check_weights(q_weights, "Q", Q3)
+        scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners, weights=q_weights)
+        if mean:
+            scores = per_token(scores, Q3, q_mask, q_weights)
+        scores = as_given(scores, Q, D)
+    # Asked in this order: a graph that reads what eager calls change compiles twice.
+    if not (compiling or normalize or "maxsim" in looked):
+        look("maxsim", Q, q_mask)
+    return scores
 
 
 def maxsim_pairs(
@@ -298,18 +302,22 @@ def maxsim_pairs(
         >>> maxsim_pairs(Q, D)
         tensor([2., 3.])
     """
+    compiling = is_compiling()
+    scores = None
     if mean is False and winners is None:
-        path = traced_scores if is_compiling() else _fast_path
+        path = traced_scores if compiling else _fast_path
         scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, True, q_weights)
-        if scores is not None:
-            return scores
-    Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
-    check_winners(winners)
-    check_flag("mean", mean)
-    q_weights = check_weights(q_weights, "Q", Q)
-    options = (normalize, backward, precision, winners)
-    scores, _ = _run(Q, D, q_mask, d_mask, *options, paired=True, weights=q_weights)
-    return per_token(scores, Q, q_mask, q_weights) if mean else scores
+    if scores is None:
+        Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
+        check_winners(winners)
+        check_flag("mean", mean)
+        q_weights = check_weights(q_weights, "Q", Q)
+        options = (normalize, backward, precision, winners)
+        scores, _ = _run(Q, D, q_mask, d_mask, *options, paired=True, weights=q_weights)
+        scores = per_token(scores, Q, q_mask, q_weights) if mean else scores
+    if not (compiling or normalize or "maxsim_pairs" in looked):
+        look("maxsim_pairs", Q, q_mask)
+    return scores
 
 
 def maxsim_with_winners(
@@ -347,4 +355,6 @@ def maxsim_with_winners(
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
     assert winners is not None
+    if not normalize:
+        look("maxsim_with_winners", Q, q_mask)
     return as_given(scores, Q, D), as_given(widen(winners, D.shape[-2]), Q, D)

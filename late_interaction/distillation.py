@@ -16,6 +16,7 @@ from late_interaction._checks.tensors import check_embeddings
 from late_interaction._contrastive.check import REDUCTIONS
 from late_interaction._contrastive.own_options import positive
 from late_interaction._maxsim import maxsim
+from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction.score_pairs import score_pairs_packed
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def distill_kl_div_loss(
         "q_mask": q_mask, "d_mask": d_mask, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
     }  # fmt: skip
     scores = _scores(Q, D, inputs, normalize, precision)
+    if not normalize:
+        look("distill_kl_div_loss", Q, q_mask)
     _check_teacher(teacher, scores, ("[B, K]",), [scores.shape])
     if scores.shape[1] < 2:
         raise ValueError(
@@ -163,6 +166,8 @@ def margin_mse_loss(
         "q_mask": q_mask, "d_mask": d_mask, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
     }  # fmt: skip
     scores = _scores(Q, D, inputs, normalize, precision)
+    if not normalize:
+        look("margin_mse_loss", Q, q_mask)
     if scores.shape[1] < 2:
         raise ValueError(
             f"D must hold a positive and at least 1 negative of each query, got {scores.shape[1]} documents"
@@ -203,7 +208,9 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
                 "Q must be [B, Lq, d] and D [B, K, Ld, d] (or both packed, with cu_seqlens), got"
                 f" {list(Q.shape)} and {list(D.shape)}"
             )
-        return maxsim(Q, D, q_mask, d_mask, normalize=normalize, precision=precision)
+        options: dict[str, Any] = {"normalize": normalize, "precision": precision}
+        dense: Tensor = unwatched(maxsim, Q, D, q_mask, d_mask, **options)
+        return dense
     for name, offsets in (("cu_seqlens_q", cu_q), ("cu_seqlens_d", cu_d)):
         if not isinstance(offsets, Tensor):
             raise TypeError(
@@ -227,7 +234,7 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
         )
     pairs = torch.arange(max(documents, 0), dtype=torch.int32, device=Q.device)
     rows = pairs.div(max(each, 1), rounding_mode="floor")
-    scores = score_pairs_packed(Q, D, cu_q, cu_d, rows, pairs, precision=precision)
+    scores: Tensor = unwatched(score_pairs_packed, Q, D, cu_q, cu_d, rows, pairs, precision=precision)
     return scores.view(max(queries, 0), each)
 
 

@@ -8,6 +8,7 @@ from late_interaction import ops
 from late_interaction._checks.from_hidden import check_from_hidden
 from late_interaction._checks.options import check_flag, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
+from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
 from late_interaction.ops.from_hidden.dtypes import working_dtype
 
@@ -79,6 +80,8 @@ def maxsim_from_hidden(
             scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, False)
     else:
         scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, autocast)
+    if not project_Q:
+        look("maxsim_from_hidden", Q3, q_mask, option=False)
     return scores.squeeze(0) if Q.dim() == 2 else scores
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from late_interaction._checks.padded import check_padded, read_longest
 from late_interaction._maxsim import maxsim
+from late_interaction._scoring.norm_warning import look, unwatched
 
 __all__ = ["PackedBatch", "maxsim_padded", "pack_padded"]
 
@@ -157,4 +158,6 @@ def maxsim_padded(
         tensor([[3., 4.]])
     """
     q_mask, d_mask = check_padded(queries, documents, query_lengths, doc_lengths, validate)
-    return maxsim(queries, documents, q_mask, d_mask, q_weights=q_weights, mean=mean)
+    scores: Tensor = unwatched(maxsim, queries, documents, q_mask, d_mask, q_weights=q_weights, mean=mean)
+    look("maxsim_padded", queries, q_mask, option=False)
+    return scores

@@ -19,6 +19,7 @@ from late_interaction._checks.packed import (
 from late_interaction._checks.tensors import check_no_forward_ad, has_values
 from late_interaction._checks.weights import check_weights
 from late_interaction._scoring.mean import packed_counts
+from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.packed_call import call_packed
 from late_interaction.ops import _oom
 
@@ -89,6 +90,7 @@ def score_pairs_packed(
     if q_weights is not None:
         tokens += (q_weights,)
     scores = _score(tokens, (cu_q, cu_d, pair_q, pair_d), max_seqlen_q, precision)
+    look("score_pairs_packed", Q_packed, option=False)
     if not mean or len(pair_q) == 0:
         return scores
     counts = packed_counts(cu_q, q_weights).to(scores.dtype)
@@ -166,6 +168,7 @@ def rerank_direct(
             " use score_pairs_packed, or torch.no_grad()"
         )
     scores: Tensor = call_packed(ops.maxsim_spans, (Q, batch_tensor, starts, lengths), precision, False)
+    look("rerank_direct", Q, option=False)
     return scores
 
 

@@ -10,6 +10,7 @@ from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.smooth import check_tau
 from late_interaction._checks.tensors import check_no_forward_ad
+from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
 
 __all__ = ["smooth_maxsim", "smooth_maxsim_pairs"]
@@ -76,6 +77,8 @@ def smooth_maxsim(
     """
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     scores = _scores(Q3, DN, q_mask, d_mask, tau, normalize, False)
+    if not normalize:
+        look("smooth_maxsim", Q3, q_mask)
     if D.dim() == 2:
         scores = scores.squeeze(1)
     return scores.squeeze(0) if Q.dim() == 2 else scores
@@ -114,7 +117,10 @@ def smooth_maxsim_pairs(
         tensor([2., 3.])
     """
     Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
-    return _scores(Q, D, q_mask, d_mask, tau, normalize, True)
+    scores = _scores(Q, D, q_mask, d_mask, tau, normalize, True)
+    if not normalize:
+        look("smooth_maxsim_pairs", Q, q_mask)
+    return scores
 
 
 def _scores(

@@ -17,6 +17,7 @@ from late_interaction._checks.packed import check_packed, check_sequences
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._checks.weights import check_weights
 from late_interaction._scoring.mean import packed_counts
+from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.packed_call import call_packed
 from late_interaction.ops import _oom
 
@@ -116,5 +117,6 @@ def maxsim_varlen(
     except RuntimeError as error:
         _oom.varlen_failed(error, Q_packed, D_packed, cu_q, cu_d, learns)
         raise
+    look("maxsim_varlen", Q_packed, option=False)
     scores: Tensor = result[0] if learns else result
     return scores / packed_counts(cu_q, q_weights).to(scores.dtype).unsqueeze(1) if mean else scores

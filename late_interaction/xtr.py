@@ -13,6 +13,7 @@ from late_interaction import ops
 from late_interaction._checks.options import check_backward, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._checks.xtr import check_xtr
+from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
 
 __all__ = ["xtr_scores"]
@@ -56,10 +57,11 @@ def xtr_scores(
         rule: ``"paper"``: a document that a query token did not select adds 0, and the divisor is the number
             of query tokens that selected the document, at least 1 (equation 5; Sentence Transformers 6).
             ``"pylate"``: every similarity that was not selected is 0, so a maximum below 0 counts only in a
-            document whose tokens were all selected, and the divisor is the number of positive maxima, at
-            least 0.001 (PyLate 1.5 and 1.6, PrimeQA).
-        q_weights: ``[Nq, Lq]``, floating point: numbers that multiply the maxima, differentiable. A query
-            token of weight 0 does not count for the divisor.
+            document whose tokens were all selected, and the divisor is the number of query tokens whose
+            maximum times weight is above 0, at least 0.001 (PyLate 1.5 and 1.6, PrimeQA).
+        q_weights: ``[Nq, Lq]``, floating point: numbers of any sign that multiply the maxima, differentiable.
+            A query token of weight 0 does not count for the divisor. The weight of a masked token has no
+            effect.
         precision: as in :func:`late_interaction.maxsim`; products are PyTorch's own matrix products.
         backward: as in :func:`late_interaction.maxsim`.
 
@@ -86,6 +88,11 @@ def xtr_scores(
         tensor([[4., 5., 3.]])
         >>> xtr_scores(Q, D, k=3)  # and now 2, and 2
         tensor([[4.0000, 3.5000, 3.0000]])
+        >>> weights = torch.tensor([[1.0, -1.0]])
+        >>> xtr_scores(Q, D, k=2, q_weights=weights)  # selected maxima that are weighted: 4, -5, -3
+        tensor([[ 4., -5., -3.]])
+        >>> xtr_scores(Q, D, k=2, q_weights=weights, rule="pylate")  # no positive one: divided by 0.001
+        tensor([[    4.0000, -5000.0000, -3000.0000]])
     """
     Q3, DN, q_mask, d_mask = check_xtr(Q, D, k, q_mask, d_mask, q_weights, rule)
     strategy = check_backward(backward)
@@ -95,8 +102,11 @@ def xtr_scores(
         DN = DN.flatten(0, 1)
         d_mask = None if d_mask is None else d_mask.flatten(0, 1)
     weights = _weights(q_mask, q_weights, Q3)
+    if q_weights is not None and q_mask is not None:  # whatever a masked token holds: 0 * NaN is NaN
+        Q3 = Q3.masked_fill(~q_mask.unsqueeze(-1), 0.0)
     selection = min(k, _MOST_SELECTED), rule
     scores = _call(Q3, DN, weights, d_mask, selection, precision, strategy)
+    look("xtr_scores", Q3, q_mask, option=False)
     if groups is not None:
         own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
         return own.t()

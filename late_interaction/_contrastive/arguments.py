@@ -11,6 +11,7 @@ from torch import Tensor
 from late_interaction._contrastive import check, whole
 from late_interaction._contrastive.blocks import Kernels, choose
 from late_interaction._contrastive.ring import Ring, join
+from late_interaction._scoring.norm_warning import look
 
 _LOSSES = ("contrastive_loss", "pairwise_loss", "sigmoid_loss", "recall_loss")
 _PRECISIONS = ("highest", "high", "medium", "fp16")
@@ -70,6 +71,8 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
             ring = ring.with_packed(sides.d)
     if normalize or not is_whole:
         kernels = choose(sides.q, single, normalize, options.precision)
+    if not options.normalize:
+        look(name, sides.q.values, sides.q.mask)
     scale = float(ring.world) if given["scale_by_world"] else 1.0
     return Arguments(sides, options, kernels, ring, scale, keeps, numbers and keeps, is_whole)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._maxsim import maxsim
+from late_interaction._scoring.norm_warning import unwatched
 from late_interaction.score_pairs import rerank_direct
 
 # Copies of candidates take at most so many bytes at a time; on a CPU as many as the process has memory for
@@ -38,7 +39,8 @@ def exact_scores(
         for i, own in enumerate(found):
             query = Q[i] if q_mask is None else Q[i][q_mask[i]]
             where = starts[own], lengths[own]
-            scores[i] = rerank_direct(query, D.flatten(0, 1), *where, precision=options["precision"])
+            tokens, precision = D.flatten(0, 1), options["precision"]
+            scores[i] = unwatched(rerank_direct, query, tokens, *where, precision=precision)
         return scores
     at_once = fitting(D.shape[1] * D.shape[2] * D.element_size(), _GATHERED_BYTES if on_cpu else _BYTES)
     queries, documents = max(at_once // max(K, 1), 1), min(at_once, max(K, 1))
@@ -48,7 +50,8 @@ def exact_scores(
             index = found[part].to(D.device)
             mask = None if d_mask is None else d_mask[index]
             tokens = D if mask is None or not on_cpu else D[:, : longest(mask)]
-            scores[part] = maxsim(
+            scores[part] = unwatched(
+                maxsim,
                 Q[part[0]],
                 tokens[index].to(Q.device),
                 None if q_mask is None else q_mask[part[0]],

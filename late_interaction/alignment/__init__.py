@@ -27,6 +27,7 @@ from late_interaction._checks.tensors import (
     check_same_dtype_and_d,
 )
 from late_interaction._maxsim import maxsim_with_winners
+from late_interaction._scoring.norm_warning import look, unwatched
 
 __all__ = ["Alignment", "explain"]
 
@@ -194,6 +195,8 @@ def explain(
             own = own if picks is None else picks
             found = explain_one(*query, D[own], None if d_mask is None else d_mask[own])
         result.append(found)
+    if not normalize:
+        look("explain", Q, q_mask)
     if paired or one_document:
         flat = [found[0] for found in result]
         return flat[0] if one_query else flat
@@ -214,7 +217,8 @@ def explain_one(
     contributions = q.new_zeros(matches.shape, dtype=wide)
     if n and Ld:
         with torch.no_grad():
-            _, winners = maxsim_with_winners(q, D, q_mask, d_mask, normalize=normalize, precision=precision)
+            options: dict[str, Any] = {"normalize": normalize, "precision": precision}
+            _, winners = unwatched(maxsim_with_winners, q, D, q_mask, d_mask, **options)
         matches = winners.long()
         index = matches.clamp(min=0)[..., None].expand(-1, -1, d)
         query, best = q.to(wide), D.gather(1, index).to(wide)

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from late_interaction import ops
 from late_interaction._checks.tensors import CODES
 from late_interaction._scoring import quantized
+from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.precision import float32_precision
 from late_interaction.corpus import _tokens
 from late_interaction.corpus._chunks import Chunk
@@ -67,7 +68,9 @@ class _OfFloats(Queries):
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         tokens = _tokens.unit(sources[0]) if self._normalize else sources[0]
         cu_seqlens = to_device(chunk.offsets(), self.device)
-        return maxsim_varlen(self._tokens, tokens, self._cu_seqlens, cu_seqlens, precision=self._precision)
+        packed = self._tokens, tokens, self._cu_seqlens, cu_seqlens
+        scores: Tensor = unwatched(maxsim_varlen, *packed, precision=self._precision)
+        return scores
 
 
 class _OfResiduals(Queries):

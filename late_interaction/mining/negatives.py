@@ -19,6 +19,7 @@ from late_interaction._checks.tensors import (
     check_not_meta,
 )
 from late_interaction._progress import Progress
+from late_interaction._scoring.norm_warning import unwatched
 from late_interaction.corpus import Corpus
 from late_interaction.mining._choice import Choice
 from late_interaction.score_pairs import score_pairs_packed
@@ -230,6 +231,6 @@ def _positive_scores(
         (Q, of_queries), (D, of_documents) = (pack_sequences(x) for x in texts)
         pairs = [(i, known[x]) for i, row in enumerate(some) for x in row]
         at_q, at_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in zip(*pairs, strict=True))
-        scores = score_pairs_packed(Q, D, of_queries, of_documents, at_q, at_d)
+        scores = unwatched(score_pairs_packed, Q, D, of_queries, of_documents, at_q, at_d)
         found += scores.split([len(row) for row in some])
     return found

@@ -68,7 +68,7 @@ def without_tqdm(monkeypatch):
 
 def without_norms(monkeypatch):
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN", raising=False)
-    monkeypatch.setattr(norm_warning, "checked", False)
+    norm_warning.looked.clear()
     scored(10 * ours(2, 3, 8))
 
 

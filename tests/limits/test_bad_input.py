@@ -49,12 +49,6 @@ TOKENS = {
 }
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["first", "later"])
-def later(request, monkeypatch):
-    """The process's first call goes another way: it looks at the norms."""
-    monkeypatch.setattr(li._scoring.norm_warning, "checked", request.param)
-
-
 @pytest.mark.parametrize("function", [li.maxsim, li.maxsim_with_winners, maxsim_forward])
 @pytest.mark.parametrize("bad", TOKENS)
 def test_tokens(bad, function):

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction import int8
-from late_interaction._scoring import norm_warning
 from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.topk import TopK, _default_chunk, maxsim_topk
@@ -64,12 +63,6 @@ def test_winners_are_kept_where_a_gradient_is_wanted(function, learns, enabled):
     assert called.names == [name + "_winners" * wanted] and scores.requires_grad == wanted
 
 
-@pytest.fixture
-def not_the_first_call(monkeypatch):
-    """The process's first call looks at norms, and goes a longer way."""
-    monkeypatch.setattr(norm_warning, "checked", True)
-
-
 STEPS = {
     "plain": {},
     "options": {"normalize": True},
@@ -84,7 +77,7 @@ STEPS = {
     [(x, learns) for x in STEPS for learns in ("Q", "D", "Q D", *(("w", "D w") if "weights" in x else ()))],
 )
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_backward_makes_the_gradients_that_are_wanted(not_the_first_call, step, learns, deterministic):
+def test_a_backward_makes_the_gradients_that_are_wanted(step, learns, deterministic):
     options = dict(STEPS[step])
     Q, documents, weights = (
         x.clone().requires_grad_(name in learns)
@@ -128,7 +121,7 @@ def test_winners_that_are_found_again_are_added_up_in_order_unless_told_otherwis
         ({"winners": "recompute", "backward": "unified"}, "call_in_backward", True),
     ],
 )
-def test_what_a_failed_backward_wanted_memory_for(not_the_first_call, monkeypatch, options, caller, unified):
+def test_what_a_failed_backward_wanted_memory_for(monkeypatch, options, caller, unified):
     """A float32 sum of grad_D only where it adds up in one pass."""
 
     def fails(*_):
@@ -145,7 +138,7 @@ def test_what_a_failed_backward_wanted_memory_for(not_the_first_call, monkeypatc
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_step_of_both_gradients_is_not_differentiated_again(not_the_first_call, step):
+def test_a_step_of_both_gradients_is_not_differentiated_again(step):
     options = STEPS[step] | ({"q_weights": torch.ones(1, 3)} if "q_weights" in STEPS[step] else {})
     inputs = tokens(3)[None].requires_grad_(), D[None].clone().requires_grad_()
     scores = li.maxsim(*inputs, **options)

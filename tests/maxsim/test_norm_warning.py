@@ -1,19 +1,29 @@
-"""The one look at the norms of Q, in the process's first call without normalize."""
+"""The one look of each public function at the norms of Q, in its first eager call of a process."""
 
-import runpy
+import os
+import subprocess
+import sys
+import textwrap
+import threading
 import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import late_interaction as li
+from late_interaction import coarse, fused_head, topk
 from late_interaction._scoring import norm_warning
+from late_interaction.corpus import Corpus
+from late_interaction.mining import hard_negatives
+from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 
 
 @pytest.fixture(autouse=True)
 def first_call(monkeypatch):
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN", raising=False)
-    monkeypatch.setattr(norm_warning, "checked", False)
+    norm_warning.looked.clear()
 
 
 def said(*calls):
@@ -21,12 +31,12 @@ def said(*calls):
         warnings.simplefilter("always")
         for call in calls:
             call()
-    return [str(w.message) for w in caught if "normalize=True" in str(w.message)]
+    return [str(w.message) for w in caught if "the median norm" in str(w.message)]
 
 
 def said_first(function, *args):
     """What a call says that is the first of its process."""
-    norm_warning.checked = False
+    norm_warning.looked.clear()
     return said(lambda: function(*args))
 
 
@@ -67,10 +77,6 @@ def test_the_environment_silences_it(device, monkeypatch):
     assert said(score(device, 7.0)) == []
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN")
     assert said(score(device, 7.0)) == []  # that was the first call
-
-
-def test_a_process_begins_without_a_look():
-    assert runpy.run_path(norm_warning.__file__)["checked"] is False
 
 
 @pytest.mark.parametrize("size", [0.5, 0.89, 1.11, 1.5])
@@ -137,13 +143,6 @@ def test_a_long_query_behind_its_padding_is_looked_at(device):
     assert len(said_first(li.maxsim, Q.to(device), unit(1, 3, 8).to(device))) == 1
 
 
-def test_packed_queries_are_not_looked_at(device):
-    """They have no padding, and no option to normalize them; the look is left to the first maxsim."""
-    Q, cu = (torch.rand(9, 8, device=device) * 7, torch.tensor([0, 4, 9], device=device))
-    assert said_first(li.maxsim_varlen, Q, Q, cu, cu) == []
-    assert norm_warning.checked is False
-
-
 @pytest.mark.parametrize("capturing", [False, True])
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_when_a_look_must_not_wait(monkeypatch, capturing, mode):
@@ -185,10 +184,255 @@ def test_nothing_waits_where_it_must_not():
     torch.testing.assert_close(captured, call())
 
 
-@pytest.mark.parametrize("options", [{"winners": "recompute"}, {"mean": True}])
-def test_calls_with_other_options_look_once_too(device, options):
-    assert said(score(device, 7.0, normalize=True, **options)) == [] and norm_warning.checked is False
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert said(score(device, 7.0, **options)) == [] and norm_warning.checked is False
-    assert len(said(score(device, 7.0, **options))) == 1
-    assert said(score(device, 7.0, **options)) == []
+@pytest.mark.parametrize("options", [{}, {"winners": "recompute"}, {"mean": True}])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_calls_with_other_options_look_once_too(device, options, autocast):
+    assert said(score(device, 7.0, normalize=True, **options)) == [] and not norm_warning.looked
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+        assert len(said(score(device, 7.0, **options))) == 1
+        assert said(score(device, 7.0, **options)) == []
+
+
+# ---- every function that takes queries as they are ----
+
+
+def offsets(count, length, device):
+    return torch.arange(0, count * length + 1, length, dtype=torch.int32, device=device)
+
+
+def packed(Q, D):
+    return Q.flatten(0, 1), D.flatten(0, 1), *(offsets(*x.shape[:2], x.device) for x in (Q, D))
+
+
+def one_pair(Q, D):
+    first = torch.zeros(1, dtype=torch.int32, device=Q.device)
+    return score_pairs_packed(*packed(Q, D), first, first)
+
+
+def spans(Q, D):
+    numbers = torch.tensor([0, 3], dtype=torch.int32, device=Q.device)
+    return rerank_direct(Q[0], D.flatten(0, 1), numbers, numbers)
+
+
+def padded(Q, D):
+    lengths = torch.full((len(Q),), 5, device=Q.device)
+    return li.maxsim_padded(Q, D.unsqueeze(1), lengths, lengths.unsqueeze(1))
+
+
+def from_hidden(Q, D):
+    return fused_head.maxsim_from_hidden(Q, D, torch.eye(8, device=Q.device))
+
+
+def added(Q, D):
+    best = topk.TopK(Q, 2)
+    best.add(D)
+
+
+def corpus(Q, D):
+    return Corpus.from_packed(D.flatten(0, 1), offsets(*D.shape[:2], "cpu")).search(Q, 2, normalize=False)
+
+
+def mined(Q, D):
+    return hard_negatives(Q, D, [[0]] * len(Q), num_negatives=1, normalize=False)
+
+
+def distilled(loss):
+    return lambda Q, D: loss(Q, D.expand(len(Q), *D.shape), torch.rand(len(Q), len(D), device=Q.device))
+
+
+def packed_loss(Q, D):
+    tokens = packed(Q, D)
+    return li.contrastive_loss(*tokens[:2], cu_seqlens_q=tokens[2], cu_seqlens_d=tokens[3])
+
+
+def with_temperature(loss):
+    return lambda Q, D: loss(Q, D, temperature=1.0)
+
+
+# By the name that the warning begins with: a call of 3 queries [5, 8] with 3 documents.
+FUNCTIONS = {
+    "maxsim(": lambda Q, D: li.maxsim(Q, D),
+    "maxsim_pairs(": lambda Q, D: li.maxsim_pairs(Q, D),
+    "maxsim_with_winners(": lambda Q, D: li.maxsim_with_winners(Q, D),
+    "maxsim_varlen ": lambda Q, D: li.maxsim_varlen(*packed(Q, D)),
+    "score_pairs_packed ": one_pair,
+    "rerank_direct ": spans,
+    "maxsim_padded ": padded,
+    "maxsim_from_hidden ": from_hidden,
+    "smooth_maxsim(": lambda Q, D: li.smooth_maxsim(Q, D),
+    "smooth_maxsim_pairs(": lambda Q, D: li.smooth_maxsim_pairs(Q, D),
+    "xtr_scores ": lambda Q, D: li.xtr_scores(Q, D, 4),
+    "contrastive_loss(": with_temperature(li.contrastive_loss),
+    "pairwise_loss(": with_temperature(li.pairwise_loss),
+    "sigmoid_loss(": with_temperature(li.sigmoid_loss),
+    "recall_loss(": with_temperature(li.recall_loss),
+    "distill_kl_div_loss(": distilled(li.distill_kl_div_loss),
+    "margin_mse_loss(": distilled(li.margin_mse_loss),
+    "retrieve(": lambda Q, D: li.retrieve(Q, D, 2, normalize=False),
+    "maxsim_topk(": lambda Q, D: topk.maxsim_topk(Q, D, 2),
+    "TopK.add(": added,
+    "coarse.search(": lambda Q, D: coarse.search(Q, D, 2, coarse="4bit", normalize=False),
+    "Corpus.search(": corpus,
+    "explain(": lambda Q, D: li.explain(Q, D),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_warns_once_whatever_others_saw(device, name):
+    """Calls of the others with unit vectors hide nothing, and a function that calls another looks for it."""
+    Q, D = unit(3, 5, 8).to(device), unit(3, 6, 8).to(device)
+    own = FUNCTIONS[name]
+    assert said(*(lambda call=call: call(Q, D) for x, call in FUNCTIONS.items() if x != name)) == []
+    assert norm_warning.looked == {x[:-1] for x in FUNCTIONS if x != name}
+    (words,) = said(lambda: own(Q * 7, D), lambda: own(Q * 7, D))
+    assert words.startswith(name) and "is 7.000:" in words
+    assert ("Pass normalize=True" in words) == (name[-1] == "(")
+    assert "LIK_SUPPRESS_NORM_WARN=1" in words
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_warm_up_with_zeros_hides_nothing(device, name):
+    Q, D = unit(3, 5, 8).to(device), unit(3, 6, 8).to(device)
+    own = FUNCTIONS[name]
+    assert said(lambda: own(torch.zeros_like(Q), D)) == []
+    assert len(said(lambda: own(Q * 7, D))) == 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_warning_points_at_the_caller(name):
+    with pytest.warns(UserWarning, match="the median norm") as caught:
+        FUNCTIONS[name](unit(3, 5, 8) * 7, unit(3, 6, 8))
+    assert {w.filename for w in caught} == {__file__}
+
+
+@pytest.mark.parametrize("loss", [li.ContrastiveLoss, li.PairwiseLoss, li.SigmoidLoss])
+def test_modules_of_losses_warn_where_they_are_called(loss):
+    with pytest.warns(UserWarning, match="the median norm") as caught:
+        loss()(unit(3, 5, 8) * 7, unit(3, 6, 8))
+    assert caught[0].filename == __file__
+
+
+def test_packed_tokens_and_lists_are_looked_at(device):
+    """Queries of several lengths: of a loss, a corpus and hard negatives."""
+    Q, D = unit(3, 5, 8).to(device), unit(3, 6, 8).to(device)
+    assert len(said_first(packed_loss, Q * 7, D)) == 1
+    assert len(said_first(mined, Q * 7, D)) == 1
+    lists = [x[: i + 1] * 7 for i, x in enumerate(Q)]
+    assert len(said_first(mined, lists, D)) == 1
+
+
+def test_masked_tokens_of_losses_and_searches_do_not_count(device):
+    Q, kept = (x.to(device) for x in queries(1.0, [4, 9, 1, 6]))
+    Q, D = Q.where(kept.unsqueeze(-1), 7.0), unit(4, 3, 8).to(device)
+    calls = {
+        "loss": lambda **mask: li.contrastive_loss(Q, D, temperature=1.0, **mask),
+        "search": lambda **mask: li.retrieve(Q, D, 2, normalize=False, **mask),
+        "corpus": lambda **mask: Corpus.from_packed(D.flatten(0, 1), offsets(4, 3, "cpu")).search(
+            Q, 2, normalize=False, **mask
+        ),
+        "smooth": lambda **mask: li.smooth_maxsim(Q, D, **mask),
+    }
+    for call in calls.values():
+        norm_warning.looked.clear()
+        assert said(lambda call=call: call(q_mask=kept)) == []
+        norm_warning.looked.clear()
+        assert len(said(call)) == 1
+
+
+def test_normalizing_calls_and_codes_do_not_look(device):
+    Q, D = unit(3, 5, 8).to(device) * 7, unit(3, 6, 8).to(device)
+    assert said(
+        lambda: li.contrastive_loss(Q, D, temperature=1.0, normalize=True),
+        lambda: li.retrieve(Q, D, 2),
+        lambda: coarse.search(Q, D, 2, coarse="1bit"),
+        lambda: li.smooth_maxsim(Q, D, normalize=True),
+        lambda: li.explain(Q, D, normalize=True),
+        lambda: topk.maxsim_topk(
+            Q.to(torch.int8), D.to(torch.int8), 2,
+            scale_Q=torch.ones((), device=device), scale_D=torch.ones((), device=device),
+        ),
+    ) == []  # fmt: skip
+    assert not norm_warning.looked
+
+
+def test_what_has_no_values_is_not_looked_at():
+    """Tracing, transforms, fake and meta tensors: nothing is said, and the first plain call looks."""
+    Q, D = unit(3, 5, 8) * 7, unit(3, 6, 8)
+
+    def fake():
+        with FakeTensorMode() as mode:
+            li.smooth_maxsim(mode.from_tensor(Q), mode.from_tensor(D))
+
+    scores = lambda Q: li.maxsim(Q, D).sum()  # noqa: E731
+    assert said(
+        fake,
+        lambda: li.maxsim(Q.to("meta"), D.to("meta")),
+        lambda: make_fx(scores)(Q),
+        lambda: torch.jit.trace(scores, Q, check_trace=False),
+        lambda: torch.func.grad(scores)(Q),
+        lambda: torch.compile(scores, backend="eager", fullgraph=True)(Q),
+        lambda: torch.export.export(Scored(), (Q, D)),
+    ) == []  # fmt: skip
+    assert not norm_warning.looked
+    assert len(said(lambda: scores(Q))) == 1
+
+
+class Scored(torch.nn.Module):
+    def forward(self, Q, D):
+        return li.maxsim(Q, D)
+
+
+@pytest.mark.parametrize("name", ["maxsim_varlen ", "maxsim_padded ", "smooth_maxsim(", "xtr_scores ",
+                                  "maxsim_from_hidden ", "margin_mse_loss("])  # fmt: skip
+def test_a_first_eager_call_compiles_nothing_anew(name):
+    frames = []
+
+    def backend(graph, _):
+        frames.append(graph)
+        return graph.forward
+
+    Q, D = unit(3, 5, 8) * 7, unit(3, 6, 8)
+    compiled = torch.compile(FUNCTIONS[name], backend=backend, fullgraph=True)
+    assert said(lambda: compiled(Q, D)) == []
+    assert len(said(lambda: FUNCTIONS[name](Q, D))) == 1
+    assert said(lambda: compiled(Q, D)) == []
+    assert len(frames) == 1
+
+
+def test_a_search_in_one_thread_silences_no_other(device):
+    """What a search calls looks at nothing while it runs, in its own thread alone."""
+    Q, D = unit(3, 5, 8).to(device), unit(3, 6, 8).to(device)
+    found = []
+
+    def within(*_):
+        other = threading.Thread(target=lambda: found.append(li.maxsim(Q, D)))
+        other.start()
+        other.join()
+
+    li.retrieve(Q, D, 2, normalize=False, progress=within)
+    assert norm_warning.looked == {"maxsim", "retrieve"} and found
+
+
+def test_an_error_within_a_search_leaves_the_look_to_maxsim(device):
+    Q, D = unit(3, 5, 8).to(device), unit(3, 6, 8).to(device)
+    with pytest.raises(ValueError):
+        li.retrieve(Q, D[..., :4], 2, normalize=False)
+    assert len(said(lambda: li.maxsim(Q * 7, D))) == 1
+
+
+@pytest.mark.parametrize("silenced", [False, True])
+def test_a_process_says_it_once(silenced):
+    """Nothing of another process' state; the environment turns it off."""
+    code = """
+        import torch, late_interaction as li
+        Q, D = torch.full((2, 3, 8), 7.0), torch.ones(2, 4, 8)
+        for _ in range(3):
+            li.maxsim(Q, D)
+            li.contrastive_loss(Q, D, temperature=1.0)
+    """
+    environment = dict(os.environ, LIK_SUPPRESS_NORM_WARN="1" if silenced else "0", PYTHONWARNINGS="always")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the median norm") == (0 if silenced else 2)
