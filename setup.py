@@ -26,6 +26,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -285,6 +286,40 @@ def cuda_extension(toolkit, archs):
     return ext
 
 
+# ninja prints each command: 1,500 characters of flags.
+COMPILED = re.compile(r"(\[\d+/\d+, [\d.]+ s\]) .* -c (.+?) -o ")
+NINJA_STATUS = "[%f/%t, %e s] "
+
+
+@contextlib.contextmanager
+def line_per_file():
+    """Shorten ninja's line of each file that compiled to the time and the file's name.
+
+    Of a file that did not compile ninja prints command and errors once more: they stay as they are.
+    """
+    os.environ["NINJA_STATUS"] = NINJA_STATUS
+    reader, writer = os.pipe()
+    stdout = os.dup(1)
+
+    def shorten():
+        with open(reader, errors="replace") as lines, open(stdout, "w", buffering=1) as out:
+            for line in lines:
+                match = COMPILED.match(line)
+                out.write(f"{match[1]} {match[2].removeprefix(f'{ROOT}/')}\n" if match else line)
+
+    sys.stdout.flush()
+    os.dup2(writer, 1)
+    os.close(writer)
+    thread = threading.Thread(target=shorten)
+    thread.start()
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        thread.join()
+
+
 class BuildPython(build_py):
     def run(self):
         # A wheel packs all of build_lib, so nothing of an earlier build, such as its _cuda, may stay there.
@@ -315,7 +350,8 @@ class BuildLibraries(cpp_extension.BuildExtension):
         with open(base / ".lock", "w") as lock:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            super().run()
+            with line_per_file():
+                super().run()
 
     def use_toolkit(self, toolkit):
         cpp_extension.CUDA_HOME = str(toolkit.root)

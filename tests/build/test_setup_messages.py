@@ -23,8 +23,11 @@ cuda = types.SimpleNamespace(
     get_device_capability=lambda i: {gpus!r}[i],
 )
 """
-# Compiles nothing, and prints what nvcc would have been told.
+# Compiles nothing, and prints what nvcc would have been told. Runs ninja as cpp_extension does, in the folder that
+# the variable NINJA_FOLDER names.
 CPP_EXTENSION = """
+import os
+import subprocess
 import types
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
@@ -32,6 +35,8 @@ class BuildExtension(build_ext):
     def run(self):
         for ext in self.extensions:
             print(ext.name, *ext.flags.get("nvcc", []))
+        if folder := os.environ.get("NINJA_FOLDER"):
+            subprocess.run(["ninja", "-v"], stdout=1, stderr=subprocess.STDOUT, cwd=folder, check=True)
 def is_ninja_available():
     return True
 def include_paths():
@@ -180,3 +185,32 @@ def test_machine_code_is_compressed_where_nvcc_can(tmp_path, release, compressed
 def test_missing_compiler(tmp_path):
     said = build(tmp_path, CXX="no-such-compiler").stderr.strip().splitlines()[-1]
     assert said.startswith("late_interaction: no C++ compiler")
+
+
+COMPILER = """
+case "$*" in *broken.cpp*) echo "broken.cpp:1: error: expected a declaration"; exit 1;; esac
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_build_prints_a_line_for_a_file_and_the_command_of_one_that_fails(tmp_path, broken):
+    script(tmp_path / "bin" / "compiler", COMPILER)
+    names = [
+        ROOT / "csrc" / "ops.cpp",
+        tmp_path / "a file.cpp",
+        *([tmp_path / "broken.cpp"] if broken else []),
+    ]
+    rule = "rule compile\n  command = compiler -I flags -c -c $in -o $out -Wall\n"
+    for name in names[1:]:
+        name.touch()
+    paths = [str(name).replace(" ", "$ ") for name in names]
+    edges = [f"build {number}.o: compile {path}\n" for number, path in enumerate(paths)]
+    (tmp_path / "build.ninja").write_text(rule + "".join(edges))
+    run = build(tmp_path, NINJA_FOLDER=str(tmp_path))
+    lines = run.stdout.splitlines()
+    assert sum(line.endswith(" s] csrc/ops.cpp") for line in lines) == 1
+    assert sum("a file.cpp" in line and len(line) < len(str(tmp_path)) + 40 for line in lines) == 1
+    assert (run.returncode != 0) == broken
+    command = f"compiler -I flags -c -c {tmp_path}/broken.cpp -o 2.o -Wall"
+    assert lines.count(command) == lines.count("broken.cpp:1: error: expected a declaration") == broken
+    assert sum("flags" in line for line in lines) == broken
