@@ -1,4 +1,5 @@
-"""`python -m demo`: offline, nothing written outside the virtual environment, Ctrl-C is one line."""
+"""`python -m demo`: offline, Ctrl-C is one line, and what it writes lies in the virtual environment, or among
+temporary files where there is none that can be written to."""
 
 from __future__ import annotations
 

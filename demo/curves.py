@@ -17,7 +17,7 @@ from demo.__main__ import set_environment
 from demo.corpus import build_pairs
 from demo.encode import Encoder
 from demo.evaluate import TOP, Quality
-from demo.steps import held_out_quality, pick_device
+from demo.steps import held_out_quality, in_writable, pick_device
 from demo.train import Score, maxsim_scores, new_head, split, train_head
 from late_interaction.reference import maxsim_reference
 
@@ -62,6 +62,7 @@ def draw(path: Path, losses: dict[str, Sequence[float]], found: dict[str, Qualit
 
 
 def main() -> int:
+    picture = in_writable(PICTURE)
     device, machine = pick_device()
     pairs = build_pairs()
     queries, documents = Encoder(device).encode([p.query for p in pairs], [p.document for p in pairs])
@@ -75,8 +76,8 @@ def main() -> int:
         print(
             f"{name}: loss {losses[name][0]:.4f} -> {losses[name][-1]:.4f}, MRR@{TOP} {found[name].mrr:.4f}"
         )
-    draw(PICTURE, losses, found, machine.split(",")[0])
-    print(PICTURE)
+    draw(picture, losses, found, machine.split(",")[0])
+    print(picture)
     return 0
 
 

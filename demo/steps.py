@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +19,13 @@ from demo.evaluate import TOP, Quality, quality, same_rankings, timed
 from demo.train import DIM, new_head, split, train_head
 from late_interaction._progress import bar as progress_bar
 
-PICTURE = Path(__file__).with_name("alignment.png")
 TIE = 1e-5  # a score adds up some 15 similarities in fp32: closer than this, rounding decides the order
 CHUNK = 32  # queries that Sentence Transformers scores at a time: faster than larger chunks or all at once
 
 
 def run() -> int:
     """Run every step. 0 if the fp32 ranking is Sentence Transformers' own and training helped, else 1."""
+    picture = find_place("alignment.png")  # before the work of minutes
     device, machine = pick_device()
     print(f"late_interaction {late_interaction.__version__}, torch {torch.__version__}, {machine}")
 
@@ -48,9 +51,23 @@ def run() -> int:
 
     show.heading("5. Draw: the similarities of that hit")
     title = f"{pairs[hit].name}: every query token against every document token, winners ringed"
-    show.alignment_picture(PICTURE, title, Q.words[hit], D.words[hit], similarity, winners)
-    print(f"   {PICTURE}")
+    show.alignment_picture(picture, title, Q.words[hit], D.words[hit], similarity, winners)
+    print(f"   {picture}")
     return 0 if same and better else 1
+
+
+def find_place(name: str) -> Path:
+    """Where to write a file: in the virtual environment, or among temporary files if that cannot be."""
+    if sys.prefix != sys.base_prefix:
+        with suppress(OSError):
+            return in_writable(Path(sys.prefix) / name)
+    return Path(tempfile.mkdtemp(prefix="late_interaction-demo-")) / name
+
+
+def in_writable(path: Path) -> Path:
+    """The path, if its folder can be written to; else an OSError now, and not after minutes of work."""
+    tempfile.TemporaryFile(dir=path.parent).close()
+    return path
 
 
 def pick_device() -> tuple[torch.device, str]:

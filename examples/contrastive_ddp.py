@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -86,6 +87,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=64, help="queries of each process")
     args = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error(f"start it by torchrun: torchrun --nproc-per-node 2 {sys.argv[0]} (1 runs one process)")
     device = torch.device("cpu")
     if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -30,7 +30,7 @@ from demo.__main__ import set_environment  # noqa: E402
 from demo.corpus import build_pairs  # noqa: E402
 from demo.encode import Encoder, Tokens  # noqa: E402
 from demo.evaluate import TOP  # noqa: E402
-from demo.steps import held_out_quality  # noqa: E402
+from demo.steps import held_out_quality, in_writable  # noqa: E402
 from demo.train import new_head, split  # noqa: E402
 from late_interaction import cached_contrastive_step, contrastive_loss  # noqa: E402
 
@@ -236,10 +236,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--out", type=Path, default=PICTURE, help="the plot")
     args = parser.parse_args()
+    picture = in_writable(args.out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pairs = build_pairs()
     tokens = Encoder(device).encode([p.query for p in pairs], [p.document for p in pairs])
-    run(Data(*tokens), args.steps, args.epochs, args.out, args.seeds)
+    run(Data(*tokens), args.steps, args.epochs, picture, args.seeds)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from demo import corpus, curves, show, steps
 from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
+from examples import large_batch_mrr
 from late_interaction import maxsim, maxsim_with_winners, retrieve
 from late_interaction._scoring import norm_warning
 from late_interaction.fp8 import maxsim_inference_fp8, quantize_fp8_per_token
@@ -168,6 +169,48 @@ def test_the_steps_after_encoding_run_on_every_device(device, capsys, monkeypatc
     printed, bars = capsys.readouterr()
     assert [line.split()[0] for line in bars.splitlines()] == ["their", "training"]  # one line a bar
     assert all(name in printed for name in ("queries/s", "20 / 20", f"Query {hit}.", "before", "after"))
+
+
+class TinyEncoder(TorchEncoder):
+    def __init__(self, device):
+        self.device = device
+
+    def encode(self, queries, documents):
+        lengths = [4, 6] * (len(queries) // 2), [9, 12] * (len(documents) // 2)
+        return tuple(tiny_tokens(each, device=self.device) for each in lengths)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("there", [True, False], ids=["environment", "no environment to write to"])
+def test_a_run_writes_beside_no_source_file(there, tmp_path, monkeypatch, capsys):
+    """The picture lies in the virtual environment; if it cannot be written there, among temporary files."""
+    demo_folder = Path(steps.__file__).parent
+    environment, temporary = tmp_path / "environment", tmp_path / "temporary"
+    temporary.mkdir()
+    if there:
+        environment.mkdir()
+    monkeypatch.setattr(sys, "prefix", str(environment))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    pairs = [corpus.Pair(f"module.f{i}", f"Query {i}.", f"Document {i}.") for i in range(20)]
+    monkeypatch.setattr(steps, "build_pairs", lambda: pairs)
+    monkeypatch.setattr(steps, "Encoder", TinyEncoder)
+    before = {*demo_folder.iterdir()}
+    steps.run()
+    (picture,) = tmp_path.rglob("*.png")
+    assert picture.is_relative_to(environment if there else temporary)
+    assert f"   {picture}\n" in capsys.readouterr().out
+    assert [x for x in tmp_path.rglob("*") if x.is_file()] == [picture] and {*demo_folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("main", [curves.main, large_batch_mrr.main], ids=["curves", "large_batch_mrr"])
+def test_a_picture_that_cannot_be_written_is_told_before_the_work(main, tmp_path, monkeypatch):
+    picture = tmp_path / "missing" / "picture.png"
+    monkeypatch.setattr(curves, "PICTURE", picture)
+    monkeypatch.setattr(sys, "argv", ["program", "--out", str(picture)])
+    for module in (curves, large_batch_mrr):
+        monkeypatch.setattr(module, "build_pairs", lambda: pytest.fail("the work began"))
+    with pytest.raises(FileNotFoundError, match="missing"):
+        main()
 
 
 def alignment():

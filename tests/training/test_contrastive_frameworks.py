@@ -58,6 +58,16 @@ def test_equals_one_process_on_two_gpus(framework):
     check(ranks, 2)
 
 
+def test_the_example_without_torchrun_says_how_to_start_it(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    example = [sys.executable, str(ROOT / "examples" / "contrastive_ddp.py")]
+    run = subprocess.run(example, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert "contrastive_ddp.py (1 runs one process)" in run.stderr
+
+
 def test_the_example_under_torchrun(monkeypatch):
     """It ends with an error if the group's losses or weights differ from those of one process."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
