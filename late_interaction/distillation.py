@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 from torch.nn.functional import normalize as unit
 
-from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.messages import abbreviate, no_tensor
 from late_interaction._checks.options import check_flag, is_one_of
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._contrastive.check import REDUCTIONS
@@ -224,7 +224,7 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
             raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
     check_flag("normalize", normalize)
     if normalize:
-        Q, D = _unit(Q), _unit(D)
+        Q, D = _unit(Q, cu_q), _unit(D, cu_d)
     queries, documents = cu_q.numel() - 1, cu_d.numel() - 1
     each = documents // max(queries, 1)
     if documents != each * queries:
@@ -238,7 +238,10 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
     return scores.view(max(queries, 0), each)
 
 
-def _unit(x: Tensor) -> Tensor:
+def _unit(x: Tensor, offsets: Tensor) -> Tensor:
+    """Packed tokens divided by their norms. Those of no sequence become 0, whatever they hold."""
+    row = torch.arange(len(x), device=x.device)
+    x = x.masked_fill(((row < offsets[0]) | (row >= offsets[-1])).unsqueeze(1), 0.0)
     if x.dtype.itemsize < 4:
         return unit(x.float(), dim=-1, eps=1e-12).to(x.dtype)
     return unit(x, dim=-1, eps=1e-12)
@@ -251,7 +254,7 @@ def _check_reduction(reduction: Any) -> None:
 
 def _check_teacher(teacher: Any, scores: Tensor, forms: tuple[str, ...], shapes: list[torch.Size]) -> None:
     if not isinstance(teacher, Tensor):
-        raise TypeError(f"teacher must be a torch.Tensor, got {type(teacher).__name__}")
+        raise TypeError(f"teacher must be a torch.Tensor, got {no_tensor('teacher', teacher)}")
     if not teacher.is_floating_point():
         raise TypeError(f"teacher must be floating point, got {teacher.dtype}")
     if teacher.layout != torch.strided:

@@ -1,6 +1,7 @@
 """The words in which a message describes an argument, however large the argument is."""
 
 import reprlib
+from typing import Any
 
 from torch import Tensor
 
@@ -14,6 +15,27 @@ def abbreviate(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor {shape_of(value)}"
     return _SHORT.repr(value)
+
+
+def no_tensor(name: str, x: Any) -> str:
+    """The type of an argument that is no tensor, and how to make it one."""
+    kind = type(x).__name__
+    if _is_array(x):
+        return f"{kind}: torch.from_numpy({name}) is one"
+    if not isinstance(x, (list, tuple)) or not x:
+        return kind
+    if _is_array(x[0]):
+        return f"{kind} of {type(x[0]).__name__}: make each a tensor by torch.from_numpy first"
+    if isinstance(x[0], Tensor):
+        return (
+            f"{kind} of tensors: torch.nn.utils.rnn.pad_sequence pads them (leave the padding out by a mask),"
+            " late_interaction.varlen.pack_sequences packs them for maxsim_varlen"
+        )
+    return f"{kind}: torch.tensor({name}) is one"
+
+
+def _is_array(x: Any) -> bool:
+    return any(base.__module__ == "numpy" and base.__name__ == "ndarray" for base in type(x).__mro__)
 
 
 def shape_of(x: Tensor) -> str:

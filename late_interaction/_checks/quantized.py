@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from late_interaction._checks.dense import check_batch
-from late_interaction._checks.messages import shape_of
+from late_interaction._checks.messages import no_tensor, shape_of
 from late_interaction._checks.tensors import CODES, FLOATS, check_device, check_has_d, refuse_tokens
 
 _Quantized = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -38,7 +38,9 @@ def check_quantized(
 def check_scale(name: str, s: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
     """One scale for all tokens, 0-dim, or one a token, shaped as a mask. float32 comes back."""
     if not isinstance(s, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor (0-dim or one scale a token), got {type(s).__name__}")
+        raise TypeError(
+            f"{name} must be a torch.Tensor (0-dim or one scale a token), got {no_tensor(name, s)}"
+        )
     if s.dtype not in FLOATS or s.layout != torch.strided:
         raise TypeError(f"{name} must be a dense float32 tensor, got {s.dtype}, {s.layout}")
     check_device(name, s, tokens_name, tokens.device)
@@ -65,7 +67,7 @@ def check_codes(
     if not isinstance(codes, Tensor) or codes.dtype not in dtypes or codes.layout != torch.strided:
         refuse_tokens(name, codes, dtypes)
     if not isinstance(scale, Tensor):
-        raise TypeError(f"scale must be a torch.Tensor, got {type(scale).__name__}")
+        raise TypeError(f"scale must be a torch.Tensor, got {no_tensor('scale', scale)}")
     if scale.dtype not in FLOATS or scale.layout != torch.strided:
         raise TypeError(f"scale must be a dense floating-point tensor, got {scale.dtype}, {scale.layout}")
     check_device("scale", scale, name, codes.device)

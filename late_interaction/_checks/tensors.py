@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.autograd import forward_ad
 
-from late_interaction._checks.messages import describe_bad_entries, describe_bad_lengths, shape_of
+from late_interaction._checks.messages import describe_bad_entries, describe_bad_lengths, no_tensor, shape_of
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
@@ -18,7 +18,7 @@ INDICES = (torch.int32, torch.int64)
 
 def refuse_tokens(name: str, x: Any, wanted: tuple[torch.dtype, ...] = FLOATS) -> NoReturn:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {no_tensor(name, x)}")
     if x.layout != torch.strided or x.is_nested:
         kind = "nested" if x.is_nested else str(x.layout)
         raise TypeError(f"{name} must be a dense (strided) tensor, got a {kind} one")
@@ -120,7 +120,7 @@ def check_mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) ->
     if m is None:
         return None
     if not isinstance(m, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor or None, got {type(m).__name__}")
+        raise TypeError(f"{name} must be a torch.Tensor or None, got {no_tensor(name, m)}")
     if m.dtype not in MASK_DTYPES or m.layout != torch.strided:
         raise TypeError(f"{name} must be a dense bool (or integer) tensor, got {m.dtype}, {m.layout}")
     check_device(name, m, tokens_name, tokens.device)
@@ -139,7 +139,7 @@ def check_integers(
 ) -> None:  # fmt: skip
     """A dense tensor of integers of so many dims, whose shape is written like this, on the device of `of`."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {no_tensor(name, x)}")
     if x.dtype not in dtypes or x.layout != torch.strided:
         wanted = "int32 or int64" if dtypes is INDICES else "integers"
         raise TypeError(f"{name} must be a dense tensor of {wanted}, got {x.dtype}, {x.layout}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.dense import check_maxsim
-from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.options import check_positive, is_one_of
 from late_interaction._checks.tensors import FLOATS, check_device
 
@@ -36,7 +36,7 @@ def check_xtr(
 def check_weights(q_weights: Any, Q: Tensor) -> None:
     """Floating-point numbers, one for each query token; of one query, 1-D."""
     if not isinstance(q_weights, Tensor):
-        raise TypeError(f"q_weights must be a torch.Tensor or None, got {type(q_weights).__name__}")
+        raise TypeError(f"q_weights must be a torch.Tensor or None, got {no_tensor('q_weights', q_weights)}")
     if q_weights.dtype not in FLOATS or q_weights.layout != torch.strided:
         raise TypeError(
             f"q_weights must be dense and floating point (a mask goes to q_mask), got {q_weights.dtype},"

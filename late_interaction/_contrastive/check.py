@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit
 
-from late_interaction._checks.messages import abbreviate, describe_bad_entries
+from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor
 from late_interaction._checks.options import check_flag, check_integer, check_precision, is_one_of
 from late_interaction._checks.packed import check_offsets, check_packed
 from late_interaction._checks.tensors import (
@@ -254,7 +254,7 @@ def _labels(labels: Tensor | None, s: Sides) -> Tensor | None:
             )
         return None
     if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a torch.Tensor or None, got {type(labels).__name__}")
+        raise TypeError(f"labels must be a torch.Tensor or None, got {no_tensor('labels', labels)}")
     if labels.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"labels must be int64 (or int32), got {labels.dtype}")
     if labels.shape != (queries,):
@@ -314,7 +314,8 @@ def _kept(x: Tokens) -> Tokens:
 
 
 def _normalized(x: Tokens) -> Tokens:
-    values = x.values
+    x = x.part((0, len(x)))  # without tokens of no sequence, whose gradient is 0, whatever they hold
+    values = x.values if x.mask is None else x.values.masked_fill(~x.mask.unsqueeze(-1), 0.0)
     if values.dtype.itemsize < 4:
         return _with_values(x, unit(values.float(), dim=-1, eps=1e-12).to(values.dtype))
     return _with_values(x, unit(values, dim=-1, eps=1e-12))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.tensors import check_integers, check_not_meta, check_rising
 from late_interaction.corpus import _shards, _tokens
@@ -40,7 +40,7 @@ def packed_shard(
     tokens: Tensor, offsets: Tensor, scales: Tensor | None, ids: Sequence[str] | None
 ) -> _shards.Shard:
     if not isinstance(tokens, Tensor):
-        raise TypeError(f"tokens must be a torch.Tensor, got {type(tokens).__name__}")
+        raise TypeError(f"tokens must be a torch.Tensor, got {no_tensor('tokens', tokens)}")
     if tokens.dtype not in _tokens.FLOATS + _tokens.CODES:
         raise TypeError(f"tokens must be of one of {', '.join(_tokens.NAMES)}, got {tokens.dtype}")
     offsets = _checked_offsets(tokens, offsets, "d")

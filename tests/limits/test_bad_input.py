@@ -9,6 +9,7 @@ import late_interaction as li
 from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.forward import maxsim_forward
 from late_interaction.topk import maxsim_topk
+from late_interaction.varlen import pack_sequences
 
 Q = torch.randn(3, 5, 8)
 D = torch.randn(4, 7, 8)
@@ -29,8 +30,14 @@ def boolean(*shape):
 
 # What may come instead of Q and D, the exception, and words that its message must hold.
 TOKENS = {
-    "Q is a list": ((Q.tolist(), D), TypeError, ["Q", "torch.Tensor", "list"]),
-    "D is a numpy array": ((Q, D.numpy()), TypeError, ["D", "torch.Tensor", "ndarray"]),
+    "Q is a list": ((Q.tolist(), D), TypeError, ["Q", "torch.Tensor", "list", "torch.tensor(Q)"]),
+    "D is a numpy array": ((Q, D.numpy()), TypeError, ["D", "torch.Tensor", "torch.from_numpy(D)"]),
+    "Q is a list of tensors": (
+        ([*Q], D),
+        TypeError,
+        ["Q", "list of tensors", "torch.nn.utils.rnn.pad_sequence", "late_interaction.varlen.pack_sequences"],
+    ),
+    "D is a list of arrays": ((Q, [*D.numpy()]), TypeError, ["D", "list of ndarray", "torch.from_numpy"]),
     "D is None": ((Q, None), TypeError, ["D", "torch.Tensor", "NoneType"]),
     "integers": ((Q.int(), D.int()), TypeError, ["Q", "bfloat16", "torch.int32"]),
     "complex": ((Q, D.to(torch.complex64)), TypeError, ["D", "bfloat16", "complex64"]),
@@ -288,6 +295,31 @@ def test_mixed_devices():
         li.maxsim(q, d, boolean(3, 5))
     with pytest.raises(ValueError, match="d_mask must be on the device of D"):
         li.retrieve(q, D, 1, d_mask=boolean(4, 7).cuda())
+
+
+def test_arrays_and_lists_are_told_the_way_in():
+    """Whichever argument is one, and whichever function it is given to."""
+    q, d, cu = Q.flatten(0, 1), D.flatten(0, 1), torch.tensor([0, 5, 10, 15])
+    calls = {
+        r"Q_packed .* torch.from_numpy\(Q_packed\)": lambda: li.maxsim_varlen(q.numpy(), d, cu, cu),
+        r"Q_packed .*varlen.pack_sequences": lambda: li.maxsim_varlen([*Q], d, cu, cu),
+        r"cu_seqlens_q .* torch.tensor\(cu_seqlens_q\)": lambda: li.maxsim_varlen(q, d, cu.tolist(), cu),
+        r"q_mask .* torch.from_numpy\(q_mask\)": lambda: li.maxsim(Q, D, q_mask=boolean(3, 5).numpy()),
+        r"q_weights .* torch.from_numpy\(q_weights\)": lambda: li.xtr_scores(
+            Q, D, 2, q_weights=Q[..., 0].numpy()
+        ),
+        r"documents .* torch.nn.utils.rnn.pad_sequence": lambda: li.maxsim_padded(Q, [*KD], cu[1:], cu[1:]),
+        r"sequences\[0\] .* torch.from_numpy": lambda: pack_sequences([Q[0].numpy()]),
+        r"D .* torch.from_numpy\(D\)": lambda: li.contrastive_loss(Q, D.numpy(), temperature=1.0),
+        r"labels .* torch.tensor\(labels\)": lambda: li.contrastive_loss(
+            Q, D, temperature=1.0, labels=[0, 1, 2]
+        ),
+        r"teacher .* torch.from_numpy": lambda: li.margin_mse_loss(Q, KD, ONES(3, 2).numpy()),
+        r"Q .* torch.from_numpy\(Q\)": lambda: li.smooth_maxsim(Q.numpy(), D),
+    }
+    for words, call in calls.items():
+        with pytest.raises(TypeError, match=words):
+            call()
 
 
 def test_after_an_error_the_next_call_works():
