@@ -7,8 +7,11 @@ reads it in the library's file, and is the only one of the package that knows it
 
 import importlib.util
 import mmap
+import os
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -28,21 +31,39 @@ def _namespace_of(path: str) -> str | None:
         return found[1].decode() if found else None
 
 
+def _ways_to_one() -> str:
+    """How to have a compiled library where this folder holds none. Python imports what is first on its path,
+    which is a checkout where it was started in one, though a built copy be installed."""
+    package = __package__.partition(".")[0]
+    here = Path(__file__).resolve().parents[1]
+    in_place = "build in place with `pip install --no-build-isolation -e .` (or `make build`)."
+    for entry in sys.path:
+        there = (Path(entry) / package).resolve()
+        if there != here and any(there.glob("_C.*.so")):
+            hidden = f"the source folder {here} hides the copy that is installed in {there}"
+            return f"{hidden}. Start Python in another folder, or {in_place}"
+    return f"build it with `pip install .` and start Python in another folder, or {in_place}"
+
+
 def _load_cpu() -> str:
     """Loads the operators. Returns their namespace."""
     path = _path("_C")
     if path is None:
-        raise ImportError(
-            "late_interaction has no compiled library _C: build it with `pip install .`, or in a source tree"
-            " with `python setup.py build_ext --inplace`."
-        )
+        raise ImportError(f"late_interaction has no compiled library _C: {_ways_to_one()}")
     namespace = _namespace_of(path)
     if namespace is None:
         raise ImportError(f"{path} is not of this release of late_interaction: build it again.")
     if hasattr(getattr(torch.ops, namespace), "maxsim"):  # PyTorch would crash
+        libraries = filter(os.path.exists, torch.ops.loaded_libraries)
+        loaded = [x for x in libraries if _namespace_of(x) == namespace] or ["another build of it"]
+        if os.path.realpath(path) in loaded:
+            way = "Import late_interaction once, under one name, and do not reload it."
+        else:
+            way = (
+                f"Import it or {path}; or build one with another LATE_INTERACTION_NAMESPACE, and both can be."
+            )
         raise ImportError(
-            f"torch.ops.{namespace} exists already: another build of late_interaction is loaded in this"
-            " process. Build one of them with another LATE_INTERACTION_NAMESPACE, and both can be."
+            f"torch.ops.{namespace} exists already: this process has loaded {' and '.join(loaded)}. {way}"
         )
     torch.ops.load_library(path)
     return namespace

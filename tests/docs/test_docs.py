@@ -2,9 +2,12 @@
 
 import importlib
 import inspect
+import os
 import pkgutil
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -232,9 +235,27 @@ import late_interaction, torch
 def test_without_the_compiled_library():
     run = subprocess.run([sys.executable, "-c", without("._C")], capture_output=True, text=True)
     last = run.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: late_interaction has no compiled library _C: build it with"), (
-        run.stderr
-    )
+    assert last.startswith("ImportError: late_interaction has no compiled library _C: "), run.stderr
+    assert "another folder, or build in place with `pip install --no-build-isolation -e .`" in last
+
+
+def test_a_checkout_that_hides_the_installed_copy_says_so(tmp_path):
+    """As after `pip install .`, when Python is started in the checkout."""
+    checkout, site = tmp_path / "checkout", tmp_path / "environment" / "site-packages"
+    sources = Path(li.__file__).parent
+    for folder, left_out in ((checkout, "*.so"), (site, "__pycache__")):
+        shutil.copytree(sources, folder / "late_interaction", ignore=shutil.ignore_patterns(left_out))
+    environment = os.environ | {"PYTHONPATH": str(site)}
+
+    def imported(folder):
+        command = [sys.executable, "-c", "import late_interaction; print(late_interaction.__file__)"]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+    last = imported(checkout).stderr.strip().splitlines()[-1]
+    hides, hidden = checkout / "late_interaction", site / "late_interaction"
+    assert f"_C: the source folder {hides} hides the copy that is installed in {hidden}." in last, last
+    assert "Start Python in another folder" in last and "`pip install --no-build-isolation -e .`" in last
+    assert imported(tmp_path).stdout.strip() == str(site / "late_interaction" / "__init__.py")
 
 
 def test_without_the_cuda_library():
