@@ -102,6 +102,8 @@ def _scores(
     if not autocast:
         dtype = working_dtype(precision, Q, H_d, W, b)
     if project_Q:
+        if q_mask is not None:  # whatever a masked token holds reaches nothing, W's gradient included
+            Q = Q.masked_fill(~q_mask.unsqueeze(-1), 0.0)
         # Queries are few: PyTorch's own operators, and its own autocast.
         if autocast:
             Q = F.linear(Q, W, b)

@@ -60,7 +60,7 @@ def register_forward(
 
 def register_backward(op: Any, fake: Kernel, autograd: Kernel | None = None) -> None:
     """An operator that returns gradients, which has none of its own."""
-    _register(op, fake, autograd or differentiable(op, partial(once, op)), _vmap_one_by_one(op))
+    _register(op, fake, autograd or differentiable(op, partial(once, None, op)), _vmap_one_by_one(op))
 
 
 _no_autograd: dict[Any, Any] = {}
@@ -190,9 +190,11 @@ def call_without_gradients(op: Any, *args: Any) -> Any:
         return op(*args)
 
 
-def call_in_backward(op: Any, *args: Any) -> Any:
+def call_in_backward(op: Any, *args: Any, name: str | None = None) -> Any:
     """Calls ``op``, below autograd unless the backward is differentiated itself: by create_graph=True,
-    torch.func or dual tensors."""
+    torch.func or dual tensors. name: of the function, for its message, where ``op`` is of another one."""
+    if name is not None and torch.is_grad_enabled() and not _are_functorch_transforms_active():
+        return once(name, op, *args)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return op(*args)
     return _call_below_autograd(op, args)
@@ -202,15 +204,22 @@ class Once(Function):
     """A backward operator, which has no gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, op: Any, *args: Any) -> Any:
+    def forward(ctx: Any, name: str | None, op: Any, *args: Any) -> Any:
+        ctx.name = name or _function_of(op)
         return call_in_function(op, *args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
-            "double backward of maxsim is not supported: its gradients cannot be differentiated again"
+            f"double backward of {ctx.name} is not supported: its gradients cannot be differentiated again"
             " (call backward or torch.autograd.grad without create_graph=True)"
         )
+
+
+def _function_of(op: Any) -> str:
+    """The public function whose gradients a backward operator finds."""
+    name = _name(op).partition("_backward")[0].removesuffix("_weighted")
+    return "score_pairs_packed" if name == "maxsim_pairs_packed" else name
 
 
 once = applied(Once)

@@ -265,7 +265,7 @@ def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor 
 
 def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
     if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return once(_backward_op, grad_scores, Q, D, *args)
+        return once(None, _backward_op, grad_scores, Q, D, *args)
     return call_without_gradients(_backward_op, grad_scores, Q, D, *args)
 
 

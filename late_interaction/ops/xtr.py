@@ -32,8 +32,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._checks.options import BACKWARDS, OPERATOR_PRECISIONS
+from late_interaction._checks.tensors import FLOATS
 from late_interaction._checks.xtr import RULES
 from late_interaction._scoring.precision import float32_products, without_autocast
+from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
     applied,
@@ -159,7 +161,8 @@ def _xtr_winners(
     backward: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check(Q, D, q_weights, d_mask, k, rule)
-    _check_strings(precision, backward)
+    check_choice("precision", precision, OPERATOR_PRECISIONS)
+    check_choice("backward", backward, BACKWARDS)
     (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
     scores, denominators, winners = _fake(Q, D)
     if winners.numel() == 0 or Ld == 0:
@@ -170,6 +173,9 @@ def _xtr_winners(
     with torch.no_grad(), without_autocast(Q.device.type):
         panels, needed = _panels(Q, D, options[1], precision)
         mask = None if d_mask is None else d_mask.contiguous()
+        partly = None
+        if mask is not None and rule == "pylate" and options[1] < Nd * Ld:
+            partly = ~mask.all(1)
         rows = _rows_of_a_panel(budget, panels.row_bytes, min(Nq, queries) * Lq)
         with float32_products(Q.device.type, needed):
             for first, last in _ranges(Nq, queries):
@@ -180,6 +186,8 @@ def _xtr_winners(
                     panels.select(first * Lq + start, first * Lq + end, mask, options, out)
                 weights = None if q_weights is None else q_weights[first:last]
                 maxima, found = maxima.view(-1, Lq, Nd), found.view(-1, Lq, Nd)
+                if partly is not None:
+                    _drop_negative(maxima, found, partly)
                 sums, counted = _reduce(maxima, found, weights, rule)
                 denominators[first:last].copy_(counted)
                 torch.div(sums, counted, out=scores[first:last])
@@ -194,27 +202,13 @@ def _check(Q: Tensor, D: Tensor, q_weights: Tensor | None, d_mask: Tensor | None
         problem = "Q and D must share dtype, device and d"
     elif k < 1:
         problem = f"k must be at least 1, got {k}"
-    elif rule not in RULES:
-        problem = f"rule must be one of {RULES}, got {rule[:40]!r}"
-    elif d_mask is not None and not _fits(d_mask, D, torch.bool):
-        problem = "d_mask must be bool [Nd, Ld], on the device of D"
-    elif q_weights is not None and not _fits(q_weights, Q, torch.bool, scores_dtype(Q)):
-        problem = "q_weights must be bool or of the scores' dtype, [Nq, Lq], on the device of Q"
     if problem is not None:
         raise RuntimeError(f"late_interaction: {problem}")
-
-
-def _check_strings(precision: str, backward: str) -> None:
-    for name, value, known in (
-        ("precision", precision, OPERATOR_PRECISIONS),
-        ("backward", backward, BACKWARDS),
-    ):
-        if value not in known:
-            raise RuntimeError(f"late_interaction: {name} must be one of {known}, got {value[:40]!r}")
-
-
-def _fits(x: Tensor, tokens: Tensor, *dtypes: torch.dtype) -> bool:
-    return x.dtype in dtypes and x.shape == tokens.shape[:2] and x.device == tokens.device
+    check_choice("rule", rule, RULES)
+    check_tensor("Q", Q, None, FLOATS)
+    check_tensor("D", D, None, FLOATS)
+    check_tensor("d_mask", d_mask, D.shape[:2], (torch.bool,), D)
+    check_tensor("q_weights", q_weights, Q.shape[:2], (torch.bool, scores_dtype(Q)), Q)
 
 
 # ---- from maxima to scores ----
@@ -222,6 +216,15 @@ def _fits(x: Tensor, tokens: Tensor, *dtypes: torch.dtype) -> bool:
 
 def _least_denominator(rule: str) -> float:
     return 1.0 if rule == "paper" else 1e-3
+
+
+def _drop_negative(maxima: Tensor, found: Tensor, partly: Tensor) -> None:
+    """Sets maxima that are not positive to 0, and their winners to -1, in place, of documents with a masked
+    token. Such a token counts as selected only where all tokens of the batch are: of equally low ones the
+    selection takes the first, which would tell equally masked documents apart by their place."""
+    dropped = partly & (maxima <= 0)
+    maxima.masked_fill_(dropped, 0.0)
+    found.masked_fill_(dropped, -1)
 
 
 def _reduce(maxima: Tensor, found: Tensor, weights: Tensor | None, rule: str) -> tuple[Tensor, Tensor]:
@@ -293,10 +296,11 @@ class XTRWinners(Function):
         options = (False, strategy, need_Q or need_weights, need_D)
         grad, tokens = grad_scores / denominators, (Q, D)
         if q_weights is None or q_weights.dtype == torch.bool:
-            grads = call_in_backward(_backward_op, grad, *tokens, winners, *options)
+            grads = call_in_backward(_backward_op, grad, *tokens, winners, *options, name="xtr_scores")
         else:
             more = *options, False, need_weights
-            grads = call_in_backward(_weighted_backward_op, grad, *tokens, q_weights, winners, *more)
+            args = (grad, *tokens, q_weights, winners, *more)
+            grads = call_in_backward(_weighted_backward_op, *args, name="xtr_scores")
         needed = zip(grads, (need_Q, need_D, need_weights), strict=False)
         found = [x if need else None for x, need in needed]
         return *found, *[None] * (8 - len(found))

@@ -49,6 +49,10 @@ def xtr_scores_reference(
         if q_weights is not None:
             weights = q_weights.to(dtype).view(weights.shape)
         kept = torch.ones_like(weights, dtype=torch.bool) if q_mask is None else q_mask
+        # Whatever a masked token holds, NaN included, must reach neither a score nor a gradient.
+        weights, Q3 = weights.masked_fill(~kept, 0.0), Q3.masked_fill(~kept.unsqueeze(-1), 0.0)
+        if d_mask is not None:
+            DN = DN.masked_fill(~d_mask.unsqueeze(-1), 0.0)
         grid = torch.einsum("isd,jtd->isjt", Q3.to(dtype), DN.to(dtype))
         scores = _score(grid, k, weights.unsqueeze(-1), kept.unsqueeze(-1), d_mask, rule)
     if groups is not None:
@@ -71,6 +75,8 @@ def _score(grid: Tensor, k: int, weights: Tensor, kept: Tensor, d_mask: Tensor |
     order = grid.detach().flatten(2).argsort(dim=-1, descending=True, stable=True)
     selected = torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order[..., :k], True)
     selected = selected.view(grid.shape)
+    if d_mask is not None and k < selected[0, 0].numel():  # else masked tokens are selected, too
+        selected = selected & d_mask
     if rule == "paper":
         real = selected if d_mask is None else selected & d_mask
         retrieved = real.any(-1)

@@ -248,7 +248,14 @@ except ImportError as error:
     print(error)
 """
     said = ran(code, tmp_path, kernels)
-    assert said.startswith("torch.ops.late_interaction exists already: another build of late_interaction")
+    assert said.startswith(f"torch.ops.late_interaction exists already: this process has loaded {hub}")
+    assert "build one with another LATE_INTERACTION_NAMESPACE" in said
+
+
+def test_the_same_library_loaded_again_is_called_the_same():
+    path = _library._path("_C")
+    with pytest.raises(ImportError, match=f"this process has loaded {re.escape(path)}. Import .* once"):
+        _library._load_cpu()
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="compiles the CPU library again, for minutes: make nightly")

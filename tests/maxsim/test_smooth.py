@@ -645,3 +645,11 @@ def test_the_largest_and_the_least_temperature():
     for tau in (math.inf, 1e-31, 0, -1.0):
         with pytest.raises(ValueError, match="tau must be a finite number above 0"):
             check_tau(tau)
+
+
+@pytest.mark.parametrize("function", [li.smooth_maxsim, li.smooth_maxsim_pairs])
+def test_gradients_are_not_differentiated_again(device, function):
+    Q = torch.randn(2, 3, 4, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(function(Q, torch.ones_like(Q)).sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward of smooth_maxsim is not supported"):
+        grad.sum().backward()

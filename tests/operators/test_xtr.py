@@ -31,6 +31,8 @@ def judge(Q, D, k, q_mask=None, d_mask=None, rule="paper", q_weights=None):
             kept = d_mask is None or bool(d_mask[j, t])
             cells[j, t] = float(grid[i, s, j, t]) if kept else torch.finfo(F64).min
         chosen = set(sorted(cells, key=lambda c: (-cells[c], c))[:k])
+        if k < len(cells) and d_mask is not None:  # masked cells are selected where all are
+            chosen = {c for c in chosen if d_mask[c]}
         weight = 1.0 if q_weights is None else float(q_weights[i, s])
         for j in range(Nd):
             own = [(j, t) for t in range(Ld)]
@@ -493,10 +495,12 @@ def test_gradcheck(device, k, rule):
     assert torch.autograd.gradcheck(scores, (Q, D, weights.requires_grad_()))
 
 
-def test_double_backward_is_an_error(device):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_double_backward_is_an_error(device, weighted):
     Q, D = embeddings(2, 3, 3, 4, 3, device)
-    (grad,) = torch.autograd.grad(li.xtr_scores(Q, D, 4).sum(), Q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
+    weights = torch.ones(2, 3, dtype=F64, device=device) if weighted else None
+    (grad,) = torch.autograd.grad(li.xtr_scores(Q, D, 4, q_weights=weights).sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward of xtr_scores is not supported"):
         grad.sum().backward()
 
 
@@ -725,6 +729,37 @@ def test_a_document_whose_tokens_are_all_masked(k, rule, wanted):
     q_mask = torch.tensor([[True, True, False], [True, True, True]])
     scores = li.xtr_scores(Q, D, k, q_mask, d_mask, rule=rule)
     assert scores[:, 1].tolist() == [wanted] * 2 and scores[:, [0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("k", range(1, 7))
+def test_equally_masked_documents_score_alike(device, k):
+    """Wherever they stand; PyLate's function leaves to the ties of topk which of them it selects."""
+    Q, D = torch.ones(1, 1, 4, device=device), torch.ones(3, 2, 4, device=device)
+    for kept in range(3):
+        d_mask = torch.zeros(3, 2, dtype=torch.bool, device=device)
+        d_mask[kept] = True
+        scores = li.xtr_scores(Q, D, k, None, d_mask, rule="pylate")[0].tolist()
+        assert scores.pop(kept) == 4 and scores == [-torch.inf if k == 6 else 0.0] * 2
+
+
+@pytest.mark.parametrize("k", [4, 5])
+def test_documents_masked_in_part_score_alike(device, k):
+    """A maximum below 0 counts where all of a document is selected, so with a masked token at no k but all."""
+    Q, D = -torch.ones(1, 1, 4, device=device), torch.ones(3, 2, 4, device=device)
+    d_mask = torch.tensor([[True, False]] * 3, device=device)
+    assert li.xtr_scores(Q, D, k, None, d_mask, rule="pylate").tolist() == [[0, 0, 0]]
+    whole = li.xtr_scores(Q, D, 6, None, d_mask, rule="pylate")
+    assert whole[0].tolist() == pytest.approx([-4000] * 3)
+
+
+def test_the_divisor_of_weighted_maxima(device):
+    """The paper's counts those whose weight is not 0, PyLate's those that are positive once weighted."""
+    Q = torch.eye(3, device=device).unsqueeze(0)
+    D = torch.tensor([[[1.0, 2.0, -3.0]], [[-4.0, 5.0, 6.0]]], device=device)
+    weights = torch.tensor([[2.0, 0.0, -1.0]], device=device)
+    assert li.xtr_scores(Q, D, 2, q_weights=weights).tolist() == [[2.5, -7.0]]
+    pylate = li.xtr_scores(Q, D, 2, rule="pylate", q_weights=weights)
+    torch.testing.assert_close(pylate, torch.tensor([[2.5, -14_000.0]], device=device))
 
 
 def test_more_selected_than_an_operator_can_count(device):

@@ -1,0 +1,253 @@
+"""Whatever a mask leaves out has no effect: NaN and infinities behind masks and in the weights of masked
+tokens, in every function that takes masks, forward and backward."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import bits, coarse, fused_head, reference
+from late_interaction.fp8 import maxsim_inference_fp8
+from late_interaction.int8 import maxsim_inference_int8, quantize_int8_per_token
+from late_interaction.mining import hard_negatives
+from late_interaction.score_pairs import score_pairs_packed
+from late_interaction.topk import maxsim_topk
+
+B, Lq, Ld, d = 4, 5, 6, 8
+Q_MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
+D_MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 0, 1, 0, 1, 0], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
+Q_LENGTHS, D_LENGTHS = torch.tensor([3, 1, 0, 5]), torch.tensor([4, 0, 6, 1])
+VALUES = [torch.nan, torch.inf, -torch.inf]
+HEAD = torch.linspace(-1, 1, d * d).view(d, d)
+
+
+def q_mask(Q):
+    return Q_MASK.to(Q.device)
+
+
+def d_mask(D):
+    return D_MASK.to(D.device)
+
+
+def of_own(D):
+    """Four documents of each query."""
+    return D.expand(B, *D.shape)
+
+
+def dense(function, **options):
+    return lambda Q, D, W: function(Q, D, q_mask(Q), d_mask(D), **options)
+
+
+def weighted(function, **options):
+    return lambda Q, D, W: function(Q, D, q_mask(Q), d_mask(D), q_weights=W, **options)
+
+
+def loss(function, **options):
+    return lambda Q, D, W: function(Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), **options)
+
+
+def with_negatives(function, **options):
+    def score(Q, D, W):
+        negatives = {"hard_negatives": D.unsqueeze(1), "hard_negatives_mask": d_mask(D).unsqueeze(1)}
+        return function(Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), **negatives, **options)
+
+    return score
+
+
+def distilled(function, **options):
+    teacher = torch.linspace(-1, 1, B * B).view(B, B)
+
+    def score(Q, D, W):
+        own = d_mask(D).expand(B, B, Ld)
+        return function(Q, of_own(D), teacher.to(Q), q_mask=q_mask(Q), d_mask=own, **options)
+
+    return score
+
+
+def hidden(**options):
+    def score(Q, D, W):
+        # Of the weights the head gets its gradient, too: that of what masks leave out is 0 * NaN.
+        head = HEAD.to(Q) + W.masked_fill(~q_mask(Q), 0.0).sum()
+        return fused_head.maxsim_from_hidden(Q, D, head, None, d_mask(D), q_mask=q_mask(Q), **options)
+
+    return score
+
+
+T = {"temperature": 0.5}
+FUNCTIONS = {
+    "maxsim": dense(li.maxsim),
+    "maxsim, normalized": dense(li.maxsim, normalize=True, mean=True),
+    "maxsim, winners found again": dense(li.maxsim, winners="recompute"),
+    "maxsim, unified": dense(li.maxsim, backward="unified"),
+    "maxsim, of own": lambda Q, D, W: li.maxsim(Q, of_own(D), q_mask(Q), d_mask(D).expand(B, B, Ld)),
+    "maxsim, weighted": weighted(li.maxsim),
+    "maxsim, weighted and normalized": weighted(li.maxsim, normalize=True, mean=True),
+    "maxsim, weighted, winners found again": weighted(li.maxsim, winners="recompute"),
+    "maxsim, weighted, unified": weighted(li.maxsim, backward="unified"),
+    "maxsim, weighted, of own": lambda Q, D, W: li.maxsim(
+        Q, of_own(D), q_mask(Q), d_mask(D).expand(B, B, Ld), q_weights=W
+    ),
+    "maxsim_with_winners": lambda Q, D, W: li.maxsim_with_winners(Q, D, q_mask(Q), d_mask(D))[0],
+    "maxsim_pairs": dense(li.maxsim_pairs),
+    "maxsim_pairs, weighted": weighted(li.maxsim_pairs, mean=True),
+    "smooth_maxsim": dense(li.smooth_maxsim),
+    "smooth_maxsim, normalized": dense(li.smooth_maxsim, normalize=True),
+    "smooth_maxsim_pairs": dense(li.smooth_maxsim_pairs),
+    "maxsim_from_hidden": hidden(),
+    "maxsim_from_hidden, of queries too": hidden(project_Q=True),
+    "maxsim_reference": dense(reference.maxsim_reference),
+    "maxsim_reference, normalized": dense(reference.maxsim_reference, normalize=True),
+    "smooth_maxsim_reference": dense(reference.smooth_maxsim_reference, normalize=True),
+    "contrastive_loss": loss(li.contrastive_loss, **T),
+    "contrastive_loss, by blocks": loss(li.contrastive_loss, kept_bytes=0, symmetric=True, **T),
+    "contrastive_loss, of listed pairs": with_negatives(li.contrastive_loss, kept_bytes=0, tail=0.01, **T),
+    "contrastive_loss, normalized": with_negatives(li.contrastive_loss, normalize=True, **T),
+    "contrastive_loss, normalized, of listed pairs": loss(
+        li.contrastive_loss, normalize=True, kept_bytes=0, tail=0.01, **T
+    ),
+    "pairwise_loss": with_negatives(li.pairwise_loss),
+    "sigmoid_loss": with_negatives(li.sigmoid_loss, **T),
+    "recall_loss": with_negatives(li.recall_loss, k=2, **T),
+    "distill_kl_div_loss": distilled(li.distill_kl_div_loss, normalize_scores=True),
+    "margin_mse_loss": distilled(li.margin_mse_loss, normalize=True),
+}
+for k in (1, 7, 13, 23):
+    for rule in ("paper", "pylate"):
+        options = {"k": k, "rule": rule}
+        FUNCTIONS |= {
+            f"xtr_scores, {k}, {rule}": lambda Q, D, W, o=options: li.xtr_scores(
+                Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), **o
+            ),
+            f"xtr_scores, {k}, {rule}, weighted": lambda Q, D, W, o=options: li.xtr_scores(
+                Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), q_weights=W, **o
+            ),
+            f"xtr_scores_reference, {k}, {rule}": lambda Q, D, W, o=options: reference.xtr_scores_reference(
+                Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), q_weights=W, **o
+            ),
+        }
+
+
+def dirty_and_clean(value, dtype, device, q_mask=Q_MASK, d_mask=D_MASK):
+    """Queries, documents and weights, with ``value`` and with 0 where masks leave them out."""
+    found = []
+    for shape, mask in (((B, Lq, d), q_mask), ((B, Ld, d), d_mask), ((B, Lq), q_mask)):
+        x = torch.randn(shape, dtype=dtype, device=device)
+        mask = (mask if x.dim() == 2 else mask.unsqueeze(-1)).to(device)
+        found.append([x.masked_fill(~mask, fill).requires_grad_() for fill in (value, 0.0)])
+    return zip(*found, strict=True)
+
+
+def assert_alike(score, inputs):
+    results = []
+    for leaves in inputs:
+        found = score(*leaves)
+        grads = torch.autograd.grad(
+            (found * torch.linspace(0.5, 2, found.numel(), device=found.device).view(found.shape)).sum(),
+            leaves,
+            materialize_grads=True,
+            allow_unused=True,
+        )
+        results.append((found, *grads))
+    (dirty, *of_dirty), (clean, *of_clean) = results
+    assert dirty.isfinite().all()
+    torch.testing.assert_close(dirty, clean, rtol=1e-5, atol=1e-6)
+    for one, other in zip(of_dirty, of_clean, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    return of_clean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_masks_leave_out_has_no_effect(device, name, value, dtype):
+    grad_Q, grad_D, _ = assert_alike(FUNCTIONS[name], dirty_and_clean(value, dtype, device))
+    assert grad_Q.any() and not grad_Q[~Q_MASK].any() and not grad_D[~D_MASK].any()
+
+
+def offsets(lengths, longest):
+    """Of packed tokens, where those of no sequence lie between none."""
+    return torch.cat((torch.zeros(1), lengths.clamp_max(longest).cumsum(0))).int()
+
+
+def packed(function):
+    """Tokens of no sequence lie behind the last one."""
+
+    def score(Q, D, W):
+        rows = [x.flatten(0, 1) for x in (Q, D, W.unsqueeze(-1))]
+        kept = [_first(Q_LENGTHS, Lq), _first(D_LENGTHS, Ld), _first(Q_LENGTHS, Lq)]
+        order = [m.flatten().logical_not().int().argsort(stable=True).to(Q.device) for m in kept]
+        Q, D, W = (x[at] for x, at in zip(rows, order, strict=True))
+        cu_q, cu_d = offsets(Q_LENGTHS, Lq).to(Q.device), offsets(D_LENGTHS, Ld).to(Q.device)
+        return function(Q, D, W.squeeze(-1), cu_q, cu_d)
+
+    return score
+
+
+def _first(lengths, longest):
+    return torch.arange(longest) < lengths.unsqueeze(1)
+
+
+PAIRS = torch.arange(B, dtype=torch.int32)
+PADDED = {
+    "maxsim_padded": lambda Q, D, W: li.maxsim_padded(
+        Q, of_own(D), Q_LENGTHS.to(Q.device), D_LENGTHS.expand(B, B).to(Q.device)
+    ),
+    "maxsim_padded, weighted": lambda Q, D, W: li.maxsim_padded(
+        Q, of_own(D), Q_LENGTHS.to(Q.device), D_LENGTHS.expand(B, B).to(Q.device), q_weights=W, mean=True
+    ),
+    "maxsim_varlen": packed(lambda Q, D, W, q, d: li.maxsim_varlen(Q, D, q, d, q_weights=W, mean=True)),
+    "score_pairs_packed": packed(
+        lambda Q, D, W, q, d: score_pairs_packed(
+            Q, D, q, d, PAIRS.to(Q.device), PAIRS.to(Q.device), q_weights=W
+        )
+    ),
+    "contrastive_loss, normalized": packed(
+        lambda Q, D, W, q, d: li.contrastive_loss(Q, D, cu_seqlens_q=q, cu_seqlens_d=d, normalize=True, **T)
+    ),
+    "margin_mse_loss, normalized": packed(
+        lambda Q, D, W, q, d: li.margin_mse_loss(
+            Q, D, torch.ones(2, 2).to(Q), cu_seqlens_q=q[::2].contiguous(), cu_seqlens_d=d, normalize=True
+        )
+    ),
+    "pairwise_loss": packed(lambda Q, D, W, q, d: li.pairwise_loss(Q, D, cu_seqlens_q=q, cu_seqlens_d=d)),
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", PADDED)
+def test_tokens_of_no_sequence_have_no_effect(device, name, value):
+    masks = _first(Q_LENGTHS, Lq), _first(D_LENGTHS, Ld)
+    grad_Q, grad_D, _ = assert_alike(PADDED[name], dirty_and_clean(value, torch.float32, device, *masks))
+    assert grad_Q.any() and not grad_Q[~masks[0]].any() and not grad_D[~masks[1]].any()
+
+
+def quantized(Q, D):
+    """Scales of masked tokens are NaN where the tokens are not finite."""
+    masks = {"q_mask": q_mask(Q), "d_mask": d_mask(D)}
+    (q, scale_Q), (d, scale_D) = quantize_int8_per_token(Q), quantize_int8_per_token(D)
+    yield maxsim_inference_int8(q, d, scale_Q=scale_Q, scale_D=scale_D, **masks)
+    q, d = (x.to(torch.float8_e5m2) for x in (Q, D))
+    yield maxsim_inference_fp8(q, d, scale_Q=scale_Q, scale_D=scale_D, **masks)
+    codes, _ = bits.to_int4(D.nan_to_num())
+    yield bits.maxsim_asymmetric(Q, codes, scale_D, nbits=4, **masks)
+
+
+def searches(Q, D):
+    yield from maxsim_topk(Q, D, 3, q_mask(Q), d_mask(D))
+    yield from li.retrieve(Q, D, 3, q_mask(Q), d_mask(D), normalize=True)
+    muvera = coarse.Muvera(d, repetitions=4)
+    yield muvera.encode_queries(Q, q_mask(Q))
+    yield muvera.encode_documents(D, d_mask(D))
+    yield from coarse.search(Q, D, 2, q_mask(Q), d_mask(D), coarse=muvera, candidates=3)
+    yield hard_negatives(
+        Q, D, [[0], [1], [2], [3]], num_negatives=2, q_mask=q_mask(Q), d_mask=d_mask(D)
+    ).indices
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("results", [quantized, searches])
+def test_what_masks_leave_out_has_no_effect_on_results_without_gradients(device, results, value):
+    (Q, D, _), (clean_Q, clean_D, _) = dirty_and_clean(value, torch.float32, device)
+    with torch.no_grad():
+        for one, other in zip(results(Q, D), results(clean_Q, clean_D), strict=True):
+            torch.testing.assert_close(one, other)
