@@ -22,8 +22,9 @@ from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._progress import Progress, reporter
+from late_interaction._scoring.norm_warning import look
 from late_interaction._search.rescore import exact_scores, fitting
-from late_interaction._search.selection import MOST_SCORES, select, select_next
+from late_interaction._search.selection import MOST_SCORES, empty_documents, select, select_next
 from late_interaction._search.stream import chunks
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
@@ -141,6 +142,7 @@ def search(
     largest: bool = True,
     progress: Progress = False,
     precision: str | None = None,
+    keep_empty: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """:func:`late_interaction.retrieve` with a first pass: the ``candidates`` best documents of each query by
     their codes or encodings, ranked by their scores in :func:`late_interaction.maxsim`.
@@ -151,12 +153,12 @@ def search(
             on the way and forgotten, which can take longer than an exact search.
         candidates: how many documents of each query are scored exactly; at least ``top_k``. None:
             ``max(10 * top_k, 100)``.
-        Q, D, top_k, q_mask, d_mask, normalize, chunk, largest, progress, precision: as in
+        Q, D, top_k, q_mask, d_mask, normalize, chunk, largest, progress, precision, keep_empty: as in
             :func:`late_interaction.retrieve`.
 
     Returns:
         ``(scores, indices)`` as :func:`late_interaction.retrieve` returns them; among equal scores the lowest
-        index comes first.
+        index comes first. -1 also stands where a query has fewer candidates with a score.
 
     Raises:
         TypeError, ValueError: as :func:`late_interaction.retrieve`; for a ``coarse`` of an unknown kind or of
@@ -173,6 +175,7 @@ def search(
     check_positive("top_k", top_k)
     check_flag("normalize", normalize)
     check_flag("largest", largest)
+    check_flag("keep_empty", keep_empty)
     check_precision(precision)
     if chunk is not None:
         check_positive("chunk", chunk)
@@ -185,11 +188,14 @@ def search(
     with torch.no_grad():
         makes = MuveraPass if isinstance(coarse, (Muvera, Encodings)) else _FirstPass
         scored = makes(Q, q_mask, coarse, normalize).scored(D, d_mask, chunk)  # type: ignore[arg-type]
-        found = _best(scored, Q, D, min(candidates, D.shape[0]), largest, progress)
+        empty = None if keep_empty else empty_documents(D, d_mask)
+        found = _best(scored, Q, D, candidates, largest, progress, empty)
         options: dict[str, Any] = {"normalize": normalize, "precision": precision}
-        scores = exact_scores(Q, D, found, q_mask, d_mask, options)
-        # Rising indices, so that of equal scores the lowest index comes first.
+        # Scores of any document stand where a query has fewer candidates, and are not looked at.
+        scores = exact_scores(Q, D, found.clamp_min(0), q_mask, d_mask, options)
         best = select(scores, found, top_k, largest)
+    if not normalize:
+        look("coarse.search", Q, q_mask)
     return (best[0].squeeze(0), best[1].squeeze(0)) if one_query else best
 
 
@@ -235,15 +241,19 @@ class _FirstPass:
 
 
 def _best(
-    scored: Iterator[tuple[int, Tensor]], Q: Tensor, D: Tensor, count: int, largest: bool, progress: Progress
-) -> Tensor:
-    """The indices of the best documents of each query, rising."""
+    scored: Iterator[tuple[int, Tensor]], Q: Tensor, D: Tensor, count: int, largest: bool,
+    progress: Progress, empty: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The indices of the best documents of each query, rising: first -1 for no document. empty: ``[Nd]``, the
+    documents to leave out."""
+    empty = None if empty is None else empty.to(Q.device)
     best = Q.new_empty((Q.shape[0], 0), dtype=torch.float32)
     places = torch.empty(best.shape, dtype=torch.int64, device=best.device)
     with reporter(progress, D.shape[0]) as report:
         for start, found in scored:
             stop = start + found.shape[1]
-            best, places = select_next(found, start, (best, places), count, largest)
+            left_out = None if empty is None else empty[start:stop]
+            best, places = select_next(found, start, (best, places), count, largest, left_out)
             report(stop)
     return places.sort(dim=-1).values
 

@@ -39,13 +39,14 @@ def evaluate_recall(
             ``[Nq, n]`` (``[n]`` for one query), or a list for each query. -1 stands for no document. A
             document that is listed twice counts once.
         exact: ``(scores, indices)`` of the exact search, ``[Nq, m]`` (``[m]``) with ``m`` of at least the
-            largest ``k``, or all documents of a smaller corpus.
+            largest ``k``, or all documents of a smaller corpus. -1 stands for no document.
         k: one rank or several.
         per_query: the recall of each query, and not the mean.
 
     Returns:
         ``{k: recall}`` in the order of ``k``: numbers between 0 and 1, or float64 tensors ``[Nq]`` on the
-        CPU. The recall is the share of ``min(k, m)`` documents. NaN for no query at all.
+        CPU. The recall is the share of the ``k`` best documents, or of all that the exact search ranks where
+        those are fewer; 1 where it ranks none. NaN for no query at all.
 
     Raises:
         TypeError, ValueError: arguments of a wrong kind, dtype or shape; ``exact`` of another number of
@@ -84,18 +85,20 @@ def evaluate_recall(
 
 def _recall(lists: Tensor, scores: Tensor, indices: Tensor, rank: int) -> Tensor:
     """Recall ``[Nq]`` of lists that are cut at the rank."""
-    wanted = min(rank, scores.shape[1])
-    if wanted == 0:  # there is nothing to find
+    ranked = (indices >= 0) & ~scores.isnan()
+    wanted = ranked.sum(1).clamp_max(rank)
+    if scores.shape[1] == 0:  # there is nothing to find
         return torch.ones(len(scores), dtype=torch.float64, device="cpu")
-    last = scores[:, wanted - 1 : wanted]
-    best = (scores == last) | (scores.isnan() & last.isnan())  # those that tie with the last
-    best[:, :wanted] = True
+    place = ranked.cumsum(1)
+    last = scores.gather(1, (place >= wanted.unsqueeze(1)).int().argmax(1, keepdim=True))
+    best = ranked & ((place <= rank) | (scores == last))  # and those that tie with the last
     size = max(_COMPARED // max(lists.shape[1] * scores.shape[1], 1), 1)
     hits = [
         ((own.unsqueeze(-1) == exact.unsqueeze(1)).any(1) & counts).sum(1)
         for own, exact, counts in zip(lists.split(size), indices.split(size), best.split(size), strict=True)
     ]
-    return torch.cat([x[:0] for x in hits[:1]] + hits).clamp_max(wanted).double() / wanted
+    found = torch.cat([x[:0] for x in hits[:1]] + hits).minimum(wanted)
+    return torch.where(wanted > 0, found.double() / wanted, 1.0)
 
 
 def _checked_exact(exact: Any) -> tuple[Tensor, Tensor]:

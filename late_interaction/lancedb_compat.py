@@ -25,7 +25,8 @@ def maxsim_reranker(
     """A ``lancedb.rerankers.base.Reranker`` that orders results by exact MaxSim of a multivector column.
 
     For ``.rerank(...)`` of a vector, full-text or hybrid search of LanceDB, synchronous or not. The column is
-    scored where LanceDB put it, without a copy (on a GPU: with one). Equal scores stay in LanceDB's order.
+    scored where LanceDB put it, without a copy (on a GPU: with one). Equal scores stay in LanceDB's order; so
+    do documents without tokens or with a score of NaN, behind all others and with a score of -inf.
 
     Args:
         query: what the results are scored with: a function that makes ``[L, d]`` embeddings of the query's
@@ -118,9 +119,18 @@ def _reranker_class() -> Any:
                 return torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
             Q = _embeddings(self._query, query, self._device)
             corpus = Corpus.from_arrow(results[self._column], d=Q.shape[1])
-            return corpus.search(Q, len(results), normalize=self._normalize)
+            scores, order = corpus.search(Q, len(results), normalize=self._normalize)
+            return scores, _with_all_rows(order.cpu())
 
     return MaxSimReranker
+
+
+def _with_all_rows(order: Tensor) -> Tensor:
+    """The rows that a search ranked, and in the places of no document the others, rising."""
+    ranked = order[order >= 0]
+    rest = torch.ones(len(order), dtype=torch.bool, device="cpu")
+    rest[ranked] = False
+    return torch.cat((ranked, rest.nonzero().flatten()))
 
 
 def _embeddings(query: Any, text: str, device: Any) -> Tensor:

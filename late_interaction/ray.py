@@ -12,6 +12,7 @@ from late_interaction._checks.options import check_flag, check_integer, check_po
 from late_interaction._checks.tensors import check_mask
 from late_interaction._ray.pool import Block, Pool
 from late_interaction._ray.scorer import Scorer
+from late_interaction._search.selection import NO_DOCUMENT
 from late_interaction.topk import TopK
 
 __all__ = ["retrieve"]
@@ -34,6 +35,7 @@ def retrieve(
     num_cpus: float = 1,
     num_gpus: float = 0,
     retries: int = 3,
+    keep_empty: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` best documents of each query, of a ``ray.data.Dataset`` with a document a row.
 
@@ -59,11 +61,13 @@ def retrieve(
         num_cpus: the CPUs that each worker reserves, and the threads that it scores with.
         num_gpus: the GPUs that each worker reserves. Above 0, it scores on the first of them.
         retries: how many workers may be lost.
+        keep_empty: rank documents without tokens too, by their score of 0.
 
     Returns:
         ``(scores, indices)``: float32 and int64, each ``[Nq, min(k, documents)]`` (one dim less for a 2-D
         ``Q``), best first, on the device of ``Q``. Indices are numbers of rows in the order of the dataset.
-        Among equal scores the lowest comes first; NaN counts as the largest score.
+        Among equal scores the lowest comes first. A document takes no rank by a query with which its score is
+        NaN: where fewer documents take a rank, the last entries are -inf (inf for ``largest=False``) and -1.
 
     Raises:
         ImportError: ray is not installed.
@@ -91,10 +95,11 @@ def retrieve(
         raise ValueError(f"retries must not be negative, got {retries}")
     if workers is not None:
         check_positive("workers", workers)
-    best = _best(Q, k, largest)
+    search = {"largest": largest, "keep_empty": keep_empty}
+    best = _best(Q, k, search)
     mask = check_mask("q_mask", q_mask, "Q", Q.unsqueeze(0) if Q.dim() == 2 else Q)
     queries = ray.put((Q.detach().cpu(), None if mask is None else mask.cpu()))
-    options = {"normalize": normalize, "largest": largest, "precision": precision}
+    options = search | {"normalize": normalize, "precision": precision}
     device = "cuda" if num_gpus else "cpu"
     actor = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0)(Scorer)
     count = workers or _default_workers(ray, num_cpus, num_gpus)
@@ -103,11 +108,13 @@ def retrieve(
     blocks = _blocks(dataset)
     try:
         for block, (scores, indices) in pool.search(blocks):
-            part = _best(Q, k, largest, block.offset)
-            found = {"scores": scores, "indices": indices + block.offset}
+            part = _best(Q, k, search, block.offset)
+            found = {"scores": scores, "indices": indices}
             tensors = {
                 name: torch.tensor(x, device="cpu").reshape(-1, x.shape[-1]) for name, x in found.items()
             }
+            places = tensors["indices"]
+            tensors["indices"] = torch.where(places < 0, NO_DOCUMENT, places + block.offset)
             stop = block.offset + block.documents
             seen = {"seen": block.documents, "next": stop, "ranges": [[block.offset, stop]]}
             part.load_state_dict({**part.state_dict(), **tensors, **seen})
@@ -134,10 +141,10 @@ def _ray() -> Any:
     return ray
 
 
-def _best(Q: Tensor, k: int, largest: bool, offset: int = 0) -> TopK:
+def _best(Q: Tensor, k: int, search: dict[str, bool], offset: int = 0) -> TopK:
     """The best of no documents yet. Scores are float32, whatever the dtype of the queries."""
     queries = Q.float() if isinstance(Q, Tensor) and Q.dtype == torch.float64 else Q
-    return TopK(queries, k, largest=largest, first=offset)
+    return TopK(queries, k, **search, first=offset)
 
 
 def _default_workers(ray: Any, num_cpus: float, num_gpus: float) -> int:

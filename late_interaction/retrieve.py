@@ -19,6 +19,7 @@ from late_interaction._checks.options import (
 from late_interaction._checks.tensors import MASK_DTYPES
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress
+from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction.coarse import Codes, check_coarse, search
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.topk import maxsim_topk
@@ -110,6 +111,7 @@ class MaxSimScorer(torch.nn.Module):
         chunk: int | None = None,
         progress: Progress = False,
         group: Any = None,
+        keep_empty: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """:func:`retrieve` with this module's ``normalize`` and ``precision``."""
         return retrieve(
@@ -123,6 +125,7 @@ class MaxSimScorer(torch.nn.Module):
             progress=progress,
             precision=self.precision,
             group=group,
+            keep_empty=keep_empty,
         )
 
     def forward_with_ids(self, Q: Tensor, D: Tensor, q_ids: Tensor, d_ids: Tensor) -> Tensor:
@@ -163,6 +166,7 @@ def retrieve(
     group: Any = None,
     coarse: str | Codes | Muvera | Encodings | None = None,
     candidates: int | None = None,
+    keep_empty: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The ``top_k`` best documents of each query.
 
@@ -184,9 +188,12 @@ def retrieve(
             the codes of ``D``, or over single vectors, a :class:`late_interaction.Muvera` or its encodings of
             ``D``; the ``candidates`` best documents of each query are scored exactly
             (:func:`late_interaction.coarse.search`). Documents that the first pass ranks lower are missed.
+        keep_empty: rank documents without a kept token too, by their score of 0.
 
     Returns:
-        ``(scores, indices)``, each ``[Nq, min(top_k, Nd)]`` (one dim less for a 2-D ``Q``).
+        ``(scores, indices)``, each ``[Nq, min(top_k, Nd)]`` (one dim less for a 2-D ``Q``), best first. A
+        document takes no rank by a query with which its score is NaN: where fewer documents take a rank, the
+        last entries are -inf (inf for ``largest=False``) and -1.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`late_interaction.topk.maxsim_topk`.
@@ -208,7 +215,8 @@ def retrieve(
         check_flag("sorted", sorted)
         if group is not None:
             raise ValueError("coarse and candidates must be None where a group is given")
-        return search(
+        found: tuple[Tensor, Tensor] = unwatched(
+            search,
             Q,
             D,
             top_k,
@@ -221,20 +229,27 @@ def retrieve(
             largest=largest,
             progress=progress,
             precision=precision,
+            keep_empty=keep_empty,
         )
-    return maxsim_topk(
-        Q,
-        D,
-        top_k,
-        q_mask,
-        d_mask,
-        normalize=normalize,
-        chunk_size=chunk,
-        largest=largest,
-        sorted=sorted,
-        progress=progress,
-        precision=precision,
-        scale_Q=scale_Q,
-        scale_D=scale_D,
-        group=group,
-    )
+    else:
+        found = unwatched(
+            maxsim_topk,
+            Q,
+            D,
+            top_k,
+            q_mask,
+            d_mask,
+            normalize=normalize,
+            chunk_size=chunk,
+            largest=largest,
+            sorted=sorted,
+            progress=progress,
+            precision=precision,
+            scale_Q=scale_Q,
+            scale_D=scale_D,
+            group=group,
+            keep_empty=keep_empty,
+        )
+    if scale_Q is None and not normalize:
+        look("retrieve", Q, q_mask)
+    return found

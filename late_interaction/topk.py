@@ -1,29 +1,26 @@
 """The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`, and resumable: :class:`TopK`."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
+from late_interaction._checks.options import check_flag, check_positive, check_precision
 from late_interaction._checks.search import CheckedCorpus, check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
+from late_interaction._checks.threads import OneThread
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring import quantized
+from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction._search import group_search, topk_state
 from late_interaction._search.equal_plans import Alike
-from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select, select_next
-from late_interaction._search.stream import chunks
+from late_interaction._search.selection import empty_documents, select, select_next
+from late_interaction._search.stream import chunks, default_chunk
 
 __all__ = ["TopK", "maxsim_topk"]
-
-# A chunk that travels to the GPU stays below this many bytes (some milliseconds of copying, beside which what
-# a chunk costs the host is little), and of a corpus that does not, a progress bar moves at least this often.
-_BYTES = 256 << 20
-_STEPS = 50
 
 
 def maxsim_topk(
@@ -42,13 +39,14 @@ def maxsim_topk(
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
     group: Any = None,
+    keep_empty: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
 
-    Deterministic: among equal scores the lowest index comes first (and NaN counts as the largest score, as in
-    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``. Two
-    chunks of documents are on the GPU where they come from the CPU; and half-precision copies of one, where
-    many query tokens are to be normalized or are float32.
+    Deterministic: among equal scores the lowest index comes first. A document takes no rank by a query with
+    which its score is NaN, nor does an empty document, unless it is kept. Peak memory beside the inputs grows
+    with ``Nq * (chunk_size + k)``, not with ``Nd``. Two chunks of documents are on the GPU where they come
+    from the CPU; and half-precision copies of one, where many query tokens are to be normalized or float32.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
@@ -73,10 +71,12 @@ def maxsim_topk(
             documents, numbered in the order of ranks: the bits of one process that has all of them and the
             same kind of device, where a mask comes with all shards or with none. The ``k`` best of each
             process travel, by a backend for the device of ``Q``. None: this process alone.
+        keep_empty: rank documents without a kept token too, by their score of 0.
 
     Returns:
         ``(scores, indices)``, each ``[Nq, min(k, Nd)]`` (``[min(k, Nd)]`` for a 2-D ``Q``), on the device
-        of ``Q``; indices int64. No gradients.
+        of ``Q``; indices int64. No gradients. Where fewer documents take a rank, the last entries are -inf
+        (inf for ``largest=False``) and -1: all entries of a query with NaN in a token that counts.
 
     Raises:
         TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1
@@ -94,7 +94,9 @@ def maxsim_topk(
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
     check_flag("sorted", sorted)
-    options: dict[str, Any] = {"normalize": normalize, "largest": largest, "precision": precision}
+    options: dict[str, Any] = {
+        "normalize": normalize, "largest": largest, "precision": precision, "keep_empty": keep_empty,
+    }  # fmt: skip
 
     def made() -> TopK:
         return TopK(Q, k, q_mask, scale_Q=scale_Q, **options)
@@ -124,6 +126,8 @@ def maxsim_topk(
     else:
         device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
         found = group_search.search("maxsim_topk", group, device, prepared, run)
+    if scale_Q is None and not normalize:
+        look("maxsim_topk", Q, q_mask)
     return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
 
 
@@ -131,21 +135,25 @@ class TopK:
     """The ``k`` best documents of each query, of a corpus that comes in pieces; can be saved and resumed.
 
     ``add`` as many documents as there are at a time; ``scores`` and ``indices`` are those of
-    :func:`maxsim_topk` over everything added so far, whatever the pieces. Nothing waits for the GPU.
+    :func:`maxsim_topk` over everything added so far, whatever the pieces. Nothing waits for the GPU. One
+    thread at a time may add, merge, save or load; :meth:`merge` joins what threads have found, each with its
+    own.
 
     Args:
-        Q, k, q_mask, normalize, largest, precision, scale_Q: as in :func:`maxsim_topk`.
+        Q, k, q_mask, normalize, largest, precision, scale_Q, keep_empty: as in :func:`maxsim_topk`.
         first: the number of the first document. That of a search of a shard is how many documents the shards
             before have, so that its documents have their numbers of the whole corpus.
 
     Attributes:
-        scores, indices: ``[Nq, min(k, seen)]`` (``[min(k, seen)]`` for a 2-D ``Q``), best first. Documents
-            are numbered in the order they came, from ``first`` on.
+        scores, indices: ``[Nq, min(k, seen)]`` (``[min(k, seen)]`` for a 2-D ``Q``), best first; -inf (inf
+            for ``largest=False``) and -1 behind the last document. Documents are numbered in the order they
+            came, from ``first`` on.
         seen: how many came, those of merged searches included.
 
     Raises:
         TypeError, ValueError: as :func:`maxsim_topk`; and a state to load that is not one of a search like
             this.
+        RuntimeError: another thread is using it.
 
     Example:
         >>> import torch
@@ -172,13 +180,13 @@ class TopK:
         precision: str | None = None,
         scale_Q: Tensor | None = None,
         first: int = 0,
+        keep_empty: bool = False,
     ) -> None:
         check_positive("k", k)
-        check_integer("first", first)
-        if not 0 <= first <= MOST_DOCUMENTS:
-            raise ValueError(f"first must be at least 0 and at most 2**32, got {abbreviate(first)}")
+        topk_state.check_first(first)
         check_flag("normalize", normalize)
         check_flag("largest", largest)
+        check_flag("keep_empty", keep_empty)
         check_precision(precision)
         check_tokens_or_codes("Q", Q, scale_Q)
         if scale_Q is not None and normalize:
@@ -189,7 +197,8 @@ class TopK:
         self._next = int(first)
         self._ranges: topk_state.Ranges = []
         self._Q, self._q_mask, self._scale_Q = Q, q_mask, scale_Q
-        self._largest = largest
+        self._one_thread = OneThread("TopK")
+        self._largest, self._keep_empty = largest, keep_empty
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
         Nq = Q.shape[0] if Q.dim() == 3 else 1
         dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
@@ -217,7 +226,10 @@ class TopK:
         if chunk_size is not None:
             check_positive("chunk_size", chunk_size)
         corpus = check_corpus(self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D)
-        self._add_checked(corpus, chunk_size, progress, None)
+        with self._one_thread:
+            self._add_checked(corpus, chunk_size, progress, None)
+        if self._scale_Q is None and not self._options["normalize"]:
+            look("TopK.add", corpus[0], corpus[2])
 
     def _add_checked(
         self, corpus: CheckedCorpus, chunk_size: int | None, progress: Progress,
@@ -228,12 +240,13 @@ class TopK:
         one = None  # for all tokens, which does not travel in chunks
         if scale_D is not None and scale_D.dim() == 0:
             one, scale_D = scale_D.to(Q.device), None
-        topk_state.joined(self._ranges, self._coming(D.shape[0]))
-        size = chunk_size or _default_chunk(Q, D, progress is not False)
+        topk_state.joined(self._ranges, topk_state.coming(self._next, D.shape[0]))
+        size = chunk_size or default_chunk(Q, D, progress is not False)
 
         def score(some: Tensor, mask: Tensor | None, scale: Tensor | None) -> Tensor:
             if scale_Q is None:
-                return maxsim(Q, some, q_mask, mask, **self._options)
+                scores: Tensor = unwatched(maxsim, Q, some, q_mask, mask, **self._options)
+                return scores
             scale = scale if one is None else one
             assert scale is not None
             return quantized.maxsim(Q, some, scale_Q, scale, q_mask, mask, CODES)
@@ -245,21 +258,17 @@ class TopK:
                 found = alike.scores(score, some, mask, scales)
                 stop = self._next + some.shape[0]
                 before = self._scores, self._indices
-                best = select_next(found, self._next, before, self.k, self._largest)
+                empty = None if self._keep_empty else empty_documents(some, mask)
+                best = select_next(found, self._next, before, self.k, self._largest, empty)
                 self._has(*best, [[self._next, stop]])
                 self._next = stop
                 report(start + some.shape[0])
 
     def _has(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges) -> None:
-        """These are the best, now that these ranges have been seen too."""
+        """Store the k best and the ranges that they are the best of, beside those seen before."""
         self._scores, self._indices = scores, indices
         self._ranges = topk_state.joined(self._ranges, ranges)
         self.seen = sum(stop - first for first, stop in self._ranges)
-
-    def _coming(self, count: int) -> topk_state.Ranges:
-        if self._next + count > MOST_DOCUMENTS:
-            raise ValueError(f"D must bring the documents to at most 2**32, got {self._next} + {count}")
-        return [[self._next, self._next + count]] if count else []
 
     def merge(self, *others: "TopK") -> None:
         """Takes in what other searches found, by the same queries among other documents: shards of the corpus
@@ -286,16 +295,15 @@ class TopK:
             >>> best.scores, best.indices, best.seen
             (tensor([3., 2.]), tensor([1, 2]), 3)
         """
-        mine, ranges = self._search(), self._ranges
-        for other in others:
-            if not isinstance(other, TopK):
-                raise TypeError(f"others must be TopK, got {type(other).__name__}")
-            for name, got in other._search().items():
-                if got != mine[name]:
-                    wanted = f"must be {mine[name]!r}, as in this search"
-                    raise ValueError(f"{name} of a search to merge {wanted}, got {got!r}")
-            ranges = topk_state.joined(ranges, other._ranges)
-        with torch.no_grad():
+        with ExitStack() as used, torch.no_grad():
+            used.enter_context(self._one_thread)
+            mine, ranges = self._search(), self._ranges
+            for other in others:
+                if not isinstance(other, TopK):
+                    raise TypeError(f"others must be TopK, got {type(other).__name__}")
+                used.enter_context(other._one_thread)
+                topk_state.check_alike(other._search(), mine)
+                ranges = topk_state.joined(ranges, other._ranges)
             device, every = self._Q.device, [x for x in others if x.seen]
             if every:
                 scores = torch.cat([self._scores, *(x._scores.to(device) for x in every)], dim=-1)
@@ -305,15 +313,16 @@ class TopK:
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and
-        strings. It names the search (``k``, ``largest``, ``normalize``, ``precision``, and of ``Q`` shape and
-        dtype), not the values of ``Q``."""
-        found = {"scores": self._scores, "indices": self._indices, "seen": self.seen}
-        return found | {"next": self._next, "ranges": self._ranges} | self._search()
+        strings. It names the search (``k``, ``largest``, ``keep_empty``, ``normalize``, ``precision``, and of
+        ``Q`` shape and dtype), not the values of ``Q``."""
+        with self._one_thread:
+            found = {"scores": self._scores, "indices": self._indices, "seen": self.seen}
+            return found | {"next": self._next, "ranges": self._ranges} | self._search()
 
     def _search(self) -> dict[str, Any]:
         """The options and shapes that a state must share with this search."""
         shape = self._Q.shape if self._Q.dim() == 3 else (1, *self._Q.shape)
-        own = {"k": self.k, "largest": self._largest, **self._options}
+        own = {"k": self.k, "largest": self._largest, "keep_empty": self._keep_empty, **self._options}
         return own | {"Q_shape": list(shape), "Q_dtype": str(self._Q.dtype).removeprefix("torch.")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -334,15 +343,7 @@ class TopK:
         scores, indices = state["scores"], state["indices"]
         if has_values(scores) and scores.device.type == "cpu":
             topk_state.check_order(state, self.k, self._largest)
-        self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))
-        self.seen, self._next = state["seen"], state["next"]
-        self._ranges = [list(entry) for entry in state["ranges"]]
-
-
-def _default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
-    size = MOST_SCORES // max(Q.shape[0], 1)
-    if D.device != Q.device:
-        size = min(size, _BYTES // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
-    elif progress:
-        size = min(size, -(-D.shape[0] // _STEPS))
-    return max(size, 1)
+        with self._one_thread:
+            self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))
+            self.seen, self._next = state["seen"], state["next"]
+            self._ranges = [list(entry) for entry in state["ranges"]]

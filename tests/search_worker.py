@@ -22,6 +22,9 @@ SEARCHES = {
     "float64": ("float64", 8, {}),
     "bfloat16": ("bfloat16", 8, {"chunk_size": 2}),
     "masked": ("masked", 5, {}),
+    "empty": ("empty", 20, {}),
+    "kept": ("empty", 20, {"keep_empty": True, "largest": False}),
+    "empty float64": ("empty float64", 20, {"largest": False}),
     "int8": ("int8", 6, {}),
     "float8": ("float8", 6, {}),
     "corpus": ("corpus", 11, {}),
@@ -52,6 +55,9 @@ def inputs(kind):
         return Q, D, more
     if kind == "masked":
         more = {"q_mask": torch.rand(4, 6) < 0.7, "d_mask": torch.rand(len(D), 5) < 0.7}
+    if kind.startswith("empty"):
+        more = {"d_mask": (torch.arange(len(D)) % 4 != 1).unsqueeze(1).expand(-1, 5)}
+        kind = kind.removeprefix("empty ")
     if kind in ("float64", "bfloat16"):
         Q, D = (x.to(getattr(torch, kind)) for x in (Q, D))
     return Q, D, more

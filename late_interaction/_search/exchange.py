@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 
-from late_interaction._search.selection import Found, has_kernels, select
+from late_interaction._search.selection import NO_DOCUMENT, Found, has_kernels, select
 from late_interaction.ops import topk
 from late_interaction.ops._library import operators
 
@@ -51,7 +51,7 @@ def merged(
     payloads: Tensor, rows: int, width: int, notes: int, k: int, largest: bool, dtype: torch.dtype
 ) -> tuple[Found, Tensor]:
     """The k best of all processes' payloads ``[processes, size]``, with indices among the documents of all,
-    and their notes. Where there are fewer documents anything stands behind them."""
+    and their notes. Where there are fewer documents, no document stands behind them."""
     if dtype == torch.float64:
         return _merged_float64(payloads, rows, width, notes, k, largest)
     k = min(k, width * len(payloads))
@@ -96,6 +96,7 @@ def _merged_float64(
     scores, indices = payloads[:, : 2 * rows * width].view(len(payloads), 2, rows, width).unbind(1)
     held = [min(width, max(count, 0)) for count in counts]
     every_score = torch.cat([scores[i, :, :n] for i, n in enumerate(held)], dim=-1)
-    every_index = [indices[i, :, :n] + sum(counts[:i]) for i, n in enumerate(held)]
-    best = select(every_score.view(torch.float64), torch.cat(every_index, dim=-1), k, largest)
+    own = [indices[i, :, :n] for i, n in enumerate(held)]
+    every = [torch.where(x < 0, NO_DOCUMENT, x + sum(counts[:i])) for i, x in enumerate(own)]
+    best = select(every_score.view(torch.float64), torch.cat(every, dim=-1), k, largest)
     return best, of_all

@@ -43,7 +43,7 @@ _ANY = -1
 # A process's notes; the facts follow. The first one is read on the device.
 _DOCUMENTS, _CHECKSUM, _FAILED, _SEARCHED, _ASSUMED = range(5)
 _FACTS = 5
-_NOTES = _FACTS + 6
+_NOTES = _FACTS + 7
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Query:
     largest: bool
     normalize: bool
     precision: str | None
+    keep_empty: bool
     dtype: torch.dtype  # of scores
     documents: int
     runs_ahead: bool = False
@@ -72,6 +73,7 @@ class Query:
             "number of queries": self.count,
             "largest": int(self.largest),
             "normalize": int(self.normalize),
+            "keep_empty": int(self.keep_empty),
             "precision (by number)": (None, *PRECISIONS).index(self.precision),
             "dtype of scores (by number)": _DTYPES.index(self.dtype),
         }
@@ -81,7 +83,7 @@ def query_of(
     corpus: CheckedCorpus, dtype: torch.dtype, k: int, is_silent: bool, options: dict[str, Any]
 ) -> Query:
     """A search of documents on the device of their queries, or on the CPU. is_silent: nobody is told how far
-    it is. options: largest, normalize, precision."""
+    it is. options: largest, normalize, precision, keep_empty."""
     Q, D, q_mask, _, scale_Q, _ = corpus
     return Query(
         tensors=(Q, q_mask, scale_Q),

@@ -1,4 +1,8 @@
-"""The choice of the best scores, ties included the same on every device."""
+"""The choice of the best scores, ties included the same on every device.
+
+A document that does not count (its score is NaN, or it is empty and left out) takes no rank. Where fewer than
+k documents remain, the worst score and the index -1 stand in the places behind them.
+"""
 
 import torch
 from torch import Tensor
@@ -8,13 +12,24 @@ from late_interaction.ops import topk
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.topk import MOST_BEST, MOST_DOCUMENTS
 
-__all__ = ["MOST_DOCUMENTS", "MOST_SCORES", "Found", "has_kernels", "select", "select_next"]
+__all__ = [
+    "MOST_DOCUMENTS",
+    "MOST_SCORES",
+    "NO_DOCUMENT",
+    "Found",
+    "empty_documents",
+    "has_kernels",
+    "select",
+    "select_next",
+]
 
 # As many scores are made before the best are chosen: 16 MiB in float32; on a CPU choosing takes a few times
 # that.
 MOST_SCORES = 1 << 22
 
 Found = tuple[Tensor, Tensor]  # scores and indices, [Nq, n]
+
+NO_DOCUMENT = -1  # in the place of an index
 
 _select_best = operators.select_best.default
 
@@ -24,22 +39,38 @@ def has_kernels(x: Tensor, k: int) -> bool:
     return x.is_cpu or (x.is_cuda and k <= MOST_BEST and cuda_missing is None)
 
 
+def empty_documents(D: Tensor, d_mask: Tensor | None) -> Tensor | None:
+    """``[Nd]`` bool, which documents have no kept token. None where all have one, as without a mask."""
+    if d_mask is not None:
+        return ~d_mask.any(dim=1)
+    return None if D.shape[1] else torch.ones(D.shape[0], dtype=torch.bool, device=D.device)
+
+
 def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> Found:
-    """The k best columns, best first, equal scores by ascending index.
+    """The k best columns, best first, equal scores by ascending index. An index below 0 is no document.
 
     A float32 score and its index make one integer that sorts as the pair does. (A float64 score fills the
     integer by itself; two sorts serve, the second one stable.)
     """
     if scores.dtype != torch.float64:
         return _best(scores, indices.expand(scores.shape), 0, None, k, largest)
+    missing = scores.isnan() | (indices < 0)
+    scores = scores.masked_fill(missing, -torch.inf if largest else torch.inf)
+    indices = indices.masked_fill(missing, MOST_DOCUMENTS)  # behind all others
     k, rising = min(k, scores.shape[-1]), indices.argsort(dim=-1)
     scores, indices = scores.gather(-1, rising), indices.gather(-1, rising)
+    indices = indices.masked_fill(indices == MOST_DOCUMENTS, NO_DOCUMENT)
     order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
     return scores.gather(-1, order), indices.gather(-1, order)
 
 
-def select_next(scores: Tensor, first: int, found: Found, k: int, largest: bool) -> Found:
-    """The k best of the documents from ``first`` on, which have these scores, and of those found before."""
+def select_next(
+    scores: Tensor, first: int, found: Found, k: int, largest: bool, empty: Tensor | None = None
+) -> Found:
+    """The k best of the documents from ``first`` on, which have these scores, and of those found before.
+    empty: ``[documents]``, those of them to leave out."""
+    if empty is not None:
+        scores = scores.masked_fill(empty, torch.nan)
     if scores.dtype != torch.float64:
         return _best(scores, None, first, found, k, largest)
     places = torch.arange(first, first + scores.shape[1], device=scores.device).expand(scores.shape)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from late_interaction._search.selection import MOST_SCORES
 from late_interaction.ops._library import operators
 
 _send_bytes = operators.send_bytes_.default
@@ -12,8 +13,22 @@ _send_bytes = operators.send_bytes_.default
 # The first document's index, the documents, and their rows of the other tensors.
 Chunk = tuple[int, Tensor, list[Tensor | None]]
 
+# A chunk that travels to the GPU stays below this many bytes (some milliseconds of copying, beside which what
+# a chunk costs the host is little), and of a corpus that does not, a progress bar moves at least this often.
+_BYTES = 256 << 20
+_STEPS = 50
 # Pageable memory is copied through a ring of pinned staging slots.
 _SLOTS, _SLOT_BYTES = 8, 8 << 20
+
+
+def default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
+    """How many documents a search scores at a time."""
+    size = MOST_SCORES // max(Q.shape[0], 1)
+    if D.device != Q.device:
+        size = min(size, _BYTES // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
+    elif progress:
+        size = min(size, -(-D.shape[0] // _STEPS))
+    return max(size, 1)
 
 
 def chunks(D: Tensor, beside: Sequence[Tensor | None], size: int, device: torch.device) -> Iterator[Chunk]:

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import check_integer
 from late_interaction._checks.tensors import check_not_meta
-from late_interaction._search.selection import MOST_DOCUMENTS, select
+from late_interaction._search.selection import MOST_DOCUMENTS, NO_DOCUMENT, select
 
 Ranges = list[list[int]]  # [first, stop] of documents, rising, with gaps between them
 
@@ -26,6 +28,28 @@ def joined(ranges: Ranges, others: Ranges) -> Ranges:
         else:
             found.append([first, stop])
     return found
+
+
+def check_first(first: Any) -> None:
+    """The number of a search's first document."""
+    check_integer("first", first)
+    if not 0 <= first <= MOST_DOCUMENTS:
+        raise ValueError(f"first must be at least 0 and at most 2**32, got {abbreviate(first)}")
+
+
+def check_alike(search: dict[str, Any], mine: dict[str, Any]) -> None:
+    """A search to merge has the options and shapes of this one."""
+    for name, got in search.items():
+        if got != mine[name]:
+            wanted = f"must be {mine[name]!r}, as in this search"
+            raise ValueError(f"{name} of a search to merge {wanted}, got {got!r}")
+
+
+def coming(first: int, count: int) -> Ranges:
+    """The range of so many documents from ``first`` on."""
+    if first + count > MOST_DOCUMENTS:
+        raise ValueError(f"D must bring the documents to at most 2**32, got {first} + {count}")
+    return [[first, first + count]] if count else []
 
 
 def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +132,7 @@ def check_order(state: dict[str, Any], k: int, largest: bool) -> None:
     indices = indices.to(scores.device)
     edges = torch.tensor(state["ranges"], dtype=torch.int64, device=scores.device).flatten()
     outside = torch.searchsorted(edges, indices.contiguous(), right=True) % 2 == 0
-    if bool(outside.any()):
+    if bool((outside & (indices != NO_DOCUMENT)).any()):
         low, high = (int(x) for x in indices.aminmax())
         raise ValueError(f"indices of the state must lie in {_shown(state['ranges'])}, got {low} to {high}")
     _, ordered = select(scores, indices, k, largest)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._search.selection import MOST_SCORES, select
+from late_interaction._search.selection import MOST_SCORES, NO_DOCUMENT, select
 from late_interaction._st import similarity as ours
 from late_interaction._st.originals import SIMILARITY, disabled, module
 
@@ -126,7 +126,11 @@ def _listed(best: _Best, names: list[str], queries: int) -> Hits:
     if best.scores is None or best.ranks is None:
         return [[] for _ in range(queries)]
     return [
-        [{"corpus_id": names[rank], "score": score} for rank, score in zip(ranks, scores, strict=True)]
+        [
+            {"corpus_id": names[rank], "score": score}
+            for rank, score in zip(ranks, scores, strict=True)
+            if rank != NO_DOCUMENT
+        ]
         for ranks, scores in zip(best.ranks.tolist(), best.scores.tolist(), strict=True)
     ]
 

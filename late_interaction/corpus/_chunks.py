@@ -38,6 +38,13 @@ class Chunk:
         own = self.shard.offsets[self.first : self.stop + 1]
         return (own - own[0]).to(torch.int32)
 
+    def empty_documents(self) -> Tensor | None:
+        """[documents] bool on the CPU, which of them have no token. None where all have one."""
+        if not self.shard.has_empty_documents:
+            return None
+        own = self.shard.offsets[self.first : self.stop + 1]
+        return own[1:] == own[:-1]
+
 
 def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[Chunk]:
     """The chunks of a corpus, each of at most so many bytes of tokens and so many documents."""

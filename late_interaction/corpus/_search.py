@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.options import check_flag, check_positive, check_precision
 from late_interaction._checks.tensors import check_embeddings, check_mask
 from late_interaction._progress import reporter
+from late_interaction._scoring.norm_warning import look
 from late_interaction._search import group_search
 from late_interaction._search.selection import MOST_SCORES, select_next
 from late_interaction.corpus import _chunks, _queries, _tokens
@@ -53,6 +54,7 @@ class _Search:
             check_positive("chunk_bytes", options["chunk_bytes"])
         check_flag("normalize", options["normalize"])
         check_flag("largest", options["largest"])
+        check_flag("keep_empty", options["keep_empty"])
         check_precision(options["precision"])
         self._corpus, self._k, self._options = corpus, k, options
         # Whether documents are normalized in a copy.
@@ -76,6 +78,7 @@ class _Search:
             largest=self._options["largest"],
             normalize=self._options["normalize"],
             precision=self._options["precision"],
+            keep_empty=self._options["keep_empty"],
             dtype=torch.float32,
             documents=len(self._corpus),
         )
@@ -85,6 +88,8 @@ class _Search:
         if not self._found:
             none = torch.empty(0, min(self._k, len(corpus)), dtype=torch.float32, device=self._device)
             return none, none.to(torch.int64)
+        if not options["normalize"]:
+            look("Corpus.search", self._found)
         with torch.no_grad():
             queries = _queries.prepare(corpus, self._found, options["normalize"], options["precision"])
             most = max(MOST_SCORES // max(queries.count, 1), 1)
@@ -92,19 +97,21 @@ class _Search:
             size = options["chunk_bytes"] or (_BYTES_COPIED if copied else _BYTES)
             chunks = _chunks.plan(corpus.shards, size, most)
             with reporter(options["progress"], len(corpus)) as report:
-                return _best(queries, chunks, self._k, options["largest"], report)
+                return _best(queries, chunks, self._k, options, report)
 
 
 def _best(
-    queries: _queries.Queries, chunks: list[_chunks.Chunk], k: int, largest: bool, report: Any
+    queries: _queries.Queries, chunks: list[_chunks.Chunk], k: int, options: dict[str, Any], report: Any
 ) -> tuple[Tensor, Tensor]:
-    device = queries.device
+    device, largest = queries.device, options["largest"]
     scores = torch.empty(queries.count, 0, dtype=torch.float32, device=device)
     indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
     for chunk, sources in _chunks.on_device(chunks, device):
         found = queries.scores(chunk, sources)
         end = chunk.place + found.shape[1]
-        scores, indices = select_next(found, chunk.place, (scores, indices), k, largest)
+        empty = None if options["keep_empty"] else chunk.empty_documents()
+        left_out = None if empty is None else _queries.to_device(empty, device)
+        scores, indices = select_next(found, chunk.place, (scores, indices), k, largest, left_out)
         report(end)
     return scores, indices
 
@@ -129,7 +136,7 @@ def _kept_tokens(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) ->
                 )
         found = list(Q)
     else:
-        raise TypeError(f"Q must be a torch.Tensor or a list of them, got {abbreviate(Q)}")
+        raise TypeError(f"Q must be a torch.Tensor or a list of them, got {no_tensor('Q', Q)}")
     for x in found or [Q]:
         if isinstance(x, Tensor) and x.shape[-1] != d:
             raise ValueError(f"Q must have the d of the corpus, {d}, got {shape_of(x)}")

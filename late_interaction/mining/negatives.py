@@ -1,5 +1,6 @@
 """Hard negatives of embeddings: :func:`hard_negatives`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,7 @@ def hard_negatives(
     d_mask: Tensor | None = None,
     normalize: bool = True,
     progress: Progress = False,
+    keep_empty: bool = False,
 ) -> HardNegatives:
     """The documents that score highest for each query and are no positives of it, by exact MaxSim over the
     whole corpus, in bounded memory. The options have the names that they have in Sentence Transformers'
@@ -97,9 +99,11 @@ def hard_negatives(
         q_mask, d_mask: ``[Nq, Lq]`` and ``[Nd, Ld]``, True = keep. Only for tensors.
         normalize: L2-normalize every token first.
         progress: of the search, as in :func:`late_interaction.retrieve`.
+        keep_empty: rank documents without a kept token too, by their score of 0.
 
     Returns:
-        A :class:`HardNegatives`, on the device of ``Q``. A document whose score is NaN is no negative.
+        A :class:`HardNegatives`, on the device of ``Q``. A document whose score with a query is NaN takes no
+        rank by it and counts for no margin, nor does an empty one that is not kept.
 
     Raises:
         TypeError, ValueError: arguments of a wrong kind, dtype, shape or value.
@@ -130,11 +134,11 @@ def hard_negatives(
         return HardNegatives(none.long(), none, [])
     most = max(map(len, rows))
     with torch.no_grad():
-        scores, indices = corpus.search(queries, choice.most + most, normalize=normalize, progress=progress)
+        options: dict[str, Any] = {"normalize": normalize, "progress": progress, "keep_empty": keep_empty}
+        scores, indices = corpus.search(queries, choice.most + most, **options)
         own = _positive_scores(queries, corpus, rows, normalize)
         device = scores.device
-        least = [float(x.min()) if len(x) else torch.nan for x in own]
-        lowest = torch.tensor(least, dtype=torch.float32, device=device)
+        lowest = torch.tensor(_lowest(own, corpus, rows, keep_empty), dtype=torch.float32, device=device)
         filled = [row + [-1] * (most - len(row)) for row in rows]
         padded = torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), most)
         is_positive = torch.cat(
@@ -145,13 +149,23 @@ def hard_negatives(
         )
         if include_positives:
             is_positive.zero_()
-        columns = choice.columns(scores, is_positive, lowest)
+        columns = choice.columns(scores.masked_fill(indices < 0, torch.nan), is_positive, lowest)
         at = columns.clamp_min(0)
         if scores.shape[1] == 0:
             none = torch.full(columns.shape, torch.nan, dtype=torch.float32, device=device)
             return HardNegatives(columns, none, own)
         found = torch.where(columns < 0, -1, indices.gather(1, at))
         return HardNegatives(found, torch.where(columns < 0, torch.nan, scores.gather(1, at)), own)
+
+
+def _lowest(scores: list[Tensor], corpus: Corpus, rows: list[list[int]], keep_empty: bool) -> list[float]:
+    """The lowest score of each query's positives that count; NaN where it has none."""
+    found = []
+    for own, row in zip(scores, rows, strict=True):
+        pairs = zip(own.tolist(), row, strict=True)
+        counted = [x for x, i in pairs if not math.isnan(x) and (keep_empty or corpus._length(i))]
+        found.append(min(counted, default=math.nan))
+    return found
 
 
 def _sequences(name: str, x: Any, mask: Tensor | None) -> list[Tensor]:
@@ -181,7 +195,7 @@ def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:
     else:
         documents = _sequences("D", D, d_mask)
         if not documents:
-            raise ValueError("D must hold at least one document, got none")
+            return Corpus([], {"d": 0, "dtype": torch.float32, "normalized": False})
         tokens, offsets = pack_sequences(documents)
     check_not_meta("D", tokens)
     if tokens.shape[1] == 0:

@@ -61,7 +61,7 @@ def mine_hard_negatives(
             ``encode_query`` and ``encode_document`` as ``prompt_name`` and ``prompt``.
         options: those of :func:`hard_negatives`: ``range_min``, ``range_max``, ``max_score``, ``min_score``,
             ``absolute_margin``, ``relative_margin``, ``sampling_strategy``, ``seed``, ``normalize``,
-            ``progress``.
+            ``progress``, ``keep_empty``.
 
     Returns:
         A dataset of the kind of ``dataset``, anchor by anchor in the order of their first rows, each with its
@@ -78,7 +78,8 @@ def mine_hard_negatives(
         ``scores`` take the place of labels.
 
     Raises:
-        TypeError, ValueError: arguments of a wrong kind or value; a dataset without rows or two columns.
+        TypeError, ValueError: arguments of a wrong kind or value; a dataset without two columns; columns for
+            anchors and positives of one name, or of a name that the output has for another column.
 
     Complexity: as :func:`hard_negatives`; the embeddings of all texts stay in memory, which a
         :class:`late_interaction.corpus.Corpus` and :func:`hard_negatives` avoid.
@@ -97,6 +98,11 @@ def mine_hard_negatives(
     check_positive("batch_size", batch_size)
     Choice(num_negatives, **{k: v for k, v in options.items() if k not in ("normalize", "progress")})
     names, anchors, texts = _columns(dataset, anchor_column_name, positive_column_name)
+    if include_positives:
+        output_format = "n-tuple"
+    keys = _keys(names, num_negatives, output_format, output_scores)
+    if not anchors:
+        return _dataset_like(dataset, {key: [] for key in keys})
     documents = list(dict.fromkeys([*texts, *_strings("corpus", [] if corpus is None else corpus)]))
     queries = list(dict.fromkeys(anchors))
     place = {text: i for i, text in enumerate(documents)}
@@ -111,11 +117,34 @@ def mine_hard_negatives(
         D = _encoded("encode_document", model, documents, batch_size, of_corpus)
         options |= {"num_negatives": num_negatives, "include_positives": include_positives}
         found = hard_negatives(Q, D, positives, **options)
-    rows = _Rows(queries, documents, positives, found)
-    columns = rows.columns(names, "n-tuple" if include_positives else output_format, output_scores)
+    rows = _Rows(queries, documents, positives, found).all(output_format, output_scores)
+    return _dataset_like(dataset, {key: [row[i] for row in rows] for i, key in enumerate(keys)})
+
+
+def _dataset_like(dataset: Any, columns: Columns) -> Any:
     if isinstance(dataset, Mapping):
         return columns
     return importlib.import_module("datasets").Dataset.from_dict(columns)
+
+
+def _keys(names: list[str], wanted: int, output_format: str, output_scores: bool) -> list[str]:
+    """The names of the output's columns, once they are known to differ."""
+    scores = ["scores"] if output_scores else []
+    made = {
+        "triplet": ["negative", *scores],
+        "n-tuple": [*(f"negative_{i}" for i in range(1, wanted + 1)), *scores],
+        "labeled-pair": ["score" if output_scores else "label"],
+        "labeled-list": ["scores" if output_scores else "labels"],
+    }[output_format]
+    anchor, positive = names
+    if anchor == positive:
+        raise ValueError(f"dataset must have two columns, anchors and positives, got {anchor!r} for both")
+    for name in names:
+        if name in made:
+            raise ValueError(
+                f"dataset must have another name for its column {name!r}: the output has {', '.join(made)}"
+            )
+    return [*names, *made]
 
 
 def _columns(
@@ -131,8 +160,10 @@ def _columns(
         if not is_one_of(name, there):
             raise ValueError(f"dataset must have a column {name!r}, got {there}")
     found = [_strings(name, dataset[name]) for name in names]
-    if len(found[0]) != len(found[1]) or not found[0]:
-        raise ValueError(f"dataset must have rows, got columns of {len(found[0])} and {len(found[1])}")
+    if len(found[0]) != len(found[1]):
+        raise ValueError(
+            f"dataset must have columns of one length, got {len(found[0])} and {len(found[1])} rows"
+        )
     return names, found[0], found[1]
 
 
@@ -178,7 +209,8 @@ class _Rows:
             for own, scores in zip(found.indices.tolist(), found.scores.tolist(), strict=True)
         ]
 
-    def columns(self, names: list[str], output_format: str, output_scores: bool) -> Columns:
+    def all(self, output_format: str, output_scores: bool) -> list[list[Any]]:
+        """Rows whose last values may not be wanted."""
         out: list[list[Any]] = []
         for query, own, negatives in zip(self._queries, self._positives, self._negatives, strict=True):
             if output_format == "labeled-pair":
@@ -187,8 +219,7 @@ class _Rows:
                 continue
             for positive in own:
                 out += self._of_positive(query, positive, negatives, output_format, output_scores)
-        keys = self._keys(names, self._wanted, output_format, output_scores)
-        return {key: [row[i] for row in out] for i, key in enumerate(keys)}
+        return out
 
     def _of_positive(
         self, query: str, positive: Scored, negatives: list[Scored], output_format: str, output_scores: bool
@@ -203,14 +234,3 @@ class _Rows:
         if output_format == "n-tuple":
             return [[query, text, *texts, scores]]
         return [[query, [text, *texts], scores if output_scores else [1] + [0] * len(texts)]]
-
-    @staticmethod
-    def _keys(names: list[str], wanted: int, output_format: str, output_scores: bool) -> list[str]:
-        scores = ["scores"] if output_scores else []
-        if output_format == "triplet":
-            return [*names, "negative", *scores]
-        if output_format == "n-tuple":
-            return [*names, *(f"negative_{i}" for i in range(1, wanted + 1)), *scores]
-        if output_format == "labeled-pair":
-            return [*names, "score" if output_scores else "label"]
-        return [*names, "scores" if output_scores else "labels"]

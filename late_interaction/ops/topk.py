@@ -3,7 +3,8 @@
 ``select_best(scores, indices, first, found_scores, found_indices, k, largest) -> (scores, indices)``
     The best of each row of float32 ``scores`` ``[rows, columns]``, whose documents are ``indices``, or those
     from ``first`` on where that is None, and of ``found_scores`` and ``found_indices`` ``[rows, found]``,
-    where they are given. Sorted; of equal scores the lower index comes first, and NaN counts as the largest.
+    where they are given. Sorted; of equal scores the lower index comes first. A score of NaN or an index
+    below 0 is no document: it comes behind all others, as the worst score (-inf, or inf) and -1.
 ``pack_found(scores, indices, width, size, notes, largest) -> packed``
     A process's payload, int64 ``[size]``: for each row the keys of the documents that it found, then keys of
     no document up to ``width``; then zeros; at the end the notes.
@@ -13,7 +14,7 @@
 ``merge_found(packed, rows, width, notes, k, largest) -> (scores, indices, notes)``
     The best of each row of what all processes packed, ``[processes, size]``, and their notes. A process's
     first note is how many documents it has: indices are those among the documents of all processes. Behind
-    the last document anything may stand.
+    the last document stand the worst score and -1.
 
 A key is an int64 of a float32 score and an index: the better document has the larger one. Here are the CPU's
 kernels. On CUDA ``k`` is at most :data:`MOST_BEST`; the functions here serve more.
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from late_interaction.ops._arguments import check_tensor
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_helper
 
@@ -36,6 +38,7 @@ MOST_PROCESSES = 1024
 _LOW = MOST_DOCUMENTS - 1
 _NO_DOCUMENT = -(1 << 63)
 _WEIGHTS = 8191
+_SCORES, _KEYS = (torch.float32,), (torch.int64,)
 _Found = tuple[Tensor, Tensor]
 
 
@@ -43,16 +46,18 @@ _Found = tuple[Tensor, Tensor]
 
 
 def keys_of(scores: Tensor, indices: Tensor, largest: bool) -> Tensor:
-    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)  # one NaN, one zero
-    rising = _by_magnitude(bits).to(torch.int64)
-    return ((rising if largest else ~rising) << 32) | (_LOW - indices)
+    rising = _by_magnitude((scores + 0.0).view(torch.int32)).to(torch.int64)  # one zero
+    keys = ((rising if largest else ~rising) << 32) | (_LOW - indices)
+    return keys.masked_fill_(scores.isnan() | (indices < 0), _NO_DOCUMENT)
 
 
 def found_in(keys: Tensor, largest: bool) -> _Found:
     """The scores and indices of keys."""
     upper = (keys >> 32).to(torch.int32)
     scores = _by_magnitude(upper if largest else ~upper).view(torch.float32)
-    return scores, _LOW - (keys & _LOW)
+    missing = keys == _NO_DOCUMENT
+    worst = -torch.inf if largest else torch.inf
+    return scores.masked_fill_(missing, worst), (_LOW - (keys & _LOW)).masked_fill_(missing, -1)
 
 
 def _by_magnitude(bits: Tensor) -> Tensor:
@@ -63,15 +68,33 @@ def _by_magnitude(bits: Tensor) -> Tensor:
 # ---- the CPU's kernels, which serve any device ----
 
 
+def _check_scores(
+    name: str,
+    scores: Tensor,
+    sizes: tuple[int | None, int | None],
+    name_of_indices: str,
+    indices: Tensor | None,
+    beside: Tensor,
+) -> None:
+    """Scores, and their indices if there are any."""
+    check_tensor(name, scores, sizes, _SCORES, beside)
+    check_tensor(name_of_indices, indices, scores.shape, _KEYS, beside)
+
+
 def select_best(
     scores: Tensor, indices: Tensor | None, first: int, found_scores: Tensor | None,
     found_indices: Tensor | None, k: int, largest: bool,
 ) -> _Found:  # fmt: skip
+    _check_scores("scores", scores, (None, None), "indices", indices, scores)
     if k < 1:
         raise RuntimeError(f"late_interaction: k must be at least 1, got {k}")
+    if (found_scores is None) != (found_indices is None):
+        raise RuntimeError("late_interaction: found_scores and found_indices must come together")
+    if found_scores is not None:
+        of_found = "found_scores", found_scores, (len(scores), None), "found_indices", found_indices
+        _check_scores(*of_found, scores)
     if indices is None:
-        stop = first + scores.shape[1]
-        indices = torch.arange(first, stop, device=scores.device).expand(scores.shape)
+        indices = torch.arange(first, first + scores.shape[1], device=scores.device)
     keys = keys_of(scores, indices, largest)
     if found_scores is not None and found_indices is not None:
         keys = torch.cat((keys_of(found_scores, found_indices, largest), keys), dim=1)
@@ -81,6 +104,7 @@ def select_best(
 def pack_found(
     scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
 ) -> Tensor:
+    _check_scores("scores", scores, (None, None), "indices", indices, scores)
     rows, found = scores.shape
     if width < found:
         raise RuntimeError(f"late_interaction: width must be at least {found}, got {width}")
@@ -95,10 +119,12 @@ def pack_found(
 
 
 def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
+    check_tensor("packed", packed, (None,), _KEYS, x, contiguous=True)
+    check_tensor("x", x, None, (x.dtype,))
     if not 0 <= place < len(packed):
         raise RuntimeError(f"late_interaction: place must lie in packed, got {place}")
     if x.numel():
-        data = x.contiguous().flatten().view(torch.uint8)
+        data = x.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
         weights = torch.arange(data.numel(), device=data.device) % _WEIGHTS + 1
         packed[place] += (data * weights).sum() * factor
 
@@ -106,8 +132,9 @@ def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
 def merge_found(
     packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    check_tensor("packed", packed, (None, None), _KEYS)
     processes, size = packed.shape
-    if notes < 1 or size < rows * width + notes:
+    if processes < 1 or min(rows, width) < 0 or notes < 1 or size < rows * width + notes:
         raise RuntimeError(
             f"late_interaction: packed must hold {width} keys of each of {rows} rows, and {notes} notes"
         )

@@ -26,16 +26,18 @@ def drawn(kind, rows, columns, device):
 
 
 def wanted(scores, indices, k, largest):
-    """By a stable sort of the columns in the order of their indices."""
-    scores, indices = scores.cpu(), indices.cpu()
-    by_index = indices.argsort(dim=1)
+    """By a stable sort of the columns in the order of their indices. NaN is no document."""
+    missing = scores.isnan().cpu() | (indices.cpu() < 0)
+    scores = scores.cpu().masked_fill(missing, -torch.inf if largest else torch.inf)
+    by_index = indices.cpu().masked_fill(missing, 1 << 40).argsort(dim=1)
+    indices = indices.cpu().masked_fill(missing, -1)
     scores, indices = scores.gather(1, by_index), indices.gather(1, by_index)
     order = scores.double().sort(dim=1, descending=largest, stable=True).indices[:, :k]
     return scores.gather(1, order), indices.gather(1, order)
 
 
 def same(found, expected):
-    torch.testing.assert_close(found[0].cpu(), expected[0], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found[0].cpu(), expected[0], rtol=0, atol=0)
     assert torch.equal(found[1].cpu(), expected[1])
     assert found[0].dtype == torch.float32 and found[1].dtype == torch.int64
 
@@ -79,6 +81,25 @@ def test_the_best_of_these_and_of_those_before(columns, before, k, kind, largest
     same(best, wanted(scores[:, :every], indices[:, :every], k, largest))
 
 
+@pytest.mark.parametrize("largest", [True, False])
+def test_what_is_no_document_comes_last(largest, device):
+    """Behind scores of -inf and inf, however many there are: in the scores, in those before, in the keys."""
+    rows, columns, k = 2, 9000, 6
+    worst = -torch.inf if largest else torch.inf
+    scores = torch.full((rows, columns), torch.nan, device=device)
+    scores[:, 8500], scores[0, 3], scores[0, 4] = worst, 1.0, -worst
+    before = torch.tensor([[2.0, 7.0], [5.0, 5.0]], device=device)
+    places_before = torch.tensor([[-1, 99_999], [-1, -1]], device=device)
+    got = OPS.select_best(scores, None, 10, before, places_before, k, largest)
+    best = [-worst, 7.0, 1.0] if largest else [-worst, 1.0, 7.0]
+    order = [14, 99_999, 13] if largest else [14, 13, 99_999]
+    expected = torch.tensor([[*best, *[worst] * 3], [worst] * 6])
+    indices = torch.tensor([[*order, 8510, -1, -1], [8510, *[-1] * 5]])
+    same(got, (expected, indices))
+    packed = OPS.pack_found(*got, k, rows * k + 1, [100_000], largest).view(1, -1)
+    same(OPS.merge_found(packed, rows, k, 1, k, largest)[:2], (expected, indices))
+
+
 def test_the_same_bits_on_every_run(device):
     scores = drawn("ties", 4, 30_000, device)
     first = OPS.select_best(scores, None, 0, None, None, 500, True)
@@ -110,8 +131,11 @@ def test_what_processes_packed_is_merged(counts, k, room, kind, largest, device)
     more = min(width * len(counts), MOST_BEST, k + room)
     *best, notes = OPS.merge_found(torch.stack(packed), 3, width, 2, more, largest)
     assert best[0].shape == best[1].shape == (3, more)
+    packed_documents = sum(min(k, n) for n in counts)
     k = min(k, sum(counts))
     same([x[:, :k] for x in best], wanted(scores, indices, k, largest))
+    behind = [x[:, packed_documents:] for x in best]
+    assert (behind[0] == (-torch.inf if largest else torch.inf)).all() and (behind[1] == -1).all()
     assert notes.tolist() == [[count, rank] for rank, count in enumerate(counts)]
 
 

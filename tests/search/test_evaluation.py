@@ -63,10 +63,16 @@ def test_searches_of_all_kinds(device):
     assert evaluate_recall(one[1].flip(0), one, 5, per_query=True)[5].tolist() == [0.0]
 
 
-def test_nan_ranks_first_and_nothing_is_found_of_nothing():
-    scores = torch.tensor([[math.nan, math.nan, 3.0, 1.0]])
-    exact = scores, torch.tensor([[2, 5, 0, 1]])
-    assert evaluate_recall([[5, 2]], exact, (1, 2, 3)) == {1: 1.0, 2: 1.0, 3: pytest.approx(2 / 3)}
+def test_no_document_and_nan_take_no_rank_and_nothing_is_found_of_nothing():
+    scores = torch.tensor([[math.nan, 3.0, 1.0], [2.0, -math.inf, -math.inf], [-math.inf] * 3])
+    exact = scores, torch.tensor([[2, 0, 1], [7, -1, -1], [-1, -1, -1]])
+    found = torch.tensor([[2, 1, 0], [7, -1, -1], [3, -1, 4]])
+    recall = evaluate_recall(found, exact, (1, 2, 3), per_query=True)
+    assert {k: x.tolist() for k, x in recall.items()} == {
+        1: [0.0, 1.0, 1.0], 2: [0.5, 1.0, 1.0], 3: [1.0, 1.0, 1.0],
+    }  # fmt: skip
+    worst_first = torch.tensor([[0.5, 2.0, math.inf]]), torch.tensor([[4, 3, -1]])
+    assert evaluate_recall([[3]], worst_first, (1, 3)) == {1: 0.0, 3: 0.5}
     assert evaluate_recall([[7]], (torch.empty(1, 0), torch.empty(1, 0).long()), 3) == {3: 1.0}
     none = torch.empty(0, 4)
     assert math.isnan(evaluate_recall(none.long(), (none, none.long()), 3)[3])

@@ -88,6 +88,7 @@ def test_the_same_bits_on_any_number_of_shards(world):
         ({"k": 4}, "every rank of the group must have the same k, got 3, 4"),
         ({"largest": False}, "the same largest, got 1, 0"),
         ({"normalize": True}, "the same normalize, got 0, 1"),
+        ({"keep_empty": True}, "the same keep_empty, got 0, 1"),
         ({"precision": "high"}, "the same precision (by number), got 0, 2"),
         ({"Nq": 1}, "the same number of queries, got 4, 1"),
         ({"dtype": "float64"}, "the same dtype of scores (by number), got 0, 1"),

@@ -23,12 +23,12 @@ def texts(lengths, d=8):
 
 
 def scores_of(Q, D, normalize=True):
-    """[Nq, Nd] in float64; 0 for a document without tokens."""
+    """[Nq, Nd] in float64; NaN for a document without tokens, which takes no rank."""
     rows = []
     for q in Q:
         q = unit(q.double(), dim=-1) if normalize else q.double()
         docs = [unit(x.double(), dim=-1) if normalize else x.double() for x in D]
-        rows.append([float((q @ x.T).amax(1).sum()) if len(x) and len(q) else 0.0 for x in docs])
+        rows.append([float((q @ x.T).amax(1).sum()) if len(x) else math.nan for x in docs])
     return rows
 
 
@@ -36,7 +36,9 @@ def by_definition(scores, positives, options):
     """Documents of each query in the order of their scores, those that the options leave."""
     found = []
     for row, own in zip(scores, positives, strict=True):
-        order = sorted((i for i in range(len(row)) if i not in own), key=lambda i: (-row[i], i))
+        ranked = [i for i in range(len(row)) if not math.isnan(row[i])]
+        own = [i for i in own if i in ranked]
+        order = sorted((i for i in ranked if i not in own), key=lambda i: (-row[i], i))
         first = options.get("range_min", 0)
         order = order[: options.get("range_max")]
         lowest = min((row[i] for i in own), default=math.inf)
@@ -84,6 +86,8 @@ LENGTHS = [5, 1, 9, 0, 30, 2, 7, 13, 1, 4, 6, 3, 17, 8, 2, 5, 11, 1, 3, 6]
         {"relative_margin": 0.1, "range_max": 20, "num_negatives": 5},
         {"relative_margin": 0.3, "absolute_margin": 0.2, "range_max": 8},
         {"normalize": False, "absolute_margin": -1.0, "range_max": 20},
+        {"keep_empty": True, "num_negatives": 50, "range_max": 60},
+        {"keep_empty": True, "absolute_margin": 0.4, "range_max": 20, "num_negatives": 5},
     ],
 )
 def test_by_definition(options, form, device):
@@ -91,8 +95,10 @@ def test_by_definition(options, form, device):
     D, Q = texts(LENGTHS), texts([4, 2, 7, 1, 5])
     positives = [[0], [4, 7], [], [2, 3, 12], [19]]
     normalize = options.get("normalize", True)
-    wanted = by_definition(scores_of(Q, D, normalize), positives, options)
     scores = scores_of(Q, D, normalize)
+    with_empty = torch.tensor(scores).nan_to_num().tolist()
+    wanted = by_definition(with_empty if options.get("keep_empty") else scores, positives, options)
+    scores = with_empty
     given, more = [x.to(device) for x in D], {}
     if form == "corpus":
         given = Corpus.from_packed(*pack_sequences(D))
@@ -165,7 +171,6 @@ def test_no_queries():
         ({"positives": [[0], [1.0]]}, TypeError, r"positives\[1\] must hold integers, got 1.0"),
         ({"Q": torch.ones(2, 8)}, ValueError, r"Q must be \[N, L, d\], or a list of \[L, d\], got \[2, 8\]"),
         ({"q_mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, "q_mask must be None for a list"),
-        ({"D": []}, ValueError, "D must hold at least one document, got none"),
         ({"normalize": 1}, TypeError, "normalize must be True or False"),
     ],
 )
@@ -398,7 +403,7 @@ def test_a_dataset_of_the_datasets_library(monkeypatch):
     [
         ({"dataset": 3}, TypeError, "dataset must be a datasets.Dataset or a dict of lists, got 3"),
         ({"dataset": {"a": ["x"]}}, ValueError, "dataset must have two columns"),
-        ({"dataset": {"a": [], "b": []}}, ValueError, "dataset must have rows, got columns of 0 and 0"),
+        ({"dataset": {"a": ["x"], "b": []}}, ValueError, "columns of one length, got 1 and 0 rows"),
         ({"dataset": {"a": ["x"], "b": [1]}}, TypeError, r"b\[0\] must be a string, got int"),
         ({"anchor_column_name": "text"}, ValueError, "dataset must have a column 'text'"),
         ({"output_format": "pairs"}, ValueError, "output_format must be one of"),
@@ -439,7 +444,10 @@ def test_one_dim_and_documents_without_tokens():
         torch.ones(1, 2, 1), torch.ones(3, 2, 1), [[0]], num_negatives=2
     ).indices.tolist() == [[1, 2]]
     found = hard_negatives(torch.ones(1, 2, 8), torch.empty(3, 0, 8), [[0]], num_negatives=2)
-    assert found.scores.tolist() == [[0.0, 0.0]]
+    assert found.indices.tolist() == [[-1, -1]] and found.scores.isnan().all()
+    Q, D = torch.ones(1, 2, 8), torch.empty(3, 0, 8)
+    found = hard_negatives(Q, D, [[0]], num_negatives=2, keep_empty=True)
+    assert found.indices.tolist() == [[1, 2]] and found.scores.tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (2, 2, 4, 8)])
@@ -518,10 +526,10 @@ def test_the_most_negatives():
         Choice(num_negatives=(1 << 32) + 1)
 
 
-@pytest.mark.parametrize("columns", [(2, 3), (3, 2), (0, 0), (0, 1), (1, 0)])
+@pytest.mark.parametrize("columns", [(2, 3), (3, 2), (0, 1), (1, 0)])
 def test_columns_of_unequal_length(columns):
     a, b = columns
-    with pytest.raises(ValueError, match=f"dataset must have rows, got columns of {a} and {b}"):
+    with pytest.raises(ValueError, match=f"dataset must have columns of one length, got {a} and {b} rows"):
         mine_hard_negatives({"a": ["x", "y", "z"][:a], "b": ["u", "v", "w"][:b]}, Letters())
 
 
