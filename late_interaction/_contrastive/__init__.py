@@ -14,7 +14,7 @@
 ``own_options``   options that one loss alone has
 ``arguments``     the arguments, checked, prepared and agreed on with the group
 ``module``        what the modules of losses have in common
-``cached``        encoding in parts with cached gradients (GradCache)
+``cached``        encoding in parts with cached gradients (GradCache), and ``parts``, what it needs
 
 The cross entropy:
 

@@ -1,13 +1,14 @@
 """Encoding in parts with cached gradients, GradCache: https://arxiv.org/abs/2101.06983."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._contrastive.parts.random_states import RandomStates, accesses_of
+from late_interaction._contrastive.parts.senders import Senders
 
 Outputs = tuple[Tensor, ...]
 
@@ -19,6 +20,7 @@ def cached_contrastive_step(
     *,
     module: Any = None,
     scale: Callable[[Tensor], Tensor] | None = None,
+    generators: Iterable[Any] = (),
 ) -> Tensor:
     """One forward and backward pass over a batch that is encoded in parts, with the memory of one part's
     graph: the gradients of ``loss(*encoder(batch))`` over all parts joined together, exactly.
@@ -28,6 +30,14 @@ def cached_contrastive_step(
     more forward of the encoder. What an encoder changes as it runs (the running mean of a batch norm)
     changes twice.
 
+    The same random numbers are those of PyTorch's generators of the CPU and of every CUDA GPU, of Python's
+    ``random``, of NumPy's global generator, and of ``generators``. An encoder that draws from others must not
+    draw anew when it runs again: let the parts hold what it needs.
+
+    Every module in DistributedDataParallel that the encoder runs sends its gradients once, with the last part
+    that it runs in, however it is called; processes may have different numbers of parts. Parameters of it
+    that the loss alone uses, such as a temperature, are sent with them.
+
     Args:
         encoder: from a part to its embeddings: a tensor, or a tuple of tensors, say queries, documents and
             their masks.
@@ -35,17 +45,20 @@ def cached_contrastive_step(
         loss: from the outputs, joined along their first dim, to the loss: say ``lambda Q, D:
             contrastive_loss(Q, D)``. Tensors ``[b, L, ...]`` of unequal ``L`` are padded at the end with
             zeros (False): let the encoder return masks too.
-        module: the module in DistributedDataParallel or FSDP2 that the encoder runs, whose gradients are sent
-            with the last part alone; None: the encoder itself, if it is one.
+        module: the module in FSDP2 (or another wrapper with ``no_sync``) that the encoder runs, whose
+            gradients are sent with the last part alone; None: the encoder itself, if it is one.
         scale: applied to the loss before its backward, say ``GradScaler().scale``.
+        generators: further generators that the encoder draws from: ``torch.Generator``,
+            ``numpy.random.Generator``, ``numpy.random.RandomState`` or ``random.Random`` objects.
 
     Returns:
         The loss, detached and not scaled. Gradients are added to the ``.grad`` of all that encoder and loss
         depend on.
 
     Raises:
-        TypeError: an output that is no tensor. ValueError: no part, parts whose outputs do not fit, or a
-        loss of more than one number.
+        TypeError: an output that is no tensor, or a generator that is none. ValueError: no part, parts whose
+        outputs do not fit, a loss of more than one number, or an encoder in
+        ``DistributedDataParallel(static_graph=True)``, which cannot hold gradients back.
 
     Complexity: two forwards and a backward of the encoder; the embeddings of all parts and their gradients.
     Autocast that surrounds the call holds for all passes.
@@ -71,28 +84,32 @@ def cached_contrastive_step(
     batches = list(batches)
     if not batches:
         raise ValueError("batches must hold at least one part, got none")
+    accesses = accesses_of(generators)
+    senders = Senders(encoder if module is None else module, len(batches))
     states, encoded = [], []
     with torch.no_grad():
-        for batch in batches:
-            states.append(_RandomState())
-            encoded.append(_outputs(encoder(batch)))
+        for i, batch in enumerate(batches):
+            states.append(RandomStates(accesses))
+            with senders.noted(i):
+                encoded.append(_outputs(encoder(batch)))
     # Casts of weights that autocast has cached without a graph would end the gradients of the second pass.
     torch.clear_autocast_cache()
     leaves = [_leaf(parts) for parts in _columns(encoded)]
-    value = loss(*leaves)
-    scaled = value if scale is None else scale(value)
-    for name, x in (("loss", value), ("scale", scaled)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must return a torch.Tensor, got {abbreviate(x)}")
-        if x.numel() != 1:
-            raise ValueError(f"{name} must return one number, a mean or a sum, got {shape_of(x)}")
-    scaled.backward()
+    with senders.waiting():
+        value = loss(*leaves)
+        scaled = value if scale is None else scale(value)
+        for name, x in (("loss", value), ("scale", scaled)):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} must return a torch.Tensor, got {abbreviate(x)}")
+            if x.numel() != 1:
+                raise ValueError(f"{name} must return one number, a mean or a sum, got {shape_of(x)}")
+        scaled.backward()
     gradients = [leaf.grad for leaf in leaves]
     sizes = [[x.shape for x in outputs] for outputs in encoded]
     del encoded, leaves
     begins = [0] * len(gradients)  # packed outputs have first dims of their own
     for i, batch in enumerate(batches):
-        with _synchronized(encoder if module is None else module, i + 1 == len(batches)), states[i].again():
+        with senders.part(i), states[i].again():
             _backward(
                 _outputs(encoder(batch)),
                 [_part(g, b, s) for g, b, s in zip(gradients, begins, sizes[i], strict=True)],
@@ -148,38 +165,3 @@ def _backward(outputs: Outputs, gradients: list[Tensor | None]) -> None:
     pairs = [(x, g) for x, g in zip(outputs, gradients, strict=True) if x.requires_grad and g is not None]
     if pairs:
         torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
-
-
-class _RandomState:
-    """The states of the random number generators of the CPU and of the GPUs in use, as they are now."""
-
-    def __init__(self) -> None:
-        self.cpu = torch.get_rng_state()
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self.gpus = torch.cuda.get_rng_state_all() if used else []
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """These states within, and afterwards those of before."""
-        with torch.random.fork_rng(range(len(self.gpus))):
-            torch.set_rng_state(self.cpu)
-            if self.gpus:
-                torch.cuda.set_rng_state_all(self.gpus)
-            yield
-
-
-@contextmanager
-def _synchronized(module: Any, last: bool) -> Iterator[None]:
-    """Gradients of a distributed module stay where they are but with the last part."""
-    if hasattr(module, "set_requires_gradient_sync"):  # FSDP2
-        module.set_requires_gradient_sync(last)
-        try:
-            yield
-        finally:
-            module.set_requires_gradient_sync(True)
-        return
-    wait: AbstractContextManager[Any] = nullcontext()
-    if not last and hasattr(module, "no_sync"):  # DistributedDataParallel
-        wait = module.no_sync()
-    with wait:
-        yield

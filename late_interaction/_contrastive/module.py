@@ -1,5 +1,6 @@
 """What the modules of losses over a batch have in common."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -26,9 +27,27 @@ class BatchInputs(TypedDict, total=False):
     cu_seqlens_h: Tensor | None
 
 
+class _Shared:
+    """The process group of a module, which its copies share. It belongs to this process alone."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Shared":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.group is None:
+            return _Shared, (None,)
+        raise TypeError(
+            "a loss with group= cannot be pickled: the process group belongs to this process. Save the loss's"
+            " state_dict(), and make the loss in the other process with a group of that process"
+        )
+
+
 class BatchLoss(torch.nn.Module):
     """A function of queries and documents with its options. The temperature is kept as its logarithm, so that
-    it stays above 0."""
+    it stays above 0. What may be learned has the shape [1]: FSDP2 shards no 0-dim parameter."""
 
     log_temperature: Tensor
 
@@ -38,12 +57,24 @@ class BatchLoss(torch.nn.Module):
         super().__init__()
         check_flag("learnable", learnable)
         self._function = function
-        log = torch.tensor(float(check.temperature(temperature, None))).log()
-        if learnable:
-            self.log_temperature = torch.nn.Parameter(log)
-        else:
-            self.register_buffer("log_temperature", log)
+        self._shared = _Shared(options.pop("group"))
         self.options = options
+        self._learn("log_temperature", math.log(check.temperature(temperature, None)), learnable)
+
+    def _learn(self, name: str, start: float, learnable: bool) -> None:
+        """Adds a number that is a parameter, or a buffer where it is not learned."""
+        number = torch.tensor([start])
+        if learnable:
+            self.register_parameter(name, torch.nn.Parameter(number))
+        else:
+            self.register_buffer(name, number)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in self.state_dict():
+            number = state_dict.get(prefix + name)
+            if isinstance(number, Tensor) and number.dim() == 0:  # as it was saved before it was [1]
+                state_dict[prefix + name] = number.view(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def temperature(self) -> Tensor:
@@ -51,11 +82,11 @@ class BatchLoss(torch.nn.Module):
 
     def forward(self, Q: Tensor, D: Tensor, **inputs: "Unpack[BatchInputs]") -> Tensor:
         """``inputs``: labels, hard_negatives, masks and offsets, as the function names them."""
-        return self._function(Q, D, **self.numbers(), **inputs, **self.options)
+        return self._function(Q, D, group=self._shared.group, **self.numbers(), **inputs, **self.options)
 
     def numbers(self) -> dict[str, Tensor]:
         """The arguments that may be learned."""
         return {"temperature": self.temperature}
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name != "group")
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

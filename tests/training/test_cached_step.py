@@ -1,7 +1,9 @@
 """cached_contrastive_step against one step over the whole batch."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,61 @@ def test_equals_one_step(device, dropout):
     for got, want in zip(grads(other), grads(encoder), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
     assert not cached.requires_grad
+
+
+class Drawing(nn.Module):
+    """An encoder that multiplies its embeddings with random numbers from ``draw``."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.encoder, self.draw, self.drawn = Encoder(0.0).double(), draw, []
+
+    def forward(self, part):
+        self.drawn.append(self.draw())
+        return tuple(self.drawn[-1] * x for x in self.encoder(part))
+
+
+def sources():
+    """What draws a number, and the generators that the step is told of."""
+    own = torch.Generator().manual_seed(1)
+    of_numpy, of_old_numpy, of_python = np.random.default_rng(1), np.random.RandomState(1), random.Random(1)
+    return {
+        "torch": (lambda: torch.rand(()).item(), ()),
+        "torch.Generator": (lambda: torch.rand((), generator=own).item(), (own,)),
+        "numpy.random": (np.random.rand, ()),
+        "numpy.random.Generator": (of_numpy.random, (of_numpy,)),
+        "numpy.random.RandomState": (of_old_numpy.rand, (of_old_numpy,)),
+        "random": (random.random, ()),
+        "random.Random": (of_python.random, (of_python,)),
+        "several": (lambda: of_numpy.random() * of_python.random(), [of_python, of_numpy]),
+    }
+
+
+@pytest.mark.parametrize("source", sources())
+def test_random_numbers_come_again_and_generators_go_on_as_after_one_forward(source):
+    draw, generators = sources()[source]
+    module, parts = Drawing(draw), parts_of("cpu")
+    seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    np.random.seed(0), random.seed(0), torch.manual_seed(0)
+    value = li.cached_contrastive_step(module, parts, loss_fn, generators=generators)
+    after = draw()
+    draw, _ = sources()[source]
+    plain = Drawing(draw)
+    plain.encoder.load_state_dict(module.encoder.state_dict())
+    np.random.seed(0), random.seed(0), torch.manual_seed(0)
+    torch.testing.assert_close(value, plain_step(plain, parts))
+    assert plain.drawn == module.drawn[:3] == module.drawn[3:] and len(set(plain.drawn)) == 3
+    assert draw() == after
+    for got, want in zip(grads(module), grads(plain), strict=True):
+        torch.testing.assert_close(got, want)
+    random.setstate(seeds[0]), np.random.set_state(seeds[1]), torch.set_rng_state(seeds[2])
+
+
+@pytest.mark.parametrize("generators", [torch.Generator(), [3], ["cpu"], [None]])
+def test_generators_that_are_none(generators):
+    message = "generators must (be a sequence of generators|hold torch.Generator, .*), got "
+    with pytest.raises(TypeError, match=message):
+        li.cached_contrastive_step(Encoder(), parts_of("cpu"), loss_fn, generators=generators)
 
 
 def test_gradients_are_added(device):
@@ -284,7 +341,8 @@ def test_distributed_modules_send_their_gradients_once():
         def set_requires_gradient_sync(self, wanted):
             log.append(wanted)
 
-    for module, wanted in ((Data(), ["no_sync"] * 2), (Sharded(), [False, True, False, True, True, True])):
+    # Of Data the backward of the loss, and of the first two parts.
+    for module, wanted in ((Data(), ["no_sync"] * 3), (Sharded(), [False, True, False, True, True, True])):
         log = []
         parts = parts_of("cpu", dtype=torch.float32)
         li.cached_contrastive_step(module, parts, loss_fn)

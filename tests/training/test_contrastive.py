@@ -410,7 +410,7 @@ def test_module(device):
     loss_fn = li.ContrastiveLoss(T, symmetric=True, normalize=True).to(device)
     assert loss_fn.temperature.item() == pytest.approx(T)
     ours = gradients(loss_fn(Q, D), (Q, D, loss_fn.log_temperature))
-    log_T = torch.tensor(T, dtype=torch.float64, device=device).log().requires_grad_()
+    log_T = torch.tensor([T], dtype=torch.float64, device=device).log().requires_grad_()
     wanted = reference(Q, D, log_T.exp(), normalize=True, symmetric=True)
     assert_close(ours, gradients(wanted, (Q, D, log_T)), 1e-5)
     assert [name for name, _ in loss_fn.named_parameters()] == ["log_temperature"]

@@ -1,10 +1,12 @@
 """pairwise_loss, sigmoid_loss and recall_loss against their definitions in float64, in small blocks."""
 
+import copy
 import inspect
 import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -457,6 +459,43 @@ def test_what_modules_begin_with():
     assert not list(pairwise.parameters()) and pairwise.temperature.item() == 1.0
     assert len(list(sigmoid.parameters())) == 2 and sigmoid.bias.item() == -10.0
     assert sigmoid.temperature.item() == 1.0
+
+
+MODULES = {
+    li.ContrastiveLoss: {},
+    li.PairwiseLoss: {"learnable": True},
+    li.SigmoidLoss: {},
+    li.RecallLoss: {"temperature": 1.0},
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_saved_number_without_dims_is_loaded(module):
+    """What is learned has the shape [1], which FSDP2 wants."""
+    loss_fn = torch.nn.ModuleDict({"loss": module(**MODULES[module])})
+    saved = {name: torch.tensor(-2.0) for name in loss_fn.state_dict()}
+    loss_fn.load_state_dict(saved)
+    assert saved and all(torch.equal(x, torch.tensor([-2.0])) for x in loss_fn.state_dict().values())
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
+@pytest.mark.parametrize("module", MODULES)
+def test_copies_of_a_module_share_its_group(module):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        loss_fn = module(**MODULES[module], normalize=True, group=dist.group.WORLD)
+        Q, D = batch(4, 4, dtype=torch.float32, device="cpu")
+        wanted = loss_fn(Q, D)
+        averaged = torch.optim.swa_utils.AveragedModel(loss_fn)
+        averaged.update_parameters(loss_fn)
+        for copied in (copy.copy(loss_fn), copy.deepcopy(torch.nn.ModuleList([loss_fn]))[0], averaged):
+            torch.testing.assert_close(copied(Q, D), wanted)
+        own = copy.deepcopy(loss_fn).log_temperature
+        assert own is not loss_fn.log_temperature and torch.equal(own, loss_fn.log_temperature)
+        with pytest.raises(TypeError, match=r"a loss with group= cannot be pickled: .* state_dict\(\)"):
+            pickle.dumps(loss_fn)
+    finally:
+        dist.destroy_process_group()
 
 
 def refusals():

@@ -1,0 +1,119 @@
+"""Distributed modules under an encoder that runs in parts: each sends its gradients with its last part."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
+
+_swapping = threading.Lock()
+_noting: dict[int, list[Any]] = {}  # by thread: modules in DistributedDataParallel that have run
+_forward = DistributedDataParallel.forward
+
+
+class Senders:
+    """The distributed modules that an encoder runs, and the last part that each of them runs in."""
+
+    def __init__(self, module: Any, parts: int) -> None:
+        self._last: dict[Any, int] = {}
+        module = getattr(module, "_orig_mod", module)  # of torch.compile
+        if hasattr(module, "set_requires_gradient_sync") or hasattr(module, "no_sync"):
+            self._last[module] = parts - 1
+
+    @contextmanager
+    def noted(self, part: int) -> Iterator[None]:
+        """Notes every module in DistributedDataParallel whose forward this thread runs within."""
+        if not (dist.is_available() and dist.is_initialized()):
+            yield
+            return
+        found: list[Any] = []
+        with _noted_forwards(found):
+            yield
+        if any(module.static_graph for module in found):
+            raise ValueError(
+                "encoder must not run a module in DistributedDataParallel(static_graph=True), which cannot"
+                " hold gradients back in its first step: make it with static_graph=False"
+            )
+        self._last |= dict.fromkeys(found, part)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """No module in DistributedDataParallel sends the gradients that a backward within leaves."""
+        with ExitStack() as stack:
+            for module in self._last:
+                if not hasattr(module, "set_requires_gradient_sync"):
+                    stack.enter_context(module.no_sync())
+            yield
+
+    @contextmanager
+    def part(self, part: int) -> Iterator[None]:
+        """Modules send the gradients of the backward within if this is their last part."""
+        with ExitStack() as stack:
+            for module, last in self._last.items():
+                if hasattr(module, "set_requires_gradient_sync"):  # FSDP2
+                    module.set_requires_gradient_sync(part == last)
+                    stack.callback(module.set_requires_gradient_sync, True)
+                elif part < last:
+                    stack.enter_context(module.no_sync())
+                elif part == last and isinstance(module, DistributedDataParallel):
+                    stack.enter_context(_with_all_parameters(module))
+            yield
+
+
+def _noted_forward(module: DistributedDataParallel, *inputs: Any, **options: Any) -> Any:
+    if threading.get_ident() in _noting:
+        _noting[threading.get_ident()].append(module)
+    return _forward(module, *inputs, **options)
+
+
+@contextmanager
+def _noted_forwards(found: list[Any]) -> Iterator[None]:
+    # PyTorch's hooks of all modules would do, but torch.compile warns of them and compiles again.
+    global _forward
+    with _swapping:
+        if not _noting:
+            _forward = DistributedDataParallel.forward
+            DistributedDataParallel.forward = _noted_forward  # type: ignore[method-assign]
+        _noting[threading.get_ident()] = found
+    try:
+        yield
+    finally:
+        with _swapping:
+            del _noting[threading.get_ident()]
+            if not _noting:
+                DistributedDataParallel.forward = _forward  # type: ignore[method-assign]
+
+
+@contextmanager
+def _with_all_parameters(module: DistributedDataParallel) -> Iterator[None]:
+    """Gives parameters of the module that the backward within does not reach a gradient of zero afterwards.
+
+    DistributedDataParallel sends gradients once all parameters have had one since the last forward. A
+    temperature had its own in the backward of the loss, and what this part leaves out may have had one in
+    another part. With find_unused_parameters it looks for them itself."""
+    if not module.require_backward_grad_sync or module.find_unused_parameters:
+        yield
+        return
+    missing = {
+        name: p
+        for name, p in module.module.named_parameters()
+        if p.requires_grad and name not in module.parameters_to_ignore
+    }
+
+    def reached(name: str, *_: Any) -> None:
+        missing.pop(name, None)
+
+    hooks = [get_gradient_edge(p).node.register_hook(partial(reached, name)) for name, p in missing.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if missing:
+        zeros = [torch.zeros((), dtype=p.dtype, device=p.device).expand_as(p) for p in missing.values()]
+        torch.autograd.backward(list(missing.values()), zeros)
