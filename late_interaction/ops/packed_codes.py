@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.packed_codes import check_asymmetric, check_hamming
+from late_interaction.ops._arguments import check_scales_and_masks, check_tensor
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_forward, without_gradients
 from late_interaction.ops.dense import fake_scores
@@ -86,6 +87,8 @@ def _unpacked(
 
 
 def _maxsim_hamming(Q: Tensor, D: Tensor, d: int, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
+    check_tensor("q_mask", q_mask, None, (torch.bool,), Q)
+    check_tensor("d_mask", d_mask, None, (torch.bool,), Q)
     Q, D, q_mask, d_mask = check_hamming(Q, D, d, q_mask, d_mask)
     one = torch.ones((), dtype=torch.float32, device=Q.device)
     return _unpacked(unpack_codes(Q, 1, d), D, one, one, q_mask, d_mask, 1)
@@ -100,9 +103,7 @@ def _maxsim_asymmetric(
     d_mask: Tensor | None,
     nbits: int,
 ) -> Tensor:
-    for name, scale in (("scale_Q", scale_Q), ("scale_D", scale_D)):
-        if scale.dtype != torch.float32:  # as the CPU's kernel, which reads them where they lie
-            raise TypeError(f"{name} must be float32, got {scale.dtype}")
+    check_scales_and_masks(Q, scale_Q, scale_D, q_mask, d_mask)
     args = check_asymmetric(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits)
     return _unpacked(*args, nbits)
 

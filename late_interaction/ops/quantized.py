@@ -22,6 +22,7 @@ from torch import Tensor
 
 from late_interaction._checks.quantized import check_quantized
 from late_interaction._checks.tensors import CODES
+from late_interaction.ops._arguments import check_scales_and_masks
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_forward, register_helper, without_gradients
 from late_interaction.ops.dense import fake_scores
@@ -72,6 +73,7 @@ def maxsim_dequantized(
 ) -> Tensor:
     if Q.dim() != 3 or D.dim() not in (3, 4):
         raise ValueError("late_interaction: Q must be [Nq, Lq, d] and D [Nd, Ld, d] or [Nq, K, Ld, d]")
+    check_scales_and_masks(Q, scale_Q, scale_D, q_mask, d_mask)
     Q, D, scale_Q, scale_D, q_mask, d_mask = check_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, CODES)
     scale_Q, scale_D = _usable(scale_Q), _usable(scale_D)
     in_batch, per_token = D.dim() == 3, scale_D.dim() > 0

@@ -68,31 +68,19 @@ def _by_magnitude(bits: Tensor) -> Tensor:
 # ---- the CPU's kernels, which serve any device ----
 
 
-def _check_scores(
-    name: str,
-    scores: Tensor,
-    sizes: tuple[int | None, int | None],
-    name_of_indices: str,
-    indices: Tensor | None,
-    beside: Tensor,
-) -> None:
-    """Scores, and their indices if there are any."""
-    check_tensor(name, scores, sizes, _SCORES, beside)
-    check_tensor(name_of_indices, indices, scores.shape, _KEYS, beside)
-
-
 def select_best(
     scores: Tensor, indices: Tensor | None, first: int, found_scores: Tensor | None,
     found_indices: Tensor | None, k: int, largest: bool,
 ) -> _Found:  # fmt: skip
-    _check_scores("scores", scores, (None, None), "indices", indices, scores)
+    check_tensor("scores", scores, (None, None), _SCORES)
+    check_tensor("indices", indices, scores.shape, _KEYS, scores)
     if k < 1:
         raise RuntimeError(f"late_interaction: k must be at least 1, got {k}")
     if (found_scores is None) != (found_indices is None):
         raise RuntimeError("late_interaction: found_scores and found_indices must come together")
     if found_scores is not None:
-        of_found = "found_scores", found_scores, (len(scores), None), "found_indices", found_indices
-        _check_scores(*of_found, scores)
+        check_tensor("found_scores", found_scores, (len(scores), None), _SCORES, scores)
+        check_tensor("found_indices", found_indices, found_scores.shape, _KEYS, scores)
     if indices is None:
         indices = torch.arange(first, first + scores.shape[1], device=scores.device)
     keys = keys_of(scores, indices, largest)
@@ -104,7 +92,8 @@ def select_best(
 def pack_found(
     scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
 ) -> Tensor:
-    _check_scores("scores", scores, (None, None), "indices", indices, scores)
+    check_tensor("scores", scores, (None, None), _SCORES)
+    check_tensor("indices", indices, scores.shape, _KEYS, scores)
     rows, found = scores.shape
     if width < found:
         raise RuntimeError(f"late_interaction: width must be at least {found}, got {width}")

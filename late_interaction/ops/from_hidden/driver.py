@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.options import OPERATOR_PRECISIONS
+from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._library import operators
 from late_interaction.ops.from_hidden.chunking import (
     SCORED_ROWS,
@@ -137,7 +139,10 @@ def _forward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(scores, winners), or (scores,)"""
     check(Q, H, W, b)
+    check_choice("precision", precision, OPERATOR_PRECISIONS)
     dtype = working_dtype(precision, Q, H, W, b)
+    check_tensor("q_mask", q_mask, Q.shape[:2], (torch.bool,), Q)
+    check_tensor("d_mask", d_mask, H.shape[:2], (torch.bool,), Q)
     head = _head(H, W, b, Q, normalize, dtype, False)
     Q = converted(dtype, Q)
     Nd, Ld, _ = H.shape
@@ -191,8 +196,11 @@ def maxsim_from_hidden_backward(
     need_grad_W: bool = True, need_grad_b: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     check(Q, H, W, b)
+    check_choice("precision", precision, OPERATOR_PRECISIONS)
     dtype = working_dtype(precision, Q, H, W, b)
     (Nd, Ld, d_model), d, sum_type = H.shape, W.shape[0], sum_dtype(dtype)
+    check_tensor("grad_scores", grad_scores, (len(Q), Nd), (sum_type,), Q)
+    check_tensor("winners", winners, (len(Q), Nd, Q.shape[1]), (winner_dtype(Ld),), Q)
     need_grad_D = need_grad_H or need_grad_W or need_grad_b
     head = _head(H, W, b, Q, normalize, dtype, True, need_grad_H)
     queries = converted(dtype, Q)

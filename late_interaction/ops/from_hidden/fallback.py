@@ -3,10 +3,14 @@
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import FLOATS
+from late_interaction.ops._arguments import MAX_TOKENS, check_tensor
 from late_interaction.ops._library import operators
 from late_interaction.ops._registration import check_sums
 from late_interaction.ops.from_hidden.dtypes import sum_dtype
-from late_interaction.ops.winners import widen
+from late_interaction.ops.winners import widen, winner_dtype
+
+_BOOL = (torch.bool,)
 
 
 def can_project_rows(hidden: Tensor, W: Tensor, b: Tensor | None) -> bool:
@@ -16,6 +20,12 @@ def can_project_rows(hidden: Tensor, W: Tensor, b: Tensor | None) -> bool:
 def project_rows(
     rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, active_rows: Tensor | None, normalize: bool
 ) -> Tensor:
+    floats = (rows.dtype,) if rows.dtype in FLOATS else FLOATS
+    check_tensor("rows", rows, (None, None), floats)
+    check_tensor("hidden", hidden, (rows.shape[0], None), floats, rows)
+    check_tensor("W", W, (rows.shape[1], hidden.shape[1]), floats, rows)
+    check_tensor("b", b, (rows.shape[1],), floats, rows)
+    check_tensor("active_rows", active_rows, (rows.shape[0],), _BOOL, rows)
     if b is None:
         torch.mm(hidden, W.t(), out=rows)
     else:
@@ -28,6 +38,9 @@ def project_rows(
 
 
 def argmax_mask(winners: Tensor, Ld: int) -> Tensor:
+    if not 0 <= Ld <= MAX_TOKENS:
+        raise RuntimeError(f"late_interaction: Ld must lie in [0, {MAX_TOKENS}], got {Ld}")
+    check_tensor("winners", winners, (None, None, None), (winner_dtype(Ld),))
     Nd = winners.shape[1]
     places = widen(winners, Ld).long()
     places = torch.where(places < 0, Ld, places)  # an extra column takes the tokens that matched nothing
@@ -36,6 +49,7 @@ def argmax_mask(winners: Tensor, Ld: int) -> Tensor:
 
 
 def l2_normalize_rows(x: Tensor) -> Tensor:
+    check_tensor("x", x, (None, None), FLOATS)
     inverse: Tensor = (
         torch.linalg.vector_norm(x, dim=-1, dtype=sum_dtype(x.dtype)).clamp_min_(1e-12).reciprocal_()
     )
@@ -58,11 +72,14 @@ def maxsim_backward_into(
 ) -> None:
     # What the CUDA kernel asks for too.
     for name, x, of in (("grad_Q", grad_Q, Q), ("grad_D", grad_D, D)):
+        check_tensor(name, x, None, (of.dtype,), of)
         if x.numel() > 0 and not (x.is_contiguous() and x.numel() == of.numel()):
             raise RuntimeError(
                 f"late_interaction: {name} must be contiguous with {of.numel()} elements, or have none,"
                 f" got {tuple(x.shape)} with strides {x.stride()}"
             )
+    check_tensor("D", D, (None, None, None), (Q.dtype,), Q)
+    check_tensor("inverse", inverse, (D.shape[0] * D.shape[1],), (sum_dtype(D.dtype),), D)
     check_sums("sums", sums, Q)
     check_sums("d_sums", d_sums, D)
     if d_sums is not None and (grad_D.numel() > 0 or inverse is not None):
@@ -94,6 +111,13 @@ def maxsim_backward_into(
 def wgrad_splitk(
     partials: Tensor, grad: Tensor, hidden: Tensor, active_rows: Tensor, overwrite: bool
 ) -> None:
+    check_tensor("grad", grad, (None, None), FLOATS)
+    check_tensor("hidden", hidden, (grad.shape[0], None), (grad.dtype,), grad)
+    check_tensor("active_rows", active_rows, grad.shape[:1], _BOOL, grad)
+    sizes = None, grad.shape[1], hidden.shape[1]
+    check_tensor("partials", partials, sizes, (sum_dtype(grad.dtype),), grad, contiguous=True)
+    if partials.numel() == 0:
+        return
     rows = hidden.masked_fill(~active_rows.unsqueeze(-1), 0.0).to(partials.dtype)
     first = partials[0]
     torch.addmm(first, grad.t().to(partials.dtype), rows, beta=0 if overwrite else 1, out=first)

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.options import OPERATOR_PRECISIONS
+from late_interaction._checks.tensors import FLOATS
 from late_interaction._scoring.precision import float32_products, without_autocast
+from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.smooth.operands import Documents, Tokens, queries
 
@@ -106,21 +108,21 @@ def _check(
     paired: bool,
 ) -> None:  # fmt: skip
     problem = None
-    if Q.dtype != D.dtype or Q.device != D.device or Q.shape[-1] != D.shape[-1]:
-        problem = "Q and D must share dtype, device and d"
-    elif Q.dim() != 3 or D.dim() not in ((3,) if paired else (3, 4)):
+    if Q.dim() != 3 or D.dim() not in ((3,) if paired else (3, 4)):
         problem = f"Q must be [Nq, Lq, d], and D [Nd, Ld, d]{' or [Nq, K, Ld, d]' * (not paired)}"
+    elif Q.dtype != D.dtype or Q.device != D.device or Q.shape[-1] != D.shape[-1]:
+        problem = "Q and D must share dtype, device and d"
     elif (paired or D.dim() == 4) and len(Q) != len(D):
         problem = "D must hold documents of each query"
     elif not 0 < tau < math.inf:
         problem = f"tau must be above 0 and finite, got {tau}"
-    elif precision not in OPERATOR_PRECISIONS:
-        problem = f"precision must be one of {OPERATOR_PRECISIONS}, got {precision[:40]!r}"
-    for name, m, x in (("q_mask", q_mask, Q), ("d_mask", d_mask, D)):
-        if m is not None and (m.dtype != torch.bool or m.shape != x.shape[:-1] or m.device != x.device):
-            problem = f"{name} must be bool, of the shape of its tokens without d, on their device"
     if problem is not None:
         raise RuntimeError(f"late_interaction: {problem}")
+    check_tensor("Q", Q, None, FLOATS)
+    check_tensor("D", D, None, FLOATS)
+    check_tensor("q_mask", q_mask, Q.shape[:-1], (torch.bool,), Q)
+    check_tensor("d_mask", d_mask, D.shape[:-1], (torch.bool,), D)
+    check_choice("precision", precision, OPERATOR_PRECISIONS)
 
 
 def _product_precision(Q: Tensor, precision: str) -> str:
@@ -211,8 +213,7 @@ def smooth_maxsim_backward(
     need_grad_D: bool = True, paired: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     p = _Problem.of(Q, D, q_mask, d_mask, tau, normalize, precision, paired)
-    if (wanted := scores_shape(Q, D, paired)) != grad_scores.shape or grad_scores.device != Q.device:
-        raise RuntimeError(f"late_interaction: grad_scores must be {list(wanted)}, on the device of Q")
+    check_tensor("grad_scores", grad_scores, scores_shape(Q, D, paired), (p.dtype,), Q)
     grad_Q, grad_D = (
         torch.empty(x.shape if needed else (0,), dtype=x.dtype, device=x.device)
         for x, needed in ((Q, need_grad_Q), (D, need_grad_D))
@@ -221,7 +222,7 @@ def smooth_maxsim_backward(
         return grad_Q.zero_(), grad_D.zero_()
     into = grad_Q.view(p.Q.shape) if need_grad_Q else None, grad_D.view(p.D.shape) if need_grad_D else None
     with torch.no_grad(), without_autocast(Q.device.type), float32_products(Q.device.type, p.precision):
-        _write_gradients(p, p.grouped(grad_scores.to(p.dtype).contiguous()), *into)
+        _write_gradients(p, p.grouped(grad_scores.contiguous()), *into)
     return grad_Q, grad_D
 
 

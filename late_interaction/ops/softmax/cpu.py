@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor
 
-_BELOW_ALL = -1e30  # finite, so that the first rescaling multiplies no infinity by zero
+from late_interaction.ops._arguments import check_tensor
+
+_SCALED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def row_sums(scores: Tensor, inverse_temperature: Tensor) -> Tensor:
+    _check_scores(scores, inverse_temperature)
     return _sums(scores, inverse_temperature)[0]
 
 
@@ -19,6 +22,9 @@ def rows(
     smoothing: float,
     weights: Tensor,
 ) -> Tensor:
+    _check_scores(scores, inverse_temperature)
+    check_tensor("factor", factor, scores.shape[:1], (scores.dtype,), scores)
+    _check_labels_and_weights(labels, weights, scores)
     sums, exponentials = _sums(scores, inverse_temperature)
     found = _scaled(exponentials, factor / sums[1], factor, smoothing / scores.shape[1])
     _subtract_labels(found, factor * (1 - smoothing), _label_columns(labels, first, scores))
@@ -27,12 +33,15 @@ def rows(
 
 
 def sums(scores: Tensor, inverse_temperature: Tensor, column_sums: Tensor) -> Tensor:
+    _check_scores(scores, inverse_temperature)
+    check_tensor("column_sums", column_sums, (4, scores.shape[1]), (scores.dtype,), scores)
     if scores.shape[0] == 0:
         return scores.new_empty(4, 0)
     of_columns, _ = _sums(scores.t(), inverse_temperature)
     maximum, weight, moment, total = torch.stack((column_sums, of_columns), 1).unbind(0)
-    both = maximum.amax(0)
-    moved = maximum - both
+    nothing = weight == 0  # a sum over no scores moves nowhere: infinity times zero is NaN
+    both = maximum.masked_fill(nothing, torch.finfo(maximum.dtype).min).amax(0)
+    moved = (maximum - both).masked_fill_(nothing, 0.0)
     keep = (moved * inverse_temperature).exp_()
     moment = torch.addcmul(moment, moved, weight).mul_(keep)
     column_sums[0] = both
@@ -50,6 +59,10 @@ def weights(
     smoothing: float,
     weights: Tensor,
 ) -> None:
+    _check_scores(scores, inverse_temperature)
+    check_tensor("row_terms", row_terms, (3, scores.shape[0]), (scores.dtype,), scores)
+    check_tensor("column_terms", column_terms, (3, scores.shape[1]), (scores.dtype,), scores)
+    _check_labels_and_weights(labels, weights, scores)
     columns = _label_columns(labels, first, scores)
     share = smoothing / scores.shape[1]  # in both directions, which have as many classes
     found = _of_terms(scores, inverse_temperature, row_terms, share)
@@ -62,6 +75,14 @@ def weights(
 
 
 def scale_rows(x: Tensor, scale: Tensor, out: Tensor) -> None:
+    check_tensor("x", x, None, _SCALED)
+    check_tensor("out", out, None, _SCALED, x)
+    check_tensor("scale", scale, None, (torch.float32,), x)
+    if x.dim() < 1 or out.numel() != x.numel() or scale.numel() not in (1, x.shape[0]):
+        raise RuntimeError(
+            "late_interaction: scale must have one number or one for each row of x, and out as many elements"
+            f" as x, got scale {list(scale.shape)}, out {list(out.shape)} and x {list(x.shape)}"
+        )
     each = scale.reshape(-1, *[1] * (x.dim() - 1))
     out.copy_((x * each).view_as(out))
 
@@ -80,6 +101,13 @@ def product_rows(
     weights: Tensor,
     scaled_Q: Tensor | None,
 ) -> Tensor:
+    if not can_product_rows(Q, D):
+        raise RuntimeError("late_interaction: can_softmax_product_rows says no to these Q and D")
+    _check_number(inverse_temperature, torch.float32, Q)
+    check_tensor("labels", labels, Q.shape[:1], (torch.int64,), Q)
+    check_tensor("factor", factor, Q.shape[:1], (torch.float32,), Q)
+    check_tensor("weights", weights, (Q.shape[0], D.shape[0]), (torch.bfloat16,), Q)
+    check_tensor("scaled_Q", scaled_Q, Q.shape, (torch.bfloat16,), Q)
     scores = Q.float() @ D.float().t()
     columns = _label_columns(labels, first, scores)
     sums, exponentials = _sums(scores, inverse_temperature)
@@ -93,9 +121,33 @@ def product_rows(
     return torch.stack((*sums[:3], *rest))
 
 
+# ---- checks: what the CUDA kernels ask for, but for contiguous rows ----
+
+
+def _check_scores(scores: Tensor, inverse_temperature: Tensor) -> None:
+    check_tensor("scores", scores, (None, None), (torch.float32, torch.float64))
+    if scores.shape[1] == 0:
+        raise RuntimeError(f"late_interaction: scores must have a column, got {list(scores.shape)}")
+    _check_number(inverse_temperature, scores.dtype, scores)
+
+
+def _check_number(inverse_temperature: Tensor, dtype: torch.dtype, beside: Tensor) -> None:
+    one = inverse_temperature.shape if inverse_temperature.numel() == 1 else ()
+    check_tensor("inverse_temperature", inverse_temperature, one, (dtype,), beside)
+
+
+def _check_labels_and_weights(labels: Tensor | None, weights: Tensor, scores: Tensor) -> None:
+    check_tensor("labels", labels, scores.shape[:1], (torch.int64,), scores)
+    dtypes = (torch.float64,) if scores.dtype == torch.float64 else _SCALED
+    check_tensor("weights", weights, scores.shape, dtypes, scores)
+
+
+# ---- steps ----
+
+
 def _sums(scores: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of rows, and the exponentials of the scores relative to the maxima."""
-    maximum = scores.amax(1).clamp_min_(_BELOW_ALL)
+    maximum = scores.amax(1).clamp_min_(torch.finfo(scores.dtype).min)  # finite, if all are -inf too
     relative = scores - maximum.unsqueeze(1)
     exponentials = (relative * inverse_temperature).exp_()
     moment = relative.mul_(exponentials).sum(1)

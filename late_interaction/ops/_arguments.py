@@ -1,0 +1,57 @@
+"""What the kernels in Python ask of an operator's arguments, as those in C++ do (csrc/common/tensors.h): the
+last line for callers of ``torch.ops.late_interaction.*``. The functions of the package check first."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+MAX_TOKENS = 1 << 30  # csrc/common/tensors.h
+
+
+def check_tensor(
+    name: str,
+    x: Tensor | None,
+    sizes: Sequence[int | None] | None,
+    dtypes: Collection[torch.dtype],
+    beside: Tensor | None = None,
+    contiguous: bool = False,
+) -> None:
+    """A dense tensor of these sizes (None: any) in one of these dtypes, on the device of ``beside``. x None:
+    it was not given."""
+    if x is None:
+        return
+    fits = x.dtype in dtypes and x.layout is torch.strided and (beside is None or x.device == beside.device)
+    fits = fits and (x.is_contiguous() or not contiguous)
+    if fits and (sizes is None or x.shape == sizes or _fit(x.shape, sizes)):
+        return
+    wanted = "contiguous " * contiguous + " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    if sizes is not None:
+        wanted += f" [{', '.join('any' if size is None else str(size) for size in sizes)}]"
+    where = "" if beside is None else f" on {beside.device}"
+    how = f" of strides {x.stride()}" if x.layout is torch.strided and contiguous else f" {x.layout}"
+    raise RuntimeError(
+        f"late_interaction: {name} must be {wanted}{where}, got {x.dtype} {list(x.shape)}{how} on {x.device}"
+    )
+
+
+def _fit(shape: torch.Size, sizes: Sequence[int | None]) -> bool:
+    return len(shape) == len(sizes) and all(b is None or a == b for a, b in zip(shape, sizes, strict=True))
+
+
+def check_choice(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise RuntimeError(f"late_interaction: {name} must be one of {known}, got {value[:40]!r}")
+
+
+def check_scales_and_masks(
+    Q: Tensor, scale_Q: Tensor, scale_D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
+) -> None:
+    """As the kernels, which read them where they lie: public functions convert them."""
+    for name, x, dtype in (
+        ("scale_Q", scale_Q, torch.float32),
+        ("scale_D", scale_D, torch.float32),
+        ("q_mask", q_mask, torch.bool),
+        ("d_mask", d_mask, torch.bool),
+    ):
+        check_tensor(name, x, None, (dtype,), Q)
