@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/plaid_tensors.h"
 #include "common/registration.h"
 #include "common/tensors.h"
 #include "plan/backward/gathered_grad_q.h"
@@ -187,7 +188,8 @@ LATE_INTERACTION_LIBRARY(m) {
   // Scores of residual-compressed documents (PLAID): a token is centroids[code] + bucket_weights[bucket of
   // each dim], with nbits (1, 2, 4, 8) a bucket, packed from the lowest bits of a byte on. codes int32 and
   // residuals uint8 are [Nd, Ld] and [Nd, Ld, bytes] with the documents' lengths [Nd] as extents, or [tokens]
-  // and [tokens, bytes] with their offsets [Nd + 1]. Tokens are rounded to the dtype that Q multiplies in. A
+  // and [tokens, bytes] with their offsets [Nd + 1], both int32 or int64. Q and centroids are of any floating
+  // dtype, each of its own; bucket_weights are fp32. Tokens are rounded to the dtype that Q multiplies in. A
   // code that is out of range counts as 0. Differentiable in Q.
   m.def(
       "maxsim_residual(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
@@ -206,7 +208,7 @@ LATE_INTERACTION_LIBRARY(m) {
       "bool normalize=True) -> Tensor");
 
   // Scores [B] of one query by centroids alone: query_centroid_scores [n, Lq] fp32 or fp64, codes int32
-  // [B, Ld], doc_lengths [B]. Not differentiable.
+  // [B, Ld], doc_lengths [B], int32 or int64. Not differentiable.
   m.def("plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) -> Tensor");
 
   // The smooth maximum: as maxsim, with tau * logsumexp(similarities / tau) over a document's tokens in place
@@ -359,8 +361,9 @@ LATE_INTERACTION_LIBRARY(m) {
       "Tensor factor, Tensor(a!) weights, Tensor(b!)? scaled_Q) -> Tensor");
 
   // Steps of a search. Scores are fp32, a row a query; of two documents the better one has the larger score
-  // (largest) or the smaller one, NaN counts as the largest, and of equal scores the one with the lower index
-  // wins. Indices are int64 in [0, 2^32). On the CPU written in Python (late_interaction/ops/topk.py); on
+  // (largest) or the smaller one, and of equal scores the one with the lower index wins. Indices are int64 in
+  // [0, 2^32). A score of NaN or an index below 0 is no document: it comes behind all documents, with the
+  // worst score (-inf, or inf) and index -1. On the CPU written in Python (late_interaction/ops/topk.py); on
   // CUDA k is at most 1024. Not differentiable. The min(k, columns + found) best of each row, best first: of
   // the columns of scores, whose documents are indices [rows, columns] or first, first + 1, ..., and of those
   // that were found before, [rows, found].
@@ -377,7 +380,7 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def("add_checksum_(Tensor(a!) packed, int place, Tensor x, int factor) -> ()");
   // The k best of each row of what all processes packed, int64 [processes, size], best first, and their
   // notes, [processes, notes]. A process's first note is how many documents it has: indices are those among
-  // the documents of all. Behind the last document anything may stand.
+  // the documents of all.
   m.def(
       "merge_found(Tensor packed, int rows, int width, int notes, int k, bool largest) -> (Tensor scores, "
       "Tensor indices, Tensor notes)");
@@ -454,11 +457,12 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
                          std::string step, std::string backward, int64_t sm, int64_t sm_count) {
   const Sizes sizes{per_query ? Layout::per_query : Layout::in_batch, Nq, N, Lq, Ld, d};
   const Device device = planned_device(sm, sm_count);
+  const Precision how_fp32 = parse_precision(precision);
+  const Backward method = parse_backward(backward);
   if (is_empty(sizes)) return kEmpty;
   const Dtype type = dtype_named(dtype);
   if (step == "forward" || step == "alternatives") {
-    const OperandConversion how =
-        plan_operand_conversion(sizes, type, parse_precision(precision), masked, normalize, device);
+    const OperandConversion how = plan_operand_conversion(sizes, type, how_fp32, masked, normalize, device);
     const int64_t row_bytes = d * element_bytes(compute_for(how.dtype, how.precision));
     const ForwardTraits traits{
         .dtype = how.dtype,
@@ -485,7 +489,6 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   const Sizes own = with_own_documents(sizes);
-  const Backward method = parse_backward(backward);
   const ShortDocsPlans shorts = plan_short_docs(own, type, d % 8 == 0, normalize, method, device);
   if (shorts.serve_both()) return explain(shorts);
   const BackwardPlan plan = plan_backward(own, type, vectors, normalize, method, device);
@@ -505,6 +508,7 @@ std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, i
                                 std::string precision, std::string step, int64_t sm, int64_t sm_count) {
   const Sizes call{Layout::in_batch, Nq, N, Lq, Ld, d};
   const Device device = planned_device(sm, sm_count);
+  const Precision how = parse_precision(precision);
   if (is_empty(call)) return kEmpty;
   const Dtype given = dtype_named(dtype);
   STD_TORCH_CHECK(!is_quantized(given), "late_interaction: packed tokens have no quantized ones");
@@ -528,7 +532,6 @@ std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, i
     plan.grad_d_grid = N * Ld / plan.tile_tokens + N + 2;  // as varlen/backward.h has it
     return explain(sizes, plan) + explain(sizes, parts);
   }
-  const Precision how = parse_precision(precision);
   // fp32 that multiplies in half precision is converted before, as runtime/op_helpers.h has it.
   const bool half = given == Dtype::fp32 && (how == Precision::medium || how == Precision::fp16);
   const Dtype type = !half ? given : how == Precision::medium ? Dtype::bf16 : Dtype::fp16;
@@ -543,10 +546,11 @@ std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld,
                                   int64_t sm_count) {
   const Sizes sizes{Layout::in_batch, Nq, N, Lq, Ld, d};
   const Device device = planned_device(sm, sm_count);
+  const Precision how = parse_precision(precision);
+  check_residual_bits(nbits);
   if (is_empty(sizes)) return kEmpty;
   const bool whole = d % 32 == 0;  // as a dense tensor has it
-  const ResidualPlan plan =
-      plan_residual(sizes, false, dtype_named(dtype), parse_precision(precision), whole, winners, device);
+  const ResidualPlan plan = plan_residual(sizes, false, dtype_named(dtype), how, whole, winners, device);
   return explain(sizes, plan, static_cast<int>(nbits));
 }
 

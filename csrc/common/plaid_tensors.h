@@ -15,11 +15,16 @@ inline bool is_index(const Tensor& x) {
   return x.scalar_type() == ScalarType::Int || x.scalar_type() == ScalarType::Long;
 }
 
+// Bits of a bucket.
+inline void check_residual_bits(int64_t nbits) {
+  STD_TORCH_CHECK(nbits == 1 || nbits == 2 || nbits == 4 || nbits == 8,
+                  "late_interaction: nbits must be 1, 2, 4 or 8, got ", nbits);
+}
+
 inline ResidualInputs parse_residual_inputs(const Tensor& Q, const Tensor& codes, const Tensor& residuals,
                                             const Tensor& extents, const Tensor& centroids,
                                             const Tensor& bucket_weights, int64_t nbits) {
-  STD_TORCH_CHECK(nbits == 1 || nbits == 2 || nbits == 4 || nbits == 8,
-                  "late_interaction: nbits must be 1, 2, 4 or 8, got ", nbits);
+  check_residual_bits(nbits);
   STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
   STD_TORCH_CHECK(codes.dim() == 1 || codes.dim() == 2,
                   "late_interaction: codes must be [tokens] or [Nd, Ld], got rank ", codes.dim());
