@@ -38,10 +38,10 @@ Tensor l2_normalize_rows_(Tensor x) {
   return inverse;
 }
 
-// Rows of whole, aligned 16 bytes of half precision.
+// Rows of whole, aligned 16 bytes of half precision, as TMA can describe them.
 bool rows_are_vec16(const Tensor& x) {
   return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
-         is_aligned(x.const_data_ptr(), 16);
+         is_aligned(x.const_data_ptr(), 16) && fits_tensor_map(x.size(0), x.stride(0), Dtype::bf16);
 }
 
 bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
@@ -51,6 +51,11 @@ bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
          (!b || (b->scalar_type() == dtype && b->is_contiguous())) && hidden.dim() == 2 && W.dim() == 2 &&
          rows_are_vec16(hidden) && rows_are_vec16(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
          W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
+}
+
+void check_bias(const OptionalTensor& b, const Tensor& W) {
+  STD_TORCH_CHECK(!b || (b->dim() == 1 && b->size(0) == W.size(0)), "late_interaction: b must be [",
+                  W.size(0), "], as W has rows");
 }
 
 // What the tensors say of ProjectArgs; all rows, which go nowhere yet.
@@ -82,7 +87,7 @@ Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, Opt
   STD_TORCH_CHECK(rows.size(0) == hidden.size(0) && rows.size(1) == W.size(0) &&
                       hidden.size(1) == W.size(1) && rows.scalar_type() == hidden.scalar_type(),
                   "late_interaction: rows must be [rows, d], hidden [rows, d_model] and W [d, d_model]");
-  STD_TORCH_CHECK(!b || (b->dim() == 1 && b->size(0) == W.size(0)), "late_interaction: b must be [d]");
+  check_bias(b, W);
   STD_TORCH_CHECK(
       !active_rows || (active_rows->dim() == 1 && active_rows->size(0) == rows.size(0) &&
                        active_rows->is_contiguous() && active_rows->scalar_type() == ScalarType::Bool),
@@ -117,6 +122,7 @@ Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, Optio
   STD_TORCH_CHECK(Q.dim() == 3 && Q.size(2) == W.size(0) && Q.scalar_type() == hidden.scalar_type() &&
                       hidden.size(1) == W.size(1),
                   "late_interaction: Q must be [Nq, Lq, d], hidden [rows, d_model] and W [d, d_model]");
+  check_bias(b, W);
   const int64_t rows = Q.size(0) * Q.size(1), tokens = hidden.size(0);
   STD_TORCH_CHECK(0 < rows && rows <= kScoredRows, "late_interaction: Q must have 1 to ", kScoredRows,
                   " tokens in all");
@@ -162,18 +168,18 @@ Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, Optio
 }
 
 Tensor argmax_mask(Tensor winners, int64_t Ld) {
-  STD_TORCH_CHECK(winners.dim() == 3 && winners.is_contiguous(),
-                  "late_interaction: winners must be a contiguous [Nq, Nd, Lq]");
-  const bool wide = winners.element_size() == 4;
-  STD_TORCH_CHECK(wide || winners.element_size() == 2,
-                  "late_interaction: winners must be as a forward saved");
+  STD_TORCH_CHECK(Ld >= 0 && Ld <= kMaxTokens, "late_interaction: Ld must lie in [0, ", kMaxTokens, "], got ",
+                  Ld);
+  STD_TORCH_CHECK(
+      winners.dim() == 3 && winners.is_contiguous() && winners.scalar_type() == winner_type(Ld),
+      "late_interaction: winners must be a contiguous [Nq, Nd, Lq], int16 for Ld <= 65534 and int32 above");
   const int device = winners.get_device_index();
   const DeviceGuard guard(device);
   const Tensor mask = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
   fill_zero(mask, current_stream(device));
   if (mask.numel() > 0 && winners.numel() > 0) {
     const Sizes sizes{.Nq = winners.size(0), .N = winners.size(1), .Lq = winners.size(2), .Ld = Ld};
-    check(launch_argmax_mask(winners.const_data_ptr(), wide, sizes,
+    check(launch_argmax_mask(winners.const_data_ptr(), wide_winners(Ld), sizes,
                              static_cast<uint8_t*>(mask.mutable_data_ptr()), current_stream(device)),
           "argmax mask");
   }
