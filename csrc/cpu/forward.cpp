@@ -235,6 +235,7 @@ class Worker {
     if (call_.normalize) {
       const int64_t here = 0;
       rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d, &scale);
+      if (scale == 0) scatter_row(rows_, nullptr);  // its products may overflow, and it counts as zeros
     } else if (call_.q_scale.data) {
       scale = checked_scale(*scale_at(call_.q_scale, 0, query, token));
     }

@@ -75,7 +75,8 @@ struct Multiplier {
 // Row arithmetic in Real = float (bf16, fp16 and fp32 inputs) or double (fp64 inputs).
 template <class Real>
 struct RowKernels {
-  // out[n] = 1 / max(||x_n||, eps) for the rows at x + offsets[n] bytes.
+  // out[n] = 1 / max(||x_n||, eps) for the rows at x + offsets[n] bytes: 0 if the norm of a finite row
+  // overflows, NaN if an element is not finite.
   void (*inverse_norms)(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
                         int64_t d, Real* out);
   // sum += scales[0] * x_0 + scales[1] * x_1 + ..., in this order, for the rows at x + offsets[n] bytes.

@@ -65,8 +65,8 @@ class TileStage {
     codes_ = memory.take<int8_t>(s_.d);
     // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
     const bool one_panel = c.block_rows <= 2 * m.lanes;
-    const int64_t kept = widening_ && one_panel ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
-    for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n % kept * c.row_bytes;
+    kept_rows_ = widening_ && one_panel ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
+    space_rows(kept_rows_);
     tile_.steps = c.steps;
     tile_.dims = call.compared_bits;
     tile_.ids = call.winners ? ids_ : nullptr;
@@ -200,6 +200,22 @@ class TileStage {
     tile_.ahead = buffer_;
     if (call_.normalize) {
       rows_.inverse_norms(buffer_, packed_offsets_, padded, m_.native, 1, s_.d, token_scale_);
+      clear_overflowing_rows(padded);
+    }
+  }
+
+  // Lets the buffer's first `rows` rows be used in turn.
+  void space_rows(int64_t rows) {
+    if (rows == spaced_rows_) return;
+    spaced_rows_ = rows;
+    for (int64_t n = 0; n < c_.tile_tokens; ++n) packed_offsets_[n] = n % rows * c_.row_bytes;
+  }
+
+  // Products with a row whose norm overflows may overflow, and it counts as zeros.
+  void clear_overflowing_rows(int64_t padded) {
+    for (int64_t n = 0; n < padded; ++n) {
+      if (token_scale_[n] == 0)
+        std::memset(buffer_ + packed_offsets_[n], 0, static_cast<size_t>(c_.row_bytes));
     }
   }
 
@@ -218,25 +234,30 @@ class TileStage {
   // buffer.
   void stage(int64_t query, int64_t j, int64_t count, int64_t padded) {
     const char* document = document_token(query, j, 0);
+    bool overflow = false;
     if (call_.normalize) {
       rows_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d, token_scale_);
+      for (int64_t n = 0; n < padded; ++n) overflow |= token_scale_[n] == 0;
     } else if (call_.d_scale.data) {
       read_scales(query, j, count, padded);
     }
     tile_.source = nullptr;
-    if (in_place_ && (!m_.even_tokens || ids_[count - 1] - ids_[0] == count - 1)) {
+    if (in_place_ && !overflow && (!m_.even_tokens || ids_[count - 1] - ids_[0] == count - 1)) {
       tile_.tokens = document;
       tile_.offsets = offsets_;
-    } else if (widening_) {
+    } else if (widening_ && !overflow) {
+      space_rows(kept_rows_);
       tile_.source = document;
       tile_.source_offsets = offsets_;
       tile_.widened = buffer_;
       tile_.tokens = buffer_;
       tile_.offsets = packed_offsets_;
     } else {
+      space_rows(c_.tile_tokens);
       for (int64_t n = 0; n < padded; ++n) pack_row(document + offsets_[n], buffer_ + n * c_.row_bytes);
       tile_.tokens = buffer_;
       tile_.offsets = packed_offsets_;
+      if (overflow) clear_overflowing_rows(padded);
     }
     if (m_.correct && tile_.source) {
       m_.correct_packed(document, offsets_, padded, call_.d_bits, s_.d, corrections_);
@@ -259,8 +280,9 @@ class TileStage {
   int64_t range_first_ = -1, range_count_ = 0;  // of the tokens in ids_, where no mask chose them
   char* buffer_;
   Real* token_scale_;
-  int64_t* offsets_;         // of the tokens from the document's first
-  int64_t* packed_offsets_;  // of the tokens in the buffer
+  int64_t* offsets_;                     // of the tokens from the document's first
+  int64_t* packed_offsets_;              // of the tokens in the buffer
+  int64_t kept_rows_, spaced_rows_ = 0;  // of the buffer: used in turn while tokens are widened, and now
   int32_t* ids_;
   int32_t* corrections_;  // of the sums of the tokens' products
   // Residual-compressed documents.

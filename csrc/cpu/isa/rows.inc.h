@@ -155,11 +155,29 @@ void squares_f32(const char* x, const int64_t* offsets, int64_t count, Dtype dty
   LI_FOR_ROW_TYPE(dtype, squares, x, offsets, count, stride, d, out)
 }
 
-// A NaN norm stays NaN.
+// Squares that overflow stay infinite if the row is finite, and become NaN if it is not.
+template <class Row>
+void check_finite(const char* x, const int64_t* offsets, int64_t count, int64_t stride, int64_t d,
+                  float* squares) {
+  for (int64_t n = 0; n < count; ++n) {
+    if (!(squares[n] > __FLT_MAX__)) continue;
+    const auto* row = reinterpret_cast<const typename Row::Element*>(x + offsets[n]);
+    for (int64_t k = 0; k < d; ++k) squares[n] += 0.0f * Row::get(row[k * stride]);
+  }
+}
+
+void check_finite_f32(const char* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
+                      int64_t d, float* squares) {
+  LI_FOR_ROW_TYPE(dtype, check_finite, x, offsets, count, stride, d, squares)
+}
+
+// A NaN norm stays NaN. The inverse of one that overflows is 0, and the row counts as zeros, as
+// torch.nn.functional.normalize returns it.
 void inverse_norms_f32(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
                        int64_t d, float* out) {
   constexpr float kEps = static_cast<float>(kNormEps);
   squares_f32(static_cast<const char*>(x), offsets, count, dtype, stride, d, out);
+  check_finite_f32(static_cast<const char*>(x), offsets, count, dtype, stride, d, out);
   for (int64_t n = 0; n < count; ++n) {
     const float norm = __builtin_sqrtf(out[n]);
     out[n] = 1.0f / (norm < kEps ? kEps : norm);
@@ -170,7 +188,9 @@ void inverse_norms_f64(const void* x, const int64_t* offsets, int64_t count, Dty
                        double* out) {
   for (int64_t n = 0; n < count; ++n) {
     const auto* row = reinterpret_cast<const double*>(static_cast<const char*>(x) + offsets[n]);
-    const double norm = __builtin_sqrt(dot_f64(row, stride, nullptr, d));
+    double squares = dot_f64(row, stride, nullptr, d);
+    for (int64_t k = 0; k < d && squares > __DBL_MAX__; ++k) squares += 0.0 * row[k * stride];
+    const double norm = __builtin_sqrt(squares);
     out[n] = 1.0 / (norm < kNormEps ? kNormEps : norm);
   }
 }
@@ -252,11 +272,11 @@ void write_f64(const double* grad, int64_t d, Dtype, void* out) {
   for (int64_t k = 0; k < d; ++k) static_cast<double*>(out)[k] = grad[k];
 }
 
-// y = x / max(||x||, eps): dx = (dy - (dy . y) y) / ||x||, and dy / eps where the clamp is active.
-// In terms of r = 1 / max(||x||, eps): (dy . y) y = r^2 (dy . x) x.
+// y = x / max(||x||, eps): dx = (dy - (dy . y) y) / ||x||, and dy / eps where the clamp is active. A norm
+// that overflows gives 0. In terms of r = 1 / max(||x||, eps): (dy . y) y = r^2 (dy . x) x.
 template <class Row>
 void through_normalize(float* grad, float r, const void* data, int64_t stride, int64_t d) {
-  if (r < 1.0f / static_cast<float>(kNormEps)) {
+  if (r > 0 && r < 1.0f / static_cast<float>(kNormEps)) {
     const auto* x = static_cast<const typename Row::Element*>(data);
     const float along = -(dot<Row>(x, stride, grad, d) * r) * r;
     const int64_t here = 0;
@@ -271,7 +291,7 @@ void through_normalize_f32(float* grad, float r, const void* x, Dtype dtype, int
 
 void through_normalize_f64(double* grad, double r, const void* data, Dtype, int64_t stride, int64_t d) {
   const auto* x = static_cast<const double*>(data);
-  if (r < 1 / kNormEps) {
+  if (r > 0 && r < 1 / kNormEps) {
     const double along = -(dot_f64(x, stride, grad, d) * r) * r;
     for (int64_t k = 0; k < d; ++k) grad[k] += along * x[k * stride];
   }
