@@ -2,9 +2,10 @@
 #
 #   make demo     set up .venv, build for the GPUs of this machine (or the CPU alone), and search real text with a
 #                 late-interaction model
-#   make quick    at least one test of each operator, in five minutes on two cores once the library is built
-#   make test     everything this machine can check: build, lint, types, C++ and Python tests; what CI runs
-#   make nightly  make test with more and other random examples, then make asan
+#   make test     builds as make demo does, and runs the tests that take no longer than ten minutes on two cores
+#   make ci       what CI runs: make test, then what it leaves out, in half an hour: lint, types, the web site, the C++
+#                 tests, CUDA code for 8.0 and 9.0a where nvcc is (no GPU needed), and the tests of all of these
+#   make nightly  make ci with more and other random examples, then make asan
 #   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
@@ -24,7 +25,7 @@
 #   make aarch64-wheel   dist/: a wheel for aarch64, built on this machine
 #   make aarch64-tests   its CPU tests from Python under qemu-user, with PyTorch's own wheel (an hour)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
-#   make build | checks | lint | types | ctest | pytest | format | test-wheel | clean
+#   make build | requirements | cuda | checks | lint | types | ctest | format | test-wheel | clean
 #
 # Everything that is built or fetched lies in .venv; `make build` adds late_interaction/*.so, `make wheel` dist/.
 PYTHON ?= python3
@@ -47,6 +48,8 @@ SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -
 CXX_FILES = $$(find csrc tests/cpp bench examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # Modules are compiled to bytecode when they are first imported: most never are.
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location --no-compile
+# Some tests wait, so there are three processes on two cores; threads that wait for others leave them the cores.
+PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest -n 3 --dist worksteal
 
 # Container images often turn bytecode off, and each of the many processes of the tests would compile PyTorch's modules
 # again: 3.7 s of CPU time an import, not 1.4. It lies in .venv alone.
@@ -57,11 +60,8 @@ export RUFF_CACHE_DIR := $(VENV)/cache/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(VENV)/cache/hypothesis
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-# Developers compile CUDA on a machine without a GPU too, for one generation of GPUs. Empty: for the GPUs here.
-build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
-
 .DELETE_ON_ERROR:
-.PHONY: demo quick test checks nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
+.PHONY: demo test ci nightly build requirements cuda checks bench wheel hub docs site browse lint ruff clang-format actionlint includes types ctest \
   asan fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
@@ -124,7 +124,7 @@ $(LANCEDB)/.installed $(RAY)/.installed: $(VENV)/env/%/.installed: requirements/
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-compile --quiet -r $<
 	@touch $@
 
-# make pytest wants both. Where no registry is reachable their tests are skipped, and say so.
+# make ci wants both. Where no registry is reachable their tests are skipped, and say so.
 $(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt $(VENV)/.dev-requirements
 	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed
 	@touch $@
@@ -163,28 +163,36 @@ demo: $(VENV)/.installed $(VENV)/.demo-requirements
 
 # ---- what a developer runs ----
 
-# Without MAKEFLAGS, in which ninja finds the job server of make test, which is not open to it.
+# For the GPUs of this machine, if it has nvcc. Without MAKEFLAGS, in which ninja finds the job server of make test,
+# which is not open to it.
 build: | $(VENV)/.build-requirements
 	MAKEFLAGS= $(PY) setup.py --quiet build_ext --inplace
 
-# pytest last: its summary says what was skipped and why. The build takes most of the time, so it begins as soon as its
-# own requirements are there. The checks beside it wait for downloads, or have work for one core.
+# The build begins as soon as its own requirements are there, and what the tests want is fetched meanwhile. pytest
+# last: its summary says what was skipped and why.
 test: | $(VENV)/.build-requirements
-	$(MAKE) --no-print-directory -j 2 build checks
-	$(MAKE) --no-print-directory pytest
+	$(MAKE) --no-print-directory -j 2 build requirements
+	$(PYTEST) --stage test
 
 # Both requirements are installed into one environment, so one after the other.
-checks:
+requirements:
 	$(MAKE) --no-print-directory $(VENV)/.dev-requirements
 	$(MAKE) --no-print-directory $(VENV)/.demo-requirements
-	$(MAKE) --no-print-directory lint types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 
-# tests/selection.py says which tests these are.
-quick: build | $(VENV)/.dev-requirements
-	$(PY) -m pytest tests --quick -n 2
+# tests/selection.py says which tests the stages have. CUDA takes most of the time. The checks beside it wait for
+# downloads, or have work for one core.
+ci: test
+	$(MAKE) --no-print-directory -j 2 cuda checks
+	$(PYTEST) --stage ci
+
+# In place of the library for the GPUs here. Without nvcc, the CPU library alone.
+cuda: export LATE_INTERACTION_CUDA_ARCHS ?= 8.0;9.0a
+cuda: build
+
+checks: lint types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 
 nightly: export LATE_INTERACTION_NIGHTLY := 1
-nightly: test
+nightly: ci
 	$(MAKE) --no-print-directory asan
 
 # Each part is a hook of .pre-commit-config.yaml, by the same name.
@@ -213,10 +221,6 @@ ctest: | $(VENV)/.dev-requirements
 	  -DCMAKE_PREFIX_PATH=$(TORCH_CMAKE)
 	MAKEFLAGS= $(VENV)/bin/cmake --build $(CMAKE_BUILD)
 	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
-
-# Some tests wait, so there are three processes on two cores; threads that wait for others leave them the cores.
-pytest: build $(VENV)/.compat-releases $(VENV)/.engines | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
-	OMP_WAIT_POLICY=passive $(PY) -m pytest -n 3 --dist worksteal
 
 # The library goes to a folder of its own and takes the place of the other one in these processes alone. It has
 # emulated tile registers, so that the kernels of AMX are tested on CPUs without it.

@@ -343,6 +343,8 @@ class BuildLibraries(cpp_extension.BuildExtension):
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
         if self.choice.toolkit:
             self.use_toolkit(self.choice.toolkit)
+        elif self.inplace:  # an earlier build's would be loaded beside the new CPU library
+            (ROOT / "late_interaction" / "_cuda.abi3.so").unlink(missing_ok=True)
         # In every kind of build, of which setuptools gives some a temporary folder.
         self.build_temp = str(BUILD / OBJECTS)
         base = Path(self.build_temp)

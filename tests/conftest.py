@@ -19,34 +19,46 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
 
 CALLED = selection.CalledOperators()
 NO_GPU = "needs a CUDA GPU"
-GPU_TESTS_LEFT_OUT = pytest.StashKey[int]()
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="the tests of make quick (tests/selection.py)")
+    parser.addoption(
+        "--stage", choices=["test", "ci"], help="of make ci: make test, or the tests that it left out"
+    )
+    parser.addoption("--cases", type=int, default=0, help="at most so many parameter sets of each function")
+
+
+def is_whole(config):
+    """Whether this run is the one of make test, not some of its files."""
+    return (
+        config.getoption("stage") == "test"
+        and config.args == config.getini("testpaths")
+        and not (config.option.keyword or config.option.markexpr)
+    )
 
 
 def pytest_configure(config):
-    if config.getoption("quick"):
+    if config.getoption("stage") == "test":
         CALLED.watch()
 
 
 @pytest.hookimpl(trylast=True)  # -k has chosen
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("quick"):
-        kept = selection.quick([item.nodeid for item in items])
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
-        items[:] = [item for item in items if item.nodeid in kept]
-    if torch.cuda.is_available():
-        return
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    # A skipped test costs a worker and its controller 1.5 ms: half of all tests are left out, and counted.
-    if hasattr(config, "workerinput") and len(gpu) < len(items):
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-        config.stash[GPU_TESTS_LEFT_OUT] = len(gpu)
-        return
-    for item in gpu:
-        item.add_marker(pytest.mark.skip(reason=NO_GPU))
+    left_out = selection.left_out(config, items)
+    if not torch.cuda.is_available():
+        gpu = [item for item in items if item.get_closest_marker("gpu")]
+        # A skipped test costs a worker and its controller 1.5 ms: half of all are left out, and counted.
+        if hasattr(config, "workerinput") and len(gpu) < len(items):
+            left_out[NO_GPU] = gpu
+        else:
+            for item in gpu:
+                item.add_marker(pytest.mark.skip(reason=NO_GPU))
+    config.stash[LEFT_OUT] = {}
+    for reason, unwanted in left_out.items():
+        unwanted = set(unwanted).intersection(items)
+        config.stash[LEFT_OUT][reason] = len(unwanted)
+        items[:] = [item for item in items if item not in unwanted]
 
 
 def pytest_collection_finish():
@@ -59,19 +71,22 @@ def pytest_testnodedown(node):
     output = getattr(node, "workeroutput", {})
     CALLED.names.update(output.get("operators", ()))
     # Not their sum: every worker collects the same tests.
-    node.config.stash[GPU_TESTS_LEFT_OUT] = output.get("gpu_tests_left_out", 0)
+    node.config.stash[LEFT_OUT] = output.get("left_out", {})
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
-    """A quick run of all of tests/ fails if it calls an operator nowhere; workers tell what they called."""
+    """Record what passed in make test, which fails if it calls an operator nowhere."""
     config = session.config
-    if hasattr(config, "workeroutput"):
+    if hasattr(config, "workeroutput"):  # the controller hears what a worker called
         config.workeroutput["operators"] = sorted(CALLED.names)
-        config.workeroutput["gpu_tests_left_out"] = config.stash.get(GPU_TESTS_LEFT_OUT, 0)
+        config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, {})
         return
-    whole = config.getoption("quick") and config.args == ["tests"] and not config.option.keyword
-    if whole and session.exitstatus == pytest.ExitCode.OK and CALLED.missing():
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if is_whole(config):
+        reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("passed", [])
+        config.cache.set(selection.RECORD, sorted(report.nodeid for report in reports))
+        if session.exitstatus == pytest.ExitCode.OK and CALLED.missing():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -84,10 +99,11 @@ def pytest_terminal_summary(terminalreporter, config):
         for r in skipped
         if isinstance(r.longrepr, tuple)
     )
-    reasons[True, NO_GPU] += config.stash.get(GPU_TESTS_LEFT_OUT, 0)
+    for reason, count in config.stash.get(LEFT_OUT, {}).items():
+        reasons[reason == NO_GPU, reason] += count
     for (gpu, reason), count in (+reasons).most_common():
         terminalreporter.write_line(f"{count} {'GPU ' if gpu else ''}tests skipped: {reason}")
-    if config.getoption("quick"):
+    if is_whole(config):
         missing = ", ".join(CALLED.missing()) or "none"
         terminalreporter.write_line(f"{len(CALLED.names)} operators called; without a call: {missing}")
     if torch.cuda.is_available():

@@ -1,10 +1,12 @@
-"""Which tests ``make quick`` runs (``pytest tests --quick``), and how much more ``make nightly`` asks.
+"""Which tests a run takes: those of ``make test``, what it leaves to ``make ci``, or a few cases of each.
 
-Quick: every test function, on at most CASES of its parameter sets; the tests in SLOW are left out. The run
-fails if it calls an operator nowhere that has a kernel on this machine (:class:`CalledOperators`).
+``pytest --stage test`` leaves out what LEFT_TO_CI lists, fails if it calls an operator nowhere that has a
+kernel on this machine (:class:`CalledOperators`), and records the tests that passed. ``pytest --stage ci``
+runs every test that is not on that record: those left out, and those that were skipped for want of something
+that ``make ci`` has made since. So no test is in neither.
 
-Nightly (the variable LATE_INTERACTION_NIGHTLY): hypothesis draws :func:`examples` times as many examples, and
-others every night.
+``pytest --cases N`` takes at most N parameter sets of each function. Nightly runs (the variable
+LATE_INTERACTION_NIGHTLY) draw :func:`examples` times as many examples, and others every night.
 """
 
 import os
@@ -13,56 +15,50 @@ from collections import defaultdict
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-CASES = 2
-# What takes long and calls no operator in a way that other tests do not: files, folders or test functions.
-SLOW = {
-    "tests/build/test_cmake_architectures.py": "configures with CMake",
-    "tests/build/test_headers.py": "compiles the host sources",
-    "tests/build/test_hub.py": "packs the library, and loads it in processes of their own",
-    "tests/build/test_libraries.py": "is about the built libraries",
-    "tests/build/test_setup_messages.py": "runs setup.py",
-    "tests/build/test_site.py::test_a_browser_shows_the_site": "opens a browser",
-    "tests/packaging": "builds a source distribution",
-    "tests/bench/test_bench.py": "is about measuring",
-    "tests/bench/test_bench_contrastive.py": "is about measuring",
-    "tests/bench/test_bench_end_to_end.py": "is about measuring",
-    "tests/bench/test_bench_plans.py": "is about measuring",
-    "tests/bench/test_bench_rules.py": "is about measuring",
-    "tests/training/test_contrastive_faults.py": "waits for timeouts",
-    "tests/training/test_contrastive_frameworks.py": "starts processes",
-    "tests/docs/test_demo.py": "trains and searches with a model",
-    "tests/docs/test_example_programs.py": "trains",
-    "tests/docs/test_examples.py": "trains",
-    "tests/search/test_fast_plaid.py": "builds indices in an environment of its own",
-    "tests/search/test_lancedb.py::test_all_of_these_in_their_environment": "has another environment",
-    "tests/maxsim/test_ops.py::test_aot_inductor": "compiles a program",
-    "tests/bench/test_performance.py": "takes times",
-    "tests/search/test_ray.py::test_all_of_these_in_their_environment": "has another environment",
-    "tests/bench/test_sweep.py": "is about measuring",
-}
 NIGHTLY = os.environ.get("LATE_INTERACTION_NIGHTLY", "") not in ("", "0")
+RECORD = "late_interaction/passed"  # in pytest's cache
+# Folders, files or test functions: what is not about the library, or takes long.
+LEFT_TO_CI = {
+    "tests/bench": "is about measuring",
+    "tests/build": "is about the build and the source's shape",
+    "tests/packaging": "builds a source distribution",
+    "tests/tools": "is about the tools of developers",
+}
+
+
+def is_left_to_ci(node: str) -> bool:
+    return any(node == name or node.startswith((f"{name}/", f"{name}::", f"{name}[")) for name in LEFT_TO_CI)
 
 
 def examples(ordinary: int) -> int:
-    """How many examples hypothesis draws for a law that ``make test`` tries ``ordinary`` of."""
+    """How many examples hypothesis draws for a law that ``make ci`` tries ``ordinary`` of."""
     return ordinary * 20 if NIGHTLY else ordinary
 
 
-def is_slow(node: str) -> bool:
-    return any(node == name or node.startswith((f"{name}/", f"{name}::", f"{name}[")) for name in SLOW)
-
-
-def quick(nodes: list[str]) -> set[str]:
-    """The ids of the tests that --quick keeps: the first of each function, and others evenly spaced."""
+def few(nodes: list[str], count: int) -> set[str]:
+    """The tests that ``--cases count`` keeps: of each function the first, and others evenly spaced."""
     functions = defaultdict(list)
     for node in nodes:
-        if not is_slow(node):
-            functions[node.partition("[")[0]].append(node)
+        functions[node.partition("[")[0]].append(node)
     kept: set[str] = set()
     for cases in functions.values():
-        count = min(CASES, len(cases))
-        kept |= {cases[i * (len(cases) - 1) // max(1, count - 1)] for i in range(count)}
+        taken = min(count, len(cases))
+        kept |= {cases[i * (len(cases) - 1) // max(1, taken - 1)] for i in range(taken)}
     return kept
+
+
+def left_out(config, items) -> dict[str, list]:
+    """The items that the options of a run leave out, by the reason why."""
+    found = {}
+    if config.getoption("cases"):
+        kept = few([item.nodeid for item in items], config.getoption("cases"))
+        found["--cases takes others of their function"] = [item for item in items if item.nodeid not in kept]
+    if config.getoption("stage") == "test":
+        found["make ci runs them"] = [item for item in items if is_left_to_ci(item.nodeid)]
+    if config.getoption("stage") == "ci":
+        passed = set(config.cache.get(RECORD, []))
+        found["they passed in make test"] = [item for item in items if item.nodeid in passed]
+    return found
 
 
 def operators() -> set[str]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,8 @@ cuda = types.SimpleNamespace(
     get_device_capability=lambda i: {gpus!r}[i],
 )
 """
-# Compiles nothing, and prints what nvcc would have been told. Runs ninja as cpp_extension does, in the folder that
-# the variable NINJA_FOLDER names.
+# Compiles nothing, and prints what nvcc would have been told. Runs ninja, as cpp_extension does, in the
+# folder that the variable NINJA_FOLDER names.
 CPP_EXTENSION = """
 import os
 import subprocess
@@ -48,7 +49,7 @@ def CppExtension(name, sources, extra_compile_args, **options):
 """
 
 
-def build(tmp_path, version="2.10.0", cuda=None, gpus=(), **environment):
+def build(tmp_path, *words, version="2.10.0", cuda=None, gpus=(), root=ROOT, **environment):
     """Runs setup.py with that torch, and without what the environment of the tests says of CUDA."""
     package = tmp_path / "site" / "torch"
     (package / "utils").mkdir(parents=True)
@@ -63,8 +64,16 @@ def build(tmp_path, version="2.10.0", cuda=None, gpus=(), **environment):
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
     }
     return subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_ext", "--build-temp", str(tmp_path / "objects")],
-        cwd=ROOT,
+        [
+            sys.executable,
+            "setup.py",
+            "--quiet",
+            "build_ext",
+            "--build-temp",
+            str(tmp_path / "objects"),
+            *words,
+        ],
+        cwd=root,
         env=inherited | paths | environment,
         capture_output=True,
         text=True,
@@ -180,6 +189,20 @@ def test_machine_code_is_compressed_where_nvcc_can(tmp_path, release, compressed
     run = build(tmp_path, LATE_INTERACTION_WITH_CUDA="1", CUDA_HOME=home)
     assert choice(run)[1] == ALL
     assert ("--compress-mode=size" in run.stdout.split()) == compressed
+
+
+def test_a_build_in_place_leaves_no_cuda_library_of_an_earlier_one(tmp_path):
+    root = tmp_path / "checkout"
+    (root / "late_interaction").mkdir(parents=True)
+    for name in ("setup.py", "VERSION", "README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
+    libraries = [root / "late_interaction" / name for name in ("_C.abi3.so", "_cuda.abi3.so")]
+    for path in libraries:
+        path.touch()
+    choice(build(tmp_path / "apart", root=root))
+    assert [path.exists() for path in libraries] == [True, True]
+    choice(build(tmp_path, "--inplace", root=root))
+    assert [path.exists() for path in libraries] == [True, False]
 
 
 def test_missing_compiler(tmp_path):

@@ -1,58 +1,116 @@
-"""make quick leaves out parameter sets, not behaviours: each function and each operator stays in it."""
+"""What make test leaves out make ci runs, and every operator has a test."""
 
 import ast
 import re
+import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
 import late_interaction as li
-from tests import selection
+from tests import conftest, selection
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_function_keeps_its_first_and_its_last_case():
     cases = [f"tests/test_x.py::test_a[{i}]" for i in range(7)]
-    assert selection.quick([*cases, "tests/test_x.py::test_b"]) == {
+    assert selection.few([*cases, "tests/test_x.py::test_b"], 2) == {
         cases[0],
         cases[6],
         "tests/test_x.py::test_b",
     }
-    assert (
-        selection.quick(["tests/bench/test_bench.py::test_a", "tests/packaging/test_sdist.py::test_b"])
-        == set()
-    )
-    assert selection.quick(["tests/test_benches.py::test_a"]) == {"tests/test_benches.py::test_a"}
+    assert selection.few(cases, 3) == {cases[0], cases[3], cases[6]}
+    assert selection.few(cases, 1) == {cases[0]}
 
 
-def test_what_is_slow_is_there():
-    for name in selection.SLOW:
+def test_what_is_left_to_ci_is_there():
+    for name in selection.LEFT_TO_CI:
         assert (ROOT / name.partition("::")[0]).exists(), name
+    assert selection.is_left_to_ci("tests/bench/test_bench.py::test_a[1]")
+    assert not selection.is_left_to_ci("tests/benches/test_bench.py::test_a[1]")
+
+
+CONFTEST = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests import selection
+selection.LEFT_TO_CI["test_slow.py"] = "is slow"
+selection.CalledOperators.missing = lambda self: ["maxsim"]
+from tests.conftest import *
+"""
+TESTS = """
+import pathlib, pytest
+def test_passes():
+    pass
+def test_wants_a_file():
+    if not pathlib.Path("made").exists():
+        pytest.skip("made is not there: make ci makes it")
+def test_fails_until_it_is_mended():
+    assert pathlib.Path("made").exists()
+"""
+
+
+def staged(folder, stage):
+    """Runs the tests of a folder by one worker. Returns what became of each, and what was printed."""
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "--stage", stage]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    became = re.findall(r"^\[gw0\].* ([A-Z]+) \S+::(\w+) *$", run.stdout, re.MULTILINE)
+    return {name: result for result, name in became}, run.stdout
+
+
+def test_what_make_test_does_not_run_make_ci_runs(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers = gpu\n")
+    (tmp_path / "test_quick.py").write_text(TESTS)
+    (tmp_path / "test_slow.py").write_text("def test_slow(): pass\n")
+    ran, said = staged(tmp_path, "test")
+    wanted = {"passes": "PASSED", "wants_a_file": "SKIPPED", "fails_until_it_is_mended": "FAILED"}
+    assert ran == {f"test_{name}": became for name, became in wanted.items()}
+    assert "1 tests skipped: make ci runs them" in said and "without a call: maxsim" in said
+    (tmp_path / "made").touch()
+    ran, said = staged(tmp_path, "ci")
+    assert ran == dict.fromkeys(["test_wants_a_file", "test_fails_until_it_is_mended", "test_slow"], "PASSED")
+    assert "1 tests skipped: they passed in make test" in said
+
+
+def session(stage="test", args=("tests",), keyword="", status=pytest.ExitCode.OK):
+    """A session whose tests passed, of a configuration as far as conftest looks at it."""
+    options = types.SimpleNamespace(keyword=keyword, markexpr="")
+    reporter = types.SimpleNamespace(
+        stats={"passed": [types.SimpleNamespace(nodeid="tests/test_x.py::test_a")]}
+    )
+    config = types.SimpleNamespace(
+        option=options,
+        args=list(args),
+        getoption={"stage": stage}.get,
+        getini=lambda name: ["tests"],
+        pluginmanager=types.SimpleNamespace(get_plugin=lambda name: reporter),
+    )
+    config.cache = types.SimpleNamespace(set=lambda name, value: setattr(config, "recorded", value))
+    return types.SimpleNamespace(config=config, exitstatus=status)
+
+
+@pytest.mark.parametrize(
+    "given", [{"stage": None}, {"stage": "ci"}, {"args": ["tests/test_x.py"]}, {"keyword": "masks"}]
+)
+def test_make_test_alone_records_what_passed_and_wants_each_operator_called(given, monkeypatch):
+    monkeypatch.setattr(selection.CalledOperators, "missing", lambda self: ["maxsim"])
+    whole, some = session(), session(**given)
+    conftest.pytest_sessionfinish(whole)
+    conftest.pytest_sessionfinish(some)
+    assert whole.config.recorded == ["tests/test_x.py::test_a"] and not hasattr(some.config, "recorded")
+    assert whole.exitstatus == pytest.ExitCode.TESTS_FAILED and some.exitstatus == pytest.ExitCode.OK
 
 
 def words(node: ast.AST) -> set[str]:
-    """Attributes that code takes and strings that it holds: how a test names an operator."""
-    return {child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)} | {
-        child.value
-        for child in ast.walk(node)
-        if isinstance(child, ast.Constant) and isinstance(child.value, str)
-    }
-
-
-def named_by_quick_tests() -> set[str]:
-    """What the files of the quick tests name, slow test functions aside."""
-    found = set()
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        name = path.relative_to(ROOT).as_posix()
-        if selection.is_slow(name) or path == Path(__file__):
-            continue
-        for part in ast.parse(path.read_text()).body:
-            function = part.name if isinstance(part, ast.FunctionDef) else ""
-            if not selection.is_slow(f"{name}::{function}"):
-                found |= words(part) | {function}
-    return found
+    """Functions, attributes that code takes and strings that it holds: how a test names an operator."""
+    kinds = {ast.FunctionDef: "name", ast.Attribute: "attr", ast.Constant: "value"}
+    found = {getattr(child, kinds[type(child)]) for child in ast.walk(node) if type(child) in kinds}
+    return {name for name in found if isinstance(name, str)}
 
 
 # Operators that tests call by way of a public function alone, and the test that does.
@@ -62,10 +120,11 @@ BY_WAY = {
 }
 
 
-def test_every_operator_is_named_in_a_quick_test():
+def test_every_operator_is_named_in_a_test():
     declared = set(re.findall(r'm\.def\(\s*"(\w+)\(', (ROOT / "csrc" / "ops.cpp").read_text()))
     assert len(declared) > 30 and declared == selection.operators()
-    named = named_by_quick_tests()
+    paths = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    named = set().union(*(words(ast.parse(path.read_text())) for path in paths))
     assert declared - named - BY_WAY.keys() == set()
     assert declared >= BY_WAY.keys() and named >= set(BY_WAY.values())
 
