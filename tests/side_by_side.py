@@ -21,10 +21,10 @@ def releases(package):
 @contextlib.contextmanager
 def release(package, module, version, stand_ins=()):
     """This release is the one to import; `stand_ins` are modules that it imports and no test uses."""
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     folder = FOLDER / f"{package}=={version}"
     if not folder.is_dir():
-        pytest.skip(f"{package} {version} is not in {FOLDER}: make pytest installs it")
+        pytest.skip(f"{package} {version} is not in {FOLDER}: make ci installs it")
     loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == module}
     sys.path.insert(0, str(folder))
     for stand_in in stand_ins:

@@ -54,8 +54,8 @@ def ran(code, tmp_path, *kernels):
 def kernels():
     folder = side_by_side.FOLDER / f"kernels=={KERNELS}"
     if not folder.is_dir():
-        pytest.skip(f"kernels {KERNELS} is not in {side_by_side.FOLDER}: make pytest installs it")
-    pytest.importorskip("huggingface_hub", reason="make pytest installs it (requirements/demo.txt)")
+        pytest.skip(f"kernels {KERNELS} is not in {side_by_side.FOLDER}: make ci installs it")
+    pytest.importorskip("huggingface_hub", reason="make test installs it (requirements/demo.txt)")
     return folder
 
 
@@ -88,7 +88,7 @@ print(li.__version__, "late_interaction" in sys.modules)
 
 def test_its_patches_work(hub, kernels, tmp_path):
     """They run code in another library's namespace, which imports the package by its id."""
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     code = f"""
 from pathlib import Path
 import kernels, torch

@@ -91,7 +91,7 @@ def test_colpali_negatives(tmp_path):
     newest = side_by_side.releases("colpali-engine")[-1]
     folder = side_by_side.FOLDER / f"colpali-engine=={newest}"
     if not folder.is_dir():
-        pytest.skip(f"colpali-engine {newest} is not in {side_by_side.FOLDER}: make pytest installs it")
+        pytest.skip(f"colpali-engine {newest} is not in {side_by_side.FOLDER}: make ci installs it")
     package = tmp_path / "colpali_engine"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__ = [{str(folder / 'colpali_engine')!r}]\n")

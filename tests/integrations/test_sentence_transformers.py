@@ -40,7 +40,7 @@ class SentenceTransformers:
 
 @pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), INSTALLED])
 def release(request):
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     with contextlib.ExitStack() as stack:
         if request.param != INSTALLED:
             args = ("sentence-transformers", "sentence_transformers", request.param)
@@ -540,7 +540,7 @@ def test_whoever_asks_for_scores_gets_them():
         score_mini_batch_size = None
         similarity_fct = staticmethod(ours.colbert_scores)
 
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     Q, D = torch.randn(3, 2, 4), torch.randn(3, 1, 5, 4)
     kept = [torch.ones(x.shape[:-1], dtype=torch.bool) for x in (Q, D)]
     lazy = loss_blocks.Scores(Loss, (Q, D, *kept))

@@ -20,7 +20,7 @@ F64 = torch.float64
 
 @pytest.fixture(scope="module", autouse=True)
 def _sentence_transformers():
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     assert not originals.exchanged()
 
 

@@ -16,7 +16,7 @@ F64 = torch.float64
 
 @pytest.fixture(scope="module", autouse=True)
 def _sentence_transformers():
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     assert not originals.exchanged()
 
 
@@ -384,7 +384,7 @@ def test_which_groups_go_by_the_kernels():
 def test_groups_of_other_ranks_are_left_to_its_own_xtr():
     Q, D = some(3, 5, 6), groups(3, 2, 7, 6)
     for a, b in ((Q[0], D), (Q[None], D), (Q, D[0]), (Q, D[None]), (Q, D[..., :4])):
-        assert xtr._scores(a, b, None, None, 9) is None
+        assert isinstance(xtr._scores(a, b, None, None, 9), str)
     assert xtr._scores(Q, D, None, None, 9).shape == (3, 6)
 
 

@@ -31,7 +31,7 @@ MASKS = [None, "bool", "long", "counts", "float", "shared", "list", "array"]
 
 @pytest.fixture(scope="module")
 def similarity():
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     yield importlib.import_module(SIMILARITY)
     li.unpatch_sentence_transformers()
 

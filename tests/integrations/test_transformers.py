@@ -16,7 +16,7 @@ CLASSES = list(transformers_compat._PROCESSORS.items())
 @pytest.fixture(params=CLASSES, ids=lambda place: place[1])
 def processor(request):
     """A processor that was built before the patch. What one is built from plays no part in its scoring."""
-    pytest.importorskip("transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("transformers", reason="make test installs it (requirements/demo.txt)")
     module, name = request.param
     if not transformers_compat._exists(module):
         pytest.skip("this Transformers has no such processor")

@@ -22,7 +22,7 @@ XTR_PYLATE = [v for v in side_by_side.releases("pylate") if tuple(map(int, v.spl
 
 @pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), INSTALLED])
 def st_release(request):
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     with contextlib.ExitStack() as stack:
         if request.param != INSTALLED:
             args = ("sentence-transformers", "sentence_transformers", request.param)

@@ -45,7 +45,7 @@ def scipy_labels(similarities, clusters):
 
 def packages_own(x, factor, protected, own_normalize):
     name = "sentence_transformers.multi_vector_encoder.modules.token_pooling"
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     return importlib.import_module(name)._hierarchical_pool_one(x, factor, protected, own_normalize)
 
 
