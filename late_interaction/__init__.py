@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from late_interaction.mteb_compat import patch_mteb, unpatch_mteb
     from late_interaction.muvera import Muvera
     from late_interaction.padded import maxsim_padded
-    from late_interaction.patches import patch_all, unpatch_all
+    from late_interaction.patches import patch_all, patched, unpatch_all
     from late_interaction.plan import explain_plan
     from late_interaction.pooling import pool_tokens
     from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
@@ -63,7 +63,7 @@ _LATER = {
     "mteb_compat": ("patch_mteb", "unpatch_mteb"),
     "muvera": ("Muvera",),
     "padded": ("maxsim_padded",),
-    "patches": ("patch_all", "unpatch_all"),
+    "patches": ("patch_all", "patched", "unpatch_all"),
     "plan": ("explain_plan",),
     "pooling": ("pool_tokens",),
     "pylate_compat": ("patch_pylate", "unpatch_pylate"),
@@ -110,6 +110,7 @@ __all__ = [
     "patch_sentence_transformers",
     "patch_transformers",
     "patch_vllm",
+    "patched",
     "plot_alignment",
     "pool_tokens",
     "recall_loss",

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from late_interaction._checks.smooth import is_tau
 from late_interaction._maxsim import maxsim, maxsim_pairs
-from late_interaction._patches.compat import off, package_at_least, served
+from late_interaction._patches import calls
+from late_interaction._patches.compat import off, package_at_least, why_left
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, attribute_of, patch_places
 from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
@@ -119,26 +120,35 @@ def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _grid_of_backend(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def maxsim_inbatch_lik(query: Tensor, doc: Tensor) -> Tensor:
-        return maxsim(query, doc) if _fits(maxsim, query, doc, 3) else original(query, doc)
+        return _scored_or_left(original, 3, query, doc)
 
     return maxsim_inbatch_lik
 
 
 def _candidates_of_backend(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def maxsim_kd_lik(query: Tensor, doc: Tensor) -> Tensor:
-        return maxsim(query, doc) if _fits(maxsim, query, doc, 4) else original(query, doc)
+        return _scored_or_left(original, 4, query, doc)
 
     return maxsim_kd_lik
 
 
-def _fits(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int) -> bool:
+def _scored_or_left(original: Callable[..., Tensor], document_rank: int, Q: Tensor, D: Tensor) -> Tensor:
+    reason = _unfit(maxsim, Q, D, document_rank)
+    if reason is None:
+        calls.scored(_LIBRARY.package)
+        return maxsim(Q, D)
+    calls.left(_LIBRARY.package, "its backend", reason)
+    return original(Q, D)
+
+
+def _unfit(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int) -> str | None:
+    """Why the kernels do not take these embeddings, if they do not."""
     own_documents = document_rank == 4 or score is maxsim_pairs  # document i is for query i alone
-    return (
-        Q.dim() == 3
-        and D.dim() == document_rank
-        and not (own_documents and Q.shape[0] != D.shape[0])
-        and served(Q, D, "colpali-engine")
-    )
+    if Q.dim() != 3 or D.dim() != document_rank:
+        return f"queries of {Q.dim()} dims and documents of {D.dim()}"
+    if own_documents and Q.shape[0] != D.shape[0]:
+        return "other documents than each query's own"
+    return why_left(Q, D, _LIBRARY.package)
 
 
 # ---- similarities that are not computed yet ----
@@ -154,11 +164,13 @@ _SCORED = {
 
 
 def _einsum(equation: str, *operands: Tensor) -> Any:
-    if equation in _SCORED and _selected():
+    if equation in _SCORED:
         score, document_rank = _SCORED[equation]
         Q, D = operands
-        if _fits(score, Q, D, document_rank):
+        reason = _unfit(score, Q, D, document_rank) if _selected() else "another backend is selected"
+        if reason is None:
             return _Similarities(equation, Q, D)
+        calls.left(_LIBRARY.package, "a loss or score_multi_vector", reason)
     return torch.einsum(equation, *operands)
 
 
@@ -212,6 +224,8 @@ class _Similarities(_Deferred):
 
     def computed(self) -> Tensor:
         if self.tensor is None:
+            reason = "an option that needs more of similarities than the sum of maxima"
+            calls.left(_LIBRARY.package, "a loss or score_multi_vector", reason)
             self.tensor = torch.einsum(*self.operands)
         return self.tensor
 
@@ -271,6 +285,7 @@ class _Maxima(_Deferred):
         if (self.dim, dim) != (dims - 1, dims - 2):
             return self.computed().sum(dim)
         score, _ = _SCORED[equation]
+        calls.scored(_LIBRARY.package)
         return score(Q, D) if self.tau is None else _SMOOTH[score](Q, D, tau=self.tau)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._maxsim import maxsim_pairs
-from late_interaction._patches import zero_padded
-from late_interaction._patches.compat import disabled, has_kernels, off, served
+from late_interaction._patches import calls, zero_padded
+from late_interaction._patches.compat import TURNED_OFF, disabled, has_kernels, off, why_left
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, code_of, patch_places
 from late_interaction.score_pairs import score_pairs_packed
@@ -116,13 +116,21 @@ _PLACES: list[Place] = [
 
 
 def max_sim(a: Any, b: Any, batch_size: int) -> Tensor:
-    scores = None if disabled(_LIBRARY.package) else _grid(a, b)
-    return _own("max_sim")(a, b, batch_size) if scores is None else scores
+    scores = TURNED_OFF if disabled(_LIBRARY.package) else _grid(a, b)
+    if isinstance(scores, str):
+        calls.left(_LIBRARY.package, "max_sim", scores)
+        return _own("max_sim")(a, b, batch_size)
+    calls.scored(_LIBRARY.package)
+    return scores
 
 
 def pairwise_max_sim(queries: Any, documents: Any) -> Tensor:
-    scores = None if disabled(_LIBRARY.package) else _pairs(queries, documents)
-    return _own("pairwise_max_sim")(queries, documents) if scores is None else scores
+    scores = TURNED_OFF if disabled(_LIBRARY.package) else _pairs(queries, documents)
+    if isinstance(scores, str):
+        calls.left(_LIBRARY.package, "pairwise_max_sim", scores)
+        return _own("pairwise_max_sim")(queries, documents)
+    calls.scored(_LIBRARY.package)
+    return scores
 
 
 def _mteb() -> Any:
@@ -133,20 +141,27 @@ def _own(name: str) -> Callable[..., Tensor]:
     return _EXCHANGES.own(getattr(_mteb(), name))
 
 
-# ---- what the kernels score; None: what they do not ----
+# ---- what the kernels score, or why they do not ----
 
 
-def _grid(a: Any, b: Any) -> Tensor | None:
+_EMPTY = "empty documents"
+_UNLIKE = "embeddings of other kinds, dtypes or devices"
+
+
+def _grid(a: Any, b: Any) -> Tensor | str:
     mteb = _mteb()
     if mteb._is_ragged(a) or mteb._is_ragged(b):
         sides = _alike(_listed(a), _listed(b))
     else:
         sides = _alike(_batch(a), _batch(b))
-    if sides is None or not has_kernels(mteb._select_device(sides[0][0], sides[1][0])):
-        return None
+    if sides is None:
+        return _UNLIKE
+    device = mteb._select_device(sides[0][0], sides[1][0])
+    if not has_kernels(device):
+        return f"no kernels for {device.type} tensors"
     padded_to = [] if isinstance(sides[1], Tensor) else _padded_to(*sides)
     if padded_to is None:
-        return None
+        return _EMPTY
 
     def core(queries: zero_padded.Side, documents: zero_padded.Side, place: torch.device) -> Tensor:
         return zero_padded.scores(queries, documents, padded_to, place)
@@ -155,18 +170,21 @@ def _grid(a: Any, b: Any) -> Tensor | None:
     return scores.to(sides[0][0].device)
 
 
-def _pairs(a: Any, b: Any) -> Tensor | None:
+def _pairs(a: Any, b: Any) -> Tensor | str:
     if len(a) != len(b):
-        return None
+        return "other numbers of queries and documents"
     padded = isinstance(a, Tensor) and isinstance(b, Tensor) and a.dim() == b.dim() == 3
     sides = _alike(_tensor(a), _tensor(b)) if padded else _alike(_listed(a), _listed(b))
-    if sides is None or not served(sides[0][0], sides[1][0]):
-        return None
+    if sides is None:
+        return _UNLIKE
+    reason = why_left(sides[0][0], sides[1][0])
+    if reason is not None:
+        return reason
     queries, documents = sides
     if isinstance(queries, Tensor) and isinstance(documents, Tensor):
         return maxsim_pairs(queries, documents)
     if not all(len(x) for x in documents):
-        return None
+        return _EMPTY
     (Q, cu_q), (D, cu_d) = pack_sequences([*queries]), pack_sequences([*documents])
     numbers = torch.arange(len(queries), dtype=torch.int32, device=Q.device)
     return score_pairs_packed(Q, D, cu_q, cu_d, numbers, numbers, max_seqlen_q=max(map(len, queries)))

@@ -8,7 +8,6 @@ A call that the kernels do not serve (another device, integers) goes where it we
 call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names pylate.
 """
 
-import functools
 import importlib
 import inspect
 import sys
@@ -21,14 +20,13 @@ import torch
 from torch import Tensor
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
-from late_interaction._patches import compat as _compat
-from late_interaction._patches.compat import nothing_to_patch, off, package_at_least
+from late_interaction._patches import calls
+from late_interaction._patches.compat import nothing_to_patch, off, package_at_least, why_left
 from late_interaction.xtr import xtr_scores
 
 __all__ = ["patch_pylate", "unpatch_pylate"]
 
-_RELEASES = "1.3.3 to 1.6"
-served = functools.partial(_compat.served, package="pylate")
+_PACKAGE, _RELEASES = "pylate", "1.3.3 to 1.6"
 
 # What PyLate had under a name, and what it has in place of it; empty while nothing is patched.
 _ORIGINAL: dict[str, Any] = {}
@@ -62,14 +60,15 @@ def patch_pylate() -> None:
         >>> loss = pylate.losses.Contrastive(model=model)  # doctest: +SKIP
         >>> unpatch_pylate()
     """
-    if _ORIGINAL or off("patch_pylate", "pylate"):
+    if _ORIGINAL or off("patch_pylate", _PACKAGE):
         return
+    calls.forget(_PACKAGE)
     try:
         replacements, captures = _surface()
         places = [*replacements, *captures]
         modules = {module: importlib.import_module(module) for module, _ in places}
     except Exception as cause:  # of whatever kind the packages that PyLate needs raise
-        raise nothing_to_patch("patch_pylate", "pylate", _RELEASES, cause) from cause
+        raise nothing_to_patch("patch_pylate", _PACKAGE, _RELEASES, cause) from cause
     missed = [f"{module}.{path}" for module, path in places if _find(modules[module], path) is None]
     for (module, path), replacement in replacements.items():
         original = _find(modules[module], path)
@@ -121,12 +120,13 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         masks = {"queries_mask": queries_mask, "documents_mask": documents_mask}
         if mask is not None:
             masks["documents_mask"] = mask
-        elif name in _ORIGINAL and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
-            Q, D = tokens
-            own_documents = D.dim() == 4 or score is maxsim_pairs  # document i is for query i alone
-            fits = Q.dim() == 3 and D.dim() == document_rank and served(Q, D)
-            if fits and not (own_documents and Q.shape[0] != D.shape[0]):
-                return _masked(score, Q, D, **masks)
+        if name in _ORIGINAL:
+            tokens = _tensors(queries_embeddings, documents_embeddings) if mask is None else None
+            reason = _unfit(score, document_rank, tokens) if mask is None else "a mask by its old name"
+            if tokens is not None and reason is None:
+                calls.scored(_PACKAGE)
+                return _masked(score, *tokens, **masks)
+            calls.left(_PACKAGE, name, reason or _RAGGED)
         if score is maxsim_pairs:  # PyLate's own has no masks
             masks = {key: value for key, value in masks.items() if value is not None}
         if name.endswith("_lik"):
@@ -138,6 +138,24 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
 
     patched.__name__ = patched.__qualname__ = f"patched_{name}"
     return patched
+
+
+_RAGGED = "embeddings of unequal lengths"
+
+
+def _unfit(
+    score: Callable[..., Tensor], document_rank: int, tokens: tuple[Tensor, Tensor] | None
+) -> str | None:
+    """Why the kernels do not take these embeddings, if they do not."""
+    if tokens is None:
+        return _RAGGED
+    Q, D = tokens
+    own_documents = D.dim() == 4 or score is maxsim_pairs  # document i is for query i alone
+    if Q.dim() != 3 or D.dim() != document_rank:
+        return f"queries of {Q.dim()} dims and documents of {D.dim()}"
+    if own_documents and Q.shape[0] != D.shape[0]:
+        return "other documents than each query's own"
+    return why_left(Q, D, _PACKAGE)
 
 
 patched_colbert_scores = _in_place_of("colbert_scores", 3, maxsim)
@@ -159,9 +177,10 @@ def _grouped(
     """``ColBERTScores.__call__``: documents ``[D, N, Ld, d]`` are one batch, not N slices scored in turn."""
     if _selected(**backend) and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
         Q, D = tokens
-        if Q.dim() == 3 and D.dim() == 4 and served(Q, D):
+        if Q.dim() == 3 and D.dim() == 4 and why_left(Q, D, _PACKAGE) is None:
             if documents_mask is not None:
                 documents_mask = _tensor(documents_mask).flatten(0, 1)
+            calls.scored(_PACKAGE)
             return _masked(maxsim, Q, D.flatten(0, 1), queries_mask, documents_mask)
     original: Callable[..., Tensor] = _ORIGINAL["ColBERTScores.__call__"]
     return original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask, **backend)
@@ -173,7 +192,11 @@ def _xtr_score(
     """``XTRScores._score``, of tensors: without the grid of all similarities."""
     Q, D, q_mask, d_mask = queries_embeddings, documents_embeddings, queries_mask, documents_mask
     path = _XTR[1]
-    if path in _ORIGINAL and _selected() and Q.dim() == 3 and D.dim() == 4 and served(Q, D):
+    reason = why_left(Q, D, _PACKAGE) if _selected() else _OTHER_BACKEND
+    if reason is None and (Q.dim() != 3 or D.dim() != 4):
+        reason = f"queries of {Q.dim()} dims and documents of {D.dim()}"
+    if path in _ORIGINAL and reason is None:
+        reason = "masks or a k that do not fit"
         D = D.flatten(0, 1)
         if isinstance(d_mask, Tensor) and d_mask.numel() == D.shape[:2].numel():
             d_mask = d_mask.reshape(D.shape[:2]).bool()
@@ -182,10 +205,13 @@ def _xtr_score(
             for m, x in ((q_mask, Q), (d_mask, D))
         )
         if fits and isinstance(self.k, int) and 0 < self.k <= D.shape[:2].numel():
+            calls.scored(_PACKAGE)
             if q_mask is None or q_mask.dtype == torch.bool:
                 return xtr_scores(Q, D, self.k, q_mask, d_mask, rule="pylate").float()
             weights = q_mask if q_mask.is_floating_point() else q_mask.float()
             return xtr_scores(Q, D, self.k, None, d_mask, rule="pylate", q_weights=weights).float()
+    if path in _ORIGINAL and reason is not None:
+        calls.left(_PACKAGE, path, reason)
     # An instance compiled under the patch holds this function past its end.
     original = _ORIGINAL.get(path) or _find(importlib.import_module(_XTR[0]), path)
     scores: Tensor = original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask)
@@ -198,10 +224,15 @@ def _selected(backend: str | None = None) -> bool:
     return resolve is None or resolve(backend) in ("auto", "lik")
 
 
+_OTHER_BACKEND = "another backend is selected"
+
+
 def _try_lik(backend: str, *tensors: Any) -> bool:
-    if backend in ("auto", "lik") and _all_served(tensors):
+    reason = _why_left(tensors) if backend in ("auto", "lik") else _OTHER_BACKEND
+    if reason is None or _ORIGINAL["_try_lik"](backend, *tensors):
         return True
-    return bool(_ORIGINAL["_try_lik"](backend, *tensors))
+    calls.left(_PACKAGE, "scores", reason)
+    return False
 
 
 def _require_lik() -> None:
@@ -212,13 +243,15 @@ def _require_lik() -> None:
 
 
 def _try_flash(backend: str, *tensors: Any) -> bool:
-    if backend == "auto" and _all_served(tensors):
+    if backend == "auto" and _why_left(tensors) is None:
         return False
     return bool(_ORIGINAL["_try_flash"](backend, *tensors))
 
 
-def _all_served(tensors: tuple[Any, ...]) -> bool:
-    return all(isinstance(x, Tensor) for x in tensors) and served(*tensors)
+def _why_left(tensors: tuple[Any, ...]) -> str | None:
+    if not all(isinstance(x, Tensor) for x in tensors):
+        return "embeddings that are no tensors"
+    return why_left(*tensors, package=_PACKAGE)
 
 
 # ---- PyLate's way with masks and lists ----

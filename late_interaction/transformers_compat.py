@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._patches import zero_padded
-from late_interaction._patches.compat import off, served
+from late_interaction._patches import calls, zero_padded
+from late_interaction._patches.compat import off, why_left
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, attribute_of, patch_places
 
@@ -119,23 +119,26 @@ def _scoring(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         output_device: torch.device | str = "cpu",
     ) -> Tensor:
         scores = _scores(query_embeddings, passage_embeddings, batch_size)
-        if scores is None:
+        if isinstance(scores, str):
+            calls.left(_LIBRARY.package, f"{type(self).__name__}.score_retrieval", scores)
             return original(
                 self, query_embeddings, passage_embeddings, batch_size, output_dtype, output_device
             )
+        calls.scored(_LIBRARY.package)
         return scores.to(output_dtype or query_embeddings[0].dtype).to(output_device)
 
     return score_retrieval
 
 
-def _scores(query_embeddings: Any, passage_embeddings: Any, batch_size: int) -> Tensor | None:
-    """None: the kernels do not serve this call."""
+def _scores(query_embeddings: Any, passage_embeddings: Any, batch_size: int) -> Tensor | str:
+    """Scores, or why the kernels do not serve this call."""
     queries, passages = _side(query_embeddings), _side(passage_embeddings)
     if queries is None or passages is None or batch_size <= 0:
-        return None
+        return "arguments of another form"
     padded_to = _padded_to(passages, batch_size)
-    if not served(queries[0], passages[0], _LIBRARY.package) or not all(padded_to):
-        return None
+    reason = why_left(queries[0], passages[0], _LIBRARY.package)
+    if reason is not None or not all(padded_to):
+        return reason or "empty passages"
     return zero_padded.scores(queries, passages, padded_to, passages[0].device)
 
 

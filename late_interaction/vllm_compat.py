@@ -22,7 +22,8 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.packed import check_sequences
-from late_interaction._patches.compat import disabled, off, served
+from late_interaction._patches import calls
+from late_interaction._patches.compat import TURNED_OFF, disabled, off, why_left
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, code_of, patch_places
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
@@ -300,19 +301,29 @@ def score_in_vllm(
     q_embs: Any, d_embs: Any, max_batch_size: Any, max_score_matrix_elements: Any
 ) -> list[Tensor]:
     """The scores, by vLLM's own code where the kernels do not serve the call."""
-    if _takes(q_embs, d_embs) and max_batch_size > 0 and max_score_matrix_elements > 0:
+    reason = _unfit(q_embs, d_embs)
+    if reason is None and (max_batch_size <= 0 or max_score_matrix_elements <= 0):
+        reason = "limits that are not above 0"
+    if reason is None:
+        calls.scored(_LIBRARY.package)
         return compute_maxsim_score_batched(q_embs, d_embs)
+    calls.left(_LIBRARY.package, _NAME, reason)
     own = _EXCHANGES.own(getattr(sys.modules[_MODULE], _NAME))
     scores: list[Tensor] = own(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
     return scores
 
 
-def _takes(queries: Any, documents: Any) -> bool:
-    if disabled(_LIBRARY.package) or not len(queries) or len(queries) != len(documents):
-        return False
+def _unfit(queries: Any, documents: Any) -> str | None:
+    """Why the kernels do not take these embeddings, if they do not."""
+    if disabled(_LIBRARY.package):
+        return TURNED_OFF
+    if not len(queries) or len(queries) != len(documents):
+        return "no pairs"
     if not all(isinstance(x, Tensor) and x.dim() == 2 and x.numel() for x in (*queries, *documents)):
-        return False
+        return "empty embeddings, or some of another form"
     kinds = {(x.dtype, x.device, x.shape[1], x.layout) for x in (*queries, *documents)}
     learn = torch.is_grad_enabled() and any(x.requires_grad for x in (*queries, *documents))
     Q = queries[0]
-    return len(kinds) == 1 and Q.dtype != torch.float64 and served(Q, Q, _LIBRARY.package) and not learn
+    if len(kinds) != 1 or Q.dtype == torch.float64:
+        return "embeddings of other kinds, or of float64"
+    return "gradients" if learn else why_left(Q, Q, _LIBRARY.package)

@@ -99,6 +99,7 @@ TESTS = {
     "_maxsim.py": (
         "norm_warning forward bad_input precision backward q_weights call_edges oom func threads defaults"
     ),
+    "_patches/calls.py": "patches vllm",
     "_patches/compat.py": "compat patches patch_parts",
     "_patches/exchange.py": "patch_parts patches",
     "_patches/places.py": "patch_parts patches compat",

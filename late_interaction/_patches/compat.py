@@ -15,6 +15,8 @@ from late_interaction import ops
 from late_interaction._checks.tensors import FLOATS, is_autocasting
 
 __all__ = [
+    "DISABLE",
+    "TURNED_OFF",
     "brief_cause",
     "disabled",
     "has_kernels",
@@ -22,10 +24,11 @@ __all__ = [
     "nothing_to_patch",
     "off",
     "package_at_least",
-    "served",
+    "why_left",
 ]
 
 DISABLE = "LATE_INTERACTION_DISABLE"
+TURNED_OFF = f"{DISABLE} turns the patch off"
 
 
 def disabled(package: str) -> bool:
@@ -52,19 +55,24 @@ def off(patch: str, package: str) -> bool:
     return False
 
 
-def served(Q: Tensor, D: Tensor, package: str = "") -> bool:
-    """Whether the kernels take these embeddings, and the environment does not turn the patch off."""
-    return (
-        not disabled(package)
-        and Q.device == D.device
-        and has_kernels(Q.device)
-        and Q.dtype in FLOATS
-        and D.dtype in FLOATS
-        and (Q.dtype == D.dtype or is_autocasting(Q))
-        and Q.shape[-1:] == D.shape[-1:]
-        and Q.numel() > 0
-        and D.numel() > 0
-    )
+def why_left(Q: Tensor, D: Tensor, package: str = "") -> str | None:
+    """Why a call with these embeddings is left to the library, or None if the kernels take them."""
+    if disabled(package):
+        return TURNED_OFF
+    if Q.device != D.device:
+        return "queries and documents are on different devices"
+    if not has_kernels(Q.device):
+        return f"no kernels for {Q.device.type} tensors"
+    for x in (Q, D):
+        if x.dtype not in FLOATS:
+            return f"{x.dtype} embeddings"
+    if Q.dtype != D.dtype and not is_autocasting(Q):
+        return f"{Q.dtype} queries and {D.dtype} documents"
+    if Q.shape[-1:] != D.shape[-1:]:
+        return "queries and documents differ in d"
+    if Q.numel() == 0 or D.numel() == 0:
+        return "no embeddings"
+    return None
 
 
 @functools.cache

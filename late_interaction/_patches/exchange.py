@@ -48,6 +48,14 @@ class Exchanges:
         """
         return with_namespace(function, self._code.get(function, function.__code__), instead or {})
 
+    def places(self) -> list[str]:
+        """What is exchanged, by the names that it has in its library."""
+        found = [f"{function.__module__}.{function.__qualname__}" for function in self._code]
+        for holder, name, _ in self._attributes:
+            module = f"{holder.__module__}." if isinstance(holder, type) else ""
+            found.append(f"{module}{getattr(holder, '__qualname__', holder.__name__)}.{name}")
+        return found
+
     def restore(self) -> None:
         """Everything is as it was."""
         for function, code in self._code.items():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from late_interaction._patches import calls
 from late_interaction._patches.compat import brief_cause, nothing_to_patch
 from late_interaction._patches.exchange import Exchanges
 
@@ -34,6 +35,7 @@ def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges
     Warns:
         RuntimeWarning: some are not.
     """
+    calls.forget(library.package)
     missed: list[str] = []
     causes: dict[str, Exception] = {}
     for module, name, patch in places:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
+from late_interaction._patches import calls
 from late_interaction._st import weights
 from late_interaction._st.inputs import (
     Padded,
@@ -27,8 +28,9 @@ from late_interaction._st.inputs import (
     score_dtype,
     side_of,
     takes,
+    unfit,
 )
-from late_interaction._st.originals import SIMILARITY, disabled, own
+from late_interaction._st.originals import PACKAGE, SIMILARITY, own
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
 
@@ -52,10 +54,14 @@ def score_pairs(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | No
 
 def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
     a_mask, b_mask = each(a_mask, a), each(b_mask, b)
-    fits = a.dim() == b.dim() == 3 and mask_fits(a_mask, a) and mask_fits(b_mask, b)
-    if not fits or disabled() or not takes(a, b):
+    reason = unfit(a, b)
+    if reason is None and not (a.dim() == b.dim() == 3 and mask_fits(a_mask, a) and mask_fits(b_mask, b)):
+        reason = "embeddings or masks of another form"
+    if reason is not None:
+        calls.left(PACKAGE, name, reason)
         scores: Tensor = own(SIMILARITY, name)(a, b, a_mask, b_mask)
         return scores
+    calls.scored(PACKAGE)
     score = maxsim if name == "_maxsim_score_documents" else maxsim_pairs
     d_mask = None if b_mask is None else b_mask.bool()
     q_mask, q_weights = weights.split(a_mask)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from late_interaction import _maxsim
+from late_interaction._patches import calls
 from late_interaction._st.chunks import dense
 from late_interaction._st.inputs import mask_fits, score_dtype, takes, token_counts
-from late_interaction._st.originals import COLBERT, SIMILARITY, disabled, module, own
+from late_interaction._st.originals import COLBERT, PACKAGE, SIMILARITY, disabled, module, own
 from late_interaction._st.similarity import maxsim, maxsim_pairwise
 
 __all__ = [
@@ -124,6 +125,7 @@ def colbert_kd_scores(
     if not disabled():
         Q, D = _tensors(queries_embeddings, documents_embeddings)
         if _is_kd(Q, D, queries_mask) and mask_fits(documents_mask, D) and takes(Q, D):
+            calls.scored(PACKAGE)
             scores = dense(_maxsim.maxsim, Q, D, queries_mask, documents_mask)
             scores = scores.to(score_dtype(Q, queries_mask))
             return scores / token_counts(scores, Q, queries_mask).unsqueeze(1) if length_normalize else scores

@@ -5,7 +5,6 @@ all-zero rows are padding. (In a list they are tokens.)
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 
-from late_interaction._patches import compat as _compat
+from late_interaction._patches.compat import why_left
 from late_interaction._patches.ragged import Ragged, blocks
-from late_interaction._st.originals import SIMILARITY, module
+from late_interaction._st.originals import PACKAGE, SIMILARITY, module
 
 __all__ = [
     "Padded",
@@ -32,6 +31,7 @@ __all__ = [
     "side_of",
     "takes",
     "token_counts",
+    "unfit",
 ]
 
 
@@ -99,14 +99,19 @@ def mask_fits(mask: Any, tokens: Tensor) -> bool:
     return isinstance(mask, Tensor) and mask.shape == tokens.shape[:-1] and mask.device == tokens.device
 
 
-served = partial(_compat.served, package="sentence-transformers")
+def unfit(Q: Tensor, D: Tensor) -> str | None:
+    """Why the kernels do not score these tokens now, if they do not: forward-mode derivatives and vmap are
+    reasons too."""
+    reason = why_left(Q, D, PACKAGE)
+    if reason is not None or torch.compiler.is_compiling():
+        return reason
+    if forward_ad._current_level >= 0 or is_batchedtensor(Q) or is_batchedtensor(D):
+        return "forward-mode derivatives, or vmap"
+    return None
 
 
 def takes(Q: Tensor, D: Tensor) -> bool:
-    """Whether the kernels score these tokens now: without forward-mode derivatives, and not under vmap."""
-    if torch.compiler.is_compiling():
-        return served(Q, D)
-    return served(Q, D) and forward_ad._current_level < 0 and not (is_batchedtensor(Q) or is_batchedtensor(D))
+    return unfit(Q, D) is None
 
 
 def learns(x: Tensor) -> bool:

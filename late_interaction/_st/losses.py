@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from late_interaction._patches import calls
 from late_interaction._patches.exchange import with_namespace
 from late_interaction._st import colbert
 from late_interaction._st.inputs import takes
-from late_interaction._st.originals import COLBERT, disabled, module
+from late_interaction._st.originals import COLBERT, PACKAGE, disabled, module
 from late_interaction.contrastive import contrastive_loss
 
 __all__ = ["by_blocks", "namespace_fits"]
@@ -47,6 +48,7 @@ class Scores:
         Q, D, q_mask, d_mask = self.inputs
         if not bool(d_mask.any(-1).all()):
             return self._by_rows(labels, reduction)
+        calls.scored(PACKAGE)
         return contrastive_loss(
             Q, D.flatten(0, 1), labels=labels, temperature=1.0 / self.scale, q_mask=q_mask,
             d_mask=d_mask.flatten(0, 1), reduction=reduction,
@@ -100,6 +102,8 @@ def by_blocks(original: types.FunctionType) -> Callable[..., Tensor]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         score = getattr(self, "similarity_fct", None)
         plain = score is module(COLBERT).colbert_scores or score is colbert.colbert_scores
+        if not plain:
+            calls.left(PACKAGE, type(self).__name__, "another similarity_fct")
         if disabled() or not plain:
             loss: Tensor = original(self, *args, **kwargs)
         else:

@@ -9,8 +9,9 @@ from typing import Any
 from late_interaction._patches import compat as _compat
 from late_interaction._patches.exchange import Exchanges
 
-__all__ = ["COLBERT", "EXCHANGES", "SIMILARITY", "XTR", "disabled", "exchanged", "module", "own"]
+__all__ = ["COLBERT", "EXCHANGES", "PACKAGE", "SIMILARITY", "XTR", "disabled", "exchanged", "module", "own"]
 
+PACKAGE = "sentence-transformers"
 SIMILARITY = "sentence_transformers.util.similarity"
 COLBERT = "sentence_transformers.multi_vector_encoder.scoring.colbert"
 XTR = "sentence_transformers.multi_vector_encoder.scoring.xtr"
@@ -19,7 +20,7 @@ EXCHANGES = Exchanges()
 
 
 def disabled() -> bool:
-    return _compat.disabled("sentence-transformers")
+    return _compat.disabled(PACKAGE)
 
 
 def module(name: str) -> Any:

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._patches import calls
+from late_interaction._patches.compat import TURNED_OFF
 from late_interaction._search.selection import MOST_SCORES, NO_DOCUMENT, select
 from late_interaction._st import similarity as ours
-from late_interaction._st.originals import SIMILARITY, disabled, module
+from late_interaction._st.originals import PACKAGE, SIMILARITY, disabled, module
 
 __all__ = ["ranked_on_the_device", "signature_fits"]
 
@@ -38,7 +40,11 @@ def ranked_on_the_device(original: FunctionType) -> Callable[..., Any]:
         known = all(map(_is_maxsim, self.score_functions.values()))
         written = self.write_predictions and output_path is not None
         listed = corpus_embeddings is None or isinstance(corpus_embeddings, list)
-        if disabled() or not known or written or not listed:
+        reason = TURNED_OFF if disabled() else None if known else "other score functions"
+        if reason is None and (written or not listed):
+            reason = "predictions to write" if written else "corpus embeddings that are no list"
+        if reason is not None:
+            calls.left(PACKAGE, type(self).__name__, reason)
             return original(self, model, corpus_model, corpus_embeddings, output_path)
         hits = _ranked(self, original, model, corpus_model or model, corpus_embeddings)
         return _reported(self, original, hits)

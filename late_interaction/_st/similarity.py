@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._patches import calls
 from late_interaction._st.chunks import grid, pairs, theirs
 from late_interaction._st.inputs import token_counts
-from late_interaction._st.originals import disabled
+from late_interaction._st.originals import PACKAGE, disabled
 
 __all__ = ["maxsim", "maxsim_pairwise", "mean_maxsim", "mean_maxsim_pairwise"]
 
@@ -57,6 +58,7 @@ def maxsim(
     if scores is None:
         scores = theirs("maxsim")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
         return scores
+    calls.scored(PACKAGE)
     return scores / token_counts(scores, a, a_mask).unsqueeze(1) if length_normalize else scores
 
 
@@ -90,6 +92,7 @@ def maxsim_pairwise(
     if scores is None:
         scores = theirs("maxsim_pairwise")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
         return scores
+    calls.scored(PACKAGE)
     return scores / token_counts(scores, a, a_mask) if length_normalize else scores
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from late_interaction import xtr
-from late_interaction._st.inputs import each, fill_empty, kept, mask_fits, takes
-from late_interaction._st.originals import SIMILARITY, XTR, disabled, module, own
+from late_interaction._patches import calls
+from late_interaction._st.inputs import each, fill_empty, kept, mask_fits, unfit
+from late_interaction._st.originals import PACKAGE, SIMILARITY, XTR, module, own
 
 __all__ = ["xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"]
 
@@ -45,13 +46,14 @@ def xtr_scores(
         >>> st.xtr_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2), top_k=7)
         tensor([[2., 2., 0.]])
     """
-    scores = None
-    if not disabled():
-        scores = _scores(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
-    if scores is None:
-        scores = own(XTR, "xtr_scores")(
-            queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements
-        )
+    found = _scores(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
+    if isinstance(found, Tensor):
+        calls.scored(PACKAGE)
+        return found
+    calls.left(PACKAGE, "xtr_scores", found)
+    scores: Tensor = own(XTR, "xtr_scores")(
+        queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements
+    )
     return scores
 
 
@@ -115,20 +117,23 @@ def xtr_scores_pairwise(
     return scores
 
 
-def _scores(Q: Any, D: Any, q_mask: Any, d_mask: Any, top_k: Any) -> Tensor | None:
-    """What the kernels score of a call, or None."""
+def _scores(Q: Any, D: Any, q_mask: Any, d_mask: Any, top_k: Any) -> Tensor | str:
+    """The scores of a call, or why the kernels do not make them."""
     convert = module(SIMILARITY)._convert_to_tensor
     Q, D = ((x if x.is_floating_point() else x.float()) for x in (convert(Q), convert(D)))
-    if Q.dim() != 3 or D.dim() != 4 or not takes(Q, D):
-        return None
+    reason = unfit(Q, D)
+    if reason is not None:
+        return reason
+    if Q.dim() != 3 or D.dim() != 4:
+        return f"queries of {Q.dim()} dims and documents of {D.dim()}"
     if not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1:
-        return None
+        return "a top_k that is no positive int"
     D = D.flatten(0, 1)
     if isinstance(d_mask, Tensor) and d_mask.numel() == D.shape[:2].numel():
         d_mask = d_mask.reshape(D.shape[:2])
     q_mask = each(q_mask, Q)
     if not mask_fits(q_mask, Q) or not mask_fits(d_mask, D):
-        return None
+        return "masks of another form"
     options: dict[str, Any] = {}
     if q_mask is None or q_mask.dtype == torch.bool:
         options["q_mask"], dtype = kept(Q, q_mask), torch.float32

@@ -57,6 +57,21 @@ def engine(release):
     li.unpatch_colpali_engine()
 
 
+def test_calls_are_counted(engine, monkeypatch):
+    li.patch_colpali_engine()
+    loss = engine.head("ColbertLoss")
+    Q, D = tokens("cpu", 3, 4, 8), tokens("cpu", 3, 6, 8)
+    loss(Q, D)
+    found = li.patched()["colpali-engine"]
+    assert found.served >= 1 and found.left == {}
+    assert any(place.endswith("ColbertLoss.forward") for place in found.places)
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "colpali-engine")
+    loss(Q, D)
+    after = li.patched()["colpali-engine"]
+    assert after.served == found.served and len(after.left) == 1
+    assert all("LATE_INTERACTION_DISABLE turns the patch off" in kind for kind in after.left)
+
+
 def tokens(device, *shape, padded=0, dtype=torch.float64):
     """Unit embeddings; the last of each sequence are padding, which is zero to colpali-engine."""
     x = torch.randn(*shape, device=device, dtype=dtype)

@@ -9,7 +9,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import colpali_compat, pylate_compat
-from late_interaction._patches.compat import package_at_least, served
+from late_interaction._patches.compat import package_at_least, why_left
 
 
 @pytest.mark.parametrize(
@@ -47,24 +47,23 @@ REFUSED = {
 
 def test_embeddings_are_served(device, monkeypatch):
     q, d = Q.to(device), D.to(device)
-    assert all(
-        served(q.to(t), d.to(t)) for t in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-    )
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        assert why_left(q.to(dtype), d.to(dtype)) is None
     with torch.autocast(device, torch.bfloat16):
-        assert served(q, d.bfloat16())
+        assert why_left(q, d.bfloat16()) is None
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "0")
-    assert served(q, d)
+    assert why_left(q, d) is None
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
-    assert not served(q, d)
+    assert why_left(q, d)
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_the_rest_is_not(what):
-    assert not served(*REFUSED[what])
+    assert why_left(*REFUSED[what])
 
 
 def test_one_number_is_served():
-    assert served(torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+    assert why_left(torch.ones(1, 1, 1), torch.ones(1, 1, 1)) is None
 
 
 @pytest.mark.parametrize(("missing", "capability", "has"), [
@@ -113,7 +112,7 @@ def test_a_gpu_without_kernels_is_not_served(monkeypatch):
     _compat.has_kernels.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     try:
-        assert not served(Q.cuda(), D.cuda())
+        assert why_left(Q.cuda(), D.cuda())
     finally:
         _compat.has_kernels.cache_clear()
 

@@ -29,6 +29,19 @@ def mteb(request):
             li.unpatch_mteb()
 
 
+def test_calls_are_counted(mteb, monkeypatch):
+    li.patch_mteb()
+    Q, D = torch.rand(2, 3, 8), torch.rand(2, 5, 8)
+    mteb.max_sim(Q, D)
+    mteb.pairwise_max_sim(Q, D)
+    mteb.max_sim([*Q], [D[0], D[1][:0]])
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "mteb")
+    mteb.pairwise_max_sim(Q, D)
+    found = li.patched()["mteb"]
+    assert found.served + sum(found.left.values()) == 4 and found.served >= 2
+    assert found.left["pairwise_max_sim: LATE_INTERACTION_DISABLE turns the patch off"] == 1
+
+
 def ragged(device, *lengths, d=8, dtype=torch.float64):
     return [torch.randn(n, d, device=device, dtype=dtype) for n in lengths]
 

@@ -1,14 +1,16 @@
-"""patch_all(), what turns patches off, and install_as()."""
+"""patch_all(), what turns patches off, what patched() counts, and install_as()."""
 
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import subprocess
 import sys
 import warnings
 from importlib.machinery import PathFinder
 
 import pytest
+import torch
 
 import late_interaction as li
 from late_interaction import patches
@@ -78,19 +80,22 @@ def test_a_patch_that_is_turned_off_does_nothing_and_says_so(monkeypatch, packag
 # ---- patch_all ----
 
 
-def test_what_is_installed_is_patched_and_the_rest_is_said(capsys):
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+def test_what_is_installed_is_patched_and_the_rest_is_said(capsys, caplog):
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     pytest.importorskip("transformers")
-    done = li.patch_all()
+    with caplog.at_level(logging.INFO, "late_interaction"):
+        done = li.patch_all()
     for package, what in done.items():
         if package in ("sentence-transformers", "transformers"):
             assert what == f"patched {package} {importlib.metadata.version(package)}"
             assert patches._PATCHES[package].in_place()
         elif importlib.util.find_spec(package.replace("-", "_")) is None:
             assert what == "skipped, it is not installed"
-    assert capsys.readouterr().out.splitlines() == [f"{package}: {what}" for package, what in done.items()]
-    again = li.patch_all(["transformers"], quiet=True)
-    assert again == {"transformers": "skipped, it is patched already"} and not capsys.readouterr().out
+    assert caplog.messages == [f"{package}: {what}" for package, what in done.items()]
+    with caplog.at_level(logging.INFO, "late_interaction"):
+        again = li.patch_all(["transformers"], quiet=True)
+    assert again == {"transformers": "skipped, it is patched already"} and len(caplog.messages) == len(done)
+    assert capsys.readouterr() == ("", "")
     li.unpatch_all()
     assert not any(patch.in_place() for patch in patches._PATCHES.values())
 
@@ -151,6 +156,81 @@ def test_what_is_patched_in_part_is_said_and_other_warnings_stay(install):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match=r"packages must be among pylate, .*, vllm, got 'colpali'$"):
         li.patch_all(["pylate", "colpali"])
+
+
+# ---- what patched() counts ----
+
+
+@pytest.fixture
+def similarity():
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
+    li.patch_sentence_transformers()
+    return importlib.import_module("sentence_transformers.util.similarity")
+
+
+def test_what_is_patched_is_listed(similarity):
+    (package,) = li.patched()
+    found = li.patched()[package]
+    assert (package, found.release) == ("sentence-transformers", importlib.metadata.version(package))
+    assert "sentence_transformers.util.similarity.maxsim" in found.places
+    losses = [
+        place for place in found.places if place.endswith("MultiVectorMultipleNegativesRankingLoss.forward")
+    ]
+    assert losses and (found.served, found.left) == (0, {})
+    li.unpatch_sentence_transformers()
+    assert li.patched() == {}
+
+
+def test_calls_that_are_left_to_the_library_are_counted_and_logged_once(similarity, caplog, monkeypatch):
+    Q, D = torch.rand(2, 3, 8), torch.rand(4, 5, 8)
+    for _ in range(3):
+        similarity.maxsim(Q, D)
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "sentence-transformers")
+    for _ in range(2):
+        similarity.maxsim(Q, D)
+    monkeypatch.delenv("LATE_INTERACTION_DISABLE")
+    for _ in range(2):
+        with pytest.raises(RuntimeError):  # its own code takes no two dtypes
+            similarity.maxsim(Q.double(), D)
+    found = li.patched()["sentence-transformers"]
+    off, dtypes = found.left
+    assert found.served == 3 and [*found.left.values()] == [2, 2]
+    assert "LATE_INTERACTION_DISABLE turns the patch off" in off
+    assert "torch.float64 queries and torch.float32 documents" in dtypes
+    logged = [record for record in caplog.records if record.name == "late_interaction"]
+    assert [record.levelname for record in logged] == ["WARNING"] * 2
+    assert all("sentence-transformers scores a call of" in record.getMessage() for record in logged)
+    found.left.clear()  # a copy
+    assert len(li.patched()["sentence-transformers"].left) == 2
+
+
+def test_a_patch_counts_from_its_beginning(similarity):
+    similarity.maxsim(torch.rand(2, 3, 8), torch.rand(4, 5, 8))
+    assert li.patched()["sentence-transformers"].served == 1
+    li.unpatch_sentence_transformers()
+    li.patch_sentence_transformers()
+    li.patch_sentence_transformers()
+    assert li.patched()["sentence-transformers"].served == 0
+    similarity.maxsim(torch.rand(2, 3, 8), torch.rand(4, 5, 8))
+    li.patch_sentence_transformers()  # changes nothing
+    assert li.patched()["sentence-transformers"].served == 1
+
+
+def test_traced_calls_are_not_counted_and_compile_nothing_anew(similarity):
+    """A graph that reads a count would be compiled with each call."""
+    chunks = importlib.import_module("late_interaction._st.chunks")
+    frames = []
+
+    def backend(graph, _):
+        frames.append(graph)
+        return graph.forward
+
+    Q, D = torch.rand(2, 3, 8), torch.rand(4, 5, 8)
+    compiled = torch.compile(lambda Q, D: chunks.score_chunk(Q, D, None, None), backend=backend)
+    for _ in range(3):
+        compiled(Q, D)
+        chunks.score_chunk(Q, D, None, None)
+    assert len(frames) == 1 and li.patched()["sentence-transformers"].served == 3
 
 
 # ---- how code is exchanged ----

@@ -32,6 +32,23 @@ def pylate(release):
     li.unpatch_pylate()
 
 
+def test_calls_are_counted(pylate, monkeypatch):
+    li.patch_pylate()
+    Q, D = torch.rand(2, 3, 8), torch.rand(4, 5, 8)
+    pylate.scores.colbert_scores(Q, D)
+    pylate.scores.colbert_scores(Q.double(), D.double())
+    assert (li.patched()["pylate"].served, li.patched()["pylate"].left) == (2, {})
+    pylate.scores.colbert_scores(Q.half().int(), D.half().int())
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "pylate")
+    pylate.scores.colbert_scores(Q, D)
+    pylate.scores.colbert_scores(Q, D)
+    found = li.patched()["pylate"]
+    integers, off = found.left.items()
+    assert found.served == 2
+    assert "torch.int32 embeddings" in integers[0] and integers[1] == 1
+    assert "LATE_INTERACTION_DISABLE turns the patch off" in off[0] and off[1] == 2
+
+
 class Encoder(torch.nn.Module):
     """What PyLate's losses need of a model: tokens' embeddings, and two of its settings."""
 

@@ -64,6 +64,27 @@ def vllm(monkeypatch):
     li.unpatch_vllm()
 
 
+def test_calls_are_counted(vllm, monkeypatch):
+    li.patch_vllm()
+    Q, D = torch.rand(3, 8), torch.rand(4, 8)
+    vllm.held([Q], [D])
+    vllm.held([Q.double()], [D.double()])
+    vllm.held([Q.requires_grad_()], [D])
+    with pytest.raises(ValueError, match="must be greater than 0"):
+        vllm.held([D], [D], max_batch_size=0)
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "vllm")
+    vllm.held([D], [D])
+    found = li.patched()["vllm"]
+    assert found.places == ("vllm.v1.pool.late_interaction.compute_maxsim_score_batched",)
+    name = "compute_maxsim_score_batched: "
+    assert found.served == 1 and found.left == {
+        f"{name}embeddings of other kinds, or of float64": 1,
+        f"{name}gradients": 1,
+        f"{name}limits that are not above 0": 1,
+        f"{name}LATE_INTERACTION_DISABLE turns the patch off": 1,
+    }
+
+
 def step(device, dtype=torch.float32, d=8):
     """The hidden states of a step: documents among tokens that are none of theirs; and a query for each."""
     hidden = torch.randn(40, d, device=device).to(dtype)
