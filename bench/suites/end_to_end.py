@@ -14,9 +14,10 @@ Three things are timed at each batch: the loss alone, on embeddings of the recip
 the batch on that the encoder has no memory for, a step by `cached_contrastive_step` (GradCache), whichever
 the loss. Batches double from 32 until vanilla's loss runs out of memory, and once more. A variant that ran
 out of memory is left out of larger batches. Before anything is timed, the loss and its gradients of every
-variant are compared with exact ones. Variants run interleaved in one process: a warm-up call and the median
-of the next ones; after a warm-up of over a second one call, and of calls that take over three seconds the
-first, which is the only one. A recipe begins nothing that would end after its share of --seconds.
+variant are compared with exact ones. Variants run interleaved in one process, in another order each round: a
+warm-up call and the median of the next ones, at least --rounds and as many as take three seconds (40 at
+most), with their spread; after a warm-up of over a second one call, and of calls that take over three seconds
+the first, which is the only one. A recipe begins nothing that would end after its share of --seconds.
 
     python -m bench end-to-end --out bench/results/end-to-end-nvidia-h200.json    # `report` shows it
     python -m bench end-to-end --only colqwen2 --batches 512 --seconds 400
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", type=_names, help=f"some of {','.join(RECIPES)}")
     parser.add_argument("--batches", type=int, nargs="+", help="queries, and as many documents")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
-    parser.add_argument("--rounds", type=int, default=3, help="timed calls of each variant")
+    parser.add_argument("--rounds", type=int, default=3, help="timed calls of each variant, at least")
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="for all recipes, building them included"
     )
@@ -133,7 +134,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
         encoder = recipe.build(device, args.dry_run, True)
         run = RecipeRun(recipe, encoder, keep, args.rounds, until, args.modes, dry_run=args.dry_run)
         if args.dry_run:
-            run.part, run.rounds = 3, 1
+            run.part, run.rounds, run.enough_s = 3, 1, 0.0
         rows += run.measure(args.batches or ((4, 8) if args.dry_run else BATCHES))
         del run, encoder
         gc.collect()

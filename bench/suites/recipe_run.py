@@ -25,6 +25,7 @@ from bench.peers.encoders import DIM, Encoder, Recipe
 from bench.peers.losses import Method
 from bench.suites.training_steps import (
     ENCODER,
+    ENOUGH_S,
     Call,
     Step,
     alone_call,
@@ -111,6 +112,7 @@ class RecipeRun:
     rounds: int
     until: float
     modes: Sequence[str] = MODES
+    enough_s: float = ENOUGH_S  # of a variant's calls
     part: int | None = None  # of GradCache; None: the recipe's
     dry_run: bool = False
     dead: dict[str, set[str]] = field(default_factory=lambda: {mode: set() for mode in MODES})
@@ -174,7 +176,7 @@ class RecipeRun:
                 row["variants"] |= {name: {"error": LEFT_OUT} for name in calls}
                 return row
             rounds = self.rounds if expected * (1 + self.rounds) <= left else 0
-            found = interleaved(calls, self.encoder.device, rounds, whole_memory=mode != ALONE)
+            found = interleaved(calls, self.encoder.device, rounds, mode != ALONE, self.enough_s)
             for name, values in found.items():
                 row["variants"][name] = {**values, "grad_err": errors[name]}
             self._learn(mode, batch, found)

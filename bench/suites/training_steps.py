@@ -9,6 +9,8 @@ its work.
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -20,11 +22,13 @@ import torch
 from bench.harness.batches import Batch, Loss
 from bench.harness.results import Row
 from bench.harness.text import error_text
+from bench.harness.timing import quartiles
 from bench.peers.encoders import Encoder
 from late_interaction import cached_contrastive_step
 
 LONG_S = 1.0  # of a call that takes longer, one is timed after the warm-up
 VERY_LONG_S = 3.0  # and of one that takes longer still the warm-up itself
+ENOUGH_S, MOST_CALLS = 3.0, 40  # short calls are repeated until they have taken so long, or so often
 ENCODER, LOSS = "encoder", "loss"
 OUT_OF_MEMORY = "out of memory"
 
@@ -129,13 +133,19 @@ class Variant:
     where: str | None = None  # what ran out of memory
     enough: bool = False  # no further call
 
-    def done(self, calls: int) -> bool:
-        return self.error is not None or self.enough or len(self.seconds) >= max(1, calls)
+    def done(self, calls: int, enough_s: float) -> bool:
+        if self.error is not None or self.enough:
+            return True
+        if len(self.seconds) < max(1, calls):
+            return False
+        return calls == 0 or len(self.seconds) >= MOST_CALLS or sum(self.seconds) >= enough_s
 
     def row(self) -> Row:
         if self.error is not None:
             return {"error": self.error, **({"where": self.where} if self.where else {})}
         row: Row = {"s": statistics.median(self.seconds), "calls": len(self.seconds), "loss": self.loss}
+        if len(self.seconds) > 1:
+            row["spread"] = quartiles(self.seconds)[1]
         if self.loss_seconds:
             row["loss_s"] = statistics.median(self.loss_seconds)
         if self.peak_mib is not None:
@@ -147,23 +157,27 @@ Call = Callable[[Marks], torch.Tensor]  # one call, which returns the loss
 
 
 def interleaved(
-    calls: dict[str, Call], device: torch.device, rounds: int, whole_memory: bool
+    calls: dict[str, Call], device: torch.device, rounds: int, whole_memory: bool, enough_s: float = ENOUGH_S
 ) -> dict[str, Row]:
     """Each call's median seconds, those of its loss, and its peak memory: all that is allocated, or with
     whole_memory=False what the call adds. The first call of each is warm-up; with rounds=0, or where it takes
-    over VERY_LONG_S, it is the only one. A call that fails says why."""
+    over VERY_LONG_S, it is the only one. Else there are at least `rounds` more, and as many as take
+    `enough_s`, in another order each time. A call that fails says why."""
     found = {name: Variant() for name in calls}
-    for turn in range(rounds + 1):
-        for name, call in calls.items():
-            variant = found[name]
-            if variant.done(rounds):
-                continue
+    order, shuffled = list(calls), random.Random(0)
+    for turn in itertools.count():
+        waiting = [name for name in order if not found[name].done(rounds, enough_s)]
+        if not waiting:
+            break
+        for name in waiting:
+            variant, call = found[name], calls[name]
             if turn == 0:
                 release(device)
             _time(variant, call, device, whole_memory, keep=turn > 0 or rounds == 0)
             if variant.error is not None:
                 gc.collect()  # tensors that the traceback held
                 release(device)
+        shuffled.shuffle(order)
     return {name: variant.row() for name, variant in found.items()}
 
 

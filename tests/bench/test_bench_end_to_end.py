@@ -171,7 +171,9 @@ class Run:
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
         until = time.monotonic() + 1e6
-        self.run = recipe_run.RecipeRun(TEXT, build("modernbert"), self.kept.append, 2, until, part=3)
+        self.run = recipe_run.RecipeRun(
+            TEXT, build("modernbert"), self.kept.append, 2, until, part=3, enough_s=0.0
+        )
 
     def measure(self, *batches: int) -> dict[tuple[str, int], dict[str, Any]]:
         rows = self.run.measure(batches)
@@ -256,11 +258,32 @@ def test_a_long_call_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         {
             "slow": call("slow", 0.06), "slower": call("slower", 0.21), "fast": call("fast", 0.0),
             "none": no_memory,
-        }, CPU, 3, True,
+        }, CPU, 3, True, 0.0,
     )  # fmt: skip
     assert [made.count(name) for name in ("slow", "slower", "fast")] == [2, 1, 4]
     assert [found[name]["calls"] for name in ("slow", "slower", "fast")] == [1, 1, 3]
     assert found["none"] == {"error": OUT_OF_MEMORY, "where": ENCODER}
+
+
+def test_short_calls_are_repeated_in_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def call(name: str, seconds: float) -> training_steps.Call:
+        def run(marks: Marks) -> torch.Tensor:
+            made.append(name)
+            time.sleep(seconds)
+            marks._before = marks._after = 0.0
+            return torch.zeros(())
+
+        return run
+
+    calls = {name: call(name, 0.02) for name in "abc"}
+    found = training_steps.interleaved(calls, CPU, 1, True, enough_s=0.15)
+    assert all(3 < values["calls"] <= 8 and values["spread"] >= 0 for values in found.values())
+    rounds = ["".join(made[i : i + 3]) for i in range(0, len(made) // 3 * 3, 3)]
+    assert rounds[0] == "abc" and len(set(rounds)) > 2
+    monkeypatch.setattr(training_steps, "MOST_CALLS", 4)
+    assert training_steps.interleaved(calls, CPU, 2, True, enough_s=9.0)["a"]["calls"] == 4
 
 
 def test_a_dry_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +308,14 @@ def test_a_run_on_a_gpu(name: str) -> None:
     encoder = RECIPES[name].build(torch.device("cuda"), True, bool(importlib.util.find_spec("peft")))
     assert {x.dtype for x in encoder.embed(2, seed=0)} == {torch.bfloat16}
     run = recipe_run.RecipeRun(
-        RECIPES[name], encoder, lambda row: None, 2, time.monotonic() + 1e6, part=3, dry_run=True
+        RECIPES[name],
+        encoder,
+        lambda row: None,
+        2,
+        time.monotonic() + 1e6,
+        enough_s=0.0,
+        part=3,
+        dry_run=True,
     )
     for row in run.measure([4, 8]):
         for who in (VANILLA, MAXSIM, EXACT):
@@ -389,6 +419,19 @@ def test_the_loss_in_chunks_has_its_sentence() -> None:
         " `contrastive_loss` that step is 1.20 times as fast."
     )
     assert report.findings(steps[:1]) == []
+
+
+def test_a_step_that_differs_without_its_loss_has_its_sentence(tmp_path: Path) -> None:
+    slow, fast = {**timed(0.122, 0.0012, 8), "spread": 0.06}, timed(0.11, 0.0002, 8)
+    step = row(STEP, 32, vanilla=fast, maxsim=slow)
+    assert report.findings([step])[-1] == (
+        "The encoder's own time varies by more than losses differ: at 32 a step with `maxsim` took 12.0 ms"
+        " longer than one with vanilla, of which 1.00 ms are the loss's and the rest are the same encoder's"
+        " (medians of 3 calls)."
+    )
+    assert "| 32 | 0.11 / 8.0 | 0.122 ± 3% / 8.0 |" in report.steps_table([step])
+    of_the_loss = row(STEP, 32, vanilla=timed(0.122, 0.012, 8), maxsim=timed(0.11, 0.0002, 8))
+    assert not any("encoder's own" in line for line in report.findings([of_the_loss]))
 
 
 def test_the_plot(tmp_path: Path) -> None:
