@@ -87,7 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     from colpali_engine.loss.late_interaction_losses import ColbertNegativeCELoss
 
-    options = {"temperature": 0.1, "normalize_scores": False, "in_batch_term_weight": 0.5}
+    options = {"temperature": 1.0, "normalize_scores": False, "in_batch_term_weight": 0.5}
     model, pages = TinyColPali().to(device()), Pages(seed=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     before = quality(model)
