@@ -1,7 +1,7 @@
 """What :func:`late_interaction.contrastive_loss` asks of its arguments, and what it makes of them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from late_interaction._checks.tensors import (
     has_values_on_cpu,
     is_autocasting,
 )
-from late_interaction._contrastive.labels import IGNORED
+from late_interaction._contrastive.labels import IGNORED, ignored
 from late_interaction._contrastive.own_options import OwnOptions, read_own_options
 from late_interaction._contrastive.tokens import Tokens, pack_kept
 from late_interaction._scoring.precision import float32_precision
@@ -289,6 +289,7 @@ def prepared(s: Sides, options: Options, alone: bool, listed: bool) -> tuple[Sid
     """The tokens as their blocks are scored, and whether the operators normalize them still. Packed tokens,
     single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out, in a
     group only once it is known whether any process has a mask."""
+    s = _without_left_out(s, options)
     single = alone and is_single(s.q) and is_single(s.d)
     here = options.normalize and (s.q.packed or single or listed)
     if here:
@@ -297,6 +298,29 @@ def prepared(s: Sides, options: Options, alone: bool, listed: bool) -> tuple[Sid
     if listed and alone and any(x is not None and x.mask is not None for x in (s.q, s.d, s.h)):
         s = packed(s)
     return s, options.normalize and not here
+
+
+def _without_left_out(s: Sides, options: Options) -> Sides:
+    """Zeros in place of queries that are left out and of their hard negatives, since a weight of 0 times NaN
+    is NaN. Documents of a symmetric loss are compared with these queries still. A GPU's labels are not waited
+    for: any may leave a query out."""
+    left_out = ignored(options.labels)
+    if left_out is None or (left_out.device.type == "cpu" and not bool(left_out.any())):
+        return s
+    q = s.q if options.symmetric else _zeroed(s.q, left_out)
+    h = None if s.h is None else _zeroed(s.h, left_out.repeat_interleave(s.each))
+    return replace(s, q=q, h=h)
+
+
+def _zeroed(x: Tokens, sequences: Tensor) -> Tokens:
+    """The same with zeros in some of the sequences."""
+    if x.offsets is None or len(x) == 0:
+        rows = sequences.view(-1, *[1] * (x.values.dim() - 1))
+    else:
+        token = torch.arange(x.values.shape[0], dtype=x.offsets.dtype, device=x.values.device)
+        of_token = torch.bucketize(token, x.offsets[1:].contiguous(), right=True).clamp_max(len(x) - 1)
+        rows = sequences[of_token].unsqueeze(1)
+    return _with_values(x, x.values.masked_fill(rows, 0.0))
 
 
 def packed(s: Sides) -> Sides:

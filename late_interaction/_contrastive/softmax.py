@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_BELOW_ALL = -1e30  # finite, so that the first rescaling multiplies no infinity by zero
-
 
 @dataclass
 class RunningSoftmax:
@@ -36,7 +34,7 @@ class RunningSoftmax:
             return torch.full((n,), value, dtype=dtype, device=like.device)
 
         return RunningSoftmax(
-            maximum=full(_BELOW_ALL),
+            maximum=full(torch.finfo(dtype).min),  # finite, if all logits are -inf too
             weight=full(0.0),
             target=full(float("nan")),
             moment=full(0.0) if moment else None,
@@ -50,7 +48,8 @@ class RunningSoftmax:
         if logits.numel() == 0:
             return
         maximum = torch.maximum(self.maximum[rows], logits.amax(1))
-        moved = self.maximum[rows] - maximum
+        # Sums over no logits move nowhere: infinity times zero is NaN.
+        moved = (self.maximum[rows] - maximum).masked_fill_(self.weight[rows] == 0, 0.0)
         scale = moved.exp()
         relative = logits - maximum.unsqueeze(1)
         if self.total is not None:

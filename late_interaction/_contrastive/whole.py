@@ -8,6 +8,7 @@ from torch._C import _is_any_autocast_enabled
 from torch.nn.functional import cross_entropy
 
 from late_interaction._contrastive.blocks import Kernels
+from late_interaction._contrastive.labels import ignored
 from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, Problem
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._scoring.precision import without_autocast
@@ -40,17 +41,21 @@ def loss(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, reduction: str, kee
     """Differentiable by the operators' own formulas."""
     with without_autocast(q.values.device.type) if _is_any_autocast_enabled() else nullcontext():
         scores = all_scores(p, q, d, h, keeps)
-        logits = scores / p.temperature
-        every = logits
+        every = scores
         if h is not None and p.each:
-            every = torch.cat((logits, p.kernels.own_scores(q, h, p.each)[0] / p.temperature), 1)
+            every = torch.cat((scores, p.kernels.own_scores(q, h, p.each)[0]), 1)
+        left_out = ignored(p.labels.index)
+        if left_out is not None:  # a gradient of 0 times NaN is NaN
+            every = every.masked_fill(left_out.unsqueeze(1), 0.0)
+        every = every / p.temperature
         index = p.labels.index
-        labels = torch.arange(len(q), device=logits.device) if index is None else index
+        labels = torch.arange(len(q), device=scores.device) if index is None else index
         rows = cross_entropy(every, labels, label_smoothing=p.smoothing, reduction=reduction)
         if p.column_labels is None:
             return rows
         index = p.column_labels.index
         back = labels if index is None else index
+        logits = every if every.shape == scores.shape and left_out is None else scores / p.temperature
         columns = cross_entropy(logits.t(), back, label_smoothing=p.smoothing, reduction=reduction)
         if reduction == "none" and p.labels.index is not None:
             columns = columns[labels.clamp_min(0)].masked_fill(labels < 0, 0.0)

@@ -251,6 +251,35 @@ def test_nan_in_a_query_that_is_left_out_reaches_no_loss(device):
     assert not loss.isnan()
 
 
+HUGE = {  # what the loss takes beside what its definition takes
+    "none": ({"reduction": "none"}, {}),
+    "symmetric": ({"symmetric": True}, {}),
+    "tail": ({}, {"tail": 1e-6}),
+    "smoothed": ({"smoothing": 0.1}, {"label_smoothing": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+@pytest.mark.parametrize("lengths", [(2, 3), (1, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, 1e16), (torch.float64, 1e16), (torch.float64, 1e100)], ids=str
+)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_huge_scores_are_those_of_pytorch(sign, dtype, size, lengths, name):
+    """Whatever is kept."""
+    Q, D = (x.detach().abs() * size for x in batch(4, 4, *lengths, dtype=dtype))
+    Q, D = (sign * Q).requires_grad_(), D.requires_grad_()
+    temperature = torch.ones((), dtype=dtype, requires_grad=True)
+    options, own = HUGE[name]
+    wanted = gradients(reference(Q, D, temperature, **options), (Q, D, temperature))
+    options = {k: v for k, v in options.items() if k != "smoothing"} | own
+    for kept in (0, 1 << 20):
+        with small_blocks(kept=kept):
+            loss = li.contrastive_loss(Q, D, temperature=temperature, **options)
+            ours = gradients(loss, (Q, D, temperature))
+        assert_close(ours, wanted, 1e-5 if dtype is torch.float32 else 1e-9)
+
+
 def test_ties_go_to_the_lowest_token(device):
     Q, D = batch(6, 8, device=device)
     with torch.no_grad():

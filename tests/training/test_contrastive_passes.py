@@ -124,7 +124,7 @@ def test_a_query_that_is_left_out_has_no_weights():
         ours = gradients(li.contrastive_loss(Q, D, temperature=T, labels=labels), (Q, D))
     torch.testing.assert_close(ours[0], wanted[0])
     torch.testing.assert_close(ours[1][0][kept], wanted[1][0][kept])
-    torch.testing.assert_close(ours[1][1][..., :3], wanted[1][1][..., :3])
+    torch.testing.assert_close(ours[1][1], wanted[1][1])
     assert not ours[1][0][2].any()
 
 

@@ -262,6 +262,55 @@ def test_nan_makes_its_rows_nan(kind, device, kept):
     assert loss.isfinite()
 
 
+NUMBERS = {
+    "contrastive": (li.contrastive_loss, {}),
+    "contrastive, none": (li.contrastive_loss, {"reduction": "none"}),
+    "contrastive, smoothed": (li.contrastive_loss, {"label_smoothing": 0.1}),
+    "contrastive, tail": (li.contrastive_loss, {"tail": 1e-6}),
+    "contrastive, symmetric": (li.contrastive_loss, {"symmetric": True}),
+    "contrastive, symmetric, none": (li.contrastive_loss, {"symmetric": True, "reduction": "none"}),
+    "pairwise": (li.pairwise_loss, {}),
+    "sigmoid": (li.sigmoid_loss, {"bias": -1.0}),
+    "recall": (li.recall_loss, {"k": (1, 2)}),
+}
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("form", ["padded", "packed", "single", "negatives", "normalized"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_query_that_is_left_out_has_no_effect(device, name, form, value):
+    """No bit depends on what it holds, nor its hard negatives, however much is kept. Documents of a symmetric
+    loss are compared with such a query still, but not with its hard negatives."""
+    function, options = NUMBERS[name]
+    options = options | {"labels": torch.tensor([0, -100, 2, 5, -100, 1], device=device)}
+    out = options["labels"] < 0
+    Q, D = (x.detach() for x in batch(6, 6, *((1, 1) if form == "single" else (3, 4)), device=device))
+    H = torch.randn(6, 2, 4, 8, dtype=Q.dtype, device=device)
+    T = torch.tensor(0.7, dtype=Q.dtype, device=device, requires_grad="recall" not in name)
+
+    def results(value, kept):
+        q = Q if value is None or "symmetric" in name else Q.masked_fill(out.view(-1, 1, 1), value)
+        h = H if value is None else H.masked_fill(out.view(-1, 1, 1, 1), value)
+        leaves = [x.clone().requires_grad_() for x in (q, D, h)]
+        inputs, given = leaves[:2], {"temperature": T, **options}
+        if form == "packed":
+            ends = [torch.arange(7, dtype=torch.int32, device=device) * n for n in (3, 4)]
+            given |= {"cu_seqlens_q": ends[0], "cu_seqlens_d": ends[1]}
+            inputs = [x.flatten(0, 1) for x in inputs]
+        elif form in ("negatives", "normalized"):
+            given |= {"hard_negatives": leaves[2], "normalize": form == "normalized"}
+        with small_blocks(kept=kept, available=kept):
+            loss = function(*inputs, **given).sum()
+            leaves = [x for x in (*leaves, T) if x.requires_grad]
+            return loss, *torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+    for kept in (0, 600, 1 << 20):
+        clean = results(None, kept)
+        assert all(map(torch.equal, results(value, kept), clean))
+        assert all(x.isfinite().all() for x in clean)
+        assert "symmetric" in name or not clean[1][out].any()
+
+
 @every
 def test_double_backward_says_so(kind, device):
     Q, D = batch(5, 5, device=device)
