@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction.corpus import Corpus
+from late_interaction.corpus._arrow import check_type
 
 
 class Scorer:
@@ -30,13 +31,14 @@ class Scorer:
     def search(self, block: Any, first: int, stop: int) -> tuple[Any, Any]:
         """Scores and indices, as NumPy arrays, of rows of a block. Indices count from the row ``first``."""
         assert self._Q is not None
-        corpus = corpus_of(block, self._column, first, stop)
+        corpus = corpus_of(block, self._column, first, stop, self._Q.shape[-1])
         scores, indices = corpus.search(self._Q, self._k, self._q_mask, **self._options)
         return scores.cpu().numpy(), indices.cpu().numpy()
 
 
-def corpus_of(block: Any, column: str, first: int, stop: int) -> Corpus:
-    """The documents of some rows of a block: lists of Arrow as they lie, arrays of NumPy in a copy."""
+def corpus_of(block: Any, column: str, first: int, stop: int, d: int) -> Corpus:
+    """The documents of some rows of a block: lists of Arrow as they lie, arrays of NumPy in a copy. d: that of
+    the queries, for rows that have no token to say it."""
     import pyarrow as pa
     from ray.data.block import BlockAccessor
 
@@ -48,7 +50,8 @@ def corpus_of(block: Any, column: str, first: int, stop: int) -> Corpus:
     rows = table[column].slice(first, stop - first)
     if isinstance(rows.type, pa.BaseExtensionType):
         return _corpus_of_arrays([x for chunk in rows.chunks for x in _arrays(chunk)], column)
-    return Corpus.from_arrow(rows)
+    own, _ = check_type(pa, rows.type, len(rows))
+    return Corpus.from_arrow(rows, d=None if own else d)
 
 
 def _arrays(chunk: Any) -> Any:

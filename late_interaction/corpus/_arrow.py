@@ -27,7 +27,7 @@ def shards_of(documents: Any, d: int | None, first_row: int = 0) -> tuple[list[S
         )
     if d is not None:
         check_positive("d", d)
-    own, dtype = check_type(pa, documents.type)
+    own, dtype = check_type(pa, documents.type, len(documents))
     if own is not None and d is not None and own != d:
         raise ValueError(f"d must be that of the lists, {own}, or None, got {d}")
     d = own or d
@@ -36,14 +36,17 @@ def shards_of(documents: Any, d: int | None, first_row: int = 0) -> tuple[list[S
     for chunk in chunks:
         rows.append(rows[-1] + len(chunk))
     if d is None:
-        d = find_d(chunks)
+        d = find_d(chunks) if len(documents) else 0
     filled = [_shard(chunk, row, d, dtype) for chunk, row in zip(chunks, rows, strict=False) if len(chunk)]
     empty = Shard(torch.empty(0, d, dtype=dtype, device="cpu"), _integers(()))
     return filled or [empty], d
 
 
-def check_type(pa: Any, found: Any) -> tuple[int | None, torch.dtype]:
-    """The d of a column's type, if that says it, and the dtype of its values."""
+def check_type(pa: Any, found: Any, rows: int) -> tuple[int | None, torch.dtype]:
+    """The d of a column's type, if that says it, and the dtype of its values. A column without rows may have
+    no type."""
+    if not rows and pa.types.is_null(found):
+        return None, torch.float32
     lists = (pa.types.is_list, pa.types.is_large_list)
     if any(is_list(found) for is_list in lists):
         inner = found.value_type

@@ -2,7 +2,8 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,29 @@ from torch import Tensor
 
 from late_interaction._checks.options import check_flag, check_integer, check_positive
 from late_interaction.corpus import _arrow, _ids, _memory, _shards
+from late_interaction.corpus._files import CorpusError
 from late_interaction.residual_codec import ResidualCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Documents [first, stop) of a folder, and the checksum of its metadata when it was opened."""
+
+    folder: Path
+    checksum: str
+    first: int
+    stop: int
+
+
+def _reopened(kind: "type[Documents]", opened: Opened) -> "Documents":
+    corpus: Documents = kind.open(opened.folder)  # type: ignore[attr-defined]  # Corpus has it
+    assert corpus._opened is not None
+    if corpus._opened.checksum != opened.checksum:
+        raise CorpusError(f"{opened.folder} holds another corpus than the one that was pickled")
+    return corpus if corpus._opened == opened else corpus._between(opened.first, opened.stop)
 
 
 class Documents:
@@ -28,6 +48,7 @@ class Documents:
         self.normalized: bool = options["normalized"]
         self.path: Path | None = options.get("path")
         self._metadata: dict[str, Any] | None = options.get("metadata")
+        self._opened: Opened | None = options.get("opened")
         self._ends = list(accumulate(shard.documents for shard in self.shards))
         self.tokens = sum(shard.token_count for shard in self.shards)
         self.ids: Sequence[str] | None = None
@@ -40,12 +61,37 @@ class Documents:
 
     def __getitem__(self, index: int) -> Tensor:
         check_integer("index", index)
-        index = range(len(self))[index]
-        part = bisect_right(self._ends, index)
-        shard = self.shards[part]
-        first = index - (self._ends[part - 1] if part else 0)
-        rows = shard.rows(first, first + 1)
+        shard, rows = self._stored_at(range(len(self))[index])
         return shard.floats(rows)
+
+    def _stored_at(self, index: int) -> tuple[_shards.Shard, slice]:
+        """The shard of a document, and where its tokens lie in it."""
+        part = bisect_right(self._ends, index)
+        first = index - (self._ends[part - 1] if part else 0)
+        return self.shards[part], self.shards[part].rows(first, first + 1)
+
+    def _length(self, index: int) -> int:
+        """How many tokens a document has."""
+        _, rows = self._stored_at(index)
+        return rows.stop - rows.start
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What was opened from a folder is opened again where it is unpickled; other documents travel."""
+        if self._opened is not None:
+            return _reopened, (type(self), self._opened)
+        # Kept, as a process that is spawned maps the memory of these tensors once it has started.
+        self.shards = tuple(shard.compact() for shard in self.shards)
+        return type(self), (self.shards, self._kind())
+
+    def _kind(self) -> dict[str, Any]:
+        return {"d": self.d, "dtype": self.dtype, "codec": self.codec, "normalized": self.normalized}
+
+    def _between(self, first: int, stop: int) -> "Self":
+        """Documents [first, stop), over the same memory."""
+        own, opened = self._opened, None
+        if own is not None:
+            opened = replace(own, first=own.first + first, stop=own.first + stop)
+        return type(self)(_shards.between(self.shards, first, stop), self._kind() | {"opened": opened})
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else f"in {str(self.path)!r}"
@@ -75,8 +121,8 @@ class Documents:
             [3, 3]
         """
         check_positive("count", count)
-        options = {"d": self.d, "dtype": self.dtype, "codec": self.codec, "normalized": self.normalized}
-        return [type(self)(shards, options) for shards in _shards.parts(self.shards, count)]
+        counts = (sum(x.documents for x in part) for part in _shards.parts(self.shards, count))
+        return [self._between(*edges) for edges in pairwise(accumulate(counts, initial=0))]
 
     @classmethod
     def from_packed(

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "late_interaction corpus", 1
 METADATA, BUILDING = "metadata.json", "building.json"
 _READ = 8 << 20
+# The errors of a filesystem without locks. A folder there does not keep a second builder out.
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class CorpusError(ValueError):
@@ -96,7 +99,7 @@ def _new_hash() -> Any:
     return hashlib.blake2b(digest_size=16)
 
 
-def _checksum_of_entries(entries: dict[str, Any]) -> str:
+def checksum_of_entries(entries: dict[str, Any]) -> str:
     own = _new_hash()
     own.update(json.dumps(entries, sort_keys=True).encode())
     digest: str = own.hexdigest()
@@ -105,7 +108,7 @@ def _checksum_of_entries(entries: dict[str, Any]) -> str:
 
 def write_metadata(path: Path, entries: dict[str, Any]) -> None:
     """Replaces the file at once: a reader, or what is left after a crash, has the old one or the new one."""
-    text = json.dumps(entries | {"checksum": _checksum_of_entries(entries)}, indent=1)
+    text = json.dumps(entries | {"checksum": checksum_of_entries(entries)}, indent=1)
     new = path.with_suffix(".new")
     with _named(path):
         try:
@@ -118,6 +121,22 @@ def write_metadata(path: Path, entries: dict[str, Any]) -> None:
             new.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def lock_folder(folder: Path) -> int:
+    """Make the folder, and keep other builders out of it until the handle that is returned is closed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            return handle
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise RuntimeError(f"{folder} is being written by another CorpusBuilder") from None
+        raise
+    return handle
 
 
 def sync_folder(folder: Path) -> None:
@@ -149,7 +168,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
             f"{path} must be of version {VERSION} of the format, which this release reads,"
             f" got {entries.get('version')!r}"
         )
-    if checksum != _checksum_of_entries(entries):
+    if checksum != checksum_of_entries(entries):
         raise CorpusError(f"{path} does not have the checksum that it was written with: it was changed")
     return dict(entries)
 

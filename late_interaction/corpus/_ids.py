@@ -1,24 +1,32 @@
 """The ids of documents: checked, and read from where they are stored."""
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from late_interaction._checks.messages import abbreviate
 from late_interaction.corpus import _files
 
 
-def check_ids(ids: Any, documents: int) -> None:
-    """A string for each document."""
+def check_ids(ids: Any, documents: int, *known: set[str]) -> set[str]:
+    """Check that ids are a string for each document, which no other one has, nor one of the known. Return the
+    set of them."""
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise TypeError(f"ids must be a list of strings or None, got {type(ids).__name__}")
     if len(ids) != documents:
         raise ValueError(f"ids must be as many as the {documents} documents, got {len(ids)}")
+    own: set[str] = set()
     for i, x in enumerate(ids):
         if not isinstance(x, str):
             raise TypeError(f"ids[{i}] must be a string, got {type(x).__name__}")
+        if x in own or any(x in others for others in known):
+            raise ValueError(f"ids must differ, got ids[{i}] = {abbreviate(x)}, which another document has")
+        own.add(x)
+    return own
 
 
 class _Ids(Sequence[str]):
@@ -39,19 +47,27 @@ class _Ids(Sequence[str]):
 class StoredIds(_Ids):
     """Ids in UTF-8, end to end in a mapped file."""
 
-    def __init__(self, text: Tensor, offsets: Tensor) -> None:
-        self._text, self._offsets = text, offsets
+    def __init__(self, text: Tensor, offsets: Tensor, path: Path) -> None:
+        self._text, self._offsets, self._path = text, offsets, path
 
     def __len__(self) -> int:
         return self._offsets.shape[0] - 1
 
+    def __iter__(self) -> Iterator[str]:
+        text = _files.bytes_of(self._text)
+        for index, (begin, end) in enumerate(pairwise(self._offsets.tolist())):
+            yield self._decoded(index, text[begin:end])
+
     def _at(self, index: int) -> str:
         begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        return self._decoded(index, _files.bytes_of(self._text[begin:end]))
+
+    def _decoded(self, index: int, text: memoryview) -> str:
         try:
-            return bytes(_files.bytes_of(self._text[begin:end])).decode()
+            return str(text, "utf-8")
         except UnicodeDecodeError as error:
             raise _files.CorpusError(
-                f"id {index} of a shard must be UTF-8: the file of its ids was changed ({error})"
+                f"{self._path} must have ids in UTF-8, and its id {index} is not: it was changed ({error})"
             ) from None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_flag, check_positive
+from late_interaction._checks.options import check_flag, check_integer, check_positive
 from late_interaction._progress import Progress
 from late_interaction.corpus import _tokens
 from late_interaction.residual_codec import ResidualCodec
@@ -25,13 +25,16 @@ class BuilderOptions:
     total: int | None
 
     def __post_init__(self) -> None:
-        check_positive("d", self.d)
+        if self.d or self.total != 0:  # no document may say what d is
+            check_positive("d", self.d)
         self._check_kind()
         check_flag("normalize", self.normalize)
         check_flag("resume", self.resume)
         check_positive("shard_bytes", self.shard_bytes)
         if self.total is not None:
-            check_positive("total", self.total)
+            check_integer("total", self.total)
+            if self.total < 0:
+                raise ValueError(f"total must be at least 0, got {abbreviate(self.total)}")
         elif self.progress is not False:
             raise ValueError(
                 "total must be the number of documents to come where progress is asked for, got None"

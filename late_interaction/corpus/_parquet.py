@@ -25,13 +25,14 @@ def copy(
         for name in (column, *([id_column] if id_column else [])):
             if name not in file.schema_arrow.names:
                 raise KeyError(f"the file has no column {name!r}, only {', '.join(file.schema_arrow.names)}")
-        d = d or check_type(import_pyarrow(), file.schema_arrow.field(column).type)[0]
-        if d is None:
+        rows = file.metadata.num_rows
+        d = d or check_type(import_pyarrow(), file.schema_arrow.field(column).type, rows)[0]
+        if d is None and rows:
             batches = (batch.column(0) for batch in file.iter_batches(_ROWS, columns=[column]))
             d = next((find_d([x]) for x in batches if x.flatten().drop_null()), None)
             if d is None:
                 raise ValueError("d must be given for lists without a single token, got None")
-        with create(d=d, total=file.metadata.num_rows) as builder:
+        with create(d=d or 0, total=rows) as builder:
             for row, batch in _batches(file, column, id_column, builder.documents):
                 ids = None if id_column is None else _ids(batch.column(1), row)
                 shards, _ = shards_of(batch.column(0), d, row)

@@ -64,7 +64,7 @@ class _Search:
                 f"normalize must be False for {corpus.dtype} codes of tokens that were not normalized, got"
                 " True"
             )
-        self._found = _kept_tokens(corpus.d, Q, q_mask)
+        self._found = _kept_tokens(corpus, Q, q_mask)
         self._device = Q.device if isinstance(Q, Tensor) else Q[0].device
         if self._found:
             _check_device(corpus, self._found)
@@ -85,8 +85,9 @@ class _Search:
 
     def run(self) -> tuple[Tensor, Tensor]:
         corpus, options = self._corpus, self._options
-        if not self._found:
-            none = torch.empty(0, min(self._k, len(corpus)), dtype=torch.float32, device=self._device)
+        if not self._found or not len(corpus):
+            shape = len(self._found), min(self._k, len(corpus))
+            none = torch.empty(shape, dtype=torch.float32, device=self._device)
             return none, none.to(torch.int64)
         if not options["normalize"]:
             look("Corpus.search", self._found)
@@ -116,7 +117,7 @@ def _best(
     return scores, indices
 
 
-def _kept_tokens(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> list[Tensor]:
+def _kept_tokens(corpus: Documents, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> list[Tensor]:
     """The kept tokens of each query."""
     if isinstance(Q, Tensor):
         check_embeddings("Q", Q)
@@ -138,8 +139,8 @@ def _kept_tokens(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) ->
     else:
         raise TypeError(f"Q must be a torch.Tensor or a list of them, got {no_tensor('Q', Q)}")
     for x in found or [Q]:
-        if isinstance(x, Tensor) and x.shape[-1] != d:
-            raise ValueError(f"Q must have the d of the corpus, {d}, got {shape_of(x)}")
+        if isinstance(x, Tensor) and x.shape[-1] != (corpus.d or x.shape[-1]):
+            raise ValueError(f"Q must have the d of the corpus, {corpus.d}, got {shape_of(x)}")
     return found
 
 

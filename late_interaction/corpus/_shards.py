@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,26 @@ class Shard:
     def token_count(self) -> int:
         return int(self.offsets[-1]) - int(self.offsets[0])
 
+    @cached_property
+    def has_empty_documents(self) -> bool:
+        return bool((self.offsets[1:] == self.offsets[:-1]).any())
+
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""
         ids = None if self.ids is None else _ids.PartOfIds(self.ids, first, stop)
         return replace(self, offsets=self.offsets[first : stop + 1], ids=ids)
+
+    def compact(self) -> "Shard":
+        """The same documents over memory that holds no others."""
+        rows = self.rows(0, self.documents)
+        kept = {
+            name: _alone(x[rows])
+            for name in ("tokens", "scales", "codes")
+            if (x := getattr(self, name)) is not None
+        }
+        ids = None if self.ids is None else list(self.ids)
+        offsets = self.offsets - self.offsets[0] if rows.start else self.offsets
+        return replace(self, offsets=_alone(offsets), ids=ids, **kept)
 
     def rows(self, first: int, stop: int) -> slice:
         """Where the tokens of these documents lie."""
@@ -67,6 +84,22 @@ class Shard:
             stop = min(max(stop, first + 1), first + most_documents, count)
             yield first, stop
             first = stop
+
+
+def _alone(x: Tensor) -> Tensor:
+    """The tensor, or a copy of it where it is a part of a larger block of memory."""
+    return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
+
+
+def between(shards: Sequence[Shard], first: int, stop: int) -> list[Shard]:
+    """Documents [first, stop) of all the shards, over the same memory."""
+    found, done = [], 0
+    for shard in shards:
+        begin, end = max(first - done, 0), min(stop - done, shard.documents)
+        if begin < end:
+            found.append(shard.part(begin, end))
+        done += shard.documents
+    return found
 
 
 def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
@@ -129,6 +162,6 @@ def open_shard(folder: Path, index: int, entry: dict[str, Any], stored: _tokens.
     ids = None
     if "ids" in found:
         _check_stored(folder / name_of(index, "id_offsets"), found["id_offsets"], len(found["ids"]))
-        ids = _ids.StoredIds(found["ids"], found["id_offsets"])
+        ids = _ids.StoredIds(found["ids"], found["id_offsets"], folder / name_of(index, "ids"))
     rows = found["tokens"].view(tokens, stored.width)
     return Shard(rows, found["offsets"], found.get("scales"), ids, found.get("codes"), stored.codec)

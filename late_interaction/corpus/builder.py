@@ -1,8 +1,7 @@
 """Writing a corpus to a folder, shard by shard: :class:`CorpusBuilder`."""
 
-import errno
-import fcntl
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -27,8 +26,6 @@ __all__ = ["CorpusBuilder"]
 
 # Tokens are encoded in blocks of about so many bytes as stored, which bounds the memory beside the caller's.
 _BLOCK_BYTES = 64 << 20
-# The errors of a filesystem without locks. A folder there does not keep a second builder out.
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class CorpusBuilder:
@@ -37,7 +34,7 @@ class CorpusBuilder:
     As a context manager it finishes the corpus at the end of the block. When the block raises, the disk is
     full or the process is killed, the shards that were finished stay, in a folder that :meth:`Corpus.open`
     refuses; ``Corpus.create(..., resume=True)`` goes on from ``documents``. One process writes to a folder at
-    a time.
+    a time. Its threads may share a builder: the documents of one call stay together, with their ids.
 
     Args:
         path, options: from :meth:`Corpus.create`.
@@ -70,9 +67,12 @@ class CorpusBuilder:
         self._finished: list[dict[str, Any]] = []
         self._shard: ShardFiles | None = None
         self._state = "open"
+        self._ids: set[str] = set()  # of all documents
+        self._one_at_a_time = threading.RLock()  # a progress function may call the builder
         self._cleanup = ExitStack()
         try:
-            self._lock()
+            handle = _files.lock_folder(path)
+            self._cleanup.callback(weakref.finalize(self, os.close, handle))
             self._codec = _codec_files.entry_of(self._stored.codec)
             self._start(options.resume)
             self._report = self._cleanup.enter_context(reporter(options.progress, options.total or 0))
@@ -83,19 +83,6 @@ class CorpusBuilder:
             raise
 
     # ---- the folder, before and after ----
-
-    def _lock(self) -> None:
-        """The folder belongs to this process until the builder is closed."""
-        self._path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._path, os.O_RDONLY)
-        self._cleanup.callback(weakref.finalize(self, os.close, handle))
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(f"{self._path} is being written by another CorpusBuilder") from None
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
 
     def _start(self, resume: bool) -> None:
         building = self._path / _files.BUILDING
@@ -123,7 +110,8 @@ class CorpusBuilder:
         self._finished, self._has_ids = entries["shards"], entries["has_ids"]
         kept = {_files.BUILDING}
         for index, shard in enumerate(self._finished):
-            _shards.open_shard(self._path, index, shard, self._stored)
+            opened = _shards.open_shard(self._path, index, shard, self._stored)
+            self._ids.update(opened.ids or ())
             kept |= {_shards.name_of(index, kind) for kind in shard["files"]}
             self.documents += shard["documents"]
         for path in self._path.iterdir():
@@ -155,17 +143,17 @@ class CorpusBuilder:
         Args:
             documents: a list of ``[L, d]`` tensors, of one floating-point dtype and on one device. ``L`` may
                 be 0.
-            ids: a string for each of them. Either all documents of a corpus have an id, or none. That ids
-                differ is not checked.
+            ids: a string for each of them, which no other document of the corpus has; they are kept in memory
+                until the corpus is finished. Either all documents of a corpus have an id, or none.
 
         Raises:
             TypeError, ValueError: a document of another ``d``, dtype or device; a token that is not finite or
-                that the corpus's dtype cannot hold; ids that are no strings, or are not as many. The message
-                names the document. Nothing was written then.
+                that the corpus's dtype cannot hold; ids that are no strings, not as many, or not new. The
+                message names the document. Nothing was written then.
             OSError: as the class says.
         """
         if isinstance(documents, (list, tuple)) and not documents:
-            self._check_ids([], ids)
+            self._check_ids(0, ids)
             return
         check_sequences("documents", documents)
         if documents[0].shape[1] != self._d:
@@ -187,7 +175,7 @@ class CorpusBuilder:
         Raises:
             TypeError, ValueError, OSError: as :meth:`add`: all documents are checked before one is written.
         """
-        if corpus.d != self._d:
+        if len(corpus) and corpus.d != self._d:
             raise ValueError(f"corpus must have d = {self._d}, got {corpus.d}")
         kept = corpus.dtype == self._stored.dtype and self._stored.encoded
         kept = kept and _codec_files.equal(corpus.codec, self._stored.codec)
@@ -199,32 +187,38 @@ class CorpusBuilder:
         self, shards: Sequence[_shards.Shard], name: str, as_they_are: bool, place: int = 0
     ) -> None:
         """All documents of shards or, where one is refused, none. Messages call the first name[place]."""
-        if self._state != "open":
-            raise RuntimeError(f"the builder of {self._path} is {self._state}: it takes no more documents")
-        for shard in shards:
-            self._check_ids(range(shard.documents), shard.ids)
-            for first, stop in self._blocks(shard):
-                self._check_tokens(shard, first, stop, name, place)
-            place += shard.documents
-        for shard in shards:
-            if shard.ids is not None or shard.documents:
-                self._has_ids = shard.ids is not None
-            for first, stop in self._blocks(shard):
-                self._write(shard, first, stop, as_they_are)
+        with self._one_at_a_time:
+            if self._state != "open":
+                raise RuntimeError(
+                    f"the builder of {self._path} is {self._state}: it takes no more documents"
+                )
+            ids: set[str] = set()
+            for shard in shards:
+                ids |= self._check_ids(shard.documents, shard.ids, ids)
+                for first, stop in self._blocks(shard):
+                    self._check_tokens(shard, first, stop, name, place)
+                place += shard.documents
+            self._ids |= ids
+            for shard in shards:
+                if shard.ids is not None or shard.documents:
+                    self._has_ids = shard.ids is not None
+                for first, stop in self._blocks(shard):
+                    self._write(shard, first, stop, as_they_are)
 
     def _blocks(self, shard: _shards.Shard) -> list[tuple[int, int]]:
         return list(shard.ranges(max(_BLOCK_BYTES // self._stored.row_bytes, 1), 1 << 20))
 
-    def _check_ids(self, documents: Sequence[Any], ids: Sequence[str] | None) -> None:
+    def _check_ids(self, documents: int, ids: Sequence[str] | None, *others: set[str]) -> set[str]:
         if ids is None:
-            if self._has_ids and len(documents):
+            if self._has_ids and documents:
                 raise ValueError("ids must be given for all documents of the corpus or for none, got None")
-            return
-        check_ids(ids, len(documents))
-        if self._has_ids is False and len(documents):
+            return set()
+        own = check_ids(ids, documents, self._ids, *others)
+        if self._has_ids is False and documents:
             raise ValueError(
                 "ids must be given for all documents of the corpus or for none: others have none"
             )
+        return own
 
     def _check_tokens(self, shard: _shards.Shard, first: int, stop: int, name: str, place: int) -> None:
         rows = shard.rows(first, stop)
@@ -292,20 +286,21 @@ class CorpusBuilder:
         Raises:
             OSError: as the class says.
         """
-        if self._shard is None:
-            return
-        try:
-            entry = self._shard.finish()
-            _files.sync_folder(self._path)
-        except OSError as error:
-            raise self._failed(error) from error
-        self._shard = None  # from here on its files stay: building.json may name them already
-        self._finished.append(entry)
-        try:
-            self._record()
-        except OSError as error:
-            self._finished.pop()
-            raise self._failed(error) from error
+        with self._one_at_a_time:
+            if self._shard is None:
+                return
+            try:
+                entry = self._shard.finish()
+                _files.sync_folder(self._path)
+            except OSError as error:
+                raise self._failed(error) from error
+            self._shard = None  # from here on its files stay: building.json may name them already
+            self._finished.append(entry)
+            try:
+                self._record()
+            except OSError as error:
+                self._finished.pop()
+                raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> OSError:
         self._cut_away("closed, as writing failed")
@@ -327,16 +322,17 @@ class CorpusBuilder:
         Raises:
             OSError: as the class says.
         """
-        if self._state != "open":
-            return
-        self.flush()
-        try:
-            _files.write_metadata(self._path / _files.METADATA, self._entries())
-        except OSError as error:
-            raise self._failed(error) from error
-        (self._path / _files.BUILDING).unlink()
-        self._state = "finished"
-        self._cleanup.close()
+        with self._one_at_a_time:
+            if self._state != "open":
+                return
+            self.flush()
+            try:
+                _files.write_metadata(self._path / _files.METADATA, self._entries())
+            except OSError as error:
+                raise self._failed(error) from error
+            (self._path / _files.BUILDING).unlink()
+            self._state = "finished"
+            self._cleanup.close()
 
     def __enter__(self) -> "CorpusBuilder":
         return self
@@ -344,7 +340,8 @@ class CorpusBuilder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.finish()
-        elif self._state == "open":
-            self._cut_away("closed, as its block raised")
+        with self._one_at_a_time:
+            if kind is None:
+                self.finish()
+            elif self._state == "open":
+                self._cut_away("closed, as its block raised")

@@ -11,7 +11,7 @@ from torch import Tensor
 from late_interaction._checks.options import check_flag
 from late_interaction._progress import Progress
 from late_interaction.corpus import _codec_files, _files, _parquet, _search, _shards, _tokens
-from late_interaction.corpus._documents import Documents
+from late_interaction.corpus._documents import Documents, Opened
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus.builder import CorpusBuilder
@@ -34,7 +34,7 @@ class Corpus(Documents):
         shards, options: from the class methods.
 
     Attributes:
-        d: the dims of a token.
+        d: the dims of a token; 0 where there is no document, and nothing else says it.
         dtype: ``torch.float32``, ``torch.float16``, ``torch.bfloat16``, or of codes with a scale a token
             ``torch.float8_e4m3fn`` or ``torch.int8``; ``torch.uint8`` of residuals.
         codec: what decompresses residuals, or None.
@@ -53,6 +53,10 @@ class Corpus(Documents):
         (2, tensor([[0.6000, 0.8000]]))
         >>> corpus.search(torch.tensor([[0.0, 2.0]]), k=2)
         (tensor([1.0000, 0.8000]), tensor([0, 1]))
+
+    The pickle of a corpus that was opened from a folder, and of a part of one, holds the path, and is opened
+    again where it is unpickled, as in a process of ``spawn`` or ``forkserver``. That of a corpus in memory
+    holds its documents. Threads may search one corpus at the same time.
     """
 
     @staticmethod
@@ -160,7 +164,9 @@ class Corpus(Documents):
             _shards.open_shard(folder, index, shard, stored) for index, shard in enumerate(entries["shards"])
         ]
         options = {"d": stored.d, "dtype": dtype, "codec": codec, "normalized": entries["normalized"]}
-        corpus = cls(shards, options | {"path": folder, "metadata": entries})
+        documents = sum(shard.documents for shard in shards)
+        opened = Opened(folder.absolute(), _files.checksum_of_entries(entries), 0, documents)
+        corpus = cls(shards, options | {"path": folder, "metadata": entries, "opened": opened})
         if verify:
             corpus.verify()
         return corpus
@@ -203,6 +209,7 @@ class Corpus(Documents):
         d = options.pop("d", None)
 
         def create(**found: int) -> CorpusBuilder:
+            found["d"] = found["d"] or getattr(options.get("codec"), "d", 0)
             return cls.create(path, **(found | options))
 
         _parquet.copy(source, column, id_column, create, d)
@@ -237,12 +244,13 @@ class Corpus(Documents):
         progress: Progress = False,
         chunk_bytes: int | None = None,
         group: Any = None,
+        keep_empty: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The ``k`` best documents of each query, by exact MaxSim of the tokens as they are stored.
 
         Documents are scored in chunks: on the CPU where they lie; on a GPU where they lie, or copied from the
-        CPU, each chunk while the one before it is scored. Among equal scores the lowest index comes first,
-        and NaN counts as the largest score.
+        CPU, each chunk while the one before it is scored. Among equal scores the lowest index comes first. A
+        document takes no rank by a query with which its score is NaN.
 
         Args:
             Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, or a list of ``[L, d]`` tensors; floating-point. Rounded to the
@@ -261,10 +269,12 @@ class Corpus(Documents):
             group: a ``torch.distributed`` process group whose processes hold a shard of the documents each,
                 such as their part of :meth:`parts`, and search for the same queries. Every process has the
                 best of all documents, numbered in the order of ranks. None: this process alone.
+            keep_empty: rank documents without tokens too, by their score of 0.
 
         Returns:
             ``(scores, indices)``: float32 and int64, each ``[Nq, min(k, documents)]`` (``[min(k,
-            documents)]`` for a 2-D ``Q``), best first, on the device of ``Q``. No gradients.
+            documents)]`` for a 2-D ``Q``), best first, on the device of ``Q``. Where fewer documents take a
+            rank, the last entries are -inf (inf for ``largest=False``) and -1. No gradients.
 
         Raises:
             TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value; ``normalize``
@@ -288,6 +298,6 @@ class Corpus(Documents):
         """
         options = {
             "normalize": normalize, "largest": largest, "precision": precision, "progress": progress,
-            "chunk_bytes": chunk_bytes, "group": group,
+            "chunk_bytes": chunk_bytes, "group": group, "keep_empty": keep_empty,
         }  # fmt: skip
         return _search.search(self, Q, k, q_mask, options)

@@ -119,7 +119,7 @@ def test_codes_of_neighbours_of_one_length(lengths, device, tmp_path):
     """They are scored where they lie; what only looks like them is not."""
     docs, Q = documents(lengths), torch.randn(2, 9, 16, device=device)
     corpus = build(tmp_path / "corpus", docs, torch.int8)
-    scores, indices = corpus.search(Q, len(docs))
+    scores, indices = corpus.search(Q, len(docs), keep_empty=True)
     for i, x in enumerate(corpus):
         unit = _tokens.decode(*quantize_int8_per_token(_tokens.unit(Q)))
         expected = (unit @ x.to(device).T).amax(-1).sum(-1) if len(x) else torch.zeros(2, device=device)
@@ -166,7 +166,9 @@ def test_nothing_to_find(dtype, tmp_path):
         builder.add([])
     assert Corpus.open(tmp_path / "none").search(torch.randn(2, 3, 16), 5)[0].shape == (2, 0)
     empty = build(tmp_path / "empty", documents([0, 0]), dtype)
-    equal(empty.search(torch.randn(1, 3, 16), 5), (torch.zeros(1, 2), torch.tensor([[0, 1]])))
+    Q = torch.randn(1, 3, 16)
+    equal(empty.search(Q, 5, keep_empty=True), (torch.zeros(1, 2), torch.tensor([[0, 1]])))
+    equal(empty.search(Q, 5), (torch.full((1, 2), -torch.inf), torch.tensor([[-1, -1]])))
 
 
 def test_progress_and_precision():
@@ -196,7 +198,7 @@ def test_lengths_of_copies_of_codes():
 @pytest.mark.parametrize("dtype", FLOATS + CODES)
 def test_stored_and_read(dtype, tmp_path):
     docs = documents()
-    ids = [f"док {i}" * (i % 3) for i in range(len(docs))]
+    ids = ["", *(f"док {i}" * (i % 3 + 1) for i in range(1, len(docs)))]
     corpus = build(tmp_path / "corpus", docs, dtype, ids, normalize=False, shard_bytes=3000)
     assert len(corpus) == len(docs) and corpus.tokens == sum(LENGTHS) and len(corpus.shards) > 3
     assert (corpus.d, corpus.dtype, corpus.normalized) == (16, dtype, False)
@@ -329,10 +331,10 @@ def test_strided_tokens_are_refused():
 def test_queries_without_tokens(dtype, device, tmp_path):
     corpus = build(tmp_path / "corpus", documents(), dtype)
     Q = [torch.randn(n, 16, device=device) for n in (3, 0)]
-    scores, indices = corpus.search(Q, 4)
-    equal((scores[:1], indices[:1]), corpus.search(Q[:1], 4))
+    scores, indices = corpus.search(Q, 4, keep_empty=True)
+    equal((scores[:1], indices[:1]), corpus.search(Q[:1], 4, keep_empty=True))
     assert scores[1].tolist() == [0.0] * 4 and indices[1].tolist() == [0, 1, 2, 3]
-    equal(corpus.search(Q[1], 4), (scores[1], indices[1]))
+    equal(corpus.search(Q[1], 4, keep_empty=True), (scores[1], indices[1]))
 
 
 @pytest.mark.gpu

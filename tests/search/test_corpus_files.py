@@ -332,8 +332,10 @@ def test_ids_that_are_no_text(copy):
     file = copy / "shard-00000.ids"
     file.write_bytes(b"\xff" + file.read_bytes()[1:])
     corpus = Corpus.open(copy)
-    with pytest.raises(CorpusError, match="id 0 of a shard must be UTF-8: the file of its ids was changed"):
-        corpus.ids[0]
+    words = f"{file} must have ids in UTF-8, and its id 0 is not: it was changed"
+    for read in (lambda: corpus.ids[0], lambda: list(corpus.ids)):
+        with pytest.raises(CorpusError, match=re.escape(words)):
+            read()
     assert corpus.ids[1] == "1"
 
 
@@ -428,16 +430,16 @@ def test_tokens_that_cannot_be_stored(dtype, bad, normalize, tmp_path):
     assert len(corpus) == 4 and bool(torch.cat(list(corpus)).isfinite().all())
 
 
-@pytest.mark.parametrize("ids", [None, ["a"]])
+@pytest.mark.parametrize("ids", [None, "ab"])
 def test_an_empty_corpus_does_not_settle_whether_documents_have_ids(ids, tmp_path):
     empty = Corpus.from_packed(torch.ones(0, 16), torch.tensor([0]))
     with Corpus.create(tmp_path / "corpus", d=16) as builder:
         builder.extend(empty)
-        builder.add([torch.ones(2, 16)], ids)
+        builder.add([torch.ones(2, 16)], ids and [ids[0]])
         builder.extend(empty)
-        builder.add([torch.ones(1, 16)], ids)
+        builder.add([torch.ones(1, 16)], ids and [ids[1]])
     found = Corpus.open(tmp_path / "corpus")
-    assert len(found) == 2 and (found.ids is None if ids is None else list(found.ids) == ids * 2)
+    assert len(found) == 2 and (found.ids is None if ids is None else list(found.ids) == list(ids))
 
 
 def test_an_empty_corpus_with_ids_wants_ids_of_the_next_documents(tmp_path):
@@ -616,7 +618,8 @@ def test_ids_of_several_shards():
         and len(_ids.PartOfIds(joined, 1, 3)) == 2
     )
     text, offsets = torch.tensor(list(b"aabb")).to(torch.uint8), torch.tensor([0, 1, 1, 4])
-    assert list(_ids.StoredIds(text, offsets)) == ["a", "", "abb"]
+    stored = _ids.StoredIds(text, offsets, Path("file"))
+    assert list(stored) == stored[:] == ["a", "", "abb"]
 
 
 def shard_of(lengths, first=0):
