@@ -235,7 +235,7 @@ CALLS: dict[str, list[tuple]] = {
     ],
     "explain_residual_plan": [(2, 5, 3, 7, 16, "fp16", "highest", 2, True, 90, 132)],
     "cpu_isa": [("",)],
-    "cuda_capability": [(None,)],
+    "cuda_capability": [(80,)],
     "forced_plan": [(None,)],
 }
 

@@ -27,6 +27,11 @@ inline void check_muvera_matrix(const Tensor& x, const Tensor& tokens, const std
                   type == ScalarType::Int ? "int32" : "float32", " [", wanted, "] on the device of tokens");
 }
 
+inline void check_muvera_dim(int64_t dim, const char* name) {
+  STD_TORCH_CHECK(dim >= 1 && dim <= INT32_MAX, "late_interaction: ", name,
+                  " must be at least 1 and below 2^31, got ", dim);
+}
+
 inline void parse_muvera_tokens(MuveraCall& call, const Tensor& tokens, const std::optional<Tensor>& mask,
                                 const std::optional<Tensor>& cu_seqlens) {
   STD_TORCH_CHECK(tokens.dim() == (cu_seqlens ? 2 : 3), "late_interaction: tokens must be [N, L, d], or ",
@@ -72,7 +77,7 @@ inline MuveraCall parse_muvera(const Tensor& tokens, const std::optional<Tensor>
   check_muvera_matrix(hyperplanes, tokens, {call.d, columns}, ScalarType::Float, "hyperplanes");
   call.hyperplanes = static_cast<const float*>(hyperplanes.const_data_ptr());
   if (projection) {
-    STD_TORCH_CHECK(sizes.d_proj >= 1, "late_interaction: d_proj must be at least 1, got ", sizes.d_proj);
+    check_muvera_dim(sizes.d_proj, "d_proj");
     check_muvera_matrix(*projection, tokens,
                         {sizes.repetitions, call.d, round_up(sizes.d_proj, kMuveraColumns)},
                         ScalarType::Float, "projection");
@@ -82,7 +87,7 @@ inline MuveraCall parse_muvera(const Tensor& tokens, const std::optional<Tensor>
   STD_TORCH_CHECK(buckets.has_value() == signs.has_value(),
                   "late_interaction: buckets and signs must come together");
   if (buckets) {
-    STD_TORCH_CHECK(sizes.d_final >= 1, "late_interaction: d_final must be at least 1, got ", sizes.d_final);
+    check_muvera_dim(sizes.d_final, "d_final");
     check_muvera_matrix(*buckets, tokens, {call.dims_before_sketch()}, ScalarType::Int, "buckets");
     check_muvera_matrix(*signs, tokens, {call.dims_before_sketch()}, ScalarType::Float, "signs");
     call.buckets = static_cast<const int32_t*>(buckets->const_data_ptr());

@@ -308,7 +308,12 @@ inline void check_varlen_backward_inputs(const Tensor& grad_scores, const Tensor
 inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& size, ScalarType dtype) {
   std::vector<int64_t> strides(size.size());
   int64_t stride = 1;
-  for (size_t k = size.size(); k-- > 0; stride *= std::max<int64_t>(size[k], 1)) strides[k] = stride;
+  bool fits = true;
+  for (size_t k = size.size(); k-- > 0;) {
+    strides[k] = stride;
+    fits = !__builtin_mul_overflow(stride, std::max<int64_t>(size[k], 1), &stride) && fits;
+  }
+  STD_TORCH_CHECK(fits, "late_interaction: a result would have more than 2^63 elements");
   int32_t device_type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   const auto type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
