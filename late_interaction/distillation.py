@@ -60,7 +60,9 @@ def distill_kl_div_loss(
             that gradients stay of one size (https://arxiv.org/abs/1503.02531).
         teacher_temperature: what ``teacher`` is divided by. None: as ``temperature``.
         normalize_scores: map each query's scores to [0, 1] first: ``(score - least) / (greatest - least +
-            1e-8)``, with the gradient of that. The teacher's scores stay as they are.
+            1e-8)``, with the gradient of that. Scores that differ by no more than rounding become 0, without
+            a gradient. The teacher's scores stay as they are. Needs 3 documents of each query: of 2 the
+            scores become 0 and 1, whatever they are.
         q_mask, d_mask: ``[B, Lq]`` and ``[B, K, Ld]``, bool (or integer, nonzero = True), True = keep, as in
             :func:`late_interaction.maxsim`. Not with packed tokens.
         cu_seqlens_q, cu_seqlens_d: int32 (or int64) offsets of packed tokens, as
@@ -107,12 +109,26 @@ def distill_kl_div_loss(
             f" {scores.shape[1]}"
         )
     if normalize_scores:
-        least, greatest = scores.min(1, keepdim=True).values, scores.max(1, keepdim=True).values
-        scores = (scores - least) / (greatest - least + 1e-8)
+        scores = _min_max(scores)
     target = log_softmax(teacher.detach().to(scores.dtype) / teacher_temperature, 1)
     student = log_softmax(scores / temperature, 1)
     each = kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
     return _reduced(each, reduction)
+
+
+def _min_max(scores: Tensor) -> Tensor:
+    """The scores of each row, mapped to [0, 1]."""
+    if scores.shape[1] == 2:
+        raise ValueError(
+            "normalize_scores must be False with 2 documents of each query: their scores become 0 and 1,"
+            " whatever they are, which have no gradient"
+        )
+    least, greatest = scores.min(1, keepdim=True).values, scores.max(1, keepdim=True).values
+    spread = greatest - least
+    # Rounding alone tells these scores apart, and the gradient would be multiplied by up to 1e8.
+    rounding = 8 * torch.finfo(scores.dtype).eps * torch.maximum(greatest.abs(), least.abs())
+    mapped: Tensor = (scores - least) / (spread + 1e-8)
+    return mapped.masked_fill(spread <= rounding, 0.0)
 
 
 def margin_mse_loss(

@@ -150,6 +150,25 @@ def test_equal_scores_have_no_divergence_and_no_nan(device):
     assert loss.abs() < 1e-12 and not grad.isnan().any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_that_rounding_tells_apart_get_no_gradient_of_their_spread(device, dtype):
+    """Min-max would multiply it by 1e8; beside them a query whose scores differ is as before."""
+    Q, D, teacher = batch(device, dtype)
+    with torch.no_grad():
+        D[0] = D[0, :1]
+        D[1] = (
+            D[1, :1]
+            * (1 + torch.linspace(0, 3, K, device=device).to(dtype) * torch.finfo(dtype).eps)[:, None, None]
+        )
+    loss = li.distill_kl_div_loss(Q, D, teacher, normalize_scores=True, reduction="none")
+    grads = torch.autograd.grad(loss.sum(), (Q, D))
+    assert all(not grad[:2].any() and grad[2:].any() for grad in grads)
+    wanted = kl(maxsim_reference(Q, D), teacher, normalize_scores=True, reduction="none")
+    torch.testing.assert_close(loss[2:], wanted[2:].to(dtype), rtol=1e-4, atol=1e-5)
+    flat = kl(torch.zeros_like(teacher), teacher, reduction="none")
+    torch.testing.assert_close(loss[:2], flat[:2].to(dtype))
+
+
 @every
 def test_compiled(kind, device):
     Q, D, teacher = batch(device, torch.float32)
@@ -208,6 +227,14 @@ def refusals():
     yield "kl", TypeError, "temperature must be a float", (Q, D, teacher), {"temperature": teacher}
     yield "kl", ValueError, "teacher_temperature must be", (Q, D, teacher), {"teacher_temperature": -1}
     yield "kl", TypeError, "normalize_scores must be", (Q, D, teacher), {"normalize_scores": "min-max"}
+    pair = (Q, D[:, :2], teacher[:, :2])
+    yield (
+        "kl",
+        ValueError,
+        "normalize_scores must be False with 2 documents",
+        pair,
+        {"normalize_scores": True},
+    )
 
 
 @pytest.mark.parametrize(("kind", "error", "message", "tensors", "options"), list(refusals()))
