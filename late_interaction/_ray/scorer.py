@@ -37,8 +37,8 @@ class Scorer:
 
 
 def corpus_of(block: Any, column: str, first: int, stop: int, d: int) -> Corpus:
-    """The documents of some rows of a block: lists of Arrow as they lie, arrays of NumPy in a copy. d: that of
-    the queries, for rows that have no token to say it."""
+    """The documents of some rows of a block: lists of Arrow as they lie, arrays of NumPy in a copy. d: that
+    of the queries, for rows that have no token to say it."""
     import pyarrow as pa
     from ray.data.block import BlockAccessor
 

@@ -31,7 +31,7 @@ CODES, RESIDUALS = torch.randint(7, (3, 5)), torch.randint(256, (3, 5, 2), dtype
 INDEX = torch.randn(7, 8, generator=GENERATOR), torch.randn(4, generator=GENERATOR), 2
 BITS = coarse.encode(D, "1bit")
 REDUCED = {"reduction": "mean", "scale_by_world": False}
-SEARCH = {"largest": True, "progress": False}
+SEARCH = {"largest": True, "progress": False, "keep_empty": False}
 LOSS = {"normalize": False, **REDUCED}
 MODULE = {"temperature": 1.0, "learnable": False, **LOSS}
 EXPLAINED = li.explain(Q[0], D[0])
@@ -163,7 +163,11 @@ DEFAULTS = {
     "maxsim_topk": (
         topk.maxsim_topk, {"normalize": False, "sorted": True, **SEARCH}, partial(topk.maxsim_topk, Q, D, 3)
     ),
-    "TopK": (topk.TopK.__init__, {"normalize": False, "largest": True, "first": 0}, of_topk),
+    "TopK": (
+        topk.TopK.__init__,
+        {"normalize": False, "largest": True, "first": 0, "keep_empty": False},
+        of_topk,
+    ),
     "contrastive_loss": (
         li.contrastive_loss,
         {"temperature": 1.0, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **LOSS},
@@ -214,7 +218,7 @@ DEFAULTS = {
     "hard_negatives": (
         mining.hard_negatives,
         {"num_negatives": 3, "range_min": 0, "sampling_strategy": "top", "seed": 0}
-        | {"include_positives": False, "normalize": True, "progress": False},
+        | {"include_positives": False, "normalize": True, "progress": False, "keep_empty": False},
         mined,
     ),
     "mine_hard_negatives": (

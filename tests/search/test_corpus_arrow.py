@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from late_interaction.corpus import Corpus, CorpusError, _parquet
+from late_interaction.mining import hard_negatives
+from late_interaction.residual_codec import ResidualCodec
 from late_interaction.varlen import maxsim_varlen, pack_sequences
 from tests.lancedb_environment import here
 
 pa = pytest.importorskip("pyarrow") if here("pyarrow") else None
+pq = pytest.importorskip("pyarrow.parquet") if here("pyarrow") else None
 needs_pyarrow = pytest.mark.skipif(pa is None, reason="pyarrow is not installed: make lancedb runs these")
 LENGTHS = [3, 0, 7, 40, 1, 33, 0]
 
@@ -133,10 +136,62 @@ def test_nothing():
         corpus = Corpus.from_arrow(array)
         assert (len(corpus), corpus.tokens, corpus.d) == (len(array), 0, 4)
         assert [shard.tokens.shape for shard in corpus.shards] == [(0, 4)]  # no token that no document has
-        assert corpus.search(torch.randn(2, 4), 3)[0].tolist() == [0.0] * len(array)
+        assert corpus.search(torch.randn(2, 4), 3, keep_empty=True)[0].tolist() == [0.0] * len(array)
     with pytest.raises(ValueError, match="d must be given for lists without a single token"):
         Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))))
     assert Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))), d=4).d == 4
+
+
+def columns_without_rows():
+    """Of each type that a column may have, and of none, as a writer of no rows may leave it."""
+    inner = pa.float16(), pa.float32()
+    kinds = [pa.list_(kind(x)) for x in inner for kind in (pa.list_, pa.large_list, lambda y: pa.list_(y, 8))]
+    return [pa.array([], kind) for kind in (*kinds, pa.null())]
+
+
+def nothing_is_found(corpus):
+    """By queries of any d, unless the corpus says what it is."""
+    assert (len(corpus), corpus.tokens, list(corpus)) == (0, 0, [])
+    for d in (corpus.d,) if corpus.d else (1, 8):
+        for normalize in (True, False):
+            scores, indices = corpus.search(torch.randn(3, 2, d), 5, normalize=normalize)
+            assert scores.shape == indices.shape == (3, 0) and indices.dtype == torch.int64
+    mined = hard_negatives(torch.randn(2, 3, corpus.d or 8), corpus, [[], []])
+    assert mined.indices.tolist() == [[-1] * 3] * 2
+    assert [len(part) for part in corpus.parts(2)] == [0, 0]
+
+
+@needs_pyarrow
+def test_columns_without_rows():
+    for array in columns_without_rows():
+        for column in (array, pa.chunked_array([array, array]), pa.chunked_array([], array.type)):
+            corpus = Corpus.from_arrow(column, ids=[])
+            nothing_is_found(corpus)
+            assert corpus.d == getattr(getattr(array.type, "value_type", None), "list_size", 0)
+            nothing_is_found(Corpus.from_arrow(column, d=8))
+    with pytest.raises(TypeError, match=r"documents must be list<fixed_size_list<float>> or .*, got null"):
+        Corpus.from_arrow(pa.array([None, None]))
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.int8}, {"d": 8}, {"codec": True}], ids=str)
+def test_parquet_files_without_rows(options, tmp_path):
+    if "codec" in options:
+        options = {"codec": ResidualCodec.train(torch.randn(30, 8), 4)}
+    for i, array in enumerate(columns_without_rows()):
+        fixed = hasattr(getattr(array.type, "value_type", None), "list_size")
+        source, path = tmp_path / f"{i}.parquet", tmp_path / str(i)
+        pq.write_table(pa.table({"vector": array, "id": pa.array([], pa.string())}), source)
+        given = {"progress": pytest.fail} | options
+        nothing_is_found(Corpus.from_parquet(source, path, column="vector", id_column="id", **given))
+        corpus = Corpus.open(path, verify=True)
+        assert corpus.d == (8 if fixed or {"d", "codec"} & options.keys() else 0)
+        with Corpus.create(
+            tmp_path / f"more {i}", d=16
+        ) as builder:  # what has no documents has none of another d
+            builder.extend(corpus)
+            builder.add([torch.ones(2, 16)])
+        assert len(Corpus.open(tmp_path / f"more {i}")) == 1
 
 
 @needs_pyarrow
@@ -149,8 +204,9 @@ def test_d_is_that_of_the_only_token(d):
         for array in (pa.array(rows, kind), pa.chunked_array([pa.array([[]], kind), pa.array(rows, kind)])):
             corpus = Corpus.from_arrow(array)
             assert corpus.d == d and corpus.tokens == 1 and len(corpus) == len(array)
+        before = pa.array([token, [], *rows, token], kind)[1 : 2 + rows.index(token)]
         with pytest.raises(ValueError, match="d must be given for lists without a single token"):
-            Corpus.from_arrow(pa.array([token, *rows, token], kind)[1 : 1 + rows.index(token)])
+            Corpus.from_arrow(before)
 
 
 @needs_pyarrow

@@ -147,6 +147,20 @@ def test_ties_keep_the_order_of_the_results():
 
 
 @needs_lancedb
+def test_rows_that_take_no_rank_come_last():
+    """Without a token, or with a score of NaN: behind negative scores, in the order of the results."""
+    import pyarrow as pa
+
+    nan = float("nan")
+    rows = [[], [[-1.0, 0.0]], [[nan, 0.0]], [[-0.6, 0.8]], []]
+    results = pa.table({"id": list(range(5)), "vector": pa.array(rows, pa.list_(pa.list_(pa.float32(), 2)))})
+    got = maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+    assert got["id"].to_pylist() == [3, 1, 0, 2, 4]
+    scores = torch.tensor(got["_relevance_score"].to_pylist())
+    torch.testing.assert_close(scores, torch.tensor([-0.6, -1.0, *[-torch.inf] * 3]))
+
+
+@needs_lancedb
 def test_several_searches_and_the_asynchronous_interface(table, tmp_path):
     import lancedb
 

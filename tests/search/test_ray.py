@@ -71,6 +71,7 @@ def documents(d=8):
     lengths = torch.randint(1, 6, (sum(SIZES),), generator=generator).tolist()
     docs = [torch.randint(-1, 2, (n, d), generator=generator).float() for n in lengths]
     docs[20][:] = torch.nan
+    docs[9] = docs[3][:0]
     return torch.randint(-1, 2, (3, 4, d), generator=generator).float(), docs
 
 
@@ -108,7 +109,12 @@ def test_equals_one_process(cluster):
     options = {"normalize": False, "largest": False}
     got = li_ray.retrieve(dataset, Q, 100, mask, workers=1, **options)
     same(got, one_process(Q, docs, 100, mask, **options))
-    assert torch.equal(got[1].sort().values, torch.arange(len(docs)).expand(3, -1))
+    ranked = [i for i in range(len(docs)) if i not in (9, 20)]  # what is empty or NaN takes no rank
+    assert got[1].sort().values.tolist() == [[-1, -1, *ranked]] * 3
+    options["keep_empty"] = True
+    got = li_ray.retrieve(dataset, Q, 100, mask, workers=1, **options)
+    same(got, one_process(Q, docs, 100, mask, **options))
+    assert got[1].sort().values.tolist() == [[-1, *sorted([9, *ranked])]] * 3
 
 
 @needs_ray
@@ -131,6 +137,7 @@ def test_blocks_that_are_read_out_of_order(cluster):
 
 @needs_ray
 def test_arrays_of_numpy_and_no_documents(cluster):
+    import pyarrow as pa
     import ray
 
     Q, docs = documents()
@@ -141,6 +148,10 @@ def test_arrays_of_numpy_and_no_documents(cluster):
     same(li_ray.retrieve(alike, Q, 9, column="data", workers=1), one_process(Q, long, 9))
     none = ray.data.from_arrow(tables_of(docs)[2])
     assert [x.shape for x in li_ray.retrieve(none, Q, 9, workers=1)] == [(3, 0)] * 2
+    lists = pa.list_(pa.list_(pa.float32()))
+    tables = [pa.table({"vector": pa.array(rows, lists)}) for rows in ([[], []], [[[1.0] * 8]])]
+    got = li_ray.retrieve(ray.data.from_arrow(tables), Q, 9, workers=1)  # a block without a token
+    assert got[1].tolist() == [[2, -1, -1]] * 3
 
 
 @needs_ray
@@ -164,7 +175,8 @@ def test_a_worker_that_is_killed(workers, cluster, monkeypatch):
     dataset = ray.data.from_arrow(tables_of(docs))
     got = li_ray.retrieve(dataset, Q, len(docs), workers=workers, retries=1)
     same(got, one_process(Q, docs, len(docs)))
-    assert torch.equal(got[1].sort().values, torch.arange(len(docs)).expand(3, -1))
+    ranked = [i for i in range(len(docs)) if i not in (9, 20)]
+    assert got[1].sort().values.tolist() == [[-1, -1, *ranked]] * 3
     done = [path.name.split(".")[1] for path in cluster.glob("done.*")]
     assert (
         (cluster / "killed").exists() and done.count("7") == 2 and set(done) == set(map(str, SIZES)) - {"0"}
