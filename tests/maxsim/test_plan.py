@@ -411,3 +411,18 @@ def test_chunks_of_hidden_states_in_words(monkeypatch):
 
 def test_the_largest_sizes():
     assert plan._shape("Q", (0, 1, (1 << 31) - 1), (3,)) == (0, 1, (1 << 31) - 1)
+
+
+WORDS_OF_9_0A = ("sm90", "  gathered  ", "  tiled  ", " as products of ")
+
+
+@pytest.mark.parametrize(("sm", "sm_count"), [(80, 108), (89, 142), (100, 148), (120, 170)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("Ld", [24, 180])
+def test_no_other_gpu_is_given_kernels_of_9_0a(sm, sm_count, dtype, Ld):
+    """Their code is compiled for 9.0a alone. Elsewhere the launch would write nothing."""
+    shapes = (4096, 32, 128), (4096, Ld, 128)
+    hopper = li.explain_plan(*shapes, dtype=dtype, backward="lowmem", sm=90, sm_count=132)
+    other = li.explain_plan(*shapes, dtype=dtype, backward="lowmem", sm=sm, sm_count=sm_count)
+    assert sum(words in hopper for words in WORDS_OF_9_0A) >= 2
+    assert not any(words in other for words in WORDS_OF_9_0A)

@@ -287,8 +287,9 @@ bool gathered_grad_q(const GradientCall& call) {
   const Inputs& in = call.in;
   if (!call.need_grad_Q() || call.normalize || has_weights(in) || call.method == Backward::unified)
     return false;
-  const bool aligned = readable_in_vectors(in.D, call.s.d, element_bytes(in.dtype), 16);
-  const auto plan = plan_gathered_grad_q(call.s, in.dtype, aligned, call.device);
+  const bool described = readable_in_vectors(in.D, call.s.d, element_bytes(in.dtype), 16) &&
+                         fits_tensor_map(in.D, call.s.Ld, call.s.N, in.dtype);
+  const auto plan = plan_gathered_grad_q(call.s, in.dtype, described, call.device);
   if (!plan) return false;
   BackwardArgs args = backward_args(call);
   args.grad_Q = call.to.grad_Q.data_ptr();

@@ -17,19 +17,14 @@ namespace late_interaction {
 
 namespace {
 
-// Whether TMA can describe Q and D: the rows of Q lie evenly, and nothing is expanded. (That strides are
-// multiples of 16 bytes, aligned() says.)
+// Whether TMA can describe Q, whose rows lie evenly, and D.
 bool fits_tensor_maps(const Inputs& in) {
   const Sizes& s = in.sizes;
-  constexpr int64_t kMaxStride = (int64_t{1} << 40) / 4;  // 2^40 bytes, of the widest element
-  const auto fits = [](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride < kMaxStride);
-  };
   const bool even =
       s.layout == Layout::per_query || s.Nq == 1 || in.Q.item_stride == s.Lq * in.Q.token_stride;
-  return even && fits(s.Lq, in.Q.token_stride) && fits(s.Nq, in.Q.item_stride) &&
-         fits(s.Ld, in.D.token_stride) && (in.packed || fits(s.N, in.D.item_stride)) &&
-         (s.layout == Layout::in_batch || fits(s.Nq, in.D.query_stride));
+  return even && fits_tensor_map(in.Q, s.Lq, s.Nq, in.dtype) &&
+         fits_tensor_map(in.D, s.Ld, in.packed ? 1 : s.N, in.dtype) &&
+         (s.layout == Layout::in_batch || fits_tensor_map(s.Nq, in.D.query_stride, in.dtype));
 }
 
 // One scale for each document token, contiguous.

@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <mutex>
 
 #include "../../common/registration.h"
+#include "loaded_code.h"
 
 namespace late_interaction {
 
@@ -28,6 +30,20 @@ struct RealDevice : Device {
   int memory_bus_bits = 0;
 };
 
+#ifdef LATE_INTERACTION_SM90A
+constexpr bool kHasSm90aCode = true;
+#else
+constexpr bool kHasSm90aCode = false;
+#endif
+
+// The capability that a device is planned as: that of the code which runs on it, where that is older. So
+// kernels are asked for that the code has, and nothing relies on instructions that were compiled out. Planned
+// as 9.0, Hopper gets the kernels of 9.0a, without which it is planned as 8.9.
+int usable_capability(int capability, int code) {
+  if (code < 90) return std::min(capability, code);
+  return capability == 90 && !kHasSm90aCode ? 89 : capability;
+}
+
 RealDevice query(int device) {
   RealDevice properties;
   properties.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
@@ -40,11 +56,9 @@ RealDevice query(int device) {
   properties.smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   properties.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
   properties.memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
-#ifdef LATE_INTERACTION_SM90A
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  properties.capability = usable_capability(properties.capability, loaded_code_capability());
   properties.wgmma = properties.capability == 90;
-#else
-  properties.wgmma = false;
-#endif
   return properties;
 }
 
@@ -79,7 +93,7 @@ Device device_properties(int device) {
 
 bool supports_pdl() {
   int device = 0;
-  return cudaGetDevice(&device) == cudaSuccess && real_properties(device).capability >= 90;
+  return cudaGetDevice(&device) == cudaSuccess && device_properties(device).capability >= 90;
 }
 
 bool has_narrow_memory_bus() {

@@ -10,7 +10,8 @@ namespace late_interaction {
 
 Device device_properties(int device);
 
-// Whether kernels may start on the current device while the one before them ends.
+// Whether kernels may start on the current device while the one before them ends: pdl_wait is compiled
+// for 9.0 and newer alone, so that is asked of the loaded code (usable_capability).
 bool supports_pdl();
 
 // Whether the memory bus is as narrow as that of an H100 (5,120 bits). On a wider one, that of an H200,

@@ -49,6 +49,17 @@ inline bool device_supports_pdl(const Tensor& like) {
   return device_properties(like.get_device_index()).capability >= 90;
 }
 
+// Whether TMA can describe an axis: it is not expanded, and its stride is less than 2^40 bytes. (That strides
+// are multiples of 16 bytes, aligned() says.)
+inline bool fits_tensor_map(int64_t size, int64_t stride, Dtype dtype) {
+  return size == 1 || (stride > 0 && stride < (int64_t{1} << 40) / element_bytes(dtype));
+}
+
+// The same of items [items, length, d].
+inline bool fits_tensor_map(const TokenView& x, int64_t length, int64_t items, Dtype dtype) {
+  return fits_tensor_map(length, x.token_stride, dtype) && fits_tensor_map(items, x.item_stride, dtype);
+}
+
 inline bool aligned(const TokenView& view, const Inputs& in) {
   return readable_in_vectors(view, in.sizes.d, element_bytes(in.dtype), 16);
 }

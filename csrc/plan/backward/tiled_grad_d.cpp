@@ -15,7 +15,7 @@ std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, boo
   constexpr int64_t kMostRows = int64_t{1} << 30;
   constexpr double kLeastFull = 0.7;  // what part of the multiprocessors must have work
   const int64_t rows = s.Nq * s.Lq;
-  const bool served = s.layout == Layout::in_batch && aligned && device.capability >= 90 &&
+  const bool served = s.layout == Layout::in_batch && aligned && device.wgmma &&
                       (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0 && s.d <= 128 &&
                       s.Ld <= GradDShape{1}.most_tokens() && rows >= kFewestRows && rows <= kMostRows;
   if (!served) return std::nullopt;

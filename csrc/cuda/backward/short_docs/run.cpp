@@ -50,16 +50,6 @@ bool lone_query_gradients(const Inputs& in, const Sizes& s, const Tensor& grad_s
 
 namespace {
 
-// Whether TMA can describe the tokens: none is expanded. (That strides are multiples of 16 bytes, aligned()
-// says.)
-bool fits_tensor_map(const TokenView& x, int64_t length, int64_t items) {
-  constexpr int64_t kMostStride = (int64_t{1} << 40) / 2;  // 2^40 bytes
-  const auto fits = [](int64_t size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride < kMostStride);
-  };
-  return fits(length, x.token_stride) && fits(items, x.item_stride);
-}
-
 enum class Gradient { q, d, d_beside_q };
 
 // Eight parameters: those of the two functions below, and which of them it is.
@@ -68,7 +58,8 @@ bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_sco
   const bool grad_q = which == Gradient::q;
   const auto plan = plan_incidence(s, in.dtype, aligned(grad_q ? in.D : in.Q, in), grad_q, device);
   const Tensor& out = grad_q ? to.grad_Q : to.grad_D;
-  const bool described = grad_q ? fits_tensor_map(in.D, s.Ld, s.N) : fits_tensor_map(in.Q, s.Lq, s.Nq);
+  const bool described =
+      grad_q ? fits_tensor_map(in.D, s.Ld, s.N, in.dtype) : fits_tensor_map(in.Q, s.Lq, s.Nq, in.dtype);
   if (!plan || !described || out.numel() == 0 || !writable_in_vectors(to)) return false;
   STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
   IncidenceArgs args{};
