@@ -1,18 +1,19 @@
 """pending_loads.py FILE...: where a kernel may give memory back while it still loads from it.
 
-A warp that has read a stage of shared memory arrives on an mbarrier, and TMA then writes the next tile there.
-The arrival does not wait for loads whose results nothing has used yet (`mbarrier_arrive_after` of
-csrc/cuda/ptx/mbarrier.cuh makes it wait). A load sets one of a warp's six scoreboards, and what uses its
-result waits for that scoreboard. This program follows the scoreboards along all ways through a kernel, and
-prints each arrival of one that has a load from shared memory under way. Exit status 1: there is one.
+A warp that has read a stage of shared memory arrives on an mbarrier, and TMA then writes the next tile there;
+or it starts that copy itself. Neither waits for loads whose results nothing has used yet
+(`mbarrier_arrive_after` of csrc/cuda/ptx/mbarrier.cuh makes the arrival wait). A load sets one of a warp's
+six scoreboards, and what uses its result waits for that scoreboard. This program follows the scoreboards
+along all ways through a kernel, and prints each arrival, and each copy to shared memory, that has a load from
+shared memory under way. Exit status 1: there is one.
 
     python tools/pending_loads.py --kernel sm90_d late_interaction/_cuda.abi3.so
 
 FILE is a CUDA library, an object file, a cubin or a listing that `cuobjdump -sass` wrote (a name that ends in
 .sass). cuobjdump and nvdisasm must be on PATH, or in the folder --tools.
 
-Not every line is a fault. What other warps write with ordinary stores is ordered behind the loads before an
-arrival; TMA alone is not. A load ahead may also be under way on a way that does not use it.
+Not every line is a fault: what other warps write with ordinary stores is ordered behind the loads before an
+arrival; TMA alone is not. `--ordinary NAME` leaves out kernels that load only what ordinary stores wrote.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ class Instruction:
         return self.name.startswith("SYNCS.ARRIVE") and "A1T0" in self.name
 
     @property
+    def gives_back(self) -> bool:
+        """True for an arrival, and for a copy of TMA's to shared memory."""
+        return self.arrives or self.name.startswith(("UTMALDG", "UBLKCP.S"))
+
+    @property
     def ends(self) -> bool:
         return self.name.startswith(("EXIT", "RET")) and not self.conditional
 
@@ -96,8 +102,8 @@ def kernels(lines: Iterable[str]) -> Iterator[tuple[str, list[Instruction]]]:
         yield name, body
 
 
-def pending_at_arrivals(body: list[Instruction]) -> dict[int, set[int]]:
-    """Address of an arrival -> addresses of the loads that may be under way there."""
+def pending_loads(body: list[Instruction]) -> dict[int, set[int]]:
+    """Address of what gives memory back -> addresses of the loads that may be under way there."""
     place = {each.address: i for i, each in enumerate(body)}
     # Before an instruction: (scoreboard, address) of each load whose scoreboard nothing has waited for.
     before: dict[int, set[tuple[int, int]]] = {0: set()}
@@ -107,7 +113,7 @@ def pending_at_arrivals(body: list[Instruction]) -> dict[int, set[int]]:
         i = work.pop()
         each = body[i]
         pending = {(board, load) for board, load in before[i] if not each.waits >> board & 1}
-        if each.arrives and pending:
+        if each.gives_back and pending:
             found.setdefault(each.address, set()).update(load for _, load in pending)
         if each.loads_shared and each.sets is not None:
             pending.add((each.sets, each.address))
@@ -138,22 +144,25 @@ def main() -> int:
     )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--kernel", default="", help="those alone whose mangled name has this in it")
+    parser.add_argument(
+        "--ordinary", default=[], nargs="*", help="but those whose mangled name has this in it"
+    )
     parser.add_argument("--tools", type=Path, help="the folder of cuobjdump and nvdisasm")
     options = parser.parse_args()
     checked = lines = 0
     for path in options.files:
         for name, body in kernels(listing(path, options.tools)):
-            if options.kernel not in name:
+            if options.kernel not in name or any(part in name for part in options.ordinary):
                 continue
             checked += 1
             texts = {each.address: each.text for each in body}
-            for arrival, loads in sorted(pending_at_arrivals(body).items()):
+            for address, loads in sorted(pending_loads(body).items()):
                 lines += 1
-                print(f"{name}: {arrival:#x} {texts[arrival]}")
+                print(f"{name}: {address:#x} {texts[address]}")
                 for load in sorted(loads):
                     print(f"    under way: {load:#x} {texts[load]}")
-    print(f"{checked} kernels, {lines} arrivals with a load under way")
-    return 1 if lines or not checked else 0
+    print(f"{checked} kernels, {lines} places with a load under way")
+    return 1 if lines or (options.kernel and not checked) else 0
 
 
 if __name__ == "__main__":

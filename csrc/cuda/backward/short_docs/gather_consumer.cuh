@@ -75,8 +75,8 @@ class GatherPipeline {
   __device__ __forceinline__ void add_to(GatherSums<Tile>& sums) {
     for (; left > 0; left -= kGatherDocs, doc += kGatherDocs) {
       ptx::mbarrier_wait_parity(memory.full(stage.stage), stage.parity);
-      add_stage(sums);
-      ptx::mbarrier_arrive(memory.empty(stage.stage));
+      const uint32_t loaded = add_stage(sums);
+      ptx::mbarrier_arrive_after(memory.empty(stage.stage), loaded);
       stage.advance(memory.stages);
     }
   }
@@ -127,7 +127,10 @@ class GatherPipeline {
     return Words::pack(fmaf(low, high.x, first), fmaf(low, high.y, second));
   }
 
-  __device__ __forceinline__ void add_stage(GatherSums<Tile>& sums) const {
+  // Returns a word that depends on every load from the stage's tile: the products that use them may be moved
+  // behind the arrival which gives the stage back.
+  __device__ __forceinline__ uint32_t add_stage(GatherSums<Tile>& sums) const {
+    uint32_t loaded = 0;
     const uint32_t tile = memory.tile(stage.stage) + lane_bytes;
     const int token_of_lane = threadIdx.x % 32 / 8;
     uint32_t winners[kGatherRows / 2], grads[kGatherRows / 4];
@@ -140,13 +143,14 @@ class GatherPipeline {
       for (int g = 0; g < kGatherRows / 4; ++g) {
         const uint32_t pair = winners[2 * g + t / 2], winner = t % 2 == 0 ? pair & 0xFFFF : pair >> 16;
         const uint32_t from = tile + min(winner, static_cast<uint32_t>(p.Ld)) * (128 * kGatherDocs);
-        add_row(sums.x[g], from, token_of_lane == t ? grads[g] : 0u);
+        loaded |= add_row(sums.x[g], from, token_of_lane == t ? grads[g] : 0u);
       }
     }
+    return loaded;
   }
 
-  __device__ __forceinline__ void add_row(ptx::Accumulator (&sums)[GatherSums<Tile>::kBlocks], uint32_t from,
-                                          uint32_t grads) const {
+  __device__ __forceinline__ uint32_t add_row(ptx::Accumulator (&sums)[GatherSums<Tile>::kBlocks],
+                                              uint32_t from, uint32_t grads) const {
     uint32_t low[4];
     ptx::ldmatrix_x4_trans(low, from);
     ptx::mma_m16n8k8_bf16(sums[0], low[0], low[1], grads);
@@ -156,10 +160,12 @@ class GatherPipeline {
       ptx::ldmatrix_x4_trans(high, from ^ 64);
       ptx::mma_m16n8k8_bf16(sums[2], high[0], high[1], grads);
       ptx::mma_m16n8k8_bf16(sums[3], high[2], high[3], grads);
+      return low[0] | high[0];
     } else {
       uint32_t high[2];
       ptx::ldmatrix_x2_trans(high, from ^ 64);
       ptx::mma_m16n8k8_bf16(sums[2], high[0], high[1], grads);
+      return low[0] | high[0];
     }
   }
 };

@@ -73,6 +73,9 @@ struct ListWalk {
     grad = __uint_as_float(entry.y);
   }
 
+  // A word that depends on the loads that are under way. What they bring, nobody uses.
+  __device__ __forceinline__ uint32_t read_ahead() const { return row.x | next.x; }
+
   // Adds the entries up to `end`, which are of one token.
   __device__ __forceinline__ void add_until(uint32_t end, float (&sum)[4]) {
 #pragma unroll 1
@@ -122,8 +125,9 @@ __device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const Gra
     ptx::mbarrier_wait_parity(ring.full + 8 * now.stage, now.parity);
     const uint16_t* ends = shared.ends[now.stage][document] + kGradDConsumerKeys * own;
     const uint32_t begin = own > 0 ? ends[-1] : ptx::smem_address(shared.list[now.stage][document]);
-    ListWalk<T>(begin, column).add_all(ptx::smem_address(ends), sums);
-    ptx::mbarrier_arrive(ring.empty + 8 * now.stage);
+    ListWalk<T> walk(begin, column);
+    walk.add_all(ptx::smem_address(ends), sums);
+    ptx::mbarrier_arrive_after(ring.empty + 8 * now.stage, walk.read_ahead());
     now.advance(kGradDStages);
   }
   sums.write(p, first_j + document, own, kConsumers);
