@@ -241,3 +241,18 @@ def test_bad_input_of_the_kernels():
     ):
         with pytest.raises(RuntimeError, match=words):
             op(*args)
+
+
+@pytest.mark.parametrize("columns", [300, 1024, 1025, 4096, 30_000])
+@pytest.mark.parametrize("k", [1, 10, 600])
+def test_documents_that_are_given_many_times(columns, k, device):
+    """Equal keys are no more than the k best, however many reach the threshold."""
+    k = min(k, columns)
+    scores = torch.zeros(2, columns, device=device)
+    indices = torch.full((2, columns), 7, device=device)
+    scores[1, ::5], indices[1, ::5] = 1.0, 3  # the best of the second row, a fifth of it
+    found = OPS.select_best(scores, indices, 0, None, None, k, True)
+    best = min(len(range(0, columns, 5)), k)
+    assert found[0][0].tolist() == [0.0] * k and found[1][0].tolist() == [7] * k
+    assert found[0][1].tolist() == [1.0] * best + [0.0] * (k - best)
+    assert found[1][1].tolist() == [3] * best + [7] * (k - best)

@@ -100,14 +100,14 @@ __device__ __forceinline__ void add_of_warp(uint32_t& sum, uint32_t mine) {
   if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(&sum, mine);
 }
 
-// A threshold that the `take` largest of the block's keys reach, of which `valid` are documents, and no more
-// than `capacity` do. Keys that are not among them may become kNoDocument.
+// A threshold that the `take` largest of the block's keys reach. Above it are at most `capacity` keys; where
+// they are fewer than `take`, the others equal it. Keys that are not among them may become kNoDocument.
 __device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems], uint32_t count,
                                                    uint32_t take, uint32_t capacity, SelectSmem& smem) {
   constexpr int kBoundDigits =
       3;  // sign, exponent and 15 bits of a score let few pass that the rest would not
   uint32_t left = smem.valid;
-  if (left <= capacity) return kNoDocument + 1;
+  if (left <= capacity) return kNoDocument;
   RankingKey maximum = own[0];
 #pragma unroll
   for (int j = 1; j < kOwnItems; ++j) maximum = own[j] > maximum ? own[j] : maximum;
@@ -124,7 +124,7 @@ __device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems],
     add_of_warp(smem.kept, kept);
     __syncthreads();
     left = smem.kept;
-    if (left <= capacity) return kNoDocument + 1;
+    if (left <= capacity) return kNoDocument;
   }
   const auto found = kth_largest_of_each<kSelectThreads, sizeof(RankingKey), RankingKey, true>(
       smem.histogram, take, left, [&](const auto& visit) {
@@ -164,11 +164,12 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
   add_of_warp(smem.valid, documents);
   __syncthreads();
   const uint32_t capacity = last ? static_cast<uint32_t>(kMostBest) : args.room;
-  const RankingKey threshold = threshold_of(own, count, min(args.k, smem.valid), capacity, smem);
+  const uint32_t take = min(args.k, smem.valid);
+  const RankingKey threshold = threshold_of(own, count, take, capacity, smem);
   auto* keys = last ? smem.best : reinterpret_cast<RankingKey*>(args.keys) + int64_t{blockIdx.x} * args.room;
 #pragma unroll
   for (int j = 0; j < kOwnItems; ++j) {
-    const bool chosen = own[j] >= threshold;
+    const bool chosen = own[j] > threshold;
     const unsigned lanes = __ballot_sync(kFullWarp, chosen);
     if (lanes == 0) continue;
     const int lane = threadIdx.x % 32;
@@ -183,7 +184,11 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
     const uint32_t least = max(max(args.k, smem.chosen), 2u);
     room = 1u << (32 - __clz(static_cast<int>(least - 1)));
   }
-  for (uint32_t i = smem.chosen + threadIdx.x; i < room; i += kSelectThreads) keys[i] = kNoDocument;
+  // Keys that equal the threshold are all the same. However many there are, those that fit among the best are
+  // written: a caller may give one document many times.
+  for (uint32_t i = smem.chosen + threadIdx.x; i < room; i += kSelectThreads) {
+    keys[i] = i < take ? threshold : kNoDocument;
+  }
   if (!last) return;
   sort_descending(smem.best, room);
   for (uint32_t i = threadIdx.x; i < args.k; i += kSelectThreads) {
