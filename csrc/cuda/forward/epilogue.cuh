@@ -40,26 +40,42 @@ __device__ __forceinline__ Span whole_document(const ForwardArgs& p, int32_t que
   return {0, document_length(p, query, j)};
 }
 
-// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row.
+// The squared norm of a row that all lanes of the warp read together.
+template <class E>
+__device__ __forceinline__ float squared_norm_by_warp(const E* x, int64_t dim_stride, int d) {
+  float squares = 0.0f;
+#pragma unroll 1  // unrolled, it would take more registers
+  for (int k = threadIdx.x % 32; k < d; k += 32) {
+    const float value = widen(x[k * dim_stride]);
+    squares = fmaf(value, value, squares);
+  }
+  return warp_sum(squares);
+}
+
+// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. A finite
+// row whose norm overflows counts as zeros, as torch.nn.functional.normalize returns it: so elements are
+// scaled before they are multiplied. The row's own inverse norm, 0 then, is applied by the caller.
 template <class E>
 __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
+  const bool overflows =
+      (p.normalize || p.q_scales.data != nullptr) && isinf(squared_norm_by_warp(q, p.Q.dim_stride, p.d));
+  const float q_factor = overflows ? 0.0f : 1.0f;
   Maximum best{-INFINITY, kSentinel};
   for (int32_t t = 0; t < of.length; ++t) {
     if (of.mask != nullptr && of.mask[t * p.d_mask.token_stride] == 0) continue;
     const E* x = of.tokens + t * p.D.token_stride;
-    float dot = 0.0f, squares = 0.0f;
-#pragma unroll 1  // unrolled, it would take more registers
+    float factor = 1.0f;
+    if (of.scales != nullptr) {
+      factor = usable_scale(of.scales[t * p.d_scales.token_stride]);
+    } else if (p.normalize) {
+      factor = inverse_norm(squared_norm_by_warp(x, p.D.dim_stride, p.d));
+    }
+    float dot = 0.0f;
+#pragma unroll 1
     for (int k = threadIdx.x % 32; k < p.d; k += 32) {
-      const float value = widen(x[k * p.D.dim_stride]);
-      dot = fmaf(widen(q[k * p.Q.dim_stride]), value, dot);
-      squares = fmaf(value, value, squares);
+      dot = fmaf(q_factor * widen(q[k * p.Q.dim_stride]), factor * widen(x[k * p.D.dim_stride]), dot);
     }
     dot = warp_sum(dot);
-    if (of.scales != nullptr) {
-      dot *= usable_scale(of.scales[t * p.d_scales.token_stride]);
-    } else if (p.normalize) {
-      dot *= inverse_norm(warp_sum(squares));
-    }
     if (isnan(dot)) return {dot, of.first + t};
     if (best.token == kSentinel || dot > best.value) best = {dot, of.first + t};
   }

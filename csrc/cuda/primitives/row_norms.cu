@@ -152,10 +152,11 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (inverse != nullptr) {
       scale = inverse[r];
-      project = any && scale < S(1e12);  // where eps rules nothing is projected out
+      // Nothing is projected out where eps rules, or where the norm overflows and the row counts as zeros.
+      project = any && scale < S(1e12) && scale != S(0);
     }
     if (to.grad_weights != nullptr && lane == 0)
-      static_cast<S*>(to.grad_weights)[r] = any ? along * scale : 0;
+      static_cast<S*>(to.grad_weights)[r] = any && scale != S(0) ? along * scale : 0;
     along *= to.unit ? S(1) : scale * scale;
     const S weight = weight_of<S>(to.weights, at);
     for (int k = lane; k < d; k += 32) {

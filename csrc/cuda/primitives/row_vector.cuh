@@ -188,10 +188,10 @@ struct RowVector {
 
   // x^ = x / max(||x||, eps): turns the gradient of x^ held here into that of x. `inverse` is
   // 1 / max(||x||, eps), and token * scale is x^. Where eps rules, x^ is linear in x and nothing is projected
-  // out. No gradient stays none, even for a token that holds NaN.
+  // out, nor where the norm overflows: x^ is 0. No gradient stays none, even for a token that holds NaN.
   __device__ __forceinline__ void through_normalization(const RowVector& token, S inverse, S scale) {
     if (!any()) return;
-    const S along = inverse < S(1e12) ? dot(token) * scale * scale : S(0);
+    const S along = inverse < S(1e12) && inverse > S(0) ? dot(token) * scale * scale : S(0);
 #pragma unroll
     for (int p = 0; p < kFragments; ++p) {
 #pragma unroll

@@ -20,6 +20,25 @@ __device__ __forceinline__ double squared_norm(const double* x, int64_t stride, 
   return squares;
 }
 
+template <class Args>
+__device__ __forceinline__ double inner_product(const Args& p, const double* q, const double* x) {
+  double dot = 0.0;
+  for (int k = 0; k < p.d; ++k) dot = fma(q[k * p.Q.dim_stride], x[k * p.D.dim_stride], dot);
+  return dot;
+}
+
+// The inner product of unit rows. Elements are scaled before they are multiplied: a norm that overflows makes
+// a row of zeros, as torch.nn.functional.normalize does.
+template <class Args>
+__device__ __forceinline__ double cosine(const Args& p, const double* q, double q_inverse, const double* x) {
+  const double inverse = inverse_norm(squared_norm(x, p.D.dim_stride, p.d));
+  double dot = 0.0;
+  for (int k = 0; k < p.d; ++k) {
+    dot = fma(q_inverse * q[k * p.Q.dim_stride], inverse * x[k * p.D.dim_stride], dot);
+  }
+  return dot;
+}
+
 // What row `row`'s maximum counts.
 __device__ __forceinline__ double weight_of(const ForwardArgs& p, int32_t row) {
   if (p.q_weights.data == nullptr) return 1.0;
@@ -63,12 +82,11 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
     double best = -INFINITY;
     int32_t token = kSentinel;
     if (keeps_row(p, row)) {
+      const double q_inverse = p.normalize ? inverse_norm(squared_norm(q, p.Q.dim_stride, p.d)) : 1.0;
       for (int32_t t = lane; t < length; t += 32) {
         if (mask != nullptr && mask[t * p.d_mask.token_stride] == 0) continue;
         const double* x = document + t * p.D.token_stride;
-        double dot = 0.0;
-        for (int k = 0; k < p.d; ++k) dot = fma(q[k * p.Q.dim_stride], x[k * p.D.dim_stride], dot);
-        if (p.normalize) dot *= inverse_norm(squared_norm(x, p.D.dim_stride, p.d));
+        const double dot = p.normalize ? cosine(p, q, q_inverse, x) : inner_product(p, q, x);
         if (beats(dot, t, best, token)) {
           best = dot;
           token = t;
@@ -84,10 +102,7 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
         token = other_token;
       }
     }
-    if (token != kSentinel) {
-      const double value = p.normalize ? best * inverse_norm(squared_norm(q, p.Q.dim_stride, p.d)) : best;
-      sum += value * weight_of(p, row);
-    }
+    if (token != kSentinel) sum += best * weight_of(p, row);
     if (p.winners != nullptr && lane == 0) {
       store_winner(p.winners, p.wide_winners, winner_place(p, rows, i, j, s), token);
     }
