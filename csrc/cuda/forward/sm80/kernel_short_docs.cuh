@@ -155,9 +155,11 @@ __device__ __forceinline__ uint64_t valid_tokens(const ForwardArgs& p, const uin
   return valid & __ballot_sync(kFullWarp, kept);
 }
 
-// Prefetches the warp's next document to L2.
+// Prefetches the warp's next document to L2, unless its tokens lie far apart: then most lines between the
+// first and the last one hold none.
 __device__ __forceinline__ void prefetch_document(const ForwardArgs& p, const void* document) {
   constexpr int32_t kLine = 128;
+  if (p.D.token_stride > 2 * int64_t{p.d}) return;
   const auto bytes = static_cast<int32_t>(2 * ((p.Ld - 1) * p.D.token_stride + p.d));
   for (int32_t at = threadIdx.x % 32 * kLine; at < bytes; at += 32 * kLine) {
     ptx::prefetch_l2(static_cast<const uint8_t*>(document) + at);
