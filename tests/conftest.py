@@ -26,6 +26,9 @@ def pytest_addoption(parser):
     parser.addoption(
         "--stage", choices=["test", "ci"], help="of make ci: make test, or the tests that it left out"
     )
+    parser.addoption(
+        "--capability", type=int, default=0, help="plan the GPU's tests as for this one, 80 for 8.0"
+    )
     parser.addoption("--cases", type=int, default=0, help="at most so many parameter sets of each function")
 
 
@@ -125,8 +128,12 @@ def force():
 
 
 @pytest.fixture(autouse=True)
-def fresh_state():
-    """The same random numbers for every test, and PyTorch's switches as a test found them."""
+def fresh_state(request):
+    """The same random numbers and planned GPU for every test, and PyTorch's switches as a test found them."""
+    if request.config.option.capability and request.node.get_closest_marker("gpu"):
+        from late_interaction import ops
+
+        ops.cuda_capability(request.config.option.capability)
     torch.manual_seed(0)
     precision = torch.get_float32_matmul_precision()
     deterministic = torch.are_deterministic_algorithms_enabled()
