@@ -29,10 +29,12 @@ def check_tensor(
     if sizes is not None:
         wanted += f" [{', '.join('any' if size is None else str(size) for size in sizes)}]"
     where = "" if beside is None else f" on {beside.device}"
-    how = f" of strides {x.stride()}" if x.layout is torch.strided and contiguous else f" {x.layout}"
-    raise RuntimeError(
-        f"late_interaction: {name} must be {wanted}{where}, got {x.dtype} {list(x.shape)}{how} on {x.device}"
-    )
+    got = f"{x.dtype} {list(x.shape)}".removeprefix("torch.")
+    if x.layout is not torch.strided:
+        got += f" of layout {x.layout}"
+    elif contiguous:
+        got += f" with strides {x.stride()}"
+    raise RuntimeError(f"late_interaction: {name} must be {wanted}{where}, got {got} on {x.device}")
 
 
 def _fit(shape: torch.Size, sizes: Sequence[int | None]) -> bool:

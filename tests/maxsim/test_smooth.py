@@ -216,7 +216,7 @@ def test_bad_input_of_the_operators():
         with pytest.raises(RuntimeError, match=words):
             OPS.smooth_maxsim_backward(scores, *args)
     for grads in (scores.t(), scores[:, :3], scores[:2], scores[0]):
-        with pytest.raises(RuntimeError, match=r"grad_scores must be \[3, 4\]"):
+        with pytest.raises(RuntimeError, match=r"grad_scores must be float32 \[3, 4\]"):
             OPS.smooth_maxsim_backward(grads, Q, D, None, None)
     with pytest.raises(RuntimeError, match="documents of each query"):
         OPS.smooth_maxsim(Q, D, None, None, paired=True)

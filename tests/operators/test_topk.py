@@ -206,6 +206,12 @@ def test_bad_input(device):
     packed = torch.zeros(3, 2 * 5 + 2, dtype=torch.int64, device=device)
     for op, args, words in (
         (OPS.select_best, (scores, None, 0, None, None, 0, True), "k must be at least 1"),
+        (OPS.select_best, (scores.double(), None, 0, None, None, 3, True), "scores must be float32"),
+        (OPS.select_best, (scores, indices.int(), 0, None, None, 3, True), "indices must be int64"),
+        (OPS.select_best, (scores, indices.byte(), 0, None, None, 3, True), "indices must be int64"),
+        (OPS.select_best, (scores, None, 0, scores, None, 3, True), "come together"),
+        (OPS.pack_found, (scores, indices.int(), 9, 100, [1], True), "indices must be"),
+        (OPS.add_checksum_, (packed[0].int(), 0, scores, 1), "packed must be"),
         (OPS.pack_found, (scores, indices, 8, 100, [1], True), "width must be at least 9"),
         (OPS.pack_found, (scores, indices, 9, 18, [1], True), "size must be at least"),
         (OPS.merge_found, (packed, 3, 5, 2, 1, True), "must hold 5 keys of each of 3 rows"),
@@ -224,11 +230,8 @@ def test_bad_input_of_the_kernels():
     indices = places(scores, 3).contiguous()
     for op, args, words in (
         (OPS.select_best, (scores, None, 0, None, None, MOST_BEST + 1, True), "k must be at most 1024"),
-        (OPS.select_best, (scores.double(), None, 0, None, None, 3, True), "scores must be float32"),
         (OPS.select_best, (scores.t(), None, 0, None, None, 3, True), "contiguous rows"),
-        (OPS.select_best, (scores, indices.int(), 0, None, None, 3, True), "indices must be int64"),
         (OPS.select_best, (scores, indices[:, 1:], 0, None, None, 3, True), "shaped as scores"),
-        (OPS.select_best, (scores, None, 0, scores[:, :5].contiguous(), None, 3, True), "come together"),
         (OPS.select_best, (scores, None, 0, scores[:, :5], indices[:, :5], 3, True), "must be contiguous"),
         (OPS.select_best, (scores, None, 0, scores, indices, 3, True), "at most 1024 scores"),
         (OPS.select_best, (scores, None, 0, scores[:1], indices[:1], 3, True), "the rows and the device"),
