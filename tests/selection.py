@@ -21,6 +21,7 @@ RECORD = "late_interaction/passed"  # in pytest's cache
 LEFT_TO_CI = {
     "tests/bench": "is about measuring",
     "tests/build": "is about the build and the source's shape",
+    "tests/docs/test_example_programs.py": "trains, for minutes",
     "tests/packaging": "builds a source distribution",
     "tests/tools": "is about the tools of developers",
 }
