@@ -48,9 +48,11 @@ bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
   const ScalarType dtype = hidden.scalar_type();
   return device_properties(hidden.get_device_index()).wgmma &&
          (dtype == ScalarType::BFloat16 || dtype == ScalarType::Half) && W.scalar_type() == dtype &&
-         (!b || (b->scalar_type() == dtype && b->is_contiguous())) && hidden.dim() == 2 && W.dim() == 2 &&
-         rows_are_vec16(hidden) && rows_are_vec16(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
-         W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
+         same_place(W, hidden) &&
+         (!b || (b->scalar_type() == dtype && b->is_contiguous() && same_place(*b, hidden))) &&
+         hidden.dim() == 2 && W.dim() == 2 && rows_are_vec16(hidden) && rows_are_vec16(W) &&
+         W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims && W.size(1) <= INT32_MAX &&
+         hidden.size(0) <= INT32_MAX;
 }
 
 void check_bias(const OptionalTensor& b, const Tensor& W) {
