@@ -1,6 +1,7 @@
 """What calls of all processes of a group share: facts that are gathered and compared, and their errors."""
 
-import math
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -104,17 +105,45 @@ def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:
         )
 
 
-def check_alike(caller: str, table: Sequence[Sequence[float]], places: Mapping[str, int]) -> None:
-    """All processes have the same number in each of these places, by what messages call them; NaN is one that
-    a process does not have."""
-    for name, place in places.items():
-        found = [row[place] for row in table]
-        if len({x for x in found if not math.isnan(x)}) > 1:
-            shown = ", ".join(f"{x:g}" for x in found)
-            raise ValueError(
-                f"{caller}: every rank of the group must have the same {name},"
-                f" got {shown} (ranks 0 to {len(found) - 1})"
-            )
+def check_alike(caller: str, found: Mapping[str, Sequence[Any]]) -> None:
+    """All processes, in the order of ranks, have the same value of each name; None is one that a process does
+    not have."""
+    for name, values in found.items():
+        ranks: dict[Any, list[str]] = {}
+        for rank, value in enumerate(values):
+            if value is not None:
+                ranks.setdefault(value, []).append(str(rank))
+        if len(ranks) > 1:
+            shown = ", ".join(f"{value} on rank {', '.join(of)}" for value, of in ranks.items())
+            raise ValueError(f"{caller}: every rank of the group must have the same {name}, got {shown}")
+
+
+class Agreed:
+    """Options in which processes must agree, by what messages call them, as text: in an exchange of numbers
+    they take few, whatever they are. Their values are exchanged where these numbers differ."""
+
+    numbers = 6  # five of 48 bits of a digest, and the length of the text
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = {name: str(value) for name, value in options.items()}
+        self._text = json.dumps(self.options).encode()
+
+    def facts(self) -> list[float]:
+        digest = hashlib.sha256(self._text).digest()
+        words = [int.from_bytes(digest[i : i + 6], "big") for i in range(0, 30, 6)]
+        return [*map(float, words), float(len(self._text))]
+
+    def check(
+        self, caller: str, group: Any, facts: Sequence[Sequence[float]], device: torch.device
+    ) -> None:
+        """``facts``: those of all processes. Each of them exchanges the values, or none."""
+        if all(row == facts[0] for row in facts):
+            return
+        room = [0.0] * int(max(row[-1] for row in facts))
+        told = exchanged_facts(caller, group, [*map(float, self._text), *room][: len(room)], device)
+        lengths = [int(row[-1]) for row in facts]
+        every = [json.loads(bytes(map(int, row[:n]))) for row, n in zip(told, lengths, strict=True)]
+        check_alike(caller, {name: [x.get(name) for x in every] for name in self.options})
 
 
 def exchange_failed(caller: str, what: str, error: RuntimeError) -> RuntimeError:

@@ -55,7 +55,9 @@ def contrastive_loss(
             ``[sum of query lengths, d]``.
         D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, or packed as ``Q`` is.
         labels: ``[Nq]``, int64 (or int32): the document that each query belongs to. None: query ``i`` belongs
-            to document ``i``. A query of label -100 is left out. On a CPU another label that is no document
+            to document ``i``. A query of label -100 is left out with its hard negatives, whatever they hold;
+            documents of a symmetric loss are compared with it still. For that, labels on a GPU (on a CPU one
+            of -100) cost a copy of the queries and hard negatives. On a CPU another label that is no document
             is a ValueError; a GPU's labels are not waited for, and with such a one the loss is NaN, or stops
             with an assertion on the device, as ``cross_entropy`` does.
         temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
@@ -102,7 +104,9 @@ def contrastive_loss(
             of queries and documents, of any length. ``labels`` are among the process's own documents. Every
             process must call this, and backward, alike. ``"mean"`` and ``"sum"`` are over all processes'
             queries and the same on each; what backward leaves in ``Q`` and ``D`` is the gradient of that one
-            loss, summed over the processes; in ``temperature``, this process's share of it.
+            loss, summed over the processes; in ``temperature``, this process's share of it. Options that
+            differ between processes are an error on each of them; a temperature on a GPU is not waited for,
+            and makes the loss NaN there.
         scale_by_world: multiply the loss by the number of processes, as PyLate does: for
             DistributedDataParallel, which averages the processes' gradients instead of summing them.
 

@@ -131,9 +131,8 @@ def differing(rank, world, change):
     """Rank 1 passes something else."""
     Q, D, _ = inputs("padded")
     options = {"k": 3} | (change if rank == 1 else {})
-    if "dtype" in options:
-        Q, D = Q.double(), D.double()
-        del options["dtype"]
+    dtype = getattr(torch, options.pop("dtype", "float32"))
+    Q, D = Q.to(dtype), D.to(dtype)
     Q = Q[: options.pop("Nq", None)]
     if options.pop("seed", None):
         Q = Q.roll(1, 0)

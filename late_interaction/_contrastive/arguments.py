@@ -2,19 +2,18 @@
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import has_values_on_cpu
 from late_interaction._contrastive import check, whole
 from late_interaction._contrastive.blocks import Kernels, choose
 from late_interaction._contrastive.ring import Ring, join
+from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
-
-_LOSSES = ("contrastive_loss", "pairwise_loss", "sigmoid_loss", "recall_loss")
-_PRECISIONS = ("highest", "high", "medium", "fp16")
 
 # What check.options asks of every loss, as losses give it that have none of these.
 OF_CROSS_ENTROPY: dict[str, Any] = {
@@ -64,6 +63,7 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
         ring = Ring.alone(len(sides.q), len(sides.d), sides.d.values.requires_grad)
     else:
         ring = _join(name, sides, options, given)
+        options = _same_on_device(name, group, options)
         single = ring.single  # tokens of other processes may have other lengths, and masks
         if listed and ring.any_mask:
             sides = check.packed(sides)
@@ -96,17 +96,45 @@ def _refuse(name: str, group: Any, tokens: tuple[Any, ...]) -> None:
 
 
 def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str, Any]) -> Ring:
-    facts: dict[str, float] = {
-        "loss (by number)": _LOSSES.index(name),
-        "number of hard negatives": sides.each if len(sides.q) else math.nan,
+    """Options that are compared come as they are read, so that 1 and 1.0 are the same."""
+    agreed = {
+        "loss": name,
+        "temperature": _shown(options.temperature, options),
         "symmetric": options.symmetric,
         "normalize": options.normalize,
         "label_smoothing": options.smoothing,
         "tail": options.tail,
-        "reduction": check.REDUCTIONS.index(options.reduction),
-        "precision": _PRECISIONS.index(options.precision),
+        "reduction": options.reduction,
+        "precision": options.precision,
         "scale_by_world": given["scale_by_world"],
     }
     if options.own is not None:
-        facts |= {"sum of k": sum(options.own.k), "rank_temperature": options.own.rank_temperature}
-    return join(name, given["group"], sides, facts, sides.q.values.device)
+        own = options.own
+        agreed |= {"bias": _shown(own.bias, options), "k": own.k, "rank_temperature": own.rank_temperature}
+    return join(name, given["group"], sides, agreed, sides.q.values.device)
+
+
+def _shown(number: Tensor | float, options: check.Options) -> str:
+    """A temperature or bias, as processes compare it. A symmetric loss exchanges sums for its gradient."""
+    if not isinstance(number, Tensor):
+        return repr(number)
+    value = repr(number.item()) if has_values_on_cpu(number) else f"a number on {number.device.type}"
+    learned = options.symmetric and number.requires_grad and torch.is_grad_enabled()
+    return f"{value}, which requires a gradient" if learned else value
+
+
+def _same_on_device(name: str, group: Any, options: check.Options) -> check.Options:
+    """NaN in place of a GPU's temperature and bias where processes have different ones: such a number is not
+    waited for."""
+    bias = None if options.own is None else options.own.bias
+    numbers = {"temperature": options.temperature, "bias": bias}
+    on_device = {k: x for k, x in numbers.items() if isinstance(x, Tensor) and not has_values_on_cpu(x)}
+    if not on_device:
+        return options
+    own = torch.stack([x.detach() for x in on_device.values()])
+    every = gathered(name, group, own, " and ".join(on_device))
+    differ = (every != every[0]).any(0)
+    found = {k: x.masked_fill(differ[i], math.nan) for i, (k, x) in enumerate(on_device.items())}
+    if options.own is not None and "bias" in found:
+        options = replace(options, own=replace(options.own, bias=found["bias"]))
+    return replace(options, temperature=found.get("temperature", options.temperature))

@@ -9,6 +9,7 @@ gradient is on its way while that of its own documents is found.
 Inf-CL, https://arxiv.org/abs/2410.17243, passes shards round a ring.)
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from late_interaction._contrastive import check
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._group import (
     REFUSED,
+    Agreed,
     check_alike,
     check_refused,
     exchange_failed,
@@ -29,10 +31,8 @@ from late_interaction._group import (
     position,
 )
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Facts of a process that every loss has, by their places, and how many options may follow them.
-_ALIKE = {"form of documents (0: padded, 1: packed)": 5, "dtype (by number)": 7, "d": 8}
-_OPTIONS, _MOST_OPTIONS = 9, 12
+_MASKED, _NEGATIVES, _AGREED = 5, 6, 7  # places of a process's facts
+_OF_ANY = _AGREED + Agreed.numbers
 
 
 @dataclass
@@ -159,30 +159,37 @@ def join(
     caller: str,
     group: Any,
     own: check.Sides | None,
-    options: Mapping[str, float],
+    options: Mapping[str, Any],
     device: torch.device,
 ) -> Ring:
     """Tells every process of the group what each one has, and that their calls fit together, in one exchange.
-    ``own``: None where this process refused its arguments, which all others then learn. ``options``: numbers
-    in which the processes must agree, at most 12, by what messages call them. :meth:`Ring.with_packed` tells
-    the offsets and shapes of packed documents."""
+    ``own``: None where this process refused its arguments, which all others then learn. ``options``: those in
+    which the processes must agree, by what messages call them. :meth:`Ring.with_packed` tells the offsets and
+    shapes of packed documents."""
     rank, world = position(group)
-    facts = [float(REFUSED)] * (_OPTIONS + _MOST_OPTIONS)
+    facts, agreed = [float(REFUSED)] * (_OF_ANY + 4), Agreed({})
     if own is not None:
         d = own.d
-        shape = [*d.values.shape, 0][:3]
-        kind = [float(d.packed), float(d.mask is not None), float(_DTYPES.index(d.values.dtype))]
-        d_dim = float(d.values.shape[-1])
-        facts = [float(len(own.q)), float(len(d)), *map(float, shape), *kind, d_dim, *options.values()]
-        facts += [0.0] * (_OPTIONS + _MOST_OPTIONS - len(facts))
-    facts += _facts_of_any(own)
+        agreed = Agreed(
+            {
+                "loss": options["loss"],
+                "form of documents": "packed" if d.packed else "padded",
+                "dtype": str(d.values.dtype).removeprefix("torch."),
+                "d": d.values.shape[-1],
+                **options,
+            }
+        )
+        sizes = [len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None]
+        negatives = own.each if len(own.q) else math.nan  # which says nothing of packed ones without a query
+        facts = [*map(float, sizes), float(negatives), *agreed.facts(), *_facts_of_any(own)]
     table = exchanged_facts(caller, group, facts, device)
     check_refused(caller, table)
-    # The loss comes first: numbers of two losses do not mean the same.
-    check_alike(caller, table, {name: _OPTIONS + i for i, name in enumerate(options)} | _ALIKE)
+    agreed.check(caller, group, [row[_AGREED:_OF_ANY] for row in table], device)
+    each = [None if math.isnan(row[_NEGATIVES]) else int(row[_NEGATIVES]) for row in table]
+    check_alike(caller, {"number of hard negatives": each})
     queries, documents = ([int(row[i]) for row in table] for i in (0, 1))
     shapes = [tuple(int(x) for x in row[2:5]) for row in table]
-    longest, wants, any_mask, single = zip(*(row[_OPTIONS + _MOST_OPTIONS :] for row in table), strict=True)
+    longest, wants, any_mask, single = zip(*(row[_OF_ANY:] for row in table), strict=True)
     return Ring(
         group,
         rank,
@@ -190,7 +197,7 @@ def join(
         queries,
         documents,
         shapes,
-        masked=any(row[6] for row in table),
+        masked=any(row[_MASKED] for row in table),
         any_mask=any(any_mask),
         wants=[bool(x) for x in wants],
         longest_query=int(max(longest)),
@@ -199,11 +206,9 @@ def join(
     )
 
 
-def _facts_of_any(own: check.Sides | None) -> list[float]:
+def _facts_of_any(own: check.Sides) -> list[float]:
     """Facts that decide for all processes: the longest query, whether the documents have a gradient, whether
     anything has a mask, and whether queries and documents have one token each."""
-    if own is None:
-        return [0.0] * 4
     masks = (x.mask is not None for x in (own.q, own.d, own.h) if x is not None)
     single = check.is_single(own.q) and check.is_single(own.d)
     return [float(own.q.longest), float(own.d.values.requires_grad), float(any(masks)), float(single)]

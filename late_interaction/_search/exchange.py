@@ -14,9 +14,6 @@ from late_interaction._search.selection import NO_DOCUMENT, Found, has_kernels, 
 from late_interaction.ops import topk
 from late_interaction.ops._library import operators
 
-# A checksum is shown modulo this: numbers below it are exact in float64.
-_MODULUS = 1 << 50
-
 _pack, _merge, _add_checksum = (
     operators.pack_found.default,
     operators.merge_found.default,
@@ -72,10 +69,6 @@ def add_checksum(payload: Tensor, place: int, tensors: Sequence[Tensor | None]) 
             data = x.detach().to(payload.device).contiguous()
             _add_checksum(payload, place, data, factor - (factor >> 63 << 64))  # as a signed integer
             factor = 31 * factor % (1 << 64)
-
-
-def shown(checksum: int) -> float:
-    return float(checksum % _MODULUS)
 
 
 def _packed_float64(scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int]) -> Tensor:

@@ -8,7 +8,6 @@ known to it. If all have done so and were right, that was all. Else a second exc
 has found knowing the number of all documents.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from late_interaction._checks.options import PRECISIONS
 from late_interaction._checks.search import CheckedCorpus
+from late_interaction._checks.tensors import CODES, FLOATS
 from late_interaction._group import (
     REFUSED,
     check_alike,
@@ -33,7 +33,16 @@ from late_interaction._search import exchange
 from late_interaction._search.equal_plans import enough
 from late_interaction._search.selection import MOST_DOCUMENTS, Found
 
-_DTYPES = (torch.float32, torch.float64)
+_DTYPES = (*FLOATS, *CODES)
+_PRECISIONS = (None, *PRECISIONS)
+# What facts stand for, where they are no numbers.
+_SHOWN: dict[str, Callable[[int], Any]] = {
+    "largest": bool,
+    "normalize": bool,
+    "keep_empty": bool,
+    "precision": lambda i: _PRECISIONS[i] or "None",
+    "dtype": lambda i: str(_DTYPES[i]).removeprefix("torch."),
+}
 Table = list[list[int]]  # the notes of all processes
 # The size of the first exchange in int64: it has room for the 100 best documents of 20 queries.
 _SIZE = 2048
@@ -61,6 +70,7 @@ class Query:
     normalize: bool
     precision: str | None
     keep_empty: bool
+    query_dtype: torch.dtype
     dtype: torch.dtype  # of scores
     documents: int
     runs_ahead: bool = False
@@ -74,8 +84,8 @@ class Query:
             "largest": int(self.largest),
             "normalize": int(self.normalize),
             "keep_empty": int(self.keep_empty),
-            "precision (by number)": (None, *PRECISIONS).index(self.precision),
-            "dtype of scores (by number)": _DTYPES.index(self.dtype),
+            "precision": _PRECISIONS.index(self.precision),
+            "dtype": _DTYPES.index(self.query_dtype),
         }
 
 
@@ -89,6 +99,7 @@ def query_of(
         tensors=(Q, q_mask, scale_Q),
         count=Q.shape[0],
         k=k,
+        query_dtype=Q.dtype,
         dtype=dtype,
         documents=D.shape[0],
         runs_ahead=Q.is_cuda and D.is_cuda and is_silent,
@@ -228,8 +239,9 @@ class _Exchange:
         check_refused(self._caller, table)
         if self._query is None:
             return table
-        names = self._query.facts()
-        check_alike(self._caller, table, {name: _FACTS + i for i, name in enumerate(names)})
+        places = enumerate(self._query.facts(), _FACTS)
+        alike = {name: [_SHOWN.get(name, int)(row[i]) for row in table] for i, name in places}
+        check_alike(self._caller, alike)
         counts = [row[_DOCUMENTS] for row in table]
         if sum(counts) > MOST_DOCUMENTS:
             raise ValueError(
@@ -238,6 +250,6 @@ class _Exchange:
         failed = [str(i) for i, row in enumerate(table) if row[_FAILED]]
         if failed:
             raise RuntimeError(f"{self._caller}: rank {', '.join(failed)} of the group failed; see its error")
-        checksums = [[exchange.shown(row[_CHECKSUM]) if row[_SEARCHED] else math.nan] for row in table]
-        check_alike(self._caller, checksums, {"queries (by a checksum)": 0})
+        sums = [f"checksum {row[_CHECKSUM]}" if row[_SEARCHED] else None for row in table]
+        check_alike(self._caller, {"queries": sums})
         return table

@@ -13,6 +13,7 @@ from late_interaction._progress import reporter
 from late_interaction._scoring.norm_warning import look
 from late_interaction._search import group_search
 from late_interaction._search.selection import MOST_SCORES, select_next
+from late_interaction._search.stream import to_device
 from late_interaction.corpus import _chunks, _queries, _tokens
 from late_interaction.corpus._documents import Documents
 
@@ -79,6 +80,7 @@ class _Search:
             normalize=self._options["normalize"],
             precision=self._options["precision"],
             keep_empty=self._options["keep_empty"],
+            query_dtype=self._found[0].dtype if self._found else torch.float32,
             dtype=torch.float32,
             documents=len(self._corpus),
         )
@@ -111,7 +113,7 @@ def _best(
         found = queries.scores(chunk, sources)
         end = chunk.place + found.shape[1]
         empty = None if options["keep_empty"] else chunk.empty_documents()
-        left_out = None if empty is None else _queries.to_device(empty, device)
+        left_out = None if empty is None else to_device(empty, device)
         scores, indices = select_next(found, chunk.place, (scores, indices), k, largest, left_out)
         report(end)
     return scores, indices

@@ -85,16 +85,17 @@ def test_the_same_bits_on_any_number_of_shards(world):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"k": 4}, "every rank of the group must have the same k, got 3, 4"),
-        ({"largest": False}, "the same largest, got 1, 0"),
-        ({"normalize": True}, "the same normalize, got 0, 1"),
-        ({"keep_empty": True}, "the same keep_empty, got 0, 1"),
-        ({"precision": "high"}, "the same precision (by number), got 0, 2"),
-        ({"Nq": 1}, "the same number of queries, got 4, 1"),
-        ({"dtype": "float64"}, "the same dtype of scores (by number), got 0, 1"),
-        ({"seed": 9}, "the same queries (by a checksum), got"),
-        ({"masked": True}, "the same queries (by a checksum), got"),
-        ({"scale": 2.0}, "the same queries (by a checksum), got"),
+        ({"k": 4}, "every rank of the group must have the same k, got 3 on rank 0, 4 on rank 1"),
+        ({"largest": False}, "the same largest, got True on rank 0, False on rank 1"),
+        ({"normalize": True}, "the same normalize, got False on rank 0, True on rank 1"),
+        ({"keep_empty": True}, "the same keep_empty, got False on rank 0, True on rank 1"),
+        ({"precision": "high"}, "the same precision, got None on rank 0, high on rank 1"),
+        ({"Nq": 1}, "the same number of queries, got 4 on rank 0, 1 on rank 1"),
+        ({"dtype": "float64"}, "the same dtype, got float32 on rank 0, float64 on rank 1"),
+        ({"dtype": "bfloat16"}, "the same dtype, got float32 on rank 0, bfloat16 on rank 1"),
+        ({"seed": 9}, "the same queries, got checksum"),
+        ({"masked": True}, "the same queries, got checksum"),
+        ({"scale": 2.0}, "the same queries, got checksum"),
     ],
 )
 def test_processes_that_differ_all_say_so(change, words):

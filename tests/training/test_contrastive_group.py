@@ -352,11 +352,11 @@ def test_a_rank_that_refuses_its_arguments():
 
 
 @pytest.mark.parametrize(("what", "message"), [
-    ("tail", "the same tail, got 0, 0.5"),
-    ("d", "the same d, got 8, 7"),
-    ("dtype", "the same dtype"),
-    ("reduction", "the same reduction"),
-    ("packed", "the same form of documents (0: padded, 1: packed), got 0, 1"),
+    ("tail", "the same tail, got 0.0 on rank 0, 0.5 on rank 1"),
+    ("d", "the same d, got 8 on rank 0, 7 on rank 1"),
+    ("dtype", "the same dtype, got float64 on rank 0, float32 on rank 1"),
+    ("reduction", "the same reduction, got mean on rank 0, sum on rank 1"),
+    ("packed", "the same form of documents, got padded on rank 0, packed on rank 1"),
 ])  # fmt: skip
 def test_ranks_that_disagree(what, message):
     for result in on_ranks(2, "disagree", what=what):

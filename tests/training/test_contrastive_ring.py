@@ -48,11 +48,18 @@ def joined(rows, own, options, monkeypatch, rank=0):
     return told, lambda: rings.join("loss", "group", own, options, torch.device("cpu"))
 
 
-def facts(queries, documents, shape, packed, masked, dtype, d, options, of_any):
-    """A row of the table: 9 facts of every loss, 12 places for its options, 4 that decide for all ranks."""
-    return [float(x) for x in (
-        queries, documents, *shape, packed, masked, dtype, d, *options, *[0] * (12 - len(options)), *of_any
-    )]  # fmt: skip
+def facts(queries, documents, shape, masked, of_any, form="padded", dtype="float32", d=8, each=0):
+    """A row of the table: 5 sizes, two facts of every loss, its options as 6 numbers, 4 that decide for all
+    ranks."""
+    agreed = _group.Agreed({"loss": "of a test", "form of documents": form, "dtype": dtype, "d": d})
+    return [*map(float, (queries, documents, *shape, masked, each)), *agreed.facts(), *map(float, of_any)]
+
+
+def sides(q, d, h=None, each=0):
+    return SimpleNamespace(q=q, d=d, h=h, each=each)
+
+
+LOSS = {"loss": "of a test"}
 
 
 @pytest.mark.parametrize("form", ["padded", "masked", "packed", "hard negatives"])
@@ -61,16 +68,16 @@ def test_what_a_rank_tells_the_others(form, monkeypatch):
     d = Tokens(D, torch.ones(4, 3, dtype=torch.bool) if form == "masked" else None)
     if form == "packed":
         d = Tokens(torch.ones(12, 8).double(), None, torch.tensor([0, 12], dtype=torch.int32), (0, 12))
-    h = None
+    h, each = None, 0
     if form == "hard negatives":
-        h = Tokens(torch.ones(2, 5, 8), torch.ones(2, 5, dtype=torch.bool))
-    own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=d, h=h)
-    shape, packed, documents, dtype = (4, 3, 8), 0, 4, 2
+        h, each = Tokens(torch.ones(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)), 1
+    own = sides(Tokens(torch.ones(2, 7, 8), None), d, h, each)
+    shape, documents, kind = (4, 3, 8), 4, {}
     if form == "packed":
-        shape, packed, documents, dtype = (12, 8, 0), 1, 1, 3
+        shape, documents, kind = (12, 8, 0), 1, {"form": "packed", "dtype": "float64"}
     of_any = (7, form == "masked", form in ("masked", "hard negatives"), 0)
-    row = facts(2, documents, shape, packed, form == "masked", dtype, 8, (5, 0.5), of_any)
-    told, join = joined([row, row], own, {"loss (by number)": 5, "tail": 0.5}, monkeypatch)
+    row = facts(2, documents, shape, form == "masked", of_any, each=each, **kind)
+    told, join = joined([row, row], own, LOSS, monkeypatch)
     ring = join()
     assert told == [row]
     assert ring.queries == [2, 2] and ring.documents == [documents] * 2 and ring.shapes == [shape] * 2
@@ -81,13 +88,13 @@ def test_what_a_rank_tells_the_others(form, monkeypatch):
 
 def test_what_a_rank_learns_of_the_others(monkeypatch):
     """Each has its own sizes; a mask, and the longest query, of any rank are of all."""
-    own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=Tokens(torch.ones(4, 3, 8), None), h=None)
+    own = sides(Tokens(torch.ones(2, 7, 8), None), Tokens(torch.ones(4, 3, 8), None))
     rows = [
-        facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0, 0)),
-        facts(6, 5, (5, 9, 8), 0, 1, 2, 8, (5,), (3, 1, 1, 0)),
-        facts(0, 1, (1, 2, 8), 0, 0, 2, 8, (5,), (11, 0, 0, 0)),
+        facts(2, 4, (4, 3, 8), 0, (7, 0, 0, 0)),
+        facts(6, 5, (5, 9, 8), 1, (3, 1, 1, 0)),
+        facts(0, 1, (1, 2, 8), 0, (11, 0, 0, 0), each=torch.nan),
     ]
-    _, join = joined(rows, own, {"loss (by number)": 5}, monkeypatch, rank=2)
+    _, join = joined(rows, own, LOSS, monkeypatch, rank=2)
     ring = join()
     assert ring.queries == [2, 6, 0] and ring.documents == [4, 5, 1] and ring.rank == 2 and ring.world == 3
     assert ring.shapes == [(4, 3, 8), (5, 9, 8), (1, 2, 8)] and ring.largest_shard == 360
@@ -98,34 +105,65 @@ def test_what_a_rank_learns_of_the_others(monkeypatch):
 @pytest.mark.parametrize("others", [0, 1])
 def test_single_tokens_are_those_of_all_ranks(tokens, others, monkeypatch):
     Q, D = (torch.ones(2, length, 8) for length in tokens)
-    own = SimpleNamespace(q=Tokens(Q, None), d=Tokens(D, None), h=None)
-    row = facts(2, 2, (2, tokens[1], 8), 0, 0, 2, 8, (5,), (tokens[0], 0, 0, tokens == (1, 1)))
-    told, join = joined([row, [*row[:-1], float(others)]], own, {"loss (by number)": 5}, monkeypatch)
+    row = facts(2, 2, (2, tokens[1], 8), 0, (tokens[0], 0, 0, tokens == (1, 1)))
+    own = sides(Tokens(Q, None), Tokens(D, None))
+    told, join = joined([row, [*row[:-1], float(others)]], own, LOSS, monkeypatch)
     assert join().single == (tokens == (1, 1) and others == 1) and told == [row]
 
 
-@pytest.mark.parametrize(("place", "name"), [
-    (9, "loss (by number)"), (20, "the last option"), (5, "form of documents (0: padded, 1: packed)"),
-    (7, "dtype (by number)"), (8, "d"), (6, None), (1, None), (22, None),
-])  # fmt: skip
-def test_facts_in_which_all_ranks_agree(place, name, monkeypatch):
-    own = SimpleNamespace(q=Tokens(torch.ones(2, 7, 8), None), d=Tokens(torch.ones(4, 3, 8), None), h=None)
-    options = {"loss (by number)": 5} | {str(i): 0 for i in range(10)} | {"the last option": 0}
-    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, options.values(), (7, 0, 0, 0))
+@pytest.mark.parametrize("place", range(17))
+def test_facts_in_which_all_ranks_agree(place, monkeypatch):
+    """The number of hard negatives, and the six that stand for the options: where one of these differs, all
+    exchange their values."""
+    own = sides(Tokens(torch.ones(2, 7, 8), None), Tokens(torch.ones(4, 3, 8), None))
+    row = facts(2, 4, (4, 3, 8), 0, (7, 0, 0, 0))
     other = [x + 1 if i == place else x for i, x in enumerate(row)]
-    _, join = joined([row, other], own, options, monkeypatch)
-    if name is None:
-        assert join().queries == [2, 2]
-        return
-    with pytest.raises(ValueError) as raised:
-        join()
-    assert str(raised.value).startswith(f"loss: every rank of the group must have the same {name}, got")
+    told, join = joined([row, other], own, LOSS, monkeypatch)
+    asked = []
+    monkeypatch.setattr(_group.Agreed, "check", lambda self, *given: asked.append(given))
+    if place == 6:
+        with pytest.raises(
+            ValueError, match="the same number of hard negatives, got 0 on rank 0, 1 on rank 1"
+        ):
+            join()
+    else:
+        assert join().queries == [2, 2 + (place == 0)]
+    ((caller, group, of_all, device),) = asked
+    assert (caller, group, device.type) == ("loss", "group", "cpu") and told == [row]
+    assert (of_all[0] != of_all[1]) == (7 <= place < 13)
+
+
+def test_options_are_compared_as_they_are(monkeypatch):
+    """Not by sums, nor rounded. Only where they differ all processes exchange them."""
+    same = {"loss": "recall_loss", "temperature": 0.1, "d": 128}
+    exchanged = []
+
+    def check(*given):
+        of_all = [_group.Agreed(same | {"k": k}) for k in given]
+        texts = [[float(x) for x in of._text] for of in of_all]
+        most = max(map(len, texts))
+
+        def exchange(caller, group, facts, device):
+            assert facts == texts[0] + [0.0] * (most - len(texts[0]))
+            exchanged.append(caller)
+            return [text + [0.0] * (most - len(text)) for text in texts]
+
+        monkeypatch.setattr(_group, "exchanged_facts", exchange)
+        of_all[0].check("recall_loss", "group", [of.facts() for of in of_all], torch.device("cpu"))
+
+    check((2, 3), (2, 3), (2, 3))
+    assert not exchanged
+    message = r"^recall_loss: every rank of the group must have the same k, got \(2, 3\) on rank 0, 2,"
+    with pytest.raises(ValueError, match=message + r" \(1, 4\) on rank 1$"):
+        check((2, 3), (1, 4), (2, 3))
+    with pytest.raises(ValueError, match=r"got 1.0 on rank 0, 1.0000000000000002 on rank 1"):
+        check(1.0, 1.0 + 2**-52)
 
 
 def test_a_rank_that_refuses_tells_as_many_numbers(monkeypatch):
     """The others cannot exchange theirs with a list of another length."""
-    row = facts(2, 4, (4, 3, 8), 0, 0, 2, 8, (5,), (7, 0, 0, 0))
-    told, join = joined([row, [-1.0] * len(row)], None, {"loss (by number)": 5}, monkeypatch, rank=1)
+    row = facts(2, 4, (4, 3, 8), 0, (7, 0, 0, 0))
+    told, join = joined([row, [-1.0] * len(row)], None, LOSS, monkeypatch, rank=1)
     with pytest.raises(RuntimeError, match=r"^loss: rank 1 of the group refused its arguments"):
         join()
     assert [len(x) for x in told] == [len(row)] and told[0][0] == _group.REFUSED
@@ -263,13 +301,11 @@ def test_a_group_that_this_process_is_not_in(monkeypatch):
 
 
 def test_facts_that_a_process_does_not_have_agree_with_any():
-    places = {"first": 0, "second": 1}
-    nan = float("nan")
-    _group.check_alike("loss", [[1.0, nan], [1.0, 2.0], [nan, 2.0]], places)
-    _group.check_alike("loss", [[nan, nan], [nan, nan]], places)
-    message = r"^loss: every rank of the group must have the same second, got 2, nan, 3 \(ranks 0 to 2\)"
+    _group.check_alike("loss", {"first": [1, 1, None], "second": [None, 2, 2]})
+    _group.check_alike("loss", {"first": [None, None]})
+    message = r"^loss: every rank of the group must have the same second, got 2 on rank 0, 3, 3 on rank 2$"
     with pytest.raises(ValueError, match=message):
-        _group.check_alike("loss", [[1.0, 2.0], [1.0, nan], [nan, 3.0]], places)
+        _group.check_alike("loss", {"first": [1, 1, 1, None], "second": [2, None, 3, 2]})
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), ()])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import _group
 from late_interaction._contrastive import arguments, function, gather
 from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.ring import Ring
@@ -64,7 +65,10 @@ class Group:
 def on_threads(monkeypatch):
     """What work(rank, group) returned, or raised, in a thread for each rank."""
     monkeypatch.setattr(rings, "position", lambda group: (group.own.rank, group.world))
-    monkeypatch.setattr(rings, "exchanged_facts", lambda caller, group, facts, device: group.gathered(facts))
+    for module in (rings, _group):
+        monkeypatch.setattr(
+            module, "exchanged_facts", lambda caller, group, facts, device: group.gathered(facts)
+        )
     monkeypatch.setattr(
         rings, "gathered", lambda caller, group, x, what: torch.stack(group.gathered(x.clone()))
     )
@@ -190,7 +194,73 @@ def test_ranks_agree_on_the_number_of_hard_negatives(on_threads, queries, each, 
             assert result.isfinite()
         else:
             assert isinstance(result, ValueError)
-            assert "every rank of the group must have the same number of hard negatives" in str(result)
+            assert "must have the same number of hard negatives, got 2 on rank 0, 3 on rank 1" in str(result)
+
+
+OF_RANKS = {  # a loss, and the options in which two processes differ
+    "k": (li.recall_loss, "k", ((2, 3), (1, 4)), "(2, 3) on rank 0, (1, 4) on rank 1"),
+    "one k": (li.recall_loss, "k", (5, (5, 5)), "(5,) on rank 0, (5, 5) on rank 1"),
+    "rank_temperature": (li.recall_loss, "rank_temperature", (1.0, 2.0), "1.0 on rank 0, 2.0 on rank 1"),
+    "bias": (li.sigmoid_loss, "bias", (-10.0, -9.0), "-10.0 on rank 0, -9.0 on rank 1"),
+    "precision": (li.pairwise_loss, "precision", ("high", None), "high on rank 0, highest on rank 1"),
+    "normalize": (li.sigmoid_loss, "normalize", (True, False), "True on rank 0, False on rank 1"),
+    "scale_by_world": (li.recall_loss, "scale_by_world", (True, False), "True on rank 0, False on rank 1"),
+    "symmetric": (li.contrastive_loss, "symmetric", (True, False), "True on rank 0, False on rank 1"),
+    "label_smoothing": (li.contrastive_loss, "label_smoothing", (0.0, 0.1), "0.0 on rank 0, 0.1 on rank 1"),
+    "a learned bias": (li.sigmoid_loss, "bias", (torch.tensor(1.5), 1.0), "1.5 on rank 0, 1.0 on rank 1"),
+} | {
+    f.__name__: (f, "temperature", (0.5, torch.tensor(0.25)), "0.5 on rank 0, 0.25 on rank 1")
+    for f in (li.contrastive_loss, li.pairwise_loss, li.sigmoid_loss, li.recall_loss)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_RANKS)
+def test_an_option_in_which_ranks_differ(on_threads, name):
+    """Every one of them says which it is, and who has what."""
+    function, option, values, shown = OF_RANKS[name]
+
+    def work(rank, group):
+        Q, D = torch.ones(2, 3, 8), torch.ones(2, 3, 8)
+        return function(Q, D, **{"temperature": T, "group": group, option: values[rank]})
+
+    message = f"{function.__name__}: every rank of the group must have the same {option}, got {shown}"
+    assert [(type(x), str(x)) for x in on_threads(2, work)] == [(ValueError, message)] * 2
+
+
+def test_a_temperature_that_one_rank_learns(on_threads):
+    """A symmetric loss exchanges sums for its gradient."""
+
+    def work(rank, group):
+        temperature = torch.tensor(0.5, requires_grad=rank == 1)
+        Q = torch.ones(2, 3, 8)
+        return li.contrastive_loss(Q, Q, temperature=temperature, symmetric=True, group=group)
+
+    for result in on_threads(2, work):
+        assert "the same temperature, got 0.5 on rank 0, 0.5, which requires a gradient on" in str(result)
+
+
+@pytest.mark.parametrize(("function", "option"), [
+    (li.contrastive_loss, "temperature"), (li.sigmoid_loss, "temperature"), (li.sigmoid_loss, "bias"),
+])  # fmt: skip
+def test_numbers_that_are_not_waited_for(on_threads, monkeypatch, function, option):
+    """Those of a GPU: where ranks have different ones the loss is NaN on each."""
+    monkeypatch.setattr(arguments, "has_values_on_cpu", lambda x: False)
+    monkeypatch.setattr(
+        arguments, "gathered", lambda caller, group, x, what: torch.stack(group.gathered(x.clone()))
+    )
+
+    def work(others):
+        def of_rank(rank, group):
+            numbers = {"temperature": 0.5} | ({"bias": 1.0} if function is li.sigmoid_loss else {})
+            numbers[option] += others * rank
+            numbers = {k: torch.tensor(x, requires_grad=True) for k, x in numbers.items()}
+            loss = function(torch.ones(2, 3, 8), torch.ones(2, 3, 8), group=group, **numbers)
+            return loss, *torch.autograd.grad(loss, list(numbers.values()))
+
+        return of_rank
+
+    assert all(x.isfinite() for found in on_threads(2, work(0)) for x in found)
+    assert all(found[0].isnan() for found in on_threads(2, work(1)))
 
 
 @pytest.mark.parametrize("tail", [0.0, 1e-9])
@@ -211,6 +281,27 @@ def test_what_one_rank_refuses(on_threads):
     refused, told = on_threads(2, work)
     assert isinstance(refused, ValueError) and "temperature must be above 0" in str(refused)
     assert isinstance(told, RuntimeError) and "rank 0 of the group refused its arguments" in str(told)
+
+
+@pytest.mark.parametrize("function", [f for f, *_ in OF_RANKS.values()][-4:], ids=lambda f: f.__name__)
+def test_a_query_that_is_left_out_has_no_effect_on_any_rank(on_threads, function):
+    """Whatever it holds."""
+    batches = shards(2, "padded")
+
+    def work(value):
+        def of_rank(rank, group):
+            Q, D, _ = (x.clone() if isinstance(x, torch.Tensor) else x for x in batches[rank])
+            Q[2] = value
+            labels = torch.arange(len(Q)).index_fill(0, torch.tensor(2), -100)
+            leaves = [x.requires_grad_() for x in (Q, D)]
+            loss = function(*leaves, temperature=T, labels=labels, group=group)
+            return loss, *torch.autograd.grad(loss, leaves)
+
+        return of_rank
+
+    dirty, clean = (on_threads(2, work(value)) for value in (torch.nan, 1.0))
+    for one, other in zip(dirty, clean, strict=True):
+        assert all(map(torch.equal, one, other)) and all(x.isfinite().all() for x in one)
 
 
 def test_a_list_is_finished_behind_the_next_scores(on_threads, monkeypatch):
