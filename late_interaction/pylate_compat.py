@@ -251,7 +251,8 @@ def _try_flash(backend: str, *tensors: Any) -> bool:
 def _why_left(tensors: tuple[Any, ...]) -> str | None:
     if not all(isinstance(x, Tensor) for x in tensors):
         return "embeddings that are no tensors"
-    return why_left(*tensors, package=_PACKAGE)
+    Q, D = tensors
+    return why_left(Q, D, _PACKAGE)
 
 
 # ---- PyLate's way with masks and lists ----

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
+from torch._C import _are_functorch_transforms_active, _get_tracing_state, _len_torch_dispatch_stack
 from torch.compiler import is_compiling
 
 # The functions that have looked at norms, of so many tokens: that waits for the device.
@@ -92,7 +92,7 @@ def _can_be_read(Q: Tensor) -> bool:
     """Whether Q is a plain tensor whose values can be read: outside tracing, transforms and CUDA graphs."""
     if type(Q) not in (Tensor, torch.nn.Parameter) or Q.is_meta:
         return False
-    if _are_functorch_transforms_active() or _len_torch_dispatch_stack() or torch.jit.is_tracing():
+    if _are_functorch_transforms_active() or _len_torch_dispatch_stack() or _get_tracing_state() is not None:
         return False
     return not (Q.is_cuda and _must_not_wait())
 
