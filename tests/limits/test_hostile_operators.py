@@ -73,6 +73,7 @@ SIZES_TOO = {
     "xtr_group_maxima_": {"d_mask"},
     "xtr_select_in_groups_": {"d_mask"},
     "project_scores": {"q_mask", "d_mask"},
+    "ward_cut_": {"similarities"},  # offsets say how many, which CUDA reads on the device
     "scale_rows_": {"x", "scale", "out"},  # as many elements
     "softmax_row_sums": {"inverse_temperature"},  # one number
     "softmax_rows_": {"inverse_temperature"},
@@ -88,7 +89,7 @@ INTS = (-1, 0, 1 << 31, 1 << 62)
 STRINGS = ("", "HIGHEST", "x" * 1000, "über")
 FLOAT_VALUES = (float("nan"), float("inf"), -1.0, 0.0)
 TOLERANCE = {"rtol": 0.05, "atol": 0.05}
-MARGIN = 64  # elements on both sides of what an operator writes
+MARGIN, UNTOUCHED = 64, 64  # elements on both sides of what an operator writes, and what they hold
 
 
 class Change(NamedTuple):
@@ -118,7 +119,7 @@ class Arguments:
 
 def within(x: Tensor) -> tuple[Tensor, Tensor]:
     """x between margins, and all of that memory."""
-    memory = torch.full((x.numel() + 2 * MARGIN,), 77, device=x.device).to(x.dtype)
+    memory = torch.full((x.numel() + 2 * MARGIN,), UNTOUCHED, device=x.device).to(x.dtype)
     inner = memory[MARGIN : MARGIN + x.numel()].view(x.shape)
     inner.copy_(x)
     return inner, memory
@@ -269,7 +270,8 @@ class Sweep:
             torch.cuda.synchronize()
         written = [args[i] for i, x in enumerate(self.arguments.call) if isinstance(x, Given) and x.written]
         for i, memory in memories.items():
-            if not bool((torch.cat((memory[:MARGIN], memory[-MARGIN:])).to(F32) == 77).all()):
+            margins = torch.cat((memory[:MARGIN].to(F32), memory[-MARGIN:].to(F32)))
+            if not bool((margins == UNTOUCHED).all()):
                 self.faults.append(f"wrote outside of {self.arguments.names[i]}")
         for i, x in before.items():
             if not torch.equal(bits(x), bits(args[i])):
