@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
-from torch.nn.functional import normalize as unit
 
 from late_interaction._checks.messages import abbreviate, no_tensor
 from late_interaction._checks.options import check_flag, is_one_of
@@ -17,6 +16,7 @@ from late_interaction._contrastive.check import REDUCTIONS
 from late_interaction._contrastive.own_options import positive
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import look, unwatched
+from late_interaction._scoring.normalized import min_max, unit_packed
 from late_interaction.score_pairs import score_pairs_packed
 
 if TYPE_CHECKING:
@@ -109,26 +109,15 @@ def distill_kl_div_loss(
             f" {scores.shape[1]}"
         )
     if normalize_scores:
-        scores = _min_max(scores)
+        if scores.shape[1] == 2:
+            raise ValueError(
+                "normalize_scores must be False with 2 documents of each query: their scores become 0 and 1"
+            )
+        scores = min_max(scores)
     target = log_softmax(teacher.detach().to(scores.dtype) / teacher_temperature, 1)
     student = log_softmax(scores / temperature, 1)
     each = kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
     return _reduced(each, reduction)
-
-
-def _min_max(scores: Tensor) -> Tensor:
-    """The scores of each row, mapped to [0, 1]."""
-    if scores.shape[1] == 2:
-        raise ValueError(
-            "normalize_scores must be False with 2 documents of each query: their scores become 0 and 1,"
-            " whatever they are, which have no gradient"
-        )
-    least, greatest = scores.min(1, keepdim=True).values, scores.max(1, keepdim=True).values
-    spread = greatest - least
-    # Rounding alone tells these scores apart, and the gradient would be multiplied by up to 1e8.
-    rounding = 8 * torch.finfo(scores.dtype).eps * torch.maximum(greatest.abs(), least.abs())
-    mapped: Tensor = (scores - least) / (spread + 1e-8)
-    return mapped.masked_fill(spread <= rounding, 0.0)
 
 
 def margin_mse_loss(
@@ -240,7 +229,7 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
             raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
     check_flag("normalize", normalize)
     if normalize:
-        Q, D = _unit(Q, cu_q), _unit(D, cu_d)
+        Q, D = unit_packed(Q, cu_q), unit_packed(D, cu_d)
     queries, documents = cu_q.numel() - 1, cu_d.numel() - 1
     each = documents // max(queries, 1)
     if documents != each * queries:
@@ -252,15 +241,6 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
     rows = pairs.div(max(each, 1), rounding_mode="floor")
     scores: Tensor = unwatched(score_pairs_packed, Q, D, cu_q, cu_d, rows, pairs, precision=precision)
     return scores.view(max(queries, 0), each)
-
-
-def _unit(x: Tensor, offsets: Tensor) -> Tensor:
-    """Packed tokens divided by their norms. Those of no sequence become 0, whatever they hold."""
-    row = torch.arange(len(x), device=x.device)
-    x = x.masked_fill(((row < offsets[0]) | (row >= offsets[-1])).unsqueeze(1), 0.0)
-    if x.dtype.itemsize < 4:
-        return unit(x.float(), dim=-1, eps=1e-12).to(x.dtype)
-    return unit(x, dim=-1, eps=1e-12)
 
 
 def _check_reduction(reduction: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize as unit
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor
 from late_interaction._checks.options import check_flag, check_integer, check_precision, is_one_of
@@ -22,6 +21,7 @@ from late_interaction._checks.tensors import (
 from late_interaction._contrastive.labels import IGNORED, ignored
 from late_interaction._contrastive.own_options import OwnOptions, read_own_options
 from late_interaction._contrastive.tokens import Tokens, pack_kept
+from late_interaction._scoring.normalized import unit
 from late_interaction._scoring.precision import float32_precision
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -340,6 +340,4 @@ def _kept(x: Tokens) -> Tokens:
 def _normalized(x: Tokens) -> Tokens:
     x = x.part((0, len(x)))  # without tokens of no sequence, whose gradient is 0, whatever they hold
     values = x.values if x.mask is None else x.values.masked_fill(~x.mask.unsqueeze(-1), 0.0)
-    if values.dtype.itemsize < 4:
-        return _with_values(x, unit(values.float(), dim=-1, eps=1e-12).to(values.dtype))
-    return _with_values(x, unit(values, dim=-1, eps=1e-12))
+    return _with_values(x, unit(values))

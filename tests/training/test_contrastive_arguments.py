@@ -173,7 +173,7 @@ def test_precision_of_each_dtype():
 def test_which_tokens_are_normalized_beforehand(lengths, alone, listed, normalize):
     """Single ones of one process, and those of lists; the operators normalize the others."""
     q, d = (Tokens(torch.full((2, length, 4), 3.0)) for length in lengths)
-    options = SimpleNamespace(normalize=normalize)
+    options = SimpleNamespace(normalize=normalize, labels=None)
     sides, left = check.prepared(check.Sides(q, d, None, 0), options, alone, listed)
     here = normalize and (listed or (alone and lengths == (1, 1)))
     assert left == (normalize and not here)

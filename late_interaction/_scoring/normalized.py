@@ -1,0 +1,30 @@
+"""Tokens divided by their norms by PyTorch's own operators, and scores mapped to [0, 1]."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+__all__ = ["min_max", "unit", "unit_packed"]
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows divided by ``max(norm, 1e-12)``, half precision in float32, in their dtype."""
+    if x.dtype.itemsize < 4:
+        return normalize(x.float(), dim=-1, eps=1e-12).to(x.dtype)
+    return normalize(x, dim=-1, eps=1e-12)
+
+
+def unit_packed(x: Tensor, offsets: Tensor) -> Tensor:
+    """The same of packed tokens. Those of no sequence become 0, whatever they hold."""
+    row = torch.arange(len(x), device=x.device)
+    return unit(x.masked_fill(((row < offsets[0]) | (row >= offsets[-1])).unsqueeze(1), 0.0))
+
+
+def min_max(scores: Tensor) -> Tensor:
+    """The scores of each row, mapped to [0, 1]: all to 0 where rounding alone tells them apart, since the
+    gradient would be multiplied by up to 1e8."""
+    least, greatest = scores.min(1, keepdim=True).values, scores.max(1, keepdim=True).values
+    spread = greatest - least
+    rounding = 8 * torch.finfo(scores.dtype).eps * torch.maximum(greatest.abs(), least.abs())
+    mapped: Tensor = (scores - least) / (spread + 1e-8)
+    return mapped.masked_fill(spread <= rounding, 0.0)
