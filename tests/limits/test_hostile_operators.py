@@ -60,7 +60,7 @@ DTYPES_TOO: dict[str, dict[str, Any]] = {
     "can_project_rows": dict.fromkeys(("hidden", "W", "b"), True),
     "can_softmax_product_rows": dict.fromkeys("QD", True),
 }
-# Of these the result depends on the dtype.
+# Arguments whose dtype the result depends on.
 OTHER_NUMBERS = {("quantize_rows_", "codes"), ("xtr_winners", "q_weights")}
 # Arguments whose sizes may differ from what the others say.
 SIZES_TOO = {
