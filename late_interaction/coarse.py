@@ -25,7 +25,7 @@ from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import look
 from late_interaction._search.rescore import exact_scores, fitting
 from late_interaction._search.selection import MOST_SCORES, empty_documents, select, select_next
-from late_interaction._search.stream import chunks
+from late_interaction._search.stream import chunks, to_device
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
 
@@ -246,7 +246,7 @@ def _best(
 ) -> Tensor:  # fmt: skip
     """The indices of the best documents of each query, rising: first -1 for no document. empty: ``[Nd]``, the
     documents to leave out."""
-    empty = None if empty is None else empty.to(Q.device)
+    empty = None if empty is None else to_device(empty, Q.device)
     best = Q.new_empty((Q.shape[0], 0), dtype=torch.float32)
     places = torch.empty(best.shape, dtype=torch.int64, device=best.device)
     with reporter(progress, D.shape[0]) as report:

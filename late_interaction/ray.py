@@ -95,7 +95,7 @@ def retrieve(
         raise ValueError(f"retries must not be negative, got {retries}")
     if workers is not None:
         check_positive("workers", workers)
-    search = {"largest": largest, "keep_empty": keep_empty}
+    search: dict[str, Any] = {"largest": largest, "keep_empty": keep_empty}
     best = _best(Q, k, search)
     mask = check_mask("q_mask", q_mask, "Q", Q.unsqueeze(0) if Q.dim() == 2 else Q)
     queries = ray.put((Q.detach().cpu(), None if mask is None else mask.cpu()))
@@ -141,7 +141,7 @@ def _ray() -> Any:
     return ray
 
 
-def _best(Q: Tensor, k: int, search: dict[str, bool], offset: int = 0) -> TopK:
+def _best(Q: Tensor, k: int, search: dict[str, Any], offset: int = 0) -> TopK:
     """The best of no documents yet. Scores are float32, whatever the dtype of the queries."""
     queries = Q.float() if isinstance(Q, Tensor) and Q.dtype == torch.float64 else Q
     return TopK(queries, k, **search, first=offset)

@@ -21,6 +21,13 @@ _STEPS = 50
 _SLOTS, _SLOT_BYTES = 8, 8 << 20
 
 
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A small tensor on the device. The host waits for nothing."""
+    if x.is_cpu and device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
 def default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
     """How many documents a search scores at a time."""
     size = MOST_SCORES // max(Q.shape[0], 1)

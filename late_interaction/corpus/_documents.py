@@ -73,7 +73,7 @@ class Documents:
     def _length(self, index: int) -> int:
         """How many tokens a document has."""
         _, rows = self._stored_at(index)
-        return rows.stop - rows.start
+        return int(rows.stop - rows.start)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What was opened from a folder is opened again where it is unpickled; other documents travel."""

@@ -18,6 +18,7 @@ from late_interaction._checks.tensors import CODES
 from late_interaction._scoring import quantized
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._search.stream import to_device
 from late_interaction.corpus import _tokens
 from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
@@ -29,11 +30,6 @@ from late_interaction.varlen import maxsim_varlen, pack_sequences
 _LENGTHS_AN_OCTAVE = 16
 # On a CPU a copy takes at most so many bytes, and stays in its caches.
 _COPY_BYTES = 1 << 20
-
-
-def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A small CPU tensor on the device. The host waits for nothing."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 class Queries(ABC):

@@ -51,14 +51,15 @@ class Shard:
     def compact(self) -> "Shard":
         """The same documents over memory that holds no others."""
         rows = self.rows(0, self.documents)
-        kept = {
-            name: _alone(x[rows])
-            for name in ("tokens", "scales", "codes")
-            if (x := getattr(self, name)) is not None
-        }
-        ids = None if self.ids is None else list(self.ids)
         offsets = self.offsets - self.offsets[0] if rows.start else self.offsets
-        return replace(self, offsets=_alone(offsets), ids=ids, **kept)
+        return replace(
+            self,
+            tokens=_alone(self.tokens[rows]),
+            offsets=_alone(offsets),
+            scales=None if self.scales is None else _alone(self.scales[rows]),
+            ids=None if self.ids is None else list(self.ids),
+            codes=None if self.codes is None else _alone(self.codes[rows]),
+        )
 
     def rows(self, first: int, stop: int) -> slice:
         """Where the tokens of these documents lie."""

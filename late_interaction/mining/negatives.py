@@ -160,10 +160,10 @@ def hard_negatives(
 
 def _lowest(scores: list[Tensor], corpus: Corpus, rows: list[list[int]], keep_empty: bool) -> list[float]:
     """The lowest score of each query's positives that count; NaN where it has none."""
-    found = []
-    for own, row in zip(scores, rows, strict=True):
-        pairs = zip(own.tolist(), row, strict=True)
-        counted = [x for x, i in pairs if not math.isnan(x) and (keep_empty or corpus._length(i))]
+    every, found = iter(torch.cat(scores).tolist()), []
+    for row in rows:
+        own = ((next(every), i) for i in row)
+        counted = [x for x, i in own if not math.isnan(x) and (keep_empty or corpus._length(i))]
         found.append(min(counted, default=math.nan))
     return found
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -726,3 +727,72 @@ def test_tokens_of_zeros_stay_zeros():
 def test_what_a_row_takes():
     sizes = {torch.float32: 32, torch.float16: 16, torch.int8: 12, torch.float8_e4m3fn: 12}
     assert {dtype: _tokens.Stored(8, dtype, None).row_bytes for dtype in sizes} == sizes
+
+
+# ---- ids ----
+
+
+MADE_OF_IDS = {
+    "from_packed": lambda ids: Corpus.from_packed(torch.ones(5, 4), torch.tensor([0, 1, 2, 3, 5]), ids=ids),
+    "from_numpy": lambda ids: Corpus.from_numpy(np.ones((5, 4), "f4"), np.array([0, 1, 2, 3, 5]), ids=ids),
+}
+
+
+@pytest.mark.parametrize("made", MADE_OF_IDS)
+def test_ids_in_memory_differ(made):
+    assert list(MADE_OF_IDS[made](["a", "", "b", "A"]).ids) == ["a", "", "b", "A"]
+    with pytest.raises(
+        ValueError, match=re.escape("ids must differ, got ids[3] = 'b', which another document")
+    ):
+        MADE_OF_IDS[made](["a", "c", "b", "b"])
+
+
+def refuse(builder, call, id_, at=0):
+    """An id that is there already: nothing is written."""
+    before = builder.documents
+    words = f"ids must differ, got ids[{at}] = {id_!r}, which another document has"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call()
+    assert builder.documents == before
+
+
+def test_ids_of_a_folder_differ(tmp_path):
+    """From those of the same call, of calls and shards before, of another corpus, and of what is resumed."""
+    options = {"d": 4, "shard_bytes": 100}
+    other = Corpus.from_packed(torch.ones(3, 4), torch.arange(4), ids=["x", "y", "z"]).parts(3)[0]
+    with pytest.raises(KeyError), Corpus.create(tmp_path / "corpus", **options) as builder:
+        builder.add([torch.ones(2, 4)] * 3, ["a", "b", "c"])
+        builder.flush()
+        refuse(builder, lambda: builder.add([torch.ones(1, 4)] * 2, ["d", "b"]), "b", at=1)
+        builder.add([torch.ones(1, 4)], ["d"])  # which was refused with another one
+        refuse(builder, lambda: builder.add([torch.ones(1, 4)] * 3, ["e", "f", "e"]), "e", at=2)
+        builder.extend(other)
+        refuse(builder, lambda: builder.extend(other), "x")
+        builder.flush()
+        raise KeyError
+    with Corpus.create(tmp_path / "corpus", resume=True, **options) as again:
+        for id_ in "abcdx":
+            refuse(again, lambda id_=id_: again.add([torch.ones(1, 4)], [id_]), id_)
+        again.add([torch.ones(1, 4)], ["e"])
+    assert list(Corpus.open(tmp_path / "corpus").ids) == ["a", "b", "c", "d", "x", "e"]
+
+
+def test_ids_that_repeat_in_the_shards_of_another_corpus(tmp_path):
+    parts = [Corpus.from_packed(torch.ones(1, 4), torch.tensor([0, 1]), ids=["same"]) for _ in range(2)]
+    both = Corpus([shard for part in parts for shard in part.shards], parts[0]._kind())
+    with Corpus.create(tmp_path / "corpus", d=4) as builder:
+        with pytest.raises(ValueError, match=r"ids must differ, got ids\[0\] = 'same'"):
+            builder.extend(both)
+        assert builder.documents == 0
+
+
+def test_a_flipped_byte_of_ids_names_their_file(copy):
+    """Each byte: one that is no UTF-8 where the id is read, and every one by verify."""
+    file = copy / "shard-00000.ids"
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        file.write_bytes(bytes([*whole[:at], whole[at] ^ 0x80, *whole[at + 1 :]]))
+        corpus = Corpus.open(copy)
+        for read in (lambda corpus=corpus: list(corpus.ids), corpus.verify):
+            with pytest.raises(CorpusError, match=f"^{re.escape(str(file))} .*it was changed"):
+                read()

@@ -526,6 +526,58 @@ def test_the_most_negatives():
         Choice(num_negatives=(1 << 32) + 1)
 
 
+@pytest.mark.parametrize(
+    ("anchor", "positive", "options", "words"),
+    [
+        ("negative", "p", {}, "its column 'negative': the output has negative"),
+        ("a", "scores", {"output_scores": True}, "its column 'scores': the output has negative, scores"),
+        ("label", "p", {"output_format": "labeled-pair"}, "its column 'label': the output has label"),
+        ("a", "score", {"output_format": "labeled-pair", "output_scores": True}, "its column 'score'"),
+        ("a", "labels", {"output_format": "labeled-list"}, "its column 'labels'"),
+        ("scores", "p", {"output_format": "labeled-list", "output_scores": True}, "its column 'scores'"),
+        ("negative_1", "p", {"output_format": "n-tuple"}, "its column 'negative_1'"),
+        ("a", "negative_3", {"output_format": "n-tuple"}, "its column 'negative_3'"),
+        ("a", "negative_2", {"include_positives": True}, "its column 'negative_2'"),
+    ],
+)
+def test_a_column_of_a_name_that_the_output_has(anchor, positive, options, words):
+    dataset = {anchor: DATASET["question"], positive: DATASET["answer"]}
+    model = Letters()
+    with pytest.raises(ValueError, match="dataset must have another name for " + words):
+        mine_hard_negatives(dataset, model, **options)
+    assert not model.encoded
+    other = {"n-tuple": "triplet", "labeled-pair": "labeled-list"}.get(
+        options.get("output_format"), "labeled-pair"
+    )
+    mined = mine_hard_negatives(dataset, model, output_format=other)
+    assert set(mined[anchor]) <= set(DATASET["question"]) and mined[anchor]
+
+
+def test_one_column_for_anchors_and_positives():
+    options = {"anchor_column_name": "answer", "positive_column_name": "answer"}
+    with pytest.raises(ValueError, match="two columns, anchors and positives, got 'answer' for both"):
+        mine_hard_negatives(DATASET, Letters(), **options)
+
+
+@pytest.mark.parametrize("output_scores", [True, False])
+@pytest.mark.parametrize("output_format", ["triplet", "n-tuple", "labeled-pair", "labeled-list"])
+def test_a_dataset_without_rows_is_mined_to_none(output_format, output_scores):
+    options = {"output_format": output_format, "output_scores": output_scores, "num_negatives": 2}
+    some = mine_hard_negatives(DATASET, Letters(), **options)
+    none = {name: [] for name in DATASET}
+    found = mine_hard_negatives(none, Letters(), **options)
+    assert list(found) == list(some) and not any(found.values())
+
+
+def test_no_documents():
+    for D in ([], torch.empty(0, 4, 8), Corpus.from_packed(torch.empty(0, 8), torch.tensor([0]))):
+        found = hard_negatives(torch.ones(2, 3, 8), D, [[], []], num_negatives=2)
+        assert found.indices.tolist() == [[-1, -1]] * 2 and found.scores.isnan().all()
+        assert [len(x) for x in found.positive_scores] == [0, 0]
+    with pytest.raises(ValueError, match=r"positives\[0\] must lie in \[0, 0\), got 0"):
+        hard_negatives(torch.ones(1, 3, 8), [], [[0]])
+
+
 @pytest.mark.parametrize("columns", [(2, 3), (3, 2), (0, 1), (1, 0)])
 def test_columns_of_unequal_length(columns):
     a, b = columns

@@ -11,7 +11,6 @@ from late_interaction.corpus import Corpus
 from late_interaction.mining import hard_negatives, mine_hard_negatives
 from late_interaction.residual_codec import ResidualCodec
 from late_interaction.topk import TopK, maxsim_topk
-from late_interaction.varlen import pack_sequences
 
 K = 6
 
@@ -61,13 +60,16 @@ def by_merging(Q, D, k, d_mask, **options):
     for i in range(0, len(D), 3):
         parts.append(TopK(Q, k, first=i, **options))
         parts[-1].add(D[i : i + 3], None if d_mask is None else d_mask[i : i + 3])
-    parts[1].merge(parts[0], *parts[2:])
-    return parts[1].scores, parts[1].indices
+    best = TopK(Q, k, **options)
+    best.merge(*parts[1:], *parts[:1])
+    return best.scores, best.indices
 
 
 def by_corpus(Q, D, k, d_mask, **options):
-    D = list(D) if d_mask is None else [x[kept] for x, kept in zip(D, d_mask, strict=True)]
-    return Corpus.from_packed(*pack_sequences(D)).search(Q, k, normalize=False, chunk_bytes=500, **options)
+    kept = torch.ones(D.shape[:2], dtype=torch.bool, device=D.device) if d_mask is None else d_mask
+    offsets = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
+    corpus = Corpus.from_packed(D[kept].contiguous(), offsets)
+    return corpus.search(Q, k, normalize=False, chunk_bytes=500, **options)
 
 
 def first_pass(kind):
@@ -183,6 +185,13 @@ def test_a_first_pass_gives_no_candidate_to_empty_documents(device):
         expected = by_definition(scores, 8, True, torch.zeros(8, dtype=torch.bool))
         same([x[:, :8] for x in found], expected)
         assert (found[1][:, 8:] == -1).all()
+
+
+def test_no_documents(device):
+    Q, D, d_mask = inputs(device)
+    for search in SEARCHES.values():
+        scores, indices = search(Q, D[:0], K, d_mask[:0])
+        assert scores.shape == indices.shape == (3, 0)
 
 
 def test_no_flag_but_a_bool(device):
