@@ -1,6 +1,7 @@
 """What the processes of tests/training/test_contrastive_frameworks.py and ..._faults.py run."""
 
 import contextlib
+import functools
 import os
 import time
 from unittest import mock
@@ -104,6 +105,136 @@ def frameworks(rank, world, framework, device="cpu"):
         grads = [p.grad for p in encoder.parameters()]
         grads = [(g.full_tensor() if framework == "FSDP2" else g).cpu().numpy() for g in grads]
         found[variant] = value.cpu().numpy() / world, grads
+    return found
+
+
+class WithLoss(nn.Module):
+    """An encoder that holds its loss, and a layer that only parts of an odd number of queries run."""
+
+    def __init__(self, group):
+        super().__init__()
+        torch.manual_seed(3)
+        self.encoder, self.sometimes = Encoder(), nn.Linear(8, 8)
+        self.loss = li.SigmoidLoss(
+            T, -1.0, normalize=True, group=group, scale_by_world=group is not None
+        )  # with two numbers that are learned
+        self.double()
+
+    def forward(self, part):
+        Q, D = self.encoder(part)
+        return (self.sometimes(Q), D) if len(Q) % 2 else (Q, D)
+
+    def whole(self, parts):
+        """The loss of all parts in one forward."""
+        outputs = [self(part) for part in parts]
+        return self.loss(*(torch.cat(x) for x in zip(*outputs, strict=True)))
+
+
+def split(rank, sizes):
+    Q, D = (torch.cat(x) for x in zip(*tokens(rank), strict=True))
+    return list(zip(Q.split(sizes), D.split(sizes), strict=True))
+
+
+def take_steps(model, step, count=3):
+    """The weights after each of some steps."""
+    found = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(count):
+        optimizer.zero_grad()
+        step()
+        optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]).numpy())
+    return found
+
+
+def cached_steps(rank, world, way, sizes, **options):
+    """The weights after each of three steps, and how often gradients were averaged."""
+    model = WithLoss(dist.group.WORLD)
+    ddp = DistributedDataParallel(model, **options)
+    sent = []
+
+    def average(_, bucket):
+        sent.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer() / world, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    ddp.register_comm_hook(None, average)
+    encoder = {
+        "itself": ddp,
+        "lambda": lambda part: ddp(part),
+        "bound method": ddp.forward,
+        "partial": functools.partial(DistributedDataParallel.__call__, ddp),
+    }[way]
+    parts = split(rank, sizes[rank])
+
+    def step():
+        li.cached_contrastive_step(encoder, parts, lambda Q, D: model.loss(Q, D))
+
+    return take_steps(model, step), len(sent)
+
+
+def accumulated_cached_steps(rank, world):
+    """How often gradients are averaged in two cached steps of which the first is not to send any."""
+    model = WithLoss(dist.group.WORLD)
+    ddp, sent = DistributedDataParallel(model), []
+    ddp.register_comm_hook(None, lambda _, bucket: sent.append(1) or finished(bucket.buffer()))
+    parts = split(rank, [3, 2, 1])
+    for wait in (ddp.no_sync(), contextlib.nullcontext()):
+        with wait:
+            li.cached_contrastive_step(lambda part: ddp(part), parts, model.loss)
+        sent.append("step")
+    return sent
+
+
+def finished(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def static_graph(rank, world):
+    ddp = DistributedDataParallel(WithLoss(dist.group.WORLD), static_graph=True)
+    li.cached_contrastive_step(lambda part: ddp(part), split(rank, [3, 3]), ddp.module.loss)
+
+
+LOSSES = {
+    "contrastive": lambda **options: li.ContrastiveLoss(T, **options),
+    "pairwise": lambda **options: li.PairwiseLoss(T, learnable=True, **options),
+    "sigmoid": lambda **options: li.SigmoidLoss(T, -1.0, **options),
+    "recall": lambda **options: li.RecallLoss(temperature=T, **options),
+}
+
+
+class Trained(nn.Module):
+    """A model that returns its loss."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.encoder = new_encoder("plain")
+        self.loss = LOSSES[kind](normalize=True, **options).double()
+
+    def forward(self, part):
+        return self.loss(*self.encoder(part))
+
+
+def sharded_losses(rank, world, kind):
+    """Loss and gradients with the loss in a sharded model: inside it, sharded alone, and in cached steps."""
+    mesh, found = init_device_mesh("cpu", (world,)), []
+    whole = tuple(torch.cat(x) for x in zip(*tokens(rank), strict=True))
+    for way in ("inside", "alone", "cached"):
+        model = Trained(kind, group=dist.group.WORLD, scale_by_world=True)
+        if way == "inside":
+            value = fully_shard(model, mesh=mesh)(whole)
+            value.backward()
+        else:
+            fully_shard(model.loss, mesh=mesh), fully_shard(model.encoder, mesh=mesh)
+        if way == "alone":
+            value = model(whole)
+            value.backward()
+        if way == "cached":
+            value = li.cached_contrastive_step(model.encoder, tokens(rank), model.loss)
+        grads = [p.grad.full_tensor().numpy() for p in model.parameters()]
+        found.append((value.detach().numpy() / world, grads))
     return found
 
 

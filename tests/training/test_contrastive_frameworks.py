@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,6 +67,61 @@ def test_the_example_without_torchrun_says_how_to_start_it(monkeypatch):
     run = subprocess.run(example, capture_output=True, text=True, timeout=120)
     assert run.returncode == 2 and "Traceback" not in run.stderr
     assert "contrastive_ddp.py (1 runs one process)" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("itself", {"gradient_as_bucket_view": True}),
+        ("lambda", {}),
+        ("lambda", {"find_unused_parameters": True}),
+        ("bound method", {}),
+        ("partial", {}),
+    ],
+)
+def test_cached_steps_of_ddp_average_gradients_once(way, options):
+    """With a temperature and a bias in the module, other numbers of parts on each rank, and a layer that
+    the last part does not run, weights stay those of one process."""
+    sizes = [3, 1, 2], [4, 2]
+    ranks = on_ranks(2, "tests.framework_worker.cached_steps", way=way, sizes=sizes, **options)
+    model = framework_worker.WithLoss(None)
+    parts = [part for rank in range(2) for part in framework_worker.split(rank, sizes[rank])]
+    wanted = framework_worker.take_steps(model, lambda: model.whole(parts).backward())
+    for result in ranks:
+        assert not isinstance(result, str), result
+        weights, sent = result
+        assert sent == 3
+        for got, want in zip(weights, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_cached_steps_under_no_sync_send_nothing():
+    for result in on_ranks(2, "tests.framework_worker.accumulated_cached_steps"):
+        assert result == ["step", 1, "step"]
+
+
+def test_cached_steps_refuse_a_static_graph():
+    for result in on_ranks(2, "tests.framework_worker.static_graph"):
+        assert result.startswith(
+            "ValueError: encoder must not run a module in DistributedDataParallel(static"
+        )
+
+
+@pytest.mark.parametrize("kind", framework_worker.LOSSES)
+def test_fsdp2_shards_losses(kind):
+    """A loss in a sharded model, and one that is sharded for itself: value and gradients of one process."""
+    ranks = on_ranks(2, "tests.framework_worker.sharded_losses", kind=kind)
+    model = framework_worker.Trained(kind)
+    parts = [part for rank in range(2) for part in tokens(rank)]
+    wanted = model(tuple(map(torch.cat, zip(*parts, strict=True))))
+    wanted.backward()
+    for result in ranks:
+        assert not isinstance(result, str), result
+        for value, grads in result:
+            torch.testing.assert_close(torch.as_tensor(value), wanted.detach())
+            for got, p in zip(grads, model.parameters(), strict=True):
+                assert p.grad.count_nonzero() and got.shape == p.shape
+                torch.testing.assert_close(torch.from_numpy(got), p.grad)
 
 
 def test_the_example_under_torchrun(monkeypatch):

@@ -1,7 +1,7 @@
 """Distributed modules under an encoder that runs in parts: each sends its gradients with its last part."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 _swapping = threading.Lock()
 _noting: dict[int, list[Any]] = {}  # by thread: modules in DistributedDataParallel that have run
-_forward = DistributedDataParallel.forward
+_notify: Callable[[Any], Any]
 
 
 class Senders:
@@ -65,20 +65,16 @@ class Senders:
             yield
 
 
-def _noted_forward(module: DistributedDataParallel, *inputs: Any, **options: Any) -> Any:
-    if threading.get_ident() in _noting:
-        _noting[threading.get_ident()].append(module)
-    return _forward(module, *inputs, **options)
-
-
 @contextmanager
 def _noted_forwards(found: list[Any]) -> Iterator[None]:
-    # PyTorch's hooks of all modules would do, but torch.compile warns of them and compiles again.
-    global _forward
+    """Stands in for what DistributedDataParallel calls as its forward begins, while a thread wants to know.
+    PyTorch's hooks of all modules would do, but torch.compile warns of them and compiles again."""
+    from torch.distributed.algorithms.join import Join  # only where there is torch.distributed
+
+    global _notify
     with _swapping:
         if not _noting:
-            _forward = DistributedDataParallel.forward
-            DistributedDataParallel.forward = _noted_forward  # type: ignore[method-assign]
+            _notify, Join.notify_join_context = Join.notify_join_context, staticmethod(_note)
         _noting[threading.get_ident()] = found
     try:
         yield
@@ -86,7 +82,13 @@ def _noted_forwards(found: list[Any]) -> Iterator[None]:
         with _swapping:
             del _noting[threading.get_ident()]
             if not _noting:
-                DistributedDataParallel.forward = _forward  # type: ignore[method-assign]
+                Join.notify_join_context = staticmethod(_notify)
+
+
+def _note(joinable: Any) -> Any:
+    if isinstance(joinable, DistributedDataParallel) and threading.get_ident() in _noting:
+        _noting[threading.get_ident()].append(joinable)
+    return _notify(joinable)
 
 
 @contextmanager
