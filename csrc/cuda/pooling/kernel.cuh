@@ -34,8 +34,9 @@ struct WardArgs {
   const int32_t* offsets;   // [documents + 1]
   const int32_t* clusters;  // [documents]
   int32_t* labels;
-  int32_t* found;  // [documents] -1: there is NaN
+  int32_t* found;  // [documents] -1: there is NaN, or the document lies outside of its tensors
   int32_t documents;
+  int64_t tokens, cells;     // that labels and similarities hold
   double* distances;         // [blocks, longest * longest]
   struct WardMerge* merges;  // [blocks, longest]
   char* state;               // [blocks, state_bytes], or null: in shared memory
@@ -375,14 +376,23 @@ __device__ inline void hand_down(const WardState& state, int32_t n, double cut, 
   }
 }
 
-// Where the similarities of a document begin: the squares of the lengths before it.
-__device__ inline int64_t cells_before(const int32_t* offsets, int32_t from, int32_t to) {
+// Where the similarities of a document begin: the squares of the lengths before it. One that can be no length
+// counts as 0.
+__device__ inline int64_t cells_before(const int32_t* offsets, int32_t from, int32_t to, int64_t longest) {
   int64_t cells = 0;
   for (int32_t i = from; i < to; ++i) {
-    const int64_t n = offsets[i + 1] - offsets[i];
-    cells += n * n;
+    const int64_t n = int64_t{offsets[i + 1]} - offsets[i];
+    if (n > 0 && n <= longest) cells += n * n;
   }
   return cells;
+}
+
+// Whether n tokens from `first` on, whose similarities begin at `start`, lie in the tensors of the call.
+template <class Real>
+__device__ bool lies_within(const WardArgs<Real>& args, int64_t first, int64_t n, int64_t start,
+                            int32_t clusters) {
+  return 0 <= first && 0 <= n && n <= args.longest && first + n <= args.tokens &&
+         start + n * n <= args.cells && clusters >= min(n, int64_t{1});
 }
 
 template <class Real>
@@ -395,10 +405,15 @@ __global__ void __launch_bounds__(kWardThreads, kWardBlocks) ward_cut(const Ward
   int64_t start = 0;
   int32_t before = 0;
   for (int32_t document = blockIdx.x; document < args.documents; document += gridDim.x) {
-    start += cells_before(args.offsets, before, document);
+    start += cells_before(args.offsets, before, document, args.longest);
     before = document;
-    const int32_t first = args.offsets[document], n = args.offsets[document + 1] - first;
-    const int32_t clusters = args.clusters[document];
+    const int32_t first = args.offsets[document], clusters = args.clusters[document];
+    const int64_t length = int64_t{args.offsets[document + 1]} - first;
+    if (!lies_within(args, first, length, start, clusters)) {
+      if (threadIdx.x == 0) args.found[document] = -1;
+      continue;
+    }
+    const auto n = static_cast<int32_t>(length);
     int32_t* labels = args.labels + first;
     if (clusters >= n) {
       for (int32_t i = threadIdx.x; i < n; i += kWardThreads) labels[i] = i;
