@@ -259,7 +259,7 @@ LATE_INTERACTION_LIBRARY(m) {
       "-> (Tensor labels, Tensor found)");
   // A step of ward_labels: similarities, fp32 or fp64, are each document's [n, n], one after another; what
   // lies above their diagonals is read. longest: no document has more tokens; CUDA sizes its workspace by it.
-  // NaN is an error on the CPU; on CUDA found is -1 then.
+  // NaN is an error on the CPU, and so are offsets and clusters that do not fit; on CUDA found is -1 then.
   m.def(
       "ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int longest, Tensor(a!) labels, "
       "Tensor(b!) found) -> ()");

@@ -14,6 +14,7 @@ inline constexpr int64_t kMostWardTokens = int64_t{1} << 20;
 struct WardCut {
   Dtype dtype = Dtype::fp32;  // of similarities; or fp64
   int64_t documents = 0;
+  int64_t tokens = 0, cells = 0;       // that labels and similarities hold
   const void* similarities = nullptr;  // each document's [n, n], one after another; read above the diagonal
   const int32_t* offsets = nullptr;   // [documents + 1] document i has n = offsets[i + 1] - offsets[i] tokens
   const int32_t* clusters = nullptr;  // [documents] at most so many, at least 1

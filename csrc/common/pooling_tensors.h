@@ -31,6 +31,8 @@ inline WardCut parse_ward_cut(const Tensor& similarities, const Tensor& cu_seqle
   check_ward_list(found, similarities, call.documents, "found");
   check_ward_list(labels, similarities, labels.size(0), "labels");
   call.dtype = type == ScalarType::Double ? Dtype::fp64 : Dtype::fp32;
+  call.tokens = labels.size(0);
+  call.cells = similarities.size(0);
   call.similarities = similarities.const_data_ptr();
   call.offsets = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
   call.clusters = static_cast<const int32_t*>(clusters.const_data_ptr());
