@@ -193,10 +193,10 @@ def call_without_gradients(op: Any, *args: Any) -> Any:
 def call_in_backward(op: Any, *args: Any, name: str | None = None) -> Any:
     """Calls ``op``, below autograd unless the backward is differentiated itself: by create_graph=True,
     torch.func or dual tensors. name: of the function, for its message, where ``op`` is of another one."""
-    if name is not None and torch.is_grad_enabled() and not _are_functorch_transforms_active():
-        return once(name, op, *args)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        return op(*args)
+        if name is None or forward_ad._current_level >= 0 or _are_functorch_transforms_active():
+            return op(*args)
+        return once(name, op, *args)
     return _call_below_autograd(op, args)
 
 
