@@ -66,9 +66,8 @@ def _why_not(values: Row) -> str:
 
 
 def seconds_cell(values: Row) -> str:
-    if "s" not in values:
-        return _why_not(values)
-    return _seconds(values["s"]) + (f" ± {50 * values['spread']:.0f}%" if values.get("spread") else "")
+    spread = f" ± {50 * values['spread']:.0f}%" if values.get("spread") else ""
+    return _seconds(values["s"]) + spread if "s" in values else _why_not(values)
 
 
 def _step_cell(values: Row) -> str:
@@ -151,9 +150,8 @@ def _little(steps: Rows) -> str | None:
         return None
     batch, shares = found
     return (
-        f"Up to a batch of {batch:,} the loss changes nothing: vanilla's, forward and backward, is"
-        f" less than {LITTLE:.0%} of its step ({shares}), and the encoder is the"
-        " rest."
+        f"Up to a batch of {batch:,} the loss changes nothing: vanilla's, forward and backward, is less than"
+        f" {LITTLE:.0%} of its step ({shares}), and the encoder is the rest."
     )
 
 
@@ -255,7 +253,6 @@ def findings(rows: Rows) -> list[str]:
 
 
 # ---- the plot ----
-
 
 _STYLES = {VANILLA: "#7f9172", PEER: "#669bbc", EXACT: "#c1121f"}
 
