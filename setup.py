@@ -286,14 +286,15 @@ def cuda_extension(toolkit, archs):
     return ext
 
 
-# ninja prints each command: 1,500 characters of flags.
+# ninja and setuptools print each command: thousands of characters.
 COMPILED = re.compile(r"(\[\d+/\d+, [\d.]+ s\]) .* -c (.+?) -o ")
+LINKED = re.compile(r"\s*\S+ .* -shared .* -o (\S+)")
 NINJA_STATUS = "[%f/%t, %e s] "
 
 
 @contextlib.contextmanager
 def line_per_file():
-    """Shorten ninja's line of each file that compiled to the time and the file's name.
+    """Shorten ninja's line of each file to the time and the file's name, and that of a link likewise.
 
     Of a file that did not compile ninja prints command and errors once more: they stay as they are.
     """
@@ -304,8 +305,11 @@ def line_per_file():
     def shorten():
         with open(reader, errors="replace") as lines, open(stdout, "w", buffering=1) as out:
             for line in lines:
-                match = COMPILED.match(line)
-                out.write(f"{match[1]} {match[2].removeprefix(f'{ROOT}/')}\n" if match else line)
+                if match := COMPILED.match(line):
+                    line = f"{match[1]} {match[2].removeprefix(f'{ROOT}/')}\n"
+                elif match := LINKED.match(line):
+                    line = f"linking {match[1]}\n"
+                out.write(line)
 
     sys.stdout.flush()
     os.dup2(writer, 1)
