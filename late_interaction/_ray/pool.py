@@ -108,8 +108,10 @@ class Pool:
         if actor in self._load:
             del self._load[actor]
             ray.kill(actor)  # it may run still where only its result was lost
-            last = block.offset + block.documents - 1
-            self._count_loss(error, f"with documents {block.offset} to {last}")
+            given = [block, *(other for its, other in self._calls.values() if its is actor)]
+            scored = min(given, key=lambda x: x.offset)  # the others waited for it
+            last = scored.offset + scored.documents - 1
+            self._count_loss(error, f"with documents {scored.offset} to {last}")
             self._start_one()
 
     def _count_loss(self, error: BaseException, when: str) -> None:
