@@ -22,7 +22,7 @@ def cached_contrastive_step(
     scale: Callable[[Tensor], Tensor] | None = None,
     generators: Iterable[Any] = (),
 ) -> Tensor:
-    """One forward and backward pass over a batch that is encoded in parts, with the memory of one part's
+    """Run one forward and backward pass over a batch that is encoded in parts, with the memory of one part's
     graph: the gradients of ``loss(*encoder(batch))`` over all parts joined together, exactly.
 
     Each part is encoded without a graph; the loss of all embeddings leaves their gradients; then each part is

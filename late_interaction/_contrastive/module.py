@@ -62,7 +62,7 @@ class BatchLoss(torch.nn.Module):
         self._learn("log_temperature", math.log(check.temperature(temperature, None)), learnable)
 
     def _learn(self, name: str, start: float, learnable: bool) -> None:
-        """Adds a number that is a parameter, or a buffer where it is not learned."""
+        """Add a number that is a parameter, or a buffer where it is not learned."""
         number = torch.tensor([start])
         if learnable:
             self.register_parameter(name, torch.nn.Parameter(number))

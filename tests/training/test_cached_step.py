@@ -341,7 +341,7 @@ def test_distributed_modules_send_their_gradients_once():
         def set_requires_gradient_sync(self, wanted):
             log.append(wanted)
 
-    # Of Data the backward of the loss, and of the first two parts.
+    # Data waits in the backward of the loss, and in those of the first two parts.
     for module, wanted in ((Data(), ["no_sync"] * 3), (Sharded(), [False, True, False, True, True, True])):
         log = []
         parts = parts_of("cpu", dtype=torch.float32)

@@ -26,7 +26,7 @@ class RandomStates:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """These states within, and afterwards those of before."""
+        """Set these states within, and afterwards those of before."""
         before = _states(self._accesses)
         with torch.random.fork_rng(range(len(self._gpus))):
             torch.set_rng_state(self._cpu)
@@ -40,7 +40,7 @@ class RandomStates:
 
 
 def accesses_of(generators: Any) -> list[_Access]:
-    """How to read and set the states of these generators, and the global ones beside PyTorch's."""
+    """Return what reads and sets the states of these generators, and of the global ones beside PyTorch's."""
     if not isinstance(generators, Iterable):
         raise TypeError(f"generators must be a sequence of generators, got {abbreviate(generators)}")
     found: list[_Access] = [(random.getstate, random.setstate)]

@@ -27,7 +27,7 @@ class Senders:
 
     @contextmanager
     def noted(self, part: int) -> Iterator[None]:
-        """Notes every module in DistributedDataParallel whose forward this thread runs within."""
+        """Note every module in DistributedDataParallel whose forward this thread runs within."""
         if not (dist.is_available() and dist.is_initialized()):
             yield
             return
@@ -43,7 +43,7 @@ class Senders:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """No module in DistributedDataParallel sends the gradients that a backward within leaves."""
+        """Keep modules in DistributedDataParallel from sending what a backward within leaves."""
         with ExitStack() as stack:
             for module in self._last:
                 if not hasattr(module, "set_requires_gradient_sync"):
@@ -52,7 +52,7 @@ class Senders:
 
     @contextmanager
     def part(self, part: int) -> Iterator[None]:
-        """Modules send the gradients of the backward within if this is their last part."""
+        """Let modules send the gradients of the backward within if this is their last part."""
         with ExitStack() as stack:
             for module, last in self._last.items():
                 if hasattr(module, "set_requires_gradient_sync"):  # FSDP2
@@ -67,14 +67,15 @@ class Senders:
 
 @contextmanager
 def _noted_forwards(found: list[Any]) -> Iterator[None]:
-    """Stands in for what DistributedDataParallel calls as its forward begins, while a thread wants to know.
+    """Replace what DistributedDataParallel calls as its forward begins, while a thread wants to know.
     PyTorch's hooks of all modules would do, but torch.compile warns of them and compiles again."""
     from torch.distributed.algorithms.join import Join  # only where there is torch.distributed
 
     global _notify
     with _swapping:
         if not _noting:
-            _notify, Join.notify_join_context = Join.notify_join_context, staticmethod(_note)
+            _notify = Join.notify_join_context
+            setattr(Join, "notify_join_context", staticmethod(_note))  # noqa: B010, a method to type checkers
         _noting[threading.get_ident()] = found
     try:
         yield
@@ -82,7 +83,7 @@ def _noted_forwards(found: list[Any]) -> Iterator[None]:
         with _swapping:
             del _noting[threading.get_ident()]
             if not _noting:
-                Join.notify_join_context = staticmethod(_notify)
+                setattr(Join, "notify_join_context", staticmethod(_notify))  # noqa: B010
 
 
 def _note(joinable: Any) -> Any:
@@ -93,7 +94,7 @@ def _note(joinable: Any) -> Any:
 
 @contextmanager
 def _with_all_parameters(module: DistributedDataParallel) -> Iterator[None]:
-    """Gives parameters of the module that the backward within does not reach a gradient of zero afterwards.
+    """Give parameters of the module that the backward within does not reach a gradient of zero afterwards.
 
     DistributedDataParallel sends gradients once all parameters have had one since the last forward. A
     temperature had its own in the backward of the loss, and what this part leaves out may have had one in
