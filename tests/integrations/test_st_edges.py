@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from late_interaction import sentence_transformers as ours
-from late_interaction._st import chunks, inputs, originals, weights, xtr
+from late_interaction._st import chunks, inputs, originals, ranking, weights, xtr
 from tests import side_by_side
 
 F64 = torch.float64
@@ -392,3 +392,11 @@ def test_groups_of_other_ranks_are_left_to_its_own_xtr():
 @pytest.mark.parametrize("name", XTR)
 def test_counts_of_selected_tokens(name, top_k):
     assert_same(name, some(3, 5, 6), some(3, 2, 7, 6), top_k=top_k)
+
+
+def test_a_document_whose_score_is_nan_is_no_hit_of_the_evaluator():
+    best = ranking._Best(3)
+    best.add(torch.tensor([[1.0, torch.nan], [torch.nan] * 2]), torch.tensor([2, 0]))
+    best.add(torch.tensor([[torch.nan, -torch.inf], [torch.nan] * 2]), torch.tensor([3, 1]))
+    hits = [{"corpus_id": "c", "score": 1.0}, {"corpus_id": "b", "score": -torch.inf}]
+    assert ranking._listed(best, ["a", "b", "c", "d"], 2) == [hits, []]
