@@ -108,6 +108,7 @@ TESTS = {
     "_progress.py": "retrieve",
     "_scoring/mean.py": "forward varlen score_pairs q_weights",
     "_scoring/norm_warning.py": "norm_warning",
+    "_scoring/normalized.py": "distillation contrastive masked_values",
     "_scoring/packed_call.py": "call_edges varlen score_pairs precision",
     "_scoring/precision.py": "precision threads",
     "_scoring/quantized.py": "quantized_bad_input quantized quantized_ops oom",
