@@ -133,9 +133,7 @@ class Agreed:
         words = [int.from_bytes(digest[i : i + 6], "big") for i in range(0, 30, 6)]
         return [*map(float, words), float(len(self._text))]
 
-    def check(
-        self, caller: str, group: Any, facts: Sequence[Sequence[float]], device: torch.device
-    ) -> None:
+    def check(self, caller: str, group: Any, facts: Sequence[Sequence[float]], device: torch.device) -> None:
         """``facts``: those of all processes. Each of them exchanges the values, or none."""
         if all(row == facts[0] for row in facts):
             return

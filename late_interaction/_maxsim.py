@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _is_any_autocast_enabled
+from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -24,6 +24,7 @@ from late_interaction._checks.options import (
 )
 from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
+from late_interaction._scoring.intercepted import PLAIN_TYPES, intercepted
 from late_interaction._scoring.mean import per_token
 from late_interaction._scoring.norm_warning import look, looked
 from late_interaction._scoring.precision import float32_precision
@@ -41,7 +42,6 @@ from late_interaction.ops.dense import (
 from late_interaction.ops.weighted import apply_weighted_step
 from late_interaction.ops.winners import widen
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 __all__ = ["maxsim", "maxsim_pairs", "maxsim_with_winners"]
 
 
@@ -92,7 +92,7 @@ def _dispatch(
         if weights is not None:
             op = ops.maxsim_weighted_winners if found else ops.maxsim_weighted
             result = op(Q, D, weights, q_mask, d_mask, *options)
-        elif differentiable or is_compiling() or _intercepted(Q, D):
+        elif differentiable or is_compiling() or intercepted(Q, D):
             result = op(Q, D, q_mask, d_mask, *options)
         else:
             result = call_below_autograd(PLAIN[found], Q, D, q_mask, d_mask, normalize, precision, paired)
@@ -116,7 +116,7 @@ def _fast_path(
     """Scores of a call that nothing intercepts on its way to the operator, or None. The operator checks its
     inputs itself. If it refuses them, the checks in Python follow, and say why in the caller's words."""
     if (
-        _intercepted(Q, D)
+        intercepted(Q, D)
         or not (normalize is False or normalize is True)
         or not (backward is None or is_one_of(backward, BACKWARDS))
         or not (precision is None or is_one_of(precision, PRECISIONS))
@@ -158,17 +158,7 @@ def _fast_path(
 
 
 def _fits(weights: Tensor, Q: Tensor) -> bool:
-    return type(weights) in _PLAIN and weights.dtype is scores_dtype(Q) and weights.device == Q.device
-
-
-def _intercepted(Q: Tensor, D: Tensor) -> bool:
-    """Whether something acts between the call and the operator: a subclass of Tensor, another device,
-    autocast, a transform of torch.func."""
-    if type(Q) not in _PLAIN or type(D) not in _PLAIN:
-        return True
-    if not ((Q.is_cuda and D.is_cuda) or (Q.is_cpu and D.is_cpu)):
-        return True
-    return _is_any_autocast_enabled() or _are_functorch_transforms_active()
+    return type(weights) in PLAIN_TYPES and weights.dtype is scores_dtype(Q) and weights.device == Q.device
 
 
 def maxsim(

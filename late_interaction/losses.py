@@ -5,7 +5,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from late_interaction._contrastive import own_options

@@ -137,7 +137,7 @@ def patched() -> dict[str, Patched]:
     """Returns what is patched now, and how many calls the patches served or left to each library.
 
     A call that a patch leaves to its library, as it is not one for the kernels, is also logged the first time
-    (logger ``late_interaction``, level WARNING). Calls that ``torch.compile`` traces are not counted; one call
+    (logger ``late_interaction``, level WARNING). Calls that ``torch.compile`` traces are not counted; a call
     of a library may score several parts, each of which counts.
 
     Args:

@@ -22,6 +22,7 @@ from torch import Tensor
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction._patches import calls
 from late_interaction._patches.compat import nothing_to_patch, off, package_at_least, why_left
+from late_interaction._patches.pylate_inputs import masked, tensor, tensors
 from late_interaction.xtr import xtr_scores
 
 __all__ = ["patch_pylate", "unpatch_pylate"]
@@ -121,11 +122,11 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         if mask is not None:
             masks["documents_mask"] = mask
         if name in _ORIGINAL:
-            tokens = _tensors(queries_embeddings, documents_embeddings) if mask is None else None
+            tokens = tensors(queries_embeddings, documents_embeddings) if mask is None else None
             reason = _unfit(score, document_rank, tokens) if mask is None else "a mask by its old name"
             if tokens is not None and reason is None:
                 calls.scored(_PACKAGE)
-                return _masked(score, *tokens, **masks)
+                return masked(score, *tokens, **masks)
             calls.left(_PACKAGE, name, reason or _RAGGED)
         if score is maxsim_pairs:  # PyLate's own has no masks
             masks = {key: value for key, value in masks.items() if value is not None}
@@ -175,13 +176,13 @@ def _grouped(
     **backend: str | None,
 ) -> Tensor:
     """``ColBERTScores.__call__``: documents ``[D, N, Ld, d]`` are one batch, not N slices scored in turn."""
-    if _selected(**backend) and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
+    if _selected(**backend) and (tokens := tensors(queries_embeddings, documents_embeddings)) is not None:
         Q, D = tokens
         if Q.dim() == 3 and D.dim() == 4 and why_left(Q, D, _PACKAGE) is None:
             if documents_mask is not None:
-                documents_mask = _tensor(documents_mask).flatten(0, 1)
+                documents_mask = tensor(documents_mask).flatten(0, 1)
             calls.scored(_PACKAGE)
-            return _masked(maxsim, Q, D.flatten(0, 1), queries_mask, documents_mask)
+            return masked(maxsim, Q, D.flatten(0, 1), queries_mask, documents_mask)
     original: Callable[..., Tensor] = _ORIGINAL["ColBERTScores.__call__"]
     return original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask, **backend)
 
@@ -253,42 +254,6 @@ def _why_left(tensors: tuple[Any, ...]) -> str | None:
         return "embeddings that are no tensors"
     Q, D = tensors
     return why_left(Q, D, _PACKAGE)
-
-
-# ---- PyLate's way with masks and lists ----
-
-
-def _masked(
-    score: Callable[..., Tensor], Q: Tensor, D: Tensor, queries_mask: Any, documents_mask: Any
-) -> Tensor:
-    Q, q_mask = _multiplied(Q, queries_mask)
-    D, d_mask = _multiplied(D, documents_mask)
-    return score(Q, D, q_mask, d_mask)
-
-
-def _multiplied(tokens: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
-    """Tokens whose similarities are as if multiplied by the mask, which is PyLate's way, and what to visit.
-
-    Of a sequence's masked tokens, all 0 now, one is visited: it wins where all else is negative.
-    """
-    if mask is None:
-        return tokens, None
-    mask = torch.broadcast_to(_tensor(mask), tokens.shape[:-1])
-    live = mask != 0
-    visited = live.scatter(-1, live.to(torch.uint8).argmin(-1, keepdim=True), True)
-    return tokens * mask.to(tokens.dtype).unsqueeze(-1), visited
-
-
-def _tensor(x: Any) -> Tensor:
-    convert: Callable[[Any], Tensor] = importlib.import_module("pylate.utils.tensor").convert_to_tensor
-    return convert(x)
-
-
-def _tensors(Q: Any, D: Any) -> tuple[Tensor, Tensor] | None:
-    try:
-        return _tensor(Q), _tensor(D)
-    except (RuntimeError, ValueError):  # unequal lengths, which PyLate's own function takes one by one
-        return None
 
 
 # ---- where they are put ----
