@@ -14,6 +14,7 @@ from torch import Tensor
 
 import late_interaction as li
 from late_interaction import topk
+from late_interaction._search import stream
 
 Ld, d, k = 128, 128, 100
 CAP = 896 << 20
@@ -63,7 +64,7 @@ def check(
     again.add(D[again.seen :], masks[1])
     if on_gpu:
         taken = torch.cuda.max_memory_allocated() - before
-        assert taken <= chunks * topk._BYTES + SLACK, f"{taken >> 20} MiB"
+        assert taken <= chunks * stream._BYTES + SLACK, f"{taken >> 20} MiB"
         assert torch.cuda.max_memory_reserved() <= CAP < D.numel() * D.element_size()
     best = expected.sort(dim=1, descending=True).values
     for scores, indices in (got, (again.scores, again.indices)):

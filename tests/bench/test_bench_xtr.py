@@ -89,7 +89,7 @@ def test_the_grid_gives_the_papers_scores(shape: Shape, k: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("k", KS)
 def test_the_grid_is_sentence_transformers(k: int, dtype: torch.dtype) -> None:
-    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     try:
         theirs = importlib.import_module("sentence_transformers.multi_vector_encoder.scoring.xtr").xtr_scores
     except ImportError:

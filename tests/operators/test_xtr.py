@@ -744,7 +744,7 @@ def test_equally_masked_documents_score_alike(device, k):
 
 @pytest.mark.parametrize("k", [4, 5])
 def test_documents_masked_in_part_score_alike(device, k):
-    """A maximum below 0 counts where all of a document is selected, so with a masked token at no k but all."""
+    """A maximum below 0 counts if all of a document is selected: with masked tokens, at the largest k."""
     Q, D = -torch.ones(1, 1, 4, device=device), torch.ones(3, 2, 4, device=device)
     d_mask = torch.tensor([[True, False]] * 3, device=device)
     assert li.xtr_scores(Q, D, k, None, d_mask, rule="pylate").tolist() == [[0, 0, 0]]
