@@ -52,14 +52,21 @@ __device__ __forceinline__ float squared_norm_by_warp(const E* x, int64_t dim_st
   return warp_sum(squares);
 }
 
+// What the maximum of a query row is multiplied by: its inverse norm, or the scale of its code.
+template <class E>
+__device__ __forceinline__ float own_scale(const ForwardArgs& p, int32_t row, const E* q) {
+  if (p.q_scales.data != nullptr) return row_scale(p.q_scales, nullptr, row / p.Lq, row % p.Lq);
+  return p.normalize ? inverse_norm(squared_norm_by_warp(q, p.Q.dim_stride, p.d)) : 1.0f;
+}
+
 // The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. A finite
 // row whose norm overflows counts as zeros, as torch.nn.functional.normalize returns it: so elements are
-// scaled before they are multiplied. The row's own inverse norm, 0 then, is applied by the caller.
+// scaled before they are multiplied, those of the query row by 0 if its scale is 0. Any other scale the
+// caller applies.
 template <class E>
-__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
-  const bool overflows =
-      (p.normalize || p.q_scales.data != nullptr) && isinf(squared_norm_by_warp(q, p.Q.dim_stride, p.d));
-  const float q_factor = overflows ? 0.0f : 1.0f;
+__device__ Maximum recompute_row(const ForwardArgs& p, int32_t row, const Passage<E>& of) {
+  const E* q = static_cast<const E*>(p.Q.data) + row_offset(p, row);
+  const float q_factor = own_scale(p, row, q) == 0.0f ? 0.0f : 1.0f;
   Maximum best{-INFINITY, kSentinel};
   for (int32_t t = 0; t < of.length; ++t) {
     if (of.mask != nullptr && of.mask[t * p.d_mask.token_stride] == 0) continue;
@@ -104,7 +111,7 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
     const int32_t its_row = __shfl_sync(kFullWarp, row, who);
-    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row), passage);
+    const Maximum exact = recompute_row(p, its_row, passage);
     if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
   }
   return mine;

@@ -35,8 +35,13 @@ inline constexpr int kHammingWarps = 4;
 inline constexpr int kHammingDepth = 8;    // tiles of 32 tokens in a warp's ring
 inline constexpr int kHammingTokens = 32;  // of a tile
 
-// Blocks that a multiprocessor holds.
+// Blocks that a multiprocessor holds. Below 9.0 ptxas would spill to fit in three of four tiles a warp.
 constexpr int hamming_resident_blocks(int64_t tiles_of_warp) { return tiles_of_warp == 1 ? 6 : 4; }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr int kHammingBlocksOfFour = 2;
+#else
+inline constexpr int kHammingBlocksOfFour = hamming_resident_blocks(4);
+#endif
 
 struct HammingArgs {
   TokenView Q, D;
@@ -292,7 +297,8 @@ struct HammingMaxima {
 };
 
 template <int kTiles, bool kMasked, bool kWide, bool kLong>
-__global__ void __launch_bounds__(kHammingWarps * 32, hamming_resident_blocks(kTiles))
+__global__ void __launch_bounds__(kHammingWarps * 32,
+                                  kTiles == 4 ? kHammingBlocksOfFour : hamming_resident_blocks(kTiles))
     score_hamming(const HammingArgs args) {
   __shared__ __align__(16) uint32_t words[kHammingWarps][kHammingDepth * 4 * kHammingTokens];
   extern __shared__ uint2 fragments[];

@@ -24,9 +24,14 @@
 namespace late_interaction {
 
 inline constexpr int kWardThreads = 128;
-inline constexpr int kWardBatch = 9;   // loads that a thread has in flight: with 128 threads, a row of 1,152
-inline constexpr int kWardBlocks = 4;  // of a multiprocessor, without spills
-inline constexpr int kWardTile = 32;   // rows and columns that are mirrored at a time
+inline constexpr int kWardBatch = 9;  // loads that a thread has in flight: with 128 threads, a row of 1,152
+// Blocks of a multiprocessor, without spills.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr int kWardBlocks = 3;
+#else
+inline constexpr int kWardBlocks = 4;
+#endif
+inline constexpr int kWardTile = 32;  // rows and columns that are mirrored at a time
 
 template <class Real>
 struct WardArgs {
