@@ -40,49 +40,31 @@ __device__ __forceinline__ Span whole_document(const ForwardArgs& p, int32_t que
   return {0, document_length(p, query, j)};
 }
 
-// The squared norm of a row that all lanes of the warp read together.
+// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. Rows that
+// are normalized have a finite similarity unless a norm overflows: such a row counts as zeros, as
+// torch.nn.functional.normalize returns it, or unless an element is not finite.
 template <class E>
-__device__ __forceinline__ float squared_norm_by_warp(const E* x, int64_t dim_stride, int d) {
-  float squares = 0.0f;
-#pragma unroll 1  // unrolled, it would take more registers
-  for (int k = threadIdx.x % 32; k < d; k += 32) {
-    const float value = widen(x[k * dim_stride]);
-    squares = fmaf(value, value, squares);
-  }
-  return warp_sum(squares);
-}
-
-// What the maximum of a query row is multiplied by: its inverse norm, or the scale of its code.
-template <class E>
-__device__ __forceinline__ float own_scale(const ForwardArgs& p, int32_t row, const E* q) {
-  if (p.q_scales.data != nullptr) return row_scale(p.q_scales, nullptr, row / p.Lq, row % p.Lq);
-  return p.normalize ? inverse_norm(squared_norm_by_warp(q, p.Q.dim_stride, p.d)) : 1.0f;
-}
-
-// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. A finite
-// row whose norm overflows counts as zeros, as torch.nn.functional.normalize returns it: so elements are
-// scaled before they are multiplied, those of the query row by 0 if its scale is 0. Any other scale the
-// caller applies.
-template <class E>
-__device__ Maximum recompute_row(const ForwardArgs& p, int32_t row, const Passage<E>& of) {
-  const E* q = static_cast<const E*>(p.Q.data) + row_offset(p, row);
-  const float q_factor = own_scale(p, row, q) == 0.0f ? 0.0f : 1.0f;
+__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
   Maximum best{-INFINITY, kSentinel};
   for (int32_t t = 0; t < of.length; ++t) {
     if (of.mask != nullptr && of.mask[t * p.d_mask.token_stride] == 0) continue;
     const E* x = of.tokens + t * p.D.token_stride;
-    float factor = 1.0f;
-    if (of.scales != nullptr) {
-      factor = usable_scale(of.scales[t * p.d_scales.token_stride]);
-    } else if (p.normalize) {
-      factor = inverse_norm(squared_norm_by_warp(x, p.D.dim_stride, p.d));
-    }
-    float dot = 0.0f;
+    float dot = 0.0f, squares = 0.0f;
+    bool finite = true;
 #pragma unroll 1
     for (int k = threadIdx.x % 32; k < p.d; k += 32) {
-      dot = fmaf(q_factor * widen(q[k * p.Q.dim_stride]), factor * widen(x[k * p.D.dim_stride]), dot);
+      const float value = widen(x[k * p.D.dim_stride]), of_q = widen(q[k * p.Q.dim_stride]);
+      dot = fmaf(of_q, value, dot);
+      squares = fmaf(value, value, squares);
+      finite = finite && fabsf(value) < INFINITY && fabsf(of_q) < INFINITY;
     }
     dot = warp_sum(dot);
+    if (of.scales != nullptr) {
+      dot *= usable_scale(of.scales[t * p.d_scales.token_stride]);
+    } else if (p.normalize) {
+      dot *= inverse_norm(warp_sum(squares));
+    }
+    if (p.normalize && __all_sync(kFullWarp, finite) && !(fabsf(dot) < INFINITY)) dot = 0.0f;
     if (isnan(dot)) return {dot, of.first + t};
     if (best.token == kSentinel || dot > best.value) best = {dot, of.first + t};
   }
@@ -111,7 +93,7 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
     const int32_t its_row = __shfl_sync(kFullWarp, row, who);
-    const Maximum exact = recompute_row(p, its_row, passage);
+    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row), passage);
     if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
   }
   return mine;

@@ -110,7 +110,8 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
     const int slot = 128 * group + of_group;
     const float value = __uint_as_float(ptx::ld_shared(place(of_group)));
     if (fabsf(value) < INFINITY || slot >= tile.count || !keeps_row(p, tile.first + slot)) continue;
-    const Maximum exact = recompute_row(p, tile.first + slot, passage);
+    const Maximum exact =
+        recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, tile.first + slot), passage);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
       ptx::st_shared(place(of_group), __float_as_uint(exact.value));

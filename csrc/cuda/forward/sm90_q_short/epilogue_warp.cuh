@@ -266,7 +266,8 @@ struct ShortEpilogue {
       const float value = __uint_as_float(ptx::ld_shared(values + 4 * row));
       const int32_t at = tile.first + Tile::kWarpRows * consumer + row;
       if (fabsf(value) < INFINITY || !keeps_row(p, at)) continue;
-      const Maximum exact = recompute_row(p, at, passage);
+      const Maximum exact =
+          recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, at), passage);
       __syncwarp();
       if (lane == 0) {
         ptx::st_shared(values + 4 * row, __float_as_uint(exact.value));
