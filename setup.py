@@ -303,7 +303,7 @@ def line_per_file():
     stdout = os.dup(1)
 
     def shorten():
-        with open(reader, errors="replace") as lines, open(stdout, "w", buffering=1) as out:
+        with open(reader, errors="replace") as lines, open(stdout, "w", buffering=1, errors="replace") as out:
             for line in lines:
                 if match := COMPILED.match(line):
                     line = f"{match[1]} {match[2].removeprefix(f'{ROOT}/')}\n"
@@ -314,14 +314,14 @@ def line_per_file():
     sys.stdout.flush()
     os.dup2(writer, 1)
     os.close(writer)
-    thread = threading.Thread(target=shorten)
+    thread = threading.Thread(target=shorten, daemon=True)
     thread.start()
     try:
         yield
     finally:
         sys.stdout.flush()
         os.dup2(stdout, 1)
-        thread.join()
+        thread.join(timeout=10)  # a compiler's server may have kept the pipe
 
 
 class BuildPython(build_py):

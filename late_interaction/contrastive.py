@@ -127,8 +127,8 @@ def contrastive_loss(
     process's, may be rounded to the inputs' dtype before it is added in float32, and so are the weights of
     pairs where both sides have one token each. Scores and winners that are kept (``kept_bytes``) come on top,
     and their pairs are not computed again. The result has the same bits on every run. With ``tail`` the host
-    waits for the device at times; else, of padded tokens, for nothing. Under ``torch.compile`` the call is a
-    graph break.
+    waits for the device at times; else, of padded tokens, only to look at norms in the process's first call.
+    Under ``torch.compile`` the call is a graph break.
 
     With one token a side and nothing masked (CLIP's loss; no hard negatives, ``tail`` or ``group``) the
     forward of a loss that is reduced and not symmetric computes the gradients too, so that scores are

@@ -149,7 +149,8 @@ def rerank_direct(
             requires a gradient while gradients are enabled.
 
     Complexity: ``2 * Lq * sum(doc_lengths) * d`` operations and one read of each document. No memory beside
-    the scores but some 20 bytes a document. The host waits for nothing.
+    the scores but some 20 bytes a document. The host waits for nothing but
+    the look at norms of the process's first call (:func:`late_interaction.maxsim` says when).
 
     Example:
         >>> import torch

@@ -89,7 +89,8 @@ def maxsim_varlen(
 
     Complexity: ``2 * sum(Lq_i) * sum(Ld_j) * d`` operations, of which padding would have been part. With
     gradients the winners are kept, ``Nd * sum(Lq_i)`` of 2 bytes (4 if ``D_packed`` has more than 65,534
-    tokens). The host waits for nothing.
+    tokens). The host waits for nothing but the look at norms of the process's
+    first call (:func:`late_interaction.maxsim` says when).
 
     Example:
         >>> import torch

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class OneThread:
-    """A context that refuses a second thread while a first one is in it, which may enter it again.
+    """Refuse a second thread while a first one is in this context, which may enter it again.
 
     Args:
         name: what messages call the object.

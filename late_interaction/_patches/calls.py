@@ -32,13 +32,13 @@ def forget(package: str) -> None:
 
 
 def scored(package: str) -> None:
-    """Counts a call that the kernels served."""
+    """Count a call that the kernels served."""
     if not is_compiling():
         calls_of(package).served += 1
 
 
 def left(package: str, function: str, reason: str) -> None:
-    """Counts a call that is left to the library, and logs the first one of its kind."""
+    """Count a call that is left to the library, and log the first one of its kind."""
     if is_compiling():
         return
     calls = calls_of(package).left

@@ -11,7 +11,7 @@ from torch import Tensor
 def masked(
     score: Callable[..., Tensor], Q: Tensor, D: Tensor, queries_mask: Any, documents_mask: Any
 ) -> Tensor:
-    """Returns the scores of tokens that are multiplied by their masks."""
+    """Return the scores of tokens that are multiplied by their masks."""
     Q, q_mask = _multiplied(Q, queries_mask)
     D, d_mask = _multiplied(D, documents_mask)
     return score(Q, D, q_mask, d_mask)
@@ -31,13 +31,13 @@ def _multiplied(tokens: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def tensor(x: Any) -> Tensor:
-    """Makes a tensor of what PyLate makes one of."""
+    """Make a tensor of what PyLate makes one of."""
     convert: Callable[[Any], Tensor] = importlib.import_module("pylate.utils.tensor").convert_to_tensor
     return convert(x)
 
 
 def tensors(Q: Any, D: Any) -> tuple[Tensor, Tensor] | None:
-    """Makes tensors of queries and documents, or returns None where lengths differ."""
+    """Make tensors of queries and documents; return None where lengths differ."""
     try:
         return tensor(Q), tensor(D)
     except (RuntimeError, ValueError):  # unequal lengths, which PyLate's own function takes one by one

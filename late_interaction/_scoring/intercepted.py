@@ -8,7 +8,7 @@ PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def intercepted(Q: Tensor, D: Tensor) -> bool:
-    """Returns whether something acts between a call and its operator: a subclass of Tensor, another device,
+    """Return whether something acts between a call and its operator: a subclass of Tensor, another device,
     autocast, a transform of torch.func."""
     if type(Q) not in PLAIN_TYPES or type(D) not in PLAIN_TYPES:
         return True

@@ -30,7 +30,7 @@ _STATE = _State()
 def look(
     name: str, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None = None, *, option: bool = True
 ) -> None:
-    """Looks at the norms of the tokens that count, unless the function of this name did before, or they
+    """Look at the norms of the tokens that count, unless the function of this name did before, or they
     cannot be read now.
 
     Args:
@@ -63,7 +63,7 @@ def look(
 
 
 def unwatched(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a public function for another one, which looks itself."""
+    """Call a public function for another one, which looks itself."""
     if is_compiling():
         return function(*args, **kwargs)
     before, _STATE.muted = _STATE.muted, True
@@ -89,7 +89,7 @@ def _norms_that_count(Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> Te
 
 
 def _can_be_read(Q: Tensor) -> bool:
-    """Whether Q is a plain tensor whose values can be read: outside tracing, transforms and CUDA graphs."""
+    """Return whether Q is a plain tensor that can be read: outside tracing, transforms and CUDA graphs."""
     if type(Q) not in (Tensor, torch.nn.Parameter) or Q.is_meta:
         return False
     if _are_functorch_transforms_active() or _len_torch_dispatch_stack() or _get_tracing_state() is not None:

@@ -65,9 +65,9 @@ def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
             found |= {"next": found["seen"], "ranges": [[0, found["seen"]]]}
     wanted = (*_FOUND, *search)
     missing = [name for name in wanted if name not in found]
-    if missing == list(search):
+    if missing and set(missing) <= search.keys():
         raise ValueError(
-            f"state does not say what it was searched with ({', '.join(search)}): it is of an older version."
+            f"state does not say what it was searched with ({', '.join(missing)}): it is of an older version."
             " If it was searched as this TopK is, load {**best.state_dict(), **state}; else search again"
         )
     if missing:
