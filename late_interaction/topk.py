@@ -136,8 +136,8 @@ class TopK:
 
     ``add`` as many documents as there are at a time; ``scores`` and ``indices`` are those of
     :func:`maxsim_topk` over everything added so far, whatever the pieces. Nothing waits for the GPU but the
-    look at norms of the process's first call (:func:`late_interaction.maxsim` says when). One thread at a time
-    may add, merge, save or load; :meth:`merge` joins what threads have found, each with its own.
+    look at norms of the process's first call (:func:`late_interaction.maxsim` says when). One thread at a
+    time may add, merge, save or load; :meth:`merge` joins what threads have found, each with its own.
 
     Args:
         Q, k, q_mask, normalize, largest, precision, scale_Q, keep_empty: as in :func:`maxsim_topk`.

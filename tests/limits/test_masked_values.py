@@ -65,7 +65,7 @@ def distilled(function, **options):
 
 def hidden(**options):
     def score(Q, D, W):
-        # Of the weights the head gets its gradient, too: that of what masks leave out is 0 * NaN.
+        # The head passes its gradient on to the weights: what masks leave out would send 0 * NaN.
         head = HEAD.to(Q) + W.masked_fill(~q_mask(Q), 0.0).sum()
         return fused_head.maxsim_from_hidden(Q, D, head, None, d_mask(D), q_mask=q_mask(Q), **options)
 
@@ -165,7 +165,7 @@ def test_what_masks_leave_out_has_no_effect(device, name, value, dtype):
 
 
 def offsets(lengths, longest):
-    """Of packed tokens, where those of no sequence lie between none."""
+    """Return the offsets of packed tokens without any between sequences."""
     return torch.cat((torch.zeros(1), lengths.clamp_max(longest).cumsum(0))).int()
 
 

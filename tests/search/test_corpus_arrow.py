@@ -143,7 +143,7 @@ def test_nothing():
 
 
 def columns_without_rows():
-    """Of each type that a column may have, and of none, as a writer of no rows may leave it."""
+    """A column may have any type, or none, as a writer of no rows may leave it."""
     inner = pa.float16(), pa.float32()
     kinds = [pa.list_(kind(x)) for x in inner for kind in (pa.list_, pa.large_list, lambda y: pa.list_(y, 8))]
     return [pa.array([], kind) for kind in (*kinds, pa.null())]
