@@ -215,6 +215,7 @@ def build(directory: Path) -> str:
         note = (
             "Whole training steps, encoder and optimizer included (true sizes, random weights). `loss without"
             f" us`: the share of the step that PyTorch's loss takes, or {ST}' where PyTorch's has no memory."
+            " Where steps differ by more, it is the encoder's time that does: these are medians of few calls."
         )
         parts += [note, steps]
     if box := when(rows, records):
