@@ -92,7 +92,7 @@ def xtr_scores(
         >>> xtr_scores(Q, D, k=2, q_weights=weights)  # selected maxima that are weighted: 4, -5, -3
         tensor([[ 4., -5., -3.]])
         >>> xtr_scores(Q, D, k=2, q_weights=weights, rule="pylate")  # no positive one: divided by 0.001
-        tensor([[    4.0000, -5000.0000, -3000.0000]])
+        tensor([[ 4.0000e+00, -5.0000e+03, -3.0000e+03]])
     """
     Q3, DN, q_mask, d_mask = check_xtr(Q, D, k, q_mask, d_mask, q_weights, rule)
     strategy = check_backward(backward)

@@ -132,7 +132,8 @@ def check_order(state: dict[str, Any], k: int, largest: bool) -> None:
     indices = indices.to(scores.device)
     edges = torch.tensor(state["ranges"], dtype=torch.int64, device=scores.device).flatten()
     outside = torch.searchsorted(edges, indices.contiguous(), right=True) % 2 == 0
-    if bool((outside & (indices != NO_DOCUMENT)).any()):
+    worst = -torch.inf if largest else torch.inf
+    if bool((outside & ((indices != NO_DOCUMENT) | (scores != worst))).any()):
         low, high = (int(x) for x in indices.aminmax())
         raise ValueError(f"indices of the state must lie in {_shown(state['ranges'])}, got {low} to {high}")
     _, ordered = select(scores, indices, k, largest)

@@ -75,12 +75,13 @@ SIGNATURES = {
     "retrieve.retrieve": (
         "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
         " | progress=False precision=None scale_Q=None scale_D=None group=None coarse=None candidates=None"
+        " keep_empty=False"
     ),
     "retrieve.MaxSimScorer": "| normalize=True backward='auto' mask_pad_token=None | precision=None",
     "retrieve.MaxSimScorer.forward": "self Q D q_mask=None d_mask=None | |",
     "retrieve.MaxSimScorer.score": "self Q D q_mask=None d_mask=None | |",
     "retrieve.MaxSimScorer.retrieve": (
-        "self Q D top_k q_mask=None d_mask=None | chunk=None | progress=False group=None"
+        "self Q D top_k q_mask=None d_mask=None | chunk=None | progress=False group=None keep_empty=False"
     ),
     "retrieve.MaxSimScorer.forward_with_ids": "self Q D q_ids d_ids | |",
     "pylate_compat.patch_pylate": "| |",
@@ -106,7 +107,7 @@ SIGNATURES = {
     "reference.xtr_scores_reference": "Q D k q_mask=None d_mask=None | | rule='paper' q_weights=None",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
-        " | progress=False precision=None scale_Q=None scale_D=None group=None"
+        " | progress=False precision=None scale_Q=None scale_D=None group=None keep_empty=False"
     ),
 }
 

@@ -212,7 +212,7 @@ def test_progress():
 
 def test_integers_require_no_gradient():
     with pytest.raises(TypeError, match="Q must be bfloat16"):
-        li.maxsim(Q.long(), D.requires_grad_())
+        li.maxsim(Q.long(), D.clone().requires_grad_())
 
 
 @pytest.mark.parametrize("token", [True, False, 1.0, "[PAD]", torch.tensor(0)])

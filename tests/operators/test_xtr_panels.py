@@ -150,7 +150,7 @@ def test_a_deterministic_backward_is_lowmem(given, deterministic, wanted, weight
     monkeypatch.setattr(
         driver,
         "call_in_backward",
-        lambda op, *args: strategies.append(args[4 + weighted + 1]) or real(op, *args),
+        lambda op, *args, **name: strategies.append(args[4 + weighted + 1]) or real(op, *args, **name),
     )
     Q, D = (x.requires_grad_() for x in embeddings(2, 3, 4, 5, 8))
     weights = torch.rand(2, 4) if weighted else None
