@@ -9,6 +9,7 @@ compute-sanitizer: operators whose names hold one of the words.
 """
 
 import itertools
+import os
 import sys
 import time
 from collections import Counter
@@ -37,6 +38,8 @@ DTYPES = [
 INDEX = {torch.int32, torch.int64}
 FLOATS = {F16, BF16, F32, F64}
 HALVES = {F16, BF16, F32}
+# Print each change before it is made: the last one is what ended the process.
+TRACED = bool(os.environ.get("LATE_INTERACTION_TRACED"))
 # Other dtypes that an argument may have while the others keep theirs (csrc/ops.cpp); True: any.
 DTYPES_TOO: dict[str, dict[str, Any]] = {
     "maxsim_residual": {"Q": FLOATS, "extents": INDEX, "centroids": FLOATS},
@@ -296,6 +299,8 @@ class Sweep:
 
     def check(self, i: int, change: Change) -> None:
         where = f"{self.arguments.names[i]}, {change.what}"
+        if TRACED:
+            print(f"{self.op}: {where}", flush=True)
         value = change.value
         try:
             found = self.attempt(self.arguments.fresh(i, value))

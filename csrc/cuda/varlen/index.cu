@@ -67,7 +67,7 @@ __device__ int32_t work_tile_end(const PackedIndex& p, int64_t block) {
     const int32_t first = min(max(p.d_offsets[j], 0), p.d_tokens);
     return first - min(max(p.d_offsets[0], 0), p.d_tokens) + j * p.document_tokens;
   };
-  const int64_t in_all = before(p.documents);
+  const int64_t in_all = max(before(p.documents), int64_t{1});  // less, if offsets fall
   const int64_t wanted = in_all * p.row_tiles / p.blocks * (block + 1) +
                          in_all * p.row_tiles % p.blocks * (block + 1) / p.blocks;
   const int64_t tile = wanted / in_all, rest = wanted % in_all;
