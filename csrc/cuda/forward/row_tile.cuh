@@ -37,7 +37,7 @@ __device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index,
 // reads beyond the tensor.
 __device__ __forceinline__ Span packed_span(const int32_t* offsets, int64_t i, int32_t total) {
   const int32_t first = min(max(offsets[i], 0), total);
-  return {first, max(0, min(offsets[i + 1], total) - first)};
+  return {first, min(max(offsets[i + 1], first), total) - first};
 }
 
 // Offset, in elements, of a row of Q.

@@ -15,8 +15,8 @@ struct CompressedSpan {
 
 __device__ __forceinline__ CompressedSpan span_of(const CompressedDocuments& c, int64_t j) {
   const int64_t begin = c.packed ? min(max(c.extents[j], int64_t{0}), c.capacity) : j * c.capacity;
-  const int64_t end = c.packed ? c.extents[j + 1] : begin + c.extents[j];
-  const int64_t count = min(end, c.packed ? c.capacity : begin + c.capacity) - begin;
+  const int64_t wanted = c.packed ? max(c.extents[j + 1], begin) - begin : c.extents[j];
+  const int64_t count = min(wanted, c.packed ? c.capacity - begin : c.capacity);
   if (count <= 0) return {};
   return {begin, static_cast<int32_t>(min(count, int64_t{1} << 30))};
 }
