@@ -49,7 +49,7 @@ class Exchanges:
         return with_namespace(function, self._code.get(function, function.__code__), instead or {})
 
     def places(self) -> list[str]:
-        """What is exchanged, by the names that it has in its library."""
+        """Return what is exchanged, by the names that it has in its library."""
         found = [f"{function.__module__}.{function.__qualname__}" for function in self._code]
         for holder, name, _ in self._attributes:
             module = f"{holder.__module__}." if isinstance(holder, type) else ""

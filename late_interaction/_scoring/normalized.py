@@ -15,7 +15,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def unit_packed(x: Tensor, offsets: Tensor) -> Tensor:
-    """The same of packed tokens. Those of no sequence become 0, whatever they hold."""
+    """Normalize packed tokens likewise. Tokens of no sequence become 0, whatever they hold."""
     row = torch.arange(len(x), device=x.device)
     return unit(x.masked_fill(((row < offsets[0]) | (row >= offsets[-1])).unsqueeze(1), 0.0))
 

@@ -76,7 +76,7 @@ class Documents:
         return int(rows.stop - rows.start)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What was opened from a folder is opened again where it is unpickled; other documents travel."""
+        """Pickle the path of documents that were opened from a folder, and other documents whole."""
         if self._opened is not None:
             return _reopened, (type(self), self._opened)
         # Kept, as a process that is spawned maps the memory of these tensors once it has started.

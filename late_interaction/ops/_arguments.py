@@ -1,5 +1,7 @@
-"""What the kernels in Python ask of an operator's arguments, as those in C++ do (csrc/common/tensors.h): the
-last line for callers of ``torch.ops.late_interaction.*``. The functions of the package check first."""
+"""Check the arguments of kernels in Python, as csrc/common/tensors.h does those of kernels in C++.
+
+Callers of ``torch.ops.late_interaction.*`` meet these checks; the functions of the package check before.
+"""
 
 from collections.abc import Collection, Sequence
 
