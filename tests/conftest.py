@@ -131,6 +131,8 @@ def force():
 def fresh_state(request):
     """The same random numbers and planned GPU for every test, and PyTorch's switches as a test found them."""
     if request.config.option.capability and request.node.get_closest_marker("gpu"):
+        if request.node.get_closest_marker("native"):
+            pytest.skip("needs the kernels of the GPU as it is")
         from late_interaction import ops
 
         ops.cuda_capability(request.config.option.capability)

@@ -167,6 +167,7 @@ def filled(mask, N, Ld, d, dtype, integers):
 
 # Every width of a tile, one and two chunks of an embedding, documents shorter than a tile, and of a tile or
 # two and a bit; small whole numbers make ties, and exact sums.
+@pytest.mark.native
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("d", [16, 72, 128])
 @pytest.mark.parametrize("Ld", [3, 79, 80, 81, 104, 151, 153, 209, 300, 457])
@@ -201,6 +202,7 @@ def edges(width):
 
 # Documents with holes, which are copied, and documents that are read where they lie; whole numbers make ties
 # between tiles, too, since the tokens of a document are repeated.
+@pytest.mark.native
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("width", TAILS)
@@ -223,6 +225,7 @@ def test_last_tiles_of_copies(width, d, dtype, force):
         assert torch.equal(out.double(), scores) and torch.equal(found.long(), winners)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("width", TAILS)
 def test_last_tiles_of_packed_documents(width, force):
     lengths_q, lengths_d = [32, 0, 77, 300] * 2, edges(width) * 2

@@ -95,6 +95,7 @@ def check(Q, D, q_mask=None, d_mask=None, limit=SCORES, precision="high"):
     return out, found
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
@@ -113,6 +114,7 @@ def test_scores_and_winners(d, dtype, masked):
     check(Q, D, q_mask, d_mask, limit=SCORES if d > 8 else 2 * SCORES)
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 def test_float32_at_medium_takes_them_too():
     Q, D = problem(dtype=torch.float32)
@@ -130,6 +132,7 @@ def test_documents_of_each_query(dtype):
     check(Q, D, None, torch.rand(2, 45, 90, device="cuda") < 0.6)
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ref.LAID)
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
@@ -141,6 +144,7 @@ def test_inputs_that_lie_otherwise(form, dtype):
     )
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1e-19, 1e-12, 1e-5, 1e5, 1e17])
 def test_any_length(scale):
@@ -151,6 +155,7 @@ def test_any_length(scale):
     check(Q * lengths[:, :33], D * lengths)
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 def test_rows_that_are_zero_or_not_finite(dtype):
@@ -166,6 +171,7 @@ def test_rows_that_are_zero_or_not_finite(dtype):
     assert torch.equal(found.long()[settled], winners[settled])
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALF)
 def test_equal_tokens_tie(dtype):
@@ -180,6 +186,7 @@ def test_equal_tokens_tie(dtype):
     assert not (kept & (found >= 90)).any()
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("backward", ["lowmem", "unified"])
 @pytest.mark.parametrize("winners", ["save", "recompute"])
@@ -193,6 +200,7 @@ def test_gradients_are_of_the_rows_as_they_are(winners, backward):
         ref.assert_close(x.grad, expected, ref.GRAD_TOLERANCE[torch.bfloat16], f"grad_{name}")
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 def test_a_hundred_runs_give_the_same_bits():
     Q, D = problem(Ld=300)

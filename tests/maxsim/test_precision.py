@@ -76,6 +76,7 @@ def score(precision, Q, D, d_mask=None, normalize=False):
     return li.maxsim_with_winners(Q, D, None, d_mask, normalize=normalize, precision=precision)
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [8, 9, 63, 64, 65, 100, 128, 129, 200, 640, 768, 1030])
 @pytest.mark.parametrize("normalize", [False, True])
@@ -94,6 +95,7 @@ def test_two_numbers_are_as_exact_as_float32(d, normalize):
         assert ref.relative_error(out, scores) <= 2 * ref.relative_error(einsum, scores)
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("Ld", [1, 7, 79, 80, 81, 151, 152, 153, 305, 1031])
 @pytest.mark.parametrize("d", [64, 130, 768])
@@ -128,6 +130,7 @@ def test_copies_have_the_range_of_float32(exponents, precision):
     assert errors.max() < LIMITS[precision]
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("ratio", [1e-4, 1e-9, 1e-15])
 @pytest.mark.parametrize("Ld", [1, 2, 5, 8, 130])

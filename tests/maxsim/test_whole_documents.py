@@ -34,6 +34,7 @@ def signed(kind, Ld, d):
     return Q, D
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["mixed", "negative", "one positive", "zeros"])
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_the_first_of_equal_similarities_wins(width, d, kind, dtype, force):
         assert torch.equal(li.maxsim(Q, D), found), Ld
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("width", "Ld"), [(152, 170), (128, 230), (104, 180), (80, 150)])
 def test_what_is_no_number_wins_or_spoils_its_row(width, Ld, dtype, force):

@@ -508,6 +508,7 @@ PROJECTIONS = [
 ]
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", PROJECTIONS)
 @pytest.mark.parametrize("share", [None, 0.0, 0.02, 0.4, 1.0])
@@ -555,6 +556,7 @@ SCORED = [
 ]
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SCORED)
 @pytest.mark.parametrize("masks", cases.MASKS)
@@ -588,6 +590,7 @@ def test_project_scores_of_nan_and_infinity():
     ref.assert_close(scores[:, ::3], wanted[:, ::3], TOLERANCE[torch.bfloat16])
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 def test_opcheck_project_scores():
     Q, H, W, b, q_mask, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.bfloat16, "cuda", masks="holes")
@@ -599,6 +602,7 @@ def test_opcheck_project_scores():
         OPS.project_scores(*args[:6], 19, True)
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 def test_project_rows_of_zeros_and_nan():
     hidden = torch.zeros(3, 64, device="cuda", dtype=torch.bfloat16)

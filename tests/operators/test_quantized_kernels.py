@@ -261,6 +261,7 @@ def test_huge_and_tiny_scales(dtype, rows, device):
         ref.assert_close(score(*args), expected(*args), LIMIT[dtype])
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [*SHAPES, *COPIED], ids=str)
 def test_every_gpu_scores_every_shape(shape):

@@ -63,6 +63,7 @@ def weighed(shape, queries, documents, device):
     return Q, D, kept, scale
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", [0, 1], ids=["in-batch", "KD"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -104,6 +105,7 @@ def test_a_document_knows_nothing_of_its_neighbours(dtype, Ld, device):
         assert scores[:, 1::2].isnan().all()
 
 
+@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["at 3", "turned"])
 @pytest.mark.parametrize("teams", ["1x3", "1x4", "2x2", "4x1"])
