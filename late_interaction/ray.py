@@ -12,6 +12,7 @@ from late_interaction._checks.options import check_flag, check_integer, check_po
 from late_interaction._checks.tensors import check_mask
 from late_interaction._ray.pool import Block, Pool
 from late_interaction._ray.scorer import Scorer
+from late_interaction._scoring.norm_warning import look
 from late_interaction._search.selection import NO_DOCUMENT
 from late_interaction.topk import TopK
 
@@ -98,6 +99,8 @@ def retrieve(
     search: dict[str, Any] = {"largest": largest, "keep_empty": keep_empty}
     best = _best(Q, k, search)
     mask = check_mask("q_mask", q_mask, "Q", Q.unsqueeze(0) if Q.dim() == 2 else Q)
+    if not normalize:
+        look("ray.retrieve", Q, mask)
     queries = ray.put((Q.detach().cpu(), None if mask is None else mask.cpu()))
     options = search | {"normalize": normalize, "precision": precision}
     device = "cuda" if num_gpus else "cpu"

@@ -20,7 +20,7 @@ from late_interaction._checks.tensors import (
     check_not_meta,
 )
 from late_interaction._progress import Progress
-from late_interaction._scoring.norm_warning import unwatched
+from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction.corpus import Corpus
 from late_interaction.mining._choice import Choice
 from late_interaction.score_pairs import score_pairs_packed
@@ -133,9 +133,11 @@ def hard_negatives(
         none = torch.empty(0, num_negatives, dtype=torch.float32, device="cpu")
         return HardNegatives(none.long(), none, [])
     most = max(map(len, rows))
+    if not normalize:
+        look("hard_negatives", queries)
     with torch.no_grad():
         options: dict[str, Any] = {"normalize": normalize, "progress": progress, "keep_empty": keep_empty}
-        scores, indices = corpus.search(queries, choice.most + most, **options)
+        scores, indices = unwatched(corpus.search, queries, choice.most + most, **options)
         own = _positive_scores(queries, corpus, rows, normalize)
         device = scores.device
         lowest = torch.tensor(_lowest(own, corpus, rows, keep_empty), dtype=torch.float32, device=device)

@@ -273,6 +273,7 @@ FUNCTIONS = {
     "TopK.add(": added,
     "coarse.search(": lambda Q, D: coarse.search(Q, D, 2, coarse="4bit", normalize=False),
     "Corpus.search(": corpus,
+    "hard_negatives(": mined,
     "explain(": lambda Q, D: li.explain(Q, D),
 }
 
