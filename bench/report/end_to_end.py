@@ -238,8 +238,7 @@ def _other_than_the_loss(steps: Rows) -> str | None:
     return (
         f"The encoder's own time varies by more than losses differ: at {row['batch']:,} a step with"
         f" {_name(slow['name'])} took {number(step_ms)} ms longer than one with {_name(fast['name'])}, of"
-        f" which {number(max(loss_ms, 0.0))} ms are the loss's. The record does not say what else differed"
-        f" ({calls})."
+        f" which {number(max(loss_ms, 0.0))} ms are the loss's; what else differed is not recorded ({calls})."
     )
 
 

@@ -426,8 +426,8 @@ def test_a_step_that_differs_without_its_loss_has_its_sentence(tmp_path: Path) -
     step = row(STEP, 32, vanilla=fast, maxsim=slow)
     assert report.findings([step])[-1] == (
         "The encoder's own time varies by more than losses differ: at 32 a step with `maxsim` took 12.0 ms"
-        " longer than one with vanilla, of which 1.00 ms are the loss's. The record does not say what else"
-        " differed (medians of 3 calls)."
+        " longer than one with vanilla, of which 1.00 ms are the loss's; what else differed is not recorded"
+        " (medians of 3 calls)."
     )
     assert "| 32 | 0.11 / 8.0 | 0.122 ± 3% / 8.0 |" in report.steps_table([step])
     of_the_loss = row(STEP, 32, vanilla=timed(0.122, 0.012, 8), maxsim=timed(0.11, 0.0002, 8))
