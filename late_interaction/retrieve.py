@@ -211,6 +211,10 @@ def retrieve(
         check_positive("top_k", top_k)
         if chunk is not None:
             check_positive("chunk", chunk)
+    options: dict[str, Any] = {
+        "normalize": normalize, "largest": largest, "progress": progress, "precision": precision,
+        "keep_empty": keep_empty,
+    }  # fmt: skip
     if coarse is not None or candidates is not None:
         check_flag("sorted", sorted)
         if group is not None:
@@ -224,12 +228,8 @@ def retrieve(
             d_mask,
             coarse=check_coarse(coarse, candidates, scale_Q, scale_D),
             candidates=candidates,
-            normalize=normalize,
             chunk=chunk,
-            largest=largest,
-            progress=progress,
-            precision=precision,
-            keep_empty=keep_empty,
+            **options,
         )
     else:
         found = unwatched(
@@ -239,16 +239,12 @@ def retrieve(
             top_k,
             q_mask,
             d_mask,
-            normalize=normalize,
             chunk_size=chunk,
-            largest=largest,
             sorted=sorted,
-            progress=progress,
-            precision=precision,
             scale_Q=scale_Q,
             scale_D=scale_D,
             group=group,
-            keep_empty=keep_empty,
+            **options,
         )
     if scale_Q is None and not normalize:
         look("retrieve", Q, q_mask)

@@ -20,7 +20,7 @@ def masked(
 def _multiplied(tokens: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
     """Tokens whose similarities are as if multiplied by the mask, which is PyLate's way, and what to visit.
 
-    Of a sequence's masked tokens, all 0 now, one is visited: it wins where all else is negative.
+    Masked tokens are all 0 now. One of a sequence is visited: it wins if all others are negative.
     """
     if mask is None:
         return tokens, None

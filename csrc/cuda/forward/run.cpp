@@ -17,7 +17,7 @@ namespace late_interaction {
 
 namespace {
 
-// Whether TMA can describe Q, whose rows lie evenly, and D.
+// Return whether TMA can describe both inputs. Rows of Q must lie at even distances.
 bool fits_tensor_maps(const Inputs& in) {
   const Sizes& s = in.sizes;
   const bool even =

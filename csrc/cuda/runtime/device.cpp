@@ -36,11 +36,12 @@ constexpr bool kHasSm90aCode = true;
 constexpr bool kHasSm90aCode = false;
 #endif
 
-// The capability that a device is planned as: that of the code which runs on it, where that is older. So
-// kernels are asked for that the code has, and nothing relies on instructions that were compiled out. Planned
-// as 9.0, Hopper gets the kernels of 9.0a, without which it is planned as 8.9.
+// Return the capability that a device is planned as. A device of 9.0 or newer that runs code for an older one
+// is planned as that: it lacks the kernels of 9.0a, and instructions of 9.0 were compiled out. Hopper without
+// code for 9.0a is planned as 8.9. An older device keeps its own, which 8.0 code serves as it is.
 int usable_capability(int capability, int code) {
-  if (code < 90) return std::min(capability, code);
+  if (capability < 90) return capability;
+  if (code < 90) return code;
   return capability == 90 && !kHasSm90aCode ? 89 : capability;
 }
 
