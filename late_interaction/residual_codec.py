@@ -63,7 +63,7 @@ class ResidualCodec:
         _check_buckets("bucket_cutoffs", bucket_cutoffs, 2**nbits - 1, nbits, centroids.device)
         _check_buckets("bucket_weights", bucket_weights, 2**nbits, nbits, centroids.device)
         if bool((bucket_cutoffs[1:] < bucket_cutoffs[:-1]).any()):
-            raise ValueError(f"bucket_cutoffs must never fall, got {abbreviate(bucket_cutoffs.tolist())}")
+            raise ValueError(f"bucket_cutoffs must not decrease, got {abbreviate(bucket_cutoffs.tolist())}")
         self.centroids = centroids.detach().contiguous()
         self.bucket_cutoffs = bucket_cutoffs.detach().to(torch.float32)
         self.bucket_weights = bucket_weights.detach().to(torch.float32)

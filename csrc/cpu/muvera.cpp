@@ -219,7 +219,7 @@ void check_values(const MuveraCall& call) {
   int64_t before = 0;
   for (int64_t i = 0; call.offsets != nullptr && i <= call.sequences; ++i) {
     STD_TORCH_CHECK(before <= call.offsets[i] && call.offsets[i] <= call.packed_tokens,
-                    "late_interaction: cu_seqlens must never fall and lie within [0, ", call.packed_tokens,
+                    "late_interaction: cu_seqlens must not decrease and lie within [0, ", call.packed_tokens,
                     "], got cu_seqlens[", i, "] = ", call.offsets[i], " after ", before);
     before = call.offsets[i];
   }

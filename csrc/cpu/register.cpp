@@ -96,7 +96,7 @@ void check_offsets(const int32_t* offsets, int64_t sequences, int64_t tokens, co
   int64_t before = 0;
   for (int64_t i = 0; i <= sequences; ++i) {
     STD_TORCH_CHECK(before <= offsets[i] && offsets[i] <= tokens, "late_interaction: ", name,
-                    " must never fall and lie within [0, ", tokens, "], got ", name, "[", i,
+                    " must not decrease and lie within [0, ", tokens, "], got ", name, "[", i,
                     "] = ", offsets[i], " after ", before);
     before = offsets[i];
   }

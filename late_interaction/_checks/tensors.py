@@ -157,7 +157,7 @@ def check_rising(name: str, cu: Tensor, total: int) -> None:
     falls = torch.cat((torch.zeros_like(cu[:1], dtype=torch.bool), cu[1:] < cu[:-1]))
     bad = (cu < 0) | (cu > total) | falls
     got = describe_bad_entries(name, cu, bad, after=True)
-    raise ValueError(f"{name} must never fall and lie within [0, {total}], got {got}")
+    raise ValueError(f"{name} must not decrease and lie within [0, {total}], got {got}")
 
 
 def check_lengths(name: str, lengths: Tensor, least: int, longest: int) -> None:

@@ -39,7 +39,7 @@ from late_interaction._scoring.untransformed import applied
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops._library import operators as _ops
 
-_BELOW_ALL = -1e30  # the maximum of no scores, which the operators replace
+_BELOW_ALL = torch.finfo(torch.float32).min  # the maximum of no scores, which the operators replace
 
 
 def takes(given: Arguments) -> bool:

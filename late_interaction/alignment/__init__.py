@@ -241,7 +241,7 @@ def _check_packed(Q: Tensor, D: Tensor, cu_seqlens_d: Tensor) -> list[int]:
     offsets: list[int] = check_offsets("cu_seqlens_d", cu_seqlens_d, "D", D).tolist()
     total, rising = D.shape[0], all(a <= b for a, b in pairwise(offsets))
     if offsets[0] < 0 or offsets[-1] > total or not rising:  # a GPU's offsets are read here first
-        raise ValueError(f"cu_seqlens_d must never fall and lie within [0, {total}], got {offsets[:8]}")
+        raise ValueError(f"cu_seqlens_d must not decrease and lie within [0, {total}], got {offsets[:8]}")
     return offsets
 
 

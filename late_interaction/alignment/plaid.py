@@ -99,7 +99,7 @@ def _bounds(name: str, codes: Tensor, extents: Tensor) -> list[tuple[int, int]]:
     if codes.dim() == 1:
         bounds = list(pairwise(values))
         if any(not 0 <= a <= b <= total for a, b in bounds):  # a GPU's offsets are read here first
-            raise ValueError(f"{name} must never fall and lie within [0, {total}], got {values[:8]}")
+            raise ValueError(f"{name} must not decrease and lie within [0, {total}], got {values[:8]}")
         return bounds
     Ld = codes.shape[1]
     if any(not 0 <= length <= Ld for length in values):

@@ -129,7 +129,7 @@ CASES = {
     "d_mask must be ..., the shape": lambda: scored(ours(2, 3, 8), d_mask=torch.ones(5, 4).bool()),
     "D [Nq, K, Ld, d]": lambda: li.maxsim(ours(2, 3, 8), ours(3, 2, 5, 8)),
     "maxsim_pairs needs": lambda: li.maxsim_pairs(ours(2, 3, 8), ours(4, 5, 8)),
-    "cu_seqlens_d must never fall": lambda: packed([0, 5, 10, 15, 21]),
+    "cu_seqlens_d must not decrease": lambda: packed([0, 5, 10, 15, 21]),
     "maxsim(normalize=False)": without_norms,
     "double backward": differentiated_twice,
     "maxsim has no forward-mode": lambda: torch.func.jvp(scored, (ours(2, 3, 8),), (ours(2, 3, 8),)),

@@ -60,7 +60,8 @@ def test_of_wrong_offsets_the_ones_that_fall_are_named_and_not_those_that_stay()
     wrong = integers(0, 5, 5, 3, 9)
     with refused(
         ValueError,
-        "cu_seqlens_d must never fall and lie within [0, 9], got int32 [5] with cu_seqlens_d[3] = 3 after 5",
+        "cu_seqlens_d must not decrease and lie within [0, 9], "
+        "got int32 [5] with cu_seqlens_d[3] = 3 after 5",
     ):
         li.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), wrong)
 
@@ -185,7 +186,7 @@ def test_offsets_within_the_tokens_are_accepted(offsets):
     ],
 )
 def test_offsets_beyond_the_tokens_are_named(offsets, words):
-    words = f"cu_seqlens_d must never fall and lie within [0, 9], got int32 [{len(offsets)}] with {words}"
+    words = f"cu_seqlens_d must not decrease and lie within [0, 9], got int32 [{len(offsets)}] with {words}"
     with refused(ValueError, words):
         li.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), integers(*offsets))
 
@@ -434,7 +435,7 @@ class Plain(torch.Tensor):
 
 def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
     wrong = integers(0, 10)
-    with pytest.raises(ValueError, match="must never fall and lie within"):
+    with pytest.raises(ValueError, match="must not decrease and lie within"):
         li.maxsim_varlen(TOKENS, TOKENS, ALL, wrong.as_subclass(Plain))
     with FakeTensorMode() as mode:
         tokens, cu = mode.from_tensor(TOKENS), mode.from_tensor(wrong)

@@ -150,7 +150,7 @@ def test_bad_offsets_are_named_with_their_places(what):
             function(Q, Q, cu, torch.tensor([0, MANY]))
         said = str(caught.value)
         assert said.startswith(
-            f"cu_seqlens_q must never fall and lie within [0, {MANY}], got int64 [{MANY + 1}]"
+            f"cu_seqlens_q must not decrease and lie within [0, {MANY}], got int64 [{MANY + 1}]"
         )
         assert words in said and len(said) < 300
 
@@ -214,7 +214,7 @@ def test_bad_lengths_and_offsets_of_compressed_documents():
     with pytest.raises(ValueError, match=r"doc_lengths must all be >= 0 and <= 7, .* doc_lengths\[1\] = 8$"):
         plaid.maxsim_residual(**{**call, "doc_lengths": torch.tensor([7, 8, 0])})
     call = CALLS[plaid.maxsim_residual_varlen]
-    with pytest.raises(ValueError, match=r"cu_seqlens_d must never fall .* cu_seqlens_d\[2\] = 3 after 5$"):
+    with pytest.raises(ValueError, match=r"cu_seqlens_d must not decrease .* cu_seqlens_d\[2\] = 3 after 5$"):
         plaid.maxsim_residual_varlen(**{**call, "cu_seqlens_d": torch.tensor([0, 5, 3, 20])})
 
 

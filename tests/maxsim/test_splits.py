@@ -6,7 +6,7 @@ import torch
 import late_interaction as li
 from late_interaction import ops
 from tests import ref
-from tests.cases import Case, call, inputs
+from tests.cases import Case, call, code_limit, inputs
 
 OPS = torch.ops.late_interaction
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}
@@ -101,10 +101,6 @@ def test_of_equals_the_earliest_wins(shape, force):
         assert not found.any(), name  # all tokens are equal
 
 
-# The tensor cores add fp8 products in fewer bits.
-CODE_TOLERANCE = {torch.int8: 5e-6, torch.float8_e4m3fn: 1e-3}
-
-
 def codes(Nq, N, Lq, Ld, d, dtype):
     Q = torch.randint(-9, 10, (Nq, Lq, d), device="cuda").to(dtype)
     D = torch.randint(-9, 10, (N, Ld, d), device="cuda").to(dtype)
@@ -178,7 +174,7 @@ def test_codes_with_a_scale_each(Nq, Ld, d, dtype, force):
         options = {"dtype": dtype, "masked": mask is not None, "scaled": True}
         for name in forced(force, "in-batch", Nq, N, Lq, Ld, d, **options):
             got = OPS.maxsim_quantized(Q, D, scale_Q, scale_D, None, mask)
-            ref.assert_close(got, expected, CODE_TOLERANCE[dtype], name)
+            ref.assert_close(got, expected, code_limit(dtype), name)
 
 
 @pytest.mark.native
@@ -192,7 +188,7 @@ def test_codes_with_one_scale(Nq, dtype):
     for mask in (None, d_mask):
         expected, _ = ref.maxsim(ref.dequantized(Q, scale_Q), ref.dequantized(D, scale_D), None, mask)
         got = OPS.maxsim_quantized(Q, D, scale_Q, scale_D, None, mask)
-        ref.assert_close(got, expected, CODE_TOLERANCE[dtype])
+        ref.assert_close(got, expected, code_limit(dtype))
 
 
 # As the planner has them: winners of over 65534 tokens are wider, and a query of 1030 is summed in parts.

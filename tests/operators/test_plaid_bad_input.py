@@ -88,7 +88,7 @@ PACKED_ALONE = {
     "falling": (
         {"cu_seqlens_d": torch.tensor([0, 5, 4])},
         ValueError,
-        ["cu_seqlens_d must never fall", "cu_seqlens_d[2] = 4 after 5"],
+        ["cu_seqlens_d must not decrease", "cu_seqlens_d[2] = 4 after 5"],
     ),
     "past the end": ({"cu_seqlens_d": torch.tensor([0, 22])}, ValueError, ["cu_seqlens_d", "[0, 21]"]),
     "before the start": ({"cu_seqlens_d": torch.tensor([-1, 2])}, ValueError, ["cu_seqlens_d", "[0, 21]"]),

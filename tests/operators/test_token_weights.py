@@ -6,9 +6,8 @@ import torch
 import late_interaction as li
 from late_interaction import ops
 from tests import ref
-from tests.cases import mask, tokens
+from tests.cases import QUANTIZED, code_limit, mask, tokens
 from tests.operators.test_quantized import E4M3, E5M2, INT8, expected, score
-from tests.operators.test_quantized_kernels import LIMIT
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # (Lq, Ld, d, dtype): tiles of 64 and of 128 tokens, in one stage and in several.
@@ -70,11 +69,13 @@ def weighed(shape, queries, documents, device):
 def test_scores_are_those_of_the_same_numbers_elsewhere(shape, layout, form, device):
     Q, D, kept, scale = weighed(shape, *LAYOUTS[device][layout], device)
     kept, scale = FORMS[form](kept), FORMS[form](scale)
-    if shape[-1] in LIMIT:
+    if shape[-1] in QUANTIZED:
         one = torch.ones((), device=device)
         for its_mask, its_scale in ((kept, scale), (kept, one), (None, scale)):
             scores = score(Q, D, one, its_scale, None, its_mask)
-            ref.assert_close(scores, expected(Q, D, one, its_scale, None, its_mask), LIMIT[shape[-1]])
+            ref.assert_close(
+                scores, expected(Q, D, one, its_scale, None, its_mask), code_limit(shape[-1], device)
+            )
             there = None if its_mask is None else its_mask.contiguous()
             assert torch.equal(scores, score(Q, D, one, its_scale.contiguous(), None, there))
         return
@@ -95,10 +96,10 @@ def test_a_document_knows_nothing_of_its_neighbours(dtype, Ld, device):
     kept = torch.zeros(41, Ld, dtype=torch.bool, device=device)
     kept[::2] = True
     one = torch.ones((), device=device)
-    plain = score(Q, D, one, one) if dtype in LIMIT else li.maxsim(Q, D)
-    masked = score(Q, D, one, one, None, kept) if dtype in LIMIT else li.maxsim(Q, D, None, kept)
+    plain = score(Q, D, one, one) if dtype in QUANTIZED else li.maxsim(Q, D)
+    masked = score(Q, D, one, one, None, kept) if dtype in QUANTIZED else li.maxsim(Q, D, None, kept)
     assert torch.equal(masked[:, ::2], plain[:, ::2]) and not masked[:, 1::2].any()
-    if dtype in LIMIT:
+    if dtype in QUANTIZED:
         bad = scale.masked_fill(~kept, float("nan"))
         scores = score(Q, D, one, bad)
         assert torch.equal(scores[:, ::2], score(Q, D, one, scale)[:, ::2])

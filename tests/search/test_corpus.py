@@ -272,7 +272,7 @@ def test_numpy_shares_memory(tmp_path):
         (np.ones((4, 2)), np.array([0, 4]), "tokens must be float32 or float16, got float64"),
         ([[1.0]], np.array([0, 1]), "tokens must be a numpy.ndarray, got list"),
         (np.ones((4, 4), np.float32)[:, :2], np.array([0, 4]), "tokens must be in C order"),
-        (np.ones((4, 2), np.float32), np.array([0, 5]), r"offsets must never fall and lie within \[0, 4\]"),
+        (np.ones((4, 2), np.float32), np.array([0, 5]), r"offsets must not decrease and lie within \[0, 4\]"),
         (np.ones((4, 2), np.float32), np.array([0.0]), "offsets must be int32 or int64, got float64"),
         (np.ones(4, np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),
         (np.ones((4, 2, 2), np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),

@@ -378,7 +378,7 @@ BAD_CUTS = {
     "cu_seqlens must be a contiguous int32": lambda a: (a[0], a[1].long(), *a[2:]),
     "longest must be at least 6": lambda a: (*a[:3], 5, *a[4:]),
     "longest must lie in": lambda a: (*a[:3], -1, *a[4:]),
-    "must never fall": lambda a: (a[0], a[1] * 2, *a[2:]),
+    "must not decrease": lambda a: (a[0], a[1] * 2, *a[2:]),
     "found must be": lambda a: (*a[:5], a[5].repeat(2)),
     "must not be NaN": lambda a: (a[0] * torch.nan, *a[1:]),
 }
@@ -490,7 +490,7 @@ BAD = {
         "got 2 of 5 tokens",
     ),
     "offsets of a list": (([X],), {"cu_seqlens": offsets([6])}, ValueError, "cu_seqlens is for D"),
-    "offsets beyond": ((X,), {"cu_seqlens": offsets([7])}, ValueError, "cu_seqlens must never fall"),
+    "offsets beyond": ((X,), {"cu_seqlens": offsets([7])}, ValueError, "cu_seqlens must not decrease"),
     "NaN": ((X.log() / 0,), {}, ValueError, "D must be finite, got 6 of 6 tokens"),
     "infinity": ((X / torch.tensor([0.0, 1, 1, 1]),), {"method": "kmeans"}, ValueError, "D must be finite"),
 }

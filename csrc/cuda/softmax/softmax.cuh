@@ -1,6 +1,7 @@
 // What the softmax kernels share: running sums of exponentials, groups of scores and of weights.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <type_traits>
 
@@ -12,8 +13,8 @@
 
 namespace late_interaction {
 
-// Finite, so that the first rescaling multiplies no infinity by zero.
-inline constexpr float kBelowAll = -1e30f;
+inline constexpr float kBelowAll =
+    -FLT_MAX;  // the maximum of no scores: finite, as differences with it are not NaN
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 // exp((score - maximum) * inverse_temperature), with scale = inverse_temperature * log2(e). The difference is
@@ -29,7 +30,8 @@ struct SoftmaxSums {
 
   // Makes a maximum that is not lower the reference of the sums. fmaxf drops NaN; the exponentials keep it.
   __device__ __forceinline__ void move_to(float new_maximum, float scale) {
-    const float moved = maximum - new_maximum;
+    // Where nothing was added, the difference may overflow, and infinity times 0 is NaN.
+    const float moved = weight == 0 ? 0 : maximum - new_maximum;
     const float keep = exp_relative(moved, scale);
     moment = (moment + moved * weight) * keep;
     weight *= keep;

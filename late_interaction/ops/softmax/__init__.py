@@ -14,7 +14,7 @@ the sum of ``s``. None of the operators is differentiable; all are deterministic
     scores, in float32, bfloat16 or float16 (float64 for such scores).
 ``softmax_sums_(scores, inverse_temperature, column_sums) -> row_sums``
     The sums of rows, and those of columns, which are merged into ``column_sums``. These start with maxima of
-    -1e30 and sums of 0.
+    ``torch.finfo(torch.float32).min`` and sums of 0.
 ``softmax_weights_(scores, inverse_temperature, row_terms, column_terms, labels, first, smoothing, weights)``
     The weights where sums are known. Terms are ``[3, n]``: the maximum, ``factor`` divided by the sum of
     ``e``, and ``factor``. With ``column_terms`` those of the cross entropy of columns are added, whose labels
