@@ -244,6 +244,8 @@ OF_CUDA = {
     "quantize_rows_", "xtr_group_maxima_", "xtr_select_in_groups_", "project_scores", "send_bytes_",
     "cuda_capability", "forced_plan",
 }  # fmt: skip
+# For GPUs that wgmma is for.
+NATIVE = {"project_rows_", "project_scores", "softmax_product_rows_"}
 # What is called elsewhere: its events are handles, which nothing can check (csrc/cuda/host_copy).
 NOT_HERE = {"send_bytes_"}
 

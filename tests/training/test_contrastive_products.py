@@ -11,7 +11,7 @@ import late_interaction as li
 from late_interaction._contrastive.panels import products
 from tests.contrast import assert_close, batch, gradients, reference
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.native]
 TOLERANCE = 1.2e-2  # of bf16 gradients; the loss and the gradient of the temperature are not rounded
 
 

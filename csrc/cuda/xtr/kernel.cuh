@@ -433,7 +433,8 @@ __global__ void __launch_bounds__(kSelectThreads<Element>, kSelectBlocks<Element
     bool found = find_candidates(args, groups, smem);
     if (found) {
       cells.bound = list_groups(args, smem);
-      found = multiply_groups(cells, smem);
+      // Maxima that are not those of the products may promise more cells than there are.
+      found = multiply_groups(cells, smem) && smem.candidates >= args.k;
       if (!found) cells.bound = 0;
     }
     select_and_write(args, cells, smem, found);
