@@ -237,13 +237,12 @@ void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTenso
       !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
                    same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
       "late_interaction: inverse must be what l2_normalize_rows_ returned");
-  const auto takes = [&](const Tensor& x, int64_t elements, ScalarType type) {
-    return x.numel() == elements && x.is_contiguous() && x.scalar_type() == type && same_place(x, Q);
+  const auto takes = [&](const Tensor& x, const Tensor& of) {
+    const bool shaped = x.numel() == 0 || (x.numel() == of.numel() && x.is_contiguous());
+    return shaped && x.scalar_type() == of.scalar_type() && same_place(x, of);
   };
-  STD_TORCH_CHECK(grad_Q.numel() == 0 || takes(grad_Q, Q.numel(), Q.scalar_type()),
-                  "late_interaction: grad_Q must be contiguous, as Q, or without elements");
-  STD_TORCH_CHECK(grad_D.numel() == 0 || takes(grad_D, D.numel(), D.scalar_type()),
-                  "late_interaction: grad_D must be contiguous, as D, or without elements");
+  STD_TORCH_CHECK(takes(grad_Q, Q), "late_interaction: grad_Q must be contiguous, as Q, or without elements");
+  STD_TORCH_CHECK(takes(grad_D, D), "late_interaction: grad_D must be contiguous, as D, or without elements");
   check_sums(sums, Q, in.dtype, "sums");
   check_sums(d_sums, D, in.dtype, "d_sums");
   STD_TORCH_CHECK(!d_sums || (grad_D.numel() == 0 && !inverse),
