@@ -207,7 +207,9 @@ def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool
     if on_gpu:
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
         variant.peak_mib = max(peak, variant.peak_mib or 0.0)
-    if keep or took > VERY_LONG_S:
+    # A first call that is mostly its loss has compiled or tuned kernels.
+    warm_up_counts = took > VERY_LONG_S and marks.loss_seconds() < took / 2
+    if keep or warm_up_counts:
         variant.enough = took > LONG_S
         variant.seconds.append(took)
         variant.loss_seconds.append(marks.loss_seconds())

@@ -265,6 +265,24 @@ def test_a_long_call_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["none"] == {"error": OUT_OF_MEMORY, "where": ENCODER}
 
 
+def test_a_first_call_that_tunes_its_loss_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_steps, "VERY_LONG_S", 0.2)
+    seconds = [0.3, 0.0]
+
+    def run(marks: Marks) -> torch.Tensor:
+        x, y = torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+
+        def loss(batch: Batch) -> torch.Tensor:
+            time.sleep(seconds.pop(0) if seconds else 0.0)
+            return batch.Q.sum() + batch.D.sum()
+
+        marks.around(loss)(x, y).backward()
+        return torch.zeros(())
+
+    found = training_steps.interleaved({"tunes": run}, CPU, 3, True, 0.0)
+    assert found["tunes"]["calls"] == 3 and found["tunes"]["s"] < 0.2
+
+
 def test_short_calls_are_repeated_in_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
