@@ -1,6 +1,7 @@
 // From the scores in a consumer's registers to weights in memory: the epilogue of a work tile.
 #pragma once
 
+#include "../../primitives/quad_transpose.cuh"
 #include "../../ptx/ex2.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../softmax.cuh"
@@ -41,23 +42,6 @@ struct ProductRow {
     p.partial(2, owner)[row] = maximum;
   }
 };
-
-// Lane q of a quad has word[k] of the k-th group of eight columns: columns 2 * q and 2 * q + 1. Afterwards it
-// has all words of group q.
-__device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
-  const int lane = threadIdx.x % 4;
-  const bool upper = lane & 2, odd = lane & 1;
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    const uint32_t theirs = __shfl_xor_sync(kFullWarp, upper ? word[k] : word[k + 2], 2);
-    (upper ? word[k] : word[k + 2]) = theirs;
-  }
-#pragma unroll
-  for (int k = 0; k < 4; k += 2) {
-    const uint32_t theirs = __shfl_xor_sync(kFullWarp, odd ? word[k] : word[k + 1], 1);
-    (odd ? word[k] : word[k + 1]) = theirs;
-  }
-}
 
 // Stores eight neighbouring weights, of which `left` are columns.
 __device__ __forceinline__ void store_eight(__nv_bfloat16* to, const uint32_t (&word)[4], int left) {
@@ -118,6 +102,7 @@ __device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kP
     rows[half].sum += sum[half][0] + sum[half][1];
     rows[half].moment += moment[half][0] + moment[half][1];
   }
+  // Lane q has columns 2q and 2q + 1 of four groups of eight; afterwards it has all columns of group q.
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
 #pragma unroll
