@@ -111,6 +111,42 @@ def run_streams(name, plan, N, Lq, Ld, d):
     ops.forced_plan("")
 
 
+# Planned as 8.0: (Nq, Nd, Lq, Ld, d, the kernel).
+OLDER = {
+    "registers, many rows": (20, 40, 33, 150, 128, "sm80_q"),
+    "registers, many rows of 64 dims": (40, 40, 31, 70, 64, "sm80_q"),
+    "registers, many rows of 256 dims": (20, 40, 33, 70, 200, "sm80_q"),
+    "registers, few rows": (3, 9, 40, 70, 120, "sm80_q"),
+    "registers, a warp a document": (1, 2000, 32, 40, 128, "sm80_d"),
+    "registers, a block a document": (1, 5, 20, 150, 64, "sm80_d"),
+    "registers, long tokens": (1, 9, 30, 90, 256, "sm80_d"),
+}
+
+
+def run_older(name, Nq, Nd, Lq, Ld, d, kernel):
+    Q, D = (torch.randn(*size, d, device="cuda", dtype=BF16) for size in ((Nq, Lq), (Nd, Ld)))
+    mask = torch.rand(Nd, Ld, device="cuda") < 0.7
+    ops.cuda_capability(80)
+    try:
+        if f"maxsim_forward_{kernel}," not in li.explain_plan(Q, D):
+            raise SystemExit(f"{name}: another kernel")
+        results = [
+            *li.maxsim_with_winners(Q, D, None, mask),
+            li.maxsim(Q, D),
+            li.maxsim(Q, D, normalize=True),
+        ]
+        own = D.expand(2, *D.shape)[:, :9].contiguous()
+        results.append(li.maxsim(Q[:1].expand(2, Lq, d), own))
+        lengths = torch.randint(Ld + 1, (Nd,), device="cuda").cumsum(0)
+        offsets = torch.nn.functional.pad(lengths, (1, 0)).int()
+        rows = torch.arange(Nq + 1, device="cuda").int() * Lq
+        results.append(li.maxsim_varlen(Q.flatten(0, 1), D.flatten(0, 1), rows, offsets))
+    finally:
+        ops.cuda_capability(0)
+    if not all(bool(result.isfinite().all()) for result in results):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
 # grad_D of documents that many queries share, with query rows from shared memory, of as many as the planner
 # gives to it on 132 multiprocessors: (Nq, Nd, Lq, Ld, d).
 TILED_GRAD_D = {
@@ -635,6 +671,7 @@ if __name__ == "__main__":
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_short_docs, name, arguments) for name, arguments in SHORT_DOCS.items()),
         *((run_streams, name, arguments) for name, arguments in STREAMS.items()),
+        *((run_older, name, arguments) for name, arguments in OLDER.items()),
         *((run_tiled_grad_d, name, arguments) for name, arguments in TILED_GRAD_D.items()),
         *((run_gathered_grad_q, name, arguments) for name, arguments in GATHERED_GRAD_Q.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),

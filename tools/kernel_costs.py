@@ -37,6 +37,12 @@ FAMILIES = (
     (r"maxsim_forward_sm90_d", r"Wgmma\w+,[^,]*, (\d+)", r"documents, \1 query rows"),
     (r"maxsim_forward_sm80_short_docs", r"DirectTile<[^,]*, \d+, 2,", r"short documents, 64 bytes at a time"),
     (r"maxsim_forward_sm80_short_docs", r"DirectTile<[^,]*, (\d+)", r"short documents, \1 x 8 tokens"),
+    (
+        r"maxsim_forward_sm80_q",
+        r"Sm80QTile<[^,]*, (\d+), (\d+), (\d+)",
+        r"registers, \1 x 32 bytes, \3 warps",
+    ),
+    (r"maxsim_forward_sm80_d", r"Sm80DTile<[^,]*, (\d+)", r"registers, \1 x 32 bytes, 32 query rows"),
     (r"maxsim_forward_sm80", r"Listed", r"mma, listed pairs"),
     (r"maxsim_forward_sm80", r"MmaTile<1, 4", "thin"),
     (r"maxsim_forward_sm80", r"MmaTile<2, 2", "mid"),
@@ -49,7 +55,7 @@ PLANS = (
     *(f"rows {width}" for width in (160, 152, 144, 128, 112, 104, 80)), "rows .* copied",
     *(f"split {width}" for width in (152, 144, 128, 112, 104, 80)), "split .* paired",
     "short .*", "documents", "documents .x4", "documents [234]x", "direct", "direct 8", "direct 32",
-    "thin", "mid", "wide",
+    "registers 32 .*", "registers (128|256|512)", "thin", "mid", "wide",
 )  # fmt: skip
 
 

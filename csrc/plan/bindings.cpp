@@ -57,6 +57,8 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("fp64", li::ForwardKernel::fp64)
       .value("dequantized", li::ForwardKernel::dequantized)
       .value("sm90_stream", li::ForwardKernel::sm90_stream)
+      .value("sm80_q", li::ForwardKernel::sm80_q)
+      .value("sm80_d", li::ForwardKernel::sm80_d)
       .finalize();
   py::native_enum<li::Sm80Tile>(m, "Sm80Tile", "enum.Enum")
       .value("wide", li::Sm80Tile::wide)
@@ -92,6 +94,8 @@ PYBIND11_MODULE(late_interaction_plan, m) {
   py::class_<li::Sm90DConfig>(m, "Sm90DConfig")
       .def_readonly("teams", &li::Sm90DConfig::teams)
       .def_readonly("members", &li::Sm90DConfig::members);
+  py::class_<li::Sm80QConfig>(m, "Sm80QConfig").def_readonly("many_rows", &li::Sm80QConfig::many_rows);
+  py::class_<li::Sm80DConfig>(m, "Sm80DConfig").def_readonly("members", &li::Sm80DConfig::members);
   py::class_<li::Sm80Config>(m, "Sm80Config").def_readonly("tile", &li::Sm80Config::tile);
   py::class_<li::Sm80ShortDocsConfig>(m, "Sm80ShortDocsConfig");
   py::class_<li::ForwardPlan>(m, "ForwardPlan")

@@ -13,9 +13,9 @@ namespace {
 // By enumerator, in the order of plan.h.
 constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64", "e4m3", "e5m2", "int8"};
 constexpr const char* kTileNames[] = {"wide", "mid", "thin"};
-constexpr const char* kKernelNames[] = {"sm90_q",      "sm90_q_short", "sm90_q_longd", "sm90_3xtf32",
-                                        "sm90_3xfp16", "sm90_d",       "sm80",         "sm80_short_docs",
-                                        "fp64",        "dequantized",  "sm90_stream"};
+constexpr const char* kKernelNames[] = {
+    "sm90_q",          "sm90_q_short", "sm90_q_longd", "sm90_3xtf32", "sm90_3xfp16", "sm90_d", "sm80",
+    "sm80_short_docs", "fp64",         "dequantized",  "sm90_stream", "sm80_q",      "sm80_d"};
 static_assert(std::size(kComputeNames) == kComputes && std::size(kKernelNames) == kForwardKernels);
 
 }  // namespace
@@ -63,6 +63,13 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
              (plan.as<Sm80ShortDocsConfig>().members > 1 ? "a block" : "a warp") + " a document";
     case ForwardKernel::sm90_stream:
       return together + ": as many as a warp holds, and more documents than L2 does, which each warp streams";
+    case ForwardKernel::sm80_q:
+      return "no wgmma kernel for this d and device: mma.sync; " + together + ": " +
+             std::to_string(plan.rows) + " of them share what is read of it";
+    case ForwardKernel::sm80_d:
+      return "no wgmma kernel for this d and device: mma.sync; " + together +
+             ": as few as fit its narrow side, " +
+             (plan.as<Sm80DConfig>().members > 1 ? "a block a document" : "a warp a document");
     case ForwardKernel::sm80: {
       const bool whole = s.d * element_bytes(plan.compute) % 16 == 0;
       const std::string portable = !whole ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
@@ -99,6 +106,10 @@ std::string describe_tile(const ForwardPlan& plan) {
       return "wgmma, query rows on its M side, several documents a tile";
     case ForwardKernel::sm90_d:
       return "wgmma, documents on its M side";
+    case ForwardKernel::sm80_q:
+      return "mma.sync, query rows on its M side";
+    case ForwardKernel::sm80_d:
+      return "mma.sync, documents on its M side";
     case ForwardKernel::sm80:
       return name_of(plan.as<Sm80Config>().tile);
     case ForwardKernel::sm90_stream:
@@ -112,13 +123,24 @@ std::string describe_tile(const ForwardPlan& plan) {
 
 std::string describe_ring(const ForwardPlan& plan) {
   if (plan.kernel == ForwardKernel::sm80_short_docs) return "none: tokens go from memory to registers";
+  if (const auto* sm80_q = std::get_if<Sm80QConfig>(&plan.config)) {
+    return std::to_string(plan.stages) + " stages of whole tokens, " + std::to_string(32 * sm80_q->steps) +
+           " bytes each";
+  }
+  if (const auto* sm80_d = std::get_if<Sm80DConfig>(&plan.config)) {
+    return std::to_string(plan.stages) + " stages of whole tokens for each warp, " +
+           std::to_string(32 * sm80_d->steps) + " bytes each";
+  }
   const int chunk_bytes = (plan.kernel == ForwardKernel::sm90_3xfp16 ? 2 : 1) * kKChunkBytes;
   return std::to_string(plan.stages) + " stages, " + std::to_string(plan.k_chunks) + " of " +
          std::to_string(chunk_bytes) + " bytes a token to an embedding";
 }
 
 std::string where_q_is(const ForwardPlan& plan) {
-  if (plan.kernel == ForwardKernel::sm90_stream) return "stays in registers";
+  if (plan.kernel == ForwardKernel::sm90_stream || plan.kernel == ForwardKernel::sm80_q ||
+      plan.kernel == ForwardKernel::sm80_d) {
+    return "stays in registers";
+  }
   if (plan.kernel == ForwardKernel::sm80_short_docs) {
     return plan.k_chunks > 2 ? "comes from L1, slice by slice" : "stays in registers";
   }

@@ -135,6 +135,73 @@ std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits
   return plan;
 }
 
+constexpr int kReserved = 1024;  // the system's own share of each block's shared memory
+
+// Products of 32 bytes that an embedding takes in sm80_q and sm80_d; 0: they do not take the call.
+int sm80_steps(const Sizes& s, const ForwardTraits& traits) {
+  constexpr int64_t kLongestDocument = int64_t{1} << 27;  // they count half groups of 16 tokens in fp32
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  const bool listed = traits.packed && s.layout == Layout::per_query;
+  if ((compute != Compute::bf16 && compute != Compute::fp16) || !traits.tma_compatible || listed ||
+      s.Ld > kLongestDocument || s.N == 0) {
+    return 0;
+  }
+  return sm80_q_steps(s.d * element_bytes(compute));
+}
+
+// Whole tokens in a ring, for a block.
+std::optional<ForwardPlan> plan_sm80_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       bool many_rows) {
+  const int steps = sm80_steps(s, traits);
+  if (steps == 0) return std::nullopt;
+  const Sm80QShape shape = sm80_q_shape(many_rows, steps);
+  ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm80_q;
+  plan.compute = compute_for(traits.dtype, traits.precision);
+  plan.config = Sm80QConfig{many_rows, steps};
+  plan.rows = 16 * shape.row_blocks * shape.warps;
+  plan.tokens = shape.tokens;
+  plan.partial_rows = 16 * shape.row_blocks;
+  plan.k_chunks = static_cast<int>(ceil_div(steps, 4));
+  plan.stages = kSm80QStages;
+  plan.smem_bytes = sm80_q_smem_bytes(shape, steps);
+  if (plan.smem_bytes > device.smem_per_block) return std::nullopt;
+  plan.blocks_per_sm = std::min(shape.blocks_per_sm, device.smem_per_sm / (plan.smem_bytes + kReserved));
+  plan.row_tiles = count_row_tiles(s, plan.rows);
+  plan.work_tiles = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.work_tiles, int64_t{plan.blocks_per_sm} * device.sm_count);
+  plan.partials = static_cast<int>(count_partials(s, plan.partial_rows));
+  return plan;
+}
+
+// Whole tokens in a ring for each warp. All warps of a block share a document: more of them are under way at
+// its end than with a document a warp, but short ones do not pay for the merge.
+std::optional<ForwardPlan> plan_sm80_d(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       int members) {
+  constexpr int kBlocksPerSm = 2;  // as registers allow
+  constexpr int64_t kShort = 64;
+  const int steps = sm80_steps(s, traits);
+  if (steps == 0) return std::nullopt;
+  ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm80_d;
+  plan.compute = compute_for(traits.dtype, traits.precision);
+  plan.rows = plan.partial_rows = 32;
+  plan.tokens = kSm80DTokens;
+  plan.k_chunks = static_cast<int>(ceil_div(steps, 4));
+  plan.stages = sm80_d_stages(steps);
+  plan.smem_bytes = sm80_d_smem_bytes(steps);
+  if (plan.smem_bytes + kReserved > device.smem_per_block) return std::nullopt;
+  plan.blocks_per_sm = std::min(kBlocksPerSm, device.smem_per_sm / (plan.smem_bytes + 2 * kReserved));
+  plan.row_tiles = count_row_tiles(s, plan.rows);
+  plan.work_tiles = plan.row_tiles * s.N;
+  const int64_t blocks = int64_t{plan.blocks_per_sm} * device.sm_count;
+  if (members == 0) members = s.Ld > kShort ? kSm80DWarps : 1;
+  plan.config = Sm80DConfig{steps, members};
+  plan.grid = std::min(ceil_div(plan.work_tiles, members > 1 ? 1 : kSm80DWarps), blocks);
+  plan.partials = static_cast<int>(count_partials(s, plan.partial_rows));
+  return plan;
+}
+
 // 32 query rows, and no ring. A warp holds its query rows in registers; of longer ones, slices.
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
                                                 const Device& device, int tokens) {

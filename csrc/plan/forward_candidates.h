@@ -22,6 +22,13 @@ std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTra
 std::optional<ForwardPlan> plan_sm90_stream(const Sizes& s, const ForwardTraits& traits,
                                             const Device& device);
 
+// members: warps that share a document, 1 or all of a block.
+std::optional<ForwardPlan> plan_sm80_d(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       int members = 0);
+
+std::optional<ForwardPlan> plan_sm80_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       bool many_rows);
+
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                      Sm80Tile tile);
 

@@ -43,7 +43,10 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   const int64_t rows = rows_per_document(s), work_tiles = short_docs_work_tiles(s);
   const bool many = fills_the_device(work_tiles, device);
   if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.tma_compatible;
-  if (!device.wgmma || !traits.tma_compatible) {
+  if (!device.wgmma && traits.tma_compatible) {
+    return rows <= 32 ? s.Ld <= 32 : s.Ld <= 16 || (s.Ld <= 128 && operations(s) <= kLittle);
+  }
+  if (!traits.tma_compatible) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
   const bool few = shares_work_tiles(s, 32, device), narrow = 2 * s.d <= 128;
@@ -270,6 +273,22 @@ bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan&
   return taken < kClear * (kDocumentsBegin + kDocument * static_cast<double>(ceil_div(s.N, device.sm_count)));
 }
 
+// sm80_d or sm80_q, if they take the call: this one with the tile whose busiest multiprocessor is done first.
+// Fewer rows to a block take more of a multiprocessor's time, as each document is read more
+// often.
+std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  constexpr int64_t kFewest = 32;  // rows of sm80_d
+  constexpr double kFewRowsTake = 1.2;
+  if (rows_per_document(s) <= kFewest) return plan_sm80_d(s, traits, device);
+  const auto many = plan_sm80_q(s, traits, device, true), few = plan_sm80_q(s, traits, device, false);
+  if (!many || !few) return many ? many : few;
+  const auto rows_in_turn = [&](const ForwardPlan& plan) {
+    return 1.0 * ceil_div(plan.work_tiles, device.sm_count * plan.blocks_per_sm) * plan.blocks_per_sm *
+           plan.rows;
+  };
+  return kFewRowsTake * rows_in_turn(*few) < rows_in_turn(*many) ? few : many;
+}
+
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
 double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
   const double a_work_tile = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.tokens) * plan.tokens;
@@ -378,6 +397,7 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     plan.compute = compute;
     return plan;
   }
+  if (const auto rows = plan_mma(s, traits, device)) return *rows;
   const auto plan = [&](Sm80Tile tile) { return *plan_sm80(s, traits, device, tile); };
   const ForwardPlan thin = plan(Sm80Tile::thin);
   if (traits.packed || rows_per_document(s) <= thin.rows) return thin;

@@ -24,7 +24,7 @@ bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
          plan_3xfp16(s, masked, true, device).has_value();
 }
 
-// Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know scales of them.
+// Whether fp16 copies have a kernel that wants rows of whole 16 bytes, and knows scales of them.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{.dtype = Dtype::fp16,
                              .precision = Precision::highest,
@@ -33,7 +33,8 @@ bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   if (s.N == 0 || s.Ld == 0) return false;
   const ForwardKernel kernel = plan_forward(s, traits, device).kernel;
   return kernel == ForwardKernel::sm90_q || kernel == ForwardKernel::sm90_q_short ||
-         kernel == ForwardKernel::sm90_q_longd || kernel == ForwardKernel::sm90_d;
+         kernel == ForwardKernel::sm90_q_longd || kernel == ForwardKernel::sm90_d ||
+         kernel == ForwardKernel::sm80_q || kernel == ForwardKernel::sm80_d;
 }
 
 bool may_be_normalized_fp16(const Sizes& s) {

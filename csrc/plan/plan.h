@@ -44,8 +44,10 @@ enum class ForwardKernel {
   fp64,             // the reference, without tensor cores
   dequantized,      // none takes these quantized tokens: they are converted to float32 and scored as such
   sm90_stream,      // mma.sync for few query rows: a ring of documents for each warp (TMA)
+  sm80_q,           // mma.sync, query rows on its M side
+  sm80_d,           // mma.sync, documents on its M side: for few query rows
 };
-inline constexpr int kForwardKernels = 11, kComputes = 8;
+inline constexpr int kForwardKernels = 13, kComputes = 8;
 
 // What each kernel is told beside the plan's common numbers.
 struct Sm90QConfig {
@@ -68,6 +70,14 @@ struct Sm90DConfig {
   int teams = 1;    // teams of warpgroups, each with documents of its own
   int members = 1;  // warpgroups of a team, which share a document's tiles
 };
+struct Sm80QConfig {
+  bool many_rows = false;  // kernel_limits.h
+  int steps = 0;
+};
+struct Sm80DConfig {
+  int steps = 0;    // as above
+  int members = 1;  // warps that share a document
+};
 struct Sm80Config {
   Sm80Tile tile = Sm80Tile::thin;
   bool stream_q = false;  // as in Sm90QLongDConfig
@@ -80,7 +90,7 @@ struct ForwardPlan {
   ForwardKernel kernel = ForwardKernel::fp64;
   Compute compute = Compute::bf16;
   std::variant<std::monostate, Sm90QConfig, Sm90QLongDConfig, Sm90DConfig, Sm80Config, Sm80ShortDocsConfig,
-               Sm90QShortConfig>
+               Sm90QShortConfig, Sm80QConfig, Sm80DConfig>
       config;              // the kernel's
   int rows = 0;            // query rows of a tile
   int tokens = 0;          // document tokens of a tile

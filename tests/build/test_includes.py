@@ -6,6 +6,7 @@ csrc, from the bottom:
     plan                      the planner: common alone, no CUDA, no PyTorch
     cuda/ptx                  PTX wrappers: nothing
     cuda/primitives           ptx
+    cuda/pipeline             primitives
     cuda/runtime              plan
     cuda/forward, /backward   one folder an operator: all of the above
     cuda/varlen, /pairs, ...  operators that build on the forward and the backward (ALLOWED)
@@ -26,7 +27,7 @@ CSRC = ROOT / "csrc"
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 SOURCES = (".h", ".cuh", ".cu", ".cpp")
 
-BELOW_OPERATORS = {"common", "plan", "cuda/ptx", "cuda/primitives", "cuda/runtime"}
+BELOW_OPERATORS = {"common", "plan", "cuda/ptx", "cuda/primitives", "cuda/pipeline", "cuda/runtime"}
 ALLOWED = {
     "common": set(),
     "plan": {"common"},
@@ -34,6 +35,7 @@ ALLOWED = {
     "ops.cpp": {"common", "plan"},
     "cuda/ptx": set(),
     "cuda/primitives": {"common", "cuda/ptx"},
+    "cuda/pipeline": {"common", "cuda/ptx", "cuda/primitives"},
     "cuda/runtime": {"common", "plan"},
     "cuda/forward": BELOW_OPERATORS,
     "cuda/backward": BELOW_OPERATORS | {"cuda/forward"},  # the recomputing backward scores again

@@ -167,11 +167,33 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
 
     assert forward(one, True, H200).kernel == plan.ForwardKernel.sm90_d
     assert forward(many, True, H200).kernel == plan.ForwardKernel.sm90_q
-    for tma_compatible, device in ((False, H200), (True, A100)):
-        short, long = forward(one, tma_compatible, device), forward(many, tma_compatible, device)
+    assert forward(one, True, A100).kernel == plan.ForwardKernel.sm80_d
+    assert forward(many, True, A100).kernel == plan.ForwardKernel.sm80_q
+    for device in (H200, A100):  # rows that are no whole 16 bytes
+        short, long = forward(one, False, device), forward(many, False, device)
         assert short.kernel == long.kernel == plan.ForwardKernel.sm80
         assert short.config.tile == plan.Sm80Tile.thin
         assert long.config.tile in {plan.Sm80Tile.mid, plan.Sm80Tile.wide}
+
+
+@pytest.mark.parametrize(
+    "device", [A100, plan.device_of_capability(86, 84), plan.device_of_capability(120, 170)]
+)
+def test_older_gpus_share_documents_among_as_many_rows_as_keep_them_busy(device):
+    def forward(Nq, N, Lq, Ld, d=128, layout=plan.Layout.in_batch):
+        return plan.plan_forward(plan.Sizes(layout, Nq, N, Lq, Ld, d), plan.ForwardTraits(), device)
+
+    assert forward(256, 256, 32, 300).config.many_rows and forward(64, 64, 1030, 1030).config.many_rows
+    if device.sm_count > 100:  # else most multiprocessors idle
+        assert not forward(32, 32, 32, 300).config.many_rows
+    assert not forward(1, 1000, 128, 1024).config.many_rows
+    assert forward(256, 256, 32, 300, d=256).rows == 256 and forward(256, 256, 32, 300, d=64).rows == 512
+    assert forward(1, 100_000, 32, 60).config.members == 1  # too short for a block
+    assert (
+        forward(1, 50, 32, 4096).config.members
+        == forward(7, 9, 32, 999, 64, plan.Layout.per_query).config.members
+        == 4
+    )
 
 
 def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
@@ -423,4 +445,4 @@ def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
     rerank = packed(32, 700, 300)
     assert rerank.kernel == plan.ForwardKernel.sm90_d and rerank.lpt and rerank.grid == 132
     assert not packed(32, 10000, 300).lpt
-    assert packed(2560, 128, 300, d=200).kernel == plan.ForwardKernel.sm80
+    assert packed(2560, 128, 300, d=200).kernel == plan.ForwardKernel.sm80_q

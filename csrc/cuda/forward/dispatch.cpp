@@ -7,6 +7,30 @@ namespace {
 
 using Kernel = ForwardKernel;
 
+template <Compute kCompute>
+cudaError_t launch_sm80_q(const ForwardLaunch<ForwardArgs>& call) {
+  switch (call.plan.as<Sm80QConfig>().steps) {
+    case 4:
+      return launch_sm80_q_steps<kCompute, 4>(call);
+    case 8:
+      return launch_sm80_q_steps<kCompute, 8>(call);
+    default:
+      return launch_sm80_q_steps<kCompute, 16>(call);
+  }
+}
+
+template <Compute kCompute>
+cudaError_t launch_sm80_d(const ForwardLaunch<ForwardArgs>& call) {
+  switch (call.plan.as<Sm80DConfig>().steps) {
+    case 4:
+      return launch_sm80_d_steps<kCompute, 4>(call);
+    case 8:
+      return launch_sm80_d_steps<kCompute, 8>(call);
+    default:
+      return launch_sm80_d_steps<kCompute, 16>(call);
+  }
+}
+
 constexpr ForwardInstances<ForwardArgs> kInstances{
     {Kernel::sm90_q, Compute::bf16, launch_sm90_q<Compute::bf16>},
     {Kernel::sm90_q, Compute::fp16, launch_sm90_q<Compute::fp16>},
@@ -28,6 +52,10 @@ constexpr ForwardInstances<ForwardArgs> kInstances{
     {Kernel::sm90_d, Compute::e4m3, launch_sm90_d<Compute::e4m3>},
     {Kernel::sm90_d, Compute::e5m2, launch_sm90_d<Compute::e5m2>},
     {Kernel::sm90_d, Compute::int8, launch_sm90_d<Compute::int8>},
+    {Kernel::sm80_q, Compute::bf16, launch_sm80_q<Compute::bf16>},
+    {Kernel::sm80_q, Compute::fp16, launch_sm80_q<Compute::fp16>},
+    {Kernel::sm80_d, Compute::bf16, launch_sm80_d<Compute::bf16>},
+    {Kernel::sm80_d, Compute::fp16, launch_sm80_d<Compute::fp16>},
     {Kernel::sm80, Compute::bf16, launch_sm80<Compute::bf16>},
     {Kernel::sm80, Compute::fp16, launch_sm80<Compute::fp16>},
     {Kernel::sm80, Compute::tf32, launch_sm80<Compute::tf32>},

@@ -41,6 +41,10 @@ template <Compute kCompute>
 cudaError_t launch_sm90_stream(const ForwardLaunch<ForwardArgs>& call);
 template <Compute kCompute, class Args>
 cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call);
+template <Compute kCompute, int kSteps>
+cudaError_t launch_sm80_q_steps(const ForwardLaunch<ForwardArgs>& call);
+template <Compute kCompute, int kSteps>
+cudaError_t launch_sm80_d_steps(const ForwardLaunch<ForwardArgs>& call);
 template <Compute kCompute, class Args>
 cudaError_t launch_sm80(const ForwardLaunch<Args>& call);
 template <Compute kCompute, class Args>

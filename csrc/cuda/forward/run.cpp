@@ -63,6 +63,8 @@ void take_plan(ForwardArgs& args, const ForwardPlan& plan) {
     args.cluster = longd->cluster;
   } else if (const auto* sm80 = std::get_if<Sm80Config>(&plan.config)) {
     args.stream_q = sm80->stream_q;
+  } else if (const auto* sm80_d = std::get_if<Sm80DConfig>(&plan.config)) {
+    args.members = sm80_d->members;
   } else if (const auto* short_docs = std::get_if<Sm80ShortDocsConfig>(&plan.config)) {
     args.members = short_docs->members;
   }
@@ -91,7 +93,8 @@ InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, Forwar
   InverseNorms made;
   made.q = norms(query_rows(call.in.Q, s));
   args.q_scales = {floats(*made.q), 0, s.Lq, 1};
-  const bool q_on_m_side = std::holds_alternative<Sm90QConfig>(plan.config) ||
+  const bool q_on_m_side = std::holds_alternative<Sm80QConfig>(plan.config) ||
+                           std::holds_alternative<Sm90QConfig>(plan.config) ||
                            std::holds_alternative<Sm90QLongDConfig>(plan.config);
   if (q_on_m_side) {
     made.d = norms(document_rows(call.in.D, s));

@@ -5,6 +5,17 @@
 
 namespace late_interaction::ptx {
 
+// The address, once `loaded` is there: a word that was loaded from where the next copy goes. cp.async does
+// not wait for loads before it. shr clamps its distance, and no ring begins in the first 32 bytes of shared
+// memory, so 0 is added.
+__device__ __forceinline__ uint32_t after(uint32_t address, uint32_t loaded) {
+  uint32_t same;
+  asm("{\n.reg .b32 none;\nshr.u32 none, %1, %2;\nadd.u32 %0, none, %2;\n}\n"
+      : "=r"(same)
+      : "r"(loaded), "r"(address));
+  return same;
+}
+
 // Copies 16 bytes, of which the first `valid_bytes` come from memory and the rest are zeros. With 0
 // valid bytes nothing is read, so `src` may point anywhere.
 __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, uint32_t valid_bytes) {

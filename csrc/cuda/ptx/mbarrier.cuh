@@ -1,5 +1,5 @@
-// Barriers: mbarrier objects in shared memory, which TMA completes (sm_90), and the named barriers of a
-// block.
+// Barriers: mbarrier objects in shared memory, which cp.async and TMA (sm_90) complete, and the named
+// barriers of a block.
 #pragma once
 
 #include <cstdint>
@@ -47,12 +47,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t mbarrier, uin
                : "memory");
 }
 
-// Waits for the end of the phase of this parity.
+// Waits for the end of the phase of this parity: asleep, where the device can (sm_90).
 __device__ __forceinline__ void mbarrier_wait_parity(uint32_t mbarrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"
+#if __CUDA_ARCH__ >= 900
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+#endif
       "@done bra arrived;\n"
       "bra again;\n"
       "arrived:\n}\n" ::"r"(mbarrier),

@@ -96,7 +96,8 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
   made.index.emplace(in, call.scores);
   PackedIndex index = made.index->index(in);
   std::optional<Shares> shares;
-  if (plan.kernel == ForwardKernel::sm90_q || plan.kernel == ForwardKernel::sm90_d) {
+  if (plan.kernel == ForwardKernel::sm90_q || plan.kernel == ForwardKernel::sm90_d ||
+      plan.kernel == ForwardKernel::sm80_q) {
     shares.emplace(in, plan, call.scores);
     shares->add_to(index, in, plan);
   }

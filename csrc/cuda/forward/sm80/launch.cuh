@@ -5,20 +5,10 @@
 
 #include "../../runtime/launch_config.cuh"
 #include "../launch.h"
+#include "../mma_of.cuh"
 #include "kernel.cuh"
 
 namespace late_interaction {
-
-template <Compute kCompute>
-struct MmaOf;
-template <>
-struct MmaOf<Compute::bf16> : std::type_identity<ptx::MmaBf16> {};
-template <>
-struct MmaOf<Compute::fp16> : std::type_identity<ptx::MmaFp16> {};
-template <>
-struct MmaOf<Compute::tf32> : std::type_identity<ptx::MmaTf32> {};
-template <>
-struct MmaOf<Compute::tf32x3> : std::type_identity<ptx::Mma3xTf32> {};
 
 template <class Mma, class Tile, Sm80Tile kTile>
 cudaError_t launch_sm80_tile(const ForwardLaunch<typename Tile::Args>& call) {

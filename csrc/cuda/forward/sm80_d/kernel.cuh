@@ -1,0 +1,330 @@
+// MaxSim forward by mma.sync (sm_80 and newer), documents on its M side: for few query rows, where the call
+// waits for memory.
+//
+//                 kRows query rows
+//                +------------------+
+//   16 document  |  a warp:         |  -> running maximum (and winner) of every row, in registers, until the
+//   tokens at    |  S = D . Q^T     |     document ends
+//   a time       +------------------+
+//
+// Query rows are operands in registers. Every warp has a ring in shared memory for itself, which it fills by
+// cp.async with documents of its own: no warp waits for another, and all of them keep bytes under way. Where
+// there are fewer documents than warps, the warps of a block share the tokens of a document and merge their
+// maxima at its end.
+//
+// Who owns what
+//   worker a contiguous range of work tiles (row tile, document): a warp, or a block (members > 1).
+//   lane   tokens lane / 4 and lane / 4 + 8 of 16, and query rows 2q and 2q + 1 of every 8, for lane q of its
+//          quad; at a document's end it finishes one row.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../../primitives/element.cuh"
+#include "../../primitives/fold.cuh"
+#include "../../primitives/quad_transpose.cuh"
+#include "../../ptx/cp_async.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../../ptx/mma.cuh"
+#include "../epilogue.cuh"
+
+namespace late_interaction {
+
+// kSteps: products of 32 bytes of an embedding.
+template <class Mma_, int kSteps_, int kStages_>
+struct Sm80DTile {
+  using Mma = Mma_;
+  using Element = typename Mma::Element;
+  static constexpr bool kPacked = true;
+  static constexpr int kSteps = kSteps_, kStages = kStages_;
+  static constexpr int kWarps = kSm80DWarps, kThreads = 32 * kWarps, kTokens = 16;
+  static constexpr int kColumnBlocks = 4, kRows = 8 * kColumnBlocks, kWarpRows = kRows;
+  static constexpr int kHeld = 2 * kColumnBlocks, kLaneRows = 1;
+  static constexpr int kVecs = 2 * kSteps, kVecElements = 16 / static_cast<int>(sizeof(Element));
+  static constexpr int kPitch = sm80_q_pitch(kSteps), kStageBytes = kTokens * kPitch;
+  static constexpr int kSmemBytes = kWarps * kStages * kStageBytes;
+
+  // After reduce_halving over lanes 16, 8 and 4 apart.
+  static __device__ __forceinline__ int slot(int, int lane, int) {
+    const int held = (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
+    return held / 2 * 8 + held % 2 + lane % 4 * 2;
+  }
+};
+
+// Copies the warp's tiles of 16 tokens to its ring, in the order in which it scores them.
+template <class Tile>
+struct TileLoader {
+  using E = typename Tile::Element;
+  static constexpr int kAtOnce = 32 / Tile::kVecs;  // tokens of an instruction
+  static_assert(kAtOnce >= 1 && Tile::kTokens % kAtOnce == 0);
+  const ForwardArgs& p;
+  uint32_t ring;
+  int32_t first,
+      step;           // tokens of a document that the warp begins with, and from one of its tiles to the next
+  int64_t end, left;  // of the worker's work tiles; how many are to come, with the one that is being copied
+  int32_t query, j;   // of that one
+  int32_t length, t;  // tokens it has, and first token of the tile that is copied next
+  const E* from;      // the lane's vector of its first token of that tile
+
+  // Finds document j, or the next one of which the warp has any token.
+  __device__ __forceinline__ void enter() {
+    for (; left > 0; next()) {
+      length = document_length(p, query, j);
+      if (length > first) break;
+    }
+    if (left == 0) return;
+    t = first;
+    const int lane = threadIdx.x % 32;
+    from = static_cast<const E*>(p.D.data) + document_offset(p, query, j) +
+           (t + lane / Tile::kVecs) * p.D.token_stride + lane % Tile::kVecs * Tile::kVecElements;
+  }
+  __device__ __forceinline__ void next() {
+    --left;
+    if (++j < p.N) return;
+    j = 0;
+    query = row_tile(p, (end - left) / p.N, Tile::kRows).query;
+  }
+
+  // Copies the next tile, if there is one. loaded: a word of the last load from this stage, which the copies
+  // wait for.
+  __device__ __forceinline__ void copy_to(int stage, uint32_t loaded) {
+    if (left > 0) {
+      const int lane = threadIdx.x % 32, vec = lane % Tile::kVecs, row = lane / Tile::kVecs;
+      const uint32_t to =
+          ptx::after(ring + stage * Tile::kStageBytes + row * Tile::kPitch + vec * 16, loaded);
+      const bool in_row = vec * Tile::kVecElements < p.d;
+      if (row < kAtOnce) {
+#pragma unroll
+        for (int i = 0; i < Tile::kTokens / kAtOnce; ++i) {
+          const bool exists = in_row && t + row + i * kAtOnce < length;
+          const E* source = exists ? from + i * kAtOnce * p.D.token_stride : static_cast<const E*>(p.D.data);
+          ptx::cp_async_16(to + i * kAtOnce * Tile::kPitch, source, exists ? 16 : 0);
+        }
+      }
+      from += step * p.D.token_stride;
+      if ((t += step) >= length) {
+        next();
+        enter();
+      }
+    }
+    ptx::cp_async_commit();
+  }
+};
+
+// Query rows as operands B, in registers.
+template <class Tile>
+struct QueryColumns {
+  typename Tile::Mma::B block[Tile::kColumnBlocks][Tile::kSteps];
+
+  __device__ __forceinline__ void load(const ForwardArgs& p, const RowTile& tile) {
+    using E = typename Tile::Element;
+    const int lane = threadIdx.x % 32, q = lane % 4;
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+      const int at = 8 * n + lane / 4;
+      const bool exists = at < tile.count;
+      const E* row = static_cast<const E*>(p.Q.data) + (exists ? row_offset(p, tile.first + at) : 0);
+#pragma unroll
+      for (int s = 0; s < Tile::kSteps; s += 2) {
+        const int first = (2 * s + q) * Tile::kVecElements;
+        const uint4 x = exists && first < p.d ? __ldg(reinterpret_cast<const uint4*>(row + first)) : uint4{};
+        uint32_t word[4] = {x.x, x.y, x.z, x.w};
+        transpose_quad(word);
+        block[n][s] = Tile::Mma::operand_b(word[0], word[1]);
+        block[n][s + 1] = Tile::Mma::operand_b(word[2], word[3]);
+      }
+    }
+  }
+};
+
+template <class Tile, bool kWinners>
+struct Sm80DWarp {
+  using Mma = typename Tile::Mma;
+  using Similarities = ptx::Accumulator[Tile::kColumnBlocks];
+  QueryColumns<Tile> q;
+  MaximumFold<kWinners> best[Tile::kHeld];
+  float zero;
+
+  // tokens: where the lane's row of 16 tokens begins. Returns a word that was loaded last.
+  __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
+    uint32_t last = 0;
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+      for (float& x : sums[n]) x = 0.0f;
+    }
+#pragma unroll
+    for (int s = 0; s < Tile::kSteps; ++s) {
+      uint32_t d[4];
+      ptx::ldmatrix_x4(d, tokens + 32 * s);
+      const auto a = Mma::operand_a(d);
+#pragma unroll
+      for (int n = 0; n < Tile::kColumnBlocks; ++n) Mma::multiply(sums[n], a, q.block[n][s]);
+      last = d[0];
+    }
+    return last;
+  }
+
+  // Multiplies by the inverse norms of the lane's two tokens. Returns a word that was loaded last.
+  static __device__ __forceinline__ uint32_t normalize(Similarities& sums, uint32_t tokens) {
+    float squares[2] = {};
+    uint32_t last = 0;
+#pragma unroll
+    for (int s = 0; s < Tile::kSteps; ++s) {
+      uint32_t d[4];
+      ptx::ldmatrix_x4(d, tokens + 32 * s);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        union {
+          uint32_t word;
+          typename Tile::Element element[2];
+        } pair{d[w]};
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float x = widen(pair.element[e]);
+          squares[w % 2] = fmaf(x, x, squares[w % 2]);
+        }
+      }
+      last = d[0];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      squares[half] += __shfl_xor_sync(kFullWarp, squares[half], 1);
+      squares[half] += __shfl_xor_sync(kFullWarp, squares[half], 2);
+      const float scale = inverse_norm(squares[half]);
+#pragma unroll
+      for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+        sums[n][2 * half] *= scale;
+        sums[n][2 * half + 1] *= scale;
+      }
+    }
+    return last;
+  }
+
+  // Tokens that do not count get minus infinity; counted has a bit for each of 16.
+  static __device__ __forceinline__ void mask(Similarities& sums, uint32_t counted) {
+    counted >>= threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const bool counts = counted >> (e / 2 * 8) & 1;
+#pragma unroll
+      for (int n = 0; n < Tile::kColumnBlocks; ++n) sums[n][e] = counts ? sums[n][e] : -INFINITY;
+    }
+  }
+
+  __device__ __forceinline__ void fold(const Similarities& sums, float group) {
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) best[2 * n + e].fold(sums[n][e], sums[n][2 + e], group, zero);
+    }
+  }
+
+  // Reduces over the lanes that saw other tokens of the same rows.
+  __device__ __forceinline__ void reduce(float& maximum, int32_t& token) const {
+    float values[Tile::kHeld];
+    int32_t tokens[Tile::kHeld];
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+      values[h] = best[h].value;
+      tokens[h] = kSentinel;
+      if (kWinners && best[h].pair >= 0) {
+        tokens[h] = static_cast<int32_t>(16.0f * best[h].pair) + static_cast<int32_t>(threadIdx.x % 32 / 4) +
+                    (best[h].first == best[h].value ? 0 : 8);
+      }
+    }
+    reduce_halving<16, 3, Tile::kHeld, kWinners>(values, tokens);
+    maximum = values[0];
+    token = tokens[0];
+  }
+};
+
+// Merges the maxima of the block's warps, which saw other tokens of its document, in the first warp.
+template <bool kWinners, int kWarps>
+__device__ __forceinline__ void merge_warps(float& maximum, int32_t& token) {
+  __shared__ float maxima[kWarps][32];
+  __shared__ int32_t tokens[kWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // the first warp has read those of the document before
+  maxima[warp][lane] = maximum;
+  if (kWinners) tokens[warp][lane] = token;
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int other = 1; other < kWarps; ++other) {
+    keep_better<kWinners>(maximum, token, maxima[other][lane], kWinners ? tokens[other][lane] : 0);
+  }
+}
+
+template <class Tile, bool kWinners>
+__global__ void __launch_bounds__(Tile::kThreads, 2)
+    maxsim_forward_sm80_d(const __grid_constant__ ForwardArgs p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool together = p.members > 1;
+  const int64_t worker = together ? blockIdx.x : int64_t{blockIdx.x} * Tile::kWarps + warp;
+  const int64_t workers = int64_t{gridDim.x} * (together ? 1 : Tile::kWarps);
+  int64_t work_tile = p.work_tiles * worker / workers;
+  const int64_t end = p.work_tiles * (worker + 1) / workers;
+  const int32_t first = together ? warp * Tile::kTokens : 0;
+  const int32_t step = together ? Tile::kThreads / 2 : Tile::kTokens;
+  static_assert(Tile::kThreads / 2 == Tile::kWarps * Tile::kTokens);
+  const uint32_t ring = ptx::smem_address(shared) + warp * Tile::kStages * Tile::kStageBytes;
+
+  int64_t tile_index = work_tile / p.N;
+  int32_t j = static_cast<int32_t>(work_tile - tile_index * p.N);
+  const int32_t query = row_tile(p, tile_index, Tile::kRows).query;
+  TileLoader<Tile> loader{p, ring, first, step, end, end - work_tile, query, j};
+  loader.enter();
+#pragma unroll
+  for (int i = 0; i < Tile::kStages - 1; ++i) loader.copy_to(i, 0);
+  int stage = 0;
+  uint32_t loaded = 0;
+  const uint32_t lane_tokens = ring + lane % 16 * Tile::kPitch + lane / 16 * 16;
+
+  Sm80DWarp<Tile, kWinners> state;
+  state.zero = p.zeros[0];
+  for (; work_tile < end; ++tile_index, j = 0) {
+    const int32_t end_j = static_cast<int32_t>(min(p.N, j + (end - work_tile)));
+    work_tile += end_j - j;
+    const RowTile tile = row_tile(p, tile_index, Tile::kRows);
+    LaneRows<Tile> own;
+    own.take(p, tile, 0);
+    state.q.load(p, tile);
+    for (; j < end_j; ++j) {
+      const int32_t length = document_length(p, tile.query, j);
+      const uint8_t* mask = document_mask(p, tile.query, j);
+#pragma unroll
+      for (auto& best : state.best) best.clear();
+      for (int32_t t = first; t < length; t += step) {
+        // The mask is on its way while the copies are waited for.
+        uint32_t kept = t + lane < length && lane < Tile::kTokens;
+        if (mask != nullptr && kept) kept = mask[(t + lane) * p.d_mask.token_stride];
+        ptx::cp_async_wait<Tile::kStages - 2>();
+        __syncwarp();
+        loader.copy_to(stage == 0 ? Tile::kStages - 1 : stage - 1, loaded);
+        const uint32_t tokens = lane_tokens + stage * Tile::kStageBytes;
+        typename Sm80DWarp<Tile, kWinners>::Similarities sums;
+        loaded = state.multiply(sums, tokens);
+        if (p.normalize) loaded = state.normalize(sums, tokens);
+        const uint32_t counted = __ballot_sync(kFullWarp, kept != 0);
+        if (counted != 0xFFFF) state.mask(sums, counted);
+        state.fold(sums, static_cast<float>(t / 16));
+        if (++stage == Tile::kStages) stage = 0;
+      }
+      float maximum[1];
+      int32_t token[1];
+      state.reduce(maximum[0], token[0]);
+      if (together) {
+        merge_warps<kWinners, Tile::kWarps>(maximum[0], token[0]);
+        if (warp > 0) continue;
+      }
+      finish_document<typename Tile::Element, Tile, kWinners>(p, tile, own, 0, j, maximum, token);
+    }
+  }
+  ptx::cp_async_wait_all();
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,421 @@
+// MaxSim forward by mma.sync (sm_80 and newer), query rows on its M side.
+//
+//                       a document's tokens, 16 at a time
+//                    +------------------------------------+
+//   kRows query      |  a warp: S = Q . D^T of kWarpRows  |  -> running maximum (and winner) of every row,
+//   rows, kWarpRows  |  rows, 16 x 8 blocks in registers  |     in registers, until the document ends
+//   a warp           +------------------------------------+
+//
+// Query rows are operands in registers for as long as the block stays on a row tile. Documents pass through a
+// ring in shared memory, kTokens whole tokens a stage, which all warps read: one ldmatrix of 16 tokens by 16
+// dims serves 2 * kRowBlocks products. A stage whose tokens all count has no branch, so that the maxima of 16
+// tokens are folded beside the products of the next 16.
+//
+// Who owns what
+//   block   a contiguous range of work tiles (row tile, document); the grid is persistent.
+//   warp    kWarpRows query rows, all tokens; it copies every kWarps-th row of a stage.
+//   lane    columns 2q and 2q + 1 of every 16 x 8 block, for lane q of its quad; at a document's end it
+//           finishes kLaneRows rows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../../pipeline/cp_async_ring.cuh"
+#include "../../primitives/fold.cuh"
+#include "../../primitives/quad_transpose.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../../ptx/mma.cuh"
+#include "../epilogue.cuh"
+
+namespace late_interaction {
+
+// kSteps: products of 32 bytes of an embedding. The rest is a shape of plan/kernel_limits.h.
+template <class Mma_, int kSteps_, int kRowBlocks_, int kWarps_, int kTokens_, int kBlocksPerSm_>
+struct Sm80QTile {
+  using Args = ForwardArgs;
+  using Mma = Mma_;
+  using Element = typename Mma::Element;
+  static constexpr bool kPacked = true;
+  static constexpr int kSteps = kSteps_, kRowBlocks = kRowBlocks_, kWarps = kWarps_, kTokens = kTokens_;
+  static constexpr int kBlocksPerSm = kBlocksPerSm_, kStages = kSm80QStages;
+  static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kRowBlocks, kRows = kWarps * kWarpRows;
+  static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = kHeld / 4;
+  static constexpr int kGroups = kTokens / 16, kMaskWords = kTokens / 32;
+  static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a token
+  static constexpr int kVecElements = 16 / static_cast<int>(sizeof(Element));
+  // Of a token: an odd number of vectors, so that those of eight neighbouring tokens lie in different banks.
+  static constexpr int kPitch = sm80_q_pitch(kSteps);
+  static constexpr int kStageBytes = kTokens * kPitch;
+  using Ring = CpAsyncRing<kThreads, kStages>;
+
+  // What a thread needs between documents alone: registers are for products.
+  struct Kept {
+    int64_t work_tile, end;
+    const uint8_t* mask;
+    int64_t left;  // documents from the one on that is being copied, copied_query and copied_j
+    int32_t copied_query, copied_j;
+    int32_t j, end_j;  // the document that is being scored, and where those of the row tile end
+    RowTile tile;
+    LaneRows<Sm80QTile> rows;
+  };
+  static constexpr int kKeptBytes = sm80_q_kept_bytes(kRowBlocks);
+  static constexpr int kSmemBytes =
+      kStages * kStageBytes + static_cast<int>(sizeof(typename Ring::Barriers)) + kThreads * kKeptBytes;
+
+  static __device__ __forceinline__ int slot(int warp, int lane, int o) {
+    return slot_after_quad<kWarpRows, kLaneRows>(warp, lane, o);
+  }
+};
+
+// Copies documents to the ring, in the order in which the block scores them. A thread copies the same vector
+// of every kRowStep-th token.
+template <class Tile>
+struct DocumentLoader {
+  using E = typename Tile::Element;
+  static constexpr int kRowsAtOnce = 32 / Tile::kVecs, kRowStep = Tile::kWarps * kRowsAtOnce;
+  static_assert(kRowsAtOnce >= 1 && Tile::kTokens % kRowStep == 0);
+  const ForwardArgs& p;
+  typename Tile::Kept& at;
+  uint32_t to;     // where the thread's first vector goes, in the first stage
+  int row;         // of the stage's tokens, that the thread copies first; behind the last: it copies none
+  uint32_t bytes;  // 16, or 0 behind the last dim
+  int32_t length, t = 0;  // of the document that is being copied
+  const E* from;          // the thread's vector of token t + row
+
+  __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
+      : p(p), at(kept) {
+    const int lane = threadIdx.x % 32, vec = lane % Tile::kVecs, row_of_warp = lane / Tile::kVecs;
+    row = row_of_warp < kRowsAtOnce ? threadIdx.x / 32 * kRowsAtOnce + row_of_warp : Tile::kTokens;
+    to = ring + row * Tile::kPitch + vec * 16;
+    bytes = vec * Tile::kVecElements < p.d ? 16 : 0;
+    const int64_t tile_index = at.work_tile / p.N;
+    at.left = at.end - at.work_tile;
+    at.copied_j = static_cast<int32_t>(at.work_tile - tile_index * p.N);
+    at.copied_query = row_tile(p, tile_index, Tile::kRows).query;
+    enter();
+  }
+
+  // Finds the tokens of document j, or of the next one that has any.
+  __device__ __forceinline__ void enter() {
+    length = 0;
+    while (at.left > 0 && (length = document_length(p, at.copied_query, at.copied_j)) == 0) next();
+    if (length == 0) return;
+    const int vec = threadIdx.x % 32 % Tile::kVecs;
+    from = static_cast<const E*>(p.D.data) + document_offset(p, at.copied_query, at.copied_j) +
+           row * p.D.token_stride + (bytes != 0 ? vec * Tile::kVecElements : 0);
+  }
+  __device__ __forceinline__ void next() {
+    --at.left;
+    if (++at.copied_j < p.N) return;
+    at.copied_j = 0;
+    const int64_t tile_index = (at.end - at.left) / p.N;
+    at.copied_query = row_tile(p, tile_index, Tile::kRows).query;
+  }
+
+  // Copies the next stage, if there is one.
+  __device__ __forceinline__ void copy_to(int stage) {
+    if (length == 0) return;
+    const uint32_t first = to + stage * Tile::kStageBytes;
+    if (row < Tile::kTokens) {
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
+        const bool exists = t + row + i * kRowStep < length;
+        ptx::cp_async_16(first + i * kRowStep * Tile::kPitch,
+                         from + (exists ? i * kRowStep * p.D.token_stride : 0), exists ? bytes : 0);
+      }
+    }
+    from += Tile::kTokens * p.D.token_stride;
+    if ((t += Tile::kTokens) < length) return;
+    t = 0;
+    next();
+    enter();
+  }
+};
+
+// The warp's query rows as operands A, in registers.
+template <class Tile>
+struct QueryOperands {
+  using A = typename Tile::Mma::A;
+  A block[Tile::kRowBlocks][Tile::kSteps];
+
+  // A quad loads 64 bytes of a row at once, for two products.
+  __device__ __forceinline__ void load(const ForwardArgs& p, const RowTile& tile, int warp) {
+    using E = typename Tile::Element;
+    const int lane = threadIdx.x % 32, q = lane % 4;
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+      const int at = warp * Tile::kWarpRows + 8 * h + lane / 4;
+      const bool exists = at < tile.count;
+      const E* row = static_cast<const E*>(p.Q.data) + (exists ? row_offset(p, tile.first + at) : 0);
+#pragma unroll
+      for (int s = 0; s < Tile::kSteps; s += 2) {
+        const int first = (2 * s + q) * Tile::kVecElements;
+        const bool wanted = exists && first < p.d && 2 * s + q < Tile::kVecs;
+        const uint4 x = wanted ? __ldg(reinterpret_cast<const uint4*>(row + first)) : uint4{};
+        uint32_t word[4] = {x.x, x.y, x.z, x.w};
+        transpose_quad(word);  // lane q has word q of four vectors, for two products
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (s + k / 2 < Tile::kSteps) block[h / 2][s + k / 2].r[h % 2 + 2 * (k % 2)] = word[k];
+        }
+      }
+    }
+  }
+};
+
+// Which tokens of a stage count, a bit each: those that exist and that the mask keeps.
+template <class Tile>
+struct CountedTokens {
+  uint32_t kept[Tile::kMaskWords];  // the lane's bytes of the mask
+
+  // Loads the bytes of a stage ahead of its use: nothing may depend on them before bits().
+  __device__ __forceinline__ void load(const ForwardArgs& p, const uint8_t* mask, int32_t t, int32_t length) {
+    if (mask == nullptr) return;
+#pragma unroll
+    for (int w = 0; w < Tile::kMaskWords; ++w) {
+      const int32_t at = t + 32 * w + threadIdx.x % 32;
+      kept[w] = at < length ? mask[at * p.d_mask.token_stride] : 0;
+    }
+  }
+  // left: tokens of the document from the stage's first one on. Returns whether all count.
+  __device__ __forceinline__ bool bits(uint32_t (&words)[Tile::kMaskWords], int32_t left, bool masked) const {
+    bool all = true;
+#pragma unroll
+    for (int w = 0; w < Tile::kMaskWords; ++w) {
+      const int32_t exist = left - 32 * w;
+      words[w] = exist >= 32 ? ~0u : exist <= 0 ? 0u : (1u << exist) - 1;
+      if (masked) words[w] &= __ballot_sync(kFullWarp, kept[w] != 0);
+      all = all && words[w] == ~0u;
+    }
+    return all;
+  }
+};
+
+// The scales of the tokens of a stage; null: they have none.
+struct TokenScales {
+  const float* data;
+  int64_t stride;
+
+  // Those of the lane's columns, of 16 tokens from `first` on.
+  __device__ __forceinline__ void load(float (&scale)[2][2], int32_t first, int32_t left) const {
+    if (data == nullptr) return;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int32_t at = first + 8 * n + 2 * (threadIdx.x % 4) + e;
+        scale[n][e] = at < left ? data[at * stride] : 0.0f;
+      }
+    }
+  }
+};
+
+// A warp's products with the tokens of a stage, and its folds.
+template <class Tile, bool kWinners>
+struct Sm80QWarp {
+  using Mma = typename Tile::Mma;
+  using Similarities = ptx::Accumulator[Tile::kRowBlocks][2];  // with 16 tokens
+  QueryOperands<Tile> q;
+  MaximumFold<kWinners> best[Tile::kHeld];
+  float zero;
+
+  // tokens: where the lane's row of 16 tokens begins. Returns a word that was loaded last.
+  __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
+    uint32_t d[4];
+#pragma unroll
+    for (int s = 0; s < Tile::kSteps; ++s) {
+      ptx::ldmatrix_x4(d, tokens + 32 * s);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < Tile::kRowBlocks; ++i) {
+          if (s == 0) {
+#pragma unroll
+            for (float& x : sums[i][n]) x = 0.0f;
+          }
+          Mma::multiply(sums[i][n], q.block[i][s], Mma::operand_b(d[2 * n], d[2 * n + 1]));
+        }
+      }
+    }
+    return d[0];
+  }
+
+  // group: number of the 16 tokens within their document.
+  __device__ __forceinline__ void fold(const Similarities& sums, float group) {
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const auto& x = sums[h / 2][n];
+        best[h].fold(x[2 * (h % 2)], x[2 * (h % 2) + 1], group + 0.5f * n, zero);
+      }
+    }
+  }
+
+  // Columns that do not count become minus infinity.
+  static __device__ __forceinline__ void mask(Similarities& sums, uint32_t counted) {
+    counted >>= 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const bool counts = counted >> (8 * n + e % 2) & 1;
+#pragma unroll
+        for (int i = 0; i < Tile::kRowBlocks; ++i) sums[i][n][e] = counts ? sums[i][n][e] : -INFINITY;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_columns(Similarities& sums, const float (&scale)[2][2]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float by = usable_scale(scale[n][e % 2]);
+#pragma unroll
+        for (int i = 0; i < Tile::kRowBlocks; ++i) sums[i][n][e] *= by;
+      }
+    }
+  }
+
+  // All tokens of a stage, without scales. Short embeddings leave ptxas so many registers that it spills
+  // some, if it sees more than two groups at once.
+  __device__ __forceinline__ uint32_t take_whole_stage(uint32_t tokens, float group) {
+    constexpr int kAtOnce = Tile::kSteps < 8 ? 2 : Tile::kGroups;
+    uint32_t last = 0;
+#pragma unroll 1
+    for (int first = 0; first < Tile::kGroups; first += kAtOnce) {
+      Similarities sums[2];
+#pragma unroll
+      for (int g = 0; g < kAtOnce; ++g) {
+        last = multiply(sums[g % 2], tokens + g * 16 * Tile::kPitch);
+        fold(sums[g % 2], group + static_cast<float>(g));
+      }
+      tokens += kAtOnce * 16 * Tile::kPitch;
+      group += static_cast<float>(kAtOnce);
+    }
+    return last;
+  }
+
+  // The `left` tokens that a stage has, of which those count whose bits are set.
+  __device__ __forceinline__ uint32_t take_stage(uint32_t tokens, float group, int32_t left,
+                                                 uint32_t (&counted)[Tile::kMaskWords],
+                                                 const TokenScales& scales) {
+    constexpr uint32_t kAll = 0xFFFF;
+    uint32_t last = 0;
+#pragma unroll 1
+    for (int32_t first = 0; first < left; first += 16) {
+      Similarities sums;
+      float scale[2][2];
+      scales.load(scale, first, left);  // the products hide the loads' latency
+      last = multiply(sums, tokens);
+      if (scales.data != nullptr) multiply_columns(sums, scale);
+      if ((counted[0] & kAll) != kAll) mask(sums, counted[0]);
+      fold(sums, group);
+      tokens += 16 * Tile::kPitch;
+      group += 1.0f;
+#pragma unroll
+      for (int w = 0; w < Tile::kMaskWords; ++w) {
+        const uint32_t next = w + 1 < Tile::kMaskWords ? counted[w + 1] : 0;
+        counted[w] = __funnelshift_r(counted[w], next, 16);
+      }
+    }
+    return last;
+  }
+
+  // Reduces over the quad, which saw other columns of the same rows.
+  __device__ __forceinline__ void reduce(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) const {
+    const int32_t column = 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+      maximum[h] = best[h].value;
+      token[h] = kSentinel;
+      if (kWinners && best[h].pair >= 0) {
+        token[h] =
+            static_cast<int32_t>(16.0f * best[h].pair) + column + (best[h].first == best[h].value ? 0 : 1);
+      }
+    }
+    reduce_quad<Tile::kHeld, kWinners>(maximum, token);
+  }
+};
+
+template <class Tile, bool kWinners>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
+    maxsim_forward_sm80_q(const __grid_constant__ ForwardArgs p) {
+  static_assert(sizeof(typename Tile::Kept) <= Tile::kKeptBytes);
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t stages = ptx::smem_address(shared);
+  const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};
+  auto& kept = *reinterpret_cast<typename Tile::Kept*>(shared + Tile::kSmemBytes -
+                                                       (threadIdx.x + 1) * Tile::kKeptBytes);
+  ring.init();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (const int32_t* ends = p.work_tile_ends; ends != nullptr) {
+    kept.work_tile = blockIdx.x == 0 ? 0 : ends[blockIdx.x - 1];
+    kept.end = ends[blockIdx.x];
+  } else {
+    kept.work_tile = p.work_tiles * blockIdx.x / gridDim.x;
+    kept.end = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
+  }
+  DocumentLoader<Tile> loader(p, kept, stages);
+  const auto produce = [&](const PipelineState& at) {
+    ring.producer_acquire(at);
+    loader.copy_to(at.stage);
+    ring.producer_commit(at);
+  };
+  PipelineState consumed;
+  produce(consumed);
+  // Lanes 0 to 7 and 16 to 23 give ldmatrix the first 16 bytes of tokens, the others the next 16.
+  const uint32_t lane_tokens = stages + (lane % 8 + lane / 16 * 8) * Tile::kPitch + lane / 8 % 2 * 16;
+
+  Sm80QWarp<Tile, kWinners> state;
+  state.zero = p.zeros[0];
+  while (kept.work_tile < kept.end) {
+    const int64_t tile_index = kept.work_tile / p.N;
+    kept.j = static_cast<int32_t>(kept.work_tile - tile_index * p.N);
+    kept.end_j = static_cast<int32_t>(min(p.N, kept.j + (kept.end - kept.work_tile)));
+    kept.work_tile += kept.end_j - kept.j;
+    kept.tile = row_tile(p, tile_index, Tile::kRows);
+    kept.rows.take(p, kept.tile, warp);
+    state.q.load(p, kept.tile, warp);
+    for (; kept.j < kept.end_j; ++kept.j) {
+      const int32_t length = document_length(p, kept.tile.query, kept.j);
+      kept.mask = document_mask(p, kept.tile.query, kept.j);
+      CountedTokens<Tile> counts;
+      counts.load(p, kept.mask, 0, length);
+#pragma unroll
+      for (auto& best : state.best) best.clear();
+      for (int32_t t = 0; t < length; t += Tile::kTokens) {
+        PipelineState next = consumed;  // one stage ahead; the third is for warps that are behind
+        next.advance(Tile::kStages);
+        produce(next);
+        uint32_t counted[Tile::kMaskWords];
+        const bool whole = counts.bits(counted, length - t, kept.mask != nullptr);
+        counts.load(p, kept.mask, t + Tile::kTokens, length);
+        ring.consumer_wait(consumed);
+        const uint32_t tokens = lane_tokens + consumed.stage * Tile::kStageBytes;
+        TokenScales scales{document_scales(p.d_scales, kept.tile.query, kept.j), p.d_scales.token_stride};
+        const auto group = static_cast<float>(t / 16);
+        uint32_t loaded;
+        if (whole && scales.data == nullptr) {
+          loaded = state.take_whole_stage(tokens, group);
+        } else {
+          if (scales.data != nullptr) scales.data += t * scales.stride;
+          loaded = state.take_stage(tokens, group, min(length - t, Tile::kTokens), counted, scales);
+        }
+        ring.consumer_release(consumed, loaded);
+        consumed.advance(Tile::kStages);
+      }
+      float maximum[Tile::kHeld];
+      int32_t token[Tile::kHeld];
+      state.reduce(maximum, token);
+      finish_document<typename Tile::Element, Tile, kWinners>(p, kept.tile, kept.rows, warp, kept.j, maximum,
+                                                              token);
+    }
+  }
+  ptx::cp_async_wait_all();
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,47 @@
+// Reductions over document tokens. A fold keeps what it found of one query row in the columns that its lane
+// sees, of accumulators of mma.sync.
+#pragma once
+
+#include <cstdint>
+
+#include "argmax.cuh"
+
+namespace late_interaction {
+
+// The maximum, alone or with its winner. Columns are folded in pairs.
+//
+// With winners: the winner is the first column of the winning pair if its similarity, `first`, is the
+// maximum; else the second. Of five instructions a pair the ALU has three; two copies are predicated ones on
+// the FMA pipe, which idles. `zero` is one that the compiler does not know: else it would copy by selects, on
+// the ALU.
+template <bool kWinners>
+struct MaximumFold {
+  float value;
+  float first;  // similarity of the winning pair's first column
+  float pair;   // place of that pair; below 0: none
+
+  __device__ __forceinline__ void clear() {
+    value = -INFINITY;
+    first = 0.0f;
+    pair = -1.0f;
+  }
+
+  // The copy of `place` adds 0 * m, so that it is not the same for all rows: one copy and a select for each
+  // row would come of that. m is no number only where the row is computed again.
+  __device__ __forceinline__ void fold(float a, float b, float place, float zero) {
+    if constexpr (kWinners) {
+      asm("{\n.reg .pred better;\n.reg .f32 m;\n"
+          "max.NaN.f32 m, %3, %4;\n"
+          "setp.gt.f32 better, m, %0;\n"
+          "@better fma.rn.f32 %1, %6, m, %5;\n"
+          "@better add.f32 %2, %3, %6;\n"
+          "max.NaN.f32 %0, %0, m;\n}\n"
+          : "+f"(value), "+f"(pair), "+f"(first)
+          : "f"(a), "f"(b), "f"(place), "f"(zero));
+    } else {
+      value = max_keeping_nan(max_keeping_nan(value, a), b);
+    }
+  }
+};
+
+}  // namespace late_interaction

@@ -1,0 +1,112 @@
+"""The kernels of GPUs without wgmma about the edges of their tiles, on whatever GPU is here."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import ops
+from tests import ref
+from tests.cases import Case, call, inputs, mask
+
+pytestmark = pytest.mark.gpu
+
+BF16, FP16 = torch.bfloat16, torch.float16
+# Document tokens about the edges of 16 tokens, of a stage and of two; query rows about those of a warp (32,
+# 64), of a block (128, 256, 512), and of sm80_d (32); dims of each number of products, whole and not.
+LENGTHS = [0, 1, 15, 16, 17, 31, 33, 63, 64, 65, 97, 127, 129, 193, 300]
+ROWS = [(1, 1), (1, 32), (1, 33), (4, 31), (2, 64), (3, 43), (9, 57), (16, 32), (19, 27), (5, 130), (2, 513)]
+DIMS = [128, 64, 8, 72, 256, 136, 120]
+LAYOUTS = ["in-batch", "KD"]
+
+
+@pytest.fixture(params=[80, 86], autouse=True)
+def planned(request):
+    if ops.cuda_capability(0) < request.param:
+        pytest.skip(f"this GPU is older than {request.param / 10}")
+    ops.cuda_capability(request.param)
+    yield
+    ops.cuda_capability(0)
+
+
+def cases():
+    for i, Ld in enumerate(LENGTHS * 2):
+        Nq, Lq = ROWS[i % len(ROWS)]
+        for kind, normalize in (("none", False), ("holes", i % 2 == 0), ("dead", False)):
+            layout = LAYOUTS[i % 2]
+            N = (3, 37, 300)[i % 3] if layout == "in-batch" else 5
+            yield Case(
+                layout,
+                Nq,
+                N,
+                Lq,
+                Ld,
+                DIMS[i % len(DIMS)],
+                (BF16, FP16)[i // 3 % 2],
+                kind,
+                normalize=normalize,
+            )
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=str)
+def test_scores_and_winners(case):
+    Q, D, q_mask, d_mask = inputs(case, "cuda")
+    wanted, best = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
+    scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
+    many = case.normalize and case.layout == "in-batch" and case.Nq * case.Lq >= 1024
+    limit, apart = ref.tolerance(case.dtype), ref.tolerance(case.dtype)
+    if many:
+        limit, apart = ref.UNIT_SCORE_TOLERANCE, ref.UNIT_WINNER_TOLERANCE
+    ref.assert_close(scores, wanted, limit)
+    ref.assert_winners_close(winners, best, Q, D, apart, case.normalize)
+    assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("rows", [(1, 20), (3, 43), (30, 40)])
+@pytest.mark.parametrize("hidden", ["nan", "inf", "-inf"])
+def test_what_a_mask_hides_has_no_say(hidden, rows, d):
+    Q = torch.randn(*rows, d, device="cuda", dtype=BF16)
+    D = torch.randn(40, 150, d, device="cuda", dtype=BF16)
+    d_mask = mask((40, 150), "cuda", "holes")
+    scores, winners = li.maxsim_with_winners(Q, D, None, d_mask)
+    D[~d_mask] = float(hidden)
+    again, those = li.maxsim_with_winners(Q, D, None, d_mask)
+    assert torch.equal(scores, again) and torch.equal(winners, those)
+
+
+@pytest.mark.parametrize("rows", [(1, 20), (3, 43), (30, 40)])
+def test_ties_go_to_the_lowest_token(rows):
+    Q = torch.randn(*rows, 128, device="cuda", dtype=BF16)
+    D = torch.randn(9, 10, 128, device="cuda", dtype=BF16).repeat(1, 20, 1)
+    _, winners = li.maxsim_with_winners(Q, D)
+    assert (winners.long() < 10).all()
+
+
+@pytest.mark.parametrize("rows", [(1, 32), (20, 32)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_numbers_that_are_not_finite(value, rows):
+    Q = torch.randn(*rows, 128, device="cuda", dtype=BF16)
+    D = torch.randn(50, 90, 128, device="cuda", dtype=BF16)
+    D[3, 77, 5], D[9, 0] = value, value
+    wanted, best = ref.maxsim(Q, D, None, None)
+    scores, winners = li.maxsim_with_winners(Q, D)
+    finite = wanted.abs() < float("inf")
+    ref.assert_close(scores[finite], wanted[finite], ref.tolerance(BF16))
+    assert torch.equal(scores.isnan(), wanted.isnan())
+    assert torch.equal(winners[:, 3].long()[wanted[:, 3].isnan()], best[:, 3][wanted[:, 3].isnan()])
+
+
+@pytest.mark.parametrize(("Nq", "Lq"), [(1, 30), (9, 32), (70, 17)])
+@pytest.mark.parametrize("d", [64, 128, 200])
+def test_packed_sequences(Nq, Lq, d):
+    generator = torch.Generator().manual_seed(0)
+    q_lengths = torch.randint(0, Lq + 1, (Nq,), generator=generator)
+    d_lengths = torch.tensor([0, 1, 300, 17, 64, 0, 65, 500, 16, 3] * 9)
+    Q = torch.randn(int(q_lengths.sum()), d, device="cuda", dtype=BF16)
+    D = torch.randn(int(d_lengths.sum()), d, device="cuda", dtype=BF16)
+    cu_q, cu_d = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int().cuda() for x in (q_lengths, d_lengths))
+    scores = li.maxsim_varlen(Q, D, cu_q, cu_d)
+    for i, q in enumerate(Q.split(q_lengths.tolist())):
+        for j, x in enumerate(D.split(d_lengths.tolist())):
+            wanted = (q.double() @ x.double().T).amax(-1).sum() if len(x) and len(q) else 0.0
+            assert float(scores[i, j]) == pytest.approx(float(wanted), rel=5e-6, abs=1e-5)
