@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench import recorded_commands
-from bench.harness import merge, recorder
+from bench.harness import merge, planned, recorder
 from bench.report import pages
 from bench.suites import end_to_end, run, sentence_transformers, sweep
 from bench.tuning import first_pass, muvera, ncu, plans, pooling, shards, weak_scaling
@@ -142,5 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else [*arguments]
     args = parser().parse_args(arguments)
     args.arguments = arguments  # which the header of a record repeats
+    planned.plan_as(getattr(args, "capability", None))
     gc.freeze()  # a collection before each measurement would walk through all that is imported
     return COMMANDS[args.command].run(args)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench.harness import planned
 from bench.harness.ceilings import Ceilings
 from bench.harness.library import LIK, OURS
 from bench.harness.results import ROOT, Row
@@ -114,7 +115,7 @@ def new_header(device: torch.device, ceilings: Ceilings, arguments: Sequence[str
         "kind": "header",
         "run": datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         "versions": {k: v for k, v in versions.items() if v is not None},
-        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "gpu": planned.gpu_name(device) if on_gpu else None,
         "driver": _driver() if on_gpu else None,
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
@@ -135,7 +136,7 @@ def text_head(device: torch.device, arguments: Sequence[str], program: str = "py
     """The same in one line, for a record that is a text file."""
     who = f"{cpu_name()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
-        who = f"{torch.cuda.get_device_name(device)}, driver {_driver()}"
+        who = f"{planned.gpu_name(device)}, driver {_driver()}"
     command = shlex.join([*shlex.split(program), "-m", "bench", *_without_files(arguments)])
     return f"{who}, torch {torch.__version__}, commit {_commit()}: `{command}`"
 

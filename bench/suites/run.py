@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import interleaved, named_shapes, results, run_header
+from bench.harness import interleaved, named_shapes, planned, results, run_header
 from bench.harness.ceilings import Ceilings, measure_ceilings
 from bench.harness.library import OURS
 from bench.harness.settings import Settings
@@ -71,6 +71,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "--merge", action="store_true", help="replace the groups of --out that are measured, keep the others"
     )
     p.add_argument("--dry-run", action="store_true", help="the GPU suites on the CPU, in tiny shapes")
+    planned.add_argument(p)
 
 
 def problem(args: argparse.Namespace) -> str | None:
@@ -107,7 +108,7 @@ def _target(args: argparse.Namespace, device: torch.device) -> Path:
     """The file that is written: the device's record for a whole run, a partial file for a filtered one."""
     if args.out:
         return Path(args.out)
-    name = "cpu" if device.type == "cpu" else results.slug(torch.cuda.get_device_name(device))
+    name = "cpu" if device.type == "cpu" else results.slug(planned.gpu_name(device))
     if args.dry_run:
         name = "dry-run"
     partial = _is_filtered(args) and not args.merge

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import results, run_header
+from bench.harness import planned, results, run_header
 from bench.harness.ceilings import Ceilings
 from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
 from bench.harness.library import COMPILED, OURS, Implementation, Score
@@ -153,6 +153,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         help="that compile for the peers ahead; 0 where TRITON_CACHE_DIR holds the kernels of an earlier run",
     )  # fmt: skip
     p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, beside the einsum")
+    planned.add_argument(p)
 
 
 def _measure(
@@ -231,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
     implementations = [i for i in implementations if i.name != COMPILED]
     for absent in missing:
         print(f"{absent.name} is not measured: {absent.why}")
-    name = "dry-run" if args.dry_run else results.slug(torch.cuda.get_device_name(device))
+    name = "dry-run" if args.dry_run else results.slug(planned.gpu_name(device))
     path = args.out or results.DIRECTORY / f"sweep-{name}.json"
     header = run_header.new_header(
         device, Ceilings(), args.arguments, seed=args.seed, count=args.count,

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import results, run_header
+from bench.harness import planned, results, run_header
 from bench.harness.ceilings import Ceilings
 from bench.harness.inputs import Inputs, draw, quantize, sets_to_beat_cache
 from bench.harness.library import OURS
@@ -222,6 +222,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", type=Path, help="default: bench/results/plans-<device>.json")
     p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
     p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, nothing forced")
+    planned.add_argument(p)
 
 
 def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
@@ -247,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
         print("plans are timed on a GPU; --dry-run checks the harness", file=sys.stderr)
         return 2
     torch.manual_seed(args.seed)
-    name = "dry-run" if args.dry_run else results.slug(torch.cuda.get_device_name(device))
+    name = "dry-run" if args.dry_run else results.slug(planned.gpu_name(device))
     path = args.out or results.DIRECTORY / f"plans-{name}.json"
     jobs = jobs_of(args)
     if args.merge and path.exists():

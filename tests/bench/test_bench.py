@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,8 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from bench.command_line import main
-from bench.harness import ceilings, inputs, interleaved, named_shapes, parity, results, run_header, timing
+from bench.command_line import main, parser
+from bench.harness import (
+    ceilings,
+    inputs,
+    interleaved,
+    named_shapes,
+    parity,
+    planned,
+    results,
+    run_header,
+    timing,
+)
 from bench.harness.ceilings import Ceilings
 from bench.harness.library import EINSUM, LIK, OURS
 from bench.harness.settings import Settings
@@ -47,6 +58,27 @@ LAYOUTS = [
 
 def by_name(name: str) -> Shape:
     return next(s for s in (*named_shapes.FORWARD, *named_shapes.TRAINING) if s.name == name)
+
+
+def test_a_gpu_planned_as_an_older_one_is_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[int] = []
+
+    def capability(force: int | None = None) -> int:
+        forced.extend([] if force is None else [force])
+        return forced[-1] if forced else 90
+
+    monkeypatch.setattr(planned.ops, "cuda_capability", capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setenv("DISABLE_MMA_V3", "0")
+    device = torch.device("cuda")
+    planned.plan_as(None)
+    assert planned.gpu_name(device) == "NVIDIA H200" and os.environ["DISABLE_MMA_V3"] == "0"
+    planned.plan_as(86)
+    assert results.slug(planned.gpu_name(device)) == "nvidia-h200-planned-as-8-6"
+    assert os.environ["DISABLE_MMA_V3"] == "1"  # Triton's peers, too
+    for command in ("run", "sweep", "plans"):
+        assert parser().parse_args([command, "--capability", "80"]).capability == 80
 
 
 @pytest.mark.parametrize(
