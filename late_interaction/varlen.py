@@ -68,7 +68,7 @@ def maxsim_varlen(
         Q_packed: the tokens of all queries, ``[sum(Lq_i), d]``; bfloat16, float16, float32 or float64.
         D_packed: the tokens of all documents, ``[sum(Ld_j), d]``, of the same dtype and device.
         cu_seqlens_q: ``[Nq + 1]``, int32 (or int64): query ``i`` has the tokens from ``cu_seqlens_q[i]`` up
-            to ``cu_seqlens_q[i + 1]``. Offsets never fall and stay within the tokens. On a CPU that is
+            to ``cu_seqlens_q[i + 1]``. Offsets do not decrease and stay within the tokens. On a CPU that is
             checked; a GPU's are not waited for, and offsets that lead elsewhere give scores without meaning,
             though never another tensor's memory.
         cu_seqlens_d: ``[Nd + 1]``, likewise.

@@ -53,7 +53,7 @@ class Documents {
       const int64_t end = in.packed ? int64_t{extents[j + 1]} : start + extents[j];
       const int64_t room = in.packed ? s.Ld : start + s.Ld;
       STD_TORCH_CHECK(0 <= start && start <= end && end <= room, "late_interaction: extents must ",
-                      in.packed ? "never fall and lie within [0, " : "lie within [0, ", s.Ld,
+                      in.packed ? "not decrease and lie within [0, " : "lie within [0, ", s.Ld,
                       "], got extents[", j, "] = ", int64_t{extents[j]},
                       in.packed ? " before " + std::to_string(extents[j + 1]) : std::string());
       starts_.push_back(start);

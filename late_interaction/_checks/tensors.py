@@ -150,8 +150,8 @@ def check_integers(
 
 
 def check_rising(name: str, cu: Tensor, total: int) -> None:
-    """Offsets that never fall and lie within [0, total]. Waits for the device."""
-    # Compared, not subtracted: the difference of two int64 wraps. What never falls lies within its ends.
+    """Offsets that do not decrease and lie within [0, total]. Waits for the device."""
+    # Compared, not subtracted: the difference of two int64 wraps. Where none decreases, the ends say all.
     if int(cu[0]) >= 0 and int(cu[-1]) <= total and not bool((cu[1:] < cu[:-1]).any()):
         return
     falls = torch.cat((torch.zeros_like(cu[:1], dtype=torch.bool), cu[1:] < cu[:-1]))

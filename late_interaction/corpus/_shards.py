@@ -130,12 +130,12 @@ def name_of(index: int, kind: str) -> str:
 
 
 def _check_stored(path: Path, offsets: Tensor, total: int) -> None:
-    """Offsets of a file begin at 0, never fall and end at the total."""
+    """Offsets of a file begin at 0, do not decrease and end at the total."""
     bad = torch.cat((offsets[:1] != 0, offsets[1:] < offsets[:-1]))
     bad[-1] |= offsets[-1] != total
     if bool(bad.any()):
         raise _files.CorpusError(
-            f"{path} must have offsets that begin at 0, never fall and end at {total},"
+            f"{path} must have offsets that begin at 0, do not decrease and end at {total},"
             f" got {describe_bad_entries('offsets', offsets, bad, after=True)}: it was changed"
         )
 

@@ -21,7 +21,7 @@ def maxsim_reference_varlen(
         Q: query tokens end to end, ``[tokens, d]``; sequence ``i`` is
             ``Q[cu_seqlens_q[i] : cu_seqlens_q[i + 1]]``.
         D: document tokens, likewise.
-        cu_seqlens_q, cu_seqlens_d: integers, ``[Nq + 1]`` and ``[Nd + 1]``, that never fall. An empty
+        cu_seqlens_q, cu_seqlens_d: integers, ``[Nq + 1]`` and ``[Nd + 1]``, that do not decrease. An empty
             query or document scores 0.
         normalize: divide every token by ``max(norm, 1e-12)`` first.
 

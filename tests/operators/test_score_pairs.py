@@ -437,7 +437,7 @@ SPANS = {"Q": Q, "batch_tensor": D, "doc_offsets": INDEX, "doc_lengths": INDEX}
 BAD = {
     "Q is padded": ({"Q_packed": Q[None]}, ValueError, ["Q_packed", "[tokens, d]", "[1, 8, 8]"]),
     "dtypes": ({"D_packed": D.half()}, TypeError, ["Q_packed and D_packed", "float32", "float16"]),
-    "offsets fall": ({"cu_seqlens_q": torch.tensor([0, 5, 3])}, ValueError, ["cu_seqlens_q", "never fall"]),
+    "offsets fall": ({"cu_seqlens_q": torch.tensor([0, 5, 3])}, ValueError, ["cu_seqlens_q", "not decrease"]),
     "indices are a list": ({"pair_q_idx": [0, 1, 1]}, TypeError, ["pair_q_idx", "torch.Tensor", "list"]),
     "indices are floats": ({"pair_d_idx": INDEX.float()}, TypeError, ["pair_d_idx", "int32", "float32"]),
     "indices of rank 2": ({"pair_d_idx": INDEX[None]}, ValueError, ["pair_d_idx", "[pairs]", "[1, 3]"]),

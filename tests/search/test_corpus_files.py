@@ -355,7 +355,7 @@ def test_offsets_that_fall(copy):
     offsets = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.int64)
     offsets[2] = offsets[4]
     file.write_bytes(bytes(_files.bytes_of(offsets)))
-    with pytest.raises(CorpusError, match=rf"{file} must have offsets that begin at 0, never fall"):
+    with pytest.raises(CorpusError, match=rf"{file} must have offsets that begin at 0, do not decrease"):
         Corpus.open(copy)
 
 
@@ -690,7 +690,7 @@ def test_stored_offsets_that_are_refused(offsets):
     for right in good:
         _shards._check_stored(Path("a.offsets"), torch.tensor(right), 4)
     with pytest.raises(
-        CorpusError, match=r"a\.offsets must have offsets that begin at 0, never fall and end at 4"
+        CorpusError, match=r"a\.offsets must have offsets that begin at 0, do not decrease and end at 4"
     ):
         _shards._check_stored(Path("a.offsets"), torch.tensor(offsets), 4)
 

@@ -45,7 +45,7 @@ struct Sm80QTile {
   static constexpr int kGroups = kTokens / 16, kMaskWords = kTokens / 32;
   static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a token
   static constexpr int kVecElements = 16 / static_cast<int>(sizeof(Element));
-  // Of a token: an odd number of vectors, so that those of eight neighbouring tokens lie in different banks.
+  // A token takes an odd number of vectors, so that those of eight neighbours lie in different banks.
   static constexpr int kPitch = sm80_q_pitch(kSteps);
   static constexpr int kStageBytes = kTokens * kPitch;
   using Ring = CpAsyncRing<kThreads, kStages>;
