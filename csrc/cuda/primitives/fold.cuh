@@ -10,10 +10,10 @@ namespace late_interaction {
 
 // The maximum, alone or with its winner. Columns are folded in pairs.
 //
-// With winners: the winner is the first column of the winning pair if its similarity, `first`, is the
-// maximum; else the second. Of five instructions a pair the ALU has three; two copies are predicated ones on
-// the FMA pipe, which idles. `zero` is one that the compiler does not know: else it would copy by selects, on
-// the ALU.
+// The winner is the first column of the winning pair if its similarity, `first`, is the maximum; else the
+// second. A pair takes five instructions: three on the ALU, and two predicated ones on the FMA pipe, which
+// has nothing else to do. Those copy a number by adding `zero` to it, which the compiler must not know to be
+// zero: it would copy by selects, on the ALU.
 template <bool kWinners>
 struct MaximumFold {
   float value;
@@ -26,8 +26,8 @@ struct MaximumFold {
     pair = -1.0f;
   }
 
-  // The copy of `place` adds 0 * m, so that it is not the same for all rows: one copy and a select for each
-  // row would come of that. m is no number only where the row is computed again.
+  // `place` is copied as zero * m + place. A sum that is the same for all rows would be computed once, and
+  // copied by selects again. Where m is infinite or NaN the row is computed again (forward/epilogue.cuh).
   __device__ __forceinline__ void fold(float a, float b, float place, float zero) {
     if constexpr (kWinners) {
       asm("{\n.reg .pred better;\n.reg .f32 m;\n"

@@ -8,9 +8,8 @@
 //   a time       +------------------+
 //
 // Query rows are operands in registers. Every warp has a ring in shared memory for itself, which it fills by
-// cp.async with documents of its own: no warp waits for another, and all of them keep bytes under way. Where
-// there are fewer documents than warps, the warps of a block share the tokens of a document and merge their
-// maxima at its end.
+// cp.async: no warp waits for another, and all of them keep bytes under way. The warps of a block share the
+// tokens of a document and merge their maxima at its end; of short documents each warp has its own.
 //
 // Who owns what
 //   worker a contiguous range of work tiles (row tile, document): a warp, or a block (members > 1).
@@ -46,7 +45,7 @@ struct Sm80DTile {
   static constexpr int kPitch = sm80_q_pitch(kSteps), kStageBytes = kTokens * kPitch;
   static constexpr int kSmemBytes = kWarps * kStages * kStageBytes;
 
-  // After reduce_halving over lanes 16, 8 and 4 apart.
+  // The row that a lane is left with by reduce_halving over lanes 16, 8 and 4 apart.
   static __device__ __forceinline__ int slot(int, int lane, int) {
     const int held = (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
     return held / 2 * 8 + held % 2 + lane % 4 * 2;

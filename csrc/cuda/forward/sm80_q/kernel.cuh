@@ -54,9 +54,10 @@ struct Sm80QTile {
   struct Kept {
     int64_t work_tile, end;
     const uint8_t* mask;
-    int64_t left;  // documents from the one on that is being copied, copied_query and copied_j
-    int32_t copied_query, copied_j;
-    int32_t j, end_j;  // the document that is being scored, and where those of the row tile end
+    int64_t left;                    // documents that are not copied yet
+    int32_t copied_query, copied_j;  // the first of them
+    int32_t j,
+        end_j;  // the document that is scored, and the end of those that the row tile is scored against
     RowTile tile;
     LaneRows<Sm80QTile> rows;
   };
@@ -78,9 +79,9 @@ struct DocumentLoader {
   static_assert(kRowsAtOnce >= 1 && Tile::kTokens % kRowStep == 0);
   const ForwardArgs& p;
   typename Tile::Kept& at;
-  uint32_t to;     // where the thread's first vector goes, in the first stage
-  int row;         // of the stage's tokens, that the thread copies first; behind the last: it copies none
-  uint32_t bytes;  // 16, or 0 behind the last dim
+  uint32_t to;            // where the thread's first vector goes, in the first stage
+  int row;                // the first token of a stage that the thread copies; kTokens: it copies none
+  uint32_t bytes;         // 16, or 0 behind the last dim
   int32_t length, t = 0;  // of the document that is being copied
   const E* from;          // the thread's vector of token t + row
 
@@ -97,7 +98,7 @@ struct DocumentLoader {
     enter();
   }
 
-  // Finds the tokens of document j, or of the next one that has any.
+  // Finds the document that is copied next: one that has tokens.
   __device__ __forceinline__ void enter() {
     length = 0;
     while (at.left > 0 && (length = document_length(p, at.copied_query, at.copied_j)) == 0) next();
