@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command] = {
         weak_scaling.add_arguments, weak_scaling.run, weak_scaling.__doc__,
     ),
     "report": Command(
-        "write the plots, README.md and docs/{benchmarks,performance,large_batches}.md from the records",
+        "write the plots, README.md and docs/{architecture,benchmarks,performance,large_batches}.md",
         "seconds; needs no GPU; plots need matplotlib", pages.add_arguments, pages.write, pages.__doc__,
     ),
     "check": Command(

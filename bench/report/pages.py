@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.harness.results import DIRECTORY, ROOT, SEPARATE_SUITES, Row, read, records, whole_record
-from bench.report import benchmarks, end_to_end, large_batches, performance, plots, readme
+from bench.report import benchmarks, end_to_end, gpus, large_batches, performance, plots, readme
 from bench.suites import end_to_end as end_to_end_suite
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PAGES: dict[str, Callable[[Path], str]] = {
+    "docs/architecture.md": gpus.build,
     "docs/benchmarks.md": benchmarks.build,
     "docs/performance.md": performance.build,
     "docs/large_batches.md": large_batches.build,

@@ -1,0 +1,57 @@
+"""The generated part of docs/architecture.md: the forward that each GPU gets for a few calls.
+
+The planner says it of any GPU, so no record and no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import late_interaction as li
+from bench.report import tables
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    name: str
+    sm: int
+    sm_count: int
+
+
+# Multiprocessors are those of NVIDIA's data sheets and white papers.
+_GPUS = (
+    _Gpu("H200", 90, 132), _Gpu("A100", 80, 108), _Gpu("A10", 86, 72), _Gpu("L4", 89, 58),
+    _Gpu("RTX 4090", 89, 128), _Gpu("RTX 5090", 120, 170), _Gpu("B200", 100, 148),
+)  # fmt: skip
+_BF16, _FP32 = torch.bfloat16, torch.float32
+_CALLS = (
+    ("one query, 1,000 documents of 300", (1, 32, 128), (1000, 300, 128), _BF16),
+    ("one query, 20,000 documents of 24", (1, 16, 128), (20_000, 24, 128), _BF16),
+    ("a page of 1,024 with 1,000 pages", (1, 1024, 128), (1000, 1024, 128), _BF16),
+    ("16 queries, 100,000 documents of 128", (16, 32, 128), (100_000, 128, 128), _BF16),
+    ("batch of 32, 32 and 300 tokens", (32, 32, 128), (32, 300, 128), _BF16),
+    ("batch of 256, 32 and 300 tokens", (256, 32, 128), (256, 300, 128), _BF16),
+    ("64 queries of 16, 4,096 documents of 24", (64, 16, 128), (4096, 24, 128), _BF16),
+    ("128 queries, 8 documents of 1,030 each", (128, 32, 128), (128, 8, 1030, 128), _BF16),
+    ("batch of 64, 768 dims", (64, 32, 768), (64, 300, 768), _BF16),
+    ("batch of 256, float32", (256, 32, 128), (256, 300, 128), _FP32),
+)
+
+
+def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype) -> str:
+    text = li.explain_plan(q, d, dtype=dtype, winners=False, sm=gpu.sm, sm_count=gpu.sm_count)
+    kernel = re.search(r"maxsim_forward_(\w+)", text)
+    tile = re.search(r"(\d+) query rows x (\d+) document tokens", text)
+    assert kernel and tile, text
+    return f"`{kernel[1]}` {tile[1]} x {tile[2]}"
+
+
+def build(results: Path) -> str:  # the folder of records, which other pages are made from
+    del results
+    head = ["call", *(f"{gpu.name}, {gpu.sm / 10}" for gpu in _GPUS)]
+    rows = [[what, *(_plan(gpu, q, d, dtype) for gpu in _GPUS)] for what, q, d, dtype in _CALLS]
+    return tables.table(head, rows, left=len(head))
