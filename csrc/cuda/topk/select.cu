@@ -17,7 +17,7 @@ cudaError_t launch(const Selection& call, const From& from, const FoundBefore& f
                    int64_t* keys, const BestOutput& best, cudaStream_t stream) {
   const auto items = items_of(from, call.largest);
   const int64_t segments = keys == nullptr ? 1 : segments_of(call.items);
-  const SelectArgs<std::remove_const_t<decltype(items)>> args{
+  const TopkArgs<std::remove_const_t<decltype(items)>> args{
       .from = items,
       .found = found,
       .items = static_cast<uint32_t>(call.items),
@@ -28,7 +28,7 @@ cudaError_t launch(const Selection& call, const From& from, const FoundBefore& f
       .keys = keys,
       .room = static_cast<uint32_t>(room),
       .best = best};
-  select_best<<<static_cast<unsigned>(call.rows * segments), kSelectThreads, 0, stream>>>(args);
+  select_best<<<static_cast<unsigned>(call.rows * segments), kTopkThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

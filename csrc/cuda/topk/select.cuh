@@ -37,7 +37,7 @@ struct KeyItems {
 
   // first[list]: the index of its first document among those of all lists.
   __device__ __forceinline__ void prepare(uint32_t* first) const {
-    for (uint32_t list = threadIdx.x; list < from.lists; list += kSelectThreads) {
+    for (uint32_t list = threadIdx.x; list < from.lists; list += kTopkThreads) {
       uint32_t before = 0;
       for (uint32_t i = 0; i < list && from.counts != nullptr; ++i) {
         before += static_cast<uint32_t>(from.counts[i * from.list_stride]);
@@ -56,7 +56,7 @@ struct KeyItems {
 };
 
 template <class Items>
-struct SelectArgs {
+struct TopkArgs {
   Items from;
   FoundBefore found;  // items behind the others
   uint32_t items;     // of a row, without those
@@ -68,16 +68,16 @@ struct SelectArgs {
   BestOutput best;
 };
 
-struct SelectSmem {
+struct TopkSmem {
   DigitHistogram histogram;
   RankingKey best[kMostBest];
   uint32_t first[kMostLists];
   uint32_t valid, kept, chosen;
 };
 
-// Descending order of the first n keys, a power of two of at most 2 * kSelectThreads (bitonic).
+// Descending order of the first n keys, a power of two of at most 2 * kTopkThreads (bitonic).
 __device__ __forceinline__ void sort_descending(RankingKey* keys, uint32_t n) {
-  static_assert(kMostBest <= 2 * kSelectThreads);
+  static_assert(kMostBest <= 2 * kTopkThreads);
   for (uint32_t size = 2; size <= n; size *= 2) {
     for (uint32_t stride = size / 2; stride > 0; stride /= 2) {
       __syncthreads();
@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_of_warp(uint32_t& sum, uint32_t mine) {
 // A threshold that the `take` largest of the block's keys reach. Above it are at most `capacity` keys; where
 // they are fewer than `take`, the others equal it. Keys that are not among them may become kNoDocument.
 __device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems], uint32_t count,
-                                                   uint32_t take, uint32_t capacity, SelectSmem& smem) {
+                                                   uint32_t take, uint32_t capacity, TopkSmem& smem) {
   constexpr int kBoundDigits =
       3;  // sign, exponent and 15 bits of a score let few pass that the rest would not
   uint32_t left = smem.valid;
@@ -112,8 +112,8 @@ __device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems],
 #pragma unroll
   for (int j = 1; j < kOwnItems; ++j) maximum = own[j] > maximum ? own[j] : maximum;
   const auto maxima = static_cast<uint32_t>(__syncthreads_count(maximum != kNoDocument));
-  if (take <= maxima && count > 2 * kSelectThreads) {
-    const auto bound = kth_largest_of_each<kSelectThreads, kBoundDigits, RankingKey>(
+  if (take <= maxima && count > 2 * kTopkThreads) {
+    const auto bound = kth_largest_of_each<kTopkThreads, kBoundDigits, RankingKey>(
         smem.histogram, take, maxima, [&](const auto& visit) { visit(maximum, maximum != kNoDocument); });
     uint32_t kept = 0;
 #pragma unroll
@@ -126,19 +126,19 @@ __device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems],
     left = smem.kept;
     if (left <= capacity) return kNoDocument;
   }
-  const auto found = kth_largest_of_each<kSelectThreads, sizeof(RankingKey), RankingKey, true>(
+  const auto found = kth_largest_of_each<kTopkThreads, sizeof(RankingKey), RankingKey, true>(
       smem.histogram, take, left, [&](const auto& visit) {
 #pragma unroll
         for (int j = 0; j < kOwnItems; ++j) {
-          if (j * kSelectThreads < count) visit(own[j], own[j] != kNoDocument);
+          if (j * kTopkThreads < count) visit(own[j], own[j] != kNoDocument);
         }
       });
   return found.key;
 }
 
 template <class Items>
-__global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<Items> args) {
-  __shared__ SelectSmem smem;
+__global__ void __launch_bounds__(kTopkThreads) select_best(const TopkArgs<Items> args) {
+  __shared__ TopkSmem smem;
   const bool last = args.keys == nullptr;
   const int64_t row = blockIdx.x / args.segments;
   const uint32_t begin = blockIdx.x % args.segments * args.segment_items;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
   uint32_t documents = 0;
 #pragma unroll
   for (int j = 0; j < kOwnItems; ++j) {
-    const uint32_t i = j * kSelectThreads + threadIdx.x;
+    const uint32_t i = j * kTopkThreads + threadIdx.x;
     own[j] = kNoDocument;
     if (i < own_items) {
       own[j] = args.from.key(row, begin + i, smem.first);
@@ -186,12 +186,12 @@ __global__ void __launch_bounds__(kSelectThreads) select_best(const SelectArgs<I
   }
   // Keys that equal the threshold are all the same. However many there are, those that fit among the best are
   // written: a caller may give one document many times.
-  for (uint32_t i = smem.chosen + threadIdx.x; i < room; i += kSelectThreads) {
+  for (uint32_t i = smem.chosen + threadIdx.x; i < room; i += kTopkThreads) {
     keys[i] = i < take ? threshold : kNoDocument;
   }
   if (!last) return;
   sort_descending(smem.best, room);
-  for (uint32_t i = threadIdx.x; i < args.k; i += kSelectThreads) {
+  for (uint32_t i = threadIdx.x; i < args.k; i += kTopkThreads) {
     args.best.scores[row * args.k + i] = score_of(smem.best[i], args.largest);
     args.best.indices[row * args.k + i] = index_of(smem.best[i]);
   }

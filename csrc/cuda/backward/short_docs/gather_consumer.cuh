@@ -56,18 +56,18 @@ struct GatherSums {
 template <bool kAligned, class Tile>
 class GatherPipeline {
  public:
-  __device__ __forceinline__ GatherPipeline(const IncidenceArgs& args, const GatherShared& shared,
+  __device__ __forceinline__ GatherPipeline(const IncidenceArgs& args, const GatherTileShared& shared,
                                             int32_t first_row, int32_t begin, int32_t finish)
       : p(args), memory(shared), doc(begin), left(finish - begin) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kGatherRows, doc_of_lane = lane % 8;
 #pragma unroll
     for (int k = 0; k < kPlaces; ++k) {
-      const uint32_t found = QueryRow(p, first_row, row + k * kPlaceRows, kPlaceRows).at;
+      const uint32_t found = BlockQueryRow(p, first_row, row + k * kPlaceRows, kPlaceRows).at;
       at[k / 2] = (k % 2 == 0 ? 0 : at[k / 2]) | (found & 0xFFF | found >> 16 << 12) << k % 2 * 16;
     }
 #pragma unroll
     for (int g = 0; g < kGatherRows / 4; ++g) {
-      queries |= 4 * QueryRow(p, first_row, row + 4 * g + lane / 8, 1).query << 8 * g;
+      queries |= 4 * BlockQueryRow(p, first_row, row + 4 * g + lane / 8, 1).query << 8 * g;
     }
     lane_bytes = doc_of_lane * 128 + ((lane / 8 ^ doc_of_lane) << 4);
   }
@@ -84,10 +84,10 @@ class GatherPipeline {
  private:
   static constexpr int kPlaceRows = kAligned ? 8 : 1, kPlaces = kGatherRows / kPlaceRows;
   const IncidenceArgs& p;
-  const GatherShared& memory;
+  const GatherTileShared& memory;
   int32_t doc, left;
   PipelineState stage;
-  // Of QueryRow, two in a word: 12 bits of where the winner lies, and 4 of where its run does.
+  // Of BlockQueryRow, two in a word: 12 bits of where the winner lies, and 4 of where its run does.
   uint32_t at[kPlaces / 2];
   uint32_t queries = 0;  // 4 times the query of the lane's row of each group, 8 bits each
   uint32_t lane_bytes;   // what the lane's chunk lies behind the first row of its winner's token

@@ -11,11 +11,11 @@
 
 namespace late_interaction {
 
-struct GatherShared {
+struct GatherTileShared {
   uint32_t ring, barriers;
   int stages, Ld;
 
-  __device__ __forceinline__ GatherShared(const IncidenceArgs& p, uint32_t ring, uint32_t barriers)
+  __device__ __forceinline__ GatherTileShared(const IncidenceArgs& p, uint32_t ring, uint32_t barriers)
       : ring(ring), barriers(barriers), stages(p.stages), Ld(p.Ld) {}
   __device__ __forceinline__ uint32_t tile_bytes() const { return gather_tile_bytes(Ld); }
   __device__ __forceinline__ uint32_t tile(int stage) const { return ring + stage * tile_bytes(); }
@@ -31,7 +31,7 @@ struct GatherShared {
 template <class T_, int kDims_>
 struct GatherTile {
   using T = T_;
-  using Shared = GatherShared;
+  using Shared = GatherTileShared;
   static constexpr bool kGradQ = true, kGathers = true;
   static constexpr int kDims = kDims_, kUnits = kGatherDocs, kUnitVecs = kGatherUnitVecs;
   static constexpr int kSumWidth = kDims + 8;

@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
 }
 
 // The same of the documents [doc, end), all of a stage in one box.
-__device__ __forceinline__ void load_documents(const CUtensorMap& map, const GatherShared& memory,
+__device__ __forceinline__ void load_documents(const CUtensorMap& map, const GatherTileShared& memory,
                                                int32_t doc, int32_t end, int first_dim) {
   PipelineState at;
   for (; doc < end; doc += kGatherDocs) {
@@ -95,7 +95,7 @@ struct RowLookUp {
 // grad_Q: runs and gradients [unit][query]. A lane has the same vectors and gradients of each stage, some
 // documents further. Gradients of units that a stage lacks are 0.
 template <class Tile>
-struct WinnerLookUp {
+struct IncidenceLookUp {
   static constexpr int kVecs = kIncidenceUnitVecs / 32, kNothing = -16;
   const IncidenceArgs& p;
   const uint8_t* runs[kVecs];  // with document 0, from the lane's vectors on
@@ -103,7 +103,7 @@ struct WinnerLookUp {
   const float* grads;  // of the lane's query; of none: null
   bool two_vecs;
 
-  __device__ __forceinline__ WinnerLookUp(const IncidenceArgs& args, int32_t first_row) : p(args) {
+  __device__ __forceinline__ IncidenceLookUp(const IncidenceArgs& args, int32_t first_row) : p(args) {
     const BlockQueries queries(p, first_row);
     const int lane = threadIdx.x % 32, query = lane % kMostIncidenceQueries;
     two_vecs = queries.first_vec(queries.count) > 32;

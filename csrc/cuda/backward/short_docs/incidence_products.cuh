@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
         load_units<Tile>(p, map, memory, work.begin, work.end, work.first_dim);
       }
     } else if constexpr (Tile::kGradQ) {
-      look_up<Tile>(memory, WinnerLookUp<Tile>(p, work.first_row), turn, work.begin, work.end);
+      look_up<Tile>(memory, IncidenceLookUp<Tile>(p, work.first_row), turn, work.begin, work.end);
     } else {
       const auto first_j = static_cast<int32_t>(work.tile * p.block_docs);
       look_up<Tile>(memory, RowLookUp<Tile>{p, first_j}, turn, work.begin, work.end);

@@ -59,7 +59,7 @@ struct OwnedRows {
     const auto place = [&](int h) {
       if (kAligned) return at[h];
       const auto step = Tile::kGradQ ? 2u * p.Lq : static_cast<uint32_t>(p.query_bytes);
-      return QueryRow::place(at[h], static_cast<uint32_t>(item) * step);
+      return BlockQueryRow::place(at[h], static_cast<uint32_t>(item) * step);
     };
     if constexpr (Tile::kGradQ) {
 #pragma unroll
@@ -102,7 +102,7 @@ struct OwnedRows {
 
  private:
   __device__ __forceinline__ void own_query_row(const IncidenceArgs& p, int32_t first_row, int row, int h) {
-    const QueryRow own(p, first_row, row, 1);
+    const BlockQueryRow own(p, first_row, row, 1);
     at[h] = own.at;
     grads |= 4 * own.query << 16 * h;
   }

@@ -104,11 +104,11 @@ struct BlockQueries {
 // A query row of a block: where a unit has its winner, from bit 16 on where its run lies within 16 bytes with
 // document 0, and which of the block's queries it is of. Of `count` rows that are read together, the first;
 // behind the last rows come the last ones again.
-struct QueryRow {
+struct BlockQueryRow {
   uint32_t at;
   int32_t query;
 
-  __device__ __forceinline__ QueryRow(const IncidenceArgs& p, int32_t first_row, int row, int count) {
+  __device__ __forceinline__ BlockQueryRow(const IncidenceArgs& p, int32_t first_row, int row, int count) {
     const BlockQueries queries(p, first_row);
     const int32_t whole = min(first_row + row, static_cast<int32_t>(p.rows - count));
     const int32_t i = p.by_Lq.quotient(whole);

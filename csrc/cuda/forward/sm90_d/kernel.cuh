@@ -435,7 +435,7 @@ struct LaneTokenScales {
 // Squared norms of a warp's tokens: the diagonal of tokens x tokens, for which the tensor cores have time. A
 // lane holds some elements of that product; `of` finds those on the diagonal.
 template <class Tile>
-struct TokenSquares {
+struct TokenGram {
   using Mma = std::conditional_t<std::is_same_v<typename Tile::Element, __half>, ptx::MmaFp16, ptx::MmaBf16>;
   ptx::Accumulator low[Tile::kBlocks] = {}, high[Tile::kBlocks] = {};  // against tokens 0..7, and 8..15
 
@@ -468,7 +468,7 @@ struct TokenSquares {
 template <class Tile>
 __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, const Sm90DShared<Tile>& memory,
                                               int warpgroup, uint32_t q, PipelineState& at,
-                                              typename Tile::Products& c, TokenSquares<Tile>& squares,
+                                              typename Tile::Products& c, TokenGram<Tile>& squares,
                                               LaneTokenScales<Tile>& token_scales,
                                               const TokenScalePlaces& places) {
   for (int first_chunk = 0; first_chunk < p.k_chunks; first_chunk += Tile::kKChunks) {
@@ -507,8 +507,7 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, cons
 
 // Divides the products of the lane's tokens by their norms.
 template <class Tile>
-__device__ __forceinline__ void normalize_tokens(typename Tile::Products& c,
-                                                 const TokenSquares<Tile>& squares) {
+__device__ __forceinline__ void normalize_tokens(typename Tile::Products& c, const TokenGram<Tile>& squares) {
 #pragma unroll
   for (int block = 0; block < Tile::kBlocks; ++block) {
 #pragma unroll
@@ -688,7 +687,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       LaneTokenScales<Tile> token_scales(length, t + lane_token);
       if constexpr (!Tile::kListed) token_scales.load(p, rows, j, t + lane_token);
       typename Tile::Products products;
-      TokenSquares<Tile> squares;
+      TokenGram<Tile> squares;
       multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares, token_scales,
                           places);
       if constexpr (!Tile::kQuantized) {
