@@ -338,7 +338,8 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def(
       "softmax_rows_(Tensor scores, Tensor inverse_temperature, Tensor? labels, int first, Tensor factor, "
       "float smoothing, Tensor(a!) weights) -> Tensor");
-  // The sums of rows; those of columns join column_sums, whose maxima start at the lowest float32 and whose sums at 0.
+  // The sums of rows; those of columns join column_sums, whose maxima start at the lowest float32 and whose
+  // sums at 0.
   m.def("softmax_sums_(Tensor scores, Tensor inverse_temperature, Tensor(a!) column_sums) -> Tensor");
   // Weights from terms that are known, [3, n]: the maximum, factor / sum of e, and factor. column_terms: of
   // the cross entropy of columns as well, whose labels are the rows that have them as their label.
