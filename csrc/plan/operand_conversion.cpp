@@ -24,7 +24,7 @@ bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
          plan_3xfp16(s, masked, true, device).has_value();
 }
 
-// Whether fp16 copies have a kernel that wants rows of whole 16 bytes, and knows scales of them.
+// Says whether a kernel takes fp16 copies: one that wants rows of whole 16 bytes, and knows scales of them.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{.dtype = Dtype::fp16,
                              .precision = Precision::highest,

@@ -7,28 +7,29 @@ namespace {
 
 using Kernel = ForwardKernel;
 
-template <Compute kCompute>
-cudaError_t launch_sm80_q(const ForwardLaunch<ForwardArgs>& call) {
-  switch (call.plan.as<Sm80QConfig>().steps) {
+// Calls launch<kSteps>() for the products that an embedding takes, of kSm80QSteps.
+template <class Launch>
+cudaError_t with_steps(int steps, const Launch& launch) {
+  switch (steps) {
     case 4:
-      return launch_sm80_q_steps<kCompute, 4>(call);
+      return launch.template operator()<4>();
     case 8:
-      return launch_sm80_q_steps<kCompute, 8>(call);
+      return launch.template operator()<8>();
     default:
-      return launch_sm80_q_steps<kCompute, 16>(call);
+      return launch.template operator()<16>();
   }
 }
 
 template <Compute kCompute>
+cudaError_t launch_sm80_q(const ForwardLaunch<ForwardArgs>& call) {
+  return with_steps(call.plan.as<Sm80QConfig>().steps,
+                    [&]<int kSteps>() { return launch_sm80_q_steps<kCompute, kSteps>(call); });
+}
+
+template <Compute kCompute>
 cudaError_t launch_sm80_d(const ForwardLaunch<ForwardArgs>& call) {
-  switch (call.plan.as<Sm80DConfig>().steps) {
-    case 4:
-      return launch_sm80_d_steps<kCompute, 4>(call);
-    case 8:
-      return launch_sm80_d_steps<kCompute, 8>(call);
-    default:
-      return launch_sm80_d_steps<kCompute, 16>(call);
-  }
+  return with_steps(call.plan.as<Sm80DConfig>().steps,
+                    [&]<int kSteps>() { return launch_sm80_d_steps<kCompute, kSteps>(call); });
 }
 
 constexpr ForwardInstances<ForwardArgs> kInstances{

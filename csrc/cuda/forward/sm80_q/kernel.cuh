@@ -50,7 +50,7 @@ struct Sm80QTile {
   static constexpr int kStageBytes = kTokens * kPitch;
   using Ring = CpAsyncRing<kThreads, kStages>;
 
-  // What a thread needs between documents alone: registers are for products.
+  // Keeps what a thread needs between documents alone: registers are for products.
   struct Kept {
     int64_t work_tile, end;
     const uint8_t* mask;
@@ -199,7 +199,7 @@ struct TokenScales {
   const float* data;
   int64_t stride;
 
-  // Those of the lane's columns, of 16 tokens from `first` on.
+  // Loads the scales of the lane's columns, of 16 tokens from `first` on.
   __device__ __forceinline__ void load(float (&scale)[2][2], int32_t first, int32_t left) const {
     if (data == nullptr) return;
 #pragma unroll
