@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+CSRC = Path(__file__).resolve().parents[3] / "csrc"
 ANONYMOUS = re.compile(r"^namespace \{\n.*?^\}  // namespace\n", re.MULTILINE | re.DOTALL)
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
 # At the beginning of a line, so of a namespace. A specialization has arguments behind its name.
