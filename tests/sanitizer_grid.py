@@ -114,9 +114,9 @@ def run_streams(name, plan, N, Lq, Ld, d):
 # Planned as 8.0: (Nq, Nd, Lq, Ld, d, the kernel).
 OLDER = {
     "registers, many rows": (20, 40, 33, 150, 128, "sm80_q"),
-    "registers, many rows of 64 dims": (40, 40, 31, 70, 64, "sm80_q"),
+    "registers, many rows of 64 dims": (40, 40, 31, 150, 64, "sm80_q"),
     "registers, many rows of 256 dims": (20, 40, 33, 70, 200, "sm80_q"),
-    "registers, few rows": (3, 9, 40, 70, 120, "sm80_q"),
+    "registers, few rows": (3, 9, 40, 150, 120, "sm80_q"),
     "registers, a warp a document": (1, 2000, 32, 40, 128, "sm80_d"),
     "registers, a block a document": (1, 5, 20, 150, 64, "sm80_d"),
     "registers, long tokens": (1, 9, 30, 90, 256, "sm80_d"),

@@ -146,7 +146,7 @@ int sm80_steps(const Sizes& s, const ForwardTraits& traits) {
       s.Ld > kLongestDocument || s.N == 0) {
     return 0;
   }
-  return sm80_q_steps(s.d * element_bytes(compute));
+  return mma_steps(s.d * element_bytes(compute));
 }
 
 // Whole tokens in a ring, for a block.

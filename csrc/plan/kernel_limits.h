@@ -97,22 +97,24 @@ constexpr int short_epilogue_bytes(int docs) {
   return 2 * (2 * slots * (4 * (128 + 16) + 128) + 4 * 128) + 256;
 }
 
-// ---- forward/sm80_q ----
+// ---- forward/sm80_q, forward/sm80_d ----
+
+// Products of 32 bytes that an embedding takes, of those that there are instances for; 0: it is too long.
+inline constexpr std::array kMmaSteps = {4, 8, 16};
+constexpr int mma_steps(int64_t bytes) {
+  for (const int steps : kMmaSteps) {
+    if (bytes <= 32 * steps) return steps;
+  }
+  return 0;
+}
+// Bytes of shared memory that a token takes: an odd number of 16, so that neighbours lie in different banks.
+constexpr int mma_pitch(int steps) { return 32 * steps + 16; }
 
 struct Sm80QShape {
   int warps, row_blocks;  // row blocks of 16 rows, of a warp
   int tokens;             // of a stage
   int blocks_per_sm;      // as registers allow
 };
-
-// Products of 32 bytes that an embedding takes, of those that there are instances for; 0: it is too long.
-inline constexpr std::array kSm80QSteps = {4, 8, 16};
-constexpr int sm80_q_steps(int64_t bytes) {
-  for (const int steps : kSm80QSteps) {
-    if (bytes <= 32 * steps) return steps;
-  }
-  return 0;
-}
 
 // Many rows share what is read of a document; few leave other multiprocessors work. Rows of more than 256
 // bytes take the registers of twice as many.
@@ -122,20 +124,17 @@ constexpr Sm80QShape sm80_q_shape(bool many_rows, int steps) {
 }
 
 inline constexpr int kSm80QStages = 3;
-// Bytes of shared memory of a token, an odd number of 16; of a thread beside the ring; of a block.
-constexpr int sm80_q_pitch(int steps) { return 32 * steps + 16; }
+// Bytes of shared memory of a thread, beside the ring, and of a block.
 constexpr int sm80_q_kept_bytes(int row_blocks) { return row_blocks == 4 ? 112 : 96; }
 constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps) {
-  return kSm80QStages * (shape.tokens * sm80_q_pitch(steps) + 16) +
+  return kSm80QStages * (shape.tokens * mma_pitch(steps) + 16) +
          32 * shape.warps * sm80_q_kept_bytes(shape.row_blocks);
 }
-
-// ---- forward/sm80_d ----
 
 inline constexpr int kSm80DWarps = 4, kSm80DTokens = 16;  // of a block; of a warp's tile
 constexpr int sm80_d_stages(int steps) { return steps > 8 ? 2 : 4; }
 constexpr int sm80_d_smem_bytes(int steps) {
-  return kSm80DWarps * sm80_d_stages(steps) * kSm80DTokens * sm80_q_pitch(steps);
+  return kSm80DWarps * sm80_d_stages(steps) * kSm80DTokens * mma_pitch(steps);
 }
 
 // ---- forward/sm80 ----

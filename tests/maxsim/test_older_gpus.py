@@ -7,6 +7,7 @@ import late_interaction as li
 from late_interaction import ops
 from tests import ref
 from tests.cases import Case, call, inputs, mask
+from tests.maxsim.test_forced_plan import alternatives
 
 pytestmark = pytest.mark.gpu
 
@@ -59,6 +60,21 @@ def test_scores_and_winners(case):
     ref.assert_close(scores, wanted, limit)
     ref.assert_winners_close(winners, best, Q, D, apart, case.normalize)
     assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores)
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if not case.normalize and case.Ld > 0], ids=str)
+def test_every_tile_of_these_kernels(case, force):
+    """Those that the planner does not choose for so little work, too."""
+    Q, D, q_mask, d_mask = inputs(case, "cuda")
+    wanted, best = ref.maxsim(Q, D, q_mask, d_mask)
+    names = [name for name in alternatives(case, sm=ops.cuda_capability()) if name.startswith("registers")]
+    assert len(names) == 4
+    for name in names:
+        force(name)
+        scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
+        ref.assert_close(scores, wanted, ref.tolerance(case.dtype), name)
+        ref.assert_winners_close(winners, best, Q, D, ref.tolerance(case.dtype))
+        assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores), name
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])

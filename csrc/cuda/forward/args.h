@@ -51,9 +51,9 @@ struct ForwardArgs {
   Maximum* maxima;
   int32_t partials;
   int32_t k_chunks, stages;
-  int32_t teams,
-      members;    // sm90_d: teams of a block, warpgroups of a team; short_docs, sm80_d: warps of a work tile
-  bool stream_q;  // Q streams through the ring with D
+  int32_t teams;    // sm90_d: of a block
+  int32_t members;  // sm90_d: warpgroups of a team; sm80_short_docs, sm80_d: warps of a work tile
+  bool stream_q;    // Q streams through the ring with D
   int32_t cluster;  // sm90_q_longd: blocks that load a row tile's k chunks for each other
   int64_t row_tiles, work_tiles;
   // Inverse norms of query tokens, or their quantization scales (primitives/token_scales.cuh). Null: 1.

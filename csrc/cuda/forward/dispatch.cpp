@@ -7,7 +7,7 @@ namespace {
 
 using Kernel = ForwardKernel;
 
-// Calls launch<kSteps>() for the products that an embedding takes, of kSm80QSteps.
+// Calls launch<kSteps>() for the products that an embedding takes, of kMmaSteps.
 template <class Launch>
 cudaError_t with_steps(int steps, const Launch& launch) {
   switch (steps) {

@@ -202,6 +202,23 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
   }
 }
 
+// Merges the maxima of the block's warps, which saw other tokens of its document, in the first warp.
+template <bool kWinners, int kWarps>
+__device__ __forceinline__ void merge_warps(float& maximum, int32_t& token) {
+  __shared__ float maxima[kWarps][32];
+  __shared__ int32_t tokens[kWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // the first warp has read those of the document before
+  maxima[warp][lane] = maximum;
+  if (kWinners) tokens[warp][lane] = token;
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int other = 1; other < kWarps; ++other) {
+    keep_better<kWinners>(maximum, token, maxima[other][lane], kWinners ? tokens[other][lane] : 0);
+  }
+}
+
 // Computes the lane's row, at place `slot` of the tile, again if its maximum over document j is not finite.
 template <class E>
 __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,

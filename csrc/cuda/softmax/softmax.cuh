@@ -13,8 +13,8 @@
 
 namespace late_interaction {
 
-inline constexpr float kBelowAll =
-    -FLT_MAX;  // the maximum of no scores: finite, as differences with it are not NaN
+// The maximum of no scores: finite, so that a difference of two is not NaN.
+inline constexpr float kBelowAll = -FLT_MAX;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
 // exp((score - maximum) * inverse_temperature), with scale = inverse_temperature * log2(e). The difference is

@@ -191,22 +191,6 @@ struct DirectRows {
   }
 };
 
-// Merges the maxima of the block's warps, which saw other tokens of its document, in the first warp.
-template <bool kWinners, int kWarps>
-__device__ __forceinline__ void merge_block(float& maximum, int32_t& token) {
-  __shared__ float maxima[kWarps][32];
-  __shared__ int32_t tokens[kWarps][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  maxima[warp][lane] = maximum;
-  if (kWinners) tokens[warp][lane] = token;
-  __syncthreads();
-  if (warp > 0) return;
-#pragma unroll
-  for (int other = 1; other < kWarps; ++other) {
-    keep_better<kWinners>(maximum, token, maxima[other][lane], kWinners ? tokens[other][lane] : 0);
-  }
-}
-
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_sm80_short_docs(const __grid_constant__ ForwardArgs p) {
@@ -274,7 +258,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       }
       reduce_quad<Tile::kHeld, kWinners>(maximum, token);
       if (p.members > 1) {
-        merge_block<kWinners, Tile::kWarps>(maximum[0], token[0]);
+        merge_warps<kWinners, Tile::kWarps>(maximum[0], token[0]);
         if (warp > 0) continue;
       }
       finish_document<E, Tile, kWinners>(p, tile, own, 0, j, maximum, token);

@@ -42,7 +42,7 @@ struct Sm80DTile {
   static constexpr int kColumnBlocks = 4, kRows = 8 * kColumnBlocks, kWarpRows = kRows;
   static constexpr int kHeld = 2 * kColumnBlocks, kLaneRows = 1;
   static constexpr int kVecs = 2 * kSteps, kVecElements = 16 / static_cast<int>(sizeof(Element));
-  static constexpr int kPitch = sm80_q_pitch(kSteps), kStageBytes = kTokens * kPitch;
+  static constexpr int kPitch = mma_pitch(kSteps), kStageBytes = kTokens * kPitch;
   static constexpr int kSmemBytes = kWarps * kStages * kStageBytes;
 
   // The row that a lane is left with by reduce_halving over lanes 16, 8 and 4 apart.
@@ -239,23 +239,6 @@ struct Sm80DWarp {
     token = tokens[0];
   }
 };
-
-// Merges the maxima of the block's warps, which saw other tokens of its document, in the first warp.
-template <bool kWinners, int kWarps>
-__device__ __forceinline__ void merge_warps(float& maximum, int32_t& token) {
-  __shared__ float maxima[kWarps][32];
-  __shared__ int32_t tokens[kWarps][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // the first warp has read those of the document before
-  maxima[warp][lane] = maximum;
-  if (kWinners) tokens[warp][lane] = token;
-  __syncthreads();
-  if (warp > 0) return;
-#pragma unroll
-  for (int other = 1; other < kWarps; ++other) {
-    keep_better<kWinners>(maximum, token, maxima[other][lane], kWinners ? tokens[other][lane] : 0);
-  }
-}
 
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, 2)

@@ -46,7 +46,7 @@ struct Sm80QTile {
   static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a token
   static constexpr int kVecElements = 16 / static_cast<int>(sizeof(Element));
   // A token takes an odd number of vectors, so that those of eight neighbours lie in different banks.
-  static constexpr int kPitch = sm80_q_pitch(kSteps);
+  static constexpr int kPitch = mma_pitch(kSteps);
   static constexpr int kStageBytes = kTokens * kPitch;
   using Ring = CpAsyncRing<kThreads, kStages>;
 
@@ -153,13 +153,12 @@ struct QueryOperands {
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; s += 2) {
         const int first = (2 * s + q) * Tile::kVecElements;
-        const bool wanted = exists && first < p.d && 2 * s + q < Tile::kVecs;
-        const uint4 x = wanted ? __ldg(reinterpret_cast<const uint4*>(row + first)) : uint4{};
+        const uint4 x = exists && first < p.d ? __ldg(reinterpret_cast<const uint4*>(row + first)) : uint4{};
         uint32_t word[4] = {x.x, x.y, x.z, x.w};
         transpose_quad(word);  // lane q has word q of four vectors, for two products
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          if (s + k / 2 < Tile::kSteps) block[h / 2][s + k / 2].r[h % 2 + 2 * (k % 2)] = word[k];
+          block[h / 2][s + k / 2].r[h % 2 + 2 * (k % 2)] = word[k];
         }
       }
     }
