@@ -58,6 +58,7 @@ from late_interaction.ops import (
     weighted,
     xtr,
 )
+from late_interaction.ops._capability import cuda_capability
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 from late_interaction.ops.smooth import dispatch as _smooth
@@ -119,7 +120,6 @@ xtr_winners = operators.xtr_winners.default
 ward_labels = operators.ward_labels.default
 kmeans_labels = operators.kmeans_labels.default
 muvera_encode = operators.muvera_encode.default
-cuda_capability = operators.cuda_capability.default
 forced_plan = operators.forced_plan.default
 explain_plan = operators.explain_plan.default
 explain_packed_plan = operators.explain_packed_plan.default

@@ -74,8 +74,17 @@ const RealDevice& real_properties(int device) {
 
 std::atomic<int> forced{0};
 
-// An older device with as many multiprocessors: what it would be given, this one runs too.
-Device older(const Device& real, int capability) {
+constexpr std::array kKnown = {80, 86, 87, 89, 90, 100, 103, 110, 120, 121};
+
+// Says whether this device has the instructions that a device of that capability is planned with: wgmma for
+// 9.0, launches that begin early and copies by TMA from there on.
+bool can_be_planned_as(const Device& real, int capability) {
+  if (std::find(kKnown.begin(), kKnown.end(), capability) == kKnown.end()) return false;
+  return capability < 90 || (capability == 90 ? real.wgmma : real.capability >= 90);
+}
+
+// A device of this capability with as many multiprocessors, and no more memory than this one.
+Device planned_as(const Device& real, int capability) {
   Device device = device_of_capability(capability, real.sm_count);
   device.smem_per_sm = std::min(device.smem_per_sm, real.smem_per_sm);
   device.smem_per_block = std::min(device.smem_per_block, real.smem_per_block);
@@ -89,7 +98,8 @@ Device older(const Device& real, int capability) {
 Device device_properties(int device) {
   const Device& real = real_properties(device);
   const int capability = forced.load(std::memory_order_relaxed);
-  return capability == 0 || capability >= real.capability ? real : older(real, capability);
+  const bool forces = capability != 0 && capability != real.capability && can_be_planned_as(real, capability);
+  return forces ? planned_as(real, capability) : real;
 }
 
 bool supports_pdl() {
@@ -108,10 +118,13 @@ int64_t cuda_capability(std::optional<int64_t> force) {
   const cudaError_t error = cudaGetDevice(&device);
   STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: no CUDA device: ", cudaGetErrorString(error));
   if (force) {
-    const int64_t real = real_properties(device).capability;
-    STD_TORCH_CHECK(*force == 0 || (*force >= 80 && *force <= real),
-                    "late_interaction: cuda_capability takes 0 or ", "80 to ", real, " on this device, got ",
-                    *force);
+    const RealDevice& real = real_properties(device);
+    const bool fits = *force > 0 && *force < 1000 && can_be_planned_as(real, static_cast<int>(*force));
+    STD_TORCH_CHECK(
+        *force == 0 || *force == real.capability || fits,
+        "late_interaction: cuda_capability takes 0, or a known compute capability whose instructions "
+        "this device of ",
+        real.capability, " has, as 80, 86 or 89; got ", *force);
     forced.store(static_cast<int>(*force), std::memory_order_relaxed);
   }
   return device_properties(device).capability;
