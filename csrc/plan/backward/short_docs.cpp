@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kMostSlices = 8;
 
-bool is_served(const Sizes& s, Dtype dtype, bool aligned, const Device& device) {
-  return device.capability >= 90 && aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0;
+bool is_served(const Sizes& s, Dtype dtype, bool aligned) {
+  return aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0;
 }
 
 // A low estimate of the blocks that run at once in clusters of this size. A cluster lies within a group of
@@ -42,7 +42,7 @@ bool is_faster_by_products(const Sizes& s) {
 std::optional<LoneQueryPlan> plan_lone_query(const Sizes& s, Dtype dtype, bool aligned,
                                              const Device& device) {
   constexpr int64_t kLeastBytes = 16'000'000;
-  const bool served = is_served(s, dtype, aligned, device) && s.layout == Layout::per_query && s.Nq == 1 &&
+  const bool served = is_served(s, dtype, aligned) && s.layout == Layout::per_query && s.Nq == 1 &&
                       s.Lq > 0 && s.Lq <= kLoneQueryRows && s.Ld > 0 && s.Ld <= kLoneDocTokens &&
                       s.d <= kMostSlices * kLoneSliceDims && 2 * s.N * s.Ld * s.d >= kLeastBytes;
   if (!served) return std::nullopt;
@@ -128,7 +128,7 @@ void size_ring(IncidencePlan& plan, int64_t Ld, const Device& device) {
 std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool aligned, bool grad_q,
                                             const Device& device) {
   const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
-  const bool served = is_served(s, dtype, aligned, device) && device.wgmma && is_faster_by_products(s) &&
+  const bool served = is_served(s, dtype, aligned) && device.wgmma && is_faster_by_products(s) &&
                       s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens &&
                       s.Lq >= kLeastIncidenceQuery && 4 * s.Nq * s.Lq < INT32_MAX &&
                       4 * s.N * s.Ld < INT32_MAX;
