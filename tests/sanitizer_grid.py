@@ -47,7 +47,7 @@ CALLS = {
     "short documents, elements one by one": (2, 7, 9, 20, 99, FP16, "highest"),
     "thin tile, narrow loads": (1, 4, 20, 140, 100, BF16, "highest"),
     "wide tile": (9, 30, 64, 70, 130, BF16, "highest"),
-    "mid tile, Q streams": (6, 3, 30, 70, 770, BF16, "highest"),
+    "wide tile, Q streams": (6, 3, 30, 70, 770, BF16, "highest"),
     "thin tile, elements one by one": (1, 4, 20, 140, 7, FP16, "highest"),
     "tf32": (5, 3, 40, 70, 64, FP32, "high"),
     "tf32, Q streams": (5, 18, 40, 170, 200, FP32, "high"),
@@ -113,7 +113,7 @@ def run_streams(name, plan, N, Lq, Ld, d):
 
 # Planned as 8.0: (Nq, Nd, Lq, Ld, d, the kernel).
 OLDER = {
-    "registers, many rows": (20, 40, 33, 150, 128, "sm80_q"),
+    "registers, many rows": (31, 66, 33, 150, 128, "sm80_q"),
     "registers, many rows of 64 dims": (40, 40, 31, 150, 64, "sm80_q"),
     "registers, many rows of 256 dims": (20, 40, 33, 70, 200, "sm80_q"),
     "registers, few rows": (3, 9, 40, 150, 120, "sm80_q"),
@@ -121,6 +121,31 @@ OLDER = {
     "registers, a block a document": (1, 5, 20, 150, 64, "sm80_d"),
     "registers, long tokens": (1, 9, 30, 90, 256, "sm80_d"),
 }
+
+
+OLDER_CODES = {
+    "registers, codes, many rows": (20, 40, 33, 150, 128),
+    "registers, codes, long rows": (5, 9, 33, 70, 256),
+    "registers, codes, a document a block": (2, 9, 15, 90, 96),
+}
+
+
+def run_as_older(name, function, *arguments):
+    ops.cuda_capability(80)
+    try:
+        function(name, *arguments)
+    finally:
+        ops.cuda_capability(0)
+
+
+def run_three_products(name, Nq, Nd, Lq, Ld, d):
+    Q, D = (torch.randn(*size, d, device="cuda") for size in ((Nq, Lq), (Nd, Ld)))
+    mask = torch.rand(Nd, Ld, device="cuda") < 0.7
+    if "maxsim_forward_sm80_3xfp16," not in li.explain_plan(Q, D):
+        raise SystemExit(f"{name}: another kernel")
+    results = [*li.maxsim_with_winners(Q, D, None, mask), li.maxsim(Q, D), li.maxsim(Q, D, normalize=True)]
+    if not all(bool(result.isfinite().all()) for result in results):
+        raise SystemExit(f"{name}: a result is not finite")
 
 
 def run_older(name, Nq, Nd, Lq, Ld, d, kernel):
@@ -672,6 +697,8 @@ if __name__ == "__main__":
         *((run_short_docs, name, arguments) for name, arguments in SHORT_DOCS.items()),
         *((run_streams, name, arguments) for name, arguments in STREAMS.items()),
         *((run_older, name, arguments) for name, arguments in OLDER.items()),
+        *((run_as_older, name, (run_quantized, *arguments)) for name, arguments in OLDER_CODES.items()),
+        (run_as_older, "registers, three products", (run_three_products, 30, 60, 33, 170, 128)),
         *((run_tiled_grad_d, name, arguments) for name, arguments in TILED_GRAD_D.items()),
         *((run_gathered_grad_q, name, arguments) for name, arguments in GATHERED_GRAD_Q.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),

@@ -45,8 +45,7 @@ FAMILIES = (
     (r"maxsim_forward_sm80_d", r"Sm80DTile<[^,]*, (\d+)", r"registers, \1 x 32 bytes, 32 query rows"),
     (r"maxsim_forward_sm80", r"Listed", r"mma, listed pairs"),
     (r"maxsim_forward_sm80", r"MmaTile<1, 4", "thin"),
-    (r"maxsim_forward_sm80", r"MmaTile<2, 2", "mid"),
-    (r"maxsim_forward_sm80", r"MmaTile<4, 1", "wide"),
+    (r"maxsim_forward_sm80", r"MmaTile<4, 2", "wide"),
     (r"backward_(lowmem|few|unified)", r"double", r"backward_\1, fp64"),
     (r"backward_(lowmem|few|unified)", r", true, (true|false)", r"backward_\1"),
 )
@@ -55,7 +54,7 @@ PLANS = (
     *(f"rows {width}" for width in (160, 152, 144, 128, 112, 104, 80)), "rows .* copied",
     *(f"split {width}" for width in (152, 144, 128, 112, 104, 80)), "split .* paired",
     "short .*", "documents", "documents .x4", "documents [234]x", "direct", "direct 8", "direct 32",
-    "registers 32 .*", "registers (128|256|512)", "thin", "mid", "wide",
+    "registers 32 .*", "registers (128|256|512)", "thin", "wide",
 )  # fmt: skip
 
 

@@ -58,11 +58,11 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("dequantized", li::ForwardKernel::dequantized)
       .value("sm90_stream", li::ForwardKernel::sm90_stream)
       .value("sm80_q", li::ForwardKernel::sm80_q)
+      .value("sm80_3xfp16", li::ForwardKernel::sm80_3xfp16)
       .value("sm80_d", li::ForwardKernel::sm80_d)
       .finalize();
   py::native_enum<li::Sm80Tile>(m, "Sm80Tile", "enum.Enum")
       .value("wide", li::Sm80Tile::wide)
-      .value("mid", li::Sm80Tile::mid)
       .value("thin", li::Sm80Tile::thin)
       .finalize();
 

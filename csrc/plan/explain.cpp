@@ -12,10 +12,10 @@ namespace {
 
 // By enumerator, in the order of plan.h.
 constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64", "e4m3", "e5m2", "int8"};
-constexpr const char* kTileNames[] = {"wide", "mid", "thin"};
+constexpr const char* kTileNames[] = {"wide", "thin"};
 constexpr const char* kKernelNames[] = {
     "sm90_q",          "sm90_q_short", "sm90_q_longd", "sm90_3xtf32", "sm90_3xfp16", "sm90_d", "sm80",
-    "sm80_short_docs", "fp64",         "dequantized",  "sm90_stream", "sm80_q",      "sm80_d"};
+    "sm80_short_docs", "fp64",         "dequantized",  "sm90_stream", "sm80_q",      "sm80_d", "sm80_3xfp16"};
 static_assert(std::size(kComputeNames) == kComputes && std::size(kKernelNames) == kForwardKernels);
 
 }  // namespace
@@ -64,6 +64,7 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
     case ForwardKernel::sm90_stream:
       return together + ": as many as a warp holds, and more documents than L2 does, which each warp streams";
     case ForwardKernel::sm80_q:
+    case ForwardKernel::sm80_3xfp16:
       return "no wgmma kernel for this d and device: mma.sync; " + together + ": " +
              std::to_string(plan.rows) + " of them share what is read of it";
     case ForwardKernel::sm80_d:
@@ -107,6 +108,7 @@ std::string describe_tile(const ForwardPlan& plan) {
     case ForwardKernel::sm90_d:
       return "wgmma, documents on its M side";
     case ForwardKernel::sm80_q:
+    case ForwardKernel::sm80_3xfp16:
       return "mma.sync, query rows on its M side";
     case ForwardKernel::sm80_d:
       return "mma.sync, documents on its M side";
@@ -137,7 +139,7 @@ std::string describe_ring(const ForwardPlan& plan) {
 }
 
 std::string where_q_is(const ForwardPlan& plan) {
-  if (plan.kernel == ForwardKernel::sm90_stream || plan.kernel == ForwardKernel::sm80_q ||
+  if (plan.kernel == ForwardKernel::sm90_stream || std::holds_alternative<Sm80QConfig>(plan.config) ||
       plan.kernel == ForwardKernel::sm80_d) {
     return "stays in registers";
   }
@@ -206,7 +208,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
            reason;
   }
   out << "kernel     maxsim_forward_" << name_of(plan.kernel) << ", products in "
-      << (plan.kernel == ForwardKernel::sm90_3xfp16 ? "3x" : "") << name_of(plan.compute) << "\n"
+      << (has_two_terms(plan.kernel) ? "3x" : "") << name_of(plan.compute) << "\n"
       << "tile       " << describe_tile(plan) << ": " << plan.rows << " query rows x " << plan.tokens
       << " document tokens\n"
       << "rows       "

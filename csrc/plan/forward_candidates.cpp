@@ -13,8 +13,10 @@ constexpr int kMaxStages = 8;
 constexpr int64_t kMaxExactToken = int64_t{1} << 24;      // sm90_q and sm90_q_longd keep tokens in fp32
 constexpr int64_t kWgmmaReserve = 2048, kBarriers = 512;  // what is left for barriers, what they take
 
-// Inverse norms and the exchange between warps, as the kernel lays them out before the ring.
-int64_t exchange_bytes(const Sm80Shape& tile) { return 4 * tile.columns + 8 * tile.warps_n * tile.rows; }
+// Inverse norms, places of rows and the exchange between warps, as the kernel lays them out before the ring.
+int64_t exchange_bytes(const Sm80Shape& tile) {
+  return 4 * tile.columns + 8 * (tile.warps_n + 1) * tile.rows;
+}
 
 // The partials that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
 int64_t count_partials(const Sizes& s, int64_t rows) {
@@ -37,8 +39,8 @@ struct Fit {
   bool stream_q = false;
 };
 
-// Q stays resident if three stages and two blocks a multiprocessor still fit; else it streams. One block with
-// a resident Q beats streaming only where streaming cannot have two blocks either.
+// Q stays resident if three stages and, where registers allow them, two blocks a multiprocessor still fit;
+// else it streams. One block with a resident Q beats streaming only where streaming cannot have two either.
 Fit fit(const Sm80Shape& shape, int64_t k_chunks, const Device& device) {
   const int64_t extra = exchange_bytes(shape);
   const int64_t resident = extra + k_chunks * shape.rows * kKChunkBytes;
@@ -48,7 +50,7 @@ Fit fit(const Sm80Shape& shape, int64_t k_chunks, const Device& device) {
     const int stages = stages_that_fit(resident, d_stage, blocks, device);
     if (stages >= 3) return {stages, blocks, false};
   }
-  const int streamed = stages_that_fit(extra, qd_stage, 2, device);
+  const int streamed = shape.blocks_per_sm < 2 ? 0 : stages_that_fit(extra, qd_stage, 2, device);
   if (streamed >= 3) return {streamed, 2, true};
   const int alone = stages_that_fit(resident, d_stage, 1, device);
   if (alone >= 3) return {alone, 1, false};
@@ -140,23 +142,24 @@ constexpr int kReserved = 1024;  // the system's own share of each block's share
 // Products of 32 bytes that an embedding takes in sm80_q and sm80_d; 0: they do not take the call.
 int sm80_steps(const Sizes& s, const ForwardTraits& traits) {
   constexpr int64_t kLongestDocument = int64_t{1} << 27;  // they count half groups of 16 tokens in fp32
-  const Compute compute = compute_for(traits.dtype, traits.precision);
+  const int64_t element = element_bytes(compute_for(traits.dtype, traits.precision));
   const bool listed = traits.packed && s.layout == Layout::per_query;
-  if ((compute != Compute::bf16 && compute != Compute::fp16) || !traits.tma_compatible || listed ||
-      s.Ld > kLongestDocument || s.N == 0) {
+  if (element > 2 || !traits.tma_compatible || listed || s.Ld > kLongestDocument || s.N == 0 ||
+      (element == 1 && s.d > kMostCodes)) {
     return 0;
   }
-  return mma_steps(s.d * element_bytes(compute));
+  return mma_steps(s.d * element);
 }
 
-// Whole tokens in a ring, for a block.
+// Whole tokens in a ring, for a block. fp16x2: for plan_3xfp16.
 std::optional<ForwardPlan> plan_sm80_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                       bool many_rows) {
-  const int steps = sm80_steps(s, traits);
+                                       bool many_rows, bool fp16x2) {
+  const int steps = !fp16x2 ? sm80_steps(s, traits) : s.d <= kMostFp16x2Dims ? kFp16x2Steps : 0;
   if (steps == 0) return std::nullopt;
-  const Sm80QShape shape = sm80_q_shape(many_rows, steps);
+  const bool fp8 = traits.dtype == Dtype::e4m3 || traits.dtype == Dtype::e5m2;
+  const Sm80QShape shape = sm80_q_shape(many_rows, fp8 ? 2 * steps : steps);
   ForwardPlan plan;
-  plan.kernel = ForwardKernel::sm80_q;
+  plan.kernel = fp16x2 ? ForwardKernel::sm80_3xfp16 : ForwardKernel::sm80_q;
   plan.compute = compute_for(traits.dtype, traits.precision);
   plan.config = Sm80QConfig{many_rows, steps};
   plan.rows = 16 * shape.row_blocks * shape.warps;

@@ -27,7 +27,7 @@ std::optional<ForwardPlan> plan_sm80_d(const Sizes& s, const ForwardTraits& trai
                                        int members = 0);
 
 std::optional<ForwardPlan> plan_sm80_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                       bool many_rows);
+                                       bool many_rows, bool fp16x2 = false);
 
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                      Sm80Tile tile);

@@ -12,7 +12,7 @@ namespace late_interaction {
 std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTraits& traits,
                                               const Device& device);
 
-// The kernel and what else tells a plan from the others: "direct 32", "mid", "documents 4x1" (teams of
+// The kernel and what else tells a plan from the others: "direct 32", "wide", "documents 4x1" (teams of
 // members), "rows 152", "rows 152 copied", "split 128", "split 128 paired"; "short 24x6" (documents of up to
 // 24 tokens, 6 to a tile); "rows 152 cut 4", where documents are taken in four pieces.
 std::string short_name(const ForwardPlan& plan);

@@ -273,20 +273,25 @@ bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan&
   return taken < kClear * (kDocumentsBegin + kDocument * static_cast<double>(ceil_div(s.N, device.sm_count)));
 }
 
-// sm80_d or sm80_q, if they take the call: this one with the tile whose busiest multiprocessor is done first.
-// Fewer rows to a block take more of a multiprocessor's time, as each document is read more
-// often.
-std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
-  constexpr int64_t kFewest = 32;  // rows of sm80_d
+// sm80_q, if it takes the call, with the tile whose busiest multiprocessor is done first. Fewer rows to a
+// block take more of a multiprocessor's time, as each document is read more often.
+std::optional<ForwardPlan> plan_registers(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                          bool fp16x2 = false) {
   constexpr double kFewRowsTake = 1.2;
-  if (rows_per_document(s) <= kFewest) return plan_sm80_d(s, traits, device);
-  const auto many = plan_sm80_q(s, traits, device, true), few = plan_sm80_q(s, traits, device, false);
+  const auto many = plan_sm80_q(s, traits, device, true, fp16x2),
+             few = plan_sm80_q(s, traits, device, false, fp16x2);
   if (!many || !few) return many ? many : few;
   const auto rows_in_turn = [&](const ForwardPlan& plan) {
     return 1.0 * ceil_div(plan.work_tiles, device.sm_count * plan.blocks_per_sm) * plan.blocks_per_sm *
            plan.rows;
   };
   return kFewRowsTake * rows_in_turn(*few) < rows_in_turn(*many) ? few : many;
+}
+
+// sm80_d or sm80_q, if they take the call.
+std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  constexpr int kFewest = 32;  // rows of sm80_d
+  return rows_per_document(s) <= kFewest ? plan_sm80_d(s, traits, device) : plan_registers(s, traits, device);
 }
 
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
@@ -363,6 +368,7 @@ int64_t element_bytes(Compute compute) {
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& s, bool masked, bool scaled, const Device& device) {
   // Its one kernel has room for scales.
   const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
+  if (!device.wgmma) return plan_registers(s, traits, device, true);
   std::optional<ForwardPlan> plan = plan_sm90_q_longd(s, traits, device, worth_pairing(s), 0, true);
   if (plan) std::get<Sm90QLongDConfig>(plan->config).scaled = scaled;
   return plan;
@@ -391,26 +397,20 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     const auto direct = is_held(s, traits) ? std::nullopt : plan_sm80_short_docs(s, traits, device, 8);
     return direct && is_sooner_in_pieces(s, *direct, *wgmma) ? *direct : *wgmma;
   }
+  if (const auto rows = plan_mma(s, traits, device)) return *rows;
   if (is_quantized(traits.dtype)) {
     ForwardPlan plan;
     plan.kernel = ForwardKernel::dequantized;
     plan.compute = compute;
     return plan;
   }
-  if (const auto rows = plan_mma(s, traits, device)) return *rows;
   const auto plan = [&](Sm80Tile tile) { return *plan_sm80(s, traits, device, tile); };
   const ForwardPlan thin = plan(Sm80Tile::thin);
   if (traits.packed || rows_per_document(s) <= thin.rows) return thin;
-  const ForwardPlan mid = plan(Sm80Tile::mid);
-  // The largest tile takes a third of the smallest one's time for its work, if it finds work at all.
+  // The large tile takes a third of the small one's time for its work, if it finds work at all.
   constexpr double kThinTakes = 3.0;
-  const double middling = busiest_work(s, mid, device);
-  if (kThinTakes * busiest_work(s, thin, device) <= middling) return thin;
-  if (rows_per_document(s) <= mid.rows) return mid;
-  // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
   const ForwardPlan wide = plan(Sm80Tile::wide);
-  if (wide.as<Sm80Config>().stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
-  return busiest_work(s, wide, device) <= middling ? wide : mid;
+  return kThinTakes * busiest_work(s, thin, device) <= busiest_work(s, wide, device) ? thin : wide;
 }
 
 }  // namespace late_interaction

@@ -117,11 +117,17 @@ struct Sm80QShape {
 };
 
 // Many rows share what is read of a document; few leave other multiprocessors work. Rows of more than 256
-// bytes take the registers of twice as many.
-constexpr Sm80QShape sm80_q_shape(bool many_rows, int steps) {
-  if (steps > 8) return {many_rows ? 8 : 4, 2, 32, many_rows ? 1 : 2};
+// bytes as operands, which those of fp8 are twice as long as, take the registers of twice as many.
+constexpr Sm80QShape sm80_q_shape(bool many_rows, int operand_steps) {
+  if (operand_steps > 8) return {many_rows ? 8 : 4, 2, 32, many_rows ? 1 : 2};
   return many_rows ? Sm80QShape{8, 4, 64, 1} : Sm80QShape{4, 2, 32, 3};
 }
+
+// Those of two fp16 numbers an element.
+inline constexpr int kFp16x2Steps = 16, kMostFp16x2Dims = 8 * kFp16x2Steps;
+
+// Codes of a byte that an embedding has at most: so many products of int8 have an exact sum in fp32.
+inline constexpr int64_t kMostCodes = 256;
 
 inline constexpr int kSm80QStages = 3;
 // Bytes of shared memory of a thread, beside the ring, and of a block.
@@ -140,8 +146,7 @@ constexpr int sm80_d_smem_bytes(int steps) {
 // ---- forward/sm80 ----
 
 enum class Sm80Tile {
-  wide,  // 256 x 64: four warps below each other
-  mid,   // 128 x 128: two by two warps
+  wide,  // 256 x 96: four by two warps
   thin,  // 32 x 128: four warps side by side, for one short query
 };
 
@@ -152,12 +157,9 @@ struct Sm80Shape {
   int blocks_per_sm;  // as registers allow
 };
 
-// tf32x3 has operands of twice the registers, so wide and mid tiles have half the tokens.
+// tf32x3 has operands of twice the registers, so its wide tile has fewer tokens.
 constexpr Sm80Shape sm80_shape(Sm80Tile tile, bool tf32x3) {
-  const int halved = tf32x3 ? 2 : 1;
-  if (tile == Sm80Tile::wide) return {256, 64 / halved, 64, 1, 2};
-  if (tile == Sm80Tile::mid) return {128, 128 / halved, 64, 2, 2};
-  return {32, 128, 32, 4, 3};
+  return tile == Sm80Tile::wide ? Sm80Shape{256, tf32x3 ? 64 : 96, 64, 2, 1} : Sm80Shape{32, 128, 32, 4, 3};
 }
 
 // Blocks of the short-document kernel (forward/sm80/kernel_short_docs.cuh) that a multiprocessor holds, as

@@ -46,8 +46,13 @@ enum class ForwardKernel {
   sm90_stream,      // mma.sync for few query rows: a ring of documents for each warp (TMA)
   sm80_q,           // mma.sync, query rows on its M side
   sm80_d,           // mma.sync, documents on its M side: for few query rows
+  sm80_3xfp16,      // sm80_q on operands converted to two fp16 numbers an element
 };
-inline constexpr int kForwardKernels = 13, kComputes = 8;
+inline constexpr int kForwardKernels = 14, kComputes = 8;
+
+inline bool has_two_terms(ForwardKernel kernel) {
+  return kernel == ForwardKernel::sm90_3xfp16 || kernel == ForwardKernel::sm80_3xfp16;
+}
 
 // What each kernel is told beside the plan's common numbers.
 struct Sm90QConfig {

@@ -6,7 +6,8 @@
     it reaches NaN. Not differentiable.
 ``maxsim_dequantized(...the same...) -> scores``
     The same by way of float32 copies, written here: ``maxsim_quantized`` calls it where a GPU has no kernel
-    for the call (older GPUs, rows that are no whole number of 16 bytes, short queries of thousands of dims).
+    for the call (rows that are no whole number of 16 bytes; more than 256 dims on GPUs without wgmma, and
+    thousands with short queries on others).
 ``quantize_rows_(rows, codes, scale)``
     On CUDA alone. Writes codes of ``rows`` ``[..., d]``, and the scale of each row, float32 ``[...]``.
 

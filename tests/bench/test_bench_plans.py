@@ -55,25 +55,25 @@ class FakeClock:
 
 
 def test_a_plan_that_is_far_off_gets_a_glance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock({"rows 152": 100.0, "mid": 90.0, "thin": 400.0, "wide": 130.0})
+    clock = FakeClock({"rows 152": 100.0, "rows 80": 90.0, "thin": 400.0, "wide": 130.0})
     monkeypatch.setattr(plans, "forced", clock.forced)
     times, rough = plans.time_plans(list(clock.us), [lambda: None], clock)  # type: ignore[arg-type]
     assert times == clock.us and rough == ["thin"]
-    assert clock.graphs == ["rows 152", "mid", "wide"]
+    assert clock.graphs == ["rows 152", "rows 80", "wide"]
 
 
 def test_every_plan_of_a_shape_has_a_name() -> None:
     shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)
     found = plan_regret.names(shape, plan_regret.VARIANTS[plan_regret.PLAIN], 90, 132)
-    assert found[0] == "rows 80" and {"rows 152", "mid", "direct 32"} <= set(found)
+    assert found[0] == "rows 80" and {"rows 152", "wide", "direct 32"} <= set(found)
     assert "rows 152 copied" in plan_regret.names(shape, plan_regret.VARIANTS[plan_regret.MASKED], 90, 132)
 
 
 def test_figures_and_what_was_missed() -> None:
     def row(regret: float, variant: str = plan_regret.PLAIN) -> results.Row:
         shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)
-        times = {"rows 80": 10.0 * (1 + regret), "mid": 10.0}
-        more = {"plan": "rows 80", "best": "mid", "times": times, "regret": regret, "variant": variant}
+        times = {"rows 80": 10.0 * (1 + regret), "wide": 10.0}
+        more = {"plan": "rows 80", "best": "wide", "times": times, "regret": regret, "variant": variant}
         return results.new_row(plan_regret.SUITE, shape, "fwd", torch.bfloat16, "x", **more)
 
     rows = [row(0.0), row(0.02), row(0.3), row(0.06, plan_regret.MASKED), {**row(0.0), "regret": None}]
@@ -83,8 +83,8 @@ def test_figures_and_what_was_missed() -> None:
         plan_regret.MASKED: 1,
     }
     assert [line[-1] for line in plan_regret.missed(rows)] == ["30%", "6%"]
-    text = plan_regret.summary([*rows, {**row(0.0), "mismatch": ["mid"]}])
-    assert "mid differ from rows 80" in text and "1 of 4" in text
+    text = plan_regret.summary([*rows, {**row(0.0), "mismatch": ["wide"]}])
+    assert "wide differ from rows 80" in text and "1 of 4" in text
 
 
 def test_the_planner_chooses_by_what_was_measured() -> None:

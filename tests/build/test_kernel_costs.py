@@ -30,7 +30,7 @@ def costs():
             "void maxsim_forward_sm90_q_short<Sm90QShortTile<ptx::WgmmaFp16, __half, 24, 6, 8, true> >(A)",
             "short 24x6",
         ),
-        ("void maxsim_forward_sm80<ptx::MmaTf32, MmaTile<2, 2, 4, 8, 2>, true>(A)", "mid"),
+        ("void maxsim_forward_sm80<ptx::MmaTf32, MmaTile<4, 2, 4, 6, 1>, true>(A)", "wide"),
         (
             "void maxsim_forward_sm80<ptx::MmaTf32, Listed<MmaTile<1, 4, 2, 4, 3> >, true>(A)",
             "mma, listed pairs",
@@ -46,14 +46,14 @@ def test_family(costs, kernel, family):
 def test_gains(costs, tmp_path):
     """A family is needed by the shapes on which all others take over 1% longer."""
     times = [
-        {"rows 152": 10.0, "rows 80": 12.0, "mid": 20.0, "wide": 40.0},
-        {"rows 152": 10.0, "rows 80": 10.05, "mid": 30.0, "wide": 15.0},
+        {"rows 152": 10.0, "rows 80": 12.0, "thin": 20.0, "wide": 40.0},
+        {"rows 152": 10.0, "rows 80": 10.05, "thin": 30.0, "wide": 15.0},
         {"direct 8": 5.0},
     ]
     record = tmp_path / "plans.json"
     record.write_text(json.dumps([{"kind": "header"}, *({"variant": "plain", "times": t} for t in times)]))
     found = costs.gains(record)
     assert found["plain"]["rows 152"] == (2, 1, pytest.approx((1.2 + 1.005) / 2), 1.2)
-    assert found["plain"]["mid"] == (2, 0, 1.0, 1.0)
+    assert found["plain"]["thin"] == (2, 0, 1.0, 1.0)
     older = found["plain, on a GPU without wgmma"]
-    assert "rows 152" not in older and older["mid"] == (2, 1, 1.5, 2.0) and older["wide"][:2] == (2, 1)
+    assert "rows 152" not in older and older["thin"] == (2, 1, 1.5, 2.0) and older["wide"][:2] == (2, 1)

@@ -173,7 +173,7 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
         short, long = forward(one, False, device), forward(many, False, device)
         assert short.kernel == long.kernel == plan.ForwardKernel.sm80
         assert short.config.tile == plan.Sm80Tile.thin
-        assert long.config.tile in {plan.Sm80Tile.mid, plan.Sm80Tile.wide}
+        assert long.config.tile == plan.Sm80Tile.wide
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,9 @@ def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
             made = forward(Nq, d)
             assert (made.compute.name, made.kernel, made.k_chunks) == (dtype.name, kernel, chunks)
         assert forward(Nq, 128, tma_compatible=False).kernel == kernels.dequantized
-        assert forward(Nq, 128, A100).kernel == kernels.dequantized
+        older = kernels.sm80_d if Nq == 1 else kernels.sm80_q
+        assert forward(Nq, 128, A100).kernel == forward(Nq, 256, A100).kernel == older
+        assert forward(Nq, 272, A100).kernel == kernels.dequantized
     split = forward(64, 512)
     assert (split.compute.name, split.kernel, split.k_chunks) == (dtype.name, kernels.sm90_q_longd, 4)
 

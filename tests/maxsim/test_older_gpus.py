@@ -6,8 +6,11 @@ import torch
 import late_interaction as li
 from late_interaction import ops
 from tests import ref
-from tests.cases import Case, call, inputs, mask
+from tests.cases import QUANTIZED, Case, call, inputs, mask
 from tests.maxsim.test_forced_plan import alternatives
+from tests.operators import test_quantized_kernels as codes
+from tests.operators.test_quantized import expected, score
+from tests.operators.test_quantized_kernels import quantized
 
 pytestmark = pytest.mark.gpu
 
@@ -20,11 +23,12 @@ DIMS = [128, 64, 8, 72, 256, 136, 120]
 LAYOUTS = ["in-batch", "KD"]
 
 
-@pytest.fixture(params=[80, 86], autouse=True)
+@pytest.fixture(params=[80, 86, 120], autouse=True)
 def planned(request):
-    if ops.cuda_capability(0) < request.param:
-        pytest.skip(f"this GPU is older than {request.param / 10}")
-    ops.cuda_capability(request.param)
+    try:
+        ops.cuda_capability(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
     yield
     ops.cuda_capability(0)
 
@@ -126,3 +130,73 @@ def test_packed_sequences(Nq, Lq, d):
         for j, x in enumerate(D.split(d_lengths.tolist())):
             wanted = (q.double() @ x.double().T).amax(-1).sum() if len(x) and len(q) else 0.0
             assert float(scores[i, j]) == pytest.approx(float(wanted), rel=5e-6, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["none", "holes"])
+@pytest.mark.parametrize("form", ["token", "tensor"])
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 32, 300, 65, 128),
+        (2, 9, 7, 129, 96),
+        (3, 40, 9, 200, 256),
+        (40, 32, 30, 300, 128),
+        (7, 100, 5, 1, 64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_scores_of_codes(dtype, shape, layout, form, kind):
+    Q, D, scale_Q, scale_D = quantized(shape, dtype, "cuda", layout, form)
+    masks = mask(Q.shape[:-1], "cuda", kind), mask(D.shape[:-1], "cuda", kind)
+    wanted = expected(Q, D, scale_Q, scale_D, *masks)
+    ref.assert_close(score(Q, D, scale_Q, scale_D, *masks), wanted, ref.tolerance(FP16))
+
+
+@pytest.mark.parametrize("rows", codes.ROWS)
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_codes_mean_what_pytorch_says(dtype, rows):
+    codes.test_every_code_means_what_pytorch_says(dtype, rows, "cuda")
+    codes.test_whole_numbers_and_powers_of_two_score_exactly(dtype, rows, "cuda")
+
+
+@pytest.mark.parametrize("rows", codes.ROWS)
+@pytest.mark.parametrize("d", [128, 256])
+def test_the_largest_int8_products_are_exact(d, rows):
+    codes.test_the_largest_int8_products_are_exact(d, True, rows, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["none", "holes"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("d", [128, 100, 8])
+@pytest.mark.parametrize("rows", [(9, 33), (40, 32)])
+def test_float32_by_three_products(rows, d, normalize, kind):
+    """The smallest work that is worth copies, and rows far below the largest."""
+    N, Ld = 70, -(-int(1.1e9) // (rows[0] * rows[1] * 70 * d))
+    Q, D = (torch.randn(*size, d, device="cuda") for size in (rows, (N, Ld)))
+    D[::5] *= 1e-20
+    d_mask = mask((N, Ld), "cuda", kind)
+    plan = li.explain_plan(Q, D, d_mask=d_mask is not None, normalize=normalize)
+    assert "maxsim_forward_sm80_3xfp16, " in plan
+    wanted, best = ref.maxsim(Q, D, None, d_mask, normalize)
+    scores, winners = li.maxsim_with_winners(Q, D, None, d_mask, normalize=normalize)
+    for of in (slice(0, None, 5), slice(1, None, 5)):
+        ref.assert_close(scores[:, of], wanted[:, of], ref.tolerance(torch.float32))
+    near = winners[:, 1::5], best[:, 1::5], Q, D[1::5]
+    ref.assert_winners_close(*near, ref.tolerance(torch.float32), normalize)
+    assert torch.equal(li.maxsim(Q, D, None, d_mask, normalize=normalize), scores)
+
+
+@pytest.mark.parametrize("kind", ["none", "holes"])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("d", [768, 264, 67])
+@pytest.mark.parametrize("rows", [(1, 20), (3, 43), (9, 57), (16, 32)])
+def test_long_embeddings_and_rows_of_odd_bytes(rows, d, dtype, kind):
+    for Ld in (1, 47, 48, 97, 193):
+        Q, D = (torch.randn(*size, d, device="cuda", dtype=dtype) for size in (rows, (37, Ld)))
+        d_mask = mask((37, Ld), "cuda", kind)
+        wanted, best = ref.maxsim(Q, D, None, d_mask)
+        scores, winners = li.maxsim_with_winners(Q, D, None, d_mask)
+        ref.assert_close(scores, wanted, ref.tolerance(dtype))
+        ref.assert_winners_close(winners, best, Q, D, ref.tolerance(dtype))

@@ -152,7 +152,7 @@ def test_nan_and_infinities(shape, force):
     d_mask = torch.ones(N, Ld, dtype=torch.bool, device="cuda")
     d_mask[0, 650:750] = False
     for mask in (None, d_mask):
-        force("mid")
+        force("wide")
         expected, winners = li.maxsim_with_winners(Q, D, q_mask, mask)
         for name in forced(force, "in-batch", *shape, masked=mask is not None):
             scores, found = li.maxsim_with_winners(Q, D, q_mask, mask)

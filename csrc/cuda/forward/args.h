@@ -18,6 +18,14 @@ struct alignas(8) Maximum {
   int32_t token;
 };
 
+// fp32 tokens as two fp16 numbers an element, as operands/fp16_scaled.h makes them: [2, Nq * Lq, width] and
+// [2, documents * Ld, width].
+struct Fp16x2Tokens {
+  const void *Q, *D;
+  int64_t width;
+  int64_t q_apart, d_apart;  // elements from the first number of an element to the second
+};
+
 // In a packed call (varlen) all query tokens are the Lq tokens of one query (Nq = 1), and all document tokens
 // are the Ld tokens of D. Only the epilogue needs to know which query a row belongs to.
 struct ForwardArgs {
@@ -51,17 +59,18 @@ struct ForwardArgs {
   Maximum* maxima;
   int32_t partials;
   int32_t k_chunks, stages;
-  int32_t teams;    // sm90_d: of a block
-  int32_t members;  // sm90_d: warpgroups of a team; sm80_short_docs, sm80_d: warps of a work tile
-  bool stream_q;    // Q streams through the ring with D
-  int32_t cluster;  // sm90_q_longd: blocks that load a row tile's k chunks for each other
+  int32_t teams;        // sm90_d: of a block
+  int32_t members;      // sm90_d: warpgroups of a team; sm80_short_docs, sm80_d: warps of a work tile
+  bool stream_q;        // Q streams through the ring with D
+  Fp16x2Tokens fp16x2;  // sm80_3xfp16: what it multiplies instead of Q and D
+  int32_t cluster;      // sm90_q_longd: blocks that load a row tile's k chunks for each other
   int64_t row_tiles, work_tiles;
   // Inverse norms of query tokens, or their quantization scales (primitives/token_scales.cuh). Null: 1.
   ScaleView q_scales;
   WeightView q_weights;
   float zeros[4];             // zeros that the compiler does not know to be zeros
-  ScaleView d_scales;         // the same of document tokens; wgmma kernels only
-  const float* shared_scale;  // one scale of all document tokens; wgmma kernels only
+  ScaleView d_scales;         // the same of document tokens
+  const float* shared_scale;  // one scale of all document tokens
 
   int64_t documents() const { return N / num_splits; }  // that each query meets
 };

@@ -8,28 +8,26 @@ namespace {
 using Kernel = ForwardKernel;
 
 // Calls launch<kSteps>() for the products that an embedding takes, of kMmaSteps.
-template <class Launch>
+template <Compute kCompute, class Launch>
 cudaError_t with_steps(int steps, const Launch& launch) {
-  switch (steps) {
-    case 4:
-      return launch.template operator()<4>();
-    case 8:
-      return launch.template operator()<8>();
-    default:
-      return launch.template operator()<16>();
+  if (steps == 4) return launch.template operator()<4>();
+  constexpr bool kCodes = kCompute == Compute::int8 || kCompute == Compute::e4m3 || kCompute == Compute::e5m2;
+  if constexpr (!kCodes) {
+    if (steps == 16) return launch.template operator()<16>();
   }
+  return launch.template operator()<8>();
 }
 
 template <Compute kCompute>
 cudaError_t launch_sm80_q(const ForwardLaunch<ForwardArgs>& call) {
-  return with_steps(call.plan.as<Sm80QConfig>().steps,
-                    [&]<int kSteps>() { return launch_sm80_q_steps<kCompute, kSteps>(call); });
+  return with_steps<kCompute>(call.plan.as<Sm80QConfig>().steps,
+                              [&]<int kSteps>() { return launch_sm80_q_steps<kCompute, kSteps>(call); });
 }
 
 template <Compute kCompute>
 cudaError_t launch_sm80_d(const ForwardLaunch<ForwardArgs>& call) {
-  return with_steps(call.plan.as<Sm80DConfig>().steps,
-                    [&]<int kSteps>() { return launch_sm80_d_steps<kCompute, kSteps>(call); });
+  return with_steps<kCompute>(call.plan.as<Sm80DConfig>().steps,
+                              [&]<int kSteps>() { return launch_sm80_d_steps<kCompute, kSteps>(call); });
 }
 
 constexpr ForwardInstances<ForwardArgs> kInstances{
@@ -55,8 +53,15 @@ constexpr ForwardInstances<ForwardArgs> kInstances{
     {Kernel::sm90_d, Compute::int8, launch_sm90_d<Compute::int8>},
     {Kernel::sm80_q, Compute::bf16, launch_sm80_q<Compute::bf16>},
     {Kernel::sm80_q, Compute::fp16, launch_sm80_q<Compute::fp16>},
+    {Kernel::sm80_q, Compute::e4m3, launch_sm80_q<Compute::e4m3>},
+    {Kernel::sm80_q, Compute::e5m2, launch_sm80_q<Compute::e5m2>},
+    {Kernel::sm80_q, Compute::int8, launch_sm80_q<Compute::int8>},
+    {Kernel::sm80_3xfp16, Compute::fp16, launch_sm80_3xfp16},
     {Kernel::sm80_d, Compute::bf16, launch_sm80_d<Compute::bf16>},
     {Kernel::sm80_d, Compute::fp16, launch_sm80_d<Compute::fp16>},
+    {Kernel::sm80_d, Compute::e4m3, launch_sm80_d<Compute::e4m3>},
+    {Kernel::sm80_d, Compute::e5m2, launch_sm80_d<Compute::e5m2>},
+    {Kernel::sm80_d, Compute::int8, launch_sm80_d<Compute::int8>},
     {Kernel::sm80, Compute::bf16, launch_sm80<Compute::bf16>},
     {Kernel::sm80, Compute::fp16, launch_sm80<Compute::fp16>},
     {Kernel::sm80, Compute::tf32, launch_sm80<Compute::tf32>},

@@ -252,21 +252,42 @@ __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, c
   }
 }
 
-// Each query's sum over the rows of this warp.
+// Each query's sum over the rows of this warp, of kTogether queries at once: a butterfly whose first
+// exchanges halve the sums that a lane carries. It adds in the same order whatever kTogether is.
 template <class Tile>
 __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
                                             const Maximum (&best)[Tile::kLaneRows]) {
-  int64_t at = (int64_t{own.first_query} * p.partials + own.first_partial) * p.scores_stride + j;
+  constexpr int kTogether = Tile::kLaneRows > 1 ? 4 : 2, kLanes = 32 / kTogether;  // lanes a sum
+  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int32_t query = own.first_query; query <= own.last_query; ++query) {
-    float sum = 0.0f;
+  for (int32_t first = own.first_query; first <= own.last_query; first += kTogether) {
+    float sums[kTogether];
 #pragma unroll
-    for (int o = 0; o < Tile::kLaneRows; ++o) sum += own.query[o] == query ? best[o].value : 0.0f;
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
-    // The next one begins here: its partial 0.
-    const int32_t partial = Tile::kPacked && p.packed ? own.first_partial : 0;
-    at = (int64_t{query + 1} * p.partials + partial) * p.scores_stride + j;
+    for (int i = 0; i < kTogether; ++i) {
+      sums[i] = 0.0f;
+#pragma unroll
+      for (int o = 0; o < Tile::kLaneRows; ++o) sums[i] += own.query[o] == first + i ? best[o].value : 0.0f;
+    }
+#pragma unroll
+    for (int half = kTogether / 2; half > 0; half /= 2) {
+      const int partner = kLanes * half;
+      const bool upper = lane & partner;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        const float got = __shfl_xor_sync(kFullWarp, upper ? sums[i] : sums[i + half], partner);
+        sums[i] = (upper ? sums[i + half] : sums[i]) + got;
+      }
+    }
+#pragma unroll
+    for (int partner = kLanes / 2; partner > 0; partner /= 2) {
+      sums[0] += __shfl_xor_sync(kFullWarp, sums[0], partner);
+    }
+    const int32_t query = first + lane / kLanes;
+    if (lane % kLanes != 0 || query > own.last_query) continue;
+    // Queries but the first begin in this warp: their partial 0.
+    const bool begun = query == own.first_query || (Tile::kPacked && p.packed);
+    const int64_t at = int64_t{query} * p.partials + (begun ? own.first_partial : 0);
+    static_cast<float*>(p.scores)[at * p.scores_stride + j] = sums[0];
   }
 }
 
@@ -288,10 +309,22 @@ __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowT
                                                 const LaneRows<Tile>& own, int warp_m, int32_t j,
                                                 const float* maximum, const int32_t* token) {
   Maximum best[Tile::kLaneRows];
+  bool rare = false;
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
     best[o] = {maximum[o], token[o]};
-    resolve_row<E>(p, tile, Tile::slot(warp_m, threadIdx.x % 32, o), j, best[o]);
+    rare = rare || !(fabsf(maximum[o]) < INFINITY);
+  }
+  if (__any_sync(kFullWarp, rare)) {
+#pragma unroll 1
+    for (int o = 0; o < Tile::kLaneRows; ++o) {  // by selects: an array that is indexed lies in memory
+      Maximum of_row = best[0];
+#pragma unroll
+      for (int i = 1; i < Tile::kLaneRows; ++i) of_row = o == i ? best[i] : of_row;
+      resolve_row<E>(p, tile, Tile::slot(warp_m, threadIdx.x % 32, o), j, of_row);
+#pragma unroll
+      for (int i = 0; i < Tile::kLaneRows; ++i) best[i] = o == i ? of_row : best[i];
+    }
   }
   apply_scale_store_argmax<Tile, kWinners>(p, own, j, best);
   sum_queries<Tile>(p, own, j, best);

@@ -10,20 +10,13 @@
 
 namespace late_interaction {
 
-// fp32 tokens as two fp16 numbers an element, as operands/fp16_scaled.h makes them: [2, Nq * Lq, width] and
-// [2, documents * Ld, width].
-struct Fp16x2Tokens {
-  const void *Q, *D;
-  int64_t width;
-};
-
 // Args: ForwardArgs, or PairArgs for listed pairs.
 template <class Args>
 struct ForwardLaunch {
   const Args& args;
   const ForwardPlan& plan;
   cudaStream_t stream;
-  // sm90_3xfp16: what it multiplies. args has the fp32 inputs, and scales that undo those of these operands.
+  // What kernels of fp16x2 multiply. args has the fp32 inputs, and scales that undo those of these operands.
   const Fp16x2Tokens* fp16x2 = nullptr;
 };
 
@@ -43,6 +36,7 @@ template <Compute kCompute, class Args>
 cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call);
 template <Compute kCompute, int kSteps>
 cudaError_t launch_sm80_q_steps(const ForwardLaunch<ForwardArgs>& call);
+cudaError_t launch_sm80_3xfp16(const ForwardLaunch<ForwardArgs>& call);
 template <Compute kCompute, int kSteps>
 cudaError_t launch_sm80_d_steps(const ForwardLaunch<ForwardArgs>& call);
 template <Compute kCompute, class Args>

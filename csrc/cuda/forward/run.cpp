@@ -352,7 +352,8 @@ void score_scaled_fp16(const ForwardCall& call, int terms, cudaStream_t stream) 
   check(launch_fp16_scaled(copies, s, call.normalize, stream), "scaled fp16 operands");
   TokenScaleViews scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
   if (of_tokens) scales.d = document_scales(s, of_each_token);
-  const Fp16x2Tokens fp16x2{half_Q.data_ptr(), half_D.data_ptr(), width};
+  const Fp16x2Tokens fp16x2{half_Q.data_ptr(), half_D.data_ptr(), width, rows * width,
+                            s.documents() * s.Ld * width};
   const Inputs scaled = two ? in : converted_inputs(in, half_Q, half_D);
   forward_into({.in = scaled,
                 .precision = call.precision,

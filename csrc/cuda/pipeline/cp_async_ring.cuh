@@ -25,7 +25,7 @@ struct CpAsyncRing {
   __device__ __forceinline__ void init() const {
     if (threadIdx.x < kStages) {
       ptx::mbarrier_init(full(threadIdx.x), kThreads);
-      ptx::mbarrier_init(empty(threadIdx.x), kThreads / 32);
+      ptx::mbarrier_init(empty(threadIdx.x), kThreads);
     }
     __syncthreads();
   }
@@ -34,17 +34,18 @@ struct CpAsyncRing {
   __device__ __forceinline__ void producer_acquire(const PipelineState& at) const {
     ptx::mbarrier_wait_parity(empty(at.stage), at.parity ^ 1);
   }
-  // The stage is full once the copies of all threads have landed.
+  // The stage is full once the copies of all threads have landed. The instruction takes its address from a
+  // uniform register: the compiler must see that all lanes have the same, or it loops over their addresses.
   __device__ __forceinline__ void producer_commit(const PipelineState& at) const {
-    ptx::cp_async_mbarrier_arrive_noinc(full(at.stage));
+    ptx::cp_async_mbarrier_arrive_noinc(__shfl_sync(0xFFFFFFFF, full(at.stage), 0));
   }
   __device__ __forceinline__ void consumer_wait(const PipelineState& at) const {
     ptx::mbarrier_wait_parity(full(at.stage), at.parity);
   }
-  // By all lanes of a warp. loaded: a word of the warp's last load from the stage.
+  // By every thread: one for its warp is no faster, and racecheck knows of no order within a warp. loaded: a
+  // word of its last load from the stage.
   __device__ __forceinline__ void consumer_release(const PipelineState& at, uint32_t loaded) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_after(empty(at.stage), loaded);
+    ptx::mbarrier_arrive_after(empty(at.stage), loaded);
   }
 };
 

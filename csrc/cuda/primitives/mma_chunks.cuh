@@ -91,6 +91,24 @@ __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view
   }
 }
 
+// The same for rows that lie in whole vectors. source(row, bytes) returns
+// where a row begins; it sets bytes to 0 for one that does not exist.
+template <class E, int kRows, int kThreads, class Source>
+__device__ __forceinline__ void load_k_chunk_in_vectors(uint32_t dst, int k_chunk, int d, Source source) {
+  constexpr int kVecElements = 16 / sizeof(E), kStep = kThreads / kVecsPerChunk;
+  static_assert(kRows % kStep == 0 && kStep % 8 == 0, "a thread's rows are swizzled alike");
+  const int vec = threadIdx.x % kVecsPerChunk, first_row = threadIdx.x / kVecsPerChunk;
+  const int first = (k_chunk * kVecsPerChunk + vec) * kVecElements;
+  const bool in_row = first < d;
+  const uint32_t to = vec_address(dst, first_row, vec);
+#pragma unroll
+  for (int row = 0; row < kRows; row += kStep) {
+    uint32_t bytes = in_row ? 16 : 0;
+    const E* from = source(first_row + row, bytes);
+    ptx::cp_async_16(to + row * kChunkBytes, from + (in_row ? first : 0), bytes);
+  }
+}
+
 // Adds the products of one k chunk to the accumulators.
 template <class Mma, class Tile>
 __device__ __forceinline__ void multiply_k_chunk(

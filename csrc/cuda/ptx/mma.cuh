@@ -1,14 +1,16 @@
 // mma.sync (sm_80+): matrix products of a warp, and ldmatrix, which loads their operands.
 //
-// Every policy below multiplies a 16-row block by an 8-column block over 32 BYTES of the embedding (16
-// half-width or 8 fp32 elements), so one kernel body with one shared-memory layout serves them all:
-// ldmatrix hands a thread 4-byte words, whatever is in them.
+// Every policy below multiplies a 16-row block by an 8-column block over 32 BYTES of the embedding (32 codes
+// of a byte, 16 half-width or 8 fp32 elements), so one kernel body with one shared-memory layout serves them
+// all: ldmatrix hands a thread 4-byte words, whatever is in them.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace late_interaction::ptx {
 
@@ -39,13 +41,22 @@ using Accumulator = float[4];
 template <class E>
 struct RawOperands {
   using Element = E;
+  using Sum = float;
+  static constexpr Sum kZero = 0.0f;
+  static constexpr int kTerms = 1;       // elements of an operand for each element of an embedding
+  static constexpr float kScale = 1.0f;  // what a sum is multiplied by, to be the inner product
+  // Steps that the tensor cores sum by themselves, before an addition that rounds; 0: all.
+  static constexpr int kPromotedSteps = 0;
   static constexpr int kUnroll = 4;  // steps of 32 bytes whose fragments may be in flight together
   struct A {
     uint32_t r[4];
+    // Takes a word of ldmatrix.
+    __device__ __forceinline__ void set(int i, uint32_t word) { r[i] = word; }
   };
   struct B {
     uint32_t r[2];
   };
+  static __device__ __forceinline__ float value(Sum sum) { return sum; }
   static __device__ __forceinline__ A operand_a(const uint32_t (&w)[4]) { return {{w[0], w[1], w[2], w[3]}}; }
   static __device__ __forceinline__ B operand_b(uint32_t w0, uint32_t w1) { return {{w0, w1}}; }
 };
@@ -73,6 +84,124 @@ struct MmaFp16 : RawOperands<__half> {
         "{%0, %1, %2, %3};\n"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+  }
+};
+
+// fp32 elements as two fp16 numbers (forward/operands/fp16_scaled.cu), in three products for each one.
+struct Mma3xFp16 : MmaFp16 {
+  static constexpr int kTerms = 2, kPromotedSteps = 2;
+};
+
+// Codes of -128 to 127. A sum of up to 256 products of them is exact, and at most 2^22: it begins as the
+// bits of 1.5 * 2^23 in fp32, of which it then is the last ones.
+struct MmaInt8 : RawOperands<int8_t> {
+  using Sum = int32_t;
+  static constexpr Sum kZero = 0x4B400000;
+  static __device__ __forceinline__ float value(Sum sum) {
+    return __int_as_float(sum) - __int_as_float(kZero);
+  }
+  static __device__ __forceinline__ void multiply(Sum (&c)[4], const A& a, const B& b) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};\n"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+  }
+};
+
+// GPUs that multiply fp8 by mma.sync. Others compile it to conversions, if at all.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+inline constexpr bool kNativeFp8 = true;
+#else
+inline constexpr bool kNativeFp8 = false;
+#endif
+
+// Widens the even and the odd bytes of a word to fp16, exactly but for a power of two.
+//
+// An e4m3 code shifted to where fp16 has its exponent and mantissa is its number times 2^-8, also where it is
+// subnormal. Its NaN, 1.875 of that, would become a number: it alone is infinite times 1.07 * 2^15, and
+// becomes NaN times zero.
+__device__ __forceinline__ void widen_codes(uint32_t word, uint32_t& even, uint32_t& odd, __nv_fp8_e4m3) {
+  constexpr uint32_t kMagnitude = 0x3F803F80, kSign = 0x80008000, kOverflow = 0x78487848;
+  even = (word << 7 & kMagnitude) | (word << 8 & kSign);
+  odd = (word >> 1 & kMagnitude) | (word & kSign);
+  for (uint32_t* x : {&even, &odd}) {
+    asm("{\n.reg .b32 large;\n"
+        "mul.rn.f16x2 large, %0, %1;\n"
+        "fma.rn.f16x2 %0, large, %2, %0;\n}\n"
+        : "+r"(*x)
+        : "r"(kOverflow), "r"(0));
+  }
+}
+
+// e5m2 is the upper byte of fp16.
+__device__ __forceinline__ void widen_codes(uint32_t word, uint32_t& even, uint32_t& odd, __nv_fp8_e5m2) {
+  even = __byte_perm(word, 0, 0x2404);
+  odd = word & 0xFF00FF00;
+}
+
+__device__ __forceinline__ void mma_m16n8k32(Accumulator& c, const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             __nv_fp8_e4m3) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_m16n8k32(Accumulator& c, const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             __nv_fp8_e5m2) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Codes of fp8, as they are or widened to fp16: then they take the operands of twice the elements.
+template <class E>
+struct MmaFp8 {
+  using Element = E;
+  using Sum = float;
+  static constexpr Sum kZero = 0.0f;
+  static constexpr int kTerms = 1;
+  static constexpr bool kShifted = !kNativeFp8 && std::is_same_v<E, __nv_fp8_e4m3>;
+  static constexpr float kScale = kShifted ? 65536.0f : 1.0f;  // 2^8 for either operand
+  // The sums that tensor cores make of fp8 products have fewer bits than those of fp16.
+  static constexpr int kPromotedSteps = kNativeFp8 ? 4 : 0;
+  struct A {
+    MmaFp16::A even, odd;  // even: all, where they stay as they are
+    __device__ __forceinline__ void set(int i, uint32_t word) {
+      if constexpr (kNativeFp8) {
+        even.r[i] = word;
+      } else {
+        widen_codes(word, even.r[i], odd.r[i], E{});
+      }
+    }
+  };
+  struct B {
+    MmaFp16::B even, odd;
+  };
+  static __device__ __forceinline__ A operand_a(const uint32_t (&w)[4]) {
+    A a;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a.set(i, w[i]);
+    return a;
+  }
+  static __device__ __forceinline__ B operand_b(uint32_t w0, uint32_t w1) {
+    B b;
+    if constexpr (kNativeFp8) {
+      b.even = {{w0, w1}};
+    } else {
+      widen_codes(w0, b.even.r[0], b.odd.r[0], E{});
+      widen_codes(w1, b.even.r[1], b.odd.r[1], E{});
+    }
+    return b;
+  }
+  static __device__ __forceinline__ float value(Sum sum) { return sum; }
+  static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
+    if constexpr (kNativeFp8) {
+      mma_m16n8k32(c, a.even.r, b.even.r, E{});
+    } else {
+      MmaFp16::multiply(c, a.even, b.even);
+      MmaFp16::multiply(c, a.odd, b.odd);
+    }
   }
 };
 

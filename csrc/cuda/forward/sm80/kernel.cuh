@@ -27,7 +27,9 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "../../primitives/mma_chunks.cuh"
 #include "../listed_pairs.cuh"
@@ -58,27 +60,21 @@ struct MmaTile {
 // The tiles of plan.h, as warps on M, warps on N, 16-row blocks and 8-column blocks of a warp, and blocks a
 // multiprocessor, which bound a thread's registers.
 //
-// Wide and Mid   64 rows a warp, so that what ldmatrix reads serves many products; registers allow two.
-// Thin           few query rows: its warps share a document's tokens instead; registers allow three.
-// 3xTF32         half the columns, since operands split in two take the registers of the other half.
+// Wide     64 rows a warp, so that what ldmatrix reads serves many products.
+// Thin     few query rows: its warps share a document's tokens instead; registers allow three.
+// 3xTF32   fewer columns, since operands split in two take the registers of the others.
 template <class Mma>
 struct Tiles {
-  using Wide = MmaTile<4, 1, 4, 8, 2>;
-  using Mid = MmaTile<2, 2, 4, 8, 2>;
-  using Thin = MmaTile<1, 4, 2, 4, 3>;
-};
-template <>
-struct Tiles<ptx::Mma3xTf32> {
-  using Wide = MmaTile<4, 1, 4, 4, 2>;
-  using Mid = MmaTile<2, 2, 4, 4, 2>;
+  using Wide = MmaTile<4, 2, 4, std::is_same_v<Mma, ptx::Mma3xTf32> ? 4 : 6, 1>;
   using Thin = MmaTile<1, 4, 2, 4, 3>;
 };
 
-// Shared memory before the ring: inverse norms of a tile's tokens, and the maxima that warps side by side
-// exchange at a document's end. One buffer of each is enough, since the __syncthreads of at least one step
-// lies between its readers and its next writers.
+// Shared memory before the ring: inverse norms of a tile's tokens, where its rows lie in Q, and the maxima
+// that warps side by side exchange at a document's end. One buffer of each is enough, since the __syncthreads
+// of at least one step lies between its readers and its next writers.
 template <class Tile>
 struct Exchange {
+  const void* row[Tile::kRows];
   float inverse_norm[Tile::kColumns];
   float maximum[Tile::kWarpsN][Tile::kRows];
   int32_t token[Tile::kWarpsN][Tile::kRows];
@@ -171,34 +167,61 @@ template <class E, class Tile>
 struct Loader {
   const typename Tile::Args& p;
   const RowTile& tile;
+  const void* const* rows;  // of the tile: where they begin
   int q_width, d_width;
   uint32_t ring, stage_bytes;
-  int32_t j, end_j, t = 0, k_chunk = 0;  // what comes next
+  int32_t j, end_j, k_chunk = 0;  // what comes next
+  int32_t left = 0;               // tokens of document j that come
+  const E* from = nullptr;        // the first of them
 
   static __device__ __forceinline__ int32_t length_of(const ForwardArgs& p, int32_t query, int32_t j) {
     return Tile::kPacked ? document_length(p, query, j) : p.Ld;
   }
 
+  // Rows behind the last one are copies of another.
   __device__ __forceinline__ void load_rows(uint32_t dst, int chunk) const {
-    load_k_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, chunk, p.d, tile.count,
-                                                 [&](int row) { return row_offset(p, tile.first + row); });
+    const auto row = [&](int at) { return static_cast<const E*>(rows[at]); };
+    if (q_width == 16) {
+      return load_k_chunk_in_vectors<E, Tile::kRows, Tile::kThreads>(
+          dst, chunk, p.d, [&](int at, uint32_t&) { return row(at); });
+    }
+    load_k_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, chunk, p.d, tile.count, [&](int at) {
+      return row(at) - static_cast<const E*>(p.Q.data);
+    });
+  }
+
+  __device__ __forceinline__ void load_tokens(uint32_t dst) const {
+    if (d_width == 16) {
+      return load_k_chunk_in_vectors<E, Tile::kColumns, Tile::kThreads>(
+          dst, k_chunk, p.d, [&](int at, uint32_t& bytes) {
+            if (at >= left) bytes = 0;
+            return from + (at < left ? at * p.D.token_stride : 0);
+          });
+    }
+    const int64_t offset = from - static_cast<const E*>(p.D.data);
+    load_k_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, d_width, k_chunk, p.d, left,
+                                                    [&](int at) { return offset + at * p.D.token_stride; });
+  }
+
+  // Finds the first tokens of document j.
+  __device__ __forceinline__ void enter() {
+    if (j >= end_j) return;
+    left = length_of(p, tile.query, j);
+    from = static_cast<const E*>(p.D.data) +
+           (Tile::kPacked ? document_offset(p, tile.query, j) : dense_offset(p, tile.query, j));
   }
 
   __device__ __forceinline__ void load_stage(int stage) {
     if (j < end_j) {
       const uint32_t dst = ring + stage * stage_bytes;
-      const int32_t length = length_of(p, tile.query, j);
-      const int64_t offset =
-          Tile::kPacked ? document_offset(p, tile.query, j) : dense_offset(p, tile.query, j);
-      const int64_t from = offset + t * p.D.token_stride;
-      load_k_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, d_width, k_chunk, p.d, length - t,
-                                                      [&](int row) { return from + row * p.D.token_stride; });
+      load_tokens(dst);
       if (p.stream_q) load_rows(dst + Tile::kColumns * kChunkBytes, k_chunk);
       if (++k_chunk == p.k_chunks) {
         k_chunk = 0;
-        if ((t += Tile::kColumns) >= length) {
-          t = 0;
+        from += Tile::kColumns * p.D.token_stride;
+        if ((left -= Tile::kColumns) <= 0) {
           ++j;
+          enter();
         }
       }
     }
@@ -209,11 +232,12 @@ struct Loader {
 // The squared norms of a tile's tokens: kSharers neighbouring threads share a token.
 template <class E, class Tile>
 struct TokenSquares {
-  static constexpr int kSharers = Tile::kThreads / Tile::kColumns;
+  static constexpr int kSharers = std::bit_floor(static_cast<unsigned>(Tile::kThreads / Tile::kColumns));
   float sum = 0.0f;
 
   __device__ __forceinline__ void add(uint32_t d_chunk) {
     const int row = threadIdx.x / kSharers, first_vec = threadIdx.x % kSharers;
+    if (row >= Tile::kColumns) return;
 #pragma unroll
     for (int vec = first_vec; vec < kVecsPerChunk; vec += kSharers) {
       union {
@@ -236,7 +260,7 @@ struct TokenSquares {
     for (int partner = 1; partner < kSharers; partner *= 2) {
       sum += __shfl_xor_sync(kFullWarp, sum, partner);
     }
-    inverse_norms[threadIdx.x / kSharers] = inverse_norm(sum);
+    if (threadIdx.x < kSharers * Tile::kColumns) inverse_norms[threadIdx.x / kSharers] = inverse_norm(sum);
     __syncthreads();
     const float* scales = inverse_norms + warp_n * Tile::kWarpColumns + 2 * (threadIdx.x % 32 % 4);
 #pragma unroll
@@ -256,7 +280,7 @@ struct TokenSquares {
 // The mask of a warp's columns: loaded before the products, which hide the loads' latency.
 template <class Tile>
 struct ColumnMask {
-  static constexpr int kWords = Tile::kWarpColumns / 32;
+  static constexpr int kWords = (Tile::kWarpColumns + 31) / 32;
   uint32_t kept[kWords];
 
   __device__ __forceinline__ void load(const ForwardArgs& p, const uint8_t* mask, int32_t first_token) {
@@ -315,6 +339,13 @@ struct Sm80Block {
   // Fills the ring but for one stage.
   __device__ __forceinline__ void begin() {
     __syncthreads();  // the last row tile's readers are done with shared memory
+    for (int row = threadIdx.x; row < Tile::kRows; row += Tile::kThreads) {
+      const bool exists = row < loader.tile.count;
+      exchange.row[row] =
+          static_cast<const E*>(p.Q.data) + (exists ? row_offset(p, loader.tile.first + row) : 0);
+    }
+    __syncthreads();
+    loader.enter();
     if (!p.stream_q) {
       for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk)
         loader.load_rows(q_base + k_chunk * Tile::kRows * kChunkBytes, k_chunk);
@@ -328,6 +359,7 @@ struct Sm80Block {
                                             float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
     const int32_t first_token = t + warp_n * Tile::kWarpColumns;
     uint64_t valid = existing_columns<Tile>(max(length - first_token, 0));
+    const bool any = valid != 0 && warp_m * Tile::kWarpRows < loader.tile.count;
     ColumnMask<Tile> column_mask;
     if (mask != nullptr) column_mask.load(p, mask, first_token);
     ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
@@ -339,7 +371,7 @@ struct Sm80Block {
       const uint32_t d_chunk = loader.ring + stage * loader.stage_bytes;
       const uint32_t q_chunk =
           p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes : q_base + k_chunk * Tile::kRows * kChunkBytes;
-      multiply_k_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
+      if (any) multiply_k_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
       if (p.normalize) squares.add(d_chunk);
       free_stage = stage;
       if (++stage == p.stages) stage = 0;
@@ -380,7 +412,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const uint32_t q_base = ptx::smem_address(shared) + sizeof(Exchange<Tile>);
   const uint32_t ring = q_base + (p.stream_q ? 0 : p.k_chunks * Tile::kRows * kChunkBytes);
   const uint32_t stage_bytes = (Tile::kColumns + (p.stream_q ? Tile::kRows : 0)) * kChunkBytes;
-  const int warp = threadIdx.x / 32, warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
+  // Warps of the same rows, and those of the same columns, are on different quarters of a multiprocessor:
+  // where some have none, all quarters are left with work.
+  const int warp = threadIdx.x / 32, warp_n = warp / Tile::kWarpsM;
+  const int warp_m = (warp + (Tile::kWarpsM > 1 ? 2 * warp_n : 0)) % Tile::kWarpsM;
   const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);
 
   int64_t work_tile = p.work_tiles * blockIdx.x / gridDim.x;
@@ -390,9 +425,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     const Work work = take_work<Tile>(p, work_tile, end_work_tile, begun);
     LaneRows<Tile> own;
     if constexpr (!Tile::kListed) own.take(p, work.tile, warp_m);
+    auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
     Sm80Block<Mma, Tile, kWinners> block{
-        p,      *reinterpret_cast<Exchange<Tile>*>(shared),
-        q_base, {p, work.tile, q_width, d_width, ring, stage_bytes, work.first_j, work.end_j},
+        p,      exchange,
+        q_base, {p, work.tile, exchange.row, q_width, d_width, ring, stage_bytes, work.first_j, work.end_j},
         warp_m, warp_n};
     block.begin();
     for (int32_t j = work.first_j; j < work.end_j; ++j) block.take_document(work, own, j);

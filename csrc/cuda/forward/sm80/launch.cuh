@@ -32,8 +32,6 @@ cudaError_t launch_sm80(const ForwardLaunch<Args>& call) {
     switch (call.plan.template as<Sm80Config>().tile) {
       case Sm80Tile::wide:
         return launch_sm80_tile<Mma, typename Tiles<Mma>::Wide, Sm80Tile::wide>(call);
-      case Sm80Tile::mid:
-        return launch_sm80_tile<Mma, typename Tiles<Mma>::Mid, Sm80Tile::mid>(call);
       case Sm80Tile::thin:
         break;
     }

@@ -148,26 +148,34 @@ struct Sm80DWarp {
 
   // tokens: where the lane's row of 16 tokens begins. Returns a word that was loaded last.
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
+    constexpr int kTogether = Mma::kPromotedSteps == 0 ? Tile::kSteps : Mma::kPromotedSteps;
+    typename Mma::Sum part[Tile::kColumnBlocks][4];
     uint32_t last = 0;
-#pragma unroll
-    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-#pragma unroll
-      for (float& x : sums[n]) x = 0.0f;
-    }
 #pragma unroll
     for (int s = 0; s < Tile::kSteps; ++s) {
       uint32_t d[4];
       ptx::ldmatrix_x4(d, tokens + 32 * s);
       const auto a = Mma::operand_a(d);
 #pragma unroll
-      for (int n = 0; n < Tile::kColumnBlocks; ++n) Mma::multiply(sums[n], a, q.block[n][s]);
+      for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+        if (s % kTogether == 0) {
+#pragma unroll
+          for (auto& x : part[n]) x = Mma::kZero;
+        }
+        Mma::multiply(part[n], a, q.block[n][s]);
+        if ((s + 1) % kTogether != 0) continue;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          sums[n][e] = s < kTogether ? Mma::value(part[n][e]) : sums[n][e] + Mma::value(part[n][e]);
+        }
+      }
       last = d[0];
     }
     return last;
   }
 
-  // Multiplies by the inverse norms of the lane's two tokens. Returns a word that was loaded last.
-  static __device__ __forceinline__ uint32_t normalize(Similarities& sums, uint32_t tokens) {
+  // Finds the inverse norms of the lane's two tokens. Returns a word that was loaded last.
+  static __device__ __forceinline__ uint32_t find_norms(float (&scale)[2], uint32_t tokens) {
     float squares[2] = {};
     uint32_t last = 0;
 #pragma unroll
@@ -192,14 +200,17 @@ struct Sm80DWarp {
     for (int half = 0; half < 2; ++half) {
       squares[half] += __shfl_xor_sync(kFullWarp, squares[half], 1);
       squares[half] += __shfl_xor_sync(kFullWarp, squares[half], 2);
-      const float scale = inverse_norm(squares[half]);
-#pragma unroll
-      for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-        sums[n][2 * half] *= scale;
-        sums[n][2 * half + 1] *= scale;
-      }
+      scale[half] = inverse_norm(squares[half]);
     }
     return last;
+  }
+
+  static __device__ __forceinline__ void multiply_rows(Similarities& sums, const float (&scale)[2]) {
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[n][e] *= scale[e / 2];
+    }
   }
 
   // Tokens that do not count get minus infinity; counted has a bit for each of 16.
@@ -227,7 +238,7 @@ struct Sm80DWarp {
     int32_t tokens[Tile::kHeld];
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
-      values[h] = best[h].value;
+      values[h] = best[h].value * Mma::kScale;
       tokens[h] = kSentinel;
       if (kWinners && best[h].pair >= 0) {
         tokens[h] = static_cast<int32_t>(16.0f * best[h].pair) + static_cast<int32_t>(threadIdx.x % 32 / 4) +
@@ -278,19 +289,38 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
     for (; j < end_j; ++j) {
       const int32_t length = document_length(p, tile.query, j);
       const uint8_t* mask = document_mask(p, tile.query, j);
+      const float* scales = document_scales(p.d_scales, tile.query, j);
 #pragma unroll
       for (auto& best : state.best) best.clear();
       for (int32_t t = first; t < length; t += step) {
-        // The mask is on its way while the copies are waited for.
+        // The mask and the scales are on their way while the copies are waited for.
         uint32_t kept = t + lane < length && lane < Tile::kTokens;
         if (mask != nullptr && kept) kept = mask[(t + lane) * p.d_mask.token_stride];
+        float scale[2];
+        if (scales != nullptr) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int32_t at = t + 8 * half + lane / 4;
+            scale[half] = at < length ? scales[at * p.d_scales.token_stride] : 0.0f;
+          }
+        }
         ptx::cp_async_wait<Tile::kStages - 2>();
         __syncwarp();
         loader.copy_to(stage == 0 ? Tile::kStages - 1 : stage - 1, loaded);
         const uint32_t tokens = lane_tokens + stage * Tile::kStageBytes;
         typename Sm80DWarp<Tile, kWinners>::Similarities sums;
         loaded = state.multiply(sums, tokens);
-        if (p.normalize) loaded = state.normalize(sums, tokens);
+        if constexpr (sizeof(typename Tile::Element) > 1) {
+          if (p.normalize) {
+            loaded = state.find_norms(scale, tokens);
+            state.multiply_rows(sums, scale);
+          }
+        }
+        if (scales != nullptr) {
+          scale[0] = usable_scale(scale[0]);
+          scale[1] = usable_scale(scale[1]);
+          state.multiply_rows(sums, scale);
+        }
         const uint32_t counted = __ballot_sync(kFullWarp, kept != 0);
         if (counted != 0xFFFF) state.mask(sums, counted);
         state.fold(sums, static_cast<float>(t / 16));

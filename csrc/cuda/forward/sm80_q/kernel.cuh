@@ -11,6 +11,9 @@
 // dims serves 2 * kRowBlocks products. A stage whose tokens all count has no branch, so that the maxima of 16
 // tokens are folded beside the products of the next 16.
 //
+// fp32 comes as two fp16 numbers an element, high and low (operands/fp16_scaled.cu): high . high is summed in
+// parts that fp32 additions promote, beside high . low and low . high; low . low is left out.
+//
 // Who owns what
 //   block   a contiguous range of work tiles (row tile, document); the grid is persistent.
 //   warp    kWarpRows query rows, all tokens; it copies every kWarps-th row of a stage.
@@ -21,6 +24,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../../pipeline/cp_async_ring.cuh"
 #include "../../primitives/fold.cuh"
@@ -28,6 +32,7 @@
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/mma.cuh"
 #include "../epilogue.cuh"
+#include "../operands/fp16_scaled.h"
 
 namespace late_interaction {
 
@@ -36,15 +41,21 @@ template <class Mma_, int kSteps_, int kRowBlocks_, int kWarps_, int kTokens_, i
 struct Sm80QTile {
   using Args = ForwardArgs;
   using Mma = Mma_;
-  using Element = typename Mma::Element;
-  static constexpr bool kPacked = true;
+  using Element = typename Mma::Element;  // of what is multiplied
+  static constexpr bool kTwoTerms = Mma::kTerms == 2;
+  using Source = std::conditional_t<kTwoTerms, float, Element>;  // of the call's embeddings
+  static constexpr bool kPacked = !kTwoTerms;
   static constexpr int kSteps = kSteps_, kRowBlocks = kRowBlocks_, kWarps = kWarps_, kTokens = kTokens_;
   static constexpr int kBlocksPerSm = kBlocksPerSm_, kStages = kSm80QStages;
   static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kRowBlocks, kRows = kWarps * kWarpRows;
   static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = kHeld / 4;
+  // Codes have scales, and two terms no registers for more than a group of tokens at once.
+  static constexpr bool kWholeStages = sizeof(Element) > 1 && !kTwoTerms;
   static constexpr int kGroups = kTokens / 16, kMaskWords = kTokens / 32;
   static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a token
   static constexpr int kVecElements = 16 / static_cast<int>(sizeof(Element));
+  // The first numbers of an embedding, and then the second ones.
+  static constexpr int kTermSteps = kSteps / Mma::kTerms, kTermVecs = kVecs / Mma::kTerms;
   // A token takes an odd number of vectors, so that those of eight neighbours lie in different banks.
   static constexpr int kPitch = mma_pitch(kSteps);
   static constexpr int kStageBytes = kTokens * kPitch;
@@ -68,6 +79,30 @@ struct Sm80QTile {
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return slot_after_quad<kWarpRows, kLaneRows>(warp, lane, o);
   }
+
+  // Where the operands lie: in the call's embeddings, or in their two terms.
+  static __device__ __forceinline__ const Element* query_rows(const ForwardArgs& p) {
+    return static_cast<const Element*>(kTwoTerms ? p.fp16x2.Q : p.Q.data);
+  }
+  static __device__ __forceinline__ int64_t query_offset(const ForwardArgs& p, int32_t row) {
+    return kTwoTerms ? row * p.fp16x2.width : row_offset(p, row);
+  }
+  static __device__ __forceinline__ const Element* document(const ForwardArgs& p, int32_t query, int32_t j) {
+    if constexpr (kTwoTerms) {
+      const auto* first = static_cast<const Element*>(p.fp16x2.D);
+      return first + document_index(p, query, j) * p.Ld * p.fp16x2.width;
+    }
+    return static_cast<const Element*>(p.D.data) + document_offset(p, query, j);
+  }
+  static __device__ __forceinline__ int64_t token_stride(const ForwardArgs& p) {
+    return kTwoTerms ? p.fp16x2.width : p.D.token_stride;
+  }
+  static __device__ __forceinline__ int64_t document_stride(const ForwardArgs& p) {
+    return kTwoTerms ? p.Ld * p.fp16x2.width : p.D.item_stride;
+  }
+  static __device__ __forceinline__ int32_t width(const ForwardArgs& p) {
+    return kTwoTerms ? static_cast<int32_t>(p.fp16x2.width) : p.d;
+  }
 };
 
 // Copies documents to the ring, in the order in which the block scores them. A thread copies the same vector
@@ -79,57 +114,74 @@ struct DocumentLoader {
   static_assert(kRowsAtOnce >= 1 && Tile::kTokens % kRowStep == 0);
   const ForwardArgs& p;
   typename Tile::Kept& at;
-  uint32_t to;            // where the thread's first vector goes, in the first stage
-  int row;                // the first token of a stage that the thread copies; kTokens: it copies none
-  uint32_t bytes;         // 16, or 0 behind the last dim
-  int32_t length, t = 0;  // of the document that is being copied
-  const E* from;          // the thread's vector of token t + row
+  uint32_t to;     // where the thread's first vector goes, in the first stage
+  int row;         // the first token of a stage that the thread copies; kTokens: it copies none
+  uint32_t bytes;  // 16, or 0 behind the last dim
+  int32_t rest;    // tokens that are not copied yet, of the document that is being copied
+  const E* from;   // the thread's vector of the first of them that it copies
 
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
       : p(p), at(kept) {
     const int lane = threadIdx.x % 32, vec = lane % Tile::kVecs, row_of_warp = lane / Tile::kVecs;
     row = row_of_warp < kRowsAtOnce ? threadIdx.x / 32 * kRowsAtOnce + row_of_warp : Tile::kTokens;
     to = ring + row * Tile::kPitch + vec * 16;
-    bytes = vec * Tile::kVecElements < p.d ? 16 : 0;
+    bytes = column() < Tile::width(p) ? 16 : 0;
     const int64_t tile_index = at.work_tile / p.N;
     at.left = at.end - at.work_tile;
     at.copied_j = static_cast<int32_t>(at.work_tile - tile_index * p.N);
     at.copied_query = row_tile(p, tile_index, Tile::kRows).query;
+    from = first_vector();
     enter();
+  }
+
+  // The thread's vector of the first token of the document that is copied next.
+  __device__ __forceinline__ const E* first_vector() const {
+    const E* of_row = Tile::document(p, at.copied_query, at.copied_j) + row * Tile::token_stride(p) +
+                      (bytes != 0 ? column() : 0);
+    const bool second_term = Tile::kTwoTerms && threadIdx.x % 32 % Tile::kVecs >= Tile::kTermVecs;
+    return of_row + (second_term ? p.fp16x2.d_apart : 0);
+  }
+
+  // The first element of the thread's vector, of those of a term.
+  static __device__ __forceinline__ int column() {
+    return threadIdx.x % 32 % Tile::kVecs % Tile::kTermVecs * Tile::kVecElements;
   }
 
   // Finds the document that is copied next: one that has tokens.
   __device__ __forceinline__ void enter() {
-    length = 0;
-    while (at.left > 0 && (length = document_length(p, at.copied_query, at.copied_j)) == 0) next();
-    if (length == 0) return;
-    const int vec = threadIdx.x % 32 % Tile::kVecs;
-    from = static_cast<const E*>(p.D.data) + document_offset(p, at.copied_query, at.copied_j) +
-           row * p.D.token_stride + (bytes != 0 ? vec * Tile::kVecElements : 0);
+    rest = 0;
+    while (at.left > 0 && (rest = document_length(p, at.copied_query, at.copied_j)) == 0) next();
   }
+  // Documents of one length follow each other, at even distances.
   __device__ __forceinline__ void next() {
-    --at.left;
-    if (++at.copied_j < p.N) return;
-    at.copied_j = 0;
-    const int64_t tile_index = (at.end - at.left) / p.N;
-    at.copied_query = row_tile(p, tile_index, Tile::kRows).query;
+    if (--at.left == 0) return;
+    const bool wraps = ++at.copied_j == p.N;
+    if (wraps) {
+      at.copied_j = 0;
+      at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
+    }
+    if (wraps || p.packed) {
+      from = first_vector();
+    } else {
+      const int64_t copied = (p.Ld + Tile::kTokens - 1) / Tile::kTokens * Tile::kTokens;
+      from += Tile::document_stride(p) - copied * Tile::token_stride(p);
+    }
   }
 
   // Copies the next stage, if there is one.
   __device__ __forceinline__ void copy_to(int stage) {
-    if (length == 0) return;
+    if (rest <= 0) return;
     const uint32_t first = to + stage * Tile::kStageBytes;
     if (row < Tile::kTokens) {
 #pragma unroll
       for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
-        const bool exists = t + row + i * kRowStep < length;
+        const bool exists = row + i * kRowStep < rest;
         ptx::cp_async_16(first + i * kRowStep * Tile::kPitch,
-                         from + (exists ? i * kRowStep * p.D.token_stride : 0), exists ? bytes : 0);
+                         from + (exists ? i * kRowStep * Tile::token_stride(p) : 0), exists ? bytes : 0);
       }
     }
-    from += Tile::kTokens * p.D.token_stride;
-    if ((t += Tile::kTokens) < length) return;
-    t = 0;
+    from += Tile::kTokens * Tile::token_stride(p);
+    if ((rest -= Tile::kTokens) > 0) return;
     next();
     enter();
   }
@@ -149,16 +201,19 @@ struct QueryOperands {
     for (int h = 0; h < Tile::kHeld; ++h) {
       const int at = warp * Tile::kWarpRows + 8 * h + lane / 4;
       const bool exists = at < tile.count;
-      const E* row = static_cast<const E*>(p.Q.data) + (exists ? row_offset(p, tile.first + at) : 0);
+      const E* row = Tile::query_rows(p) + (exists ? Tile::query_offset(p, tile.first + at) : 0);
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; s += 2) {
-        const int first = (2 * s + q) * Tile::kVecElements;
-        const uint4 x = exists && first < p.d ? __ldg(reinterpret_cast<const uint4*>(row + first)) : uint4{};
+        const int column = (2 * (s % Tile::kTermSteps) + q) * Tile::kVecElements;
+        const int64_t term = s < Tile::kTermSteps ? 0 : p.fp16x2.q_apart;
+        const uint4 x = exists && column < Tile::width(p)
+                            ? __ldg(reinterpret_cast<const uint4*>(row + column + term))
+                            : uint4{};
         uint32_t word[4] = {x.x, x.y, x.z, x.w};
         transpose_quad(word);  // lane q has word q of four vectors, for two products
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          block[h / 2][s + k / 2].r[h % 2 + 2 * (k % 2)] = word[k];
+          block[h / 2][s + k / 2].set(h % 2 + 2 * (k % 2), word[k]);
         }
       }
     }
@@ -223,10 +278,42 @@ struct Sm80QWarp {
 
   // tokens: where the lane's row of 16 tokens begins. Returns a word that was loaded last.
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
+    constexpr int kTogether = Mma::kPromotedSteps == 0 ? Tile::kSteps : Mma::kPromotedSteps;
+    typename Mma::Sum part[Tile::kRowBlocks][2][4];
     uint32_t d[4];
+    if constexpr (Tile::kTwoTerms) multiply_low(sums, tokens);
 #pragma unroll
-    for (int s = 0; s < Tile::kSteps; ++s) {
+    for (int s = 0; s < Tile::kTermSteps; ++s) {
       ptx::ldmatrix_x4(d, tokens + 32 * s);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const auto b = Mma::operand_b(d[2 * n], d[2 * n + 1]);
+#pragma unroll
+        for (int i = 0; i < Tile::kRowBlocks; ++i) {
+          if (s % kTogether == 0) {
+#pragma unroll
+            for (auto& x : part[i][n]) x = Mma::kZero;
+          }
+          Mma::multiply(part[i][n], q.block[i][s], b);
+          if ((s + 1) % kTogether != 0) continue;
+          const bool first = s < kTogether && !Tile::kTwoTerms;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            sums[i][n][e] = first ? Mma::value(part[i][n][e]) : sums[i][n][e] + Mma::value(part[i][n][e]);
+          }
+        }
+      }
+    }
+    return d[0];
+  }
+
+  // The products of high and low numbers. What tensor cores truncate of their sum is too little to matter.
+  __device__ __forceinline__ void multiply_low(Similarities& sums, uint32_t tokens) const {
+#pragma unroll
+    for (int s = 0; s < Tile::kTermSteps; ++s) {
+      uint32_t high[4], low[4];
+      ptx::ldmatrix_x4(high, tokens + 32 * s);
+      ptx::ldmatrix_x4(low, tokens + 32 * (s + Tile::kTermSteps));
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -235,11 +322,20 @@ struct Sm80QWarp {
 #pragma unroll
             for (float& x : sums[i][n]) x = 0.0f;
           }
-          Mma::multiply(sums[i][n], q.block[i][s], Mma::operand_b(d[2 * n], d[2 * n + 1]));
+          Mma::multiply(sums[i][n], q.block[i][s], Mma::operand_b(low[2 * n], low[2 * n + 1]));
+          Mma::multiply(sums[i][n], q.block[i][s + Tile::kTermSteps],
+                        Mma::operand_b(high[2 * n], high[2 * n + 1]));
         }
       }
     }
-    return d[0];
+#pragma unroll
+    for (int i = 0; i < Tile::kRowBlocks; ++i) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (float& x : sums[i][n]) x *= 1.0f / kLowScale;
+      }
+    }
   }
 
   // group: number of the 16 tokens within their document.
@@ -330,7 +426,7 @@ struct Sm80QWarp {
     const int32_t column = 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
-      maximum[h] = best[h].value;
+      maximum[h] = best[h].value * Mma::kScale;
       token[h] = kSentinel;
       if (kWinners && best[h].pair >= 0) {
         token[h] =
@@ -396,14 +492,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         counts.load(p, kept.mask, t + Tile::kTokens, length);
         ring.consumer_wait(consumed);
         const uint32_t tokens = lane_tokens + consumed.stage * Tile::kStageBytes;
-        TokenScales scales{document_scales(p.d_scales, kept.tile.query, kept.j), p.d_scales.token_stride};
-        const auto group = static_cast<float>(t / 16);
         uint32_t loaded;
-        if (whole && scales.data == nullptr) {
-          loaded = state.take_whole_stage(tokens, group);
+        if (Tile::kWholeStages && whole && p.d_scales.data == nullptr) {
+          loaded = state.take_whole_stage(tokens, static_cast<float>(t / 16));
         } else {
+          TokenScales scales{document_scales(p.d_scales, kept.tile.query, kept.j), p.d_scales.token_stride};
           if (scales.data != nullptr) scales.data += t * scales.stride;
-          loaded = state.take_stage(tokens, group, min(length - t, Tile::kTokens), counted, scales);
+          loaded = state.take_stage(tokens, static_cast<float>(t / 16), min(length - t, Tile::kTokens),
+                                    counted, scales);
         }
         ring.consumer_release(consumed, loaded);
         consumed.advance(Tile::kStages);
@@ -411,8 +507,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
       state.reduce(maximum, token);
-      finish_document<typename Tile::Element, Tile, kWinners>(p, kept.tile, kept.rows, warp, kept.j, maximum,
-                                                              token);
+      finish_document<typename Tile::Source, Tile, kWinners>(p, kept.tile, kept.rows, warp, kept.j, maximum,
+                                                             token);
     }
   }
   ptx::cp_async_wait_all();
