@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
-from late_interaction._checks.messages import abbreviate, no_tensor
+from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.options import check_flag, is_one_of
-from late_interaction._checks.tensors import check_embeddings
+from late_interaction._checks.tensors import MASK_DTYPES, check_device, check_embeddings, check_mask
 from late_interaction._contrastive.check import REDUCTIONS
 from late_interaction._contrastive.own_options import positive
 from late_interaction._maxsim import maxsim
@@ -35,6 +35,7 @@ def distill_kl_div_loss(
     normalize_scores: bool = False,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
+    candidate_mask: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_d: Tensor | None = None,
     normalize: bool = False,
@@ -45,17 +46,19 @@ def distill_kl_div_loss(
 
         KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)) * temperature ** 2
 
-    It equals Sentence Transformers' MultiVectorDistillKLDivLoss; and with ``normalize_scores=True``, PyLate's
-    Distillation, which has that on by default and no temperature. ColBERTv2
-    (https://arxiv.org/abs/2112.01488) trains like this.
+    It equals Sentence Transformers' MultiVectorDistillKLDivLoss, which scores a document without tokens
+    -1e9: it has no share of the student's softmax, and here none of the teacher's either. With
+    ``normalize_scores=True`` it equals PyLate's Distillation, which has that on by default and no
+    temperature. ColBERTv2 (https://arxiv.org/abs/2112.01488) trains like this.
 
     Args:
         Q: queries, ``[B, Lq, d]``; bfloat16, float16, float32 or float64. Packed with ``cu_seqlens_q``:
             ``[sum of query lengths, d]``.
         D: the ``K`` documents of each query, ``[B, K, Ld, d]``, of the dtype and device of ``Q``; at least 2.
             Packed with ``cu_seqlens_d``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``.
-        teacher: ``[B, K]``, floating point, on the device of ``Q``: finite scores of the same documents, on
-            any scale. They get no gradient.
+        teacher: ``[B, K]``, floating point, on the device of ``Q``: scores of the same documents, on any
+            scale. They get no gradient. Of minus infinity it has no share of the teacher's softmax; what it
+            says of documents that are left out has no say.
         temperature: what scores are divided by, a number above 0. The loss is multiplied by its square, so
             that gradients stay of one size (https://arxiv.org/abs/1503.02531).
         teacher_temperature: what ``teacher`` is divided by. None: as ``temperature``.
@@ -65,6 +68,9 @@ def distill_kl_div_loss(
             scores become 0 and 1, whatever they are.
         q_mask, d_mask: ``[B, Lq]`` and ``[B, K, Ld]``, bool (or integer, nonzero = True), True = keep, as in
             :func:`late_interaction.maxsim`. Not with packed tokens.
+        candidate_mask: ``[B, K]``, bool (or integer, nonzero = True), True = keep: the documents that each
+            query has. The loss is that of the shorter list, 0 where it has fewer than 2. Documents without
+            tokens are left out, too.
         cu_seqlens_q, cu_seqlens_d: int32 (or int64) offsets of packed tokens, as
             :func:`late_interaction.maxsim_varlen` takes them.
         normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed tokens
@@ -73,7 +79,7 @@ def distill_kl_div_loss(
         reduction: ``"mean"`` over the queries, ``"sum"``, or ``"none"``: ``[B]``.
 
     Returns:
-        The loss, float32 (float64 for float64 inputs). An empty document scores 0.
+        The loss, float32 (float64 for float64 inputs).
 
     Raises:
         TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, by name.
@@ -97,9 +103,10 @@ def distill_kl_div_loss(
     check_flag("normalize_scores", normalize_scores)
     _check_reduction(reduction)
     inputs: KDInputs = {
-        "q_mask": q_mask, "d_mask": d_mask, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
+        "q_mask": q_mask, "d_mask": d_mask, "candidate_mask": candidate_mask,
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
     }  # fmt: skip
-    scores = _scores(Q, D, inputs, normalize, precision)
+    scores, kept = _scores(Q, D, inputs, normalize, precision)
     if not normalize:
         look("distill_kl_div_loss", Q, q_mask)
     _check_teacher(teacher, scores, ("[B, K]",), [scores.shape])
@@ -113,10 +120,18 @@ def distill_kl_div_loss(
             raise ValueError(
                 "normalize_scores must be False with 2 documents of each query: their scores become 0 and 1"
             )
-        scores = min_max(scores)
-    target = log_softmax(teacher.detach().to(scores.dtype) / teacher_temperature, 1)
+        scores = min_max(scores, kept)
+    wanted = teacher.detach().to(scores.dtype)
+    if kept is not None:
+        scores, wanted = (x.masked_fill(~kept, float("-inf")) for x in (scores, wanted))
+    # Without a document to divide between there is nothing to learn.
+    none = (wanted == float("-inf")).all(1, keepdim=True)
+    scores, wanted = scores.masked_fill(none, 0.0), wanted.masked_fill(none, 0.0)
+    target = log_softmax(wanted / teacher_temperature, 1)
     student = log_softmax(scores / temperature, 1)
-    each = kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
+    # 0 times minus infinity is no NaN here: the teacher gives the document nothing.
+    terms = kl_div(student, target, reduction="none", log_target=True)
+    each = terms.masked_fill(target == float("-inf"), 0.0).sum(1) * temperature**2
     return _reduced(each, reduction)
 
 
@@ -127,6 +142,7 @@ def margin_mse_loss(
     *,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
+    candidate_mask: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_d: Tensor | None = None,
     normalize: bool = False,
@@ -141,15 +157,17 @@ def margin_mse_loss(
     (https://arxiv.org/abs/2010.02666).
 
     Args:
-        Q, D, q_mask, d_mask, cu_seqlens_q, cu_seqlens_d, normalize, precision: as in
-            :func:`distill_kl_div_loss`. The first of each query's ``K`` documents is the positive.
+        Q, D, q_mask, d_mask, candidate_mask, cu_seqlens_q, cu_seqlens_d, normalize, precision: as in
+            :func:`distill_kl_div_loss`. The first of each query's ``K`` documents is the positive: a query
+            whose positive is left out has no margins.
         teacher: floating point, on the device of ``Q``: scores of the documents, ``[B, K]``, or margins
             between the first and each other, ``[B, K - 1]`` (with ``K = 2``, also ``[B]``). They get no
             gradient.
-        reduction: ``"mean"`` over all margins of all queries, ``"sum"``, or ``"none"``: ``[B, K - 1]``.
+        reduction: ``"mean"`` over all margins of all queries, ``"sum"``, or ``"none"``: ``[B, K - 1]``, with
+            0 for those that are left out.
 
     Returns:
-        The loss, float32 (float64 for float64 inputs). An empty document scores 0.
+        The loss, float32 (float64 for float64 inputs); 0 without any margin.
 
     Raises:
         TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, by name.
@@ -168,9 +186,10 @@ def margin_mse_loss(
     """
     _check_reduction(reduction)
     inputs: KDInputs = {
-        "q_mask": q_mask, "d_mask": d_mask, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
+        "q_mask": q_mask, "d_mask": d_mask, "candidate_mask": candidate_mask,
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
     }  # fmt: skip
-    scores = _scores(Q, D, inputs, normalize, precision)
+    scores, kept = _scores(Q, D, inputs, normalize, precision)
     if not normalize:
         look("margin_mse_loss", Q, q_mask)
     if scores.shape[1] < 2:
@@ -186,7 +205,13 @@ def margin_mse_loss(
     if wanted.shape == scores.shape:
         wanted = wanted[:, :1] - wanted[:, 1:]
     margins = scores[:, :1] - scores[:, 1:]
-    return mse_loss(margins, wanted.view(margins.shape), reduction=reduction)
+    wanted = wanted.view(margins.shape)
+    if kept is None:
+        return mse_loss(margins, wanted, reduction=reduction)
+    counts = kept[:, :1] & kept[:, 1:]
+    margins, wanted = margins.masked_fill(~counts, 0.0), wanted.masked_fill(~counts, 0.0)
+    each = mse_loss(margins, wanted, reduction="none")
+    return each.sum() / counts.sum().clamp_min(1) if reduction == "mean" else _reduced(each, reduction)
 
 
 # ---- what both share ----
@@ -197,25 +222,47 @@ class KDInputs(TypedDict, total=False):
 
     q_mask: Tensor | None
     d_mask: Tensor | None
+    candidate_mask: Tensor | None
     cu_seqlens_q: Tensor | None
     cu_seqlens_d: Tensor | None
 
 
-def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None) -> Tensor:
-    """``[B, K]`` scores of each query with its own documents."""
+def _scores(
+    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None
+) -> tuple[Tensor, Tensor | None]:
+    """``[B, K]`` scores of each query with its own documents, and which of them are candidates; None: all.
+
+    Documents that are left out have no tokens in what is scored, and so no gradient.
+    """
     for name, x in (("Q", Q), ("D", D)):
         check_embeddings(name, x)
+    if inputs.get("cu_seqlens_q") is None and inputs.get("cu_seqlens_d") is None:
+        return _dense_scores(Q, D, inputs, normalize, precision)
+    return _packed_scores(Q, D, inputs, normalize, precision)
+
+
+def _dense_scores(
+    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None
+) -> tuple[Tensor, Tensor | None]:
+    if Q.dim() != 3 or D.dim() != 4:
+        raise ValueError(
+            "Q must be [B, Lq, d] and D [B, K, Ld, d] (or both packed, with cu_seqlens), got"
+            f" {list(Q.shape)} and {list(D.shape)}"
+        )
+    candidates = _checked_candidates(inputs, Q.shape[0], D.shape[1], Q.device)
+    d_mask = check_mask("d_mask", inputs.get("d_mask"), "D", D)
+    if candidates is not None:
+        of_tokens = candidates.unsqueeze(-1).expand(D.shape[:-1])
+        d_mask = of_tokens if d_mask is None else d_mask & of_tokens
+    options: dict[str, Any] = {"normalize": normalize, "precision": precision}
+    scores: Tensor = unwatched(maxsim, Q, D, inputs.get("q_mask"), d_mask, **options)
+    return scores, None if d_mask is None else d_mask.any(-1)
+
+
+def _packed_scores(
+    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None
+) -> tuple[Tensor, Tensor]:
     cu_q, cu_d = inputs.get("cu_seqlens_q"), inputs.get("cu_seqlens_d")
-    q_mask, d_mask = inputs.get("q_mask"), inputs.get("d_mask")
-    if cu_q is None and cu_d is None:
-        if Q.dim() != 3 or D.dim() != 4:
-            raise ValueError(
-                "Q must be [B, Lq, d] and D [B, K, Ld, d] (or both packed, with cu_seqlens), got"
-                f" {list(Q.shape)} and {list(D.shape)}"
-            )
-        options: dict[str, Any] = {"normalize": normalize, "precision": precision}
-        dense: Tensor = unwatched(maxsim, Q, D, q_mask, d_mask, **options)
-        return dense
     for name, offsets in (("cu_seqlens_q", cu_q), ("cu_seqlens_d", cu_d)):
         if not isinstance(offsets, Tensor):
             raise TypeError(
@@ -224,23 +271,51 @@ def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: 
         if offsets.dim() != 1 or not offsets.numel():
             raise ValueError(f"{name} must be [sequences + 1], got {list(offsets.shape)}")
     assert cu_q is not None and cu_d is not None
-    for name, mask in (("q_mask", q_mask), ("d_mask", d_mask)):
+    for name, mask in (("q_mask", inputs.get("q_mask")), ("d_mask", inputs.get("d_mask"))):
         if mask is not None:
             raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
     check_flag("normalize", normalize)
-    if normalize:
-        Q, D = unit_packed(Q, cu_q), unit_packed(D, cu_d)
-    queries, documents = cu_q.numel() - 1, cu_d.numel() - 1
+    queries, documents = max(cu_q.numel() - 1, 0), max(cu_d.numel() - 1, 0)
     each = documents // max(queries, 1)
     if documents != each * queries:
         raise ValueError(
             f"cu_seqlens_d must hold as many documents for each of the {queries} queries, got {documents}"
             " in all"
         )
-    pairs = torch.arange(max(documents, 0), dtype=torch.int32, device=Q.device)
+    candidates = _checked_candidates(inputs, queries, each, Q.device)
+    kept = (cu_d[1:] > cu_d[:-1]).view(queries, each)
+    pairs = torch.arange(documents, dtype=torch.int32, device=Q.device)
     rows = pairs.div(max(each, 1), rounding_mode="floor")
+    if candidates is not None:  # those that are left out become one more document, which is empty
+        kept = kept & candidates
+        pairs = pairs.masked_fill(~candidates.flatten(), documents)
+        if normalize:
+            owner = torch.bucketize(torch.arange(len(D), device=D.device), cu_d[1:], right=True)
+            D = D.masked_fill((pairs == documents)[owner.clamp_max(documents - 1), None], 0.0)
+    if normalize:
+        Q, D = unit_packed(Q, cu_q), unit_packed(D, cu_d)
+    if candidates is not None:
+        cu_d = torch.cat((cu_d, cu_d[-1:]))
     scores: Tensor = unwatched(score_pairs_packed, Q, D, cu_q, cu_d, rows, pairs, precision=precision)
-    return scores.view(max(queries, 0), each)
+    return scores.view(queries, each), kept
+
+
+def _checked_candidates(inputs: KDInputs, B: int, K: int, device: torch.device) -> Tensor | None:
+    mask = inputs.get("candidate_mask")
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise TypeError(
+            f"candidate_mask must be a torch.Tensor or None, got {no_tensor('candidate_mask', mask)}"
+        )
+    if mask.dtype not in MASK_DTYPES or mask.layout != torch.strided:
+        raise TypeError(
+            f"candidate_mask must be a dense bool (or integer) tensor, got {mask.dtype}, {mask.layout}"
+        )
+    check_device("candidate_mask", mask, "Q", device)
+    if mask.shape != (B, K):
+        raise ValueError(f"candidate_mask must be [B, K] = {[B, K]}, got {shape_of(mask)}")
+    return mask if mask.dtype == torch.bool else mask != 0
 
 
 def _check_reduction(reduction: Any) -> None:

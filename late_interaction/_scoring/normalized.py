@@ -20,10 +20,13 @@ def unit_packed(x: Tensor, offsets: Tensor) -> Tensor:
     return unit(x.masked_fill(((row < offsets[0]) | (row >= offsets[-1])).unsqueeze(1), 0.0))
 
 
-def min_max(scores: Tensor) -> Tensor:
-    """The scores of each row, mapped to [0, 1]: all to 0 where rounding alone tells them apart, since the
-    gradient would be multiplied by up to 1e8."""
-    least, greatest = scores.min(1, keepdim=True).values, scores.max(1, keepdim=True).values
+def min_max(scores: Tensor, kept: Tensor | None = None) -> Tensor:
+    """The scores of each row that are kept, mapped to [0, 1]: all to 0 where rounding alone tells them apart,
+    since the gradient would be multiplied by up to 1e8. The others are anything finite."""
+    low = high = scores
+    if kept is not None:
+        low, high = (scores.masked_fill(~kept, float(fill)) for fill in ("inf", "-inf"))
+    least, greatest = low.min(1, keepdim=True).values, high.max(1, keepdim=True).values
     spread = greatest - least
     rounding = 8 * torch.finfo(scores.dtype).eps * torch.maximum(greatest.abs(), least.abs())
     mapped: Tensor = (scores - least) / (spread + 1e-8)

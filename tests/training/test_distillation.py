@@ -37,6 +37,21 @@ def margins(S, teacher, reduction="mean"):
     return {"mean": each.mean(), "sum": each.sum(), "none": each}[reduction]
 
 
+def of_shorter_lists(kind, S, teacher, kept, reduction="mean", **options):
+    """Each query alone, with the documents that it has."""
+    each = []
+    for scores, wanted, mine in zip(S, teacher, kept, strict=True):
+        if kind == "kl":
+            shorter = scores[mine][None], wanted[mine][None]
+            each.append(kl(*shorter, **options) if mine.sum() > 1 else scores.sum() * 0)
+        else:
+            row = margins(scores[None], wanted[None], "none").squeeze(0)
+            each.append(torch.where(mine[:1] & mine[1:], row, 0.0))
+    each = torch.stack(each)
+    count = (kept[:, :1] & kept[:, 1:]).sum() if kind == "margins" else len(each)
+    return {"mean": each.sum() / count, "sum": each.sum(), "none": each}[reduction]
+
+
 LOSSES = {"kl": (li.distill_kl_div_loss, kl), "margins": (li.margin_mse_loss, margins)}
 every = pytest.mark.parametrize("kind", list(LOSSES))
 
@@ -45,13 +60,14 @@ every = pytest.mark.parametrize("kind", list(LOSSES))
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_equals_its_definition(kind, device, reduction, normalize):
-    ours, definition = LOSSES[kind]
+    ours = LOSSES[kind][0]
     Q, D, teacher = batch(device)
     q_mask, d_mask = torch.rand(B, 5, device=device) < 0.7, torch.rand(B, K, 7, device=device) < 0.6
+    d_mask[..., 0] = True
     d_mask[2, 1] = False
     loss = ours(Q, D, teacher, q_mask=q_mask, d_mask=d_mask, normalize=normalize, reduction=reduction)
     S = maxsim_reference(Q, D, q_mask, d_mask, normalize=normalize)
-    wanted = definition(S, teacher, reduction=reduction)
+    wanted = of_shorter_lists(kind, S, teacher, d_mask.any(-1), reduction)
     assert loss.shape == wanted.shape
     if loss.dim() == 2:
         loss, wanted = loss.flatten(), wanted.flatten()
@@ -127,6 +143,72 @@ def test_dtypes(kind, device, dtype):
     assert got[0].dtype is torch.float32 and got[1][0].dtype is dtype
     wanted = definition(maxsim_reference(Q.double(), D.double()), teacher.to(dtype).double())
     assert_close(got, gradients(wanted, (Q, D)), {torch.float32: 1e-5}.get(dtype, 2e-2))
+
+
+CANDIDATES = [[1, 1, 1, 1], [1, 0, 1, 0], [1, 1, 0, 1], [0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+@every
+@pytest.mark.parametrize("options", [{}, {"normalize": True}, {"reduction": "sum"}, {"reduction": "none"}])
+@pytest.mark.parametrize("form", ["dense", "masked", "packed"])
+def test_documents_that_are_left_out(kind, device, form, options):
+    """They hold what is not finite, and so do the teacher's scores of them."""
+    if kind == "kl" and "normalize" in options:
+        options = {**options, "temperature": 0.5, "teacher_temperature": 2.0}
+    Q, D, teacher = batch(device)
+    candidates = torch.tensor(CANDIDATES, device=device)
+    kept = candidates.bool()
+    with torch.no_grad():
+        D[~kept], teacher[~kept] = float("nan"), float("inf")
+    D0 = D.detach().nan_to_num(0.0).requires_grad_()
+    S = maxsim_reference(Q, D0, normalize=options.get("normalize", False))
+    of_list = {name: x for name, x in options.items() if name != "normalize"}
+    wanted = of_shorter_lists(kind, S, torch.where(kept, teacher, 0.0), kept, **of_list)
+    if form == "packed":
+        inputs = {
+            "cu_seqlens_q": torch.arange(B + 1, device=device) * 5,
+            "cu_seqlens_d": torch.arange(B * K + 1, device=device) * 7,
+        }
+        tokens = Q.flatten(0, 1), D.flatten(0, 2)
+    else:
+        inputs = {"d_mask": torch.ones(B, K, 7, dtype=torch.bool, device=device)} if form == "masked" else {}
+        tokens = Q, D
+    loss = LOSSES[kind][0](*tokens, teacher, candidate_mask=candidates, **inputs, **options)
+    assert loss.shape == wanted.shape
+    got = gradients(loss.flatten(), (Q, D))
+    assert_close(got, gradients(wanted.flatten(), (Q, D0)))
+    assert not got[1][1][~kept].any()
+
+
+def test_a_masked_document_takes_no_mass(device):
+    torch.manual_seed(0)
+    Q, D = F.normalize(torch.randn(1, 5, 16), dim=-1), F.normalize(torch.randn(1, 3, 6, 16), dim=-1)
+    Q, D, teacher = Q.to(device), D.to(device), torch.tensor([[1.0, 0.0, -1e9]], device=device)
+    d_mask = torch.ones(1, 3, 6, dtype=torch.bool, device=device)
+    d_mask[0, 2] = False
+    candidates = torch.tensor([[True, True, False]], device=device)
+    wanted = li.distill_kl_div_loss(Q, D[:, :2], teacher[:, :2])
+    assert float(wanted) == pytest.approx(0.14815, abs=1e-5)
+    for inputs in ({"d_mask": d_mask}, {"candidate_mask": candidates}):
+        torch.testing.assert_close(li.distill_kl_div_loss(Q, D, teacher, **inputs), wanted)
+
+
+def test_a_teacher_of_minus_infinity_gives_a_document_nothing(device):
+    Q, D, teacher = batch(device)
+    teacher[:, 1], teacher[3] = float("-inf"), float("-inf")
+    S = maxsim_reference(Q, D)
+    p, q = teacher.softmax(1).nan_to_num(0.0), S.log_softmax(1)
+    wanted = torch.where(p > 0, p * (p.clamp_min(1e-300).log() - q), 0.0).sum(1).mean()
+    assert_close(gradients(li.distill_kl_div_loss(Q, D, teacher), (Q, D)), gradients(wanted, (Q, D)))
+
+
+def test_min_max_of_the_documents_that_are_left(device):
+    Q, D, teacher = batch(device)
+    kept = torch.tensor(CANDIDATES, device=device).bool()
+    kept[1:3] = kept[0]
+    loss = li.distill_kl_div_loss(Q, D, teacher, candidate_mask=kept, normalize_scores=True)
+    wanted = of_shorter_lists("kl", maxsim_reference(Q, D), teacher, kept, normalize_scores=True)
+    assert_close(gradients(loss, (Q, D)), gradients(wanted, (Q, D)))
 
 
 @every
@@ -218,6 +300,12 @@ def refusals():
         yield kind, ValueError, "D must hold", (Q, D[:, :1], teacher[:, :1]), {}
         yield kind, ValueError, "reduction must be one of", (Q, D, teacher), {"reduction": "batchmean"}
         yield kind, TypeError, "normalize must be", (Q, D, teacher), {"normalize": 1}
+        for error, message, mask in (
+            (TypeError, "candidate_mask must be a torch.Tensor or None", [[True] * K] * B),
+            (TypeError, "candidate_mask must be a dense bool", torch.ones(B, K)),
+            (ValueError, r"candidate_mask must be \[B, K\] = \[6, 4\], got", torch.ones(B, K, 7).bool()),
+        ):
+            yield kind, error, message, (Q, D, teacher), {"candidate_mask": mask}
         yield kind, TypeError, "cu_seqlens_d must be", (P, R, teacher), {"cu_seqlens_q": cu_q}
         packed = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d}
         yield kind, ValueError, "as many documents", (P, R, teacher), {**packed, "cu_seqlens_d": cu_d[:-1]}
@@ -309,5 +397,6 @@ def test_no_packed_query_has_too_few_documents():
 def test_packed_scores_of_one_document_each():
     Q, D = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
     offsets = {"cu_seqlens_q": torch.tensor([0, 4, 8, 12]), "cu_seqlens_d": torch.tensor([0, 5, 10, 15])}
-    got = distillation._scores(Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
+    got, kept = distillation._scores(Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
+    assert kept is not None and kept.all()
     torch.testing.assert_close(got, li.maxsim_pairs(Q, D).unsqueeze(1))
