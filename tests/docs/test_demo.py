@@ -290,7 +290,7 @@ def test_fp8_and_int8_find_the_documents_that_bfloat16_finds(encoded):
         (queries, scale_Q), (documents, scale_D) = quantize(Q.embeddings), quantize(D.embeddings)
         scores = score(queries, documents, scale_Q=scale_Q, scale_D=scale_D, **masks)
         found = scores.topk(10).indices
-        assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99
+        assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.98
 
 
 def test_ctrl_c_in_a_step_is_one_line_and_status_130():

@@ -85,7 +85,9 @@ def test_every_call_is_explained_on_every_gpu(case):
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.int8}, "sm90_q, products in int8", "2 x 160"),
         ((1, 32, 128), (9, 300, 128), {"dtype": torch.float8_e4m3fn}, "sm90_d, products in e4m3", "32"),
         ((64, 32, 8), (9, 300, 8), {"dtype": torch.float8_e5m2}, "float32 copies", "e5m2 codes of this d"),
-        ((1, 32, 128), (9, 300, 128), {"dtype": torch.int8, "sm": 80}, "tf32: float32 copies", "device"),
+        ((1, 32, 128), (9, 300, 128), {"dtype": torch.int8, "sm": 80}, "sm80_d, products in int8", "narrow"),
+        ((1, 32, 272), (9, 300, 272), {"dtype": torch.int8, "sm": 80}, "tf32: float32 copies", "device"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32, "sm": 80}, "sm80_3xfp16", "256 of them"),
     ],
 )
 def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, why):
