@@ -140,7 +140,7 @@ std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits
 constexpr int kReserved = 1024;  // the system's own share of each block's shared memory
 
 // Products of 32 bytes that an embedding takes in sm80_q and sm80_d; 0: they do not take the call.
-int sm80_steps(const Sizes& s, const ForwardTraits& traits) {
+int sm80_steps(const Sizes& s, const ForwardTraits& traits, bool fp16x2 = false) {
   constexpr int64_t kLongestDocument = int64_t{1} << 27;  // they count half groups of 16 tokens in fp32
   const int64_t element = element_bytes(compute_for(traits.dtype, traits.precision));
   const bool listed = traits.packed && s.layout == Layout::per_query;
@@ -148,13 +148,14 @@ int sm80_steps(const Sizes& s, const ForwardTraits& traits) {
       (element == 1 && s.d > kMostCodes)) {
     return 0;
   }
+  if (fp16x2) return s.d <= kMostFp16x2Dims ? kFp16x2Steps : 0;
   return mma_steps(s.d * element);
 }
 
 // Whole tokens in a ring, for a block. fp16x2: for plan_3xfp16.
 std::optional<ForwardPlan> plan_sm80_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool many_rows, bool fp16x2) {
-  const int steps = !fp16x2 ? sm80_steps(s, traits) : s.d <= kMostFp16x2Dims ? kFp16x2Steps : 0;
+  const int steps = sm80_steps(s, traits, fp16x2);
   if (steps == 0) return std::nullopt;
   const bool fp8 = traits.dtype == Dtype::e4m3 || traits.dtype == Dtype::e5m2;
   const Sm80QShape shape = sm80_q_shape(many_rows, fp8 ? 2 * steps : steps);

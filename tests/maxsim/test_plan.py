@@ -88,6 +88,14 @@ def test_every_call_is_explained_on_every_gpu(case):
         ((1, 32, 128), (9, 300, 128), {"dtype": torch.int8, "sm": 80}, "sm80_d, products in int8", "narrow"),
         ((1, 32, 272), (9, 300, 272), {"dtype": torch.int8, "sm": 80}, "tf32: float32 copies", "device"),
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32, "sm": 80}, "sm80_3xfp16", "256 of them"),
+        # Longer documents than it can count the tokens of.
+        (
+            (300, 32, 4),
+            (1, 2**27 + 8, 4),
+            {"dtype": torch.float32, "sm": 80},
+            "sm80, products in 3xtf32",
+            "9600",
+        ),
     ],
 )
 def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, why):
