@@ -9,8 +9,8 @@ def cuda_capability(force: int | None = None) -> int:
     """Return the compute capability that calls on the current GPU are planned for, as 10 * major + minor.
 
     Args:
-        force: plan all calls of this process as for a GPU of this capability, with its kernels, shared memory
-            and rates; 0 plans for the GPU that is here again. None changes nothing.
+        force: plan all calls of this process as for a GPU of this capability, with its kernels and its shared
+            memory; 0 plans for the GPU that is here again. None changes nothing.
 
     Raises:
         ValueError: no GPU of that capability is known, or this one lacks its instructions.
