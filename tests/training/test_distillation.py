@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
-from late_interaction import distillation
-from late_interaction.distillation import KDInputs
+from late_interaction.distillation._own import KDInputs, own_scores
 from late_interaction.reference import maxsim_reference
 from tests.contrast import assert_close, gradients
 
@@ -397,6 +396,6 @@ def test_no_packed_query_has_too_few_documents():
 def test_packed_scores_of_one_document_each():
     Q, D = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
     offsets = {"cu_seqlens_q": torch.tensor([0, 4, 8, 12]), "cu_seqlens_d": torch.tensor([0, 5, 10, 15])}
-    got, kept = distillation._scores(Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
+    got, kept = own_scores(Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
     assert kept is not None and kept.all()
     torch.testing.assert_close(got, li.maxsim_pairs(Q, D).unsqueeze(1))

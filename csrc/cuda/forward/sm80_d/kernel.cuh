@@ -138,6 +138,16 @@ struct QueryColumns {
   }
 };
 
+// The scales of the lane's two tokens of 16, from token t on.
+__device__ __forceinline__ void load_scales(float (&scale)[2], const float* scales, int64_t stride, int32_t t,
+                                            int32_t length) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t at = t + 8 * half + static_cast<int32_t>(threadIdx.x % 32 / 4);
+    scale[half] = at < length ? scales[at * stride] : 0.0f;
+  }
+}
+
 template <class Tile, bool kWinners>
 struct Sm80DWarp {
   using Mma = typename Tile::Mma;
@@ -297,13 +307,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
         uint32_t kept = t + lane < length && lane < Tile::kTokens;
         if (mask != nullptr && kept) kept = mask[(t + lane) * p.d_mask.token_stride];
         float scale[2];
-        if (scales != nullptr) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int32_t at = t + 8 * half + lane / 4;
-            scale[half] = at < length ? scales[at * p.d_scales.token_stride] : 0.0f;
-          }
-        }
+        if (scales != nullptr) load_scales(scale, scales, p.d_scales.token_stride, t, length);
         ptx::cp_async_wait<Tile::kStages - 2>();
         __syncwarp();
         loader.copy_to(stage == 0 ? Tile::kStages - 1 : stage - 1, loaded);
@@ -316,11 +320,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
             state.multiply_rows(sums, scale);
           }
         }
-        if (scales != nullptr) {
-          scale[0] = usable_scale(scale[0]);
-          scale[1] = usable_scale(scale[1]);
-          state.multiply_rows(sums, scale);
-        }
+        if (scales != nullptr) state.multiply_rows(sums, {usable_scale(scale[0]), usable_scale(scale[1])});
         const uint32_t counted = __ballot_sync(kFullWarp, kept != 0);
         if (counted != 0xFFFF) state.mask(sums, counted);
         state.fold(sums, static_cast<float>(t / 16));
