@@ -127,12 +127,13 @@ def pending_loads(body: list[Instruction]) -> dict[int, set[int]]:
     return found
 
 
-def listing(path: Path, tools: Path | None) -> list[str]:
+def listing(path: Path, tools: Path | None, arch: str | None) -> list[str]:
     if path.suffix == ".sass":
         return path.read_text(errors="replace").splitlines()
     folder = f"{tools}{os.pathsep}" if tools else ""
     env = {**os.environ, "PATH": folder + os.environ["PATH"]}
-    run = subprocess.run(["cuobjdump", "-sass", str(path)], env=env, capture_output=True, text=True)
+    command = ["cuobjdump", "-sass", *(("-arch", arch) if arch else ()), str(path)]
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
     if run.returncode:
         sys.exit(f"pending_loads.py: cuobjdump -sass {path} failed: {run.stderr.strip()[-500:]}")
     return run.stdout.splitlines()
@@ -147,11 +148,12 @@ def main() -> int:
     parser.add_argument(
         "--ordinary", default=[], nargs="*", help="but those whose mangled name has this in it"
     )
+    parser.add_argument("--arch", help="the machine code of this architecture alone, sm_90a; default: all")
     parser.add_argument("--tools", type=Path, help="the folder of cuobjdump and nvdisasm")
     options = parser.parse_args()
     checked = lines = 0
     for path in options.files:
-        for name, body in kernels(listing(path, options.tools)):
+        for name, body in kernels(listing(path, options.tools, options.arch)):
             if options.kernel not in name or any(part in name for part in options.ordinary):
                 continue
             checked += 1
