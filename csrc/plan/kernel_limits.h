@@ -123,7 +123,7 @@ constexpr Sm80QShape sm80_q_shape(bool many_rows, int operand_steps) {
   return many_rows ? Sm80QShape{8, 4, 64, 1} : Sm80QShape{4, 2, 32, 3};
 }
 
-// Those of two fp16 numbers an element.
+// Products that an embedding of two fp16 numbers an element takes, and the dims that it has at most.
 inline constexpr int kFp16x2Steps = 16, kMostFp16x2Dims = 8 * kFp16x2Steps;
 
 // Codes of a byte that an embedding has at most: so many products of int8 have an exact sum in fp32.

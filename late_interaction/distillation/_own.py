@@ -15,7 +15,7 @@ from late_interaction.score_pairs import score_pairs_packed
 
 
 class KDInputs(TypedDict, total=False):
-    """What a batch has beside queries, documents and the teacher's scores, as the functions name it."""
+    """Name what a batch has beside queries, documents and the teacher's scores."""
 
     q_mask: Tensor | None
     d_mask: Tensor | None
