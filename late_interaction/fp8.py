@@ -170,8 +170,8 @@ def maxsim_inference_fp8(
     and at most 2048, if no more than 64 query tokens meet a document; of others at most 256). Other calls
     make float32 copies of at most 64 MiB at a time, and multiply in TF32. No gradients.
 
-    The tensor cores of compute capability 8.9, 9.0 and 12.0 keep fewer bits of a sum of fp8 products than
-    float32 has. (Of int8 products they keep all.) GPUs of 8.0 and 8.6 multiply fp8 as float16, exactly.
+    The tensor cores of compute capability 9.0 keep fewer bits of a sum of fp8 products than float32 has. (Of
+    int8 products they keep all.) Machine code for 8.0 multiplies fp8 as float16, exactly.
 
     Args:
         Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; float8_e4m3fn or float8_e5m2.

@@ -115,15 +115,20 @@ def check_same_dtype_and_d(Q: Tensor, D: Tensor, q_name: str = "Q", d_name: str 
         )
 
 
-def check_mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) -> Tensor | None:
-    """Returns a bool mask of the tokens' shape without d: integers count as bool, 1-D as a batch of one."""
-    if m is None:
-        return None
+def check_mask_kind(name: str, m: Any, of: str, device: torch.device) -> None:
+    """Require a dense bool or integer tensor on that device."""
     if not isinstance(m, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor or None, got {no_tensor(name, m)}")
     if m.dtype not in MASK_DTYPES or m.layout != torch.strided:
         raise TypeError(f"{name} must be a dense bool (or integer) tensor, got {m.dtype}, {m.layout}")
-    check_device(name, m, tokens_name, tokens.device)
+    check_device(name, m, of, device)
+
+
+def check_mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) -> Tensor | None:
+    """Returns a bool mask of the tokens' shape without d: integers count as bool, 1-D as a batch of one."""
+    if m is None:
+        return None
+    check_mask_kind(name, m, tokens_name, tokens.device)
     fitted = m.unsqueeze(0) if m.dim() == 1 else m
     if fitted.shape != tokens.shape[:-1]:
         raise ValueError(

@@ -5,9 +5,9 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import no_tensor, shape_of
+from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import check_flag
-from late_interaction._checks.tensors import MASK_DTYPES, check_device, check_embeddings, check_mask
+from late_interaction._checks.tensors import check_embeddings, check_mask, check_mask_kind
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.normalized import unit_packed
@@ -101,15 +101,7 @@ def _checked_candidates(inputs: KDInputs, B: int, K: int, device: torch.device) 
     mask = inputs.get("candidate_mask")
     if mask is None:
         return None
-    if not isinstance(mask, Tensor):
-        raise TypeError(
-            f"candidate_mask must be a torch.Tensor or None, got {no_tensor('candidate_mask', mask)}"
-        )
-    if mask.dtype not in MASK_DTYPES or mask.layout != torch.strided:
-        raise TypeError(
-            f"candidate_mask must be a dense bool (or integer) tensor, got {mask.dtype}, {mask.layout}"
-        )
-    check_device("candidate_mask", mask, "Q", device)
+    check_mask_kind("candidate_mask", mask, "Q", device)
     if mask.shape != (B, K):
         raise ValueError(f"candidate_mask must be [B, K] = {[B, K]}, got {shape_of(mask)}")
     return mask if mask.dtype == torch.bool else mask != 0

@@ -192,6 +192,17 @@ def test_a_masked_document_takes_no_mass(device):
         torch.testing.assert_close(li.distill_kl_div_loss(Q, D, teacher, **inputs), wanted)
 
 
+def test_sentence_transformers_gives_a_masked_document_no_mass_either():
+    scoring = pytest.importorskip("sentence_transformers.multi_vector_encoder.scoring")
+    Q, D, teacher = batch("cpu", torch.float32)
+    teacher = teacher.float()
+    d_mask = torch.ones(B, K, 7, dtype=torch.bool)
+    d_mask[:, 2], teacher[:, 2] = False, -1e9
+    S = scoring.colbert_kd_scores(Q, D, queries_mask=None, documents_mask=d_mask)
+    wanted = F.kl_div(S.log_softmax(1), teacher.log_softmax(1), reduction="batchmean", log_target=True)
+    torch.testing.assert_close(li.distill_kl_div_loss(Q, D, teacher, d_mask=d_mask), wanted)
+
+
 def test_a_teacher_of_minus_infinity_gives_a_document_nothing(device):
     Q, D, teacher = batch(device)
     teacher[:, 1], teacher[3] = float("-inf"), float("-inf")
