@@ -112,15 +112,26 @@ constexpr int mma_pitch(int steps) { return 32 * steps + 16; }
 
 struct Sm80QShape {
   int warps, row_blocks;  // row blocks of 16 rows, of a warp
-  int tokens;             // of a stage
   int blocks_per_sm;      // as registers allow
+  int ring_tokens;        // tokens that the ring holds
 };
 
 // Many rows share what is read of a document; few leave other multiprocessors work. Rows of more than 256
 // bytes as operands, which those of fp8 are twice as long as, take the registers of twice as many.
 constexpr Sm80QShape sm80_q_shape(bool many_rows, int operand_steps) {
-  if (operand_steps > 8) return {many_rows ? 8 : 4, 2, 32, many_rows ? 1 : 2};
-  return many_rows ? Sm80QShape{8, 4, 64, 1} : Sm80QShape{4, 2, 32, 3};
+  if (operand_steps > 8) return {many_rows ? 8 : 4, 2, many_rows ? 1 : 2, 128};
+  return many_rows ? Sm80QShape{8, 4, 1, 256} : Sm80QShape{4, 2, 3, 128};
+}
+
+// Whether warps take turns with the tensor cores (forward/sm80_q/kernel.cuh).
+constexpr bool sm80_q_takes_turns(bool many_rows, bool codes, bool two_terms, bool winners) {
+  return many_rows && !codes && !two_terms && !winners;
+}
+// Tokens of a stage. A turn is as long as all else that a warp does for a stage; without turns, longer stages
+// have fewer ends, but winners of short embeddings leave ptxas so many registers that it spills some.
+constexpr int sm80_q_tokens(bool many_rows, int operand_steps, bool turns, bool winners) {
+  const bool long_stages = turns || winners ? operand_steps == (turns ? 4 : 8) : operand_steps <= 8;
+  return many_rows && long_stages ? 64 : 32;
 }
 
 // Products that an embedding of two fp16 numbers an element takes, and the dims that it has at most.
@@ -129,11 +140,11 @@ inline constexpr int kFp16x2Steps = 16, kMostFp16x2Dims = 8 * kFp16x2Steps;
 // Codes of a byte that an embedding has at most: so many products of int8 have an exact sum in fp32.
 inline constexpr int64_t kMostCodes = 256;
 
-inline constexpr int kSm80QStages = 3;
 // Bytes of shared memory of a thread, beside the ring, and of a block.
-constexpr int sm80_q_kept_bytes(int row_blocks) { return row_blocks == 4 ? 112 : 96; }
+constexpr int sm80_q_kept_bytes(int row_blocks) { return row_blocks == 4 ? 112 : 104; }
 constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps) {
-  return kSm80QStages * (shape.tokens * mma_pitch(steps) + 16) +
+  constexpr int kMostStages = 8;
+  return shape.ring_tokens * mma_pitch(steps) + 8 * kMostStages +
          32 * shape.warps * sm80_q_kept_bytes(shape.row_blocks);
 }
 

@@ -4,48 +4,56 @@
 
 #include <cstdint>
 
-#include "../primitives/pipeline_state.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mbarrier.cuh"
 
 namespace late_interaction {
 
-// Every thread of the block copies its part of each stage, and every warp reads all stages.
+// Every thread copies its part of each stage, and every warp reads all stages. Stage n lies at place
+// n % kStages. A thread that has waited for stage n
+//   begins its copies of stage n + kAhead, in the place of stage n - kAhead, and commits them,
+//   arrives for stage n + kAhead - 1, once its copies of that have landed, and then reads stage n.
+// All threads have then read stage n - kAhead, since they have arrived for n. One barrier a stage does for
+// both, and a warp may be kAhead - 1 stages ahead of another.
 template <int kThreads, int kStages>
 struct CpAsyncRing {
-  struct Barriers {
-    uint64_t full[kStages], empty[kStages];
-  };
-  uint32_t barriers;  // address of Barriers in shared memory
+  static constexpr int kAhead = kStages / 2, kBarrierBytes = 8 * kStages;
+  static_assert(kAhead > 1 && (kStages & (kStages - 1)) == 0);  // the number of a stage may wrap
+  uint32_t barriers;                                            // their address in shared memory
 
-  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 8 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 8 * (kStages + stage); }
+  static __device__ __forceinline__ uint32_t place(uint32_t n) { return n % kStages; }
+  __device__ __forceinline__ uint32_t full(uint32_t n) const { return barriers + 8 * place(n); }
 
   // By all threads, before anything else.
   __device__ __forceinline__ void init() const {
-    if (threadIdx.x < kStages) {
-      ptx::mbarrier_init(full(threadIdx.x), kThreads);
-      ptx::mbarrier_init(empty(threadIdx.x), kThreads);
-    }
+    if (threadIdx.x < kStages) ptx::mbarrier_init(full(threadIdx.x), kThreads);
     __syncthreads();
   }
+  // copy(place): begins the thread's copies of the next stage.
+  template <class Copy>
+  __device__ __forceinline__ void fill(const Copy& copy) const {
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      copy(n);
+      ptx::cp_async_commit();
+      if (n > 0) arrive(n - 1, 0);
+    }
+  }
+  __device__ __forceinline__ void wait(uint32_t n) const {
+    ptx::mbarrier_wait_parity(full(n), n / kStages % 2);
+  }
+  // At stage n. loaded: a word of the thread's last load from the stage before.
+  template <class Copy>
+  __device__ __forceinline__ void refill(uint32_t n, uint32_t loaded, const Copy& copy) const {
+    copy(place(n + kAhead));
+    ptx::cp_async_commit();
+    arrive(n + kAhead - 1, loaded);
+  }
 
-  // Waits until all warps have read what the stage held before.
-  __device__ __forceinline__ void producer_acquire(const PipelineState& at) const {
-    ptx::mbarrier_wait_parity(empty(at.stage), at.parity ^ 1);
-  }
-  // The stage is full once the copies of all threads have landed. The instruction takes its address from a
-  // uniform register: the compiler must see that all lanes have the same, or it loops over their addresses.
-  __device__ __forceinline__ void producer_commit(const PipelineState& at) const {
-    ptx::cp_async_mbarrier_arrive_noinc(__shfl_sync(0xFFFFFFFF, full(at.stage), 0));
-  }
-  __device__ __forceinline__ void consumer_wait(const PipelineState& at) const {
-    ptx::mbarrier_wait_parity(full(at.stage), at.parity);
-  }
-  // By every thread: one for its warp is no faster, and racecheck knows of no order within a warp. loaded: a
-  // word of its last load from the stage.
-  __device__ __forceinline__ void consumer_release(const PipelineState& at, uint32_t loaded) const {
-    ptx::mbarrier_arrive_after(empty(at.stage), loaded);
+ private:
+  __device__ __forceinline__ void arrive(uint32_t n, uint32_t loaded) const {
+    ptx::cp_async_wait<1>();
+    ptx::mbarrier_arrive_after(full(n), loaded);
   }
 };
 

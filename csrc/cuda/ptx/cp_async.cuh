@@ -23,6 +23,17 @@ __device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, uint3
                : "memory");
 }
 
+// The same, where `copies` is true.
+__device__ __forceinline__ void cp_async_16_if(bool copies, uint32_t dst, const void* src,
+                                               uint32_t valid_bytes) {
+  asm volatile(
+      "{\n.reg .pred copies;\n"
+      "setp.ne.u32 copies, %3, 0;\n"
+      "@copies cp.async.cg.shared.global [%0], [%1], 16, %2;\n}\n" ::"r"(dst),
+      "l"(src), "r"(valid_bytes), "r"(static_cast<uint32_t>(copies))
+      : "memory");
+}
+
 // As cp_async_16, with an L2 policy, and with a prefetch of the 256 bytes around `src` into L2: the thread
 // copies the rest of them next.
 __device__ __forceinline__ void cp_async_16_prefetch_256(uint32_t dst, const void* src, uint32_t valid_bytes,

@@ -27,6 +27,7 @@
 #include <type_traits>
 
 #include "../../pipeline/cp_async_ring.cuh"
+#include "../../pipeline/warp_turns.cuh"
 #include "../../primitives/fold.cuh"
 #include "../../primitives/quad_transpose.cuh"
 #include "../../ptx/ld_st.cuh"
@@ -36,8 +37,9 @@
 
 namespace late_interaction {
 
-// kSteps: products of 32 bytes of an embedding. The rest is a shape of plan/kernel_limits.h.
-template <class Mma_, int kSteps_, int kRowBlocks_, int kWarps_, int kTokens_, int kBlocksPerSm_>
+// kSteps: products of 32 bytes of an embedding. kTokens: of a stage. The rest is a shape of
+// plan/kernel_limits.h.
+template <class Mma_, int kSteps_, Sm80QShape kShape, int kTokens_, bool kTurns_>
 struct Sm80QTile {
   using Args = ForwardArgs;
   using Mma = Mma_;
@@ -45,8 +47,10 @@ struct Sm80QTile {
   static constexpr bool kTwoTerms = Mma::kTerms == 2;
   using Source = std::conditional_t<kTwoTerms, float, Element>;  // of the call's embeddings
   static constexpr bool kPacked = !kTwoTerms;
-  static constexpr int kSteps = kSteps_, kRowBlocks = kRowBlocks_, kWarps = kWarps_, kTokens = kTokens_;
-  static constexpr int kBlocksPerSm = kBlocksPerSm_, kStages = kSm80QStages;
+  static constexpr bool kTurns = kTurns_;
+  static constexpr int kSteps = kSteps_, kTokens = kTokens_, kStages = kShape.ring_tokens / kTokens;
+  static constexpr int kRowBlocks = kShape.row_blocks, kWarps = kShape.warps;
+  static constexpr int kBlocksPerSm = kShape.blocks_per_sm;
   static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kRowBlocks, kRows = kWarps * kWarpRows;
   static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = kHeld / 4;
   // Codes have scales, and two terms no registers for more than a group of tokens at once.
@@ -71,10 +75,11 @@ struct Sm80QTile {
         end_j;  // the document that is scored, and the end of those that the row tile is scored against
     RowTile tile;
     LaneRows<Sm80QTile> rows;
+    int32_t length;  // of the document that is scored
+    WarpTurns::Barriers turns;
   };
   static constexpr int kKeptBytes = sm80_q_kept_bytes(kRowBlocks);
-  static constexpr int kSmemBytes =
-      kStages * kStageBytes + static_cast<int>(sizeof(typename Ring::Barriers)) + kThreads * kKeptBytes;
+  static constexpr int kSmemBytes = kStages * kStageBytes + Ring::kBarrierBytes + kThreads * kKeptBytes;
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return slot_after_quad<kWarpRows, kLaneRows>(warp, lane, o);
@@ -111,20 +116,19 @@ template <class Tile>
 struct DocumentLoader {
   using E = typename Tile::Element;
   static constexpr int kRowsAtOnce = 32 / Tile::kVecs, kRowStep = Tile::kWarps * kRowsAtOnce;
-  static_assert(kRowsAtOnce >= 1 && Tile::kTokens % kRowStep == 0);
+  static_assert(kRowsAtOnce * Tile::kVecs == 32 && Tile::kTokens % kRowStep == 0);
   const ForwardArgs& p;
   typename Tile::Kept& at;
   uint32_t to;     // where the thread's first vector goes, in the first stage
-  int row;         // the first token of a stage that the thread copies; kTokens: it copies none
+  int row;         // the first token of a stage that the thread copies
   uint32_t bytes;  // 16, or 0 behind the last dim
   int32_t rest;    // tokens that are not copied yet, of the document that is being copied
   const E* from;   // the thread's vector of the first of them that it copies
 
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
       : p(p), at(kept) {
-    const int lane = threadIdx.x % 32, vec = lane % Tile::kVecs, row_of_warp = lane / Tile::kVecs;
-    row = row_of_warp < kRowsAtOnce ? threadIdx.x / 32 * kRowsAtOnce + row_of_warp : Tile::kTokens;
-    to = ring + row * Tile::kPitch + vec * 16;
+    row = threadIdx.x / Tile::kVecs;
+    to = ring + row * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
     bytes = column() < Tile::width(p) ? 16 : 0;
     const int64_t tile_index = at.work_tile / p.N;
     at.left = at.end - at.work_tile;
@@ -168,17 +172,14 @@ struct DocumentLoader {
     }
   }
 
-  // Copies the next stage, if there is one.
-  __device__ __forceinline__ void copy_to(int stage) {
+  // Copies the next stage, if there is one, to a place of the ring.
+  __device__ __forceinline__ void copy_to(int place) {
     if (rest <= 0) return;
-    const uint32_t first = to + stage * Tile::kStageBytes;
-    if (row < Tile::kTokens) {
+    const uint32_t first = to + place * Tile::kStageBytes;
 #pragma unroll
-      for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
-        const bool exists = row + i * kRowStep < rest;
-        ptx::cp_async_16(first + i * kRowStep * Tile::kPitch,
-                         from + (exists ? i * kRowStep * Tile::token_stride(p) : 0), exists ? bytes : 0);
-      }
+    for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
+      ptx::cp_async_16_if(row + i * kRowStep < rest, first + i * kRowStep * Tile::kPitch,
+                          from + i * kRowStep * Tile::token_stride(p), bytes);
     }
     from += Tile::kTokens * Tile::token_stride(p);
     if ((rest -= Tile::kTokens) > 0) return;
@@ -227,24 +228,29 @@ struct CountedTokens {
 
   // Loads the bytes of a stage ahead of its use: nothing may depend on them before bits().
   __device__ __forceinline__ void load(const ForwardArgs& p, const uint8_t* mask, int32_t t, int32_t length) {
-    if (mask == nullptr) return;
 #pragma unroll
     for (int w = 0; w < Tile::kMaskWords; ++w) {
       const int32_t at = t + 32 * w + threadIdx.x % 32;
       kept[w] = at < length ? mask[at * p.d_mask.token_stride] : 0;
     }
   }
-  // left: tokens of the document from the stage's first one on. Returns whether all count.
-  __device__ __forceinline__ bool bits(uint32_t (&words)[Tile::kMaskWords], int32_t left, bool masked) const {
+  // Returns whether all tokens of the stage count.
+  __device__ __forceinline__ bool bits(uint32_t (&words)[Tile::kMaskWords]) const {
     bool all = true;
 #pragma unroll
     for (int w = 0; w < Tile::kMaskWords; ++w) {
-      const int32_t exist = left - 32 * w;
-      words[w] = exist >= 32 ? ~0u : exist <= 0 ? 0u : (1u << exist) - 1;
-      if (masked) words[w] &= __ballot_sync(kFullWarp, kept[w] != 0);
+      words[w] = __ballot_sync(kFullWarp, kept[w] != 0);
       all = all && words[w] == ~0u;
     }
     return all;
+  }
+  // Without a mask, the first `count` tokens do.
+  static __device__ __forceinline__ void first_bits(uint32_t (&words)[Tile::kMaskWords], int32_t count) {
+#pragma unroll
+    for (int w = 0; w < Tile::kMaskWords; ++w) {
+      const int32_t exist = count - 32 * w;
+      words[w] = exist >= 32 ? ~0u : exist <= 0 ? 0u : (1u << exist) - 1;
+    }
   }
 };
 
@@ -274,10 +280,12 @@ struct Sm80QWarp {
   using Similarities = ptx::Accumulator[Tile::kRowBlocks][2];  // with 16 tokens
   QueryOperands<Tile> q;
   MaximumFold<kWinners> best[Tile::kHeld];
+  WarpTurns turns;
   float zero;
 
   // tokens: where the lane's row of 16 tokens begins. Returns a word that was loaded last.
-  __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
+  __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens,
+                                               bool awaits_turn = false) const {
     constexpr int kTogether = Mma::kPromotedSteps == 0 ? Tile::kSteps : Mma::kPromotedSteps;
     typename Mma::Sum part[Tile::kRowBlocks][2][4];
     uint32_t d[4];
@@ -285,6 +293,7 @@ struct Sm80QWarp {
 #pragma unroll
     for (int s = 0; s < Tile::kTermSteps; ++s) {
       ptx::ldmatrix_x4(d, tokens + 32 * s);
+      if (s == 0 && awaits_turn) turns.await();
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const auto b = Mma::operand_b(d[2 * n], d[2 * n + 1]);
@@ -376,23 +385,28 @@ struct Sm80QWarp {
     }
   }
 
-  // All tokens of a stage, without scales. Short embeddings leave ptxas so many registers that it spills
-  // some, if it sees more than two groups at once.
-  __device__ __forceinline__ uint32_t take_whole_stage(uint32_t tokens, float group) {
-    constexpr int kAtOnce = Tile::kSteps < 8 ? 2 : Tile::kGroups;
-    uint32_t last = 0;
-#pragma unroll 1
-    for (int first = 0; first < Tile::kGroups; first += kAtOnce) {
-      Similarities sums[2];
+  // All tokens of a stage, without scales, in a turn; the caller folds them after it.
+  __device__ __forceinline__ uint32_t multiply_in_turn(Similarities (&sums)[Tile::kGroups],
+                                                       uint32_t tokens) const {
+    uint32_t loaded = 0;
 #pragma unroll
-      for (int g = 0; g < kAtOnce; ++g) {
-        last = multiply(sums[g % 2], tokens + g * 16 * Tile::kPitch);
-        fold(sums[g % 2], group + static_cast<float>(g));
-      }
-      tokens += kAtOnce * 16 * Tile::kPitch;
-      group += static_cast<float>(kAtOnce);
+    for (int g = 0; g < Tile::kGroups; ++g) {
+      loaded = multiply(sums[g], tokens + g * 16 * Tile::kPitch, g == 0);
     }
-    return last;
+    turns.give();
+    return loaded;
+  }
+
+  // All tokens of a stage, without scales, each group folded beside the products of the next.
+  __device__ __forceinline__ uint32_t take_whole_stage(uint32_t tokens, float group) {
+    uint32_t loaded = 0;
+    Similarities sums[2];
+#pragma unroll
+    for (int g = 0; g < Tile::kGroups; ++g) {
+      loaded = multiply(sums[g % 2], tokens + g * 16 * Tile::kPitch);
+      fold(sums[g % 2], group + static_cast<float>(g));
+    }
+    return loaded;
   }
 
   // The `left` tokens that a stage has, of which those count whose bits are set.
@@ -456,18 +470,18 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     kept.end = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
   }
   DocumentLoader<Tile> loader(p, kept, stages);
-  const auto produce = [&](const PipelineState& at) {
-    ring.producer_acquire(at);
-    loader.copy_to(at.stage);
-    ring.producer_commit(at);
-  };
-  PipelineState consumed;
-  produce(consumed);
+  const auto copy = [&](int place) { loader.copy_to(place); };
+  ring.fill(copy);
+  uint32_t n = 0;       // stages so far
+  uint32_t loaded = 0;  // a word that was loaded last
   // Lanes 0 to 7 and 16 to 23 give ldmatrix the first 16 bytes of tokens, the others the next 16.
   const uint32_t lane_tokens = stages + (lane % 8 + lane / 16 * 8) * Tile::kPitch + lane / 8 % 2 * 16;
 
   Sm80QWarp<Tile, kWinners> state;
   state.zero = p.zeros[0];
+  if constexpr (Tile::kTurns) state.turns.init(kept.turns);
+  const bool masked = p.d_mask.data != nullptr, scaled = p.d_scales.data != nullptr;
+  ring.wait(0);
   while (kept.work_tile < kept.end) {
     const int64_t tile_index = kept.work_tile / p.N;
     kept.j = static_cast<int32_t>(kept.work_tile - tile_index * p.N);
@@ -477,32 +491,40 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     kept.rows.take(p, kept.tile, warp);
     state.q.load(p, kept.tile, warp);
     for (; kept.j < kept.end_j; ++kept.j) {
-      const int32_t length = document_length(p, kept.tile.query, kept.j);
+      kept.length = document_length(p, kept.tile.query, kept.j);
       kept.mask = document_mask(p, kept.tile.query, kept.j);
       CountedTokens<Tile> counts;
-      counts.load(p, kept.mask, 0, length);
+      if (masked) counts.load(p, kept.mask, 0, kept.length);
 #pragma unroll
       for (auto& best : state.best) best.clear();
-      for (int32_t t = 0; t < length; t += Tile::kTokens) {
-        PipelineState next = consumed;  // one stage ahead; the third is for warps that are behind
-        next.advance(Tile::kStages);
-        produce(next);
+      for (int32_t left = kept.length; left > 0; left -= Tile::kTokens) {  // tokens
+        ring.refill(n, loaded, copy);
         uint32_t counted[Tile::kMaskWords];
-        const bool whole = counts.bits(counted, length - t, kept.mask != nullptr);
-        counts.load(p, kept.mask, t + Tile::kTokens, length);
-        ring.consumer_wait(consumed);
-        const uint32_t tokens = lane_tokens + consumed.stage * Tile::kStageBytes;
-        uint32_t loaded;
-        if (Tile::kWholeStages && whole && p.d_scales.data == nullptr) {
-          loaded = state.take_whole_stage(tokens, static_cast<float>(t / 16));
-        } else {
-          TokenScales scales{document_scales(p.d_scales, kept.tile.query, kept.j), p.d_scales.token_stride};
-          if (scales.data != nullptr) scales.data += t * scales.stride;
-          loaded = state.take_stage(tokens, static_cast<float>(t / 16), min(length - t, Tile::kTokens),
-                                    counted, scales);
+        bool whole = left >= Tile::kTokens;
+        if (masked) {
+          whole = counts.bits(counted);
+          counts.load(p, kept.mask, kept.length - left + Tile::kTokens, kept.length);
         }
-        ring.consumer_release(consumed, loaded);
-        consumed.advance(Tile::kStages);
+        const uint32_t tokens = lane_tokens + Tile::Ring::place(n) * Tile::kStageBytes;
+        const float group = static_cast<float>((kept.length - left) / 16);
+        ++n;
+        if (Tile::kTurns && whole && !scaled) {
+          typename Sm80QWarp<Tile, kWinners>::Similarities sums[Tile::kGroups];
+          loaded = state.multiply_in_turn(sums, tokens);
+          ring.wait(n);  // ptxas folds nothing before a wait that follows
+#pragma unroll
+          for (int g = 0; g < Tile::kGroups; ++g) state.fold(sums[g], group + static_cast<float>(g));
+          continue;
+        }
+        if (Tile::kWholeStages && whole && !scaled) {
+          loaded = state.take_whole_stage(tokens, group);
+        } else {
+          if (!masked) counts.first_bits(counted, left);
+          TokenScales scales{document_scales(p.d_scales, kept.tile.query, kept.j), p.d_scales.token_stride};
+          if (scaled) scales.data += (kept.length - left) * scales.stride;
+          loaded = state.take_stage(tokens, group, min(left, Tile::kTokens), counted, scales);
+        }
+        ring.wait(n);
       }
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
@@ -512,6 +534,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     }
   }
   ptx::cp_async_wait_all();
+  if constexpr (Tile::kTurns) state.turns.end();
 }
 
 }  // namespace late_interaction

@@ -8,22 +8,31 @@
 
 namespace late_interaction {
 
-template <class Mma, int kSteps, bool kManyRows>
+template <class Mma, int kSteps, bool kManyRows, bool kWinners>
 cudaError_t launch_sm80_q_shape(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  constexpr Sm80QShape kShape = sm80_q_shape(kManyRows, kSteps * operand_bytes<Mma>() / 32);
-  using Tile = Sm80QTile<Mma, kSteps, kShape.row_blocks, kShape.warps, kShape.tokens, kShape.blocks_per_sm>;
-  static_assert(Tile::kSmemBytes == sm80_q_smem_bytes(kShape, kSteps));
-  auto kernel = maxsim_forward_sm80_q<Tile, false>;
+  constexpr int kOperandSteps = kSteps * operand_bytes<Mma>() / 32;
+  constexpr Sm80QShape kShape = sm80_q_shape(kManyRows, kOperandSteps);
+  constexpr bool kTurns =
+      sm80_q_takes_turns(kManyRows, sizeof(typename Mma::Element) == 1, Mma::kTerms > 1, kWinners);
+  constexpr int kTokens = sm80_q_tokens(kManyRows, kOperandSteps, kTurns, kWinners);
+  using Tile = Sm80QTile<Mma, kSteps, kShape, kTokens, kTurns>;
+  static_assert(Tile::kSmemBytes <= sm80_q_smem_bytes(kShape, kSteps));
+  return launch(maxsim_forward_sm80_q<Tile, kWinners>, {plan.grid, Tile::kThreads, plan.smem_bytes, false},
+                stream, args);
+}
+
+template <class Mma, int kSteps, bool kManyRows>
+cudaError_t launch_sm80_q_rows(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   if constexpr (sizeof(typename Mma::Element) > 1) {  // nobody asks for the winners of codes
-    if (args.winners != nullptr) kernel = maxsim_forward_sm80_q<Tile, true>;
+    if (args.winners != nullptr) return launch_sm80_q_shape<Mma, kSteps, kManyRows, true>(args, plan, stream);
   }
-  return launch(kernel, {plan.grid, Tile::kThreads, plan.smem_bytes, false}, stream, args);
+  return launch_sm80_q_shape<Mma, kSteps, kManyRows, false>(args, plan, stream);
 }
 
 template <class Mma, int kSteps>
 cudaError_t launch_sm80_q_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return plan.as<Sm80QConfig>().many_rows ? launch_sm80_q_shape<Mma, kSteps, true>(args, plan, stream)
-                                          : launch_sm80_q_shape<Mma, kSteps, false>(args, plan, stream);
+  return plan.as<Sm80QConfig>().many_rows ? launch_sm80_q_rows<Mma, kSteps, true>(args, plan, stream)
+                                          : launch_sm80_q_rows<Mma, kSteps, false>(args, plan, stream);
 }
 
 template <Compute kCompute, int kSteps>
