@@ -373,6 +373,12 @@ struct Sm80QWarp {
     }
   }
 
+  static __device__ __forceinline__ void mask_stage(Similarities (&sums)[Tile::kGroups],
+                                                    const uint32_t (&counted)[Tile::kMaskWords]) {
+#pragma unroll
+    for (int g = 0; g < Tile::kGroups; ++g) mask(sums[g], counted[g / 2] >> (g % 2 * 16));
+  }
+
   static __device__ __forceinline__ void multiply_columns(Similarities& sums, const float (&scale)[2][2]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -508,10 +514,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         const uint32_t tokens = lane_tokens + Tile::Ring::place(n) * Tile::kStageBytes;
         const float group = static_cast<float>((kept.length - left) / 16);
         ++n;
-        if (Tile::kTurns && whole && !scaled) {
+        if (!masked) counts.first_bits(counted, left);
+        if (Tile::kTurns && !scaled && left > Tile::kTokens / 2) {
           typename Sm80QWarp<Tile, kWinners>::Similarities sums[Tile::kGroups];
           loaded = state.multiply_in_turn(sums, tokens);
           ring.wait(n);  // ptxas folds nothing before a wait that follows
+          if (!whole) state.mask_stage(sums, counted);
 #pragma unroll
           for (int g = 0; g < Tile::kGroups; ++g) state.fold(sums[g], group + static_cast<float>(g));
           continue;
@@ -519,7 +527,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         if (Tile::kWholeStages && whole && !scaled) {
           loaded = state.take_whole_stage(tokens, group);
         } else {
-          if (!masked) counts.first_bits(counted, left);
           TokenScales scales{document_scales(p.d_scales, kept.tile.query, kept.j), p.d_scales.token_stride};
           if (scaled) scales.data += (kept.length - left) * scales.stride;
           loaded = state.take_stage(tokens, group, min(left, Tile::kTokens), counted, scales);
