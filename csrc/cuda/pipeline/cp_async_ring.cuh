@@ -18,8 +18,9 @@ namespace late_interaction {
 template <int kThreads, int kStages>
 struct CpAsyncRing {
   static constexpr int kAhead = kStages / 2, kBarrierBytes = 8 * kStages;
-  static_assert(kAhead > 1 && (kStages & (kStages - 1)) == 0);  // the number of a stage may wrap
-  uint32_t barriers;                                            // their address in shared memory
+  static_assert(kAhead > 1 && (kStages & (kStages - 1)) == 0);  // a power of two: n may wrap
+
+  uint32_t barriers;  // their address in shared memory
 
   static __device__ __forceinline__ uint32_t place(uint32_t n) { return n % kStages; }
   __device__ __forceinline__ uint32_t full(uint32_t n) const { return barriers + 8 * place(n); }
@@ -31,7 +32,7 @@ struct CpAsyncRing {
   }
   // copy(place): begins the thread's copies of the next stage.
   template <class Copy>
-  __device__ __forceinline__ void fill(const Copy& copy) const {
+  __device__ __forceinline__ void fill(Copy& copy) const {
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       copy(n);
@@ -44,7 +45,7 @@ struct CpAsyncRing {
   }
   // At stage n. loaded: a word of the thread's last load from the stage before.
   template <class Copy>
-  __device__ __forceinline__ void refill(uint32_t n, uint32_t loaded, const Copy& copy) const {
+  __device__ __forceinline__ void refill(uint32_t n, uint32_t loaded, Copy& copy) const {
     copy(place(n + kAhead));
     ptx::cp_async_commit();
     arrive(n + kAhead - 1, loaded);

@@ -8,8 +8,10 @@
 //
 // Query rows are operands in registers for as long as the block stays on a row tile. Documents pass through a
 // ring in shared memory, kTokens whole tokens a stage, which all warps read: one ldmatrix of 16 tokens by 16
-// dims serves 2 * kRowBlocks products. A stage whose tokens all count has no branch, so that the maxima of 16
-// tokens are folded beside the products of the next 16.
+// dims serves 2 * kRowBlocks products. With kTurns two warps take turns with their tensor core
+// (pipeline/warp_turns.cuh), and a warp folds a stage's maxima after its turn. Folds of winners take longer
+// than a turn. They have none: the maxima of 16 tokens are folded beside the products of the next 16, as a
+// stage whose tokens all count has no branch.
 //
 // fp32 comes as two fp16 numbers an element, high and low (operands/fp16_scaled.cu): high . high is summed in
 // parts that fp32 additions promote, beside high . low and low . high; low . low is left out.
@@ -80,6 +82,12 @@ struct Sm80QTile {
   };
   static constexpr int kKeptBytes = sm80_q_kept_bytes(kRowBlocks);
   static constexpr int kSmemBytes = kStages * kStageBytes + Ring::kBarrierBytes + kThreads * kKeptBytes;
+
+  // From 16 tokens to what the lane gives ldmatrix: lanes 0 to 7 and 16 to 23 the first 16 bytes of a token,
+  // the others the next.
+  static __device__ __forceinline__ uint32_t lane_offset(int lane) {
+    return (lane % 8 + lane / 16 * 8) * kPitch + lane / 8 % 2 * 16;
+  }
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return slot_after_quad<kWarpRows, kLaneRows>(warp, lane, o);
@@ -173,7 +181,7 @@ struct DocumentLoader {
   }
 
   // Copies the next stage, if there is one, to a place of the ring.
-  __device__ __forceinline__ void copy_to(int place) {
+  __device__ __forceinline__ void operator()(int place) {
     if (rest <= 0) return;
     const uint32_t first = to + place * Tile::kStageBytes;
 #pragma unroll
@@ -347,6 +355,11 @@ struct Sm80QWarp {
     }
   }
 
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (auto& row : best) row.clear();
+  }
+
   // group: number of the 16 tokens within their document.
   __device__ __forceinline__ void fold(const Similarities& sums, float group) {
 #pragma unroll
@@ -460,7 +473,6 @@ struct Sm80QWarp {
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_sm80_q(const __grid_constant__ ForwardArgs p) {
-  static_assert(sizeof(typename Tile::Kept) <= Tile::kKeptBytes);
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t stages = ptx::smem_address(shared);
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};
@@ -476,13 +488,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     kept.end = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
   }
   DocumentLoader<Tile> loader(p, kept, stages);
-  const auto copy = [&](int place) { loader.copy_to(place); };
-  ring.fill(copy);
-  uint32_t n = 0;       // stages so far
-  uint32_t loaded = 0;  // a word that was loaded last
-  // Lanes 0 to 7 and 16 to 23 give ldmatrix the first 16 bytes of tokens, the others the next 16.
-  const uint32_t lane_tokens = stages + (lane % 8 + lane / 16 * 8) * Tile::kPitch + lane / 8 % 2 * 16;
-
+  ring.fill(loader);
+  uint32_t n = 0, loaded = 0;  // stages so far; a word that was loaded last
+  const uint32_t lane_tokens = stages + Tile::lane_offset(lane);
   Sm80QWarp<Tile, kWinners> state;
   state.zero = p.zeros[0];
   if constexpr (Tile::kTurns) state.turns.init(kept.turns);
@@ -501,10 +509,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       kept.mask = document_mask(p, kept.tile.query, kept.j);
       CountedTokens<Tile> counts;
       if (masked) counts.load(p, kept.mask, 0, kept.length);
-#pragma unroll
-      for (auto& best : state.best) best.clear();
+      state.clear();
       for (int32_t left = kept.length; left > 0; left -= Tile::kTokens) {  // tokens
-        ring.refill(n, loaded, copy);
+        ring.refill(n, loaded, loader);
         uint32_t counted[Tile::kMaskWords];
         bool whole = left >= Tile::kTokens;
         if (masked) {

@@ -17,6 +17,7 @@ cudaError_t launch_sm80_q_shape(const ForwardArgs& args, const ForwardPlan& plan
   constexpr int kTokens = sm80_q_tokens(kManyRows, kOperandSteps, kTurns, kWinners);
   using Tile = Sm80QTile<Mma, kSteps, kShape, kTokens, kTurns>;
   static_assert(Tile::kSmemBytes <= sm80_q_smem_bytes(kShape, kSteps));
+  static_assert(sizeof(typename Tile::Kept) <= Tile::kKeptBytes);
   return launch(maxsim_forward_sm80_q<Tile, kWinners>, {plan.grid, Tile::kThreads, plan.smem_bytes, false},
                 stream, args);
 }
