@@ -123,7 +123,7 @@ constexpr Sm80QShape sm80_q_shape(bool many_rows, int operand_steps) {
   return many_rows ? Sm80QShape{8, 4, 1, 256} : Sm80QShape{4, 2, 3, 128};
 }
 
-// Whether warps take turns with the tensor cores (forward/sm80_q/kernel.cuh).
+// Warps take turns with the tensor cores where this is true (pipeline/warp_turns.cuh).
 constexpr bool sm80_q_takes_turns(bool many_rows, bool codes, bool two_terms, bool winners) {
   return many_rows && !codes && !two_terms && !winners;
 }

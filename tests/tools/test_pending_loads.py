@@ -132,8 +132,8 @@ def run_tool(*words):
 def test_no_kernel_gives_tma_a_stage_that_it_still_loads_from():
     """Else a few of 2,300 documents of int8 or fp8 tokens had scores that were some percent off.
 
-    wgmma alone reads the stages of sm90_q. Ordinary stores wrote what its warps load: masks, scales, maxima. The
-    threads of sm80_q of two terms load what they keep of documents while they fill the ring for the first time.
+    wgmma alone reads the stages of sm90_q. Ordinary stores wrote what its warps load: masks, scales, maxima.
+    Threads of sm80_q of two terms load what they keep for themselves while they first fill the ring.
     """
     objects = [path for path in OBJECTS.rglob("*.o") if has_kernels(path)]
     if not objects:
