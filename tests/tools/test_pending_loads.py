@@ -133,15 +133,19 @@ def test_no_kernel_gives_tma_a_stage_that_it_still_loads_from():
     """Else a few of 2,300 documents of int8 or fp8 tokens had scores that were some percent off.
 
     wgmma alone reads the stages of sm90_q. Ordinary stores wrote what its warps load: masks, scales, maxima.
-    Threads of sm80_q of two terms load what they keep for themselves while they first fill the ring.
+    ldmatrix alone reads those of sm80_q: its threads load by LDS what each of them keeps for itself.
     """
     objects = [path for path in OBJECTS.rglob("*.o") if has_kernels(path)]
     if not objects:
         pytest.skip("no CUDA library was built here (no nvcc)")
     # No older machine code has TMA, or these arrivals.
-    ordinary = ["maxsim_forward_sm90_qI", "maxsim_forward_sm80_qINS_9Sm80QTileINS_3ptx9Mma3xFp16"]
+    two_terms = "maxsim_forward_sm80_qINS_9Sm80QTileINS_3ptx9Mma3xFp16"
+    ordinary = ["maxsim_forward_sm90_qI", two_terms]
     run = run_tool(*map(str, objects), "--arch", "sm_90a", "--ordinary", *ordinary)
     assert run.returncode == 0, run.stdout + run.stderr
+    compiled = [str(path) for path in objects if path.stem == "fp32_3xfp16" and "sm80_q" in path.parts]
+    run = run_tool(*compiled, "--arch", "sm_90a", "--kernel", two_terms)
+    assert "4 kernels" in run.stdout and "LDSM" not in run.stdout, run.stdout + run.stderr
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc is here")
