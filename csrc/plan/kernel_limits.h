@@ -141,7 +141,7 @@ inline constexpr int kFp16x2Steps = 16, kMostFp16x2Dims = 8 * kFp16x2Steps;
 inline constexpr int64_t kMostCodes = 256;
 
 // Bytes of shared memory of a thread, beside the ring, and of a block.
-constexpr int sm80_q_kept_bytes(int row_blocks) { return row_blocks == 4 ? 112 : 104; }
+constexpr int sm80_q_kept_bytes(int row_blocks) { return row_blocks == 4 ? 120 : 112; }
 constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps) {
   constexpr int kMostStages = 8;
   return shape.ring_tokens * mma_pitch(steps) + 8 * kMostStages +

@@ -58,6 +58,8 @@ struct ForwardArgs {
   int32_t num_splits = 1;
   Maximum* maxima;
   int32_t partials;
+  // sm80_q: lanes of a quad that have rows of one query, 1, 2 or 4; 0: a lane may have rows of two.
+  int32_t query_lanes = 0;
   int32_t k_chunks, stages;
   int32_t teams;        // sm90_d: of a block
   int32_t members;      // sm90_d: warpgroups of a team; sm80_short_docs, sm80_d: warps of a work tile

@@ -252,11 +252,32 @@ __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, c
   }
 }
 
+// Each query's sum over the rows of this warp, where lanes of one place in their quads have rows of one query
+// (ForwardArgs::query_lanes). It adds in the order of sum_queries.
+template <class Tile>
+__device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const LaneRows<Tile>& own,
+                                                    int32_t j, const Maximum (&best)[Tile::kLaneRows]) {
+  const int lane = threadIdx.x % 32;
+  float sum = 0.0f;
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) sum += best[o].value;
+#pragma unroll
+  for (int partner = 16; partner >= 4; partner /= 2) sum += __shfl_xor_sync(kFullWarp, sum, partner);
+  if (p.query_lanes > 2) sum += __shfl_xor_sync(kFullWarp, sum, 2);
+  if (p.query_lanes > 1) sum += __shfl_xor_sync(kFullWarp, sum, 1);
+  if (lane >= 4 || (lane & (p.query_lanes - 1)) != 0 || own.query[0] < 0) return;
+  const int64_t at = int64_t{own.query[0]} * p.partials + own.first_partial;
+  static_cast<float*>(p.scores)[at * p.scores_stride + j] = sum;
+}
+
 // Each query's sum over the rows of this warp, of kTogether queries at once: a butterfly whose first
 // exchanges halve the sums that a lane carries. It adds in the same order whatever kTogether is.
 template <class Tile>
 __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
                                             const Maximum (&best)[Tile::kLaneRows]) {
+  if constexpr (requires { Tile::kQuadRows; }) {
+    if (p.query_lanes != 0) return sum_aligned_queries<Tile>(p, own, j, best);
+  }
   constexpr int kTogether = Tile::kLaneRows > 1 ? 4 : 2, kLanes = 32 / kTogether;  // lanes a sum
   const int lane = threadIdx.x % 32;
 #pragma unroll 1

@@ -26,7 +26,12 @@ struct WarpTurns {
     if (is_second()) give();
   }
   __device__ __forceinline__ void await() const { ptx::named_barrier_sync(barriers[0], 64); }
-  __device__ __forceinline__ void give() const { ptx::named_barrier_arrive(barriers[1], 64); }
+  // after: one of the turn's last results, which the barrier waits for, by a `zero` that the compiler does
+  // not know: ptxas would move products behind the barrier, where they compete with the other warp's.
+  __device__ __forceinline__ void give(float after = 0.0f, float zero = 0.0f) const {
+    const int32_t barrier = barriers[1] | (__float_as_int(after) & __float_as_int(zero));
+    ptx::named_barrier_arrive(barrier, 64);
+  }
   // By all warps, at the end: takes the turn that nobody has taken.
   __device__ __forceinline__ void end() const {
     if (!is_second()) await();

@@ -71,6 +71,7 @@ struct Sm80QTile {
   struct Kept {
     int64_t work_tile, end;
     const uint8_t* mask;
+    int64_t hop;                     // elements from behind a document's last stage to the next document
     int64_t left;                    // documents that are not copied yet
     int32_t copied_query, copied_j;  // the first of them
     int32_t j,
@@ -81,6 +82,7 @@ struct Sm80QTile {
     WarpTurns::Barriers turns;
   };
   static constexpr int kKeptBytes = sm80_q_kept_bytes(kRowBlocks);
+  static constexpr int kQuadRows = kWarpRows / 4;  // slot_after_quad
   static constexpr int kSmemBytes = kStages * kStageBytes + Ring::kBarrierBytes + kThreads * kKeptBytes;
 
   // From 16 tokens to what the lane gives ldmatrix: lanes 0 to 7 and 16 to 23 the first 16 bytes of a token,
@@ -128,56 +130,62 @@ struct DocumentLoader {
   const ForwardArgs& p;
   typename Tile::Kept& at;
   uint32_t to;     // where the thread's first vector goes, in the first stage
-  int row;         // the first token of a stage that the thread copies
   uint32_t bytes;  // 16, or 0 behind the last dim
   int32_t rest;    // tokens that are not copied yet, of the document that is being copied
   const E* from;   // the thread's vector of the first of them that it copies
 
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
       : p(p), at(kept) {
-    row = threadIdx.x / Tile::kVecs;
-    to = ring + row * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
+    to = ring + row() * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
     bytes = column() < Tile::width(p) ? 16 : 0;
     const int64_t tile_index = at.work_tile / p.N;
+    const int64_t copied = (p.Ld + Tile::kTokens - 1) / Tile::kTokens * Tile::kTokens;
+    at.hop = Tile::document_stride(p) - copied * Tile::token_stride(p);
     at.left = at.end - at.work_tile;
     at.copied_j = static_cast<int32_t>(at.work_tile - tile_index * p.N);
     at.copied_query = row_tile(p, tile_index, Tile::kRows).query;
-    from = first_vector();
+    rest = 0;
+    if (at.left == 0) return;
     enter();
+    if (rest == 0) next();
   }
 
   // The thread's vector of the first token of the document that is copied next.
   __device__ __forceinline__ const E* first_vector() const {
-    const E* of_row = Tile::document(p, at.copied_query, at.copied_j) + row * Tile::token_stride(p) +
+    const E* of_row = Tile::document(p, at.copied_query, at.copied_j) + row() * Tile::token_stride(p) +
                       (bytes != 0 ? column() : 0);
     const bool second_term = Tile::kTwoTerms && threadIdx.x % 32 % Tile::kVecs >= Tile::kTermVecs;
     return of_row + (second_term ? p.fp16x2.d_apart : 0);
   }
 
+  // The first token of a stage that the thread copies.
+  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / Tile::kVecs; }
   // The first element of the thread's vector, of those of a term.
   static __device__ __forceinline__ int column() {
     return threadIdx.x % 32 % Tile::kVecs % Tile::kTermVecs * Tile::kVecElements;
   }
 
-  // Finds the document that is copied next: one that has tokens.
   __device__ __forceinline__ void enter() {
-    rest = 0;
-    while (at.left > 0 && (rest = document_length(p, at.copied_query, at.copied_j)) == 0) next();
+    from = first_vector();
+    rest = document_length(p, at.copied_query, at.copied_j);
   }
-  // Documents of one length follow each other, at even distances.
+  // Goes to the next document that has tokens. Those of one length follow each other at even distances.
   __device__ __forceinline__ void next() {
-    if (--at.left == 0) return;
-    const bool wraps = ++at.copied_j == p.N;
-    if (wraps) {
-      at.copied_j = 0;
-      at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
-    }
-    if (wraps || p.packed) {
-      from = first_vector();
-    } else {
-      const int64_t copied = (p.Ld + Tile::kTokens - 1) / Tile::kTokens * Tile::kTokens;
-      from += Tile::document_stride(p) - copied * Tile::token_stride(p);
-    }
+    do {
+      rest = 0;
+      if (--at.left == 0) return;
+      const bool wraps = ++at.copied_j == p.N;
+      if (wraps) {
+        at.copied_j = 0;
+        at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
+      }
+      if (wraps || p.packed) {
+        enter();
+      } else {
+        from += at.hop;
+        rest = p.Ld;
+      }
+    } while (rest == 0);
   }
 
   // Copies the next stage, if there is one, to a place of the ring.
@@ -186,13 +194,11 @@ struct DocumentLoader {
     const uint32_t first = to + place * Tile::kStageBytes;
 #pragma unroll
     for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
-      ptx::cp_async_16_if(row + i * kRowStep < rest, first + i * kRowStep * Tile::kPitch,
+      ptx::cp_async_16_if(row() + i * kRowStep < rest, first + i * kRowStep * Tile::kPitch,
                           from + i * kRowStep * Tile::token_stride(p), bytes);
     }
     from += Tile::kTokens * Tile::token_stride(p);
-    if ((rest -= Tile::kTokens) > 0) return;
-    next();
-    enter();
+    if ((rest -= Tile::kTokens) <= 0) next();
   }
 };
 
@@ -412,7 +418,7 @@ struct Sm80QWarp {
     for (int g = 0; g < Tile::kGroups; ++g) {
       loaded = multiply(sums[g], tokens + g * 16 * Tile::kPitch, g == 0);
     }
-    turns.give();
+    turns.give(sums[0][Tile::kRowBlocks - 1][1][0], zero);
     return loaded;
   }
 
@@ -506,9 +512,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     state.q.load(p, kept.tile, warp);
     for (; kept.j < kept.end_j; ++kept.j) {
       kept.length = document_length(p, kept.tile.query, kept.j);
-      kept.mask = document_mask(p, kept.tile.query, kept.j);
       CountedTokens<Tile> counts;
-      if (masked) counts.load(p, kept.mask, 0, kept.length);
+      if (masked) {
+        kept.mask = document_mask(p, kept.tile.query, kept.j);
+        counts.load(p, kept.mask, 0, kept.length);
+      }
       state.clear();
       for (int32_t left = kept.length; left > 0; left -= Tile::kTokens) {  // tokens
         ring.refill(n, loaded, loader);

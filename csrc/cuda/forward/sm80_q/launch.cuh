@@ -8,6 +8,14 @@
 
 namespace late_interaction {
 
+// ForwardArgs::query_lanes
+template <class Tile>
+int32_t query_lanes(const ForwardArgs& args) {
+  if (args.packed) return 0;
+  if (args.layout == Layout::per_query || args.Nq == 1 || args.Lq % Tile::kWarpRows == 0) return 4;
+  return 2 * args.Lq == Tile::kWarpRows ? 2 : 4 * args.Lq == Tile::kWarpRows ? 1 : 0;
+}
+
 template <class Mma, int kSteps, bool kManyRows, bool kWinners>
 cudaError_t launch_sm80_q_shape(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   constexpr int kOperandSteps = kSteps * operand_bytes<Mma>() / 32;
@@ -18,8 +26,10 @@ cudaError_t launch_sm80_q_shape(const ForwardArgs& args, const ForwardPlan& plan
   using Tile = Sm80QTile<Mma, kSteps, kShape, kTokens, kTurns>;
   static_assert(Tile::kSmemBytes <= sm80_q_smem_bytes(kShape, kSteps));
   static_assert(sizeof(typename Tile::Kept) <= Tile::kKeptBytes);
+  ForwardArgs with_lanes = args;
+  with_lanes.query_lanes = query_lanes<Tile>(args);
   return launch(maxsim_forward_sm80_q<Tile, kWinners>, {plan.grid, Tile::kThreads, plan.smem_bytes, false},
-                stream, args);
+                stream, with_lanes);
 }
 
 template <class Mma, int kSteps, bool kManyRows>
