@@ -395,14 +395,15 @@ LATE_INTERACTION_LIBRARY(m) {
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
   // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward", "backward" (which quantized
   // tokens have not), or "alternatives": the names of all plans that the forward could have, a line each, its
-  // own first. sm is the compute capability as 10 * major + minor.
+  // own first. sm is the compute capability as 10 * major + minor; geforce: the device's name says GeForce.
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
-      "bool masked, bool normalize, str step, str backward, int sm, int sm_count) -> str");
+      "bool masked, bool normalize, str step, str backward, int sm, int sm_count, bool geforce=False) -> "
+      "str");
   // The same for packed sequences of Lq and Ld tokens on average; step is "forward" or "backward".
   m.def(
       "explain_packed_plan(int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, str step, int sm, "
-      "int sm_count) -> str");
+      "int sm_count, bool geforce=False) -> str");
   // The same for documents of up to Ld tokens in residuals of nbits a dim; winners: for a backward.
   m.def(
       "explain_residual_plan(int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, int nbits, "
@@ -437,10 +438,10 @@ Dtype dtype_named(const std::string& name) {
   STD_TORCH_CHECK(false, "late_interaction: no dtype is named ", in_quotes(name));
 }
 
-Device planned_device(int64_t sm, int64_t sm_count) {
+Device planned_device(int64_t sm, int64_t sm_count, bool geforce) {
   STD_TORCH_CHECK(sm >= 80 && sm < 1000 && sm_count >= 1 && sm_count < 10000,
                   "late_interaction: not a device");
-  return device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
+  return device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count), geforce);
 }
 
 bool is_empty(const Sizes& s) {
@@ -455,9 +456,9 @@ constexpr const char* kEmpty = "no kernel: the call is empty\n";
 
 std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d,
                          std::string dtype, std::string precision, bool masked, bool normalize,
-                         std::string step, std::string backward, int64_t sm, int64_t sm_count) {
+                         std::string step, std::string backward, int64_t sm, int64_t sm_count, bool geforce) {
   const Sizes sizes{per_query ? Layout::per_query : Layout::in_batch, Nq, N, Lq, Ld, d};
-  const Device device = planned_device(sm, sm_count);
+  const Device device = planned_device(sm, sm_count, geforce);
   const Precision how_fp32 = parse_precision(precision);
   const Backward method = parse_backward(backward);
   if (is_empty(sizes)) return kEmpty;
@@ -477,7 +478,7 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
     if (step == "forward") {
       const int64_t documents =
           how.copies == Copies::fp16x2 ? N : documents_at_once(sizes, how.dtype, device);
-      return explain(how.copies, type) + explain(sizes, plans[0]) +
+      return explain(how.copies, type) + explain(sizes, plans[0]) + explain_rates(plans[0], device) +
              explain_documents_at_once(sizes, documents);
     }
     std::string names;
@@ -506,9 +507,10 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
 }
 
 std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,
-                                std::string precision, std::string step, int64_t sm, int64_t sm_count) {
+                                std::string precision, std::string step, int64_t sm, int64_t sm_count,
+                                bool geforce) {
   const Sizes call{Layout::in_batch, Nq, N, Lq, Ld, d};
-  const Device device = planned_device(sm, sm_count);
+  const Device device = planned_device(sm, sm_count, geforce);
   const Precision how = parse_precision(precision);
   if (is_empty(call)) return kEmpty;
   const Dtype given = dtype_named(dtype);
@@ -538,7 +540,8 @@ std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, i
   const Dtype type = !half ? given : how == Precision::medium ? Dtype::bf16 : Dtype::fp16;
   const ForwardTraits traits{
       .dtype = type, .precision = how, .packed = true, .tma_compatible = d * element_bytes(type) % 16 == 0};
-  return explain(sizes, plan_forward(sizes, traits, device)) +
+  const ForwardPlan plan = plan_forward(sizes, traits, device);
+  return explain(sizes, plan) + explain_rates(plan, device) +
          explain_documents_at_once(call, documents_at_once(sizes, type, device));
 }
 
@@ -546,7 +549,7 @@ std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld,
                                   std::string precision, int64_t nbits, bool winners, int64_t sm,
                                   int64_t sm_count) {
   const Sizes sizes{Layout::in_batch, Nq, N, Lq, Ld, d};
-  const Device device = planned_device(sm, sm_count);
+  const Device device = planned_device(sm, sm_count, false);
   const Precision how = parse_precision(precision);
   check_residual_bits(nbits);
   if (is_empty(sizes)) return kEmpty;

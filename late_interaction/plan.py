@@ -24,7 +24,7 @@ __all__ = ["explain_plan"]
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 _CODES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
-_H200 = (90, 132)  # compute capability and multiprocessors, where no GPU is at hand
+_H200 = (90, 132, False)  # compute capability, multiprocessors, GeForce: where no GPU is at hand
 _H200_L2 = 60 << 20
 _LARGEST_SIZE = 1 << 31
 
@@ -44,6 +44,7 @@ def explain_plan(
     packed: bool = False,
     sm: int | None = None,
     sm_count: int | None = None,
+    geforce: bool | None = None,
 ) -> str:
     """Which kernels, tiles and grids a call of :func:`late_interaction.maxsim` gets on a GPU, in words.
 
@@ -65,8 +66,10 @@ def explain_plan(
             the shapes those of padded ones of mean length. They have no masks and one backward, which is
             ``"lowmem"``.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper; 80 at least.
-        sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
-            a GPU, an H200's.
+        sm_count: multiprocessors.
+        geforce: whether the GPU is a GeForce, whose tensor cores take twice as long for 16-bit products with
+            float32 sums; None: not with an ``sm``. Where ``sm`` or ``sm_count`` is None, the current GPU's is
+            taken; without a GPU, an H200's.
 
     Returns:
         The device, then one line a decision, first the forward's, then the backward's: kernel, tile, grid and
@@ -98,7 +101,7 @@ def explain_plan(
     dtype, names = _dtype(Q, D, dtype), _DTYPES | _CODES
     if dtype in _CODES and normalize:
         raise ValueError(f"normalize must be False for codes, got True and {dtype}: normalize first")
-    sm, sm_count = _device(sm, sm_count)
+    sm, sm_count, geforce = _device(sm, sm_count, geforce)
     Nq, Lq, d = (1, *q_shape)[-3:]
     N, Ld = (1, *d_shape)[-3:-1]
     if precision is None:
@@ -123,7 +126,9 @@ def explain_plan(
                 f" without d_mask, normalize and d_model, got {dtype} {list(d_shape)}"
             )
         for step in ("forward", "backward") if winners else ("forward",):
-            text = ops.explain_packed_plan(Nq, N, Lq, Ld, d, names[dtype], precision, step, sm, sm_count)
+            text = ops.explain_packed_plan(
+                Nq, N, Lq, Ld, d, names[dtype], precision, step, sm, sm_count, geforce
+            )
             lines += [step, *_indented(text)]
         return "\n".join(lines)
 
@@ -150,7 +155,7 @@ def explain_plan(
     for step in ("forward", "backward") if winners and dtype in _DTYPES else ("forward",):
         shape = (len(d_shape) == 4, Nq, chunks[step], Lq, Ld, d)
         options = (names[dtype], precision, d_mask, normalize, step, strategy)
-        text = ops.explain_plan(*shape, *options, sm, sm_count)
+        text = ops.explain_plan(*shape, *options, sm, sm_count, geforce)
         lines += [step, *_indented(text)]
         if step == "backward" and "method" in text:
             lines.append(f"  why        {reason}")
@@ -225,7 +230,7 @@ def _dtype(Q: Any, D: Any, dtype: torch.dtype | None) -> torch.dtype:
     return dtype
 
 
-def _device(sm: int | None, sm_count: int | None) -> tuple[int, int]:
+def _device(sm: int | None, sm_count: int | None, geforce: bool | None) -> tuple[int, int, bool]:
     for name, value in (("sm", sm), ("sm_count", sm_count)):
         if value is not None:
             check_positive(name, value)
@@ -235,13 +240,15 @@ def _device(sm: int | None, sm_count: int | None) -> tuple[int, int]:
         )
     if sm_count is not None and sm_count >= 10_000:
         raise ValueError(f"sm_count must be below 10000, got {sm_count}")
+    if geforce is not None:
+        check_flag("geforce", geforce)
     if sm is not None and sm_count is not None:
-        return sm, sm_count
+        return sm, sm_count, bool(geforce)
     here = _H200
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties()
         capability = 10 * properties.major + properties.minor
         if ops.cuda_missing is None:
             capability = ops.cuda_capability()  # a test may have forced an older one
-        here = (capability, properties.multi_processor_count)
-    return sm or here[0], sm_count or here[1]
+        here = (capability, properties.multi_processor_count, "GeForce" in properties.name)
+    return sm or here[0], sm_count or here[1], (here[2] and sm is None) if geforce is None else geforce

@@ -227,11 +227,11 @@ CALLS: dict[str, list[tuple]] = {
     "add_checksum_": [(out("n", I64), 3, Given("R C", F32), 31)],
     "merge_found": [(places("processes size", (5 << 32, 3 << 32, 9), I64), 2, 5, 2, 7, True)],
     "explain_plan": [
-        (False, 2, 5, 3, 7, 16, "bf16", "highest", True, False, step, "auto", 90, 132)
+        (False, 2, 5, 3, 7, 16, "bf16", "highest", True, False, step, "auto", 90, 132, False)
         for step in ("forward", "backward", "alternatives")
     ],
     "explain_packed_plan": [
-        (2, 5, 3, 7, 16, "fp32", "high", step, 90, 132) for step in ("forward", "backward")
+        (2, 5, 3, 7, 16, "fp32", "high", step, 90, 132, True) for step in ("forward", "backward")
     ],
     "explain_residual_plan": [(2, 5, 3, 7, 16, "fp16", "highest", 2, True, 90, 132)],
     "cpu_isa": [("",)],

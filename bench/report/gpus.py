@@ -1,4 +1,4 @@
-"""The generated part of docs/architecture.md: the forward that each GPU gets for a few calls.
+"""The generated part of docs/architecture.md: each GPU's rates, and the forward that it gets for a few calls.
 
 The planner says it of any GPU, so no record and no GPU is needed.
 """
@@ -20,12 +20,14 @@ class _Gpu:
     name: str
     sm: int
     sm_count: int
+    geforce: bool = False
 
 
 # Multiprocessors are those of NVIDIA's data sheets and white papers.
 _GPUS = (
-    _Gpu("H200", 90, 132), _Gpu("A100", 80, 108), _Gpu("A10", 86, 72), _Gpu("L4", 89, 58),
-    _Gpu("RTX 4090", 89, 128), _Gpu("RTX 5090", 120, 170), _Gpu("B200", 100, 148),
+    _Gpu("H200", 90, 132), _Gpu("A100", 80, 108), _Gpu("A10", 86, 72), _Gpu("RTX 3090", 86, 82, True),
+    _Gpu("L4", 89, 58), _Gpu("L40S", 89, 142), _Gpu("RTX 4090", 89, 128, True), _Gpu("B200", 100, 148),
+    _Gpu("RTX PRO 6000", 120, 188), _Gpu("RTX 5090", 120, 170, True), _Gpu("GB10", 121, 48),
 )  # fmt: skip
 _BF16, _FP32 = torch.bfloat16, torch.float32
 _CALLS = (
@@ -42,8 +44,23 @@ _CALLS = (
 )
 
 
+def _explain(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype) -> str:
+    return li.explain_plan(
+        q, d, dtype=dtype, precision="highest", winners=False,
+        sm=gpu.sm, sm_count=gpu.sm_count, geforce=gpu.geforce,
+    )  # fmt: skip
+
+
+def _rates(gpu: _Gpu) -> list[str]:
+    """Reads what the planner says of fp16 and bf16, int8, fp8, TF32 and FFMA."""
+    texts = [_explain(gpu, *_CALLS[0][1:3], dtype) for dtype in (torch.int8, torch.float8_e4m3fn, _FP32)]
+    int8, fp8, exact = (re.findall(r"(?<=rates ).*", text)[0] for text in texts)
+    fp16, tf32, ffma = re.findall(r"(\d+)(?: operations| in| by)", exact)
+    return [fp16, int8.split()[0], "-" if "widened" in fp8 else fp8.split()[0], tf32, ffma]
+
+
 def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype) -> str:
-    text = li.explain_plan(q, d, dtype=dtype, winners=False, sm=gpu.sm, sm_count=gpu.sm_count)
+    text = _explain(gpu, q, d, dtype)
     kernel = re.search(r"maxsim_forward_(\w+)", text)
     tile = re.search(r"(\d+) query rows x (\d+) document tokens", text)
     assert kernel and tile, text
@@ -52,6 +69,10 @@ def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype)
 
 def build(results: Path) -> str:  # the folder of records, which other pages are made from
     del results
-    head = ["call", *(f"{gpu.name}, {gpu.sm / 10}" for gpu in _GPUS)]
+    named = [f"{gpu.name}, {gpu.sm / 10}" for gpu in _GPUS]
+    head = ["GPU", "multiprocessors", "fp16, bf16", "int8", "fp8", "TF32", "FFMA"]
+    of_gpus = [[name, str(gpu.sm_count), *_rates(gpu)] for name, gpu in zip(named, _GPUS, strict=True)]
     rows = [[what, *(_plan(gpu, q, d, dtype) for gpu in _GPUS)] for what, q, d, dtype in _CALLS]
-    return tables.table(head, rows, left=len(head))
+    return "\n\n".join(
+        [tables.table(head, of_gpus), tables.table(["call", *named], rows, left=len(named) + 1)]
+    )

@@ -6,6 +6,7 @@
 
 #include "backward/short_docs.h"
 #include "plan.h"
+#include "rates.h"
 
 namespace py = pybind11;
 namespace li = late_interaction;
@@ -80,7 +81,15 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("sm_count", &li::Device::sm_count)
       .def_readonly("smem_per_sm", &li::Device::smem_per_sm)
       .def_readonly("smem_per_block", &li::Device::smem_per_block);
-  m.def("device_of_capability", &li::device_of_capability, py::arg("capability"), py::arg("sm_count"));
+  m.def("device_of_capability", &li::device_of_capability, py::arg("capability"), py::arg("sm_count"),
+        py::arg("geforce") = false);
+  py::class_<li::Rates>(m, "Rates")
+      .def_readonly("fp16", &li::Rates::fp16)
+      .def_readonly("int8", &li::Rates::int8)
+      .def_readonly("fp8", &li::Rates::fp8)
+      .def_readonly("tf32", &li::Rates::tf32)
+      .def_readonly("ffma", &li::Rates::ffma);
+  m.def("rates_of", &li::rates_of, py::arg("device"));
 
   py::class_<li::Sm90QConfig>(m, "Sm90QConfig")
       .def_readonly("masked", &li::Sm90QConfig::masked)

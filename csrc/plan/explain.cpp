@@ -5,6 +5,7 @@
 #include "kernel_limits.h"
 #include "plaid.h"
 #include "plan.h"
+#include "rates.h"
 
 namespace late_interaction {
 
@@ -227,6 +228,33 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << "sum        " << how_summed(plan) << "\n"
       << reason;
   return out.str();
+}
+
+namespace {
+
+// The rates that the choice of a kernel looked at.
+std::string looked_at(const ForwardPlan& plan, const Rates& rates) {
+  const auto in = [](const std::string& type, int rate) {
+    return std::to_string(rate) + " operations a clock and multiprocessor in " + type;
+  };
+  if (has_two_terms(plan.kernel) || plan.compute == Compute::tf32x3) {
+    return in("fp16", rates.fp16) + ", " + std::to_string(rates.tf32) + " in tf32, " +
+           std::to_string(rates.ffma) + " by FFMA";
+  }
+  const int64_t bytes = element_bytes(plan.compute);
+  if (plan.kernel == ForwardKernel::dequantized || bytes == 4) return in("tf32", rates.tf32);
+  if (plan.compute == Compute::int8) return in("int8", rates.int8);
+  if (bytes == 2) return in(name_of(plan.compute), rates.fp16);
+  return rates.fp8 > 0 ? in("fp8", rates.fp8) : in("fp16, to which fp8 is widened", rates.fp16);
+}
+
+}  // namespace
+
+std::string explain_rates(const ForwardPlan& plan, const Device& device) {
+  if (plan.kernel == ForwardKernel::fp64) return "";
+  return "rates      " + looked_at(plan, rates_of(device)) + " (compute capability " +
+         std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10) +
+         (device.geforce ? ", GeForce)\n" : ")\n");
 }
 
 std::string explain(const Sizes& s, const BackwardPlan& plan) {

@@ -304,9 +304,10 @@ double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& devic
 
 }  // namespace
 
-Device device_of_capability(int capability, int sm_count) {
+Device device_of_capability(int capability, int sm_count, bool geforce) {
   Device device;
   device.capability = capability;
+  device.geforce = geforce;
   device.sm_count = sm_count;
   const bool large = capability == 80 || capability == 87;
   const bool hopper = capability >= 90 && capability < 120;

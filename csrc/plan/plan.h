@@ -19,11 +19,12 @@ struct Device {
   int smem_per_sm = 228 * 1024;     // bytes of shared memory
   int smem_per_block = 227 * 1024;  // bytes one block may opt in to
   int64_t l2_bytes = 50 << 20;
-  bool wgmma = true;  // sm_90a code is at hand, and this is the GPU for it
+  bool wgmma = true;     // sm_90a code is at hand, and this is the GPU for it
+  bool geforce = false;  // its name says so: tensor cores then have other rates (rates.h)
 };
 
 // A device of this capability, by the published figures; used where no device is present.
-Device device_of_capability(int capability, int sm_count);
+Device device_of_capability(int capability, int sm_count, bool geforce = false);
 
 // The type that the kernel multiplies in.
 enum class Compute { bf16, fp16, tf32, tf32x3, fp64, e4m3, e5m2, int8 };
@@ -181,6 +182,7 @@ std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& sizes, Dtype dtype,
 
 // One line a decision.
 std::string explain(const Sizes& sizes, const ForwardPlan& plan);
+std::string explain_rates(const ForwardPlan& plan, const Device& device);
 std::string explain(const Sizes& sizes, const BackwardPlan& plan);
 std::string explain(const std::optional<TiledGradQPlan>& plan);  // nothing, where there is none
 

@@ -51,7 +51,7 @@ class Alike:
         if not (Q.is_cuda and ops.cuda_missing is None and Q.dtype in _NAMES):
             return None
         with nullcontext() if Q.device.index == torch.cuda.current_device() else torch.cuda.device(Q.device):
-            device = ops.cuda_capability(), _multiprocessors(Q.device)
+            device = ops.cuda_capability(), *_multiprocessors(Q.device)
         if precision is None:
             precision = float32_precision("cuda") if Q.dtype == torch.float32 else "highest"
         options = (_NAMES[Q.dtype], precision, masked, normalize, "forward", "auto")
@@ -87,13 +87,14 @@ def _most(D: Tensor) -> int:
 
 
 @lru_cache(maxsize=64)
-def _multiprocessors(device: torch.device) -> int:
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+def _multiprocessors(device: torch.device) -> tuple[int, bool]:
+    """How many a GPU has, and whether they are those of a GeForce."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, "GeForce" in properties.name
 
 
 @lru_cache(maxsize=1024)
-def _plan(N: int, Nq: int, sizes: tuple[int, ...], options: tuple[Any, ...], device: tuple[int, int]) -> str:
+def _plan(N: int, Nq: int, sizes: tuple[int, ...], options: tuple[Any, ...], device: tuple[Any, ...]) -> str:
     """The plan of a call without what changes no sum: the grid, and the reason in words."""
     text: str = ops.explain_plan(False, Nq, N, *sizes, *options, *device)
     return "\n".join(line for line in text.splitlines() if not line.startswith(("grid", "why")))

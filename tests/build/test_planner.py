@@ -37,7 +37,10 @@ sizes = st.builds(
     st.integers(1, 4096),
 )
 devices = st.builds(
-    plan.device_of_capability, st.sampled_from([80, 86, 89, 90, 100, 120]), st.integers(1, 200)
+    plan.device_of_capability,
+    st.sampled_from([80, 86, 89, 90, 100, 120, 121]),
+    st.integers(1, 200),
+    st.booleans(),
 )
 dtypes = st.sampled_from(list(plan.Dtype))
 precisions = st.sampled_from(list(plan.Precision))
@@ -53,6 +56,28 @@ def test_a_forward_fits_the_device(size, traits, device):
     assert 0 <= forward.smem_bytes <= device.smem_per_block
     assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
     assert "forward" in plan.explain(size, forward)
+
+
+@pytest.mark.parametrize(
+    ("device", "gigahertz", "fp16", "int8", "fp8", "tf32", "fp32"),
+    [
+        (A100, 1.41, 312, 624, 0, 156, 19.5),
+        (H200, 1.83, 989, 1979, 1979, 494, 66.9),
+        (plan.device_of_capability(86, 72), 1.695, 125, 250, 0, 62.5, 31.2),  # A10
+        (plan.device_of_capability(89, 58), 2.04, 121, 242, 242, 60, 30.3),  # L4
+        (plan.device_of_capability(89, 142), 2.52, 362, 733, 733, 183, 91.6),  # L40S
+        (plan.device_of_capability(120, 188), 2.617, 504, 1008, 1008, 252, 126),  # RTX PRO 6000
+        (plan.device_of_capability(86, 82, True), 1.695, 71, 284, 0, 35.6, 35.6),  # RTX 3090
+        (plan.device_of_capability(89, 128, True), 2.52, 165, 661, 330, 82.6, 82.6),  # RTX 4090
+        (plan.device_of_capability(120, 170, True), 2.407, 209.5, 838, 419, 104.8, 104.8),  # RTX 5090
+    ],
+)
+def test_rates_are_those_of_the_data_sheets(device, gigahertz, fp16, int8, fp8, tf32, fp32):
+    """Dense TFLOP/s at boost clock, with float32 sums."""
+    rates = plan.rates_of(device)
+    found = (rates.fp16, rates.int8, rates.fp8, rates.tf32, rates.ffma)
+    teraflops = [rate * device.sm_count * gigahertz / 1000 for rate in found]
+    assert teraflops == pytest.approx([fp16, int8, fp8, tf32, fp32], rel=0.1)
 
 
 @settings(max_examples=examples(300), deadline=None)

@@ -104,6 +104,24 @@ def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, wh
     assert "sm80" not in kernel or "sm90" not in plan["kernel"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "options", "rates"),
+    [
+        (torch.bfloat16, {"sm": 86}, "1024 operations a clock and multiprocessor in bf16 (compute"),
+        (torch.bfloat16, {"sm": 89, "geforce": True}, "512 operations .* in bf16 .*8.9, GeForce"),
+        (torch.float16, {"sm": 80, "packed": True}, "2048 operations .* in fp16 .*8.0"),
+        (torch.int8, {"sm": 121}, "2048 operations .* in int8 .*12.1"),
+        (torch.float8_e4m3fn, {"sm": 120, "geforce": True}, "1024 operations .* in fp8 .*12.0, GeForce"),
+        (torch.float8_e5m2, {"sm": 86, "geforce": True}, "512 operations .* in fp16, to which fp8"),
+        (torch.float32, {"sm": 80, "precision": "high"}, "1024 operations .* in tf32"),
+        (torch.float32, {"sm": 86}, "1024 operations .* in fp16, 512 in tf32, 256 by FFMA"),
+    ],
+)
+def test_the_rates_are_those_of_the_device(dtype, options, rates):
+    text = li.explain_plan((4, 32, 128), (64, 300, 128), dtype=dtype, sm_count=84, winners=False, **options)
+    assert re.match(rates.replace("(", r"\("), sections(text)["forward"]["rates"])
+
+
 def test_tensors_and_their_shapes_are_explained_alike():
     Q, D = torch.randn(4, 32, 128), torch.randn(5, 300, 128)
     here = {"sm": 90, "sm_count": 132, "precision": "high"}
@@ -397,13 +415,21 @@ def test_the_device_that_is_asked_for():
 
 @pytest.mark.parametrize(("missing", "capability"), [("no CUDA", "8.6"), (None, "8.0")])
 def test_the_device_of_this_machine(monkeypatch, missing, capability):
-    found = types.SimpleNamespace(major=8, minor=6, multi_processor_count=84)
+    found = types.SimpleNamespace(
+        major=8, minor=6, multi_processor_count=84, name="NVIDIA GeForce RTX 3080 Ti"
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: found)
     monkeypatch.setattr(plan.ops, "cuda_missing", missing)
     monkeypatch.setattr(plan.ops, "cuda_capability", lambda: 80)  # a forced one
     text = li.explain_plan((3, 32, 128), (4, 60, 128))
     assert text.splitlines()[0] == f"device       compute capability {capability}, 84 multiprocessors"
+    assert (
+        f"512 operations a clock and multiprocessor in bf16 (compute capability {capability}, GeForce)"
+        in text
+    )
+    for options in ({"sm": 86}, {"geforce": False}):
+        assert "GeForce" not in li.explain_plan((3, 32, 128), (4, 60, 128), **options)
 
 
 def test_chunks_of_hidden_states_in_words(monkeypatch):

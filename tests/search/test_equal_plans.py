@@ -94,14 +94,14 @@ def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normaliz
     device = lambda x: entered.append(x) or nullcontext()  # noqa: E731
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(equal_plans.ops, "cuda_missing", None)
-    monkeypatch.setattr(equal_plans.ops, "cuda_capability", lambda: 90)
-    properties = {1: SimpleNamespace(multi_processor_count=132)}
+    monkeypatch.setattr(equal_plans.ops, "cuda_capability", lambda: 89)
+    properties = {1: SimpleNamespace(multi_processor_count=128, name="NVIDIA GeForce RTX 4090")}
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties[device.index])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     equal_plans._multiprocessors.cache_clear()
     monkeypatch.setattr(equal_plans, "float32_precision", lambda device: {"cuda": "high"}[device])
     alike = equal_plans.Alike(OnGpu(dtype), torch.ones(5, 7, 8), 5, masked, normalize, precision)
-    assert alike._call == (3, (4, 7, 8), (*wanted, masked, normalize, "forward", "auto"), (90, 132))
+    assert alike._call == (3, (4, 7, 8), (*wanted, masked, normalize, "forward", "auto"), (89, 128, True))
     assert entered == ([] if current == 1 else [torch.device("cuda", 1)])
     equal_plans._multiprocessors.cache_clear()
 

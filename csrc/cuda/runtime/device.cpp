@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <string_view>
 
 #include "../../common/registration.h"
 #include "loaded_code.h"
@@ -24,6 +25,14 @@ int attribute(cudaDeviceAttr name, int device) {
   STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: CUDA device ", device, ": ",
                   cudaGetErrorString(error));
   return value;
+}
+
+bool is_geforce(int device) {
+  cudaDeviceProp properties;
+  const cudaError_t error = cudaGetDeviceProperties(&properties, device);
+  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: CUDA device ", device, ": ",
+                  cudaGetErrorString(error));
+  return std::string_view(properties.name).find("GeForce") != std::string_view::npos;
 }
 
 struct RealDevice : Device {
@@ -56,6 +65,7 @@ RealDevice query(int device) {
   properties.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   properties.smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   properties.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
+  properties.geforce = is_geforce(device);
   properties.memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
   const torch::stable::accelerator::DeviceGuard guard(device);
   properties.capability = usable_capability(properties.capability, loaded_code_capability());
@@ -83,9 +93,10 @@ bool can_be_planned_as(const Device& real, int capability) {
   return capability < 90 || (capability == 90 ? real.wgmma : real.capability >= 90);
 }
 
-// A device of this capability with as many multiprocessors, and no more memory than this one.
+// A device of this capability with as many multiprocessors, and no more memory than this one. It is a
+// GeForce if this one is.
 Device planned_as(const Device& real, int capability) {
-  Device device = device_of_capability(capability, real.sm_count);
+  Device device = device_of_capability(capability, real.sm_count, real.geforce);
   device.smem_per_sm = std::min(device.smem_per_sm, real.smem_per_sm);
   device.smem_per_block = std::min(device.smem_per_block, real.smem_per_block);
   device.l2_bytes = std::min(device.l2_bytes, real.l2_bytes);

@@ -1,0 +1,26 @@
+#include "rates.h"
+
+namespace late_interaction {
+
+// A forced capability has its own rates, but those of GeForce cards are the card's: no GeForce has 8.0
+// or 9.0, so one that is planned as that has code for it alone.
+Rates rates_of(const Device& device) {
+  const bool fp8 = device.capability >= 89;
+  // Sums in fp32 take a GeForce twice as long as sums in fp16, which have too few bits for a score.
+  if (device.geforce) return {.fp16 = 512, .int8 = 2048, .fp8 = fp8 ? 1024 : 0, .tf32 = 256, .ffma = 256};
+  switch (device.capability) {
+    case 80:
+      return {.fp16 = 2048, .int8 = 4096, .tf32 = 1024, .ffma = 128};
+    case 90:  // by wgmma; mma.sync reaches about 0.62 of fp16's, and widens fp8 to it
+      return {.fp16 = 4096, .int8 = 8192, .fp8 = 8192, .tf32 = 2048, .ffma = 256};
+    case 87:
+    case 100:  // here and below: by mma.sync as on 8.0, since no kernel has tcgen05, which is faster
+    case 103:
+    case 110:
+      return {.fp16 = 2048, .int8 = 4096, .tf32 = 1024, .ffma = 256};
+    default:
+      return {.fp16 = 1024, .int8 = 2048, .fp8 = fp8 ? 2048 : 0, .tf32 = 512, .ffma = 256};
+  }
+}
+
+}  // namespace late_interaction

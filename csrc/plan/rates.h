@@ -1,0 +1,20 @@
+// What a multiprocessor computes in a clock. CUDA tells no rate of tensor cores: this is the table.
+#pragma once
+
+#include "plan.h"
+
+namespace late_interaction {
+
+// Dense operations a clock and multiprocessor, two for a multiply-add: NVIDIA's figures of a card, over its
+// multiprocessors and boost clock.
+struct Rates {
+  int fp16 = 0;  // of bf16 too, summed in fp32
+  int int8 = 0;
+  int fp8 = 0;  // 0: tensor cores have none, and codes are widened to fp16
+  int tf32 = 0;
+  int ffma = 0;  // fp32, without tensor cores
+};
+
+Rates rates_of(const Device& device);
+
+}  // namespace late_interaction
