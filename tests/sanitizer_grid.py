@@ -10,6 +10,7 @@ slows some kernels down far more than others, and no call should take much longe
 Not a test of results (those are next door): it checks only that they are finite.
 """
 
+import functools
 import sys
 import time
 
@@ -130,8 +131,8 @@ OLDER_CODES = {
 }
 
 
-def run_as_older(name, function, *arguments):
-    ops.cuda_capability(80)
+def run_as_older(name, function, *arguments, sm=80):
+    ops.cuda_capability(sm)
     try:
         function(name, *arguments)
     finally:
@@ -682,6 +683,7 @@ def run_weighted(name, Nq, Nd, Lq, Ld, d, dtype):
 
 
 if __name__ == "__main__":
+    by_ffma = functools.partial(run_as_older, sm=86)  # float32 but for batches of three fp16 products
     everything = [
         *((run, name, arguments) for name, arguments in CALLS.items()),
         *((run_packed, name, arguments) for name, arguments in PACKED.items()),
@@ -699,6 +701,9 @@ if __name__ == "__main__":
         *((run_older, name, arguments) for name, arguments in OLDER.items()),
         *((run_as_older, name, (run_quantized, *arguments)) for name, arguments in OLDER_CODES.items()),
         (run_as_older, "registers, three products", (run_three_products, 30, 60, 33, 170, 128)),
+        (by_ffma, "FFMA", (run, 5, 3, 40, 70, 64, FP32, "highest")),
+        (by_ffma, "FFMA, one query, odd rows", (run, 1, 3, 20, 140, 63, FP32, "highest")),
+        (by_ffma, "FFMA, pairs", (run_pairs, *PAIR_LISTS["pairs, 3xtf32"])),
         *((run_tiled_grad_d, name, arguments) for name, arguments in TILED_GRAD_D.items()),
         *((run_gathered_grad_q, name, arguments) for name, arguments in GATHERED_GRAD_Q.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),

@@ -64,7 +64,8 @@ def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype)
     kernel = re.search(r"maxsim_forward_(\w+)", text)
     tile = re.search(r"(\d+) query rows x (\d+) document tokens", text)
     assert kernel and tile, text
-    return f"`{kernel[1]}` {tile[1]} x {tile[2]}"
+    by = " by FFMA" if "products in fp32" in text else ""
+    return f"`{kernel[1]}` {tile[1]} x {tile[2]}{by}"
 
 
 def build(results: Path) -> str:  # the folder of records, which other pages are made from

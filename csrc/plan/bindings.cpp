@@ -45,6 +45,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("e4m3", li::Compute::e4m3)
       .value("e5m2", li::Compute::e5m2)
       .value("int8", li::Compute::int8)
+      .value("fp32", li::Compute::fp32)
       .finalize();
   py::native_enum<li::ForwardKernel>(m, "ForwardKernel", "enum.Enum")
       .value("sm90_q", li::ForwardKernel::sm90_q)

@@ -12,7 +12,8 @@ namespace late_interaction {
 namespace {
 
 // By enumerator, in the order of plan.h.
-constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64", "e4m3", "e5m2", "int8"};
+constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64",
+                                         "e4m3", "e5m2", "int8", "fp32"};
 constexpr const char* kTileNames[] = {"wide", "thin"};
 constexpr const char* kKernelNames[] = {
     "sm90_q",          "sm90_q_short", "sm90_q_longd", "sm90_3xtf32", "sm90_3xfp16", "sm90_d", "sm80",
@@ -73,6 +74,10 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
              ": as few as fit its narrow side, " +
              (plan.as<Sm80DConfig>().members > 1 ? "a block a document" : "a warp a document");
     case ForwardKernel::sm80: {
+      if (plan.compute == Compute::fp32) {
+        return "float32 at full accuracy, which FFMA multiplies faster than this device's tensor cores; " +
+               together;
+      }
       const bool whole = s.d * element_bytes(plan.compute) % 16 == 0;
       const std::string portable = !whole ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
                                    : element_bytes(plan.compute) == 4
@@ -237,7 +242,7 @@ std::string looked_at(const ForwardPlan& plan, const Rates& rates) {
   const auto in = [](const std::string& type, int rate) {
     return std::to_string(rate) + " operations a clock and multiprocessor in " + type;
   };
-  if (has_two_terms(plan.kernel) || plan.compute == Compute::tf32x3) {
+  if (has_two_terms(plan.kernel) || plan.compute == Compute::tf32x3 || plan.compute == Compute::fp32) {
     return in("fp16", rates.fp16) + ", " + std::to_string(rates.tf32) + " in tf32, " +
            std::to_string(rates.ffma) + " by FFMA";
   }

@@ -112,10 +112,14 @@ bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& dev
 }  // namespace
 
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                     Sm80Tile tile) {
-  if (is_quantized(traits.dtype) || (traits.packed && tile != Sm80Tile::thin)) return std::nullopt;
-  const Compute compute = compute_for(traits.dtype, traits.precision);
-  const Sm80Shape shape = sm80_shape(tile, compute == Compute::tf32x3);
+                                     Sm80Tile tile, bool ffma) {
+  const Compute given = compute_for(traits.dtype, traits.precision);
+  const bool full_accuracy = given == Compute::tf32x3;
+  if (is_quantized(traits.dtype) || (traits.packed && tile != Sm80Tile::thin) || (ffma && !full_accuracy)) {
+    return std::nullopt;
+  }
+  const Compute compute = ffma ? Compute::fp32 : given;
+  const Sm80Shape shape = sm80_shape(tile, full_accuracy);
   ForwardPlan plan;
   plan.kernel = ForwardKernel::sm80;
   plan.compute = compute;

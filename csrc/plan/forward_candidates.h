@@ -29,8 +29,9 @@ std::optional<ForwardPlan> plan_sm80_d(const Sizes& s, const ForwardTraits& trai
 std::optional<ForwardPlan> plan_sm80_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool many_rows, bool fp16x2 = false);
 
+// ffma: fp32 at full accuracy without the tensor cores.
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                     Sm80Tile tile);
+                                     Sm80Tile tile, bool ffma = false);
 
 // members: warpgroups that share a document's tiles. num_splits: ranges that each document is split into,
 // here and below. winners, listed: kernel_limits.h.

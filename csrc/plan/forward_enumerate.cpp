@@ -52,7 +52,10 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
   for (const ShortTile& tile : kShortTiles) add(plan_sm90_q_short(s, traits, device, tile.span));
   for (const int members : {1, kSm80DWarps}) add(plan_sm80_d(s, traits, device, members));
   for (const bool many_rows : {false, true}) add(plan_sm80_q(s, traits, device, many_rows));
-  for (const Sm80Tile tile : {Sm80Tile::thin, Sm80Tile::wide}) add(plan_sm80(s, traits, device, tile));
+  for (const Sm80Tile tile : {Sm80Tile::thin, Sm80Tile::wide}) {
+    add(plan_sm80(s, traits, device, tile));
+    add(plan_sm80(s, traits, device, tile, true));
+  }
   return plans;
 }
 
@@ -84,7 +87,7 @@ std::string short_name(const ForwardPlan& plan) {
     case ForwardKernel::sm80_d:
       return "registers 32 x" + std::to_string(plan.as<Sm80DConfig>().members);
     case ForwardKernel::sm80:
-      return name_of(plan.as<Sm80Config>().tile);
+      return name_of(plan.as<Sm80Config>().tile) + (plan.compute == Compute::fp32 ? " fp32" : "");
     case ForwardKernel::dequantized:
       return "copies";
     case ForwardKernel::fp64:

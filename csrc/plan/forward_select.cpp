@@ -3,6 +3,7 @@
 
 #include "forward_candidates.h"
 #include "kernel_limits.h"
+#include "rates.h"
 
 namespace late_interaction {
 
@@ -359,6 +360,7 @@ int64_t element_bytes(Compute compute) {
       return 2;
     case Compute::tf32:
     case Compute::tf32x3:
+    case Compute::fp32:
       return 4;
     case Compute::fp64:
       break;
@@ -405,7 +407,9 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     plan.compute = compute;
     return plan;
   }
-  const auto plan = [&](Sm80Tile tile) { return *plan_sm80(s, traits, device, tile); };
+  const FullAccuracyRates rates = full_accuracy_rates(device);
+  const bool ffma = compute == Compute::tf32x3 && !device.wgmma && rates.ffma > rates.tf32x3;
+  const auto plan = [&](Sm80Tile tile) { return *plan_sm80(s, traits, device, tile, ffma); };
   const ForwardPlan thin = plan(Sm80Tile::thin);
   if (traits.packed || rows_per_document(s) <= thin.rows) return thin;
   // The large tile takes a third of the small one's time for its work, if it finds work at all.

@@ -168,9 +168,10 @@ struct Sm80Shape {
   int blocks_per_sm;  // as registers allow
 };
 
-// tf32x3 has operands of twice the registers, so its wide tile has fewer tokens.
-constexpr Sm80Shape sm80_shape(Sm80Tile tile, bool tf32x3) {
-  return tile == Sm80Tile::wide ? Sm80Shape{256, tf32x3 ? 64 : 96, 64, 2, 1} : Sm80Shape{32, 128, 32, 4, 3};
+// fp32 at full accuracy: a wide tile of fewer tokens (forward/sm80/kernel.cuh).
+constexpr Sm80Shape sm80_shape(Sm80Tile tile, bool full_accuracy) {
+  return tile == Sm80Tile::wide ? Sm80Shape{256, full_accuracy ? 64 : 96, 64, 2, 1}
+                                : Sm80Shape{32, 128, 32, 4, 3};
 }
 
 // Blocks of the short-document kernel (forward/sm80/kernel_short_docs.cuh) that a multiprocessor holds, as

@@ -1,6 +1,9 @@
 #include "operand_conversion.h"
 
+#include <algorithm>
+
 #include "forward_candidates.h"
+#include "rates.h"
 
 namespace late_interaction {
 
@@ -19,6 +22,8 @@ constexpr int64_t kExactRows = 256, kMostHalves = int64_t{4} << 30;
 constexpr double kExactWork = 2e9;
 
 bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
+  const FullAccuracyRates rates = full_accuracy_rates(device);
+  if (!device.wgmma && rates.fp16x3 < std::max(rates.tf32x3, rates.ffma)) return false;
   return rows_per_document(s) >= kExactRows && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kExactWork &&
          4 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostHalves &&
          plan_3xfp16(s, masked, true, device).has_value();

@@ -27,7 +27,7 @@ struct Device {
 Device device_of_capability(int capability, int sm_count, bool geforce = false);
 
 // The type that the kernel multiplies in.
-enum class Compute { bf16, fp16, tf32, tf32x3, fp64, e4m3, e5m2, int8 };
+enum class Compute { bf16, fp16, tf32, tf32x3, fp64, e4m3, e5m2, int8, fp32 };  // fp32: by FFMA
 
 Compute compute_for(Dtype dtype, Precision precision);
 int64_t element_bytes(Compute compute);
@@ -49,7 +49,7 @@ enum class ForwardKernel {
   sm80_d,           // mma.sync, documents on its M side: for few query rows
   sm80_3xfp16,      // sm80_q on operands converted to two fp16 numbers an element
 };
-inline constexpr int kForwardKernels = 14, kComputes = 8;
+inline constexpr int kForwardKernels = 14, kComputes = 9;
 
 inline bool has_two_terms(ForwardKernel kernel) {
   return kernel == ForwardKernel::sm90_3xfp16 || kernel == ForwardKernel::sm80_3xfp16;

@@ -17,4 +17,12 @@ struct Rates {
 
 Rates rates_of(const Device& device);
 
+// Operations on fp32 at full accuracy that kernels without wgmma do a clock and multiprocessor, of a call and
+// not of the products of its parts: three of fp16 (sm80_3xfp16), three of TF32, or FFMA.
+struct FullAccuracyRates {
+  double fp16x3, tf32x3, ffma;
+};
+
+FullAccuracyRates full_accuracy_rates(const Device& device);
+
 }  // namespace late_interaction

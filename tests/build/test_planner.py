@@ -456,6 +456,26 @@ def test_float32_multiplies_as_its_precision_says():
     }
 
 
+@pytest.mark.parametrize("geforce", [False, True])
+@pytest.mark.parametrize("capability", [80, 86, 89, 100, 120, 121])
+def test_float32_at_full_accuracy_takes_the_fastest_products(capability, geforce):
+    device = plan.device_of_capability(capability, 100, geforce)
+    rates = plan.rates_of(device)
+    ffma = 0.6 * rates.ffma > 0.27 * rates.tf32 / 3  # what kernels reach of it
+    assert ffma == (geforce or capability != 80)
+    for Nq, tile in ((1, plan.Sm80Tile.thin), (64, plan.Sm80Tile.wide)):
+        for traits, d in (({}, 256), ({"masked": True}, 768), ({"tma_compatible": False}, 67)):
+            size = plan.Sizes(plan.Layout.in_batch, Nq, 300, 32, 300, d)
+            made = plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.fp32, **traits), device)
+            assert made.kernel == plan.ForwardKernel.sm80 and made.config.tile == tile
+            assert made.compute == (plan.Compute.fp32 if ffma else plan.Compute.tf32x3)
+            assert made.stages >= 2 and (made.rows, made.tokens) == ((256, 64) if Nq > 1 else (32, 128))
+    size = plan.Sizes(plan.Layout.in_batch, 64, 300, 32, 300, 128)
+    for precision, compute in ((plan.Precision.high, "tf32"), (plan.Precision.medium, "bf16")):
+        made = plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.fp32, precision), device)
+        assert made.compute.name == compute
+
+
 def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
     def packed(rows, documents, Ld, d=128):
         size = plan.Sizes(plan.Layout.in_batch, 1, documents, rows, Ld, d)

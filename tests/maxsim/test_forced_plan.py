@@ -48,8 +48,14 @@ CASES = [
     Case("in-batch", 1, 4001, 32, 65, 128, torch.float16),
     Case("in-batch", 4, 1601, 8, 8, 64, torch.bfloat16, "holes"),
     Case("in-batch", 1, 2500, 1, 48, 8, torch.float16),
+    # float32 by tensor cores and without them: rows of 16 bytes and not, Q that stays and that streams.
+    Case("in-batch", 9, 7, 33, 131, 128, torch.float32, "holes"),
+    Case("in-batch", 3, 5, 40, 90, 67, torch.float32, "dead"),
+    Case("in-batch", 2, 9, 300, 65, 768, torch.float32),
+    Case("KD", 5, 4, 130, 63, 48, torch.float32, "holes"),
+    Case("pairs", 7, 7, 20, 300, 264, torch.float32, "dead"),
 ]
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def alternatives(case, masked=None, sm=90, sm_count=132):
@@ -67,6 +73,7 @@ def test_plans_have_names_of_their_own_and_the_chosen_one_comes_first():
         for sm in (80, 90):
             found = alternatives(case, sm=sm)
             assert len(set(found)) == len(found) and {"thin", "wide"} <= set(found)
+            assert ({"thin fp32", "wide fp32"} <= set(found)) == (case.dtype == torch.float32)
             wgmma = [
                 name for name in found if name.split()[0] in ("documents", "rows", "split", "short", "stream")
             ]

@@ -117,19 +117,24 @@ def test_numbers_that_are_not_finite(value, rows):
 
 
 @pytest.mark.parametrize(("Nq", "Lq"), [(1, 30), (9, 32), (70, 17)])
-@pytest.mark.parametrize("d", [64, 128, 200])
-def test_packed_sequences(Nq, Lq, d):
+@pytest.mark.parametrize(
+    "d, dtype", [(64, BF16), (128, BF16), (200, BF16), (128, torch.float32), (67, torch.float32)]
+)
+def test_packed_sequences(Nq, Lq, d, dtype):
     generator = torch.Generator().manual_seed(0)
     q_lengths = torch.randint(0, Lq + 1, (Nq,), generator=generator)
     d_lengths = torch.tensor([0, 1, 300, 17, 64, 0, 65, 500, 16, 3] * 9)
-    Q = torch.randn(int(q_lengths.sum()), d, device="cuda", dtype=BF16)
-    D = torch.randn(int(d_lengths.sum()), d, device="cuda", dtype=BF16)
+    Q = torch.randn(int(q_lengths.sum()), d, device="cuda", dtype=dtype)
+    D = torch.randn(int(d_lengths.sum()), d, device="cuda", dtype=dtype)
     cu_q, cu_d = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int().cuda() for x in (q_lengths, d_lengths))
     scores = li.maxsim_varlen(Q, D, cu_q, cu_d)
     for i, q in enumerate(Q.split(q_lengths.tolist())):
         for j, x in enumerate(D.split(d_lengths.tolist())):
             wanted = (q.double() @ x.double().T).amax(-1).sum() if len(x) and len(q) else 0.0
             assert float(scores[i, j]) == pytest.approx(float(wanted), rel=5e-6, abs=1e-5)
+    of_documents = torch.arange(len(d_lengths), device="cuda").int()  # few enough to be scored one by one
+    listed = ops.maxsim_pairs_packed(Q, D, cu_q, cu_d, of_documents % Nq, of_documents, None, "highest")
+    torch.testing.assert_close(listed, scores[of_documents % Nq, of_documents], rtol=5e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["none", "holes"])

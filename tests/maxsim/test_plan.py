@@ -88,6 +88,13 @@ def test_every_call_is_explained_on_every_gpu(case):
         ((1, 32, 128), (9, 300, 128), {"dtype": torch.int8, "sm": 80}, "sm80_d, products in int8", "narrow"),
         ((1, 32, 272), (9, 300, 272), {"dtype": torch.int8, "sm": 80}, "tf32: float32 copies", "device"),
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32, "sm": 80}, "sm80_3xfp16", "256 of them"),
+        (
+            (256, 32, 128),
+            (256, 300, 128),
+            {"dtype": torch.float32, "sm": 89, "geforce": True},
+            "sm80, products in fp32",
+            "FFMA multiplies faster",
+        ),
         # Longer documents than it can count the tokens of.
         (
             (300, 32, 4),
@@ -114,7 +121,8 @@ def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, wh
         (torch.float8_e4m3fn, {"sm": 120, "geforce": True}, "1024 operations .* in fp8 .*12.0, GeForce"),
         (torch.float8_e5m2, {"sm": 86, "geforce": True}, "512 operations .* in fp16, to which fp8"),
         (torch.float32, {"sm": 80, "precision": "high"}, "1024 operations .* in tf32"),
-        (torch.float32, {"sm": 86}, "1024 operations .* in fp16, 512 in tf32, 256 by FFMA"),
+        (torch.float32, {"sm": 80}, "2048 operations .* in fp16, 1024 in tf32, 128 by FFMA"),
+        (torch.float32, {"sm": 86, "packed": True}, "1024 operations .* in fp16, 512 in tf32, 256 by FFMA"),
     ],
 )
 def test_the_rates_are_those_of_the_device(dtype, options, rates):

@@ -66,6 +66,7 @@ constexpr ForwardInstances<ForwardArgs> kInstances{
     {Kernel::sm80, Compute::fp16, launch_sm80<Compute::fp16>},
     {Kernel::sm80, Compute::tf32, launch_sm80<Compute::tf32>},
     {Kernel::sm80, Compute::tf32x3, launch_sm80<Compute::tf32x3>},
+    {Kernel::sm80, Compute::fp32, launch_sm80<Compute::fp32>},
     {Kernel::sm80_short_docs, Compute::bf16, launch_sm80_short_docs<Compute::bf16>},
     {Kernel::sm80_short_docs, Compute::fp16, launch_sm80_short_docs<Compute::fp16>},
     {Kernel::sm90_stream, Compute::bf16, launch_sm90_stream<Compute::bf16>},

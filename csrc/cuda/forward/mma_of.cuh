@@ -24,6 +24,8 @@ template <>
 struct MmaOf<Compute::tf32> : std::type_identity<ptx::MmaTf32> {};
 template <>
 struct MmaOf<Compute::tf32x3> : std::type_identity<ptx::Mma3xTf32> {};
+template <>
+struct MmaOf<Compute::fp32> : std::type_identity<ptx::Ffma> {};
 
 // Bytes that the operand of a row takes, for each 32 of its embedding.
 template <class Mma>

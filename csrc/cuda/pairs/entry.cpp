@@ -34,6 +34,7 @@ constexpr ForwardInstances<PairArgs> kInstances{
     {ForwardKernel::sm80, Compute::fp16, launch_sm80<Compute::fp16, PairArgs>},
     {ForwardKernel::sm80, Compute::tf32, launch_sm80<Compute::tf32, PairArgs>},
     {ForwardKernel::sm80, Compute::tf32x3, launch_sm80<Compute::tf32x3, PairArgs>},
+    {ForwardKernel::sm80, Compute::fp32, launch_sm80<Compute::fp32, PairArgs>},
     {ForwardKernel::fp64, Compute::fp64, launch_fp64<PairArgs>},
 };
 

@@ -271,4 +271,10 @@ struct Mma3xTf32 {
   }
 };
 
+// fp32 inputs by multiply-adds of the plain fp32 units (primitives/mma_chunks.cuh), which round each sum
+// once.
+struct Ffma {
+  using Element = float;
+};
+
 }  // namespace late_interaction::ptx

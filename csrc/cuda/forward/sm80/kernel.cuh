@@ -1,4 +1,4 @@
-// MaxSim forward on the tensor cores of sm_80 and newer (mma.sync).
+// MaxSim forward on the tensor cores of sm_80 and newer (mma.sync), and for fp32 by FFMA without them.
 //
 //                    a document's tokens, kColumns at a time
 //                 +-------------------------------------------+
@@ -62,10 +62,14 @@ struct MmaTile {
 //
 // Wide     64 rows a warp, so that what ldmatrix reads serves many products.
 // Thin     few query rows: its warps share a document's tokens instead; registers allow three.
-// 3xTF32   fewer columns, since operands split in two take the registers of the others.
+// fp32     fewer columns: operands that are split in two take the registers of the others, and FFMA is so
+// slow
+//          that columns behind a document's end cost more than larger tiles save.
+template <class Mma>
+inline constexpr bool kFullAccuracy = std::is_same_v<Mma, ptx::Mma3xTf32> || std::is_same_v<Mma, ptx::Ffma>;
 template <class Mma>
 struct Tiles {
-  using Wide = MmaTile<4, 2, 4, std::is_same_v<Mma, ptx::Mma3xTf32> ? 4 : 6, 1>;
+  using Wide = MmaTile<4, 2, 4, kFullAccuracy<Mma> ? 4 : 6, 1>;
   using Thin = MmaTile<1, 4, 2, 4, 3>;
 };
 

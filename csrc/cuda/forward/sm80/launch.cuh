@@ -12,7 +12,7 @@ namespace late_interaction {
 
 template <class Mma, class Tile, Sm80Tile kTile>
 cudaError_t launch_sm80_tile(const ForwardLaunch<typename Tile::Args>& call) {
-  constexpr Sm80Shape kShape = sm80_shape(kTile, std::is_same_v<Mma, ptx::Mma3xTf32>);
+  constexpr Sm80Shape kShape = sm80_shape(kTile, kFullAccuracy<Mma>);
   static_assert(Tile::kRows == kShape.rows && Tile::kColumns == kShape.columns &&
                 Tile::kWarpRows == kShape.warp_rows && Tile::kWarpsN == kShape.warps_n &&
                 Tile::kBlocksPerSm == kShape.blocks_per_sm);
