@@ -60,7 +60,7 @@ BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
       part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
   // grad_D by tiles (backward/tiled_grad_d.h) is refused where its last wave leaves many multiprocessors
   // idle.
-  const int64_t wave = int64_t{grad_d_docs(s.Ld)} * device.sm_count;
+  const int64_t wave = int64_t{grad_d_docs(s.Ld, device.wgmma)} * device.sm_count;
   if (part.documents > wave) part.documents = even_part(s.N, 1, part.documents / wave * wave);
   return part;
 }

@@ -459,7 +459,7 @@ def test_the_largest_sizes():
     assert plan._shape("Q", (0, 1, (1 << 31) - 1), (3,)) == (0, 1, (1 << 31) - 1)
 
 
-WORDS_OF_9_0A = ("sm90", "  gathered  ", "  tiled  ", " as products of ")
+WORDS_OF_9_0A = ("sm90", " 8 documents at a time ", " as products of ")
 
 
 @pytest.mark.parametrize(("sm", "sm_count"), [(80, 108), (89, 142), (100, 148), (120, 170)])
@@ -470,5 +470,5 @@ def test_no_other_gpu_is_given_kernels_of_9_0a(sm, sm_count, dtype, Ld):
     shapes = (4096, 32, 128), (4096, Ld, 128)
     hopper = li.explain_plan(*shapes, dtype=dtype, backward="lowmem", sm=90, sm_count=132)
     other = li.explain_plan(*shapes, dtype=dtype, backward="lowmem", sm=sm, sm_count=sm_count)
-    assert sum(words in hopper for words in WORDS_OF_9_0A) >= 2
+    assert any(words in hopper for words in WORDS_OF_9_0A)
     assert not any(words in other for words in WORDS_OF_9_0A)

@@ -88,6 +88,13 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
+// Says whether this is the machine code of a GPU that has wgmma and setmaxnreg.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+inline constexpr bool kIsSm90a = true;
+#else
+inline constexpr bool kIsSm90a = false;
+#endif
+
 // Moves registers between warpgroups: the producer gives up what the consumers take.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {

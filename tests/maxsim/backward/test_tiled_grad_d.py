@@ -19,7 +19,7 @@ SHAPES = [
     (128, 187, 130, 97, 120),
     (513, 191, 32, 65, 96),
     (2060, 131, 32, 300, 128),  # from here on a document a block
-    (9400, 264, 7, 181, 64),
+    (9400, 264, 7, 183, 64),
     (505, 203, 130, 360, 120),
 ]
 
@@ -29,17 +29,21 @@ def assert_reference(grad_D, grad, Q, D, winners):
     ref.assert_close(grad_D, reference(grad, Q, D, winners)[1], ref.GRAD_TOLERANCE[Q.dtype], "grad_D")
 
 
+@pytest.mark.parametrize(("sm", "tokens"), [(90, 180), (80, 182), (86, 182), (100, 182)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_planner_gives_it_these_calls(shape):
+def test_the_planner_gives_it_these_calls(shape, sm, tokens):
     Nq, N, Lq, Ld, d = shape
-    blocks = f"{(N + 1) // 2} blocks instead, 2 documents" if Ld <= 180 else f"{N} blocks instead, a document"
-    assert f"{blocks} each: query rows pass through shared memory" in plan((Nq, Lq, d), (N, Ld, d))
+    blocks = (
+        f"{N} blocks instead, a document" if Ld > tokens else f"{(N + 1) // 2} blocks instead, 2 documents"
+    )
+    text = plan((Nq, Lq, d), (N, Ld, d), sm=sm)
+    assert f"{blocks} each: query rows pass through shared memory" in text
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"sm": 80},
+        {"sm": 86, "Ld": 365},
         {"normalize": True},
         {"dtype": torch.float32},
         {"Ld": 361},

@@ -1,4 +1,4 @@
-// grad_D of documents that many queries share, with the rows of Q from shared memory (sm_90).
+// grad_D of documents that many queries share, with the rows of Q from shared memory.
 //
 //   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
 //
@@ -7,8 +7,10 @@
 //
 // Who owns what
 //   block      two documents, or a long one, and all rows of Q
-//   ring       stages of kGradDRows rows, and of each the list of a document's winners in the order of tokens
-//   producers  a warpgroup: warps that write lists (lists.cuh); one of a stage starts the copy of its rows
+//   ring       stages of rows, and of each the list of a document's winners in the order of tokens
+//   producers  warps that write lists (lists.cuh); one of a stage starts the copy of its rows (sm_90a), or
+//   all
+//              of a stage copy them (cp.async)
 //   consumers  warps that have every so-many-th token of a document, since tokens that win often may be
 //              neighbours; a lane has four dims of each. A consumer walks its part of a list token by token,
 //              so that the code names the registers of a token's sums
@@ -23,16 +25,16 @@
 
 namespace late_interaction {
 
-inline constexpr int kGradDConsumerThreads = 32 * kGradDWarps, kGradDThreads = kGradDConsumerThreads + 128;
+inline constexpr int kGradDThreads = 512;
 inline constexpr int kGradDConsumerRegisters = 144, kGradDProducerRegisters = 80;
 
-template <class T>
+template <class T, int kTokens>
 struct TokenSums {
-  float x[kGradDTokens][4];
+  float x[kTokens][4];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int c = 0; c < kGradDTokens; ++c) x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0.0f;
+    for (int c = 0; c < kTokens; ++c) x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0.0f;
   }
 
   // To the tokens from `own` on, `step` behind each other, of document j.
@@ -42,7 +44,7 @@ struct TokenSums {
     if (dim >= p.d || j >= p.N) return;
     int64_t at = (j * p.Ld + own) * p.d + dim;
 #pragma unroll
-    for (int c = 0; c < kGradDTokens; ++c, at += int64_t{step} * p.d) {
+    for (int c = 0; c < kTokens; ++c, at += int64_t{step} * p.d) {
       if (own + c * step >= p.Ld) return;
       if (p.grad_D_sums != nullptr) {
         auto* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_D_sums) + at);
@@ -94,15 +96,20 @@ struct ListWalk {
     }
   }
 
-  // Adds the entries of all tokens. ends: the address of their ends, eight to 16 bytes.
-  __device__ __forceinline__ void add_all(uint32_t ends, TokenSums<T>& sums) {
+  // Adds the entries of all tokens. ends: the address of their ends, of some tokens at a time.
+  template <int kTokens>
+  __device__ __forceinline__ void add_all(uint32_t ends, TokenSums<T, kTokens>& sums) {
+    constexpr int kGroup = kTokens > 28 ? 8 : 4;  // as registers allow
 #pragma unroll
-    for (int first = 0; first < kGradDTokens; first += 8) {
-      const uint4 loaded = ptx::ld_shared_v4_b32(ends + 2 * first);
-      const uint32_t pairs[4] = {__shfl_sync(kFullWarp, loaded.x, 0), __shfl_sync(kFullWarp, loaded.y, 0),
-                                 __shfl_sync(kFullWarp, loaded.z, 0), __shfl_sync(kFullWarp, loaded.w, 0)};
+    for (int first = 0; first < kTokens; first += kGroup) {
+      uint32_t pairs[kGroup / 2];
 #pragma unroll
-      for (int c = 0; c < 8 && first + c < kGradDTokens; ++c) {
+      for (int k = 0; k < kGroup / 2; k += 2) {
+        const uint2 loaded = ptx::ld_shared_v2_b32(ends + 2 * first + 4 * k);
+        pairs[k] = __shfl_sync(kFullWarp, loaded.x, 0), pairs[k + 1] = __shfl_sync(kFullWarp, loaded.y, 0);
+      }
+#pragma unroll
+      for (int c = 0; c < kGroup && first + c < kTokens; ++c) {
         const uint32_t pair = pairs[c / 2];
         add_until(c % 2 == 0 ? pair & 0xFFFF : pair >> 16, sums.x[first + c]);
       }
@@ -110,56 +117,55 @@ struct ListWalk {
   }
 };
 
-template <class T, int kDocs>
-__device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const GradDShared<kDocs>& shared,
-                                                const GradDRing& ring, int64_t first_j) {
-  constexpr int kConsumers = GradDShape{kDocs}.consumers();
+template <class T, GradDShape kShape>
+__device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const GradDShared<kShape>& shared,
+                                                const GradDRing<kShape>& ring, int64_t first_j) {
+  constexpr int kConsumers = kShape.consumers();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int document = warp / kConsumers, own = warp % kConsumers;
   const uint32_t column = 4 * lane < p.d ? 8 * lane : 0, stages = ring.stages();
-  TokenSums<T> sums;
+  TokenSums<T, kShape.tokens()> sums;
   sums.clear();
-  PipelineState now;
 #pragma unroll 1
-  for (uint32_t n = 0; n < stages; ++n) {
-    ptx::mbarrier_wait_parity(ring.full + 8 * now.stage, now.parity);
-    const uint16_t* ends = shared.ends[now.stage][document] + kGradDConsumerKeys * own;
-    const uint32_t begin = own > 0 ? ends[-1] : ptx::smem_address(shared.list[now.stage][document]);
+  for (uint32_t n = 0; n < stages; ++n) {  // its place and parity are computed: registers are for sums
+    const uint32_t stage = n % kGradDStages;
+    ptx::mbarrier_wait_parity(ring.full + 8 * stage, n / kGradDStages % 2);
+    const uint16_t* ends = shared.ends[stage][document] + kGradDConsumerKeys * own;
+    const uint32_t begin = own > 0 ? ends[-1] : ptx::smem_address(shared.list[stage][document]);
     ListWalk<T> walk(begin, column);
     walk.add_all(ptx::smem_address(ends), sums);
-    ptx::mbarrier_arrive_after(ring.empty + 8 * now.stage, walk.read_ahead());
-    now.advance(kGradDStages);
+    ptx::mbarrier_arrive_after(ring.empty + 8 * stage, walk.read_ahead());
   }
   sums.write(p, first_j + document, own, kConsumers);
 }
 
-template <class T, int kDocs>
+template <class T, int kDocs, bool kTma, int kRows>
 __global__ void __launch_bounds__(kGradDThreads, 1) grad_d_tiled(const __grid_constant__ BackwardArgs p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(128) uint8_t memory[];
-  auto& shared = *reinterpret_cast<GradDShared<kDocs>*>(memory);
-  const GradDRing ring(p, shared);
-  const int64_t first_j = int64_t{blockIdx.x} * kDocs;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < kGradDStages; ++s) {
-      ptx::mbarrier_init(ring.full + 8 * s, 1 + 32 * kDocs);
-      ptx::mbarrier_init(ring.empty + 8 * s, kGradDConsumerThreads);
+  if constexpr (ptx::kIsSm90a || !kTma) {
+    constexpr GradDShape kShape{kDocs, kTma, kRows};
+    constexpr int kProducers = kDocs * kShape.producers(), kConsumerThreads = 32 * kDocs * kShape.consumers();
+    extern __shared__ __align__(128) uint8_t memory[];
+    auto& shared = *reinterpret_cast<GradDShared<kShape>*>(memory);
+    const GradDRing<kShape> ring(p, shared);
+    const int64_t first_j = int64_t{blockIdx.x} * kDocs;
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < kGradDStages; ++s) {
+        ptx::mbarrier_init(ring.full + 8 * s, ring.kFullArrivals);
+        ptx::mbarrier_init(ring.empty + 8 * s, kConsumerThreads);
+      }
+      if constexpr (kTma) ptx::fence_mbarrier_init();
     }
-    ptx::fence_mbarrier_init();
-  }
-  __syncthreads();
-  ptx::pdl_wait_and_launch_dependents();
-  if (threadIdx.x >= kGradDConsumerThreads) {
-    ptx::setmaxnreg_dec<kGradDProducerRegisters>();
-    const int producer = (threadIdx.x - kGradDConsumerThreads) / 32;
-    if (producer < kDocs * GradDShape{kDocs}.producers()) {
-      ListProducer<kDocs>(p, shared, ring, producer, first_j).run();
+    __syncthreads();
+    ptx::pdl_wait_and_launch_dependents();
+    if (threadIdx.x >= kConsumerThreads) {
+      if constexpr (kTma) ptx::setmaxnreg_dec<kGradDProducerRegisters>();
+      const int producer = (threadIdx.x - kConsumerThreads) / 32;
+      if (producer < kProducers) ListProducer<kShape>(p, shared, ring, producer, first_j).run();
+    } else {
+      if constexpr (kTma) ptx::setmaxnreg_inc<kGradDConsumerRegisters>();
+      sum_listed_rows<T, kShape>(p, shared, ring, first_j);
     }
-  } else {
-    ptx::setmaxnreg_inc<kGradDConsumerRegisters>();
-    sum_listed_rows<T, kDocs>(p, shared, ring, first_j);
   }
-#endif
 }
 
 }  // namespace late_interaction

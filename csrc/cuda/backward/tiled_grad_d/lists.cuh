@@ -11,6 +11,7 @@
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/pipeline_state.cuh"
 #include "../../ptx/bulk_copy.cuh"
+#include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "../args.h"
@@ -24,74 +25,86 @@ struct alignas(8) ListedRow {
 };
 
 // Lists come first, so that their addresses fit 16 bits.
-template <int kDocs>
+template <GradDShape kShape>
 struct alignas(128) GradDShared {
-  static constexpr GradDShape kShape{kDocs};
-  ListedRow list[kGradDStages][kDocs][kGradDRows + kGradDReadAhead];
-  uint16_t ends[kGradDStages][kDocs][kShape.keys()];  // the address behind each token's last entry
-  uint32_t counts[kDocs * kShape.producers()][kShape.keys()];
+  ListedRow list[kGradDStages][kShape.docs][kShape.rows + kGradDReadAhead];
+  uint16_t ends[kGradDStages][kShape.docs][kShape.keys()];  // the address behind each token's last entry
+  uint32_t counts[kShape.docs * kShape.producers()][kShape.keys()];
   uint64_t full[kGradDStages], empty[kGradDStages];
 };
 
 // Addresses of the ring of query rows, which lies behind GradDShared, and of its mbarriers.
+template <GradDShape kShape>
 struct GradDRing {
+  static constexpr uint32_t kRows = kShape.rows;
   uint32_t rows, row_bytes, begin, full, empty;
 
-  template <int kDocs>
-  __device__ __forceinline__ GradDRing(const BackwardArgs& p, const GradDShared<kDocs>& shared)
+  __device__ __forceinline__ GradDRing(const BackwardArgs& p, const GradDShared<kShape>& shared)
       : rows(static_cast<uint32_t>(p.Nq * p.Lq)),
         row_bytes(2 * p.d),
-        begin(ptx::smem_address(&shared) + sizeof(GradDShared<kDocs>)),
+        begin(ptx::smem_address(&shared) + sizeof(shared)),
         full(ptx::smem_address(shared.full)),
         empty(ptx::smem_address(shared.empty)) {}
 
-  __device__ __forceinline__ uint32_t stages() const { return (rows + kGradDRows - 1) / kGradDRows; }
-  __device__ __forceinline__ uint32_t stage(int index) const {
-    return begin + index * kGradDRows * row_bytes;
-  }
+  __device__ __forceinline__ uint32_t stages() const { return (rows + kRows - 1) / kRows; }
+  __device__ __forceinline__ uint32_t stage(int index) const { return begin + index * kRows * row_bytes; }
 
-  // Starts to bring the rows of stage n of the batch to a stage of the ring.
-  __device__ __forceinline__ void copy(const void* Q, uint32_t n, int index) const {
-    const uint32_t first = n * kGradDRows, bytes = min(rows - first, uint32_t{kGradDRows}) * row_bytes;
-    ptx::mbarrier_arrive_expect_tx(full + 8 * index, bytes);
-    ptx::bulk_load(stage(index), static_cast<const uint8_t*>(Q) + int64_t{first} * row_bytes, bytes,
-                   full + 8 * index);
+  // All lanes that list a stage's winners arrive for their lists, and one of them, or all, for the copies of
+  // its rows.
+  static constexpr int kFullArrivals = 32 * kShape.docs + (kShape.tma ? 1 : 32 * kShape.docs);
+
+  // A lane of those that list winners starts to bring its share of the rows of stage n of the batch to a
+  // stage of the ring.
+  __device__ __forceinline__ void copy(const void* Q, uint32_t n, int index, uint32_t lane) const {
+    const uint32_t first = n * kRows, bytes = min(rows - first, kRows) * row_bytes;
+    const uint8_t* from = static_cast<const uint8_t*>(Q) + int64_t{first} * row_bytes;
+    if constexpr (kShape.tma) {
+      if (lane > 0) return;
+      ptx::mbarrier_arrive_expect_tx(full + 8 * index, bytes);
+      ptx::bulk_load(stage(index), from, bytes, full + 8 * index);
+    } else {
+#pragma unroll 4
+      for (uint32_t at = 16 * lane; at < bytes; at += 16 * 32 * kShape.docs) {
+        ptx::cp_async_16(stage(index) + at, from + at, 16);
+      }
+      ptx::cp_async_mbarrier_arrive_noinc(full + 8 * index);
+    }
   }
 };
 
 // A producer warp: it has a document, and every so-many-th stage.
-template <int kDocs>
+template <GradDShape kShape>
 struct ListProducer {
-  static constexpr int kConsumers = GradDShape{kDocs}.consumers(), kProducers = GradDShape{kDocs}.producers();
+  static constexpr int kConsumers = kShape.consumers(), kProducers = kShape.producers();
   // One that waits for a stage knows that the fill before the last one has been read, by what it waited for
   // before: an mbarrier's parity tells no more than two phases apart.
   static_assert(kProducers <= kGradDStages);
-  static constexpr int kBatches = kGradDRows / 32;
+  static constexpr int kBatches = kShape.rows / 32;
   static constexpr uint32_t kNone = 0xFFFF;  // the row has no winner
 
   const BackwardArgs& p;
-  GradDShared<kDocs>& shared;
-  const GradDRing& ring;
+  GradDShared<kShape>& shared;
+  const GradDRing<kShape>& ring;
   const int document, turn;
   uint32_t* counts;
   const uint16_t* winners;  // of the first query
   const float* grads;
   const uint32_t row_end;
 
-  __device__ __forceinline__ ListProducer(const BackwardArgs& p, GradDShared<kDocs>& shared,
-                                          const GradDRing& ring, int producer, int64_t first_j)
+  __device__ __forceinline__ ListProducer(const BackwardArgs& p, GradDShared<kShape>& shared,
+                                          const GradDRing<kShape>& ring, int producer, int64_t first_j)
       : p(p),
         shared(shared),
         ring(ring),
-        document(producer % kDocs),
-        turn(producer / kDocs),
+        document(producer % kShape.docs),
+        turn(producer / kShape.docs),
         counts(shared.counts[producer]),
         winners(static_cast<const uint16_t*>(p.winners) + (first_j + document) * p.Lq),
         grads(static_cast<const float*>(p.grad) + (first_j + document) * p.grad_item_stride),
         row_end(first_j + document < p.N ? ring.rows : 0) {}
 
   __device__ __forceinline__ static uint32_t row(uint32_t n, int batch) {
-    return n * kGradDRows + 32 * batch + threadIdx.x % 32;
+    return n * kShape.rows + 32 * batch + threadIdx.x % 32;
   }
 
   __device__ __forceinline__ void load_winners(uint32_t n, uint32_t (&winner)[kBatches]) const {
@@ -174,7 +187,7 @@ struct ListProducer {
       count(now);
       load_grads(n, grad);
       ptx::mbarrier_wait_parity(ring.empty + 8 * at.stage, at.parity ^ 1);
-      if (document == 0 && lane == 0) ring.copy(p.Q.data, n, at.stage);
+      ring.copy(p.Q.data, n, at.stage, 32 * document + lane);
       __syncwarp();
       const uint32_t entries = find_places(at.stage), rows = ring.stage(at.stage);
       ListedRow* list = shared.list[at.stage][document];
