@@ -278,35 +278,51 @@ void test_parts_of_recomputed_winners_fill_the_device() {
   }
 }
 
-void check_gathered(const Sizes& s, const GatheredGradQPlan& plan) {
+void check_gathered(const Sizes& s, const GatheredGradQPlan& plan, const Device& device) {
+  const int docs = gathered_docs(plan.tma);
+  EXPECT(plan.tma == device.wgmma && plan.pdl == (device.capability >= 90));
   const int64_t rows = int64_t{plan.groups} * kGatheredGroupRows;
   EXPECT(plan.groups >= 1 && plan.groups <= kGatheredWarps * kGatheredMostGroups);
   EXPECT(plan.slices * kGatheredDims >= s.d && (plan.slices - 1) * kGatheredDims < s.d);
   EXPECT(plan.grid % plan.slices == 0 && plan.grid / plan.slices * rows >= s.Nq * s.Lq);
   EXPECT((plan.grid / plan.slices - 1) * rows < s.Nq * s.Lq);
   EXPECT(plan.stages >= 2 && plan.stages <= kGatheredMostStages);
-  const int side = plan.groups * (kGatheredWinnerBytes + kGatheredGradBytes);
-  EXPECT(plan.stages * (gathered_tile_bytes(s.Ld) + side) <= plan.smem_bytes);
+  const int side = plan.groups * gathered_side_bytes(docs);
+  EXPECT(plan.stages * (gathered_tile_bytes(s.Ld, docs) + side) <= plan.smem_bytes);
   EXPECT(rows * (kGatheredDims + kGatheredSumPadding) * 4 <= plan.smem_bytes);
-  EXPECT(plan.smem_bytes + 1024 <= kH200.smem_per_block);
+  EXPECT(plan.smem_bytes + 1024 <= device.smem_per_block);
 }
 
-void test_gathered_gradients_fit_and_cover_all_rows() {
-  int found = 0;
+void check_tiled(const Sizes& s, const TiledGradDPlan& plan, const Device& device) {
+  const GradDShape& shape = plan.shape;
+  EXPECT(shape.tma == device.wgmma && plan.pdl == (device.capability >= 90));
+  EXPECT(shape.docs * shape.consumers() + shape.docs * shape.producers() <= 16);
+  EXPECT(shape.rows % 32 == 0 && s.Ld <= shape.most_tokens() && plan.grid * shape.docs >= s.N);
+  EXPECT(shape.list_bytes() + 2 * s.d * shape.rows * kGradDStages == plan.smem_bytes);
+  EXPECT(plan.smem_bytes <= device.smem_per_block);
+}
+
+void test_gathered_and_tiled_gradients_fit_and_cover_all_rows(const Device& device) {
+  int found = 0, tiled = 0;
   for (int64_t Nq : {1, 7, 64, 500, 4096, 100000}) {
     for (int64_t N : {32, 33, 264, 5000}) {
       for (int64_t Lq : {8, 32, 136, 1032}) {
         for (int64_t Ld : {1, 65, 180, 203, 255}) {
           for (int64_t d : {8, 96, 128, 1024}) {
             const Sizes s{Layout::in_batch, Nq, N, Lq, Ld, d};
-            const auto plan = plan_gathered_grad_q(s, Dtype::bf16, true, kH200);
-            if (plan) check_gathered(s, *plan), ++found;
+            const auto plan = plan_gathered_grad_q(s, Dtype::bf16, true, device);
+            if (plan) check_gathered(s, *plan, device), ++found;
+            const auto grad_d = plan_tiled_grad_d(s, Dtype::bf16, true, device);
+            if (grad_d) check_tiled(s, *grad_d, device), ++tiled;
           }
         }
       }
     }
   }
-  EXPECT(found > 500);
+  EXPECT(found > 200 && tiled > 300);
+}
+
+void test_gathered_gradients_in_whole_waves() {
   // A wave less than whole is worth larger blocks, but not a wave more.
   const auto plan =
       plan_gathered_grad_q({Layout::in_batch, 4096, 256, 32, 180, 128}, Dtype::bf16, true, kH200);
@@ -353,7 +369,10 @@ int main() {
   test_no_warpgroup_idles_beside_winners();
   test_packed_gradients_have_parts_that_fit();
   test_parts_of_recomputed_winners_fill_the_device();
-  test_gathered_gradients_fit_and_cover_all_rows();
+  for (int capability : {80, 86, 89, 90, 100, 120}) {
+    test_gathered_and_tiled_gradients_fit_and_cover_all_rows(device_of_capability(capability, 132));
+  }
+  test_gathered_gradients_in_whole_waves();
   test_packed_gradients_without_parts();
   test_packed_parts_can_be_read();
   test_a_plan_can_be_read();

@@ -12,7 +12,7 @@ constexpr int kBarrierBytes =
     1024;  // of shared memory, that mbarriers take with what aligns the ring behind them
 constexpr int kMostStages = kGatheredMostStages;
 
-// Measured on an H200, in clocks of a multiprocessor: a query row with the documents of a stage, a block's
+// Measured on an H200, in clocks of a multiprocessor: a query row with eight documents, a block's
 // beginning and end, and a row of 64 bytes that the gather (grad_q_gather.cuh) reads from L2.
 constexpr double kRowClocks = 5.0, kBlockClocks = 12000, kGatherClocks = 2.2;
 // And a stage's copy from L2: until it begins to arrive, and bytes a clock while all multiprocessors copy.
@@ -23,11 +23,14 @@ int64_t groups_of(const Sizes& s) { return s.Nq * ceil_div(s.Lq, int64_t{kGather
 // Blocks of so many groups; smem_bytes is 0 where they do not fit.
 GatheredGradQPlan blocks_of(const Sizes& s, int groups, const Device& device) {
   GatheredGradQPlan plan;
+  plan.tma = device.wgmma;
+  plan.pdl = device.capability >= 90;
   plan.slices = static_cast<int>(ceil_div(s.d, int64_t{kGatheredDims}));
   plan.groups = groups;
   const int rows = groups * kGatheredGroupRows;
   plan.grid = ceil_div(groups_of(s), int64_t{groups}) * plan.slices;
-  const int stage = gathered_tile_bytes(s.Ld) + groups * (kGatheredWinnerBytes + kGatheredGradBytes);
+  const int docs = gathered_docs(plan.tma);
+  const int stage = gathered_tile_bytes(s.Ld, docs) + groups * gathered_side_bytes(docs);
   const int room = device.smem_per_block - kBarrierBytes;
   plan.stages = std::min(room / stage, kMostStages);
   const int sums = rows * (kGatheredDims + kGatheredSumPadding) * 4;
@@ -38,11 +41,12 @@ GatheredGradQPlan blocks_of(const Sizes& s, int groups, const Device& device) {
 // Clocks until the last block ends.
 double clocks(const Sizes& s, const GatheredGradQPlan& plan, const Device& device) {
   const auto waves = static_cast<double>(ceil_div(plan.grid, int64_t{device.sm_count}));
-  const auto stages = static_cast<double>(ceil_div(s.N, int64_t{kGatheredDocs}));
-  const double bytes = gathered_tile_bytes(s.Ld);
+  const int docs = gathered_docs(plan.tma);
+  const auto stages = static_cast<double>(ceil_div(s.N, int64_t{docs}));
+  const double bytes = gathered_tile_bytes(s.Ld, docs);
   // Shared memory takes 128 bytes a clock, of copies and of rows that are read. A copy begins when its stage
   // is free, and must end while the others are read.
-  const double busy = plan.groups * kGatheredGroupRows * kRowClocks + bytes / 128;
+  const double busy = plan.groups * kGatheredGroupRows * kRowClocks * docs / 8 + bytes / 128;
   const double refill = (kCopyLatency + bytes / kCopyBytes) / (plan.stages - 1);
   return waves * (kBlockClocks + stages * std::max(busy, refill));
 }
@@ -52,8 +56,8 @@ double clocks(const Sizes& s, const GatheredGradQPlan& plan, const Device& devic
 std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& s, Dtype dtype, bool aligned,
                                                       const Device& device) {
   constexpr int64_t kMostTokens = 255, kFewestDocuments = 32, kMostRows = int64_t{1} << 30;
-  const bool served = s.layout == Layout::in_batch && aligned && device.wgmma && dtype == Dtype::bf16 &&
-                      s.d % 8 == 0 && s.Ld <= kMostTokens && s.N >= kFewestDocuments && s.N <= kMostRows &&
+  const bool served = s.layout == Layout::in_batch && aligned && dtype == Dtype::bf16 && s.d % 8 == 0 &&
+                      s.Ld <= kMostTokens && s.N >= kFewestDocuments && s.N <= kMostRows &&
                       groups_of(s) <= kMostRows;
   if (!served) return std::nullopt;
   const int64_t all_groups = groups_of(s), slices = ceil_div(s.d, int64_t{kGatheredDims});
@@ -76,7 +80,7 @@ std::string explain(const std::optional<GatheredGradQPlan>& plan) {
   if (!plan) return "";
   return "gathered   grad_Q by " + std::to_string(plan->grid) + " blocks instead, up to " +
          std::to_string(plan->groups * kGatheredGroupRows) + " query rows and " +
-         std::to_string(kGatheredDims) + " dims each: " + std::to_string(kGatheredDocs) +
+         std::to_string(kGatheredDims) + " dims each: " + std::to_string(gathered_docs(plan->tma)) +
          " documents at a time in shared memory\n";
 }
 

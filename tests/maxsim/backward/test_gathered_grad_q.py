@@ -37,16 +37,18 @@ def assert_reference(grad_Q, grad, Q, D, winners):
     ref.assert_close(grad_Q, reference(grad, Q, D, winners)[0], ref.GRAD_TOLERANCE[Q.dtype], "grad_Q")
 
 
+@pytest.mark.parametrize(("sm", "docs"), [(90, 8), (80, 4), (100, 4)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_planner_gives_it_these_calls(shape):
+def test_the_planner_gives_it_these_calls(shape, sm, docs):
     Nq, N, Lq, Ld, d = shape
-    assert "8 documents at a time in shared memory" in plan((Nq, Lq, d), (N, Ld, d))
+    text = plan((Nq, Lq, d), (N, Ld, d), sm=sm, backward="lowmem")
+    assert f"{docs} documents at a time in shared memory" in text
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"sm": 80},
+        {"sm": 86},
         {"normalize": True},
         {"dtype": torch.float32},
         {"dtype": torch.float16},

@@ -1,4 +1,4 @@
-// grad_Q of many query rows in bf16, whose winners' rows ldmatrix reads from shared memory (sm_90).
+// grad_Q of many query rows in bf16, whose winners' rows ldmatrix reads from shared memory.
 //
 //   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
 //
@@ -6,15 +6,17 @@
 // memory where they lie, and transposes them, for four query rows at once: operand A of mma.sync, whose
 // quarters are 8 dims by 8 documents of a query row each. Operand B has the gradients of the query's scores
 // with the documents, in one column for the two rows that share a range of K, and 0 elsewhere. So 16 rows
-// share an accumulator of 8 dims. A gradient is the sum of two bf16 numbers, high and low, of one product
-// each: they differ from it by 2^-17 of its size at most.
+// share an accumulator of 8 dims. Of stages of four documents (before sm_90), an eight by eight matrix has
+// two query rows: a quarter has 8 dims of the one and, so that they share no bank, 8 others of the other one,
+// and each row has a column of its own. A gradient is the sum of two bf16 numbers, high and low, of one
+// product each: they differ from it by 2^-17 of its size at most.
 //
 // Who owns what
 //   block     some groups of query rows, and a slice of dims: documents pass through shared memory once for
 //             all of these rows
 //   warp      of 12, its share of the groups
 //   producer  a warp that starts TMA's copies of documents, and three that copy winners and gradients
-//             (cp.async)
+//             (cp.async); before sm_90, four that copy documents too
 //
 // Shared memory bounds it: 64 bytes are read for each row, document and 32 dims. Every sum is over documents
 // in their order: the same bits in every run.
@@ -26,20 +28,22 @@
 
 namespace late_interaction {
 
+template <int kDocs>
 class GatheredConsumer {
  public:
   __device__ __forceinline__ GatheredConsumer(const GatheredGradQArgs& args, const GatheredRing& ring,
                                               const WarpGroups& own)
       : p(args), ring(ring), own(own) {
-    const int lane = threadIdx.x % 32, doc = lane % kGatheredDocs;
-    lane_bytes = doc * kRowBytes + doc / 2 * 16;  // as TMA's swizzle permutes the four chunks of a row
+    const int lane = threadIdx.x % 32, doc = lane % kDocs;
+    // TMA's swizzle permutes the four chunks of a row like this. A matrix's second row begins with the third.
+    lane_bytes = doc * kRowBytes + (doc / 2 ^ lane % 8 / kDocs * 2) * 16;
   }
 
   __device__ __forceinline__ void add_to(GatheredSums& sums) const {
     const auto N = static_cast<int32_t>(p.N);
     PipelineState at;
 #pragma unroll 1
-    for (int32_t doc = 0; doc < N; doc += kGatheredDocs) {
+    for (int32_t doc = 0; doc < N; doc += kDocs) {
       ptx::mbarrier_wait_parity(ring.full(at.stage), at.parity);
       add_stage(at.stage, sums);
       ptx::mbarrier_arrive(ring.empty(at.stage));
@@ -48,7 +52,8 @@ class GatheredConsumer {
   }
 
  private:
-  static constexpr uint32_t kRowBytes = 2 * kGatheredDims, kTokenBytes = kGatheredDocs * kRowBytes;
+  static constexpr uint32_t kRowBytes = 2 * kGatheredDims, kTokenBytes = kDocs * kRowBytes,
+                            kWinnerBytes = gathered_winner_bytes(kDocs);
   using Words = IncidenceWords<__nv_bfloat16>;
   const GatheredGradQArgs& p;
   const GatheredRing& ring;
@@ -70,32 +75,38 @@ class GatheredConsumer {
     }
   };
 
-  // Lanes have winners [quarter of the warp: two rows of a group][document]. Of gradients, those below 16
-  // have the ones of even groups, the others those of the next group, each with two documents.
+  // Lanes have winners [quarter of the warp: two rows of a group][document], or, of four documents, [quarter]
+  // [row][document]. Of gradients, those below 16 have the ones of even groups, the others those of the next
+  // group, each with two documents.
   __device__ __forceinline__ void add_stage(int stage, GatheredSums& sums) const {
     const int lane = threadIdx.x % 32;
     const uint32_t tile = ring.tile(stage) + lane_bytes;
-    const uint32_t winners =
-        ring.winners(stage) + own.first * kGatheredWinnerBytes + lane % 8 * 16 + lane / 8 * 4;
-    const uint32_t grads = ring.grads(stage) + lane % 4 * 8;
+    const uint32_t winners = ring.winners(stage) + own.first * kWinnerBytes + lane % kDocs * 16 +
+                             lane / 8 * 4 + lane % 8 / kDocs * 2;
+    const uint32_t grads = ring.grads(stage) + lane % (kDocs / 2) * 8;
     SplitGrads both(0u, 0u);
 #pragma unroll
     for (int g = 0; g < kGatheredMostGroups; ++g) {
       if (g >= own.count) break;
       if (g % 2 == 0) {
         const int group = min(own.first + g + lane / 16, p.groups - 1);
-        both = SplitGrads(ptx::ld_shared_v2_b32(grads + group * kGatheredGradBytes));
+        both = SplitGrads(ptx::ld_shared_v2_b32(grads + group * 4 * kDocs));
       }
       const uint32_t none = p.Ld | p.Ld << 16;  // the token of zeros
-      const uint32_t pair = __vminu2(ptx::ld_shared(winners + g * kGatheredWinnerBytes), none);
       const SplitGrads split = both.where(lane / 16 == g % 2);
-      add_rows(sums.x[g / 2], tile + (pair & 0xFFFF) * kTokenBytes, 0, split);
-      add_rows(sums.x[g / 2], tile + (pair >> 16) * kTokenBytes, 2, split);
+      if constexpr (kDocs == 8) {
+        const uint32_t pair = __vminu2(ptx::ld_shared(winners + g * kWinnerBytes), none);
+        add_rows(sums.x[g / 2], tile + (pair & 0xFFFF) * kTokenBytes, 0, split);
+        add_rows(sums.x[g / 2], tile + (pair >> 16) * kTokenBytes, 2, split);
+      } else {
+        const uint32_t winner = min(ptx::ld_shared_u16(winners + g * kWinnerBytes), none & 0xFFFF);
+        add_rows(sums.x[g / 2], tile + winner * kTokenBytes, lane % 4 / 2 * 2, split);
+      }
     }
   }
 
   // Adds four rows: two to column `column` of the group's four, two to the next one. from: the address of the
-  // lane's row.
+  // lane's row. Of four documents, eight rows: a lane's gradients are those of one column.
   __device__ __forceinline__ void add_rows(ptx::Accumulator (&sums)[GatheredSums::kBlocks], uint32_t from,
                                            int column, const SplitGrads& split) const {
     const int own_column = threadIdx.x % 16 / 4;
@@ -111,45 +122,48 @@ class GatheredConsumer {
   }
 };
 
-template <class T, bool kAligned>
+template <class T, bool kAligned, class Documents>
 __global__ void __launch_bounds__(kGatheredThreads, 1)
-    grad_q_gathered(const __grid_constant__ GatheredGradQArgs p, const __grid_constant__ CUtensorMap map) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t barriers[2 * kGatheredMostStages];
-  const GatheredRing ring(p, ptx::smem_address(shared), ptx::smem_address(barriers));
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < p.stages; ++s) {
-      ptx::mbarrier_init(ring.full(s), 1 + kGatheredLookUpThreads);
-      ptx::mbarrier_init(ring.empty(s), 32 * kGatheredWarps);
+    grad_q_gathered(const __grid_constant__ GatheredGradQArgs p,
+                    const __grid_constant__ Documents documents) {
+  if constexpr (ptx::kIsSm90a || !Documents::kTma) {
+    using LookUp = WinnerLookUp<kAligned, Documents>;
+    constexpr int kLookUpThreads = Documents::kLookUpThreads;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    __shared__ uint64_t barriers[2 * kGatheredMostStages];
+    const GatheredRing ring(p, ptx::smem_address(shared), ptx::smem_address(barriers));
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < p.stages; ++s) {
+        ptx::mbarrier_init(ring.full(s),
+                           Documents::kTma + kLookUpThreads * (LookUp::kCopies + LookUp::kStores));
+        ptx::mbarrier_init(ring.empty(s), 32 * kGatheredWarps);
+      }
+      if constexpr (Documents::kTma) ptx::fence_mbarrier_init();
     }
-    ptx::fence_mbarrier_init();
-  }
-  __syncthreads();
-  ptx::pdl_wait_and_launch_dependents();
-  const int tile = static_cast<int>(blockIdx.x) / p.slices;
-  const int first_dim = (static_cast<int>(blockIdx.x) - tile * p.slices) * kGatheredDims;
-  const int first_group = tile * p.groups;
-  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
-  if (warp >= kGatheredWarps) {
-    ptx::setmaxnreg_dec<56>();
-    if (warp == kGatheredWarps) {
-      load_documents(p, map, ring, first_dim);
+    __syncthreads();
+    ptx::pdl_wait_and_launch_dependents();
+    const int tile = static_cast<int>(blockIdx.x) / p.slices;
+    const int first_dim = (static_cast<int>(blockIdx.x) - tile * p.slices) * kGatheredDims;
+    const int first_group = tile * p.groups;
+    const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
+    if (warp >= kGatheredWarps) {
+      if constexpr (Documents::kTma) {
+        ptx::setmaxnreg_dec<56>();
+        if (warp == kGatheredWarps) return documents.load(p, ring, first_dim);
+      }
+      LookUp(p, ring, first_group, first_dim, threadIdx.x - (kGatheredThreads - kLookUpThreads)).run();
     } else {
-      WinnerLookUp<kAligned>(p, ring, first_group, threadIdx.x - 32 * (kGatheredWarps + 1)).run();
+      if constexpr (Documents::kTma) ptx::setmaxnreg_inc<152>();
+      GatheredSums sums;
+      sums.clear();
+      const WarpGroups own(p.groups, warp);
+      GatheredConsumer<Documents::kDocs>(p, ring, own).add_to(sums);
+      ptx::named_barrier_sync(1, 32 * kGatheredWarps);  // all have left the ring
+      sums.put<Documents::kDocs>(reinterpret_cast<float*>(shared), own);
+      ptx::named_barrier_sync(1, 32 * kGatheredWarps);
+      write_rows<T>(p, ring.tiles, first_group, first_dim);
     }
-  } else {
-    ptx::setmaxnreg_inc<152>();
-    GatheredSums sums;
-    sums.clear();
-    const WarpGroups own(p.groups, warp);
-    GatheredConsumer(p, ring, own).add_to(sums);
-    ptx::named_barrier_sync(1, 32 * kGatheredWarps);  // all have left the ring
-    sums.put(reinterpret_cast<float*>(shared), own);
-    ptx::named_barrier_sync(1, 32 * kGatheredWarps);
-    write_rows<T>(p, ring.tiles, first_group, first_dim);
   }
-#endif
 }
 
 }  // namespace late_interaction

@@ -14,7 +14,10 @@ inline GatheredGradQArgs gathered_args(const BackwardArgs& common, const Gathere
   args.slices = plan.slices;
   args.groups = plan.groups;
   args.stages = plan.stages;
-  args.tile_bytes = gathered_tile_bytes(common.Ld);
+  const int docs = gathered_docs(plan.tma);
+  args.tile_bytes = gathered_tile_bytes(common.Ld, docs);
+  args.winner_bytes = plan.groups * gathered_winner_bytes(docs);
+  args.side_bytes = plan.groups * gathered_side_bytes(docs);
   args.query_groups = (common.Lq + kGatheredGroupRows - 1) / kGatheredGroupRows;
   args.all_groups = common.Nq * args.query_groups;
   args.by_query_groups = Divider(static_cast<uint32_t>(args.query_groups));
@@ -26,14 +29,21 @@ template <class T>
 cudaError_t GatheredGradQLauncher<T>::grad_q(const BackwardArgs& common, const GatheredGradQPlan& plan,
                                              cudaStream_t stream) {
   const GatheredGradQArgs args = gathered_args(common, plan);
+  const bool aligned = common.Lq % kGatheredGroupRows == 0 && is_aligned(common.winners, 16);
+  const LaunchShape shape{plan.grid, kGatheredThreads, plan.smem_bytes, plan.pdl};
+  if (!plan.tma) {
+    const auto kernel =
+        aligned ? grad_q_gathered<T, true, CpAsyncDocuments> : grad_q_gathered<T, false, CpAsyncDocuments>;
+    return launch(kernel, shape, stream, args, CpAsyncDocuments{});
+  }
   // A box has a token of each document of a stage, and then the next token: documents are the inner axis.
-  const uint32_t box[3] = {kGatheredDims, kGatheredDocs, static_cast<uint32_t>(args.Ld) + 1};
+  const uint32_t box[3] = {kGatheredDims, TmaDocuments::kDocs, static_cast<uint32_t>(args.Ld) + 1};
   const CUtensorMap map =
       make_box_map(args.D.data, Compute::bf16, args.d,
                    {{{args.N, args.D.item_stride}, {args.Ld, args.D.token_stride}, kNoAxis}}, box);
-  const bool aligned = common.Lq % kGatheredGroupRows == 0 && is_aligned(common.winners, 16);
-  const auto kernel = aligned ? grad_q_gathered<T, true> : grad_q_gathered<T, false>;
-  return launch(kernel, LaunchShape{plan.grid, kGatheredThreads, plan.smem_bytes, true}, stream, args, map);
+  const auto kernel =
+      aligned ? grad_q_gathered<T, true, TmaDocuments> : grad_q_gathered<T, false, TmaDocuments>;
+  return launch(kernel, shape, stream, args, TmaDocuments{map});
 }
 
 }  // namespace late_interaction

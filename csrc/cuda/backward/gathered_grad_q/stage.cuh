@@ -1,9 +1,9 @@
 // A stage of the ring of grad_q_gathered, and the warps that fill it.
 //
-//   tile     [token][document][32 dims]: documents are the inner axis of TMA's box. TMA's swizzle
-//            permutes the 16-byte chunks of a row by the document's index, so that rows of eight documents
-//            share no bank, whichever tokens they are. Behind the last token lies one of zeros, which is the
-//            winner of query rows that have none.
+//   tile     [token][document][32 dims]. The 16-byte chunks of a row are permuted by the document's index, as
+//            TMA's swizzle does where documents are the inner axis of its box, so that rows of the stage's
+//            documents share no bank, whichever tokens they are. Behind the last token lies one of zeros,
+//            which is the winner of query rows that have none.
 //   winners  [group][document][row of the group], as they lie in memory
 //   grads    [group][document], of the group's query
 #pragma once
@@ -18,7 +18,6 @@
 namespace late_interaction {
 
 inline constexpr int kGatheredThreads = 32 * kGatheredWarps + 128;
-inline constexpr int kGatheredLookUpThreads = 96;  // that copy winners and gradients
 
 struct GatheredRing {
   uint32_t tiles, side, barriers, tile_bytes, winner_bytes, side_bytes;
@@ -28,8 +27,8 @@ struct GatheredRing {
         side(memory + p.stages * p.tile_bytes),
         barriers(barriers),
         tile_bytes(p.tile_bytes),
-        winner_bytes(p.groups * kGatheredWinnerBytes),
-        side_bytes(p.groups * (kGatheredWinnerBytes + kGatheredGradBytes)) {}
+        winner_bytes(p.winner_bytes),
+        side_bytes(p.side_bytes) {}
   __device__ __forceinline__ uint32_t tile(int stage) const { return tiles + stage * tile_bytes; }
   __device__ __forceinline__ uint32_t winners(int stage) const { return side + stage * side_bytes; }
   __device__ __forceinline__ uint32_t grads(int stage) const { return winners(stage) + winner_bytes; }
@@ -37,20 +36,49 @@ struct GatheredRing {
   __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
 };
 
-// A warp: the tokens of all documents, eight at a time.
-__device__ __forceinline__ void load_documents(const GatheredGradQArgs& p, const CUtensorMap& map,
-                                               const GatheredRing& ring, int first_dim) {
-  const auto N = static_cast<int32_t>(p.N);
-  PipelineState at;
-  for (int32_t doc = 0; doc < N; doc += kGatheredDocs) {
-    ptx::mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive_expect_tx(ring.full(at.stage), p.tile_bytes);
-      ptx::tma_load_4d(ring.tile(at.stage), &map, ring.full(at.stage), first_dim, doc, 0, 0);
+// Who brings documents: a warp that starts TMA's copies (sm_90a), beside three that look up winners.
+struct TmaDocuments {
+  static constexpr bool kTma = true;
+  static constexpr int kDocs = gathered_docs(kTma), kLookUpThreads = 96;
+  CUtensorMap map;
+
+  // A warp: the tokens of all documents, a stage at a time.
+  __device__ __forceinline__ void load(const GatheredGradQArgs& p, const GatheredRing& ring,
+                                       int first_dim) const {
+    const auto N = static_cast<int32_t>(p.N);
+    PipelineState at;
+    for (int32_t doc = 0; doc < N; doc += kDocs) {
+      ptx::mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
+      if (threadIdx.x % 32 == 0) {
+        ptx::mbarrier_arrive_expect_tx(ring.full(at.stage), p.tile_bytes);
+        ptx::tma_load_4d(ring.tile(at.stage), &map, ring.full(at.stage), first_dim, doc, 0, 0);
+      }
+      at.advance(p.stages);
     }
-    at.advance(p.stages);
   }
-}
+};
+
+// The same by the threads of the four warps that look up winners (cp.async).
+struct CpAsyncDocuments {
+  static constexpr bool kTma = false;
+  static constexpr int kDocs = gathered_docs(kTma), kLookUpThreads = 128;
+
+  // A thread's share of a stage: 16 bytes of a document's every eighth token.
+  static __device__ __forceinline__ void copy(const GatheredGradQArgs& p, uint32_t tile, int32_t first_doc,
+                                              int first_dim, int thread) {
+    constexpr int kChunks = kGatheredDims / 8, kStep = kLookUpThreads / (kChunks * kDocs);
+    const int chunk = thread % kChunks, doc = thread / kChunks % kDocs;
+    const int32_t j = first_doc + doc, dim = first_dim + 8 * chunk;
+    const bool exists = j < p.N && dim < p.d;
+    const auto* from = static_cast<const uint8_t*>(p.D.data) + 2 * (j * p.D.item_stride + dim);
+    const uint32_t to = tile + doc * 2 * kGatheredDims + ((chunk ^ doc / 2) << 4);
+#pragma unroll 4
+    for (int t = thread / (kChunks * kDocs); t <= p.Ld; t += kStep) {
+      ptx::cp_async_16(to + t * kDocs * 2 * kGatheredDims, from + 2 * t * p.D.token_stride,
+                       exists && t < p.Ld ? 16 : 0);
+    }
+  }
+};
 
 // Eight winners from `offset` bytes on in two vectors of memory. offset: even, below 16.
 __device__ __forceinline__ uint4 shifted_winners(const uint4& low, const uint4& high, uint32_t offset) {
@@ -64,40 +92,47 @@ __device__ __forceinline__ uint4 shifted_winners(const uint4& low, const uint4& 
   return {word[0], word[1], word[2], word[3]};
 }
 
-// Three warps: winners and gradients of the block's groups, from group `first` of all on. A thread has one of
-// the documents of each stage, and every so-many-th group. Behind the last group and the last document there
+// Winners and gradients of the block's groups, from group `first` of all on. A thread has one of the
+// documents of each stage, and every so-many-th group. Behind the last group and the last document there
 // are zeros; behind the last row of a query, whatever lies there.
 //
 // kAligned: a group's winners start at a multiple of 16 bytes, so cp.async copies them. Else a thread loads
 // the two vectors that they lie in, or the one, and stores them as they are wanted.
-template <bool kAligned>
+template <bool kAligned, class Documents>
 class WinnerLookUp {
  public:
+  // A thread arrives on the mbarrier of a full stage for its copies, and for what it stores.
+  static constexpr bool kCopies = kAligned || !Documents::kTma, kStores = !kAligned;
+
   __device__ __forceinline__ WinnerLookUp(const GatheredGradQArgs& p, const GatheredRing& ring, int32_t first,
-                                          int thread)
-      : p(p), ring(ring), first(first), doc(thread % kGatheredDocs), group(thread / kGatheredDocs) {}
+                                          int first_dim, int thread)
+      : p(p),
+        ring(ring),
+        first(first),
+        first_dim(first_dim),
+        thread(thread),
+        doc(thread % kDocs),
+        group(thread / kDocs) {}
 
   __device__ __forceinline__ void run() const {
     const auto N = static_cast<int32_t>(p.N);
     PipelineState at;
-    for (int32_t j = doc; j < N + doc; j += kGatheredDocs) {
+    for (int32_t j = doc; j < N + doc; j += kDocs) {
       ptx::mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
+      if constexpr (!Documents::kTma) Documents::copy(p, ring.tile(at.stage), j - doc, first_dim, thread);
       copy(j, at.stage);
-      if constexpr (kAligned) {
-        ptx::cp_async_mbarrier_arrive_noinc(ring.full(at.stage));
-      } else {
-        ptx::mbarrier_arrive(ring.full(at.stage));
-      }
+      if constexpr (kCopies) ptx::cp_async_mbarrier_arrive_noinc(ring.full(at.stage));
+      if constexpr (kStores) ptx::mbarrier_arrive(ring.full(at.stage));
       at.advance(p.stages);
     }
   }
 
  private:
-  static constexpr int kStep = kGatheredLookUpThreads / kGatheredDocs;
+  static constexpr int kDocs = Documents::kDocs, kStep = Documents::kLookUpThreads / kDocs;
   const GatheredGradQArgs& p;
   const GatheredRing& ring;
   const int32_t first;
-  const int doc, group;
+  const int first_dim, thread, doc, group;
 
   __device__ __forceinline__ void copy(int32_t j, int stage) const {
     const uint32_t winners = ring.winners(stage) + doc * 16, grads = ring.grads(stage) + doc * 4;
@@ -110,7 +145,7 @@ class WinnerLookUp {
                             2 * (int64_t{j} * p.Lq + place * kGatheredGroupRows);
       const float* grad =
           static_cast<const float*>(p.grad) + i * p.grad_query_stride + j * p.grad_item_stride;
-      const uint32_t to = winners + g * kGatheredWinnerBytes, grad_to = grads + g * kGatheredGradBytes;
+      const uint32_t to = winners + g * gathered_winner_bytes(kDocs), grad_to = grads + g * 4 * kDocs;
       if constexpr (kAligned) {
         ptx::cp_async_16(to, from, exists ? 16 : 0);
         ptx::cp_async_narrow<4>(grad_to, grad, exists ? 4 : 0);

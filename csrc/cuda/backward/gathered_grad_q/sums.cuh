@@ -32,17 +32,19 @@ struct GatheredSums {
     }
   }
 
-  // To shared memory, [row of the block][kWidth]. Columns 0 and 2 of a group have its first two rows and, in
+  // To shared memory, [row of the block][kWidth]. Of stages of four documents, the lane's odd rows have the
+  // dims of the block after the next one. Columns 0 and 2 of a group have its first two rows and, in
   // the lower half, its third and fourth; columns 1 and 3 those four rows behind them.
+  template <int kDocs>
   __device__ __forceinline__ void put(float* to, const WarpGroups& own) const {
-    const int lane = threadIdx.x % 32, group = lane % 4 / 2, row = lane % 2;
+    const int lane = threadIdx.x % 32, group = lane % 4 / 2, row = lane % 2, other = kDocs == 4 ? 2 * row : 0;
     to += ((own.first + group) * kGatheredGroupRows + row) * kWidth + lane / 4;
 #pragma unroll
     for (int g = 0; g < kGatheredMostGroups; g += 2) {
       if (g + group >= own.count) break;
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
-        float* const block = to + g * kGatheredGroupRows * kWidth + 8 * m;
+        float* const block = to + g * kGatheredGroupRows * kWidth + 8 * (m ^ other);
         block[0] = x[g / 2][m][0];
         block[4 * kWidth] = x[g / 2][m][1];
         block[2 * kWidth] = x[g / 2][m][2];
