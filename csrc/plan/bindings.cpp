@@ -162,6 +162,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("smem_bytes", &li::LoneQueryPlan::smem_bytes);
   py::class_<li::IncidencePlan>(m, "IncidencePlan")
       .def_readonly("gathers", &li::IncidencePlan::gathers)
+      .def_readonly("tma", &li::IncidencePlan::tma)
       .def_readonly("steps", &li::IncidencePlan::steps)
       .def_readonly("units", &li::IncidencePlan::units)
       .def_readonly("slices", &li::IncidencePlan::slices)

@@ -459,7 +459,7 @@ def test_the_largest_sizes():
     assert plan._shape("Q", (0, 1, (1 << 31) - 1), (3,)) == (0, 1, (1 << 31) - 1)
 
 
-WORDS_OF_9_0A = ("sm90", " 8 documents at a time ", " as products of ")
+WORDS_OF_9_0A = ("sm90", " 8 documents at a time ", ", in clusters of ")
 
 
 @pytest.mark.parametrize(("sm", "sm_count"), [(80, 108), (89, 142), (100, 148), (120, 170)])

@@ -19,7 +19,7 @@ bool is_served(const Sizes& s, Dtype dtype, bool aligned) {
 // less one cluster, since a block too many costs a second wave.
 int64_t blocks_at_once(int cluster, const Device& device) {
   constexpr int kGroups[] = {18, 18, 18, 18, 16, 16, 16, 12};
-  if (cluster == 1) return device.sm_count;
+  if (cluster == 1 || !device.wgmma) return device.sm_count;
   int64_t blocks = -cluster;
   for (const int sms : kGroups) blocks += sms / cluster * cluster;
   return std::max<int64_t>(blocks * device.sm_count / 132, cluster);
@@ -77,7 +77,7 @@ double incidence_work(int64_t rows, int64_t units, int64_t d, const Device& devi
 // The other gradient's work, in whose place blocks of this one run: blocks of grad_D take the multiprocessors
 // that grad_Q leaves free. A gathered grad_Q is planned as if it ran alone.
 double work_beside(const IncidencePlan& plan, bool bf16, const Sizes& s, const Device& device) {
-  if (plan.gathers) return 0.0;
+  if (plan.gathers || !plan.tma) return 0.0;
   if (plan.grad_q) return incidence_work(s.N * s.Ld, s.Nq * ceil_div(s.Lq, 32), s.d, device);
   return incidence_work(s.Nq * s.Lq, s.N, s.d, device) * (bf16 ? kGathered : 1.0);
 }
@@ -88,7 +88,7 @@ void share_out(IncidencePlan& plan, const Sizes& s, double beside, const Device&
   double least = std::numeric_limits<double>::infinity();
   const auto take_best = [&](int block_rows, int dims, double unit) {
     const int64_t slices = ceil_div(s.d, dims), tiles = ceil_div(plan.rows, block_rows) * slices;
-    for (int cluster = 1; cluster <= 8; ++cluster) {
+    for (int cluster = 1; cluster <= (plan.tma || plan.grad_q ? 8 : 1); ++cluster) {
       const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, device));
       const double block = static_cast<double>(ceil_div(plan.all_units, cluster) + overhead) * unit;
       const double own = static_cast<double>(waves) * block;
@@ -107,7 +107,7 @@ void share_out(IncidencePlan& plan, const Sizes& s, double beside, const Device&
   if (plan.gathers) slice_times = kGatherSlices;
   const int most_rows = plan.grad_q ? kIncidenceRows : static_cast<int>(plan.block_docs * s.Ld);
   for (const auto& [dims, time] : slice_times) {
-    if (plan.steps == 4 && dims > 64) continue;  // registers
+    if ((plan.steps == 4 || !plan.tma) && dims > 64) continue;  // registers
     take_best(most_rows, dims, time);
     if (plan.grad_q) take_best(kIncidenceFewRows, dims, kFewRows * time);
   }
@@ -128,15 +128,17 @@ void size_ring(IncidencePlan& plan, int64_t Ld, const Device& device) {
 std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool aligned, bool grad_q,
                                             const Device& device) {
   const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
-  const bool served = is_served(s, dtype, aligned) && device.wgmma && is_faster_by_products(s) &&
+  const bool bf16 = dtype == Dtype::bf16;
+  const bool served = is_served(s, dtype, aligned) && is_faster_by_products(s) &&
                       s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens &&
                       s.Lq >= kLeastIncidenceQuery && 4 * s.Nq * s.Lq < INT32_MAX &&
                       4 * s.N * s.Ld < INT32_MAX;
-  if (!served) return std::nullopt;
-  const bool bf16 = dtype == Dtype::bf16;
+  if (!served || (!device.wgmma && grad_q && !bf16)) return std::nullopt;
   IncidencePlan plan;
   plan.grad_q = grad_q;
   plan.gathers = grad_q && bf16;
+  plan.tma = device.wgmma;
+  plan.pdl = device.capability >= 90;
   const int64_t most_rows = grad_q ? kIncidenceStageRows : 16 * kMostIncidenceQuerySteps;
   const int64_t least_units = ceil_div(length, most_rows);
   plan.steps = static_cast<int>(ceil_div(length, 16 * least_units));
@@ -146,6 +148,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
   plan.all_units = (grad_q ? s.N : s.Nq) * plan.units;
   share_out(plan, s, work_beside(plan, bf16, s, device), device);
   size_ring(plan, s.Ld, device);
+  if (plan.stages < 2) return std::nullopt;
   return plan;
 }
 
@@ -176,9 +179,9 @@ std::string explain(const IncidencePlan& plan) {
   return std::string(plan.grad_q ? "grad_Q" : "grad_D") + "     " + way + items + ", by " +
          std::to_string(plan.grid) + " blocks of up to " + std::to_string(plan.block_rows) + " rows and " +
          std::to_string(plan.slice_dims) + " dims" +
-         (plan.cluster == 1
-              ? std::string(", each with all ") + items
-              : ", in clusters of " + std::to_string(plan.cluster) + " that share out " + items) +
+         (plan.cluster == 1 ? std::string(", each with all ") + items
+                            : (plan.tma ? ", in clusters of " : ", in groups of ") +
+                                  std::to_string(plan.cluster) + " that share out " + items) +
          "\n";
 }
 

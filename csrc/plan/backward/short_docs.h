@@ -32,7 +32,7 @@ struct LoneQueryPlan {
 std::optional<LoneQueryPlan> plan_lone_query(const Sizes& sizes, Dtype dtype, bool aligned,
                                              const Device& device);
 
-// ---- many queries with many documents: each gradient as products of 0 and 1 (wgmma) ----
+// ---- many queries with many documents: each gradient as products of 0 and 1 ----
 
 inline constexpr int64_t kShortDocTokens = 64;  // of a document, at most
 
@@ -69,16 +69,18 @@ constexpr int incidence_run_vecs(int winners, int offset) { return (2 * winners 
 struct IncidencePlan {
   bool grad_q = false;   // else grad_D
   bool gathers = false;  // grad_Q of bf16, where a unit is a document
+  bool tma = false;      // TMA, clusters and wgmma (sm_90a); else cp.async, partial sums and mma.sync
   int steps = 1;         // of 16 tokens of an item, which a gradient is multiplied to at once: a unit
   int units = 1;         // of an item
   int slices = 1;        // blocks that share rows, each some dims
   int slice_dims = 0;    // 64, 96 or 128; gathered, 48 or 64
   int block_docs = 0;    // grad_D: documents of a block
   int block_rows = 0;
-  int cluster = 1;  // blocks that share rows, each some units
+  int cluster = 1;  // blocks that share rows, each some units: a cluster, where there are clusters
   int stages = 0;   // of the ring
   int64_t rows = 0, all_units = 0, grid = 0;
   int smem_bytes = 0;
+  bool pdl = false;
 };
 
 // aligned: rows of what the items are, D for grad_Q and Q for grad_D, can be read 16 bytes at a time.

@@ -236,7 +236,11 @@ def test_the_planner_leaves_other_calls_to_other_kernels(Nq, options):
     assert "gather" in text and "products" not in text and "added up in registers" not in text
 
 
-def test_older_gpus_have_the_kernel_of_a_lone_query_alone():
-    lone, many = (plan((Nq, 16, 128), (3000, 24, 128), sm=80) for Nq in (1, 64))
+@pytest.mark.parametrize("sm", [80, 86, 89, 100, 120])
+def test_plans_of_older_gpus_and_of_newer_ones(sm):
+    lone, many = (plan((Nq, 16, 128), (3000, 24, 128), sm=sm) for Nq in (1, 64))
     assert "added up in registers" in lone
-    assert "gather" in many and "products" not in many
+    assert "as products of gradients with winning tokens" in many and "in groups of 8 that share" in many
+    assert "as products of 0 and 1 with queries" in many and "up to 192 rows and 64 dims" in many
+    half = plan((64, 16, 128), (3000, 24, 128), sm=sm, dtype=FP16)  # grad_Q of fp16 is gathered from L2
+    assert "grad_Q     as" not in half and "grad_D     as products of 0 and 1" in half

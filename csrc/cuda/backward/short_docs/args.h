@@ -15,6 +15,7 @@ struct LoneQueryArgs : BackwardArgs {
 struct IncidenceArgs : BackwardArgs {
   TokenView items;  // D for grad_Q, Q for grad_D
   void* out;        // [rows, d]
+  float* partials;  // [cluster, rows, d] of blocks that share rows and are no cluster
   // grad_D: grad_Q's kernel is the one before. That has waited for what both read, so this one waits for it
   // at its end alone, and its blocks take the multiprocessors that grad_Q leaves free.
   bool beside_grad_q;

@@ -6,6 +6,7 @@
 #include "../../ptx/cluster.cuh"
 #include "../../ptx/ld_cluster.cuh"
 #include "../../ptx/ld_st.cuh"
+#include "../../ptx/pdl.cuh"
 #include "incidence_stage.cuh"
 #include "incidence_words.cuh"
 
@@ -70,6 +71,7 @@ __device__ __noinline__ void write_row_one_by_one(const IncidenceArgs& p, int64_
 
 // The sum over the blocks of the cluster, in the order of their ranks, of the eight floats that each has
 // there in shared memory.
+template <bool kClusters>
 __device__ __forceinline__ void sum_of_cluster(int cluster, uint32_t from, float (&sum)[8]) {
   const auto take = [&](const float4& low, const float4& high, bool first) {
     const float term[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -80,40 +82,75 @@ __device__ __forceinline__ void sum_of_cluster(int cluster, uint32_t from, float
     take(ptx::ld_shared_v4_f32(from), ptx::ld_shared_v4_f32(from + 16), true);
     return;
   }
+  if constexpr (kClusters) {
 #pragma unroll 4
-  for (int rank = 0; rank < cluster; ++rank) {
-    const uint32_t there = ptx::mapa(from, rank);
-    take(ptx::ld_shared_cluster_v4_f32(there), ptx::ld_shared_cluster_v4_f32(there + 16), rank == 0);
+    for (int rank = 0; rank < cluster; ++rank) {
+      const uint32_t there = ptx::mapa(from, rank);
+      take(ptx::ld_shared_cluster_v4_f32(there), ptx::ld_shared_cluster_v4_f32(there + 16), rank == 0);
+    }
+  }
+}
+
+// Writes eight dims of an owned row, if their sum is finite. Else they are added up again.
+template <class Tile>
+__device__ __forceinline__ void write_sum(const IncidenceArgs& p, int64_t row, int dim,
+                                          const float (&sum)[8]) {
+  bool finite = true;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
+  auto* to = static_cast<typename Tile::T*>(p.out) + row * p.d + dim;
+  if (finite) {
+    ptx::st_global_vec(to, packed_vec<typename Tile::T>(sum));
+  } else {
+    write_row_one_by_one<Tile>(p, row, dim, to);
   }
 }
 
 // Adds up what the blocks of the cluster have in shared memory, this one's share of the rows, and writes it.
+// A block that shares its rows with others, and is in no cluster, leaves its own sums in memory.
 template <class Tile>
 __device__ __forceinline__ void write_rows(const IncidenceArgs& p, uint32_t memory, uint32_t rank,
                                            int64_t first_row, int first_dim) {
   const int rows = static_cast<int>(min(int64_t{p.block_rows}, p.rows - first_row));
   constexpr int kVecs = Tile::kDims / 8;
   const int vecs = min(Tile::kDims, p.d - first_dim) / 8;
-  const int end = rows * kVecs * (static_cast<int>(rank) + 1) / p.cluster;
-  auto* out = static_cast<typename Tile::T*>(p.out) + first_row * p.d + first_dim;
+  const int sharers = Tile::kTma ? p.cluster : 1, share = Tile::kTma ? static_cast<int>(rank) : 0;
+  const int end = rows * kVecs * (share + 1) / sharers;
 #pragma unroll 2
-  for (int v = rows * kVecs * static_cast<int>(rank) / p.cluster + ptx::tid_x(); v < end;
-       v += kIncidenceConsumers) {
+  for (int v = rows * kVecs * share / sharers + ptx::tid_x(); v < end; v += kIncidenceConsumers) {
     const int row = v / kVecs, vec = v - row * kVecs;
     if (vec >= vecs) continue;
     const uint32_t from = memory + (row * Tile::kSumWidth + 8 * vec) * 4;
     float sum[8];
-    sum_of_cluster(p.cluster, from, sum);
-    bool finite = true;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
-    auto* to = out + int64_t{row} * p.d + 8 * vec;
-    if (finite) {
-      ptx::st_global_vec(to, packed_vec<typename Tile::T>(sum));
+    sum_of_cluster<Tile::kTma>(sharers, from, sum);
+    if (!Tile::kTma && p.cluster > 1) {
+      auto* to = reinterpret_cast<float4*>(p.partials + (rank * p.rows + first_row + row) * p.d + first_dim +
+                                           8 * vec);
+      to[0] = {sum[0], sum[1], sum[2], sum[3]}, to[1] = {sum[4], sum[5], sum[6], sum[7]};
     } else {
-      write_row_one_by_one<Tile>(p, first_row + row, first_dim + 8 * vec, to);
+      write_sum<Tile>(p, first_row + row, first_dim + 8 * vec, sum);
     }
   }
+}
+
+// Adds up these partial sums, in the order of the blocks. A thread has eight dims of a row.
+template <class Tile>
+__global__ void __launch_bounds__(kIncidenceConsumers)
+    sum_incidence_partials(const __grid_constant__ IncidenceArgs p) {
+  ptx::pdl_wait_and_launch_dependents();
+  const int vecs = p.d / 8;
+  const int64_t v = int64_t{blockIdx.x} * kIncidenceConsumers + threadIdx.x, row = v / vecs;
+  if (row >= p.rows) return;
+  const auto* from = reinterpret_cast<const float4*>(p.partials + 8 * v);
+  float sum[8] = {};
+#pragma unroll 4
+  for (int rank = 0; rank < p.cluster; ++rank, from += p.rows * vecs * 2) {
+    const float4 low = from[0], high = from[1];
+    const float term[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum[k] += term[k];
+  }
+  write_sum<Tile>(p, row, static_cast<int>(v - row * vecs) * 8, sum);
 }
 
 }  // namespace late_interaction

@@ -58,22 +58,22 @@ class GatherPipeline {
  public:
   __device__ __forceinline__ GatherPipeline(const IncidenceArgs& args, const GatherTileShared& shared,
                                             int32_t first_row, int32_t begin, int32_t finish)
-      : p(args), memory(shared), doc(begin), left(finish - begin) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kGatherRows, doc_of_lane = lane % 8;
+      : p(args), memory(shared), left(finish - begin) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kGatherRows;
 #pragma unroll
     for (int k = 0; k < kPlaces; ++k) {
       const uint32_t found = BlockQueryRow(p, first_row, row + k * kPlaceRows, kPlaceRows).at;
-      at[k / 2] = (k % 2 == 0 ? 0 : at[k / 2]) | (found & 0xFFF | found >> 16 << 12) << k % 2 * 16;
+      const uint32_t place = BlockQueryRow::place(found, static_cast<uint32_t>(begin + lane % 8) * 2 * p.Lq);
+      at[k / 2] = (k % 2 == 0 ? 0 : at[k / 2]) | place << k % 2 * 16;
     }
 #pragma unroll
     for (int g = 0; g < kGatherRows / 4; ++g) {
       queries |= 4 * BlockQueryRow(p, first_row, row + 4 * g + lane / 8, 1).query << 8 * g;
     }
-    lane_bytes = doc_of_lane * 128 + ((lane / 8 ^ doc_of_lane) << 4);
   }
 
   __device__ __forceinline__ void add_to(GatherSums<Tile>& sums) {
-    for (; left > 0; left -= kGatherDocs, doc += kGatherDocs) {
+    for (; left > 0; left -= kGatherDocs) {
       ptx::mbarrier_wait_parity(memory.full(stage.stage), stage.parity);
       const uint32_t loaded = add_stage(sums);
       ptx::mbarrier_arrive_after(memory.empty(stage.stage), loaded);
@@ -85,39 +85,38 @@ class GatherPipeline {
   static constexpr int kPlaceRows = kAligned ? 8 : 1, kPlaces = kGatherRows / kPlaceRows;
   const IncidenceArgs& p;
   const GatherTileShared& memory;
-  int32_t doc, left;
+  int32_t left;
   PipelineState stage;
-  // Of BlockQueryRow, two in a word: 12 bits of where the winner lies, and 4 of where its run does.
+  // Where the rows' winners with the lane's document lie in a stage, two in a word. The next stage has the
+  // eighth document after it, whose winners begin as far behind a multiple of 16 bytes.
   uint32_t at[kPlaces / 2];
   uint32_t queries = 0;  // 4 times the query of the lane's row of each group, 8 bits each
-  uint32_t lane_bytes;   // what the lane's chunk lies behind the first row of its winner's token
 
   // The winners of the warp's rows with the lane's document, two in a word.
-  __device__ __forceinline__ void read_winners(uint32_t (&winners)[kGatherRows / 2]) const {
-    const int lane = threadIdx.x % 32;
+  __device__ __forceinline__ void read_winners(int lane, uint32_t (&winners)[kGatherRows / 2]) const {
     const uint32_t from = memory.winners(stage.stage) + lane % 8 * kGatherUnitVecs * 16;
     if constexpr (kAligned) {
 #pragma unroll
       for (int k = 0; k < kPlaces; ++k) {
-        const uint4 words = ptx::ld_shared_v4_b32(from + (at[0] >> 16 * k & 0xFFF));
+        const uint4 words = ptx::ld_shared_v4_b32(from + (at[0] >> 16 * k & 0xFFFF));
         winners[4 * k] = words.x, winners[4 * k + 1] = words.y;
         winners[4 * k + 2] = words.z, winners[4 * k + 3] = words.w;
       }
     } else {
-      const uint32_t further = static_cast<uint32_t>(doc + lane % 8) * 2 * p.Lq;
 #pragma unroll
       for (int k = 0; k < kPlaces / 2; ++k) {
-        const auto place = [&](uint32_t x) { return (x & 0xFFF) + ((x >> 12) + further & 15); };
-        winners[k] = ptx::ld_shared_u16(from + place(at[k] & 0xFFFF)) |
-                     ptx::ld_shared_u16(from + place(at[k] >> 16)) << 16;
+        uint32_t places = at[k];
+        // Without TMA no registers are left in which the compiler could keep either half.
+        if constexpr (!Tile::kTma) asm volatile("" : "+r"(places));
+        winners[k] = ptx::ld_shared_u16(from + (places & 0xFFFF)) | ptx::ld_shared_u16(from + (places >> 16))
+                                                                        << 16;
       }
     }
   }
 
   // Operand B of the g-th group in the lane's column: a part of the gradients with two documents.
-  __device__ __forceinline__ uint32_t read_grads(int g) const {
+  __device__ __forceinline__ uint32_t read_grads(int lane, int g) const {
     using Words = IncidenceWords<typename Tile::T>;
-    const int lane = threadIdx.x % 32;
     const uint32_t from =
         memory.grads(stage.stage) + lane % 4 * (8 * kMostIncidenceQueries) + (queries >> 8 * g & 0xFF);
     const float first = __uint_as_float(ptx::ld_shared(from)),
@@ -132,12 +131,13 @@ class GatherPipeline {
   // there are; tools/pending_loads.py finds none of the others under way there.
   __device__ __forceinline__ uint32_t add_stage(GatherSums<Tile>& sums) const {
     uint32_t loaded = 0;
-    const uint32_t tile = memory.tile(stage.stage) + lane_bytes;
-    const int token_of_lane = threadIdx.x % 32 / 8;
+    // From the first row of a token: the lane's document, and its chunk there.
+    const int lane = ptx::tid_x() % 32, token_of_lane = lane / 8;
+    const uint32_t tile = memory.tile(stage.stage) + lane % 8 * 128 + ((lane / 8 ^ lane % 8) << 4);
     uint32_t winners[kGatherRows / 2], grads[kGatherRows / 4];
-    read_winners(winners);
 #pragma unroll
-    for (int g = 0; g < kGatherRows / 4; ++g) grads[g] = read_grads(g);
+    for (int g = 0; g < kGatherRows / 4; ++g) grads[g] = read_grads(lane, g);
+    read_winners(lane, winners);
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
 #pragma unroll

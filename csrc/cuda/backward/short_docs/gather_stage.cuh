@@ -28,11 +28,12 @@ struct GatherTileShared {
 };
 
 // A unit is a document.
-template <class T_, int kDims_>
+template <class T_, int kDims_, bool kTma_>
 struct GatherTile {
   using T = T_;
   using Shared = GatherTileShared;
-  static constexpr bool kGradQ = true, kGathers = true;
+  using Map = std::conditional_t<kTma_, CUtensorMap, NoTensorMap>;
+  static constexpr bool kGradQ = true, kGathers = true, kTma = kTma_;
   static constexpr int kDims = kDims_, kUnits = kGatherDocs, kUnitVecs = kGatherUnitVecs;
   static constexpr int kSumWidth = kDims + 8;
 };

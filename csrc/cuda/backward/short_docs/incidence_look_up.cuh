@@ -1,6 +1,7 @@
 // The producers of incidence_products.cuh: a warp that loads embeddings (TMA), and warps that take turns to
-// copy winners and gradients (cp.async). None waits for what it has asked for: copies arrive on the mbarrier
-// of their stage, so that as many stages are under way as the ring has.
+// copy winners and gradients (cp.async). Without TMA these copy embeddings too, and lay them out as it does.
+// None waits for what it has asked for: copies arrive on the mbarrier of their stage, so that as many stages
+// are under way as the ring has.
 #pragma once
 
 #include "../../primitives/pipeline_state.cuh"
@@ -11,7 +12,12 @@
 
 namespace late_interaction {
 
-inline constexpr int kLookUpWarps = 3;
+// Warps that look up, of a ring of so many stages: an mbarrier's parity tells no more than two phases apart,
+// so each of them has waited for what the fill before the last one needs.
+template <class Tile>
+__device__ __forceinline__ int look_up_warps(int stages) {
+  return Tile::kTma ? 3 : min(stages, 4);
+}
 
 // A warp: the embeddings of the units [unit, end). Items of one unit each come several to a box: the
 // last box has units that nobody multiplies.
@@ -52,6 +58,43 @@ __device__ __forceinline__ void load_documents(const CUtensorMap& map, const Gat
       ptx::tma_load_4d(memory.tile(at.stage), &map, memory.full(at.stage), first_dim, doc, 0, 0);
     }
     at.advance(memory.stages);
+  }
+}
+
+// The same units of a stage by cp.async. A lane has 16 bytes of every fourth row.
+template <class Tile>
+__device__ __forceinline__ void copy_items(const IncidenceArgs& p, const IncidenceShared<Tile>&,
+                                           uint32_t tile, int32_t unit, int units, int32_t, int first_dim) {
+  const int lane = threadIdx.x % 32, chunk = lane % 8, dim = first_dim + 8 * chunk;
+  const int32_t length = Tile::kGradQ ? p.Ld : p.Lq;
+#pragma unroll 2
+  for (int row = lane / 8; row < units * Tile::kUnitRows; row += 4) {
+    const int u = row / Tile::kUnitRows;
+    const int32_t item = p.by_units.quotient(unit + u);
+    const int32_t token = (unit + u - item * p.units) * Tile::kUnitRows + row % Tile::kUnitRows;
+    const auto* from = static_cast<const uint8_t*>(p.items.data) +
+                       2 * (item * p.items.item_stride + token * p.items.token_stride + dim);
+    const bool exists = token < length && dim < p.d;
+    ptx::cp_async_16(tile + row * 128 + ((chunk ^ row % 8) << 4), from, exists ? 16 : 0);
+  }
+}
+
+// The same documents of a stage. A lane has 16 bytes of two of them, of each token.
+template <class Tile>
+__device__ __forceinline__ void copy_items(const IncidenceArgs& p, const GatherTileShared& memory,
+                                           uint32_t tile, int32_t doc, int, int32_t end, int first_dim) {
+  const int lane = threadIdx.x % 32, chunk = lane % 8, dim = first_dim + 8 * chunk;
+#pragma unroll
+  for (int k = lane / 8; k < kGatherDocs; k += 4) {
+    const bool exists = doc + k < end && dim < p.d;
+    const auto* from =
+        static_cast<const uint8_t*>(p.items.data) + 2 * ((doc + k) * p.items.item_stride + dim);
+    const uint32_t to = tile + k * 128 + ((chunk ^ k) << 4);
+#pragma unroll 4
+    for (int t = 0; t <= memory.Ld; ++t) {
+      ptx::cp_async_16(to + t * (kGatherDocs * 128), from + 2 * t * p.items.token_stride,
+                       exists && t < memory.Ld ? 16 : 0);
+    }
   }
 }
 
@@ -142,17 +185,23 @@ struct IncidenceLookUp {
   }
 };
 
-// A warp's turns among those that look up: every kLookUpWarps-th stage, from `turn` on.
+// A warp's turns among those that look up: every so-many-th stage, from `turn` on.
 template <class Tile, class LookUp>
 __device__ __forceinline__ void look_up(const typename Tile::Shared& memory, const LookUp& found, int turn,
-                                        int32_t unit, int32_t end) {
+                                        int32_t unit, int32_t end, int first_dim) {
+  const int warps = look_up_warps<Tile>(memory.stages);
+  if (turn >= warps) return;
   PipelineState at;
   for (int skipped = 0; skipped < turn; ++skipped) at.advance(memory.stages);
-  for (unit += turn * Tile::kUnits; unit < end; unit += kLookUpWarps * Tile::kUnits) {
+  for (unit += turn * Tile::kUnits; unit < end; unit += warps * Tile::kUnits) {
     ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
-    found.copy(unit, min(Tile::kUnits, end - unit), memory.winners(at.stage), memory.grads(at.stage));
+    const int units = min(Tile::kUnits, end - unit);
+    if constexpr (!Tile::kTma) {
+      copy_items<Tile>(found.p, memory, memory.tile(at.stage), unit, units, end, first_dim);
+    }
+    found.copy(unit, units, memory.winners(at.stage), memory.grads(at.stage));
     ptx::cp_async_mbarrier_arrive_noinc(memory.full(at.stage));
-    for (int skipped = 0; skipped < kLookUpWarps; ++skipped) at.advance(memory.stages);
+    for (int skipped = 0; skipped < warps; ++skipped) at.advance(memory.stages);
   }
 }
 

@@ -12,6 +12,8 @@
 //            grad_Q: runs [unit][query of the block's rows], gradients [unit][query]
 #pragma once
 
+#include <cuda.h>
+
 #include <type_traits>
 
 #include "../../../plan/backward/short_docs.h"
@@ -30,11 +32,15 @@ struct IncidenceWgmma<__half> : std::type_identity<ptx::WgmmaFp16> {};
 template <class Tile>
 struct IncidenceShared;
 
-template <class T_, bool kGradQ_, int kSteps_, int kDims_>
+struct NoTensorMap {};
+
+// kTma: TMA, clusters and wgmma (sm_90a); else cp.async and mma.sync.
+template <class T_, bool kGradQ_, int kSteps_, int kDims_, bool kTma_>
 struct IncidenceTile {
   using T = T_;
   using Shared = IncidenceShared<IncidenceTile>;
-  static constexpr bool kGathers = false;
+  using Map = std::conditional_t<kTma_, CUtensorMap, NoTensorMap>;
+  static constexpr bool kGathers = false, kTma = kTma_;
   static constexpr bool kGradQ = kGradQ_;
   static constexpr int kSteps = kSteps_, kDims = kDims_, kColumns = (kDims + 63) / 64;
   static constexpr int kUnitRows = 16 * kSteps, kUnits = incidence_stage_units(kSteps_),

@@ -41,15 +41,41 @@ cudaError_t launch_gather(const IncidenceArgs& args, const IncidencePlan& plan, 
   const CUtensorMap map = make_grouped_token_map(
       args.items.data, Compute::bf16, args.d, {args.N, args.items.item_stride},
       {args.Ld, args.items.token_stride}, kNoAxis, kGatherDocs, static_cast<int>(args.Ld) + 1);
-  if (plan.slice_dims == 48) return launch(short_docs_incidence<GatherTile<T, 48>>, shape, stream, args, map);
-  return launch(short_docs_incidence<GatherTile<T, 64>>, shape, stream, args, map);
+  const auto kernel = plan.slice_dims == 48 ? short_docs_incidence<GatherTile<T, 48, true>>
+                                            : short_docs_incidence<GatherTile<T, 64, true>>;
+  return launch(kernel, shape, stream, args, map);
+}
+
+// Without TMA: grad_D, and grad_Q of bf16.
+template <class T>
+cudaError_t launch_by_mma(const IncidenceArgs& args, const IncidencePlan& plan, const LaunchShape& shape,
+                          cudaStream_t stream) {
+  const auto products = [&]<class Tile>() {
+    return launch(short_docs_incidence<Tile>, shape, stream, args, NoTensorMap{});
+  };
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (plan.grad_q) {
+      using Wide = GatherTile<T, 64, false>;
+      const cudaError_t error = plan.slice_dims == 48
+                                    ? products.template operator()<GatherTile<T, 48, false>>()
+                                    : products.template operator()<Wide>();
+      if (error != cudaSuccess || plan.cluster == 1) return error;
+      const int64_t blocks = ceil_div(args.rows * (args.d / 8), int64_t{kIncidenceConsumers});
+      return launch(sum_incidence_partials<Wide>, {blocks, kIncidenceConsumers, 0, plan.pdl}, stream, args);
+    }
+  }
+  if (plan.grad_q) return cudaErrorInvalidValue;  // no plan is of this shape
+  if (plan.steps == 1) return products.template operator()<IncidenceTile<T, false, 1, 64, false>>();
+  return products.template operator()<IncidenceTile<T, false, 2, 64, false>>();
 }
 
 template <class T>
 cudaError_t launch_incidence(const IncidenceArgs& args, const IncidencePlan& plan, cudaStream_t stream) {
   constexpr Compute kCompute = std::is_same_v<T, __half> ? Compute::fp16 : Compute::bf16;
   constexpr bool kGathers = kCompute == Compute::bf16;
-  const LaunchShape shape{plan.grid, kIncidenceThreads, plan.smem_bytes, true, plan.cluster};
+  const LaunchShape shape{plan.grid, kIncidenceThreads, plan.smem_bytes, plan.pdl,
+                          plan.tma ? plan.cluster : 0};
+  if (!plan.tma) return launch_by_mma<T>(args, plan, shape, stream);
   if constexpr (kGathers) {
     if (plan.gathers) return launch_gather<T>(args, plan, shape, stream);
   }
@@ -61,13 +87,15 @@ cudaError_t launch_incidence(const IncidenceArgs& args, const IncidencePlan& pla
   return with_incidence_shape(plan, [&]<int kSteps, int kDims>() -> cudaError_t {
     if constexpr (kSteps <= kMostIncidenceQuerySteps) {
       if (!plan.grad_q) {
-        return launch(short_docs_incidence<IncidenceTile<T, false, kSteps, kDims>>, shape, stream, args, map);
+        return launch(short_docs_incidence<IncidenceTile<T, false, kSteps, kDims, true>>, shape, stream, args,
+                      map);
       }
     }
     if constexpr (kGathers) {
       return cudaErrorInvalidValue;  // no plan is of this shape
     } else {
-      return launch(short_docs_incidence<IncidenceTile<T, true, kSteps, kDims>>, shape, stream, args, map);
+      return launch(short_docs_incidence<IncidenceTile<T, true, kSteps, kDims, true>>, shape, stream, args,
+                    map);
     }
   });
 }

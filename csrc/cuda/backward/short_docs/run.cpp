@@ -66,7 +66,10 @@ bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_sco
   take_winners(args, s, grad_scores, winners);
   args.items = grad_q ? in.D : in.Q;
   args.out = out.data_ptr();
-  args.beside_grad_q = which == Gradient::d_beside_q;
+  args.beside_grad_q = which == Gradient::d_beside_q && plan->tma;
+  const Tensor partials = new_tensor(
+      grad_scores, {!plan->tma && plan->cluster > 1 ? plan->cluster : 0, plan->rows, s.d}, ScalarType::Float);
+  args.partials = static_cast<float*>(partials.data_ptr());
   args.rows = plan->rows;
   args.block_units = static_cast<int32_t>(plan->all_units / plan->cluster);
   args.more_units = static_cast<int32_t>(plan->all_units % plan->cluster);
