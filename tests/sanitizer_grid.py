@@ -3,6 +3,7 @@
     compute-sanitizer --tool memcheck python -m tests.sanitizer_grid
     compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
     python -m tests.sanitizer_grid quantized fp64     # calls with one of these in their names
+    python -m tests.sanitizer_grid --capability 80 gradients   # planned as compute capability 8.0
 
 Words after it choose the calls whose names hold one of them. The seconds of each call are printed: racecheck
 slows some kernels down far more than others, and no call should take much longer than the rest.
@@ -10,8 +11,8 @@ slows some kernels down far more than others, and no call should take much longe
 Not a test of results (those are next door): it checks only that they are finite.
 """
 
+import argparse
 import functools
-import sys
 import time
 
 import torch
@@ -747,9 +748,13 @@ if __name__ == "__main__":
         (run_in_parts, "backward in parts", (120, 8)),
         (run_in_parts, "backward in parts of the queries", (64, 120, 8)),
     ]
-    words = sys.argv[1:] or [""]
-    wanted = [call for call in everything if any(word in call[1] for word in words)]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--capability", type=int, default=0)  # 0: of this GPU
+    parser.add_argument("words", nargs="*", default=[""])
+    options = parser.parse_args()
+    wanted = [call for call in everything if any(word in call[1] for word in options.words)]
     for function, name, arguments in wanted:
+        ops.cuda_capability(options.capability)  # some calls end with that of this GPU
         began = time.perf_counter()
         function(name, *arguments)
         torch.cuda.synchronize()
