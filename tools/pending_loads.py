@@ -21,20 +21,28 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
+import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
-FUNCTION = re.compile(r"^\s*Function : (\S+)")
-INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,6})\*/\s*(.*?)\s*;?\s*/\* 0x[0-9a-f]{16} \*/")
-SECOND_WORD = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/")
+INSTRUCTION = re.compile(
+    r"/\*([0-9a-f]{4,6})\*/\s*([^;\n]*?)\s*;?\s*/\* 0x[0-9a-f]{16} \*/\s*/\* 0x([0-9a-f]{16}) \*/"
+)
+# The lowest nine bits of an instruction, on Volta and newer: LDS, LDSM; SYNCS, UTMALDG, UBLKCP.
+LOAD_OPCODES = {0x184, 0x03B}
+GIVE_BACK_OPCODES = {0x1A7, 0x1B4, 0x1BA}
 TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 NO_SCOREBOARD = 7
 
 
-@dataclass(frozen=True)
+@dataclass
 class Instruction:
     """One of Volta or newer: 16 bytes, the scoreboards that it sets and waits for among the upper bits."""
 
@@ -46,7 +54,7 @@ class Instruction:
     def conditional(self) -> bool:
         return self.text.startswith("@") or self.name in ("BRA.DIV", "BRA.U.ANY")
 
-    @property
+    @cached_property
     def name(self) -> str:
         words = self.text.split()
         return words[1 if words[0].startswith("@") else 0] if words else ""
@@ -61,7 +69,7 @@ class Instruction:
         """Bit n: for scoreboard n."""
         return self.second_word >> 52 & 63
 
-    @property
+    @cached_property
     def target(self) -> int | None:
         found = TARGET.search(self.text) if self.name.startswith("BRA") else None
         return int(found[1], 16) if found else None
@@ -85,21 +93,16 @@ class Instruction:
         return self.name.startswith(("EXIT", "RET")) and not self.conditional
 
 
-def kernels(lines: Iterable[str]) -> Iterator[tuple[str, list[Instruction]]]:
-    """(mangled name, instructions) of what `cuobjdump -sass` prints."""
-    name, body, first = "", [], None
-    for line in lines:
-        if match := FUNCTION.match(line):
-            if name:
-                yield name, body
-            name, body = match[1], []
-        elif match := INSTRUCTION.match(line):
-            first = match
-        elif first is not None and (match := SECOND_WORD.match(line)):
-            body.append(Instruction(int(first[1], 16), first[2], int(match[1], 16)))
-            first = None
-    if name:
-        yield name, body
+def kernels(listing: str) -> Iterator[tuple[str, str]]:
+    """(mangled name, its part of the listing) of what `cuobjdump -sass` prints."""
+    for part in listing.split("Function : ")[1:]:
+        name, _, body = part.partition("\n")
+        yield name.strip(), body
+
+
+def instructions(body: str) -> list[Instruction]:
+    """What `kernels` gave of a kernel, parsed."""
+    return [Instruction(int(at, 16), text, int(second, 16)) for at, text, second in INSTRUCTION.findall(body)]
 
 
 def pending_loads(body: list[Instruction]) -> dict[int, set[int]]:
@@ -127,16 +130,67 @@ def pending_loads(body: list[Instruction]) -> dict[int, set[int]]:
     return found
 
 
-def listing(path: Path, tools: Path | None, arch: str | None) -> list[str]:
+def kernel_codes(cubin: bytes) -> Iterator[tuple[str, bytes]]:
+    """(mangled name, machine code): the sections of an ELF file that are called .text.NAME."""
+    (start,) = struct.unpack_from("<Q", cubin, 40)
+    count, of_names = struct.unpack_from("<2H", cubin, 60)
+    sections = [struct.unpack_from("<2I4Q", cubin, start + 64 * i) for i in range(count)]
+    for name, _, _, _, offset, size in sections:
+        at = sections[of_names][4] + name
+        if cubin.startswith(b".text.", at):
+            yield cubin[at + 6 : cubin.index(b"\0", at)].decode(), cubin[offset : offset + size]
+
+
+def may_have_pending_loads(code: bytes) -> bool:
+    """False if a kernel loads nothing from shared memory, or gives none back."""
+    opcodes = {word & 0x1FF for word, _ in struct.iter_unpack("<2Q", code)}
+    return not (opcodes.isdisjoint(LOAD_OPCODES) or opcodes.isdisjoint(GIVE_BACK_OPCODES))
+
+
+def listing(path: Path, options: argparse.Namespace) -> tuple[int, set[str], str]:
+    """How many kernels the options ask for, the names of those that need a look, and a listing with them."""
     if path.suffix == ".sass":
-        return path.read_text(errors="replace").splitlines()
-    folder = f"{tools}{os.pathsep}" if tools else ""
+        text = path.read_text(errors="replace")
+        wanted = [name for name, _ in kernels(text) if is_wanted(name, options)]
+        return len(wanted), set(wanted), text
+    folder = f"{options.tools}{os.pathsep}" if options.tools else ""
     env = {**os.environ, "PATH": folder + os.environ["PATH"]}
-    command = ["cuobjdump", "-sass", *(("-arch", arch) if arch else ()), str(path)]
-    run = subprocess.run(command, env=env, capture_output=True, text=True)
-    if run.returncode:
-        sys.exit(f"pending_loads.py: cuobjdump -sass {path} failed: {run.stderr.strip()[-500:]}")
-    return run.stdout.splitlines()
+
+    def cuobjdump(*words: str, cwd: str | None = None) -> str:
+        arch = ["-arch", options.arch] if options.arch else []
+        command = ["cuobjdump", *words, *arch, str(path.resolve())]
+        run = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
+        if run.returncode:
+            sys.exit(f"pending_loads.py: {shlex.join(command)} failed: {run.stderr.strip()[-500:]}")
+        return run.stdout
+
+    with tempfile.TemporaryDirectory() as cubins:
+        cuobjdump("-xelf", "all", cwd=cubins)
+        codes = [code for cubin in Path(cubins).iterdir() for code in kernel_codes(cubin.read_bytes())]
+    wanted = [(name, code) for name, code in codes if is_wanted(name, options)]
+    names = {name for name, code in wanted if may_have_pending_loads(code)}
+    # cuobjdump starts nvdisasm for each kernel that -fun names: about as long as it takes for four of them.
+    few = ["-fun", ",".join(sorted(names))] if 4 * len(names) < len(codes) else []
+    return len(wanted), names, cuobjdump("-sass", *few) if names else ""
+
+
+def is_wanted(name: str, options: argparse.Namespace) -> bool:
+    return options.kernel in name and not any(part in name for part in options.ordinary)
+
+
+def report(path: Path, options: argparse.Namespace) -> tuple[int, list[str]]:
+    """How many kernels of a file were checked, and what to print of them."""
+    checked, names, text = listing(path, options)
+    lines = []
+    for name, part in kernels(text):
+        if name not in names:
+            continue
+        body = instructions(part)
+        texts = {each.address: each.text for each in body}
+        for address, loads in sorted(pending_loads(body).items()):
+            lines.append(f"{name}: {address:#x} {texts[address]}")
+            lines += [f"    under way: {load:#x} {texts[load]}" for load in sorted(loads)]
+    return checked, lines
 
 
 def main() -> int:
@@ -151,20 +205,14 @@ def main() -> int:
     parser.add_argument("--arch", help="the machine code of this architecture alone, sm_90a; default: all")
     parser.add_argument("--tools", type=Path, help="the folder of cuobjdump and nvdisasm")
     options = parser.parse_args()
-    checked = lines = 0
-    for path in options.files:
-        for name, body in kernels(listing(path, options.tools, options.arch)):
-            if options.kernel not in name or any(part in name for part in options.ordinary):
-                continue
-            checked += 1
-            texts = {each.address: each.text for each in body}
-            for address, loads in sorted(pending_loads(body).items()):
-                lines += 1
-                print(f"{name}: {address:#x} {texts[address]}")
-                for load in sorted(loads):
-                    print(f"    under way: {load:#x} {texts[load]}")
-    print(f"{checked} kernels, {lines} places with a load under way")
-    return 1 if lines or (options.kernel and not checked) else 0
+    checked = places = 0
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for count, lines in pool.map(partial(report, options=options), options.files):
+            checked += count
+            places += sum(not line.startswith(" ") for line in lines)
+            print(*lines, sep="\n", end="\n" if lines else "")
+    print(f"{checked} kernels, {places} places with a load under way")
+    return 1 if places or (options.kernel and not checked) else 0
 
 
 if __name__ == "__main__":
