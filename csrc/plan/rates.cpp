@@ -24,10 +24,10 @@ Rates rates_of(const Device& device) {
 }
 
 FullAccuracyRates full_accuracy_rates(const Device& device) {
-  // What kernels reach of a rate. Those of tensor cores: 256 x 256, 32, 300 of 128 dims on an H200 planned as
-  // 8.0 in 1,452 and 5,513 us, copies included, where mma.sync alone has 638 TFLOP/s of fp16 and half as many
-  // of TF32. That of FFMA is an estimate.
-  constexpr double kOf3xFp16 = 0.52, kOf3xTf32 = 0.27, kOfFfma = 0.6;
+  // What kernels reach of a rate, by an H200 planned as 8.0: 256 x 256, 32, 300 in 1,452 us (128 dims, copies
+  // included), and of 256 dims in 7,788 and 9,163 us, where mma.sync alone has 638 TFLOP/s of fp16 and half
+  // as many of TF32, and FFMA has 67.
+  constexpr double kOf3xFp16 = 0.52, kOf3xTf32 = 0.39, kOfFfma = 0.53;
   const Rates rates = rates_of(device);
   return {kOf3xFp16 * rates.fp16 / 3, kOf3xTf32 * rates.tf32 / 3, kOfFfma * rates.ffma};
 }

@@ -130,12 +130,14 @@ struct DocumentLoader {
   const ForwardArgs& p;
   typename Tile::Kept& at;
   uint32_t to;     // where the thread's first vector goes, in the first stage
+  int kept_row;    // row(), where there is a register for it
   uint32_t bytes;  // 16, or 0 behind the last dim
   int32_t rest;    // tokens that are not copied yet, of the document that is being copied
   const E* from;   // the thread's vector of the first of them that it copies
 
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
       : p(p), at(kept) {
+    kept_row = threadIdx.x / Tile::kVecs;
     to = ring + row() * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
     bytes = column() < Tile::width(p) ? 16 : 0;
     const int64_t tile_index = at.work_tile / p.N;
@@ -159,7 +161,9 @@ struct DocumentLoader {
   }
 
   // The first token of a stage that the thread copies.
-  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / Tile::kVecs; }
+  __device__ __forceinline__ int row() const {
+    return Tile::kTurns ? kept_row : static_cast<int>(threadIdx.x) / Tile::kVecs;
+  }
   // The first element of the thread's vector, of those of a term.
   static __device__ __forceinline__ int column() {
     return threadIdx.x % 32 % Tile::kVecs % Tile::kTermVecs * Tile::kVecElements;
@@ -512,11 +516,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     state.q.load(p, kept.tile, warp);
     for (; kept.j < kept.end_j; ++kept.j) {
       kept.length = document_length(p, kept.tile.query, kept.j);
+      kept.mask = document_mask(p, kept.tile.query, kept.j);
       CountedTokens<Tile> counts;
-      if (masked) {
-        kept.mask = document_mask(p, kept.tile.query, kept.j);
-        counts.load(p, kept.mask, 0, kept.length);
-      }
+      if (masked) counts.load(p, kept.mask, 0, kept.length);
       state.clear();
       for (int32_t left = kept.length; left > 0; left -= Tile::kTokens) {  // tokens
         ring.refill(n, loaded, loader);
