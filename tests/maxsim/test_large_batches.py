@@ -423,6 +423,11 @@ def test_the_plan_says_what_stays_in_l2():
     longer = li.explain_plan((8192, 32, 256), (8192, 180, 256), sm=90)  # of more dims than that kernel takes
     assert "8 documents at a time in shared memory" in longer and "whose rows stay in L2" in longer
     older = li.explain_plan((8192, 32, 128), (8192, 180, 128), sm=80, sm_count=132)
-    assert "documents pass through shared memory" in older
+    assert "4 documents at a time in shared memory" in older
+    assert "query rows pass through shared memory" in older
+    # Two stages of four such documents do not fit the shared memory of these GPUs.
+    smaller = li.explain_plan((8192, 32, 128), (8192, 180, 128), sm=86, sm_count=132)
+    assert "documents pass through shared memory" in smaller
+    assert "query rows pass through shared memory" in smaller
     small = li.explain_plan(Q[:64], D[:64], sm=90)
     assert "L2" not in small

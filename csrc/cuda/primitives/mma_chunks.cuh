@@ -143,44 +143,49 @@ __device__ __forceinline__ void multiply_k_chunk(
 }
 
 // Multiplies without tensor cores: a lane has the rows and columns of its accumulators. It reads 16 bytes of
-// each at a time. Sums of a chunk begin at zero, as sums of a whole embedding would lose too many digits.
+// each at a time. Sums of 16 elements begin at zero, as those of a whole embedding would lose too many
+// digits.
 template <class Mma, class Tile>
   requires std::is_same_v<Mma, ptx::Ffma>
 __device__ __forceinline__ void multiply_k_chunk(
     ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], uint32_t q_chunk, uint32_t d_chunk,
     int warp_m, int warp_n) {
-  constexpr int kRows = 2 * Tile::kRowBlocks;      // of a lane
-  constexpr int kTogether = Tile::kRowBlocks / 2;  // column blocks at once
+  constexpr int kRows = 2 * Tile::kRowBlocks;           // of a lane
+  constexpr int kColumns = 2 * (Tile::kRowBlocks / 2);  // at once, as registers allow
+  constexpr int kSummedVecs = 4;
   const int lane = threadIdx.x % 32;
   const int q_row = warp_m * Tile::kWarpRows + lane / 4;
   const int d_row = warp_n * Tile::kWarpColumns + 2 * (lane % 4);
 #pragma unroll
-  for (int first = 0; first < Tile::kColumnBlocks; first += kTogether) {
-    float part[kRows][2 * kTogether] = {};
+  for (int first = 0; first < 2 * Tile::kColumnBlocks; first += kColumns) {
+#pragma unroll 1
+    for (int begin = 0; begin < kVecsPerChunk; begin += kSummedVecs) {
+      float part[kRows][kColumns] = {};
 #pragma unroll kRows / 4  // A thin tile has no registers for more.
-    for (int vec = 0; vec < kVecsPerChunk; ++vec) {
-      float4 q[kRows];
+      for (int vec = begin; vec < begin + kSummedVecs; ++vec) {
+        float4 q[kRows];
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        q[row] = ptx::ld_shared_v4_f32(vec_address(q_chunk, q_row + 8 * row, vec));
-      }
+        for (int row = 0; row < kRows; ++row) {
+          q[row] = ptx::ld_shared_v4_f32(vec_address(q_chunk, q_row + 8 * row, vec));
+        }
 #pragma unroll
-      for (int column = 0; column < 2 * kTogether; ++column) {
-        const int d_column = d_row + 8 * (first + column / 2) + column % 2;
-        const float4 d = ptx::ld_shared_v4_f32(vec_address(d_chunk, d_column, vec));
-        for (const auto element : {&float4::x, &float4::y, &float4::z, &float4::w}) {
+        for (int column = 0; column < kColumns; ++column) {
+          const int d_column = d_row + 8 * ((first + column) / 2) + column % 2;
+          const float4 d = ptx::ld_shared_v4_f32(vec_address(d_chunk, d_column, vec));
+          for (const auto element : {&float4::x, &float4::y, &float4::z, &float4::w}) {
 #pragma unroll
-          for (int row = 0; row < kRows; ++row) {
-            part[row][column] = fmaf(q[row].*element, d.*element, part[row][column]);
+            for (int row = 0; row < kRows; ++row) {
+              part[row][column] = fmaf(q[row].*element, d.*element, part[row][column]);
+            }
           }
         }
       }
-    }
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
+      for (int row = 0; row < kRows; ++row) {
 #pragma unroll
-      for (int column = 0; column < 2 * kTogether; ++column) {
-        acc[row / 2][first + column / 2][row % 2 * 2 + column % 2] += part[row][column];
+        for (int column = 0; column < kColumns; ++column) {
+          acc[row / 2][(first + column) / 2][row % 2 * 2 + column % 2] += part[row][column];
+        }
       }
     }
   }
