@@ -464,7 +464,7 @@ def test_float32_multiplies_as_its_precision_says():
 def test_float32_at_full_accuracy_takes_the_fastest_products(capability, geforce):
     device = plan.device_of_capability(capability, 100, geforce)
     rates = plan.rates_of(device)
-    ffma = 0.6 * rates.ffma > 0.27 * rates.tf32 / 3  # what kernels reach of it
+    ffma = 0.53 * rates.ffma > 0.39 * rates.tf32 / 3  # what kernels reach of it
     assert ffma == (geforce or capability != 80)
     for Nq, tile in ((1, plan.Sm80Tile.thin), (64, plan.Sm80Tile.wide)):
         for traits, d in (({}, 256), ({"masked": True}, 768), ({"tma_compatible": False}, 67)):
