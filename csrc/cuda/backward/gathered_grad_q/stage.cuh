@@ -136,7 +136,7 @@ class WinnerLookUp {
 
   __device__ __forceinline__ void copy(int32_t j, int stage) const {
     const uint32_t winners = ring.winners(stage) + doc * 16, grads = ring.grads(stage) + doc * 4;
-#pragma unroll 4
+#pragma unroll 2  // Four spill registers.
     for (int g = group; g < p.groups; g += kStep) {
       const bool exists = first + g < p.all_groups && j < p.N;
       const int32_t whole = min(first + g, p.all_groups - 1);
