@@ -149,13 +149,13 @@ def test_no_kernel_gives_tma_a_stage_that_it_still_loads_from():
     if not objects:
         pytest.skip("no CUDA library was built here (no nvcc)")
     # No older machine code has TMA, or these arrivals.
-    two_terms = "maxsim_forward_sm80_qINS_9Sm80QTileINS_3ptx9Mma3xFp16"
-    ordinary = ["maxsim_forward_sm90_qI", two_terms]
-    run = run_tool(*map(str, objects), "--arch", "sm_90a", "--ordinary", *ordinary)
+    sm80_q = "maxsim_forward_sm80_qI"
+    run = run_tool(*map(str, objects), "--arch", "sm_90a", "--ordinary", "maxsim_forward_sm90_qI", sm80_q)
     assert run.returncode == 0, run.stdout + run.stderr
-    compiled = [str(path) for path in objects if path.stem == "fp32_3xfp16" and "sm80_q" in path.parts]
-    run = run_tool(*compiled, "--arch", "sm_90a", "--kernel", two_terms)
-    assert "4 kernels" in run.stdout and "LDSM" not in run.stdout, run.stdout + run.stderr
+    compiled = [str(path) for path in objects if "sm80_q" in path.parts]
+    run = run_tool(*compiled, "--arch", "sm_90a", "--kernel", sm80_q)
+    assert len(compiled) == 10 and "40 kernels" in run.stdout, run.stdout[-200:]
+    assert "LDSM" not in run.stdout, run.stdout
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc is here")
