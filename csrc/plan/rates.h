@@ -1,4 +1,4 @@
-// What a multiprocessor computes in a clock. CUDA tells no rate of tensor cores: this is the table.
+// Says what a multiprocessor computes in a clock. CUDA has no such query for tensor cores, so a table does.
 #pragma once
 
 #include "plan.h"
