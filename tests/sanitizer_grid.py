@@ -113,15 +113,22 @@ def run_streams(name, plan, N, Lq, Ld, d):
     ops.forced_plan("")
 
 
-# Planned as 8.0: (Nq, Nd, Lq, Ld, d, the kernel).
+# Planned as 8.0: (Nq, Nd, Lq, Ld, d, the plan).
 OLDER = {
-    "registers, many rows": (31, 66, 33, 150, 128, "sm80_q"),
-    "registers, many rows of 64 dims": (40, 40, 31, 150, 64, "sm80_q"),
-    "registers, many rows of 256 dims": (20, 40, 33, 70, 200, "sm80_q"),
-    "registers, few rows": (3, 9, 40, 150, 120, "sm80_q"),
-    "registers, a warp a document": (1, 2000, 32, 40, 128, "sm80_d"),
-    "registers, a block a document": (1, 5, 20, 150, 64, "sm80_d"),
-    "registers, long tokens": (1, 9, 30, 90, 256, "sm80_d"),
+    "registers, many rows": (31, 66, 33, 150, 128, "registers 512"),
+    "registers, many rows of 64 dims": (40, 40, 31, 150, 64, "registers 512"),
+    "registers, many rows of 256 dims": (20, 40, 33, 70, 200, "registers 256"),
+    "registers, few rows": (3, 9, 40, 150, 120, "registers 128"),
+    "registers, few rows, split": (3, 2, 40, 300, 120, "registers 128 cut 3"),
+    "registers, a warp a document": (1, 500, 32, 40, 128, "registers 32 x1"),
+    "registers, a block a document": (1, 5, 20, 150, 64, "registers 32 x4"),
+    "registers, a block a document, split": (1, 3, 20, 700, 128, "registers 32 x4 cut 3"),
+    "registers, 64 rows, a warp a document": (2, 70, 33, 150, 128, "registers 64 x1"),
+    "registers, 64 rows, a block a document": (2, 9, 33, 150, 64, "registers 64 x4"),
+    "registers, long tokens": (1, 9, 30, 90, 256, "registers 32 x4"),
+    "chunks, split": (3, 2, 20, 800, 520, "thin cut 3"),
+    "chunks, few rows, shared tiles": (2, 60, 20, 11, 520, "thin shared"),
+    "chunks, many rows, shared tiles": (9, 50, 33, 5, 264, "wide shared"),
 }
 
 
@@ -150,25 +157,26 @@ def run_three_products(name, Nq, Nd, Lq, Ld, d):
         raise SystemExit(f"{name}: a result is not finite")
 
 
-def run_older(name, Nq, Nd, Lq, Ld, d, kernel):
+def run_older(name, Nq, Nd, Lq, Ld, d, plan):
     Q, D = (torch.randn(*size, d, device="cuda", dtype=BF16) for size in ((Nq, Lq), (Nd, Ld)))
     mask = torch.rand(Nd, Ld, device="cuda") < 0.7
     ops.cuda_capability(80)
+    ops.forced_plan(plan)
     try:
-        if f"maxsim_forward_{kernel}," not in li.explain_plan(Q, D):
-            raise SystemExit(f"{name}: another kernel")
         results = [
             *li.maxsim_with_winners(Q, D, None, mask),
             li.maxsim(Q, D),
             li.maxsim(Q, D, normalize=True),
         ]
         own = D.expand(2, *D.shape)[:, :9].contiguous()
-        results.append(li.maxsim(Q[:1].expand(2, Lq, d), own))
+        results.append(li.maxsim(Q[:1].repeat(2, 1, 1), own))
+        ops.forced_plan("")
         lengths = torch.randint(Ld + 1, (Nd,), device="cuda").cumsum(0)
         offsets = torch.nn.functional.pad(lengths, (1, 0)).int()
         rows = torch.arange(Nq + 1, device="cuda").int() * Lq
         results.append(li.maxsim_varlen(Q.flatten(0, 1), D.flatten(0, 1), rows, offsets))
     finally:
+        ops.forced_plan("")
         ops.cuda_capability(0)
     if not all(bool(result.isfinite().all()) for result in results):
         raise SystemExit(f"{name}: a result is not finite")

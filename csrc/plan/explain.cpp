@@ -83,7 +83,9 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
                                    : element_bytes(plan.compute) == 4
                                        ? "float32 products of few query rows, or on this device: mma.sync"
                                        : "no wgmma kernel for this d and device: mma.sync";
-      return portable + "; " + together;
+      const int docs = plan.as<Sm80Config>().docs;
+      return portable + "; " + together +
+             (docs > 1 ? "; a tile has " + std::to_string(docs) + " short documents" : std::string());
     }
     default:
       break;
@@ -161,7 +163,10 @@ std::string where_q_is(const ForwardPlan& plan) {
 
 // What of the documents a work tile has.
 std::string shared_unit(const ForwardPlan& plan) {
-  if (plan.kernel == ForwardKernel::sm90_q_short) return "group of documents";
+  const auto* sm80 = std::get_if<Sm80Config>(&plan.config);
+  if (plan.kernel == ForwardKernel::sm90_q_short || (sm80 != nullptr && sm80->docs > 1)) {
+    return "group of documents";
+  }
   return plan.num_splits > 1 ? "split of a document" : "document";
 }
 

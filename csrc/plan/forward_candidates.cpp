@@ -109,6 +109,16 @@ bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& dev
   return device.wgmma && traits.tma_compatible && s.Ld <= kMaxExactToken;
 }
 
+// Columns of a tile that short documents share: each has whole blocks of eight, and lies in those of a warp.
+void share_tiles(const Sizes& s, const ForwardTraits& traits, const Sm80Shape& shape, ForwardPlan& plan) {
+  const int64_t columns = 8 * ceil_div(std::max<int64_t>(s.Ld, 1), 8);
+  const int64_t docs = shape.columns / shape.warps_n / columns;  // of a warp
+  if (docs < 2 || element_bytes(plan.compute) != 2 || !traits.tma_compatible || traits.packed) return;
+  auto& config = std::get<Sm80Config>(plan.config);
+  config.docs = static_cast<int>(docs * shape.warps_n);
+  config.columns = static_cast<int>(columns);
+}
+
 }  // namespace
 
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
@@ -135,7 +145,8 @@ std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits
   plan.tokens = shape.columns;
   plan.partial_rows = shape.warp_rows;
   plan.row_tiles = count_row_tiles(s, shape.rows);
-  plan.work_tiles = plan.row_tiles * s.N;
+  share_tiles(s, traits, shape, plan);
+  plan.work_tiles = plan.row_tiles * ceil_div(s.N, plan.as<Sm80Config>().docs);
   plan.grid = std::min<int64_t>(plan.work_tiles, static_cast<int64_t>(f.blocks) * device.sm_count);
   plan.partials = static_cast<int>(count_partials(s, shape.warp_rows));
   return plan;
@@ -195,11 +206,13 @@ std::optional<ForwardPlan> plan_sm80_d(const Sizes& s, const ForwardTraits& trai
   ForwardPlan plan;
   plan.kernel = ForwardKernel::sm80_d;
   plan.compute = compute_for(traits.dtype, traits.precision);
-  plan.rows = plan.partial_rows = 32;
+  const bool fp8 = traits.dtype == Dtype::e4m3 || traits.dtype == Dtype::e5m2;
+  const bool wide = rows_per_document(s) > 32 && sm80_d_has_wide_tile(steps, fp8);
+  plan.rows = plan.partial_rows = wide ? 64 : 32;
   plan.tokens = kSm80DTokens;
   plan.k_chunks = static_cast<int>(ceil_div(steps, 4));
   plan.stages = sm80_d_stages(steps);
-  plan.smem_bytes = sm80_d_smem_bytes(steps);
+  plan.smem_bytes = sm80_d_smem_bytes(steps, wide);
   if (plan.smem_bytes + kReserved > device.smem_per_block) return std::nullopt;
   plan.blocks_per_sm = std::min(kBlocksPerSm, device.smem_per_sm / (plan.smem_bytes + 2 * kReserved));
   plan.row_tiles = count_row_tiles(s, plan.rows);
@@ -209,6 +222,31 @@ std::optional<ForwardPlan> plan_sm80_d(const Sizes& s, const ForwardTraits& trai
   plan.config = Sm80DConfig{steps, members};
   plan.grid = std::min(ceil_div(plan.work_tiles, members > 1 ? 1 : kSm80DWarps), blocks);
   plan.partials = static_cast<int>(count_partials(s, plan.partial_rows));
+  return plan;
+}
+
+int64_t tokens_at_once(const ForwardPlan& plan) {
+  const auto* sm80_d = std::get_if<Sm80DConfig>(&plan.config);
+  return plan.tokens * (sm80_d != nullptr ? sm80_d->members : 1);
+}
+
+std::optional<ForwardPlan> split_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                      ForwardPlan plan, int num_splits) {
+  const auto* sm80_q = std::get_if<Sm80QConfig>(&plan.config);
+  const auto* sm80_d = std::get_if<Sm80DConfig>(&plan.config);
+  const auto* sm80 = std::get_if<Sm80Config>(&plan.config);
+  const bool splits = (sm80_q != nullptr && !sm80_q->many_rows && plan.kernel == ForwardKernel::sm80_q) ||
+                      (sm80_d != nullptr && sm80_d->members > 1) ||
+                      (sm80 != nullptr && sm80->tile == Sm80Tile::thin && sm80->docs == 1 &&
+                       plan.compute != Compute::tf32x3 && plan.compute != Compute::fp32);
+  const int64_t tile = tokens_at_once(plan);
+  if (!splits || !may_split(s, tile, num_splits, traits.packed)) return std::nullopt;
+  plan.split_tokens = static_cast<int>(ceil_div(ceil_div(s.Ld, num_splits), tile) * tile);
+  plan.num_splits = static_cast<int>(ceil_div(s.Ld, plan.split_tokens));
+  plan.partial_rows = kCombineRows;
+  plan.work_tiles = plan.row_tiles * s.N * plan.num_splits;
+  plan.grid = std::min(plan.work_tiles, int64_t{plan.blocks_per_sm} * device.sm_count);
+  plan.partials = static_cast<int>(ceil_div(std::max<int64_t>(s.Lq, 1), plan.partial_rows));
   return plan;
 }
 

@@ -19,6 +19,9 @@ inline double operations(const Sizes& s) { return 2.0 * s.d * similarities(s); }
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
                                                 const Device& device, int tokens = 0);
 
+// Longer documents are no business of that kernel, nor of its tile for a few tokens.
+constexpr int64_t longest_direct(int tokens) { return tokens == 8 ? 64 : 512; }
+
 std::optional<ForwardPlan> plan_sm90_stream(const Sizes& s, const ForwardTraits& traits,
                                             const Device& device);
 
@@ -32,6 +35,14 @@ std::optional<ForwardPlan> plan_sm80_q(const Sizes& s, const ForwardTraits& trai
 // ffma: fp32 at full accuracy without the tensor cores.
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                      Sm80Tile tile, bool ffma = false);
+
+// The plan with each document split into so many ranges, or fewer, if its kernel is sm80_q with few rows,
+// sm80_d or sm80.
+std::optional<ForwardPlan> split_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                      ForwardPlan plan, int num_splits);
+
+// Tokens of a document that a block takes at once.
+int64_t tokens_at_once(const ForwardPlan& plan);
 
 // members: warpgroups that share a document's tiles. num_splits: ranges that each document is split into,
 // here and below. winners, listed: kernel_limits.h.
@@ -61,7 +72,8 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
 // both halves of each. scaled: tokens have scales of their own, as those that are not normalized do.
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& sizes, bool masked, bool scaled, const Device& device);
 
-// ---- sm90_d has fewer warpgroups for some widths with winners, and with listed pairs ----
+// ---- Kernels with fewer registers for winners, or for listed pairs: of sm90_d and sm80_d, for some widths
+// ----
 
 // The plan for scores alone, changed to what a call with winners or listed pairs needs.
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& sizes, const ForwardTraits& traits,

@@ -11,9 +11,6 @@ namespace late_interaction {
 
 namespace {
 
-// Longer documents are no business of the short_docs kernel, nor of its tile for a few tokens.
-constexpr int64_t kLongestDirect = 512, kLongestDirectInEights = 64;
-
 // Copies of what counts save masked columns, which longer documents without a mask have few of.
 constexpr int64_t kShortToCopy = 160, kMostCopied = int64_t{1} << 29;  // elements
 
@@ -31,14 +28,20 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
     if (std::none_of(plans.begin(), plans.end(), same)) plans.push_back(*plan);
   };
   if (plans[0].compute == Compute::fp64) return plans;
-  if (s.Ld <= kLongestDirect) add(plan_sm90_stream(s, traits, device));
-  if (s.Ld <= kLongestDirect) add(plan_sm80_short_docs(s, traits, device, 32));
-  if (s.Ld <= kLongestDirectInEights) add(plan_sm80_short_docs(s, traits, device, 8));
+  if (s.Ld <= longest_direct(32)) add(plan_sm90_stream(s, traits, device));
+  for (const int tokens : {32, 8}) {
+    if (s.Ld <= longest_direct(tokens)) add(plan_sm80_short_docs(s, traits, device, tokens));
+  }
   for (const int members : {1, 2, 3, 4}) add(plan_sm90_d(s, traits, device, members));
   for (const int num_splits : kSplitCounts) {
     if (ceil_div(s.N * num_splits, device.sm_count) > kMostWaves) continue;
     add(plan_sm90_d(s, traits, device, 0, num_splits));
     add(plan_sm90_q(s, traits, device, false, 0, num_splits));
+    for (const auto& whole :
+         {plan_sm80_d(s, traits, device, kSm80DWarps), plan_sm80_q(s, traits, device, false),
+          plan_sm80(s, traits, device, Sm80Tile::thin)}) {
+      if (whole) add(split_sm80(s, traits, device, *whole, num_splits));
+    }
   }
   const auto widths = plans[0].compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
   const bool may_copy = (traits.masked || traits.packed || s.Ld < kShortToCopy) &&
@@ -83,11 +86,15 @@ std::string short_name(const ForwardPlan& plan) {
       return "stream " + tokens;
     case ForwardKernel::sm80_q:
     case ForwardKernel::sm80_3xfp16:
-      return "registers " + std::to_string(plan.rows);
+      return "registers " + std::to_string(plan.rows) + cut;
     case ForwardKernel::sm80_d:
-      return "registers 32 x" + std::to_string(plan.as<Sm80DConfig>().members);
-    case ForwardKernel::sm80:
-      return name_of(plan.as<Sm80Config>().tile) + (plan.compute == Compute::fp32 ? " fp32" : "");
+      return "registers " + std::to_string(plan.rows) + " x" +
+             std::to_string(plan.as<Sm80DConfig>().members) + cut;
+    case ForwardKernel::sm80: {
+      const auto& config = plan.as<Sm80Config>();
+      return name_of(config.tile) + (plan.compute == Compute::fp32 ? " fp32" : "") +
+             (config.docs > 1 ? " shared" : "") + cut;
+    }
     case ForwardKernel::dequantized:
       return "copies";
     case ForwardKernel::fp64:

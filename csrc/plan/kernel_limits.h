@@ -97,6 +97,10 @@ constexpr int short_epilogue_bytes(int docs) {
   return 2 * (2 * slots * (4 * (128 + 16) + 128) + 4 * 128) + 256;
 }
 
+// ---- forward/doc_ranges/split_and_combine.cu ----
+
+inline constexpr int kCombineRows = 128;  // of a query, whose splits a block combines
+
 // ---- forward/sm80_q, forward/sm80_d ----
 
 // Products of 32 bytes that an embedding takes, of those that there are instances for; 0: it is too long.
@@ -149,9 +153,13 @@ constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps) {
 }
 
 inline constexpr int kSm80DWarps = 4, kSm80DTokens = 16;  // of a block; of a warp's tile
+// Whether there is a tile of 64 query rows. widened: operands have twice the bytes of the call's elements.
+constexpr bool sm80_d_has_wide_tile(int steps, bool widened) { return steps <= 8 && !widened; }
+inline constexpr int kSm80DKeptBytes = 72;  // of a thread, with such a tile
 constexpr int sm80_d_stages(int steps) { return steps > 8 ? 2 : 4; }
-constexpr int sm80_d_smem_bytes(int steps) {
-  return kSm80DWarps * sm80_d_stages(steps) * kSm80DTokens * mma_pitch(steps);
+constexpr int sm80_d_smem_bytes(int steps, bool wide) {
+  return kSm80DWarps * sm80_d_stages(steps) * kSm80DTokens * mma_pitch(steps) +
+         (wide ? 32 * kSm80DWarps * kSm80DKeptBytes : 0);
 }
 
 // ---- forward/sm80 ----

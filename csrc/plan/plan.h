@@ -87,6 +87,8 @@ struct Sm80DConfig {
 struct Sm80Config {
   Sm80Tile tile = Sm80Tile::thin;
   bool stream_q = false;  // as in Sm90QLongDConfig
+  int docs = 1;           // documents that share a tile
+  int columns = 0;        // then: columns of a document
 };
 struct Sm80ShortDocsConfig {
   int members = 1;  // warps that share a work tile
@@ -102,7 +104,8 @@ struct ForwardPlan {
   int tokens = 0;          // document tokens of a tile
   int k_chunks = 0;        // 128-byte slices of an embedding; a stage of the ring holds one or two
   int stages = 0;          // depth of the ring
-  int num_splits = 1;      // sm90_q, sm90_d: ranges that each document is split into
+  int num_splits = 1;      // ranges that each document is split into
+  int split_tokens = 0;    // sm80_q, sm80_d, sm80: tokens of such a range
   bool lpt = false;        // packed: documents go to the blocks of a row tile longest first
   int smem_bytes = 0;      // dynamic shared memory of a block
   int blocks_per_sm = 0;   // blocks that a multiprocessor holds at a time

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 BF16, FP16 = torch.bfloat16, torch.float16
 # Document tokens about the edges of 16 tokens, of a stage and of two; query rows about those of a warp (32,
 # 64), of a block (128, 256, 512), and of sm80_d (32); dims of each number of products, whole and not.
-LENGTHS = [0, 1, 15, 16, 17, 31, 33, 63, 64, 65, 97, 127, 129, 193, 300]
+LENGTHS = [0, 1, 15, 16, 17, 31, 33, 63, 64, 65, 97, 127, 129, 193, 300, 601]
 ROWS = [(1, 1), (1, 32), (1, 33), (4, 31), (2, 64), (3, 43), (9, 57), (16, 32), (19, 27), (5, 130), (2, 513)]
 DIMS = [128, 64, 8, 72, 256, 136, 120]
 LAYOUTS = ["in-batch", "KD"]
@@ -66,18 +66,24 @@ def test_scores_and_winners(case):
     assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores)
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if not case.normalize and case.Ld > 0], ids=str)
-def test_every_tile_of_these_kernels(case, force):
+# Normalized rows of larger batches have plans for their fp16 copies.
+FORCED = [case for case in cases() if case.Ld > 0 and not (case.normalize and case.Nq * case.Lq >= 1024)]
+
+
+@pytest.mark.parametrize("case", FORCED, ids=str)
+def test_every_plan(case, force):
     """Those that the planner does not choose for so little work, too."""
     Q, D, q_mask, d_mask = inputs(case, "cuda")
-    wanted, best = ref.maxsim(Q, D, q_mask, d_mask)
-    names = [name for name in alternatives(case, sm=ops.cuda_capability()) if name.startswith("registers")]
-    assert len(names) == 4
+    wanted, best = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
+    limit = ref.tolerance(case.dtype)
+    names = alternatives(case, sm=ops.cuda_capability(), normalize=case.normalize)
+    assert {"thin", "wide", "registers"} <= {name.split()[0] for name in names}
     for name in names:
         force(name)
         scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
-        ref.assert_close(scores, wanted, ref.tolerance(case.dtype), name)
-        ref.assert_winners_close(winners, best, Q, D, ref.tolerance(case.dtype))
+        ref.assert_close(scores, wanted, limit, name)
+        ref.assert_winners_close(winners, best, Q, D, limit, case.normalize)
+        assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores), name
         assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores), name
 
 
@@ -127,14 +133,16 @@ def test_packed_sequences(Nq, Lq, d, dtype):
     Q = torch.randn(int(q_lengths.sum()), d, device="cuda", dtype=dtype)
     D = torch.randn(int(d_lengths.sum()), d, device="cuda", dtype=dtype)
     cu_q, cu_d = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int().cuda() for x in (q_lengths, d_lengths))
+    # Tensor cores truncate as they add, and products are about 1: an absolute error that grows with d.
+    limit = {"rel": 5e-6, "abs": 2e-7 * d}
     scores = li.maxsim_varlen(Q, D, cu_q, cu_d)
     for i, q in enumerate(Q.split(q_lengths.tolist())):
         for j, x in enumerate(D.split(d_lengths.tolist())):
             wanted = (q.double() @ x.double().T).amax(-1).sum() if len(x) and len(q) else 0.0
-            assert float(scores[i, j]) == pytest.approx(float(wanted), rel=5e-6, abs=1e-5)
+            assert float(scores[i, j]) == pytest.approx(float(wanted), **limit)
     of_documents = torch.arange(len(d_lengths), device="cuda").int()  # few enough to be scored one by one
     listed = ops.maxsim_pairs_packed(Q, D, cu_q, cu_d, of_documents % Nq, of_documents, None, "highest")
-    torch.testing.assert_close(listed, scores[of_documents % Nq, of_documents], rtol=5e-6, atol=1e-5)
+    torch.testing.assert_close(listed, scores[of_documents % Nq, of_documents], rtol=5e-6, atol=limit["abs"])
 
 
 @pytest.mark.parametrize("kind", ["none", "holes"])

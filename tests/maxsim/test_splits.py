@@ -30,8 +30,10 @@ def test_which_plans_split():
     # Five tiles, and a split has two at least.
     assert "rows 104 cut 3" not in split_plans("in-batch", 9, 2, 33, 520, 128)
     assert not split_plans("in-batch", 1, 1000, 32, 1030, 128)  # documents enough
-    assert not split_plans("in-batch", 1, 1, 32, 1_000_000, 128, sm=80)
-    assert not split_plans("in-batch", 9, 2, 33, 5000, 1024)
+    for name in ("thin", "registers 32 x4", "registers 128"):
+        assert f"{name} cut 3" in split_plans("in-batch", 1, 1, 32, 1_000_000, 128, sm=80)
+    assert all(name.startswith("thin") for name in split_plans("in-batch", 9, 2, 33, 5000, 1024))
+    assert not split_plans("in-batch", 9, 2, 33, 60, 128, sm=80)
 
 
 def forced(force, *sizes, **options):
@@ -61,7 +63,6 @@ CASES = [
 ]
 
 
-@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_cut_agrees_with_float64(case, force):
@@ -86,7 +87,6 @@ def whole_numbers(Nq, N, Lq, Ld, d):
 
 
 # Sums of whole numbers are exact, and few enough that most maxima are met more than once.
-@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 2, 32, 1217, 16), (3, 1, 130, 1531, 16), (9, 2, 33, 913, 72)])
 def test_of_equals_the_earliest_wins(shape, force):
@@ -110,7 +110,6 @@ def codes(Nq, N, Lq, Ld, d, dtype):
 
 
 # What a mask leaves: a range in the middle, one token (at the edge of a split, too), all but a split, none.
-@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(2, 9, 32, 1217, 128), (9, 9, 33, 1217, 128)])
 def test_masks_that_leave_whole_splits_out(shape, force):
@@ -135,7 +134,6 @@ def test_masks_that_leave_whole_splits_out(shape, force):
         assert torch.equal(li.maxsim(Q, D, q_mask, d_mask), scores)
 
 
-@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 6, 32, 1217, 128), (9, 6, 33, 1217, 128)])
 def test_nan_and_infinities(shape, force):
@@ -161,7 +159,6 @@ def test_nan_and_infinities(shape, force):
             assert torch.equal(found[:, :5], winners[:, :5]), name  # the last: two within rounding
 
 
-@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("Nq", "Ld", "d"), [(1, 1217, 128), (16, 1217, 128), (9, 1003, 256), (2, 700, 176)])
@@ -177,7 +174,6 @@ def test_codes_with_a_scale_each(Nq, Ld, d, dtype, force):
             ref.assert_close(got, expected, code_limit(dtype), name)
 
 
-@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("Nq", [1, 16])
@@ -192,7 +188,6 @@ def test_codes_with_one_scale(Nq, dtype):
 
 
 # As the planner has them: winners of over 65534 tokens are wider, and a query of 1030 is summed in parts.
-@pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "shape", [(1, 1, 32, 200_003, 128), (1, 2, 1030, 70_001, 128), (16, 3, 32, 65_534, 64)]

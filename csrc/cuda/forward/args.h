@@ -52,16 +52,18 @@ struct ForwardArgs {
   // documents are whole, and scored in their order.
   const DocRange* doc_ranges;
   CompactedTokens compacted;  // sm90_q: the tokens that compacted ranges read
-  // sm90_q, sm90_d: ranges that each document is split into. The kernel writes the maxima of their rows to
-  // `maxima`, [N, Nq * Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). With null
-  // `maxima` the kernel sums the rows itself.
+  // Ranges that each document is split into. The kernel writes the maxima of their rows to `maxima`,
+  // [N, Nq * Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). With null `maxima` the
+  // kernel sums the rows itself.
   int32_t num_splits = 1;
+  int32_t split_tokens;  // of a split, where doc_ranges is null
   Maximum* maxima;
   int32_t partials;
   // sm80_q: lanes of a quad that have rows of one query, 1, 2 or 4; 0: a lane may have rows of two.
   int32_t query_lanes = 0;
   int32_t k_chunks, stages;
-  int32_t teams;        // sm90_d: of a block
+  int32_t tile_docs, doc_columns;  // sm80, shared tiles: documents of a tile, and columns of each
+  int32_t teams;                   // sm90_d: of a block
   int32_t members;      // sm90_d: warpgroups of a team; sm80_short_docs, sm80_d: warps of a work tile
   bool stream_q;        // Q streams through the ring with D
   Fp16x2Tokens fp16x2;  // sm80_3xfp16: what it multiplies instead of Q and D

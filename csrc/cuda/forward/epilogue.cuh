@@ -219,16 +219,16 @@ __device__ __forceinline__ void merge_warps(float& maximum, int32_t& token) {
   }
 }
 
-// Computes the lane's row, at place `slot` of the tile, again if its maximum over document j is not finite.
+// Computes the lane's row, at place `slot` of the tile, again if its maximum over the range is not finite.
 template <class E>
-__device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
-                                            Maximum& best) {
+__device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot,
+                                            const DocRange& range, Maximum& best) {
   bool rare = !(fabsf(best.value) < INFINITY);
   if (!__any_sync(kFullWarp, rare)) return;
   const int32_t row = tile.first + slot;
   rare = rare && slot < tile.count && keeps_row(p, row);
-  const Span tokens = whole_document(p, tile.query, j);
-  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j, tokens);
+  const Span tokens{range.first, range.length};
+  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, range.document, tokens);
   if (rare) best = exact;
 }
 
@@ -324,16 +324,22 @@ __device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile
   }
 }
 
-// Finishes a document, in a kernel whose warps deliver the maxima that they found.
+// Whether a kernel may score splits of documents.
+template <class Tile>
+inline constexpr bool kMaySplit = requires { requires Tile::kMaySplit; };
+
+// Finishes a document, or a split of one, in a kernel whose warps deliver the maxima that they found.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
                                                 const LaneRows<Tile>& own, int warp_m, int32_t j,
                                                 const float* maximum, const int32_t* token) {
+  const DocRange range = range_of<kMaySplit<Tile>>(p, tile.query, j);
   Maximum best[Tile::kLaneRows];
   bool rare = false;
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
     best[o] = {maximum[o], token[o]};
+    if (kMaySplit<Tile> && token[o] >= 0) best[o].token += range.argmax_base;
     rare = rare || !(fabsf(maximum[o]) < INFINITY);
   }
   if (__any_sync(kFullWarp, rare)) {
@@ -342,11 +348,12 @@ __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowT
       Maximum of_row = best[0];
 #pragma unroll
       for (int i = 1; i < Tile::kLaneRows; ++i) of_row = o == i ? best[i] : of_row;
-      resolve_row<E>(p, tile, Tile::slot(warp_m, threadIdx.x % 32, o), j, of_row);
+      resolve_row<E>(p, tile, Tile::slot(warp_m, threadIdx.x % 32, o), range, of_row);
 #pragma unroll
       for (int i = 0; i < Tile::kLaneRows; ++i) best[i] = o == i ? of_row : best[i];
     }
   }
+  if (kMaySplit<Tile> && p.num_splits > 1) return leave_maxima<Tile>(p, tile, warp_m, j, best);
   apply_scale_store_argmax<Tile, kWinners>(p, own, j, best);
   sum_queries<Tile>(p, own, j, best);
 }

@@ -102,10 +102,8 @@ struct ShortSlots {
 };
 cudaError_t launch_short_slots(const ShortSlots& slots, cudaStream_t stream);
 
-// Query rows that one block combines. A query with more leaves its score in partials [Nq, args.partials,
-// documents].
-inline constexpr int kCombineRows = 128;
-// Combines the maxima that the splits of documents left: writes scores, and winners where args has them.
+// Combines the maxima that the splits of documents left: writes scores, and winners where args has them. A
+// query of more rows than a block combines leaves its score in partials [Nq, args.partials, documents].
 cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream);
 
 // scores[i * stride + j] = sum over p of partials[i, p, j], in order.

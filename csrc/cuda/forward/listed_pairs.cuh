@@ -14,7 +14,7 @@ namespace late_interaction {
 template <class Tile>
 struct Listed : Tile {
   using Args = PairArgs;
-  static constexpr bool kListed = true;
+  static constexpr bool kListed = true, kMaySplit = false;
 };
 
 // The tile of a pair's rows that begins after its first `begun` rows.
@@ -33,7 +33,7 @@ __device__ __forceinline__ void finish_pair(const PairArgs& p, const RowTile& ti
   for (int o = 0; o < Tile::kLaneRows; ++o) {
     const int at = Tile::slot(0, lane, o);
     Maximum best{maximum[o], token[o]};
-    resolve_row<E>(p, tile, at, j, best);
+    resolve_row<E>(p, tile, at, range_of<false>(p, 0, j), best);
     const bool counts = at < tile.count && !(best.value == -INFINITY && best.token == kSentinel);
     if (counts) sum += best.value * weighted(p.q_weights, 0, tile.first + at, 1.0f);
     if constexpr (kWinners) {

@@ -64,16 +64,46 @@ __device__ __forceinline__ int32_t document_length(const ForwardArgs& p, int32_t
   return p.packed ? p.spans[document_index(p, query, j)].length : p.Ld;
 }
 
+// The tokens that sm80_q, sm80_d or sm80 scores as its document j: a whole document, or one of its splits.
+template <bool kMaySplit>
+__device__ __forceinline__ DocRange range_of(const ForwardArgs& p, int32_t query, int32_t j) {
+  if (!kMaySplit || p.num_splits == 1) return {0, document_length(p, query, j), j, 0};
+  const int32_t document = j / p.num_splits, first = (j - document * p.num_splits) * p.split_tokens;
+  return {first, max(0, min(p.split_tokens, p.Ld - first)), document, first};
+}
+
+// Offset, in elements, of a range's first token.
+__device__ __forceinline__ int64_t range_offset(const ForwardArgs& p, int32_t query, const DocRange& range) {
+  return document_offset(p, query, range.document) + range.first * p.D.token_stride;
+}
+
 __device__ __forceinline__ bool keeps_row(const ForwardArgs& p, int32_t row) {
   if (p.q_mask.data == nullptr) return true;
   const int32_t query = row / p.Lq;
   return p.q_mask.data[query * p.q_mask.item_stride + (row - query * p.Lq) * p.q_mask.token_stride] != 0;
 }
 
+// Takes from a worker's work tiles [work_tile, end) those of the next row tile: documents [j, end_j).
+template <class Kept>
+__device__ __forceinline__ void take_row_tile(const ForwardArgs& p, Kept& kept, int tile_rows) {
+  const int64_t index = kept.work_tile / p.N;
+  kept.j = static_cast<int32_t>(kept.work_tile - index * p.N);
+  kept.end_j = static_cast<int32_t>(min(p.N, kept.j + (kept.end - kept.work_tile)));
+  kept.work_tile += kept.end_j - kept.j;
+  kept.tile = row_tile(p, index, tile_rows);
+}
+
 // The mask of one document, or null.
 __device__ __forceinline__ const uint8_t* document_mask(const ForwardArgs& p, int32_t query, int32_t j) {
   if (p.d_mask.data == nullptr) return nullptr;
   return p.d_mask.data + query * p.d_mask.query_stride + j * p.d_mask.item_stride;
+}
+
+// That of a range of one.
+__device__ __forceinline__ const uint8_t* range_mask(const ForwardArgs& p, int32_t query,
+                                                     const DocRange& range) {
+  const uint8_t* mask = document_mask(p, query, range.document);
+  return mask == nullptr ? nullptr : mask + range.first * p.d_mask.token_stride;
 }
 
 }  // namespace late_interaction

@@ -63,6 +63,8 @@ void take_plan(ForwardArgs& args, const ForwardPlan& plan) {
     args.cluster = longd->cluster;
   } else if (const auto* sm80 = std::get_if<Sm80Config>(&plan.config)) {
     args.stream_q = sm80->stream_q;
+    args.tile_docs = sm80->docs;
+    args.doc_columns = sm80->columns;
   } else if (const auto* sm80_d = std::get_if<Sm80DConfig>(&plan.config)) {
     args.members = sm80_d->members;
   } else if (const auto* short_docs = std::get_if<Sm80ShortDocsConfig>(&plan.config)) {
@@ -144,14 +146,18 @@ void score_documents(const ForwardCall& call, const ForwardPlan& plan, ForwardAr
 // Each document is split into ranges that blocks of their own score.
 void score_splits(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args, cudaStream_t stream) {
   const Sizes& s = call.in.sizes;
-  const Tensor ranges = new_tensor(call.scores, {s.documents() * plan.num_splits, 4}, ScalarType::Int);
   const Tensor maxima = new_tensor(call.scores, {s.N * plan.num_splits, s.Nq * s.Lq, 2}, ScalarType::Float);
   args.N *= plan.num_splits;
   args.num_splits = plan.num_splits;
   args.maxima = static_cast<Maximum*>(maxima.data_ptr());
-  auto* doc_ranges = static_cast<DocRange*>(ranges.data_ptr());
-  check(launch_split_doc_ranges(args, plan.tokens, doc_ranges, stream), "splits of documents");
-  args.doc_ranges = doc_ranges;
+  args.split_tokens = plan.split_tokens;
+  OptionalTensor ranges;
+  if (plan.split_tokens == 0) {
+    ranges = new_tensor(call.scores, {s.documents() * plan.num_splits, 4}, ScalarType::Int);
+    auto* doc_ranges = static_cast<DocRange*>(ranges->data_ptr());
+    check(launch_split_doc_ranges(args, plan.tokens, doc_ranges, stream), "splits of documents");
+    args.doc_ranges = doc_ranges;
+  }
   launch_mainloop(call, plan, args, stream);
   if (plan.partials == 1) {
     check(launch_combine_splits(args, first_score(call), stream), "combined splits");

@@ -1,9 +1,10 @@
 // Splits documents over blocks, where there are too few documents for all multiprocessors: lists the ranges
-// of the splits before the forward kernel, and combines their rows' maxima after it.
+// of the splits before the forward kernel, but for those of mma.sync (range_of), and combines their rows'
+// maxima after it.
 //
 //     document 0                  document 1
 //     |  split 0  |  split 1  |   |  split 0  |  split 1  |      ranges of whole tiles, except at the end
-//          v           v               v           v             sm90_q, sm90_d: work tiles like any others
+//          v           v               v           v             the kernels: work tiles like any others
 //     row  m m m m     m m m m         m m m m     m m m m       maxima [range, row], and their tokens
 //           \___ ___/                   \___ ___/
 //               larger, the earlier token at ties                a block: 128 rows of a query, a document

@@ -21,6 +21,10 @@
 // vector ^ row % 8), so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros;
 // columns past Ld are masked.
 //
+// Documents. One has tiles of its own, and long ones may be split over blocks (ForwardArgs::num_splits).
+// Short ones share a tile (Shared): each has columns of one warp, whole blocks of eight, and that warp folds
+// and finishes it alone.
+//
 // Sums. A query's score is the sum of its rows' maxima. A warp sums its rows by shuffles in a fixed order; a
 // query that spans several warps' rows leaves a partial in each, and reduce_partials adds them in order.
 #pragma once
@@ -36,16 +40,17 @@
 
 namespace late_interaction {
 
-template <int kWarpsM_, int kWarpsN_, int kRowBlocks_, int kColumnBlocks_, int kBlocksPerSm_>
+template <int kWarpsM_, int kWarpsN_, int kRowBlocks_, int kColumnBlocks_, int kBlocksPerSm_,
+          bool kMaySplit_ = false>
 struct MmaTile {
   using Args = ForwardArgs;
-  static constexpr bool kListed = false;
+  static constexpr bool kListed = false, kShared = false;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
   static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
   static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
   // Large tiles have no registers for documents of different lengths.
-  static constexpr bool kPacked = kWarpsM == 1;
+  static constexpr bool kPacked = kWarpsM == 1, kMaySplit = kMaySplit_;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
   static constexpr int kRows = kWarpsM * kWarpRows, kColumns = kWarpsN * kWarpColumns;
@@ -55,6 +60,12 @@ struct MmaTile {
   static __device__ __forceinline__ int slot(int warp_m, int lane, int o) {
     return slot_after_quad<kWarpRows, kLaneRows>(warp_m, lane, o);
   }
+};
+
+// A tile that short documents share.
+template <class Tile>
+struct Shared : Tile {
+  static constexpr bool kShared = true, kMaySplit = false, kPacked = false;
 };
 
 // The tiles of plan.h, as warps on M, warps on N, 16-row blocks and 8-column blocks of a warp, and blocks a
@@ -70,7 +81,7 @@ inline constexpr bool kFullAccuracy = std::is_same_v<Mma, ptx::Mma3xTf32> || std
 template <class Mma>
 struct Tiles {
   using Wide = MmaTile<4, 2, 4, kFullAccuracy<Mma> ? 4 : 6, 1>;
-  using Thin = MmaTile<1, 4, 2, 4, 3>;
+  using Thin = MmaTile<1, 4, 2, 4, 3, !kFullAccuracy<Mma>>;
 };
 
 // Shared memory before the ring: inverse norms of a tile's tokens, where its rows lie in Q, and the maxima
@@ -144,11 +155,12 @@ struct Work {
 // Takes from work tiles [work_tile, end) those of the next row tile.
 template <class Tile>
 __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_tile, int64_t end, int32_t&) {
-  const int32_t first_j = static_cast<int32_t>(work_tile % p.N);
-  const int32_t end_j = static_cast<int32_t>(min(p.N, first_j + (end - work_tile)));
-  const RowTile tile = row_tile(p, work_tile / p.N, Tile::kRows);
-  work_tile += end_j - first_j;
-  return {tile, first_j, end_j, 0};
+  const int64_t tile_docs = Tile::kShared ? p.tile_docs : 1, of_row_tile = (p.N + tile_docs - 1) / tile_docs;
+  const int32_t first = static_cast<int32_t>(work_tile % of_row_tile);
+  const int32_t last = static_cast<int32_t>(min(of_row_tile, first + (end - work_tile)));
+  const RowTile tile = row_tile(p, work_tile / of_row_tile, Tile::kRows);
+  work_tile += last - first;
+  return {tile, static_cast<int32_t>(first * tile_docs), static_cast<int32_t>(min(p.N, last * tile_docs)), 0};
 }
 
 // The same for listed pairs: the next tile of the pair's rows, of which `begun` are done.
@@ -165,6 +177,20 @@ __device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile,
   return visited;
 }
 
+// The document and the token of a column, where documents share a tile. A warp's columns hold whole
+// documents.
+template <class Tile>
+struct SharedColumn {
+  int32_t document, token;
+
+  __device__ __forceinline__ SharedColumn(const ForwardArgs& p, int column) {
+    const int of_warp = column % Tile::kWarpColumns, docs = p.tile_docs / Tile::kWarpsN;
+    const int at = of_warp / p.doc_columns;
+    document = column / Tile::kWarpColumns * docs + at;
+    token = at < docs ? of_warp - at * p.doc_columns : p.Ld;
+  }
+};
+
 // Brings k chunks of a row tile and of documents [j, end_j) to shared memory, in the order of (document,
 // token tile, k chunk). A document without tokens has a tile of zeros.
 template <class E, class Tile>
@@ -178,16 +204,19 @@ struct Loader {
   int32_t left = 0;               // tokens of document j that come
   const E* from = nullptr;        // the first of them
 
-  static __device__ __forceinline__ int32_t length_of(const ForwardArgs& p, int32_t query, int32_t j) {
-    return Tile::kPacked ? document_length(p, query, j) : p.Ld;
+  static __device__ __forceinline__ DocRange range(const ForwardArgs& p, int32_t query, int32_t j) {
+    if constexpr (Tile::kPacked) return range_of<Tile::kMaySplit>(p, query, j);
+    return {0, p.Ld, j, 0};
   }
 
-  // Rows behind the last one are copies of another.
   __device__ __forceinline__ void load_rows(uint32_t dst, int chunk) const {
     const auto row = [&](int at) { return static_cast<const E*>(rows[at]); };
     if (q_width == 16) {
-      return load_k_chunk_in_vectors<E, Tile::kRows, Tile::kThreads>(
-          dst, chunk, p.d, [&](int at, uint32_t&) { return row(at); });
+      return load_k_chunk_in_vectors<E, Tile::kRows, Tile::kThreads>(dst, chunk, p.d,
+                                                                     [&](int at, uint32_t& bytes) {
+                                                                       if (at >= tile.count) bytes = 0;
+                                                                       return row(at);
+                                                                     });
     }
     load_k_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, chunk, p.d, tile.count, [&](int at) {
       return row(at) - static_cast<const E*>(p.Q.data);
@@ -195,6 +224,15 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_tokens(uint32_t dst) const {
+    if constexpr (Tile::kShared) {
+      return load_k_chunk_in_vectors<E, Tile::kColumns, Tile::kThreads>(
+          dst, k_chunk, p.d, [&](int at, uint32_t& bytes) {
+            const SharedColumn<Tile> column(p, at);
+            const bool exists = column.token < p.Ld && j + column.document < end_j;
+            if (!exists) bytes = 0;
+            return from + (exists ? column.document * p.D.item_stride + column.token * p.D.token_stride : 0);
+          });
+    }
     if (d_width == 16) {
       return load_k_chunk_in_vectors<E, Tile::kColumns, Tile::kThreads>(
           dst, k_chunk, p.d, [&](int at, uint32_t& bytes) {
@@ -210,9 +248,10 @@ struct Loader {
   // Finds the first tokens of document j.
   __device__ __forceinline__ void enter() {
     if (j >= end_j) return;
-    left = length_of(p, tile.query, j);
+    const DocRange tokens = range(p, tile.query, j);
+    left = tokens.length;
     from = static_cast<const E*>(p.D.data) +
-           (Tile::kPacked ? document_offset(p, tile.query, j) : dense_offset(p, tile.query, j));
+           (Tile::kPacked ? range_offset(p, tile.query, tokens) : dense_offset(p, tile.query, j));
   }
 
   __device__ __forceinline__ void load_stage(int stage) {
@@ -224,7 +263,7 @@ struct Loader {
         k_chunk = 0;
         from += Tile::kColumns * p.D.token_stride;
         if ((left -= Tile::kColumns) <= 0) {
-          ++j;
+          j += Tile::kShared ? p.tile_docs : 1;
           enter();
         }
       }
@@ -287,11 +326,24 @@ struct ColumnMask {
   static constexpr int kWords = (Tile::kWarpColumns + 31) / 32;
   uint32_t kept[kWords];
 
-  __device__ __forceinline__ void load(const ForwardArgs& p, const uint8_t* mask, int32_t first_token) {
+  __device__ __forceinline__ void load(const ForwardArgs& p, const uint8_t* mask, int32_t first_token,
+                                       int32_t length) {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       const int32_t at = first_token + w * 32 + threadIdx.x % 32;
-      kept[w] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+      kept[w] = at < length ? mask[at * p.d_mask.token_stride] : 0;
+    }
+  }
+  // Loads that of documents that share a tile, from document j on.
+  __device__ __forceinline__ void load_shared(const ForwardArgs& p, int32_t query, int32_t j, int32_t end_j,
+                                              int warp_n) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const int of_warp = w * 32 + threadIdx.x % 32;
+      const SharedColumn<Tile> column(p, warp_n * Tile::kWarpColumns + of_warp);
+      const bool exists = of_warp < Tile::kWarpColumns && column.token < p.Ld && j + column.document < end_j;
+      kept[w] =
+          exists ? document_mask(p, query, j + column.document)[column.token * p.d_mask.token_stride] : 0;
     }
   }
   __device__ __forceinline__ uint64_t bits() const {
@@ -358,15 +410,10 @@ struct Sm80Block {
     free_stage = p.stages - 1;
   }
 
-  // Multiplies the next token tile of the ring, and folds it.
-  __device__ __forceinline__ void take_tile(const uint8_t* mask, int32_t length, int32_t t,
-                                            float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
-    const int32_t first_token = t + warp_n * Tile::kWarpColumns;
-    uint64_t valid = existing_columns<Tile>(max(length - first_token, 0));
-    const bool any = valid != 0 && warp_m * Tile::kWarpRows < loader.tile.count;
-    ColumnMask<Tile> column_mask;
-    if (mask != nullptr) column_mask.load(p, mask, first_token);
-    ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
+  using Similarities = ptx::Accumulator[Tile::kRowBlocks][Tile::kColumnBlocks];
+
+  // Multiplies the next token tile of the ring; `any`: of whose rows and columns the warp has some.
+  __device__ __forceinline__ void multiply_tile(Similarities& acc, bool any) {
     TokenSquares<E, Tile> squares;
     for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
       wait_stage(p.stages);
@@ -381,13 +428,48 @@ struct Sm80Block {
       if (++stage == p.stages) stage = 0;
     }
     if (p.normalize) squares.normalize(acc, exchange.inverse_norm, warp_n);
+  }
+
+  // Multiplies the next token tile of the ring, and folds it.
+  __device__ __forceinline__ void take_tile(const uint8_t* mask, int32_t length, int32_t t,
+                                            float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
+    const int32_t first_token = t + warp_n * Tile::kWarpColumns;
+    uint64_t valid = existing_columns<Tile>(max(length - first_token, 0));
+    ColumnMask<Tile> column_mask;
+    if (mask != nullptr) column_mask.load(p, mask, first_token, length);
+    Similarities acc = {};
+    multiply_tile(acc, valid != 0 && warp_m * Tile::kWarpRows < loader.tile.count);
     if (mask != nullptr) valid &= column_mask.bits();
     fold_tile<Tile, kWinners>(acc, maximum, token, first_token, valid);
   }
 
+  // Scores documents that share a tile, from j on: each lies in the columns of one warp.
+  __device__ __forceinline__ void take_documents(const Work& work, const LaneRows<Tile>& own, int32_t j) {
+    const int docs = p.tile_docs / Tile::kWarpsN;
+    const bool masked = p.d_mask.data != nullptr;
+    ColumnMask<Tile> column_mask;
+    if (masked) column_mask.load_shared(p, work.tile.query, j, work.end_j, warp_n);
+    j += warp_n * docs;
+    const bool any = j < work.end_j && warp_m * Tile::kWarpRows < loader.tile.count;
+    Similarities acc = {};
+    multiply_tile(acc, any);
+    const uint64_t kept = masked ? column_mask.bits() : kAllColumns<Tile>;
+    if (!any) return;
+#pragma unroll 1
+    for (int32_t first = 0; first < docs * p.doc_columns && j < work.end_j; first += p.doc_columns, ++j) {
+      float maximum[Tile::kHeld];
+      int32_t token[Tile::kHeld];
+      clear_maxima(maximum, token);
+      fold_tile<Tile, kWinners>(acc, maximum, token, -first, kept & existing_columns<Tile>(p.Ld) << first);
+      reduce_quad<Tile::kHeld, kWinners>(maximum, token);
+      finish_document<E, Tile, kWinners>(p, work.tile, own, warp_m, j, maximum, token);
+    }
+  }
+
   __device__ __forceinline__ void take_document(const Work& work, const LaneRows<Tile>& own, int32_t j) {
-    const uint8_t* mask = document_mask(p, work.tile.query, j);
-    const int32_t length = Loader<E, Tile>::length_of(p, work.tile.query, j);
+    const DocRange range = Loader<E, Tile>::range(p, work.tile.query, j);
+    const uint8_t* mask = range_mask(p, work.tile.query, range);
+    const int32_t length = range.length;
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
     clear_maxima(maximum, token);
@@ -435,7 +517,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         q_base, {p, work.tile, exchange.row, q_width, d_width, ring, stage_bytes, work.first_j, work.end_j},
         warp_m, warp_n};
     block.begin();
-    for (int32_t j = work.first_j; j < work.end_j; ++j) block.take_document(work, own, j);
+    if constexpr (Tile::kShared) {
+      for (int32_t j = work.first_j; j < work.end_j; j += p.tile_docs) block.take_documents(work, own, j);
+    } else {
+      for (int32_t j = work.first_j; j < work.end_j; ++j) block.take_document(work, own, j);
+    }
   }
 }
 

@@ -25,16 +25,18 @@ cudaError_t launch_sm80_tile(const ForwardLaunch<typename Tile::Args>& call) {
 template <Compute kCompute, class Args>
 cudaError_t launch_sm80(const ForwardLaunch<Args>& call) {
   using Mma = typename MmaOf<kCompute>::type;
+  using Wide = typename Tiles<Mma>::Wide;
   using Thin = typename Tiles<Mma>::Thin;
   if constexpr (std::is_same_v<Args, PairArgs>) {  // each pair's rows are a tile of their own
     return launch_sm80_tile<Mma, Listed<Thin>, Sm80Tile::thin>(call);
   } else {
-    switch (call.plan.template as<Sm80Config>().tile) {
-      case Sm80Tile::wide:
-        return launch_sm80_tile<Mma, typename Tiles<Mma>::Wide, Sm80Tile::wide>(call);
-      case Sm80Tile::thin:
-        break;
+    const auto& config = call.plan.template as<Sm80Config>();
+    const bool wide = config.tile == Sm80Tile::wide;
+    if constexpr (sizeof(typename Mma::Element) == 2) {
+      if (config.docs > 1 && wide) return launch_sm80_tile<Mma, Shared<Wide>, Sm80Tile::wide>(call);
+      if (config.docs > 1) return launch_sm80_tile<Mma, Shared<Thin>, Sm80Tile::thin>(call);
     }
+    if (wide) return launch_sm80_tile<Mma, Wide, Sm80Tile::wide>(call);
     return launch_sm80_tile<Mma, Thin, Sm80Tile::thin>(call);
   }
 }

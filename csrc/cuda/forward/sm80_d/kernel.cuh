@@ -14,7 +14,7 @@
 // Who owns what
 //   worker a contiguous range of work tiles (row tile, document): a warp, or a block (members > 1).
 //   lane   tokens lane / 4 and lane / 4 + 8 of 16, and query rows 2q and 2q + 1 of every 8, for lane q of its
-//          quad; at a document's end it finishes one row.
+//          quad; at a document's end it finishes kLaneRows rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,23 +31,36 @@
 
 namespace late_interaction {
 
-// kSteps: products of 32 bytes of an embedding.
-template <class Mma_, int kSteps_, int kStages_>
+// kSteps: products of 32 bytes of an embedding. kColumnBlocks: of 8 query rows.
+template <class Mma_, int kSteps_, int kStages_, int kColumnBlocks_>
 struct Sm80DTile {
   using Mma = Mma_;
   using Element = typename Mma::Element;
-  static constexpr bool kPacked = true;
+  static constexpr bool kPacked = true, kMaySplit = true;
   static constexpr int kSteps = kSteps_, kStages = kStages_;
   static constexpr int kWarps = kSm80DWarps, kThreads = 32 * kWarps, kTokens = 16;
-  static constexpr int kColumnBlocks = 4, kRows = 8 * kColumnBlocks, kWarpRows = kRows;
-  static constexpr int kHeld = 2 * kColumnBlocks, kLaneRows = 1;
+  static constexpr int kColumnBlocks = kColumnBlocks_, kRows = 8 * kColumnBlocks, kWarpRows = kRows;
+  static constexpr int kHeld = 2 * kColumnBlocks, kLaneRows = kHeld / 8;
   static constexpr int kVecs = 2 * kSteps, kVecElements = 16 / static_cast<int>(sizeof(Element));
   static constexpr int kPitch = mma_pitch(kSteps), kStageBytes = kTokens * kPitch;
-  static constexpr int kSmemBytes = kWarps * kStages * kStageBytes;
+  // What a thread needs between documents alone. With 64 rows it lies in shared memory, and LaneRows are made
+  // anew at a document's end: registers are for products.
+  struct Kept {
+    int64_t work_tile, end;          // of the worker; the first that is not begun
+    int64_t left;                    // that are to be copied, with the one that is being copied
+    int32_t copied_query, copied_j;  // of that one
+    int32_t j,
+        end_j;  // the document that is scored, and the end of those that the row tile is scored against
+    RowTile tile;
+  };
+  static constexpr bool kWide = kColumnBlocks > 4;
+  static constexpr int kKeptBytes = kWide ? kSm80DKeptBytes : 0;
+  static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kSmemBytes = kRingBytes + kThreads * kKeptBytes;
 
-  // The row that a lane is left with by reduce_halving over lanes 16, 8 and 4 apart.
-  static __device__ __forceinline__ int slot(int, int lane, int) {
-    const int held = (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1);
+  // The o-th row that a lane is left with by reduce_halving over lanes 16, 8 and 4 apart.
+  static __device__ __forceinline__ int slot(int, int lane, int o) {
+    const int held = ((lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1)) * kLaneRows + o;
     return held / 2 * 8 + held % 2 + lane % 4 * 2;
   }
 };
@@ -59,37 +72,38 @@ struct TileLoader {
   static constexpr int kAtOnce = 32 / Tile::kVecs;  // tokens of an instruction
   static_assert(kAtOnce >= 1 && Tile::kTokens % kAtOnce == 0);
   const ForwardArgs& p;
+  typename Tile::Kept& at;
   uint32_t ring;
   int32_t first,
-      step;           // tokens of a document that the warp begins with, and from one of its tiles to the next
-  int64_t end, left;  // of the worker's work tiles; how many are to come, with the one that is being copied
-  int32_t query, j;   // of that one
-  int32_t length, t;  // tokens it has, and first token of the tile that is copied next
-  const E* from;      // the lane's vector of its first token of that tile
+      step;  // tokens of a document that the warp begins with, and from one of its tiles to the next
+  int32_t length = 0, t = 0;  // of the document that is copied; first token of the tile that is copied next
+  const E* from;              // the lane's vector of its first token of that tile
 
-  // Finds document j, or the next one of which the warp has any token.
+  // Finds the document that is copied, or the next one of which the warp has any token.
   __device__ __forceinline__ void enter() {
-    for (; left > 0; next()) {
-      length = document_length(p, query, j);
-      if (length > first) break;
+    DocRange range{};
+    for (; at.left > 0; next()) {
+      range = range_of<true>(p, at.copied_query, at.copied_j);
+      if (range.length > first) break;
     }
-    if (left == 0) return;
+    length = at.left > 0 ? range.length : 0;
     t = first;
+    if (t >= length) return;
     const int lane = threadIdx.x % 32;
-    from = static_cast<const E*>(p.D.data) + document_offset(p, query, j) +
+    from = static_cast<const E*>(p.D.data) + range_offset(p, at.copied_query, range) +
            (t + lane / Tile::kVecs) * p.D.token_stride + lane % Tile::kVecs * Tile::kVecElements;
   }
   __device__ __forceinline__ void next() {
-    --left;
-    if (++j < p.N) return;
-    j = 0;
-    query = row_tile(p, (end - left) / p.N, Tile::kRows).query;
+    --at.left;
+    if (++at.copied_j < p.N) return;
+    at.copied_j = 0;
+    at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
   }
 
   // Copies the next tile, if there is one. loaded: a word of the last load from this stage, which the copies
   // wait for.
   __device__ __forceinline__ void copy_to(int stage, uint32_t loaded) {
-    if (left > 0) {
+    if (t < length) {
       const int lane = threadIdx.x % 32, vec = lane % Tile::kVecs, row = lane / Tile::kVecs;
       const uint32_t to =
           ptx::after(ring + stage * Tile::kStageBytes + row * Tile::kPitch + vec * 16, loaded);
@@ -243,9 +257,7 @@ struct Sm80DWarp {
   }
 
   // Reduces over the lanes that saw other tokens of the same rows.
-  __device__ __forceinline__ void reduce(float& maximum, int32_t& token) const {
-    float values[Tile::kHeld];
-    int32_t tokens[Tile::kHeld];
+  __device__ __forceinline__ void reduce(float (&values)[Tile::kHeld], int32_t (&tokens)[Tile::kHeld]) const {
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
       values[h] = best[h].value * Mma::kScale;
@@ -256,10 +268,22 @@ struct Sm80DWarp {
       }
     }
     reduce_halving<16, 3, Tile::kHeld, kWinners>(values, tokens);
-    maximum = values[0];
-    token = tokens[0];
   }
 };
+
+// The work tiles of a worker, a warp or a block, none of which is copied yet.
+template <class Tile>
+__device__ __forceinline__ void take_worker_share(const ForwardArgs& p, typename Tile::Kept& kept) {
+  const bool together = p.members > 1;
+  const int64_t worker = together ? blockIdx.x : int64_t{blockIdx.x} * Tile::kWarps + threadIdx.x / 32;
+  const int64_t workers = int64_t{gridDim.x} * (together ? 1 : Tile::kWarps);
+  kept.work_tile = p.work_tiles * worker / workers;
+  kept.end = p.work_tiles * (worker + 1) / workers;
+  kept.left = kept.end - kept.work_tile;
+  const int64_t index = kept.work_tile / p.N;
+  kept.copied_j = static_cast<int32_t>(kept.work_tile - index * p.N);
+  kept.copied_query = row_tile(p, index, Tile::kRows).query;
+}
 
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, 2)
@@ -267,19 +291,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool together = p.members > 1;
-  const int64_t worker = together ? blockIdx.x : int64_t{blockIdx.x} * Tile::kWarps + warp;
-  const int64_t workers = int64_t{gridDim.x} * (together ? 1 : Tile::kWarps);
-  int64_t work_tile = p.work_tiles * worker / workers;
-  const int64_t end = p.work_tiles * (worker + 1) / workers;
+  typename Tile::Kept local;
+  auto& kept = Tile::kWide ? *reinterpret_cast<typename Tile::Kept*>(shared + Tile::kSmemBytes -
+                                                                     (threadIdx.x + 1) * Tile::kKeptBytes)
+                           : local;
+  take_worker_share<Tile>(p, kept);
   const int32_t first = together ? warp * Tile::kTokens : 0;
   const int32_t step = together ? Tile::kThreads / 2 : Tile::kTokens;
   static_assert(Tile::kThreads / 2 == Tile::kWarps * Tile::kTokens);
   const uint32_t ring = ptx::smem_address(shared) + warp * Tile::kStages * Tile::kStageBytes;
 
-  int64_t tile_index = work_tile / p.N;
-  int32_t j = static_cast<int32_t>(work_tile - tile_index * p.N);
-  const int32_t query = row_tile(p, tile_index, Tile::kRows).query;
-  TileLoader<Tile> loader{p, ring, first, step, end, end - work_tile, query, j};
+  TileLoader<Tile> loader{p, kept, ring, first, step};
   loader.enter();
 #pragma unroll
   for (int i = 0; i < Tile::kStages - 1; ++i) loader.copy_to(i, 0);
@@ -289,23 +311,23 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
 
   Sm80DWarp<Tile, kWinners> state;
   state.zero = p.zeros[0];
-  for (; work_tile < end; ++tile_index, j = 0) {
-    const int32_t end_j = static_cast<int32_t>(min(p.N, j + (end - work_tile)));
-    work_tile += end_j - j;
-    const RowTile tile = row_tile(p, tile_index, Tile::kRows);
+  while (kept.work_tile < kept.end) {
+    take_row_tile(p, kept, Tile::kRows);
     LaneRows<Tile> own;
-    own.take(p, tile, 0);
-    state.q.load(p, tile);
-    for (; j < end_j; ++j) {
-      const int32_t length = document_length(p, tile.query, j);
-      const uint8_t* mask = document_mask(p, tile.query, j);
-      const float* scales = document_scales(p.d_scales, tile.query, j);
+    if (!Tile::kWide) own.take(p, kept.tile, 0);
+    state.q.load(p, kept.tile);
+    for (; kept.j < kept.end_j; ++kept.j) {
+      const DocRange range = range_of<true>(p, kept.tile.query, kept.j);
+      const int32_t length = range.length;
+      const uint8_t* mask = range_mask(p, kept.tile.query, range);
+      const float* scales = document_scales(p.d_scales, kept.tile.query, range.document);
+      if (scales != nullptr) scales += range.first * p.d_scales.token_stride;
 #pragma unroll
       for (auto& best : state.best) best.clear();
       for (int32_t t = first; t < length; t += step) {
         // The mask and the scales are on their way while the copies are waited for.
-        uint32_t kept = t + lane < length && lane < Tile::kTokens;
-        if (mask != nullptr && kept) kept = mask[(t + lane) * p.d_mask.token_stride];
+        uint32_t counts = t + lane < length && lane < Tile::kTokens;
+        if (mask != nullptr && counts) counts = mask[(t + lane) * p.d_mask.token_stride];
         float scale[2];
         if (scales != nullptr) load_scales(scale, scales, p.d_scales.token_stride, t, length);
         ptx::cp_async_wait<Tile::kStages - 2>();
@@ -321,19 +343,21 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
           }
         }
         if (scales != nullptr) state.multiply_rows(sums, {usable_scale(scale[0]), usable_scale(scale[1])});
-        const uint32_t counted = __ballot_sync(kFullWarp, kept != 0);
+        const uint32_t counted = __ballot_sync(kFullWarp, counts != 0);
         if (counted != 0xFFFF) state.mask(sums, counted);
         state.fold(sums, static_cast<float>(t / 16));
         if (++stage == Tile::kStages) stage = 0;
       }
-      float maximum[1];
-      int32_t token[1];
-      state.reduce(maximum[0], token[0]);
+      float maximum[Tile::kHeld];
+      int32_t token[Tile::kHeld];
+      state.reduce(maximum, token);
       if (together) {
-        merge_warps<kWinners, Tile::kWarps>(maximum[0], token[0]);
+#pragma unroll
+        for (int o = 0; o < Tile::kLaneRows; ++o) merge_warps<kWinners, Tile::kWarps>(maximum[o], token[o]);
         if (warp > 0) continue;
       }
-      finish_document<typename Tile::Element, Tile, kWinners>(p, tile, own, 0, j, maximum, token);
+      if (Tile::kWide) own.take(p, kept.tile, 0);
+      finish_document<typename Tile::Element, Tile, kWinners>(p, kept.tile, own, 0, kept.j, maximum, token);
     }
   }
   ptx::cp_async_wait_all();

@@ -8,16 +8,27 @@
 
 namespace late_interaction {
 
-template <Compute kCompute, int kSteps>
-cudaError_t launch_sm80_d_steps(const ForwardLaunch<ForwardArgs>& call) {
-  using Tile = Sm80DTile<typename MmaOf<kCompute>::type, kSteps, sm80_d_stages(kSteps)>;
-  static_assert(Tile::kSmemBytes == sm80_d_smem_bytes(kSteps));
+template <class Mma, int kSteps, int kColumnBlocks>
+cudaError_t launch_sm80_d_tile(const ForwardLaunch<ForwardArgs>& call) {
+  using Tile = Sm80DTile<Mma, kSteps, sm80_d_stages(kSteps), kColumnBlocks>;
+  static_assert(Tile::kSmemBytes == sm80_d_smem_bytes(kSteps, Tile::kWide));
+  static_assert(!Tile::kWide || sizeof(typename Tile::Kept) <= Tile::kKeptBytes);
   auto kernel = maxsim_forward_sm80_d<Tile, false>;
   if constexpr (sizeof(typename Tile::Element) > 1) {  // nobody asks for the winners of codes
     if (call.args.winners != nullptr) kernel = maxsim_forward_sm80_d<Tile, true>;
   }
   return launch(kernel, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, false}, call.stream,
                 call.args);
+}
+
+template <Compute kCompute, int kSteps>
+cudaError_t launch_sm80_d_steps(const ForwardLaunch<ForwardArgs>& call) {
+  using Mma = typename MmaOf<kCompute>::type;
+  constexpr bool kWidened = operand_bytes<Mma>() > 32;
+  if constexpr (sm80_d_has_wide_tile(kSteps, kWidened)) {
+    if (call.plan.rows == 64) return launch_sm80_d_tile<Mma, kSteps, 8>(call);
+  }
+  return launch_sm80_d_tile<Mma, kSteps, 4>(call);
 }
 
 }  // namespace late_interaction

@@ -49,6 +49,8 @@ struct Sm80QTile {
   static constexpr bool kTwoTerms = Mma::kTerms == 2;
   using Source = std::conditional_t<kTwoTerms, float, Element>;  // of the call's embeddings
   static constexpr bool kPacked = !kTwoTerms;
+  // Documents may be split, and warps may have no rows; other tiles have no registers for that.
+  static constexpr bool kFewRows = kShape.warps < 8 && !kTwoTerms, kMaySplit = kFewRows;
   static constexpr bool kTurns = kTurns_;
   static constexpr int kSteps = kSteps_, kTokens = kTokens_, kStages = kShape.ring_tokens / kTokens;
   static constexpr int kRowBlocks = kShape.row_blocks, kWarps = kShape.warps;
@@ -102,12 +104,13 @@ struct Sm80QTile {
   static __device__ __forceinline__ int64_t query_offset(const ForwardArgs& p, int32_t row) {
     return kTwoTerms ? row * p.fp16x2.width : row_offset(p, row);
   }
-  static __device__ __forceinline__ const Element* document(const ForwardArgs& p, int32_t query, int32_t j) {
+  static __device__ __forceinline__ const Element* tokens(const ForwardArgs& p, int32_t query,
+                                                          const DocRange& range) {
     if constexpr (kTwoTerms) {
       const auto* first = static_cast<const Element*>(p.fp16x2.D);
-      return first + document_index(p, query, j) * p.Ld * p.fp16x2.width;
+      return first + document_index(p, query, range.document) * p.Ld * p.fp16x2.width;
     }
-    return static_cast<const Element*>(p.D.data) + document_offset(p, query, j);
+    return static_cast<const Element*>(p.D.data) + range_offset(p, query, range);
   }
   static __device__ __forceinline__ int64_t token_stride(const ForwardArgs& p) {
     return kTwoTerms ? p.fp16x2.width : p.D.token_stride;
@@ -152,14 +155,6 @@ struct DocumentLoader {
     if (rest == 0) next();
   }
 
-  // The thread's vector of the first token of the document that is copied next.
-  __device__ __forceinline__ const E* first_vector() const {
-    const E* of_row = Tile::document(p, at.copied_query, at.copied_j) + row() * Tile::token_stride(p) +
-                      (bytes != 0 ? column() : 0);
-    const bool second_term = Tile::kTwoTerms && threadIdx.x % 32 % Tile::kVecs >= Tile::kTermVecs;
-    return of_row + (second_term ? p.fp16x2.d_apart : 0);
-  }
-
   // The first token of a stage that the thread copies.
   __device__ __forceinline__ int row() const {
     return Tile::kTurns ? kept_row : static_cast<int>(threadIdx.x) / Tile::kVecs;
@@ -170,8 +165,11 @@ struct DocumentLoader {
   }
 
   __device__ __forceinline__ void enter() {
-    from = first_vector();
-    rest = document_length(p, at.copied_query, at.copied_j);
+    const DocRange range = range_of<Tile::kMaySplit>(p, at.copied_query, at.copied_j);
+    const bool second_term = Tile::kTwoTerms && threadIdx.x % 32 % Tile::kVecs >= Tile::kTermVecs;
+    from = Tile::tokens(p, at.copied_query, range) + row() * Tile::token_stride(p) +
+           (bytes != 0 ? column() : 0) + (second_term ? p.fp16x2.d_apart : 0);
+    rest = range.length;
   }
   // Goes to the next document that has tokens. Those of one length follow each other at even distances.
   __device__ __forceinline__ void next() {
@@ -183,7 +181,7 @@ struct DocumentLoader {
         at.copied_j = 0;
         at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
       }
-      if (wraps || p.packed) {
+      if (wraps || p.packed || (Tile::kMaySplit && p.num_splits > 1)) {
         enter();
       } else {
         from += at.hop;
@@ -480,6 +478,28 @@ struct Sm80QWarp {
   }
 };
 
+// The work tiles of a block.
+template <class Kept>
+__device__ __forceinline__ void take_block_share(const ForwardArgs& p, Kept& kept) {
+  if (const int32_t* ends = p.work_tile_ends; ends != nullptr) {
+    kept.work_tile = blockIdx.x == 0 ? 0 : ends[blockIdx.x - 1];
+    kept.end = ends[blockIdx.x];
+  } else {
+    kept.work_tile = p.work_tiles * blockIdx.x / gridDim.x;
+    kept.end = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
+  }
+}
+
+// Which rows of a tile a warp has. Where some warps have none, those of the blocks of a multiprocessor that
+// have some are on different quarters of it.
+template <class Tile>
+__device__ __forceinline__ int row_warp() {
+  const int warp = threadIdx.x / 32;
+  if (!Tile::kFewRows) return warp;
+  const int block = static_cast<int>(Tile::kBlocksPerSm * blockIdx.x / gridDim.x);  // of its multiprocessor
+  return (warp + block * Tile::kWarps / 2) % Tile::kWarps;
+}
+
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_sm80_q(const __grid_constant__ ForwardArgs p) {
@@ -489,14 +509,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   auto& kept = *reinterpret_cast<typename Tile::Kept*>(shared + Tile::kSmemBytes -
                                                        (threadIdx.x + 1) * Tile::kKeptBytes);
   ring.init();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (const int32_t* ends = p.work_tile_ends; ends != nullptr) {
-    kept.work_tile = blockIdx.x == 0 ? 0 : ends[blockIdx.x - 1];
-    kept.end = ends[blockIdx.x];
-  } else {
-    kept.work_tile = p.work_tiles * blockIdx.x / gridDim.x;
-    kept.end = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
-  }
+  const int warp = row_warp<Tile>(), lane = threadIdx.x % 32;
+  take_block_share(p, kept);
   DocumentLoader<Tile> loader(p, kept, stages);
   ring.fill(loader);
   uint32_t n = 0, loaded = 0;  // stages so far; a word that was loaded last
@@ -507,16 +521,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const bool masked = p.d_mask.data != nullptr, scaled = p.d_scales.data != nullptr;
   ring.wait(0);
   while (kept.work_tile < kept.end) {
-    const int64_t tile_index = kept.work_tile / p.N;
-    kept.j = static_cast<int32_t>(kept.work_tile - tile_index * p.N);
-    kept.end_j = static_cast<int32_t>(min(p.N, kept.j + (kept.end - kept.work_tile)));
-    kept.work_tile += kept.end_j - kept.j;
-    kept.tile = row_tile(p, tile_index, Tile::kRows);
+    take_row_tile(p, kept, Tile::kRows);
     kept.rows.take(p, kept.tile, warp);
     state.q.load(p, kept.tile, warp);
+    const bool idle = Tile::kFewRows && warp * Tile::kWarpRows >= kept.tile.count;  // has no rows
     for (; kept.j < kept.end_j; ++kept.j) {
-      kept.length = document_length(p, kept.tile.query, kept.j);
-      kept.mask = document_mask(p, kept.tile.query, kept.j);
+      const DocRange range = range_of<Tile::kMaySplit>(p, kept.tile.query, kept.j);
+      kept.length = range.length;
+      kept.mask = range_mask(p, kept.tile.query, range);
       CountedTokens<Tile> counts;
       if (masked) counts.load(p, kept.mask, 0, kept.length);
       state.clear();
@@ -531,6 +543,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         const uint32_t tokens = lane_tokens + Tile::Ring::place(n) * Tile::kStageBytes;
         const float group = static_cast<float>((kept.length - left) / 16);
         ++n;
+        if (idle) {
+          ring.wait(n);
+          continue;
+        }
         if (!masked) counts.first_bits(counted, left);
         if (Tile::kTurns && !scaled && left > Tile::kTokens / 2) {
           typename Sm80QWarp<Tile, kWinners>::Similarities sums[Tile::kGroups];
@@ -544,12 +560,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         if (Tile::kWholeStages && whole && !scaled) {
           loaded = state.take_whole_stage(tokens, group);
         } else {
-          TokenScales scales{document_scales(p.d_scales, kept.tile.query, kept.j), p.d_scales.token_stride};
-          if (scaled) scales.data += (kept.length - left) * scales.stride;
+          const DocRange range = range_of<Tile::kMaySplit>(p, kept.tile.query, kept.j);
+          TokenScales scales{document_scales(p.d_scales, kept.tile.query, range.document),
+                             p.d_scales.token_stride};
+          if (scaled) scales.data += (range.first + kept.length - left) * scales.stride;
           loaded = state.take_stage(tokens, group, min(left, Tile::kTokens), counted, scales);
         }
         ring.wait(n);
       }
+      if (idle) continue;
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
       state.reduce(maximum, token);
