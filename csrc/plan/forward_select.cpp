@@ -3,6 +3,7 @@
 
 #include "forward_candidates.h"
 #include "kernel_limits.h"
+#include "mma_cost.h"
 #include "rates.h"
 
 namespace late_interaction {
@@ -44,9 +45,6 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   const int64_t rows = rows_per_document(s), work_tiles = short_docs_work_tiles(s);
   const bool many = fills_the_device(work_tiles, device);
   if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.tma_compatible;
-  if (!device.wgmma && traits.tma_compatible) {
-    return rows <= 32 ? s.Ld <= 32 : s.Ld <= 16 || (s.Ld <= 128 && operations(s) <= kLittle);
-  }
   if (!traits.tma_compatible) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
@@ -274,33 +272,58 @@ bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan&
   return taken < kClear * (kDocumentsBegin + kDocument * static_cast<double>(ceil_div(s.N, device.sm_count)));
 }
 
-// sm80_q, if it takes the call, with the tile whose busiest multiprocessor is done first. Fewer rows to a
-// block take more of a multiprocessor's time, as each document is read more often.
-std::optional<ForwardPlan> plan_registers(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                          bool fp16x2 = false) {
-  constexpr double kFewRowsTake = 1.2;
-  const auto many = plan_sm80_q(s, traits, device, true, fp16x2),
-             few = plan_sm80_q(s, traits, device, false, fp16x2);
-  if (!many || !few) return many ? many : few;
-  const auto rows_in_turn = [&](const ForwardPlan& plan) {
-    return 1.0 * ceil_div(plan.work_tiles, device.sm_count * plan.blocks_per_sm) * plan.blocks_per_sm *
-           plan.rows;
-  };
-  return kFewRowsTake * rows_in_turn(*few) < rows_in_turn(*many) ? few : many;
-}
+// The soonest of some plans, with each document split or whole.
+class Soonest {
+ public:
+  Soonest(const Sizes& s, const ForwardTraits& traits, const Device& device)
+      : s_(s), traits_(traits), device_(device) {}
 
-// sm80_d or sm80_q, if they take the call.
-std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
-  constexpr int kFewest = 32;  // rows of sm80_d
-  return rows_per_document(s) <= kFewest ? plan_sm80_d(s, traits, device) : plan_registers(s, traits, device);
-}
+  void consider(const std::optional<ForwardPlan>& plan) {
+    if (!plan) return;
+    const double taken = mma_microseconds(s_, *plan, device_);
+    if (best && taken >= least_) return;
+    best = plan;
+    least_ = taken;
+  }
+  void consider_splits(const std::optional<ForwardPlan>& whole) {
+    consider(whole);
+    if (!whole || whole->work_tiles == 0) return;
+    const int64_t filling = int64_t{whole->blocks_per_sm} * device_.sm_count / whole->work_tiles;
+    for (const int num_splits : kSplitCounts) consider(split_sm80(s_, traits_, device_, *whole, num_splits));
+    if (filling > 1) consider(split_sm80(s_, traits_, device_, *whole, static_cast<int>(filling)));
+  }
 
-// Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
-double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
-  const double a_work_tile = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.tokens) * plan.tokens;
-  const int64_t work_tiles_a_block = ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1));
-  const int64_t blocks_an_sm = ceil_div(plan.grid, device.sm_count);
-  return a_work_tile * work_tiles_a_block * blocks_an_sm;
+  std::optional<ForwardPlan> best;
+
+ private:
+  Sizes s_;
+  ForwardTraits traits_;
+  Device device_;
+  double least_ = 0.0;
+};
+
+// The soonest of the kernels that multiply by mma.sync; direct: with those without a ring.
+std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                    bool direct) {
+  const FullAccuracyRates rates = full_accuracy_rates(device);
+  const bool ffma = compute_for(traits.dtype, traits.precision) == Compute::tf32x3 && !device.wgmma &&
+                    rates.ffma > rates.tf32x3;
+  constexpr int64_t kShort = 40;  // longer documents do not pay for tiles of eight
+  const bool held = is_held(s, traits);
+  Soonest soonest(s, traits, device);
+  for (const int tokens : {8, 32}) {
+    if (!direct || s.Ld > (tokens == 8 && held ? kShort : longest_direct(tokens))) continue;
+    soonest.consider(plan_sm80_short_docs(s, traits, device, tokens));
+  }
+  for (const int members : {1, kSm80DWarps}) {
+    soonest.consider_splits(plan_sm80_d(s, traits, device, members));
+  }
+  soonest.consider_splits(plan_sm80_q(s, traits, device, false));
+  soonest.consider(plan_sm80_q(s, traits, device, true));
+  if (traits.scaled && soonest.best) return soonest.best;  // sm80 knows no scales but norms that it finds
+  soonest.consider_splits(plan_sm80(s, traits, device, Sm80Tile::thin, ffma));
+  soonest.consider(plan_sm80(s, traits, device, Sm80Tile::wide, ffma));
+  return soonest.best;
 }
 
 }  // namespace
@@ -371,7 +394,13 @@ int64_t element_bytes(Compute compute) {
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& s, bool masked, bool scaled, const Device& device) {
   // Its one kernel has room for scales.
   const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
-  if (!device.wgmma) return plan_registers(s, traits, device, true);
+  if (!device.wgmma) {
+    Soonest soonest(s, traits, device);
+    for (const bool many_rows : {false, true}) {
+      soonest.consider(plan_sm80_q(s, traits, device, many_rows, true));
+    }
+    return soonest.best;
+  }
   std::optional<ForwardPlan> plan = plan_sm90_q_longd(s, traits, device, worth_pairing(s), 0, true);
   if (plan) std::get<Sm90QLongDConfig>(plan->config).scaled = scaled;
   return plan;
@@ -392,7 +421,7 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   if (worth_stream(s, device)) {
     if (const auto stream = plan_sm90_stream(s, traits, device)) return *stream;
   }
-  if (worth_direct(s, traits, device)) {
+  if (device.wgmma && worth_direct(s, traits, device)) {
     const int tokens = short_docs_tokens(s, traits, device);
     if (const auto direct = plan_sm80_short_docs(s, traits, device, tokens)) return *direct;
   }
@@ -400,22 +429,11 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     const auto direct = is_held(s, traits) ? std::nullopt : plan_sm80_short_docs(s, traits, device, 8);
     return direct && is_sooner_in_pieces(s, *direct, *wgmma) ? *direct : *wgmma;
   }
-  if (const auto rows = plan_mma(s, traits, device)) return *rows;
-  if (is_quantized(traits.dtype)) {
-    ForwardPlan plan;
-    plan.kernel = ForwardKernel::dequantized;
-    plan.compute = compute;
-    return plan;
-  }
-  const FullAccuracyRates rates = full_accuracy_rates(device);
-  const bool ffma = compute == Compute::tf32x3 && !device.wgmma && rates.ffma > rates.tf32x3;
-  const auto plan = [&](Sm80Tile tile) { return *plan_sm80(s, traits, device, tile, ffma); };
-  const ForwardPlan thin = plan(Sm80Tile::thin);
-  if (traits.packed || rows_per_document(s) <= thin.rows) return thin;
-  // The large tile takes a third of the small one's time for its work, if it finds work at all.
-  constexpr double kThinTakes = 3.0;
-  const ForwardPlan wide = plan(Sm80Tile::wide);
-  return kThinTakes * busiest_work(s, thin, device) <= busiest_work(s, wide, device) ? thin : wide;
+  if (const auto soonest = plan_mma(s, traits, device, !device.wgmma)) return *soonest;
+  ForwardPlan plan;
+  plan.kernel = ForwardKernel::dequantized;
+  plan.compute = compute;
+  return plan;
 }
 
 }  // namespace late_interaction

@@ -34,6 +34,7 @@ bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{.dtype = Dtype::fp16,
                              .precision = Precision::highest,
                              .masked = masked,
+                             .scaled = !device.wgmma,  // for the kernels that know them
                              .tma_compatible = s.d % 8 == 0};
   if (s.N == 0 || s.Ld == 0) return false;
   const ForwardKernel kernel = plan_forward(s, traits, device).kernel;
