@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import os
 import sys
 
@@ -102,6 +103,7 @@ def main() -> None:
         if rank == 0:
             print(f"{world} processes and one differ by at most {worst:.1e}, in losses and in gradients")
     finally:
+        gc.collect()  # cycles in DDP hold the group, and gloo may abort a process that ends with one
         dist.destroy_process_group()
 
 
