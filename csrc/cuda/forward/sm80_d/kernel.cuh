@@ -49,8 +49,8 @@ struct Sm80DTile {
     int64_t work_tile, end;          // of the worker; the first that is not begun
     int64_t left;                    // that are to be copied, with the one that is being copied
     int32_t copied_query, copied_j;  // of that one
-    int32_t j,
-        end_j;  // the document that is scored, and the end of those that the row tile is scored against
+    // The document that is scored, and the end of those that the row tile is scored against.
+    int32_t j, end_j;
     RowTile tile;
   };
   static constexpr bool kWide = kColumnBlocks > 4;

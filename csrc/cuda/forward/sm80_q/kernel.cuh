@@ -76,8 +76,8 @@ struct Sm80QTile {
     int64_t hop;                     // elements from behind a document's last stage to the next document
     int64_t left;                    // documents that are not copied yet
     int32_t copied_query, copied_j;  // the first of them
-    int32_t j,
-        end_j;  // the document that is scored, and the end of those that the row tile is scored against
+    // The document that is scored, and the end of those that the row tile is scored against.
+    int32_t j, end_j;
     RowTile tile;
     LaneRows<Sm80QTile> rows;
     int32_t length;  // of the document that is scored
