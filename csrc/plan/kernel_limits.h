@@ -153,7 +153,7 @@ constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps) {
 }
 
 inline constexpr int kSm80DWarps = 4, kSm80DTokens = 16;  // of a block; of a warp's tile
-// Whether there is a tile of 64 query rows. widened: operands have twice the bytes of the call's elements.
+// True where sm80_d has a tile of 64 query rows. widened: operands take twice the bytes of the elements.
 constexpr bool sm80_d_has_wide_tile(int steps, bool widened) { return steps <= 8 && !widened; }
 inline constexpr int kSm80DKeptBytes = 72;  // of a thread, with such a tile
 constexpr int sm80_d_stages(int steps) { return steps > 8 ? 2 : 4; }

@@ -32,7 +32,7 @@ constexpr Costs kBlockEach{5.9, 0.33, 0.32, 0.45, 3.98}, kBlockEachWide{8.8, 0.9
 // Kernels that sum partials, and that combine splits, the latter for each wave of its blocks too.
 constexpr double kSumKernel = 1.8, kCombineKernel = 3.0, kCombineWave = 0.2;
 
-// What a plan has of it: stages are as long as `length` times those of the model.
+// The numbers of a plan. Its stages take `length` times as long as those of `costs`.
 struct Work {
   Costs costs;
   int64_t workers, stages;  // of the call; of a work tile

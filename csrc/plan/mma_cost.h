@@ -1,4 +1,4 @@
-// What a call takes by the forward kernels that multiply by mma.sync.
+// Estimates what a call takes by the forward kernels that multiply by mma.sync.
 #pragma once
 
 #include "plan.h"

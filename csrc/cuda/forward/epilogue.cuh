@@ -324,7 +324,7 @@ __device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile
   }
 }
 
-// Whether a kernel may score splits of documents.
+// True for the tiles of kernels that score splits of documents.
 template <class Tile>
 inline constexpr bool kMaySplit = requires { requires Tile::kMaySplit; };
 

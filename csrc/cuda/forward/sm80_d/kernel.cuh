@@ -43,8 +43,8 @@ struct Sm80DTile {
   static constexpr int kHeld = 2 * kColumnBlocks, kLaneRows = kHeld / 8;
   static constexpr int kVecs = 2 * kSteps, kVecElements = 16 / static_cast<int>(sizeof(Element));
   static constexpr int kPitch = mma_pitch(kSteps), kStageBytes = kTokens * kPitch;
-  // What a thread needs between documents alone. With 64 rows it lies in shared memory, and LaneRows are made
-  // anew at a document's end: registers are for products.
+  // Keeps what a thread needs between documents alone. With 64 rows it lies in shared memory, and LaneRows
+  // are made anew at a document's end: registers are for products.
   struct Kept {
     int64_t work_tile, end;          // of the worker; the first that is not begun
     int64_t left;                    // that are to be copied, with the one that is being copied
