@@ -16,12 +16,11 @@ struct Costs {
   double document;  // of a work tile, times the workers of a multiprocessor
   double alone;     // of a stage, if few workers share the multiprocessor
   double each;      // of a stage, times the workers of a multiprocessor
-  double read;      // TB/s of documents, at most
+  double read;      // TB/s of documents, as fitted
 };
 
 // Fitted to all plans of 426 shapes on an H200 planned as 8.0 (bf16), for what the plan with the lowest
-// estimate takes: 1% more than the best plan, on average; fitted to half of the shapes, 2% more on the
-// others.
+// estimate takes.
 constexpr Costs kDirect32{3.5, 0.043, 1.2, 0.13, 3.75}, kDirect8{3.7, 0.031, 0.58, 0.05, 3.0},
     kDirectLong{2.9, 0.025, 0.89, 0.11, 2.0};
 constexpr Costs kThin{3.7, 0.42, 0.59, 0.36, 3.65}, kThinShared{3.3, 1.2, 0.64, 0.39, 3.4};

@@ -134,7 +134,7 @@ def test_packed_sequences(Nq, Lq, d, dtype):
     D = torch.randn(int(d_lengths.sum()), d, device="cuda", dtype=dtype)
     cu_q, cu_d = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int().cuda() for x in (q_lengths, d_lengths))
     # Tensor cores truncate as they add, and products are about 1: an absolute error that grows with d.
-    limit = {"rel": 5e-6, "abs": 2e-7 * d}
+    limit = {"rel": 5e-6, "abs": 1e-5 * max(1, d / 67)}
     scores = li.maxsim_varlen(Q, D, cu_q, cu_d)
     for i, q in enumerate(Q.split(q_lengths.tolist())):
         for j, x in enumerate(D.split(d_lengths.tolist())):
