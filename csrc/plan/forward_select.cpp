@@ -421,7 +421,8 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   if (worth_stream(s, device)) {
     if (const auto stream = plan_sm90_stream(s, traits, device)) return *stream;
   }
-  if (device.wgmma && worth_direct(s, traits, device)) {
+  // The model of mma.sync's kernels knows neither these times of Hopper's nor rows of no whole 16 bytes.
+  if ((device.wgmma || !traits.tma_compatible) && worth_direct(s, traits, device)) {
     const int tokens = short_docs_tokens(s, traits, device);
     if (const auto direct = plan_sm80_short_docs(s, traits, device, tokens)) return *direct;
   }
@@ -429,7 +430,8 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     const auto direct = is_held(s, traits) ? std::nullopt : plan_sm80_short_docs(s, traits, device, 8);
     return direct && is_sooner_in_pieces(s, *direct, *wgmma) ? *direct : *wgmma;
   }
-  if (const auto soonest = plan_mma(s, traits, device, !device.wgmma)) return *soonest;
+  if (const auto soonest = plan_mma(s, traits, device, !device.wgmma && traits.tma_compatible))
+    return *soonest;
   ForwardPlan plan;
   plan.kernel = ForwardKernel::dequantized;
   plan.compute = compute;
