@@ -79,9 +79,11 @@ def sources(*patterns):
     return sorted(str(path) for path in found)
 
 
-PLAN = [name for name in sources("plan/**/*.cpp") if not name.endswith("bindings.cpp")]
+# The planner, with what each kernel's folder tells it.
+PLAN = sources("plan/**/*.cpp", "cuda/forward/**/descriptor*.cpp", "cuda/forward/*_rules.cpp")
+PLAN.remove("csrc/plan/bindings.cpp")
 CPU_SOURCES = ["csrc/ops.cpp", *PLAN, *sources("cpu/**/*.cpp")]
-CUDA_SOURCES = sources("cuda/**/*.cu", "cuda/**/*.cpp")
+CUDA_SOURCES = sorted({*PLAN, *sources("cuda/**/*.cu", "cuda/**/*.cpp")})
 
 # A library that lists the symbols it misses fails here, not at a user's first import.
 LINK_FLAGS = ["-Wl,--no-undefined"]
@@ -276,7 +278,7 @@ def cuda_extension(toolkit, archs):
         host_flags.append("-DLATE_INTERACTION_SM90A")
     ext = cpp_extension.CppExtension(
         "late_interaction._cuda",
-        [*CUDA_SOURCES, *PLAN],
+        CUDA_SOURCES,
         py_limited_api=True,
         extra_compile_args={"cxx": host_flags, "nvcc": nvcc_flags},
         extra_link_args=[*LINK_FLAGS],

@@ -4,7 +4,7 @@ Shapes are drawn like those of `sweep`. Some have a fifth of the document tokens
 with saved winners, normalization or 8-bit codes, which have kernels of their own. Every plan that the
 library names for a shape (the alternatives of `explain_plan`) is forced once: its scores are compared with
 those of the chosen plan, and it is timed. Regret is the time of the chosen plan over that of the best,
-less 1. The thresholds in csrc/plan/forward_select.cpp follow the plain and masked calls;
+less 1. The thresholds in csrc/cuda/forward/sm90_rules.cpp follow the plain and masked calls;
 tools/kernel_costs.py reads all of them.
 """
 

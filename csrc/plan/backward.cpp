@@ -166,7 +166,7 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   plan.split = gather_split(s, device);
   plan.gather_grid = ceil_div(s.Nq * s.Lq * plan.split, kWarps);
   plan.gather_smem_bytes = block_smem(plan.row_fragments, plan.method == Backward::unified);
-  plan.pdl = device.capability >= 90;
+  plan.pdl = device.pdl();
   if (s.layout == Layout::per_query && s.Lq <= kSingleQueryWinners) {
     plan_single_query(s, dtype, device, plan);
   } else {
@@ -189,7 +189,7 @@ std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& s, Dtype dtype, boo
   plan.slices = static_cast<int>(ceil_div(s.d, kSliceDims));
   plan.grid = ceil_div(s.Nq * groups, kTiledRows / kGroupRows) * plan.slices;
   plan.smem_bytes = static_cast<int>(2 * kSliceDims * (1 + kTiledStages * s.Ld));
-  plan.pdl = device.capability >= 90;
+  plan.pdl = device.pdl();
   const int64_t waves = ceil_div(plan.grid, device.sm_count);
   // What part of the lanes and of the multiprocessors has work.
   const double full =

@@ -5,8 +5,8 @@
 #include <pybind11/stl.h>
 
 #include "backward/short_docs.h"
+#include "forward/select.h"
 #include "plan.h"
-#include "rates.h"
 
 namespace py = pybind11;
 namespace li = late_interaction;
@@ -47,27 +47,6 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("int8", li::Compute::int8)
       .value("fp32", li::Compute::fp32)
       .finalize();
-  py::native_enum<li::ForwardKernel>(m, "ForwardKernel", "enum.Enum")
-      .value("sm90_q", li::ForwardKernel::sm90_q)
-      .value("sm90_q_short", li::ForwardKernel::sm90_q_short)
-      .value("sm90_q_longd", li::ForwardKernel::sm90_q_longd)
-      .value("sm90_3xtf32", li::ForwardKernel::sm90_3xtf32)
-      .value("sm90_3xfp16", li::ForwardKernel::sm90_3xfp16)
-      .value("sm90_d", li::ForwardKernel::sm90_d)
-      .value("sm80", li::ForwardKernel::sm80)
-      .value("sm80_short_docs", li::ForwardKernel::sm80_short_docs)
-      .value("fp64", li::ForwardKernel::fp64)
-      .value("dequantized", li::ForwardKernel::dequantized)
-      .value("sm90_stream", li::ForwardKernel::sm90_stream)
-      .value("sm80_q", li::ForwardKernel::sm80_q)
-      .value("sm80_3xfp16", li::ForwardKernel::sm80_3xfp16)
-      .value("sm80_d", li::ForwardKernel::sm80_d)
-      .finalize();
-  py::native_enum<li::Sm80Tile>(m, "Sm80Tile", "enum.Enum")
-      .value("wide", li::Sm80Tile::wide)
-      .value("thin", li::Sm80Tile::thin)
-      .finalize();
-
   py::class_<li::Sizes>(m, "Sizes")
       .def(py::init([](li::Layout layout, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d) {
              return li::Sizes{layout, Nq, N, Lq, Ld, d};
@@ -92,26 +71,9 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("ffma", &li::Rates::ffma);
   m.def("rates_of", &li::rates_of, py::arg("device"));
 
-  py::class_<li::Sm90QConfig>(m, "Sm90QConfig")
-      .def_readonly("masked", &li::Sm90QConfig::masked)
-      .def_readonly("compacted", &li::Sm90QConfig::compacted);
-  py::class_<li::Sm90QShortConfig>(m, "Sm90QShortConfig")
-      .def_readonly("span", &li::Sm90QShortConfig::span)
-      .def_readonly("masked", &li::Sm90QShortConfig::masked);
-  py::class_<li::Sm90QLongDConfig>(m, "Sm90QLongDConfig")
-      .def_readonly("stream_q", &li::Sm90QLongDConfig::stream_q)
-      .def_readonly("cluster", &li::Sm90QLongDConfig::cluster);
-  py::class_<li::Sm90DConfig>(m, "Sm90DConfig")
-      .def_readonly("teams", &li::Sm90DConfig::teams)
-      .def_readonly("members", &li::Sm90DConfig::members);
-  py::class_<li::Sm80QConfig>(m, "Sm80QConfig").def_readonly("many_rows", &li::Sm80QConfig::many_rows);
-  py::class_<li::Sm80DConfig>(m, "Sm80DConfig").def_readonly("members", &li::Sm80DConfig::members);
-  py::class_<li::Sm80Config>(m, "Sm80Config").def_readonly("tile", &li::Sm80Config::tile);
-  py::class_<li::Sm80ShortDocsConfig>(m, "Sm80ShortDocsConfig");
   py::class_<li::ForwardPlan>(m, "ForwardPlan")
-      .def_readonly("kernel", &li::ForwardPlan::kernel)
+      .def_property_readonly("kernel", [](const li::ForwardPlan& plan) { return plan.kernel->name; })
       .def_readonly("compute", &li::ForwardPlan::compute)
-      .def_readonly("config", &li::ForwardPlan::config)
       .def_readonly("rows", &li::ForwardPlan::rows)
       .def_readonly("tokens", &li::ForwardPlan::tokens)
       .def_readonly("k_chunks", &li::ForwardPlan::k_chunks)
@@ -124,7 +86,16 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("work_tiles", &li::ForwardPlan::work_tiles)
       .def_readonly("grid", &li::ForwardPlan::grid)
       .def_readonly("partial_rows", &li::ForwardPlan::partial_rows)
-      .def_readonly("partials", &li::ForwardPlan::partials);
+      .def_readonly("partials", &li::ForwardPlan::partials)
+      .def_readonly("many_rows", &li::ForwardPlan::many_rows)
+      .def_readonly("teams", &li::ForwardPlan::teams)
+      .def_readonly("members", &li::ForwardPlan::members)
+      .def_readonly("cluster", &li::ForwardPlan::cluster)
+      .def_readonly("stream_q", &li::ForwardPlan::stream_q)
+      .def_readonly("docs", &li::ForwardPlan::docs)
+      .def_readonly("doc_columns", &li::ForwardPlan::doc_columns)
+      .def_readonly("masked", &li::ForwardPlan::masked)
+      .def_readonly("compacted", &li::ForwardPlan::compacted);
   py::class_<li::ForwardTraits>(m, "ForwardTraits")
       .def(py::init([](li::Dtype dtype, li::Precision precision, bool masked, bool scaled,
                        bool tma_compatible, bool packed) {

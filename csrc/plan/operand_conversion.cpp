@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "forward_candidates.h"
-#include "rates.h"
+#include "forward/select.h"
+#include "forward/tiles.h"
 
 namespace late_interaction {
 
@@ -37,10 +37,7 @@ bool has_kernel(const Sizes& s, bool masked, const Device& device) {
                              .scaled = !device.wgmma,  // for the kernels that know them
                              .tma_compatible = s.d % 8 == 0};
   if (s.N == 0 || s.Ld == 0) return false;
-  const ForwardKernel kernel = plan_forward(s, traits, device).kernel;
-  return kernel == ForwardKernel::sm90_q || kernel == ForwardKernel::sm90_q_short ||
-         kernel == ForwardKernel::sm90_q_longd || kernel == ForwardKernel::sm90_d ||
-         kernel == ForwardKernel::sm80_q || kernel == ForwardKernel::sm80_d;
+  return plan_forward(s, traits, device).kernel->takes_fp16_copies;
 }
 
 bool may_be_normalized_fp16(const Sizes& s) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "forward_candidates.h"
+#include "forward/select.h"
 
 namespace late_interaction {
 
@@ -23,8 +23,7 @@ ForwardPlan plan_pairs(const PairSizes& s, const ForwardTraits& traits, bool win
   const int64_t Lq = std::clamp<int64_t>(std::min(guess, s.longest_query), 1, kWidestTile);
   const int64_t Ld = std::max<int64_t>(1, s.d_tokens / std::max<int64_t>(s.documents, 1));
   const Sizes sizes{Layout::per_query, s.pairs, 1, Lq, Ld, s.d};
-  ForwardPlan plan =
-      with_warpgroups_left(plan_forward(sizes, traits, device), sizes, traits, device, winners, true);
+  ForwardPlan plan = adapted(plan_forward(sizes, traits, device), sizes, traits, device, winners, true);
   plan.work_tiles = s.pairs;
   plan.grid = std::min(plan.grid, plan.work_tiles);
   plan.partials = 1;

@@ -63,7 +63,7 @@ ResidualPlan plan_residual(const Sizes& s, bool packed, Dtype dtype, Precision p
     plan.column_blocks = plan.columns / 8;
   }
   // As the kernels' registers allow (ResidualTile::kBlocksPerSm).
-  const bool few = device.capability < 90 || plan.columns > 32;
+  const bool few = !device.pdl() || plan.columns > 32;
   const int64_t resident = few ? 2 : half && plan.step == 2 ? 4 : 3;
   const int64_t rows = 8 * plan.column_blocks;
   plan.partials = static_cast<int>(s.Lq > rows ? ceil_div(s.Lq, rows) : 1);

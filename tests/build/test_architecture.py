@@ -85,6 +85,11 @@ def words_before_parentheses(path: str) -> frozenset[str]:
     )
 
 
+# Files that call what others register, and the words that register it.
+REGISTRIES = {
+    "csrc/plan/forward/select.cpp": "const RegisteredKernel ",
+    "csrc/cuda/forward/launch.h": "const ForwardInstance<> ",
+}
 OPERATORS = set(re.findall(r'm\.def\(\s*"(\w+)\(', (ROOT / "csrc" / "ops.cpp").read_text()))
 
 
@@ -103,6 +108,9 @@ def leads_to(path: str) -> frozenset[str]:
         return frozenset(
             file for file in sources if OPERATORS & set(re.findall(r'm\.impl\("(\w+)"', text(file)))
         )
+    if path in REGISTRIES:
+        sources = (file for file in files() if REGISTRIES[path] in text(file))
+        return frozenset(includes(path).union(sources))
     declared = frozenset().union(*map(words_before_parentheses, includes_in_all(path)))
     declared |= frozenset(re.findall(r"^struct (\w+) \{", text(path), re.M))
     used = words_before_parentheses(path) & declared & definitions().keys()

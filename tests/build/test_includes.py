@@ -130,6 +130,16 @@ def test_every_file_of_cuda_is_in_a_folder_of_its_operator():
     assert [path.name for path in (CSRC / "cuda").iterdir() if path.is_file()] == []
 
 
+def test_a_compute_capability_is_asked_in_one_file():
+    """Others ask what follows from it: wgmma, rates. cuda/runtime reads it off the GPU, or forces one."""
+    asked = {
+        path.relative_to(CSRC).as_posix()
+        for path in files(CSRC)
+        if re.search(r"\b\w*\.?capability\b *[=!<>]=?", path.read_text())
+    }
+    assert asked == {"plan/device.cpp", "plan/device.h", "cuda/runtime/device.cpp"}
+
+
 def test_an_upward_arrow_is_found(tmp_path):
     (tmp_path / "cuda" / "ptx").mkdir(parents=True)
     (tmp_path / "plan").mkdir()

@@ -51,7 +51,7 @@ traits = st.builds(plan.ForwardTraits, dtypes, precisions, st.booleans(), st.boo
 @given(sizes, traits, devices)
 def test_a_forward_fits_the_device(size, traits, device):
     forward = plan.plan_forward(size, traits, device)
-    assert forward.grid >= 1 or forward.kernel == plan.ForwardKernel.dequantized
+    assert forward.grid >= 1 or forward.kernel == "dequantized"
     assert forward.partials >= 1
     assert 0 <= forward.smem_bytes <= device.smem_per_block
     assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
@@ -193,18 +193,18 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
     def forward(size, tma_compatible, device):
         return plan.plan_forward(size, plan.ForwardTraits(tma_compatible=tma_compatible), device)
 
-    assert forward(one, True, H200).kernel == plan.ForwardKernel.sm90_d
-    assert forward(many, True, H200).kernel == plan.ForwardKernel.sm90_q
-    assert forward(one, True, A100).kernel == plan.ForwardKernel.sm80_short_docs
+    assert forward(one, True, H200).kernel == "sm90_d"
+    assert forward(many, True, H200).kernel == "sm90_q"
+    assert forward(one, True, A100).kernel == "sm80_short_docs"
     hundredfold = plan.Sizes(plan.Layout.in_batch, 1, 100_000, 32, 300, 128)
     # A ring begins later, and reads faster.
-    assert forward(hundredfold, True, A100).kernel == plan.ForwardKernel.sm80_d
-    assert forward(many, True, A100).kernel == plan.ForwardKernel.sm80_q
+    assert forward(hundredfold, True, A100).kernel == "sm80_d"
+    assert forward(many, True, A100).kernel == "sm80_q"
     for device in (H200, A100):  # rows that are no whole 16 bytes
         short, long = forward(one, False, device), forward(many, False, device)
-        assert short.kernel == long.kernel == plan.ForwardKernel.sm80
-        assert short.config.tile == plan.Sm80Tile.thin
-        assert long.config.tile == plan.Sm80Tile.wide
+        assert short.kernel == long.kernel == "sm80"
+        assert not short.many_rows
+        assert long.many_rows
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_older_gpus_share_documents_among_as_many_rows_as_keep_them_busy(device)
     def forward(Nq, N, Lq, Ld, d=128, layout=plan.Layout.in_batch):
         return plan.plan_forward(plan.Sizes(layout, Nq, N, Lq, Ld, d), plan.ForwardTraits(), device)
 
-    assert forward(256, 256, 32, 300).config.many_rows and forward(64, 64, 1030, 1030).config.many_rows
+    assert forward(256, 256, 32, 300).many_rows and forward(64, 64, 1030, 1030).many_rows
     if device.sm_count > 100:  # else most multiprocessors idle
-        assert not forward(32, 32, 32, 300).config.many_rows
-    assert not forward(1, 1000, 128, 1024).config.many_rows
+        assert not forward(32, 32, 32, 300).many_rows
+    assert not forward(1, 1000, 128, 1024).many_rows
     assert forward(256, 256, 32, 300, d=256).rows == 256 and forward(256, 256, 32, 300, d=64).rows == 512
     split = forward(1, 50, 32, 4096)
     # Fifty blocks do not fill a GPU; a second kernel takes longer than 999 tokens that are not split.
@@ -230,7 +230,7 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
 
     def kernel(Nq, N, Lq, Ld, d=128, layout=plan.Layout.per_query, **traits):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).kernel.name
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).kernel
 
     in_batch = plan.Layout.in_batch
     assert kernel(161, 486, 24, 6) == kernel(68, 556, 29, 29) == short  # few rows, however many documents
@@ -259,17 +259,16 @@ def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
         return plan.plan_forward(size, plan.ForwardTraits(**traits), device)
 
     def kernel(*shape, **options):
-        return forward(*shape, **options).kernel.name
+        return forward(*shape, **options).kernel
 
     for Ld in range(1, 65):
         for d in (8, 64, 72, 96, 128):
             made = forward(256, 1024, 32, Ld, d)
-            assert made.kernel == plan.ForwardKernel.sm90_q_short
-            documents = made.tokens // made.config.span
-            assert made.config.span == next(span for span in (8, 16, 24, 32, 48, 64) if span >= Ld)
-            assert made.tokens == documents * made.config.span in (128, 144) and made.stages >= 3
-            assert made.work_tiles == made.row_tiles * -(-1024 // documents) and not made.config.masked
-    assert forward(256, 1024, 32, 24, masked=True).config.masked
+            assert made.kernel == "sm90_q_short"
+            assert made.doc_columns == next(span for span in (8, 16, 24, 32, 48, 64) if span >= Ld)
+            assert made.tokens == made.docs * made.doc_columns in (128, 144) and made.stages >= 3
+            assert made.work_tiles == made.row_tiles * -(-1024 // made.docs) and not made.masked
+    assert forward(256, 1024, 32, 24, masked=True).masked
     several = "sm90_q_short"
     assert kernel(17, 2000, 513, 17, 96) == kernel(256, 256, 32, 40) == kernel(512, 512, 32, 16) == several
     assert kernel(4, 300, 300, 20, layout=plan.Layout.per_query) == several
@@ -291,8 +290,8 @@ def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
     assert kernel(16, 32, 32, 32) == kernel(9, 2, 300, 24) == kernel(64, 64, 32, 8) == "sm80_short_docs"
     # Packed documents of a mean length: most are less than half as long again.
     packed = forward(1, 1024, 8192, 16, packed=True)
-    assert packed.kernel.name == several and packed.config.span == 24 and packed.config.masked
-    assert forward(1, 1024, 8192, 48, packed=True).config.span == 64
+    assert packed.kernel == several and packed.doc_columns == 24 and packed.masked
+    assert forward(1, 1024, 8192, 48, packed=True).doc_columns == 64
     assert kernel(1, 1024, 8192, 49, packed=True) == "sm90_q"
 
 
@@ -302,12 +301,12 @@ def test_one_query_and_more_short_documents_than_l2_holds_are_a_stream():
         return plan.plan_forward(size, plan.ForwardTraits(**traits), device)
 
     def kernel(*shape, **options):
-        return forward(*shape, **options).kernel.name
+        return forward(*shape, **options).kernel
 
     stream = "sm90_stream"
     for Ld in range(1, 81):
         made = forward(600_000 // Ld, 32, Ld)
-        assert made.kernel.name == stream and made.tokens in (8, 16, 24, 32)
+        assert made.kernel == stream and made.tokens in (8, 16, 24, 32)
         assert -(-Ld // made.tokens) == -(-Ld // 32) and made.smem_bytes <= 227 * 1024
     assert (
         kernel(20_000, 16, 24) == kernel(20_000, 32, 24, masked=True) == kernel(20_000, 8, 64, Nq=4) == stream
@@ -326,7 +325,7 @@ def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_t
 
     def kernel(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, device=H200, **traits):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), device).kernel.name
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), device).kernel
 
     per_query = plan.Layout.per_query
     # A block's warps share four tiles of eight tokens; many documents of one tile; queries of their own.
@@ -360,7 +359,7 @@ def test_short_documents_come_in_eights_where_all_warps_find_work():
 def test_over_64_rows_meet_short_documents_as_rows_where_a_multiprocessor_has_one():
     def kernel(N, Lq, Ld, **traits):
         size = plan.Sizes(plan.Layout.in_batch, 1, N, Lq, Ld, 128)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).kernel.name
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).kernel
 
     assert kernel(132, 65, 512) == "sm90_q"
     assert kernel(132, 64, 512) == kernel(133, 65, 512) == kernel(132, 65, 513) == "sm90_d"
@@ -374,7 +373,7 @@ def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
 
     assert forward(32, 32, 300).tokens == 80 and forward(256, 256, 300).tokens == 152
-    assert forward(256, 256, 300, masked=True).config.compacted and not forward(256, 256, 70).config.compacted
+    assert forward(256, 256, 300, masked=True).compacted and not forward(256, 256, 70).compacted
 
 
 def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
@@ -383,22 +382,22 @@ def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
         return plan.plan_forward(size, plan.ForwardTraits(dtype, precision), H200)
 
     resident, streamed = forward(256), forward(768)
-    assert resident.kernel == streamed.kernel == plan.ForwardKernel.sm90_q_longd
-    assert not resident.config.stream_q and resident.config.cluster == 1 and resident.stages >= 4
-    assert streamed.config.stream_q and streamed.config.cluster == 2 and streamed.stages >= 4
+    assert resident.kernel == streamed.kernel == "sm90_q_longd"
+    assert not resident.stream_q and resident.cluster == 1 and resident.stages >= 4
+    assert streamed.stream_q and streamed.cluster == 2 and streamed.stages >= 4
     assert streamed.grid % 2 == 0 and streamed.work_tiles == streamed.row_tiles * 32
-    assert forward(768, N=3).config.cluster == 1  # else every fourth block would idle
-    assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).config.stream_q
+    assert forward(768, N=3).cluster == 1  # else every fourth block would idle
+    assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).stream_q
     exact = forward(128, plan.Dtype.fp32, plan.Precision.highest)
-    assert exact.kernel == plan.ForwardKernel.sm90_3xtf32 and exact.rows == 128 and exact.partials == 2
+    assert exact.kernel == "sm90_3xtf32" and exact.rows == 128 and exact.partials == 2
 
 
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
     def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, scaled=False):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
         made = plan.plan_forward(size, plan.ForwardTraits(scaled=scaled), H200)
-        assert made.kernel == plan.ForwardKernel.sm90_d and made.partials == 1
-        teams, members = made.config.teams, made.config.members
+        assert made.kernel == "sm90_d" and made.partials == 1
+        teams, members = made.teams, made.members
         assert made.stages % (teams * members) == 0
         return teams, members
 
@@ -421,22 +420,21 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
 
 @pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
 def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
-    kernels = plan.ForwardKernel
 
     def forward(Nq, d, device=H200, tma_compatible=True):
         size = plan.Sizes(plan.Layout.in_batch, Nq, 100, 32, 300, d)
         return plan.plan_forward(size, plan.ForwardTraits(dtype, tma_compatible=tma_compatible), device)
 
-    for Nq, kernel in ((1, kernels.sm90_d), (64, kernels.sm90_q)):
+    for Nq, kernel in ((1, "sm90_d"), (64, "sm90_q")):
         for d, chunks in ((16, 1), (128, 1), (256, 2)):
             made = forward(Nq, d)
             assert (made.compute.name, made.kernel, made.k_chunks) == (dtype.name, kernel, chunks)
-        assert forward(Nq, 128, tma_compatible=False).kernel == kernels.dequantized
-        older = kernels.sm80_d if Nq == 1 else kernels.sm80_q
+        assert forward(Nq, 128, tma_compatible=False).kernel == "dequantized"
+        older = "sm80_d" if Nq == 1 else "sm80_q"
         assert forward(Nq, 128, A100).kernel == forward(Nq, 256, A100).kernel == older
-        assert forward(Nq, 272, A100).kernel == kernels.dequantized
+        assert forward(Nq, 272, A100).kernel == "dequantized"
     split = forward(64, 512)
-    assert (split.compute.name, split.kernel, split.k_chunks) == (dtype.name, kernels.sm90_q_longd, 4)
+    assert (split.compute.name, split.kernel, split.k_chunks) == (dtype.name, "sm90_q_longd", 4)
 
 
 def test_int8_tiles_are_whole_sixteens():
@@ -466,11 +464,11 @@ def test_float32_at_full_accuracy_takes_the_fastest_products(capability, geforce
     rates = plan.rates_of(device)
     ffma = 0.53 * rates.ffma > 0.39 * rates.tf32 / 3  # what kernels reach of it
     assert ffma == (geforce or capability != 80)
-    for Nq, tile in ((1, plan.Sm80Tile.thin), (64, plan.Sm80Tile.wide)):
+    for Nq, many_rows in ((1, False), (64, True)):
         for traits, d in (({}, 256), ({"masked": True}, 768), ({"tma_compatible": False}, 67)):
             size = plan.Sizes(plan.Layout.in_batch, Nq, 300, 32, 300, d)
             made = plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.fp32, **traits), device)
-            assert made.kernel == plan.ForwardKernel.sm80 and made.config.tile == tile
+            assert made.kernel == "sm80" and made.many_rows == many_rows
             assert made.compute == (plan.Compute.fp32 if ffma else plan.Compute.tf32x3)
             assert made.stages >= 2 and (made.rows, made.tokens) == ((256, 64) if Nq > 1 else (32, 128))
     size = plan.Sizes(plan.Layout.in_batch, 64, 300, 32, 300, 128)
@@ -485,14 +483,12 @@ def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
         return plan.plan_forward(size, plan.ForwardTraits(packed=True), H200)
 
     few = packed(2560, 128, 300)
-    assert few.kernel == plan.ForwardKernel.sm90_q and few.lpt and few.grid == 13 * 10
-    assert (
-        few.config.compacted and not few.config.masked
-    )  # short documents are copied, so that no column is left out
+    assert few.kernel == "sm90_q" and few.lpt and few.grid == 13 * 10
+    assert few.compacted and not few.masked  # short documents are copied, so that no column is left out
     small = packed(200, 128, 300)
-    assert small.config.masked and not small.config.compacted
+    assert small.masked and not small.compacted
     assert not packed(20000, 128, 300).lpt  # a row tile has a block or two
     rerank = packed(32, 700, 300)
-    assert rerank.kernel == plan.ForwardKernel.sm90_d and rerank.lpt and rerank.grid == 132
+    assert rerank.kernel == "sm90_d" and rerank.lpt and rerank.grid == 132
     assert not packed(32, 10000, 300).lpt
-    assert packed(2560, 128, 300, d=200).kernel == plan.ForwardKernel.sm80_q
+    assert packed(2560, 128, 300, d=200).kernel == "sm80_q"

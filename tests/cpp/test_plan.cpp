@@ -1,7 +1,7 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
 #include "../../csrc/plan/backward/gathered_grad_q.h"
 #include "../../csrc/plan/backward/tiled_grad_d.h"
-#include "../../csrc/plan/forward_candidates.h"
+#include "../../csrc/plan/forward/select.h"
 #include "../../csrc/plan/l2_parts.h"
 #include "../../csrc/plan/pairs.h"
 #include "../../csrc/plan/plaid.h"
@@ -19,6 +19,8 @@ using namespace late_interaction;
 namespace {
 
 const Device kH200 = device_of_capability(90, 132);
+
+std::string name(const ForwardPlan& plan) { return plan.kernel->name; }
 
 // Bytes beside the gradients that the parts of a plan take, by its own account.
 int64_t taken(const Sizes& s, const RecomputePlan& plan, int64_t sum_bytes) {
@@ -156,7 +158,7 @@ void test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits() {
         const ForwardPlan forward = plan_pairs(sizes, {.packed = true}, false, device);
         EXPECT(forward.smem_bytes <= device.smem_per_block);
         EXPECT(forward.work_tiles == pairs && forward.grid >= 1 && forward.grid <= pairs);
-        EXPECT(forward.kernel == (capability == 90 ? ForwardKernel::sm90_d : ForwardKernel::sm80));
+        EXPECT(name(forward) == (capability == 90 ? "sm90_d" : "sm80"));
         const BackwardPlan backward = plan_pairs_backward(sizes, longest, Dtype::bf16, true, device);
         EXPECT(backward.lowmem_smem_bytes <= device.smem_per_block);
         EXPECT(!backward.narrow_list || pairs * longest <= 65536);  // one document may meet them all
@@ -178,8 +180,7 @@ void test_few_long_documents_are_cut_for_all_blocks() {
                                           {1, 40, 128, 16384}}) {
         const ForwardPlan cut = plan(layout, Nq, N, Lq, Ld, {.masked = masked});
         EXPECT(cut.num_splits > 1 && cut.work_tiles == cut.row_tiles * N * cut.num_splits);
-        const auto* rows = std::get_if<Sm90QConfig>(&cut.config);
-        EXPECT(rows == nullptr || !rows->compacted);
+        EXPECT(!cut.compacted);
         EXPECT(cut.grid > 7 * kH200.sm_count / 10);
         EXPECT(ceil_div(Ld, cut.tokens) >= 2 * cut.num_splits);  // so that no piece is shorter than a tile
         EXPECT(cut.partials == (Lq + 127) / 128);
@@ -194,30 +195,27 @@ void test_few_long_documents_are_cut_for_all_blocks() {
   }
 }
 
-int teams(const ForwardPlan& plan) { return plan.as<Sm90DConfig>().teams; }
-int members(const ForwardPlan& plan) { return plan.as<Sm90DConfig>().members; }
-
 void test_no_warpgroup_idles_beside_winners() {
   const ForwardTraits traits{};
   const auto left = [&](int64_t rows, int64_t documents, int64_t Ld, bool winners, bool listed) {
     const Sizes s{Layout::in_batch, 1, documents, rows, Ld, 128};
-    return with_warpgroups_left(plan_forward(s, traits, kH200), s, traits, kH200, winners, listed);
+    return adapted(plan_forward(s, traits, kH200), s, traits, kH200, winners, listed);
   };
   for (const bool winners : {false, true}) {
     for (const bool listed : {false, true}) {
       const bool fewer = winners || listed;
       const ForwardPlan many = left(64, 1000, 300, winners, listed);
       const ForwardPlan long_ones = left(64, 200, 4096, winners, listed);
-      EXPECT(teams(many) == (fewer ? 3 : 4) && members(many) == 1);
+      EXPECT(many.teams == (fewer ? 3 : 4) && many.members == 1);
       // Two documents a block: two teams of two, or one after the other by all three.
-      EXPECT(teams(long_ones) == (fewer ? 1 : 2) && members(long_ones) == (fewer ? 3 : 2));
-      EXPECT(many.stages % teams(many) == 0 && many.smem_bytes <= kH200.smem_per_block);
-      EXPECT(teams(left(32, 1000, 300, winners, listed)) == 4);
-      EXPECT(teams(left(128, 1000, 300, winners, listed)) == (winners ? 2 : 3));
+      EXPECT(long_ones.teams == (fewer ? 1 : 2) && long_ones.members == (fewer ? 3 : 2));
+      EXPECT(many.stages % many.teams == 0 && many.smem_bytes <= kH200.smem_per_block);
+      EXPECT(left(32, 1000, 300, winners, listed).teams == 4);
+      EXPECT(left(128, 1000, 300, winners, listed).teams == (winners ? 2 : 3));
     }
   }
   // One document a block: its tiles in turn, to as many as there are.
-  EXPECT(members(left(128, 100, 1024, true, false)) == 2 && members(left(128, 100, 1024, false, true)) == 3);
+  EXPECT(left(128, 100, 1024, true, false).members == 2 && left(128, 100, 1024, false, true).members == 3);
   for (const Layout layout : {Layout::in_batch, Layout::per_query}) {
     for (const int64_t rows : {1, 33, 64, 65, 100, 128}) {
       for (const int64_t documents : {1, 50, 200, 3000}) {
@@ -225,18 +223,18 @@ void test_no_warpgroup_idles_beside_winners() {
           for (const int64_t d : {8, 128, 256, 768, 1024}) {
             const Sizes s{layout, 1, documents, rows, Ld, d};
             const ForwardPlan alone = plan_forward(s, traits, kH200);
-            const ForwardPlan plan = with_warpgroups_left(alone, s, traits, kH200, true, rows % 2 == 0);
-            if (plan.kernel != ForwardKernel::sm90_d) continue;
+            const ForwardPlan plan = adapted(alone, s, traits, kH200, true, rows % 2 == 0);
+            if (name(plan) != "sm90_d") continue;
             const int most = plan.rows == 32 ? 4 : plan.rows == 128 ? 2 : 3;
-            EXPECT(teams(plan) >= 1 && members(plan) >= 1 && teams(plan) * members(plan) <= most);
-            EXPECT(plan.stages >= 4 && plan.stages % (teams(plan) * members(plan)) == 0);
+            EXPECT(plan.teams >= 1 && plan.members >= 1 && plan.teams * plan.members <= most);
+            EXPECT(plan.stages >= 4 && plan.stages % (plan.teams * plan.members) == 0);
             EXPECT(plan.smem_bytes <= kH200.smem_per_block && plan.grid == alone.grid);
           }
         }
       }
     }
   }
-  EXPECT(left(256, 1000, 300, true, false).kernel == ForwardKernel::sm90_q);
+  EXPECT(name(left(256, 1000, 300, true, false)) == "sm90_q");
 }
 
 // Packed queries and documents of mean lengths.

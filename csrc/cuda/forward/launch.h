@@ -3,9 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include <initializer_list>
-
-#include "../../plan/plan.h"
+#include "../../plan/forward/kernel.h"
 #include "args.h"
 
 namespace late_interaction {
@@ -20,62 +18,41 @@ struct ForwardLaunch {
   const Fp16x2Tokens* fp16x2 = nullptr;
 };
 
-// A launcher for each kernel, one instance for each element type: defined in the kernel's launch.cuh, and
-// instantiated in its instances/.
-template <Compute kCompute, class Args>
-cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call);
-template <Compute kCompute>
-cudaError_t launch_sm90_q_short(const ForwardLaunch<ForwardArgs>& call);
-template <Compute kCompute, class Args>
-cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call);
-cudaError_t launch_sm90_3xtf32(const ForwardLaunch<ForwardArgs>& call);
-cudaError_t launch_sm90_3xfp16(const ForwardLaunch<ForwardArgs>& call);
-template <Compute kCompute>
-cudaError_t launch_sm90_stream(const ForwardLaunch<ForwardArgs>& call);
-template <Compute kCompute, class Args>
-cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call);
-template <Compute kCompute, int kSteps>
-cudaError_t launch_sm80_q_steps(const ForwardLaunch<ForwardArgs>& call);
-cudaError_t launch_sm80_3xfp16(const ForwardLaunch<ForwardArgs>& call);
-template <Compute kCompute, int kSteps>
-cudaError_t launch_sm80_d_steps(const ForwardLaunch<ForwardArgs>& call);
-template <Compute kCompute, class Args>
-cudaError_t launch_sm80(const ForwardLaunch<Args>& call);
-template <Compute kCompute, class Args>
-cudaError_t launch_sm80_short_docs(const ForwardLaunch<Args>& call);
-template <class Args>
-cudaError_t launch_fp64(const ForwardLaunch<Args>& call);
-
-// The instances that are compiled, by kernel and element type.
-template <class Args>
-class ForwardInstances {
+// A launcher of a kernel for one element type, and for so many steps where the kernel has instances for each.
+// A variable of this type in the kernel's instances/ makes it known.
+template <class Args = ForwardArgs>
+class ForwardInstance {
  public:
   using Launcher = cudaError_t (*)(const ForwardLaunch<Args>&);
-  struct Instance {
-    ForwardKernel kernel;
-    Compute compute;
-    Launcher launcher;
-  };
 
-  constexpr ForwardInstances(std::initializer_list<Instance> instances) {
-    for (const Instance& x : instances) {
-      launchers_[static_cast<int>(x.kernel)][static_cast<int>(x.compute)] = x.launcher;
-    }
+  ForwardInstance(const ForwardKernel& kernel, Compute compute, Launcher launcher, int steps = 0)
+      : kernel_(&kernel), compute_(compute), steps_(steps), launcher_(launcher), next_(first()) {
+    first() = this;
   }
 
   // Launches the kernel that the plan names.
-  cudaError_t launch(const ForwardLaunch<Args>& call) const {
-    const Launcher launcher =
-        launchers_[static_cast<int>(call.plan.kernel)][static_cast<int>(call.plan.compute)];
-    return launcher == nullptr ? cudaErrorInvalidValue : launcher(call);
+  static cudaError_t launch(const ForwardLaunch<Args>& call) {
+    const ForwardPlan& plan = call.plan;
+    for (const ForwardInstance* each = first(); each != nullptr; each = each->next_) {
+      if (each->kernel_ == plan.kernel && each->compute_ == plan.compute && each->steps_ == plan.steps) {
+        return each->launcher_(call);
+      }
+    }
+    return cudaErrorInvalidValue;
   }
 
  private:
-  Launcher launchers_[kForwardKernels][kComputes] = {};
-};
+  const ForwardKernel* kernel_;
+  Compute compute_;
+  int steps_;
+  Launcher launcher_;
+  const ForwardInstance* next_;
 
-// The same among the instances of dispatch.cpp.
-cudaError_t launch_forward(const ForwardLaunch<ForwardArgs>& call);
+  static const ForwardInstance*& first() {
+    static const ForwardInstance* instance = nullptr;
+    return instance;
+  }
+};
 
 // Writes the token range that the mask leaves of each document: from the first kept token to the last. With
 // buffers in `copies` a range has the kept tokens alone, compacted; a token then is at most 16 whole vectors

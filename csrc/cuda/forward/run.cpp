@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../plan/forward_candidates.h"
+#include "../../plan/forward/select.h"
 #include "../../plan/l2_parts.h"
 #include "../primitives/row_norms.h"
 #include "../runtime/device.h"
@@ -54,22 +54,12 @@ void take_plan(ForwardArgs& args, const ForwardPlan& plan) {
   args.stages = plan.stages;
   args.row_tiles = plan.row_tiles;
   args.work_tiles = plan.work_tiles;
-  args.cluster = 1;
-  if (const auto* sm90_d = std::get_if<Sm90DConfig>(&plan.config)) {
-    args.teams = sm90_d->teams;
-    args.members = sm90_d->members;
-  } else if (const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config)) {
-    args.stream_q = longd->stream_q;
-    args.cluster = longd->cluster;
-  } else if (const auto* sm80 = std::get_if<Sm80Config>(&plan.config)) {
-    args.stream_q = sm80->stream_q;
-    args.tile_docs = sm80->docs;
-    args.doc_columns = sm80->columns;
-  } else if (const auto* sm80_d = std::get_if<Sm80DConfig>(&plan.config)) {
-    args.members = sm80_d->members;
-  } else if (const auto* short_docs = std::get_if<Sm80ShortDocsConfig>(&plan.config)) {
-    args.members = short_docs->members;
-  }
+  args.cluster = plan.cluster;
+  args.stream_q = plan.stream_q;
+  args.teams = plan.teams;
+  args.members = plan.members;
+  args.tile_docs = plan.docs;
+  args.doc_columns = plan.doc_columns;
 }
 
 // ---- norms ----
@@ -79,12 +69,11 @@ struct InverseNorms {
   OptionalTensor q, d;
 };
 
-// fp64 and sm90_d compute norms themselves, but for sm90_d where a second kernel combines splits. Operands
-// for sm90_3xfp16 are normalized already.
+// Some kernels find norms themselves, but not where a second kernel combines splits. Operands of two terms
+// are normalized already.
 InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args,
                         cudaStream_t stream) {
-  const bool kernel_finds_them =
-      plan.kernel == ForwardKernel::fp64 || (plan.kernel == ForwardKernel::sm90_d && plan.num_splits == 1);
+  const bool kernel_finds_them = plan.kernel->finds_norms && plan.num_splits == 1;
   if (!call.normalize || kernel_finds_them || call.fp16x2 != nullptr) return {};
   const Sizes& s = call.in.sizes;
   const auto norms = [&](const RowsView& rows) {
@@ -95,10 +84,7 @@ InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, Forwar
   InverseNorms made;
   made.q = norms(query_rows(call.in.Q, s));
   args.q_scales = {floats(*made.q), 0, s.Lq, 1};
-  const bool q_on_m_side = std::holds_alternative<Sm80QConfig>(plan.config) ||
-                           std::holds_alternative<Sm90QConfig>(plan.config) ||
-                           std::holds_alternative<Sm90QLongDConfig>(plan.config);
-  if (q_on_m_side) {
+  if (plan.kernel->scales_documents) {
     made.d = norms(document_rows(call.in.D, s));
     args.d_scales = document_scales(s, floats(*made.d));
   }
@@ -109,7 +95,7 @@ InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, Forwar
 
 void launch_mainloop(const ForwardCall& call, const ForwardPlan& plan, const ForwardArgs& args,
                      cudaStream_t stream) {
-  check(launch_forward({args, plan, stream, call.fp16x2}), "forward");
+  check(ForwardInstance<>::launch({args, plan, stream, call.fp16x2}), "forward");
 }
 
 // Adds up partials [Nq, plan.partials, N] of scores.
@@ -122,9 +108,8 @@ void reduce_partials(const ForwardCall& call, const ForwardPlan& plan, const For
 void score_documents(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args,
                      cudaStream_t stream) {
   const Sizes& s = call.in.sizes;
-  const auto* config = std::get_if<Sm90QConfig>(&plan.config);
   std::optional<DocRangeBuffers> ranges;
-  if (config != nullptr && (config->trimmed || config->compacted)) {
+  if (plan.trimmed || plan.compacted) {
     ranges.emplace(call.in, plan, call.scores);
     check(launch_doc_ranges(args, s.documents(), ranges->compacted, ranges->data(), stream),
           "document ranges");
@@ -224,14 +209,13 @@ ForwardArgs forward_args(const ForwardCall& call, const ForwardPlan& plan) {
 
 DocRangeBuffers::DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, const Tensor& like)
     : doc_ranges(new_tensor(like, {in.sizes.documents(), 4}, ScalarType::Int)) {
-  const auto* config = std::get_if<Sm90QConfig>(&plan.config);
-  if (config == nullptr || !config->compacted) return;
+  if (!plan.compacted) return;
   const int64_t documents = in.sizes.documents(), least = plan.tokens;
   const int64_t slot = in.packed ? least : std::max(in.sizes.Ld, least);
   const int64_t bytes = in.sizes.d * element_bytes(in.dtype);
   tokens = new_tensor(like, {documents, slot, bytes}, ScalarType::Byte);
   positions = new_tensor(like, {documents, slot}, ScalarType::Int);
-  if (config->scaled) token_scales = new_tensor(like, {documents, slot}, ScalarType::Float);
+  if (plan.scaled) token_scales = new_tensor(like, {documents, slot}, ScalarType::Float);
   compacted = {static_cast<uint4*>(tokens->data_ptr()),
                token_scales ? floats(*token_scales) : nullptr,
                static_cast<int32_t*>(positions->data_ptr()),

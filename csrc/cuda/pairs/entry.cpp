@@ -27,17 +27,6 @@ PairSizes sizes_of(const PairInputs& in, int64_t longest_query) {
   return {p.count, p.queries, p.documents, p.q_tokens, p.d_tokens, in.sizes.d, longest_query};
 }
 
-constexpr ForwardInstances<PairArgs> kInstances{
-    {ForwardKernel::sm90_d, Compute::bf16, launch_sm90_d<Compute::bf16, PairArgs>},
-    {ForwardKernel::sm90_d, Compute::fp16, launch_sm90_d<Compute::fp16, PairArgs>},
-    {ForwardKernel::sm80, Compute::bf16, launch_sm80<Compute::bf16, PairArgs>},
-    {ForwardKernel::sm80, Compute::fp16, launch_sm80<Compute::fp16, PairArgs>},
-    {ForwardKernel::sm80, Compute::tf32, launch_sm80<Compute::tf32, PairArgs>},
-    {ForwardKernel::sm80, Compute::tf32x3, launch_sm80<Compute::tf32x3, PairArgs>},
-    {ForwardKernel::sm80, Compute::fp32, launch_sm80<Compute::fp32, PairArgs>},
-    {ForwardKernel::fp64, Compute::fp64, launch_fp64<PairArgs>},
-};
-
 // A work tile a pair, in the order of the list. The inputs are in the dtype that they multiply in.
 void score_list(const PairInputs& in, int64_t longest_query, Precision precision, const Tensor& scores,
                 const OptionalTensor& winners, cudaStream_t stream) {
@@ -45,7 +34,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   const Device& device = device_properties(scores.get_device_index());
   const ForwardPlan plan =
       plan_pairs(sizes_of(in, longest_query), traits_of(in, precision, false), winners.has_value(), device);
-  const bool shared_out = plan.kernel == ForwardKernel::sm90_d;
+  const bool shared_out = plan.kernel->takes_shares;
   const int64_t chunks = shared_out ? chunks_of(pairs) : 0, blocks = shared_out ? plan.grid : 0;
   // Rows and spans of pairs, costs of chunks, and ends of blocks, in this order.
   const Tensor workspace = new_tensor(scores, {2 * pairs + chunks + (blocks + 1) / 2}, ScalarType::Long);
@@ -74,7 +63,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   args.spans = index.spans;
   args.rows = index.rows;
   args.work_tile_ends = index.work_tile_ends;
-  check(kInstances.launch({args, plan, stream}), "forward");
+  check(ForwardInstance<PairArgs>::launch({args, plan, stream}), "forward");
 }
 
 // Nothing to multiply, and pairs that are of none all the same. (The kernel of fp64 needs no tokens.)

@@ -4,6 +4,7 @@
 
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
+#include "../../plan/forward/select.h"
 #include "../forward/run.h"
 #include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
@@ -25,7 +26,7 @@ bool has_kernel(const Inputs& in, bool scaled, int device) {
   const Sizes& s = in.sizes;
   if (s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0) return true;  // nothing is
   const ForwardTraits traits = traits_of(in, Precision::highest, scaled);
-  return plan_forward(s, traits, device_properties(device)).kernel != ForwardKernel::dequantized;
+  return plan_forward(s, traits, device_properties(device)).kernel != &dequantized;
 }
 
 // By way of float32 copies, in Python.

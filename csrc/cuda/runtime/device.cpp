@@ -115,7 +115,7 @@ Device device_properties(int device) {
 
 bool supports_pdl() {
   int device = 0;
-  return cudaGetDevice(&device) == cudaSuccess && device_properties(device).capability >= 90;
+  return cudaGetDevice(&device) == cudaSuccess && device_properties(device).pdl();
 }
 
 bool has_narrow_memory_bus() {

@@ -46,7 +46,7 @@ inline void check_sums(const OptionalTensor& sums, const Tensor& of, Dtype dtype
 
 // Whether kernels that call pdl_wait may be launched to start before the kernel before them has ended.
 inline bool device_supports_pdl(const Tensor& like) {
-  return device_properties(like.get_device_index()).capability >= 90;
+  return device_properties(like.get_device_index()).pdl();
 }
 
 // Whether TMA can describe an axis: it is not expanded, and its stride is less than 2^40 bytes. (That strides

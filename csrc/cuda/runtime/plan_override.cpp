@@ -8,8 +8,7 @@
 
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
-#include "../../plan/forward_candidates.h"
-#include "../../plan/forward_enumerate.h"
+#include "../../plan/forward/select.h"
 
 namespace late_interaction {
 
@@ -30,7 +29,7 @@ const std::string* keep(const std::string& name) {
 ForwardPlan chosen_plan(const Sizes& sizes, const ForwardTraits& traits, bool winners, const Device& device) {
   const std::string* name = forced.load(std::memory_order_acquire);
   const auto left = [&](const ForwardPlan& plan) {
-    return with_warpgroups_left(plan, sizes, traits, device, winners, false);
+    return adapted(plan, sizes, traits, device, winners, false);
   };
   if (name == nullptr) return left(plan_forward(sizes, traits, device));
   std::string others;

@@ -31,8 +31,7 @@ struct Shares {
     if (work_tile_ends.numel() > 0) index.work_tile_ends = static_cast<int32_t*>(work_tile_ends.data_ptr());
     index.blocks = plan.grid;
     index.row_tiles = plan.row_tiles;
-    // Half of its last tile, and its end.
-    index.document_tokens = 16 + (plan.kernel == ForwardKernel::sm90_q ? plan.tokens / 2 : 16);
+    index.document_tokens = plan.end_tokens;
     index.lpt = plan.lpt;
     index.compacted = doc_ranges.compacted;
     index.rows = static_cast<const uint4*>(in.D.data);
@@ -40,29 +39,26 @@ struct Shares {
   }
 };
 
-// Slots of documents for sm90_q_short, and how its blocks share them.
+// Slots of documents for a kernel that takes several to a tile, and how its blocks share them.
 struct Slots {
   Tensor slots, work_tile_ends;
   ShortSlots list;
 
   Slots(const Inputs& in, const ForwardPlan& plan, const PackedIndex& index, const Tensor& like)
-      : slots(new_tensor(like, {capacity(in, plan) + documents_a_tile(plan) + 1, 4}, ScalarType::Int)),
+      : slots(new_tensor(like, {capacity(in, plan) + plan.docs + 1, 4}, ScalarType::Int)),
         work_tile_ends(new_tensor(like, {plan.grid + 1}, ScalarType::Int)),
         list{.spans = index.spans,
              .documents = index.documents,
-             .span = plan.as<Sm90QShortConfig>().span,
-             .docs = documents_a_tile(plan),
+             .span = plan.doc_columns,
+             .docs = plan.docs,
              .slots = static_cast<DocRange*>(slots.data_ptr()),
              .capacity = capacity(in, plan),
              .work_tile_ends = static_cast<int32_t*>(work_tile_ends.data_ptr()),
              .blocks = plan.grid,
              .row_tiles = plan.row_tiles} {}
 
-  static int documents_a_tile(const ForwardPlan& plan) {
-    return plan.tokens / plan.as<Sm90QShortConfig>().span;
-  }
   static int64_t capacity(const Inputs& in, const ForwardPlan& plan) {
-    return in.sizes.N + in.sizes.Ld / plan.as<Sm90QShortConfig>().span;
+    return in.sizes.N + in.sizes.Ld / plan.doc_columns;
   }
 };
 
@@ -96,21 +92,20 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
   made.index.emplace(in, call.scores);
   PackedIndex index = made.index->index(in);
   std::optional<Shares> shares;
-  if (plan.kernel == ForwardKernel::sm90_q || plan.kernel == ForwardKernel::sm90_d ||
-      plan.kernel == ForwardKernel::sm80_q) {
+  if (plan.kernel->takes_shares) {
     shares.emplace(in, plan, call.scores);
     shares->add_to(index, in, plan);
   }
   check(launch_packed_index(index, stream), "index of packed sequences");
   take_index(made.args, index);
   std::optional<Slots> slots;
-  if (plan.kernel == ForwardKernel::sm90_q_short) {
+  if (plan.kernel->takes_slots) {
     slots.emplace(in, plan, index, call.scores);
     check(launch_short_slots(slots->list, stream), "slots of packed documents");
     made.args.doc_ranges = slots->list.slots;
     made.args.work_tile_ends = slots->list.work_tile_ends;
   }
-  const bool fp64 = plan.kernel == ForwardKernel::fp64;
+  const bool fp64 = in.dtype == Dtype::fp64;
   // The fp64 kernel has a block for each query and document, so it skips tokens outside all queries.
   if (fp64 && call.winners) fill_sentinel(*call.winners, stream);
   if (!fp64 && in.sizes.Lq > plan.partial_rows) {
@@ -123,7 +118,7 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
   } else {
     made.args.scores = static_cast<float*>(call.scores.data_ptr()) + call.first_document;
   }
-  check(launch_forward({made.args, plan, stream}), "forward");
+  check(ForwardInstance<>::launch({made.args, plan, stream}), "forward");
   return made;
 }
 

@@ -24,7 +24,7 @@ int64_t groups_of(const Sizes& s) { return s.Nq * ceil_div(s.Lq, int64_t{kGather
 GatheredGradQPlan blocks_of(const Sizes& s, int groups, const Device& device) {
   GatheredGradQPlan plan;
   plan.tma = device.wgmma;
-  plan.pdl = device.capability >= 90;
+  plan.pdl = device.pdl();
   plan.slices = static_cast<int>(ceil_div(s.d, int64_t{kGatheredDims}));
   plan.groups = groups;
   const int rows = groups * kGatheredGroupRows;

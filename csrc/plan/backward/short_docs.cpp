@@ -53,7 +53,7 @@ std::optional<LoneQueryPlan> plan_lone_query(const Sizes& s, Dtype dtype, bool a
   const int64_t at_once = lone_query_warps(plan.row_steps) / plan.slices;  // documents of a block
   plan.grid = std::min<int64_t>(device.sm_count, ceil_div(s.N, at_once));
   plan.smem_bytes = static_cast<int>(4 * s.Lq * s.d);
-  plan.pdl = device.capability >= 90;
+  plan.pdl = device.pdl();
   return plan;
 }
 
@@ -83,7 +83,7 @@ double work_beside(const IncidencePlan& plan, bool bf16, const Sizes& s, const D
 }
 
 // Shares out units among the blocks of a cluster, and dims among blocks, as both gradients end first.
-void share_out(IncidencePlan& plan, const Sizes& s, double beside, const Device& device) {
+void share_units(IncidencePlan& plan, const Sizes& s, double beside, const Device& device) {
   const int64_t overhead = plan.gathers ? 96 : 16;  // of a block, in units
   double least = std::numeric_limits<double>::infinity();
   const auto take_best = [&](int block_rows, int dims, double unit) {
@@ -138,7 +138,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
   plan.grad_q = grad_q;
   plan.gathers = grad_q && bf16;
   plan.tma = device.wgmma;
-  plan.pdl = device.capability >= 90;
+  plan.pdl = device.pdl();
   const int64_t most_rows = grad_q ? kIncidenceStageRows : 16 * kMostIncidenceQuerySteps;
   const int64_t least_units = ceil_div(length, most_rows);
   plan.steps = static_cast<int>(ceil_div(length, 16 * least_units));
@@ -146,7 +146,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
   plan.block_docs = static_cast<int>(std::min<int64_t>(kIncidenceRows / s.Ld, kMostIncidenceDocs));
   plan.rows = grad_q ? s.Nq * s.Lq : s.N * s.Ld;
   plan.all_units = (grad_q ? s.N : s.Nq) * plan.units;
-  share_out(plan, s, work_beside(plan, bf16, s, device), device);
+  share_units(plan, s, work_beside(plan, bf16, s, device), device);
   size_ring(plan, s.Ld, device);
   if (plan.stages < 2) return std::nullopt;
   return plan;

@@ -23,7 +23,7 @@ std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, boo
   if (!served) return std::nullopt;
   TiledGradDPlan plan;
   plan.grid = ceil_div(s.N, int64_t{docs});
-  plan.pdl = device.capability >= 90;
+  plan.pdl = device.pdl();
   for (const int rows : kGradDStageRows) {
     plan.shape = {docs, tma, rows};
     plan.smem_bytes = static_cast<int>(plan.shape.list_bytes() + 2 * s.d * rows * kGradDStages);

@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_fp64<ForwardArgs>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kInstance(fp64, Compute::fp64, launch_fp64<>);
 
 }  // namespace late_interaction

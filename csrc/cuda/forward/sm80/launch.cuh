@@ -10,6 +10,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm80;  // descriptor.cpp
+
 template <class Mma, class Tile, Sm80Tile kTile>
 cudaError_t launch_sm80_tile(const ForwardLaunch<typename Tile::Args>& call) {
   constexpr Sm80Shape kShape = sm80_shape(kTile, kFullAccuracy<Mma>);
@@ -22,7 +24,7 @@ cudaError_t launch_sm80_tile(const ForwardLaunch<typename Tile::Args>& call) {
                 call.args);
 }
 
-template <Compute kCompute, class Args>
+template <Compute kCompute, class Args = ForwardArgs>
 cudaError_t launch_sm80(const ForwardLaunch<Args>& call) {
   using Mma = typename MmaOf<kCompute>::type;
   using Wide = typename Tiles<Mma>::Wide;
@@ -30,11 +32,10 @@ cudaError_t launch_sm80(const ForwardLaunch<Args>& call) {
   if constexpr (std::is_same_v<Args, PairArgs>) {  // each pair's rows are a tile of their own
     return launch_sm80_tile<Mma, Listed<Thin>, Sm80Tile::thin>(call);
   } else {
-    const auto& config = call.plan.template as<Sm80Config>();
-    const bool wide = config.tile == Sm80Tile::wide;
+    const bool wide = call.plan.many_rows;
     if constexpr (sizeof(typename Mma::Element) == 2) {
-      if (config.docs > 1 && wide) return launch_sm80_tile<Mma, Shared<Wide>, Sm80Tile::wide>(call);
-      if (config.docs > 1) return launch_sm80_tile<Mma, Shared<Thin>, Sm80Tile::thin>(call);
+      if (call.plan.docs > 1 && wide) return launch_sm80_tile<Mma, Shared<Wide>, Sm80Tile::wide>(call);
+      if (call.plan.docs > 1) return launch_sm80_tile<Mma, Shared<Thin>, Sm80Tile::thin>(call);
     }
     if (wide) return launch_sm80_tile<Mma, Wide, Sm80Tile::wide>(call);
     return launch_sm80_tile<Mma, Thin, Sm80Tile::thin>(call);

@@ -7,6 +7,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm80_short_docs;  // descriptor_short_docs.cpp
+
 template <class Tile>
 cudaError_t launch_direct_tile(const ForwardLaunch<ForwardArgs>& call) {
   const auto kernel = call.args.winners != nullptr ? maxsim_forward_sm80_short_docs<Tile, true>
@@ -21,7 +23,7 @@ cudaError_t launch_direct_steps(const ForwardLaunch<ForwardArgs>& call) {
              : launch_direct_tile<DirectTile<Mma, kColumnBlocks, kSteps, false>>(call);
 }
 
-template <Compute kCompute, class Args>
+template <Compute kCompute, class Args = ForwardArgs>
 cudaError_t launch_sm80_short_docs(const ForwardLaunch<Args>& call) {
   using Mma = typename MmaOf<kCompute>::type;
   const bool long_rows = call.plan.k_chunks > 1;

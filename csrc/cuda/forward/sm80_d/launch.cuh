@@ -8,6 +8,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm80_d;  // descriptor.cpp
+
 template <class Mma, int kSteps, int kColumnBlocks>
 cudaError_t launch_sm80_d_tile(const ForwardLaunch<ForwardArgs>& call) {
   using Tile = Sm80DTile<Mma, kSteps, sm80_d_stages(kSteps), kColumnBlocks>;

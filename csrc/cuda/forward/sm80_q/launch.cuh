@@ -8,6 +8,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm80_q, sm80_3xfp16;  // descriptor.cpp
+
 // ForwardArgs::query_lanes
 template <class Tile>
 int32_t query_lanes(const ForwardArgs& args) {
@@ -42,8 +44,8 @@ cudaError_t launch_sm80_q_rows(const ForwardArgs& args, const ForwardPlan& plan,
 
 template <class Mma, int kSteps>
 cudaError_t launch_sm80_q_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return plan.as<Sm80QConfig>().many_rows ? launch_sm80_q_rows<Mma, kSteps, true>(args, plan, stream)
-                                          : launch_sm80_q_rows<Mma, kSteps, false>(args, plan, stream);
+  return plan.many_rows ? launch_sm80_q_rows<Mma, kSteps, true>(args, plan, stream)
+                        : launch_sm80_q_rows<Mma, kSteps, false>(args, plan, stream);
 }
 
 template <Compute kCompute, int kSteps>

@@ -7,6 +7,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm90_d;  // descriptor.cpp
+
 // The line of one number a token (token_scale_tma.h), for tiles of so many tokens.
 template <class T, class View>
 TokenScaleLine<T> make_line(const ForwardArgs& p, const View& view, CUtensorMapDataType type, int tokens) {
@@ -57,7 +59,7 @@ cudaError_t launch_sm90_d_rows(const ForwardLaunch<Args>& call, const TensorMaps
   return launch_winners.template operator()<false>();
 }
 
-template <Compute kCompute, class Args>
+template <Compute kCompute, class Args = ForwardArgs>
 cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call) {
   using Operand = WgmmaOperand<kCompute>;
   const ForwardArgs& p = call.args;

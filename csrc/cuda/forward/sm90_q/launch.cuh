@@ -6,6 +6,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm90_q;  // descriptor.cpp
+
 template <class Operand, int kTokens, int kKChunks, bool kMasked, bool kScaled>
 cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
   using Element = typename Operand::Element;
@@ -25,7 +27,7 @@ cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
           return launch_tile.template operator()<kWinners, true, tail_width(kTokens)>();
         }
         constexpr int kSecond = second_width(kTokens);
-        if (kSecond < kTokens && call.plan.as<Sm90QConfig>().two_widths) {
+        if (kSecond < kTokens && call.plan.two_widths) {
           return launch_tile.template operator()<kWinners, false, kSecond>();
         }
       }
@@ -40,17 +42,16 @@ cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
 
 template <class Operand, int kKChunks>
 cudaError_t launch_sm90_q_width(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
-  const auto& config = call.plan.as<Sm90QConfig>();
   return choose_width<typename Operand::Type>(call.plan, [&]<int kTokens>() {
     const auto kind = [&]<bool kMasked>() {
-      return config.scaled ? launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, true>(call, maps)
-                           : launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, false>(call, maps);
+      return call.plan.scaled ? launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, true>(call, maps)
+                              : launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, false>(call, maps);
     };
-    return config.masked ? kind.template operator()<true>() : kind.template operator()<false>();
+    return call.plan.masked ? kind.template operator()<true>() : kind.template operator()<false>();
   });
 }
 
-template <Compute kCompute, class Args>
+template <Compute kCompute, class Args = ForwardArgs>
 cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call) {
   constexpr int kBoxRows = 128;
   const ForwardArgs& p = call.args;

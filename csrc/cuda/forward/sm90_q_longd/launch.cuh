@@ -6,17 +6,19 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm90_q_longd, sm90_3xtf32, sm90_3xfp16;  // descriptor.cpp
+
 // launch_tile.operator()<kTokens, kWinners, kMaskedOrScaled>() as planned.
 template <class Operand, class LaunchTile>
 cudaError_t choose_longd_tile(const ForwardLaunch<ForwardArgs>& call, LaunchTile launch_tile) {
-  const auto& config = call.plan.as<Sm90QLongDConfig>();
   return choose_width<typename Operand::Type>(call.plan, [&]<int kTokens>() {
     if constexpr (kTokens > kWidestSplitTile) {
       return cudaErrorInvalidValue;
     } else {
       const auto kind = [&]<bool kWinners>() {
-        return config.masked || config.scaled ? launch_tile.template operator()<kTokens, kWinners, true>()
-                                              : launch_tile.template operator()<kTokens, kWinners, false>();
+        return call.plan.masked || call.plan.scaled
+                   ? launch_tile.template operator()<kTokens, kWinners, true>()
+                   : launch_tile.template operator()<kTokens, kWinners, false>();
       };
       if constexpr (kMayWantWinners<typename Operand::Element>) {
         if (call.args.winners != nullptr) return kind.template operator()<true>();
@@ -29,9 +31,8 @@ cudaError_t choose_longd_tile(const ForwardLaunch<ForwardArgs>& call, LaunchTile
 template <class Kernel>
 cudaError_t launch_clusters(Kernel kernel, int threads, const ForwardLaunch<ForwardArgs>& call,
                             const TensorMaps& maps) {
-  const int cluster = call.plan.as<Sm90QLongDConfig>().cluster;
-  return launch(kernel, {call.plan.grid, threads, call.plan.smem_bytes, false, cluster}, call.stream,
-                call.args, maps);
+  return launch(kernel, {call.plan.grid, threads, call.plan.smem_bytes, false, call.plan.cluster},
+                call.stream, call.args, maps);
 }
 
 inline TensorMaps make_longd_maps(const ForwardLaunch<ForwardArgs>& call) {
@@ -39,7 +40,7 @@ inline TensorMaps make_longd_maps(const ForwardLaunch<ForwardArgs>& call) {
   return make_tensor_maps(call.args, call.plan.compute, kBoxRows, call.plan.tokens);
 }
 
-template <Compute kCompute, class Args>
+template <Compute kCompute, class Args = ForwardArgs>
 cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call) {
   using Operand = WgmmaOperand<kCompute>;
   const TensorMaps maps = make_longd_maps(call);

@@ -6,6 +6,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm90_q_short;  // descriptor.cpp
+
 template <class Operand, int kSpan, int kDocs, int kSteps>
 cudaError_t launch_short_tile(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
   const auto launch_tile = [&]<bool kWinners, ShortDocs kKind>() {
@@ -18,8 +20,7 @@ cudaError_t launch_short_tile(const ForwardLaunch<ForwardArgs>& call, const Tens
   const auto with = [&]<bool kWinners>() {
     if constexpr (kSteps == kShortSteps.back()) {  // masked and packed documents take no fewer
       if (call.args.packed) return launch_tile.template operator()<kWinners, ShortDocs::packed>();
-      if (call.plan.as<Sm90QShortConfig>().masked)
-        return launch_tile.template operator()<kWinners, ShortDocs::masked>();
+      if (call.plan.masked) return launch_tile.template operator()<kWinners, ShortDocs::masked>();
     }
     return launch_tile.template operator()<kWinners, ShortDocs::whole>();
   };
@@ -29,12 +30,11 @@ cudaError_t launch_short_tile(const ForwardLaunch<ForwardArgs>& call, const Tens
 // The instance of the plan's tile and steps.
 template <class Operand>
 cudaError_t launch_short_instance(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
-  const auto& config = call.plan.as<Sm90QShortConfig>();
-  const int steps = short_steps(call.args.d, config.masked);
+  const int steps = short_steps(call.args.d, call.plan.masked);
   cudaError_t error = cudaErrorInvalidValue;
   const auto try_tile = [&]<size_t kAt>() {
     constexpr ShortTile kTile = kShortTiles[kAt];
-    if (config.span != kTile.span || call.plan.tokens != kTile.span * kTile.docs) return;
+    if (call.plan.doc_columns != kTile.span || call.plan.tokens != kTile.span * kTile.docs) return;
     [&]<size_t... kStepsAt>(std::index_sequence<kStepsAt...>) {
       ((steps == kShortSteps[kStepsAt] &&
         (error = launch_short_tile<Operand, kTile.span, kTile.docs, kShortSteps[kStepsAt]>(call, maps),
@@ -52,7 +52,7 @@ template <Compute kCompute>
 cudaError_t launch_sm90_q_short(const ForwardLaunch<ForwardArgs>& call) {
   constexpr int kBoxRows = 128;
   const ForwardArgs& p = call.args;
-  const int span = call.plan.as<Sm90QShortConfig>().span;
+  const int span = call.plan.doc_columns;
   TensorMaps maps = make_tensor_maps(p, kCompute, kBoxRows, span);
   const bool in_batch = p.layout == Layout::in_batch;
   if (p.packed) return launch_short_instance<WgmmaOperand<kCompute>>(call, maps);

@@ -7,6 +7,8 @@
 
 namespace late_interaction {
 
+extern const ForwardKernel sm90_stream;  // descriptor.cpp
+
 template <class Tile>
 cudaError_t launch_stream_tile(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
   const auto kernel = call.args.winners != nullptr ? maxsim_forward_sm90_stream<Tile, true>

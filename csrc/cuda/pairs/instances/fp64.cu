@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_fp64<PairArgs>(const ForwardLaunch<PairArgs>&);
+const ForwardInstance<PairArgs> kInstance(fp64, Compute::fp64, launch_fp64<PairArgs>);
 
 }  // namespace late_interaction

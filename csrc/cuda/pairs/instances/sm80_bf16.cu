@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80<Compute::bf16>(const ForwardLaunch<PairArgs>&);
+const ForwardInstance<PairArgs> kInstance(sm80, Compute::bf16, launch_sm80<Compute::bf16, PairArgs>);
 
 }  // namespace late_interaction

@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80<Compute::fp16>(const ForwardLaunch<PairArgs>&);
+const ForwardInstance<PairArgs> kInstance(sm80, Compute::fp16, launch_sm80<Compute::fp16, PairArgs>);
 
 }  // namespace late_interaction

@@ -2,8 +2,8 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80<Compute::tf32>(const ForwardLaunch<PairArgs>&);
-template cudaError_t launch_sm80<Compute::tf32x3>(const ForwardLaunch<PairArgs>&);
-template cudaError_t launch_sm80<Compute::fp32>(const ForwardLaunch<PairArgs>&);
+const ForwardInstance<PairArgs> kTf32(sm80, Compute::tf32, launch_sm80<Compute::tf32, PairArgs>);
+const ForwardInstance<PairArgs> kTf32x3(sm80, Compute::tf32x3, launch_sm80<Compute::tf32x3, PairArgs>);
+const ForwardInstance<PairArgs> kFp32(sm80, Compute::fp32, launch_sm80<Compute::fp32, PairArgs>);
 
 }  // namespace late_interaction

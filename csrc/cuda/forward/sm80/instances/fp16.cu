@@ -3,7 +3,7 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80<Compute::fp16>(const ForwardLaunch<ForwardArgs>&);
-template cudaError_t launch_sm80_short_docs<Compute::fp16>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kTiles(sm80, Compute::fp16, launch_sm80<Compute::fp16>);
+const ForwardInstance<> kShortDocs(sm80_short_docs, Compute::fp16, launch_sm80_short_docs<Compute::fp16>);
 
 }  // namespace late_interaction

@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80<Compute::tf32x3>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kInstance(sm80, Compute::tf32x3, launch_sm80<Compute::tf32x3>);
 
 }  // namespace late_interaction

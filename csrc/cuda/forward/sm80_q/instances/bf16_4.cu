@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80_q_steps<Compute::bf16, 4>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kInstance(sm80_q, Compute::bf16, launch_sm80_q_steps<Compute::bf16, 4>, 4);
 
 }  // namespace late_interaction

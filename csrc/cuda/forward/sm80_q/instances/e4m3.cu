@@ -2,7 +2,7 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80_q_steps<Compute::e4m3, 4>(const ForwardLaunch<ForwardArgs>&);
-template cudaError_t launch_sm80_q_steps<Compute::e4m3, 8>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kSteps4(sm80_q, Compute::e4m3, launch_sm80_q_steps<Compute::e4m3, 4>, 4);
+const ForwardInstance<> kSteps8(sm80_q, Compute::e4m3, launch_sm80_q_steps<Compute::e4m3, 8>, 8);
 
 }  // namespace late_interaction

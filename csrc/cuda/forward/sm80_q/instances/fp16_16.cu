@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm80_q_steps<Compute::fp16, 16>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kInstance(sm80_q, Compute::fp16, launch_sm80_q_steps<Compute::fp16, 16>, 16);
 
 }  // namespace late_interaction

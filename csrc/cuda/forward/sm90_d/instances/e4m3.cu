@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm90_d<Compute::e4m3>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kInstance(sm90_d, Compute::e4m3, launch_sm90_d<Compute::e4m3>);
 
 }  // namespace late_interaction

@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm90_q<Compute::bf16>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kInstance(sm90_q, Compute::bf16, launch_sm90_q<Compute::bf16>);
 
 }  // namespace late_interaction

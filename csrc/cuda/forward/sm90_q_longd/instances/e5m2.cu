@@ -2,6 +2,6 @@
 
 namespace late_interaction {
 
-template cudaError_t launch_sm90_q_longd<Compute::e5m2>(const ForwardLaunch<ForwardArgs>&);
+const ForwardInstance<> kInstance(sm90_q_longd, Compute::e5m2, launch_sm90_q_longd<Compute::e5m2>);
 
 }  // namespace late_interaction

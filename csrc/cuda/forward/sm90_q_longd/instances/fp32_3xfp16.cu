@@ -18,8 +18,6 @@ TensorMaps make_fp16x2_maps(const ForwardArgs& p, const Fp16x2Tokens& x, int tok
   return maps;
 }
 
-}  // namespace
-
 cudaError_t launch_sm90_3xfp16(const ForwardLaunch<ForwardArgs>& call) {
   const TensorMaps maps = make_fp16x2_maps(call.args, *call.fp16x2, call.plan.tokens);
   const auto launch_tile = [&]<int kTokens, bool kWinners, bool /*kMaskedOrScaled: always*/>() {
@@ -28,5 +26,9 @@ cudaError_t launch_sm90_3xfp16(const ForwardLaunch<ForwardArgs>& call) {
   };
   return choose_longd_tile<WgmmaOperand<Compute::fp16>>(call, launch_tile);
 }
+
+const ForwardInstance<> kInstance(sm90_3xfp16, Compute::fp16, launch_sm90_3xfp16);
+
+}  // namespace
 
 }  // namespace late_interaction

@@ -1,6 +1,20 @@
-#include "rates.h"
+#include "device.h"
 
 namespace late_interaction {
+
+Device device_of_capability(int capability, int sm_count, bool geforce) {
+  Device device;
+  device.capability = capability;
+  device.geforce = geforce;
+  device.sm_count = sm_count;
+  const bool large = capability == 80 || capability == 87;
+  const bool hopper = capability >= 90 && capability < 120;
+  device.smem_per_sm = (hopper ? 228 : large ? 164 : 100) * 1024;
+  device.smem_per_block = device.smem_per_sm - 1024;
+  device.l2_bytes = (hopper ? 50 : capability == 80 ? 40 : capability == 89 ? 48 : 6) << 20;
+  device.wgmma = capability == 90;
+  return device;
+}
 
 // A forced capability has its own rates, but those of GeForce cards are the card's: no GeForce has 8.0
 // or 9.0, so one that is planned as that has code for it alone.

@@ -1,12 +1,17 @@
+// The choice among the kernels of Hopper, and where short documents go straight to registers: thresholds that
+// were measured on an H200 and an H100.
 #include <algorithm>
 #include <iterator>
 
-#include "forward_candidates.h"
-#include "kernel_limits.h"
-#include "mma_cost.h"
-#include "rates.h"
+#include "../../plan/forward/kernel.h"
+#include "../../plan/forward/tiles.h"
+#include "../../plan/measured/h200.h"
+#include "sm80/short_docs_plan.h"
+#include "sm90_plans.h"
 
 namespace late_interaction {
+
+extern const ForwardKernel sm90_d;
 
 namespace {
 
@@ -25,14 +30,6 @@ bool fills_the_device(int64_t short_docs_work_tiles, const Device& device) {
 bool shares_work_tiles(const Sizes& s, int columns, const Device& device) {
   const int k_chunks = 2 * s.d <= 128 ? 1 : 2;
   return short_docs_work_tiles(s) <= short_docs_blocks(columns, k_chunks) * device.sm_count;
-}
-
-// Bytes of an embedding that a warp of forward/sm80/kernel_short_docs.cuh holds. Longer ones pass by in
-// slices of as many, rows and tokens, anew for every eight tokens.
-constexpr int64_t kHeldBytes = 256;
-
-bool is_held(const Sizes& s, const ForwardTraits& traits) {
-  return s.d * element_bytes(compute_for(traits.dtype, traits.precision)) <= kHeldBytes;
 }
 
 // Documents so short that a ring and barriers take longer than their products. sm90_d needs 0.4 to
@@ -75,7 +72,7 @@ bool worth_stream(const Sizes& s, const Device& device) {
 // Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
 // L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
-  const int members = direct.as<Sm80ShortDocsConfig>().members;
+  const int members = direct.members;
   const int64_t workers = direct.grid * 4 / members, pieces = ceil_div(direct.k_chunks, 2);
   const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.tokens), members);
   return ceil_div(direct.work_tiles, workers) * tiles * pieces;
@@ -85,10 +82,9 @@ int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
 // slice.
 double in_pieces(const Sizes& s, const ForwardPlan& plan) {
   const double pieces = static_cast<double>(ceil_div(plan.k_chunks, 2));
-  const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config);
-  const int64_t workers = plan.grid / (longd != nullptr ? longd->cluster : 1);
+  const int64_t workers = plan.grid / plan.cluster;
   const double waves = static_cast<double>(ceil_div(plan.work_tiles, workers));
-  if (plan.kernel == ForwardKernel::sm90_d) return 2.8 + waves * pieces * (plan.rows <= 64 ? 1.0 / 3 : 0.6);
+  if (plan.kernel == &sm90_d) return 2.8 + waves * pieces * (plan.rows <= 64 ? 1.0 / 3 : 0.6);
   const double tiles = static_cast<double>(ceil_div(s.Ld, plan.tokens));
   return 3.4 + waves * tiles * (1.1 + 0.7 * pieces);
 }
@@ -96,7 +92,7 @@ double in_pieces(const Sizes& s, const ForwardPlan& plan) {
 bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
   constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
   constexpr double kSecondKernel = 1.3;  // slices, where it sums the partials of a query
-  const int64_t under_way = direct.rows * direct.grid * 4 / direct.as<Sm80ShortDocsConfig>().members;
+  const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
   return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.k_chunks * 128 <= kRowsInL2 &&
          static_cast<double>(pieces_in_turn(s, direct)) + (direct.partials > 1 ? kSecondKernel : 0.0) <=
              in_pieces(s, plan);
@@ -138,10 +134,6 @@ bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits)
 // With an odd number of documents one of two blocks idles at the end of each row tile.
 bool worth_pairing(const Sizes& s) { return s.N % 2 == 0 || s.N > 8; }
 
-// What a multiprocessor of an H200 does in a microsecond: operations on two bytes an element; bytes that it
-// reads while it is the only one, and while all read and share 4.38 TB/s.
-constexpr double kProducts = 6e6, kReadAlone = 55e3, kReadTogether = 33e3;
-
 // Microseconds that a tile takes a block, while few others read, and while all do.
 struct TileTime {
   double alone, together;
@@ -151,16 +143,16 @@ struct TileTime {
 // to keep the tensor cores busy. sm90_q does the same beside the products of the tile before.
 TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
   constexpr double kDocumentTile = 0.1, kRowTile = 0.07;      // microseconds beside the products
-  constexpr double kDocumentFactor = 1.4, kRowFactor = 0.85;  // of the products' time at kProducts
+  constexpr double kDocumentFactor = 1.4, kRowFactor = 0.85;  // of the products' time at h200::kProducts
   const double tokens = plan.tokens, bytes = element_bytes(plan.compute);
   const double products =
-      2.0 * plan.rows * tokens * (plan.k_chunks * 64) / kProducts;  // two bytes an element
-  if (plan.kernel != ForwardKernel::sm90_d) {
+      2.0 * plan.rows * tokens * (plan.k_chunks * 64) / h200::kProducts;  // two bytes an element
+  if (plan.kernel != &sm90_d) {
     const double busy = kRowFactor * products + kRowTile;
     return {busy, busy};
   }
   const double busy = kDocumentFactor * products + kDocumentTile, read = tokens * s.d * bytes;
-  return {std::max(busy, read / kReadAlone), std::max(products, read / kReadTogether)};
+  return {std::max(busy, read / h200::kReadAlone), std::max(products, read / h200::kReadTogether)};
 }
 
 // How many splits each document of a plan for whole ones had better have, of sm90_q or sm90_d; 1: whole.
@@ -253,12 +245,12 @@ bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan&
   constexpr double kDocumentsBegin = 3.5, kDocument = 0.85, kClear = 0.85;
   constexpr int64_t kAlone = 96;  // columns that a document with a tile of its own costs sm90_q
   constexpr int64_t kFewRows = 64, kFewRowsOfAQuery = 96, kMostPacked = 48;
-  const int64_t rows = rows_per_document(s), docs = plan.tokens / plan.as<Sm90QShortConfig>().span;
+  const int64_t rows = rows_per_document(s), docs = plan.docs;
   if (traits.packed) return rows > 128 && s.Ld <= kMostPacked;
   if (rows <= (s.layout == Layout::in_batch ? kFewRows : kFewRowsOfAQuery)) return false;
   if (ceil_div(s.N, docs) * plan.tokens > s.N * kAlone) return false;
   const double products =
-      2.0 * plan.rows * plan.tokens * 16 * short_steps(s.d, traits.masked) / (kRate * kProducts);
+      2.0 * plan.rows * plan.tokens * 16 * short_steps(s.d, traits.masked) / (kRate * h200::kProducts);
   const double tile = std::max(products, (traits.masked ? kMaskedEnd : kDocumentEnd) * docs);
   const double taken = kBegin + static_cast<double>(ceil_div(plan.work_tiles, plan.grid)) * tile +
                        (plan.partials > 1 ? kSecondKernel : 0.0);
@@ -272,150 +264,10 @@ bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan&
   return taken < kClear * (kDocumentsBegin + kDocument * static_cast<double>(ceil_div(s.N, device.sm_count)));
 }
 
-// The soonest of some plans, with each document split or whole.
-class Soonest {
- public:
-  Soonest(const Sizes& s, const ForwardTraits& traits, const Device& device)
-      : s_(s), traits_(traits), device_(device) {}
-
-  void consider(const std::optional<ForwardPlan>& plan) {
-    if (!plan) return;
-    const double taken = mma_microseconds(s_, *plan, device_);
-    if (best && taken >= least_) return;
-    best = plan;
-    least_ = taken;
-  }
-  void consider_splits(const std::optional<ForwardPlan>& whole) {
-    consider(whole);
-    if (!whole || whole->work_tiles == 0) return;
-    const int64_t filling = int64_t{whole->blocks_per_sm} * device_.sm_count / whole->work_tiles;
-    for (const int num_splits : kSplitCounts) consider(split_sm80(s_, traits_, device_, *whole, num_splits));
-    if (filling > 1) consider(split_sm80(s_, traits_, device_, *whole, static_cast<int>(filling)));
-  }
-
-  std::optional<ForwardPlan> best;
-
- private:
-  Sizes s_;
-  ForwardTraits traits_;
-  Device device_;
-  double least_ = 0.0;
-};
-
-// The soonest of the kernels that multiply by mma.sync; direct: with those without a ring.
-std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                    bool direct) {
-  const FullAccuracyRates rates = full_accuracy_rates(device);
-  const bool ffma = compute_for(traits.dtype, traits.precision) == Compute::tf32x3 && !device.wgmma &&
-                    rates.ffma > rates.tf32x3;
-  constexpr int64_t kShort = 40;  // longer documents do not pay for tiles of eight
-  const bool held = is_held(s, traits);
-  Soonest soonest(s, traits, device);
-  for (const int tokens : {8, 32}) {
-    if (!direct || s.Ld > (tokens == 8 && held ? kShort : longest_direct(tokens))) continue;
-    soonest.consider(plan_sm80_short_docs(s, traits, device, tokens));
-  }
-  for (const int members : {1, kSm80DWarps}) {
-    soonest.consider_splits(plan_sm80_d(s, traits, device, members));
-  }
-  soonest.consider_splits(plan_sm80_q(s, traits, device, false));
-  soonest.consider(plan_sm80_q(s, traits, device, true));
-  if (traits.scaled && soonest.best) return soonest.best;  // sm80 knows no scales but norms that it finds
-  soonest.consider_splits(plan_sm80(s, traits, device, Sm80Tile::thin, ffma));
-  soonest.consider(plan_sm80(s, traits, device, Sm80Tile::wide, ffma));
-  return soonest.best;
-}
-
-}  // namespace
-
-Device device_of_capability(int capability, int sm_count, bool geforce) {
-  Device device;
-  device.capability = capability;
-  device.geforce = geforce;
-  device.sm_count = sm_count;
-  const bool large = capability == 80 || capability == 87;
-  const bool hopper = capability >= 90 && capability < 120;
-  device.smem_per_sm = (hopper ? 228 : large ? 164 : 100) * 1024;
-  device.smem_per_block = device.smem_per_sm - 1024;
-  device.l2_bytes = (hopper ? 50 : capability == 80 ? 40 : capability == 89 ? 48 : 6) << 20;
-  device.wgmma = capability == 90;
-  return device;
-}
-
-Compute compute_for(Dtype dtype, Precision precision) {
-  switch (dtype) {
-    case Dtype::bf16:
-      return Compute::bf16;
-    case Dtype::fp16:
-      return Compute::fp16;
-    case Dtype::fp64:
-      return Compute::fp64;
-    case Dtype::e4m3:
-      return Compute::e4m3;
-    case Dtype::e5m2:
-      return Compute::e5m2;
-    case Dtype::int8:
-      return Compute::int8;
-    case Dtype::fp32:
-      break;
-  }
-  switch (precision) {
-    case Precision::high:
-      return Compute::tf32;
-    case Precision::medium:
-      return Compute::bf16;
-    case Precision::fp16:
-      return Compute::fp16;
-    case Precision::highest:
-      break;
-  }
-  return Compute::tf32x3;
-}
-
-int64_t element_bytes(Compute compute) {
-  switch (compute) {
-    case Compute::e4m3:
-    case Compute::e5m2:
-    case Compute::int8:
-      return 1;
-    case Compute::bf16:
-    case Compute::fp16:
-      return 2;
-    case Compute::tf32:
-    case Compute::tf32x3:
-    case Compute::fp32:
-      return 4;
-    case Compute::fp64:
-      break;
-  }
-  return 8;
-}
-
-std::optional<ForwardPlan> plan_3xfp16(const Sizes& s, bool masked, bool scaled, const Device& device) {
-  // Its one kernel has room for scales.
-  const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
-  if (!device.wgmma) {
-    Soonest soonest(s, traits, device);
-    for (const bool many_rows : {false, true}) {
-      soonest.consider(plan_sm80_q(s, traits, device, many_rows, true));
-    }
-    return soonest.best;
-  }
-  std::optional<ForwardPlan> plan = plan_sm90_q_longd(s, traits, device, worth_pairing(s), 0, true);
-  if (plan) std::get<Sm90QLongDConfig>(plan->config).scaled = scaled;
-  return plan;
-}
-
-ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Device& device) {
-  const Compute compute = compute_for(traits.dtype, traits.precision);
-  if (compute == Compute::fp64) {
-    // One block for each (query, document): the reference path, exact and unhurried.
-    ForwardPlan plan;
-    plan.kernel = ForwardKernel::fp64;
-    plan.compute = compute;
-    plan.work_tiles = plan.grid = s.Nq * s.N;
-    return plan;
-  }
+std::optional<ForwardPlan> choose_by_rules(const Sizes& s, const ForwardTraits& traits,
+                                           const Device& device) {
+  if (traits.dtype == Dtype::fp64) return std::nullopt;
+  if (traits.two_terms) return plan_sm90_q_longd(s, traits, device, worth_pairing(s));
   const auto shorts = plan_sm90_q_short(s, traits, device);
   if (shorts && worth_short(s, traits, *shorts, device)) return *shorts;
   if (worth_stream(s, device)) {
@@ -430,12 +282,11 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     const auto direct = is_held(s, traits) ? std::nullopt : plan_sm80_short_docs(s, traits, device, 8);
     return direct && is_sooner_in_pieces(s, *direct, *wgmma) ? *direct : *wgmma;
   }
-  if (const auto soonest = plan_mma(s, traits, device, !device.wgmma && traits.tma_compatible))
-    return *soonest;
-  ForwardPlan plan;
-  plan.kernel = ForwardKernel::dequantized;
-  plan.compute = compute;
-  return plan;
+  return std::nullopt;
 }
+
+const RegisteredRules kRegistered{choose_by_rules};
+
+}  // namespace
 
 }  // namespace late_interaction

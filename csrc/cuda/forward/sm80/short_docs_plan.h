@@ -1,0 +1,21 @@
+// The plans of sm80_short_docs, which rules of other kernels weigh against their own.
+#pragma once
+
+#include <optional>
+
+#include "../../../plan/plan.h"
+
+namespace late_interaction {
+
+// tokens: of a tile, 8 or 32.
+std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
+                                                const Device& device, int tokens);
+
+// True where a warp holds an embedding. Of longer ones slices pass by, rows and tokens, anew for every eight
+// tokens.
+bool is_held(const Sizes& s, const ForwardTraits& traits);
+
+// Longer documents are no business of that kernel, nor of its tile for a few tokens.
+constexpr int64_t longest_direct(int tokens) { return tokens == 8 ? 64 : 512; }
+
+}  // namespace late_interaction

@@ -1,0 +1,82 @@
+#include "../../../plan/forward/kernel.h"
+#include "../../../plan/forward/mma_split.h"
+#include "../../../plan/forward/tiles.h"
+#include "../../../plan/measured/h200.h"
+
+namespace late_interaction {
+
+extern const ForwardKernel sm80_d;
+
+namespace {
+
+// Whole tokens in a ring for each warp. members: warps that share a document, 1 or all of a block. With all,
+// more of them are under way at its end, but short documents do not pay for the merge.
+std::optional<ForwardPlan> plan_members(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                        int members) {
+  constexpr int kBlocksPerSm = 2;  // as registers allow
+  const int steps = whole_token_steps(s, traits);
+  if (steps == 0) return std::nullopt;
+  ForwardPlan plan;
+  plan.kernel = &sm80_d;
+  plan.compute = compute_for(traits.dtype, traits.precision);
+  plan.steps = steps;
+  plan.members = members;
+  const bool wide = rows_per_document(s) > 32 && sm80_d_has_wide_tile(steps, is_fp8(traits.dtype));
+  plan.rows = plan.partial_rows = wide ? 64 : 32;
+  plan.tokens = kSm80DTokens;
+  plan.k_chunks = static_cast<int>(ceil_div(steps, 4));
+  plan.stages = sm80_d_stages(steps);
+  plan.smem_bytes = sm80_d_smem_bytes(steps, wide);
+  if (plan.smem_bytes + kReserved > device.smem_per_block) return std::nullopt;
+  plan.blocks_per_sm = std::min(kBlocksPerSm, device.smem_per_sm / (plan.smem_bytes + 2 * kReserved));
+  share_out(s, plan, device);
+  plan.grid = std::min(plan.grid, ceil_div(plan.work_tiles, members > 1 ? 1 : kSm80DWarps));
+  return plan;
+}
+
+void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device,
+               std::vector<ForwardPlan>& plans) {
+  for (const int members : {1, kSm80DWarps}) {
+    const auto whole = plan_members(s, traits, device, members);
+    if (!whole) continue;
+    plans.push_back(*whole);
+    if (members > 1) add_splits(s, traits, device, *whole, plans);
+  }
+}
+
+std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan,
+                           const Device& device) {
+  const bool block = plan.members > 1, wide = plan.rows > 32;
+  const MmaCosts costs = block ? (wide ? h200::kBlockEachWide : h200::kBlockEach)
+                               : (wide ? h200::kWarpEachWide : h200::kWarpEach);
+  const int64_t tokens = plan.num_splits > 1 ? plan.split_tokens : s.Ld;
+  return mma_microseconds(
+      s, plan, device, costs,
+      {plan.grid * (block ? 1 : kSm80DWarps), ceil_div(ceil_div(tokens, plan.tokens), plan.members),
+       static_cast<double>((is_fp8(traits.dtype) ? 2 : 1) * plan.steps) / 8});
+}
+
+std::string short_name(const ForwardPlan& plan) {
+  return "registers " + std::to_string(plan.rows) + " x" + std::to_string(plan.members) + cut_name(plan);
+}
+
+ForwardText text(const Sizes& s, const ForwardPlan& plan) {
+  return {.tile = "mma.sync, documents on its M side",
+          .ring = ring_of_tokens(plan, " for each warp"),
+          .q = "stays in registers",
+          .why = by_mma(s) + ": as few as fit its narrow side, " +
+                 (plan.members > 1 ? "a block a document" : "a warp a document")};
+}
+
+}  // namespace
+
+const ForwardKernel sm80_d{.name = "sm80_d",
+                           .enumerate = enumerate,
+                           .cost = cost,
+                           .short_name = short_name,
+                           .text = text,
+                           .takes_fp16_copies = true};
+
+const RegisteredKernel kRegistered{sm80_d};
+
+}  // namespace late_interaction

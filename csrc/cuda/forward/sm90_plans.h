@@ -1,0 +1,38 @@
+// The plans of the kernels of wgmma, among which sm90_rules.cpp chooses. Each stands in its kernel's folder,
+// and is nothing where the kernel cannot take the call.
+#pragma once
+
+#include <optional>
+
+#include "../../plan/plan.h"
+
+namespace late_interaction {
+
+// ForwardKernel::cost of these kernels: rules compare them, no model of their times.
+inline std::optional<double> by_sm90_rules(const Sizes&, const ForwardTraits&, const ForwardPlan&,
+                                           const Device&) {
+  return std::nullopt;
+}
+
+// compacted: a kernel before copies the kept tokens of each document. tokens: of a tile, 0 leaves them to the
+// kernel, here and below. num_splits: ranges that each document is split into.
+std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       bool compacted, int tokens = 0, int num_splits = 1);
+
+// Several short documents to a tile, `span` tokens each.
+std::optional<ForwardPlan> plan_sm90_q_short(const Sizes& s, const ForwardTraits& traits,
+                                             const Device& device, int span = 0);
+
+// paired: where query rows stream, two blocks load half of them for each other.
+std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
+                                             const Device& device, bool paired, int tokens = 0);
+
+// members: warpgroups that share a document's tiles. winners, listed: kernel_limits.h.
+std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       int members = 0, int num_splits = 1, bool winners = false,
+                                       bool listed = false);
+
+std::optional<ForwardPlan> plan_sm90_stream(const Sizes& s, const ForwardTraits& traits,
+                                            const Device& device);
+
+}  // namespace late_interaction

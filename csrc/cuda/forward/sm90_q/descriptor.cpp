@@ -1,0 +1,107 @@
+#include "../../../plan/forward/kernel.h"
+#include "../../../plan/forward/tiles.h"
+#include "../sm90_plans.h"
+
+namespace late_interaction {
+
+extern const ForwardKernel sm90_q;
+
+// Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
+std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       bool compacted, int tokens, int num_splits) {
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  const int64_t element = element_bytes(compute);
+  if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kKChunkBytes)
+    return std::nullopt;
+  ForwardPlan plan;
+  plan.kernel = &sm90_q;
+  plan.compute = compute;
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element, kKChunkBytes));
+  plan.rows = 256;
+  plan.partial_rows = 128;
+  const auto masked = [&](int width) {
+    return !compacted && (traits.masked || traits.packed || s.Ld < width);
+  };
+  const auto two_widths = [&](int width) {
+    const bool whole = !traits.packed && !compacted && num_splits == 1;
+    return whole && has_tails(element, masked(width), traits.scaled) && s.Ld > width &&
+           s.Ld <= width + second_width(width);
+  };
+  const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
+  const auto allowed = [&](int width) {
+    return width <= widest_tile(masked(width), traits.scaled) && (tokens == 0 || width == tokens);
+  };
+  const auto spared = [&](int width) { return two_widths(width) ? width - second_width(width) : 0; };
+  plan.tokens = fit_width(s, compute, documents_a_block, 5, allowed, spared);
+  if (plan.tokens == 0) return std::nullopt;
+  if (!may_split(s, plan.tokens, num_splits, traits.packed || compacted)) return std::nullopt;
+  plan.num_splits = num_splits;
+  // Worth a kernel of its own where the products take tens of microseconds.
+  constexpr double kWorthTrimming = 4e10;
+  plan.masked = masked(plan.tokens);
+  plan.scaled = traits.scaled;
+  plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
+  plan.compacted = compacted;
+  plan.two_widths = spared(plan.tokens) > 0;
+  plan.end_tokens = 16 + plan.tokens / 2;
+  const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
+  const int64_t stage = int64_t{plan.k_chunks} * plan.tokens * kKChunkBytes + (plan.masked ? 32 : 0) +
+                        (plan.scaled ? 4 * plan.tokens : 0);
+  plan.stages =
+      static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMostStages));
+  plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kRowsKept);
+  plan.blocks_per_sm = 1;  // persistent
+  share_out(s, plan, device);
+  if (traits.packed) deal(s, plan, device);
+  return plan;
+}
+
+namespace {
+
+void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device,
+               std::vector<ForwardPlan>& plans) {
+  // Copies of what counts save masked columns, which longer documents without a mask have few of.
+  constexpr int64_t kShortToCopy = 160, kMostCopied = int64_t{1} << 29;  // elements
+  const auto add = [&](bool compacted, int tokens, int num_splits) {
+    if (const auto plan = plan_sm90_q(s, traits, device, compacted, tokens, num_splits))
+      plans.push_back(*plan);
+  };
+  const bool may_copy = (traits.masked || traits.packed || s.Ld < kShortToCopy) &&
+                        s.documents() * std::max(s.Ld, kShortToCopy) * s.d <= kMostCopied;
+  for (const int tokens : tile_widths(compute_for(traits.dtype, traits.precision))) {
+    add(false, tokens, 1);
+    if (may_copy) add(true, tokens, 1);
+  }
+  for (const int num_splits : kSplitCounts) {
+    if (may_be_timed(s, num_splits, device)) add(false, 0, num_splits);
+  }
+}
+
+std::string short_name(const ForwardPlan& plan) {
+  return "rows " + std::to_string(plan.tokens) + (plan.compacted ? " copied" : "") + cut_name(plan);
+}
+
+ForwardText text(const Sizes& s, const ForwardPlan& plan) {
+  const std::string columns = std::to_string(plan.tokens);
+  const std::string tiles = plan.two_widths ? columns + " + " + std::to_string(second_width(plan.tokens))
+                                            : std::to_string(ceil_div(s.Ld, plan.tokens)) + " x " + columns;
+  return {.tile = "wgmma, query rows on its M side",
+          .ring = ring_of_chunks(plan),
+          .q = "stays in shared memory",
+          .why = rows_share(s, plan) + "; " + tiles + " tokens cover " + std::to_string(s.Ld)};
+}
+
+}  // namespace
+
+const ForwardKernel sm90_q{.name = "sm90_q",
+                           .enumerate = enumerate,
+                           .cost = by_sm90_rules,
+                           .short_name = short_name,
+                           .text = text,
+                           .scales_documents = true,
+                           .takes_fp16_copies = true,
+                           .takes_shares = true};
+
+const RegisteredKernel kRegistered{sm90_q};
+
+}  // namespace late_interaction

@@ -1,0 +1,27 @@
+// A model of the time that a call takes with the kernels of mma.sync.
+#pragma once
+
+#include "../plan.h"
+
+namespace late_interaction {
+
+// Microseconds. A worker, which is a block or a warp, takes work tiles one after the other, and the stages of
+// each. Those of a multiprocessor share its tensor cores and what it can issue.
+struct MmaCosts {
+  double begin;     // of a call
+  double document;  // of a work tile, times the workers of a multiprocessor
+  double alone;     // of a stage, if few workers share the multiprocessor
+  double each;      // of a stage, times the workers of a multiprocessor
+  double read;      // TB/s of documents, as fitted
+};
+
+// What a plan gives its workers. Its stages take `length` times as long as those of the costs.
+struct MmaWork {
+  int64_t workers, stages;  // of the call; of a work tile
+  double length;
+};
+
+double mma_microseconds(const Sizes& s, const ForwardPlan& plan, const Device& device, const MmaCosts& costs,
+                        const MmaWork& work);
+
+}  // namespace late_interaction
