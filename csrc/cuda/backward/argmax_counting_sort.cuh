@@ -13,6 +13,7 @@
 // by some number of calls. One chunk, the usual case, stays in shared memory from `count` to `list`.
 #pragma once
 
+#include "../primitives/prefix_sum.cuh"
 #include "grad_rows.cuh"
 #include "incidence.cuh"
 
@@ -192,12 +193,7 @@ struct WinnerOrder {
         mine += sum;
       }
     }
-    uint32_t before = mine;  // exclusive sums
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t other = __shfl_up_sync(kFullWarp, before, offset);
-      if (lane >= offset) before += other;
-    }
+    uint32_t before = sum_up_to_lane(mine);
     if (lane == 31) warp_totals[warp] = before;
     before -= mine;
     __syncthreads();

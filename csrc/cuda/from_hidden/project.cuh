@@ -21,6 +21,7 @@
 #pragma once
 
 #include "../primitives/element.cuh"
+#include "../primitives/quad_transpose.cuh"
 #include "../ptx/cache_policy.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
@@ -44,28 +45,6 @@ struct ProjectTile {
   static constexpr int kRingBytes = Ring::kAlignment + kStages * kStageBytes;
   static constexpr int kSharedBytes = kRingBytes + kListed * 2;
 };
-
-__device__ __forceinline__ uint32_t pair_of(float a, float b, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ __forceinline__ uint32_t pair_of(float a, float b, __half) {
-  const __half2 pair = __floats2half2_rn(a, b);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-// Lane q of a quad holds word q of four vectors, w[v]: gives it vector q, whole.
-__device__ __forceinline__ uint4 transpose_quad(const uint32_t (&w)[4]) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-  // First the words of vectors v and v ^ 1 with the neighbor, then v and v ^ 2 with the lane after it.
-  const uint32_t a = __shfl_xor_sync(kFullWarp, odd ? w[0] : w[1], 1);
-  const uint32_t b = __shfl_xor_sync(kFullWarp, odd ? w[2] : w[3], 1);
-  const uint32_t low0 = odd ? a : w[0], low1 = odd ? w[1] : a;    // words q & 2, (q & 2) + 1 of vector q & 1
-  const uint32_t high0 = odd ? b : w[2], high1 = odd ? w[3] : b;  // the same of vector (q & 1) + 2
-  const uint32_t c = __shfl_xor_sync(kFullWarp, upper ? low0 : high0, 2);
-  const uint32_t d = __shfl_xor_sync(kFullWarp, upper ? low1 : high1, 2);
-  return upper ? uint4{c, d, high0, high1} : uint4{low0, low1, c, d};
-}
 
 template <class Type, class T>
 struct ProjectRows : ProjectTile {
@@ -184,11 +163,12 @@ struct ProjectRows : ProjectTile {
 #pragma unroll
         for (int v = 0; v < 4; ++v) {
           const float* x = c + 4 * (n + v) + 2 * half;
-          words[v] = pair_of(scale * x[0], scale * x[1], T());
+          words[v] = pack_pair<T>(scale * x[0], scale * x[1]);
         }
-        const uint4 vector = transpose_quad(words);
+        transpose_quad(words);  // lane q had word q of four vectors, and has vector q
         const int dim = 8 * (n + quad_lane);
-        if (exists && dim < p.d) *reinterpret_cast<uint4*>(out + dim) = vector;
+        if (exists && dim < p.d)
+          *reinterpret_cast<uint4*>(out + dim) = {words[0], words[1], words[2], words[3]};
       }
     }
   }

@@ -8,6 +8,7 @@
 //
 //      shared memory:  the ring of project.cuh, then [query rows][256 bytes], 16-byte vectors swizzled
 //                      by the row.
+#include "../primitives/ordered_key.cuh"
 #include "../ptx/cache_policy.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
@@ -21,15 +22,6 @@ namespace late_interaction {
 struct ScoreTile : ProjectTile {
   static constexpr int kSharedBytes = kRingBytes + kScoredRows * kProjectedDims * 2;
 };
-
-// Ordered as floats are, NaN above all; 0 is below all.
-__device__ __forceinline__ uint32_t order_of(float x) {
-  const uint32_t bits = isnan(x) ? 0x7FFFFFFF : __float_as_uint(x);
-  return bits >> 31 ? ~bits : bits | 0x80000000;
-}
-__device__ __forceinline__ float ordered(uint32_t order) {
-  return __uint_as_float(order >> 31 ? order & 0x7FFFFFFF : ~order);
-}
 
 template <class Mma>
 struct ScoreRows {
@@ -99,7 +91,8 @@ struct ScoreRows {
             best = max_keeping_nan(best, __shfl_xor_sync(kFullWarp, best, offset));
           }
           const int row = query + 2 * (threadIdx.x % 4) + e, count = p.queries * p.Lq;
-          if (quad == 0 && row < count) atomicMax(p.best + int64_t{j} * count + row, order_of(best));
+          if (quad == 0 && row < count)
+            atomicMax(p.best + int64_t{j} * count + row, OrderedKey<float>::of(best));
         }
       }
     }
@@ -140,8 +133,8 @@ __global__ void __launch_bounds__(ScoreTile::kThreads, 1)
             for (int n = 0; n < 2; ++n) {
               const float* x = c + 4 * (2 * k + n);
               const bool exists = 16 * k + 8 * n < p.project.d;  // zeros of W make NaN of infinities
-              a[k].r[2 * n] = exists ? pair_of(upper * x[0], upper * x[1], T()) : 0;
-              a[k].r[2 * n + 1] = exists ? pair_of(lower * x[2], lower * x[3], T()) : 0;
+              a[k].r[2 * n] = exists ? pack_pair<T>(upper * x[0], upper * x[1]) : 0;
+              a[k].r[2 * n + 1] = exists ? pack_pair<T>(lower * x[2], lower * x[3]) : 0;
             }
           }
           scores.score(a, first + from + threadIdx.x / 32 % 4 * 16, first + end);
@@ -160,7 +153,7 @@ __global__ void __launch_bounds__(256) sum_best(const __grid_constant__ ScoreArg
   for (int s = threadIdx.x % 32; s < p.Lq; s += 32) {
     const uint32_t best = p.best[document * p.queries * p.Lq + first + s];
     const bool counts = best != 0 && (p.q_mask == nullptr || p.q_mask[first + s] != 0);
-    sum += counts ? ordered(best) : 0.0f;
+    sum += counts ? OrderedKey<float>::number(best) : 0.0f;
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) p.scores[at] = sum;

@@ -6,6 +6,7 @@
 
 #include "../forward/sm90_pipeline.cuh"
 #include "../primitives/argmax.cuh"
+#include "../primitives/prefix_sum.cuh"
 #include "../ptx/fence_proxy.cuh"
 #include "../ptx/wgmma.cuh"
 
@@ -28,12 +29,7 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
     const bool listed = mine + k < count && (active_rows == nullptr || active_rows[first + mine + k] != 0);
     flags |= uint32_t{listed} << k;
   }
-  int before = __popc(flags);
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(kFullWarp, before, offset);
-    before += lane >= offset ? other : 0;
-  }
+  int before = sum_up_to_lane(__popc(flags));
   __syncthreads();  // nobody reads the list before this one any more
   if (lane == 31) warp_totals[warp] = before;
   before -= __popc(flags);

@@ -19,6 +19,7 @@
 #include "../../common/problem.h"
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"
+#include "../primitives/prefix_sum.cuh"
 #include "staged.cuh"
 
 namespace late_interaction {
@@ -284,15 +285,8 @@ __device__ __forceinline__ int32_t find_nearest(const BlockArgs<T>& args, const 
 
 // Where the list of this lane's partition begins.
 __device__ __forceinline__ int32_t place_of_list(int32_t tokens) {
-  const int lane = threadIdx.x % 32;
   const int32_t own = (tokens + kListed - 1) / kListed * kListed;
-  int32_t sum = own;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(kFullWarp, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  return sum - own;
+  return sum_up_to_lane(own) - own;
 }
 
 // Tokens of [begin, end) by partition, counted from begin. `place`: where this lane's partition begins.
@@ -400,8 +394,8 @@ __device__ __forceinline__ void sum_partitions(const BlockArgs<T>& args, const S
 
 // Without a projection sums are the output. dim: the first of them.
 template <class T>
-__device__ __forceinline__ void store_sums(const BlockArgs<T>& args, const Job& job, int32_t dim,
-                                           int32_t width, const WarpSmem& smem, float* out) {
+__device__ __forceinline__ void store_block_sums(const BlockArgs<T>& args, const Job& job, int32_t dim,
+                                                 int32_t width, const WarpSmem& smem, float* out) {
   for (int p = 0; p < job.partitions; ++p) {
     float* row = out + job.offset + int64_t{p} * args.d + dim;
     for (int i = threadIdx.x % 32; i < width; i += 32) row[i] = smem.sums[p * kSumPitch + i];
@@ -492,7 +486,7 @@ __device__ __forceinline__ void encode_job(const BlockArgs<T>& args, const Seque
     const int32_t dim = stage.first + sub, width = min(kSumDims, stage.width - sub);
     sum_partitions(args, sequence, rows, job, partition, {sub, width}, smem);
     if (args.projection == nullptr) {
-      store_sums(args, job, dim, width, smem, sequence.out);
+      store_block_sums(args, job, dim, width, smem, sequence.out);
     } else if (job.partitions > 16) {
       project<4>(args, job, dim, width, smem, sequence.out);
     } else if (job.partitions > 8) {

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "../../common/arithmetic.h"
-#include "../primitives/block_reduce.cuh"
+#include "../primitives/prefix_sum.cuh"
 #include "launch.h"
 
 namespace late_interaction {

@@ -11,7 +11,7 @@
 
 #include "../forward/row_tile.cuh"
 #include "../primitives/argmax.cuh"
-#include "../primitives/block_reduce.cuh"
+#include "../primitives/prefix_sum.cuh"
 #include "../ptx/pdl.cuh"
 #include "../runtime/launch_config.cuh"
 #include "../varlen/partials.cuh"

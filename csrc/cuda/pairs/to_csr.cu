@@ -9,7 +9,7 @@
 #include "to_csr.h"
 
 #include "../primitives/argmax.cuh"
-#include "../primitives/block_reduce.cuh"
+#include "../primitives/prefix_sum.cuh"
 #include "../ptx/pdl.cuh"
 #include "../runtime/launch_config.cuh"
 

@@ -39,6 +39,7 @@
 #include <cuda_runtime.h>
 
 #include "../primitives/argmax.cuh"
+#include "../primitives/ordered_key.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../ptx/mma.cuh"
 #include "codebook_lookup.cuh"
@@ -101,7 +102,7 @@ __device__ __forceinline__ PlaidWorkTile work_tile_at(const ResidualArgs& p, int
 
 // Tiles of a document that the warp goes through: one at least, so that all warps come to its end.
 template <class Tile>
-__device__ __forceinline__ int32_t count_tiles(const CompressedSpan& span) {
+__device__ __forceinline__ int32_t count_span_tiles(const CompressedSpan& span) {
   const int32_t mine = span.count - static_cast<int32_t>(threadIdx.x / 32) * Tile::kTokens;
   return max(1, (mine + Tile::kWarps * Tile::kTokens - 1) / (Tile::kWarps * Tile::kTokens));
 }
@@ -405,13 +406,11 @@ __device__ __forceinline__ void load_queries(const ResidualArgs& p, const QueryR
 
 // A maximum and its token as an integer that is the larger, the better they are (SplitDocuments).
 __device__ __forceinline__ unsigned long long as_integer(float value, int32_t token) {
-  const uint32_t bits = __float_as_uint(value + 0.0f);  // one zero
-  const uint32_t ordered = isnan(value) ? ~0u : bits ^ (bits >> 31 ? ~0u : 1u << 31);
-  return static_cast<unsigned long long>(ordered) << 32 | ~static_cast<uint32_t>(token);
+  const unsigned long long ordered = OrderedKey<float>::of(value);
+  return ordered << 32 | ~static_cast<uint32_t>(token);
 }
 __device__ __forceinline__ float value_in(unsigned long long integer) {
-  const auto ordered = static_cast<uint32_t>(integer >> 32);
-  return __uint_as_float(ordered ^ (ordered >> 31 ? 1u << 31 : ~0u));  // all ones: a NaN
+  return OrderedKey<float>::number(static_cast<uint32_t>(integer >> 32));
 }
 __device__ __forceinline__ int32_t token_in(unsigned long long integer) {
   return static_cast<int32_t>(~static_cast<uint32_t>(integer));
@@ -449,8 +448,9 @@ __device__ __forceinline__ bool combine_split(const ResidualArgs& p, const Plaid
 
 // What the warps found, merged; winners and each query's sum to memory. By one warp.
 template <class Tile>
-__device__ __forceinline__ void finish_document(const ResidualArgs& p, const PlaidWorkTile& work_tile,
-                                                const ResidualExchange<Tile>& exchange, int set) {
+__device__ __forceinline__ void finish_residual_document(const ResidualArgs& p,
+                                                         const PlaidWorkTile& work_tile,
+                                                         const ResidualExchange<Tile>& exchange, int set) {
   if (work_tile.split.slot == PlaidWorkTile::kElsewhere) return;
   const int lane = threadIdx.x % 32;
   float value[Tile::kLaneRows];
@@ -529,7 +529,7 @@ __device__ __forceinline__ typename TokenPair<Tile>::Codes codes_ahead(const Res
     codes = Pair::codes(p, document, tile + 2);
   } else if (tile + 1 != tiles) {
     codes = Pair::codes(p, next, 0);
-  } else if (count_tiles<Tile>(next) > 1) {
+  } else if (count_span_tiles<Tile>(next) > 1) {
     codes = Pair::codes(p, next, 1);
   }
   return codes;
@@ -544,10 +544,11 @@ struct LaneQueries {
 // Consumer: the products of a tile, whose first step is in `vecs`. point_at_next: moves `pair` to the next
 // tile.
 template <class Tile, class F>
-__device__ __forceinline__ void multiply_tile(const ResidualArgs& p, const typename Tile::Lookup& lookup,
-                                              const LaneQueries& queries, TokenPair<Tile>& pair,
-                                              StepVecs<Tile>& vecs, TileProducts<Tile>& products,
-                                              const F& point_at_next) {
+__device__ __forceinline__ void multiply_residual_tile(const ResidualArgs& p,
+                                                       const typename Tile::Lookup& lookup,
+                                                       const LaneQueries& queries, TokenPair<Tile>& pair,
+                                                       StepVecs<Tile>& vecs, TileProducts<Tile>& products,
+                                                       const F& point_at_next) {
 #pragma unroll 1
   for (int32_t first = 0; first < p.chunks; first += Tile::kStep) {
     uint32_t x[Tile::kStep][2][4];
@@ -575,8 +576,8 @@ __device__ __forceinline__ void multiply_tile(const ResidualArgs& p, const typen
 
 // Epilogue: what the warp found, for the warp that finishes the document.
 template <class Tile>
-__device__ __forceinline__ void leave_maxima(ColumnMaxima<Tile>& maxima, ResidualExchange<Tile>& exchange,
-                                             int set) {
+__device__ __forceinline__ void store_warp_maxima(ColumnMaxima<Tile>& maxima,
+                                                  ResidualExchange<Tile>& exchange, int set) {
   const int warp = threadIdx.x / 32;
   maxima.merge_lanes();
 #pragma unroll
@@ -602,7 +603,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   start_work(p, exchange);
   __syncthreads();
   const auto span = [&](int turn) -> const CompressedSpan& { return exchange.work_tiles[turn % 4].span; };
-  int32_t tiles = count_tiles<Tile>(span(0));
+  int32_t tiles = count_span_tiles<Tile>(span(0));
   Pair pair;
   pair.point_at(p, span(0), 0, Pair::codes(p, span(0), 0));
   StepVecs<Tile> vecs;
@@ -633,7 +634,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       const bool last = tile + 1 == tiles;
       const auto later_codes = codes_ahead<Tile>(p, document, next, tile, tiles);
       TileProducts<Tile> products;
-      multiply_tile(p, lookup, queries, pair, vecs, products, [&] {
+      multiply_residual_tile(p, lookup, queries, pair, vecs, products, [&] {
         if (last) {
           pair.point_at(p, next, 0, codes);
         } else {
@@ -644,10 +645,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       codes = later_codes;
     }
 
-    leave_maxima(maxima, exchange, set);
+    store_warp_maxima(maxima, exchange, set);
     __syncthreads();
-    if (warp == turn) finish_document<Tile>(p, exchange.work_tiles[turn], exchange, set);
-    tiles = count_tiles<Tile>(next);
+    if (warp == turn) finish_residual_document<Tile>(p, exchange.work_tiles[turn], exchange, set);
+    tiles = count_span_tiles<Tile>(next);
     if (tiles == 1) codes = Pair::codes(p, span(turn + 2), 0);  // which was not known before
   }
 }

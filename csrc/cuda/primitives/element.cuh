@@ -41,6 +41,20 @@ __device__ __forceinline__ __half narrow<__half>(float x) {
   return __float2half_rn(x);
 }
 
+// Two elements as a word, the first in its lower half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+template <>
+__device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
 // 1 / max(||x||, eps), from the squared norm.
 __device__ __forceinline__ float inverse_norm(float squared) { return 1.0f / fmaxf(sqrtf(squared), 1e-12f); }
 __device__ __forceinline__ double inverse_norm(double squared) { return 1.0 / fmax(sqrt(squared), 1e-12); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "argmax.cuh"
+#include "prefix_sum.cuh"
 
 namespace late_interaction {
 
@@ -25,16 +26,6 @@ struct KthLargest {
   uint32_t equal;  // how many have these digits
 };
 
-// A lane's sum of its own number and those of the lanes below.
-__device__ __forceinline__ uint32_t sum_up_to(uint32_t own, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32_t below = __shfl_up_sync(kFullWarp, own, step);
-    if (lane >= step) own += below;
-  }
-  return own;
-}
-
 // One warp finds the digit of the rank-th largest of the keys that were counted. First each lane sums the
 // counts of eight digits, lane 0 of the highest; then eight lanes take one each of the eight digits that were
 // found.
@@ -46,12 +37,12 @@ __device__ __forceinline__ void find_digit(DigitHistogram& histogram, const uint
   const auto* own = reinterpret_cast<const uint4*>(&counts[kDigits - (lane + 1) * kOwn]);
   uint32_t sum = own[0].x + own[0].y + own[0].z + own[0].w;
   sum += own[1].x + own[1].y + own[1].z + own[1].w;
-  uint32_t upto = sum_up_to(sum, lane);
+  uint32_t upto = sum_up_to_lane(sum);
   const int holder = __ffs(__ballot_sync(kFullWarp, rank <= upto)) - 1;
   rank -= __shfl_sync(kFullWarp, upto - sum, holder);
   const int digit = kDigits - 1 - holder * kOwn - lane;
   sum = lane < kOwn ? counts[digit] : 0;
-  upto = sum_up_to(sum, lane);
+  upto = sum_up_to_lane(sum);
   if (rank > upto || rank <= upto - sum) return;
   histogram.digit = static_cast<uint32_t>(digit);
   histogram.rank = rank - (upto - sum);

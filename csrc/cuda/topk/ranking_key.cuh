@@ -11,6 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "../primitives/ordered_key.cuh"
+
 namespace late_interaction {
 
 using RankingKey = uint64_t;
@@ -23,8 +25,7 @@ inline constexpr RankingKey kSignBit = RankingKey{1} << 63;
 
 __device__ __forceinline__ RankingKey ranking_key(float score, int64_t index, bool largest) {
   if (isnan(score) || index < 0) return kNoDocument;
-  const uint32_t bits = __float_as_uint(score + 0.0f);  // -0 becomes 0
-  const uint32_t rising = bits ^ (bits >> 31 != 0 ? 0xFFFFFFFFu : 0x80000000u);
+  const uint32_t rising = OrderedKey<float>::of(score);
   return RankingKey{largest ? rising : ~rising} << 32 | ~static_cast<uint32_t>(index);
 }
 
@@ -32,8 +33,7 @@ __device__ __forceinline__ RankingKey ranking_key(float score, int64_t index, bo
 __device__ __forceinline__ float score_of(RankingKey key, bool largest) {
   if (key == kNoDocument) return largest ? -INFINITY : INFINITY;
   const auto upper = static_cast<uint32_t>(key >> 32);
-  const uint32_t rising = largest ? upper : ~upper;
-  return __uint_as_float(rising ^ (rising >> 31 != 0 ? 0x80000000u : 0xFFFFFFFFu));
+  return OrderedKey<float>::number(largest ? upper : ~upper);
 }
 
 __device__ __forceinline__ int64_t index_of(RankingKey key) {

@@ -9,7 +9,7 @@
 
 #include "../../common/xtr.h"
 #include "../primitives/element.cuh"
-#include "ordered_key.cuh"
+#include "../primitives/ordered_key.cuh"
 
 namespace late_interaction {
 

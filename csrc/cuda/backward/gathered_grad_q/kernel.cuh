@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
       ptx::named_barrier_sync(1, 32 * kGatheredWarps);  // all have left the ring
       sums.put<Documents::kDocs>(reinterpret_cast<float*>(shared), own);
       ptx::named_barrier_sync(1, 32 * kGatheredWarps);
-      write_rows<T>(p, ring.tiles, first_group, first_dim);
+      write_summed_rows<T>(p, ring.tiles, first_group, first_dim);
     }
   }
 }

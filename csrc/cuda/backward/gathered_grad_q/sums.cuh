@@ -93,8 +93,8 @@ __device__ __forceinline__ void write_dims(const GatheredGradQArgs& p, int64_t a
 
 // Writes what the block's warps have put into shared memory. first_group: of all groups.
 template <class T>
-__device__ __forceinline__ void write_rows(const GatheredGradQArgs& p, uint32_t memory, int32_t first_group,
-                                           int first_dim) {
+__device__ __forceinline__ void write_summed_rows(const GatheredGradQArgs& p, uint32_t memory,
+                                                  int32_t first_group, int first_dim) {
   constexpr int kVecs = GatheredSums::kBlocks, kWidth = GatheredSums::kWidth;
   const int rows = min(p.groups, p.all_groups - first_group) * kGatheredGroupRows;
 #pragma unroll 2

@@ -48,8 +48,9 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
 }
 
 // The same of the documents [doc, end), all of a stage in one box.
-__device__ __forceinline__ void load_documents(const CUtensorMap& map, const GatherTileShared& memory,
-                                               int32_t doc, int32_t end, int first_dim) {
+__device__ __forceinline__ void load_incidence_documents(const CUtensorMap& map,
+                                                         const GatherTileShared& memory, int32_t doc,
+                                                         int32_t end, int first_dim) {
   PipelineState at;
   for (; doc < end; doc += kGatherDocs) {
     ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);

@@ -82,7 +82,7 @@ __device__ __forceinline__ void produce(const IncidenceArgs& p, const typename T
   if constexpr (Tile::kTma) {
     if (turn < 0) {
       if constexpr (Tile::kGathers) {
-        return load_documents(map, memory, work.begin, work.end, work.first_dim);
+        return load_incidence_documents(map, memory, work.begin, work.end, work.first_dim);
       } else {
         return load_units<Tile>(p, map, memory, work.begin, work.end, work.first_dim);
       }

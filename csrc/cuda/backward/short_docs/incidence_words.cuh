@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "../../primitives/element.cuh"
 #include "../../ptx/mma.cuh"
 
 namespace late_interaction {
@@ -34,11 +35,7 @@ struct IncidenceWords<__nv_bfloat16> : ptx::MmaBf16 {
     return result.word;
   }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    union {
-      __nv_bfloat162 pair;
-      uint32_t word;
-    } packed{__floats2bfloat162_rn(low, high)};
-    return packed.word;
+    return pack_pair<__nv_bfloat16>(low, high);
   }
   // One instruction an element: the compiler takes two for the upper one.
   static __device__ __forceinline__ float2 unpack(uint32_t word) {
@@ -57,11 +54,7 @@ struct IncidenceWords<__half> : ptx::MmaFp16 {
     return result.word;
   }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    union {
-      __half2 pair;
-      uint32_t word;
-    } packed{__floats2half2_rn(low, high)};
-    return packed.word;
+    return pack_pair<__half>(low, high);
   }
   static __device__ __forceinline__ float2 unpack(uint32_t word) {
     union {

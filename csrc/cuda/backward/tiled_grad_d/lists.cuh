@@ -10,6 +10,7 @@
 #include "../../../plan/backward/tiled_grad_d.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/pipeline_state.cuh"
+#include "../../primitives/prefix_sum.cuh"
 #include "../../ptx/bulk_copy.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
@@ -154,12 +155,7 @@ struct ListProducer {
     uint32_t found[kConsumers], sum = 0;
 #pragma unroll
     for (int k = 0; k < kConsumers; ++k) sum += found[k] = own[k];
-    uint32_t end = sum;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t other = __shfl_up_sync(kFullWarp, end, offset);
-      if (lane >= offset) end += other;
-    }
+    const uint32_t end = sum_up_to_lane(sum);
     uint32_t place = end - sum;
     const uint32_t list = ptx::smem_address(shared.list[stage][document]);
 #pragma unroll

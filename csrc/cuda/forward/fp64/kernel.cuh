@@ -49,10 +49,10 @@ __device__ __forceinline__ double weight_of(const ForwardArgs& p, int32_t row) {
 }
 
 // The rows of query i, or of pair j, and where winner s of it goes.
-__device__ __forceinline__ Span query_rows(const ForwardArgs& p, int32_t i, int32_t) {
+__device__ __forceinline__ Span rows_of_query(const ForwardArgs& p, int32_t i, int32_t) {
   return p.packed ? packed_span(p.q_offsets, i, p.Lq) : Span{i * p.Lq, p.Lq};
 }
-__device__ __forceinline__ Span query_rows(const PairArgs& p, int32_t, int32_t j) { return p.rows[j]; }
+__device__ __forceinline__ Span rows_of_query(const PairArgs& p, int32_t, int32_t j) { return p.rows[j]; }
 
 __device__ __forceinline__ int64_t winner_place(const ForwardArgs& p, Span rows, int32_t i, int32_t j,
                                                 int32_t s) {
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
   const int32_t j = static_cast<int32_t>(blockIdx.x % p.N);
   const double* document = static_cast<const double*>(p.D.data) + document_offset(p, i, j);
   const int32_t length = document_length(p, i, j);
-  const Span rows = query_rows(p, i, j);
+  const Span rows = rows_of_query(p, i, j);
   const uint8_t* mask = document_mask(p, i, j);
 
   double sum = 0.0;

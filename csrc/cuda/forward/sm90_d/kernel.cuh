@@ -236,14 +236,15 @@ __device__ __forceinline__ DocRange doc_range_of(const ForwardArgs& p, int32_t r
 }
 
 // The document, or split of one, that a scheduler is at.
-__device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const DocumentScheduler& scheduler) {
+__device__ __forceinline__ DocRange scheduled_doc_range(const ForwardArgs& p,
+                                                        const DocumentScheduler& scheduler) {
   if (scheduler.left <= 0) return {0, p.Ld, scheduler.j, 0};
   return doc_range_of(p, scheduler.row_tile, scheduler.j);
 }
 
 template <int kRows>
-__device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p,
-                                                 const PairScheduler<kRows>& scheduler) {
+__device__ __forceinline__ DocRange scheduled_doc_range(const ForwardArgs& p,
+                                                        const PairScheduler<kRows>& scheduler) {
   return {scheduler.tokens.first, scheduler.tokens.length, scheduler.j, 0};
 }
 
@@ -284,7 +285,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
   PipelineState first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
   for (typename Tile::Scheduler scheduler(p, team); scheduler.left > 0; scheduler.advance(p, p.teams)) {
-    const DocRange doc_range = doc_range_at(p, scheduler);
+    const DocRange doc_range = scheduled_doc_range(p, scheduler);
     for (int32_t t = 0; t < doc_range.length; t += Tile::kTokens) {
       PipelineState at = first;
       // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
@@ -649,7 +650,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
   LaneRows<Tile> own;
   typename Tile::Scheduler scheduler(p, team);
   decltype(scheduler.rows_id()) held_rows = -1;
-  int32_t next_length = doc_range_at(p, scheduler).length;
+  int32_t next_length = scheduled_doc_range(p, scheduler).length;
   while (scheduler.left > 0) {
     if constexpr (Tile::kListed) tile = pair_tile<Tile>(scheduler.rows, scheduler.begun);
     if (scheduler.rows_id() != held_rows) {
@@ -669,7 +670,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     int32_t begun = 0;
     if constexpr (Tile::kListed) begun = scheduler.begun;
     scheduler.advance(p, p.teams);
-    next_length = doc_range_at(p, scheduler).length;
+    next_length = scheduled_doc_range(p, scheduler).length;
     int32_t t = first_tile * Tile::kTokens;
     first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;

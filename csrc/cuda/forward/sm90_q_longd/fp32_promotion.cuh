@@ -59,7 +59,7 @@ struct PromotingConsumer : LongDConsumerBase<Tile, Self> {
     const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
     uint32_t token_scales;
     const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
-    fold_tile<Tile>(sum, best, first_token, p.zeros, token_scales, kind);
+    fold_scaled_tile<Tile>(sum, best, first_token, p.zeros, token_scales, kind);
     return_token_scales<Tile>(at, token_scale_state);
   }
 };

@@ -208,9 +208,9 @@ __device__ __forceinline__ int32_t long_d_tile_begin(const ForwardArgs& p, int32
 
 // Folds the lane's two rows of a block of 64.
 template <class Tile, uint32_t kKind>
-__device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                             RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                             uint32_t token_scales) {
+__device__ __forceinline__ void fold_scaled_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                                    RowBest<Tile::kWinners>* rows, float token,
+                                                    const float* zeros, uint32_t token_scales) {
   using TokenScales = LongDTokenScales<Tile>;
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
 #pragma unroll
@@ -240,19 +240,19 @@ __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&
 }
 
 template <class Tile>
-__device__ __forceinline__ void fold_tile(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                          RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                          uint32_t token_scales, uint32_t kind) {
+__device__ __forceinline__ void fold_scaled_tile(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                                 RowBest<Tile::kWinners>* rows, float token,
+                                                 const float* zeros, uint32_t token_scales, uint32_t kind) {
   using TokenScales = LongDTokenScales<Tile>;
   if (kind == TokenScales::kPlain) {
-    fold_columns<Tile, TokenScales::kPlain>(c, rows, token, zeros, token_scales);
+    fold_scaled_columns<Tile, TokenScales::kPlain>(c, rows, token, zeros, token_scales);
   } else if constexpr (Tile::kMaskedOrScaled) {
     if (kind == TokenScales::kLimited) {
-      fold_columns<Tile, TokenScales::kLimited>(c, rows, token, zeros, token_scales);
+      fold_scaled_columns<Tile, TokenScales::kLimited>(c, rows, token, zeros, token_scales);
     } else if (kind == TokenScales::kScaled) {
-      fold_columns<Tile, TokenScales::kScaled>(c, rows, token, zeros, token_scales);
+      fold_scaled_columns<Tile, TokenScales::kScaled>(c, rows, token, zeros, token_scales);
     } else {
-      fold_columns<Tile, TokenScales::kLimitedAndScaled>(c, rows, token, zeros, token_scales);
+      fold_scaled_columns<Tile, TokenScales::kLimitedAndScaled>(c, rows, token, zeros, token_scales);
     }
   }
 }
@@ -522,12 +522,12 @@ struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
     uint32_t token_scales;
     const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
     ptx::wgmma_wait<1>();
-    fold_tile<Tile>(c[0], best, first_token, p.zeros, token_scales, kind);
+    fold_scaled_tile<Tile>(c[0], best, first_token, p.zeros, token_scales, kind);
     ptx::wgmma_wait<0>();
     this->release(place.stage);
     this->let_follow();
     place.advance(p.stages);
-    fold_tile<Tile>(c[1], best + 2, first_token, p.zeros + 2, token_scales, kind);
+    fold_scaled_tile<Tile>(c[1], best + 2, first_token, p.zeros + 2, token_scales, kind);
     return_token_scales<Tile>(at, token_scale_state);
   }
 };

@@ -6,6 +6,7 @@
 //     slots       [0, 17)                 [0, 24)          [24, 30)            []
 #include "../../../common/arithmetic.h"
 #include "../../primitives/argmax.cuh"
+#include "../../primitives/prefix_sum.cuh"
 #include "../../ptx/pdl.cuh"
 #include "../../runtime/device.h"
 #include "../../runtime/launch_config.cuh"
@@ -16,31 +17,6 @@ namespace late_interaction {
 namespace {
 
 constexpr int kThreads = 1024, kDocsAThread = 4;
-
-// The sum of x over the threads before this one, and over all of them.
-struct Scan {
-  int32_t before, all;
-
-  static __device__ Scan of(int32_t x) {
-    __shared__ int32_t sums[kThreads / 32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int32_t upto = x;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int32_t other = __shfl_up_sync(kFullWarp, upto, offset);
-      if (lane >= offset) upto += other;
-    }
-    __syncthreads();  // the sums of the scan before are read
-    if (lane == 31) sums[warp] = upto;
-    __syncthreads();
-    int32_t before = 0, all = 0;
-    for (int i = 0; i < kThreads / 32; ++i) {
-      if (i == warp) before = all;
-      all += sums[i];
-    }
-    return {before + upto - x, all};
-  }
-};
 
 __device__ int32_t count_slots(Span span, int tokens) { return max(1, (span.length + tokens - 1) / tokens); }
 
@@ -56,8 +32,8 @@ __device__ int32_t write_slots(const ShortSlots& p) {
       spans[i] = j < p.documents ? p.spans[j] : Span{0, 0};
       if (j < p.documents) count += count_slots(spans[i], p.span);
     }
-    const Scan scan = Scan::of(count);
-    int64_t at = begin + scan.before;
+    int32_t all;
+    int64_t at = begin + sum_before<kThreads / 32>(count, all);
 #pragma unroll
     for (int i = 0; i < kDocsAThread; ++i) {
       const int64_t j = first + kDocsAThread * threadIdx.x + i;
@@ -70,7 +46,7 @@ __device__ int32_t write_slots(const ShortSlots& p) {
         token += p.span;
       } while (token < spans[i].length);
     }
-    begin += scan.all;
+    begin += all;
   }
   return static_cast<int32_t>(min(int64_t{begin}, p.capacity));
 }

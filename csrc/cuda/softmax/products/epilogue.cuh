@@ -1,6 +1,7 @@
 // From the scores in a consumer's registers to weights in memory: the epilogue of a work tile.
 #pragma once
 
+#include "../../primitives/element.cuh"
 #include "../../primitives/quad_transpose.cuh"
 #include "../../ptx/ex2.cuh"
 #include "../../ptx/ld_st.cuh"
@@ -56,11 +57,6 @@ __device__ __forceinline__ void store_eight(__nv_bfloat16* to, const uint32_t (&
   }
 }
 
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // The weights of a lane's two rows in a work tile: elements 4 * n + 2 * half + {0, 1} of the accumulator are
 // columns 8 * n + 2 * q + {0, 1} of row `half`. All exponentials come first: a consumer has one warp on each
 // scheduler, so independent instructions are all that hides their latency. kPlain: all columns of the tile
@@ -93,7 +89,7 @@ __device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kP
         sum[half][i] += e[i];
         moment[half][i] = fmaf(e[i], difference, moment[half][i]);
       }
-      word[half][n / 4][n % 4] = pack_bf16(e[0], e[1]);
+      word[half][n / 4][n % 4] = pack_pair<__nv_bfloat16>(e[0], e[1]);
     }
   }
 #pragma unroll

@@ -4,7 +4,7 @@
 #include <cfloat>
 #include <cstdint>
 
-#include "../primitives/argmax.cuh"
+#include "argmax.cuh"
 
 namespace late_interaction {
 
