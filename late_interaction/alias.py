@@ -1,8 +1,8 @@
-"""This package under another's name: :func:`install_as` and :func:`uninstall_as`.
+""":mod:`late_interaction.lik` under another name: :func:`install_as` and :func:`uninstall_as`.
 
-The functions that ``late-interaction-kernels`` 0.4.5 also has keep its names, module paths and signatures
-here (docs/guide.md says what differs). So a package that imports it by its name, as PyLate and colpali-engine
-do, can be given these functions without a patch.
+It has the names, module paths, signatures and defaults of ``late-interaction-kernels`` 0.4.5
+(docs/guide/moving.md says what differs). So a package that imports that one by its name, as PyLate and
+colpali-engine do, can be given these functions without a patch.
 """
 
 import importlib
@@ -16,14 +16,15 @@ from late_interaction._patches.compat import off
 
 __all__ = ["install_as", "uninstall_as"]
 
-_PACKAGE = __name__.rpartition(".")[0]
+_ROOT = __name__.rpartition(".")[0]
+_PACKAGE = f"{_ROOT}.lik"
 
 
 def install_as(name: str = "late_interaction_kernels") -> None:
-    """Has ``import late_interaction_kernels`` mean this package, its modules included, from now on.
+    """Have ``import late_interaction_kernels`` mean :mod:`late_interaction.lik`, its modules included.
 
     Call it before the packages that import it are used: some remember that they did not find it. The modules
-    are this package's own, under a second name. A second call changes nothing.
+    are those of :mod:`late_interaction.lik`, under a second name. A second call changes nothing.
 
     Args:
         name: the name of the package, without dots. ``LATE_INTERACTION_DISABLE=1`` in the environment, or
@@ -42,18 +43,18 @@ def install_as(name: str = "late_interaction_kernels") -> None:
     Example:
         >>> from late_interaction import install_as, uninstall_as
         >>> install_as("another_maxsim")
-        >>> from another_maxsim.varlen import pack_sequences
-        >>> pack_sequences.__module__
-        'late_interaction.varlen'
+        >>> from another_maxsim.varlen import maxsim_varlen
+        >>> maxsim_varlen.__module__
+        'late_interaction.lik.varlen'
         >>> uninstall_as("another_maxsim")
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {type(name).__name__}")
-    if not name.isidentifier() or name == _PACKAGE:
+    if not name.isidentifier() or name == _ROOT:
         raise ValueError(f"name must be that of another top-level package, got {name!r}")
     if off("install_as", name.replace("_", "-")):
         return
-    package = sys.modules[_PACKAGE]
+    package = importlib.import_module(_PACKAGE)
     there = sys.modules.get(name)
     if there is package:
         return
@@ -69,7 +70,7 @@ def install_as(name: str = "late_interaction_kernels") -> None:
 
 
 def uninstall_as(name: str = "late_interaction_kernels") -> None:
-    """Undoes :func:`install_as`: the name means again what is installed by it, if anything is.
+    """Undo :func:`install_as`: the name means again what is installed by it, if anything is.
 
     Args:
         name: as it was given. Does nothing where it was not.
@@ -91,7 +92,7 @@ def uninstall_as(name: str = "late_interaction_kernels") -> None:
 
 
 class _Modules(MetaPathFinder, Loader):
-    """Finds the modules of this package under another name: the same modules, not loaded again."""
+    """Find the modules of the package under another name: the same modules, not loaded again."""
 
     def __init__(self, name: str) -> None:
         self.name = name

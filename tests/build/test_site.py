@@ -20,10 +20,12 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def public():
-    """Every public object by its name: of the package and of each public module, the operators aside."""
+    """Every public object by its name: of the package and of each public module but ops, and lik, whose names
+    are another package's."""
     found = {f"late_interaction.{name}": getattr(li, name) for name in li.__all__}
     for info in pkgutil.walk_packages(li.__path__, "late_interaction."):
-        if any(part.startswith("_") for part in info.name.split(".")) or ".ops" in info.name:
+        parts = info.name.split(".")
+        if parts[1] in ("ops", "lik") or any(part.startswith("_") for part in parts):
             continue
         module = importlib.import_module(info.name)
         found |= {f"{info.name}.{name}": getattr(module, name) for name in module.__all__}

@@ -1,13 +1,11 @@
-"""patch_all(), what turns patches off, what patched() counts, and install_as()."""
+"""patch_all(), what turns patches off, and what patched() counts."""
 
 import importlib
 import importlib.metadata
 import importlib.util
 import logging
-import subprocess
 import sys
 import warnings
-from importlib.machinery import PathFinder
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ import late_interaction as li
 from late_interaction import patches
 from late_interaction._patches.compat import disabled
 from late_interaction._patches.exchange import Exchanges
-from tests import side_by_side
 
 PACKAGES = ["pylate", "colpali-engine", "sentence-transformers", "transformers", "mteb", "vllm"]
 
@@ -25,7 +22,6 @@ PACKAGES = ["pylate", "colpali-engine", "sentence-transformers", "transformers",
 def unpatched():
     yield
     li.unpatch_all()
-    li.uninstall_as("late_interaction_kernels")
 
 
 # ---- what turns a patch off ----
@@ -264,184 +260,3 @@ def test_exchanges_are_undone_in_order():
     exchanges.restore()
     assert not exchanges and (Library().inherited(), function(1)) == ("base", "own 1")
     assert vars(Library)["method"] is own and "inherited" not in vars(Library)
-
-
-# ---- install_as ----
-
-# Every public name of late-interaction-kernels 0.4.5 but those of its MPS kernels, by its modules.
-THEIRS = {
-    "": "MaxSimScorer retrieve maxsim_padded patch_pylate unpatch_pylate patch_colpali_engine"
-    " unpatch_colpali_engine maxsim maxsim_pairs maxsim_varlen reference __version__",
-    "autograd": "maxsim maxsim_pairs",
-    "backward": "maxsim_backward_unified maxsim_backward_unified_reference maxsim_backward_lowmem",
-    "backward.lowmem": "maxsim_backward_lowmem",
-    "backward.unified": "maxsim_backward_unified maxsim_backward_unified_reference",
-    "colpali_compat": "patch_colpali_engine unpatch_colpali_engine patched_score_multi_vector",
-    "forward": "maxsim_forward",
-    "fp8": "maxsim_inference_fp8 quantize_fp8_per_tensor quantize_fp8_per_token dequantize_fp8_per_tensor"
-    " dequantize_fp8_per_token",
-    "fused_head": "maxsim_from_hidden",
-    "padded": "PackedBatch pack_padded maxsim_padded",
-    "plaid": "plaid_approx_score maxsim_residual maxsim_residual_varlen",
-    "pylate_compat": "patch_pylate unpatch_pylate",
-    "reference": "maxsim_reference",
-    "retrieve": "MaxSimScorer retrieve",
-    "score_pairs": "score_pairs_packed",
-    "topk": "maxsim_topk",
-    "varlen": "maxsim_varlen",
-}
-
-
-@pytest.mark.parametrize("module", THEIRS)
-def test_its_names_are_ours(module):
-    li.install_as("late_interaction_kernels")
-    path = f".{module}" if module else ""
-    found = importlib.import_module(f"late_interaction_kernels{path}")
-    own = importlib.import_module(f"late_interaction{path}")
-    assert found is own and own.__spec__.name == own.__name__ == f"late_interaction{path}"
-    for name in THEIRS[module].split():
-        assert getattr(found, name) is getattr(own, name)
-
-
-def test_in_a_fresh_process():
-    """Modules that nobody has loaded yet, a name that is a module and a function, and what is not there."""
-    code = """
-import sys
-import late_interaction as li
-li.install_as("late_interaction_kernels")
-li.install_as("late_interaction_kernels")
-import late_interaction_kernels
-assert "late_interaction.fp8" not in sys.modules
-from late_interaction_kernels.fp8 import quantize_fp8_per_token
-import late_interaction.fp8
-assert late_interaction.fp8.quantize_fp8_per_token is quantize_fp8_per_token
-assert late_interaction.fp8.__spec__.name == late_interaction.fp8.__name__ == "late_interaction.fp8"
-import late_interaction_kernels.retrieve, late_interaction_kernels.backward.lowmem
-assert callable(li.retrieve) and late_interaction_kernels is li
-import importlib.util
-assert importlib.util.find_spec("late_interaction_kernels") is not None
-assert importlib.util.find_spec("late_interaction_kernels.int8") is not None
-try:
-    import late_interaction_kernels.mps
-except ModuleNotFoundError as error:
-    assert error.name == "late_interaction_kernels.mps"
-else:
-    raise AssertionError
-import importlib
-importlib.reload(late_interaction.fp8)
-li.uninstall_as("late_interaction_kernels")
-li.uninstall_as("late_interaction_kernels")
-assert not [name for name in sys.modules if name.startswith("late_interaction_kernels")]
-try:
-    import late_interaction_kernels
-except ModuleNotFoundError:
-    print("gone")
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout == "gone\n", run.stderr
-
-
-def test_the_real_one_is_not_replaced_once_it_is_imported(install):
-    install("late-interaction-kernels", "0.4.5", {"late_interaction_kernels/__init__.py": "real = True"})
-    theirs = importlib.import_module("late_interaction_kernels")
-    with pytest.raises(ImportError, match=r"came too late: .* is imported already, from .*__init__\.py"):
-        li.install_as("late_interaction_kernels")
-    assert importlib.import_module("late_interaction_kernels") is theirs
-    li.uninstall_as("late_interaction_kernels")  # nothing of ours: the real one stays
-    assert sys.modules["late_interaction_kernels"] is theirs
-
-
-def test_the_real_one_is_found_again_afterwards(install):
-    files = {f"late_interaction_kernels/{name}.py": "real = True" for name in ("__init__", "varlen")}
-    install("late-interaction-kernels", "0.4.5", files)
-    li.install_as("late_interaction_kernels")
-    assert importlib.import_module("late_interaction_kernels") is li
-    li.uninstall_as("late_interaction_kernels")
-    for name in ("late_interaction_kernels", "late_interaction_kernels.varlen"):
-        assert importlib.import_module(name).real
-
-
-def test_a_second_name_stays_when_the_first_is_given_up(monkeypatch):
-    """The name and its modules, also one that is imported afterwards: in front of whatever finds files."""
-    monkeypatch.setattr(sys, "meta_path", [PathFinder, *sys.meta_path, PathFinder])
-    li.install_as("a_maxsim")
-    li.install_as("b_maxsim")
-    try:
-        li.uninstall_as("a_maxsim")
-        assert not [name for name in sys.modules if name.startswith("a_maxsim")]
-        assert sys.modules["b_maxsim"] is li and "b_maxsim.varlen" in sys.modules
-        sys.modules.pop("b_maxsim.fp8", None)
-        assert importlib.import_module("b_maxsim.fp8") is importlib.import_module("late_interaction.fp8")
-    finally:
-        li.uninstall_as("b_maxsim")
-
-
-def test_nothing_is_left_of_a_name_that_is_given_up():
-    before = list(sys.meta_path)
-    li.install_as("a_maxsim")
-    try:
-        assert sys.meta_path[1:] == before
-        assert importlib.util.find_spec("a_maxsim.no_such_module") is None
-        with pytest.raises(ModuleNotFoundError, match=r"No module named 'a_maxsim\.no_such_module'"):
-            importlib.import_module("a_maxsim.no_such_module")
-    finally:
-        li.uninstall_as("a_maxsim")
-    assert sys.meta_path == before and "a_maxsim" not in sys.modules
-
-
-@pytest.mark.parametrize("said", ["1", "late-interaction-kernels", "late_interaction_kernels"])
-def test_install_as_can_be_turned_off(monkeypatch, said):
-    monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
-    with pytest.warns(RuntimeWarning, match=r"install_as\(\) did nothing"):
-        li.install_as("late_interaction_kernels")
-    assert "late_interaction_kernels" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [("late_interaction", ValueError), ("a.b", ValueError), ("", ValueError), (None, TypeError)],
-)
-def test_names_that_are_refused(name, error):
-    with pytest.raises(error, match="name must be"):
-        li.install_as(name)
-
-
-def test_pylate_scores_by_us_without_a_patch(monkeypatch):
-    """PyLate's own backend for late-interaction-kernels imports it by its name."""
-    stand_in = side_by_side.anything("fast_plaid")
-    with side_by_side.release("pylate", "pylate", "1.6.0", [stand_in]) as folder:
-        package = side_by_side.without_its_init("pylate", folder)
-        scores = side_by_side.without_its_init("pylate/scores", folder)
-        for name, module in (("pylate", package), ("pylate.scores", scores)):
-            monkeypatch.setitem(sys.modules, name, module)
-        backend = importlib.import_module("pylate.scores._lik_backend")
-        li.install_as("late_interaction_kernels")
-        monkeypatch.setattr(backend, "_lik_device", lambda *tensors: "cuda")  # on a CPU too
-        import torch
-
-        Q, D = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
-        mask = torch.rand(3, 7) < 0.7
-        with side_by_side.Calls() as called:
-            grid = backend.colbert_scores_lik(Q, D, None, mask.float())
-            pairs = backend.colbert_scores_pairwise_lik(Q, D)
-            candidates = backend.colbert_kd_scores_lik(Q, D.unsqueeze(1))
-        torch.testing.assert_close(grid, li.maxsim(Q, D, None, mask))
-        torch.testing.assert_close(pairs, li.maxsim_pairs(Q, D))
-        torch.testing.assert_close(candidates, li.maxsim(Q, D.unsqueeze(1)))
-        assert called.of == {"maxsim": 3}
-
-
-def test_colpali_engine_scores_by_us_without_a_patch(monkeypatch):
-    with side_by_side.release("colpali-engine", "colpali_engine", "0.3.18") as folder:
-        for name in ("colpali_engine", "colpali_engine/utils"):
-            module = side_by_side.without_its_init(name, folder)
-            monkeypatch.setitem(sys.modules, name.replace("/", "."), module)
-        backend = importlib.import_module("colpali_engine.utils._lik_backend")
-        li.install_as("late_interaction_kernels")
-        monkeypatch.setattr(backend, "_lik_device", lambda *tensors: "cuda")
-        import torch
-
-        Q, D = torch.randn(3, 5, 8), torch.randn(4, 7, 8)
-        torch.testing.assert_close(backend.maxsim_inbatch_lik(Q, D), li.maxsim(Q, D))
-        D = torch.randn(3, 2, 7, 8)
-        torch.testing.assert_close(backend.maxsim_kd_lik(Q, D), li.maxsim(Q, D))

@@ -8,9 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import late_interaction as li
-from late_interaction import int8, padded, plaid
+from late_interaction import int8, plaid
 from late_interaction._checks.tensors import check_rows
 from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.lik import padded
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.varlen import pack_sequences
 

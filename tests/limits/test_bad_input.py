@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
-from late_interaction.forward import maxsim_forward
+from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
+from late_interaction.lik.forward import maxsim_forward
 from late_interaction.topk import maxsim_topk
 from late_interaction.varlen import pack_sequences
 

@@ -13,9 +13,9 @@ from late_interaction import coarse, corpus, fp8, losses, mining, plaid, recall,
 from late_interaction.alignment import Alignment
 from late_interaction.alignment.plot import plot_alignment
 from late_interaction.evaluation import evaluate_recall
-from late_interaction.forward import maxsim_forward
 from late_interaction.fused_head import maxsim_from_hidden
-from late_interaction.padded import pack_padded
+from late_interaction.lik.forward import maxsim_forward
+from late_interaction.lik.padded import pack_padded
 from late_interaction.residual_codec import ResidualCodec
 from late_interaction.score_pairs import score_pairs_packed
 

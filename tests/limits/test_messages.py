@@ -7,10 +7,10 @@ import torch
 
 import late_interaction as li
 from late_interaction import fp8, int8, plaid, reference, score_pairs, topk
-from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
-from late_interaction.forward import maxsim_forward
 from late_interaction.fused_head import maxsim_from_hidden
-from late_interaction.padded import pack_padded
+from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
+from late_interaction.lik.forward import maxsim_forward
+from late_interaction.lik.padded import pack_padded
 from late_interaction.varlen import pack_sequences
 
 LONGEST = 600  # characters: some messages name three arguments with their shapes

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import coarse, forward, fp8, mining, residual_codec, topk, vllm_compat
+from late_interaction import coarse, fp8, mining, residual_codec, topk, vllm_compat
 from late_interaction.bits import maxsim_asymmetric, to_int4
 from late_interaction.corpus import Corpus
 from late_interaction.evaluation import evaluate_recall
+from late_interaction.lik import forward
 from late_interaction.score_pairs import rerank_direct
 
 Q, D = torch.ones(2, 3, 4), torch.ones(2, 5, 4)

@@ -8,12 +8,12 @@ import late_interaction as li
 from bench.harness.inputs import SKEWED as SKEWED_WINNERS
 from bench.harness.inputs import draw
 from bench.harness.shape import KD, Shape
-from late_interaction.backward import (
+from late_interaction.lik.backward import (
     maxsim_backward_lowmem,
     maxsim_backward_unified,
     maxsim_backward_unified_reference,
 )
-from late_interaction.forward import maxsim_forward
+from late_interaction.lik.forward import maxsim_forward
 from tests import ref
 from tests.cases import Case, call, inputs, walk
 

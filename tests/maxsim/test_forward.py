@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.forward import maxsim_forward
+from late_interaction.lik.forward import maxsim_forward
 from tests import ref
 from tests.cases import Case, call, inputs, tokens, walk
 

@@ -8,11 +8,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 import late_interaction as li
-from late_interaction import fp8, int8, padded, plaid, reference
+from late_interaction import fp8, int8, plaid, reference
 from late_interaction._scoring.traced import leave_untraced, traced_scores
-from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
-from late_interaction.forward import maxsim_forward
 from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.lik import padded
+from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
+from late_interaction.lik.forward import maxsim_forward
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.topk import maxsim_topk
 from late_interaction.varlen import maxsim_varlen, pack_sequences

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import late_interaction as li
 from late_interaction._checks.padded import LengthError, read_longest
-from late_interaction.padded import PackedBatch, pack_padded
+from late_interaction.lik.padded import PackedBatch, pack_padded
 from late_interaction.reference import maxsim_padded_reference
 from tests import ref
 

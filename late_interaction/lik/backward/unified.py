@@ -1,9 +1,9 @@
-"""The one-pass gradient, by :mod:`late_interaction.backward._saved`, and its definition in plain PyTorch."""
+"""``late_interaction_kernels.backward.unified``: the one-pass gradient, and its definition."""
 
 import torch
 from torch import Tensor
 
-from late_interaction.backward import _saved
+from late_interaction.lik.backward import _saved
 
 __all__ = ["maxsim_backward_unified", "maxsim_backward_unified_reference"]
 
@@ -21,7 +21,7 @@ def maxsim_backward_unified(
     ``grad_D``.
 
     On a GPU the order of those sums, hence the last bits, varies from run to run; ``grad_D`` passes through a
-    float32 buffer. :func:`late_interaction.backward.lowmem.maxsim_backward_lowmem` has neither trait.
+    float32 buffer. :func:`late_interaction.lik.backward.lowmem.maxsim_backward_lowmem` has neither trait.
 
     Args:
         grad_scores, Q, D, argmax, q_mask, kd_layout: as in ``maxsim_backward_lowmem``.
@@ -34,7 +34,7 @@ def maxsim_backward_unified(
 
     Example:
         >>> import torch
-        >>> from late_interaction.backward.unified import maxsim_backward_unified
+        >>> from late_interaction.lik.backward.unified import maxsim_backward_unified
         >>> Q, D = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]])
         >>> maxsim_backward_unified(torch.ones(1, 1), Q, D, torch.tensor([[1]], dtype=torch.int32))
         (tensor([[[5., 6.]]]), tensor([[[0., 0.],
@@ -66,7 +66,7 @@ def maxsim_backward_unified_reference(
 
     Example:
         >>> import torch
-        >>> from late_interaction.backward.unified import maxsim_backward_unified_reference
+        >>> from late_interaction.lik.backward.unified import maxsim_backward_unified_reference
         >>> Q, D = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]])
         >>> maxsim_backward_unified_reference(torch.ones(1, 1), Q, D, torch.tensor([[1]], dtype=torch.int32))
         (tensor([[[5., 6.]]]), tensor([[[0., 0.],

@@ -1,4 +1,4 @@
-"""Scores without gradients: :func:`maxsim_forward`; :mod:`late_interaction._maxsim` does the work."""
+"""``late_interaction_kernels.forward``: scores without gradients, and winners."""
 
 import torch
 from torch import Tensor
@@ -17,12 +17,11 @@ def maxsim_forward(
     *,
     save_argmax: bool = False,
     normalize: bool = False,
-    precision: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The forward pass alone, outside autograd.
 
     Args:
-        Q, D, q_mask, d_mask, normalize, precision: as in :func:`late_interaction.maxsim`.
+        Q, D, q_mask, d_mask, normalize: as in :func:`late_interaction.maxsim`.
         save_argmax: also return which document token each query token matched.
 
     Returns:
@@ -34,7 +33,7 @@ def maxsim_forward(
 
     Example:
         >>> import torch
-        >>> from late_interaction.forward import maxsim_forward
+        >>> from late_interaction.lik.forward import maxsim_forward
         >>> Q = torch.tensor([[[1.0, 0.0]]])
         >>> D = torch.tensor([[[2.0, 5.0], [4.0, 0.0]], [[7.0, 3.0], [0.0, 1.0]]])
         >>> maxsim_forward(Q, D, save_argmax=True)
@@ -44,6 +43,6 @@ def maxsim_forward(
     check_flag("save_argmax", save_argmax)
     with torch.no_grad():
         if not save_argmax:
-            return maxsim(Q, D, q_mask, d_mask, normalize=normalize, precision=precision), None
-        scores, winners = maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize, precision=precision)
+            return maxsim(Q, D, q_mask, d_mask, normalize=normalize), None
+        scores, winners = maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize)
         return scores, winners.flatten(end_dim=-2) if winners.dim() > 1 else winners.unsqueeze(0)

@@ -1,8 +1,8 @@
-"""The deterministic gradient, by :mod:`late_interaction.backward._saved`: :func:`maxsim_backward_lowmem`."""
+"""``late_interaction_kernels.backward.lowmem``: the deterministic gradient."""
 
 from torch import Tensor
 
-from late_interaction.backward import _saved
+from late_interaction.lik.backward import _saved
 
 __all__ = ["maxsim_backward_lowmem"]
 
@@ -26,7 +26,7 @@ def maxsim_backward_lowmem(
         Q: ``[Nq, Lq, d]``.
         D: ``[Nd, Ld, d]``, every document met by every query (``N = Nd``); with ``kd_layout``,
             ``[Nq * K, Ld, d]``, document ``i * K + k`` belonging to query ``i`` (``N = K``).
-        argmax: ``[Nq * N, Lq]`` int32, as from :func:`late_interaction.forward.maxsim_forward`. -1, like
+        argmax: ``[Nq * N, Lq]`` int32, as from :func:`late_interaction.lik.forward.maxsim_forward`. -1, like
             any number outside ``[0, Ld)``, means that nothing matched.
         q_mask: ``[Nq, Lq]``; masked query tokens send no gradient.
         kd_layout: documents of each query's own, see ``D``.
@@ -39,7 +39,7 @@ def maxsim_backward_lowmem(
 
     Example:
         >>> import torch
-        >>> from late_interaction.backward.lowmem import maxsim_backward_lowmem
+        >>> from late_interaction.lik.backward.lowmem import maxsim_backward_lowmem
         >>> Q, D = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]])
         >>> maxsim_backward_lowmem(torch.ones(1, 1), Q, D, torch.tensor([[1]], dtype=torch.int32))
         (tensor([[[5., 6.]]]), tensor([[[0., 0.],
