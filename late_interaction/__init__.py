@@ -5,7 +5,7 @@
     import late_interaction as li
 
     scores = li.maxsim(Q, D, q_mask, d_mask)          # [Nq, Nd], differentiable
-    top, documents = li.retrieve(Q, D, top_k=10)      # chunked, bounded memory
+    top, documents = li.retrieve(Q, D, k=10)          # chunked, bounded memory
 
 The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_interaction.ops`).
 """

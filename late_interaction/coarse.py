@@ -3,7 +3,7 @@
 ``retrieve(..., coarse=...)`` calls :func:`search`. A corpus that is searched more than once is encoded once::
 
     codes = encode(D, "1bit")  # 20 bytes a token of 128 dims
-    scores, documents = retrieve(Q, D, top_k=10, coarse=codes)
+    scores, documents = retrieve(Q, D, k=10, coarse=codes)
 """
 
 from collections.abc import Iterator
@@ -131,14 +131,14 @@ def encode(D: Tensor, kind: str, *, normalize: bool = True) -> Codes:
 def search(
     Q: Tensor,
     D: Tensor,
-    top_k: int,
+    k: int,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
     coarse: str | Codes | Muvera | Encodings,
     candidates: int | None = None,
     normalize: bool = True,
-    chunk: int | None = None,
+    chunk_bytes: int | None = None,
     largest: bool = True,
     progress: Progress = False,
     precision: str | None = None,
@@ -151,9 +151,9 @@ def search(
         coarse: the :class:`Codes` of ``D``, or its :class:`late_interaction.muvera.Encodings`, on the device
             of ``D``; or a kind of :func:`encode`, or a :class:`late_interaction.Muvera`, whose codes are made
             on the way and forgotten, which can take longer than an exact search.
-        candidates: how many documents of each query are scored exactly; at least ``top_k``. None:
-            ``max(10 * top_k, 100)``.
-        Q, D, top_k, q_mask, d_mask, normalize, chunk, largest, progress, precision, keep_empty: as in
+        candidates: how many documents of each query are scored exactly; at least ``k``. None:
+            ``max(10 * k, 100)``.
+        Q, D, k, q_mask, d_mask, normalize, chunk_bytes, largest, progress, precision, keep_empty: as in
             :func:`late_interaction.retrieve`.
 
     Returns:
@@ -162,38 +162,38 @@ def search(
 
     Raises:
         TypeError, ValueError: as :func:`late_interaction.retrieve`; for a ``coarse`` of an unknown kind or of
-            another corpus, and for ``candidates`` below ``top_k``.
+            another corpus, and for ``candidates`` below ``k``.
 
     Example:
         >>> import torch
         >>> from late_interaction.coarse import encode, search
         >>> D = torch.randn(500, 20, 64)
-        >>> scores, documents = search(D[:3], D, top_k=2, coarse=encode(D, "4bit"), candidates=20)
+        >>> scores, documents = search(D[:3], D, k=2, coarse=encode(D, "4bit"), candidates=20)
         >>> documents[:, 0]
         tensor([0, 1, 2])
     """
-    check_positive("top_k", top_k)
+    check_positive("k", k)
     check_flag("normalize", normalize)
     check_flag("largest", largest)
     check_flag("keep_empty", keep_empty)
     check_precision(precision)
-    if chunk is not None:
-        check_positive("chunk", chunk)
+    if chunk_bytes is not None:
+        check_positive("chunk_bytes", chunk_bytes)
     check_embeddings("Q", Q)
     check_embeddings("D", D)
     one_query = Q.dim() == 2
     Q, D, q_mask, d_mask, _, _ = check_corpus(Q, D, q_mask, d_mask)
     _check_corpus_of(coarse, D)
-    candidates = _check_candidates(candidates, top_k)
+    candidates = _check_candidates(candidates, k)
     with torch.no_grad():
         makes = MuveraPass if isinstance(coarse, (Muvera, Encodings)) else _FirstPass
-        scored = makes(Q, q_mask, coarse, normalize).scored(D, d_mask, chunk)  # type: ignore[arg-type]
+        scored = makes(Q, q_mask, coarse, normalize).scored(D, d_mask, chunk_bytes)  # type: ignore[arg-type]
         empty = None if keep_empty else empty_documents(D, d_mask)
         found = _best(scored, Q, D, candidates, largest, progress, empty)
         options: dict[str, Any] = {"normalize": normalize, "precision": precision}
         # Scores of any document stand where a query has fewer candidates, and are not looked at.
         scores = exact_scores(Q, D, found.clamp_min(0), q_mask, d_mask, options)
-        best = select(scores, found, top_k, largest)
+        best = select(scores, found, k, largest)
     if not normalize:
         look("coarse.search", Q, q_mask)
     return (best[0].squeeze(0), best[1].squeeze(0)) if one_query else best
@@ -217,26 +217,30 @@ class _FirstPass:
         return bits.maxsim_asymmetric(self.Q, tokens, scale, nbits=KINDS[self.kind], **masks)
 
     def chunks(
-        self, D: Tensor, d_mask: Tensor | None, size: int | None
+        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
     ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
         """Yields the first document's index, codes, scales and masks, on the device of the queries."""
         device, most = self.Q.device, max(MOST_SCORES // max(self.Q.shape[0], 1), 1)
         if self.codes is not None:
             tokens, scale = self.codes.tokens, self.codes.scale
-            if size is None:  # what travels goes in small chunks
-                here = tokens.device == device
-                size = most if here else min(most, fitting(tokens.shape[1] * tokens.shape[2], _BYTES))
+            if tokens.device != device:  # what travels goes in small chunks
+                chunk_bytes = chunk_bytes or _BYTES
+            size = most
+            if chunk_bytes is not None:
+                size = min(most, fitting(tokens.shape[1] * tokens.shape[2], chunk_bytes))
             for start, some, (scales, mask) in chunks(tokens, (scale, d_mask), size, device):
                 yield start, some, scales, mask
             return
-        size = size or min(most, fitting(4 * D.shape[1] * D.shape[2], _BYTES))
+        size = min(most, fitting(4 * D.shape[1] * D.shape[2], chunk_bytes or _BYTES))
         for start, documents, (mask,) in chunks(D, (d_mask,), size, device):
             codes = encode(documents, self.kind, normalize=self.normalize)
             yield start, codes.tokens, codes.scale, mask
 
-    def scored(self, D: Tensor, d_mask: Tensor | None, size: int | None) -> Iterator[tuple[int, Tensor]]:
-        """Yields the first document's index of each chunk, and scores."""
-        for start, tokens, scale, mask in self.chunks(D, d_mask, size):
+    def scored(
+        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first document's index of each chunk, and scores."""
+        for start, tokens, scale, mask in self.chunks(D, d_mask, chunk_bytes):
             yield start, self.scores(tokens, scale, mask)
 
 
@@ -309,10 +313,10 @@ def _check_corpus_of(coarse: Any, D: Tensor) -> None:
         raise ValueError(f"coarse must be on the device of D, {D.device}, got {coarse.tokens.device}")
 
 
-def _check_candidates(candidates: int | None, top_k: int) -> int:
+def _check_candidates(candidates: int | None, k: int) -> int:
     if candidates is None:
-        return max(10 * top_k, 100)
+        return max(10 * k, 100)
     check_positive("candidates", candidates)
-    if candidates < top_k:
-        raise ValueError(f"candidates must be at least top_k, {top_k}, got {abbreviate(candidates)}")
+    if candidates < k:
+        raise ValueError(f"candidates must be at least k, {k}, got {abbreviate(candidates)}")
     return candidates

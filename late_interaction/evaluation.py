@@ -59,7 +59,7 @@ def evaluate_recall(
         >>> from late_interaction import retrieve
         >>> from late_interaction.evaluation import evaluate_recall
         >>> D = torch.nn.functional.normalize(torch.randn(100, 20, 16), dim=-1)
-        >>> exact = retrieve(D[:4], D, top_k=30)  # each document is its own best
+        >>> exact = retrieve(D[:4], D, k=30)  # each document is its own best
         >>> evaluate_recall(exact[1], exact, k=(1, 10))
         {1: 1.0, 10: 1.0}
         >>> evaluate_recall([[0, 99], [1], [98, 2], []], exact, k=1)

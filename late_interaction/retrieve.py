@@ -104,11 +104,11 @@ class MaxSimScorer(torch.nn.Module):
         self,
         Q: Tensor,
         D: Tensor,
-        top_k: int,
+        k: int,
         q_mask: Tensor | None = None,
         d_mask: Tensor | None = None,
         *,
-        chunk: int | None = None,
+        chunk_bytes: int | None = None,
         progress: Progress = False,
         group: Any = None,
         keep_empty: bool = False,
@@ -117,11 +117,11 @@ class MaxSimScorer(torch.nn.Module):
         return retrieve(
             Q,
             D,
-            top_k,
+            k,
             q_mask,
             d_mask,
             normalize=self.normalize,
-            chunk=chunk,
+            chunk_bytes=chunk_bytes,
             progress=progress,
             precision=self.precision,
             group=group,
@@ -151,12 +151,12 @@ class MaxSimScorer(torch.nn.Module):
 def retrieve(
     Q: Tensor,
     D: Tensor,
-    top_k: int,
+    k: int,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
     normalize: bool = True,
-    chunk: int | None = None,
+    chunk_bytes: int | None = None,
     largest: bool = True,
     sorted: bool = True,
     progress: Progress = False,
@@ -168,7 +168,7 @@ def retrieve(
     candidates: int | None = None,
     keep_empty: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The ``top_k`` best documents of each query.
+    """The ``k`` best documents of each query.
 
     :func:`late_interaction.topk.maxsim_topk` with ``normalize=True`` by default; see there for what memory
     it takes, how ties fall, and how a corpus on the CPU reaches the GPU.
@@ -176,12 +176,11 @@ def retrieve(
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
         D: ``[Nd, Ld, d]`` or ``[Ld, d]``, on the device of ``Q``, or on the CPU while ``Q`` is on a GPU.
-        top_k: how many; at most ``Nd`` come back.
+        k: how many; at most ``Nd`` come back.
         q_mask: ``[Nq, Lq]``, True = keep.
         d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
         normalize: L2-normalize every token first.
-        chunk: documents scored at a time; None chooses.
-        largest, sorted, progress, precision, scale_Q, scale_D, group: as in
+        largest, sorted, progress, chunk_bytes, precision, scale_Q, scale_D, group: as in
             :func:`late_interaction.topk.maxsim_topk`. Codes want ``normalize=False``. With a ``group`` every
             process passes a shard of the documents and has the best of all.
         coarse, candidates: a first pass over 1-bit or 4-bit codes, ``"hamming"``, ``"1bit"``, ``"4bit"`` or
@@ -191,7 +190,7 @@ def retrieve(
         keep_empty: rank documents without a kept token too, by their score of 0.
 
     Returns:
-        ``(scores, indices)``, each ``[Nq, min(top_k, Nd)]`` (one dim less for a 2-D ``Q``), best first. A
+        ``(scores, indices)``, each ``[Nq, min(k, Nd)]`` (one dim less for a 2-D ``Q``), best first. A
         document takes no rank by a query with which its score is NaN: where fewer documents take a rank, the
         last entries are -inf (inf for ``largest=False``) and -1.
 
@@ -203,14 +202,14 @@ def retrieve(
         >>> from late_interaction import retrieve
         >>> Q = torch.tensor([[[1.0, 0.0]]])
         >>> D = torch.tensor([[[0.0, 9.0]], [[3.0, 0.0]], [[1.0, 1.0]]])
-        >>> scores, documents = retrieve(Q, D, top_k=2)
+        >>> scores, documents = retrieve(Q, D, k=2)
         >>> documents
         tensor([[1, 2]])
     """
     if group is None:  # with a group, the others must learn what this process refuses
-        check_positive("top_k", top_k)
-        if chunk is not None:
-            check_positive("chunk", chunk)
+        check_positive("k", k)
+        if chunk_bytes is not None:
+            check_positive("chunk_bytes", chunk_bytes)
     options: dict[str, Any] = {
         "normalize": normalize, "largest": largest, "progress": progress, "precision": precision,
         "keep_empty": keep_empty,
@@ -223,12 +222,12 @@ def retrieve(
             search,
             Q,
             D,
-            top_k,
+            k,
             q_mask,
             d_mask,
             coarse=check_coarse(coarse, candidates, scale_Q, scale_D),
             candidates=candidates,
-            chunk=chunk,
+            chunk_bytes=chunk_bytes,
             **options,
         )
     else:
@@ -236,10 +235,10 @@ def retrieve(
             maxsim_topk,
             Q,
             D,
-            top_k,
+            k,
             q_mask,
             d_mask,
-            chunk_size=chunk,
+            chunk_bytes=chunk_bytes,
             sorted=sorted,
             scale_Q=scale_Q,
             scale_D=scale_D,

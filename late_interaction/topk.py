@@ -18,7 +18,7 @@ from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction._search import group_search, topk_state
 from late_interaction._search.equal_plans import Alike
 from late_interaction._search.selection import empty_documents, select, select_next
-from late_interaction._search.stream import chunks, default_chunk
+from late_interaction._search.stream import chunks, documents_at_once
 
 __all__ = ["TopK", "maxsim_topk"]
 
@@ -31,7 +31,7 @@ def maxsim_topk(
     d_mask: Tensor | None = None,
     *,
     normalize: bool = False,
-    chunk_size: int | None = None,
+    chunk_bytes: int | None = None,
     largest: bool = True,
     sorted: bool = True,
     progress: Progress = False,
@@ -45,8 +45,9 @@ def maxsim_topk(
 
     Deterministic: among equal scores the lowest index comes first. A document takes no rank by a query with
     which its score is NaN, nor does an empty document, unless it is kept. Peak memory beside the inputs grows
-    with ``Nq * (chunk_size + k)``, not with ``Nd``. Two chunks of documents are on the GPU where they come
-    from the CPU; and half-precision copies of one, where many query tokens are to be normalized or float32.
+    with ``Nq * (documents of a chunk + k)``, not with ``Nd``. Two chunks of documents are on the GPU where
+    they come from the CPU; and half-precision copies of one, where many query tokens are to be normalized or
+    float32.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
@@ -57,8 +58,8 @@ def maxsim_topk(
         q_mask: ``[Nq, Lq]``, on the device of ``Q``, True = keep.
         d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
         normalize: L2-normalize every token first.
-        chunk_size: documents scored at a time. None chooses it so that a chunk takes at most a few hundred
-            MiB.
+        chunk_bytes: how many bytes of documents are scored at a time; a larger document is a chunk by itself.
+            None: all that 4 M scores allow, and 256 MiB where they come from the CPU to a GPU.
         largest: the highest scores, or else the lowest.
         sorted: accepted as in ``torch.topk``; the results are sorted either way.
         progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
@@ -79,7 +80,7 @@ def maxsim_topk(
         (inf for ``largest=False``) and -1: all entries of a query with NaN in a token that counts.
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1
+        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_bytes`` below 1
             or a ``largest`` that is no bool; for codes without scales or with ``normalize``, and scales
             without codes; on all processes of a group for queries or options in which they differ.
         RuntimeError: another process of the group has raised an error, or has ended.
@@ -103,15 +104,15 @@ def maxsim_topk(
 
     def checked() -> tuple[TopK, CheckedCorpus]:
         best = made()
-        if chunk_size is not None:
-            check_positive("chunk_size", chunk_size)
+        if chunk_bytes is not None:
+            check_positive("chunk_bytes", chunk_bytes)
         return best, check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
 
     def run(documents: int | None) -> tuple[Tensor, Tensor]:
         best, corpus = call[0]
         if best.seen:  # a group searches again, knowing the number of all documents
             best = made()
-        best._add_checked(corpus, chunk_size, progress, documents)
+        best._add_checked(corpus, chunk_bytes, progress, documents)
         return best._scores, best._indices
 
     def prepared() -> group_search.Query:
@@ -218,21 +219,21 @@ class TopK:
         D: Tensor,
         d_mask: Tensor | None = None,
         *,
-        chunk_size: int | None = None,
+        chunk_bytes: int | None = None,
         progress: Progress = False,
         scale_D: Tensor | None = None,
     ) -> None:
         """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
-        if chunk_size is not None:
-            check_positive("chunk_size", chunk_size)
+        if chunk_bytes is not None:
+            check_positive("chunk_bytes", chunk_bytes)
         corpus = check_corpus(self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D)
         with self._one_thread:
-            self._add_checked(corpus, chunk_size, progress, None)
+            self._add_checked(corpus, chunk_bytes, progress, None)
         if self._scale_Q is None and not self._options["normalize"]:
             look("TopK.add", corpus[0], corpus[2])
 
     def _add_checked(
-        self, corpus: CheckedCorpus, chunk_size: int | None, progress: Progress,
+        self, corpus: CheckedCorpus, chunk_bytes: int | None, progress: Progress,
         documents: int | None,
     ) -> None:  # fmt: skip
         """documents: how many the corpus has of which these are a shard; None: these are all."""
@@ -241,7 +242,7 @@ class TopK:
         if scale_D is not None and scale_D.dim() == 0:
             one, scale_D = scale_D.to(Q.device), None
         topk_state.joined(self._ranges, topk_state.coming(self._next, D.shape[0]))
-        size = chunk_size or default_chunk(Q, D, progress is not False)
+        size = documents_at_once(Q, D, chunk_bytes, progress is not False)
 
         def score(some: Tensor, mask: Tensor | None, scale: Tensor | None) -> Tensor:
             if scale_Q is None:

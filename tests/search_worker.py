@@ -20,7 +20,7 @@ SEARCHES = {
     "one": ("padded", 1, {"normalize": True}),
     "all": ("padded", 50, {"largest": False}),
     "float64": ("float64", 8, {}),
-    "bfloat16": ("bfloat16", 8, {"chunk_size": 2}),
+    "bfloat16": ("bfloat16", 8, {"chunk_bytes": 500}),
     "masked": ("masked", 5, {}),
     "empty": ("empty", 20, {}),
     "kept": ("empty", 20, {"keep_empty": True, "largest": False}),
@@ -93,7 +93,7 @@ def searches(rank, world):
 SHARDED = {
     "float32": (torch.float32, {}),
     "normalized": (torch.float32, {"normalize": True}),
-    "bfloat16, worst first": (torch.bfloat16, {"largest": False, "chunk_size": 3}),
+    "bfloat16, worst first": (torch.bfloat16, {"largest": False, "chunk_bytes": 480}),
     "float16, masked": (torch.float16, {"masked": True}),
     "int8": (torch.int8, {}),
 }
@@ -121,7 +121,6 @@ def of_shards(rank, world):
         more = {x: y[part] if x in ("d_mask", "scale_D") else y for x, y in more.items()}
         given = {"normalize": False, "group": dist.group.WORLD} | options | more
         given.pop("masked", None)
-        given["chunk"] = given.pop("chunk_size", None)
         scores, indices = li.retrieve(Q, D[part], 12, **given)
         found[name] = scores.double().tolist(), indices.tolist()
     return found

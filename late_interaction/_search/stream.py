@@ -28,11 +28,11 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device)
 
 
-def default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
-    """How many documents a search scores at a time."""
+def documents_at_once(Q: Tensor, D: Tensor, chunk_bytes: int | None, progress: bool) -> int:
+    """How many documents a search scores at a time; chunk_bytes of None chooses."""
     size = MOST_SCORES // max(Q.shape[0], 1)
-    if D.device != Q.device:
-        size = min(size, _BYTES // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
+    if chunk_bytes is not None or D.device != Q.device:
+        size = min(size, (chunk_bytes or _BYTES) // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
     elif progress:
         size = min(size, -(-D.shape[0] // _STEPS))
     return max(size, 1)

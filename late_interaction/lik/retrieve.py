@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from late_interaction.lik.topk import bytes_of
 from late_interaction.retrieve import MaxSimScorer as _MaxSimScorer
 from late_interaction.retrieve import retrieve as _retrieve
 
@@ -48,5 +49,6 @@ def retrieve(
 ) -> tuple[Tensor, Tensor]:
     """Call :func:`late_interaction.retrieve`."""
     return _retrieve(
-        Q, D, top_k, q_mask, d_mask, normalize=normalize, chunk=chunk, largest=largest, sorted=sorted
-    )
+        Q, D, top_k, q_mask, d_mask,
+        normalize=normalize, chunk_bytes=bytes_of(chunk, D), largest=largest, sorted=sorted,
+    )  # fmt: skip

@@ -22,5 +22,10 @@ def maxsim_topk(
     """Call :func:`late_interaction.topk.maxsim_topk`."""
     return topk.maxsim_topk(
         Q, D, k, q_mask, d_mask,
-        normalize=normalize, chunk_size=chunk_size, largest=largest, sorted=sorted,
+        normalize=normalize, chunk_bytes=bytes_of(chunk_size, D), largest=largest, sorted=sorted,
     )  # fmt: skip
+
+
+def bytes_of(documents: int | None, D: Tensor) -> int | None:
+    """The bytes of so many documents of ``D``."""
+    return None if documents is None else documents * max(D[:1].nbytes, 1)

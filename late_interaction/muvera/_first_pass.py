@@ -9,6 +9,7 @@ from torch.nn.functional import normalize as unit_rows
 
 from late_interaction._checks.messages import shape_of
 from late_interaction._scoring.precision import without_autocast
+from late_interaction._search.rescore import fitting
 from late_interaction._search.selection import MOST_SCORES
 from late_interaction._search.stream import chunks
 from late_interaction.muvera.encoder import Encodings, Muvera
@@ -29,16 +30,18 @@ class MuveraPass:
     def _tokens(self, x: Tensor) -> Tensor:
         return unit_rows(x.float(), dim=-1, eps=1e-12) if self.normalize else x
 
-    def scored(self, D: Tensor, d_mask: Tensor | None, size: int | None) -> Iterator[tuple[int, Tensor]]:
-        """Yields the first document's index of each chunk, and scores, on the device of the queries."""
+    def scored(
+        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first document's index of each chunk, and scores, on the device of the queries."""
         most = max(MOST_SCORES // max(len(self.Q), 1), 1)
         if self.encodings is not None:
-            size = size or min(most, max(_BYTES // (4 * self.muvera.dim), 1))
+            size = min(most, fitting(4 * self.muvera.dim, chunk_bytes or _BYTES))
             for start, some, _ in chunks(self.encodings, (), size, self.Q.device):
                 yield start, self._scores(some)
             return
         document = 4 * max(self.muvera.dim, D.shape[1] * D.shape[2])
-        size = size or min(most, max(_BYTES // document, 1))
+        size = min(most, fitting(document, chunk_bytes or _BYTES))
         for start, some, (mask,) in chunks(D, (d_mask,), size, self.Q.device):
             yield start, self._scores(self.muvera.encode_documents(self._tokens(some), mask))
 

@@ -183,20 +183,20 @@ def test_normalize_is_a_bool(normalize):
 @pytest.mark.parametrize(
     ("k", "error"), [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("2", TypeError)]
 )
-def test_top_k(k, error):
-    with pytest.raises(error, match="top_k must be"):
+def test_k(k, error):
+    with pytest.raises(error, match=r"^k must be"):
         li.retrieve(Q, D, k)
-    with pytest.raises(error, match="chunk must be"):
-        li.retrieve(Q, D, 1, chunk=k)
+    with pytest.raises(error, match="chunk_bytes must be"):
+        li.retrieve(Q, D, 1, chunk_bytes=k)
     with pytest.raises(error, match="k must be"):
         maxsim_topk(Q, D, k)
-    with pytest.raises(error, match="chunk_size must be"):
-        maxsim_topk(Q, D, 1, chunk_size=k)
+    with pytest.raises(error, match="chunk_bytes must be"):
+        maxsim_topk(Q, D, 1, chunk_bytes=k)
 
 
 @pytest.mark.parametrize("k", [True, None, torch.tensor(2)])
-def test_top_k_is_an_int(k):
-    with pytest.raises(TypeError, match="top_k must be an int"):
+def test_k_is_an_int(k):
+    with pytest.raises(TypeError, match=r"^k must be an int"):
         li.retrieve(Q, D, k)
 
 

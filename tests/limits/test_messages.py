@@ -54,7 +54,7 @@ CALLS = {
     li.maxsim_padded: {"queries": Q, "documents": KD, **LENGTHS},
     pack_padded: {"queries": Q, "documents": KD, **LENGTHS},
     pack_sequences: {"sequences": [Q[0], D[0]]},
-    li.retrieve: {"Q": Q, "D": D, "top_k": 2},
+    li.retrieve: {"Q": Q, "D": D, "k": 2},
     topk.maxsim_topk: {"Q": Q, "D": D, "k": 2},
     topk.TopK: {"Q": Q, "k": 2},
     li.MaxSimScorer: {},

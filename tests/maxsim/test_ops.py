@@ -392,7 +392,7 @@ def test_no_hidden_synchronization():
     try:
         for backward in ("lowmem", "unified"):
             li.maxsim(Q, D, normalize=True, backward=backward).sum().backward()
-        li.retrieve(Q, D, 3, chunk=2)
+        li.retrieve(Q, D, 3, chunk_bytes=2 * D[0].nbytes)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -167,7 +167,8 @@ def test_retrieval_is_topk_of_scores(device, problem, k, chunk):
     Q, D, q_mask, d_mask = on(device, *problem)
     scores = li.maxsim(Q, D, q_mask, d_mask)
     order = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    best, documents = li.retrieve(Q, D, k, q_mask, d_mask, normalize=False, chunk=chunk, keep_empty=True)
+    options = {"normalize": False, "chunk_bytes": chunk * max(D[:1].nbytes, 1), "keep_empty": True}
+    best, documents = li.retrieve(Q, D, k, q_mask, d_mask, **options)
     assert torch.equal(documents, order) and torch.equal(best, scores.gather(1, order))
 
 

@@ -93,7 +93,7 @@ def calls():
         "quantize fp8": (fp8.quantize_fp8_per_token, (Q,)),
         "quantize fp8 in all": (fp8.quantize_fp8_per_tensor, (Q,)),
         "quantize int8": (int8.quantize_int8_per_token, (Q,)),
-        "maxsim_topk": (options(maxsim_topk, chunk_size=2), (Q, D, 3, *masks)),
+        "maxsim_topk": (options(maxsim_topk, chunk_bytes=2 * D[0].nbytes), (Q, D, 3, *masks)),
         "retrieve": (options(li.retrieve, precision="high"), (Q, D, 3)),
         "MaxSimScorer": (
             li.MaxSimScorer(mask_pad_token=0).forward_with_ids, (Q, D, masks[0].long(), masks[1].long())

@@ -68,9 +68,9 @@ def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
         codes, scale = (bits.to_bits if kind == "1bit" else bits.to_int4)(unit)
         back = (bits.from_bits if kind == "1bit" else bits.from_int4)(codes, scale, 72)
         rough = li.maxsim(torch.nn.functional.normalize(Q, dim=-1), back, q_mask, d_mask)
-    for chunk in (None, 1, 50):
+    for chunk in (None, 1, 50 * D[0].nbytes):
         scores, documents = li.retrieve(
-            Q, D, 3, q_mask, d_mask, coarse=kind, candidates=10, chunk=chunk, progress=False
+            Q, D, 3, q_mask, d_mask, coarse=kind, candidates=10, chunk_bytes=chunk, progress=False
         )
         exact = li.maxsim(Q, D, q_mask, d_mask, normalize=True)
         torch.testing.assert_close(scores, exact.gather(1, documents), rtol=1e-6, atol=1e-6)
@@ -179,10 +179,10 @@ def test_bytes_of_a_chunk_that_is_encoded(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "top_k, candidates, wanted", [(3, None, 100), (10, None, 100), (11, None, 110), (3, 3, 3)]
+    "k, candidates, wanted", [(3, None, 100), (10, None, 100), (11, None, 110), (3, 3, 3)]
 )
-def test_how_many_candidates(top_k, candidates, wanted):
-    assert coarse._check_candidates(candidates, top_k) == wanted
+def test_how_many_candidates(k, candidates, wanted):
+    assert coarse._check_candidates(candidates, k) == wanted
 
 
 def test_a_cpu_gathers_tokens_up_to_the_last_one_that_is_kept():
@@ -222,8 +222,9 @@ def test_shapes_and_dtypes(device):
 def test_progress_and_autograd(device):
     seen = []
     D = torch.randn(30, 5, 16, device=device, requires_grad=True)
-    scores, _ = li.retrieve(D[:1], D, 3, coarse="1bit", chunk=10, progress=lambda *x: seen.append(x))
-    assert seen[-1] == (30, 30) and not scores.requires_grad
+    options = {"chunk_bytes": 10 * D[0].nbytes, "progress": lambda *x: seen.append(x)}
+    scores, _ = li.retrieve(D[:1], D, 3, coarse="1bit", **options)
+    assert seen == [(10, 30), (20, 30), (30, 30)] and not scores.requires_grad
     assert not encode(D, "4bit").scale.requires_grad
 
 
@@ -233,7 +234,7 @@ def test_a_corpus_on_the_host():
     Q = D[:4].cuda()
     expected = li.retrieve(Q, D.cuda(), 5, coarse=encode(D.cuda(), "4bit"))
     for given in ("4bit", encode(D, "4bit")):
-        scores, documents = li.retrieve(Q, D, 5, coarse=given, chunk=70)
+        scores, documents = li.retrieve(Q, D, 5, coarse=given, chunk_bytes=50_000)
         assert scores.is_cuda and torch.equal(documents, expected[1])
         torch.testing.assert_close(scores, expected[0], rtol=1e-5, atol=1e-5)
     assert encode(D, "4bit").to("cuda").tokens.is_cuda
@@ -249,7 +250,7 @@ def test_a_corpus_on_the_host():
             r"coarse must be one of .*, Codes of coarse.* Muvera .*, got int",
         ),
         ({"candidates": 20}, ValueError, "candidates must be None without coarse, got 20"),
-        ({"coarse": "1bit", "candidates": 2}, ValueError, "candidates must be at least top_k, 3, got 2"),
+        ({"coarse": "1bit", "candidates": 2}, ValueError, "candidates must be at least k, 3, got 2"),
         ({"coarse": "1bit", "candidates": 9.0}, TypeError, "candidates must be an int, got float"),
         ({"coarse": "1bit", "scale_D": torch.ones(())}, ValueError, "scale_D must be None with coarse"),
         ({"coarse": "1bit", "normalize": 1}, TypeError, "normalize must be True or False, got 1"),

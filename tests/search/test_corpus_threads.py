@@ -112,7 +112,7 @@ def test_a_topk_refuses_a_second_thread(use):
                 in_another_thread(uses[use])
             met.append(done)
 
-    best.add(D, chunk_size=5, progress=progress)
+    best.add(D, chunk_bytes=5 * D[0].nbytes, progress=progress)
     wanted = maxsim_topk(Q, D, 3)
     assert met == [10] and best.seen == 20 and torch.equal(best.indices, wanted[1])
     in_another_thread(lambda: best.add(D))  # one after the other they may

@@ -450,8 +450,8 @@ def test_all_documents_as_candidates_are_the_exact_search(corpus, masks, normali
     muvera = Muvera(40, 3, 4)
     exact = li.retrieve(Q, D, 6, *both, normalize=normalized)
     for coarse in (muvera, muvera.encode_corpus(D, both[1], normalize=normalized)):
-        for chunk in (None, 7):
-            options = {"normalize": normalized, "chunk": chunk, "progress": False}
+        for chunk in (None, 7 * D[0].nbytes):
+            options = {"normalize": normalized, "chunk_bytes": chunk, "progress": False}
             found = li.retrieve(Q, D, 6, *both, coarse=coarse, candidates=120, **options)
             torch.testing.assert_close(found[0], exact[0], rtol=1e-6, atol=1e-6)
             assert torch.equal(found[1], exact[1])

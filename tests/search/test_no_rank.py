@@ -47,10 +47,10 @@ def same(found, expected, **tolerance):
 
 
 def by_topk(Q, D, k, d_mask, **options):
-    best = TopK(Q, k, **{name: x for name, x in options.items() if name != "chunk"})
+    best = TopK(Q, k, **{name: x for name, x in options.items() if name != "chunk_bytes"})
     for i in range(0, len(D), 3):
         best.add(D[i : i + 3], None if d_mask is None else d_mask[i : i + 3])
-    again = TopK(Q, k, **{name: x for name, x in options.items() if name != "chunk"})
+    again = TopK(Q, k, **{name: x for name, x in options.items() if name != "chunk_bytes"})
     again.load_state_dict(best.state_dict())
     return again.scores, again.indices
 
@@ -81,13 +81,13 @@ def first_pass(kind):
 
 SEARCHES = {
     "maxsim_topk": lambda Q, D, k, d_mask, **options: maxsim_topk(
-        Q, D, k, None, d_mask, chunk_size=3, **options
+        Q, D, k, None, d_mask, chunk_bytes=100, **options
     ),
     "retrieve": lambda Q, D, k, d_mask, **options: li.retrieve(
         Q, D, k, None, d_mask, normalize=False, **options
     ),
     "MaxSimScorer": lambda Q, D, k, d_mask, **options: li.MaxSimScorer(normalize=False).retrieve(
-        Q, D, k, None, d_mask, chunk=2, **options
+        Q, D, k, None, d_mask, chunk_bytes=60, **options
     ),
     "TopK": by_topk,
     "merged": by_merging,
@@ -150,7 +150,7 @@ def test_infinite_scores_keep_their_ranks(largest, device):
     Q = torch.ones(1, 1, 1, device=device)
     D = torch.tensor([math.nan, -math.inf, 1.0, math.inf, -math.inf], device=device).view(5, 1, 1)
     for dtype in (torch.float32, torch.float64):
-        scores, indices = maxsim_topk(Q.to(dtype), D.to(dtype), 5, largest=largest, chunk_size=2)
+        scores, indices = maxsim_topk(Q.to(dtype), D.to(dtype), 5, largest=largest, chunk_bytes=60)
         assert indices.tolist() == [[3, 2, 1, 4, -1] if largest else [1, 4, 2, 3, -1]]
         assert scores[0, -1] == (-math.inf if largest else math.inf)
 

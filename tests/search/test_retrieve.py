@@ -23,6 +23,10 @@ def corpus(device, Nq=5, Nd=37, dtype=torch.float32):
     return Q, D, torch.rand(Nq, 6, device=device) < 0.8, torch.rand(Nd, 11, device=device) < 0.8
 
 
+def bytes_of(documents, D):
+    return None if documents is None else documents * D[0].nbytes
+
+
 def close(got, expected):
     torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
     assert torch.equal(got[1], expected[1])
@@ -34,7 +38,7 @@ def close(got, expected):
 def test_chunks_do_not_change_the_result(chunk, k, largest, device):
     Q, D, q_mask, d_mask = corpus(device)
     expected = li.maxsim(Q, D, q_mask, d_mask, normalize=True).topk(min(k, 37), largest=largest)
-    got = li.retrieve(Q, D, k, q_mask, d_mask, chunk=chunk, largest=largest)
+    got = li.retrieve(Q, D, k, q_mask, d_mask, chunk_bytes=bytes_of(chunk, D), largest=largest)
     close(got, expected)
     assert got[1].dtype == torch.int64
 
@@ -43,7 +47,7 @@ def test_chunks_do_not_change_the_result(chunk, k, largest, device):
 def test_dtypes(dtype, device):
     Q, D, q_mask, d_mask = corpus(device, dtype=dtype)
     expected = li.maxsim(Q, D, q_mask, d_mask).topk(5)
-    got = maxsim_topk(Q, D, 5, q_mask, d_mask, chunk_size=10)
+    got = maxsim_topk(Q, D, 5, q_mask, d_mask, chunk_bytes=bytes_of(10, D))
     assert got[0].dtype == expected.values.dtype
     close(got, expected)
 
@@ -72,7 +76,7 @@ def test_ties_go_to_the_lowest_index(chunk, largest, dtype, device):
     D = torch.randint(-1, 2, (50, 2, 4), device=device).to(dtype)
     scores = li.maxsim(Q, D)
     order = scores.sort(dim=-1, descending=largest, stable=True).indices[:, :20]
-    got, indices = maxsim_topk(Q, D, 20, chunk_size=chunk, largest=largest)
+    got, indices = maxsim_topk(Q, D, 20, chunk_bytes=bytes_of(chunk, D), largest=largest)
     assert torch.equal(indices, order)
     assert torch.equal(got, scores.gather(1, order))
 
@@ -117,9 +121,9 @@ def test_a_device_without_kernels_selects_by_pytorch_s_operators(monkeypatch):
 
 def test_the_same_on_every_run(device):
     Q, D, *_ = corpus(device, 3, 500)
-    first = li.retrieve(Q, D, 50, chunk=64)
+    first = li.retrieve(Q, D, 50, chunk_bytes=bytes_of(64, D))
     for _ in range(10):
-        assert all(map(torch.equal, first, li.retrieve(Q, D, 50, chunk=64)))
+        assert all(map(torch.equal, first, li.retrieve(Q, D, 50, chunk_bytes=bytes_of(64, D))))
 
 
 def test_no_gradients(device):
@@ -141,10 +145,11 @@ def test_precision_and_autocast(device):
 def test_progress_function(device):
     Q, D, *_ = corpus(device)
     calls = []
-    li.retrieve(Q, D, 3, chunk=10, progress=lambda done, total: calls.append((done, total)))
+    options = {"progress": lambda done, total: calls.append((done, total))}
+    li.retrieve(Q, D, 3, chunk_bytes=bytes_of(10, D), **options)
     assert calls == [(10, 37), (20, 37), (30, 37), (37, 37)]
     calls.clear()
-    li.retrieve(Q, D, 3, progress=lambda done, total: calls.append((done, total)))
+    li.retrieve(Q, D, 3, **options)
     assert calls[-1] == (37, 37) and len(calls) > 1
 
 
@@ -152,7 +157,7 @@ def test_progress_bar(capsys, device, monkeypatch):
     pytest.importorskip("tqdm")
     Q, D, *_ = corpus(device)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    li.retrieve(Q, D, 3, chunk=10, progress=True)
+    li.retrieve(Q, D, 3, chunk_bytes=bytes_of(10, D), progress=True)
     shown = capsys.readouterr().err.split("\r")
     assert "37.0/37.0" in shown[-1] and len(shown) > 2  # it starts empty and ends full
 
@@ -160,7 +165,7 @@ def test_progress_bar(capsys, device, monkeypatch):
 def test_progress_bar_off_a_terminal_is_one_line(capsys, device):
     pytest.importorskip("tqdm")
     Q, D, *_ = corpus(device)
-    li.retrieve(Q, D, 3, chunk=1, progress=True)
+    li.retrieve(Q, D, 3, chunk_bytes=bytes_of(1, D), progress=True)
     said = capsys.readouterr().err
     assert "37.0/37.0" in said and said.endswith("\n") and len(said.splitlines()) == 1
     with pytest.raises(ValueError, match="chunk's end"), reporter(True, 8) as report:
@@ -182,7 +187,7 @@ def test_the_default_chunk_bounds_memory():
     for Nq, Nd, Ld in [(1, 10**7, 128), (16, 10**5, 128), (10**4, 10**5, 300), (1, 10, 10**6)]:
         Q = torch.empty(Nq, 32, 128, device="meta", dtype=torch.bfloat16)
         D = torch.empty(Nd, Ld, 128, device="meta", dtype=torch.bfloat16)
-        chunk = stream.default_chunk(Q, D, False)
+        chunk = stream.documents_at_once(Q, D, None, False)
         assert chunk >= 1 and Nq * min(chunk, Nd) <= max(selection.MOST_SCORES, Nq)
 
 
@@ -190,11 +195,19 @@ def test_the_default_chunk_of_a_corpus_that_travels():
     Q = torch.empty(16, 32, 128, device="meta", dtype=torch.bfloat16)
     for Ld in (1, 128, 10**4):
         D = torch.empty(1, dtype=torch.bfloat16).expand(10**6, Ld, 128)
-        chunk = stream.default_chunk(Q, D, False)
+        chunk = stream.documents_at_once(Q, D, None, False)
         most = stream._BYTES
         assert chunk * Ld * 256 <= most and (chunk + 1) * Ld * 256 > min(most, 2**18 * Ld * 256)
-        assert stream.default_chunk(Q, D, True) == chunk  # it is over before a bar could be seen to move
-    assert stream.default_chunk(Q, torch.empty(1).expand(3, 10**9, 128), False) == 1
+        assert (
+            stream.documents_at_once(Q, D, None, True) == chunk
+        )  # it is over before a bar could be seen to move
+    assert stream.documents_at_once(Q, torch.empty(1).expand(3, 10**9, 128), None, False) == 1
+
+
+def test_a_chunk_has_as_many_bytes_as_are_asked_for():
+    Q, D = torch.empty(16, 32, 128, device="meta"), torch.empty(10**6, 10, 128, device="meta")
+    for chunk_bytes, documents in [(1, 1), (5119, 1), (5120, 1), (10**6, 195), (1 << 60, 2**18)]:
+        assert stream.documents_at_once(Q, D, chunk_bytes, True) == documents
 
 
 def test_scorer(device):
@@ -209,7 +222,7 @@ def test_scorer(device):
     assert scorer(Q, D).requires_grad and not scorer.score(Q, D).requires_grad
     q_ids, d_ids = (torch.where(m, 1, 7) for m in (q_mask, d_mask))
     assert torch.equal(scorer.forward_with_ids(Q, D, q_ids, d_ids), expected)
-    close(scorer.retrieve(Q, D, 4, q_mask, d_mask, chunk=9), expected.topk(4))
+    close(scorer.retrieve(Q, D, 4, q_mask, d_mask, chunk_bytes=bytes_of(9, D)), expected.topk(4))
     torch.testing.assert_close(li.MaxSimScorer()(Q, D), li.maxsim(Q, D, normalize=True))
 
 
@@ -238,7 +251,7 @@ def test_resumed_from_a_checkpoint(device, tmp_path):
     again = topk.TopK(Q[0], 7)
     again.load_state_dict(torch.load(tmp_path / "state.pt", map_location="cpu"))
     assert again.seen == 20
-    again.add(D[again.seen :], chunk_size=4)
+    again.add(D[again.seen :], chunk_bytes=bytes_of(4, D))
     assert again.seen == 37 and again.indices.device == Q.device
     close((again.scores, again.indices), (best.scores, best.indices))
 
@@ -406,9 +419,9 @@ def test_documents_that_were_seen_are_refused_before_any_is_scored():
     later.add(D[4:8])
     first.merge(later)
     with pytest.raises(ValueError, match="documents 4 to 5 were searched twice"):
-        first.add(D[:6], chunk_size=2)
+        first.add(D[:6], chunk_bytes=bytes_of(2, D))
     assert first.seen == 4 and torch.equal(first.indices, later.indices)
-    first.add(D[:4], chunk_size=2)
+    first.add(D[:4], chunk_bytes=bytes_of(2, D))
     assert first.seen == 8
 
 
@@ -453,7 +466,7 @@ def searched(Q, D, k, bounds, **options):
     found = []
     for first, stop in pairwise(bounds):
         part = topk.TopK(Q, k, first=first, **options)
-        part.add(D[first:stop], chunk_size=4)
+        part.add(D[first:stop], chunk_bytes=bytes_of(4, D))
         found.append(part)
     return found
 
@@ -560,7 +573,7 @@ def test_memory_mapped_corpus(device, tmp_path):
     path = tmp_path / "corpus.bin"
     D.cpu().view(torch.int16).numpy().tofile(path)
     mapped = torch.from_file(str(path), size=D.numel(), dtype=torch.bfloat16).view(D.shape)
-    close(maxsim_topk(Q, mapped, 5, chunk_size=8), maxsim_topk(Q, D, 5))
+    close(maxsim_topk(Q, mapped, 5, chunk_bytes=bytes_of(8, D)), maxsim_topk(Q, D, 5))
 
 
 # ---- codes ----
@@ -585,12 +598,12 @@ def test_codes(how, chunk, device):
     (Q, scale_Q), (D, scale_D) = QUANTIZE[how](Q), QUANTIZE[how](D)
     for masks in ((None, None), (q_mask, d_mask)):
         expected = scores_of_codes(Q, D, *masks, scale_Q, scale_D).topk(6)
-        options = {"scale_Q": scale_Q, "scale_D": scale_D}
-        close(li.retrieve(Q, D, 6, *masks, normalize=False, chunk=chunk, **options), expected)
-        close(maxsim_topk(Q, D, 6, *masks, chunk_size=chunk, **options), expected)
+        options = {"scale_Q": scale_Q, "scale_D": scale_D, "chunk_bytes": bytes_of(chunk, D)}
+        close(li.retrieve(Q, D, 6, *masks, normalize=False, **options), expected)
+        close(maxsim_topk(Q, D, 6, *masks, **options), expected)
     first = scale_Q[0] if scale_Q.dim() else scale_Q
     expected = scores_of_codes(Q[0], D, None, None, first, scale_D).topk(6)
-    close(maxsim_topk(Q[0], D, 6, chunk_size=chunk, scale_Q=first, scale_D=scale_D), expected)
+    close(maxsim_topk(Q[0], D, 6, chunk_bytes=bytes_of(chunk, D), scale_Q=first, scale_D=scale_D), expected)
 
 
 def test_codes_in_pieces_and_from_a_checkpoint(device):
@@ -601,7 +614,7 @@ def test_codes_in_pieces_and_from_a_checkpoint(device):
     best.add(D[:20], d_mask[:20], scale_D=scale_D[:20])
     again = topk.TopK(Q, 6, q_mask, scale_Q=scale_Q)
     again.load_state_dict(best.state_dict())
-    again.add(D[20:], d_mask[20:], scale_D=scale_D[20:], chunk_size=5)
+    again.add(D[20:], d_mask[20:], scale_D=scale_D[20:], chunk_bytes=bytes_of(5, D))
     close((again.scores, again.indices), expected)
 
 
@@ -616,7 +629,7 @@ def test_streamed_codes(how, pinned):
     D = D.pin_memory() if pinned else D
     for chunk in (None, 1, 37):
         options = {"scale_Q": scale_Q, "scale_D": scale_D, "normalize": False}
-        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk, **options), expected)
+        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), **options), expected)
 
 
 # ---- a corpus on the CPU, queries on a GPU ----
@@ -635,7 +648,7 @@ def test_streamed_corpus(chunk, masked, strided, pinned):
     d_mask = torch.rand(501, 60) < 0.7 if masked else None
     expected = li.maxsim(Q, D.cuda(), None, None if d_mask is None else d_mask.cuda(), normalize=True).topk(9)
     for _ in range(3):
-        got = li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk)
+        got = li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D))
         assert got[0].is_cuda and got[1].is_cuda
         close(got, expected)
 
@@ -651,17 +664,17 @@ def test_streamed_in_small_pieces(piece, strided, monkeypatch):
     d_mask = torch.rand(101, 60) < 0.7
     expected = li.maxsim(Q, D.cuda(), None, d_mask.cuda(), normalize=True).topk(9)
     for chunk in (None, 1, 23):
-        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk), expected)
+        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D)), expected)
 
 
 @pytest.mark.gpu
 def test_streamed_corpus_where_the_default_device_is_the_gpu():
     Q = torch.randn(2, 32, 128, device="cuda")
     D = torch.randn(200, 60, 128)  # pageable: pinned memory of our own carries it
-    expected = li.retrieve(Q, D, 9, chunk=50)
+    expected = li.retrieve(Q, D, 9, chunk_bytes=bytes_of(50, D))
     torch.set_default_device("cuda")
     try:
-        got = li.retrieve(Q, D, 9, chunk=50)
+        got = li.retrieve(Q, D, 9, chunk_bytes=bytes_of(50, D))
     finally:
         torch.set_default_device(None)
     assert all(map(torch.equal, got, expected))
@@ -774,7 +787,7 @@ def test_streaming_on_a_side_stream():
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        got = li.retrieve(Q, D, 5, chunk=37)
+        got = li.retrieve(Q, D, 5, chunk_bytes=bytes_of(37, D))
     side.synchronize()
     close(got, expected)
 
@@ -787,8 +800,8 @@ def test_streaming_that_fails_leaves_nothing_behind():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        li.retrieve(Q, D, 5, chunk=37, progress=stop)
-    close(li.retrieve(Q, D, 5, chunk=37), li.retrieve(Q, D.cuda(), 5))
+        li.retrieve(Q, D, 5, chunk_bytes=bytes_of(37, D), progress=stop)
+    close(li.retrieve(Q, D, 5, chunk_bytes=bytes_of(37, D)), li.retrieve(Q, D.cuda(), 5))
 
 
 @pytest.mark.gpu
@@ -812,7 +825,7 @@ def test_streaming_resumed_from_a_checkpoint():
     Q = torch.randn(4, 32, 128, device="cuda")
     D, d_mask = torch.randn(300, 60, 128), torch.rand(300, 60) < 0.7
     best = topk.TopK(Q, 7)
-    best.add(D[:130], d_mask[:130], chunk_size=37)
+    best.add(D[:130], d_mask[:130], chunk_bytes=bytes_of(37, D))
     again = topk.TopK(Q, 7)
     again.load_state_dict(best.state_dict())
     again.add(D[again.seen :], d_mask[again.seen :])
@@ -827,7 +840,7 @@ def test_streaming_in_several_threads():
         D = torch.randn(300, 60, 128, generator=generator)
         Q = torch.randn(4, 32, 128, generator=generator).cuda()
         with torch.cuda.stream(torch.cuda.Stream()):
-            got = [li.retrieve(Q, D, 5, chunk=23 + seed) for _ in range(5)]
+            got = [li.retrieve(Q, D, 5, chunk_bytes=bytes_of(23 + seed, D)) for _ in range(5)]
             expected = li.retrieve(Q, D.cuda(), 5)
         torch.cuda.synchronize()
         return got, expected
