@@ -50,7 +50,7 @@ def explain_text() -> tuple[str, li.Alignment]:
     _, hits = li.retrieve(Q, D, k=1, d_mask=d_mask)
     best = int(hits[0, 0])
     own = D[best, : len(words(SENTENCES[best]))]  # without padding
-    return SENTENCES[best], li.explain(Q[0], own, normalize=True)
+    return SENTENCES[best], li.explain(Q[0], own)
 
 
 def page_image() -> Tensor:

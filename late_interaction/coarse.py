@@ -22,7 +22,7 @@ from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._progress import Progress, reporter
-from late_interaction._scoring.norm_warning import look
+from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction._search.rescore import exact_scores, fitting
 from late_interaction._search.selection import MOST_SCORES, empty_documents, select, select_next
 from late_interaction._search.stream import chunks, to_device
@@ -87,7 +87,7 @@ class Codes:
         return replace(self, tokens=self.tokens.to(device), scale=scale)
 
 
-def encode(D: Tensor, kind: str, *, normalize: bool = True) -> Codes:
+def encode(D: Tensor, kind: str, *, normalize: bool = False) -> Codes:
     """The codes of a corpus, made a part at a time.
 
     Args:
@@ -116,6 +116,8 @@ def encode(D: Tensor, kind: str, *, normalize: bool = True) -> Codes:
     if D.dim() not in (2, 3) or D.shape[-1] == 0:
         raise ValueError(f"D must be [Nd, Ld, d] or [Ld, d] with d of at least 1, got {shape_of(D)}")
     D = D.unsqueeze(0) if D.dim() == 2 else D
+    if not normalize:
+        look("coarse.encode", D, called="D")
     Nd, Ld, d = D.shape
     tokens = torch.empty(Nd, Ld, -(-d * KINDS[kind] // 8), dtype=torch.uint8, device=D.device)
     scale = None if kind == "hamming" else torch.empty(Nd, Ld, dtype=torch.float32, device=D.device)
@@ -137,7 +139,7 @@ def search(
     *,
     coarse: str | Codes | Muvera | Encodings,
     candidates: int | None = None,
-    normalize: bool = True,
+    normalize: bool = False,
     chunk_bytes: int | None = None,
     largest: bool = True,
     progress: Progress = False,
@@ -233,7 +235,7 @@ class _FirstPass:
             return
         size = min(most, fitting(4 * D.shape[1] * D.shape[2], chunk_bytes or _BYTES))
         for start, documents, (mask,) in chunks(D, (d_mask,), size, device):
-            codes = encode(documents, self.kind, normalize=self.normalize)
+            codes = unwatched(encode, documents, self.kind, normalize=self.normalize)
             yield start, codes.tokens, codes.scale, mask
 
     def scored(

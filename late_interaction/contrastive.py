@@ -209,7 +209,7 @@ class ContrastiveLoss(BatchLoss):
     Example:
         >>> import torch
         >>> from late_interaction import ContrastiveLoss
-        >>> loss_fn = ContrastiveLoss(normalize=True)
+        >>> loss_fn = ContrastiveLoss(learnable=True, normalize=True)
         >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
         >>> loss_fn(Q, D).backward()
         >>> loss_fn.log_temperature.grad.shape
@@ -218,9 +218,9 @@ class ContrastiveLoss(BatchLoss):
 
     def __init__(
         self,
-        temperature: float = 1.0,
         *,
-        learnable: bool = True,
+        temperature: float = 1.0,
+        learnable: bool = False,
         symmetric: bool = False,
         normalize: bool = False,
         precision: str | None = None,

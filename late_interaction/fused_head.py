@@ -1,5 +1,7 @@
 """MaxSim of hidden states, by :mod:`late_interaction.ops.from_hidden`: :func:`maxsim_from_hidden`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,19 +23,20 @@ def maxsim_from_hidden(
     W: Tensor,
     b: Tensor | None = None,
     d_mask: Tensor | None = None,
-    normalize: bool = True,
     *,
+    normalize: bool = False,
     q_mask: Tensor | None = None,
     project_Q: bool = False,
     precision: str | None = None,
 ) -> Tensor:
-    """``maxsim(Q, normalize(linear(H_d, W, b)))``, without the projected documents as a whole.
+    """``maxsim(Q, linear(H_d, W, b))``, without the projected documents as a whole.
 
     Differentiable in ``Q``, ``H_d``, ``W`` and ``b``. A chunk of documents at a time is projected into a
-    buffer that stays in the GPU's L2 cache, normalized and scored; one kernel projects and normalizes in half
-    precision with d up to 128 on compute capability 9.0. (Without gradients, and with up to 64 query tokens
-    in all, one kernel scores tokens as it projects them.) The backward projects again, the tokens that won
-    alone; it is deterministic, and adds up the gradient of ``W`` in float32, over those tokens too.
+    buffer that stays in the GPU's L2 cache, normalized if wanted, and scored; one kernel projects and
+    normalizes in half precision with d up to 128 on compute capability 9.0. (Without gradients, and with up
+    to 64 query tokens in all, one kernel scores tokens as it projects them.) The backward projects again, the
+    tokens that won alone; it is deterministic, and adds up the gradient of ``W`` in float32, over those
+    tokens too.
     Masked tokens, and documents without a valid token, reach neither a score nor a gradient.
 
     ``O(Nd Ld d (d_model + Nq Lq))`` operations; memory beside inputs, results and gradients is a few tens of
@@ -45,7 +48,8 @@ def maxsim_from_hidden(
         W: ``[d, d_model]``, as ``torch.nn.Linear.weight``.
         b: ``[d]``, as ``torch.nn.Linear.bias``.
         d_mask: ``[Nd, Ld]``, bool (or integer, nonzero = True), True = keep.
-        normalize: divide every projected document token by its L2 norm (eps 1e-12), with the exact gradient.
+        normalize: divide every projected document token by its L2 norm (eps 1e-12), with the exact gradient:
+            what ColBERT models do.
         q_mask: ``[Nq, Lq]``, likewise; a masked query token adds 0.
         project_Q: ``Q`` holds hidden states too, ``[..., d_model]``, and goes through the same head.
         precision: how float32 inputs multiply in MaxSim, as in :func:`late_interaction.maxsim`;
@@ -67,7 +71,7 @@ def maxsim_from_hidden(
         >>> from late_interaction.fused_head import maxsim_from_hidden
         >>> Q = torch.tensor([[1.0, 0.0]])
         >>> H_d = torch.tensor([[[3.0, 4.0, 7.0]], [[5.0, 0.0, 1.0]]])
-        >>> maxsim_from_hidden(Q, H_d, torch.eye(2, 3))
+        >>> maxsim_from_hidden(Q, H_d, torch.eye(2, 3), normalize=True)
         tensor([0.6000, 1.0000])
     """
     check_flag("normalize", normalize)
@@ -80,7 +84,10 @@ def maxsim_from_hidden(
             scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, False)
     else:
         scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, autocast)
-    if not project_Q:
+    if not normalize:
+        tokens: dict[str, Any] = {"called": "the projected H_d", "project": lambda x: _linear(x, W, b)}
+        look("maxsim_from_hidden", H_d, d_mask, **tokens)
+    elif not project_Q:
         look("maxsim_from_hidden", Q3, q_mask, option=False)
     return scores.squeeze(0) if Q.dim() == 2 else scores
 
@@ -113,3 +120,7 @@ def _scores(
     check_no_forward_ad("maxsim_from_hidden", Q, H_d, W, b)
     scores: Tensor = ops.maxsim_from_hidden(Q, H_d, W, b, q_mask, d_mask, normalize, precision)
     return scores
+
+
+def _linear(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    return F.linear(x.to(W.dtype), W, None if b is None else b.to(W.dtype))

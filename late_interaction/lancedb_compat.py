@@ -18,7 +18,7 @@ def maxsim_reranker(
     query: Tensor | Callable[[str], Any],
     column: str = "vector",
     *,
-    normalize: bool = True,
+    normalize: bool = False,
     return_score: str = "relevance",
     device: torch.device | str | None = None,
 ) -> Any:

@@ -182,8 +182,8 @@ class PairwiseLoss(BatchLoss):
 
     def __init__(
         self,
-        temperature: float = 1.0,
         *,
+        temperature: float = 1.0,
         learnable: bool = False,
         normalize: bool = False,
         precision: str | None = None,
@@ -203,7 +203,7 @@ class SigmoidLoss(BatchLoss):
 
     Args:
         temperature: at the start; a number above 0. SigLIP starts from 0.1, for single vectors.
-        bias: at the start; a finite number. SigLIP's is the default.
+        bias: at the start; a finite number. SigLIP starts from -10.
         learnable: whether ``log_temperature`` and ``bias`` are parameters; else they are buffers.
         normalize, precision, reduction, group, scale_by_world: as in :func:`sigmoid_loss`.
 
@@ -214,7 +214,7 @@ class SigmoidLoss(BatchLoss):
     Example:
         >>> import torch
         >>> from late_interaction import SigmoidLoss
-        >>> loss_fn = SigmoidLoss(normalize=True)
+        >>> loss_fn = SigmoidLoss(bias=-10.0, learnable=True, normalize=True)
         >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
         >>> loss_fn(Q, D).backward()
         >>> loss_fn.bias.grad.shape
@@ -225,10 +225,10 @@ class SigmoidLoss(BatchLoss):
 
     def __init__(
         self,
-        temperature: float = 1.0,
-        bias: float = -10.0,
         *,
-        learnable: bool = True,
+        temperature: float = 1.0,
+        bias: float = 0.0,
+        learnable: bool = False,
         normalize: bool = False,
         precision: str | None = None,
         reduction: str = "mean",

@@ -23,16 +23,14 @@ from late_interaction import ops
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.plaid import check_approx_score, check_compressed
 from late_interaction._checks.tensors import has_values, is_autocasting
+from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
 from late_interaction.ops import _oom
-from late_interaction.reference import maxsim_residual_reference, plaid_approx_score_reference
 
 __all__ = [
     "maxsim_residual",
-    "maxsim_residual_reference",
     "maxsim_residual_varlen",
     "plaid_approx_score",
-    "plaid_approx_score_reference",
     "reverse_bits",
 ]
 
@@ -82,7 +80,7 @@ def maxsim_residual(
     bucket_weights: Tensor,
     nbits: int,
     *,
-    normalize: bool = True,
+    normalize: bool = False,
 ) -> Tensor:
     """MaxSim of residual-compressed documents, padded at the end. Differentiable in ``Q``.
 
@@ -118,7 +116,7 @@ def maxsim_residual(
         >>> residuals = torch.tensor([[[0b0001], [0b1100]]], dtype=torch.uint8)  # (0.1, 0) and (0, 0.3)
         >>> maxsim_residual(
         ...     torch.tensor([[1.0, 1.0]]), torch.tensor([[0, 1]]), residuals, torch.tensor([2]),
-        ...     centroids, weights, nbits=2, normalize=False)
+        ...     centroids, weights, nbits=2)
         tensor([1.3000])
     """
     args = check_compressed(
@@ -132,7 +130,7 @@ def maxsim_residual(
     )
     if _wants_gradient(Q) and bool((args[3] < 1).any()):
         raise _empty("doc_lengths")
-    return _score(Q, args, normalize)
+    return _score("maxsim_residual", Q, args, normalize)
 
 
 def maxsim_residual_varlen(
@@ -145,7 +143,7 @@ def maxsim_residual_varlen(
     nbits: int,
     *,
     max_seqlen_d: int | None = None,
-    normalize: bool = True,
+    normalize: bool = False,
 ) -> Tensor:
     """:func:`maxsim_residual` of documents that lie end to end, as index files hold them.
 
@@ -170,7 +168,7 @@ def maxsim_residual_varlen(
         >>> residuals = torch.tensor([[0b0001], [0b1100]], dtype=torch.uint8)
         >>> maxsim_residual_varlen(
         ...     torch.tensor([[1.0, 1.0]]), torch.tensor([0, 1]), residuals, torch.tensor([0, 1, 2]),
-        ...     centroids, weights, nbits=2, normalize=False)
+        ...     centroids, weights, nbits=2)
         tensor([1.1000, 1.3000])
     """
     if max_seqlen_d is not None and (isinstance(max_seqlen_d, bool) or not isinstance(max_seqlen_d, int)):
@@ -186,7 +184,7 @@ def maxsim_residual_varlen(
     )
     if _wants_gradient(Q) and bool((args[3].diff() < 1).any()):
         raise _empty("cu_seqlens_d")
-    return _score(Q, args, normalize)
+    return _score("maxsim_residual_varlen", Q, args, normalize)
 
 
 def reverse_bits(residuals: Tensor) -> Tensor:
@@ -239,7 +237,7 @@ def _precision(Q: Tensor) -> str:
     return float32_precision(Q.device.type)
 
 
-def _score(Q: Tensor, args: tuple[Any, ...], normalize: bool) -> Tensor:
+def _score(name: str, Q: Tensor, args: tuple[Any, ...], normalize: bool) -> Tensor:
     check_flag("normalize", normalize)
     op: Any = ops.maxsim_residual
     try:
@@ -248,4 +246,6 @@ def _score(Q: Tensor, args: tuple[Any, ...], normalize: bool) -> Tensor:
         documents = args[3].shape[0] - (args[1].dim() == 1)
         _oom.residual_failed(error, args[0], documents)
         raise
+    if not normalize:
+        look(name, Q)
     return scores.squeeze(0) if Q.dim() == 2 else scores

@@ -29,7 +29,7 @@ def retrieve(
     q_mask: Tensor | None = None,
     *,
     column: str = "vector",
-    normalize: bool = True,
+    normalize: bool = False,
     largest: bool = True,
     precision: str | None = None,
     workers: int | None = None,

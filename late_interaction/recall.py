@@ -24,7 +24,7 @@ def recall_loss(
     *,
     k: int | Sequence[int] = (1, 2, 4, 8, 16),
     labels: Tensor | None = None,
-    temperature: float | Tensor,
+    temperature: float | Tensor = 1.0,
     rank_temperature: float = 1.0,
     hard_negatives: Tensor | None = None,
     q_mask: Tensor | None = None,
@@ -54,10 +54,10 @@ def recall_loss(
             normalize, precision, reduction, scale_by_world: as in :func:`late_interaction.contrastive_loss`.
         k: one rank, or several over which the mean is taken, each at least 1. The default is the paper's.
         temperature: of the sigmoid over differences of scores: a number above 0, or a tensor of one element,
-            which gets no gradient. It is the width of a step, no scale of a softmax: it has no default. The
-            narrower, the nearer the rank is to the true one, and the fewer pairs have a gradient. The paper
-            takes 0.01 for cosines; a MaxSim score is a sum over the tokens of a query, so that 0.01 times
-            their number is the same for a late-interaction model.
+            which gets no gradient. It is the width of a step, no scale of a softmax: the narrower, the nearer
+            the rank is to the true one, and the fewer pairs have a gradient. The paper takes 0.01 for
+            cosines; a MaxSim score is a sum over the tokens of a query, so that 0.01 times their number,
+            about 0.3 for 32, is the same for a late-interaction model.
         rank_temperature: of the sigmoid over differences of ranks; the paper's default of 1.
         hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.contrastive_loss`: documents that
             may rank before the query's own.
@@ -124,7 +124,7 @@ class RecallLoss(BatchLoss):
         self,
         *,
         k: int | Sequence[int] = (1, 2, 4, 8, 16),
-        temperature: float,
+        temperature: float = 1.0,
         rank_temperature: float = 1.0,
         normalize: bool = False,
         precision: str | None = None,

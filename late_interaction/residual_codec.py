@@ -8,14 +8,13 @@ from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_positive, check_seed
 from late_interaction._checks.plaid import check_nbits
 from late_interaction._checks.tensors import check_embeddings, check_not_meta
+from late_interaction._scoring.norm_warning import look
 from late_interaction.ops.winners import widen
 
 __all__ = ["ResidualCodec"]
 
-# Tokens meet the centroids as queries of this many, ...
-_QUERY = 512
-# ... and are compressed this many at a time.
-_BLOCK = 1 << 16
+# Tokens meet the centroids as queries of _QUERY, and are compressed _BLOCK at a time.
+_QUERY, _BLOCK = 512, 1 << 16
 # Buckets are quantiles of at most this many residuals.
 _SAMPLE = 1 << 22
 
@@ -104,7 +103,7 @@ class ResidualCodec:
         n_centroids: int | None = None,
         *,
         nbits: int = 2,
-        normalize: bool = True,
+        normalize: bool = False,
         iterations: int = 10,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
@@ -121,8 +120,7 @@ class ResidualCodec:
                 sqrt(tokens)``, as ColBERTv2 chooses for a corpus of so many tokens, but at most one for 8
                 tokens of the sample. For a sample of a larger corpus name it.
             nbits: 1, 2, 4 or 8 bits a dim.
-            normalize: L2-normalize tokens first, as :class:`~late_interaction.corpus.Corpus` does before it
-                stores them.
+            normalize: L2-normalize tokens first, where the corpus normalizes before it stores them.
             iterations: of k-means. It stops before where nothing changes any more.
             seed: of the choice of the first centroids among the tokens.
             dtype: of the centroids: float32, float16 or bfloat16.
@@ -156,6 +154,8 @@ class ResidualCodec:
             tokens = _checked(tokens, None)
             if normalize:
                 tokens = torch.nn.functional.normalize(tokens, dim=-1, eps=1e-12)
+            else:
+                look("ResidualCodec.train", tokens, called="the sample")
             if n_centroids is None:
                 n_centroids = _default_count(len(tokens))
             check_positive("n_centroids", n_centroids)

@@ -1,7 +1,4 @@
-"""The ways in for retrieval and training code: :class:`MaxSimScorer` and :func:`retrieve`.
-
-Both normalize by default, as ColBERT, ColPali and LateOn models expect.
-"""
+"""The ways in for retrieval and training code: :class:`MaxSimScorer` and :func:`retrieve`."""
 
 from typing import Any
 
@@ -44,7 +41,7 @@ class MaxSimScorer(torch.nn.Module):
     Example:
         >>> import torch
         >>> from late_interaction import MaxSimScorer
-        >>> scorer = MaxSimScorer()
+        >>> scorer = MaxSimScorer(normalize=True)
         >>> Q = torch.tensor([[[3.0, 0.0]]], requires_grad=True)
         >>> D = torch.tensor([[[0.0, 7.0], [2.0, 0.0]]])
         >>> scorer(Q, D).requires_grad
@@ -56,7 +53,7 @@ class MaxSimScorer(torch.nn.Module):
     def __init__(
         self,
         *,
-        normalize: bool = True,
+        normalize: bool = False,
         backward: str | None = "auto",
         mask_pad_token: int | None = None,
         precision: str | None = None,
@@ -155,7 +152,7 @@ def retrieve(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
-    normalize: bool = True,
+    normalize: bool = False,
     chunk_bytes: int | None = None,
     largest: bool = True,
     sorted: bool = True,
@@ -170,8 +167,8 @@ def retrieve(
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` best documents of each query.
 
-    :func:`late_interaction.topk.maxsim_topk` with ``normalize=True`` by default; see there for what memory
-    it takes, how ties fall, and how a corpus on the CPU reaches the GPU.
+    :func:`late_interaction.topk.maxsim_topk` with a first pass if wanted; see there for what memory it takes,
+    how ties fall, and how a corpus on the CPU reaches the GPU.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
@@ -181,8 +178,8 @@ def retrieve(
         d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
         normalize: L2-normalize every token first.
         largest, sorted, progress, chunk_bytes, precision, scale_Q, scale_D, group: as in
-            :func:`late_interaction.topk.maxsim_topk`. Codes want ``normalize=False``. With a ``group`` every
-            process passes a shard of the documents and has the best of all.
+            :func:`late_interaction.topk.maxsim_topk`. With a ``group`` every process passes a shard of the
+            documents and has the best of all.
         coarse, candidates: a first pass over 1-bit or 4-bit codes, ``"hamming"``, ``"1bit"``, ``"4bit"`` or
             the codes of ``D``, or over single vectors, a :class:`late_interaction.Muvera` or its encodings of
             ``D``; the ``candidates`` best documents of each query are scored exactly
@@ -201,7 +198,7 @@ def retrieve(
         >>> import torch
         >>> from late_interaction import retrieve
         >>> Q = torch.tensor([[[1.0, 0.0]]])
-        >>> D = torch.tensor([[[0.0, 9.0]], [[3.0, 0.0]], [[1.0, 1.0]]])
+        >>> D = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]], [[0.6, 0.8]]])
         >>> scores, documents = retrieve(Q, D, k=2)
         >>> documents
         tensor([[1, 2]])

@@ -38,13 +38,13 @@ def search(folder: Path) -> None:
         with Corpus.create(path, d=128, dtype=dtype, normalize=dtype == torch.int8) as builder:
             builder.add([docs] * (CORPUS // (128 * dtype.itemsize * len(docs))))
         corpora.append(Corpus.open(path))
-        corpora[-1].search(Q, 3, chunk_bytes=CHUNK)
+        corpora[-1].search(Q, 3, normalize=True, chunk_bytes=CHUNK)
     limit = private_bytes() + MORE
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     for corpus in corpora:
-        corpus.search(Q, 3, chunk_bytes=CHUNK)
+        corpus.search(Q, 3, normalize=True, chunk_bytes=CHUNK)
     try:
-        corpora[0].search(Q, 3, chunk_bytes=1 << 30)  # normalizes a copy of the corpus
+        corpora[0].search(Q, 3, normalize=True, chunk_bytes=1 << 30)  # normalizes a copy of the corpus
     except RuntimeError as error:
         assert "allocate" in str(error), error
     else:
@@ -54,7 +54,7 @@ def search(folder: Path) -> None:
 
 def build(folder: Path) -> None:
     docs = documents(100)
-    with Corpus.create(folder, d=16, dtype=torch.int8, shard_bytes=4000) as builder:
+    with Corpus.create(folder, d=16, dtype=torch.int8, normalize=True, shard_bytes=4000) as builder:
         for i in range(0, 80, 4):
             builder.add(docs[i : i + 4], [str(j) for j in range(i, i + 4)])
         print(builder.documents, flush=True)

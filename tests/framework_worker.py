@@ -116,8 +116,9 @@ class WithLoss(nn.Module):
         torch.manual_seed(3)
         self.encoder, self.sometimes = Encoder(), nn.Linear(8, 8)
         self.loss = li.SigmoidLoss(
-            T, -1.0, normalize=True, group=group, scale_by_world=group is not None
-        )  # with two numbers that are learned
+            temperature=T, bias=-1.0, learnable=True, normalize=True, group=group,
+            scale_by_world=group is not None,
+        )  # fmt: skip
         self.double()
 
     def forward(self, part):
@@ -198,9 +199,9 @@ def static_graph(rank, world):
 
 
 LOSSES = {
-    "contrastive": lambda **options: li.ContrastiveLoss(T, **options),
-    "pairwise": lambda **options: li.PairwiseLoss(T, learnable=True, **options),
-    "sigmoid": lambda **options: li.SigmoidLoss(T, -1.0, **options),
+    "contrastive": lambda **options: li.ContrastiveLoss(temperature=T, learnable=True, **options),
+    "pairwise": lambda **options: li.PairwiseLoss(temperature=T, learnable=True, **options),
+    "sigmoid": lambda **options: li.SigmoidLoss(temperature=T, bias=-1.0, learnable=True, **options),
     "recall": lambda **options: li.RecallLoss(temperature=T, **options),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +74,10 @@ def _step(head: Head, inputs: Leaves, grad_scores: torch.Tensor) -> Callable[[],
 def _heads(settings: Settings) -> list[tuple[str, str, Head]]:
     lib: Any = importlib.import_module("late_interaction")
     fused = importlib.import_module("late_interaction.fused_head").maxsim_from_hidden
-    heads: list[tuple[str, str, Head]] = [(OURS, UNFUSED, _unfused(lib.maxsim)), (OURS, FUSED, fused)]
+    heads: list[tuple[str, str, Head]] = [
+        (OURS, UNFUSED, _unfused(lib.maxsim)),
+        (OURS, FUSED, partial(fused, normalize=True)),
+    ]
     if any(i.name == LIK for i in settings.implementations):
         theirs = importlib.import_module("late_interaction_kernels.fused_head").maxsim_from_hidden
         heads.append((LIK, FUSED, theirs))

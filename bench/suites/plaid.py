@@ -65,7 +65,7 @@ def exact(index: Index) -> torch.Tensor:
     Q = index.Q.double()
     parts = [
         score(Q, *(x[at : at + _DOCUMENTS] for x in (index.codes, index.residuals, index.lengths)),
-              index.centroids, index.weights, index.nbits)
+              index.centroids, index.weights, index.nbits, normalize=True)
         for at in range(0, len(index.codes), _DOCUMENTS)
     ]  # fmt: skip
     return torch.cat(parts)
@@ -78,7 +78,7 @@ def _calls(module: Any, variant: str, sets: Sequence[Index]) -> Callable[[], lis
         flat = (x.Q, x.codes.flatten(), x.residuals.flatten(0, 1), x.offsets)
         flat += (x.centroids, x.weights, x.nbits)
         longest = x.codes.shape[1]  # spares late-interaction-kernels a wait for the device
-        return lambda: module.maxsim_residual_varlen(*flat, max_seqlen_d=longest)
+        return lambda: module.maxsim_residual_varlen(*flat, max_seqlen_d=longest, normalize=True)
 
     return lambda: [call(x) for x in sets]
 

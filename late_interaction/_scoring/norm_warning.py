@@ -1,4 +1,4 @@
-"""What public functions warn of, each once a process: queries whose tokens are no unit vectors."""
+"""What public functions warn of, each once a process: tokens that are no unit vectors."""
 
 import os
 import sys
@@ -28,16 +28,24 @@ _STATE = _State()
 
 
 def look(
-    name: str, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None = None, *, option: bool = True
+    name: str,
+    Q: Tensor | Sequence[Tensor],
+    q_mask: Tensor | None = None,
+    *,
+    option: bool = True,
+    called: str = "Q",
+    project: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Look at the norms of the tokens that count, unless the function of this name did before, or they
     cannot be read now.
 
     Args:
         name: of the public function that was called without ``normalize``.
-        Q: checked queries, ``[Nq, Lq, d]``, ``[Lq, d]`` or packed, or a list of some ``[L, d]``.
+        Q: checked queries (or documents), ``[Nq, Lq, d]``, ``[Lq, d]`` or packed, or a list of ``[L, d]``.
         q_mask: ``Q``'s shape without ``d``.
         option: whether the function can normalize.
+        called: the name of ``Q`` among the function's arguments.
+        project: what makes the tokens that are scored of those in ``Q``.
     """
     if is_compiling() or name in looked or _STATE.muted:
         return
@@ -46,15 +54,15 @@ def look(
         return
     if not _can_be_read(Q if isinstance(Q, Tensor) else Q[0]):
         return
-    norms = _norms_that_count(Q, q_mask)
+    norms = _norms_that_count(Q, q_mask, project)
     if norms.numel() == 0:  # a call that only warms up hides nothing
         return
     looked.add(name)
     median = norms.median().item()
     if not 0.9 <= median <= 1.1:
         warnings.warn(
-            f"{name}{'(normalize=False)' if option else ' does not normalize'}, but the median norm of Q's"
-            f" tokens is {median:.3f}: ColBERT-style models score unit vectors."
+            f"{name}{'(normalize=False)' if option else ' does not normalize'}, but the median norm of"
+            f" {called}'s tokens is {median:.3f}: ColBERT-style models score unit vectors."
             f" {'Pass normalize=True, or normalize' if option else 'Normalize'} Q and D first."
             " LIK_SUPPRESS_NORM_WARN=1 silences this, as it does in late-interaction-kernels.",
             UserWarning,
@@ -73,7 +81,9 @@ def unwatched(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _STATE.muted = before
 
 
-def _norms_that_count(Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> Tensor:
+def _norms_that_count(
+    Q: Tensor | Sequence[Tensor], q_mask: Tensor | None, project: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """The norms, on the CPU, of Q's first tokens that are neither masked nor zero. Waits for the device."""
     if not isinstance(Q, Tensor):
         few = -(-_NORMS // max(max(map(len, Q)), 1))
@@ -81,7 +91,11 @@ def _norms_that_count(Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> Te
     if Q.dim() == 2:
         Q = Q.unsqueeze(0)
     queries = -(-_NORMS // max(Q.shape[1], 1))  # cut before anything is copied: Q may be large
-    norms: Tensor = Q.detach()[:queries, :_NORMS].float().norm(dim=-1)
+    tokens = Q.detach()[:queries, :_NORMS]
+    if project is not None:
+        with torch.no_grad():
+            tokens = project(tokens)
+    norms: Tensor = tokens.float().norm(dim=-1)
     if q_mask is not None:
         norms = norms.where(q_mask.view(Q.shape[:2])[:queries, :_NORMS] != 0, 0.0)
     norms = norms.cpu()

@@ -134,7 +134,7 @@ def explain(
             are to be explained, as :func:`late_interaction.retrieve` returns them. ``D`` is ``[Nd, Ld, d]``
             or packed, and may be on another device than ``Q``: those documents alone are copied.
         paired: ``Q[i]`` meets ``D[i]`` alone, as in :func:`late_interaction.maxsim_pairs`.
-        normalize: as in :func:`late_interaction.maxsim`. (``retrieve`` normalizes unless told otherwise.)
+        normalize: as in :func:`late_interaction.maxsim`.
         precision: as in :func:`late_interaction.maxsim`, for the search of the winners. Their contributions
             are always multiplied in float32 (float64 for float64 inputs).
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.plaid import check_compressed
+from late_interaction._scoring.norm_warning import look
 from late_interaction.alignment import Alignment, check_documents, explain_one
 from late_interaction.reference.compressed import decompressed
 from late_interaction.reference.dense import working_dtype
@@ -32,7 +33,7 @@ def explain_residual(
     *,
     cu_seqlens_d: Tensor | None = None,
     documents: Tensor | None = None,
-    normalize: bool = True,
+    normalize: bool = False,
 ) -> Any:
     """:func:`late_interaction.explain` of residual-compressed documents, the format of PLAID and ColBERTv2.
 
@@ -62,7 +63,7 @@ def explain_residual(
         >>> residuals = torch.tensor([[[0b0001], [0b1100]]], dtype=torch.uint8)  # (0.1, 0) and (0, 0.3)
         >>> (alignment,) = explain_residual(
         ...     torch.tensor([[1.0, 1.0]]), torch.tensor([[0, 1]]), residuals, torch.tensor([2]),
-        ...     centroids, weights, nbits=2, normalize=False)
+        ...     centroids, weights, nbits=2)
         >>> alignment.matches, alignment.shares
         (tensor([1]), tensor([0.0000, 1.3000]))
     """
@@ -89,6 +90,8 @@ def explain_residual(
         for i, chosen in enumerate(picks):
             if j in chosen:
                 (found[i, j],) = explain_one(Q[i].detach(), None, normalize, None, document, None)
+    if not normalize:
+        look("explain_residual", Q)
     result = [[found[i, j] for j in chosen] for i, chosen in enumerate(picks)]
     return result[0] if one_query else result
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.packed import check_sequences
 from late_interaction._progress import reporter
+from late_interaction._scoring.norm_warning import look
 from late_interaction.corpus import _codec_files, _files, _shards, _tokens
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._ids import check_ids
@@ -160,9 +161,8 @@ class CorpusBuilder:
             raise ValueError(f"documents[0] must be [L, {self._d}], got {shape_of(documents[0])}")
         with torch.no_grad():
             tokens = torch.cat(tuple(documents)).cpu()
-            offsets = torch.tensor(
-                list(accumulate((len(x) for x in documents), initial=0)), dtype=torch.int64, device="cpu"
-            )
+            ends = list(accumulate((len(x) for x in documents), initial=0))
+            offsets = torch.tensor(ends, dtype=torch.int64, device="cpu")
             self._add_shards([_shards.Shard(tokens, offsets, None, ids)], "documents", False)
 
     def extend(self, corpus: Documents) -> None:
@@ -222,7 +222,8 @@ class CorpusBuilder:
 
     def _check_tokens(self, shard: _shards.Shard, first: int, stop: int, name: str, place: int) -> None:
         rows = shard.rows(first, stop)
-        bad = _tokens.find_unusable(shard.floats(rows), self._stored, self._normalize)
+        tokens = shard.floats(rows)
+        bad = _tokens.find_unusable(tokens, self._stored, self._normalize)
         if bad is not None:
             at = rows.start + bad
             document = int(torch.searchsorted(shard.offsets, at, right=True)) - 1
@@ -230,6 +231,8 @@ class CorpusBuilder:
                 f"{name}[{place + document}] must have tokens that {self._stored.name} can hold,"
                 f" got NaN, an infinity or too large a value in its token {at - int(shard.offsets[document])}"
             )
+        if not self._normalize:
+            look("Corpus.create", tokens, called="the corpus")
 
     def _write(self, shard: _shards.Shard, first: int, stop: int, as_they_are: bool) -> None:
         """Some documents of a shard, into as many shards of the corpus as they take."""

@@ -51,7 +51,7 @@ class Corpus(Documents):
         >>> corpus = Corpus.from_packed(tokens, torch.tensor([0, 2, 3]), normalized=True)
         >>> len(corpus), corpus[1]
         (2, tensor([[0.6000, 0.8000]]))
-        >>> corpus.search(torch.tensor([[0.0, 2.0]]), k=2)
+        >>> corpus.search(torch.tensor([[0.0, 1.0]]), k=2)
         (tensor([1.0000, 0.8000]), tensor([0, 1]))
 
     The pickle of a corpus that was opened from a folder, and of a part of one, holds the path, and is opened
@@ -66,7 +66,7 @@ class Corpus(Documents):
         d: int,
         dtype: torch.dtype | None = None,
         codec: ResidualCodec | None = None,
-        normalize: bool = True,
+        normalize: bool = False,
         resume: bool = False,
         shard_bytes: int = _SHARD_BYTES,
         progress: Progress = False,
@@ -238,7 +238,7 @@ class Corpus(Documents):
         k: int,
         q_mask: Tensor | None = None,
         *,
-        normalize: bool = True,
+        normalize: bool = False,
         largest: bool = True,
         precision: str | None = None,
         progress: Progress = False,
@@ -293,8 +293,8 @@ class Corpus(Documents):
             >>> import torch
             >>> from late_interaction.corpus import Corpus
             >>> corpus = Corpus.from_packed(torch.eye(3), torch.tensor([0, 1, 3]))
-            >>> corpus.search(torch.tensor([[[0.0, 1.0, 1.0]]]), k=1)
-            (tensor([[0.7071]]), tensor([[1]]))
+            >>> corpus.search(torch.tensor([[[0.0, 0.6, 0.8]]]), k=1)
+            (tensor([[0.8000]]), tensor([[1]]))
         """
         options = {
             "normalize": normalize, "largest": largest, "precision": precision, "progress": progress,

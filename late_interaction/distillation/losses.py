@@ -271,15 +271,15 @@ class DistillKLDivLoss(_KDLoss):
         >>> import torch
         >>> from late_interaction import DistillKLDivLoss
         >>> Q, D = torch.randn(2, 8, 16, requires_grad=True), torch.randn(2, 4, 20, 16)
-        >>> DistillKLDivLoss(0.5, normalize=True)(Q, D, torch.randn(2, 4)).backward()
+        >>> DistillKLDivLoss(temperature=0.5, normalize=True)(Q, D, torch.randn(2, 4)).backward()
         >>> Q.grad.shape
         torch.Size([2, 8, 16])
     """
 
     def __init__(
         self,
-        temperature: float = 1.0,
         *,
+        temperature: float = 1.0,
         teacher_temperature: float | None = None,
         normalize_scores: bool = False,
         normalize: bool = False,

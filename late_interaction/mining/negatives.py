@@ -71,7 +71,7 @@ def hard_negatives(
     include_positives: bool = False,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
-    normalize: bool = True,
+    normalize: bool = False,
     progress: Progress = False,
     keep_empty: bool = False,
 ) -> HardNegatives:

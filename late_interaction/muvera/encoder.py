@@ -15,6 +15,7 @@ from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.muvera import check_parameters, check_tokens
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import check_embeddings
+from late_interaction._scoring.norm_warning import look
 from late_interaction.muvera import _random_bits
 from late_interaction.varlen import pack_sequences
 
@@ -132,7 +133,7 @@ class Muvera:
         return self._encode(D, mask, offsets, average=True)
 
     def encode_corpus(
-        self, D: Tensor, d_mask: Tensor | None = None, *, normalize: bool = True
+        self, D: Tensor, d_mask: Tensor | None = None, *, normalize: bool = False
     ) -> "Encodings":
         """The :class:`Encodings` of a padded corpus ``[Nd, Ld, d]``, made a part at a time, for the
         ``coarse=`` of :func:`late_interaction.retrieve`. ``normalize``: every token is scaled to unit length
@@ -142,6 +143,8 @@ class Muvera:
         if D.dim() != 3:
             raise ValueError(f"D must be [Nd, Ld, d], got {shape_of(D)}")
         mask, _ = check_tokens("D", D, "d_mask", d_mask, None, self.d)
+        if not normalize:
+            look("Muvera.encode_corpus", D, mask, called="D")
         documents = torch.empty(len(D), self.dim, dtype=torch.float32, device=D.device)
         size = max(_BYTES // max(4 * D.shape[1] * self.d, 1), 1)
         for start in range(0, len(D), size):

@@ -91,7 +91,7 @@ def maxsim_residual_reference(
     bucket_weights: Tensor,
     nbits: int,
     *,
-    normalize: bool = True,
+    normalize: bool = False,
 ) -> Tensor:
     """MaxSim of compressed documents padded at the end, by definition.
 
@@ -118,7 +118,7 @@ def maxsim_residual_reference(
         >>> residuals = torch.tensor([[[0b0001], [0b1100]]], dtype=torch.uint8)  # (0.1, 0) and (0, 0.3)
         >>> maxsim_residual_reference(
         ...     torch.tensor([[1.0, 1.0]]), torch.tensor([[0, 1]]), residuals, torch.tensor([2]),
-        ...     centroids, weights, nbits=2, normalize=False)
+        ...     centroids, weights, nbits=2)
         tensor([1.3000])
     """
     d_mask = _first(codes, doc_lengths)
@@ -135,7 +135,7 @@ def maxsim_residual_varlen_reference(
     bucket_weights: Tensor,
     nbits: int,
     *,
-    normalize: bool = True,
+    normalize: bool = False,
 ) -> Tensor:
     """MaxSim of compressed documents that lie end to end, by definition.
 
@@ -160,7 +160,7 @@ def maxsim_residual_varlen_reference(
         >>> residuals = torch.tensor([[0b0001], [0b1100]], dtype=torch.uint8)
         >>> maxsim_residual_varlen_reference(
         ...     torch.tensor([[1.0, 1.0]]), torch.tensor([0, 1]), residuals, torch.tensor([0, 1, 2]),
-        ...     centroids, weights, nbits=2, normalize=False)
+        ...     centroids, weights, nbits=2)
         tensor([1.1000, 1.3000])
     """
     D = decompressed(working_dtype(Q), codes_flat, residuals_flat, centroids, bucket_weights, nbits)

@@ -18,9 +18,9 @@ def maxsim_from_hidden_reference(
     b: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
-    normalize: bool = True,
+    normalize: bool = False,
 ) -> Tensor:
-    """``maxsim(Q, normalize(H_d @ W.T + b), d_mask=d_mask)``, by definition.
+    """``maxsim(Q, H_d @ W.T + b, d_mask=d_mask)``, by definition.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, projected (and normalized) already.
@@ -40,7 +40,7 @@ def maxsim_from_hidden_reference(
         >>> import torch
         >>> from late_interaction.reference import maxsim_from_hidden_reference
         >>> Q, H_d = torch.tensor([[1.0, 0.0]]), torch.tensor([[[3.0, 4.0, 7.0]]])
-        >>> maxsim_from_hidden_reference(Q, H_d, torch.eye(2, 3))
+        >>> maxsim_from_hidden_reference(Q, H_d, torch.eye(2, 3), normalize=True)
         tensor([0.6000])
     """
     check_flag("normalize", normalize)

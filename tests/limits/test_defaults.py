@@ -114,7 +114,7 @@ DEFAULTS = {
         score_pairs_packed, {"mean": False}, partial(score_pairs_packed, *PACKED, *PAIRS)
     ),
     "maxsim_from_hidden": (
-        maxsim_from_hidden, {"normalize": True, "project_Q": False}, partial(maxsim_from_hidden, Q, H, W)
+        maxsim_from_hidden, {"normalize": False, "project_Q": False}, partial(maxsim_from_hidden, Q, H, W)
     ),
     "quantize_fp8_per_token": (
         fp8.quantize_fp8_per_token, {"dtype": torch.float8_e4m3fn},
@@ -126,11 +126,11 @@ DEFAULTS = {
     ),
     "xtr_scores": (li.xtr_scores, {"rule": "paper"}, partial(li.xtr_scores, Q, D, 7)),
     "maxsim_residual": (
-        plaid.maxsim_residual, {"normalize": True},
+        plaid.maxsim_residual, {"normalize": False},
         partial(plaid.maxsim_residual, Q, CODES, RESIDUALS, torch.tensor([5, 4, 2]), *INDEX),
     ),
     "maxsim_residual_varlen": (
-        plaid.maxsim_residual_varlen, {"normalize": True},
+        plaid.maxsim_residual_varlen, {"normalize": False},
         partial(
             plaid.maxsim_residual_varlen, Q, CODES.flatten(), RESIDUALS.flatten(0, 1),
             torch.tensor([0, 5, 15]),
@@ -143,21 +143,21 @@ DEFAULTS = {
     ),
     "Alignment.top": (Alignment.top, {"n": 5}, li.explain(torch.eye(9), torch.eye(9)).top),
     "explain_residual": (
-        li.explain_residual, {"normalize": True},
+        li.explain_residual, {"normalize": False},
         lambda **options: li.explain_residual(
             Q[0], CODES, RESIDUALS, torch.tensor([5, 4, 2]), *INDEX, **options
         )[0].shares,
     ),
     "coarse.encode": (
-        coarse.encode, {"normalize": True},
+        coarse.encode, {"normalize": False},
         lambda **options: coarse.encode(D, "4bit", **options).tokens,
     ),
     "coarse.search": (
-        coarse.search, {"normalize": True, **SEARCH}, partial(coarse.search, Q, D, 3, coarse=BITS)
+        coarse.search, {"normalize": False, **SEARCH}, partial(coarse.search, Q, D, 3, coarse=BITS)
     ),
-    "retrieve": (li.retrieve, {"normalize": True, "sorted": True, **SEARCH}, partial(li.retrieve, Q, D, 3)),
+    "retrieve": (li.retrieve, {"normalize": False, "sorted": True, **SEARCH}, partial(li.retrieve, Q, D, 3)),
     "MaxSimScorer": (
-        li.MaxSimScorer.__init__, {"normalize": True, "backward": "auto"},
+        li.MaxSimScorer.__init__, {"normalize": False, "backward": "auto"},
         lambda **options: li.MaxSimScorer(**options)(Q, D),
     ),
     "maxsim_topk": (
@@ -175,7 +175,7 @@ DEFAULTS = {
     ),
     "ContrastiveLoss": (
         li.ContrastiveLoss.__init__,
-        MODULE | {"learnable": True, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
+        MODULE | {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
         partial(of_module, li.ContrastiveLoss),
     ),
     "pairwise_loss": (
@@ -186,16 +186,17 @@ DEFAULTS = {
         losses.sigmoid_loss, {"temperature": 1.0, "bias": 0.0, **LOSS}, partial(li.sigmoid_loss, Q, D[:3])
     ),
     "SigmoidLoss": (
-        losses.SigmoidLoss.__init__, MODULE | {"bias": -10.0, "learnable": True},
+        losses.SigmoidLoss.__init__, MODULE | {"bias": 0.0},
         partial(of_module, li.SigmoidLoss),
     ),
     "recall_loss": (
-        recall.recall_loss, {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, **LOSS},
-        partial(li.recall_loss, Q, D[:3], temperature=0.3),
+        recall.recall_loss, {"k": (1, 2, 4, 8, 16), "temperature": 1.0, "rank_temperature": 1.0, **LOSS},
+        partial(li.recall_loss, Q, D[:3]),
     ),
     "RecallLoss": (
-        recall.RecallLoss.__init__, {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, **LOSS},
-        lambda **options: recall.RecallLoss(temperature=0.3, **options)(Q, D[:3]),
+        recall.RecallLoss.__init__,
+        {"k": (1, 2, 4, 8, 16), "temperature": 1.0, "rank_temperature": 1.0, **LOSS},
+        lambda **options: recall.RecallLoss(**options)(Q, D[:3]),
     ),
     "distill_kl_div_loss": (
         li.distill_kl_div_loss,
@@ -218,7 +219,7 @@ DEFAULTS = {
     "hard_negatives": (
         mining.hard_negatives,
         {"num_negatives": 3, "range_min": 0, "sampling_strategy": "top", "seed": 0}
-        | {"include_positives": False, "normalize": True, "progress": False, "keep_empty": False},
+        | {"include_positives": False, "normalize": False, "progress": False, "keep_empty": False},
         mined,
     ),
     "mine_hard_negatives": (
@@ -237,7 +238,7 @@ DEFAULTS = {
     ),
     "ResidualCodec.train": (
         ResidualCodec.train,
-        {"nbits": 2, "normalize": True, "iterations": 10, "seed": 0, "dtype": torch.float32},
+        {"nbits": 2, "normalize": False, "iterations": 10, "seed": 0, "dtype": torch.float32},
         of_codec,
     ),
     "pool_tokens": (
@@ -247,15 +248,16 @@ DEFAULTS = {
     ),
     "Muvera": (li.Muvera.__init__, {"k_sim": 5, "repetitions": 20, "fill_empty": True, "seed": 0}, of_muvera),
     "Muvera.encode_corpus": (
-        li.Muvera.encode_corpus, {"normalize": True},
+        li.Muvera.encode_corpus, {"normalize": False},
         lambda **options: li.Muvera(8, k_sim=1).encode_corpus(D, **options).documents,
     ),
     "Corpus.create": (
-        corpus.Corpus.create, {"normalize": True, "resume": False, "shard_bytes": 1 << 30, "progress": False},
+        corpus.Corpus.create,
+        {"normalize": False, "resume": False, "shard_bytes": 1 << 30, "progress": False},
         of_corpus,
     ),
     "Corpus.open": (corpus.Corpus.open, {"verify": False}, None),
-    "Corpus.search": (corpus.Corpus.search, {"normalize": True, **SEARCH}, searched),
+    "Corpus.search": (corpus.Corpus.search, {"normalize": False, **SEARCH}, searched),
     "plot_alignment": (plot_alignment, {"first_patch": 0}, None),
 }  # fmt: skip
 

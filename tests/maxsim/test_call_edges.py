@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction import int8, ops
-from late_interaction._search.stream import default_chunk
+from late_interaction._search.stream import documents_at_once
 from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.topk import TopK, maxsim_topk
@@ -330,7 +330,7 @@ def test_progress_is_not_shown_unless_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     Q, documents = tokens(2), D[:, None]
-    best = TopK(Q, 1, normalize=True)
+    best = TopK(Q, 1)
     best.add(documents)
     for found in (li.retrieve(Q, documents, 1), li.MaxSimScorer().retrieve(Q, documents, 1)):
         assert torch.equal(found[1], best.indices)
@@ -377,7 +377,7 @@ def test_a_transform_meets_the_operator_though_nothing_requires_a_gradient():
 
 @pytest.mark.parametrize("queries", [1, 3, 1000])
 def test_scores_of_a_chunk_take_at_most_16_mib(queries):
-    chunk = default_chunk(meta(queries, 2, 4), meta(1 << 30, 7, 4), False)
+    chunk = documents_at_once(meta(queries, 2, 4), meta(1 << 30, 7, 4), None, False)
     assert chunk * queries <= 16 << 18 < (chunk + 1) * queries
 
 
@@ -385,7 +385,8 @@ def test_scores_of_a_chunk_take_at_most_16_mib(queries):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_chunk_that_travels_takes_at_most_256_mib(shape, dtype):
     corpus = torch.empty(1, 1, 1, dtype=dtype).expand(1 << 30, *shape)
-    chunk, document = default_chunk(meta(1, 2, 4), corpus, True), shape[0] * shape[1] * dtype.itemsize
+    chunk = documents_at_once(meta(1, 2, 4), corpus, None, True)
+    document = shape[0] * shape[1] * dtype.itemsize
     fits = document <= 256 << 20
     assert chunk == 1 if not fits else chunk * document <= 256 << 20
     assert (chunk + 1) * document > 256 << 20 or chunk == 4 << 20  # which the scores allow

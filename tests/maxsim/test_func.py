@@ -49,7 +49,7 @@ def functions(device):
         "padded": lambda Q, D: li.maxsim_padded(Q, D[:2, None], *lengths),
         "varlen": flat(maxsim_varlen),
         "listed pairs": flat(score_pairs_packed, *pairs),
-        "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b),
+        "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b, normalize=True),
         "smooth": lambda Q, D: li.smooth_maxsim(Q, D, None, d_mask, normalize=True),
         "smooth pairs": lambda Q, D: li.smooth_maxsim_pairs(Q, D[:2]),
         "residual": lambda Q, D: plaid.maxsim_residual(Q, codes, residuals, extents, *tables) * D.sum(),

@@ -1,8 +1,9 @@
-"""The one look of each public function at the norms of Q, in its first eager call of a process."""
+"""The one look of each public function at norms, in its first eager call of a process."""
 
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import warnings
@@ -13,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import late_interaction as li
-from late_interaction import coarse, fused_head, topk
+from late_interaction import coarse, fused_head, plaid, topk
 from late_interaction._scoring import norm_warning
 from late_interaction.corpus import Corpus
 from late_interaction.mining import hard_negatives
+from late_interaction.residual_codec import ResidualCodec
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 
 
@@ -220,7 +222,7 @@ def padded(Q, D):
 
 
 def from_hidden(Q, D):
-    return fused_head.maxsim_from_hidden(Q, D, torch.eye(8, device=Q.device))
+    return fused_head.maxsim_from_hidden(Q, D, torch.eye(8, device=Q.device), normalize=True)
 
 
 def added(Q, D):
@@ -229,11 +231,11 @@ def added(Q, D):
 
 
 def corpus(Q, D):
-    return Corpus.from_packed(D.flatten(0, 1), offsets(*D.shape[:2], "cpu")).search(Q, 2, normalize=False)
+    return Corpus.from_packed(D.flatten(0, 1), offsets(*D.shape[:2], "cpu")).search(Q, 2)
 
 
 def mined(Q, D):
-    return hard_negatives(Q, D, [[0]] * len(Q), num_negatives=1, normalize=False)
+    return hard_negatives(Q, D, [[0]] * len(Q), num_negatives=1)
 
 
 def distilled(loss):
@@ -243,6 +245,21 @@ def distilled(loss):
 def packed_loss(Q, D):
     tokens = packed(Q, D)
     return li.contrastive_loss(*tokens[:2], cu_seqlens_q=tokens[2], cu_seqlens_d=tokens[3])
+
+
+def of_residuals(Q, packed=False):
+    """Documents as two tokens that are their centroids."""
+    device = Q.device
+    codes, residuals = torch.tensor([[0, 1]], device=device), torch.zeros(1, 2, 1, device=device).byte()
+    codebook = torch.eye(2, 8, device=device), torch.zeros(2, device=device), 1
+    if packed:
+        return codes[0], residuals[0], torch.tensor([0, 2], device=device), *codebook
+    return codes, residuals, torch.tensor([2], device=device), *codebook
+
+
+def stored(D):
+    with tempfile.TemporaryDirectory() as folder, Corpus.create(folder, d=8) as builder:
+        builder.add(list(D))
 
 
 def with_temperature(loss):
@@ -268,14 +285,27 @@ FUNCTIONS = {
     "recall_loss(": with_temperature(li.recall_loss),
     "distill_kl_div_loss(": distilled(li.distill_kl_div_loss),
     "margin_mse_loss(": distilled(li.margin_mse_loss),
-    "retrieve(": lambda Q, D: li.retrieve(Q, D, 2, normalize=False),
+    "retrieve(": lambda Q, D: li.retrieve(Q, D, 2),
     "maxsim_topk(": lambda Q, D: topk.maxsim_topk(Q, D, 2),
     "TopK.add(": added,
-    "coarse.search(": lambda Q, D: coarse.search(Q, D, 2, coarse="4bit", normalize=False),
+    "coarse.search(": lambda Q, D: coarse.search(Q, D, 2, coarse="4bit"),
     "Corpus.search(": corpus,
     "hard_negatives(": mined,
     "explain(": lambda Q, D: li.explain(Q, D),
+    "maxsim_residual(": lambda Q, D: plaid.maxsim_residual(Q, *of_residuals(Q)),
+    "maxsim_residual_varlen(": lambda Q, D: plaid.maxsim_residual_varlen(Q, *of_residuals(Q, True)),
+    "explain_residual(": lambda Q, D: li.explain_residual(Q, *of_residuals(Q)),
 }
+# Likewise, of what looks at documents, and the name that these have.
+OF_DOCUMENTS = {
+    "maxsim_from_hidden(": ("the projected H_d", lambda D: fused_head.maxsim_from_hidden(
+        unit(3, 5, 8).to(D.device), D / 2, 2 * torch.eye(8, device=D.device)
+    )),
+    "coarse.encode(": ("D", lambda D: coarse.encode(D, "4bit")),
+    "Muvera.encode_corpus(": ("D", lambda D: li.Muvera(8, 2, 2).encode_corpus(D)),
+    "Corpus.create(": ("the corpus", stored),
+    "ResidualCodec.train(": ("the sample", lambda D: ResidualCodec.train(D.flatten(0, 1), 4)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -289,6 +319,16 @@ def test_every_function_warns_once_whatever_others_saw(device, name):
     assert words.startswith(name) and "is 7.000:" in words
     assert ("Pass normalize=True" in words) == (name[-1] == "(")
     assert "LIK_SUPPRESS_NORM_WARN=1" in words
+
+
+@pytest.mark.parametrize("name", OF_DOCUMENTS)
+def test_documents_are_looked_at_where_there_are_no_queries(device, name):
+    called, own = OF_DOCUMENTS[name]
+    D = unit(3, 6, 8).to(device)
+    assert said_first(own, D) == []
+    norm_warning.looked.clear()
+    (words,) = said(lambda: own(D * 7), lambda: own(D * 7))
+    assert words.startswith(f"{name}normalize=False), but the median norm of {called}'s tokens is 7.000:")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -344,8 +384,8 @@ def test_normalizing_calls_and_codes_do_not_look(device):
     Q, D = unit(3, 5, 8).to(device) * 7, unit(3, 6, 8).to(device)
     assert said(
         lambda: li.contrastive_loss(Q, D, temperature=1.0, normalize=True),
-        lambda: li.retrieve(Q, D, 2),
-        lambda: coarse.search(Q, D, 2, coarse="1bit"),
+        lambda: li.retrieve(Q, D, 2, normalize=True),
+        lambda: coarse.search(Q, D, 2, coarse="1bit", normalize=True),
         lambda: li.smooth_maxsim(Q, D, normalize=True),
         lambda: li.explain(Q, D, normalize=True),
         lambda: topk.maxsim_topk(

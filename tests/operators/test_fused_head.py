@@ -1,17 +1,20 @@
 """Hidden states to scores: against float64, in chunks, with masks, and as an operator."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 import late_interaction as li
-from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction import fused_head
 from late_interaction.ops.from_hidden import chunking, driver, fallback
 from late_interaction.ops.from_hidden.dtypes import sum_dtype
 from late_interaction.ops.winners import narrow, winner_dtype
 from tests import cases, ref
 
 OPS = torch.ops.late_interaction
+maxsim_from_hidden = partial(fused_head.maxsim_from_hidden, normalize=True)  # as ColBERT models score
 # The projected tokens are rounded once to the dtype they multiply in, unit tokens once more.
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 8e-4, torch.float32: 3e-6, torch.float64: 1e-13}
 
@@ -69,12 +72,12 @@ def check(shape, dtype, device, normalize=True, bias=True, masks="none", form="c
     for x in leaves:
         x.requires_grad_()
     limit = TOLERANCE[dtype]
-    scores = maxsim_from_hidden(Q, H, W, b, d_mask, normalize, q_mask=q_mask)
+    scores = maxsim_from_hidden(Q, H, W, b, d_mask, normalize=normalize, q_mask=q_mask)
     exact, _ = ref.maxsim(Q, projected(H, W, b, normalize), q_mask, d_mask)
     assert scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     ref.assert_close(scores, exact, limit)
     with torch.no_grad():
-        alone = maxsim_from_hidden(Q, H, W, b, d_mask, normalize, q_mask=q_mask)
+        alone = maxsim_from_hidden(Q, H, W, b, d_mask, normalize=normalize, q_mask=q_mask)
         winners = winners_of(Q, H, W, b, q_mask, d_mask, normalize)
     ref.assert_close(alone, exact, limit)
     grad_scores = torch.randn_like(scores)
@@ -575,7 +578,7 @@ def test_project_scores(dtype, normalize, masks, shape):
     ref.assert_close(scores, exact, 1e-5)
     for _ in range(20):
         assert torch.equal(OPS.project_scores(*args), scores)
-    assert torch.equal(maxsim_from_hidden(Q, H, W, b, d_mask, normalize, q_mask=q_mask), scores)
+    assert torch.equal(maxsim_from_hidden(Q, H, W, b, d_mask, normalize=normalize, q_mask=q_mask), scores)
 
 
 @pytest.mark.gpu

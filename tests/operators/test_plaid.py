@@ -165,7 +165,7 @@ def test_an_index_of_another_dtype(kept, dtype, limit, nbits, device):
     """Its centroids and weights are rounded to the dtype of Q: scores err as those of rounded tokens do."""
     Q, index = draw(dataclasses.replace(COMMON, nbits=nbits, dtype=kept), device)
     Q = Q.to(dtype)
-    wanted = reference.maxsim_residual_reference(Q.double(), *index.padded)
+    wanted = reference.maxsim_residual_reference(Q.double(), *index.padded, normalize=True)
     for _, out in both(Q, index):
         ref.assert_close(out, wanted, limit)
 
@@ -185,7 +185,7 @@ def test_float32_under_autocast(dtype, device):
     wanted, _ = expected(Q, index, True)
     Q.requires_grad_()
     with torch.autocast(device, dtype=dtype):
-        scores = plaid.maxsim_residual(Q, *index.padded)
+        scores = plaid.maxsim_residual(Q, *index.padded, normalize=True)
     assert scores.dtype == FP32
     ref.assert_close(scores, wanted, 8e-3)
     scores.sum().backward()
@@ -320,7 +320,7 @@ def test_tokens_without_a_norm(device):
     index.centroids[3] = 0
     index.weights[:] = 0
     Q[0, 0] = 0
-    wanted = reference.maxsim_residual_reference(Q.double(), *index.padded)
+    wanted = reference.maxsim_residual_reference(Q.double(), *index.padded, normalize=True)
     for _, out in both(Q, index):
         ref.assert_close(out, wanted, 5e-6)
 
@@ -373,7 +373,7 @@ def test_documents_of_different_lengths(lengths, device):
     Q, index = draw(dataclasses.replace(case, Nd=1, Ld=sum(counts)), device)
     offsets = torch.tensor([0, *counts], device=device).cumsum(0)
     out = plaid.maxsim_residual_varlen(
-        Q, index.codes[0], index.residuals[0], offsets, index.centroids, index.weights, 4
+        Q, index.codes[0], index.residuals[0], offsets, index.centroids, index.weights, 4, normalize=True
     )
     q, x = (t / t.norm(dim=-1, keepdim=True) for t in (Q.double(), index.tokens[0]))
     similarity = torch.einsum("isd,td->ist", q, x)
@@ -501,7 +501,7 @@ def test_approximate_scores(B, Ld, Lq, dtype, device):
         rows = table.double()[known[j, : lengths[j]]]
         wanted = rows.amax(0).sum() if len(rows) else torch.zeros((), dtype=FP64)
         assert abs(scores[j].item() - wanted.item()) <= 1e-5 * max(1, Lq)
-    ref.assert_close(scores, plaid.plaid_approx_score_reference(table.double(), codes, lengths), 1e-5)
+    ref.assert_close(scores, reference.plaid_approx_score_reference(table.double(), codes, lengths), 1e-5)
 
 
 def test_approximate_scores_at_the_edges(device):

@@ -139,12 +139,12 @@ def test_tokens_that_are_not_normalized(device):
 
 def test_scores_of_what_was_compressed(device):
     x = clustered(900, 32).to(device)
-    codec = ResidualCodec.train(x, 64, nbits=4)
+    codec = ResidualCodec.train(x, 64, nbits=4, normalize=True)
     codes, residuals = codec.compress(x)
     offsets = torch.tensor([0, 300, 300, 900], device=device)
     Q = clustered(7, 32).to(device)
     scores = plaid.maxsim_residual_varlen(
-        Q, codes, residuals, offsets, codec.centroids, codec.bucket_weights, codec.nbits
+        Q, codes, residuals, offsets, codec.centroids, codec.bucket_weights, codec.nbits, normalize=True
     )
     tokens = unit(codec.decompress(codes, residuals))
     wanted = torch.stack([(Q @ part.T).amax(1).sum() for part in (tokens[:300], tokens[300:])])
@@ -255,7 +255,10 @@ def test_normalized_samples_have_the_length_1():
     tokens = sample() * torch.rand(300, 1).add(0.001)
     tokens[7] = 0.0
     unit = torch.nn.functional.normalize(tokens, dim=-1)
-    codec, same = ResidualCodec.train(tokens, 8), ResidualCodec.train(unit, 8, normalize=False)
+    codec, same = (
+        ResidualCodec.train(tokens, 8, normalize=True),
+        ResidualCodec.train(unit, 8, normalize=False),
+    )
     torch.testing.assert_close(codec.centroids, same.centroids, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(codec.bucket_weights, same.bucket_weights, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(codec.centroids.norm(dim=-1), torch.ones(8), rtol=1e-5, atol=1e-5)

@@ -70,7 +70,16 @@ def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
         rough = li.maxsim(torch.nn.functional.normalize(Q, dim=-1), back, q_mask, d_mask)
     for chunk in (None, 1, 50 * D[0].nbytes):
         scores, documents = li.retrieve(
-            Q, D, 3, q_mask, d_mask, coarse=kind, candidates=10, chunk_bytes=chunk, progress=False
+            Q,
+            D,
+            3,
+            q_mask,
+            d_mask,
+            coarse=kind,
+            candidates=10,
+            chunk_bytes=chunk,
+            progress=False,
+            normalize=True,
         )
         exact = li.maxsim(Q, D, q_mask, d_mask, normalize=True)
         torch.testing.assert_close(scores, exact.gather(1, documents), rtol=1e-6, atol=1e-6)
@@ -127,7 +136,7 @@ def test_copies_of_candidates_are_no_larger_than_they_may_be(room, candidates, p
     monkeypatch.setattr(
         rescore, "maxsim", lambda Q, D, *x, **y: seen.append(D.shape) or li.maxsim(Q, D, *x, **y)
     )
-    li.retrieve(D[:5], D, 1, None, d_mask, coarse="1bit", candidates=candidates)
+    li.retrieve(D[:5], D, 1, None, d_mask, coarse="1bit", candidates=candidates, normalize=True)
     assert [tuple(shape[:2]) for shape in seen] == parts
     assert all(shape[2] <= 4 if masked else shape[2] == 7 for shape in seen)
 
@@ -195,16 +204,16 @@ def test_a_cpu_gathers_tokens_up_to_the_last_one_that_is_kept():
 def test_codes_of_one_document_of_empty_ones_and_of_small_tokens(kind):
     D = torch.randn(3, 4, 16)
     D[1, 2] = 0
-    codes, one = encode(D, kind), encode(D[0], kind)
+    codes, one = encode(D, kind, normalize=True), encode(D[0], kind, normalize=True)
     assert torch.equal(one.tokens, codes.tokens[:1])
     for small in (D[:0], D[:, :0], D[..., :1]):
-        assert encode(small, kind).tokens.shape[:2] == small.shape[:2]
+        assert encode(small, kind, normalize=True).tokens.shape[:2] == small.shape[:2]
     with pytest.raises(ValueError, match=r"D must be .* with d of at least 1"):
-        encode(D[..., :0], kind)
+        encode(D[..., :0], kind, normalize=True)
     again = codes.to("cpu")
     assert torch.equal(again.tokens, codes.tokens) and (again.scale is None) == (kind == "hamming")
     if kind != "hamming":
-        torch.testing.assert_close(encode(D * 2**-10, kind).scale, codes.scale)
+        torch.testing.assert_close(encode(D * 2**-10, kind, normalize=True).scale, codes.scale)
         assert torch.equal(again.scale, codes.scale) and codes.scale.isfinite().all()
 
 

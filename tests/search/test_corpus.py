@@ -28,8 +28,8 @@ def documents(lengths=LENGTHS, d=16, dtype=torch.float32):
     return [torch.randn(n, d).to(dtype) for n in lengths]
 
 
-def build(path, docs, dtype, ids=None, **options):
-    with Corpus.create(path, d=docs[0].shape[1], dtype=dtype, **options) as builder:
+def build(path, docs, dtype, ids=None, normalize=True, **options):
+    with Corpus.create(path, d=docs[0].shape[1], dtype=dtype, normalize=normalize, **options) as builder:
         for i in range(0, len(docs), 7):
             builder.add(docs[i : i + 7], None if ids is None else ids[i : i + 7])
     return Corpus.open(path)
@@ -97,7 +97,7 @@ def test_the_bits_of_each_document_of_codes(dtype, on_device, device, tmp_path):
         offsets = torch.cat((offsets.new_zeros(1), offsets))
         corpus = Corpus.from_packed(tokens.to(device), offsets, scales=scales.to(device), normalized=True)
     for chunk_bytes in (1, 700, 1 << 30):
-        same(corpus.search(Q, 12, chunk_bytes=chunk_bytes), expected)
+        same(corpus.search(Q, 12, chunk_bytes=chunk_bytes, normalize=True), expected)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -120,7 +120,7 @@ def test_codes_of_neighbours_of_one_length(lengths, device, tmp_path):
     """They are scored where they lie; what only looks like them is not."""
     docs, Q = documents(lengths), torch.randn(2, 9, 16, device=device)
     corpus = build(tmp_path / "corpus", docs, torch.int8)
-    scores, indices = corpus.search(Q, len(docs), keep_empty=True)
+    scores, indices = corpus.search(Q, len(docs), keep_empty=True, normalize=True)
     for i, x in enumerate(corpus):
         unit = _tokens.decode(*quantize_int8_per_token(_tokens.unit(Q)))
         expected = (unit @ x.to(device).T).amax(-1).sum(-1) if len(x) else torch.zeros(2, device=device)
@@ -133,7 +133,7 @@ def test_normalized_while_stored_and_while_searched(tmp_path):
     assert stored.normalized and not packed(docs).normalized
     norms = torch.cat([shard.tokens for shard in stored.shards]).norm(dim=-1)
     torch.testing.assert_close(norms, torch.ones_like(norms))
-    equal(stored.search(Q, 8), packed(docs).search(Q, 8))
+    equal(stored.search(Q, 8, normalize=True), packed(docs).search(Q, 8, normalize=True))
 
 
 def test_ties_go_to_the_lowest_index(device):
@@ -176,7 +176,9 @@ def test_progress_and_precision():
     docs, Q = documents(), torch.randn(2, 6, 16)
     seen = []
     corpus = packed(docs)
-    got = corpus.search(Q, 5, precision="medium", chunk_bytes=10_000, progress=lambda *x: seen.append(x))
+    got = corpus.search(
+        Q, 5, precision="medium", chunk_bytes=10_000, progress=lambda *x: seen.append(x), normalize=True
+    )
     assert seen == sorted(seen) and len(seen) > 3 and seen[-1] == (len(docs), len(docs))
     expected = li.maxsim(Q, docs[11], normalize=True, precision="medium")
     place = (got[1][0] == 11).nonzero()
@@ -223,7 +225,7 @@ def test_shards_end_before_they_are_too_large(tmp_path):
 def test_a_corpus_of_a_corpus(dtype, tmp_path):
     docs, ids = documents(), [str(i) for i in range(len(LENGTHS))]
     first = build(tmp_path / "first", docs, torch.int8, ids, shard_bytes=2000)
-    with Corpus.create(tmp_path / "second", d=16, dtype=dtype, shard_bytes=20_000) as builder:
+    with Corpus.create(tmp_path / "second", d=16, dtype=dtype, shard_bytes=20_000, normalize=True) as builder:
         builder.extend(first)
     second = Corpus.open(tmp_path / "second")
     assert list(second.ids) == ids and len(second.shards) < len(first.shards)
@@ -309,7 +311,7 @@ def test_bad_searches(change, message):
 def test_codes_of_tokens_that_were_not_normalized(tmp_path):
     corpus = build(tmp_path / "corpus", documents(), torch.int8, normalize=False)
     with pytest.raises(ValueError, match=r"normalize must be False for torch.int8 codes"):
-        corpus.search(torch.ones(3, 16), 3)
+        corpus.search(torch.ones(3, 16), 3, normalize=True)
     assert corpus.search(torch.ones(3, 16), 3, normalize=False)[1].shape == (3,)
 
 
@@ -353,10 +355,10 @@ def test_a_corpus_on_a_gpu_wants_its_queries_there():
 def test_bounded_memory_of_a_gpu(dtype, tmp_path):
     corpus = build(tmp_path / "corpus", documents([500] * 400, d=128), dtype)
     Q = torch.randn(4, 32, 128, device="cuda")
-    corpus.search(Q, 9, chunk_bytes=1 << 20)
+    corpus.search(Q, 9, chunk_bytes=1 << 20, normalize=True)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    corpus.search(Q, 9, chunk_bytes=1 << 20)
+    corpus.search(Q, 9, chunk_bytes=1 << 20, normalize=True)
     assert torch.cuda.max_memory_allocated() - before < 8 << 20 < corpus.tokens * 128
 
 

@@ -37,11 +37,11 @@ def test_queries_on_another_device_than_the_corpus(Q):
 @pytest.mark.parametrize(
     ("queries", "options", "size", "most"),
     [
-        (1, {}, 256 << 20, 6),
+        (1, {"normalize": True}, 256 << 20, 6),
+        (2, {"normalize": True}, 256 << 20, 3),
+        (7, {"normalize": True}, 256 << 20, 1),  # a chunk has a document, however many queries there are
         (2, {}, 256 << 20, 3),
-        (7, {}, 256 << 20, 1),  # a chunk has a document, however many queries there are
-        (2, {"normalize": False}, 256 << 20, 3),
-        (2, {"chunk_bytes": 1000}, 1000, 3),
+        (2, {"normalize": True, "chunk_bytes": 1000}, 1000, 3),
     ],
 )
 @pytest.mark.parametrize("normalized", [True, False])
@@ -50,7 +50,7 @@ def test_chunks_are_bounded_by_scores_and_bytes(
 ):
     """By the bytes that the documentation names. A CPU normalizes smaller chunks, each in a copy."""
     corpus = build(tmp_path / "corpus", documents(), torch.float32, normalize=normalized)
-    if not (normalized or options):
+    if options == {"normalize": True} and not normalized:
         size = 4 << 20
     monkeypatch.setattr(_search, "MOST_SCORES", 6)
     plan, given = _chunks.plan, []

@@ -21,7 +21,7 @@ from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards, 
 from tests.corpus_worker import documents
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = {"d": 16, "dtype": torch.int8, "shard_bytes": 4000}
+OPTIONS = {"d": 16, "dtype": torch.int8, "normalize": True, "shard_bytes": 4000}
 IDS = [str(i) for i in range(100)]
 
 

@@ -23,11 +23,11 @@ def unit(x):
 
 
 def trained(docs, nbits=2, dtype=torch.float32):
-    return ResidualCodec.train(torch.cat(docs).float(), 64, nbits=nbits, dtype=dtype)
+    return ResidualCodec.train(torch.cat(docs).float(), 64, nbits=nbits, normalize=True, dtype=dtype)
 
 
-def build(path, docs, codec, ids=None, **options):
-    with Corpus.create(path, d=D, codec=codec, **options) as builder:
+def build(path, docs, codec, ids=None, normalize=True, **options):
+    with Corpus.create(path, d=D, codec=codec, normalize=normalize, **options) as builder:
         for i in range(0, len(docs), 5):
             builder.add(docs[i : i + 5], None if ids is None else ids[i : i + 5])
     return Corpus.open(path)
@@ -59,7 +59,7 @@ def test_scores_are_those_of_the_operator(nbits, dtype, device, tmp_path):
     assert len(corpus.shards) > 3 and corpus.dtype == torch.uint8 and corpus.codec.nbits == nbits
     wanted = best_of(expected(Q, docs, codec), 8)
     for chunk_bytes in (1, 200, None):
-        scores, indices = corpus.search(Q, 8, chunk_bytes=chunk_bytes, keep_empty=True)
+        scores, indices = corpus.search(Q, 8, chunk_bytes=chunk_bytes, keep_empty=True, normalize=True)
         torch.testing.assert_close(scores, wanted[0], rtol=1e-5, atol=1e-5)
         assert torch.equal(indices, wanted[1])
     wanted = best_of(expected(Q, docs, codec, normalize=False), 8, largest=False)
@@ -103,7 +103,7 @@ def test_over_tensors(device):
     codes, residuals = (x.to(device) for x in codec.compress(tokens))
     corpus = Corpus.from_packed(residuals, offsets, codes=codes, codec=codec, ids=[str(i) for i in range(32)])
     assert corpus.shards[0].tokens.data_ptr() == residuals.data_ptr() and corpus.ids[3] == "3"
-    scores, indices = corpus.search(Q, 6)
+    scores, indices = corpus.search(Q, 6, normalize=True)
     wanted = best_of(expected(Q, docs, codec), 6)
     torch.testing.assert_close(scores, wanted[0], rtol=1e-5, atol=1e-5)
     assert torch.equal(indices, wanted[1])
@@ -128,7 +128,7 @@ def test_another_corpus_is_copied_or_encoded(tmp_path):
     same = ResidualCodec(
         *(x.clone() for x in (codec.centroids, codec.bucket_cutoffs, codec.bucket_weights)), 2
     )
-    with Corpus.create(tmp_path / "same", d=D, codec=same) as builder:
+    with Corpus.create(tmp_path / "same", d=D, codec=same, normalize=True) as builder:
         builder.extend(first)
     copied = Corpus.open(tmp_path / "same")
     for a, b in zip(first.shards, copied.shards, strict=True):
@@ -138,14 +138,14 @@ def test_another_corpus_is_copied_or_encoded(tmp_path):
     floats = Corpus.open(tmp_path / "float")
     assert all(torch.equal(a, b) for a, b in zip(first, floats, strict=True))
     other = trained(docs, nbits=8)
-    with Corpus.create(tmp_path / "other", d=D, codec=other) as builder:
+    with Corpus.create(tmp_path / "other", d=D, codec=other, normalize=True) as builder:
         builder.extend(first)
     for a, b in zip(first, Corpus.open(tmp_path / "other"), strict=True):
         assert torch.equal(b, other.decompress(*other.compress(unit(a))))
 
 
 def interrupted(path, docs, codec):
-    builder = Corpus.create(path, d=D, codec=codec)
+    builder = Corpus.create(path, d=D, codec=codec, normalize=True)
     builder.add(docs[:9])
     builder.flush()
     builder.add(docs[9:12])
@@ -160,7 +160,7 @@ def test_a_corpus_is_resumed(lost, tmp_path):
     interrupted(tmp_path / "parts", docs, codec)
     if lost:  # as if the process had ended while it wrote the codec
         (tmp_path / "parts" / lost).write_bytes(b"")
-    with Corpus.create(tmp_path / "parts", d=D, codec=codec, resume=True) as builder:
+    with Corpus.create(tmp_path / "parts", d=D, codec=codec, normalize=True, resume=True) as builder:
         assert builder.documents == 9
         builder.add(docs[9:])
     resumed = Corpus.open(tmp_path / "parts", verify=True)
@@ -174,9 +174,9 @@ def test_a_corpus_is_resumed_with_its_own_codec_alone(tmp_path):
     weights = codec.bucket_weights + 0.01
     other = ResidualCodec(codec.centroids, codec.bucket_cutoffs, weights, codec.nbits)
     with pytest.raises(ValueError, match="codec of the corpus to resume is"):
-        Corpus.create(tmp_path, d=D, codec=other, resume=True)
+        Corpus.create(tmp_path, d=D, codec=other, normalize=True, resume=True)
     with pytest.raises(ValueError, match="dtype of the corpus to resume is 'residuals', got 'float16'"):
-        Corpus.create(tmp_path, d=D, resume=True)
+        Corpus.create(tmp_path, d=D, normalize=True, resume=True)
 
 
 @pytest.mark.parametrize("part", ["centroids", "bucket_cutoffs", "bucket_weights"])

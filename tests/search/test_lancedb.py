@@ -5,16 +5,18 @@ tests/search/test_corpus_arrow.py and a search by Faiss over there.
 """
 
 import asyncio
+from functools import partial
 
 import pytest
 import torch
 
+from late_interaction import lancedb_compat
 from late_interaction.corpus import Corpus
-from late_interaction.lancedb_compat import maxsim_reranker
 from tests.build.test_readme import examples
 from tests.lancedb_environment import here, run_there
 
 HERE = here("lancedb", "pyarrow")
+maxsim_reranker = partial(lancedb_compat.maxsim_reranker, normalize=True)  # cosines, as the tables' distances
 FAISS = "tests/search/test_muvera.py::test_the_guides_example_with_faiss_finds_what_an_exact_search_finds"
 needs_lancedb = pytest.mark.skipif(not HERE, reason="lancedb is not installed: make lancedb runs these")
 needs_qdrant = pytest.mark.skipif(
@@ -205,7 +207,7 @@ def test_the_ranking_of_lancedb(table):
     Q = torch.randn(6, 8)
     theirs = table.search(Q.numpy()).distance_type("cosine").limit(60).to_arrow()
     corpus = Corpus.from_arrow(theirs["vector"], ids=[str(i) for i in theirs["id"].to_pylist()])
-    scores, order = corpus.search(Q, 60)
+    scores, order = corpus.search(Q, 60, normalize=True)
     assert order.tolist() == list(range(60)) and [int(x) for x in corpus.ids] == ranking(
         float64_scores(Q, docs)
     )
@@ -227,7 +229,7 @@ def test_the_ranking_of_qdrant():
     client.upsert("documents", [models.PointStruct(id=i, vector=x.tolist()) for i, x in enumerate(docs)])
     theirs = client.query_points("documents", query=Q.tolist(), limit=60).points
     tokens, offsets = torch.cat(docs), torch.tensor([0, *(len(x) for x in docs)]).cumsum(0)
-    scores, order = Corpus.from_packed(tokens, offsets).search(Q, 60)
+    scores, order = Corpus.from_packed(tokens, offsets).search(Q, 60, normalize=True)
     assert order.tolist() == [x.id for x in theirs] == ranking(float64_scores(Q, docs))
     torch.testing.assert_close(scores, torch.tensor([x.score for x in theirs]), rtol=1e-5, atol=1e-5)
 

@@ -80,21 +80,21 @@ LENGTHS = [5, 1, 9, 0, 30, 2, 7, 13, 1, 4, 6, 3, 17, 8, 2, 5, 11, 1, 3, 6]
         {"num_negatives": 1},
         {"num_negatives": 50, "range_max": 60},
         {"range_min": 2, "num_negatives": 4},
-        {"range_min": 1, "range_max": 9, "max_score": 2.5},
-        {"min_score": 2.0, "range_max": 20},
-        {"absolute_margin": 0.4, "range_max": 20, "num_negatives": 5},
-        {"relative_margin": 0.1, "range_max": 20, "num_negatives": 5},
-        {"relative_margin": 0.3, "absolute_margin": 0.2, "range_max": 8},
-        {"normalize": False, "absolute_margin": -1.0, "range_max": 20},
+        {"normalize": True, "range_min": 1, "range_max": 9, "max_score": 2.5},
+        {"normalize": True, "min_score": 2.0, "range_max": 20},
+        {"normalize": True, "absolute_margin": 0.4, "range_max": 20, "num_negatives": 5},
+        {"normalize": True, "relative_margin": 0.1, "range_max": 20, "num_negatives": 5},
+        {"normalize": True, "relative_margin": 0.3, "absolute_margin": 0.2, "range_max": 8},
+        {"absolute_margin": -1.0, "range_max": 20},
         {"keep_empty": True, "num_negatives": 50, "range_max": 60},
-        {"keep_empty": True, "absolute_margin": 0.4, "range_max": 20, "num_negatives": 5},
+        {"normalize": True, "keep_empty": True, "absolute_margin": 0.4, "range_max": 20, "num_negatives": 5},
     ],
 )
 def test_by_definition(options, form, device):
     torch.manual_seed(3)
     D, Q = texts(LENGTHS), texts([4, 2, 7, 1, 5])
     positives = [[0], [4, 7], [], [2, 3, 12], [19]]
-    normalize = options.get("normalize", True)
+    normalize = options.get("normalize", False)
     scores = scores_of(Q, D, normalize)
     with_empty = torch.tensor(scores).nan_to_num().tolist()
     wanted = by_definition(with_empty if options.get("keep_empty") else scores, positives, options)
@@ -122,7 +122,13 @@ def test_random_choice(device):
     torch.manual_seed(4)
     D, Q = [x.to(device) for x in texts([6] * 200)], [x.to(device) for x in texts([4] * 30)]
     positives = [[i] for i in range(30)]
-    options = {"num_negatives": 5, "range_min": 3, "range_max": 60, "sampling_strategy": "random"}
+    options = {
+        "num_negatives": 5,
+        "range_min": 3,
+        "range_max": 60,
+        "sampling_strategy": "random",
+        "normalize": True,
+    }
     found = hard_negatives(Q, D, positives, seed=1, **options)
     again = hard_negatives(Q, D, positives, seed=1, **options)
     assert torch.equal(found.indices, again.indices)

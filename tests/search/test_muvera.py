@@ -499,13 +499,13 @@ def test_small_and_empty_tokens_are_normalized_too():
     muvera, D = Muvera(8, 2, 3), torch.randn(6, 3, 8)
     D[2, 1] = 0
     small = D * 2**-10
-    wanted = muvera.encode_corpus(D).documents
+    wanted = muvera.encode_corpus(D, normalize=True).documents
     assert wanted.isfinite().all()
-    torch.testing.assert_close(muvera.encode_corpus(small).documents, wanted)
+    torch.testing.assert_close(muvera.encode_corpus(small, normalize=True).documents, wanted)
     ((_, scores),) = _first_pass.MuveraPass(small, None, muvera, True).scored(small, None, None)
     torch.testing.assert_close(scores, muvera.encode_queries(normalize(D, dim=-1)) @ wanted.t())
     empty = torch.ones(3, 0, 8)
-    assert torch.equal(muvera.encode_corpus(empty).documents, muvera.encode_documents(empty))
+    assert torch.equal(muvera.encode_corpus(empty, normalize=True).documents, muvera.encode_documents(empty))
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -525,11 +525,11 @@ def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
     wanted = muvera.encode_documents(unit_D, d_mask)  # kept, or its memory would be what comes next
     rough = muvera.encode_queries(unit_Q, q_mask) @ wanted.t()
     monkeypatch.setattr(encoder, "_BYTES", 20000)
-    encodings = muvera.encode_corpus(D, d_mask)
+    encodings = muvera.encode_corpus(D, d_mask, normalize=True)
     torch.testing.assert_close(encodings.documents, wanted)
     halves = Encodings(muvera, encodings.documents.half())
     for coarse in (muvera, encodings, halves.to(D.device)):
-        scores, documents = li.retrieve(Q, D, 3, q_mask, d_mask, coarse=coarse, candidates=10)
+        scores, documents = li.retrieve(Q, D, 3, q_mask, d_mask, coarse=coarse, candidates=10, normalize=True)
         exact = li.maxsim(Q, D, q_mask, d_mask, normalize=True)
         torch.testing.assert_close(scores, exact.gather(1, documents), rtol=1e-6, atol=1e-6)
         tenth = rough.topk(10).values[:, -1:]

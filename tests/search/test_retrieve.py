@@ -38,7 +38,9 @@ def close(got, expected):
 def test_chunks_do_not_change_the_result(chunk, k, largest, device):
     Q, D, q_mask, d_mask = corpus(device)
     expected = li.maxsim(Q, D, q_mask, d_mask, normalize=True).topk(min(k, 37), largest=largest)
-    got = li.retrieve(Q, D, k, q_mask, d_mask, chunk_bytes=bytes_of(chunk, D), largest=largest)
+    got = li.retrieve(
+        Q, D, k, q_mask, d_mask, chunk_bytes=bytes_of(chunk, D), largest=largest, normalize=True
+    )
     close(got, expected)
     assert got[1].dtype == torch.int64
 
@@ -54,10 +56,10 @@ def test_dtypes(dtype, device):
 
 def test_ranks(device):
     Q, D, *_ = corpus(device)
-    scores, indices = li.retrieve(Q[0], D, 3)
+    scores, indices = li.retrieve(Q[0], D, 3, normalize=True)
     assert scores.shape == indices.shape == (3,)
     close((scores, indices), li.maxsim(Q[0], D, normalize=True).topk(3))
-    scores, indices = li.retrieve(Q, D[0], 3)
+    scores, indices = li.retrieve(Q, D[0], 3, normalize=True)
     assert scores.shape == (5, 1) and not indices.any()
 
 
@@ -223,7 +225,7 @@ def test_scorer(device):
     q_ids, d_ids = (torch.where(m, 1, 7) for m in (q_mask, d_mask))
     assert torch.equal(scorer.forward_with_ids(Q, D, q_ids, d_ids), expected)
     close(scorer.retrieve(Q, D, 4, q_mask, d_mask, chunk_bytes=bytes_of(9, D)), expected.topk(4))
-    torch.testing.assert_close(li.MaxSimScorer()(Q, D), li.maxsim(Q, D, normalize=True))
+    torch.testing.assert_close(li.MaxSimScorer(normalize=True)(Q, D), li.maxsim(Q, D, normalize=True))
 
 
 # ---- a corpus in pieces ----
@@ -648,7 +650,7 @@ def test_streamed_corpus(chunk, masked, strided, pinned):
     d_mask = torch.rand(501, 60) < 0.7 if masked else None
     expected = li.maxsim(Q, D.cuda(), None, None if d_mask is None else d_mask.cuda(), normalize=True).topk(9)
     for _ in range(3):
-        got = li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D))
+        got = li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), normalize=True)
         assert got[0].is_cuda and got[1].is_cuda
         close(got, expected)
 
@@ -664,7 +666,7 @@ def test_streamed_in_small_pieces(piece, strided, monkeypatch):
     d_mask = torch.rand(101, 60) < 0.7
     expected = li.maxsim(Q, D.cuda(), None, d_mask.cuda(), normalize=True).topk(9)
     for chunk in (None, 1, 23):
-        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D)), expected)
+        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), normalize=True), expected)
 
 
 @pytest.mark.gpu
@@ -763,10 +765,10 @@ def test_send_bytes_as_an_operator():
 def test_streaming_in_bounded_memory():
     Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(100, 128, 128).bfloat16().repeat(200, 1, 1)  # 655 MB
-    li.retrieve(Q, D[:100], 9)
+    li.retrieve(Q, D[:100], 9, normalize=True)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    li.retrieve(Q, D, 9)
+    li.retrieve(Q, D, 9, normalize=True)
     assert torch.cuda.max_memory_allocated() - before < 2 * stream._BYTES + (32 << 20)
 
 
@@ -864,8 +866,8 @@ def test_the_ids_of_padding_are_int64():
     Q = torch.ones(1, 2, 4)
     ids = torch.tensor([[3, -(1 << 63)]]), torch.tensor([[(1 << 63) - 1, 1]])
     for token in (-(1 << 63), (1 << 63) - 1):
-        scores = li.MaxSimScorer(mask_pad_token=token).forward_with_ids(Q, Q, *ids)
+        scores = li.MaxSimScorer(mask_pad_token=token, normalize=True).forward_with_ids(Q, Q, *ids)
         assert float(scores) == pytest.approx(1.0 if token < 0 else 2.0)
     for token in (-(1 << 63) - 1, 1 << 63):
         with pytest.raises(ValueError, match="mask_pad_token must"):
-            li.MaxSimScorer(mask_pad_token=token)
+            li.MaxSimScorer(mask_pad_token=token, normalize=True)

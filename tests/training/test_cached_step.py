@@ -125,7 +125,7 @@ def test_gradients_are_added(device):
 
 def test_parameters_of_the_loss_get_gradients(device):
     encoder, parts = Encoder(0.0).to(device), parts_of(device, dtype=torch.float32)
-    module = li.ContrastiveLoss(0.2, normalize=True).to(device)
+    module = li.ContrastiveLoss(temperature=0.2, learnable=True, normalize=True).to(device)
     li.cached_contrastive_step(encoder, parts, module)
     cached = module.log_temperature.grad.clone()
     module.zero_grad()
@@ -144,7 +144,7 @@ def test_hidden_states_are_projected_in_the_loss(device, dropout):
         return encoder(part)[0], encoder.layers[:3](part[1])
 
     def loss(Q, hidden):
-        scores = maxsim_from_hidden(Q, hidden, head.weight)
+        scores = maxsim_from_hidden(Q, hidden, head.weight, normalize=True)
         return nn.functional.cross_entropy(scores / 0.2, torch.arange(len(Q), device=device))
 
     def plain(outputs):
@@ -248,7 +248,7 @@ def test_outputs_without_a_graph_and_outputs_that_no_loss_takes(device):
 
 def test_an_encoder_that_does_not_learn(device):
     encoder, parts = Encoder(0.0).requires_grad_(False).to(device), parts_of(device, dtype=torch.float32)
-    module = li.ContrastiveLoss(0.2, normalize=True).to(device)
+    module = li.ContrastiveLoss(temperature=0.2, learnable=True, normalize=True).to(device)
     li.cached_contrastive_step(encoder, parts, module)
     assert module.log_temperature.grad.abs() > 0 and all(g is None for g in grads(encoder))
 

@@ -436,7 +436,7 @@ def test_inputs_that_are_not_contiguous(device):
 
 def test_module(device):
     Q, D = batch(8, 8, dtype=torch.float32, device=device)
-    loss_fn = li.ContrastiveLoss(T, symmetric=True, normalize=True).to(device)
+    loss_fn = li.ContrastiveLoss(temperature=T, learnable=True, symmetric=True, normalize=True).to(device)
     assert loss_fn.temperature.item() == pytest.approx(T)
     ours = gradients(loss_fn(Q, D), (Q, D, loss_fn.log_temperature))
     log_T = torch.tensor([T], dtype=torch.float64, device=device).log().requires_grad_()
@@ -446,8 +446,8 @@ def test_module(device):
     assert "symmetric=True" in repr(loss_fn)
 
 
-def test_module_with_a_temperature_that_stays():
-    loss_fn = li.ContrastiveLoss(0.02, learnable=False)
+def test_a_module_s_temperature_stays_unless_it_is_to_be_learned():
+    loss_fn = li.ContrastiveLoss(temperature=0.02)
     assert not list(loss_fn.parameters()) and "log_temperature" in loss_fn.state_dict()
 
 

@@ -468,8 +468,8 @@ def test_modules(device, learnable):
     Q, D = batch(8, 8, dtype=torch.float32, device=device)
     q_mask = torch.rand(8, 5, device=device) < 0.8
     modules = (
-        ("pairwise", li.PairwiseLoss(T, learnable=learnable, normalize=True), {"temperature": T}),
-        ("sigmoid", li.SigmoidLoss(T, -2.0, learnable=learnable, normalize=True),
+        ("pairwise", li.PairwiseLoss(temperature=T, learnable=learnable, normalize=True), {"temperature": T}),
+        ("sigmoid", li.SigmoidLoss(temperature=T, bias=-2.0, learnable=learnable, normalize=True),
          {"temperature": T, "bias": -2.0}),
         ("recall", li.RecallLoss(temperature=T, k=(1, 3), normalize=True), {"temperature": T, "k": (1, 3)}),
     )  # fmt: skip
@@ -497,24 +497,22 @@ def test_a_module_and_its_function_have_the_same_options(function, module):
     inputs = set(BatchInputs.__annotations__)
     assert inputs < set(theirs)
     assert set(ours) - {"learnable"} == set(theirs) - inputs - {"Q", "D"}
-    for name in set(ours) - {"learnable", "bias"}:  # a module's bias starts from SigLIP's
+    for name in set(ours) - {"learnable"}:
         assert ours[name].default == theirs[name].default
-    for name in set(ours) - {"learnable", "temperature", "bias"}:
         assert ours[name].kind is theirs[name].kind
 
 
 def test_what_modules_begin_with():
     pairwise, sigmoid = li.PairwiseLoss(), li.SigmoidLoss()
-    assert not list(pairwise.parameters()) and pairwise.temperature.item() == 1.0
-    assert len(list(sigmoid.parameters())) == 2 and sigmoid.bias.item() == -10.0
-    assert sigmoid.temperature.item() == 1.0
+    assert not [*pairwise.parameters(), *sigmoid.parameters()] and sigmoid.bias.item() == 0.0
+    assert pairwise.temperature.item() == sigmoid.temperature.item() == 1.0
 
 
 MODULES = {
-    li.ContrastiveLoss: {},
+    li.ContrastiveLoss: {"learnable": True},
     li.PairwiseLoss: {"learnable": True},
-    li.SigmoidLoss: {},
-    li.RecallLoss: {"temperature": 1.0},
+    li.SigmoidLoss: {"learnable": True},
+    li.RecallLoss: {},
 }
 
 

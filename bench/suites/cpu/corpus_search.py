@@ -42,10 +42,10 @@ def _corpus(documents: Documents, dtype: torch.dtype, folder: str) -> Any:
     if dtype == torch.uint8:
         codec = importlib.import_module("late_interaction.residual_codec").ResidualCodec
         sample = torch.cat(tuple(documents[:200]))
-        stored = {"codec": codec.train(sample, min(1024, len(sample) // 8))}
+        stored = {"codec": codec.train(sample, min(1024, len(sample) // 8), normalize=True)}
     else:
         stored = {"dtype": dtype}
-    with lib.Corpus.create(folder, d=documents[0].shape[1], **stored) as builder:
+    with lib.Corpus.create(folder, d=documents[0].shape[1], normalize=True, **stored) as builder:
         builder.add(list(documents))
     return lib.Corpus.open(folder)
 
@@ -111,7 +111,7 @@ def _prepared(
     if name != OURS:
         return _SEARCHES[name](documents, Q, folder), documents
     corpus = _corpus(documents, dtype, folder)
-    return lambda: corpus.search(Q, _BEST), corpus
+    return lambda: corpus.search(Q, _BEST, normalize=True), corpus
 
 
 def _scores(documents: Documents, Q: torch.Tensor) -> torch.Tensor:
