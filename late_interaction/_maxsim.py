@@ -16,6 +16,9 @@ from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_
 from late_interaction._checks.options import (
     BACKWARDS,
     PRECISIONS,
+    Backward,
+    Precision,
+    Winners,
     check_backward,
     check_flag,
     check_precision,
@@ -51,8 +54,8 @@ def _run(
     q_mask: Tensor | None,
     d_mask: Tensor | None,
     normalize: bool,
-    backward: str | None,
-    precision: str | None,
+    backward: Backward | None,
+    precision: Precision | None,
     winners: str | None = None,
     paired: bool = False,
     weights: Tensor | None = None,
@@ -108,8 +111,8 @@ def _fast_path(
     q_mask: Tensor | None,
     d_mask: Tensor | None,
     normalize: bool,
-    backward: str | None,
-    precision: str | None,
+    backward: Backward | None,
+    precision: Precision | None,
     paired: bool,
     weights: Tensor | None = None,
 ) -> Tensor | None:
@@ -168,9 +171,9 @@ def maxsim(
     d_mask: Tensor | None = None,
     *,
     normalize: bool = False,
-    backward: str | None = None,
-    precision: str | None = None,
-    winners: str | None = None,
+    backward: Backward | None = None,
+    precision: Precision | None = None,
+    winners: Winners | None = None,
     q_weights: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
@@ -222,9 +225,8 @@ def maxsim(
     Warns:
         UserWarning: the first eager call without ``normalize`` in a process, if the first tokens of its
             ``Q``, masked ones and zeros (padding) aside, are no unit vectors: the models that are scored this
-            way give such. Other scoring functions, losses and searches look at their own first call. A look
-            waits for the device, so none is taken in a CUDA graph. ``LIK_SUPPRESS_NORM_WARN=1`` in the
-            environment turns it off.
+            way give such. Other functions look at their own first call. A look waits for the device, so none
+            is taken in a CUDA graph. ``LIK_SUPPRESS_NORM_WARN=1`` in the environment turns it off.
 
     Example:
         >>> import torch
@@ -263,19 +265,17 @@ def maxsim_pairs(
     d_mask: Tensor | None = None,
     *,
     normalize: bool = False,
-    backward: str | None = None,
-    precision: str | None = None,
-    winners: str | None = None,
+    backward: Backward | None = None,
+    precision: Precision | None = None,
+    winners: Winners | None = None,
     q_weights: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
     """Scores of the pairs ``(Q[i], D[i])``: the diagonal of :func:`maxsim`, without the rest.
 
     Args:
-        Q: ``[B, Lq, d]``.
-        D: ``[B, Ld, d]``.
-        q_mask: ``[B, Lq]``.
-        d_mask: ``[B, Ld]``.
+        Q, D: ``[B, Lq, d]`` and ``[B, Ld, d]``.
+        q_mask, d_mask: ``[B, Lq]`` and ``[B, Ld]``.
         normalize, backward, precision, winners, q_weights, mean: as in :func:`maxsim`.
 
     Returns:
@@ -317,8 +317,8 @@ def maxsim_with_winners(
     d_mask: Tensor | None = None,
     *,
     normalize: bool = False,
-    backward: str | None = None,
-    precision: str | None = None,
+    backward: Backward | None = None,
+    precision: Precision | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`maxsim`, and which document token each query token matched.
 

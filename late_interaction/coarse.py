@@ -8,7 +8,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn.functional import normalize as unit_rows
 
 from late_interaction import bits
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag, check_positive, check_precision, is_one_of
+from late_interaction._checks.options import Precision, check_flag, check_positive, check_precision, is_one_of
 from late_interaction._checks.packed_codes import check_packed
 from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus
@@ -32,7 +32,8 @@ from late_interaction.muvera._first_pass import MuveraPass, check_encodings
 __all__ = ["Codes", "encode", "search"]
 
 # What each kind keeps of a dim, in bits.
-KINDS = {"hamming": 1, "1bit": 1, "4bit": 4}
+Kind = Literal["hamming", "1bit", "4bit"]
+KINDS: dict[Kind, int] = {"hamming": 1, "1bit": 1, "4bit": 4}
 
 # Documents that are scored or encoded at a time have at most so many bytes of codes or embeddings.
 _BYTES = 256 << 20
@@ -62,7 +63,7 @@ class Codes:
         torch.Size([20, 30, 16])
     """
 
-    kind: str
+    kind: Kind
     tokens: Tensor
     scale: Tensor | None
     d: int
@@ -87,7 +88,7 @@ class Codes:
         return replace(self, tokens=self.tokens.to(device), scale=scale)
 
 
-def encode(D: Tensor, kind: str, *, normalize: bool = False) -> Codes:
+def encode(D: Tensor, kind: Kind, *, normalize: bool = False) -> Codes:
     """The codes of a corpus, made a part at a time.
 
     Args:
@@ -137,13 +138,13 @@ def search(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
-    coarse: str | Codes | Muvera | Encodings,
+    coarse: Kind | Codes | Muvera | Encodings,
     candidates: int | None = None,
     normalize: bool = False,
     chunk_bytes: int | None = None,
     largest: bool = True,
     progress: Progress = False,
-    precision: str | None = None,
+    precision: Precision | None = None,
     keep_empty: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """:func:`late_interaction.retrieve` with a first pass: the ``candidates`` best documents of each query by
@@ -204,7 +205,7 @@ def search(
 class _FirstPass:
     """Queries as the codes of a kind want them, and their scores with chunks of documents."""
 
-    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: str | Codes, normalize: bool) -> None:
+    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Kind | Codes, normalize: bool) -> None:
         self.codes = coarse if isinstance(coarse, Codes) else None
         self.kind = coarse if isinstance(coarse, str) else coarse.kind
         self.normalize, self.d = normalize, Q.shape[-1]
@@ -264,7 +265,7 @@ def _best(
     return places.sort(dim=-1).values
 
 
-def _codes_of(D: Tensor, kind: str, normalize: bool) -> tuple[Tensor, Tensor | None]:
+def _codes_of(D: Tensor, kind: Kind, normalize: bool) -> tuple[Tensor, Tensor | None]:
     D = _as_float(D, normalize and kind != "hamming")  # a norm changes no sign
     if kind == "4bit":
         return bits.to_int4(D)
@@ -282,11 +283,11 @@ def _check_kind(name: str, kind: Any) -> None:
 
 
 def check_coarse(
-    coarse: str | Codes | Muvera | Encodings | None,
+    coarse: Kind | Codes | Muvera | Encodings | None,
     candidates: int | None,
     scale_Q: Tensor | None,
     scale_D: Tensor | None,
-) -> str | Codes | Muvera | Encodings:
+) -> Kind | Codes | Muvera | Encodings:
     """Checks that the other options of a search go with ``coarse``, and returns it."""
     if coarse is None:
         raise ValueError(f"candidates must be None without coarse, got {abbreviate(candidates)}")

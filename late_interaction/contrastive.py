@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from late_interaction._checks.options import Precision, Reduction
 from late_interaction._contrastive import gather, single, whole
 from late_interaction._contrastive.arguments import Arguments, read
 from late_interaction._contrastive.cached import cached_contrastive_step
@@ -39,11 +40,11 @@ def contrastive_loss(
     cu_seqlens_d: Tensor | None = None,
     cu_seqlens_h: Tensor | None = None,
     normalize: bool = False,
-    precision: str | None = None,
+    precision: Precision | None = None,
     label_smoothing: float = 0.0,
     tail: float = 0.0,
     kept_bytes: int | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
@@ -223,11 +224,11 @@ class ContrastiveLoss(BatchLoss):
         learnable: bool = False,
         symmetric: bool = False,
         normalize: bool = False,
-        precision: str | None = None,
+        precision: Precision | None = None,
         label_smoothing: float = 0.0,
         tail: float = 0.0,
         kept_bytes: int | None = None,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:

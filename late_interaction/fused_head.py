@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from late_interaction import ops
 from late_interaction._checks.from_hidden import check_from_hidden
-from late_interaction._checks.options import check_flag, check_precision
+from late_interaction._checks.options import Precision, check_flag, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
@@ -27,7 +27,7 @@ def maxsim_from_hidden(
     normalize: bool = False,
     q_mask: Tensor | None = None,
     project_Q: bool = False,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> Tensor:
     """``maxsim(Q, linear(H_d, W, b))``, without the projected documents as a whole.
 
@@ -101,7 +101,7 @@ def _scores(
     d_mask: Tensor | None,
     normalize: bool,
     project_Q: bool,
-    precision: str | None,
+    precision: Precision | None,
     autocast: bool,
 ) -> Tensor:
     if precision is None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def maxsim_reranker(
     column: str = "vector",
     *,
     normalize: bool = False,
-    return_score: str = "relevance",
+    return_score: Literal["relevance", "all"] = "relevance",
     device: torch.device | str | None = None,
 ) -> Any:
     """A ``lancedb.rerankers.base.Reranker`` that orders results by exact MaxSim of a multivector column.

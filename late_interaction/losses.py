@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from late_interaction._checks.options import Precision, Reduction
 from late_interaction._contrastive import own_options
 from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
 from late_interaction._contrastive.module import BatchLoss
@@ -32,8 +33,8 @@ def pairwise_loss(
     cu_seqlens_d: Tensor | None = None,
     cu_seqlens_h: Tensor | None = None,
     normalize: bool = False,
-    precision: str | None = None,
-    reduction: str = "mean",
+    precision: Precision | None = None,
+    reduction: Reduction = "mean",
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
@@ -100,8 +101,8 @@ def sigmoid_loss(
     cu_seqlens_d: Tensor | None = None,
     cu_seqlens_h: Tensor | None = None,
     normalize: bool = False,
-    precision: str | None = None,
-    reduction: str = "mean",
+    precision: Precision | None = None,
+    reduction: Reduction = "mean",
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
@@ -186,8 +187,8 @@ class PairwiseLoss(BatchLoss):
         temperature: float = 1.0,
         learnable: bool = False,
         normalize: bool = False,
-        precision: str | None = None,
-        reduction: str = "mean",
+        precision: Precision | None = None,
+        reduction: Reduction = "mean",
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:
@@ -230,8 +231,8 @@ class SigmoidLoss(BatchLoss):
         bias: float = 0.0,
         learnable: bool = False,
         normalize: bool = False,
-        precision: str | None = None,
-        reduction: str = "mean",
+        precision: Precision | None = None,
+        reduction: Reduction = "mean",
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:

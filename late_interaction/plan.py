@@ -9,6 +9,8 @@ from torch import Tensor
 from late_interaction import ops
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import (
+    Backward,
+    Precision,
     check_backward,
     check_flag,
     check_integer,
@@ -37,8 +39,8 @@ def explain_plan(
     winners: bool = True,
     d_mask: bool = False,
     normalize: bool = False,
-    precision: str | None = None,
-    backward: str | None = None,
+    precision: Precision | None = None,
+    backward: Backward | None = None,
     d_model: int | None = None,
     nbits: int | None = None,
     packed: bool = False,

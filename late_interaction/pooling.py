@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.pooling import check_finite, check_pool_tokens, check_pooling
+from late_interaction._checks.pooling import Method, check_finite, check_pool_tokens, check_pooling
 from late_interaction.ops.pooling import cluster_means
 
 __all__ = ["pool_tokens"]
@@ -23,12 +23,12 @@ _MOST_ITERATIONS = (1 << 63) - 1  # an operator takes int64
 
 @overload
 def pool_tokens(
-    D: Sequence[Tensor], pool_factor: float = ..., *, method: str = ..., protected_tokens: int = ...,
+    D: Sequence[Tensor], pool_factor: float = ..., *, method: Method = ..., protected_tokens: int = ...,
     normalize: bool = ..., iterations: int = ...,
 ) -> list[Tensor]: ...  # fmt: skip
 @overload
 def pool_tokens(
-    D: Tensor, pool_factor: float = ..., *, method: str = ..., d_mask: Tensor | None = ...,
+    D: Tensor, pool_factor: float = ..., *, method: Method = ..., d_mask: Tensor | None = ...,
     cu_seqlens: Tensor | None = ..., protected_tokens: int = ..., normalize: bool = ...,
     iterations: int = ...,
 ) -> Any: ...  # fmt: skip
@@ -36,7 +36,7 @@ def pool_tokens(
     D: Tensor | Sequence[Tensor],
     pool_factor: float = 2,
     *,
-    method: str = "ward",
+    method: Method = "ward",
     d_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     protected_tokens: int = 1,

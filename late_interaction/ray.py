@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
+from late_interaction._checks.options import (
+    Precision,
+    check_flag,
+    check_integer,
+    check_positive,
+    check_precision,
+)
 from late_interaction._checks.tensors import check_mask
 from late_interaction._ray.pool import Block, Pool
 from late_interaction._ray.scorer import Scorer
@@ -31,7 +37,7 @@ def retrieve(
     column: str = "vector",
     normalize: bool = False,
     largest: bool = True,
-    precision: str | None = None,
+    precision: Precision | None = None,
     workers: int | None = None,
     num_cpus: float = 1,
     num_gpus: float = 0,

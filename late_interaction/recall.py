@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from late_interaction._checks.options import Precision, Reduction
 from late_interaction._contrastive import own_options
 from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
 from late_interaction._contrastive.module import BatchLoss
@@ -34,8 +35,8 @@ def recall_loss(
     cu_seqlens_d: Tensor | None = None,
     cu_seqlens_h: Tensor | None = None,
     normalize: bool = False,
-    precision: str | None = None,
-    reduction: str = "mean",
+    precision: Precision | None = None,
+    reduction: Reduction = "mean",
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
@@ -127,8 +128,8 @@ class RecallLoss(BatchLoss):
         temperature: float = 1.0,
         rank_temperature: float = 1.0,
         normalize: bool = False,
-        precision: str | None = None,
-        reduction: str = "mean",
+        precision: Precision | None = None,
+        reduction: Reduction = "mean",
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import (
+    Backward,
+    Precision,
     check_backward,
     check_flag,
     check_integer,
@@ -17,7 +19,7 @@ from late_interaction._checks.tensors import MASK_DTYPES
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress
 from late_interaction._scoring.norm_warning import look, unwatched
-from late_interaction.coarse import Codes, check_coarse, search
+from late_interaction.coarse import Codes, Kind, check_coarse, search
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.topk import maxsim_topk
 
@@ -54,9 +56,9 @@ class MaxSimScorer(torch.nn.Module):
         self,
         *,
         normalize: bool = False,
-        backward: str | None = "auto",
+        backward: Backward | None = "auto",
         mask_pad_token: int | None = None,
-        precision: str | None = None,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__()
         check_flag("normalize", normalize)
@@ -157,11 +159,11 @@ def retrieve(
     largest: bool = True,
     sorted: bool = True,
     progress: Progress = False,
-    precision: str | None = None,
+    precision: Precision | None = None,
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
     group: Any = None,
-    coarse: str | Codes | Muvera | Encodings | None = None,
+    coarse: Kind | Codes | Muvera | Encodings | None = None,
     candidates: int | None = None,
     keep_empty: bool = False,
 ) -> tuple[Tensor, Tensor]:

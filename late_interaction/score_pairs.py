@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, check_flag
 from late_interaction._checks.packed import (
     check_max_length,
     check_packed,
@@ -36,7 +36,7 @@ def score_pairs_packed(
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_d: int | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
     q_weights: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
@@ -98,7 +98,10 @@ def score_pairs_packed(
 
 
 def _score(
-    tokens: tuple[Tensor, ...], index: tuple[Tensor, ...], max_seqlen_q: int | None, precision: str | None
+    tokens: tuple[Tensor, ...],
+    index: tuple[Tensor, ...],
+    max_seqlen_q: int | None,
+    precision: Precision | None,
 ) -> Tensor:
     """tokens: Q, D and, where there are some, the weights of Q. index: offsets, and pairs."""
     weighted = len(tokens) == 3
@@ -125,7 +128,7 @@ def rerank_direct(
     doc_lengths: Tensor,
     max_seqlen_d: int | None = None,
     *,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> Tensor:
     """Scores of one query with documents that lie anywhere in one buffer of tokens. Copies nothing.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import check_flag, check_positive, check_precision
+from late_interaction._checks.options import Precision, check_flag, check_positive, check_precision
 from late_interaction._checks.search import CheckedCorpus, check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
 from late_interaction._checks.threads import OneThread
@@ -35,7 +35,7 @@ def maxsim_topk(
     largest: bool = True,
     sorted: bool = True,
     progress: Progress = False,
-    precision: str | None = None,
+    precision: Precision | None = None,
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
     group: Any = None,
@@ -178,7 +178,7 @@ class TopK:
         *,
         normalize: bool = False,
         largest: bool = True,
-        precision: str | None = None,
+        precision: Precision | None = None,
         scale_Q: Tensor | None = None,
         first: int = 0,
         keep_empty: bool = False,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, check_flag
 from late_interaction._checks.packed import check_packed, check_sequences
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._checks.weights import check_weights
@@ -58,7 +58,7 @@ def maxsim_varlen(
     max_seqlen_q: int | None = None,
     max_seqlen_d: int | None = None,
     *,
-    precision: str | None = None,
+    precision: Precision | None = None,
     q_weights: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:

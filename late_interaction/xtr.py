@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.options import check_backward, check_precision
+from late_interaction._checks.options import Backward, Precision, check_backward, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
-from late_interaction._checks.xtr import check_xtr
+from late_interaction._checks.xtr import Rule, check_xtr
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
 
@@ -28,10 +28,10 @@ def xtr_scores(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
-    rule: str = "paper",
+    rule: Rule = "paper",
     q_weights: Tensor | None = None,
-    precision: str | None = None,
-    backward: str | None = None,
+    precision: Precision | None = None,
+    backward: Backward | None = None,
 ) -> Tensor:
     """Scores for training as XTR (https://arxiv.org/abs/2304.01982), differentiable in ``Q`` and ``D``.
 
@@ -130,7 +130,7 @@ def _call(
     weights: Tensor | None,
     d_mask: Tensor | None,
     selection: tuple[int, str],
-    precision: str | None,
+    precision: Precision | None,
     strategy: str,
 ) -> Tensor:
     if precision is None:

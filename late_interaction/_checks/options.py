@@ -1,15 +1,18 @@
 """Checks of arguments that are no tensors."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 
-BACKWARDS = ("auto", "unified", "lowmem")
-WINNERS = ("save", "recompute")
-PRECISIONS = ("highest", "high", "medium")
+Backward = Literal["auto", "unified", "lowmem"]
+Winners = Literal["save", "recompute"]
+Precision = Literal["highest", "high", "medium"]
+Reduction = Literal["mean", "sum", "none"]
+BACKWARDS, WINNERS = get_args(Backward), get_args(Winners)
+PRECISIONS, REDUCTIONS = get_args(Precision), get_args(Reduction)
 OPERATOR_PRECISIONS = (*PRECISIONS, "fp16")  # the last under autocast
 
 
@@ -50,7 +53,7 @@ def is_one_of(value: Any, choices: Collection[str]) -> bool:
     return isinstance(value, str) and value in choices
 
 
-def check_backward(backward: str | None) -> str:
+def check_backward(backward: Backward | None) -> Backward:
     """Returns the strategy: "auto" for None."""
     if backward is None:
         return "auto"

@@ -1,7 +1,7 @@
 """Checks of pool_tokens."""
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from late_interaction._checks.options import check_flag, check_integer, check_po
 from late_interaction._checks.packed import check_offsets, check_sequences
 from late_interaction._checks.tensors import check_mask, check_not_meta, check_rising, check_rows
 
-METHODS = ("ward", "kmeans")
+Method = Literal["ward", "kmeans"]
+METHODS = get_args(Method)
 
 
 def check_pool_tokens(D: Any, d_mask: Any, cu_seqlens: Any) -> tuple[Tensor | None, Tensor | None]:

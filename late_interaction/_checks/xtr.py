@@ -1,6 +1,6 @@
 """Checks of xtr_scores."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.options import check_positive, is_one_of
 from late_interaction._checks.tensors import FLOATS, check_device
 
-RULES = ("paper", "pylate")
+Rule = Literal["paper", "pylate"]
+RULES = get_args(Rule)
 Arguments = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 

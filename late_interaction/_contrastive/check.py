@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor
-from late_interaction._checks.options import check_flag, check_integer, check_precision, is_one_of
+from late_interaction._checks.options import (
+    REDUCTIONS,
+    Precision,
+    check_flag,
+    check_integer,
+    check_precision,
+    is_one_of,
+)
 from late_interaction._checks.packed import check_offsets, check_packed
 from late_interaction._checks.tensors import (
     check_embeddings,
@@ -24,7 +31,6 @@ from late_interaction._contrastive.tokens import Tokens, pack_kept
 from late_interaction._scoring.normalized import unit
 from late_interaction._scoring.precision import float32_precision
 
-REDUCTIONS = ("mean", "sum", "none")
 _OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
@@ -231,7 +237,7 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
     return found
 
 
-def _precision(precision: str | None, Q: Tensor) -> str:
+def _precision(precision: Precision | None, Q: Tensor) -> str:
     check_precision(precision)
     if precision is not None:
         return precision

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
-from late_interaction._checks.options import check_precision
+from late_interaction._checks.options import Precision, check_precision
 from late_interaction._checks.tensors import is_autocasting
 from late_interaction._scoring.precision import float32_precision
 
 
-def call_packed(op: Any, inputs: tuple[Any, ...], precision: str | None, learns: bool) -> Any:
+def call_packed(op: Any, inputs: tuple[Any, ...], precision: Precision | None, learns: bool) -> Any:
     """``op(*inputs, precision)``, where inputs begin with Q and D, and precision None is PyTorch's own.
 
     learns: whether the call needs a gradient.

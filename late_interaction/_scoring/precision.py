@@ -4,20 +4,23 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import torch
 
+from late_interaction._checks.options import Precision
+
 # The switches that torch >= 2.9 adds beside torch.set_float32_matmul_precision.
-_NEW_NAMES = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
+_NEW_NAMES: dict[str, Precision] = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 
 
-def float32_precision(device_type: str) -> str:
+def float32_precision(device_type: str) -> Precision:
     """ "highest", "high" or "medium", for float32 matrix products on devices of this type."""
     turn = _switch.turn
     if (before := _switch.before) is not None:  # a call multiplies otherwise for a while
         return before
     try:
-        found = torch.get_float32_matmul_precision()
+        found = cast("Precision", torch.get_float32_matmul_precision())
     except RuntimeError:  # the newer switches are in use, and PyTorch will not read both
         backend = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
         found = _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
@@ -43,7 +46,7 @@ class _Switch:
         self._own = threading.local()  # within: whether this thread holds it
         self._holders = 0
         self._held = ""
-        self.before: str | None = None  # what the caller of the first holder had
+        self.before: Precision | None = None  # what the caller of the first holder had
         self.turn = 0  # grows whenever the switch is about to be thrown
 
     @contextmanager

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
+from late_interaction._checks.options import Precision
 from late_interaction._scoring.precision import float32_precision
 
 # Documents, the mask of their tokens and the scales of codes, to scores [Nq, documents].
@@ -39,7 +40,7 @@ class Alike:
     """
 
     def __init__(
-        self, Q: Tensor, D: Tensor, documents: int, masked: bool, normalize: bool, precision: str | None
+        self, Q: Tensor, D: Tensor, documents: int, masked: bool, normalize: bool, precision: Precision | None
     ) -> None:
         self._size = max(min(documents, _most(D)), 1)
         self._like = Q, D.shape[1:], (masked, normalize, precision)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import PRECISIONS
+from late_interaction._checks.options import PRECISIONS, Precision
 from late_interaction._checks.search import CheckedCorpus
 from late_interaction._checks.tensors import CODES, FLOATS
 from late_interaction._group import (
@@ -68,7 +68,7 @@ class Query:
     k: int
     largest: bool
     normalize: bool
-    precision: str | None
+    precision: Precision | None
     keep_empty: bool
     query_dtype: torch.dtype
     dtype: torch.dtype  # of scores

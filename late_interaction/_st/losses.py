@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from late_interaction._checks.options import Reduction
 from late_interaction._patches import calls
 from late_interaction._patches.exchange import with_namespace
 from late_interaction._st import colbert
@@ -44,7 +45,7 @@ class Scores:
     def __mul__(self, factor: Any) -> "Scores":
         return Scores(self.loss, self.inputs, self.scale * factor)
 
-    def cross_entropy(self, labels: Tensor, reduction: str = "mean") -> Tensor:
+    def cross_entropy(self, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
         Q, D, q_mask, d_mask = self.inputs
         if not bool(d_mask.any(-1).all()):
             return self._by_rows(labels, reduction)
@@ -54,7 +55,7 @@ class Scores:
             d_mask=d_mask.flatten(0, 1), reduction=reduction,
         ).float()  # fmt: skip
 
-    def _by_rows(self, labels: Tensor, reduction: str) -> Tensor:
+    def _by_rows(self, labels: Tensor, reduction: Reduction) -> Tensor:
         """The scores of some queries at a time, which the backward computes again."""
         Q, D, q_mask, d_mask = self.inputs
         step = max(_KEPT_BYTES // _bytes_of(Q[:1], D), 1)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.options import check_flag, check_positive
+from late_interaction._checks.options import Precision, check_flag, check_positive
 from late_interaction._checks.packed import check_indices_below, check_offsets
 from late_interaction._checks.tensors import (
     check_embeddings,
@@ -122,7 +122,7 @@ def explain(
     documents: Tensor | None = None,
     paired: bool = False,
     normalize: bool = False,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> Any:
     """Which document token each query token matched, and how much that added to the score.
 
@@ -204,7 +204,12 @@ def explain(
 
 
 def explain_one(
-    q: Tensor, q_mask: Tensor | None, normalize: bool, precision: str | None, D: Tensor, d_mask: Tensor | None
+    q: Tensor,
+    q_mask: Tensor | None,
+    normalize: bool,
+    precision: Precision | None,
+    D: Tensor,
+    d_mask: Tensor | None,
 ) -> list[Alignment]:
     """One query ``[Lq, d]`` with documents ``[n, Ld, d]``, moved to its device."""
     check_not_meta("Q", q)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from late_interaction import ops
+from late_interaction._checks.options import Precision
 from late_interaction._checks.tensors import CODES
 from late_interaction._scoring import quantized
 from late_interaction._scoring.norm_warning import unwatched
@@ -43,7 +44,7 @@ class Queries(ABC):
         """[queries, documents] of a chunk, whose sources are on the device."""
 
 
-def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: str | None) -> Queries:
+def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: Precision | None) -> Queries:
     if corpus.codec is not None:
         return _OfResiduals(Q, corpus.codec, normalize, precision)
     if normalize:
@@ -56,7 +57,9 @@ def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: str 
 class _OfFloats(Queries):
     """normalize: divide the tokens of documents by their norms; queries are normalized already."""
 
-    def __init__(self, Q: list[Tensor], dtype: torch.dtype, normalize: bool, precision: str | None) -> None:
+    def __init__(
+        self, Q: list[Tensor], dtype: torch.dtype, normalize: bool, precision: Precision | None
+    ) -> None:
         super().__init__(Q)
         self._normalize, self._precision = normalize, precision
         self._tokens, self._cu_seqlens = pack_sequences([x.to(dtype) for x in Q])
@@ -72,7 +75,9 @@ class _OfFloats(Queries):
 class _OfResiduals(Queries):
     """Padded with zeros, whose similarities and maxima are 0, normalized or not."""
 
-    def __init__(self, Q: list[Tensor], codec: ResidualCodec, normalize: bool, precision: str | None) -> None:
+    def __init__(
+        self, Q: list[Tensor], codec: ResidualCodec, normalize: bool, precision: Precision | None
+    ) -> None:
         super().__init__(Q)
         self._codec = codec.to(self.device)
         self._normalize = normalize

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, check_flag
 from late_interaction._progress import Progress
 from late_interaction.corpus import _codec_files, _files, _parquet, _search, _shards, _tokens
 from late_interaction.corpus._documents import Documents, Opened
@@ -240,7 +240,7 @@ class Corpus(Documents):
         *,
         normalize: bool = False,
         largest: bool = True,
-        precision: str | None = None,
+        precision: Precision | None = None,
         progress: Progress = False,
         chunk_bytes: int | None = None,
         group: Any = None,

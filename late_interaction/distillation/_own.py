@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, check_flag
 from late_interaction._checks.tensors import check_embeddings, check_mask, check_mask_kind
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import unwatched
@@ -25,7 +25,7 @@ class KDInputs(TypedDict, total=False):
 
 
 def own_scores(
-    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None
+    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: Precision | None
 ) -> tuple[Tensor, Tensor | None]:
     """``[B, K]`` scores of each query with its own documents, and which of them are candidates; None: all.
 
@@ -39,7 +39,7 @@ def own_scores(
 
 
 def _dense_scores(
-    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None
+    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: Precision | None
 ) -> tuple[Tensor, Tensor | None]:
     if Q.dim() != 3 or D.dim() != 4:
         raise ValueError(
@@ -57,7 +57,7 @@ def _dense_scores(
 
 
 def _packed_scores(
-    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None
+    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: Precision | None
 ) -> tuple[Tensor, Tensor]:
     cu_q, cu_d = inputs.get("cu_seqlens_q"), inputs.get("cu_seqlens_d")
     for name, offsets in (("cu_seqlens_q", cu_q), ("cu_seqlens_d", cu_d)):

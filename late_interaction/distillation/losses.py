@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
 from late_interaction._checks.messages import abbreviate, no_tensor
-from late_interaction._checks.options import check_flag, is_one_of
-from late_interaction._contrastive.check import REDUCTIONS
+from late_interaction._checks.options import REDUCTIONS, Precision, Reduction, check_flag, is_one_of
 from late_interaction._contrastive.own_options import positive
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import min_max
@@ -34,8 +33,8 @@ def distill_kl_div_loss(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_d: Tensor | None = None,
     normalize: bool = False,
-    precision: str | None = None,
-    reduction: str = "mean",
+    precision: Precision | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """The divergence of the MaxSim scores of each query's own documents from a teacher's::
 
@@ -141,8 +140,8 @@ def margin_mse_loss(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_d: Tensor | None = None,
     normalize: bool = False,
-    precision: str | None = None,
-    reduction: str = "mean",
+    precision: Precision | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """The squared error of margins between each query's first document, its positive, and the others:
     ``((score_0 - score_k) - (teacher_0 - teacher_k)) ** 2`` for ``k`` from 1 on. Scores are compared as they
@@ -231,7 +230,7 @@ def _check_teacher(teacher: Any, scores: Tensor, forms: tuple[str, ...], shapes:
         raise ValueError(f"teacher must be {wanted}, got {list(teacher.shape)}")
 
 
-def _reduced(each: Tensor, reduction: str) -> Tensor:
+def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "none":
         return each
     return each.mean() if reduction == "mean" else each.sum()
@@ -283,8 +282,8 @@ class DistillKLDivLoss(_KDLoss):
         teacher_temperature: float | None = None,
         normalize_scores: bool = False,
         normalize: bool = False,
-        precision: str | None = None,
-        reduction: str = "mean",
+        precision: Precision | None = None,
+        reduction: Reduction = "mean",
     ) -> None:
         options = {
             "temperature": temperature, "teacher_temperature": teacher_temperature,
@@ -313,7 +312,7 @@ class MarginMSELoss(_KDLoss):
     """
 
     def __init__(
-        self, *, normalize: bool = False, precision: str | None = None, reduction: str = "mean"
+        self, *, normalize: bool = False, precision: Precision | None = None, reduction: Reduction = "mean"
     ) -> None:
         options = {"normalize": normalize, "precision": precision, "reduction": reduction}
         super().__init__(margin_mse_loss, options)

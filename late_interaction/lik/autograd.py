@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from late_interaction import _maxsim
+from late_interaction._checks.options import Backward
 
 __all__ = ["maxsim", "maxsim_pairs"]
 
@@ -14,7 +15,7 @@ def maxsim(
     d_mask: Tensor | None = None,
     *,
     normalize: bool = False,
-    backward: str | None = None,
+    backward: Backward | None = None,
 ) -> Tensor:
     """Call :func:`late_interaction.maxsim`."""
     return _maxsim.maxsim(Q, D, q_mask, d_mask, normalize=normalize, backward=backward)
@@ -27,7 +28,7 @@ def maxsim_pairs(
     d_mask: Tensor | None = None,
     *,
     normalize: bool = False,
-    backward: str | None = None,
+    backward: Backward | None = None,
 ) -> Tensor:
     """Call :func:`late_interaction.maxsim_pairs`."""
     return _maxsim.maxsim_pairs(Q, D, q_mask, d_mask, normalize=normalize, backward=backward)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from late_interaction._checks.options import Backward
 from late_interaction.lik.topk import bytes_of
 from late_interaction.retrieve import MaxSimScorer as _MaxSimScorer
 from late_interaction.retrieve import retrieve as _retrieve
@@ -16,7 +17,7 @@ class MaxSimScorer(_MaxSimScorer):
         self,
         *,
         normalize: bool = True,
-        backward: str = "auto",
+        backward: Backward = "auto",
         mask_pad_token: int | None = None,
     ) -> None:
         super().__init__(normalize=normalize, backward=backward, mask_pad_token=mask_pad_token)

@@ -1,6 +1,7 @@
 """Which of the documents that a search found become a query's negatives."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_integer, check_positive, check_seed, is_one_of
 from late_interaction._search.selection import MOST_DOCUMENTS
 
-STRATEGIES = ("top", "random")
+Strategy = Literal["top", "random"]
+STRATEGIES = get_args(Strategy)
 # Candidates for each negative where scores or margins may refuse some.
 _SPARE = 10
 _MOST = 1 << 62  # of a score
@@ -26,7 +28,7 @@ class Choice:
     min_score: float | None = None
     absolute_margin: float | None = None
     relative_margin: float | None = None
-    sampling_strategy: str = "top"
+    sampling_strategy: Strategy = "top"
     seed: int = 0
 
     def __post_init__(self) -> None:

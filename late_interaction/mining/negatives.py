@@ -22,7 +22,7 @@ from late_interaction._checks.tensors import (
 from late_interaction._progress import Progress
 from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction.corpus import Corpus
-from late_interaction.mining._choice import Choice
+from late_interaction.mining._choice import Choice, Strategy
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import pack_sequences
 
@@ -66,7 +66,7 @@ def hard_negatives(
     min_score: float | None = None,
     absolute_margin: float | None = None,
     relative_margin: float | None = None,
-    sampling_strategy: str = "top",
+    sampling_strategy: Strategy = "top",
     seed: int = 0,
     include_positives: bool = False,
     q_mask: Tensor | None = None,

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from late_interaction.mining.negatives import HardNegatives, hard_negatives
 
 __all__ = ["mine_hard_negatives"]
 
-FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
+Format = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
+FORMATS = get_args(Format)
 Columns = dict[str, list[Any]]
 Scored = tuple[str, float]  # a text and its score
 
@@ -27,7 +28,7 @@ def mine_hard_negatives(
     corpus: Sequence[str] | None = None,
     *,
     num_negatives: int = 3,
-    output_format: str = "triplet",
+    output_format: Format = "triplet",
     output_scores: bool = False,
     include_positives: bool = False,
     batch_size: int = 32,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.xtr import check_xtr
+from late_interaction._checks.xtr import Rule, check_xtr
 from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["xtr_scores_reference"]
@@ -16,7 +16,7 @@ def xtr_scores_reference(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
-    rule: str = "paper",
+    rule: Rule = "paper",
     q_weights: Tensor | None = None,
 ) -> Tensor:
     """What :func:`late_interaction.xtr_scores` computes, by definition.

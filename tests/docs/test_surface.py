@@ -1,0 +1,77 @@
+"""One name and one default for each thing, in every public function, class and method."""
+
+import importlib
+import inspect
+import pkgutil
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+import late_interaction as li
+from late_interaction._checks import options, pooling, xtr
+
+# Whose names and defaults are those of another package.
+OTHERS = ("lik", "sentence_transformers")
+DEFAULTS = {"normalize": False, "temperature": 1.0, "learnable": False, "mean": False, "precision": None}
+# What an option may be, wherever it is one.
+CHOICES = {
+    "precision": options.Precision, "backward": options.Backward, "winners": options.Winners,
+    "reduction": options.Reduction, "method": pooling.Method, "rule": xtr.Rule,
+}  # fmt: skip
+
+
+def public():
+    """Every public function and method by its name, of every public module."""
+    found = {}
+    for info in pkgutil.walk_packages(li.__path__, "late_interaction."):
+        parts = info.name.split(".")
+        if parts[1] in (*OTHERS, "ops") or any(part.startswith("_") for part in parts):
+            continue
+        module = importlib.import_module(info.name)
+        for name in module.__all__:
+            found |= callables(f"{info.name}.{name}", getattr(module, name))
+    for name in li.__all__:
+        found |= callables(f"late_interaction.{name}", getattr(li, name))
+    return found
+
+
+def callables(name, x):
+    if inspect.isclass(x):
+        own = {f"{name}.{key}": getattr(x, key) for key in vars(x) if not key.startswith("_")}
+        methods = {key: method for key, method in own.items() if callable(method)}
+        return methods | ({name: x.__init__} if "__init__" in vars(x) else {})
+    return {name: x} if callable(x) else {}
+
+
+FUNCTIONS = public()
+
+
+def parameters(function):
+    return inspect.signature(inspect.unwrap(function)).parameters.values()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_name_and_one_default_each(name):
+    for parameter in parameters(FUNCTIONS[name]):
+        assert parameter.name not in ("top_k", "topk", "chunk", "chunk_size")
+        if parameter.name in DEFAULTS:
+            assert parameter.default == DEFAULTS[parameter.name], parameter
+            assert parameter.kind is parameter.KEYWORD_ONLY, parameter
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_options_with_names_are_literals(name):
+    hints = get_type_hints(inspect.unwrap(FUNCTIONS[name]))
+    for parameter in parameters(FUNCTIONS[name]):
+        hint = hints.get(parameter.name)
+        given = [x for x in (hint, *get_args(hint)) if get_origin(x) is Literal]
+        if parameter.name in CHOICES and not isinstance(parameter.default, bool):
+            assert given == [CHOICES[parameter.name]], parameter
+        if isinstance(parameter.default, str) and not given:
+            assert parameter.name in ("column", "name"), f"{parameter} takes any string"
+
+
+def test_the_surface_is_walked():
+    assert len(FUNCTIONS) > 150
+    walked = {name.rpartition(".")[2] for name in FUNCTIONS}
+    assert walked >= {"retrieve", "search", "ContrastiveLoss", "encode_corpus", "maxsim_residual", "train"}
