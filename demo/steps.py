@@ -98,7 +98,7 @@ def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tenso
 
     def ours(dtype: torch.dtype) -> Tensor:
         q, d = Q.embeddings.to(dtype), D.embeddings.to(dtype)
-        return late_interaction.retrieve(q, d, TOP, Q.mask, D.mask, normalize=False)[1]
+        return late_interaction.retrieve(q, d, TOP, Q.mask, D.mask)[1]
 
     encoder.similarity(ragged_Q[:1], ragged_D[:1])  # warm up: threads, libraries, device
     scores, seconds = timed(theirs, device)
@@ -184,6 +184,6 @@ def held_out_quality(head: torch.nn.Module, queries: Tokens, documents: Tokens, 
     Q, D = project(head, queries), project(head, documents)
     held_out = held_out.to(Q.mask.device)
     _, ranking = late_interaction.retrieve(
-        Q.embeddings[held_out], D.embeddings, TOP, Q.mask[held_out], D.mask, normalize=False
+        Q.embeddings[held_out], D.embeddings, TOP, Q.mask[held_out], D.mask
     )
     return quality(ranking, held_out)

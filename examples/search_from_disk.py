@@ -78,7 +78,7 @@ def main() -> None:
                 best.add(D, d_mask)
 
         D, d_mask = (torch.cat(side) for side in zip(*parts(folder, shape, part), strict=True))
-        scores, found = li.retrieve(Q, D, TOP, q_mask, d_mask, normalize=False)
+        scores, found = li.retrieve(Q, D, TOP, q_mask, d_mask)
         if not (torch.equal(found, best.indices) and torch.equal(scores, best.scores)):
             raise SystemExit("the search in parts differs from the search in memory")
     print(f"the same {TOP} documents of each of {len(queries)} queries as in memory; MRR@10 {mrr(found):.4f}")

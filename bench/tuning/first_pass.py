@@ -82,10 +82,9 @@ class Way:
 def passes(x: Texts, candidates: int) -> dict[str, Way]:
     found: dict[str, Way] = {}
     masks: dict[str, Any] = {"q_mask": x.q_mask, "d_mask": x.d_mask}
-    alone: dict[str, Any] = {**masks, "normalize": False}
     Q, D = x.Q.bfloat16(), x.D.bfloat16()
     found["bfloat16"] = Way(
-        lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.retrieve(Q, D, TOP, **alone)
+        lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.retrieve(Q, D, TOP, **masks)
     )
     for name, quantize, score in (
         ("fp8", fp8.quantize_fp8_per_token, fp8.maxsim_inference_fp8),
@@ -96,12 +95,12 @@ def passes(x: Texts, candidates: int) -> dict[str, Way]:
         found[name] = Way(
             lambda q=q, c=c, f=score, scales=scales: f(q, c, **scales, **masks),  # type: ignore[misc]
             c.numel() + 4 * t.numel(),
-            lambda q=q, c=c, scales=scales: li.retrieve(q, c, TOP, **scales, **alone),  # type: ignore[misc]
+            lambda q=q, c=c, scales=scales: li.retrieve(q, c, TOP, **scales, **masks),  # type: ignore[misc]
         )
     signs, d = bits.to_bits(x.Q)[0], x.D.shape[-1]
-    coarse = {**alone, "candidates": candidates}
+    coarse = {**masks, "candidates": candidates}
     for kind in KINDS:
-        codes = encode(x.D, kind, normalize=False)
+        codes = encode(x.D, kind)
         c, t = codes.tokens, codes.scale
         if t is None:
             scores = lambda c=c: bits.maxsim_hamming(signs, c, d, **masks)  # noqa: E731

@@ -80,10 +80,10 @@ def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torc
 
 def searched(Q: Tensor, corpus: Corpus, group: Any = None) -> tuple[Tensor, Tensor]:
     if corpus.scale is None:
-        return li.retrieve(Q, corpus.D, K, normalize=False, group=group)
+        return li.retrieve(Q, corpus.D, K, group=group)
     codes, scale = fp8.quantize_fp8_per_token(Q)
     scales = {"scale_Q": scale, "scale_D": corpus.scale}
-    return li.retrieve(codes, corpus.D, K, normalize=False, group=group, **scales)
+    return li.retrieve(codes, corpus.D, K, group=group, **scales)
 
 
 def copying(corpus: Corpus, device: torch.device) -> Callable[[], object]:
