@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from late_interaction._checks.options import Backward
+from late_interaction._checks.options import Backward, check_positive
 from late_interaction.lik.topk import bytes_of
 from late_interaction.retrieve import MaxSimScorer as _MaxSimScorer
 from late_interaction.retrieve import retrieve as _retrieve
@@ -49,7 +49,8 @@ def retrieve(
     sorted: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Call :func:`late_interaction.retrieve`."""
+    check_positive("top_k", top_k)
     return _retrieve(
         Q, D, top_k, q_mask, d_mask,
-        normalize=normalize, chunk_bytes=bytes_of(chunk, D), largest=largest, sorted=sorted,
+        normalize=normalize, chunk_bytes=bytes_of("chunk", chunk, D), largest=largest, sorted=sorted,
     )  # fmt: skip

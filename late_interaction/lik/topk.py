@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from late_interaction import topk
+from late_interaction._checks.options import check_positive
 
 __all__ = ["maxsim_topk"]
 
@@ -20,12 +21,16 @@ def maxsim_topk(
     sorted: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Call :func:`late_interaction.topk.maxsim_topk`."""
+    chunk_bytes = bytes_of("chunk_size", chunk_size, D)
     return topk.maxsim_topk(
         Q, D, k, q_mask, d_mask,
-        normalize=normalize, chunk_bytes=bytes_of(chunk_size, D), largest=largest, sorted=sorted,
+        normalize=normalize, chunk_bytes=chunk_bytes, largest=largest, sorted=sorted,
     )  # fmt: skip
 
 
-def bytes_of(documents: int | None, D: Tensor) -> int | None:
-    """The bytes of so many documents of ``D``."""
-    return None if documents is None else documents * max(D[:1].nbytes, 1)
+def bytes_of(name: str, documents: int | None, D: Tensor) -> int | None:
+    """Return the bytes of so many documents of ``D``; name: of the argument that says how many."""
+    if documents is None:
+        return None
+    check_positive(name, documents)
+    return documents * max(D[:1].nbytes, 1) if isinstance(D, Tensor) else documents

@@ -126,6 +126,20 @@ def test_its_defaults_normalize_where_ours_do_not():
     torch.testing.assert_close(head.maxsim_from_hidden(unit_Q, D, torch.eye(8)), li.maxsim(unit_Q, unit_D))
 
 
+def test_errors_name_its_arguments():
+    Q, D = torch.randn(2, 4, 8), torch.randn(5, 6, 8)
+    topk = importlib.import_module("late_interaction.lik.topk")
+    for call, name in (
+        (lambda: li.lik.retrieve(Q, D, top_k=0), "top_k"),
+        (lambda: li.lik.MaxSimScorer().retrieve(Q, D, 2, chunk=0), "chunk"),
+        (lambda: topk.maxsim_topk(Q, D, 2, chunk_size=0), "chunk_size"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0"):
+            call()
+    with pytest.raises(TypeError, match=r"D must be a torch\.Tensor"):
+        li.lik.retrieve(Q, [[1.0]], 2, chunk=1)
+
+
 # ---- install_as ----
 
 
