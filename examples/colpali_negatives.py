@@ -98,7 +98,7 @@ def main() -> None:
         batch = model.queries(words.to(device())), model.images(images), model.images(negatives)
         if step == 0:
             theirs = loss_fn(*batch).item()
-            li.patch_colpali_engine()
+            li.patch("colpali-engine")
             loss_fn = ColbertNegativeCELoss(**options)
         loss = loss_fn(*batch)
         if step == 0:

@@ -45,7 +45,7 @@ def main() -> None:
     queries, documents = texts()
     held_out = queries[:HELD_OUT], documents[:CORPUS]
     plain = losses.Contrastive(model)
-    li.patch_pylate()
+    li.patch("pylate")
     loss_fn = losses.Contrastive(model)
     before = quality(model, *held_out)
 

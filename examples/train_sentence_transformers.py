@@ -31,7 +31,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_bert(folder)
         model = MultiVectorEncoder(folder, device=str(device()))
@@ -68,9 +68,9 @@ def check_without_patch(model: MultiVectorEncoder, loss_fn: torch.nn.Module, fea
     model.eval()  # without dropout
     with torch.no_grad():
         patched = loss_fn(features, None).item()
-        li.unpatch_sentence_transformers()
+        li.unpatch("sentence-transformers")
         theirs = loss_fn(features, None).item()
-        li.patch_sentence_transformers()
+        li.patch("sentence-transformers")
     model.train()
     if abs(patched - theirs) > 1e-4 * abs(theirs):
         raise SystemExit(f"with the patch the loss is {patched}, without it {theirs}")

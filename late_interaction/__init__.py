@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from late_interaction.alignment import Alignment, explain
     from late_interaction.alignment.plaid import explain_residual
     from late_interaction.alignment.plot import plot_alignment
-    from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
     from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
     from late_interaction.distillation import (
         DistillKLDivLoss,
@@ -34,20 +33,15 @@ if TYPE_CHECKING:
         distill_kl_div_loss,
         margin_mse_loss,
     )
+    from late_interaction.integrations.patches import patch, patched, unpatch
     from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
-    from late_interaction.mteb_compat import patch_mteb, unpatch_mteb
     from late_interaction.muvera import Muvera
     from late_interaction.padded import maxsim_padded
-    from late_interaction.patches import patch_all, patched, unpatch_all
     from late_interaction.plan import explain_plan
     from late_interaction.pooling import pool_tokens
-    from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
     from late_interaction.recall import RecallLoss, recall_loss
     from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
-    from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
-    from late_interaction.transformers_compat import patch_transformers, unpatch_transformers
     from late_interaction.varlen import maxsim_varlen
-    from late_interaction.vllm_compat import patch_vllm, unpatch_vllm
     from late_interaction.xtr import xtr_scores
 
 # Loaded when it is first asked for, since all of it takes longer than the operators: module -> names.
@@ -56,23 +50,17 @@ _LATER = {
     "alignment": ("Alignment", "explain"),
     "alignment.plaid": ("explain_residual",),
     "alignment.plot": ("plot_alignment",),
-    "colpali_compat": ("patch_colpali_engine", "unpatch_colpali_engine"),
     "contrastive": ("ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"),
     "distillation": ("DistillKLDivLoss", "MarginMSELoss", "distill_kl_div_loss", "margin_mse_loss"),
+    "integrations.patches": ("patch", "patched", "unpatch"),
     "losses": ("PairwiseLoss", "SigmoidLoss", "pairwise_loss", "sigmoid_loss"),
-    "mteb_compat": ("patch_mteb", "unpatch_mteb"),
     "muvera": ("Muvera",),
     "padded": ("maxsim_padded",),
-    "patches": ("patch_all", "patched", "unpatch_all"),
     "plan": ("explain_plan",),
     "pooling": ("pool_tokens",),
-    "pylate_compat": ("patch_pylate", "unpatch_pylate"),
     "recall": ("RecallLoss", "recall_loss"),
     "smooth": ("smooth_maxsim", "smooth_maxsim_pairs"),
-    "st_compat": ("patch_sentence_transformers", "unpatch_sentence_transformers"),
-    "transformers_compat": ("patch_transformers", "unpatch_transformers"),
     "varlen": ("maxsim_varlen",),
-    "vllm_compat": ("patch_vllm", "unpatch_vllm"),
     "xtr": ("xtr_scores",),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
@@ -103,13 +91,7 @@ __all__ = [
     "maxsim_with_winners",
     "ops",
     "pairwise_loss",
-    "patch_all",
-    "patch_colpali_engine",
-    "patch_mteb",
-    "patch_pylate",
-    "patch_sentence_transformers",
-    "patch_transformers",
-    "patch_vllm",
+    "patch",
     "patched",
     "plot_alignment",
     "pool_tokens",
@@ -120,13 +102,7 @@ __all__ = [
     "smooth_maxsim",
     "smooth_maxsim_pairs",
     "uninstall_as",
-    "unpatch_all",
-    "unpatch_colpali_engine",
-    "unpatch_mteb",
-    "unpatch_pylate",
-    "unpatch_sentence_transformers",
-    "unpatch_transformers",
-    "unpatch_vllm",
+    "unpatch",
     "xtr_scores",
 ]
 

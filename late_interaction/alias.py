@@ -7,12 +7,13 @@ colpali-engine do, can be given these functions without a patch.
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from late_interaction._patches.compat import off
+from late_interaction.integrations._shared.compat import turned_off
 
 __all__ = ["install_as", "uninstall_as"]
 
@@ -52,7 +53,8 @@ def install_as(name: str = "late_interaction_kernels") -> None:
         raise TypeError(f"name must be a str, got {type(name).__name__}")
     if not name.isidentifier() or name == _ROOT:
         raise ValueError(f"name must be that of another top-level package, got {name!r}")
-    if off("install_as", name.replace("_", "-")):
+    if reason := turned_off(name.replace("_", "-")):
+        warnings.warn(f"install_as() did nothing: {reason}", RuntimeWarning, stacklevel=2)
         return
     package = importlib.import_module(_PACKAGE)
     there = sys.modules.get(name)

@@ -29,7 +29,7 @@ EXPECTED = {
     "test_maxsim_pairwise_budget_counts_the_padded_queries",
     "test_maxsim_pairwise_never_pads_the_batch_to_the_global_width",
 }
-PLUGIN = "import late_interaction\nlate_interaction.patch_sentence_transformers()\n"
+PLUGIN = 'import late_interaction\nlate_interaction.patch("sentence-transformers")\n'
 
 
 def fetched(folder: Path) -> Path:

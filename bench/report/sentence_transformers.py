@@ -47,7 +47,7 @@ def build(directory: Path) -> list[str]:
         )
         if any("docstrings" in row["work"] for row in rows):
             note += " Docstrings are those of Python's standard library, by all-MiniLM-L6-v2 (d = 384)."
-        title = "Sentence Transformers without and with `patch_sentence_transformers`"
+        title = "Sentence Transformers without and with its patch"
         title += " on a CPU." if first["gpu"] is None else "."
         parts += [*tables.section(title, note, _table(rows)), tables.stamp(headers)]
     return parts

@@ -212,12 +212,12 @@ def measure(args: argparse.Namespace) -> list[Row]:
         packages={name: package_version(name) for name in ("sentence-transformers", "transformers")},
     )  # fmt: skip
     keep = WorkRecord(args.out, top).keep if args.out else lambda row: None
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     try:
         rows = [] if args.only == "evaluation" else measure_losses(args, device, keep)
         rows += [] if args.only == "losses" else st_evaluation.measure(args, device, show, keep)
     finally:
-        li.unpatch_sentence_transformers()
+        li.unpatch("sentence-transformers")
     print(table(rows))
     return rows
 

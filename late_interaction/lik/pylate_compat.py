@@ -1,17 +1,15 @@
 """``late_interaction_kernels.pylate_compat``: the patch of PyLate."""
 
-import sys
-
-from late_interaction import pylate_compat
-from late_interaction.pylate_compat import (
-    patch_pylate,
+from late_interaction.integrations.patches import patch, unpatch
+from late_interaction.integrations.pylate import (
+    _ORIGINAL,
     patched_colbert_kd_scores,
     patched_colbert_scores,
     patched_colbert_scores_pairwise,
-    unpatch_pylate,
 )
 
 __all__ = [
+    "_ORIGINAL",
     "patch_pylate",
     "patched_colbert_kd_scores",
     "patched_colbert_scores",
@@ -19,5 +17,12 @@ __all__ = [
     "unpatch_pylate",
 ]
 
-# The module itself: who sets what the patch keeps, as its own tests do, sets what its functions read.
-sys.modules[__name__] = pylate_compat
+
+def patch_pylate() -> None:
+    """Call ``late_interaction.patch("pylate")``."""
+    patch("pylate")
+
+
+def unpatch_pylate() -> None:
+    """Call ``late_interaction.unpatch("pylate")``."""
+    unpatch("pylate")

@@ -96,7 +96,7 @@ li = kernels.get_local_kernel(Path({str(hub)!r}), backend={BACKEND!r})
 from sentence_transformers.util.similarity import maxsim
 queries, documents = [torch.randn(n, 8) for n in (3, 5)], [torch.randn(n, 8) for n in (4, 2, 9)]
 wanted = maxsim(queries, documents)
-li.patch_sentence_transformers()
+li.patch("sentence-transformers")
 torch.einsum = None
 torch.testing.assert_close(maxsim(queries, documents), wanted)
 print("scored")
@@ -172,7 +172,7 @@ from late_interaction.ops import (
 import torch  # and no more
 
 def patched():
-    from late_interaction._st import chunks
+    from late_interaction.integrations.sentence_transformers import _chunks
 '''
     assert make_hub.with_own_imports(code, 1, "_id").splitlines()[1:] == [
         "from .. import ops",
@@ -182,7 +182,7 @@ def patched():
         "import torch  # and no more",
         "",
         "def patched():",
-        "    from _id._st import chunks",
+        "    from _id.integrations.sentence_transformers import _chunks",
     ]
 
 

@@ -177,14 +177,14 @@ def is_module(name: str) -> bool:
 
 CALLERS = (
     *("_maxsim", "_contrastive", "_scoring.traced", "_scoring.packed_call", "_scoring.quantized"),
-    *("_patches.compat", "_search.stream", "_search.equal_plans", "_search.selection", "_search.exchange"),
+    *("_search.stream", "_search.equal_plans", "_search.selection", "_search.exchange"),
     *("_search.group_search", "_search.topk_state"),
 )
 
 
 def python_level(name: str) -> int:
     """0: checks and other private modules; 1: the operators; 2: what calls them; 3: what users import, and
-    what stands behind a patch of another library or behind Ray; 4: the package itself."""
+    what stands behind Ray; 4: the package itself."""
     parts = name.split(".")[1:]
     if not parts:
         return 4
@@ -193,11 +193,7 @@ def python_level(name: str) -> int:
     path = ".".join(parts)
     if path.startswith(CALLERS):
         return 2
-    return (
-        0
-        if path.startswith("_") and not path.startswith(("_st", "_patches", "_ray", "_search.rescore"))
-        else 3
-    )
+    return 0 if path.startswith("_") and not path.startswith(("_ray", "_search.rescore")) else 3
 
 
 def python_arrows() -> set[tuple[str, str]]:

@@ -39,7 +39,10 @@ def public():
 def resolved(name):
     """The object that a line `::: name` documents."""
     module, _, last = name.rpartition(".")
-    return getattr(importlib.import_module(module), last)
+    try:
+        return getattr(importlib.import_module(module), last)
+    except AttributeError:  # a module that nobody has imported yet
+        return importlib.import_module(name)
 
 
 def documented():

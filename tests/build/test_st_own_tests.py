@@ -55,6 +55,6 @@ def test_its_own_model_takes_the_place_of_the_hubs(tool, tmp_path, monkeypatch):
     folder.mkdir()
     tool.prepare(checkout, folder)
     assert (folder / "tests" / "test_a.py").read_text() == f'model = "{folder / "tiny-bert"}"\n'
-    assert (folder / "tiny-bert").is_dir() and "patch_sentence_transformers()" in (
+    assert (folder / "tiny-bert").is_dir() and 'patch("sentence-transformers")' in (
         folder / "with_the_patch.py"
     ).read_text()

@@ -52,13 +52,13 @@ def with_module(monkeypatch, name):
 
 
 def without_pylate(monkeypatch):
-    from late_interaction._patches import compat as _compat
+    from late_interaction.integrations._shared import compat as _compat
 
     for name in [name for name in sys.modules if name.split(".")[0] == "pylate"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(_compat, "installed_release", lambda package: None)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "pylate" not in path])
-    li.patch_pylate()
+    li.patch("pylate")
 
 
 def without_tqdm(monkeypatch):
@@ -149,7 +149,7 @@ CASES = {
     "late_interaction has no CUDA": in_another_process(
         "._cuda", "x = torch.ones(1, 1, 1, device='cuda'); late_interaction.maxsim(x, x)"
     ),
-    "patch_pylate() needs": without_pylate,
+    'patch("pylate") needs': without_pylate,
     "progress=True needs tqdm": without_tqdm,
 }  # fmt: skip
 MESSAGES = [m for m in re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE) if m not in NOT_OURS]

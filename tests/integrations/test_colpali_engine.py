@@ -1,4 +1,4 @@
-"""colpali-engine, release by release, before and after patch_colpali_engine()."""
+"""colpali-engine, release by release, before and after patch("colpali-engine")."""
 
 import importlib
 import itertools
@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import late_interaction as li
-from late_interaction import colpali_compat
+from late_interaction.integrations import colpali_engine as colpali_patch
 from tests import side_by_side
 
 NATIVE = ("0.3.17", "0.3.18")  # those that select a backend
@@ -52,13 +52,13 @@ def release(request):
 
 @pytest.fixture
 def engine(release):
-    assert not colpali_compat._EXCHANGES
+    assert not colpali_patch._EXCHANGES
     yield release
-    li.unpatch_colpali_engine()
+    li.unpatch("colpali-engine")
 
 
 def test_calls_are_counted(engine, monkeypatch):
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     loss = engine.head("ColbertLoss")
     Q, D = tokens("cpu", 3, 4, 8), tokens("cpu", 3, 6, 8)
     loss(Q, D)
@@ -99,7 +99,7 @@ def measured(head, batch, *args):
 
 def assert_unchanged_by_the_patch(monkeypatch, head, batch, *args):
     wanted = measured(head, batch, *args)
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     with side_by_side.no_einsum(monkeypatch):
         for one, other in zip(measured(head, batch, *args), wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
@@ -128,7 +128,7 @@ def test_negative_heads(engine, device, monkeypatch, name, options, in_batch):
     if in_batch == 1.0:  # then the negatives have no gradient to compare
         batch[2] = batch[2].detach()
         wanted = head(*batch).detach()
-        li.patch_colpali_engine()
+        li.patch("colpali-engine")
         with side_by_side.no_einsum(monkeypatch):
             torch.testing.assert_close(head(*batch).detach(), wanted)
         return
@@ -155,7 +155,7 @@ TERMS = [("ColbertLoss", None, 1)] + [
 def test_each_term_is_scored_once(engine, name, in_batch, scored):
     options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
     head, batch = engine.head(name, **options), inputs(engine, "cpu", name)
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     with side_by_side.Calls() as calls:
         head(*batch).backward()
     assert calls.of == {"maxsim_winners": scored, "maxsim_backward": scored}
@@ -184,7 +184,7 @@ def test_a_smooth_maximum(engine, device, monkeypatch, name, options, tau):
 def test_each_term_of_a_smooth_maximum_is_scored_once(engine, name, in_batch, scored):
     options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
     head, batch = smooth_head(engine, name, **options), inputs(engine, "cpu", name)
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     with side_by_side.Calls() as calls:
         head(*batch).backward()
     assert calls.of == {"smooth_maxsim": scored, "smooth_maxsim_backward": scored}
@@ -192,7 +192,7 @@ def test_each_term_of_a_smooth_maximum_is_scored_once(engine, name, in_batch, sc
 
 def assert_left_alone(head, batch):
     wanted = measured(head, batch)
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     with side_by_side.Calls() as calls:
         for one, other in zip(measured(head, batch), wanted, strict=True):
             assert torch.equal(one, other)
@@ -203,12 +203,12 @@ def assert_left_alone(head, batch):
 def test_a_smooth_maximum_that_is_turned_off(engine, monkeypatch, name):
     head, batch = smooth_head(engine, name), inputs(engine, "cpu", name)
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "mteb")  # patched, and then turned off
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "colpali-engine")
     with side_by_side.Calls() as calls:
         found = measured(head, batch)
     assert not calls.of
-    li.unpatch_colpali_engine()
+    li.unpatch("colpali-engine")
     for one, other in zip(found, measured(head, batch), strict=True):
         assert torch.equal(one, other)
 
@@ -239,7 +239,7 @@ def test_a_compiled_head_with_a_smooth_maximum(engine, device):
         pytest.skip("compiled once is enough")
     head = smooth_head(engine, "ColbertNegativeCELoss", device, normalize_scores=False, temperature=1.0)
     batch = inputs(engine, device, "ColbertNegativeCELoss")
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")
     mine = measured(torch.compile(head, fullgraph=True, backend=graphs), batch)
@@ -254,7 +254,7 @@ def test_dtypes_of_a_smooth_maximum(engine, device, monkeypatch, dtype):
     head = smooth_head(engine, "ColbertNegativeCELoss", device, temperature=1.0)
     batch = [x.detach().to(dtype) for x in inputs(engine, device, "ColbertNegativeCELoss")]
     wanted = head(*(x.double() for x in batch))
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     with side_by_side.no_einsum(monkeypatch):
         loss = head(*batch)
     assert loss.dtype == torch.float32
@@ -267,7 +267,7 @@ def test_dtypes(engine, device, monkeypatch, dtype):
     batch = [x.detach() for x in inputs(engine, device, "ColbertNegativeCELoss")]
     batch = [x.to(dtype) for x in batch]
     wanted = head(*(x.double() for x in batch))
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     with side_by_side.no_einsum(monkeypatch):
         loss = head(*batch)
     assert loss.dtype == torch.float32
@@ -284,7 +284,7 @@ def test_score_multi_vector(engine, device, monkeypatch, batch_size):
 
     batches = torch.stack([torch.randn(6, 8).double()] * 3), torch.randn(4, 5, 8).double()
     wanted = scored(queries, pages), scored(*batches)
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     with side_by_side.no_einsum(monkeypatch):
         for one, other in zip((scored(queries, pages), scored(*batches)), wanted, strict=True):
             torch.testing.assert_close(one, other)
@@ -295,7 +295,7 @@ def test_score_multi_vector(engine, device, monkeypatch, batch_size):
 def test_disabled(engine, monkeypatch):
     head, batch = engine.head("ColbertNegativeCELoss"), inputs(engine, "cpu", "ColbertNegativeCELoss")
     wanted = measured(head, batch)
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
     with side_by_side.Calls() as calls:
         for one, other in zip(measured(head, batch), wanted, strict=True):
@@ -312,7 +312,7 @@ def test_subclasses_are_patched_too(engine, monkeypatch):
 
 
 def test_what_does_not_fit_stays_with_colpali_engine(engine):
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     head, batch = engine.head("ColbertNegativeCELoss"), inputs(engine, "cpu", "ColbertNegativeCELoss")
     with pytest.raises(RuntimeError):  # as einsum does
         head(batch[0], batch[1][..., :5], batch[2])
@@ -322,12 +322,12 @@ def test_what_does_not_fit_stays_with_colpali_engine(engine):
 
 def test_unpatch_restores_everything(engine):
     before = side_by_side.attributes("colpali_engine")
-    li.patch_colpali_engine()
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
+    li.patch("colpali-engine")
     during = side_by_side.attributes("colpali_engine")
     assert any(during[key] is not value for key, value in before.items())
-    li.unpatch_colpali_engine()
-    li.unpatch_colpali_engine()
+    li.unpatch("colpali-engine")
+    li.unpatch("colpali-engine")
     after = side_by_side.attributes("colpali_engine")
     assert [key for key, value in before.items() if after[key] is not value and after[key] != value] == []
 
@@ -335,7 +335,7 @@ def test_unpatch_restores_everything(engine):
 def test_a_head_that_is_gone_is_named(engine, monkeypatch):
     monkeypatch.delattr(engine.losses, "ColbertPairwiseCELoss")
     with pytest.warns(RuntimeWarning, match="ColbertPairwiseCELoss.forward.*refactored"):
-        li.patch_colpali_engine()
+        li.patch("colpali-engine")
     assert_unchanged_by_the_patch(
         monkeypatch, engine.head("ColbertLoss"), inputs(engine, "cpu", "ColbertLoss")
     )
@@ -345,7 +345,7 @@ def test_a_head_that_is_gone_is_named(engine, monkeypatch):
 def test_backends(engine, device, monkeypatch, backend):
     if engine.version not in NATIVE:
         pytest.skip("this colpali-engine selects no backend")
-    li.patch_colpali_engine()
+    li.patch("colpali-engine")
     monkeypatch.setenv("COLPALI_SCORES_BACKEND", backend)
     head = engine.head("ColbertNegativeCELoss", device)
     with side_by_side.Calls() as calls:
@@ -359,8 +359,8 @@ def test_backends(engine, device, monkeypatch, backend):
 
 def test_without_colpali_engine(monkeypatch):
     for name in ("_LOSSES", "_BACKEND"):
-        monkeypatch.setattr(colpali_compat, name, "no_such_engine")
-    monkeypatch.setattr(colpali_compat, "_SCORE_MULTI_VECTOR", ("no_such_engine", "x.y"))
+        monkeypatch.setattr(colpali_patch, name, "no_such_engine")
+    monkeypatch.setattr(colpali_patch, "_SCORE_MULTI_VECTOR", ("no_such_engine", "x.y"))
     with pytest.raises(ImportError, match=r"colpali-engine 0\.3\.10 to 0\.3\.18"):
-        li.patch_colpali_engine()
-    assert not colpali_compat._EXCHANGES
+        li.patch("colpali-engine")
+    assert not colpali_patch._EXCHANGES

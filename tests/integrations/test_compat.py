@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import colpali_compat, pylate_compat
-from late_interaction._patches.compat import package_at_least, why_left
+from late_interaction.integrations import colpali_engine as colpali_patch
+from late_interaction.integrations import pylate as pylate_patch
+from late_interaction.integrations._shared.compat import package_at_least, why_left
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_one_number_is_served():
 ])  # fmt: skip
 def test_devices_with_kernels(missing, capability, has, monkeypatch):
     """GPUs of compute capability 8.0 or higher where the CUDA library is, the CPU anywhere, and no other."""
-    from late_interaction._patches import compat as _compat
+    from late_interaction.integrations._shared import compat as _compat
 
     monkeypatch.setattr(_compat.ops, "cuda_missing", missing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -81,12 +82,12 @@ def test_devices_with_kernels(missing, capability, has, monkeypatch):
 
 
 def test_what_there_is_of_a_package_that_is_not_installed():
-    from late_interaction._patches.compat import nothing_to_patch
+    from late_interaction.integrations._shared.compat import nothing_to_patch
 
     def said(cause):
-        return str(nothing_to_patch("patch_it", "no-such-package", "1 to 2", cause))
+        return str(nothing_to_patch("no-such-package", "1 to 2", cause))
 
-    needed = "patch_it() needs no-such-package 1 to 2, and found"
+    needed = 'patch("no-such-package") needs no-such-package 1 to 2, and found'
     absent = ModuleNotFoundError("No module named 'no_such_package'", name="no_such_package")
     assert said(None) == said(absent) == f"{needed} none"
     other = ModuleNotFoundError("No module named 'x'", name="x")
@@ -97,7 +98,7 @@ def test_what_there_is_of_a_package_that_is_not_installed():
 
 
 def test_a_cause_is_told_in_one_line_of_300_characters():
-    from late_interaction._patches.compat import brief_cause
+    from late_interaction.integrations._shared.compat import brief_cause
 
     assert brief_cause(ValueError("a\n\nb")) == "ValueError: a b"
     whole = f"ValueError: {'a' * 288}"
@@ -107,7 +108,7 @@ def test_a_cause_is_told_in_one_line_of_300_characters():
 
 @pytest.mark.gpu
 def test_a_gpu_without_kernels_is_not_served(monkeypatch):
-    from late_interaction._patches import compat as _compat
+    from late_interaction.integrations._shared import compat as _compat
 
     _compat.has_kernels.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -119,14 +120,10 @@ def test_a_gpu_without_kernels_is_not_served(monkeypatch):
 
 # ---- what a patch says where there is nothing to patch ----
 
-PATCHES = {
-    "colpali-engine": (li.patch_colpali_engine, li.unpatch_colpali_engine, "colpali-engine 0.3.10 to 0.3.18"),
-    "pylate": (li.patch_pylate, li.unpatch_pylate, "pylate 1.3.3 to 1.6"),
-    "sentence-transformers": (
-        li.patch_sentence_transformers,
-        li.unpatch_sentence_transformers,
-        "sentence-transformers 6.0 to 6.2",
-    ),
+NEEDED = {
+    "colpali-engine": "colpali-engine 0.3.10 to 0.3.18",
+    "pylate": "pylate 1.3.3 to 1.6",
+    "sentence-transformers": "sentence-transformers 6.0 to 6.2",
 }
 FAILURES = {
     "a missing package": ("import no_such_pillow", "ModuleNotFoundError: No module named 'no_such_pillow'"),
@@ -153,39 +150,36 @@ def install(tmp_path, monkeypatch):
 
     before = set(sys.modules)
     yield installed
-    for _, unpatch, _ in PATCHES.values():
-        unpatch()
+    li.unpatch()
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("package", PATCHES)
+@pytest.mark.parametrize("package", NEEDED)
 def test_a_package_that_does_not_import_is_named_with_the_cause(install, package, failure):
-    patch, unpatch, needed = PATCHES[package]
     code, cause = FAILURES[failure]
     install(package, "1.4.0", {f"{package.replace('-', '_')}/__init__.py": code})
     with pytest.raises(ImportError) as caught:
-        patch()
+        li.patch(package)
     said = str(caught.value)
     assert said.startswith(
-        f"{patch.__name__}() needs {needed}, and found {package} 1.4.0, which does not import: {cause}"
+        f'patch("{package}") needs {NEEDED[package]}, and found {package} 1.4.0, which does not import:'
+        f" {cause}"
     )
     assert len(said) < 500 and "\n" not in said and caught.value.__cause__ is not None
-    unpatch()
 
 
-@pytest.mark.parametrize("package", PATCHES)
+@pytest.mark.parametrize("package", NEEDED)
 def test_a_package_that_is_not_there(monkeypatch, package):
-    patch, _, needed = PATCHES[package]
     name = package.replace("-", "_")
     for loaded in [module for module in sys.modules if module.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "meta_path", [PathFinder])
     with pytest.raises(ImportError) as caught:
-        patch()
-    assert str(caught.value) == f"{patch.__name__}() needs {needed}, and found none"
+        li.patch(package)
+    assert str(caught.value) == f'patch("{package}") needs {NEEDED[package]}, and found none'
 
 
 def test_a_package_without_the_places_is_named(install):
@@ -195,7 +189,7 @@ def test_a_package_without_the_places_is_named(install):
     with pytest.raises(
         ImportError, match=r"found colpali-engine 0\.2\.0, which has none of what is patched$"
     ):
-        li.patch_colpali_engine()
+        li.patch("colpali-engine")
 
 
 LOSSES = "class ColbertLoss:\n    def forward(self): return 'their own'\n"
@@ -209,15 +203,15 @@ def test_what_does_not_import_is_named_beside_what_does(install):
     install("colpali-engine", "0.3.12", packages | losses | broken)
     why = r"processing_utils does not import \(ModuleNotFoundError: No module named 'no_such_pillow'\)"
     with pytest.warns(RuntimeWarning, match=f"did not find .*score_multi_vector.*{why}"):
-        li.patch_colpali_engine()
+        li.patch("colpali-engine")
     loss = importlib.import_module("colpali_engine.loss.late_interaction_losses").ColbertLoss
-    assert loss.forward.__globals__["torch"] is colpali_compat._TORCH
+    assert loss.forward.__globals__["torch"] is colpali_patch._TORCH
     # Unpatching asks for no module again: whatever became of them, the classes get back what they had.
     for name in list(sys.modules):
         if name.startswith("colpali_engine"):
             del sys.modules[name]
-    li.unpatch_colpali_engine()
-    assert "torch" not in loss.forward.__globals__ and not colpali_compat._EXCHANGES
+    li.unpatch("colpali-engine")
+    assert "torch" not in loss.forward.__globals__ and not colpali_patch._EXCHANGES
 
 
 SCORES = "def colbert_scores(): pass\ndef colbert_kd_scores(): pass\n"
@@ -229,9 +223,9 @@ def test_a_loss_that_does_not_import_leaves_pylate_as_it_was(install):
     files["pylate/losses/distillation.py"] = "import no_such_datasets"
     install("pylate", "1.4.0", files)
     with pytest.raises(ImportError, match=r"pylate 1\.4\.0, which does not import: .*'no_such_datasets'"):
-        li.patch_pylate()
+        li.patch("pylate")
     scores = importlib.import_module("pylate.scores.scores")
-    assert scores.colbert_scores.__module__ == "pylate.scores.scores" and not pylate_compat._ORIGINAL
+    assert scores.colbert_scores.__module__ == "pylate.scores.scores" and not pylate_patch._ORIGINAL
 
 
 def test_the_cause_is_not_hidden_by_the_module_of_another_release(install):
@@ -239,7 +233,7 @@ def test_the_cause_is_not_hidden_by_the_module_of_another_release(install):
     files = dict.fromkeys(["pylate/__init__.py", "pylate/scores/__init__.py"], "")
     install("pylate", "1.4.0", {**files, "pylate/scores/scores.py": "import no_such_numpy"})
     with pytest.raises(ImportError, match="'no_such_numpy'"):
-        li.patch_pylate()
+        li.patch("pylate")
 
 
 def test_a_release_without_multi_vector_encoder_is_named(install):
@@ -250,7 +244,7 @@ def test_a_release_without_multi_vector_encoder_is_named(install):
     with pytest.raises(
         ImportError, match=r"sentence-transformers 5\.3\.0, which does not import: .*encoder'"
     ):
-        li.patch_sentence_transformers()
+        li.patch("sentence-transformers")
 
 
 def test_functions_of_sentence_transformers_are_patched_where_its_losses_do_not_import(install):
@@ -269,8 +263,8 @@ def test_functions_of_sentence_transformers_are_patched_where_its_losses_do_not_
     install("sentence-transformers", "6.1.0", files)
     why = r"losses does not import \(ModuleNotFoundError: No module named 'no_such_tqdm'\)"
     with pytest.warns(RuntimeWarning, match=f"did not find .*NegativesRankingLoss.*{why}"):
-        li.patch_sentence_transformers()
+        li.patch("sentence-transformers")
     function = importlib.import_module("sentence_transformers.util.similarity")._maxsim_score_pairs
-    assert "chunks" in function.__code__.co_names
-    li.unpatch_sentence_transformers()
+    assert "_chunks" in function.__code__.co_names
+    li.unpatch("sentence-transformers")
     assert function(0, 0, None, None) == "its own"

@@ -1,4 +1,4 @@
-"""mteb's max_sim and pairwise_max_sim, release by release, before and after patch_mteb()."""
+"""mteb's max_sim and pairwise_max_sim, release by release, before and after patch("mteb")."""
 
 import importlib
 import inspect
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import mteb_compat
+from late_interaction.integrations import mteb as mteb_patch
 from tests import side_by_side
 
 
@@ -26,11 +26,11 @@ def mteb(request):
             for module in (package, models, meta):
                 patch.setitem(sys.modules, module.__name__, module)
             yield importlib.import_module("mteb.similarity_functions")
-            li.unpatch_mteb()
+            li.unpatch("mteb")
 
 
 def test_calls_are_counted(mteb, monkeypatch):
-    li.patch_mteb()
+    li.patch("mteb")
     Q, D = torch.rand(2, 3, 8), torch.rand(2, 5, 8)
     mteb.max_sim(Q, D)
     mteb.pairwise_max_sim(Q, D)
@@ -73,11 +73,11 @@ def test_max_sim(mteb, device, monkeypatch, what):
     try:
         wanted = mteb.max_sim(a, b)
     except RuntimeError:  # of two dtypes, by its einsum
-        li.patch_mteb()
+        li.patch("mteb")
         with pytest.raises(RuntimeError):
             mteb.max_sim(a, b)
         return
-    li.patch_mteb()
+    li.patch("mteb")
     with side_by_side.no_einsum(monkeypatch):
         scores = mteb.max_sim(a, b)
     torch.testing.assert_close(scores, wanted, rtol=1e-12, atol=1e-12)
@@ -92,7 +92,7 @@ def test_groups_of_like_lengths_are_padded(mteb, monkeypatch):
     documents = [-x.abs() for x in ragged("cpu", 3, 9, 5, 9, 4, 90)]
     wanted = mteb.max_sim(queries, documents)
     assert (wanted == 0).any() and (wanted < 0).any()
-    li.patch_mteb()
+    li.patch("mteb")
     with side_by_side.Calls() as called:
         torch.testing.assert_close(mteb.max_sim(queries, documents), wanted)
     assert called.of == {"maxsim_varlen": 1}
@@ -106,9 +106,9 @@ def test_half_precision_scores_float32(mteb, device, dtype):
         (ragged(device, 5, 2, dtype=dtype), ragged(device, 4, 9, dtype=torch.float32)),
     ):
         wanted = mteb.max_sim(a, b)
-        li.patch_mteb()
+        li.patch("mteb")
         scores = mteb.max_sim(a, b)
-        li.unpatch_mteb()
+        li.unpatch("mteb")
         assert scores.dtype == wanted.dtype == torch.float32
         torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
 
@@ -118,10 +118,10 @@ def test_arrays(mteb):
     documents = [np.random.default_rng(1).normal(size=(n, 8)).astype("float32") for n in (4, 9, 3)]
     for a, b in ((queries, documents), (np.stack(queries[:1]), np.stack(documents[:1]))):
         wanted = mteb.max_sim(a, b), mteb.pairwise_max_sim(a, b[: len(a)])
-        li.patch_mteb()
+        li.patch("mteb")
         with side_by_side.Calls() as called:
             found = mteb.max_sim(a, b), mteb.pairwise_max_sim(a, b[: len(a)])
-        li.unpatch_mteb()
+        li.unpatch("mteb")
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other)
         assert len(called.of) == 2
@@ -132,7 +132,7 @@ def test_pairwise_max_sim(mteb, device, monkeypatch, what):
     a, b = calls(device)[what]
     b = b[: len(a)]
     wanted = mteb.pairwise_max_sim(a, b)
-    li.patch_mteb()
+    li.patch("mteb")
     with side_by_side.no_einsum(monkeypatch):
         scores = mteb.pairwise_max_sim(a, b)
     torch.testing.assert_close(scores, wanted, rtol=1e-12, atol=1e-12)
@@ -142,8 +142,8 @@ def test_documents_go_to_the_device_in_blocks(mteb, monkeypatch):
     documents = ragged("cpu", *range(1, 12))
     queries = ragged("cpu", 5, 4)
     wanted = mteb.max_sim(queries, documents)
-    monkeypatch.setattr(mteb_compat.zero_padded, "ELEMENTS", 8 * 20)
-    li.patch_mteb()
+    monkeypatch.setattr(mteb_patch.zero_padded, "ELEMENTS", 8 * 20)
+    li.patch("mteb")
     with side_by_side.Calls() as called:
         torch.testing.assert_close(mteb.max_sim(queries, documents), wanted)
     assert called.of["maxsim_varlen"] > 2
@@ -156,9 +156,9 @@ def test_embeddings_of_the_host_are_scored_on_the_gpu(mteb):
     tensors = torch.randn(3, 6, 8), torch.randn(5, 7, 8)
     for a, b in ((queries, documents), tensors):
         wanted = mteb.max_sim(a, b)
-        li.patch_mteb()
+        li.patch("mteb")
         scores = mteb.max_sim(a, b)
-        li.unpatch_mteb()
+        li.unpatch("mteb")
         assert scores.device == wanted.device
         torch.testing.assert_close(scores, wanted, rtol=1e-3, atol=1e-3)
 
@@ -178,7 +178,7 @@ def test_what_it_refuses(mteb, what):
     function = getattr(mteb, name)
     with pytest.raises(Exception) as own:  # of whatever kind
         function(a, b)
-    li.patch_mteb()
+    li.patch("mteb")
     with pytest.raises(type(own.value)) as patched:
         function(a, b)
     assert str(patched.value) == str(own.value)
@@ -188,7 +188,7 @@ def test_what_it_refuses(mteb, what):
 def test_disabled(mteb, monkeypatch, said):
     a, b = calls("cpu")["lists"]
     wanted = mteb.max_sim(a, b), mteb.pairwise_max_sim(a, b[:4])
-    li.patch_mteb()
+    li.patch("mteb")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
     with side_by_side.Calls() as called:
         assert torch.equal(mteb.max_sim(a, b), wanted[0])
@@ -200,14 +200,14 @@ def test_names_that_were_imported_before_are_reached(mteb):
     from mteb.similarity_functions import max_sim  # as mteb.models.abs_encoder does
 
     signature = inspect.signature(max_sim)
-    li.patch_mteb()
-    li.patch_mteb()
+    li.patch("mteb")
+    li.patch("mteb")
     with side_by_side.Calls() as called:
         max_sim(*calls("cpu")["lists"])
     assert called.of == {"maxsim_varlen": 1} and inspect.signature(max_sim) == signature
     assert max_sim.__name__ == max_sim.__code__.co_name == "max_sim"
-    li.unpatch_mteb()
-    li.unpatch_mteb()
+    li.unpatch("mteb")
+    li.unpatch("mteb")
     with side_by_side.Calls() as called:
         max_sim(*calls("cpu")["lists"])
     assert not called.of
@@ -216,4 +216,4 @@ def test_names_that_were_imported_before_are_reached(mteb):
 def test_a_release_without_what_the_patch_builds_on_is_named(mteb, monkeypatch):
     monkeypatch.delattr(mteb, "_select_device")
     with pytest.raises(ImportError, match=r"mteb 2\.23 to 2\.26, and found mteb .*, which has none of what"):
-        li.patch_mteb()
+        li.patch("mteb")

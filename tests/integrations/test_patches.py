@@ -1,9 +1,11 @@
-"""patch_all(), what turns patches off, and what patched() counts."""
+"""patch(), what turns patches off, and what patched() counts."""
 
 import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import re
+import subprocess
 import sys
 import warnings
 
@@ -11,9 +13,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import patches
-from late_interaction._patches.compat import disabled
-from late_interaction._patches.exchange import Exchanges
+from late_interaction.integrations._shared.compat import disabled
+from late_interaction.integrations._shared.exchange import Exchanges
 
 PACKAGES = ["pylate", "colpali-engine", "sentence-transformers", "transformers", "mteb", "vllm"]
 
@@ -21,7 +22,7 @@ PACKAGES = ["pylate", "colpali-engine", "sentence-transformers", "transformers",
 @pytest.fixture(autouse=True)
 def unpatched():
     yield
-    li.unpatch_all()
+    li.unpatch()
 
 
 # ---- what turns a patch off ----
@@ -49,51 +50,50 @@ def test_disabled(monkeypatch, said, package, is_off):
     assert disabled(package) is is_off
 
 
-def test_every_patch_is_among_all():
-    assert list(patches._PATCHES) == PACKAGES
-    public = {name for name in li.__all__ if name.startswith("patch_")} - {"patch_all"}
-    assert {patch.patch.__name__ for patch in patches._PATCHES.values()} == public
-    assert {f"un{name}" for name in public} == {p.unpatch.__name__ for p in patches._PATCHES.values()}
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("all_of_them", [True, False])
 def test_a_patch_that_is_turned_off_does_nothing_and_says_so(monkeypatch, package, all_of_them):
     """Not even import the library, which may not be there."""
     said = "1" if all_of_them else f"another,{package}"
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
-    patch = patches._PATCHES[package]
-    with pytest.warns(
-        RuntimeWarning,
-        match=rf"{patch.patch.__name__}\(\) did nothing: LATE_INTERACTION_DISABLE={said} turns it off",
-    ) as caught:
-        patch.patch()
-    assert not patch.in_place() and caught[0].filename == __file__
-    said_by_all = f"skipped, LATE_INTERACTION_DISABLE={said} turns it off"
-    assert li.patch_all([package], quiet=True) == {package: said_by_all}
+    reason = f"LATE_INTERACTION_DISABLE={said} turns it off"
+    with pytest.warns(RuntimeWarning, match=re.escape(f'patch("{package}") did nothing: {reason}')) as caught:
+        assert li.patch(package, quiet=True) == {package: f"skipped, {reason}"}
+    assert package not in li.patched() and [w.filename for w in caught] == [__file__]
 
 
-# ---- patch_all ----
+def test_what_is_turned_off_is_no_warning_where_it_is_not_named(monkeypatch):
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = li.patch()
+    assert done == dict.fromkeys(PACKAGES, "skipped, LATE_INTERACTION_DISABLE=1 turns it off")
+
+
+# ---- patch() ----
 
 
 def test_what_is_installed_is_patched_and_the_rest_is_said(capsys, caplog):
     pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     pytest.importorskip("transformers")
     with caplog.at_level(logging.INFO, "late_interaction"):
-        done = li.patch_all()
+        done = li.patch()
+    assert [*done] == PACKAGES
     for package, what in done.items():
         if package in ("sentence-transformers", "transformers"):
             assert what == f"patched {package} {importlib.metadata.version(package)}"
-            assert patches._PATCHES[package].in_place()
+            assert package in li.patched()
         elif importlib.util.find_spec(package.replace("-", "_")) is None:
             assert what == "skipped, it is not installed"
     assert caplog.messages == [f"{package}: {what}" for package, what in done.items()]
     with caplog.at_level(logging.INFO, "late_interaction"):
-        again = li.patch_all(["transformers"], quiet=True)
+        again = li.patch("transformers", quiet=True)
     assert again == {"transformers": "skipped, it is patched already"} and len(caplog.messages) == len(done)
     assert capsys.readouterr() == ("", "")
-    li.unpatch_all()
-    assert not any(patch.in_place() for patch in patches._PATCHES.values())
+    li.unpatch("transformers")
+    assert "transformers" not in li.patched() and "sentence-transformers" in li.patched()
+    li.unpatch()
+    assert li.patched() == {}
 
 
 @pytest.fixture
@@ -111,22 +111,22 @@ def install(tmp_path, monkeypatch):
 
     before = set(sys.modules)
     yield installed
-    li.unpatch_all()
+    li.unpatch()
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
 
 def test_a_release_that_cannot_be_patched_is_said(install):
     install("mteb", "1.39.7", {"mteb/__init__.py": "", "mteb/similarity_functions.py": "max_sim = None"})
-    assert li.patch_all(["mteb"], quiet=True) == {
-        "mteb": "skipped, patch_mteb() needs mteb 2.23 to 2.26, and found mteb 1.39.7, which has none of what"
-        " is patched"
-    }
+    needed = 'patch("mteb") needs mteb 2.23 to 2.26, and found mteb 1.39.7, which has none of what is patched'
+    assert li.patch(quiet=True)["mteb"] == f"skipped, {needed}"
+    with pytest.raises(ImportError, match=f"^{re.escape(needed)}$"):
+        li.patch("mteb")
 
 
 def test_a_package_that_does_not_import_is_said(install):
     install("vllm", "0.9.1", {"vllm/__init__.py": "import no_such_cuda"})
-    said = li.patch_all(["vllm"], quiet=True)["vllm"]
+    said = li.patch(quiet=True)["vllm"]
     assert said.startswith("skipped, ") and said.endswith("No module named 'no_such_cuda'")
 
 
@@ -137,21 +137,54 @@ warnings.warn("an old thing", DeprecationWarning)
 {HELPERS}_token_budget_chunks = None
 def max_sim(a, b, batch_size=128): return "its own"
 """
+WHOLE = f"{PART}def pairwise_max_sim(queries_embeddings, documents_embeddings): return 'its own'\n"
 
 
 def test_what_is_patched_in_part_is_said_and_other_warnings_stay(install):
     install("mteb", "2.26.24", {"mteb/__init__.py": "", "mteb/similarity_functions.py": PART})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        said = li.patch_all(["mteb"], quiet=True)["mteb"]
-    assert said.startswith("patched in part, patch_mteb() did not find")
-    assert "pairwise_max_sim" in said and "mteb's own" in said
-    assert [str(w.message) for w in caught] == ["an old thing"]
+        said = li.patch("mteb", quiet=True)["mteb"]
+    assert said.startswith("patched in part, did not find mteb.similarity_functions.pairwise_max_sim:")
+    assert said.endswith("stays mteb's own; it may have been refactored; 2.23 to 2.26 are known")
+    missed = said.removeprefix("patched in part, ")
+    assert [str(w.message) for w in caught] == ["an old thing", f'patch("mteb") {missed}']
+    assert caught[1].filename == __file__ and "mteb" in li.patched()
+
+
+def test_an_import_error_leaves_everything_as_it_was(install):
+    """What the call has patched is undone; what was patched before stays."""
+    install("mteb", "2.26.24", {"mteb/__init__.py": "", "mteb/similarity_functions.py": WHOLE})
+    install("vllm", "0.9.1", {"vllm/__init__.py": "import no_such_cuda"})
+    with pytest.raises(ImportError, match="no_such_cuda"):
+        li.patch("mteb", "vllm")
+    assert li.patched() == {}
+    li.patch("mteb")
+    with pytest.raises(ImportError, match="no_such_cuda"):
+        li.patch("mteb", "vllm")
+    assert [*li.patched()] == ["mteb"]
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match=r"packages must be among pylate, .*, vllm, got 'colpali'$"):
-        li.patch_all(["pylate", "colpali"])
+    for function in (li.patch, li.unpatch):
+        with pytest.raises(ValueError, match=r"names must be among pylate, .*, vllm, got 'colpali', 'all'$"):
+            function("pylate", "colpali", "all")
+        with pytest.raises(TypeError, match=r"names must be str, got \['pylate'\]$"):
+            function(["pylate"])
+
+
+def test_a_library_is_imported_by_its_own_patch_alone():
+    code = """
+import sys
+import late_interaction as li
+li.unpatch(), li.patched()
+from late_interaction.integrations import colpali_engine, lancedb, mteb, pylate, transformers, vllm
+print(*sorted({name.split(".")[0] for name in sys.modules} & {
+    "colpali_engine", "lancedb", "mteb", "pylate", "sentence_transformers", "transformers", "vllm"
+}))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("\n", "")
 
 
 # ---- what patched() counts ----
@@ -160,7 +193,7 @@ def test_unknown_names_are_refused():
 @pytest.fixture
 def similarity():
     pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     return importlib.import_module("sentence_transformers.util.similarity")
 
 
@@ -173,7 +206,7 @@ def test_what_is_patched_is_listed(similarity):
         place for place in found.places if place.endswith("MultiVectorMultipleNegativesRankingLoss.forward")
     ]
     assert losses and (found.served, found.left) == (0, {})
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
     assert li.patched() == {}
 
 
@@ -203,18 +236,18 @@ def test_calls_that_are_left_to_the_library_are_counted_and_logged_once(similari
 def test_a_patch_counts_from_its_beginning(similarity):
     similarity.maxsim(torch.rand(2, 3, 8), torch.rand(4, 5, 8))
     assert li.patched()["sentence-transformers"].served == 1
-    li.unpatch_sentence_transformers()
-    li.patch_sentence_transformers()
-    li.patch_sentence_transformers()
+    li.unpatch("sentence-transformers")
+    li.patch("sentence-transformers")
+    li.patch("sentence-transformers")
     assert li.patched()["sentence-transformers"].served == 0
     similarity.maxsim(torch.rand(2, 3, 8), torch.rand(4, 5, 8))
-    li.patch_sentence_transformers()  # changes nothing
+    li.patch("sentence-transformers")  # changes nothing
     assert li.patched()["sentence-transformers"].served == 1
 
 
 def test_traced_calls_are_not_counted_and_compile_nothing_anew(similarity):
     """A graph that reads a count would be compiled with each call."""
-    chunks = importlib.import_module("late_interaction._st.chunks")
+    chunks = importlib.import_module("late_interaction.integrations.sentence_transformers._chunks")
     frames = []
 
     def backend(graph, _):

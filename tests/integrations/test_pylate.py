@@ -1,4 +1,4 @@
-"""PyLate, release by release, before and after patch_pylate()."""
+"""PyLate, release by release, before and after patch("pylate")."""
 
 import importlib
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import pylate_compat
+from late_interaction.integrations import pylate as pylate_patch
 from tests import side_by_side
 from tests.build.test_readme import examples
 
@@ -27,13 +27,13 @@ def release(request):
 
 @pytest.fixture
 def pylate(release):
-    assert not pylate_compat._ORIGINAL
+    assert not pylate_patch._ORIGINAL
     yield release
-    li.unpatch_pylate()
+    li.unpatch("pylate")
 
 
 def test_calls_are_counted(pylate, monkeypatch):
-    li.patch_pylate()
+    li.patch("pylate")
     Q, D = torch.rand(2, 3, 8), torch.rand(4, 5, 8)
     pylate.scores.colbert_scores(Q, D)
     pylate.scores.colbert_scores(Q.double(), D.double())
@@ -97,7 +97,7 @@ def test_losses(pylate, device, monkeypatch, name, options, do_query_expansion):
         return loss_and_gradient(getattr(pylate.losses, name)(encoder, **options), *args)
 
     loss, gradient = measured()
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.no_einsum(monkeypatch):
         patched_loss, patched_gradient = measured()
     torch.testing.assert_close(patched_loss, loss, rtol=1e-12, atol=1e-12)
@@ -130,7 +130,7 @@ def test_masks(pylate, device, monkeypatch, name, kind):
         return scores.detach(), *torch.autograd.grad(scores, (Q, D), weight.to(scores.dtype))
 
     wanted = measured()
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.no_einsum(monkeypatch):
         for one, other in zip(measured(), wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -145,7 +145,7 @@ def test_dtypes(pylate, device, monkeypatch, dtype):
     )
     Q, D, mask = Q.to(dtype), D.to(dtype), torch.rand(4, 30, device=device) < 0.6
     wanted = pylate.scores.colbert_scores(Q.double(), D.double(), documents_mask=mask)
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.no_einsum(monkeypatch):
         scores = pylate.scores.colbert_scores(Q, D, documents_mask=mask)
     assert scores.dtype == torch.float32
@@ -155,7 +155,7 @@ def test_dtypes(pylate, device, monkeypatch, dtype):
 def test_pairs(pylate, device, monkeypatch):
     Q, D = (torch.randn(4, n, 8, dtype=torch.float64, device=device) for n in (5, 7))
     wanted = pylate.scores.colbert_scores_pairwise(Q, D)
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.no_einsum(monkeypatch):
         torch.testing.assert_close(pylate.scores.colbert_scores_pairwise(Q, D), wanted)
 
@@ -172,7 +172,7 @@ def test_lists_and_arrays(pylate):
         yield pylate.scores.colbert_scores_pairwise(Q, D)
 
     wanted = list(measured())
-    li.patch_pylate()
+    li.patch("pylate")
     for one, other in zip(measured(), wanted, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -188,7 +188,7 @@ def test_rerank(pylate, device, monkeypatch):
         )
 
     wanted = measured()
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.no_einsum(monkeypatch):
         ranked = measured()
     for one, other in zip(ranked, wanted, strict=True):
@@ -202,7 +202,7 @@ def test_the_groups_of_documents_are_one_call(pylate):
     Q, D = torch.randn(3, 5, 8), torch.randn(3, 4, 7, 8)
     mask = torch.rand(3, 4, 7) < 0.5
     wanted = pylate.scores.ColBERTScores()(Q, D, documents_mask=mask)
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.Calls() as calls:
         scores = pylate.scores.ColBERTScores()(Q, D, documents_mask=mask)
     torch.testing.assert_close(scores, wanted)
@@ -213,7 +213,7 @@ def test_disabled(pylate, monkeypatch):
     loss = pylate.losses.Contrastive(Encoder("cpu", torch.float32))
     batch = [features("cpu", 5, 6), features("cpu", 5, 9)]
     wanted = loss_and_gradient(loss, batch)
-    li.patch_pylate()
+    li.patch("pylate")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
     with side_by_side.Calls() as calls:
         for one, other in zip(loss_and_gradient(loss, batch), wanted, strict=True):
@@ -224,7 +224,7 @@ def test_disabled(pylate, monkeypatch):
 def test_what_no_kernel_takes_stays_with_pylate(pylate):
     Q, D = torch.randint(5, (2, 3, 4)), torch.randint(5, (4, 6, 4))
     wanted = pylate.scores.colbert_scores(Q, D)
-    li.patch_pylate()
+    li.patch("pylate")
     assert torch.equal(pylate.scores.colbert_scores(Q, D), wanted)
     with pytest.raises(RuntimeError):  # as PyLate's own einsum does
         pylate.scores.colbert_scores(torch.randn(2, 3, 4), torch.randn(2, 3, 5))
@@ -234,12 +234,12 @@ def test_what_no_kernel_takes_stays_with_pylate(pylate):
 
 def test_unpatch_restores_everything(pylate):
     before = side_by_side.attributes("pylate")
-    li.patch_pylate()
-    li.patch_pylate()
+    li.patch("pylate")
+    li.patch("pylate")
     during = side_by_side.attributes("pylate")
     assert any(during[key] is not value for key, value in before.items())
-    li.unpatch_pylate()
-    li.unpatch_pylate()
+    li.unpatch("pylate")
+    li.unpatch("pylate")
     after = side_by_side.attributes("pylate")
     assert before.keys() == after.keys()
     assert [key for key, value in before.items() if after[key] is not value and after[key] != value] == []
@@ -247,7 +247,7 @@ def test_unpatch_restores_everything(pylate):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_built_under_the_patch_ends_with_it(pylate, name):
-    li.patch_pylate()
+    li.patch("pylate")
     loss = getattr(pylate.losses, name)(Encoder("cpu"))
     batch = [features("cpu", 3, 6), features("cpu", 3, 9)]
     labels = torch.randn(3, 1).double() if name == "Distillation" else None
@@ -255,7 +255,7 @@ def test_a_loss_built_under_the_patch_ends_with_it(pylate, name):
         with side_by_side.Calls() as calls:
             loss(batch, labels)
         assert bool(calls.of) == patched
-        li.unpatch_pylate()
+        li.unpatch("pylate")
 
 
 def test_a_loss_whose_scores_went_elsewhere_is_named(pylate, monkeypatch):
@@ -264,7 +264,7 @@ def test_a_loss_whose_scores_went_elsewhere_is_named(pylate, monkeypatch):
     else:
         monkeypatch.delattr("pylate.losses.distillation.colbert_kd_scores")
     with pytest.warns(RuntimeWarning, match="colbert_kd_scores.*refactored"):
-        li.patch_pylate()
+        li.patch("pylate")
 
 
 def test_the_example_of_the_readme(pylate):
@@ -273,7 +273,7 @@ def test_the_example_of_the_readme(pylate):
     with side_by_side.Calls() as calls:
         exec(example, names)
     assert names["scores"].shape == (2, 5) and calls.of == {"maxsim": 1}
-    assert not pylate_compat._ORIGINAL
+    assert not pylate_patch._ORIGINAL
 
 
 # ---- the backends of 1.5.1 and later ----
@@ -289,7 +289,7 @@ def native(pylate):
 @pytest.mark.parametrize("backend", ["auto", "lik", None])
 def test_selected(native, device, backend):
     Q, D = torch.randn(3, 5, 8, device=device), torch.randn(3, 7, 8, device=device)
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.Calls() as calls:
         native.scores.colbert_scores(Q, D, backend=backend)
         native.scores.colbert_kd_scores(Q, D.unsqueeze(1), backend=backend)
@@ -301,7 +301,7 @@ def test_selected(native, device, backend):
 @pytest.mark.parametrize("by", ["argument", "environment"])
 def test_torch_stays_torch(native, monkeypatch, by):
     Q, D = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
-    li.patch_pylate()
+    li.patch("pylate")
     if by == "environment":
         monkeypatch.setenv("PYLATE_SCORES_BACKEND", "torch")
     backend = "torch" if by == "argument" else None
@@ -313,7 +313,7 @@ def test_torch_stays_torch(native, monkeypatch, by):
 
 def test_other_backends_say_what_they_said(native, monkeypatch):
     Q, D = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
-    li.patch_pylate()
+    li.patch("pylate")
     with pytest.raises(RuntimeError, match="flash"):
         native.scores.colbert_scores(Q, D, backend="flash")
     with pytest.raises(ValueError, match="backend"):
@@ -326,14 +326,14 @@ def test_other_backends_say_what_they_said(native, monkeypatch):
 def test_flash_is_not_asked_for_what_comes_here(native, monkeypatch):
     asked = []
     monkeypatch.setattr("pylate.scores.colbert._try_flash", lambda *args: asked.append(args))
-    li.patch_pylate()
+    li.patch("pylate")
     native.scores.colbert_scores(torch.randn(3, 5, 8), torch.randn(3, 7, 8))
     assert not asked
     native.scores.colbert_scores(torch.ones(3, 5, 8).int(), torch.ones(3, 7, 8).int())
     assert len(asked) == 1
-    li.unpatch_pylate()
+    li.unpatch("pylate")
 
 
 def test_nothing_is_patched_at_first():
-    assert not pylate_compat._ORIGINAL
-    li.unpatch_pylate()
+    assert not pylate_patch._ORIGINAL
+    li.unpatch("pylate")

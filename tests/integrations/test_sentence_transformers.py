@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import sentence_transformers as ours
-from late_interaction._st import losses as loss_blocks
-from late_interaction._st import originals, ranking
+from late_interaction.integrations import sentence_transformers as ours
+from late_interaction.integrations.sentence_transformers import _losses as loss_blocks
+from late_interaction.integrations.sentence_transformers import _originals as originals
+from late_interaction.integrations.sentence_transformers import _ranking as ranking
 from late_interaction.mining import mine_hard_negatives
 from tests import side_by_side
 from tests.build.test_readme import examples
@@ -52,7 +53,7 @@ def release(request):
 def st(release):
     assert not originals.exchanged()
     yield release
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
 
 
 # ---- scores ----
@@ -189,7 +190,7 @@ def test_scores_and_gradients(st, device, case, name):
     wanted = measured(score, a, b, **options)
     assert wanted[0].shape[0] == (1 if case == "one and one" else 3)
     assert_equal(measured(getattr(ours, name), a, b, **options), wanted)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     assert_equal(measured(score, a, b, **options), wanted)
 
 
@@ -200,7 +201,7 @@ SERVED = [case for case in CALLS if case not in ("nested lists", "array and list
 @pytest.mark.parametrize("case", SERVED)
 def test_no_similarity_is_computed(st, monkeypatch, case, name):
     a, b, options = calls("cpu")[case]
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
         st.function(name)(a, b, **options)
 
@@ -208,7 +209,7 @@ def test_no_similarity_is_computed(st, monkeypatch, case, name):
 def test_lists_are_packed(st, device, monkeypatch):
     queries, documents = ragged(device, [5, 1, 3]), ragged(device, [4, 2, 7])
     monkeypatch.setattr(st.similarity, "_pad_multi_vector_inputs", None)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.Calls() as calls:
         st.similarity.maxsim(queries, documents)
         st.similarity.maxsim_pairwise(queries, documents)
@@ -217,7 +218,7 @@ def test_lists_are_packed(st, device, monkeypatch):
 
 def test_documents_are_packed_a_block_at_a_time(st):
     queries, documents = ragged("cpu", [5, 1, 3]), ragged("cpu", [4, 3, 7, 1])
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.Calls() as calls:
         st.similarity.maxsim(queries, documents, chunk_elements=8 * 6)
         st.similarity.maxsim_pairwise(queries, documents[:3], chunk_elements=14 * 6)
@@ -253,7 +254,7 @@ def test_dtypes(st, device, monkeypatch, dtype, form):
     options = {"a_mask": torch.rand(2, 8, device=device)} if form == "weights" else {}
     double = [[x.double() for x in side] if form == "lists" else side.double() for side in (a, b)]
     wanted = st.similarity.maxsim(*double, **options)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
         scores = st.similarity.maxsim(a, b, **options)
     assert scores.dtype == torch.float32
@@ -286,14 +287,14 @@ def test_groups_of_documents(st, device, name, masked):
     score = st.function(name)
     wanted = measured(score, Q, D, **options)
     assert_equal(measured(getattr(ours, name), Q, D, **options), wanted)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     assert_equal(measured(score, Q, D, **options), wanted)
 
 
 @pytest.mark.parametrize("name", ["colbert_scores", "colbert_kd_scores"])
 def test_groups_of_documents_are_one_call(st, name):
     Q, D, options = grouped("cpu", "bool")
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.Calls() as calls:
         st.function(name)(Q, D, **options)
     assert calls.of == {"maxsim": 1}
@@ -301,7 +302,7 @@ def test_groups_of_documents_are_one_call(st, name):
 
 def test_what_it_refuses_it_refuses_in_its_own_words(st):
     Q, D = torch.randn(2, 3, 4), torch.randn(4, 5, 4)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     refused = {
         "`b_mask` covers 4 tokens": lambda: st.similarity.maxsim(Q, D, b_mask=torch.ones(4, 4)),
         "same number of items": lambda: st.similarity.maxsim_pairwise(Q, D),
@@ -325,7 +326,7 @@ def test_forward_mode_derivatives_stay_its_own(st):
             return torch.autograd.forward_ad.unpack_dual(st.similarity.maxsim(dual, D)).tangent
 
     wanted = derivative()
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     torch.testing.assert_close(derivative(), wanted)
 
 
@@ -337,13 +338,13 @@ def test_a_batch_of_calls_stays_its_own(st):
         yield torch.vmap(lambda q: st.similarity.maxsim_pairwise(q, D[:2]))(Q)
 
     wanted = list(scored())
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     assert_equal(list(scored()), wanted)
 
 
 def test_gradients_of_gradients_are_an_error(st):
     Q, D = torch.randn(2, 3, 4, requires_grad=True), torch.randn(4, 5, 4)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     (gradient,) = torch.autograd.grad(st.similarity.maxsim(Q, D).square().sum(), Q, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         gradient.sum().backward()
@@ -353,7 +354,7 @@ def test_one_graph(st):
     Q, D = torch.randn(2, 3, 4), torch.randn(4, 5, 4)
     mask = torch.rand(4, 5) < 0.5
     wanted = st.similarity.maxsim(Q, D, b_mask=mask)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     compiled = torch.compile(st.similarity.maxsim, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(Q, D, b_mask=mask), wanted)
 
@@ -367,7 +368,7 @@ def test_a_corpus_in_the_hosts_memory_is_scored_elsewhere(st, name, form):
         b = padded("cpu", 3, 7)
         a = padded("cpu", 3, 5) if form == "tensors" else a
     wanted = st.function(name)(a, b)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     for device in ("cuda", "cuda:0"):
         for budget in (None, 30):
             scores = st.function(name)(a, b, device=device, chunk_elements=budget)
@@ -379,7 +380,7 @@ def test_a_corpus_in_the_hosts_memory_is_scored_elsewhere(st, name, form):
 def test_documents_on_the_cpu_score_on_the_cpu(st):
     a, b = ragged("cpu", [5, 1, 3]), ragged("cpu", [4, 2, 7])
     wanted = st.similarity.maxsim(a, b)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     scores = st.similarity.maxsim([x.cuda() for x in a], b)
     assert scores.device.type == "cpu"
     torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
@@ -455,7 +456,7 @@ def test_losses(st, device, monkeypatch, name, options, kept_bytes, empty):
     wanted = loss_and_gradient(built_before, batch)
     assert wanted[1].any()
     assert_equal(loss_and_gradient(built(st, name, encoder, ours, **options), batch), wanted)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
         assert_equal(loss_and_gradient(built_before, batch), wanted)
         assert_equal(loss_and_gradient(built(st, name, encoder, **options), batch), wanted)
@@ -475,7 +476,7 @@ def test_a_large_batch_has_no_matrix_of_scores(st, monkeypatch, name):
 
     monkeypatch.setattr(loss_blocks, "contrastive_loss", recorded)
     loss = built(st, name, Encoder(), score_mini_batch_size=2)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     loss(*batch_for(name, "cpu"))
     assert taken == ["mean" if name == OVER_ALL_PAIRS[0] else "sum"]
     loss(*batch_for(name, "cpu", empty=(0,)))
@@ -496,7 +497,7 @@ def test_a_large_batch_with_an_empty_document_goes_by_some_queries_at_a_time(st,
     monkeypatch.setattr(loss_blocks, "_scored", recorded)
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 2 * 10 * (4 + 2 * 6))  # of 5 queries with 10 documents
     loss = built(st, OVER_ALL_PAIRS[1], Encoder())
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     loss(*batch_for(OVER_ALL_PAIRS[1], "cpu", empty=(0,)))
     assert queries == [2, 2, 1, 1, 2, 2]  # forward, and again in the backward
 
@@ -512,11 +513,11 @@ def test_documents_of_two_processes(st, monkeypatch, name, kept_bytes):
         return torch.cat([tokens.flip(0), tokens]), torch.cat([mask.flip(0), mask])
 
     loss, batch = built(st, name, Encoder(), gather_across_devices=True), batch_for(name, "cpu")
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     monkeypatch.setattr(module, "all_gather_padded", gathered)
     monkeypatch.setattr(module, "get_rank", lambda: 1)
     found = loss_and_gradient(loss, batch)
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
     assert_equal(found, loss_and_gradient(loss, batch))
 
 
@@ -528,7 +529,7 @@ def test_a_loss_that_was_subclassed(st, monkeypatch):
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 0)
     loss, batch = Mine(Encoder()), batch_for(OVER_ALL_PAIRS[0], "cpu")
     wanted = loss_and_gradient(loss, batch)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
         assert_equal(loss_and_gradient(loss, batch), wanted)
 
@@ -626,7 +627,7 @@ def test_a_model_built_before(st, encoder, monkeypatch):
         encoder.similarity_fn_name = "maxsim"
 
     wanted = list(scored())
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch), side_by_side.Calls() as calls:
         assert_equal(list(scored()), wanted)
     assert calls.of == {"maxsim_varlen": 3, "maxsim_pairs_packed": 1}
@@ -650,7 +651,7 @@ def test_a_step_of_a_model(st, encoder, monkeypatch, name):
 
     wanted = step()
     assert len(wanted) > 5
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
         assert_equal(step(), wanted)
 
@@ -675,7 +676,7 @@ def test_retrieval_evaluation(st, encoder, monkeypatch, chunk, step):
     assert 0 < wanted["maxsim_ndcg@10"] < 1
     functions = {"maxsim": ours.maxsim, "meanmaxsim": ours.mean_maxsim}
     evaluator = retrieval(st, corpus_chunk_size=chunk)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
         assert evaluator(encoder) == pytest.approx(wanted)
         both = retrieval(st, corpus_chunk_size=chunk, score_functions=functions)(encoder)
@@ -696,7 +697,7 @@ def hits(evaluator, encoder):
 
 def test_hits_and_their_order(st, encoder):
     wanted = hits(retrieval(st), encoder)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     found = hits(retrieval(st), encoder)
     assert len(found) == len(wanted) == 1
     for one, other in zip(found[0], wanted[0], strict=True):
@@ -715,7 +716,7 @@ def test_hits_and_their_order(st, encoder):
 def test_predictions_are_written(st, encoder, tmp_path):
     evaluator = retrieval(st, write_predictions=True)
     wanted = evaluator(encoder, str(tmp_path / "own"))
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     assert evaluator(encoder, str(tmp_path / "patched")) == pytest.approx(wanted)
     files = [next((tmp_path / name).glob("*.jsonl")).read_text().splitlines() for name in ("own", "patched")]
     assert len(files[0]) == len(files[1]) == 7
@@ -728,7 +729,7 @@ def test_another_score_stays_with_the_evaluator(st, encoder):
         taken.append(len(documents))
         return ours.maxsim(queries, documents)
 
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     retrieval(st, corpus_chunk_size=11, score_functions={"mine": score})(encoder)
     assert taken == [11, 11, 8]
 
@@ -755,7 +756,7 @@ def evaluators(st):
 def test_other_evaluators(st, encoder, monkeypatch, index):
     evaluator = list(evaluators(st))[index]
     wanted = evaluator(encoder)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch), side_by_side.Calls() as calls:
         assert evaluator(encoder) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     assert calls.of
@@ -795,15 +796,15 @@ def code_of_all(module="sentence_transformers"):
 
 def test_unpatch_restores_everything(st):
     before = code_of_all()
-    li.patch_sentence_transformers()
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
+    li.patch("sentence-transformers")
     during = code_of_all()
     assert {
         (SIMILARITY, "maxsim"), (SIMILARITY, "maxsim_pairwise"), (COLBERT, "colbert_scores"),
         (COLBERT, "colbert_kd_scores"), (COLBERT, "maxsim"),
     } <= {key for key, value in before.items() if during[key][1] is not value[1]}  # fmt: skip
-    li.unpatch_sentence_transformers()
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
+    li.unpatch("sentence-transformers")
     after = code_of_all()
     assert before.keys() == after.keys()
     assert [key for key, value in before.items() if after[key][1] is not value[1]] == []
@@ -817,7 +818,7 @@ def test_a_function_keeps_its_name_and_signature(st):
         (inspect.signature(f), f.__name__, f.__doc__)
         for f in (st.similarity.maxsim, st.colbert.colbert_scores)
     ]
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     functions = st.similarity.maxsim, st.colbert.colbert_scores
     assert before == [(inspect.signature(f), f.__name__, f.__doc__) for f in functions]
     assert functions[0].__code__.co_name == "maxsim"
@@ -831,24 +832,24 @@ def test_whatever_holds_a_function_is_reached(st):
         st.similarity.SimilarityFunction.to_similarity_fn("maxsim"),
         lambda *args, maxsim=st.similarity.maxsim: maxsim(*args),
     ]
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     for patched in (True, False):
         for function in held:
             with side_by_side.Calls() as calls:
                 function(*lists)
             assert bool(calls.of) == patched
-        li.unpatch_sentence_transformers()
+        li.unpatch("sentence-transformers")
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_built_under_the_patch_ends_with_it(st, name):
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     loss, batch = built(st, name, Encoder()), batch_for(name, "cpu")
     for patched in (True, False):
         with side_by_side.Calls() as calls:
             loss(*batch)
         assert bool(calls.of) == patched
-        li.unpatch_sentence_transformers()
+        li.unpatch("sentence-transformers")
 
 
 @pytest.mark.parametrize("patched", [True, False])
@@ -864,7 +865,7 @@ def test_disabled(st, encoder, monkeypatch, patched):
     wanted += [st.similarity.maxsim(a, b, **options) for a, b, options in given.values()]
     metrics = retrieval(st)(encoder)
     if patched:
-        li.patch_sentence_transformers()
+        li.patch("sentence-transformers")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
     with side_by_side.Calls() as called:
         found = [x for name in LOSSES for x in loss_and_gradient(loss_options[name], batches[name])]
@@ -888,7 +889,7 @@ def test_disabled(st, encoder, monkeypatch, patched):
 def test_what_went_elsewhere_is_named(st, monkeypatch, place, named):
     monkeypatch.delattr(place)
     with pytest.warns(RuntimeWarning, match=f"did not find .*{named}.*refactored"):
-        li.patch_sentence_transformers()
+        li.patch("sentence-transformers")
 
 
 def test_a_function_of_another_signature_is_left_alone(st, monkeypatch):
@@ -897,7 +898,7 @@ def test_a_function_of_another_signature_is_left_alone(st, monkeypatch):
 
     monkeypatch.setattr(st.colbert, "colbert_scores", colbert_scores)
     with pytest.warns(RuntimeWarning, match="did not find .*colbert_scores"):
-        li.patch_sentence_transformers()
+        li.patch("sentence-transformers")
     assert colbert_scores(0, 0) == "its own"
     with side_by_side.Calls() as calls:  # the leaves reach whatever calls them
         st.similarity.maxsim(torch.randn(2, 3, 4), torch.randn(2, 3, 4), a_mask=torch.rand(2, 3))
@@ -906,7 +907,7 @@ def test_a_function_of_another_signature_is_left_alone(st, monkeypatch):
 
 def test_nothing_is_patched_at_first():
     assert not originals.exchanged()
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
 
 
 def test_the_examples_of_the_guide(st):

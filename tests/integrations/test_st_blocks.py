@@ -11,9 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from late_interaction import sentence_transformers as ours
-from late_interaction._st import losses, originals, ranking, similarity
-from late_interaction._st.colbert import colbert_scores
+from late_interaction.integrations import sentence_transformers as ours
+from late_interaction.integrations.sentence_transformers import _losses as losses
+from late_interaction.integrations.sentence_transformers import _originals as originals
+from late_interaction.integrations.sentence_transformers import _ranking as ranking
+from late_interaction.integrations.sentence_transformers import _similarity as similarity
+from late_interaction.integrations.sentence_transformers._colbert import colbert_scores
 
 F64 = torch.float64
 

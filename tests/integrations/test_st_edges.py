@@ -7,8 +7,13 @@ import inspect
 import pytest
 import torch
 
-from late_interaction import sentence_transformers as ours
-from late_interaction._st import chunks, inputs, originals, ranking, weights, xtr
+from late_interaction.integrations import sentence_transformers as ours
+from late_interaction.integrations.sentence_transformers import _chunks as chunks
+from late_interaction.integrations.sentence_transformers import _inputs as inputs
+from late_interaction.integrations.sentence_transformers import _originals as originals
+from late_interaction.integrations.sentence_transformers import _ranking as ranking
+from late_interaction.integrations.sentence_transformers import _weights as weights
+from late_interaction.integrations.sentence_transformers import _xtr as xtr
 from tests import side_by_side
 
 F64 = torch.float64

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
-from late_interaction import sentence_transformers as ours
-from late_interaction._st.originals import SIMILARITY
+from late_interaction.integrations import sentence_transformers as ours
+from late_interaction.integrations.sentence_transformers._originals import SIMILARITY
 from tests import selection
 
 law = settings(
@@ -33,7 +33,7 @@ MASKS = [None, "bool", "long", "counts", "float", "shared", "list", "array"]
 def similarity():
     pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     yield importlib.import_module(SIMILARITY)
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
 
 
 @dataclass
@@ -121,10 +121,10 @@ def result(function, *args, **options):
 
 def ways(similarity, name):
     """Its own function, ours, and its own with the patch."""
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
     yield getattr(similarity, name)
     yield getattr(ours, name)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     yield getattr(similarity, name)
 
 

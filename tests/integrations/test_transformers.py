@@ -1,4 +1,4 @@
-"""Transformers' processors that score, before and after patch_transformers()."""
+"""Transformers' processors that score, before and after patch("transformers")."""
 
 import importlib
 import inspect
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import transformers_compat
+from late_interaction.integrations import transformers as transformers_patch
 from tests import side_by_side
 
-CLASSES = list(transformers_compat._PROCESSORS.items())
+CLASSES = list(transformers_patch._PROCESSORS.items())
 
 
 @pytest.fixture(params=CLASSES, ids=lambda place: place[1])
@@ -18,11 +18,11 @@ def processor(request):
     """A processor that was built before the patch. What one is built from plays no part in its scoring."""
     pytest.importorskip("transformers", reason="make test installs it (requirements/demo.txt)")
     module, name = request.param
-    if not transformers_compat._exists(module):
+    if not transformers_patch._exists(module):
         pytest.skip("this Transformers has no such processor")
     cls = getattr(importlib.import_module(module), name)
     yield cls.__new__(cls)
-    li.unpatch_transformers()
+    li.unpatch("transformers")
 
 
 def ragged(device, *lengths, d=8, dtype=torch.float64):
@@ -53,7 +53,7 @@ def test_scores(processor, device, monkeypatch, what, batch_size):
     if what == "an empty passage" and batch_size == 1:
         pytest.skip("a maximum over nothing: both refuse it (test_what_it_refuses)")
     wanted = processor.score_retrieval(queries, passages, batch_size)
-    li.patch_transformers()
+    li.patch("transformers")
     with side_by_side.no_einsum(monkeypatch):
         found = processor.score_retrieval(queries, passages, batch_size=batch_size)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -63,7 +63,7 @@ def test_scores(processor, device, monkeypatch, what, batch_size):
 def test_padding_takes_part_in_the_maximum(processor):
     """What the test above rests on: a score depends on whom a passage shares its batch with."""
     queries, passages = [torch.ones(2, 4)], [-torch.ones(1, 4), -torch.ones(3, 4)]
-    li.patch_transformers()
+    li.patch("transformers")
     assert processor.score_retrieval(queries, passages).tolist() == [[0.0, -8.0]]
     assert processor.score_retrieval(queries, passages, batch_size=1).tolist() == [[-8.0, -8.0]]
 
@@ -71,8 +71,8 @@ def test_padding_takes_part_in_the_maximum(processor):
 def test_many_passages_are_packed_in_blocks(processor, monkeypatch):
     queries, passages = ragged("cpu", 5, 2), ragged("cpu", *range(1, 30))
     wanted = processor.score_retrieval(queries, passages, 4)
-    monkeypatch.setattr(transformers_compat.zero_padded, "ELEMENTS", 8 * 40)
-    li.patch_transformers()
+    monkeypatch.setattr(transformers_patch.zero_padded, "ELEMENTS", 8 * 40)
+    li.patch("transformers")
     with side_by_side.Calls() as called:
         torch.testing.assert_close(processor.score_retrieval(queries, passages, 4), wanted)
     assert set(called.of) == {"maxsim_varlen"} and called.of["maxsim_varlen"] > 5
@@ -83,7 +83,7 @@ def test_many_passages_are_packed_in_blocks(processor, monkeypatch):
 def test_dtypes(processor, device, dtype, output_dtype):
     queries, passages = ragged(device, 5, 3, dtype=dtype), ragged(device, 4, 9, 2, dtype=dtype)
     exact = processor.score_retrieval([x.double() for x in queries], [x.double() for x in passages])
-    li.patch_transformers()
+    li.patch("transformers")
     scores = processor.score_retrieval(queries, passages, output_dtype=output_dtype, output_device=device)
     assert scores.dtype == (output_dtype or dtype) and scores.device.type == device
     rounding = torch.finfo(scores.dtype).eps
@@ -98,7 +98,7 @@ def test_gradients(processor, device):
 
     batch = ragged(device, 5, 3), ragged(device, 4, 9, 2, 6)
     wanted = gradients(batch)
-    li.patch_transformers()
+    li.patch("transformers")
     for one, other in zip(gradients(batch), wanted, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -119,7 +119,7 @@ def test_what_it_refuses(processor, what):
     queries, passages, kind = REFUSED[what]
     with pytest.raises(kind) as own:
         processor.score_retrieval(queries, passages, 1)
-    li.patch_transformers()
+    li.patch("transformers")
     with pytest.raises(kind) as patched:
         processor.score_retrieval(queries, passages, 1)
     assert str(patched.value) == str(own.value)
@@ -127,7 +127,7 @@ def test_what_it_refuses(processor, what):
 
 @pytest.mark.parametrize("batch_size", [0, -1, None])
 def test_a_batch_size_that_it_refuses(processor, batch_size):
-    li.patch_transformers()
+    li.patch("transformers")
     with pytest.raises((ValueError, RuntimeError, TypeError)):
         processor.score_retrieval(*calls("cpu")["lists"], batch_size=batch_size)
 
@@ -135,7 +135,7 @@ def test_a_batch_size_that_it_refuses(processor, batch_size):
 def test_what_no_kernel_takes_stays_its_own(processor):
     queries, passages = [torch.tensor([[1, 2]])], [torch.tensor([[3, 4]]), torch.tensor([[-5, 6], [7, 8]])]
     wanted = processor.score_retrieval(queries, passages)
-    li.patch_transformers()
+    li.patch("transformers")
     assert torch.equal(processor.score_retrieval(queries, passages), wanted)
 
 
@@ -143,7 +143,7 @@ def test_what_no_kernel_takes_stays_its_own(processor):
 def test_disabled(processor, monkeypatch, said):
     queries, passages = ragged("cpu", 5, 3), ragged("cpu", 4, 9)
     wanted = processor.score_retrieval(queries, passages)
-    li.patch_transformers()
+    li.patch("transformers")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
     with side_by_side.Calls() as called:
         assert torch.equal(processor.score_retrieval(queries, passages), wanted)
@@ -157,12 +157,12 @@ def test_disabled(processor, monkeypatch, said):
 def test_unpatch_restores_everything(processor):
     own = inspect.getattr_static(type(processor), "score_retrieval")
     signature = inspect.signature(type(processor).score_retrieval)
-    li.patch_transformers()
-    li.patch_transformers()
+    li.patch("transformers")
+    li.patch("transformers")
     patched = type(processor).score_retrieval
     assert patched is not own and inspect.signature(patched) == signature and patched.__doc__ == own.__doc__
-    li.unpatch_transformers()
-    li.unpatch_transformers()
+    li.unpatch("transformers")
+    li.unpatch("transformers")
     assert inspect.getattr_static(type(processor), "score_retrieval") is own
 
 
@@ -172,5 +172,5 @@ def test_a_method_of_other_parameters_is_left_alone(processor, monkeypatch):
 
     monkeypatch.setattr(type(processor), "score_retrieval", score_retrieval)
     with pytest.warns(RuntimeWarning, match=rf"did not find .*{type(processor).__name__}.*Transformers' own"):
-        li.patch_transformers()
+        li.patch("transformers")
     assert processor.score_retrieval(0) == "its own"

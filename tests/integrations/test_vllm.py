@@ -1,4 +1,4 @@
-"""vLLM's scoring of pairs, before and after patch_vllm(); and scores of documents where a server has them.
+"""vLLM's scoring of pairs, before and after patch("vllm"); and scores of documents where a server has them.
 
 vLLM itself is too heavy to install for a test. A stand-in has its module's path, its function's signature and
 what that computes: padded float32 copies, a masked maximum, float32 scores without dims.
@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import vllm_compat
-from late_interaction.vllm_compat import compute_maxsim_score_batched, compute_maxsim_score_offsets
+from late_interaction.integrations import vllm as vllm_patch
+from late_interaction.integrations.vllm import compute_maxsim_score_batched, compute_maxsim_score_offsets
 from tests import side_by_side
 
 STAND_IN = '''
@@ -61,11 +61,11 @@ def vllm(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     module.held = module.compute_maxsim_score_batched
     yield module
-    li.unpatch_vllm()
+    li.unpatch("vllm")
 
 
 def test_calls_are_counted(vllm, monkeypatch):
-    li.patch_vllm()
+    li.patch("vllm")
     Q, D = torch.rand(3, 8), torch.rand(4, 8)
     vllm.held([Q], [D])
     vllm.held([Q.double()], [D.double()])
@@ -121,7 +121,7 @@ def test_scores(vllm, device, monkeypatch, dtype, kind):
     elif kind == "one pair":
         queries, documents = queries[:1], documents[:1]
     wanted = vllm.held(queries, documents)
-    li.patch_vllm()
+    li.patch("vllm")
     monkeypatch.setattr(torch, "bmm", None)
     scores = vllm.held(queries, documents, max_batch_size=2)
     assert isinstance(scores, list) and len(scores) == len(wanted)
@@ -132,7 +132,7 @@ def test_scores(vllm, device, monkeypatch, dtype, kind):
 
 def test_documents_of_one_tensor_are_not_copied(vllm):
     queries, hidden, spans = step("cpu")
-    li.patch_vllm()
+    li.patch("vllm")
     with side_by_side.Calls() as called, Copies() as copies:
         vllm.held(queries, views(hidden, spans))
     assert called.of == {"maxsim_pairs_packed": 1}
@@ -147,7 +147,7 @@ def test_views_far_apart_are_packed(vllm):
     queries, hidden = step("cpu")[0], torch.randn(500, 8)
     documents = views(hidden, [(0, 5), (480, 6), (490, 7), (20, 3)])
     wanted = vllm.held(queries, documents)
-    li.patch_vllm()
+    li.patch("vllm")
     with Copies() as copies:
         found = vllm.held(queries, documents)
     torch.testing.assert_close(torch.stack(found), torch.stack(wanted))
@@ -217,7 +217,7 @@ LEFT = {
 @pytest.mark.parametrize("what", LEFT)
 def test_what_stays_its_own(vllm, what):
     wanted = vllm.held(*LEFT[what])
-    li.patch_vllm()
+    li.patch("vllm")
     with side_by_side.Calls() as called:
         found = vllm.held(*LEFT[what])
     assert found == wanted and not called.of
@@ -233,7 +233,7 @@ def test_what_stays_its_own(vllm, what):
     ],
 )
 def test_what_it_refuses(vllm, args, said):
-    li.patch_vllm()
+    li.patch("vllm")
     with pytest.raises(ValueError, match=said):
         vllm.held(*args)
 
@@ -241,7 +241,7 @@ def test_what_it_refuses(vllm, args, said):
 @pytest.mark.parametrize("said", ["1", "vllm"])
 def test_disabled(vllm, monkeypatch, said):
     queries, hidden, spans = step("cpu")
-    li.patch_vllm()
+    li.patch("vllm")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
     with side_by_side.Calls() as called:
         vllm.held(queries, views(hidden, spans))
@@ -250,26 +250,26 @@ def test_disabled(vllm, monkeypatch, said):
 
 def test_unpatch_restores_everything(vllm):
     own = vllm.held.__code__
-    li.patch_vllm()
-    li.patch_vllm()
+    li.patch("vllm")
+    li.patch("vllm")
     assert vllm.held.__code__ is not own and vllm.held.__doc__ == "Its own."
-    li.unpatch_vllm()
-    li.unpatch_vllm()
+    li.unpatch("vllm")
+    li.unpatch("vllm")
     assert vllm.held.__code__ is own
 
 
 def test_a_vllm_without_the_function_is_named(vllm, monkeypatch):
-    monkeypatch.delattr(vllm, vllm_compat._NAME)
+    monkeypatch.delattr(vllm, vllm_patch._NAME)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.1")
     with pytest.raises(
         ImportError,
         match=r"found vllm 0\.9\.1, which has none of what is patched",
     ):
-        li.patch_vllm()
+        li.patch("vllm")
 
 
 def test_a_function_of_other_parameters_is_left_alone(vllm):
     vllm.compute_maxsim_score_batched = lambda q_embs: "its own"
     with pytest.raises(ImportError):
-        li.patch_vllm()
+        li.patch("vllm")
     assert vllm.compute_maxsim_score_batched(0) == "its own"

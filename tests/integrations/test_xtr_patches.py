@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import pylate_compat
-from late_interaction import sentence_transformers as ours
-from late_interaction._st import originals
+from late_interaction.integrations import pylate as pylate_patch
+from late_interaction.integrations import sentence_transformers as ours
+from late_interaction.integrations.sentence_transformers import _originals as originals
 from tests import side_by_side
 from tests.cases import mask
 
@@ -34,7 +34,7 @@ def st_release(request):
 def st(st_release):
     assert not originals.exchanged()
     yield st_release
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
 
 
 @pytest.fixture(scope="module", params=XTR_PYLATE)
@@ -49,9 +49,9 @@ def pylate_release(request):
 
 @pytest.fixture
 def pylate(pylate_release):
-    assert not pylate_compat._ORIGINAL
+    assert not pylate_patch._ORIGINAL
     yield pylate_release
-    li.unpatch_pylate()
+    li.unpatch("pylate")
 
 
 @contextlib.contextmanager
@@ -161,7 +161,7 @@ def test_sentence_transformers(st, device, monkeypatch, name, kind, top_k):
     wanted = measured(score, Q, D, **options)
     with no_topk(monkeypatch):
         assert_equal(measured(functools.partial(getattr(ours, name), top_k=top_k), Q, D, **options), wanted)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with no_topk(monkeypatch):
         assert_equal(measured(score, Q, D, **options), wanted)
 
@@ -170,7 +170,7 @@ def test_classes_and_chunks_of_sentence_transformers(st, device, monkeypatch):
     Q, D = grouped(device)
     scores, kd_scores = st.XTRScores(top_k=20, chunk_elements=200), st.XTRKDScores(top_k=20)
     wanted = measured(scores, Q, D), measured(kd_scores, Q, D)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with no_topk(monkeypatch):
         assert_equal(measured(scores, Q, D), wanted[0])
         assert_equal(measured(kd_scores, Q, D), wanted[1])
@@ -199,7 +199,7 @@ def test_arrays_integers_and_more_documents_than_queries(st):
 
 def test_what_it_refuses_it_refuses_in_its_own_words(st):
     Q, D = grouped("cpu")
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     for top_k in (0, -1, True):
         with pytest.raises(ValueError, match="top_k must be a positive integer"):
             st.xtr_scores(Q, D, top_k=top_k)
@@ -212,7 +212,7 @@ def test_what_it_refuses_it_refuses_in_its_own_words(st):
 def test_disabled_and_unpatched(st, monkeypatch):
     Q, D = grouped("cpu")
     wanted = st.xtr_scores(Q, D, top_k=9)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with side_by_side.Calls() as calls:
         st.xtr_scores(Q, D, top_k=9)
     assert calls.of == {"xtr_winners": 1}
@@ -222,7 +222,7 @@ def test_disabled_and_unpatched(st, monkeypatch):
         assert torch.equal(ours.xtr_kd_scores(Q, D, top_k=9), st.xtr_kd_scores(Q, D, top_k=9))
     assert not calls.of
     monkeypatch.delenv("LATE_INTERACTION_DISABLE")
-    li.unpatch_sentence_transformers()
+    li.unpatch("sentence-transformers")
     with side_by_side.Calls() as calls:
         assert torch.equal(st.xtr_scores(Q, D, top_k=9), wanted)
     assert not calls.of
@@ -241,7 +241,7 @@ def test_half_precision(st, device, dtype):
 def test_compiled(st):
     Q, D = grouped("cpu", torch.float32)
     wanted = st.xtr_scores(Q, D, top_k=9)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     compiled = torch.compile(functools.partial(st.xtr_scores, top_k=9), backend="aot_eager")
     torch.testing.assert_close(compiled(Q, D), wanted)
 
@@ -263,7 +263,7 @@ def test_losses_of_sentence_transformers(st, device, monkeypatch, name):
     options = {"mini_batch_size": 2} if name.startswith("Cached") else {}
     loss = getattr(losses, name)(encoder, similarity_fct=ST_LOSSES[name](st), **options)
     wanted = loss_and_gradient(loss, batch, labels)
-    li.patch_sentence_transformers()
+    li.patch("sentence-transformers")
     with no_topk(monkeypatch):
         assert_equal(loss_and_gradient(loss, batch, labels), wanted)
     assert wanted[1].any()
@@ -292,7 +292,7 @@ def test_pylate(pylate, device, monkeypatch, name, kind, k):
         options.pop("documents_mask", None)
     score = getattr(pylate.scores, name)(k=k)
     wanted = measured(score, Q, D, **options)
-    li.patch_pylate()
+    li.patch("pylate")
     with no_topk(monkeypatch):
         assert_equal(measured(score, Q, D, **options), wanted)
 
@@ -302,9 +302,9 @@ def test_a_document_that_is_selected_whole_may_score_below_zero(pylate, device):
     D = torch.tensor([[[[-1.0, 0.0], [-2.0, 0.0]]], [[[-3.0, 0.0], [4.0, 0.0]]]], device=device)
     for k in (1, 2, 3, 4):
         wanted = measured(pylate.scores.XTRScores(k=k), Q, D)
-        li.patch_pylate()
+        li.patch("pylate")
         assert_equal(measured(pylate.scores.XTRScores(k=k), Q, D), wanted)
-        li.unpatch_pylate()
+        li.unpatch("pylate")
     assert wanted[0][0].tolist() == pytest.approx([-1000, 4])
 
 
@@ -320,7 +320,7 @@ def test_losses_of_pylate(pylate, device, monkeypatch, name):
 
     loss = getattr(pylate.losses, name)(encoder, score_metric=metric, **options)
     wanted = loss_and_gradient(loss, batch, labels)
-    li.patch_pylate()
+    li.patch("pylate")
     with no_topk(monkeypatch):
         assert_equal(loss_and_gradient(loss, batch, labels), wanted)
     assert wanted[1].any()
@@ -337,7 +337,7 @@ def test_default_instances_arrays_and_chunks_of_pylate(pylate):
         yield pylate.scores.XTRScores(k=5, document_chunk_size=3)(Q, D)
 
     wanted = list(results())
-    li.patch_pylate()
+    li.patch("pylate")
     with side_by_side.Calls() as calls:
         for one, other in zip(results(), wanted, strict=True):
             torch.testing.assert_close(one, other)
@@ -346,7 +346,7 @@ def test_default_instances_arrays_and_chunks_of_pylate(pylate):
 
 def test_what_pylate_refuses_it_refuses_itself(pylate):
     Q, D = grouped("cpu")
-    li.patch_pylate()
+    li.patch("pylate")
     with pytest.raises(RuntimeError, match="out of range"):
         pylate.scores.XTRScores(k=85)(Q, D)
     with pytest.raises((RuntimeError, ValueError)):
@@ -358,7 +358,7 @@ def test_pylate_unpatched_disabled_and_by_its_backend(pylate, monkeypatch):
     score = pylate.scores.XTRScores(k=9)
     own = pylate.scores.XTRScores._score
     wanted = score(Q, D)
-    li.patch_pylate()
+    li.patch("pylate")
     compiled = pylate.scores.XTRScores(k=9)
     compiled.compile(backend="eager")
     assert pylate.scores.XTRScores._score is not own
@@ -374,7 +374,7 @@ def test_pylate_unpatched_disabled_and_by_its_backend(pylate, monkeypatch):
         assert not calls.of
         monkeypatch.delenv("PYLATE_SCORES_BACKEND")
     torch.testing.assert_close(compiled(Q, D), wanted)
-    li.unpatch_pylate()
+    li.unpatch("pylate")
     assert pylate.scores.XTRScores._score is own
     with side_by_side.Calls() as calls:
         assert torch.equal(score(Q, D), wanted)

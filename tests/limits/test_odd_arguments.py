@@ -5,10 +5,11 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import coarse, fp8, mining, residual_codec, topk, vllm_compat
+from late_interaction import coarse, fp8, mining, residual_codec, topk
 from late_interaction.bits import maxsim_asymmetric, to_int4
 from late_interaction.corpus import Corpus
 from late_interaction.evaluation import evaluate_recall
+from late_interaction.integrations import vllm
 from late_interaction.lik import forward
 from late_interaction.score_pairs import rerank_direct
 
@@ -120,10 +121,10 @@ REFUSED = [
     (mining.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "seed", 2**70, ValueError),
     (mining.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "corpus", "text", TypeError),
     (mining.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "output_format", np.ones(2), ValueError),
-    (vllm_compat.compute_maxsim_score_offsets, SPANS, "doc_offsets", None, TypeError),
-    (vllm_compat.compute_maxsim_score_offsets, SPANS, "doc_lengths", [1.5], TypeError),
-    (vllm_compat.compute_maxsim_score_batched, EMBEDDED, "d_embs", 3, TypeError),
-    (vllm_compat.compute_maxsim_score_batched, EMBEDDED, "d_embs", [3], TypeError),
+    (vllm.compute_maxsim_score_offsets, SPANS, "doc_offsets", None, TypeError),
+    (vllm.compute_maxsim_score_offsets, SPANS, "doc_lengths", [1.5], TypeError),
+    (vllm.compute_maxsim_score_batched, EMBEDDED, "d_embs", 3, TypeError),
+    (vllm.compute_maxsim_score_batched, EMBEDDED, "d_embs", [3], TypeError),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def loaded(code=""):
 
 def test_losses_and_patches_are_loaded_when_they_are_asked_for():
     first = loaded()
-    later = {"contrastive", "distillation", "patches", "alignment", "reference", "_st"}
+    later = {"contrastive", "distillation", "integrations", "alignment", "reference"}
     assert {"late_interaction.ops.dense", "late_interaction.retrieve"} <= first
     assert not first & {f"late_interaction.{name}" for name in later}
     assert "late_interaction.contrastive" in loaded("li.contrastive_loss")

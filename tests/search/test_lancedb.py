@@ -10,13 +10,13 @@ from functools import partial
 import pytest
 import torch
 
-from late_interaction import lancedb_compat
 from late_interaction.corpus import Corpus
+from late_interaction.integrations import lancedb
 from tests.build.test_readme import examples
 from tests.lancedb_environment import here, run_there
 
 HERE = here("lancedb", "pyarrow")
-maxsim_reranker = partial(lancedb_compat.maxsim_reranker, normalize=True)  # cosines, as the tables' distances
+maxsim_reranker = partial(lancedb.maxsim_reranker, normalize=True)  # cosines, as the tables' distances
 FAISS = "tests/search/test_muvera.py::test_the_guides_example_with_faiss_finds_what_an_exact_search_finds"
 needs_lancedb = pytest.mark.skipif(not HERE, reason="lancedb is not installed: make lancedb runs these")
 needs_qdrant = pytest.mark.skipif(

@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import re
 import textwrap
-import warnings
 
 import torch
 from torch import Tensor
@@ -15,15 +14,14 @@ from late_interaction import ops
 from late_interaction._checks.tensors import FLOATS, is_autocasting
 
 __all__ = [
-    "DISABLE",
     "TURNED_OFF",
     "brief_cause",
     "disabled",
     "has_kernels",
     "installed_release",
     "nothing_to_patch",
-    "off",
     "package_at_least",
+    "turned_off",
     "why_left",
 ]
 
@@ -43,16 +41,9 @@ def _names(said: str) -> frozenset[str]:
     return frozenset(name.strip().lower().replace("_", "-") for name in said.split(","))
 
 
-def off(patch: str, package: str) -> bool:
-    """Whether a patch is to do nothing, as the environment turns it off. Warns of it."""
-    if disabled(package):
-        warnings.warn(
-            f"{patch}() did nothing: {DISABLE}={os.environ[DISABLE]} turns it off",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return True
-    return False
+def turned_off(package: str) -> str | None:
+    """Return what of the environment turns off whatever is to be done to the package, if anything does."""
+    return f"{DISABLE}={os.environ[DISABLE]} turns it off" if disabled(package) else None
 
 
 def why_left(Q: Tensor, D: Tensor, package: str = "") -> str | None:
@@ -89,9 +80,9 @@ def package_at_least(name: str, minimum: str) -> bool:
     return installed is not None and _release(installed) >= _release(minimum)
 
 
-def nothing_to_patch(patch: str, package: str, releases: str, cause: Exception | None) -> ImportError:
+def nothing_to_patch(package: str, releases: str, cause: Exception | None) -> ImportError:
     """The error of a patch that patched nothing: names the installed release and why it cannot be patched."""
-    needed, installed = f"{patch}() needs {package} {releases}", installed_release(package)
+    needed, installed = f'patch("{package}") needs {package} {releases}', installed_release(package)
     absent = isinstance(cause, ModuleNotFoundError) and cause.name == package.replace("-", "_")
     if installed is None and (absent or cause is None):
         return ImportError(f"{needed}, and found none")

@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._patches import calls
-from late_interaction._patches.compat import TURNED_OFF
 from late_interaction._search.selection import MOST_SCORES, NO_DOCUMENT, select
-from late_interaction._st import similarity as ours
-from late_interaction._st.originals import PACKAGE, SIMILARITY, disabled, module
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations._shared.compat import TURNED_OFF
+from late_interaction.integrations.sentence_transformers import _similarity as ours
+from late_interaction.integrations.sentence_transformers._originals import (
+    PACKAGE,
+    SIMILARITY,
+    disabled,
+    module,
+)
 
 __all__ = ["ranked_on_the_device", "signature_fits"]
 

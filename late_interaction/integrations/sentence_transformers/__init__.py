@@ -1,9 +1,9 @@
-"""Sentence Transformers' MaxSim functions on these kernels, without a patch.
+"""Sentence Transformers 6.0 to 6.2 on these kernels: its functions without a patch, and all of it with one.
 
-Each has the name, the arguments and the semantics of the function that it stands for, forward and backward,
-on a CPU and a GPU, and goes where Sentence Transformers takes a function::
+Each function has the name, the arguments and the semantics of the one that it stands for, forward and
+backward, on a CPU and a GPU, and goes where Sentence Transformers takes a function::
 
-    from late_interaction import sentence_transformers as st
+    from late_interaction.integrations import sentence_transformers as st
 
     loss = MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=st.colbert_scores)
     loss = MultiVectorDistillKLDivLoss(model, similarity_fct=st.colbert_kd_scores)
@@ -13,8 +13,11 @@ on a CPU and a GPU, and goes where Sentence Transformers takes a function::
     evaluator = MultiVectorDistillationEvaluator(..., similarity_fct=st.maxsim_pairwise)
     evaluator = MultiVectorRerankingEvaluator(..., similarity_fct=st.maxsim)
 
-:func:`late_interaction.patch_sentence_transformers` reaches all of it at once, models and losses that were
-built before included.
+``late_interaction.patch("sentence-transformers")`` reaches all of it at once, models and losses that were
+built before included: similarities, all four losses and the evaluators. A loss over all pairs of a large
+batch is :func:`late_interaction.contrastive_loss` then. Losses, gradients and rankings stay Sentence
+Transformers' to rounding: half-precision similarities are not rounded before the maximum here. Gradients
+cannot be differentiated again.
 
 A list of ``[L_i, d]`` embeddings, as ``encode`` returns it, is packed end to end, not padded; no similarity
 is stored. Scores are float32, on the documents' device. A document without a token that counts scores -1e9, a
@@ -27,7 +30,7 @@ many elements of packed documents are copied at a time), ``length_normalize`` (d
 tokens) and ``device`` (where to score), as Sentence Transformers documents them.
 """
 
-from late_interaction._st.colbert import (
+from late_interaction.integrations.sentence_transformers._colbert import (
     colbert_kd_scores,
     colbert_scores,
     colbert_scores_pairwise,
@@ -35,8 +38,17 @@ from late_interaction._st.colbert import (
     mean_colbert_scores,
     mean_colbert_scores_pairwise,
 )
-from late_interaction._st.similarity import maxsim, maxsim_pairwise, mean_maxsim, mean_maxsim_pairwise
-from late_interaction._st.xtr import xtr_kd_scores, xtr_scores, xtr_scores_pairwise
+from late_interaction.integrations.sentence_transformers._similarity import (
+    maxsim,
+    maxsim_pairwise,
+    mean_maxsim,
+    mean_maxsim_pairwise,
+)
+from late_interaction.integrations.sentence_transformers._xtr import (
+    xtr_kd_scores,
+    xtr_scores,
+    xtr_scores_pairwise,
+)
 
 __all__ = [
     "colbert_kd_scores",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._maxsim import maxsim
-from late_interaction._patches.ragged import blocks
+from late_interaction.integrations._shared.ragged import blocks
 from late_interaction.varlen import maxsim_varlen
 
 __all__ = ["ELEMENTS", "Side", "scores"]

@@ -10,9 +10,21 @@ import torch
 from torch import Tensor
 
 from late_interaction import xtr
-from late_interaction._patches import calls
-from late_interaction._st.inputs import each, fill_empty, kept, mask_fits, unfit
-from late_interaction._st.originals import PACKAGE, SIMILARITY, XTR, module, own
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations.sentence_transformers._inputs import (
+    each,
+    fill_empty,
+    kept,
+    mask_fits,
+    unfit,
+)
+from late_interaction.integrations.sentence_transformers._originals import (
+    PACKAGE,
+    SIMILARITY,
+    XTR,
+    module,
+    own,
+)
 
 __all__ = ["xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"]
 
@@ -42,7 +54,7 @@ def xtr_scores(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.xtr_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2), top_k=7)
         tensor([[2., 2., 0.]])
     """
@@ -76,7 +88,7 @@ def xtr_kd_scores(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.xtr_kd_scores(torch.ones(2, 4, 2), torch.ones(2, 3, 5, 2), top_k=20)
         tensor([[2., 2., 2.],
                 [2., 0., 0.]])
@@ -107,7 +119,7 @@ def xtr_scores_pairwise(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.xtr_scores_pairwise(torch.ones(2, 4, 2), torch.ones(2, 5, 2), top_k=5)
         tensor([2., 0.])
     """

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 
-from late_interaction._patches.compat import why_left
-from late_interaction._patches.ragged import Ragged, blocks
-from late_interaction._st.originals import PACKAGE, SIMILARITY, module
+from late_interaction.integrations._shared.compat import why_left
+from late_interaction.integrations._shared.ragged import Ragged, blocks
+from late_interaction.integrations.sentence_transformers._originals import PACKAGE, SIMILARITY, module
 
 __all__ = [
     "Padded",

@@ -1,14 +1,13 @@
-"""vLLM on these kernels: :func:`patch_vllm` and its undoing, and MaxSim of a server's hidden states.
+"""vLLM on these kernels: its scoring of pairs, and MaxSim of a server's hidden states without a patch.
 
 vLLM scores the finished requests of a step by ``compute_maxsim_score_batched`` of
 ``vllm.v1.pool.late_interaction``: padded float32 copies, 64 pairs at a time. Documents are views of one
 tensor of hidden states there; :func:`compute_maxsim_score_batched` finds that tensor and scores them where
-they lie. :func:`compute_maxsim_score_offsets` takes the tensor and the documents' offsets in it.
+they lie, and packs others. :func:`compute_maxsim_score_offsets` takes the tensor and the documents' offsets
+in it. Scores stay vLLM's to rounding.
 
-The patched function keeps its identity, so the runners that imported it are reached too. A call that the
-kernels do not serve (another device, float64, two dtypes, an empty document, arguments that it refuses) runs
-vLLM's own code, and so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or
-names vllm.
+The patched function keeps its identity, so the runners that imported it are reached too. Patch in the
+processes that run the model, for example by a plugin of vLLM (the entry points ``vllm.general_plugins``).
 """
 
 import sys
@@ -22,63 +21,25 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.packed import check_sequences
-from late_interaction._patches import calls
-from late_interaction._patches.compat import TURNED_OFF, disabled, off, why_left
-from late_interaction._patches.exchange import Exchanges
-from late_interaction._patches.places import Library, Place, code_of, patch_places
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, why_left
+from late_interaction.integrations._shared.exchange import Exchanges
+from late_interaction.integrations._shared.places import Library, Place, code_of, patch_places
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.varlen import pack_sequences
 
-__all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets", "patch_vllm", "unpatch_vllm"]
+__all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets"]
 
-_LIBRARY = Library("vllm", "vLLM", "with vllm.v1.pool.late_interaction", "patch_vllm")
+_LIBRARY = Library("vllm", "vLLM", "with vllm.v1.pool.late_interaction")
 _EXCHANGES = Exchanges()
 _MODULE, _NAME = "vllm.v1.pool.late_interaction", "compute_maxsim_score_batched"
 
 
-def patch_vllm() -> None:
-    """Has vLLM score late-interaction requests by these kernels: ``compute_maxsim_score_batched``.
-
-    Documents that are views of one tensor are scored where they lie, others are packed; nothing is padded or
-    copied to float32. Scores stay vLLM's to rounding. Patch in the processes that run the model, for example
-    by a plugin of vLLM (the entry points ``vllm.general_plugins``). A second call changes nothing.
-
-    Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=vllm``) in the environment turns the patch off, call by
-            call.
-
-    Returns:
-        None.
-
-    Raises:
-        ImportError: vLLM is not installed, does not import or has no such function; the message says why.
-
-    Warns:
-        RuntimeWarning: the environment turns the patch off.
-
-    Example:
-        >>> from late_interaction import patch_vllm, unpatch_vllm
-        >>> patch_vllm()                                     # doctest: +SKIP
-        >>> unpatch_vllm()
-    """
-    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
-        patch_places(_LIBRARY, _PLACES, _EXCHANGES)
+unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
 
 
-def unpatch_vllm() -> None:
-    """Gives vLLM its own scoring back. Does nothing where nothing is patched.
-
-    Args:
-        None.
-
-    Returns:
-        None.
-
-    Example:
-        >>> from late_interaction import unpatch_vllm
-        >>> unpatch_vllm()
-    """
-    _EXCHANGES.restore()
+def patch() -> str | None:
+    return patch_places(_LIBRARY, _PLACES, _EXCHANGES)
 
 
 def compute_maxsim_score_offsets(
@@ -105,7 +66,7 @@ def compute_maxsim_score_offsets(
 
     Example:
         >>> import torch
-        >>> from late_interaction.vllm_compat import compute_maxsim_score_offsets
+        >>> from late_interaction.integrations.vllm import compute_maxsim_score_offsets
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
         >>> query, other = torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]])
         >>> compute_maxsim_score_offsets([query, other, query], hidden, [3, 0, 0], [1, 2, 2])
@@ -148,7 +109,7 @@ def compute_maxsim_score_batched(
 
     Example:
         >>> import torch
-        >>> from late_interaction.vllm_compat import compute_maxsim_score_batched
+        >>> from late_interaction.integrations.vllm import compute_maxsim_score_batched
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
         >>> query = torch.tensor([[1.0, 1.0]])
         >>> compute_maxsim_score_batched([query, query], [hidden[3:], hidden[:2]])
@@ -289,9 +250,9 @@ def _query_by_query(
 def _compute_maxsim_score_batched(
     q_embs: Any, d_embs: Any, max_batch_size: Any = 64, max_score_matrix_elements: Any = 64_000_000
 ) -> list[Tensor]:
-    from late_interaction import vllm_compat
+    from late_interaction.integrations import vllm
 
-    return vllm_compat.score_in_vllm(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
+    return vllm.score_in_vllm(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
 
 
 _PLACES: list[Place] = [(_MODULE, _NAME, code_of(_EXCHANGES, _compute_maxsim_score_batched))]

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
-from late_interaction._patches import calls
-from late_interaction._st import weights
-from late_interaction._st.inputs import (
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations.sentence_transformers import _weights
+from late_interaction.integrations.sentence_transformers._inputs import (
     Padded,
     Ragged,
     blocks,
@@ -30,7 +30,7 @@ from late_interaction._st.inputs import (
     takes,
     unfit,
 )
-from late_interaction._st.originals import PACKAGE, SIMILARITY, own
+from late_interaction.integrations.sentence_transformers._originals import PACKAGE, SIMILARITY, own
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
 
@@ -64,7 +64,7 @@ def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tenso
     calls.scored(PACKAGE)
     score = maxsim if name == "_maxsim_score_documents" else maxsim_pairs
     d_mask = None if b_mask is None else b_mask.bool()
-    q_mask, q_weights = weights.split(a_mask)
+    q_mask, q_weights = _weights.split(a_mask)
     # The maxima are float32, and the mask multiplies them.
     dtype = torch.float32 if a_mask is None else torch.promote_types(torch.float32, a_mask.dtype)
     scores = score(a, b, q_mask, d_mask, q_weights=q_weights).to(dtype)

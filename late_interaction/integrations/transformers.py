@@ -1,12 +1,10 @@
-"""Transformers on these kernels: :func:`patch_transformers` and its undoing, for 4.57 to 5.24.
+"""Transformers 4.57 to 5.24 on these kernels: the processors of ColPali, ColQwen2 and ColModernVBERT.
 
-The processors of ColPali, ColQwen2 and ColModernVBERT have a method ``score_retrieval`` each, which pads
-queries and passages by zeros, 128 at a time, and lets the padding take part in the maximum. It is exchanged
-in their classes, so processors that were built before are reached too.
-
-A call that the kernels do not serve (another device, another dtype, arguments that it refuses) runs
-Transformers' own code, and so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is
-1 or names transformers.
+Their method ``score_retrieval`` pads queries and passages by zeros, 128 at a time, and lets the padding take
+part in the maximum. It is exchanged in their classes, so processors that were built before are reached too.
+Lists are packed, not padded, and no similarity is stored. Scores stay Transformers' to rounding: passages
+that it would pad score at least 0 for each query token, as they do there. Half-precision similarities are not
+rounded before the maximum and the sum, as its einsum rounds them.
 """
 
 import functools
@@ -17,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._patches import calls, zero_padded
-from late_interaction._patches.compat import off, why_left
-from late_interaction._patches.exchange import Exchanges
-from late_interaction._patches.places import Library, Place, attribute_of, patch_places
+from late_interaction.integrations._shared import calls, zero_padded
+from late_interaction.integrations._shared.compat import why_left
+from late_interaction.integrations._shared.exchange import Exchanges
+from late_interaction.integrations._shared.places import Library, Place, attribute_of, patch_places
 
-__all__ = ["patch_transformers", "unpatch_transformers"]
+__all__: list[str] = []
 
-_LIBRARY = Library("transformers", "Transformers", "4.57 to 5.24", "patch_transformers")
+_LIBRARY = Library("transformers", "Transformers", "4.57 to 5.24")
 _EXCHANGES = Exchanges()
 
 # Its processors that score, by the modules that define them; not every release has all.
@@ -35,51 +33,11 @@ _PROCESSORS = {
 }
 
 
-def patch_transformers() -> None:
-    """Has the processors of ColPali, ColQwen2 and ColModernVBERT score by these kernels.
-
-    Lists are packed, not padded, and no similarity is stored. Scores stay Transformers' to rounding: passages
-    that it would pad score at least 0 for each query token, as they do there. Half-precision similarities are
-    not rounded before the maximum and the sum, as its einsum rounds them. A second call changes nothing.
-
-    Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=transformers``) in the environment turns the patch off,
-            call by call.
-
-    Returns:
-        None.
-
-    Raises:
-        ImportError: Transformers is not installed, does not import or has none of the processors; the message
-            says why.
-
-    Warns:
-        RuntimeWarning: a processor is not as it was known to be, or the environment turns the patch off.
-
-    Example:
-        >>> from late_interaction import patch_transformers, unpatch_transformers
-        >>> patch_transformers()                                     # doctest: +SKIP
-        >>> scores = processor.score_retrieval(queries, passages)    # doctest: +SKIP
-        >>> unpatch_transformers()
-    """
-    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
-        patch_places(_LIBRARY, _places(), _EXCHANGES)
+unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
 
 
-def unpatch_transformers() -> None:
-    """Gives the processors their own scoring back. Does nothing where nothing is patched.
-
-    Args:
-        None.
-
-    Returns:
-        None.
-
-    Example:
-        >>> from late_interaction import unpatch_transformers
-        >>> unpatch_transformers()
-    """
-    _EXCHANGES.restore()
+def patch() -> str | None:
+    return patch_places(_LIBRARY, _places(), _EXCHANGES)
 
 
 def _places() -> list[Place]:

@@ -1,4 +1,10 @@
-"""colpali-engine on these kernels: :func:`patch_colpali_engine` and its undoing, for 0.3.10 to 0.3.18.
+"""colpali-engine 0.3.10 to 0.3.18 on these kernels: ``score_multi_vector`` and all loss heads.
+
+The explicit negatives of a head are one call on ``[B, n_neg, Ld, d]``, its positives one of
+:func:`late_interaction.maxsim_pairs`; no similarity is stored. Heads with ``use_smooth_max=True`` call
+:func:`late_interaction.smooth_maxsim` and :func:`late_interaction.smooth_maxsim_pairs` with their ``tau``.
+Losses and gradients stay colpali-engine's to rounding, except that the first of equal similarities takes the
+gradient that ``amax`` shares among them (as padding has, which is zero). Scores are float32.
 
 The loss heads and ``score_multi_vector`` run their own code, whichever version's, in a namespace where
 ``torch.einsum`` gives similarities that are not computed yet. Asked for their maximum's sum, they are MaxSim;
@@ -6,9 +12,6 @@ asked for the smooth maximum's, :func:`late_interaction.smooth_maxsim`; asked fo
 einsum's. So every option of a head is the head's own.
 
 From 0.3.17 on ``COLPALI_SCORES_BACKEND`` selects a backend for each call: ``auto`` and ``lik`` come here.
-
-A call that the kernels do not serve (another device, integers) goes where it went before, and so does every
-call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names colpali-engine.
 """
 
 import inspect
@@ -23,15 +26,15 @@ from torch import Tensor
 
 from late_interaction._checks.smooth import is_tau
 from late_interaction._maxsim import maxsim, maxsim_pairs
-from late_interaction._patches import calls
-from late_interaction._patches.compat import off, package_at_least, why_left
-from late_interaction._patches.exchange import Exchanges
-from late_interaction._patches.places import Library, Place, attribute_of, patch_places
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations._shared.compat import package_at_least, why_left
+from late_interaction.integrations._shared.exchange import Exchanges
+from late_interaction.integrations._shared.places import Library, Place, attribute_of, patch_places
 from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
 
-__all__ = ["patch_colpali_engine", "unpatch_colpali_engine"]
+__all__: list[str] = []
 
-_LIBRARY = Library("colpali-engine", "colpali-engine", "0.3.10 to 0.3.18", "patch_colpali_engine")
+_LIBRARY = Library("colpali-engine", "colpali-engine", "0.3.10 to 0.3.18")
 _LOSSES = "colpali_engine.loss.late_interaction_losses"
 _PROCESSOR = "colpali_engine.utils.processing_utils"
 _BACKEND = "colpali_engine.utils._lik_backend"
@@ -39,57 +42,11 @@ _BACKEND = "colpali_engine.utils._lik_backend"
 _SCORE_MULTI_VECTOR = (_PROCESSOR, "BaseVisualRetrieverProcessor.score_multi_vector")
 
 _EXCHANGES = Exchanges()
+unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
 
 
-def patch_colpali_engine() -> None:
-    """Has colpali-engine score by :func:`late_interaction.maxsim`: ``score_multi_vector`` and all loss heads.
-
-    The explicit negatives of a head are one call on ``[B, n_neg, Ld, d]``, its positives one of
-    :func:`late_interaction.maxsim_pairs`; no similarity is stored. Heads with ``use_smooth_max=True`` call
-    :func:`late_interaction.smooth_maxsim` and :func:`late_interaction.smooth_maxsim_pairs` with their
-    ``tau``. Losses and gradients stay
-    colpali-engine's to rounding, except that the first of equal similarities takes the gradient that
-    ``amax`` shares among them (as padding has, which is zero). Scores are float32. A second call changes
-    nothing.
-
-    Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=colpali-engine``) in the environment turns the patch off,
-            call by call.
-
-    Returns:
-        None.
-
-    Raises:
-        ImportError: colpali-engine is not installed, or does not import; the message says why.
-
-    Warns:
-        RuntimeWarning: colpali-engine lacks a class that was to be patched, or the environment turns the
-            patch off.
-
-    Example:
-        >>> from late_interaction import patch_colpali_engine, unpatch_colpali_engine
-        >>> patch_colpali_engine()                     # doctest: +SKIP
-        >>> loss = ColbertNegativeCELoss()(Q, D, D_neg)  # doctest: +SKIP
-        >>> unpatch_colpali_engine()
-    """
-    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
-        patch_places(_LIBRARY, _surface(), _EXCHANGES)
-
-
-def unpatch_colpali_engine() -> None:
-    """Gives colpali-engine its own scoring back. Does nothing where nothing is patched.
-
-    Args:
-        None.
-
-    Returns:
-        None.
-
-    Example:
-        >>> from late_interaction import unpatch_colpali_engine
-        >>> unpatch_colpali_engine()
-    """
-    _EXCHANGES.restore()
+def patch() -> str | None:
+    return patch_places(_LIBRARY, _surface(), _EXCHANGES)
 
 
 # ---- what is put in place of colpali-engine's functions ----

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from late_interaction._checks.options import Reduction
-from late_interaction._patches import calls
-from late_interaction._patches.exchange import with_namespace
-from late_interaction._st import colbert
-from late_interaction._st.inputs import takes
-from late_interaction._st.originals import COLBERT, PACKAGE, disabled, module
 from late_interaction.contrastive import contrastive_loss
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations._shared.exchange import with_namespace
+from late_interaction.integrations.sentence_transformers import _colbert
+from late_interaction.integrations.sentence_transformers._inputs import takes
+from late_interaction.integrations.sentence_transformers._originals import COLBERT, PACKAGE, disabled, module
 
 __all__ = ["by_blocks", "namespace_fits"]
 
@@ -102,7 +102,7 @@ def by_blocks(original: types.FunctionType) -> Callable[..., Tensor]:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         score = getattr(self, "similarity_fct", None)
-        plain = score is module(COLBERT).colbert_scores or score is colbert.colbert_scores
+        plain = score is module(COLBERT).colbert_scores or score is _colbert.colbert_scores
         if not plain:
             calls.left(PACKAGE, type(self).__name__, "another similarity_fct")
         if disabled() or not plain:

@@ -1,18 +1,17 @@
-"""PyLate on these kernels: :func:`patch_pylate` and :func:`unpatch_pylate`, for PyLate 1.3.3 to 1.6.
+"""PyLate 1.3.3 to 1.6 on these kernels: training, distillation, reranking and XTR scores.
+
+Losses and gradients stay PyLate's to rounding, its masks included: a masked token scores 0 there, and takes
+part in the maximum. Scores are float32.
 
 Before 1.5.1 PyLate scores by functions that its losses and its reranker hold: those are exchanged wherever
-they are held. From 1.5.1 on it selects a backend for each call: ``auto`` and ``lik`` come here, ``torch`` and
-``flash`` stay what they are.
-
-A call that the kernels do not serve (another device, integers) goes where it went before, and so does every
-call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names pylate.
+they are held. A loss keeps the function that it finds when it is built, so patch before. From 1.5.1 on PyLate
+selects a backend for each call: ``auto`` and ``lik`` come here, ``torch`` and ``flash`` stay what they are.
 """
 
 import importlib
 import inspect
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,12 +19,11 @@ import torch
 from torch import Tensor
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
-from late_interaction._patches import calls
-from late_interaction._patches.compat import nothing_to_patch, off, package_at_least, why_left
-from late_interaction._patches.pylate_inputs import masked, tensor, tensors
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations._shared.compat import nothing_to_patch, package_at_least, why_left
 from late_interaction.xtr import xtr_scores
 
-__all__ = ["patch_pylate", "unpatch_pylate"]
+__all__: list[str] = []
 
 _PACKAGE, _RELEASES = "pylate", "1.3.3 to 1.6"
 
@@ -34,74 +32,36 @@ _ORIGINAL: dict[str, Any] = {}
 _REPLACEMENT: dict[str, Any] = {}
 
 
-def patch_pylate() -> None:
-    """Has PyLate score by :func:`late_interaction.maxsim`: training, distillation and reranking.
-
-    Losses and gradients stay PyLate's to rounding, its masks included: a masked token scores 0 there, and
-    takes part in the maximum. Scores are float32. Patch before you build a loss, which keeps the function
-    that it finds. A second call changes nothing.
-
-    Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=pylate``) in the environment turns the patch off, call by
-            call.
-
-    Returns:
-        None.
-
-    Raises:
-        ImportError: PyLate is not installed, or does not import; the message says why.
-
-    Warns:
-        RuntimeWarning: PyLate lacks a function that was to be exchanged, or the environment turns the patch
-            off.
-
-    Example:
-        >>> from late_interaction import patch_pylate, unpatch_pylate
-        >>> patch_pylate()                                 # doctest: +SKIP
-        >>> loss = pylate.losses.Contrastive(model=model)  # doctest: +SKIP
-        >>> unpatch_pylate()
-    """
-    if _ORIGINAL or off("patch_pylate", _PACKAGE):
-        return
-    calls.forget(_PACKAGE)
+def patch() -> str | None:
     try:
         replacements, captures = _surface()
-        places = [*replacements, *captures]
-        modules = {module: importlib.import_module(module) for module, _ in places}
+        everywhere = [*replacements, *captures]
+        modules = {module: importlib.import_module(module) for module, _ in everywhere}
     except Exception as cause:  # of whatever kind the packages that PyLate needs raise
-        raise nothing_to_patch("patch_pylate", _PACKAGE, _RELEASES, cause) from cause
-    missed = [f"{module}.{path}" for module, path in places if _find(modules[module], path) is None]
+        raise nothing_to_patch(_PACKAGE, _RELEASES, cause) from cause
+    missed = [f"{module}.{path}" for module, path in everywhere if _find(modules[module], path) is None]
     for (module, path), replacement in replacements.items():
         original = _find(modules[module], path)
         if original is not None:
             _ORIGINAL[path], _REPLACEMENT[path] = original, replacement
             _exchange(path, original, replacement)
-    if missed:
-        warnings.warn(
-            f"patch_pylate() did not find {', '.join(missed)}: whatever computes there stays PyLate's own."
-            f" This PyLate may have been refactored; {_RELEASES} are known",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if not missed:
+        return None
+    return (
+        f"did not find {', '.join(missed)}: whatever computes there stays PyLate's own. This PyLate may have"
+        f" been refactored; {_RELEASES} are known"
+    )
 
 
-def unpatch_pylate() -> None:
-    """Gives PyLate its own scoring back. Does nothing where nothing is patched.
-
-    Args:
-        None.
-
-    Returns:
-        None.
-
-    Example:
-        >>> from late_interaction import unpatch_pylate
-        >>> unpatch_pylate()
-    """
+def unpatch() -> None:
     for path, original in _ORIGINAL.items():
         _exchange(path, _REPLACEMENT[path], original)
     _ORIGINAL.clear()
     _REPLACEMENT.clear()
+
+
+def places() -> list[str]:
+    return [*_ORIGINAL]
 
 
 # ---- what is put in place of PyLate's functions ----
@@ -122,11 +82,11 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         if mask is not None:
             masks["documents_mask"] = mask
         if name in _ORIGINAL:
-            tokens = tensors(queries_embeddings, documents_embeddings) if mask is None else None
+            tokens = _tensors(queries_embeddings, documents_embeddings) if mask is None else None
             reason = _unfit(score, document_rank, tokens) if mask is None else "a mask by its old name"
             if tokens is not None and reason is None:
                 calls.scored(_PACKAGE)
-                return masked(score, *tokens, **masks)
+                return _masked(score, *tokens, **masks)
             calls.left(_PACKAGE, name, reason or _RAGGED)
         if score is maxsim_pairs:  # PyLate's own has no masks
             masks = {key: value for key, value in masks.items() if value is not None}
@@ -176,13 +136,13 @@ def _grouped(
     **backend: str | None,
 ) -> Tensor:
     """``ColBERTScores.__call__``: documents ``[D, N, Ld, d]`` are one batch, not N slices scored in turn."""
-    if _selected(**backend) and (tokens := tensors(queries_embeddings, documents_embeddings)) is not None:
+    if _selected(**backend) and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
         Q, D = tokens
         if Q.dim() == 3 and D.dim() == 4 and why_left(Q, D, _PACKAGE) is None:
             if documents_mask is not None:
-                documents_mask = tensor(documents_mask).flatten(0, 1)
+                documents_mask = _tensor(documents_mask).flatten(0, 1)
             calls.scored(_PACKAGE)
-            return masked(maxsim, Q, D.flatten(0, 1), queries_mask, documents_mask)
+            return _masked(maxsim, Q, D.flatten(0, 1), queries_mask, documents_mask)
     original: Callable[..., Tensor] = _ORIGINAL["ColBERTScores.__call__"]
     return original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask, **backend)
 
@@ -254,6 +214,45 @@ def _why_left(tensors: tuple[Any, ...]) -> str | None:
         return "embeddings that are no tensors"
     Q, D = tensors
     return why_left(Q, D, _PACKAGE)
+
+
+# ---- PyLate's way with masks and lists ----
+
+
+def _masked(
+    score: Callable[..., Tensor], Q: Tensor, D: Tensor, queries_mask: Any, documents_mask: Any
+) -> Tensor:
+    """Return the scores of tokens that are multiplied by their masks."""
+    Q, q_mask = _multiplied(Q, queries_mask)
+    D, d_mask = _multiplied(D, documents_mask)
+    return score(Q, D, q_mask, d_mask)
+
+
+def _multiplied(tokens: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
+    """Tokens whose similarities are as if multiplied by the mask, which is PyLate's way, and what to visit.
+
+    Masked tokens are all 0 now. One of a sequence is visited: it wins if all others are negative.
+    """
+    if mask is None:
+        return tokens, None
+    mask = torch.broadcast_to(_tensor(mask), tokens.shape[:-1])
+    live = mask != 0
+    visited = live.scatter(-1, live.to(torch.uint8).argmin(-1, keepdim=True), True)
+    return tokens * mask.to(tokens.dtype).unsqueeze(-1), visited
+
+
+def _tensor(x: Any) -> Tensor:
+    """Make a tensor of what PyLate makes one of."""
+    convert: Callable[[Any], Tensor] = importlib.import_module("pylate.utils.tensor").convert_to_tensor
+    return convert(x)
+
+
+def _tensors(Q: Any, D: Any) -> tuple[Tensor, Tensor] | None:
+    """Make tensors of queries and documents; return None where lengths differ."""
+    try:
+        return _tensor(Q), _tensor(D)
+    except (RuntimeError, ValueError):  # unequal lengths, which PyLate's own function takes one by one
+        return None
 
 
 # ---- where they are put ----

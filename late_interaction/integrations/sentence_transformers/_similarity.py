@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._patches import calls
-from late_interaction._st.chunks import grid, pairs, theirs
-from late_interaction._st.inputs import token_counts
-from late_interaction._st.originals import PACKAGE, disabled
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations.sentence_transformers._chunks import grid, pairs, theirs
+from late_interaction.integrations.sentence_transformers._inputs import token_counts
+from late_interaction.integrations.sentence_transformers._originals import PACKAGE, disabled
 
 __all__ = ["maxsim", "maxsim_pairwise", "mean_maxsim", "mean_maxsim_pairwise"]
 
@@ -47,7 +47,7 @@ def maxsim(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
         >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
         >>> st.maxsim(queries, documents)
@@ -82,7 +82,7 @@ def maxsim_pairwise(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
         >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
         >>> st.maxsim_pairwise(queries, documents)
@@ -115,7 +115,7 @@ def mean_maxsim(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.mean_maxsim([torch.ones(4, 2)], [torch.ones(3, 2)])
         tensor([[2.]])
     """
@@ -141,7 +141,7 @@ def mean_maxsim_pairwise(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.mean_maxsim_pairwise([torch.ones(4, 2)], [torch.ones(3, 2)])
         tensor([2.])
     """

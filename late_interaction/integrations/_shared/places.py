@@ -3,14 +3,12 @@
 import functools
 import importlib
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from late_interaction._patches import calls
-from late_interaction._patches.compat import brief_cause, nothing_to_patch
-from late_interaction._patches.exchange import Exchanges
+from late_interaction.integrations._shared.compat import brief_cause, nothing_to_patch
+from late_interaction.integrations._shared.exchange import Exchanges
 
 __all__ = ["Library", "Place", "attribute_of", "code_of", "patch_places"]
 
@@ -19,23 +17,18 @@ class Library(NamedTuple):
     package: str  # the distribution
     name: str  # as its documentation writes it
     releases: str  # those that the patch is tested with
-    patch: str  # the function that patches it
 
 
 # A module, a name in it, and what patches that: it takes both, and says whether it found what it knows.
 Place = tuple[str, str, Callable[[Any, str], bool]]
 
 
-def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges) -> None:
-    """Patches every place that is there.
+def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges) -> str | None:
+    """Patch every place that is there, and return what is to be said of those that are not.
 
     Raises:
         ImportError: none is; the message says why.
-
-    Warns:
-        RuntimeWarning: some are not.
     """
-    calls.forget(library.package)
     missed: list[str] = []
     causes: dict[str, Exception] = {}
     for module, name, patch in places:
@@ -48,17 +41,13 @@ def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges
             missed.append(f"{module}.{name}")
     if not exchanges:
         cause = next(iter(causes.values()), None)
-        raise nothing_to_patch(library.patch, library.package, library.releases, cause) from cause
-    if missed:
-        reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
-        reasons += [f"it may have been refactored; {library.releases} are known"] * (not reasons)
-        own = library.name + ("' own" if library.name.endswith("s") else "'s own")
-        warnings.warn(
-            f"{library.patch}() did not find {', '.join(missed)}: whatever computes there stays {own};"
-            f" {', '.join(reasons)}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        raise nothing_to_patch(library.package, library.releases, cause) from cause
+    if not missed:
+        return None
+    reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
+    reasons += [f"it may have been refactored; {library.releases} are known"] * (not reasons)
+    own = library.name + ("' own" if library.name.endswith("s") else "'s own")
+    return f"did not find {', '.join(missed)}: whatever computes there stays {own}; {', '.join(reasons)}"
 
 
 def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:

@@ -10,11 +10,23 @@ import torch
 from torch import Tensor
 
 from late_interaction import _maxsim
-from late_interaction._patches import calls
-from late_interaction._st.chunks import dense
-from late_interaction._st.inputs import mask_fits, score_dtype, takes, token_counts
-from late_interaction._st.originals import COLBERT, PACKAGE, SIMILARITY, disabled, module, own
-from late_interaction._st.similarity import maxsim, maxsim_pairwise
+from late_interaction.integrations._shared import calls
+from late_interaction.integrations.sentence_transformers._chunks import dense
+from late_interaction.integrations.sentence_transformers._inputs import (
+    mask_fits,
+    score_dtype,
+    takes,
+    token_counts,
+)
+from late_interaction.integrations.sentence_transformers._originals import (
+    COLBERT,
+    PACKAGE,
+    SIMILARITY,
+    disabled,
+    module,
+    own,
+)
+from late_interaction.integrations.sentence_transformers._similarity import maxsim, maxsim_pairwise
 
 __all__ = [
     "colbert_kd_scores",
@@ -50,7 +62,7 @@ def colbert_scores(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.colbert_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
         tensor([[8., 8., 8.]])
     """
@@ -86,7 +98,7 @@ def colbert_scores_pairwise(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.colbert_scores_pairwise(torch.ones(2, 4, 2), torch.ones(2, 5, 2))
         tensor([8., 8.])
     """
@@ -117,7 +129,7 @@ def colbert_kd_scores(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.colbert_kd_scores(torch.ones(2, 4, 2), torch.ones(2, 3, 5, 2))
         tensor([[8., 8., 8.],
                 [8., 8., 8.]])
@@ -156,7 +168,7 @@ def mean_colbert_scores(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.mean_colbert_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
         tensor([[2., 2., 2.]])
     """
@@ -185,7 +197,7 @@ def mean_colbert_scores_pairwise(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.mean_colbert_scores_pairwise(torch.ones(2, 4, 2), torch.ones(2, 5, 2))
         tensor([2., 2.])
     """
@@ -214,7 +226,7 @@ def mean_colbert_kd_scores(
 
     Example:
         >>> import torch
-        >>> from late_interaction import sentence_transformers as st
+        >>> from late_interaction.integrations import sentence_transformers as st
         >>> st.mean_colbert_kd_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
         tensor([[2., 2., 2.]])
     """

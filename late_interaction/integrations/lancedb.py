@@ -48,7 +48,7 @@ def maxsim_reranker(
             column or with a null in it, and embeddings that are not ``[L, d]``.
 
     Example:
-        >>> from late_interaction.lancedb_compat import maxsim_reranker
+        >>> from late_interaction.integrations.lancedb import maxsim_reranker
         >>> reranker = maxsim_reranker(lambda text: model.encode_query(text))       # doctest: +SKIP
         >>> search = table.search(query_type="hybrid").vector(embeddings).text(text)  # doctest: +SKIP
         >>> best = search.rerank(reranker).limit(10).to_arrow()                     # doctest: +SKIP
@@ -74,7 +74,7 @@ def _reranker_class() -> Any:
         raise ImportError("maxsim_reranker needs lancedb: pip install 'late-interaction[lancedb]'") from error
 
     class MaxSimReranker(Reranker):  # type: ignore[misc]  # lancedb is not typed
-        """Made by :func:`late_interaction.lancedb_compat.maxsim_reranker`."""
+        """Made by :func:`late_interaction.integrations.lancedb.maxsim_reranker`."""
 
         def __init__(self, query: Any, column: str, normalize: bool, return_score: str, device: Any) -> None:
             super().__init__(return_score)

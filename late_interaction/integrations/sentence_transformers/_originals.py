@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from late_interaction._patches import compat as _compat
-from late_interaction._patches.exchange import Exchanges
+from late_interaction.integrations._shared import compat as _compat
+from late_interaction.integrations._shared.exchange import Exchanges
 
 __all__ = ["COLBERT", "EXCHANGES", "PACKAGE", "SIMILARITY", "XTR", "disabled", "exchanged", "module", "own"]
 

@@ -1,10 +1,9 @@
-"""mteb on these kernels: :func:`patch_mteb` and its undoing, for 2.23 to 2.26.
+"""mteb 2.23 to 2.26 on these kernels: ``max_sim`` and ``pairwise_max_sim`` of ``mteb.similarity_functions``.
 
-``max_sim`` and ``pairwise_max_sim`` of ``mteb.similarity_functions`` keep their identity and run other code.
-So encoders and wrappers that imported them before are reached too.
-
-A call that the kernels do not serve (another device, another dtype, shapes that it refuses) runs mteb's own
-code, and so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names mteb.
+Both keep their identity and run other code, so encoders and wrappers that imported them before are reached
+too. Lists are packed, not padded, and no similarity is stored. Scores stay mteb's to rounding, and go to the
+device that it chooses: a document that it would pad scores at least 0 for each query token, as there. float16
+and bfloat16 embeddings multiply as they are, with float32 sums; mteb makes float32 copies of them first.
 """
 
 import sys
@@ -15,80 +14,40 @@ import torch
 from torch import Tensor
 
 from late_interaction._maxsim import maxsim_pairs
-from late_interaction._patches import calls, zero_padded
-from late_interaction._patches.compat import TURNED_OFF, disabled, has_kernels, off, why_left
-from late_interaction._patches.exchange import Exchanges
-from late_interaction._patches.places import Library, Place, code_of, patch_places
+from late_interaction.integrations._shared import calls, zero_padded
+from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, has_kernels, why_left
+from late_interaction.integrations._shared.exchange import Exchanges
+from late_interaction.integrations._shared.places import Library, Place, code_of, patch_places
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import pack_sequences
 
-__all__ = ["patch_mteb", "unpatch_mteb"]
+__all__: list[str] = []
 
-_LIBRARY = Library("mteb", "mteb", "2.23 to 2.26", "patch_mteb")
+_LIBRARY = Library("mteb", "mteb", "2.23 to 2.26")
 _EXCHANGES = Exchanges()
 _MODULE = "mteb.similarity_functions"
 
 
-def patch_mteb() -> None:
-    """Has mteb score multi-vector embeddings by these kernels: ``max_sim`` and ``pairwise_max_sim``.
-
-    Lists are packed, not padded, and no similarity is stored. Scores stay mteb's to rounding, and go to the
-    device that it chooses: a document that it would pad scores at least 0 for each query token, as there.
-    float16 and bfloat16 embeddings multiply as they are, with float32 sums; mteb makes float32 copies of them
-    first. A second call changes nothing.
-
-    Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=mteb``) in the environment turns the patch off, call by
-            call.
-
-    Returns:
-        None.
-
-    Raises:
-        ImportError: mteb is not installed, does not import or has no such function; the message says why.
-
-    Warns:
-        RuntimeWarning: mteb lacks a function that was to be patched, or the environment turns the patch off.
-
-    Example:
-        >>> from late_interaction import patch_mteb, unpatch_mteb
-        >>> patch_mteb()                                     # doctest: +SKIP
-        >>> scores = mteb.similarity_functions.max_sim(queries, documents)    # doctest: +SKIP
-        >>> unpatch_mteb()
-    """
-    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
-        patch_places(_LIBRARY, _PLACES, _EXCHANGES)
+unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
 
 
-def unpatch_mteb() -> None:
-    """Gives mteb its own scoring back. Does nothing where nothing is patched.
-
-    Args:
-        None.
-
-    Returns:
-        None.
-
-    Example:
-        >>> from late_interaction import unpatch_mteb
-        >>> unpatch_mteb()
-    """
-    _EXCHANGES.restore()
+def patch() -> str | None:
+    return patch_places(_LIBRARY, _PLACES, _EXCHANGES)
 
 
 # ---- the code that functions run instead: in mteb's namespace, with its signatures ----
 
 
 def _max_sim(a: Any, b: Any, batch_size: Any = 128) -> Tensor:
-    from late_interaction import mteb_compat
+    from late_interaction.integrations import mteb
 
-    return mteb_compat.max_sim(a, b, batch_size)
+    return mteb.max_sim(a, b, batch_size)
 
 
 def _pairwise_max_sim(queries_embeddings: Any, documents_embeddings: Any) -> Tensor:
-    from late_interaction import mteb_compat
+    from late_interaction.integrations import mteb
 
-    return mteb_compat.pairwise_max_sim(queries_embeddings, documents_embeddings)
+    return mteb.pairwise_max_sim(queries_embeddings, documents_embeddings)
 
 
 # What the functions below take from mteb.

@@ -1,0 +1,1 @@
+"""What integrations share: exchanging another library's code, calls and their counts, lists of embeddings."""
