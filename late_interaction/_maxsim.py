@@ -12,13 +12,9 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from late_interaction import ops
+from late_interaction._checks.choices import BACKWARDS, PRECISIONS, Backward, Precision, Winners
 from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import (
-    BACKWARDS,
-    PRECISIONS,
-    Backward,
-    Precision,
-    Winners,
     check_backward,
     check_flag,
     check_precision,

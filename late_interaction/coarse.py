@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
 from late_interaction import bits
+from late_interaction._checks.choices import Precision
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import Precision, check_flag, check_positive, check_precision, is_one_of
+from late_interaction._checks.options import check_flag, check_positive, check_precision, is_one_of
 from late_interaction._checks.packed_codes import check_packed
 from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus

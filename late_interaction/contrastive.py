@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._checks.options import Precision, Reduction
+from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._contrastive import gather, single, whole
 from late_interaction._contrastive.arguments import Arguments, read
 from late_interaction._contrastive.cached import cached_contrastive_step

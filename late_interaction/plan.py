@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
+from late_interaction._checks.choices import Backward, Precision
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import (
-    Backward,
-    Precision,
     check_backward,
     check_flag,
     check_integer,
@@ -106,8 +105,7 @@ def explain_plan(
     sm, sm_count, geforce = _device(sm, sm_count, geforce)
     Nq, Lq, d = (1, *q_shape)[-3:]
     N, Ld = (1, *d_shape)[-3:-1]
-    if precision is None:
-        precision = float32_precision("cuda")
+    products = float32_precision("cuda") if precision is None else precision
     lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
     if nbits is not None:
         check_nbits(nbits)
@@ -117,7 +115,7 @@ def explain_plan(
                 f" without d_mask, d_model and packed, got {dtype} {list(d_shape)}"
             )
         text: str = ops.explain_residual_plan(
-            Nq, N, Lq, Ld, d, names[dtype], precision, nbits, winners, sm, sm_count
+            Nq, N, Lq, Ld, d, names[dtype], products, nbits, winners, sm, sm_count
         )
         return "\n".join([*lines, *_compressed(text, winners, Nq * Lq)])
 
@@ -129,7 +127,7 @@ def explain_plan(
             )
         for step in ("forward", "backward") if winners else ("forward",):
             text = ops.explain_packed_plan(
-                Nq, N, Lq, Ld, d, names[dtype], precision, step, sm, sm_count, geforce
+                Nq, N, Lq, Ld, d, names[dtype], products, step, sm, sm_count, geforce
             )
             lines += [step, *_indented(text)]
         return "\n".join(lines)
@@ -149,14 +147,14 @@ def explain_plan(
                 f"d_model={d_model} wants documents [Nd, Ld, d] of bfloat16, float16, float32 or float64"
                 f" tokens, got {dtype} {list(d_shape)}"
             )
-        dtype = product_dtype(precision, dtype)
+        dtype = product_dtype(products, dtype)
         sizes, gpu = Sizes(N, Ld, d, d_model, dtype.itemsize, Nq * Lq), Gpu(_l2_bytes(), sm_count)
         chunks = planned_chunks(sizes, gpu)
         lines += ["hidden states", *_projected(sizes, chunks, dtype, normalize, sm)]
         normalize = False  # the projection has normalized them before MaxSim
     for step in ("forward", "backward") if winners and dtype in _DTYPES else ("forward",):
         shape = (len(d_shape) == 4, Nq, chunks[step], Lq, Ld, d)
-        options = (names[dtype], precision, d_mask, normalize, step, strategy)
+        options = (names[dtype], products, d_mask, normalize, step, strategy)
         text = ops.explain_plan(*shape, *options, sm, sm_count, geforce)
         lines += [step, *_indented(text)]
         if step == "backward" and "method" in text:

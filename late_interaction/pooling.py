@@ -28,10 +28,19 @@ def pool_tokens(
 ) -> list[Tensor]: ...  # fmt: skip
 @overload
 def pool_tokens(
-    D: Tensor, pool_factor: float = ..., *, method: Method = ..., d_mask: Tensor | None = ...,
-    cu_seqlens: Tensor | None = ..., protected_tokens: int = ..., normalize: bool = ...,
-    iterations: int = ...,
-) -> Any: ...  # fmt: skip
+    D: Tensor, pool_factor: float = ..., *, method: Method = ..., d_mask: Tensor,
+    protected_tokens: int = ..., normalize: bool = ..., iterations: int = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def pool_tokens(
+    D: Tensor, pool_factor: float = ..., *, method: Method = ..., cu_seqlens: Tensor,
+    protected_tokens: int = ..., normalize: bool = ..., iterations: int = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def pool_tokens(
+    D: Tensor, pool_factor: float = ..., *, method: Method = ..., d_mask: None = ..., cu_seqlens: None = ...,
+    protected_tokens: int = ..., normalize: bool = ..., iterations: int = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def pool_tokens(
     D: Tensor | Sequence[Tensor],
     pool_factor: float = 2,

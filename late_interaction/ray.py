@@ -8,13 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import (
-    Precision,
-    check_flag,
-    check_integer,
-    check_positive,
-    check_precision,
-)
+from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
 from late_interaction._checks.tensors import check_mask
 from late_interaction._ray.pool import Block, Pool
 from late_interaction._ray.scorer import Scorer

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._checks.options import Precision, Reduction
+from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._contrastive import own_options
 from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
 from late_interaction._contrastive.module import BatchLoss

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.choices import Backward, Precision
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import (
-    Backward,
-    Precision,
     check_backward,
     check_flag,
     check_integer,
@@ -62,13 +61,14 @@ class MaxSimScorer(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_flag("normalize", normalize)
+        check_backward(backward)
         check_precision(precision)
         if mask_pad_token is not None:
             check_integer("mask_pad_token", mask_pad_token, "the id of the padding token, an int, or None")
             if not -(1 << 63) <= mask_pad_token < 1 << 63:
                 raise ValueError(f"mask_pad_token must fit int64, got {abbreviate(mask_pad_token)}")
         self.normalize = normalize
-        self.backward = check_backward(backward)
+        self.backward: Backward = backward or "auto"
         self.mask_pad_token = mask_pad_token
         self.precision = precision
 

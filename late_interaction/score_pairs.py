@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.options import Precision, check_flag
+from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import check_flag
 from late_interaction._checks.packed import (
     check_max_length,
     check_packed,

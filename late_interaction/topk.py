@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import Precision, check_flag, check_positive, check_precision
+from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import check_flag, check_positive, check_precision
 from late_interaction._checks.search import CheckedCorpus, check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
 from late_interaction._checks.threads import OneThread

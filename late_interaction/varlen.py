@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.options import Precision, check_flag
+from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import check_flag
 from late_interaction._checks.packed import check_packed, check_sequences
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._checks.weights import check_weights

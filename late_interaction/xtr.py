@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.options import Backward, Precision, check_backward, check_precision
+from late_interaction._checks.choices import Backward, Precision
+from late_interaction._checks.options import check_backward, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._checks.xtr import Rule, check_xtr
 from late_interaction._scoring.norm_warning import look

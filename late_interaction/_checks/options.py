@@ -1,18 +1,13 @@
 """Checks of arguments that are no tensors."""
 
 from collections.abc import Collection
-from typing import Any, Literal, get_args
+from typing import Any
 
 from torch import Tensor
 
+from late_interaction._checks.choices import BACKWARDS, PRECISIONS, WINNERS, Backward
 from late_interaction._checks.messages import abbreviate
 
-Backward = Literal["auto", "unified", "lowmem"]
-Winners = Literal["save", "recompute"]
-Precision = Literal["highest", "high", "medium"]
-Reduction = Literal["mean", "sum", "none"]
-BACKWARDS, WINNERS = get_args(Backward), get_args(Winners)
-PRECISIONS, REDUCTIONS = get_args(Precision), get_args(Reduction)
 OPERATOR_PRECISIONS = (*PRECISIONS, "fp16")  # the last under autocast
 
 

@@ -12,7 +12,7 @@ from late_interaction._checks.packed import check_offsets, check_sequences
 from late_interaction._checks.tensors import check_mask, check_not_meta, check_rising, check_rows
 
 Method = Literal["ward", "kmeans"]
-METHODS = get_args(Method)
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def check_pool_tokens(D: Any, d_mask: Any, cu_seqlens: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -11,7 +11,7 @@ from late_interaction._checks.options import check_positive, is_one_of
 from late_interaction._checks.tensors import FLOATS, check_device
 
 Rule = Literal["paper", "pylate"]
-RULES = get_args(Rule)
+RULES: tuple[Rule, ...] = get_args(Rule)
 Arguments = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 

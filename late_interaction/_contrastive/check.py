@@ -7,15 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.choices import REDUCTIONS, Precision
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor
-from late_interaction._checks.options import (
-    REDUCTIONS,
-    Precision,
-    check_flag,
-    check_integer,
-    check_precision,
-    is_one_of,
-)
+from late_interaction._checks.options import check_flag, check_integer, check_precision, is_one_of
 from late_interaction._checks.packed import check_offsets, check_packed
 from late_interaction._checks.tensors import (
     check_embeddings,

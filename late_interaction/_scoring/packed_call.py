@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
-from late_interaction._checks.options import Precision, check_precision
+from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import check_precision
 from late_interaction._checks.tensors import is_autocasting
 from late_interaction._scoring.precision import float32_precision
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from late_interaction._checks.options import Precision
+from late_interaction._checks.choices import Precision
 
 # The switches that torch >= 2.9 adds beside torch.set_float32_matmul_precision.
 _NEW_NAMES: dict[str, Precision] = {"ieee": "highest", "tf32": "high", "bf16": "medium"}

@@ -10,14 +10,15 @@ import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from late_interaction._checks.choices import Precision
 from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.options import Precision, check_flag, check_positive
+from late_interaction._checks.options import check_flag, check_positive
 from late_interaction._checks.packed import check_indices_below, check_offsets
 from late_interaction._checks.tensors import (
     check_embeddings,
@@ -112,6 +113,28 @@ class Alignment:
         )
 
 
+@overload
+def explain(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None = ..., d_mask: Tensor | None = ..., *,
+    paired: Literal[True], normalize: bool = ..., precision: Precision | None = ...,
+) -> Alignment | list[Alignment]: ...  # fmt: skip
+@overload
+def explain(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None = ..., d_mask: None = ..., *, cu_seqlens_d: Tensor,
+    documents: Tensor | None = ..., paired: Literal[False] = ..., normalize: bool = ...,
+    precision: Precision | None = ...,
+) -> list[Alignment] | list[list[Alignment]]: ...  # fmt: skip
+@overload
+def explain(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None = ..., d_mask: Tensor | None = ..., *, documents: Tensor,
+    paired: Literal[False] = ..., normalize: bool = ..., precision: Precision | None = ...,
+) -> list[Alignment] | list[list[Alignment]]: ...  # fmt: skip
+@overload
+def explain(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None = ..., d_mask: Tensor | None = ..., *,
+    cu_seqlens_d: None = ..., documents: None = ..., paired: bool = ..., normalize: bool = ...,
+    precision: Precision | None = ...,
+) -> Alignment | list[Alignment] | list[list[Alignment]]: ...  # fmt: skip
 def explain(
     Q: Tensor,
     D: Tensor,
@@ -123,7 +146,7 @@ def explain(
     paired: bool = False,
     normalize: bool = False,
     precision: Precision | None = None,
-) -> Any:
+) -> Alignment | list[Alignment] | list[list[Alignment]]:
     """Which document token each query token matched, and how much that added to the score.
 
     Args:

@@ -7,7 +7,6 @@ explains dense ones.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor
 
@@ -34,7 +33,7 @@ def explain_residual(
     cu_seqlens_d: Tensor | None = None,
     documents: Tensor | None = None,
     normalize: bool = False,
-) -> Any:
+) -> list[Alignment] | list[list[Alignment]]:
     """:func:`late_interaction.explain` of residual-compressed documents, the format of PLAID and ColBERTv2.
 
     Args:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import Precision, check_flag
+from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import check_flag
 from late_interaction._progress import Progress
 from late_interaction.corpus import _codec_files, _files, _parquet, _search, _shards, _tokens
 from late_interaction.corpus._documents import Documents, Opened

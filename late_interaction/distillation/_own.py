@@ -5,8 +5,9 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from late_interaction._checks.choices import Precision
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.options import Precision, check_flag
+from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import check_embeddings, check_mask, check_mask_kind
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import unwatched

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
+from late_interaction._checks.choices import REDUCTIONS, Precision, Reduction
 from late_interaction._checks.messages import abbreviate, no_tensor
-from late_interaction._checks.options import REDUCTIONS, Precision, Reduction, check_flag, is_one_of
+from late_interaction._checks.options import check_flag, is_one_of
 from late_interaction._contrastive.own_options import positive
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import min_max

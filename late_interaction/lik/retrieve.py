@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from late_interaction._checks.options import Backward, check_positive
+from late_interaction._checks.choices import Backward
+from late_interaction._checks.options import check_positive
 from late_interaction.lik.topk import bytes_of
 from late_interaction.retrieve import MaxSimScorer as _MaxSimScorer
 from late_interaction.retrieve import retrieve as _retrieve

@@ -11,7 +11,7 @@ from late_interaction._checks.options import check_integer, check_positive, chec
 from late_interaction._search.selection import MOST_DOCUMENTS
 
 Strategy = Literal["top", "random"]
-STRATEGIES = get_args(Strategy)
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 # Candidates for each negative where scores or margins may refuse some.
 _SPARE = 10
 _MOST = 1 << 62  # of a score

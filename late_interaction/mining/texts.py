@@ -15,7 +15,7 @@ from late_interaction.mining.negatives import HardNegatives, hard_negatives
 __all__ = ["mine_hard_negatives"]
 
 Format = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
-FORMATS = get_args(Format)
+FORMATS: tuple[Format, ...] = get_args(Format)
 Columns = dict[str, list[Any]]
 Scored = tuple[str, float]  # a text and its score
 

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._checks.options import BACKWARDS, OPERATOR_PRECISIONS
+from late_interaction._checks.choices import BACKWARDS
+from late_interaction._checks.options import OPERATOR_PRECISIONS
 from late_interaction._checks.tensors import FLOATS
 from late_interaction._checks.xtr import RULES
 from late_interaction._scoring.precision import float32_products, without_autocast

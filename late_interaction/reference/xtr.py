@@ -64,7 +64,7 @@ def xtr_scores_reference(
     return scores
 
 
-def _score(grid: Tensor, k: int, weights: Tensor, kept: Tensor, d_mask: Tensor | None, rule: str) -> Tensor:
+def _score(grid: Tensor, k: int, weights: Tensor, kept: Tensor, d_mask: Tensor | None, rule: Rule) -> Tensor:
     """Scores ``[Nq, Nd]`` of similarities ``[Nq, Lq, Nd, Ld]``; weights and kept are ``[Nq, Lq, 1]``."""
     least = 1.0 if rule == "paper" else 1e-3
     if grid.numel() == 0:

@@ -1,0 +1,12 @@
+"""The strings that options take, for type checkers and for messages."""
+
+from typing import Literal, get_args
+
+Backward = Literal["auto", "unified", "lowmem"]
+Precision = Literal["highest", "high", "medium"]
+Reduction = Literal["mean", "sum", "none"]
+Winners = Literal["save", "recompute"]
+BACKWARDS: tuple[Backward, ...] = get_args(Backward)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+WINNERS: tuple[Winners, ...] = get_args(Winners)
