@@ -21,7 +21,38 @@ from late_interaction._version import __version__
 from late_interaction.retrieve import MaxSimScorer, retrieve
 
 if TYPE_CHECKING:
+    # Modules are attributes, too (__getattr__). The name of the module retrieve is the function.
+    from late_interaction import alias as alias
+    from late_interaction import alignment as alignment
+    from late_interaction import autograd as autograd
+    from late_interaction import backward as backward
+    from late_interaction import bits as bits
+    from late_interaction import coarse as coarse
+    from late_interaction import contrastive as contrastive
+    from late_interaction import corpus as corpus
+    from late_interaction import distillation as distillation
+    from late_interaction import evaluation as evaluation
+    from late_interaction import forward as forward
+    from late_interaction import fp8 as fp8
+    from late_interaction import fused_head as fused_head
+    from late_interaction import int8 as int8
+    from late_interaction import integrations as integrations
+    from late_interaction import losses as losses
+    from late_interaction import mining as mining
+    from late_interaction import muvera as muvera
+    from late_interaction import padded as padded
+    from late_interaction import plaid as plaid
+    from late_interaction import plan as plan
+    from late_interaction import pooling as pooling
+    from late_interaction import ray as ray
+    from late_interaction import recall as recall
     from late_interaction import reference
+    from late_interaction import residual_codec as residual_codec
+    from late_interaction import score_pairs as score_pairs
+    from late_interaction import smooth as smooth
+    from late_interaction import topk as topk
+    from late_interaction import varlen as varlen
+    from late_interaction import xtr as xtr
     from late_interaction.alias import install_as, uninstall_as
     from late_interaction.alignment import Alignment, explain
     from late_interaction.alignment.plaid import explain_residual
@@ -107,20 +138,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """A public name, or a module of this package, that nobody has asked for yet."""
-    where = _MODULE_OF.get(name)
-    if where is not None:
-        found = getattr(importlib.import_module(f"{__name__}.{where}"), name)
-        globals()[name] = found
-        return found
-    if not name.startswith("_"):
-        try:
-            return importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"{__name__}.{name}":
-                raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """A public name, or a module of this package, that nobody has asked for yet."""
+        where = _MODULE_OF.get(name)
+        if where is not None:
+            found = getattr(importlib.import_module(f"{__name__}.{where}"), name)
+            globals()[name] = found
+            return found
+        if not name.startswith("_"):
+            try:
+                return importlib.import_module(f"{__name__}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{__name__}.{name}":
+                    raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
