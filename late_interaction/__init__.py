@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     # Modules are attributes, too (__getattr__). The name of the module retrieve is the function.
     from late_interaction import alias as alias
     from late_interaction import alignment as alignment
-    from late_interaction import autograd as autograd
-    from late_interaction import backward as backward
     from late_interaction import bits as bits
     from late_interaction import coarse as coarse
     from late_interaction import contrastive as contrastive
     from late_interaction import corpus as corpus
     from late_interaction import distillation as distillation
     from late_interaction import evaluation as evaluation
-    from late_interaction import forward as forward
     from late_interaction import fp8 as fp8
     from late_interaction import fused_head as fused_head
     from late_interaction import int8 as int8
     from late_interaction import integrations as integrations
+    from late_interaction import lik as lik
     from late_interaction import losses as losses
     from late_interaction import mining as mining
     from late_interaction import muvera as muvera

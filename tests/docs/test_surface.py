@@ -8,15 +8,15 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import late_interaction as li
-from late_interaction._checks import options, pooling, xtr
+from late_interaction._checks import choices, pooling, xtr
 
 # Whose names and defaults are those of another package.
-OTHERS = ("lik", "sentence_transformers")
+OTHERS = ("lik", "integrations")
 DEFAULTS = {"normalize": False, "temperature": 1.0, "learnable": False, "mean": False, "precision": None}
 # What an option may be, wherever it is one.
 CHOICES = {
-    "precision": options.Precision, "backward": options.Backward, "winners": options.Winners,
-    "reduction": options.Reduction, "method": pooling.Method, "rule": xtr.Rule,
+    "precision": choices.Precision, "backward": choices.Backward, "winners": choices.Winners,
+    "reduction": choices.Reduction, "method": pooling.Method, "rule": xtr.Rule,
 }  # fmt: skip
 
 

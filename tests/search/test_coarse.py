@@ -234,6 +234,9 @@ def test_progress_and_autograd(device):
     options = {"chunk_bytes": 10 * D[0].nbytes, "progress": lambda *x: seen.append(x)}
     scores, _ = li.retrieve(D[:1], D, 3, coarse="1bit", **options)
     assert seen == [(10, 30), (20, 30), (30, 30)] and not scores.requires_grad
+    seen.clear()  # of codes, a document has 5 tokens of 2 bytes
+    li.retrieve(D[:1], D, 3, coarse=encode(D, "1bit"), **options | {"chunk_bytes": 100})
+    assert seen == [(10, 30), (20, 30), (30, 30)]
     assert not encode(D, "4bit").scale.requires_grad
 
 
