@@ -19,6 +19,7 @@ from late_interaction._version import __version__
 
 # Now, as the module has the function's name: importing it later would put it in the function's place.
 from late_interaction.retrieve import MaxSimScorer, retrieve
+from late_interaction.tokens import Tokens
 
 if TYPE_CHECKING:
     # Modules are attributes, too (__getattr__). The name of the module retrieve is the function.
@@ -104,6 +105,7 @@ __all__ = [
     "PairwiseLoss",
     "RecallLoss",
     "SigmoidLoss",
+    "Tokens",
     "__version__",
     "cached_contrastive_step",
     "contrastive_loss",

@@ -7,39 +7,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from late_interaction import ops
-from late_interaction._checks.choices import BACKWARDS, PRECISIONS, Backward, Precision, Winners
+from late_interaction._checks.choices import Backward, Precision, Winners
 from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
-from late_interaction._checks.options import (
-    check_backward,
-    check_flag,
-    check_precision,
-    check_winners,
-    is_one_of,
-)
-from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
+from late_interaction._checks.options import check_backward, check_flag, check_precision, check_winners
+from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
-from late_interaction._scoring.intercepted import PLAIN_TYPES, intercepted
+from late_interaction._scoring.fast_path import fast_path
+from late_interaction._scoring.intercepted import intercepted
 from late_interaction._scoring.mean import per_token
 from late_interaction._scoring.norm_warning import look, looked
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.sequences import score
 from late_interaction._scoring.traced import traced_scores
 from late_interaction.ops import _oom
-from late_interaction.ops._registration import scores_dtype
-from late_interaction.ops.dense import (
-    DEFAULTS,
-    PLAIN,
-    apply_plain_step,
-    apply_step,
-    call_below_autograd,
-    call_maxsim,
-)
-from late_interaction.ops.weighted import apply_weighted_step
+from late_interaction.ops.dense import PLAIN, call_below_autograd
 from late_interaction.ops.winners import widen
+from late_interaction.tokens import TokensLike
 
 __all__ = ["maxsim", "maxsim_pairs", "maxsim_with_winners"]
 
@@ -101,68 +87,9 @@ def _dispatch(
     return result if found else (result, None)
 
 
-def _fast_path(
-    Q: Tensor,
-    D: Tensor,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    normalize: bool,
-    backward: Backward | None,
-    precision: Precision | None,
-    paired: bool,
-    weights: Tensor | None = None,
-) -> Tensor | None:
-    """Scores of a call that nothing intercepts on its way to the operator, or None. The operator checks its
-    inputs itself. If it refuses them, the checks in Python follow, and say why in the caller's words."""
-    if (
-        intercepted(Q, D)
-        or not (normalize is False or normalize is True)
-        or not (backward is None or is_one_of(backward, BACKWARDS))
-        or not (precision is None or is_one_of(precision, PRECISIONS))
-        or forward_ad._current_level >= 0
-        or not (weights is None or _fits(weights, Q))
-    ):
-        return None
-    Q3, DN = Q, D
-    try:
-        if not paired:
-            if Q.dim() == 2:
-                if D.dim() == 4:
-                    return None
-                Q3 = Q.unsqueeze(0)
-            DN = D.unsqueeze(0) if D.dim() == 2 else D
-        if q_mask is not None:
-            q_mask = check_mask("q_mask", q_mask, "Q", Q3)
-        if d_mask is not None:
-            d_mask = check_mask("d_mask", d_mask, "D", DN)
-        if precision is None:
-            precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
-        options = (normalize, precision, backward or "auto", paired)
-        if weights is not None:
-            if torch.is_grad_enabled() and any(x.requires_grad for x in (Q, D, weights)):
-                scores = apply_weighted_step(Q3, DN, weights, q_mask, d_mask, *options)
-            else:
-                with _AutoDispatchBelowAutograd():
-                    scores = ops.maxsim_weighted(Q3, DN, weights, q_mask, d_mask, *options)
-        elif (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-            if options == DEFAULTS:
-                scores = apply_plain_step(Q3, DN, q_mask, d_mask)
-            else:
-                scores = apply_step(Q3, DN, q_mask, d_mask, *options)
-        else:
-            scores = call_below_autograd(call_maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
-    except (RuntimeError, TypeError, ValueError):
-        return None
-    return scores if Q3 is Q and DN is D else as_given(scores, Q, D)
-
-
-def _fits(weights: Tensor, Q: Tensor) -> bool:
-    return type(weights) in PLAIN_TYPES and weights.dtype is scores_dtype(Q) and weights.device == Q.device
-
-
 def maxsim(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -180,10 +107,14 @@ def maxsim(
     similarities are never stored.
 
     Args:
-        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
-        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
-            every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``, as for distillation).
-        q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token adds 0.
+        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64. Or
+            :class:`~late_interaction.Tokens`, or a list of ``[L, d]`` tensors.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, ``[Ld, d]``, Tokens or a list (every
+            query meets every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``, as for
+            distillation). Where one side is packed, a padded one is packed too: without a copy, unless it has
+            a mask.
+        q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token adds 0. Not
+            with Tokens or a list.
         d_mask: ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. A masked document token is never a maximum. A
             query token that meets no valid document token adds 0 and sends no gradient.
         normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. On a GPU of
@@ -192,7 +123,7 @@ def maxsim(
             tokens are rounded to 11 significant bits once normalized (eight times finer than bfloat16).
         backward: ``"lowmem"`` (deterministic, gradients written once), ``"unified"`` (one pass, float32
             atomics), or ``"auto"`` / None: the faster for the shape, and lowmem under
-            ``torch.use_deterministic_algorithms(True)``.
+            ``torch.use_deterministic_algorithms(True)``. Packed tokens have one, which is deterministic.
         precision: how float32 inputs multiply: ``"highest"`` (float32), ``"high"`` (the 11 significant bits
             of TF32), ``"medium"`` (bfloat16; on a GPU TF32 where reading the inputs takes longer than
             multiplying them). None follows PyTorch: the autocast dtype under autocast (or TF32, likewise),
@@ -204,9 +135,9 @@ def maxsim(
             ``"lowmem"`` then, and on a GPU all beside the gradients takes at most 16 MiB (from 256 MiB of
             winners on: 128 MiB, and a float32 copy of the gradient of ``Q``). With ``q_weights`` it finds all
             winners at once.
-        q_weights: ``[Nq, Lq]``, floating point: what the maximum of each query token counts, 1 where None.
-            Of any sign, rounded to the dtype of the scores; one that is not finite makes its query's scores
-            NaN. The weight of a masked token has no effect.
+        q_weights: ``[Nq, Lq]`` (of packed queries ``[tokens]``), floating point: what the maximum of each
+            query token counts, 1 where None. Of any sign, rounded to the dtype of the scores; one that is not
+            finite makes its query's scores NaN. The weight of a masked token has no effect.
         mean: divide each score by the number of its query's tokens that count, which ``q_mask`` keeps and
             whose weight is not 0 (by 1 if there is none).
 
@@ -237,9 +168,16 @@ def maxsim(
     compiling = is_compiling()
     scores = None
     if mean is False and winners is None:
-        path = traced_scores if compiling else _fast_path
+        path: Any = traced_scores if compiling else fast_path
         scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, False, q_weights)
     if scores is None:
+        if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+            options = {
+                "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
+                "q_weights": q_weights, "mean": mean,
+            }  # fmt: skip
+            of_tokens: Tensor = score(maxsim, Q, D, q_mask, d_mask, options)
+            return of_tokens
         Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
         check_winners(winners)
         check_flag("mean", mean)
@@ -250,13 +188,13 @@ def maxsim(
         scores = as_given(scores, Q, D)
     # Asked in this order: a graph that reads what eager calls change compiles twice.
     if not (compiling or normalize or "maxsim" in looked):
-        look("maxsim", Q, q_mask)
+        look("maxsim", Q, q_mask)  # type: ignore[arg-type]  # Tokens looked themselves
     return scores
 
 
 def maxsim_pairs(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -270,8 +208,10 @@ def maxsim_pairs(
     """Scores of the pairs ``(Q[i], D[i])``: the diagonal of :func:`maxsim`, without the rest.
 
     Args:
-        Q, D: ``[B, Lq, d]`` and ``[B, Ld, d]``.
-        q_mask, d_mask: ``[B, Lq]`` and ``[B, Ld]``.
+        Q: ``[B, Lq, d]``, or ``B`` sequences as :class:`~late_interaction.Tokens` or a list.
+        D: ``[B, Ld, d]``, likewise.
+        q_mask: ``[B, Lq]``.
+        d_mask: ``[B, Ld]``.
         normalize, backward, precision, winners, q_weights, mean: as in :func:`maxsim`.
 
     Returns:
@@ -291,24 +231,31 @@ def maxsim_pairs(
     compiling = is_compiling()
     scores = None
     if mean is False and winners is None:
-        path = traced_scores if compiling else _fast_path
+        path: Any = traced_scores if compiling else fast_path
         scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, True, q_weights)
     if scores is None:
+        if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+            options = {
+                "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
+                "q_weights": q_weights, "mean": mean,
+            }  # fmt: skip
+            of_tokens: Tensor = score(maxsim_pairs, Q, D, q_mask, d_mask, options)
+            return of_tokens
         Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
         check_winners(winners)
         check_flag("mean", mean)
         q_weights = check_weights(q_weights, "Q", Q)
-        options = (normalize, backward, precision, winners)
-        scores, _ = _run(Q, D, q_mask, d_mask, *options, paired=True, weights=q_weights)
+        run = (Q, D, q_mask, d_mask, normalize, backward, precision, winners)
+        scores, _ = _run(*run, paired=True, weights=q_weights)
         scores = per_token(scores, Q, q_mask, q_weights) if mean else scores
     if not (compiling or normalize or "maxsim_pairs" in looked):
-        look("maxsim_pairs", Q, q_mask)
+        look("maxsim_pairs", Q, q_mask)  # type: ignore[arg-type]
     return scores
 
 
 def maxsim_with_winners(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -325,7 +272,8 @@ def maxsim_with_winners(
         ``(scores, winners)``. ``scores`` as from :func:`maxsim`, differentiable. ``winners`` is int32,
         ``[Nq, Nd, Lq]`` or ``[Nq, K, Lq]`` (a 2-D ``Q`` drops the first dim, a 2-D ``D`` the second): the
         index of the maximum, the lowest one of equals, and -1 where the query token is masked or met no
-        valid token.
+        valid token. With Tokens or lists of which one is packed: of padded queries the same, counted from the
+        beginning of each document as it came; of packed queries ``[Nd, tokens of Q]``.
 
     Raises:
         TypeError, ValueError: as :func:`maxsim`.
@@ -338,6 +286,10 @@ def maxsim_with_winners(
         >>> maxsim_with_winners(Q, D)
         (tensor(5.), tensor([1, 0], dtype=torch.int32))
     """
+    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+        options = {"normalize": normalize, "backward": backward, "precision": precision}
+        both: tuple[Tensor, Tensor] = score(maxsim_with_winners, Q, D, q_mask, d_mask, options)
+        return both
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
     assert winners is not None

@@ -21,18 +21,19 @@ from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.shards import Call
 from late_interaction._scoring.traced import leave_untraced
+from late_interaction.tokens import TokensLike
 
 __all__ = ["ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"]
 
 
 def contrastive_loss(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     *,
     labels: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     symmetric: bool = False,
-    hard_negatives: Tensor | None = None,
+    hard_negatives: TokensLike | None = None,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     hard_negatives_mask: Tensor | None = None,
@@ -53,8 +54,11 @@ def contrastive_loss(
 
     Args:
         Q: queries, ``[Nq, Lq, d]``; bfloat16, float16, float32 or float64. Packed with ``cu_seqlens_q``:
-            ``[sum of query lengths, d]``.
-        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, or packed as ``Q`` is.
+            ``[sum of query lengths, d]``. Or :class:`~late_interaction.Tokens`, or a list of ``[L, d]``
+            tensors.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, or packed as ``Q`` is, or Tokens or a
+            list. Where some of ``Q``, ``D`` and ``hard_negatives`` are packed Tokens or lists, the others are
+            packed, too.
         labels: ``[Nq]``, int64 (or int32): the document that each query belongs to. None: query ``i`` belongs
             to document ``i``. A query of label -100 is left out with its hard negatives, whatever they hold;
             documents of a symmetric loss are compared with it still. For that, labels on a GPU (on a CPU one
@@ -69,9 +73,11 @@ def contrastive_loss(
             Needs as many documents as queries, and labels that no two queries share.
         hard_negatives: ``[Nq, K, Lh, d]``: ``K`` further documents that only their own query meets. They are
             no queries' labels, and have no part in the other direction of a symmetric loss. Packed with
-            ``cu_seqlens_h``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``.
+            ``cu_seqlens_h``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``; likewise
+            ``Nq * K`` sequences as Tokens or a list.
         q_mask, d_mask, hard_negatives_mask: ``[Nq, Lq]``, ``[Nd, Ld]`` and ``[Nq, K, Lh]``, bool (or integer,
-            nonzero = True), True = keep, as in :func:`late_interaction.maxsim`. Not with packed tokens.
+            nonzero = True), True = keep, as in :func:`late_interaction.maxsim`. Not with packed tokens, nor
+            beside Tokens or a list.
         cu_seqlens_q, cu_seqlens_d, cu_seqlens_h: int32 (or int64) offsets of packed tokens, as
             :func:`late_interaction.maxsim_varlen` takes them. The host waits for them once.
         normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed

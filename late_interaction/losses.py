@@ -15,17 +15,18 @@ from late_interaction._contrastive.row_losses.pairwise import Pairwise
 from late_interaction._contrastive.row_losses.row_function import row_loss
 from late_interaction._contrastive.row_losses.sigmoid import Sigmoid
 from late_interaction._scoring.traced import leave_untraced
+from late_interaction.tokens import TokensLike
 
 __all__ = ["PairwiseLoss", "SigmoidLoss", "pairwise_loss", "sigmoid_loss"]
 
 
 def pairwise_loss(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     *,
     labels: Tensor | None = None,
     temperature: float | Tensor = 1.0,
-    hard_negatives: Tensor | None = None,
+    hard_negatives: TokensLike | None = None,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     hard_negatives_mask: Tensor | None = None,
@@ -87,13 +88,13 @@ def pairwise_loss(
 
 
 def sigmoid_loss(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     *,
     labels: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
-    hard_negatives: Tensor | None = None,
+    hard_negatives: TokensLike | None = None,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     hard_negatives_mask: Tensor | None = None,

@@ -15,19 +15,20 @@ from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.row_losses.recall import Recall
 from late_interaction._contrastive.row_losses.row_function import row_loss
 from late_interaction._scoring.traced import leave_untraced
+from late_interaction.tokens import TokensLike
 
 __all__ = ["RecallLoss", "recall_loss"]
 
 
 def recall_loss(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     *,
     k: int | Sequence[int] = (1, 2, 4, 8, 16),
     labels: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     rank_temperature: float = 1.0,
-    hard_negatives: Tensor | None = None,
+    hard_negatives: TokensLike | None = None,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     hard_negatives_mask: Tensor | None = None,

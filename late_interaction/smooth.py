@@ -12,13 +12,15 @@ from late_interaction._checks.smooth import check_tau
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.sequences import score
+from late_interaction.tokens import TokensLike
 
 __all__ = ["smooth_maxsim", "smooth_maxsim_pairs"]
 
 
 def smooth_maxsim(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -36,9 +38,10 @@ def smooth_maxsim(
     stored, and nothing but the inputs is kept for the backward.
 
     Args:
-        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
-        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
-            every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``).
+        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64. Or
+            :class:`~late_interaction.Tokens`, or a list of ``[L, d]`` tensors; packed ones are padded.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, ``[Ld, d]``, Tokens or a list (every
+            query meets every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``).
         q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token adds 0.
         d_mask: ``D``'s shape without ``d``, likewise. A masked document token does not count. A document
             without a token that counts scores 0, as in :func:`late_interaction.maxsim`, and gets no gradient
@@ -75,6 +78,10 @@ def smooth_maxsim(
         >>> smooth_maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
+    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+        options = {"tau": tau, "normalize": normalize}
+        scores: Tensor = score(smooth_maxsim, Q, D, q_mask, d_mask, options, padded=True)
+        return scores
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     scores = _scores(Q3, DN, q_mask, d_mask, tau, normalize, False)
     if not normalize:
@@ -85,8 +92,8 @@ def smooth_maxsim(
 
 
 def smooth_maxsim_pairs(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -96,8 +103,8 @@ def smooth_maxsim_pairs(
     """Scores of the pairs ``(Q[i], D[i])``: the diagonal of :func:`smooth_maxsim`, without the rest.
 
     Args:
-        Q: ``[B, Lq, d]``.
-        D: ``[B, Ld, d]``.
+        Q: ``[B, Lq, d]``, or ``B`` sequences as :class:`~late_interaction.Tokens` or a list.
+        D: ``[B, Ld, d]``, likewise.
         q_mask: ``[B, Lq]``.
         d_mask: ``[B, Ld]``.
         tau, normalize: as in :func:`smooth_maxsim`.
@@ -116,6 +123,10 @@ def smooth_maxsim_pairs(
         >>> smooth_maxsim_pairs(Q, D)  # the logsumexp of one number is that number
         tensor([2., 3.])
     """
+    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+        options = {"tau": tau, "normalize": normalize}
+        scores: Tensor = score(smooth_maxsim_pairs, Q, D, q_mask, d_mask, options, padded=True)
+        return scores
     Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
     scores = _scores(Q, D, q_mask, d_mask, tau, normalize, True)
     if not normalize:

@@ -12,8 +12,10 @@ from late_interaction._checks.tensors import has_values_on_cpu
 from late_interaction._contrastive import check, whole
 from late_interaction._contrastive.blocks import Kernels, choose
 from late_interaction._contrastive.ring import Ring, join
+from late_interaction._contrastive.sequences import device_of
 from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
+from late_interaction.tokens import TokensLike
 
 # What check.options asks of every loss, as losses give it that have none of these.
 OF_CROSS_ENTROPY: dict[str, Any] = {
@@ -21,7 +23,7 @@ OF_CROSS_ENTROPY: dict[str, Any] = {
 }  # fmt: skip
 
 Inputs = tuple[
-    tuple[Tensor, Tensor, Tensor | None],  # queries, documents, hard negatives
+    tuple[TokensLike, TokensLike, TokensLike | None],  # queries, documents, hard negatives
     tuple[Tensor | None, Tensor | None, Tensor | None],  # their masks
     tuple[Tensor | None, Tensor | None, Tensor | None],  # their offsets
 ]
@@ -90,9 +92,8 @@ def _learns(sides: check.Sides, options: check.Options) -> tuple[bool, bool]:
 
 def _refuse(name: str, group: Any, tokens: tuple[Any, ...]) -> None:
     """Tells the other processes that this one refused its arguments."""
-    device = next((x.device for x in tokens if isinstance(x, Tensor)), torch.device("cpu"))
     with suppress(RuntimeError):  # which says that this process refused
-        join(name, group, None, {}, device)
+        join(name, group, None, {}, device_of(tokens))
 
 
 def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str, Any]) -> Ring:

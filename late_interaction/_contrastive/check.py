@@ -21,9 +21,11 @@ from late_interaction._checks.tensors import (
 )
 from late_interaction._contrastive.labels import IGNORED, ignored
 from late_interaction._contrastive.own_options import OwnOptions, read_own_options
+from late_interaction._contrastive.sequences import NAMES, as_tensors
 from late_interaction._contrastive.tokens import Tokens, pack_kept
 from late_interaction._scoring.normalized import unit
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.sequences import is_sequences
 
 _OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
@@ -55,14 +57,16 @@ class Options:
 
 
 def sides(
-    tokens: tuple[Tensor, Tensor, Tensor | None],
+    tokens: tuple[Any, Any, Any],
     masks: tuple[Tensor | None, Tensor | None, Tensor | None],
     offsets: tuple[Tensor | None, Tensor | None, Tensor | None],
 ) -> Sides:
     """Queries, documents and hard negatives, all padded or all packed."""
-    for name, x in (("Q", tokens[0]), ("D", tokens[1]), ("hard_negatives", tokens[2])):
+    if any(is_sequences(x) for x in tokens):
+        tokens, masks, offsets = as_tensors(tokens, masks, offsets)
+    for name, x in zip(NAMES, tokens, strict=True):
         if x is not None or name != "hard_negatives":
-            check_embeddings(name, x)  # type: ignore[arg-type]
+            check_embeddings(name, x)
     if offsets[0] is None and offsets[1] is None:
         if offsets[2] is not None:
             raise ValueError("cu_seqlens_h must be None where cu_seqlens_q and cu_seqlens_d are")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from late_interaction._checks.options import check_flag
 from late_interaction._contrastive import check
+from late_interaction.tokens import TokensLike
 
 if TYPE_CHECKING:  # needs Python 3.11, or typing_extensions, which only type checkers have for certain
     from typing_extensions import Unpack
@@ -18,7 +19,7 @@ class BatchInputs(TypedDict, total=False):
     """What a batch has beside queries and documents, as the functions name it."""
 
     labels: Tensor | None
-    hard_negatives: Tensor | None
+    hard_negatives: TokensLike | None
     q_mask: Tensor | None
     d_mask: Tensor | None
     hard_negatives_mask: Tensor | None
@@ -80,7 +81,7 @@ class BatchLoss(torch.nn.Module):
     def temperature(self) -> Tensor:
         return self.log_temperature.exp()
 
-    def forward(self, Q: Tensor, D: Tensor, **inputs: "Unpack[BatchInputs]") -> Tensor:
+    def forward(self, Q: TokensLike, D: TokensLike, **inputs: "Unpack[BatchInputs]") -> Tensor:
         """``inputs``: labels, hard_negatives, masks and offsets, as the function names them."""
         return self._function(Q, D, group=self._shared.group, **self.numbers(), **inputs, **self.options)
 

@@ -32,11 +32,6 @@ def boolean(*shape):
 TOKENS = {
     "Q is a list": ((Q.tolist(), D), TypeError, ["Q", "torch.Tensor", "list", "torch.tensor(Q)"]),
     "D is a numpy array": ((Q, D.numpy()), TypeError, ["D", "torch.Tensor", "torch.from_numpy(D)"]),
-    "Q is a list of tensors": (
-        ([*Q], D),
-        TypeError,
-        ["Q", "list of tensors", "torch.nn.utils.rnn.pad_sequence", "late_interaction.varlen.pack_sequences"],
-    ),
     "D is a list of arrays": ((Q, [*D.numpy()]), TypeError, ["D", "list of ndarray", "torch.from_numpy"]),
     "D is None": ((Q, None), TypeError, ["D", "torch.Tensor", "NoneType"]),
     "integers": ((Q.int(), D.int()), TypeError, ["Q", "bfloat16", "torch.int32"]),
@@ -73,6 +68,12 @@ def test_tokens_of_the_other_functions(bad, function):
     with pytest.raises(error) as caught:
         function(q, d, *([2] if function is not li.maxsim_pairs else []))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("function", [maxsim_topk, li.retrieve])
+def test_a_list_of_tensors_where_none_is_taken(function):
+    with pytest.raises(TypeError, match=r"^Q must .* list of tensors: torch.nn.utils.rnn.pad_sequence pads"):
+        function([*Q], D, 2)
 
 
 RANKS = {

@@ -40,6 +40,7 @@ def test_what_is_loaded_later_is_public_and_named_once():
     assert len(later) == len(set(later))
     eager = {
         "MaxSimScorer",
+        "Tokens",
         "__version__",
         "maxsim",
         "maxsim_pairs",
