@@ -16,6 +16,8 @@ from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._checks.xtr import Rule, check_xtr
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.sequences import score
+from late_interaction.tokens import TokensLike
 
 __all__ = ["xtr_scores"]
 
@@ -23,8 +25,8 @@ _MOST_SELECTED = (1 << 63) - 1  # the operator takes int64
 
 
 def xtr_scores(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     k: int,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
@@ -46,10 +48,11 @@ def xtr_scores(
     the lowest of equals; selection and divisor are constants.
 
     Args:
-        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
-        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
-            every document), or ``[Nq, K, Ld, d]``: each query is scored with its own ``K``, as for
-            distillation, and its tokens select from all ``Nq * K``.
+        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64. Or
+            :class:`~late_interaction.Tokens`, or a list of ``[L, d]`` tensors; packed ones are padded.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, ``[Ld, d]``, Tokens or a list (every
+            query meets every document), or ``[Nq, K, Ld, d]``: each query is scored with its own ``K``, as
+            for distillation, and its tokens select from all ``Nq * K``.
         k: how many similarities a query token selects, at least 1. More than there are: all.
         q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token does not
             count.
@@ -60,9 +63,9 @@ def xtr_scores(
             ``"pylate"``: every similarity that was not selected is 0, so a maximum below 0 counts only in a
             document whose tokens were all selected, and the divisor is the number of query tokens whose
             maximum times weight is above 0, at least 0.001 (PyLate 1.5 and 1.6, PrimeQA).
-        q_weights: ``[Nq, Lq]``, floating point: numbers of any sign that multiply the maxima, differentiable.
-            A query token of weight 0 does not count for the divisor. The weight of a masked token has no
-            effect.
+        q_weights: ``[Nq, Lq]`` (of packed queries ``[tokens]``), floating point: numbers of any sign that
+            multiply the maxima, differentiable. A query token of weight 0 does not count for the divisor. The
+            weight of a masked token has no effect.
         precision: as in :func:`late_interaction.maxsim`; products are PyTorch's own matrix products.
         backward: as in :func:`late_interaction.maxsim`.
 
@@ -95,6 +98,10 @@ def xtr_scores(
         >>> xtr_scores(Q, D, k=2, q_weights=weights, rule="pylate")  # no positive one: divided by 0.001
         tensor([[ 4.0000e+00, -5.0000e+03, -3.0000e+03]])
     """
+    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+        options = {"k": k, "rule": rule, "q_weights": q_weights, "precision": precision, "backward": backward}
+        of_tokens: Tensor = score(xtr_scores, Q, D, q_mask, d_mask, options, padded=True)
+        return of_tokens
     Q3, DN, q_mask, d_mask = check_xtr(Q, D, k, q_mask, d_mask, q_weights, rule)
     strategy = check_backward(backward)
     check_no_forward_ad("xtr_scores", Q, D, q_weights)

@@ -63,10 +63,14 @@ def score(
     """
     q, d = as_tokens("Q", Q, q_mask=q_mask), as_tokens("D", D, d_mask=d_mask)
     if padded:
+        if isinstance(q, Tokens) and q.offsets is not None and options.get("q_weights") is not None:
+            weights = check_weights(options["q_weights"], "Q", q.values).unsqueeze(1)  # type: ignore[union-attr]
+            of_tokens = Tokens._made(weights, None, q.offsets, q._room).to_padded()
+            options = options | {"q_weights": of_tokens.values.squeeze(2)}
         q, d = (x.to_padded() if isinstance(x, Tokens) else x for x in (q, d))
     if not any(isinstance(x, Tokens) and x.is_packed for x in (q, d)):
         (q, q_mask), (d, d_mask) = _opened(q, q_mask), _opened(d, d_mask)
-        return function(q, d, q_mask, d_mask, **options)
+        return function(q, d, q_mask=q_mask, d_mask=d_mask, **options)
     name = function.__name__
     call = _Call.of(name, q, d, q_mask, d_mask)
     result = call.winners(**options) if name == "maxsim_with_winners" else call.scores(**options)

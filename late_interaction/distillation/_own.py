@@ -9,9 +9,11 @@ from late_interaction._checks.choices import Precision
 from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import check_embeddings, check_mask, check_mask_kind
+from late_interaction._contrastive.sequences import as_tensors
 from late_interaction._maxsim import maxsim
-from late_interaction._scoring.norm_warning import unwatched
+from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction._scoring.normalized import unit_packed
+from late_interaction._scoring.sequences import is_sequences
 from late_interaction.score_pairs import score_pairs_packed
 
 
@@ -26,17 +28,26 @@ class KDInputs(TypedDict, total=False):
 
 
 def own_scores(
-    Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: Precision | None
+    name: str, Q: Any, D: Any, inputs: KDInputs, normalize: bool, precision: Precision | None
 ) -> tuple[Tensor, Tensor | None]:
     """``[B, K]`` scores of each query with its own documents, and which of them are candidates; None: all.
 
-    Documents that are left out have no tokens in what is scored, and so no gradient.
+    Documents that are left out have no tokens in what is scored, and so no gradient. name: of the loss.
     """
-    for name, x in (("Q", Q), ("D", D)):
-        check_embeddings(name, x)
-    if inputs.get("cu_seqlens_q") is None and inputs.get("cu_seqlens_d") is None:
-        return _dense_scores(Q, D, inputs, normalize, precision)
-    return _packed_scores(Q, D, inputs, normalize, precision)
+    if is_sequences(Q) or is_sequences(D):
+        masks = inputs.get("q_mask"), None, inputs.get("d_mask")
+        offsets = inputs.get("cu_seqlens_q"), None, inputs.get("cu_seqlens_d")
+        names = "Q", "hard_negatives", "D"
+        (Q, _, D), masks, offsets = as_tensors((Q, None, D), masks, offsets, names)
+        inputs = {**inputs, "q_mask": masks[0], "d_mask": masks[2]}
+        inputs |= {"cu_seqlens_q": offsets[0], "cu_seqlens_d": offsets[2]}
+    for side, x in (("Q", Q), ("D", D)):
+        check_embeddings(side, x)
+    dense = inputs.get("cu_seqlens_q") is None and inputs.get("cu_seqlens_d") is None
+    found = (_dense_scores if dense else _packed_scores)(Q, D, inputs, normalize, precision)
+    if not normalize:
+        look(name, Q, inputs.get("q_mask"))
+    return found
 
 
 def _dense_scores(

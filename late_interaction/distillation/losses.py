@@ -10,9 +10,9 @@ from late_interaction._checks.choices import REDUCTIONS, Precision, Reduction
 from late_interaction._checks.messages import abbreviate, no_tensor
 from late_interaction._checks.options import check_flag, is_one_of
 from late_interaction._contrastive.own_options import positive
-from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import min_max
 from late_interaction.distillation._own import KDInputs, own_scores
+from late_interaction.tokens import TokensLike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,8 +21,8 @@ __all__ = ["DistillKLDivLoss", "MarginMSELoss", "distill_kl_div_loss", "margin_m
 
 
 def distill_kl_div_loss(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     teacher: Tensor,
     *,
     temperature: float = 1.0,
@@ -48,9 +48,11 @@ def distill_kl_div_loss(
 
     Args:
         Q: queries, ``[B, Lq, d]``; bfloat16, float16, float32 or float64. Packed with ``cu_seqlens_q``:
-            ``[sum of query lengths, d]``.
+            ``[sum of query lengths, d]``. Or :class:`~late_interaction.Tokens`, or a list of ``[L, d]``
+            tensors.
         D: the ``K`` documents of each query, ``[B, K, Ld, d]``, of the dtype and device of ``Q``; at least 2.
-            Packed with ``cu_seqlens_d``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``.
+            Packed with ``cu_seqlens_d``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``;
+            likewise ``B * K`` sequences as Tokens or a list.
         teacher: ``[B, K]``, floating point, on the device of ``Q``: scores of the same documents, on any
             scale. They get no gradient. Of minus infinity it has no share of the teacher's softmax; what it
             says of documents that are left out has no say.
@@ -101,9 +103,7 @@ def distill_kl_div_loss(
         "q_mask": q_mask, "d_mask": d_mask, "candidate_mask": candidate_mask,
         "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
     }  # fmt: skip
-    scores, kept = own_scores(Q, D, inputs, normalize, precision)
-    if not normalize:
-        look("distill_kl_div_loss", Q, q_mask)
+    scores, kept = own_scores("distill_kl_div_loss", Q, D, inputs, normalize, precision)
     _check_teacher(teacher, scores, ("[B, K]",), [scores.shape])
     if scores.shape[1] < 2:
         raise ValueError(
@@ -131,8 +131,8 @@ def distill_kl_div_loss(
 
 
 def margin_mse_loss(
-    Q: Tensor,
-    D: Tensor,
+    Q: TokensLike,
+    D: TokensLike,
     teacher: Tensor,
     *,
     q_mask: Tensor | None = None,
@@ -184,9 +184,7 @@ def margin_mse_loss(
         "q_mask": q_mask, "d_mask": d_mask, "candidate_mask": candidate_mask,
         "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
     }  # fmt: skip
-    scores, kept = own_scores(Q, D, inputs, normalize, precision)
-    if not normalize:
-        look("margin_mse_loss", Q, q_mask)
+    scores, kept = own_scores("margin_mse_loss", Q, D, inputs, normalize, precision)
     if scores.shape[1] < 2:
         raise ValueError(
             f"D must hold a positive and at least 1 negative of each query, got {scores.shape[1]} documents"
@@ -248,7 +246,7 @@ class _KDLoss(torch.nn.Module):
         self._function = function
         self.options = options
 
-    def forward(self, Q: Tensor, D: Tensor, teacher: Tensor, **inputs: "Unpack[KDInputs]") -> Tensor:
+    def forward(self, Q: TokensLike, D: TokensLike, teacher: Tensor, **inputs: "Unpack[KDInputs]") -> Tensor:
         """``inputs``: masks or offsets, as the function names them."""
         loss: Tensor = self._function(Q, D, teacher, **inputs, **self.options)
         return loss

@@ -81,6 +81,24 @@ def test_options(options, first, second, device):
         assert_scores_and_gradients(ours, right, queries, documents, first, second)
 
 
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize("rule", ["paper", "pylate"])
+def test_xtr(rule, first, second, device):
+    queries, documents = sequences([3, 1, 5], device), sequences([7, 1, 4, 20], device)
+
+    def xtr(queries, documents):
+        q, d = (Tokens.from_list(x).to_padded() for x in (queries, documents))
+        return reference.xtr_scores_reference(q.values, d.values, 9, q.mask, d.mask, rule=rule)
+
+    ours = lambda q, d: li.xtr_scores(q, d, 9, rule=rule)  # noqa: E731
+    assert_scores_and_gradients(ours, xtr, queries, documents, first, second)
+    weights = torch.rand(9, device=device, dtype=torch.float64)
+    padded_weights = Tokens.packed(weights[:, None], Tokens.from_list(queries).offsets).to_padded()
+    got = li.xtr_scores(Tokens.from_list(queries), documents, 9, rule=rule, q_weights=weights)
+    want = li.xtr_scores(padded(queries), documents, 9, rule=rule, q_weights=padded_weights.values[..., 0])
+    torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("second", FORMS)
 @pytest.mark.parametrize("first", ["packed", "padded", "holes"])
@@ -245,6 +263,31 @@ def test_losses_of_every_layout(loss, negatives, device):
     if loss == "contrastive" and not negatives:
         want = torch.nn.functional.cross_entropy(expected(q, d), torch.arange(4, device=device))
         torch.testing.assert_close(found[0][0], want)
+
+
+@pytest.mark.parametrize("loss", [li.distill_kl_div_loss, li.margin_mse_loss])
+def test_distillation_of_every_layout(loss, device):
+    lengths = [3, 2, 5], [7, 1, 65, 3, 0, 2]
+    given = [torch.nn.functional.normalize(x, dim=-1) for n in lengths for x in sequences(n, device)]
+    teacher = torch.randn(3, 2, device=device, dtype=torch.float64)
+    scores = expected(given[:3], given[3:])[[0, 0, 1, 1, 2, 2], range(6)].view(3, 2)
+    if loss is li.margin_mse_loss:
+        each = (scores.diff(dim=1) - teacher.diff(dim=1)).square().squeeze(1)
+    else:
+        target = teacher.log_softmax(1)
+        each = (target.exp() * (target - scores.log_softmax(1))).sum(1)
+    want = [*each[:2].tolist(), 0.0]  # the last query has one document
+    found = []
+    for first, second in PAIRS:
+        xs = leaves(given)
+        value = loss(FORMS[first](xs[:3]), FORMS[second](xs[3:]), teacher, reduction="none")
+        value.sum().backward()
+        assert value.flatten().tolist() == pytest.approx(want)
+        found.append([x.grad for x in xs])
+    for grads in found[1:]:
+        torch.testing.assert_close(grads, found[0])
+    with pytest.raises(ValueError, match="D must hold as many documents for each of the 3 queries, got 5"):
+        loss(given[:3], given[4:], teacher)
 
 
 def test_losses_take_tensors_beside_tokens(device):
