@@ -36,9 +36,9 @@ TESTS = (
 TESTS_OF = {
     "muvera": "isa muvera",
     "pooling": "pooling",
-    "bits/bits_": "isa bits",
-    "bits/avx512_popcnt": "isa bits",
-    "bits/": "isa quantized_kernels plaid bits",
+    "isa/hamming": "isa bits",
+    "avx512_popcnt": "isa bits",
+    "pack": "isa quantized_kernels plaid bits",
     "xtr": "xtr",
     "centroid_scores": "plaid",
     "residual": "isa plaid",
@@ -47,7 +47,7 @@ TESTS_OF = {
     "cpu/kernels.h": "isa",
 }
 # Programs of tests/cpp that include the file and need no PyTorch. They run it where the CPU does not.
-PROGRAM_OF = {"isa/amx.inc.h": "test_amx"}
+PROGRAM_OF = {"isa/x86/amx.inc.h": "test_amx"}
 # Kernels of aarch64 are compiled and run by this test, where a cross compiler and an emulator are.
 EMULATED = "tests/build/test_aarch64.py::test_kernels_run_on_an_emulated_cpu"
 EMULATED_NEEDS = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -69,14 +69,14 @@ NEUTRAL = {
     "kGroup": "document tokens whose accumulators are registers at a time",
     "kChains": "independent sums; the order of additions, within the tolerance of the tests",
     "kAhead": "how early rows are prefetched",
-    "kTileRows": "rows of distances that are mirrored at a time, or of tokens that are multiplied",
+    "kTileRows": "rows of distances that are mirrored at a time",
     "kTileColumns": "columns of them",
     "kLeastCompacted": "rows of distances from which on dead ones are dropped",
     "kDocumentsPerItem": "documents of an item of work",
     "kRowsAhead": "how early rows of a table are prefetched",
     "kCentroidsAhead": "how early centroids are prefetched",
     "kLine": "from one prefetch of a row to the next",
-    "kRowsAtOnce": "rows that are decompressed at a time",
+    "kRowsAtOnce": "rows that are decompressed, or multiplied, at a time",
     "kSegment": "cells whose maximum is compared with a bound first",
     "kKeep": "the memory that a thread keeps for the next call",
     "kAlign": "the alignment of scratch memory, of which twice as much is an alignment too",
@@ -89,8 +89,6 @@ NEUTRAL = {
     "kFurther 1 -> 2": "twice the distance between neighbours of a hypercube, in the same order",
     "kNone 1 -> 2": "further away than any partition, too",
     "kMaxInt8Dims 1 -> 0": "codes multiply as floats then, within the tolerance of the tests",
-    "kDims 16 -> 17": "of pairs_avx2.inc.h, where it is divided by the dims of a byte",
-    "kDims 32 -> 33": "of pairs_avx512.inc.h, likewise",
     "kMaxSteps 31 -> 30": "words that are counted before counts of bytes are added up; 31 are the most",
     "kMaxSteps 0 -> 1": "counts of 32 bits may be added up after each word, too",
 }

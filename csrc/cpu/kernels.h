@@ -1,7 +1,7 @@
 // The table of kernels that one instruction set offers, and how to pick one. Everything that touches
 // tokens goes through this table; the drivers (forward.cpp, backward.cpp) hold no arithmetic.
 //
-// Each isa/*.cpp fills a table by including microkernel.inc.h and rows.inc.h under its own compiler
+// Each .cpp of isa/ fills a table by including microkernel.inc.h and rows.inc.h under its own compiler
 // target. Only this header and problem.h are shared, and neither defines a function with code in it:
 // code compiled for AVX-512 must never be what the linker keeps for everybody.
 #pragma once
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "../common/arithmetic.h"
 #include "../common/problem.h"

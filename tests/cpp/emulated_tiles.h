@@ -1,5 +1,5 @@
-// The tile registers of AMX in plain C++, in place of csrc/cpu/isa/tiles_amx.h, for machines without them:
-// what the instructions do, and an end of the process where they would fault.
+// The tile registers of AMX in plain C++, in place of csrc/cpu/isa/x86/tiles_amx.h, for machines without
+// them: what the instructions do, and an end of the process where they would fault.
 #pragma once
 
 #include <cmath>

@@ -22,9 +22,9 @@ using late_interaction::cpu::Multiplier;
 using late_interaction::cpu::Tile;
 
 LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
-#include "../../csrc/cpu/isa/vectors_avx512.inc.h"
+#include "../../csrc/cpu/isa/x86/avx512.inc.h"
 
-#include "../../csrc/cpu/isa/amx.inc.h"
+#include "../../csrc/cpu/isa/x86/amx.inc.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
-// Every table of kernels that this CPU has, against sums in double: the choice of one at load, one tile of
-// each element type, and tokens of each size of residuals. Needs no PyTorch, so that it runs quickly under an
-// emulator of another CPU too.
+// Every table of kernels that this CPU has, against plain sums: the choice of one at load, one tile of each
+// element type and of bits, and tokens of each size of residuals. Needs no PyTorch, so that it runs quickly
+// under an emulator of another CPU too.
 //
 //   test_isa [NAME]    NAME: the table that the library must choose here
 #include <cstdint>
@@ -113,6 +113,35 @@ void check_residuals(const RowKernels<float>& rows32, int nbits) {
   }
 }
 
+// A tile of packed bits: the inner products of +1 and -1.
+void check_hamming(const Multiplier& m) {
+  const int64_t steps = 5, dims = 32 * steps, rows_here = 2 * m.lanes, count = m.group_tokens + m.token_step;
+  std::vector<uint32_t> panel(static_cast<size_t>(steps * rows_here)),
+      tokens(static_cast<size_t>(steps * count));
+  for (size_t i = 0; i < panel.size(); ++i) panel[i] = static_cast<uint32_t>(i * i * 2654435761u);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint32_t>((i + 7) * 40503u * (i + 1));
+  std::vector<int64_t> offsets;
+  for (int64_t n = 0; n < count; ++n) offsets.push_back(n * steps * 4);
+  std::vector<float> best(static_cast<size_t>(rows_here), -1e9f);
+  Tile tile{};
+  tile.panel = panel.data(), tile.vectors = 2, tile.steps = steps, tile.count = tile.valid = count;
+  tile.tokens = tokens.data(), tile.offsets = offsets.data(), tile.best = best.data(), tile.dims = dims;
+  tile.ahead = reinterpret_cast<const char*>(tokens.data());
+  m.score_tile(tile);
+  for (int64_t r = 0; r < rows_here; ++r) {
+    int64_t expected = -dims;
+    for (int64_t n = 0; n < count; ++n) {
+      int64_t differ = 0;
+      for (int64_t s = 0; s < steps; ++s) {
+        differ += __builtin_popcount(panel[static_cast<size_t>(s * rows_here + r)] ^
+                                     tokens[static_cast<size_t>(n * steps + s)]);
+      }
+      if (dims - 2 * differ > expected) expected = dims - 2 * differ;
+    }
+    EXPECT(best[static_cast<size_t>(r)] == static_cast<float>(expected));
+  }
+}
+
 void check_table(const char* name) {
   try {
     force_isa(name);
@@ -129,6 +158,7 @@ void check_table(const char* name) {
     check_multiplier<float, int8_t>(k.int8, Dtype::int8, [](int x) { return static_cast<int8_t>(x); });
   }
   for (const int nbits : {1, 2, 4, 8}) check_residuals(k.rows32, nbits);
+  check_hamming(k.hamming);
   std::printf("%s: checked%s%s\n", name, k.has_bf16 ? ", bf16" : "", k.has_int8 ? ", int8" : "");
 }
 

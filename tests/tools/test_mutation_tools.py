@@ -79,8 +79,8 @@ def test_changed_constants_are_of_the_cpu_kernels(tools):
     assert set(mutate_constants.NEUTRAL) <= changes | set(found)
     assert mutate_constants.why_neutral("kMaxSteps", "31", "30")
     assert not mutate_constants.why_neutral("kMaxSteps", "31", "32")
-    # kNarrow is the third of a line, and kMaxInt8Dims is in brackets.
-    assert {"kLanes", "kStepBytes", "kNarrow", "kMaxInt8Dims", "kNone"} <= set(found)
+    # kTileData is the second of a line, and kMaxInt8Dims is in brackets.
+    assert {"kVectorBytes", "kTileData", "kNarrow", "kMaxInt8Dims", "kNone"} <= set(found)
     for constant in found.values():
         source = constant.path.read_text()
         assert constant.changed(source, constant.number) == source
@@ -103,8 +103,8 @@ def test_a_constant_is_judged_by_the_tests_of_its_file(tools):
     file, _, test = mutate_constants.EMULATED.partition("::")
     assert f"def {test}(" in (ROOT / file).read_text()
     assert {c.path.parent.name for c in mutate_constants.constants(ROOT) if c.is_of_aarch64()} == {"aarch64"}
-    bits = ROOT / "csrc" / "cpu" / "isa" / "bits"
-    assert mutate_constants.chosen_of(mutate_constants.TESTS_OF, bits / "bits_avx2.inc.h", "") == "isa bits"
+    bits = ROOT / "csrc" / "cpu" / "isa" / "hamming.inc.h"
+    assert mutate_constants.chosen_of(mutate_constants.TESTS_OF, bits, "") == "isa bits"
     seconds = {f"{mutation.file_of_test(name)}::test_f": 1.0 for name in ("bits", "xtr", "muvera")}
     chosen = mutate_constants.chosen_tests(seconds, ["muvera", "bits"], 60, bits)
     assert sorted(chosen) == ["tests/operators/test_bits.py::test_f", "tests/search/test_muvera.py::test_f"]
@@ -115,19 +115,18 @@ def test_tests_of_the_instruction_set_of_a_file_come_first(tools):
     file = mutation.file_of_test("isa")
     tests = [f"{file}::test_f[{isa}]" for isa in ("portable", "avx2_vnni", "avx2-8", "avx512_bf16", "avx512")]
     seconds = dict.fromkeys(tests, 1.0)
-    for name, first in (("vectors_avx2.inc.h", 2), ("avx512_bf16.cpp", 3), ("unpack_avx512.inc.h", 4)):
+    for name, first in (("avx2.inc.h", 2), ("avx512_bf16.cpp", 3), ("avx512.inc.h", 4)):
         chosen = mutate_constants.chosen_tests(seconds, ["isa"], 60, ROOT / name)
         assert next(iter(chosen)) == tests[first] and set(chosen) == set(tests)
 
 
 def test_constants_are_wanted_by_name_or_by_file(tools):
     *_, mutate_constants = tools
-    found = mutate_constants.changes(ROOT, ["muvera/avx2.cpp", "kNarrow"], None)
+    found = mutate_constants.changes(ROOT, ["x86/avx2.inc.h", "kNarrow"], None)
     assert {(c.path.name, c.name) for c, _ in found} == {
-        ("avx2.cpp", "kLanes"),
-        ("bits_avx2.inc.h", "kNarrow"),
-        ("bits_avx512.inc.h", "kNarrow"),
-        ("bits_portable.inc.h", "kNarrow"),
+        ("avx2.inc.h", "kVectorBytes"),
+        ("avx2.inc.h", "kGroup"),
+        ("hamming.inc.h", "kNarrow"),
     }
 
 

@@ -1,6 +1,6 @@
 // The maxima of the tile kernels: similarities of NV vectors of query rows with NT tokens, folded into the
-// running maxima and winners lane by lane. Op gives Scalar, Index, V / I / M (vectors of values, indices,
-// mask) and kLanes.
+// running maxima and winners lane by lane. Op gives Scalar, Index, V and I (vectors of values and
+// indices) and kLanes.
 
 namespace {
 
@@ -32,11 +32,11 @@ struct Column {
 #pragma GCC unroll 16
       for (int t = 0; t + kReach < NT; t += 2 * kReach) {
         if constexpr (kIds) {
-          const auto later = Op::greater(value[t + kReach], value[t]);
-          value[t] = Op::select(later, value[t + kReach], value[t]);
-          id[t] = Op::select_index(later, id[t + kReach], id[t]);
+          const auto later = value[t + kReach] > value[t];
+          value[t] = later ? value[t + kReach] : value[t];
+          id[t] = later ? id[t + kReach] : id[t];
         } else {
-          value[t] = Op::max(value[t + kReach], value[t]);
+          value[t] = larger(value[t + kReach], value[t]);
         }
       }
       play<kIds, 2 * kReach>();
@@ -49,32 +49,32 @@ template <class Op, int NV, int NT>
 inline __attribute__((always_inline)) void fold_columns(Column<Op, NT> (&column)[NV], const Tile& tile,
                                                         int64_t first) {
   using V = typename Op::V;
+  using I = typename Op::I;
   using Scalar = typename Op::Scalar;
+  using Index = typename Op::Index;
   Scalar* best = static_cast<Scalar*>(tile.best);
-  auto* winner = static_cast<typename Op::Index*>(tile.winner);
+  Index* winner = static_cast<Index*>(tile.winner);
   if (tile.token_scales) {
     const Scalar* scale = static_cast<const Scalar*>(tile.token_scales) + first;
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
-      const V s = Op::set1(scale[t]);
 #pragma GCC unroll 2
-      for (int v = 0; v < NV; ++v) column[v].value[t] = Op::mul(column[v].value[t], s);
+      for (int v = 0; v < NV; ++v) column[v].value[t] *= scale[t];
     }
   }
 
-  typename Op::M numbers = Op::ordered(column[0].value[0], column[0].value[1]);
+  auto numbers = ordered(column[0].value[0], column[0].value[1]);
 #pragma GCC unroll 16
   for (int t = 0; t < NT; t += 2) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v)
-      numbers = Op::and_ordered(numbers, column[v].value[t], column[v].value[t + 1]);
+    for (int v = 0; v < NV; ++v) numbers = and_ordered(numbers, column[v].value[t], column[v].value[t + 1]);
   }
-  if (__builtin_expect(!Op::all(numbers), 0)) {
+  if (__builtin_expect(!all(numbers), 0)) {
     Scalar copy[NT * NV * Op::kLanes];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
 #pragma GCC unroll 2
-      for (int v = 0; v < NV; ++v) Op::store(copy + (t * NV + v) * Op::kLanes, column[v].value[t]);
+      for (int v = 0; v < NV; ++v) store(copy + (t * NV + v) * Op::kLanes, column[v].value[t]);
     }
     fold_with_nan<Op>(copy, NV * Op::kLanes, NT, tile.ids ? tile.ids + first : nullptr, best, winner);
     return;
@@ -86,19 +86,19 @@ inline __attribute__((always_inline)) void fold_columns(Column<Op, NT> (&column)
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) {
 #pragma GCC unroll 16
-      for (int t = 0; t < NT; ++t) column[v].id[t] = Op::set_index(tile.ids[first + t]);
+      for (int t = 0; t < NT; ++t) column[v].id[t] = set1<I>(static_cast<Index>(tile.ids[first + t]));
       column[v].template play<true>();
-      const V old = Op::load(best + v * Op::kLanes);
-      const auto higher = Op::greater(column[v].value[0], old);
-      Op::store(best + v * Op::kLanes, Op::select(higher, column[v].value[0], old));
-      Op::store_index(winner + v * Op::kLanes,
-                      Op::select_index(higher, column[v].id[0], Op::load_index(winner + v * Op::kLanes)));
+      const auto old = load<V>(best + v * Op::kLanes);
+      const auto higher = column[v].value[0] > old;
+      store(best + v * Op::kLanes, higher ? column[v].value[0] : old);
+      Index* won = winner + v * Op::kLanes;
+      store(won, higher ? column[v].id[0] : load<I>(won));
     }
   } else {
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) {
       column[v].template play<false>();
-      Op::store(best + v * Op::kLanes, Op::max(column[v].value[0], Op::load(best + v * Op::kLanes)));
+      store(best + v * Op::kLanes, larger(column[v].value[0], load<V>(best + v * Op::kLanes)));
     }
   }
 }

@@ -14,30 +14,21 @@
 // Tokens that do not divide evenly are padded by repeating the last one: it has the same similarity
 // again and cannot beat itself.
 //
-// Op gives: Scalar, Index, V / I / M (vectors of values, indices, mask), Query / Token / Sum (operands, and
-// what products add up to), kLanes, kGroup (the widest NT; NT comes in thirds of it), and the functions used
-// below and by fold.inc.h.
+// Op gives: Scalar, Index, V and I (vectors of values and indices), Step (what one lane of an operand holds),
+// Query (a vector of them), Sum (what products add up to), kLanes, and the functions used below. kGroup is
+// the widest NT; NT comes in thirds of it.
 #include "fold.inc.h"
 
 namespace {
 
 // An Op that multiplies values as they lie in memory.
-template <class Vectors, int Group>
+template <class Vectors>
 struct Multiply : Vectors {
-  using Scalar = typename Vectors::Scalar;
+  using Step = typename Vectors::Scalar;
   using Query = typename Vectors::V;
-  using Token = typename Vectors::V;
   using Sum = typename Vectors::V;
-  static constexpr int kStepBytes = sizeof(Scalar);
-  static constexpr int kGroup = Group;
-  static Query load_query(const char* p) { return Vectors::load(reinterpret_cast<const Scalar*>(p)); }
-  static Token load_token(const char* p) {
-    Scalar x;
-    __builtin_memcpy(&x, p, sizeof(Scalar));
-    return Vectors::set1(x);
-  }
-  static Sum none() { return Vectors::zero(); }
-  static typename Vectors::V value(Sum sum, const Tile&, int64_t) { return sum; }
+  static Sum multiply_add(Sum sum, Query a, Query b) { return ::multiply_add(sum, a, b); }
+  static Sum value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
 // Similarities from the sums of products of tokens [first, first + NT), folded into the tile's maxima.
@@ -55,7 +46,8 @@ inline __attribute__((always_inline)) void finish_group(const typename Op::Sum (
 
 template <class Op, int NV, int NT>
 inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t first) {
-  using V = typename Op::V;
+  using Query = typename Op::Query;
+  using Step = typename Op::Step;
   const char* query = static_cast<const char*>(tile.panel);
   const char* token = static_cast<const char*>(tile.tokens) + tile.offsets[first];
   int64_t offset[NT];
@@ -66,21 +58,21 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) sum[v][t] = Op::none();
+    for (int v = 0; v < NV; ++v) sum[v][t] = typename Op::Sum{};
   }
   const char* ahead = tile.ahead + first * tile.steps * tile.ahead_step;
   const int64_t ahead_step = NT * tile.ahead_step;
-  for (const char* end = token + tile.steps * Op::kStepBytes; token != end; token += Op::kStepBytes) {
-    typename Op::Query q[NV];
+  for (const char* end = token + tile.steps * sizeof(Step); token != end; token += sizeof(Step)) {
+    Query q[NV];
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) q[v] = Op::load_query(query + v * sizeof(V));
+    for (int v = 0; v < NV; ++v) q[v] = load<Query>(query + v * sizeof(Query));
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
-      const typename Op::Token x = Op::load_token(t == 0 ? token : token + offset[t]);
+      const auto x = set1<Query>(load<Step>(t == 0 ? token : token + offset[t]));
 #pragma GCC unroll 2
       for (int v = 0; v < NV; ++v) sum[v][t] = Op::multiply_add(sum[v][t], q[v], x);
     }
-    query += 2 * sizeof(V);
+    query += 2 * sizeof(Query);
     __builtin_prefetch(ahead, 0, 2);
     ahead += ahead_step;
   }
@@ -91,7 +83,7 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 // Tokens [first, count) of the tile, which are fewer than a group.
 template <class Op, int NV>
 void score_rest(const Tile& tile, int64_t first) {
-  constexpr int kStep = Op::kGroup / 3;
+  constexpr int kStep = kGroup / 3;
   const int64_t tokens = tile.count - first;
   if (tokens == 2 * kStep) {
     score_group<Op, NV, 2 * kStep>(tile, first);
@@ -103,7 +95,7 @@ void score_rest(const Tile& tile, int64_t first) {
 template <class Op, int NV>
 void score_panel(const Tile& tile) {
   int64_t t = 0;
-  for (; t + Op::kGroup <= tile.count; t += Op::kGroup) score_group<Op, NV, Op::kGroup>(tile, t);
+  for (; t + kGroup <= tile.count; t += kGroup) score_group<Op, NV, kGroup>(tile, t);
   score_rest<Op, NV>(tile, t);
 }
 
@@ -119,9 +111,9 @@ void score_tile(const Tile& tile) {
 template <class Op>
 Multiplier multiplier(Dtype native, int step_dims,
                       void (*pack_row)(const void*, Dtype, int64_t, int64_t, void*)) {
-  static_assert(Op::kGroup % 6 == 0, "groups come in thirds, and NaNs are looked for in pairs");
-  return {Op::kLanes,     Op::kGroup / 3, Op::kGroup, step_dims,
-          Op::kStepBytes, native,         pack_row,   score_tile<Op>};
+  static_assert(kGroup % 6 == 0, "groups come in thirds, and NaNs are looked for in pairs");
+  return {Op::kLanes, kGroup / 3, kGroup,        step_dims, sizeof(typename Op::Step),
+          native,     pack_row,   score_tile<Op>};
 }
 
 }  // namespace

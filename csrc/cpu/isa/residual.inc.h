@@ -16,6 +16,29 @@ inline float weight_of(const ResidualTokens& x, const uint8_t* residuals, int64_
   return x.weights[residuals[bit / 8] >> bit % 8 & ((1 << x.nbits) - 1)];
 }
 
+// The weights of buckets of NBits (1, 2, 4), a vector of dims at a time.
+template <int NBits>
+struct BucketWeights {
+  static constexpr int kBits = F32::kLanes * NBits;
+  Lookup<NBits> table;
+  F32::U shifts;
+  F32::I second;  // the lanes whose buckets lie in the second word
+
+  explicit BucketWeights(const float* weights) : table(weights) {
+    for (int i = 0; i < F32::kLanes; ++i) shifts[i] = static_cast<uint32_t>(i * NBits % 32);
+    for (int i = 0; i < F32::kLanes; ++i) second[i] = i * NBits / 32;
+  }
+  // The weights of dims [k, k + kLanes) of a token's residuals.
+  F32::V at(const uint8_t* residuals, int64_t k) const {
+    std::conditional_t<(kBits > 32), uint64_t, uint32_t> bits = 0;
+    __builtin_memcpy(&bits, residuals + (k * NBits >> 3), (kBits + 7) / 8);
+    if constexpr (kBits < 8) bits >>= k * NBits % 8;
+    auto words = set1<F32::U>(static_cast<uint32_t>(bits));
+    if constexpr (kBits > 32) words = second ? set1<F32::U>(static_cast<uint32_t>(bits >> 32)) : words;
+    return table.at(words >> shifts);
+  }
+};
+
 // Buckets of 8 bits: one weight after the other.
 struct ByteWeights {
   const float* weights;
@@ -24,7 +47,7 @@ struct ByteWeights {
   F32::V at(const uint8_t* residuals, int64_t k) const {
     float values[F32::kLanes];
     for (int i = 0; i < F32::kLanes; ++i) values[i] = weights[residuals[k + i]];
-    return F32::load(values);
+    return load<F32::V>(values);
   }
 };
 
@@ -43,7 +66,7 @@ void decompress_rows(const ResidualTokens& x, const int64_t* tokens, int64_t cou
     float* row = out + n * stride;
     int64_t k = 0;
     for (; k + F32::kLanes <= d; k += F32::kLanes) {
-      F32::store(row + k, F32::add(weights.at(residuals, k), Row::load(centroid + k)));
+      store(row + k, weights.at(residuals, k) + Row::load(centroid + k));
     }
     for (; k < d; ++k) row[k] = weight_of(x, residuals, k) + Row::get(centroid[k]);
   }
@@ -54,11 +77,11 @@ void decompress_by_bits(const ResidualTokens& x, const int64_t* tokens, int64_t 
                         int64_t stride) {
   switch (x.nbits) {
     case 1:
-      return decompress_rows<F32::BucketWeights<1>, Row>(x, tokens, count, d, out, stride);
+      return decompress_rows<BucketWeights<1>, Row>(x, tokens, count, d, out, stride);
     case 2:
-      return decompress_rows<F32::BucketWeights<2>, Row>(x, tokens, count, d, out, stride);
+      return decompress_rows<BucketWeights<2>, Row>(x, tokens, count, d, out, stride);
     case 4:
-      return decompress_rows<F32::BucketWeights<4>, Row>(x, tokens, count, d, out, stride);
+      return decompress_rows<BucketWeights<4>, Row>(x, tokens, count, d, out, stride);
     default:
       return decompress_rows<ByteWeights, Row>(x, tokens, count, d, out, stride);
   }

@@ -1,6 +1,6 @@
-// Arithmetic on single rows (one token's d values), included by every .cpp file here after it has defined
-// F32, its vector of floats. Rows whose dims are contiguous take the vector path; others go value by
-// value. Every dtype is widened on load; fp64 rows have their own plain loops.
+// Arithmetic on single rows (one token's d values), included by every .cpp file here behind its vectors. Rows
+// whose dims are contiguous take the vector path; others go value by value. Every dtype is widened on load;
+// fp64 rows have their own plain loops.
 
 namespace {
 
@@ -52,24 +52,24 @@ struct Bf16Row {
   using Element = uint16_t;
   static float get(uint16_t x) { return from_bf16(x); }
   static uint16_t put(float x) { return to_bf16(x); }
-  static F32::V load(const uint16_t* p) { return F32::load_bf16(p); }
-  static void store(uint16_t* p, F32::V x) { F32::store_bf16(p, x); }
+  static F32::V load(const uint16_t* p) { return load_bf16(p); }
+  static void store(uint16_t* p, F32::V x) { store_bf16(p, x); }
 };
 
 struct Fp16Row {
   using Element = uint16_t;
   static float get(uint16_t x) { return from_fp16(x); }
   static uint16_t put(float x) { return to_fp16(x); }
-  static F32::V load(const uint16_t* p) { return F32::load_fp16(p); }
-  static void store(uint16_t* p, F32::V x) { F32::store_fp16(p, x); }
+  static F32::V load(const uint16_t* p) { return load_fp16(p); }
+  static void store(uint16_t* p, F32::V x) { store_fp16(p, x); }
 };
 
 struct Fp32Row {
   using Element = float;
   static float get(float x) { return x; }
   static float put(float x) { return x; }
-  static F32::V load(const float* p) { return F32::load(p); }
-  static void store(float* p, F32::V x) { F32::store(p, x); }
+  static F32::V load(const float* p) { return ::load<F32::V>(p); }
+  static void store(float* p, F32::V x) { ::store(p, x); }
 };
 
 #define LI_FOR_ROW_TYPE(dtype, function, ...) \
@@ -89,7 +89,7 @@ void widen(const void* data, int64_t stride, int64_t d, float* out) {
   const auto* x = static_cast<const typename Row::Element*>(data);
   int64_t k = 0;
   if (stride == 1) {
-    for (; k + F32::kLanes <= d; k += F32::kLanes) F32::store(out + k, Row::load(x + k));
+    for (; k + F32::kLanes <= d; k += F32::kLanes) store(out + k, Row::load(x + k));
   }
   for (; k < d; ++k) out[k] = Row::get(x[k * stride]);
 }
@@ -112,21 +112,20 @@ constexpr int kChains = 4;  // independent sums, so that additions overlap
 // x . other, or x . x without other.
 template <class Row>
 float dot(const typename Row::Element* x, int64_t stride, const float* other, int64_t d) {
-  const auto at = [&](int64_t k, const F32::V& v) { return other ? F32::load(other + k) : v; };
-  F32::V sum[kChains];
-  for (auto& s : sum) s = F32::zero();
+  const auto at = [&](int64_t k, const F32::V& v) { return other ? load<F32::V>(other + k) : v; };
+  F32::V sum[kChains] = {};
   int64_t k = 0;
   if (stride == 1) {
     for (; k + kChains * F32::kLanes <= d; k += kChains * F32::kLanes) {
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) {
         const F32::V v = Row::load(x + k + c * F32::kLanes);
-        sum[c] = F32::multiply_add(sum[c], v, at(k + c * F32::kLanes, v));
+        sum[c] = multiply_add(sum[c], v, at(k + c * F32::kLanes, v));
       }
     }
     for (; k + F32::kLanes <= d; k += F32::kLanes) {
       const F32::V v = Row::load(x + k);
-      sum[0] = F32::multiply_add(sum[0], v, at(k, v));
+      sum[0] = multiply_add(sum[0], v, at(k, v));
     }
   }
   float rest = 0;
@@ -134,7 +133,7 @@ float dot(const typename Row::Element* x, int64_t stride, const float* other, in
     const float v = Row::get(x[k * stride]);
     rest += v * (other ? other[k] : v);
   }
-  return F32::sum(F32::add(F32::add(sum[0], sum[1]), F32::add(sum[2], sum[3]))) + rest;
+  return sum_of_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
 }
 
 double dot_f64(const double* x, int64_t stride, const double* other, int64_t d) {
@@ -204,19 +203,19 @@ void add_columns(float* sum, const float* scales, const int64_t* offsets, int64_
   constexpr int64_t kAhead = 4;  // rows lie anywhere: ask for them early
   F32::V total[kVectors];
 #pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) total[v] = F32::load(sum + v * F32::kLanes);
+  for (int v = 0; v < kVectors; ++v) total[v] = load<F32::V>(sum + v * F32::kLanes);
   for (int64_t n = 0; n < count; ++n) {
     const auto* row = reinterpret_cast<const Element*>(x + offsets[n]);
     const char* later = x + offsets[n + kAhead < count ? n + kAhead : n];
-    const F32::V scale = F32::set1(scales[n]);
+    const F32::V scale = set1<F32::V>(scales[n]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       __builtin_prefetch(later + v * F32::kLanes * sizeof(Element), 0, 3);
-      total[v] = F32::multiply_add(total[v], scale, Row::load(row + v * F32::kLanes));
+      total[v] = multiply_add(total[v], scale, Row::load(row + v * F32::kLanes));
     }
   }
 #pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) F32::store(sum + v * F32::kLanes, total[v]);
+  for (int v = 0; v < kVectors; ++v) store(sum + v * F32::kLanes, total[v]);
 }
 
 template <class Row>
@@ -260,7 +259,7 @@ template <class Row>
 void write(const float* grad, int64_t d, void* data) {
   auto* out = static_cast<typename Row::Element*>(data);
   int64_t k = 0;
-  for (; k + F32::kLanes <= d; k += F32::kLanes) Row::store(out + k, F32::load(grad + k));
+  for (; k + F32::kLanes <= d; k += F32::kLanes) Row::store(out + k, load<F32::V>(grad + k));
   for (; k < d; ++k) out[k] = Row::put(grad[k]);
 }
 
@@ -307,10 +306,9 @@ void through_normalize_f64(double* grad, double r, const void* data, Dtype, int6
 namespace {
 
 // The table of an instruction set, but for bf16 and int8, which not every one has instructions for.
-template <int Group>
 void fill(Kernels& k) {
-  k.f32 = multiplier<Multiply<F32, Group>>(Dtype::fp32, 1, pack_row_f32);
-  k.f64 = multiplier<Multiply<F64, Group>>(Dtype::fp64, 1, pack_row_f64);
+  k.f32 = multiplier<Multiply<F32>>(Dtype::fp32, 1, pack_row_f32);
+  k.f64 = multiplier<Multiply<F64>>(Dtype::fp64, 1, pack_row_f64);
   k.has_bf16 = k.has_int8 = false;
   k.rows32 = {inverse_norms_f32, add_rows_f32, decompress_f32, write_f32, through_normalize_f32};
   k.rows64 = {inverse_norms_f64, add_rows_f64, decompress_plain<double>, write_f64, through_normalize_f64};

@@ -21,7 +21,8 @@ void widen_tokens(const Tile& tile, int64_t first, int64_t end) {
 // As score_group. The next group may have fewer tokens than this one: source_offsets then repeats the last.
 template <class Op, class Convert, int NV>
 inline __attribute__((always_inline)) void score_group_widening(const Tile& tile, int64_t first) {
-  constexpr int NT = Op::kGroup, kLanes = F32::kLanes;
+  using Query = typename Op::Query;
+  constexpr int NT = kGroup, kLanes = F32::kLanes;
   constexpr int64_t kVector = sizeof(F32::V);
   constexpr int kLines = (NT * Convert::kSourceBytes + 63) / 64, kStepsPerLine = kLanes / kLines;
   static_assert(NT <= kLanes, "each token of the next group has a step of every vector");
@@ -38,17 +39,17 @@ inline __attribute__((always_inline)) void score_group_widening(const Tile& tile
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) sum[v][t] = Op::none();
+    for (int v = 0; v < NV; ++v) sum[v][t] = typename Op::Sum{};
   }
   for (int64_t at = 0; at < row_bytes; at += kVector) {
 #pragma GCC unroll 16
     for (int k = 0; k < kLanes; ++k) {
-      typename Op::Query q[NV];
+      Query q[NV];
 #pragma GCC unroll 2
-      for (int v = 0; v < NV; ++v) q[v] = Op::load_query(query + (2 * k + v) * kVector);
+      for (int v = 0; v < NV; ++v) q[v] = load<Query>(query + (2 * k + v) * kVector);
 #pragma GCC unroll 16
       for (int t = 0; t < NT; ++t) {
-        const typename Op::Token x = Op::load_token(token[t / 3] + at + t % 3 * row_bytes + 4 * k);
+        const auto x = set1<Query>(load<typename Op::Step>(token[t / 3] + at + t % 3 * row_bytes + 4 * k));
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) sum[v][t] = Op::multiply_add(sum[v][t], q[v], x);
       }
@@ -65,7 +66,6 @@ inline __attribute__((always_inline)) void score_group_widening(const Tile& tile
 
 template <class Op, class Convert, int NV>
 void score_panel_widening(const Tile& tile) {
-  constexpr int64_t kGroup = Op::kGroup;
   widen_tokens<Convert>(tile, 0, tile.count < kGroup ? tile.count : kGroup);
   int64_t t = 0;
   for (; t + kGroup < tile.count; t += kGroup) score_group_widening<Op, Convert, NV>(tile, t);

@@ -7,7 +7,7 @@
 #include "../target.h"
 
 LI_TARGET_BEGIN("arch=armv8.2-a+dotprod+bf16")
-#include "vectors_neon.inc.h"
+#include "neon.inc.h"
 
 #include "../codes.inc.h"
 #include "../microkernel.inc.h"
@@ -17,21 +17,12 @@ LI_TARGET_BEGIN("arch=armv8.2-a+dotprod+bf16")
 namespace {
 
 struct MultiplyBf16 : F32 {
-  using Query = bfloat16x8_t;
-  using Token = bfloat16x8_t;
+  using Step = int32_t;
+  using Query = I;
   using Sum = V;
-  static constexpr int kStepBytes = 4;
-  static constexpr int kGroup = 12;
-  static Query load_query(const char* p) {
-    return vreinterpretq_bf16_s32(load_index(reinterpret_cast<const int32_t*>(p)));
+  static V multiply_add(V sum, Query a, Query b) {
+    return vbfdotq_f32(sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
   }
-  static Token load_token(const char* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, 4);
-    return vreinterpretq_bf16_s32(set_index(pair));
-  }
-  static V multiply_add(V sum, Query a, Token b) { return vbfdotq_f32(sum, a, b); }
-  static Sum none() { return zero(); }
   static V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
@@ -39,10 +30,10 @@ struct NarrowBf16 {
   static constexpr int kValues = F32::kLanes;
   static uint16_t one(float x) {
     uint16_t out[kValues];
-    F32::store_bf16(out, F32::set1(x));
+    store_bf16(out, set1<F32::V>(x));
     return out[0];
   }
-  static void vector(const float* x, uint16_t* out) { F32::store_bf16(out, F32::load(x)); }
+  static void vector(const float* x, uint16_t* out) { store_bf16(out, load<F32::V>(x)); }
 };
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include "../target.h"
 
 LI_TARGET_BEGIN("arch=armv8.2-a+dotprod")
-#include "vectors_neon.inc.h"
+#include "neon.inc.h"
 
 #include "../codes.inc.h"
 #include "../microkernel.inc.h"
@@ -17,7 +17,7 @@ namespace late_interaction::cpu {
 
 void fill_neon_dotprod(Kernels& k) {
   fill_neon(k);
-  fill_int8_dot<12>(k);
+  fill_int8_dot(k);
 }
 
 }  // namespace late_interaction::cpu

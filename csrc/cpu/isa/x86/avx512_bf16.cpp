@@ -3,33 +3,24 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "../kernels.h"
-#include "target.h"
+#include "../../kernels.h"
+#include "../target.h"
 
 LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")
-#include "vectors_avx512.inc.h"
+#include "avx512.inc.h"
 
-#include "codes.inc.h"
-#include "microkernel.inc.h"
+#include "../codes.inc.h"
+#include "../microkernel.inc.h"
 
-#include "bf16_pairs.inc.h"
+#include "../bf16_pairs.inc.h"
 
 namespace {
 
 struct MultiplyBf16 : F32 {
-  using Query = __m512bh;
-  using Token = __m512bh;
+  using Step = int32_t;
+  using Query = I;
   using Sum = V;
-  static constexpr int kStepBytes = 4;
-  static constexpr int kGroup = 12;
-  static Query load_query(const char* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  static Token load_token(const char* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, 4);
-    return (__m512bh)_mm512_set1_epi32(pair);
-  }
-  static V multiply_add(V sum, Query a, Token b) { return _mm512_dpbf16_ps(sum, a, b); }
-  static Sum none() { return zero(); }
+  static V multiply_add(V sum, Query a, Query b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
   static V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
@@ -39,9 +30,7 @@ struct NarrowBf16 {
   static uint16_t one(float x) {
     return static_cast<uint16_t>(_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0));
   }
-  static void vector(const float* x, uint16_t* out) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
-  }
+  static void vector(const float* x, uint16_t* out) { store(out, _mm512_cvtneps_pbh(load<F32::V>(x))); }
 };
 
 }  // namespace

@@ -17,7 +17,7 @@
 // configuration, which zeros the sums.
 //
 // Tiles: tiles_amx.h, or what a test puts in its place.
-#include "fold.inc.h"
+#include "../fold.inc.h"
 
 namespace {
 
@@ -67,7 +67,7 @@ struct TileBf16 {
   static void multiply_add() {
     Tiles::multiply_add_bf16<Sum, A, B>();
   }
-  static F32::V value(const char* sums) { return F32::load(reinterpret_cast<const float*>(sums)); }
+  static F32::V value(const char* sums) { return load<F32::V>(sums); }
 };
 
 struct TileInt8 {
@@ -75,9 +75,7 @@ struct TileInt8 {
   static void multiply_add() {
     Tiles::multiply_add_int8<Sum, A, B>();
   }
-  static F32::V value(const char* sums) {
-    return F32::from_sums((F32::Sums)F32::load_index(reinterpret_cast<const int32_t*>(sums)), 0);
-  }
+  static F32::V value(const char* sums) { return from_integers(load<F32::U>(sums)); }
 };
 
 // Where the tokens of a group lie, by halves, and which they are.

@@ -6,21 +6,22 @@
 #include "../target.h"
 
 LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vpopcntdq,avx2,fma,f16c")
-#include "../vectors_avx512.inc.h"
+#include "avx512.inc.h"
 
 using late_interaction::Dtype;
 using late_interaction::cpu::Kernels;
 using late_interaction::cpu::Tile;
 
-#include "bits_avx512.inc.h"
-#include "hamming.inc.h"
+#include "../hamming.inc.h"
 
 namespace {
 
-struct CountedBits : Bits {
+struct CountedBits {
+  using Counts = F32::U;
+  static constexpr int kWide = 8;
   static constexpr int64_t kMaxSteps = 0;  // any number
-  static Counts add_ones(Counts count, Words x) {
-    return F32::opaque(count + (Counts)_mm512_popcnt_epi32((__m512i)x));
+  static Counts add_ones(Counts count, F32::U x) {
+    return opaque(count + (Counts)_mm512_popcnt_epi32((__m512i)x));
   }
 };
 

@@ -1,5 +1,5 @@
-// Packed codes with the multiplier of int8_vnni.inc.h. The sum of a token's codes, which corrects the sum of
-// its products, is counted in the packed codes. Included behind widen_packed.inc.h.
+// The sum of a token's codes, which corrects the sum of its products in int8_vnni.inc.h, counted in the
+// packed codes.
 
 namespace {
 
@@ -42,12 +42,6 @@ void correct_packed(const void* tokens, const int64_t* offsets, int64_t count, i
     const auto* codes = static_cast<const uint8_t*>(tokens) + offsets[n];
     out[n] = -128 * (bits == 1 ? sum_of_bits(codes, d) : sum_of_nibbles(codes, d));
   }
-}
-
-template <class Vectors, int Group>
-void fill_packed_vnni(Kernels& k) {
-  k.int8.widening_packed = widening_packed<MultiplyInt8<Vectors, Group>, Unpack>;
-  k.int8.correct_packed = correct_packed;
 }
 
 }  // namespace

@@ -4,25 +4,26 @@
 // As in microkernel.inc.h a lane is a query row, and 32 bits of a token are broadcast to all lanes. The least
 // Hamming distance stays in registers over all groups of the tile; it becomes a similarity once a tile.
 //
-// Bits gives: kLanes, kWide and kNarrow (tokens of a group), Words (a vector of 32-bit lanes), load, set1,
-// min, Counts, kMaxSteps (so many words fit into Counts), add_ones (Counts + the ones of each lane), total
-// (Counts to 32-bit lanes) and fold (similarities into the running maxima).
+// Bits gives: kWide (tokens of a wide group), Counts, kMaxSteps (so many words fit into Counts), add_ones
+// (Counts + the ones of each lane) and total (Counts to 32-bit lanes).
 
 namespace {
+
+constexpr int kNarrow = 4;  // tokens of a narrow group
 
 // Steps [begin, end) of NV vectors of query rows against NT tokens.
 template <class Bits, int NV, int NT>
 inline __attribute__((always_inline)) void count_steps(typename Bits::Counts (&count)[NV][NT],
                                                        const char* query, const char* const (&token)[NT],
                                                        int64_t begin, int64_t end) {
-  using Words = typename Bits::Words;
+  using Words = F32::U;
   for (int64_t step = begin; step < end; ++step) {
     Words q[NV];
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) q[v] = Bits::load(query + (2 * step + v) * sizeof(Words));
+    for (int v = 0; v < NV; ++v) q[v] = load<Words>(query + (2 * step + v) * sizeof(Words));
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
-      const Words word = Bits::set1(token[t] + 4 * step);
+      const auto word = set1<Words>(load<uint32_t>(token[t] + 4 * step));
 #pragma GCC unroll 2
       for (int v = 0; v < NV; ++v) count[v][t] = Bits::add_ones(count[v][t], q[v] ^ word);
     }
@@ -30,9 +31,8 @@ inline __attribute__((always_inline)) void count_steps(typename Bits::Counts (&c
 }
 
 template <class Bits, int NV, int NT>
-inline __attribute__((always_inline)) void count_group(const Tile& tile, int64_t first,
-                                                       typename Bits::Words (&least)[NV]) {
-  using Words = typename Bits::Words;
+inline __attribute__((always_inline)) void count_group(const Tile& tile, int64_t first, F32::U (&least)[NV]) {
+  using Words = F32::U;
   const char* query = static_cast<const char*>(tile.panel);
   const char* token[NT];
 #pragma GCC unroll 16
@@ -60,23 +60,24 @@ inline __attribute__((always_inline)) void count_group(const Tile& tile, int64_t
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) least[v] = Bits::min(least[v], total[v][t]);
+    for (int v = 0; v < NV; ++v) least[v] = smaller(least[v], total[v][t]);
   }
 }
 
 template <class Bits, int NV>
 void compare_panel(const Tile& tile) {
-  using Words = typename Bits::Words;
+  using Words = F32::U;
   Words least[NV];
 #pragma GCC unroll 2
   for (int v = 0; v < NV; ++v) least[v] = Words{} + uint32_t{INT32_MAX};
   int64_t t = 0;
   for (; t + Bits::kWide <= tile.count; t += Bits::kWide) count_group<Bits, NV, Bits::kWide>(tile, t, least);
-  for (; t < tile.count; t += Bits::kNarrow) count_group<Bits, NV, Bits::kNarrow>(tile, t, least);
+  for (; t < tile.count; t += kNarrow) count_group<Bits, NV, kNarrow>(tile, t, least);
 #pragma GCC unroll 2
   for (int v = 0; v < NV; ++v) {
-    Bits::fold(static_cast<float*>(tile.best) + v * Bits::kLanes,
-               static_cast<uint32_t>(tile.dims) - 2 * least[v]);
+    float* best = static_cast<float*>(tile.best) + v * F32::kLanes;
+    const auto similarities = from_integers(static_cast<uint32_t>(tile.dims) - 2 * least[v]);
+    store(best, larger(similarities, load<F32::V>(best)));
   }
 }
 
@@ -99,8 +100,8 @@ void pack_words(const void* data, Dtype, int64_t stride, int64_t bytes, void* ou
 
 template <class Bits>
 void fill_hamming(Kernels& k) {
-  static_assert(Bits::kWide % Bits::kNarrow == 0, "a tile is whole narrow groups");
-  k.hamming = {Bits::kLanes, Bits::kNarrow, Bits::kWide, 4, 4, Dtype::int8, pack_words, compare_tile<Bits>};
+  static_assert(Bits::kWide % kNarrow == 0, "a tile is whole narrow groups");
+  k.hamming = {F32::kLanes, kNarrow, Bits::kWide, 4, 4, Dtype::int8, pack_words, compare_tile<Bits>};
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "../kernels.h"
-#include "target.h"
+#include "../../kernels.h"
+#include "../target.h"
 #ifndef LATE_INTERACTION_TILES
 #define LATE_INTERACTION_TILES "tiles_amx.h"
 #endif
@@ -12,9 +12,9 @@
 LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include LATE_INTERACTION_TILES
 
-#include "vectors_avx512.inc.h"
+#include "avx512.inc.h"
 
-#include "codes.inc.h"
+#include "../codes.inc.h"
 
 #include "amx.inc.h"
 

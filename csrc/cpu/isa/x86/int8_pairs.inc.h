@@ -3,22 +3,14 @@
 
 namespace {
 
-template <int Group>
 struct MultiplyInt16 : F32 {
+  using Step = int32_t;
   using Query = I;
-  using Token = I;
-  using Sum = Sums;
-  static constexpr int kStepBytes = 4;
-  static constexpr int kGroup = Group;
-  static Query load_query(const char* p) { return load_index(reinterpret_cast<const int32_t*>(p)); }
-  static Token load_token(const char* p) {
-    int32_t pair;
-    __builtin_memcpy(&pair, p, 4);
-    return set_index(pair);
+  using Sum = U;
+  static Sum multiply_add(Sum sum, Query a, Query b) {
+    return opaque(sum + (Sum)LI_MM(madd_epi16)((Raw)a, (Raw)b));
   }
-  static Sum multiply_add(Sum sum, Query a, Token b) { return multiply_add_pairs(sum, a, b); }
-  static Sum none() { return Sum{}; }
-  static V value(Sum sum, const Tile&, int64_t) { return from_sums(sum, 0); }
+  static V value(Sum sum, const Tile&, int64_t) { return from_integers(sum); }
 };
 
 void pack_row_int16(const void* data, Dtype, int64_t stride, int64_t d, void* out) {
@@ -32,10 +24,9 @@ void pack_row_int16(const void* data, Dtype, int64_t stride, int64_t d, void* ou
   if (d % 2) packed[d] = 0;
 }
 
-template <int Group>
 void fill_int8_pairs(Kernels& k) {
   constexpr Dtype kNone = Dtype::fp64;  // codes never lie as pairs in memory
-  k.int8 = multiplier<MultiplyInt16<Group>>(kNone, 2, pack_row_int16);
+  k.int8 = multiplier<MultiplyInt16>(kNone, 2, pack_row_int16);
   k.has_int8 = true;
 }
 

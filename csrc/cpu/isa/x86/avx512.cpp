@@ -1,0 +1,19 @@
+// AVX-512 (F, BW, VL, DQ).
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "../../kernels.h"
+#include "../target.h"
+
+LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+#include "avx512.inc.h"
+
+#include "kernels.inc.h"
+
+namespace late_interaction::cpu {
+
+void fill_avx512(Kernels& k) { fill_x86(k); }
+
+}  // namespace late_interaction::cpu
+LI_TARGET_END
+#endif

@@ -1,0 +1,44 @@
+// What the tile kernel of widening_tile.inc.h widens: half-precision tokens to fp32, int8 codes to int16.
+#include "../widening_tile.inc.h"
+
+namespace {
+
+struct WidenBf16 {
+  static constexpr int kSourceBytes = 2 * F32::kLanes;
+  static void run(const char* source, char* out) {
+    store(out, load_bf16(reinterpret_cast<const uint16_t*>(source)));
+  }
+};
+
+struct WidenFp16 {
+  static constexpr int kSourceBytes = 2 * F32::kLanes;
+  static void run(const char* source, char* out) {
+    store(out, load_fp16(reinterpret_cast<const uint16_t*>(source)));
+  }
+};
+
+struct WidenInt8 {  // to int16
+  static constexpr int kSourceBytes = 2 * F32::kLanes;
+  static void run(const char* source, char* out) { store(out, LI_MM(cvtepi8_epi16)(load<Half>(source))); }
+};
+
+ScoreTile widening_f32(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::bf16:
+      return score_tile_widening<Multiply<F32>, WidenBf16>;
+    case Dtype::fp16:
+      return score_tile_widening<Multiply<F32>, WidenFp16>;
+    default:
+      return nullptr;
+  }
+}
+
+ScoreTile widening_int8(Dtype) { return score_tile_widening<MultiplyInt16, WidenInt8>; }
+
+// Once fill and fill_int8_pairs are done.
+void fill_widening(Kernels& k) {
+  k.f32.widening = widening_f32;
+  k.int8.widening = widening_int8;
+}
+
+}  // namespace
