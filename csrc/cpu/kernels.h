@@ -93,6 +93,32 @@ struct RowKernels {
                             int64_t d);
 };
 
+// The loops of MUVERA's encodings over rows of floats. Columns of a matrix are a multiple of kMuveraColumns,
+// and a row of bits is columns / 8 bytes. A number is the sum of its products in the order of the dims,
+// whatever rows and columns are beside it.
+struct MuveraRows {
+  // Bit c of row i of `bits` says whether <x[i], column c of matrix [d, columns]> > 0. x is [rows, d].
+  void (*signs)(const float* x, int64_t rows, const float* matrix, int64_t columns, int64_t d, uint8_t* bits);
+  // out [rows, columns] = x matrix.
+  void (*project)(const float* x, int64_t rows, const float* matrix, int64_t columns, int64_t d, float* out);
+  // sum += x, of n numbers.
+  void (*add)(float* sum, const float* x, int64_t n);
+  // x *= factor, of n numbers.
+  void (*scale)(float* x, float factor, int64_t n);
+};
+
+// The loops of Ward's clustering over a row of distances.
+struct WardRows {
+  // The least of row[i] + dead[i]; dead is 0 for a cluster that exists, else infinity.
+  double (*minimum)(const double* row, const double* dead, int64_t n);
+  // The first i for which that is the least.
+  int64_t (*find)(const double* row, const double* dead, double least, int64_t n);
+  // Row y = the distances of the union of clusters x and y, of x and y tokens, d_xy apart; the others have
+  // sizes[i] tokens. What it writes for clusters that are dead, and for x and y, has no meaning.
+  void (*join)(const double* row_x, double* row_y, const double* sizes, int64_t n, double x, double y,
+               double d_xy);
+};
+
 struct Kernels {
   const char* name;
   Multiplier f32;
@@ -104,6 +130,8 @@ struct Kernels {
   bool has_int8;       // int8 is filled: this instruction set multiplies integers
   RowKernels<float> rows32;
   RowKernels<double> rows64;
+  MuveraRows muvera;
+  WardRows ward;
   // A token of d packed codes of 1 or 4 bits each, as int8.
   void (*unpack_codes)(const uint8_t* codes, int bits, int64_t d, int8_t* out);
 };

@@ -16,7 +16,6 @@
 
 #include "../common/arithmetic.h"
 #include "../common/registration.h"
-#include "isa/muvera/rows.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -25,21 +24,12 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-const MuveraRows& muvera_rows() {
-#if defined(__x86_64__)
-  const std::string name = kernels().name;
-  if (name.starts_with("avx512") || name == "amx") return muvera_rows_avx512();
-  if (name != "portable") return muvera_rows_avx2();
-#endif
-  return muvera_rows_portable();
-}
-
 class Encoder {
  public:
   explicit Encoder(const MuveraCall& call)
       : call_(call),
-        rows_(muvera_rows()),
         kernels_(kernels()),
+        rows_(kernels_.muvera),
         partitions_(call.partitions()),
         columns_(round_up(call.repetitions * call.k_sim, kMuveraColumns)),
         projected_columns_(round_up(call.d_proj, kMuveraColumns)) {}
@@ -189,8 +179,8 @@ class Encoder {
   }
 
   const MuveraCall& call_;
-  const MuveraRows& rows_;
   const Kernels& kernels_;
+  const MuveraRows& rows_;
   int64_t partitions_;
   int64_t columns_;            // of the hyperplanes
   int64_t projected_columns_;  // of a projection

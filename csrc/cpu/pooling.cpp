@@ -19,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include "isa/pooling/ward_rows.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -31,13 +30,6 @@ constexpr int64_t kTileRows = 32;  // a tile that is mirrored lies in the first 
 constexpr int64_t kTileColumns = 128;
 constexpr int64_t kLeastCompacted = 64;  // rows; smaller matrices lie in a cache
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-const WardRows& ward_rows() {
-#if defined(__x86_64__)
-  if (kernels().name != std::string("portable")) return ward_rows_avx2();  // every other table has AVX2
-#endif
-  return ward_rows_portable();
-}
 
 struct Merge {
   double distance;
@@ -125,7 +117,7 @@ template <class Real>
 class WardClusterer {
  public:
   WardClusterer(const WardCut& call, const int64_t* starts, std::atomic<bool>& finite)
-      : call_(call), starts_(starts), finite_(finite), rows_(ward_rows()) {}
+      : call_(call), starts_(starts), finite_(finite), rows_(kernels().ward) {}
 
   void operator()(int64_t document) {
     const int64_t first = call_.offsets[document], clusters = call_.clusters[document];

@@ -1,6 +1,6 @@
 // Every table of kernels that this CPU has, against plain sums: the choice of one at load, one tile of each
-// element type and of bits, and tokens of each size of residuals. Needs no PyTorch, so that it runs quickly
-// under an emulator of another CPU too.
+// element type and of bits, tokens of each size of residuals, and the rows of MUVERA and of Ward's
+// clustering. Needs no PyTorch, so that it runs quickly under an emulator of another CPU too.
 //
 //   test_isa [NAME]    NAME: the table that the library must choose here
 #include <cstdint>
@@ -142,6 +142,55 @@ void check_hamming(const Multiplier& m) {
   }
 }
 
+// Products of small integers, and their signs.
+void check_muvera(const MuveraRows& muvera) {
+  constexpr int64_t kRows = 7, kColumns = 48;
+  std::vector<float> x, matrix, out(kRows * kColumns);
+  std::vector<uint8_t> bits(kRows * kColumns / 8, 0xFF);
+  for (int64_t i = 0; i < kRows * kDims; ++i) x.push_back(static_cast<float>(value(1, i)));
+  for (int64_t i = 0; i < kDims * kColumns; ++i) matrix.push_back(static_cast<float>(value(2, i)));
+  muvera.project(x.data(), kRows, matrix.data(), kColumns, kDims, out.data());
+  muvera.signs(x.data(), kRows, matrix.data(), kColumns, kDims, bits.data());
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    float sum = 0;
+    for (int64_t k = 0; k < kDims; ++k) {
+      sum += x[static_cast<size_t>(i / kColumns * kDims + k)] *
+             matrix[static_cast<size_t>(k * kColumns + i % kColumns)];
+    }
+    EXPECT(out[static_cast<size_t>(i)] == sum);
+    EXPECT((bits[static_cast<size_t>(i / 8)] >> i % 8 & 1) == (sum > 0));
+  }
+  std::vector<float> sum(x), doubled(x);
+  muvera.add(sum.data(), x.data(), kDims);
+  muvera.scale(doubled.data(), 2, kDims);
+  for (size_t i = 0; i < kDims; ++i) EXPECT(sum[i] == 2 * x[i] && doubled[i] == 2 * x[i]);
+}
+
+// A product is rounded before it is added: volatile numbers are.
+void check_ward(const WardRows& ward) {
+  std::vector<double> row_x, row_y, sizes, dead(kDims, 0.0);
+  for (int64_t i = 0; i < kDims; ++i) {
+    row_x.push_back(1.1 + static_cast<double>(value(3, i)) / 7);
+    row_y.push_back(2.3 + static_cast<double>(value(4, i)) / 3);
+    sizes.push_back(static_cast<double>(1 + i % 5));
+  }
+  const std::vector<double> before(row_y);
+  ward.join(row_x.data(), row_y.data(), sizes.data(), kDims, 3.0, 2.0, 0.7);
+  size_t least = 0;
+  for (size_t i = 0; i < kDims; ++i) {
+    const double t = 1.0 / (3.0 + 2.0 + sizes[i]);
+    volatile double of_x = (sizes[i] + 3.0) * t * row_x[i] * row_x[i];
+    volatile double of_y = (sizes[i] + 2.0) * t * before[i] * before[i], between = sizes[i] * t * 0.7 * 0.7;
+    volatile double sum = of_x + of_y;
+    EXPECT(row_y[i] == __builtin_sqrt(sum - between));
+    if (row_x[i] < row_x[least]) least = i;
+  }
+  EXPECT(ward.minimum(row_x.data(), dead.data(), kDims) == row_x[least]);
+  EXPECT(ward.find(row_x.data(), dead.data(), row_x[least], kDims) == static_cast<int64_t>(least));
+  dead[least] = 1.0 / 0.0;
+  EXPECT(ward.minimum(row_x.data(), dead.data(), static_cast<int64_t>(least) + 1) > row_x[least]);
+}
+
 void check_table(const char* name) {
   try {
     force_isa(name);
@@ -159,6 +208,8 @@ void check_table(const char* name) {
   }
   for (const int nbits : {1, 2, 4, 8}) check_residuals(k.rows32, nbits);
   check_hamming(k.hamming);
+  check_muvera(k.muvera);
+  check_ward(k.ward);
   std::printf("%s: checked%s%s\n", name, k.has_bf16 ? ", bf16" : "", k.has_int8 ? ", int8" : "");
 }
 

@@ -29,6 +29,7 @@ inline void store_fp16(uint16_t* p, F32::V x) {
   for (int i = 0; i < F32::kLanes; ++i) p[i] = to_fp16(x[i]);
 }
 inline float sum_of_lanes(F32::V x) { return x[0] + x[1] + x[2] + x[3]; }
+inline F64::V root(F64::V x) { return F64::V{__builtin_sqrt(x[0]), __builtin_sqrt(x[1])}; }
 
 inline int lane_bits(F32::I mask) { return (mask[0] & 1) | (mask[1] & 2) | (mask[2] & 4) | (mask[3] & 8); }
 inline int lane_bits(F64::I mask) { return static_cast<int>((mask[0] & 1) | (mask[1] & 2)); }

@@ -301,7 +301,9 @@ void through_normalize_f64(double* grad, double r, const void* data, Dtype, int6
 
 }  // namespace
 
+#include "muvera.inc.h"
 #include "residual.inc.h"
+#include "ward.inc.h"
 
 namespace {
 
@@ -312,6 +314,8 @@ void fill(Kernels& k) {
   k.has_bf16 = k.has_int8 = false;
   k.rows32 = {inverse_norms_f32, add_rows_f32, decompress_f32, write_f32, through_normalize_f32};
   k.rows64 = {inverse_norms_f64, add_rows_f64, decompress_plain<double>, write_f64, through_normalize_f64};
+  k.muvera = {row_signs, row_projections, row_add, row_scale};
+  k.ward = {row_minimum, find_value, join_rows};
 }
 
 }  // namespace

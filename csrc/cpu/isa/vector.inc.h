@@ -6,7 +6,7 @@
 //   load_bf16, load_fp16, store_fp16   half precision in memory
 //   all(mask)                          of a mask that ordered or and_ordered gave
 //   lane_bits(comparison)              one bit a lane, the lowest for the first
-//   sum_of_lanes(F32::V)
+//   sum_of_lanes(F32::V), root(F64::V)
 //   Lookup<NBits>                      a table of weights
 
 namespace {

@@ -14,6 +14,7 @@ namespace {
 inline F32::V load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 inline F32::V load_fp16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void store_fp16(uint16_t* p, F32::V x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+inline F64::V root(F64::V x) { return vsqrtq_f64(x); }
 
 // These are one instruction each. `larger` gives NaN if one of both is NaN.
 inline F32::V larger(F32::V a, F32::V b) { return vmaxq_f32(a, b); }

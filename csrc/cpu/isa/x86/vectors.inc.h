@@ -32,5 +32,6 @@ inline float sum_of_lanes(F32::V x) {
   }
   return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
+inline F64::V root(F64::V x) { return LI_MM(sqrt_pd)(x); }
 
 }  // namespace
