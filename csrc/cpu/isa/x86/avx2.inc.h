@@ -21,6 +21,13 @@ inline int lane_bits(F64::I mask) { return _mm256_movemask_pd((__m256d)mask); }
 inline bool all(F32::I mask) { return lane_bits(mask) == 0xFF; }
 inline bool all(F64::I mask) { return lane_bits(mask) == 0xF; }
 
+// One half plus the other, down to one number.
+inline float sum_of_lanes(F32::V x) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
 // A permutation looks at 3 bits of an index.
 template <int NBits>
 struct Lookup {

@@ -24,6 +24,7 @@ inline bool all(__mmask16 mask) { return mask == 0xFFFF; }
 inline bool all(__mmask8 mask) { return mask == 0xFF; }
 inline int lane_bits(F32::I mask) { return _mm512_movepi32_mask((__m512i)mask); }
 inline int lane_bits(F64::I mask) { return _mm512_movepi64_mask((__m512i)mask); }
+inline float sum_of_lanes(F32::V x) { return _mm512_reduce_add_ps(x); }
 
 template <int NBits>
 struct Lookup {

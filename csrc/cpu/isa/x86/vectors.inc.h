@@ -7,7 +7,6 @@ namespace {
 // Integers of any size, as intrinsics take them.
 typedef long long Raw __attribute__((vector_size(kVectorBytes)));
 typedef long long Half __attribute__((vector_size(kVectorBytes / 2)));
-typedef float F128 __attribute__((vector_size(16)));
 typedef int8_t I8 __attribute__((vector_size(kVectorBytes)));
 typedef int16_t I16 __attribute__((vector_size(kVectorBytes)));
 
@@ -23,15 +22,6 @@ inline void store_fp16(uint16_t* p, F32::V x) {
 // keep masks of the whole tournament (fold.inc.h) at hand.
 inline F32::V larger(F32::V a, F32::V b) { return LI_MM(max_ps)(a, b); }
 inline F64::V larger(F64::V a, F64::V b) { return LI_MM(max_pd)(a, b); }
-// One half plus the other, down to one number.
-inline float sum_of_lanes(F32::V x) {
-  F128 part[kVectorBytes / 16];
-  store(part, x);
-  for (int half = kVectorBytes / 32; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) part[i] += part[i + half];
-  }
-  return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
-}
 inline F64::V root(F64::V x) { return LI_MM(sqrt_pd)(x); }
 
 }  // namespace
