@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from late_interaction import ops
+from late_interaction._checks.choices import Backward, Precision
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_backward, check_flag, check_winners
 from late_interaction._checks.tensors import (
@@ -197,8 +198,8 @@ class _Call:
         return result.squeeze(0) if self.dropped[0] else result
 
     def _run(
-        self, q_weights: Tensor | None, normalize: bool, backward: str | None, precision: str | None,
-        winners: str | None,
+        self, q_weights: Tensor | None, normalize: bool, backward: Backward | None,
+        precision: Precision | None, winners: str | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Scores, and winners where a backward or the caller ("return") wants them; else scores twice."""
         check_flag("normalize", normalize)

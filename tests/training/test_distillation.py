@@ -407,6 +407,6 @@ def test_no_packed_query_has_too_few_documents():
 def test_packed_scores_of_one_document_each():
     Q, D = torch.randn(3, 4, 8), torch.randn(3, 5, 8)
     offsets = {"cu_seqlens_q": torch.tensor([0, 4, 8, 12]), "cu_seqlens_d": torch.tensor([0, 5, 10, 15])}
-    got, kept = own_scores(Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
+    got, kept = own_scores("loss", Q.flatten(0, 1), D.flatten(0, 1), offsets, False, None)
     assert kept is not None and kept.all()
     torch.testing.assert_close(got, li.maxsim_pairs(Q, D).unsqueeze(1))
