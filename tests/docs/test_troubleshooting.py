@@ -124,7 +124,7 @@ CASES = {
     "Q and D must be on the same device": lambda: scored(ours(2, 3, 8).to("meta")),
     "Q and D must share an embedding dim": lambda: li.maxsim(ours(2, 3, 8), ours(4, 5, 6)),
     "Q must be bfloat16": lambda: li.maxsim(ours(2, 3, 8).char(), ours(4, 5, 8).char()),
-    "Q must be a torch.Tensor": lambda: li.maxsim([ours(3, 8)], ours(4, 5, 8)),
+    "Q must be a torch.Tensor": lambda: li.maxsim(ours(2, 3, 8).numpy(), ours(4, 5, 8)),
     "d_mask must be a dense bool": lambda: scored(ours(2, 3, 8), d_mask=torch.ones(4, 5)),
     "d_mask must be ..., the shape": lambda: scored(ours(2, 3, 8), d_mask=torch.ones(5, 4).bool()),
     "D [Nq, K, Ld, d]": lambda: li.maxsim(ours(2, 3, 8), ours(3, 2, 5, 8)),

@@ -483,7 +483,8 @@ def refusals():
         {"symmetric": True, "labels": torch.tensor([0, 0, 1, 2])},
     )
     yield ValueError, "hard_negatives must be", (Q, D), {"hard_negatives": D}
-    yield TypeError, "hard_negatives must be a torch.Tensor", (Q, D), {"hard_negatives": [D]}
+    yield TypeError, "hard_negatives must be a torch.Tensor", (Q, D), {"hard_negatives": D.numpy()}
+    yield ValueError, r"hard_negatives\[0\] must be \[L, 8\]", (Q, D), {"hard_negatives": [D]}
     yield TypeError, "hard_negatives must be bfloat16", (Q, D), {"hard_negatives": D[:, None].int()}
     yield TypeError, "hard_negatives must be", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 8).double()}
     yield ValueError, "hard_negatives and Q must share", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 7)}
