@@ -81,7 +81,7 @@ def sources(*patterns):
 
 # The planner, with what each kernel's folder tells it.
 PLAN = sources("plan/**/*.cpp", "cuda/forward/**/descriptor*.cpp", "cuda/forward/*_rules.cpp")
-PLAN.remove("csrc/plan/bindings.cpp")
+PLAN = [name for name in PLAN if not name.endswith("bindings.cpp")]
 CPU_SOURCES = ["csrc/ops.cpp", *PLAN, *sources("cpu/**/*.cpp")]
 CUDA_SOURCES = sorted({*PLAN, *sources("cuda/**/*.cu", "cuda/**/*.cpp")})
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from late_interaction import residual_codec as residual_codec
     from late_interaction import score_pairs as score_pairs
     from late_interaction import smooth as smooth
+    from late_interaction import tokens as tokens
     from late_interaction import topk as topk
     from late_interaction import varlen as varlen
     from late_interaction import xtr as xtr

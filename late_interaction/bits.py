@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 
 from late_interaction import ops
 from late_interaction._checks.options import check_positive
@@ -24,6 +23,7 @@ from late_interaction._checks.packed_codes import check_asymmetric, check_hammin
 from late_interaction._checks.quantized import check_codes
 from late_interaction._checks.tensors import check_rows
 from late_interaction._scoring import quantized
+from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.int8 import quantize_int8_per_token
 from late_interaction.ops.packed_codes import unpack_codes
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 
 from late_interaction import ops
 from late_interaction._checks.options import check_flag
@@ -25,6 +24,7 @@ from late_interaction._checks.plaid import check_approx_score, check_compressed
 from late_interaction._checks.tensors import has_values, is_autocasting
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.ops import _oom
 
 __all__ = [

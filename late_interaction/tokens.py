@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils import _pytree as pytree
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import is_integer
@@ -15,6 +14,7 @@ from late_interaction._checks.packed import check_sequences
 from late_interaction._checks.padded import read_longest
 from late_interaction._checks.tensors import as_dtype, check_rows
 from late_interaction._checks.tokens import check_packed_tokens, check_padded_tokens
+from late_interaction._torch import pytree
 
 __all__ = ["Tokens"]
 

@@ -47,8 +47,7 @@ def maxsim_topk(
     Deterministic: among equal scores the lowest index comes first. A document takes no rank by a query with
     which its score is NaN, nor does an empty document, unless it is kept. Peak memory beside the inputs grows
     with ``Nq * (documents of a chunk + k)``, not with ``Nd``. Two chunks of documents are on the GPU where
-    they come from the CPU; and half-precision copies of one, where many query tokens are to be normalized or
-    float32.
+    they come from the CPU; and half-precision copies of one, where many tokens are normalized or float32.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from late_interaction._checks.dense import check_batch
 from late_interaction._checks.messages import no_tensor, shape_of
 from late_interaction._checks.tensors import CODES, FLOATS, check_device, check_has_d, refuse_tokens
+from late_interaction._torch import forward_ad
 
 _Quantized = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 

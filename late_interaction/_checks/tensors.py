@@ -5,10 +5,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
-from torch.autograd import forward_ad
 
 from late_interaction._checks.messages import describe_bad_entries, describe_bad_lengths, no_tensor, shape_of
+from late_interaction._torch import _get_dispatch_mode, _TorchDispatchModeKey, forward_ad, is_fake
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
@@ -54,13 +53,7 @@ def has_values(x: Tensor) -> bool:
         return False
     if _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None:
         return False
-    return type(x) in (Tensor, torch.nn.Parameter) or not _is_fake(x)
-
-
-def _is_fake(x: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import is_fake  # slow to import
-
-    return bool(is_fake(x))
+    return type(x) in (Tensor, torch.nn.Parameter) or not is_fake(x)
 
 
 def check_not_meta(name: str, x: Tensor) -> None:

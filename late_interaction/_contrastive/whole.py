@@ -4,7 +4,6 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor
-from torch._C import _is_any_autocast_enabled
 from torch.nn.functional import cross_entropy
 
 from late_interaction._contrastive.blocks import Kernels
@@ -12,6 +11,7 @@ from late_interaction._contrastive.labels import ignored
 from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, Problem
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._scoring.precision import without_autocast
+from late_interaction._torch import _is_any_autocast_enabled
 
 
 def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool, kept_bytes: int | None, listed: bool) -> bool:

@@ -2,8 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
-from torch.autograd import forward_ad
 
 from late_interaction import ops
 from late_interaction._checks.choices import BACKWARDS, PRECISIONS
@@ -12,6 +10,7 @@ from late_interaction._checks.options import is_one_of
 from late_interaction._checks.tensors import check_mask
 from late_interaction._scoring.intercepted import PLAIN_TYPES, intercepted
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._torch import _AutoDispatchBelowAutograd, forward_ad
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.dense import (
     DEFAULTS,

@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
+
+from late_interaction._torch import _are_functorch_transforms_active, _is_any_autocast_enabled
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 

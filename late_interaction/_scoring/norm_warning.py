@@ -10,8 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _get_tracing_state, _len_torch_dispatch_stack
 from torch.compiler import is_compiling
+
+from late_interaction._torch import (
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+)
 
 # The functions that have looked at norms, of so many tokens: that waits for the device.
 looked: set[str] = set()

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
 from late_interaction._checks.choices import Precision
 from late_interaction._checks.options import check_precision
 from late_interaction._checks.tensors import is_autocasting
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._torch import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
 
 def call_packed(op: Any, inputs: tuple[Any, ...], precision: Precision | None, learns: bool) -> Any:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
 from late_interaction import ops
 from late_interaction._checks.quantized import check_quantized
+from late_interaction._torch import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 from late_interaction.ops import _oom
 from late_interaction.ops._library import operators
 

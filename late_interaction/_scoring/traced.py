@@ -14,6 +14,7 @@ from torch import Tensor, is_grad_enabled, strided
 from torch import bool as boolean
 
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._torch import skip_frames
 from late_interaction.ops import maxsim, maxsim_winners
 
 
@@ -75,7 +76,4 @@ def leave_untraced(function: Any) -> None:
     below; without it, Dynamo compiles dozens of them for one loss."""
     function._torchdynamo_disable = True
     with suppress(ImportError):  # names that PyTorch does not document
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-
-        skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-        set_code_exec_strategy(function.__code__, skip)
+        skip_frames(function.__code__)

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch._C import _are_functorch_transforms_active
 from torch.autograd import Function
+
+from late_interaction._torch import _are_functorch_transforms_active
 
 
 def applied(function: type[Function]) -> Callable[..., Any]:

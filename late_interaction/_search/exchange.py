@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 
 from late_interaction._search.selection import NO_DOCUMENT, Found, has_kernels, select
+from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.ops import topk
 from late_interaction.ops._library import operators
 

@@ -6,8 +6,8 @@ k documents remain, the worst score and the index -1 stand in the places behind 
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 
+from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.ops import topk
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.topk import MOST_BEST, MOST_DOCUMENTS

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 from torch.nn.functional import normalize as unit_rows
 from torch.nn.functional import pad
 
@@ -16,6 +15,7 @@ from late_interaction._checks.muvera import check_parameters, check_tokens
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._scoring.norm_warning import look
+from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.muvera import _random_bits
 from late_interaction.varlen import pack_sequences
 

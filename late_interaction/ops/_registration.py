@@ -24,18 +24,20 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C import (
+from torch.autograd import Function
+
+from late_interaction._checks.tensors import check_no_forward_ad
+from late_interaction._torch import (
     DispatchKey,
     DispatchKeySet,
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
     _ExcludeDispatchKeyGuard,
+    _SingleLevelFunction,
+    forward_ad,
+    get_single_level_autograd_function_allowed,
+    set_single_level_autograd_function_allowed,
 )
-from torch._C._functorch import set_single_level_autograd_function_allowed
-from torch.autograd import Function, forward_ad
-from torch.autograd.function import _SingleLevelFunction
-
-from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction.ops._library import cuda_missing, library, operators, qualified
 
 Kernel = Callable[..., Any]
@@ -154,7 +156,7 @@ def applied(function: type[Function]) -> Any:
     def apply(*args: Any) -> Any:
         if not _are_functorch_transforms_active():
             return plain(*args)
-        before = torch._C._functorch.get_single_level_autograd_function_allowed()
+        before = get_single_level_autograd_function_allowed()
         set_single_level_autograd_function_allowed(True)
         try:
             return at_a_level.apply(*args)

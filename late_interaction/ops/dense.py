@@ -30,8 +30,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
+from late_interaction._torch import forward_ad
 from late_interaction.ops import _oom
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (

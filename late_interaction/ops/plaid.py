@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
+from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
     applied,

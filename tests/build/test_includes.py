@@ -213,7 +213,14 @@ def test_no_module_imports_one_of_a_higher_level():
 
 def test_checks_know_the_checks_alone():
     checks = {(a, b) for a, b in python_arrows() if a.startswith("late_interaction._checks")}
-    assert checks and {b for _, b in checks if not b.startswith("late_interaction._checks")} == set()
+    known = ("late_interaction._checks", "late_interaction._torch")
+    assert checks and {b for _, b in checks if not b.startswith(known)} == set()
+
+
+def test_private_names_of_pytorch_are_met_in_one_module():
+    private = re.compile(r"from torch(\.\w+)* import (.*forward_ad|_)|from torch\._|torch\._C\b")
+    found = {path.name for path in modules("late_interaction") if private.search(path.read_text())}
+    assert found == {"_torch.py"}
 
 
 def test_an_operator_knows_no_other_but_the_dense_one():
@@ -225,9 +232,10 @@ def test_an_operator_knows_no_other_but_the_dense_one():
 
 
 def test_another_package_s_names_are_no_way_to_the_work():
-    """The modules of lik keep paths and signatures: their work has modules of its own."""
+    """The modules of lik keep paths and signatures: their work has its own. The package names lik."""
     lik = "late_interaction.lik"
-    assert {(a, b) for a, b in python_arrows() if b.startswith(lik) and not a.startswith(lik)} == set()
+    apart = {(a, b) for a, b in python_arrows() if b.startswith(lik) and not a.startswith(lik)}
+    assert apart == {("late_interaction", lik)}
 
 
 def test_python_modules_and_functions_stay_short():

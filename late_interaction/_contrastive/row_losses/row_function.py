@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _is_any_autocast_enabled
 from torch.autograd import Function
 
 from late_interaction._contrastive import backward, forward, whole
@@ -28,6 +27,7 @@ from late_interaction._contrastive.shards import (
 )
 from late_interaction._scoring.precision import without_autocast
 from late_interaction._scoring.untransformed import applied
+from late_interaction._torch import _is_any_autocast_enabled
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
-from torch.autograd import forward_ad
 
+from late_interaction._torch import forward_ad, is_batchedtensor
 from late_interaction.integrations._shared.compat import why_left
 from late_interaction.integrations._shared.ragged import Ragged, blocks
 from late_interaction.integrations.sentence_transformers._originals import PACKAGE, SIMILARITY, module

@@ -4,16 +4,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
+from torch.autograd import Function
+
+from late_interaction._scoring.precision import without_autocast
+from late_interaction._torch import (
     DispatchKey,
     DispatchKeySet,
     _AutoDispatchBelowAutograd,
     _ExcludeDispatchKeyGuard,
     _is_any_autocast_enabled,
 )
-from torch.autograd import Function
-
-from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import library, operators, qualified
 from late_interaction.ops._registration import (
     AUTOCAST_PRECISION,

@@ -90,7 +90,7 @@ def test_names_are_unique_in_a_namespace():
 
 
 def test_functions_of_one_name_are_overloads():
-    """Of the headers that define them, one includes the other."""
+    """One of the headers that define them includes the other."""
     found = defined_in(FUNCTIONS, {".h", ".cuh"})
     apart = {name: strangers(paths) for name, paths in found.items() if "cpu" not in name[0]}
     assert len(apart) > 300

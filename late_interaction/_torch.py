@@ -1,0 +1,59 @@
+"""What this package uses of PyTorch that is private: a release that moves one of these names is met here."""
+
+from types import CodeType
+
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _are_functorch_transforms_active,
+    _AutoDispatchBelowAutograd,
+    _ExcludeDispatchKeyGuard,
+    _get_dispatch_mode,
+    _get_tracing_state,
+    _is_any_autocast_enabled,
+    _len_torch_dispatch_stack,
+    _TorchDispatchModeKey,
+)
+from torch._C._functorch import (
+    get_single_level_autograd_function_allowed,
+    is_batchedtensor,
+    set_single_level_autograd_function_allowed,
+)
+from torch.autograd import forward_ad  # its _current_level and _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "DispatchKey",
+    "DispatchKeySet",
+    "_AutoDispatchBelowAutograd",
+    "_ExcludeDispatchKeyGuard",
+    "_SingleLevelFunction",
+    "_TorchDispatchModeKey",
+    "_are_functorch_transforms_active",
+    "_get_dispatch_mode",
+    "_get_tracing_state",
+    "_is_any_autocast_enabled",
+    "_len_torch_dispatch_stack",
+    "forward_ad",
+    "get_single_level_autograd_function_allowed",
+    "is_batchedtensor",
+    "is_fake",
+    "pytree",
+    "set_single_level_autograd_function_allowed",
+    "skip_frames",
+]
+
+
+def is_fake(x: object) -> bool:
+    """Tell whether x is a fake tensor."""
+    from torch._subclasses.fake_tensor import is_fake as is_one  # slow to import
+
+    return bool(is_one(x))
+
+
+def skip_frames(code: CodeType) -> None:
+    """Keep Dynamo from the frames of ``code``, and from those below. ImportError: it has moved."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
