@@ -174,7 +174,9 @@ def test_columns_without_rows():
 
 
 @needs_pyarrow
-@pytest.mark.parametrize("options", [{}, {"dtype": torch.int8}, {"d": 8}, {"codec": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": torch.int8, "normalize": True}, {"d": 8}, {"codec": True}], ids=str
+)
 def test_parquet_files_without_rows(options, tmp_path):
     if "codec" in options:
         options = {"codec": ResidualCodec.train(torch.randn(30, 8), 4)}
@@ -186,10 +188,8 @@ def test_parquet_files_without_rows(options, tmp_path):
         nothing_is_found(Corpus.from_parquet(source, path, column="vector", id_column="id", **given))
         corpus = Corpus.open(path, verify=True)
         assert corpus.d == (8 if fixed or {"d", "codec"} & options.keys() else 0)
-        with Corpus.create(
-            tmp_path / f"more {i}", d=16
-        ) as builder:  # what has no documents has none of another d
-            builder.extend(corpus)
+        with Corpus.create(tmp_path / f"more {i}", d=16) as builder:
+            builder.extend(corpus)  # what has no documents has none of another d
             builder.add([torch.ones(2, 16)])
         assert len(Corpus.open(tmp_path / f"more {i}")) == 1
 
