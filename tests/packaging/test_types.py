@@ -116,10 +116,8 @@ def checked(request, tmp_path_factory):
         patch.setenv("MYPYPATH", str(ROOT))
         said, failed, _ = api.run([*options, str(path)])
     assert not failed, failed
-    errors: dict[int, set[str]] = {}
-    for line, code in re.findall(
-        rf"^{re.escape(str(path))}:(\d+): error: .*\[([\w-]+)\]$", said, re.MULTILINE
-    ):
+    errors: dict[int, set[str]] = {}  # by any path: mypy's cache repeats those of a file of this content
+    for line, code in re.findall(r"^\S*\bcalls\.py:(\d+): error: .*\[([\w-]+)\]$", said, re.MULTILINE):
         errors.setdefault(int(line), set()).add(code)
     return path.read_text().splitlines(), errors, said
 
