@@ -261,7 +261,7 @@ class Tokens:
         sequence = torch.bucketize(token, offsets, right=True) - 1
         place = token - offsets[sequence.clamp(0, n)]
         inside = (sequence >= 0) & (sequence < n) & (place < longest)
-        # What a GPU's offsets or max_length leave out goes to a row behind the last.
+        # Tokens that a GPU's offsets or max_length leave out go to a row behind the last.
         row = torch.where(inside, sequence * longest + place, n * longest)
         padded = self.values.new_zeros((n * longest + 1, self.d)).index_copy(0, row, self.values)
         mask = torch.arange(longest, device=self.device) < lengths.unsqueeze(1)

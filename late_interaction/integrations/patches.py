@@ -33,7 +33,7 @@ def patch(*names: Name, quiet: bool = False) -> dict[str, str]:
         quiet: do not log what was done. (The logger is ``late_interaction``, the level INFO.)
 
     Returns:
-        What was done with each library: ``"patched"`` with its release, ``"patched in part"`` with what was
+        The outcome for each library: ``"patched"`` with its release, ``"patched in part"`` with what was
         not found, or ``"skipped"`` with the reason: patched already, turned off by the environment, or,
         where it was not named, not installed or of a release that cannot be patched.
 

@@ -38,10 +38,7 @@ struct ForwardKernel {
                        bool listed) = nullptr;
 };
 
-// The kernels that are linked into the library, by name.
-const std::vector<const ForwardKernel*>& forward_kernels();
-
-// Makes a kernel one of them; a variable of this type stands beside each descriptor.
+// Makes the planner ask a kernel; a variable of this type stands beside each descriptor.
 struct RegisteredKernel {
   explicit RegisteredKernel(const ForwardKernel& kernel);
 };

@@ -15,7 +15,7 @@ struct MmaCosts {
   double read;      // TB/s of documents, as fitted
 };
 
-// What a plan gives its workers. Its stages take `length` times as long as those of the costs.
+// The workers of a plan and their stages. A stage takes `length` times as long as one of the costs.
 struct MmaWork {
   int64_t workers, stages;  // of the call; of a work tile
   double length;

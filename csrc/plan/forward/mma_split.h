@@ -1,4 +1,4 @@
-// What the kernels of mma.sync have in common that take whole tokens, or splits of documents.
+// Parts of the plans of mma.sync kernels: whole tokens in a ring, and splits of documents.
 #pragma once
 
 #include <optional>

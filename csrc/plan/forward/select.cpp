@@ -9,6 +9,7 @@ namespace late_interaction {
 
 namespace {
 
+// By name, so that no plan depends on the order in which files are linked.
 std::vector<const ForwardKernel*>& kernels() {
   static std::vector<const ForwardKernel*> all;
   return all;
@@ -57,8 +58,6 @@ const ForwardKernel dequantized{.name = "dequantized",
                                 .cost = nullptr,
                                 .short_name = [](const ForwardPlan&) { return std::string("copies"); },
                                 .text = dequantized_text};
-
-const std::vector<const ForwardKernel*>& forward_kernels() { return kernels(); }
 
 RegisteredKernel::RegisteredKernel(const ForwardKernel& kernel) {
   const auto before = [](const ForwardKernel* a, const ForwardKernel* b) {

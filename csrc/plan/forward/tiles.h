@@ -1,4 +1,4 @@
-// What the plans of all forward kernels are made of: how rows and documents fall into tiles, and tiles to
+// Parts of the plans of all forward kernels: how rows and documents fall into tiles, and tiles to
 // blocks.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What was measured on an H200: as it is, for the rules of its own kernels (cuda/forward/sm90_rules.cpp), and
+// Measurements of an H200: as it is, for the rules of its own kernels (cuda/forward/sm90_rules.cpp), and
 // planned as 8.0, for the model of those of mma.sync. Other GPUs are planned by the same numbers, a
 // multiprocessor, until theirs are measured.
 #pragma once

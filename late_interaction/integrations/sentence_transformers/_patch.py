@@ -1,4 +1,4 @@
-"""What the patch of Sentence Transformers puts where.
+"""The functions and methods that the patch of Sentence Transformers exchanges.
 
 Its scoring functions keep their identity and run other code. So models, losses, evaluators and partial
 functions that hold them are reached whenever they were built. The losses over all pairs of a batch and the

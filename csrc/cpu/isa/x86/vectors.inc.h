@@ -1,4 +1,4 @@
-// What the instructions of x86 say at both widths: LI_MM(name) is _mm256_name or _mm512_name. Included by
+// x86 code for both vector widths: LI_MM(name) is _mm256_name or _mm512_name. Included by
 // avx2.inc.h and avx512.inc.h, which add what only one of them has.
 #include "../vector.inc.h"
 

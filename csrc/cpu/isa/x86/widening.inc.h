@@ -1,4 +1,4 @@
-// What the tile kernel of widening_tile.inc.h widens: half-precision tokens to fp32, int8 codes to int16.
+// Conversions for the tile kernel of widening_tile.inc.h: half-precision tokens to fp32, int8 codes to int16.
 #include "../widening_tile.inc.h"
 
 namespace {

@@ -15,7 +15,4 @@ std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTra
 // tokens.
 bool is_held(const Sizes& s, const ForwardTraits& traits);
 
-// Longer documents are no business of that kernel, nor of its tile for a few tokens.
-constexpr int64_t longest_direct(int tokens) { return tokens == 8 ? 64 : 512; }
-
 }  // namespace late_interaction
