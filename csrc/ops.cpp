@@ -211,7 +211,8 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def("plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) -> Tensor");
 
   // The smooth maximum: as maxsim, with tau * logsumexp(similarities / tau) over a document's tokens in place
-  // of their maximum. Differentiable. Written in Python (late_interaction/ops/smooth/).
+  // of their maximum. Differentiable. Written in Python (late_interaction/ops/smooth/), over the two below on
+  // CUDA where they take the inputs.
   m.def(
       "smooth_maxsim(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, float tau=0.1, "
       "bool normalize=False, str precision='highest', bool paired=False) -> Tensor");
@@ -220,6 +221,16 @@ LATE_INTERACTION_LIBRARY(m) {
       "smooth_maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, "
       "float tau=0.1, bool normalize=False, str precision='highest', bool need_grad_Q=True, "
       "bool need_grad_D=True, bool paired=False) -> (Tensor grad_Q, Tensor grad_D)");
+  // CUDA alone, bfloat16 and float16 of up to 128 dims, in eights: Q [groups, rows, d] with all of D [groups,
+  // documents, Ld, d], contiguous, masked tokens zeros. logs [groups, documents, rows]: base-2 logs of the
+  // sums over a document's tokens of 2^(log2(e) / tau * similarity), -inf where it has none.
+  m.def("smooth_logs(Tensor Q, Tensor D, Tensor? d_mask, float tau) -> Tensor");
+  // The gradient of Q, or of D, in parts that are still to be summed, [parts, groups, rows or tokens, d];
+  // factors, as logs: gradients of tau * ln(2) * logs. Of a document without a token that counts the logs are
+  // infinite here.
+  m.def(
+      "smooth_gradient(Tensor Q, Tensor D, Tensor? d_mask, Tensor logs, Tensor factors, float tau, "
+      "bool of_documents) -> Tensor");
 
   // XTR scores [Nq, Nd] of Q [Nq, Lq, d] and D [Nd, Ld, d] (late_interaction/ops/xtr.py): of a query token's
   // similarities with all tokens of D the k largest count alone. rule: "paper" or "pylate". q_weights [Nq,

@@ -59,14 +59,17 @@ def smooth_maxsim(
         TypeError: an argument that is no tensor, or of a wrong dtype; a ``tau`` that is no number.
         ValueError: shapes or devices that do not fit; a ``tau`` that is not above 0, infinite or NaN.
 
-    Complexity: ``2 * Nq * Lq * Nd * Ld * d`` operations forward, three times that backward, in PyTorch's
+    Complexity: ``2 * Nq * Lq * Nd * Ld * d`` operations forward, five times that backward by kernels and
+    three times that without. On a GPU kernels take half precision of up to 128 dims, in eights: products are
+    exact and summed in float32, the weights of gradients are rounded to the dtype of the tokens, tokens that
+    ``normalize`` divided to float16, and results have the same bits on every run. A call takes
+    ``4 * Nq * Lq * Nd`` bytes, twice that backward, and float32 sums of the gradients. All else is PyTorch's
     matrix products, which follow ``torch.get_float32_matmul_precision()`` for float32 inputs, and under
-    autocast multiply in its dtype or TF32. Half precision is multiplied exactly (on a GPU in TF32, so tokens
-    that ``normalize`` divided and the weights of gradients are rounded to 11 significant bits). Similarities
-    go by in blocks of at most 32 MiB on a GPU and 1 MiB a thread on a CPU; a block's weights take as much
-    again, its documents and their gradients in float32 likewise (or one document's). Beside them a call takes
-    float32 copies of ``Q`` and its gradient. With deterministic matrix products, as PyTorch's are with
-    ``torch.use_deterministic_algorithms(True)``, results have the same bits on every run.
+    autocast multiply in its dtype or TF32: half precision exactly, on a GPU in TF32. Similarities then go by
+    in blocks of at most 32 MiB on a GPU and 1 MiB a thread on a CPU; a block's weights take as much again,
+    its documents and their gradients in float32 likewise (or one document's), and a call float32 copies of
+    ``Q`` and its gradient. Results have the same bits on every run where PyTorch's matrix products do, as
+    with ``torch.use_deterministic_algorithms(True)``.
 
     Example:
         >>> import torch

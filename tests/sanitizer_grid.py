@@ -611,6 +611,18 @@ def run_product_rows(name, rows, columns, d, inverse):
         raise SystemExit(f"{name}: a result is not finite")
 
 
+def run_smooth(name, Nq, Nd, Lq, Ld, d, dtype):
+    """Every query with all documents, and with documents of its own; with a mask and without."""
+    Q = torch.randn(Nq, Lq, d, device="cuda").to(dtype).requires_grad_()
+    for documents in ((Nd,), (Nq, 2)):
+        D = torch.randn(*documents, Ld, d, device="cuda").to(dtype).requires_grad_()
+        for d_mask in (None, torch.rand(*documents, Ld, device="cuda") < 0.6):
+            scores = li.smooth_maxsim(Q, D, d_mask=d_mask)
+            gradients = torch.autograd.grad(scores.sum(), (Q, D))
+            if not all(bool(x.isfinite().all()) for x in (scores, *gradients)):
+                raise SystemExit(f"{name}: a result is not finite")
+
+
 # Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
 LARGE = {
     "large batch, tiles of query rows, queries in parts": (1000, 64, 32, 20, 128),
@@ -747,6 +759,8 @@ if __name__ == "__main__":
         (run_product_rows, "softmax of a product, rows in registers", (300, 777, 256, 20.0)),
         (run_product_rows, "softmax of a product, in two passes", (130, 1031, 512, 900.0)),
         (run_product_rows, "softmax of a product, long embeddings", (300, 260, 520, 20.0)),
+        (run_smooth, "smooth maximum, two chunks", (5, 7, 33, 70, 128, BF16)),
+        (run_smooth, "smooth maximum, one chunk", (3, 5, 130, 129, 40, FP16)),
         (run_weighted, "weights, documents on the M side", (2, 5, 32, 150, 128, BF16)),
         (run_weighted, "weights, query rows on the M side", (9, 3, 33, 300, 128, BF16)),
         (run_weighted, "weights, documents split", (1, 2, 32, 3001, 128, BF16)),

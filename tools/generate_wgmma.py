@@ -9,8 +9,8 @@ from pathlib import Path
 
 WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160)
 TRANSPOSED_WIDTHS = (256,)
-REGISTER_WIDTHS = (32, 64)
-REGISTER_K_MAJOR_WIDTHS = (128,)
+REGISTER_WIDTHS = (32, 64, 128)
+REGISTER_K_MAJOR_WIDTHS = (64, 128)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 
 HEADER = """\

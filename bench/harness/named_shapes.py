@@ -153,6 +153,12 @@ XTR = (
     Shape("xtr-128x1024", 128, 1024, 32, 300),
 )
 
+SMOOTH = (
+    Shape("smooth-64", 64, 64, 32, 180),
+    Shape("smooth-256", 256, 256, 32, 300),
+    Shape("smooth-128", 128, 128, 32, 1030),
+)
+
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
@@ -201,6 +207,7 @@ TINY_BATCHES = (
 )
 TINY_HOST = (Shape("tiny-host", 12, 12, 5, 17, d=16),)
 TINY_XTR = (Shape("tiny-xtr", 12, 40, 5, 17, d=16),)
+TINY_SMOOTH = (Shape("tiny-smooth", 12, 40, 5, 17, d=16),)
 
 
 def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:

@@ -77,7 +77,7 @@ JOBS = (
     Job("packed", 2, 80, _suites("fused-head", "varlen", "pairs-packed")),
     Job("own", 2, 75, _suites("variants", "fp32", "steps")),
     Job("host", 2, 50, _suites("host")),
-    Job("xtr", 2, 25, _suites("xtr")),
+    Job("xtr", 2, 30, _suites("xtr", "smooth")),
 )
 
 

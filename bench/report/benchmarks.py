@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.harness.library import EINSUM, SENTENCE_TRANSFORMERS
 from bench.harness.results import Row, device_of, is_whole, of_a_cpu, read, records, split
 from bench.report import end_to_end, sentence_transformers, tables
 from bench.report.tables import section
-from bench.suites import first_call, pairs, plaid, retrieval, varlen
+from bench.suites import first_call, pairs, plaid, retrieval, smooth, varlen, xtr
 
 _BESIDE_PEER = (
     (
@@ -65,7 +66,13 @@ def _gpu(record: Sequence[Row]) -> list[str]:
         ' similarities with all document tokens (`rule="paper"`). `maxsim` is our step on the same inputs;'
         " Sentence Transformers builds the grid of all similarities, in bfloat16, and is written out here"
         " without its masks.",
-        tables.xtr_table(rows),
+        tables.beside_maxsim_table(rows, xtr.SUITE, xtr.ALL[1:], "xtr_scores", SENTENCE_TRANSFORMERS),
+    )
+    parts += section(
+        "Smooth maximum, forward and both gradients.",
+        "GPU / wall microseconds / peak MiB, results included, with `tau=0.1`. PyTorch builds all"
+        " similarities by one einsum.",
+        tables.beside_maxsim_table(rows, smooth.SUITE, (smooth.SMOOTH,), "smooth_maxsim", EINSUM),
     )
     parts += section(
         "Scores from hidden states.",

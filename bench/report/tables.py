@@ -14,12 +14,11 @@ from bench.harness.library import (
     MAXSIM_CPU,
     NUMKONG,
     OURS,
-    SENTENCE_TRANSFORMERS,
 )
 from bench.harness.results import Row, best, groups, split
 from bench.harness.run_header import todays_command
 from bench.harness.text import number
-from bench.suites import first_call, from_hidden, heads, plaid, retrieval, xtr
+from bench.suites import first_call, from_hidden, heads, plaid, retrieval
 from bench.suites.cpu import corpus_search, instruction_sets
 from bench.suites.cpu import threads as cpu_threads
 
@@ -178,19 +177,21 @@ def _variant(group: Sequence[Row], impl: str, variant: str) -> list[Row]:
     return [r for r in group if (r["impl"], r["variant"]) == (impl, variant)]
 
 
-def xtr_table(rows: Sequence[Row]) -> str:
-    """A line for each shape and k: our maxsim step, our XTR step, and the peer's."""
+def beside_maxsim_table(
+    rows: Sequence[Row], suite: str, variants: Sequence[str], function: str, peer: str
+) -> str:
+    """A line for each shape and variant: our maxsim step, our step of `function`, and the peer's."""
     body = []
-    for group in groups(r for r in rows if r["suite"] == xtr.SUITE).values():
-        for name in map(xtr.variant, xtr.SELECTED):
-            mine, theirs = (_variant(group, impl, name) for impl in (OURS, SENTENCE_TRANSFORMERS))
+    for group in groups(r for r in rows if r["suite"] == suite).values():
+        for name in variants:
+            mine, theirs = (_variant(group, impl, name) for impl in (OURS, peer))
             ours = best(mine)
             times = f"{ours['over_maxsim']:.2f}" if ours and ours.get("over_maxsim") else "-"
             clock = "\\*" if ours and ours.get("gpu_method") == "events" else ""
-            cells = [cell(each, us_and_mib) for each in (_variant(group, OURS, xtr.MAXSIM), mine)]
+            cells = [cell(each, us_and_mib) for each in (_variant(group, OURS, "maxsim"), mine)]
             faster = over_best_other(ours, theirs)
             body.append([size(group[0]), name + clock, *cells, times, cell(theirs, us_and_mib), faster])
-    head = ["Nq x Nd, Lq, Ld", "", "`maxsim`", "`xtr_scores`", "times `maxsim`", SENTENCE_TRANSFORMERS]
+    head = ["Nq x Nd, Lq, Ld", "", "`maxsim`", f"`{function}`", "times `maxsim`", peer]
     return table([*head, "over the peer"], body, left=2) if body else ""
 
 

@@ -21,6 +21,7 @@ from bench.suites import (
     plaid,
     quantized,
     retrieval,
+    smooth,
     steps,
     variants,
     varlen,
@@ -139,6 +140,11 @@ SUITES: dict[str, Suite] = {
         "training steps of XTR scores beside maxsim's, and beside Sentence Transformers' grid",
         named_shapes.XTR, named_shapes.TINY_XTR, xtr.ALL,
         measure_shape=xtr.measure_shape, ratio="over_maxsim", peers=xtr.PEERS,
+    ),
+    smooth.SUITE: Suite(
+        "training steps of smooth_maxsim beside maxsim's, and beside PyTorch's logsumexp",
+        named_shapes.SMOOTH, named_shapes.TINY_SMOOTH, smooth.ALL,
+        measure_shape=smooth.measure_shape, ratio="over_maxsim",
     ),
     first_call.SUITE: Suite(
         "import and first call in a fresh process",

@@ -50,6 +50,7 @@ ALLOWED = {
     "cuda/packed_codes": BELOW_OPERATORS,
     "cuda/host_copy": BELOW_OPERATORS,
     "cuda/softmax": BELOW_OPERATORS,
+    "cuda/smooth": BELOW_OPERATORS,
     "cuda/topk": BELOW_OPERATORS,
 }
 

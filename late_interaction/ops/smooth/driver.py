@@ -1,4 +1,5 @@
-"""Scores by the smooth maximum and their gradients, by blocks of similarities.
+"""Scores by the smooth maximum and their gradients, by blocks of similarities where no kernel takes the call
+(``kernels``).
 
 A block is some query tokens with all tokens of some documents. A matrix product computes it, a softmax over
 each document's tokens its weights. The greatest similarity and its weight give the log of the sum,
@@ -19,6 +20,7 @@ from late_interaction._checks.tensors import FLOATS
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._registration import scores_dtype
+from late_interaction.ops.smooth import kernels
 from late_interaction.ops.smooth.operands import Documents, Tokens, queries
 
 # What the similarities of a block take; its weights, its documents and their gradients take as much each (or
@@ -69,6 +71,9 @@ class _Problem:
     @property
     def empty(self) -> bool:
         return 0 in self.Q.shape or 0 in self.D.shape
+
+    def on_kernels(self) -> kernels.Call:
+        return kernels.Call(self.Q, self.D, self.q_mask, self.d_mask, self.tau, self.normalize)
 
     def grouped(self, scores: Tensor) -> Tensor:
         """``[groups, queries of a group, documents]``: a view of contiguous scores or their gradients."""
@@ -180,6 +185,9 @@ def smooth_maxsim(
     result = Q.new_empty(scores_shape(Q, D, paired), dtype=p.dtype)
     if p.empty:
         return result.zero_()
+    if kernels.serve(p.Q):
+        p.grouped(result).copy_(p.on_kernels().scores(p.Lq))
+        return result
     with torch.no_grad(), without_autocast(Q.device.type), float32_products(Q.device.type, p.precision):
         blocks, scores = _Blocks(p), p.grouped(result)
         for groups in _ranges(len(p.Q), blocks.groups):
@@ -221,6 +229,9 @@ def smooth_maxsim_backward(
     if p.empty:
         return grad_Q.zero_(), grad_D.zero_()
     into = grad_Q.view(p.Q.shape) if need_grad_Q else None, grad_D.view(p.D.shape) if need_grad_D else None
+    if kernels.serve(p.Q):
+        p.on_kernels().write_gradients(p.grouped(grad_scores.contiguous()), p.Lq, *into)
+        return grad_Q, grad_D
     with torch.no_grad(), without_autocast(Q.device.type), float32_products(Q.device.type, p.precision):
         _write_gradients(p, p.grouped(grad_scores.contiguous()), *into)
     return grad_Q, grad_D

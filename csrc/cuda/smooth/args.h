@@ -1,0 +1,61 @@
+// What the kernels of the smooth maximum are launched with.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../../common/arithmetic.h"
+#include "../../common/problem.h"
+
+namespace late_interaction {
+
+// logs: of each query row, document by document. The others: the gradient of the rows that a block owns.
+enum class SmoothPass { logs, grad_q, grad_d };
+
+// Queries and documents in groups: every row of a group's queries meets every document of the group. All
+// tensors are contiguous; masked tokens are zeros.
+struct SmoothArgs {
+  const void* Q;          // [groups, rows, d]
+  const void* D;          // [groups, documents, Ld, d]
+  const uint8_t* d_mask;  // [groups, documents, Ld], or null
+  // Base-2 logs of each row's sum of 2^(scale * similarity) over a document's tokens; -inf: it has none.
+  float* logs;  // [groups, documents, rows]
+  // Gradients: of each row's share of a score.
+  const float* factors;  // [groups, documents, rows]
+  float* out;            // [splits, groups, own rows, d]: what a split of the rows that stream by adds
+  int64_t groups;
+  int32_t rows, documents, Ld, d;
+  int32_t splits;  // of what streams by
+  float scale;     // log2(e) / tau
+};
+
+// How a kernel divides the work.
+struct SmoothShape {
+  int unit_rows, units;  // of X: a unit (a warp, or a warpgroup) has so many rows of one document or group
+  int blocks_per_sm;
+};
+
+// Documents, of Q and D, that the units of a pass belong to: all rows of a group's queries are one.
+inline int32_t smooth_owners(const SmoothArgs& p, SmoothPass pass) {
+  return pass == SmoothPass::grad_d ? p.documents : 1;
+}
+inline int32_t smooth_own_rows(const SmoothArgs& p, SmoothPass pass) {
+  return pass == SmoothPass::grad_d ? p.Ld : p.rows;
+}
+
+// Blocks of a pass, for each split.
+inline int64_t count_smooth_blocks(const SmoothArgs& p, SmoothPass pass, const SmoothShape& shape) {
+  const int64_t units = smooth_owners(p, pass) * ceil_div(smooth_own_rows(p, pass), shape.unit_rows);
+  return p.groups * ceil_div(units, shape.units);
+}
+
+// A pass by one of the kernels, for one element type.
+struct SmoothKernel {
+  SmoothShape (*shape)(SmoothPass pass);
+  cudaError_t (*launch)(const SmoothArgs& args, SmoothPass pass, cudaStream_t stream);
+};
+const SmoothKernel& smooth_sm80(Dtype dtype);
+const SmoothKernel& smooth_sm90(Dtype dtype);
+
+}  // namespace late_interaction

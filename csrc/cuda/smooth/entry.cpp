@@ -1,0 +1,133 @@
+// The smooth maximum on CUDA: parse, choose a kernel and splits, launch. Nothing here waits for the device.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "../../common/arithmetic.h"
+#include "../../common/registration.h"
+#include "../../common/tensors.h"
+#include "../runtime/check.h"
+#include "../runtime/device.h"
+#include "../runtime/op_helpers.h"
+#include "../runtime/stream.h"
+#include "args.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+constexpr int64_t kMostDims = 128;
+
+struct SmoothCall {
+  SmoothArgs args;
+  const SmoothKernel* kernel;
+  int device, sm_count;
+};
+
+SmoothCall parse_smooth(const Tensor& Q, const Tensor& D, const OptionalTensor& d_mask, double tau) {
+  const bool half = Q.scalar_type() == ScalarType::BFloat16 || Q.scalar_type() == ScalarType::Half;
+  STD_TORCH_CHECK(half && Q.scalar_type() == D.scalar_type() && same_place(Q, D) && Q.dim() == 3 &&
+                      D.dim() == 4 && Q.size(0) == D.size(0) && Q.size(2) == D.size(3),
+                  "late_interaction: Q must be bfloat16 or float16 [groups, rows, d], and D [groups, "
+                  "documents, Ld, d] as it");
+  STD_TORCH_CHECK(Q.size(2) % 8 == 0 && Q.size(2) <= kMostDims && Q.is_contiguous() && D.is_contiguous() &&
+                      is_aligned(Q.const_data_ptr(), 16) && is_aligned(D.const_data_ptr(), 16),
+                  "late_interaction: Q and D must be contiguous and aligned to 16 bytes, of up to ",
+                  kMostDims, " dims, in eights");
+  STD_TORCH_CHECK(std::max({Q.size(1), D.size(1), D.size(2)}) <= kMaxTokens && tau > 0.0,
+                  "late_interaction: more than 2^30 rows, documents or tokens, or a tau that is not above 0");
+  constexpr double kLog2E = 1.4426950408889634;
+  check_mask(d_mask, D, "d_mask");
+  STD_TORCH_CHECK(!d_mask || d_mask->is_contiguous(), "late_interaction: d_mask must be contiguous");
+  const Dtype dtype = parse_dtype(Q.scalar_type());
+  const Device device = device_properties(Q.get_device_index());
+  SmoothCall call{
+      {}, &(device.wgmma ? smooth_sm90 : smooth_sm80)(dtype), Q.get_device_index(), device.sm_count};
+  SmoothArgs& args = call.args;
+  args.Q = Q.const_data_ptr();
+  args.D = D.const_data_ptr();
+  args.d_mask = d_mask ? static_cast<const uint8_t*>(d_mask->const_data_ptr()) : nullptr;
+  args.groups = Q.size(0);
+  args.rows = static_cast<int32_t>(Q.size(1));
+  args.documents = static_cast<int32_t>(D.size(1));
+  args.Ld = static_cast<int32_t>(D.size(2));
+  args.d = static_cast<int32_t>(Q.size(2));
+  args.scale = static_cast<float>(kLog2E / tau);
+  args.splits = 1;
+  return call;
+}
+
+// Splits of what streams by, in rounds of blocks: as few as give the shortest time of the logs. Those of
+// gradients are summed afterwards, so another one must be worth it.
+int32_t choose_splits(const SmoothCall& call, SmoothPass pass) {
+  constexpr int64_t kMostSums = 8, kMostSplits = 64, kTokens = 64;
+  const SmoothShape shape = call.kernel->shape(pass);
+  const SmoothArgs& args = call.args;
+  const int64_t blocks = count_smooth_blocks(args, pass, shape),
+                at_once = call.sm_count * shape.blocks_per_sm;
+  const int64_t items = pass == SmoothPass::grad_d ? ceil_div(args.rows, kTokens) : args.documents;
+  const int64_t most = std::min(items, pass == SmoothPass::logs ? kMostSplits : kMostSums);
+  const double gain = pass == SmoothPass::logs ? 1.0 : 0.9;
+  int64_t best = 1;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (int64_t splits = 1; splits <= most; ++splits) {
+    const auto time = static_cast<double>(ceil_div(blocks * splits, at_once) * ceil_div(items, splits));
+    if (time < gain * best_time) {
+      best = splits;
+      best_time = time;
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+void launch_pass(const SmoothCall& call, SmoothPass pass) {
+  check(call.kernel->launch(call.args, pass, current_stream(call.device)), "smooth maximum");
+}
+
+Tensor smooth_logs(Tensor Q, Tensor D, OptionalTensor d_mask, double tau) {
+  SmoothCall call = parse_smooth(Q, D, d_mask, tau);
+  const DeviceGuard guard(call.device);
+  Tensor logs = new_tensor(Q, {Q.size(0), D.size(1), Q.size(1)}, ScalarType::Float);
+  if (logs.numel() == 0) return logs;
+  call.args.logs = static_cast<float*>(logs.mutable_data_ptr());
+  call.args.splits = choose_splits(call, SmoothPass::logs);
+  launch_pass(call, SmoothPass::logs);
+  return logs;
+}
+
+const float* parse_rows(const Tensor& x, const SmoothCall& call, const Tensor& Q, const char* name) {
+  const SmoothArgs& args = call.args;
+  STD_TORCH_CHECK(has_shape(x, {args.groups, args.documents, args.rows}) && x.is_contiguous() &&
+                      x.scalar_type() == ScalarType::Float && same_place(x, Q),
+                  "late_interaction: ", name, " must be a contiguous float32 [groups, documents, rows]");
+  return static_cast<const float*>(x.const_data_ptr());
+}
+
+Tensor smooth_gradient(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor logs, Tensor factors, double tau,
+                       bool of_documents) {
+  SmoothCall call = parse_smooth(Q, D, d_mask, tau);
+  const DeviceGuard guard(call.device);
+  call.args.logs = const_cast<float*>(parse_rows(logs, call, Q, "logs"));
+  call.args.factors = parse_rows(factors, call, Q, "factors");
+  const SmoothPass pass = of_documents ? SmoothPass::grad_d : SmoothPass::grad_q;
+  const int64_t own = of_documents ? D.size(1) * D.size(2) : Q.size(1);
+  if (logs.numel() == 0 || own == 0) return new_tensor(Q, {0, Q.size(0), own, Q.size(2)}, ScalarType::Float);
+  call.args.splits = choose_splits(call, pass);
+  Tensor sums = new_tensor(Q, {call.args.splits, Q.size(0), own, Q.size(2)}, ScalarType::Float);
+  call.args.out = static_cast<float*>(sums.mutable_data_ptr());
+  launch_pass(call, pass);
+  return sums;
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
+  m.impl("smooth_logs", TORCH_BOX(&late_interaction::smooth_logs));
+  m.impl("smooth_gradient", TORCH_BOX(&late_interaction::smooth_gradient));
+}

@@ -1,0 +1,401 @@
+// The smooth maximum and its gradients by wgmma, on sm_90a: without the similarities in memory.
+//
+//                      64 rows that stream by, a stage
+//                    +---------------------------------+
+//   64 rows of each  |  warpgroup 0: S = X . Y^T       |  logs       log2 of each row's sum of 2^(scale * S)
+//   warpgroup, X     |  warpgroup 1                    |             over a document, by document
+//                    +---------------------------------+  gradients  W = factor * 2^(scale * S - log), and
+//                                                                    sums += W . Y, until the last row
+//
+// X is Q and Y is D for the logs and for grad_Q; for grad_D it is the other way round. X lies in registers as
+// operand A; Y passes through a ring, which wgmma reads twice: K-major for S, MN-major for the sums, with the
+// weights as operand A from registers. Each row of a gradient is summed by one warpgroup, or by one for each
+// split, in order: results have the same bits on every run.
+//
+// A consumer of a gradient issues the products of the next stage before the sums of this one, and takes
+// exponentials of the one while the tensor cores do the other. Of the logs, which need half the registers, a
+// multiprocessor has two blocks, whose four consumers do as much for one another.
+//
+// Who owns what
+//   block      two units, and a range of the documents (logs, grad_Q) or query rows (grad_D) that stream by.
+//   consumer   warpgroups 0 and 1: a unit, 64 rows of one document, or of the queries.
+//   producer   a warp of warpgroup 2. TMA brings rows; the warp itself which tokens of a stage count, and the
+//              logs and factors of either unit that belong to it (of its columns, or of the unit's rows).
+//
+// mbarriers: full (the producer's arrival, and TMA's bytes) and empty (each consumer warp) for each stage.
+#pragma once
+
+#include <cuda.h>
+
+#include "../../../plan/kernel_limits.h"
+#include "../../primitives/element.cuh"
+#include "../../primitives/pipeline_state.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../../ptx/mbarrier.cuh"
+#include "../../ptx/tma.cuh"
+#include "../../ptx/wgmma.cuh"
+#include "../work.cuh"
+
+namespace late_interaction {
+
+// kChunks: 64 dims each.
+template <class E, class Type_, int kChunks_, SmoothPass kPass_>
+struct Sm90SmoothTile {
+  using Element = E;
+  using Type = Type_;
+  static constexpr SmoothPass kPass = kPass_;
+  static constexpr bool kLogs = kPass == SmoothPass::logs, kOwnsDocuments = kPass == SmoothPass::grad_d;
+  static constexpr int kChunks = kChunks_, kDims = 64 * kChunks, kSteps = 4 * kChunks;
+  static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1), kRows = 64, kTokens = 64;
+  static constexpr int kBlocksPerSm = kLogs ? 2 : 1, kStages = 6;
+  static constexpr int kConsumerRegisters = kLogs ? 104 : 232, kProducerRegisters = kLogs ? 32 : 40;
+  static constexpr uint32_t kChunkBytes = kTokens * kKChunkBytes, kStageBytes = kChunks * kChunkBytes;
+  // Beside a stage: words of the tokens that count, then a log and a factor for each row or column.
+  static constexpr uint32_t kFactorBytes = kLogs ? 0 : 8 * kRows, kSideBytes = 16 + kConsumers * kFactorBytes;
+  using Split = SmoothSplit<kPass, kRows, kConsumers, kTokens>;
+  static constexpr int kSmemBytes = kStages * (kStageBytes + kSideBytes + 16);
+};
+
+template <class Tile>
+struct Sm90SmoothShared {
+  uint32_t stages;
+
+  __device__ __forceinline__ uint32_t stage(int i) const { return stages + i * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t counted(int i) const {
+    return stage(Tile::kStages) + i * Tile::kSideBytes;
+  }
+  __device__ __forceinline__ uint32_t factors(int i, int consumer) const {
+    return counted(i) + 16 + consumer * Tile::kFactorBytes;
+  }
+  __device__ __forceinline__ uint32_t full(int i) const { return counted(Tile::kStages) + 16 * i; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + 8; }
+
+  __device__ __forceinline__ void init_barriers() const {
+    for (int i = 0; i < Tile::kStages; ++i) {
+      ptx::mbarrier_init(full(i), 1);
+      ptx::mbarrier_init(empty(i), 4 * Tile::kConsumers);
+    }
+    ptx::fence_mbarrier_init();
+  }
+};
+
+// What the producer's warp brings of a stage, beside its rows: loaded a stage ahead.
+template <class Tile>
+struct SmoothSide {
+  StageTokens counted;
+  SmoothFactor factor[Tile::kConsumers][2];  // of rows or columns lane and lane + 32
+
+  __device__ __forceinline__ void load(const SmoothArgs& p, const SmoothWork& work,
+                                       const SmoothRowsOfUnit (&units)[Tile::kConsumers], int32_t item,
+                                       int32_t first) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (!Tile::kOwnsDocuments) {
+      const int64_t document = work.group * p.documents + item;
+      counted.load(p.d_mask == nullptr ? nullptr : p.d_mask + document * p.Ld, first, p.Ld);
+    }
+    if constexpr (!Tile::kLogs) {
+#pragma unroll
+      for (int c = 0; c < Tile::kConsumers; ++c) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int64_t at =
+              smooth_factor_at<typename Tile::Split>(p, work, units[c], item, first, lane + 32 * i);
+          factor[c][i] = {at < 0 ? 0.0f : p.logs[at], at < 0 ? 0.0f : p.factors[at]};
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void store(const Sm90SmoothShared<Tile>& at, int stage) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (!Tile::kOwnsDocuments) {
+      const uint2 bits = counted.bits();
+      if (lane == 0) ptx::st_shared_v2_b32(at.counted(stage), bits);
+    }
+    if constexpr (!Tile::kLogs) {
+#pragma unroll
+      for (int c = 0; c < Tile::kConsumers; ++c) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const SmoothFactor& x = factor[c][i];
+          ptx::st_shared_v2_b32(at.factors(stage, c) + 8 * (lane + 32 * i),
+                                {__float_as_uint(x.log), __float_as_uint(x.factor)});
+        }
+      }
+    }
+  }
+};
+
+template <class Tile>
+__device__ void produce_smooth(const SmoothArgs& p, const CUtensorMap& map,
+                               const Sm90SmoothShared<Tile>& at) {
+  const SmoothWork work = Tile::Split::work(p);
+  const SmoothRowsOfUnit units[] = {Tile::Split::rows(p, work, 0), Tile::Split::rows(p, work, 1)};
+  const int32_t stages = work.stages(Tile::kTokens);
+  int32_t item = work.item, first = work.begin;
+  SmoothSide<Tile> side;
+  if (stages > 0) side.load(p, work, units, item, first);
+  PipelineState place;
+  for (int32_t n = 0; n < stages; ++n, place.advance(Tile::kStages)) {
+    ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+    side.store(at, place.stage);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+#pragma unroll
+      for (int k = 0; k < Tile::kChunks; ++k) {
+        ptx::tma_load_4d(at.stage(place.stage) + k * Tile::kChunkBytes, &map, at.full(place.stage), 64 * k,
+                         first, item, work.group);
+      }
+    }
+    first += Tile::kTokens;
+    if (first >= work.end) {
+      first = work.begin;
+      ++item;
+    }
+    if (n + 1 < stages) side.load(p, work, units, item, first);
+  }
+}
+
+// A consumer's rows as operand A, and its products with a stage. Element 4n + 2h + e of similarities is row h
+// of the lane, column 8n + 2q + e.
+template <class Tile>
+struct Sm90SmoothRows {
+  using Similarities = float[Tile::kTokens / 2];
+  using Sums = float[Tile::kDims / 2];
+  using Weights = uint32_t[Tile::kTokens / 16][4];
+  uint32_t word[Tile::kSteps][4];
+
+  static __device__ __forceinline__ int row(int h) {
+    return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
+  }
+
+  __device__ __forceinline__ void load(const SmoothArgs& p, const SmoothWork& work,
+                                       const SmoothRowsOfUnit& unit) {
+    const auto* own = Tile::Split::template own<typename Tile::Element>(p, work, unit);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool exists = row(h) < unit.count;
+      const auto* words = reinterpret_cast<const uint32_t*>(own + (exists ? row(h) * p.d : 0));
+#pragma unroll
+      for (int s = 0; s < Tile::kSteps; ++s) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {  // the first and the last eight dims of a step
+          const int i = 8 * s + 4 * k + static_cast<int>(threadIdx.x) % 4;
+          word[s][h + 2 * k] = exists && 2 * i < p.d ? __ldg(words + i) : 0;
+        }
+      }
+    }
+  }
+
+  // x = X . Y^T, in flight.
+  __device__ __forceinline__ void multiply(Similarities& x, uint32_t stage) const {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Tile::kSteps; ++s) {
+      const uint32_t at = stage + s / 4 * Tile::kChunkBytes + s % 4 * 32;
+      ptx::RegisterKMajorWgmmaShape<Tile::kTokens>::template issue<typename Tile::Type>(
+          x, word[s], ptx::smem_desc_k_major(ptx::smem_desc_low(at)), s > 0);
+    }
+    ptx::wgmma_commit();
+  }
+  // sums += W . Y, in flight.
+  static __device__ __forceinline__ void add(Sums& sums, const Weights& weights, uint32_t stage) {
+    ptx::wgmma_fence();
+    const uint32_t low = ptx::smem_desc_low_mn_major(stage, Tile::kChunkBytes);
+#pragma unroll
+    for (int k = 0; k < Tile::kTokens / 16; ++k) {
+      ptx::RegisterWgmmaShape<Tile::kDims>::template issue<typename Tile::Type>(
+          sums, weights[k], ptx::smem_desc_mn_major(low + k * 16 * kKChunkBytes / 16), 1);
+    }
+    ptx::wgmma_commit();
+  }
+};
+
+// ---- the logs of query rows ----
+
+template <class Tile>
+__device__ __forceinline__ void store_unit_logs(const SmoothArgs& p, float* to, const SmoothRowsOfUnit& unit,
+                                                LogSum (&best)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    best[h].merge(1, p.scale);
+    best[h].merge(2, p.scale);
+    const int row = Sm90SmoothRows<Tile>::row(h);
+    if (threadIdx.x % 4 == 0 && row < unit.count) to[row] = best[h].log(p.scale);
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void fold_accumulators(typename Sm90SmoothRows<Tile>::Similarities& x,
+                                                  uint2 counted, float scale, LogSum (&best)[2]) {
+  constexpr int kBlocks = Tile::kTokens / 8;
+  const int column = 2 * (threadIdx.x % 4);
+  if (!all_count(counted)) {
+#pragma unroll
+    for (int i = 0; i < 4 * kBlocks; ++i) {
+      if (!counts(counted, i / 4, column + i % 2)) x[i] = -INFINITY;
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float of_row[2 * kBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i) of_row[i] = x[4 * (i / 2) + 2 * h + i % 2];
+    best[h].fold(of_row, scale);
+  }
+}
+
+template <class Tile>
+__device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& at, int consumer) {
+  const SmoothWork work = Tile::Split::work(p);
+  const SmoothRowsOfUnit unit = Tile::Split::rows(p, work, consumer);
+  Sm90SmoothRows<Tile> rows;
+  rows.load(p, work, unit);
+  typename Sm90SmoothRows<Tile>::Similarities x;
+  PipelineState place;
+  float* to = p.logs + (work.group * p.documents + work.item) * p.rows + unit.first;
+  for (int32_t j = work.item; j < work.end_item; ++j, to += p.rows) {
+    LogSum best[2];
+    best[0].clear();
+    best[1].clear();
+#pragma unroll 1
+    for (int32_t t = 0; t < p.Ld; t += Tile::kTokens, place.advance(Tile::kStages)) {
+      ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+      rows.multiply(x, at.stage(place.stage));
+      const uint2 counted = ptx::ld_shared_v2_b32(at.counted(place.stage));
+      ptx::wgmma_wait<0>();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_after(at.empty(place.stage), counted.x);
+      fold_accumulators<Tile>(x, counted, p.scale, best);
+    }
+    store_unit_logs<Tile>(p, to, unit, best);
+  }
+}
+
+// ---- gradients ----
+
+// Similarities of a stage become weights.
+template <class Tile>
+__device__ __forceinline__ void weigh_accumulators(typename Sm90SmoothRows<Tile>::Similarities& x,
+                                                   const Sm90SmoothShared<Tile>& at, int stage, int consumer,
+                                                   float scale) {
+  const int column = 2 * (threadIdx.x % 4);
+  const uint32_t factors = at.factors(stage, consumer);
+  if constexpr (Tile::kOwnsDocuments) {
+#pragma unroll
+    for (int n = 0; n < Tile::kTokens / 8; ++n) {
+      const float4 y = ptx::ld_shared_v4_f32(factors + 8 * (8 * n + column));
+      const SmoothFactor of[] = {{y.x, y.y}, {y.z, y.w}};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[4 * n + i] = of[i % 2].weight(x[4 * n + i], scale);
+    }
+  } else {
+    SmoothFactor of[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 y = ptx::ld_shared_v2_f32(factors + 8 * Sm90SmoothRows<Tile>::row(h));
+      of[h] = {y.x, y.y};
+    }
+    const uint2 counted = ptx::ld_shared_v2_b32(at.counted(stage));
+#pragma unroll
+    for (int i = 0; i < Tile::kTokens / 2; ++i) x[i] = of[i / 2 % 2].weight(x[i], scale);
+    if (!all_count(counted)) {
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / 2; ++i) {
+        if (!counts(counted, i / 4, column + i % 2)) x[i] = 0.0f;
+      }
+    }
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void pack_weights(typename Sm90SmoothRows<Tile>::Weights& weights,
+                                             const typename Sm90SmoothRows<Tile>::Similarities& x) {
+#pragma unroll
+  for (int k = 0; k < Tile::kTokens / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &x[4 * (2 * k + i / 2) + 2 * (i % 2)];
+      weights[k][i] = pack_pair<typename Tile::Element>(pair[0], pair[1]);
+    }
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void store_unit_gradient(float* out, int32_t d, int32_t count,
+                                                    const typename Sm90SmoothRows<Tile>::Sums& sums) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = Sm90SmoothRows<Tile>::row(h);
+    if (row >= count) continue;
+#pragma unroll
+    for (int n = 0; n < Tile::kDims / 8; ++n) {
+      const int dim = 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4);
+      const float* x = &sums[4 * n + 2 * h];
+      if (dim < d) *reinterpret_cast<float2*>(out + row * d + dim) = {x[0], x[1]};
+    }
+  }
+}
+
+template <class Tile>
+__device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Tile>& at, int consumer) {
+  using Rows = Sm90SmoothRows<Tile>;
+  const SmoothWork work = Tile::Split::work(p);
+  const SmoothRowsOfUnit unit = Tile::Split::rows(p, work, consumer);
+  const int32_t stages = work.stages(Tile::kTokens);
+  Rows rows;
+  rows.load(p, work, unit);
+  typename Rows::Sums sums = {};
+  typename Rows::Similarities x;
+  typename Rows::Weights weights;
+  PipelineState place, next;
+  if (stages > 0) {
+    ptx::mbarrier_wait_parity(at.full(0), 0);
+    rows.multiply(x, at.stage(0));
+    ptx::wgmma_wait<0>();
+    weigh_accumulators<Tile>(x, at, 0, consumer, p.scale);
+    pack_weights<Tile>(weights, x);
+  }
+#pragma unroll 1
+  for (int32_t n = 1; n < stages; ++n) {
+    next.advance(Tile::kStages);
+    ptx::mbarrier_wait_parity(at.full(next.stage), next.parity);
+    rows.multiply(x, at.stage(next.stage));
+    Rows::add(sums, weights, at.stage(place.stage));
+    ptx::wgmma_wait<1>();
+    weigh_accumulators<Tile>(x, at, next.stage, consumer, p.scale);
+    ptx::wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
+    pack_weights<Tile>(weights, x);
+    place = next;
+  }
+  if (stages > 0) {
+    Rows::add(sums, weights, at.stage(place.stage));
+    ptx::wgmma_wait<0>();
+  }
+  store_unit_gradient<Tile>(Tile::Split::out(p, work, unit), p.d, unit.count, sums);
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
+    smooth_sm90(const __grid_constant__ SmoothArgs p, const __grid_constant__ CUtensorMap map) {
+  if constexpr (ptx::kIsSm90a) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const Sm90SmoothShared<Tile> at{ptx::smem_address(shared)};
+    if (threadIdx.x == 0) at.init_barriers();
+    __syncthreads();
+    const int warpgroup = threadIdx.x / 128;
+    if (warpgroup == Tile::kConsumers) {
+      ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+      if (threadIdx.x / 32 == 4 * Tile::kConsumers) produce_smooth<Tile>(p, map, at);
+      return;
+    }
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    if constexpr (Tile::kLogs) {
+      consume_logs<Tile>(p, at, warpgroup);
+    } else {
+      consume_gradient<Tile>(p, at, warpgroup);
+    }
+  }
+}
+
+}  // namespace late_interaction
