@@ -264,6 +264,7 @@ __device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& 
       rows.multiply(x, at.stage(place.stage));
       const uint2 counted = ptx::ld_shared_v2_b32(at.counted(place.stage));
       ptx::wgmma_wait<0>();
+      __syncwarp();  // all lanes have loaded
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_after(at.empty(place.stage), counted.x);
       fold_accumulators<Tile>(x, counted, p.scale, best);
     }
@@ -364,6 +365,7 @@ __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Til
     ptx::wgmma_wait<1>();
     weigh_accumulators<Tile>(x, at, next.stage, consumer, p.scale);
     ptx::wgmma_wait<0>();
+    __syncwarp();  // all lanes have loaded factors
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
     pack_weights<Tile>(weights, x);
     place = next;
