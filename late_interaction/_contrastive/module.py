@@ -9,7 +9,7 @@ from torch import Tensor
 
 from late_interaction._checks.options import check_flag
 from late_interaction._contrastive import check
-from late_interaction.tokens import TokensLike
+from late_interaction.tokens import Tokens, TokensLike
 
 if TYPE_CHECKING:  # needs Python 3.11, or typing_extensions, which only type checkers have for certain
     from typing_extensions import Unpack
@@ -83,10 +83,15 @@ class BatchLoss(torch.nn.Module):
 
     def forward(self, Q: TokensLike, D: TokensLike, **inputs: "Unpack[BatchInputs]") -> Tensor:
         """``inputs``: labels, hard_negatives, masks and offsets, as the function names them."""
-        return self._function(Q, D, group=self._shared.group, **self.numbers(), **inputs, **self.options)
+        numbers = self.numbers()
+        first = Q[0] if isinstance(Q, list | tuple) and Q else Q
+        if not self._parameters and isinstance(first, Tensor | Tokens):
+            # Constants need not be moved to the tokens' device by the caller.
+            numbers = {name: x.to(first.device, non_blocking=True) for name, x in numbers.items()}
+        return self._function(Q, D, group=self._shared.group, **numbers, **inputs, **self.options)
 
     def numbers(self) -> dict[str, Tensor]:
-        """The arguments that may be learned."""
+        """Return the arguments that may be learned."""
         return {"temperature": self.temperature}
 
     def extra_repr(self) -> str:

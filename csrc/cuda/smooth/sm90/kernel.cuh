@@ -22,7 +22,8 @@
 //   producer   a warp of warpgroup 2. TMA brings rows; the warp itself which tokens of a stage count, and the
 //              logs and factors of either unit that belong to it (of its columns, or of the unit's rows).
 //
-// mbarriers: full (the producer's arrival, and TMA's bytes) and empty (each consumer warp) for each stage.
+// mbarriers: full (each lane of the producer, and TMA's bytes) and empty (each consumer thread) for each stage:
+// every thread arrives behind its own stores and loads.
 #pragma once
 
 #include <cuda.h>
@@ -72,8 +73,8 @@ struct Sm90SmoothShared {
 
   __device__ __forceinline__ void init_barriers() const {
     for (int i = 0; i < Tile::kStages; ++i) {
-      ptx::mbarrier_init(full(i), 1);
-      ptx::mbarrier_init(empty(i), 4 * Tile::kConsumers);
+      ptx::mbarrier_init(full(i), 32);
+      ptx::mbarrier_init(empty(i), 128 * Tile::kConsumers);
     }
     ptx::fence_mbarrier_init();
   }
@@ -138,8 +139,9 @@ __device__ void produce_smooth(const SmoothArgs& p, const CUtensorMap& map,
   for (int32_t n = 0; n < stages; ++n, place.advance(Tile::kStages)) {
     ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
     side.store(at, place.stage);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
+    if (threadIdx.x % 32 > 0) {
+      ptx::mbarrier_arrive(at.full(place.stage));
+    } else {
       ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
 #pragma unroll
       for (int k = 0; k < Tile::kChunks; ++k) {
@@ -264,8 +266,7 @@ __device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& 
       rows.multiply(x, at.stage(place.stage));
       const uint2 counted = ptx::ld_shared_v2_b32(at.counted(place.stage));
       ptx::wgmma_wait<0>();
-      __syncwarp();  // all lanes have loaded
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_after(at.empty(place.stage), counted.x);
+      ptx::mbarrier_arrive_after(at.empty(place.stage), counted.x);
       fold_accumulators<Tile>(x, counted, p.scale, best);
     }
     store_unit_logs<Tile>(p, to, unit, best);
@@ -365,8 +366,7 @@ __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Til
     ptx::wgmma_wait<1>();
     weigh_accumulators<Tile>(x, at, next.stage, consumer, p.scale);
     ptx::wgmma_wait<0>();
-    __syncwarp();  // all lanes have loaded factors
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
+    ptx::mbarrier_arrive(at.empty(place.stage));
     pack_weights<Tile>(weights, x);
     place = next;
   }
