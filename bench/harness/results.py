@@ -123,8 +123,8 @@ def has_own_form(path: Path) -> bool:
 
 
 def records(directory: Path) -> list[Path]:
-    """The records of suites, without sweeps, plans, profiles and parts: whole ones, the newest first, then
-    parts of other GPUs, then CPUs."""
+    """Return the records of suites, without sweeps, plans, profiles and parts: whole ones, the newest first,
+    those of a GPU planned as an older one behind them, then parts of other GPUs, then CPUs."""
     found = [
         p
         for p in directory.glob("*.json")
@@ -134,7 +134,7 @@ def records(directory: Path) -> list[Path]:
     ]
     found.sort(key=lambda p: p.name)
     found.sort(key=lambda p: newest_run(read(p)) if not of_a_cpu(p) else "", reverse=True)
-    return sorted(found, key=lambda p: (of_a_cpu(p), not is_whole(read(p))))
+    return sorted(found, key=lambda p: (of_a_cpu(p), not is_whole(read(p)), "-planned-as-" in p.name))
 
 
 def of_a_cpu(path: Path) -> bool:
