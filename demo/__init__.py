@@ -1,1 +1,1 @@
-"""The main job on real text: encode, retrieve, train, show. Run it with `python -m demo`."""
+"""The main job on real text: encode, search, train, show. Run it with `python -m demo`."""

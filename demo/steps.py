@@ -1,4 +1,4 @@
-"""The demo, step by step: encode, retrieve, look at one hit, train a head, draw the hit."""
+"""The demo, step by step: encode, search, look at one hit, train a head, draw the hit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run() -> int:
     head = new_head(queries.embeddings.shape[-1], device)
     Q, D = project(head, queries), project(head, documents)
 
-    show.heading(f"2. Retrieve: {len(pairs):,} queries x {len(pairs):,} documents, d = {DIM}")
+    show.heading(f"2. Search: {len(pairs):,} queries x {len(pairs):,} documents, d = {DIM}")
     same, ranking = compare_scorers(encoder, Q, D)
 
     hit = pick_hit(ranking, Q, D)
@@ -80,7 +80,7 @@ def pick_device() -> tuple[torch.device, str]:
 
 
 def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tensor]:
-    """Rank all documents for all queries with Sentence Transformers and with `retrieve`; print both.
+    """Rank all documents for all queries with Sentence Transformers and with `search`; print both.
 
     Returns whether the fp32 rankings are the same, and ours, [Nq, TOP].
     """
@@ -98,7 +98,7 @@ def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tenso
 
     def ours(dtype: torch.dtype) -> Tensor:
         q, d = Q.embeddings.to(dtype), D.embeddings.to(dtype)
-        return late_interaction.retrieve(q, d, TOP, Q.mask, D.mask)[1]
+        return late_interaction.search(q, d, TOP, q_mask=Q.mask, d_mask=D.mask).indices
 
     encoder.similarity(ragged_Q[:1], ragged_D[:1])  # warm up: threads, libraries, device
     scores, seconds = timed(theirs, device)
@@ -107,7 +107,7 @@ def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tenso
     ]
     rankings = []
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        late_interaction.retrieve(Q.embeddings[:1].to(dtype), D.embeddings[:1].to(dtype), 1)
+        late_interaction.search(Q.embeddings[:1].to(dtype), D.embeddings[:1].to(dtype), 1)
         ranking, seconds = timed(partial(ours, dtype), device)
         same = f"{same_rankings(ranking, scores, TIE):,} / {len(wanted):,}"
         rows.append(_row(f"late_interaction, {name}", seconds, quality(ranking, wanted), same, wanted))
@@ -183,7 +183,7 @@ def train_and_compare(head: torch.nn.Linear, queries: Tokens, documents: Tokens)
 def held_out_quality(head: torch.nn.Module, queries: Tokens, documents: Tokens, held_out: Tensor) -> Quality:
     Q, D = project(head, queries), project(head, documents)
     held_out = held_out.to(Q.mask.device)
-    _, ranking = late_interaction.retrieve(
-        Q.embeddings[held_out], D.embeddings, TOP, Q.mask[held_out], D.mask
+    _, ranking = late_interaction.search(
+        Q.embeddings[held_out], D.embeddings, TOP, q_mask=Q.mask[held_out], d_mask=D.mask
     )
     return quality(ranking, held_out)

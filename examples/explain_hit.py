@@ -47,7 +47,7 @@ def explain_text() -> tuple[str, li.Alignment]:
     with torch.no_grad():
         Q, _ = padded(*encoder([QUERY]))
         D, d_mask = padded(*encoder(SENTENCES))
-    _, hits = li.retrieve(Q, D, k=1, d_mask=d_mask)
+    _, hits = li.search(Q, D, k=1, d_mask=d_mask)
     best = int(hits[0, 0])
     own = D[best, : len(words(SENTENCES[best]))]  # without padding
     return SENTENCES[best], li.explain(Q[0], own)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import late_interaction as li
-from late_interaction.topk import TopK
+from late_interaction import TopK
 
 TOP = 10
 
@@ -78,7 +78,7 @@ def main() -> None:
                 best.add(D, d_mask)
 
         D, d_mask = (torch.cat(side) for side in zip(*parts(folder, shape, part), strict=True))
-        scores, found = li.retrieve(Q, D, TOP, q_mask, d_mask)
+        scores, found = li.search(Q, D, TOP, q_mask=q_mask, d_mask=d_mask)
         if not (torch.equal(found, best.indices) and torch.equal(scores, best.scores)):
             raise SystemExit("the search in parts differs from the search in memory")
     print(f"the same {TOP} documents of each of {len(queries)} queries as in memory; MRR@10 {mrr(found):.4f}")

@@ -5,7 +5,7 @@
     import late_interaction as li
 
     scores = li.maxsim(Q, D, q_mask, d_mask)          # [Nq, Nd], differentiable
-    top, documents = li.retrieve(Q, D, k=10)          # chunked, bounded memory
+    scores, indices = li.search(Q, D, k=10)           # the best documents, in bounded memory
 
 The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_interaction.ops`).
 """
@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 from late_interaction import ops
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
-
-# Now, as the module has the function's name: importing it later would put it in the function's place.
-from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.tokens import Tokens
 
 if TYPE_CHECKING:
-    # Modules are attributes, too (__getattr__). The name of the module retrieve is the function.
+    # Modules are attributes, too (__getattr__).
     from late_interaction import alias as alias
     from late_interaction import alignment as alignment
     from late_interaction import bits as bits
@@ -50,22 +47,27 @@ if TYPE_CHECKING:
     from late_interaction import score_pairs as score_pairs
     from late_interaction import smooth as smooth
     from late_interaction import tokens as tokens
-    from late_interaction import topk as topk
     from late_interaction import varlen as varlen
     from late_interaction import xtr as xtr
+    from late_interaction._search.result import SearchResult
+    from late_interaction._search.search import search
+    from late_interaction._search.topk import TopK
     from late_interaction.alias import install_as, uninstall_as
     from late_interaction.alignment import Alignment, explain
     from late_interaction.alignment.plaid import explain_residual
     from late_interaction.alignment.plot import plot_alignment
     from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
+    from late_interaction.corpus import Corpus
     from late_interaction.distillation import (
         DistillKLDivLoss,
         MarginMSELoss,
         distill_kl_div_loss,
         margin_mse_loss,
     )
+    from late_interaction.evaluation import evaluate_recall
     from late_interaction.integrations.patches import patch, patched, unpatch
     from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
+    from late_interaction.mining import hard_negatives, mine_hard_negatives
     from late_interaction.muvera import Muvera
     from late_interaction.padded import maxsim_padded
     from late_interaction.plan import explain_plan
@@ -77,14 +79,20 @@ if TYPE_CHECKING:
 
 # Loaded when it is first asked for, since all of it takes longer than the operators: module -> names.
 _LATER = {
+    "_search.result": ("SearchResult",),
+    "_search.search": ("search",),
+    "_search.topk": ("TopK",),
     "alias": ("install_as", "uninstall_as"),
     "alignment": ("Alignment", "explain"),
     "alignment.plaid": ("explain_residual",),
     "alignment.plot": ("plot_alignment",),
     "contrastive": ("ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"),
+    "corpus": ("Corpus",),
     "distillation": ("DistillKLDivLoss", "MarginMSELoss", "distill_kl_div_loss", "margin_mse_loss"),
+    "evaluation": ("evaluate_recall",),
     "integrations.patches": ("patch", "patched", "unpatch"),
     "losses": ("PairwiseLoss", "SigmoidLoss", "pairwise_loss", "sigmoid_loss"),
+    "mining": ("hard_negatives", "mine_hard_negatives"),
     "muvera": ("Muvera",),
     "padded": ("maxsim_padded",),
     "plan": ("explain_plan",),
@@ -99,21 +107,25 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 __all__ = [
     "Alignment",
     "ContrastiveLoss",
+    "Corpus",
     "DistillKLDivLoss",
     "MarginMSELoss",
-    "MaxSimScorer",
     "Muvera",
     "PairwiseLoss",
     "RecallLoss",
+    "SearchResult",
     "SigmoidLoss",
     "Tokens",
+    "TopK",
     "__version__",
     "cached_contrastive_step",
     "contrastive_loss",
     "distill_kl_div_loss",
+    "evaluate_recall",
     "explain",
     "explain_plan",
     "explain_residual",
+    "hard_negatives",
     "install_as",
     "margin_mse_loss",
     "maxsim",
@@ -121,6 +133,7 @@ __all__ = [
     "maxsim_pairs",
     "maxsim_varlen",
     "maxsim_with_winners",
+    "mine_hard_negatives",
     "ops",
     "pairwise_loss",
     "patch",
@@ -129,7 +142,7 @@ __all__ = [
     "pool_tokens",
     "recall_loss",
     "reference",
-    "retrieve",
+    "search",
     "sigmoid_loss",
     "smooth_maxsim",
     "smooth_maxsim_pairs",

@@ -1,7 +1,7 @@
 """Codes of 1 and 4 bits a dim, and their MaxSim, for inference: a first pass over a large corpus.
 
 A token of 128 dims takes 16 bytes with 1 bit a dim and 64 with 4 bits; in float32 it takes 512. Such scores
-rank roughly. :func:`late_interaction.retrieve` with ``coarse=`` scores the best documents again from their
+rank roughly. :func:`late_interaction.search` with ``coarse=`` scores the best documents again from their
 embeddings.
 
 Codes lie in uint8, the lowest bits of a byte first: bits as ``numpy.packbits(..., bitorder="little")`` packs

@@ -9,6 +9,7 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_integer, check_positive, is_integer
 from late_interaction._checks.tensors import check_not_meta
+from late_interaction._search.result import SearchResult
 
 __all__ = ["evaluate_recall"]
 
@@ -20,26 +21,25 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def evaluate_recall(
-    found: Tensor | Sequence[Sequence[int]],
-    exact: tuple[Tensor, Tensor],
+    found: SearchResult | Tensor | Sequence[Sequence[int]],
+    exact: SearchResult,
     k: int | Sequence[int] = 10,
     *,
     per_query: bool = False,
 ) -> dict[int, Any]:
-    """recall@k of ranked lists: how many of the ``k`` best documents are among the first ``k`` of a list.
+    """Give recall@k of ranked lists: how many of the ``k`` best documents the first ``k`` of a list hold.
 
-    The best documents are those of an exact search, which is done once and may be saved: the result of
-    :func:`late_interaction.retrieve`, of :meth:`late_interaction.corpus.Corpus.search`, or of
-    :class:`late_interaction.topk.TopK`, each of which streams a corpus of any size. A document whose score
-    equals that of rank ``k`` counts as one of the best, wherever the tie broke: search for some more than
-    ``k``, so that these are known.
+    The best documents are those of an exact search by :func:`late_interaction.search`, which is done once and
+    may be saved. A document whose score equals that of rank ``k`` counts as one of the best, wherever the tie
+    broke: search for some more than ``k``, so that these are known.
 
     Args:
-        found: document indices of each query, best first, of an index whose recall is asked for: integers
-            ``[Nq, n]`` (``[n]`` for one query), or a list for each query. -1 stands for no document. A
-            document that is listed twice counts once.
-        exact: ``(scores, indices)`` of the exact search, ``[Nq, m]`` (``[m]``) with ``m`` of at least the
-            largest ``k``, or all documents of a smaller corpus. -1 stands for no document.
+        found: what the index whose recall is asked for found, best first: a
+            :class:`late_interaction.SearchResult`, document indices ``[Nq, n]`` (``[n]`` for one query), or a
+            list for each query. -1 stands for no document. A document that is listed twice counts once.
+        exact: what the exact search found (that of a :class:`late_interaction.TopK` as
+            ``SearchResult(best.scores, best.indices)``), ``[Nq, m]`` (``[m]``) with ``m`` of at least the
+            largest ``k``, or all documents of a smaller corpus.
         k: one rank or several.
         per_query: the recall of each query, and not the mean.
 
@@ -56,11 +56,10 @@ def evaluate_recall(
 
     Example:
         >>> import torch
-        >>> from late_interaction import retrieve
-        >>> from late_interaction.evaluation import evaluate_recall
+        >>> from late_interaction import evaluate_recall, search
         >>> D = torch.nn.functional.normalize(torch.randn(100, 20, 16), dim=-1)
-        >>> exact = retrieve(D[:4], D, k=30)  # each document is its own best
-        >>> evaluate_recall(exact[1], exact, k=(1, 10))
+        >>> exact = search(D[:4], D, k=30)  # each document is its own best
+        >>> evaluate_recall(exact, exact, k=(1, 10))
         {1: 1.0, 10: 1.0}
         >>> evaluate_recall([[0, 99], [1], [98, 2], []], exact, k=1)
         {1: 0.5}
@@ -75,7 +74,7 @@ def evaluate_recall(
     for rank in ranks:
         check_positive("k", rank)
     scores, indices = _checked_exact(exact)
-    lists = _checked_found(found, len(scores))
+    lists = _checked_found(found.indices if isinstance(found, SearchResult) else found, len(scores))
     out: dict[int, Any] = {}
     for rank in ranks:
         recall = _recall(lists[:, :rank], scores, indices, rank)
@@ -102,8 +101,8 @@ def _recall(lists: Tensor, scores: Tensor, indices: Tensor, rank: int) -> Tensor
 
 
 def _checked_exact(exact: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(exact, (tuple, list)) or len(exact) != 2:
-        raise TypeError(f"exact must be (scores, indices), got {abbreviate(exact)}")
+    if not isinstance(exact, SearchResult):
+        raise TypeError(f"exact must be a SearchResult, got {abbreviate(exact)}")
     scores, indices = exact
     for name, x in (("scores", scores), ("indices", indices)):
         if not isinstance(x, Tensor):

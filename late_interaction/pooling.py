@@ -77,7 +77,7 @@ def pool_tokens(
     Returns:
         Pooled documents in the form of ``D``, in its dtype and on its device: a list; ``(tokens,
         cu_seqlens)``; ``(padded, d_mask)``, the padding at the end and 0; or one tensor. What takes the form
-        takes them: ``maxsim`` and ``retrieve`` with masks, ``maxsim_varlen``, a corpus's ``add`` a list.
+        takes them: ``maxsim`` with masks, ``search`` as Tokens, ``maxsim_varlen``, a corpus's ``add`` a list.
 
     Raises:
         TypeError: an argument of a wrong kind or dtype.

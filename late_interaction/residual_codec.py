@@ -26,7 +26,7 @@ class ResidualCodec:
 
     :meth:`train` finds the centroids and buckets for a sample of tokens. What is compressed is scored as it
     is by :func:`late_interaction.plaid.maxsim_residual` and its siblings, and stored by
-    :class:`late_interaction.corpus.Corpus`.
+    :class:`late_interaction.Corpus`.
 
     Args:
         centroids: ``[n, d]``; float32, float16 or bfloat16.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from late_interaction.corpus import Corpus
+from late_interaction import Corpus
 
 CORPUS, MORE, CHUNK = 48 << 20, 36 << 20, 1 << 20
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import late_interaction as li
-from late_interaction import topk
 from late_interaction._search import stream
 
 Ld, d, k = 128, 128, 100
@@ -56,10 +55,10 @@ def check(
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    got = topk.maxsim_topk(Q, D, k, None, d_mask, normalize=normalize)
-    stopped = topk.TopK(Q, k, normalize=normalize)
+    got = li.search(Q, D, k, d_mask=d_mask, normalize=normalize)
+    stopped = li.TopK(Q, k, normalize=normalize)
     stopped.add(D[:half], masks[0])
-    again = topk.TopK(Q, k, normalize=normalize)
+    again = li.TopK(Q, k, normalize=normalize)
     again.load_state_dict(stopped.state_dict())
     again.add(D[again.seen :], masks[1])
     if on_gpu:

@@ -6,13 +6,12 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction import topk
-from late_interaction.corpus import Corpus
+from late_interaction import Corpus
 from late_interaction.fp8 import quantize_fp8_per_token
 from late_interaction.int8 import quantize_int8_per_token
-from late_interaction.topk import maxsim_topk
 
 COUNTS = (9, 0, 14)  # documents of each rank
+OF_DOCUMENTS = ("d_mask", "scale_D", "subset")
 
 # kind of documents, k, options
 SEARCHES = {
@@ -28,6 +27,8 @@ SEARCHES = {
     "int8": ("int8", 6, {}),
     "float8": ("float8", 6, {}),
     "corpus": ("corpus", 11, {}),
+    "subset": ("subset", 9, {}),
+    "list": ("list", 9, {"normalize": True}),
 }
 
 
@@ -55,6 +56,10 @@ def inputs(kind):
         return Q, D, more
     if kind == "masked":
         more = {"q_mask": torch.rand(4, 6) < 0.7, "d_mask": torch.rand(len(D), 5) < 0.7}
+    if kind == "subset":
+        more = {"subset": torch.arange(len(D)) % 3 == 0}
+    if kind == "list":
+        return li.Tokens(Q), list(D), more
     if kind.startswith("empty"):
         more = {"d_mask": (torch.arange(len(D)) % 4 != 1).unsqueeze(1).expand(-1, 5)}
         kind = kind.removeprefix("empty ")
@@ -82,9 +87,9 @@ def searches(rank, world):
             part = whole_corpus().parts(world)[rank]
             scores, indices = part.search(Q, k, group=dist.group.WORLD, **options)
         else:
-            more = {x: own_part(rank, y) if x in ("d_mask", "scale_D") else y for x, y in more.items()}
+            more = {x: own_part(rank, y) if x in OF_DOCUMENTS else y for x, y in more.items()}
             more |= {"group": dist.group.WORLD} | options
-            scores, indices = maxsim_topk(Q, own_part(rank, D), k, **more)
+            scores, indices = li.search(Q, own_part(rank, D), k, **more)
         found[name] = scores.double().tolist(), indices.tolist()
     return found
 
@@ -113,15 +118,15 @@ def sharded_inputs(dtype, masked=False):
 
 
 def of_shards(rank, world):
-    """`retrieve` of documents that are cut as evenly as they can be."""
+    """Search documents that are cut as evenly as they can be."""
     found = {}
     for name, (dtype, options) in SHARDED.items():
         Q, D, more = sharded_inputs(dtype, options.get("masked", False))
         part = slice(31 * rank // world, 31 * (rank + 1) // world)
-        more = {x: y[part] if x in ("d_mask", "scale_D") else y for x, y in more.items()}
+        more = {x: y[part] if x in OF_DOCUMENTS else y for x, y in more.items()}
         given = {"normalize": False, "group": dist.group.WORLD} | options | more
         given.pop("masked", None)
-        scores, indices = li.retrieve(Q, D[part], 12, **given)
+        scores, indices = li.search(Q, D[part], 12, **given)
         found[name] = scores.double().tolist(), indices.tolist()
     return found
 
@@ -140,23 +145,23 @@ def differing(rank, world, change):
     if "scale" in change:  # codes on both ranks, that mean something else on the second
         Q, D = Q.sign().char(), D.sign().char()
         options |= {"scale_Q": torch.tensor(options.pop("scale", 1.0)), "scale_D": torch.tensor(1.0)}
-    maxsim_topk(Q, own_part(rank, D), group=dist.group.WORLD, **options)
+    li.search(Q, own_part(rank, D), group=dist.group.WORLD, **options)
 
 
 def raising(rank, world, when):
     Q, D, _ = inputs("padded")
     D = own_part(rank, D)
     if when == "before":
-        li.retrieve(Q, D, 0 if rank == 1 else 3, group=dist.group.WORLD)
+        li.search(Q, D, 0 if rank == 1 else 3, group=dist.group.WORLD)
     if rank == 1:
-        with mock.patch.object(topk.TopK, "_add_checked", side_effect=MemoryError("no room")):
-            maxsim_topk(Q, D, 3, group=dist.group.WORLD)
-    maxsim_topk(Q, D, 3, group=dist.group.WORLD)
+        with mock.patch.object(li.TopK, "_add_checked", side_effect=MemoryError("no room")):
+            li.search(Q, D, 3, group=dist.group.WORLD)
+    li.search(Q, D, 3, group=dist.group.WORLD)
 
 
 def outside(rank, world):
     group = dist.new_group([0])
-    return li.retrieve(torch.eye(4)[:1], torch.eye(4)[None], 1, group=group)[1].tolist()
+    return li.search(torch.eye(4)[:1], torch.eye(4)[None], 1, group=group).indices.tolist()
 
 
 # Queries, documents, tokens of both, dims, dtype, and whether tokens are normalized and masked: few documents
@@ -196,11 +201,11 @@ def shards_on_gpus(rank, world):
         Q, D, more = gpu_inputs(sizes)
         for first in (7, len(D) // 2):
             part = slice(0, first) if rank == 0 else slice(first, len(D))
-            own = {x: y[part] if x in ("d_mask", "scale_D") else y for x, y in more.items()}
+            own = {x: y[part] if x in OF_DOCUMENTS else y for x, y in more.items()}
             for host in (False, False, True):
                 documents = D[part].cpu() if host else D[part]
                 here = {x: y.cpu() if host and x in ("d_mask", "scale_D") else y for x, y in own.items()}
-                scores, indices = li.retrieve(Q, documents, 20, group=dist.group.WORLD, **here)
+                scores, indices = li.search(Q, documents, 20, group=dist.group.WORLD, **here)
                 found.append((scores.double().tolist(), indices.tolist()))
     return found
 
@@ -209,5 +214,5 @@ def on_gpus(rank, world):
     Q, D, _ = inputs("padded")
     with torch.cuda.device(rank):
         D = own_part(rank, D) if rank else own_part(rank, D).cuda()  # rank 1's stay on the CPU
-        scores, indices = maxsim_topk(Q.cuda(), D, 7, group=dist.group.WORLD)
+        scores, indices = li.search(Q.cuda(), D, 7, group=dist.group.WORLD)
     return scores.double().tolist(), indices.tolist()

@@ -56,7 +56,7 @@ def _on_device(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tenso
         return lambda: [lambda: f(Q, D, K, **options)]
 
     timed = [Timed(_row(settings, shape, OURS, SCORES), lambda: [lambda: maxsim(Q, D)], exact)]
-    libraries = [(OURS, "late_interaction")]
+    libraries = [(OURS, "late_interaction.lik")]
     if any(i.name == LIK for i in settings.implementations):
         libraries.append((LIK, "late_interaction_kernels"))
     for impl, package in libraries:
@@ -108,9 +108,9 @@ def _quantized(settings: Settings, shape: Shape) -> list[Row]:
 
 def _from_host(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
     """Wall time of a corpus in pinned memory, in pageable memory, and in a file mapped into memory."""
-    topk = importlib.import_module("late_interaction.topk").maxsim_topk
+    search = importlib.import_module("late_interaction").search
     pinned, target = D.cpu().pin_memory(), torch.empty_like(D)
-    best = topk(Q, D, K)[1]
+    best = search(Q, D, K).indices
     size = D.numel() * D.element_size()
     bus = _wall(lambda: target.copy_(pinned, non_blocking=True))
     rows = []
@@ -120,8 +120,8 @@ def _from_host(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tenso
         mapped = torch.from_file(str(path), size=D.numel(), dtype=D.dtype).view(D.shape)
         for variant, corpus in ((PINNED, pinned), (PAGEABLE, D.cpu()), (MAPPED, mapped)):
             row = _row(settings, shape, OURS, variant, bus_gbps=size / bus * 1e-3)
-            if torch.equal(topk(Q, corpus, K)[1], best):
-                row["wall_us"] = _wall(lambda corpus=corpus: topk(Q, corpus, K))  # type: ignore[misc]
+            if torch.equal(search(Q, corpus, K).indices, best):
+                row["wall_us"] = _wall(lambda corpus=corpus: search(Q, corpus, K))  # type: ignore[misc]
                 row["over_bus"] = row["wall_us"] / bus
             else:
                 row["error"] = "not the documents found on the device"

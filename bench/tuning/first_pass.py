@@ -5,7 +5,7 @@
     python -m bench first-pass --queries 1 --out bench/results/first-pass-nvidia-h100-80gb-hbm3.txt
 
 Times are the least of some rounds in turn: `ms` of all scores, with the bytes of documents that they read and
-the rate; `search ms` of the ten best by `retrieve`, which scores the best candidates exactly where a first
+the rate; `search ms` of the ten best by `search`, which scores the best candidates exactly where a first
 pass has found them. Recall is the share of the ten best documents by exact scores that is among the
 candidates. Random documents are tokens around a topic of their own; queries are made of their tokens, with
 noise. All but one of the ten best are there by chance: the recall of few bits is low.
@@ -84,7 +84,7 @@ def passes(x: Texts, candidates: int) -> dict[str, Way]:
     masks: dict[str, Any] = {"q_mask": x.q_mask, "d_mask": x.d_mask}
     Q, D = x.Q.bfloat16(), x.D.bfloat16()
     found["bfloat16"] = Way(
-        lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.retrieve(Q, D, TOP, **masks)
+        lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.search(Q, D, TOP, **masks)
     )
     for name, quantize, score in (
         ("fp8", fp8.quantize_fp8_per_token, fp8.maxsim_inference_fp8),
@@ -95,7 +95,7 @@ def passes(x: Texts, candidates: int) -> dict[str, Way]:
         found[name] = Way(
             lambda q=q, c=c, f=score, scales=scales: f(q, c, **scales, **masks),  # type: ignore[misc]
             c.numel() + 4 * t.numel(),
-            lambda q=q, c=c, scales=scales: li.retrieve(q, c, TOP, **scales, **masks),  # type: ignore[misc]
+            lambda q=q, c=c, scales=scales: li.search(q, c, TOP, **scales, **masks),  # type: ignore[misc]
         )
     signs, d = bits.to_bits(x.Q)[0], x.D.shape[-1]
     coarse = {**masks, "candidates": candidates}
@@ -108,7 +108,7 @@ def passes(x: Texts, candidates: int) -> dict[str, Way]:
             n = KINDS[kind]
             scores = lambda c=c, t=t, n=n: bits.maxsim_asymmetric(x.Q, c, t, nbits=n, **masks)  # noqa: E731
         size = c.numel() + (0 if t is None else 4 * t.numel())
-        search = lambda codes=codes: li.retrieve(Q, D, TOP, coarse=codes, **coarse)  # noqa: E731
+        search = lambda codes=codes: li.search(Q, D, TOP, coarse=codes, **coarse)  # noqa: E731
         found[kind] = Way(scores, size, search)
     return found
 

@@ -71,7 +71,7 @@ class Searches:
 
     def __init__(self, Q: Tensor, q_mask: Tensor | None, configurations: list[Muvera]) -> None:
         self.Q, self.q_mask = Q, q_mask
-        self.exact = li.topk.TopK(Q, TOP, q_mask)
+        self.exact = li.TopK(Q, TOP, q_mask)
         self.muveras = configurations
         self.codes = [m.encode_queries(Q, q_mask) for m in configurations]
         self.best = [torch.empty(len(Q), 0) for _ in configurations]

@@ -78,12 +78,12 @@ def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torc
     return Corpus(D, scale)
 
 
-def searched(Q: Tensor, corpus: Corpus, group: Any = None) -> tuple[Tensor, Tensor]:
+def searched(Q: Tensor, corpus: Corpus, group: Any = None) -> li.SearchResult:
     if corpus.scale is None:
-        return li.retrieve(Q, corpus.D, K, group=group)
+        return li.search(Q, corpus.D, K, group=group)
     codes, scale = fp8.quantize_fp8_per_token(Q)
     scales = {"scale_Q": scale, "scale_D": corpus.scale}
-    return li.retrieve(codes, corpus.D, K, group=group, **scales)
+    return li.search(codes, corpus.D, K, group=group, **scales)
 
 
 def copying(corpus: Corpus, device: torch.device) -> Callable[[], object]:
@@ -107,11 +107,11 @@ def rate(here: Here, kind: Kind, corpus: Corpus, rounds: int, together: bool) ->
     return f"{kind.documents * corpus.D.shape[1] * corpus.D.shape[2] * corpus.D.itemsize / took * 1e-9:.1f}"
 
 
-def difference(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> str:
+def difference(found: li.SearchResult, wanted: li.SearchResult) -> str:
     if all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True)):
         return "same"
-    far = (found[0] - wanted[0]).abs().max() / wanted[0].abs().max()
-    return f"off by {float(far):.1g}, {int((found[1] != wanted[1]).sum())} documents"
+    far = (found.scores - wanted.scores).abs().max() / wanted.scores.abs().max()
+    return f"off by {float(far):.1g}, {int((found.indices != wanted.indices).sum())} documents"
 
 
 def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks of a search: maxsim_topk, TopK and retrieve."""
+"""Checks of a search of tensors."""
 
 import torch
 from torch import Tensor

@@ -118,7 +118,7 @@ class Pool:
         self._lost.append(error)
         if len(self._lost) > self._retries:
             raise RuntimeError(
-                f"retrieve: {len(self._lost)} workers were lost, the last one {when}, and retries is"
+                f"search: {len(self._lost)} workers were lost, the last one {when}, and retries is"
                 f" {self._retries} ({error})"
             ) from error
 

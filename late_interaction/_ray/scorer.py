@@ -15,7 +15,7 @@ class Scorer:
         queries: ``Q`` and ``q_mask``, on the CPU.
         column: the column of the documents.
         k: how many.
-        options: of :meth:`late_interaction.corpus.Corpus.search`.
+        options: of :meth:`late_interaction.Corpus.search`.
         device: where to score.
     """
 
@@ -32,7 +32,7 @@ class Scorer:
         """Scores and indices, as NumPy arrays, of rows of a block. Indices count from the row ``first``."""
         assert self._Q is not None
         corpus = corpus_of(block, self._column, first, stop, self._Q.shape[-1])
-        scores, indices = corpus.search(self._Q, self._k, self._q_mask, **self._options)
+        scores, indices = corpus.search(self._Q, self._k, q_mask=self._q_mask, **self._options)
         return scores.cpu().numpy(), indices.cpu().numpy()
 
 

@@ -84,7 +84,8 @@ def _opened(x: Any, mask: Any) -> tuple[Any, Any]:
     return (x.values, x.mask) if isinstance(x, Tokens) else (x, mask)
 
 
-def _of_tensor(name: str, x: Any, mask: Any, dims: tuple[int, ...]) -> Tokens:
+def of_tensor(name: str, x: Any, mask: Any, dims: tuple[int, ...]) -> Tokens:
+    """Return a checked tensor of so many dims as padded Tokens."""
     if x.dim() not in dims:
         wanted = {2: "[L, d]", 3: "[N, L, d]", 4: "[Nq, K, Ld, d]"}
         raise ValueError(f"{name} must be {' or '.join(wanted[n] for n in dims)}, got {shape_of(x)}")
@@ -147,8 +148,8 @@ class _Call:
         each = 1 if paired else None
         if isinstance(D, Tensor) and D.dim() == 4:
             each = D.shape[1]
-        q = Q if isinstance(Q, Tokens) else _of_tensor("Q", Q, q_mask, (3,) if paired else (3, 2))
-        d = D if isinstance(D, Tokens) else _of_tensor("D", D, d_mask, (3,) if paired else (3, 2, 4))
+        q = Q if isinstance(Q, Tokens) else of_tensor("Q", Q, q_mask, (3,) if paired else (3, 2))
+        d = D if isinstance(D, Tokens) else of_tensor("D", D, d_mask, (3,) if paired else (3, 2, 4))
         check_same_kind(q.values, d.values)
         if paired and len(d) != len(q):
             raise ValueError(f"maxsim_pairs needs as many documents as queries, got {len(d)} and {len(q)}")

@@ -43,6 +43,7 @@ _SHOWN: dict[str, Callable[[int], Any]] = {
     "precision": lambda i: _PRECISIONS[i] or "None",
     "dtype": lambda i: str(_DTYPES[i]).removeprefix("torch."),
 }
+_CALLER = "search"  # in messages
 Table = list[list[int]]  # the notes of all processes
 # The size of the first exchange in int64: it has room for the 100 best documents of 20 queries.
 _SIZE = 2048
@@ -111,9 +112,7 @@ def query_of(
 Local = Callable[[int], Found]
 
 
-def search(
-    caller: str, group: Any, device: torch.device, prepare: Callable[[], Query], local: Local
-) -> Found:
+def search(group: Any, device: torch.device, prepare: Callable[[], Query], local: Local) -> Found:
     """The best of the documents of all processes, which are numbered in the order of ranks: the same on every
     process.
 
@@ -127,9 +126,9 @@ def search(
         facts = tuple(query.facts().values())
     except Exception:
         with suppress(RuntimeError):  # which says that this process refused
-            _Exchange(caller, group, device, None, ()).tell()()
+            _Exchange(group, device, None, ()).tell()()
         raise
-    process = _Exchange(caller, group, device, query, facts)
+    process = _Exchange(group, device, query, facts)
     expected = _ANY if not query.needs_total else _expected.get(group)
     own = None
     if query.runs_ahead and expected is not None and process.fits:
@@ -174,16 +173,8 @@ class _Own:
 class _Exchange:
     """What this process tells the others, and hears from them."""
 
-    def __init__(
-        self, caller: str, group: Any, device: torch.device, query: Query | None, facts: tuple[int, ...]
-    ) -> None:
-        self._caller, self._group, self._device, self._query, self._facts = (
-            caller,
-            group,
-            device,
-            query,
-            facts,
-        )
+    def __init__(self, group: Any, device: torch.device, query: Query | None, facts: tuple[int, ...]) -> None:
+        self._group, self._device, self._query, self._facts = group, device, query, facts
         self.best: Found
 
     @property
@@ -197,7 +188,7 @@ class _Exchange:
         """Begins the first exchange, with notes alone. What it returns waits for those of all processes."""
         with on_stream_of_facts(self._device):
             payload = exchange.notes_alone(self._device, _SIZE, self._notes(None))
-            wait = gathering(self._caller, self._group, payload, "arguments")
+            wait = gathering(_CALLER, self._group, payload, "arguments")
 
         def table() -> Table:
             with on_stream_of_facts(self._device):
@@ -219,7 +210,7 @@ class _Exchange:
                 own.error, own.found = error, None
         if own.found is None:
             payload = exchange.notes_alone(self._device, size, self._notes(own))
-        rows = gathered(self._caller, self._group, payload, "results")
+        rows = gathered(_CALLER, self._group, payload, "results")
         if own.error is not None:
             raise own.error
         self.best, notes = exchange.merged(rows, query.count, width, _NOTES, query.k, *options)
@@ -236,20 +227,20 @@ class _Exchange:
 
     def _checked(self, table: Table) -> Table:
         """Raises an error on every process where one has refused its arguments or failed, or they differ."""
-        check_refused(self._caller, table)
+        check_refused(_CALLER, table)
         if self._query is None:
             return table
         places = enumerate(self._query.facts(), _FACTS)
         alike = {name: [_SHOWN.get(name, int)(row[i]) for row in table] for i, name in places}
-        check_alike(self._caller, alike)
+        check_alike(_CALLER, alike)
         counts = [row[_DOCUMENTS] for row in table]
         if sum(counts) > MOST_DOCUMENTS:
             raise ValueError(
-                f"{self._caller}: the ranks must have at most 2**32 documents together, got {sum(counts)}"
+                f"{_CALLER}: the ranks must have at most 2**32 documents together, got {sum(counts)}"
             )
         failed = [str(i) for i, row in enumerate(table) if row[_FAILED]]
         if failed:
-            raise RuntimeError(f"{self._caller}: rank {', '.join(failed)} of the group failed; see its error")
+            raise RuntimeError(f"{_CALLER}: rank {', '.join(failed)} of the group failed; see its error")
         sums = [f"checksum {row[_CHECKSUM]}" if row[_SEARCHED] else None for row in table]
-        check_alike(self._caller, {"queries": sums})
+        check_alike(_CALLER, {"queries": sums})
         return table

@@ -20,12 +20,7 @@ def fitting(bytes_each: int, most: int) -> int:
 
 
 def exact_scores(
-    Q: Tensor,
-    D: Tensor,
-    found: Tensor,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    options: dict[str, Any],
+    Q: Tensor, D: Tensor, found: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, options: dict[str, Any]
 ) -> Tensor:
     """Scores of each query with its documents ``found`` [Nq, K]. A CPU scores documents where they lie if
     their kept tokens come first; others are copied, some at a time."""

@@ -17,10 +17,10 @@ __all__ = [
     "MOST_SCORES",
     "NO_DOCUMENT",
     "Found",
-    "empty_documents",
     "has_kernels",
     "select",
     "select_next",
+    "without_rank",
 ]
 
 # As many scores are made before the best are chosen: 16 MiB in float32; on a CPU choosing takes a few times
@@ -39,11 +39,16 @@ def has_kernels(x: Tensor, k: int) -> bool:
     return x.is_cpu or (x.is_cuda and k <= MOST_BEST and cuda_missing is None)
 
 
-def empty_documents(D: Tensor, d_mask: Tensor | None) -> Tensor | None:
-    """``[Nd]`` bool, which documents have no kept token. None where all have one, as without a mask."""
-    if d_mask is not None:
-        return ~d_mask.any(dim=1)
-    return None if D.shape[1] else torch.ones(D.shape[0], dtype=torch.bool, device=D.device)
+def without_rank(
+    D: Tensor, d_mask: Tensor | None, keep_empty: bool, left_out: Tensor | None
+) -> Tensor | None:
+    """``[Nd]`` bool, which documents are left out or have no kept token. None where all take a rank."""
+    if keep_empty or (d_mask is None and D.shape[1]):
+        return left_out
+    if d_mask is None:
+        return torch.ones(D.shape[0], dtype=torch.bool, device=D.device)
+    empty = ~d_mask.any(dim=1)
+    return empty if left_out is None else empty | left_out
 
 
 def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> Found:

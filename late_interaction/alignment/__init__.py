@@ -154,7 +154,7 @@ def explain(
         cu_seqlens_d: ``[Nd + 1]``: ``D`` is ``[tokens, d]``, packed as for
             :func:`late_interaction.maxsim_varlen`. Without ``d_mask``.
         documents: ``[Nq, k]`` (``[k]`` for a 2-D ``Q``), int32 or int64: the documents of each query that
-            are to be explained, as :func:`late_interaction.retrieve` returns them. ``D`` is ``[Nd, Ld, d]``
+            are to be explained, as :func:`late_interaction.search` returns them. ``D`` is ``[Nd, Ld, d]``
             or packed, and may be on another device than ``Q``: those documents alone are copied.
         paired: ``Q[i]`` meets ``D[i]`` alone, as in :func:`late_interaction.maxsim_pairs`.
         normalize: as in :func:`late_interaction.maxsim`.

@@ -115,7 +115,7 @@ class Documents:
 
         Example:
             >>> import torch
-            >>> from late_interaction.corpus import Corpus
+            >>> from late_interaction import Corpus
             >>> corpus = Corpus.from_packed(torch.ones(6, 4), torch.tensor([0, 3, 4, 6]))
             >>> [part.tokens for part in corpus.parts(2)]
             [3, 3]
@@ -160,7 +160,7 @@ class Documents:
 
         Example:
             >>> import torch
-            >>> from late_interaction.corpus import Corpus
+            >>> from late_interaction import Corpus
             >>> Corpus.from_packed(torch.ones(5, 4), torch.tensor([0, 2, 5]))
             Corpus(2 documents, 5 tokens, d=4, torch.float32, in memory)
         """
@@ -197,7 +197,7 @@ class Documents:
 
         Example:
             >>> import numpy as np
-            >>> from late_interaction.corpus import Corpus
+            >>> from late_interaction import Corpus
             >>> Corpus.from_numpy(np.ones((5, 4), np.float16), np.array([0, 2, 5]))
             Corpus(2 documents, 5 tokens, d=4, torch.float16, in memory)
         """
@@ -233,7 +233,7 @@ class Documents:
 
         Example:
             >>> import pyarrow as pa                                        # doctest: +SKIP
-            >>> from late_interaction.corpus import Corpus
+            >>> from late_interaction import Corpus
             >>> column = pa.array([[[1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]],
             ...                   pa.list_(pa.list_(pa.float32(), 2)))      # doctest: +SKIP
             >>> Corpus.from_arrow(column)                                   # doctest: +SKIP

@@ -50,7 +50,7 @@ class CorpusBuilder:
 
     Example:
         >>> import tempfile, torch
-        >>> from late_interaction.corpus import Corpus
+        >>> from late_interaction import Corpus
         >>> folder = tempfile.TemporaryDirectory()
         >>> with Corpus.create(folder.name, d=4, dtype=torch.int8) as builder:
         ...     builder.add([torch.randn(3, 4), torch.randn(5, 4)], ids=["a", "b"])

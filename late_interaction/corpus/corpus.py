@@ -1,7 +1,6 @@
 """Documents packed end to end, in memory or mapped from a folder: :class:`Corpus`."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,16 @@ from torch import Tensor
 from late_interaction._checks.choices import Precision
 from late_interaction._checks.options import check_flag
 from late_interaction._progress import Progress
+from late_interaction._search.prepare import prepare
+from late_interaction._search.result import SearchResult
+from late_interaction._search.search import search
 from late_interaction.corpus import _codec_files, _files, _parquet, _search, _shards, _tokens
 from late_interaction.corpus._documents import Documents, Opened
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus.builder import CorpusBuilder
 from late_interaction.residual_codec import ResidualCodec
+from late_interaction.tokens import TokensLike
 
 __all__ = ["Corpus", "CorpusError"]
 
@@ -47,13 +50,13 @@ class Corpus(Documents):
 
     Example:
         >>> import torch
-        >>> from late_interaction.corpus import Corpus
+        >>> from late_interaction import Corpus
         >>> tokens = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
         >>> corpus = Corpus.from_packed(tokens, torch.tensor([0, 2, 3]), normalized=True)
         >>> len(corpus), corpus[1]
         (2, tensor([[0.6000, 0.8000]]))
         >>> corpus.search(torch.tensor([[0.0, 1.0]]), k=2)
-        (tensor([1.0000, 0.8000]), tensor([0, 1]))
+        SearchResult(scores=tensor([1.0000, 0.8000]), indices=tensor([0, 1]), ids=None)
 
     The pickle of a corpus that was opened from a folder, and of a part of one, holds the path, and is opened
     again where it is unpickled, as in a process of ``spawn`` or ``forkserver``. That of a corpus in memory
@@ -104,7 +107,7 @@ class Corpus(Documents):
 
         Example:
             >>> import tempfile, torch
-            >>> from late_interaction.corpus import Corpus
+            >>> from late_interaction import Corpus
             >>> folder = tempfile.TemporaryDirectory()
             >>> with Corpus.create(folder.name, d=8, dtype=torch.float16) as builder:
             ...     for length in (3, 0, 7):
@@ -139,7 +142,7 @@ class Corpus(Documents):
 
         Example:
             >>> import tempfile, torch
-            >>> from late_interaction.corpus import Corpus
+            >>> from late_interaction import Corpus
             >>> folder = tempfile.TemporaryDirectory()
             >>> with Corpus.create(folder.name, d=8) as builder:
             ...     builder.add([torch.randn(3, 8)])
@@ -203,7 +206,7 @@ class Corpus(Documents):
                 :meth:`CorpusBuilder.add`.
 
         Example:
-            >>> from late_interaction.corpus import Corpus
+            >>> from late_interaction import Corpus
             >>> corpus = Corpus.from_parquet(
             ...     "embeddings.parquet", "corpus", column="vector", progress=True)     # doctest: +SKIP
         """
@@ -235,70 +238,34 @@ class Corpus(Documents):
 
     def search(
         self,
-        Q: Tensor | Sequence[Tensor],
-        k: int,
-        q_mask: Tensor | None = None,
+        Q: TokensLike,
+        k: int = 10,
         *,
+        q_mask: Tensor | None = None,
+        subset: Any = None,
         normalize: bool = False,
         largest: bool = True,
-        precision: Precision | None = None,
-        progress: Progress = False,
-        chunk_bytes: int | None = None,
-        group: Any = None,
         keep_empty: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """The ``k`` best documents of each query, by exact MaxSim of the tokens as they are stored.
-
-        Documents are scored in chunks: on the CPU where they lie; on a GPU where they lie, or copied from the
-        CPU, each chunk while the one before it is scored. Among equal scores the lowest index comes first. A
-        document takes no rank by a query with which its score is NaN.
-
-        Args:
-            Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, or a list of ``[L, d]`` tensors; floating-point. Rounded to the
-                dtype of the corpus, or of the centroids of its codec; quantized with a scale a token where
-                the corpus has codes. On a GPU, or on the device of the corpus.
-            k: how many; at most all documents come back.
-            q_mask: ``[Nq, Lq]``, True = keep. Only for a tensor ``Q``.
-            normalize: L2-normalize every token first. Documents of a corpus that is not known to be
-                ``normalized`` are normalized chunk by chunk, in a copy; codes cannot be; decompressed tokens
-                are, always, where they are multiplied.
-            largest: the highest scores, or else the lowest.
-            precision: how float32 tokens multiply, as in :func:`late_interaction.maxsim`.
-            progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
-            chunk_bytes: how many bytes of tokens are scored at a time. A longer document is a chunk by
-                itself. None: 256 MiB, or 4 MiB where chunks are normalized on a CPU.
-            group: a ``torch.distributed`` process group whose processes hold a shard of the documents each,
-                such as their part of :meth:`parts`, and search for the same queries. Every process has the
-                best of all documents, numbered in the order of ranks. None: this process alone.
-            keep_empty: rank documents without tokens too, by their score of 0.
-
-        Returns:
-            ``(scores, indices)``: float32 and int64, each ``[Nq, min(k, documents)]`` (``[min(k,
-            documents)]`` for a 2-D ``Q``), best first, on the device of ``Q``. Where fewer documents take a
-            rank, the last entries are -inf (inf for ``largest=False``) and -1. No gradients.
-
-        Raises:
-            TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value; ``normalize``
-                where the codes of the corpus were not normalized; on all processes of a group for queries or
-                options in which they differ.
-            RuntimeError: another process of the group has raised an error, or has ended.
-            ImportError: ``progress=True`` without tqdm.
-
-        Complexity: ``2 * tokens of Q * tokens * d`` operations and one read of the corpus. Memory beside the
-        inputs: the scores of a chunk, at most 4 M; on a GPU two chunks where the corpus is on the CPU; a
-        copy of a chunk where it is normalized, and for float16 and bfloat16 one in float32 beside it.
-        Codes are copied beside each other by length, 1 MiB at a time on a CPU, unless neighbours are equally
-        long.
+        precision: Precision | None = None,
+        chunk_bytes: int | None = None,
+        progress: Progress = False,
+        group: Any = None,
+    ) -> SearchResult:
+        """Call :func:`late_interaction.search` of this corpus.
 
         Example:
             >>> import torch
-            >>> from late_interaction.corpus import Corpus
-            >>> corpus = Corpus.from_packed(torch.eye(3), torch.tensor([0, 1, 3]))
+            >>> import late_interaction as li
+            >>> ids = ["first", "second"]
+            >>> corpus = li.Corpus.from_packed(torch.eye(3), torch.tensor([0, 1, 3]), ids=ids)
             >>> corpus.search(torch.tensor([[[0.0, 0.6, 0.8]]]), k=1)
-            (tensor([[0.8000]]), tensor([[1]]))
+            SearchResult(scores=tensor([[0.8000]]), indices=tensor([[1]]), ids=[['second']])
         """
-        options = {
-            "normalize": normalize, "largest": largest, "precision": precision, "progress": progress,
-            "chunk_bytes": chunk_bytes, "group": group, "keep_empty": keep_empty,
-        }  # fmt: skip
-        return _search.search(self, Q, k, q_mask, options)
+        return search(
+            Q, self, k, q_mask=q_mask, subset=subset, normalize=normalize, largest=largest,
+            keep_empty=keep_empty, precision=precision, chunk_bytes=chunk_bytes, progress=progress,
+            group=group,
+        )  # fmt: skip
+
+
+prepare.register(Corpus, _search.CorpusSearch)

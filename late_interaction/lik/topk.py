@@ -1,9 +1,11 @@
 """``late_interaction_kernels.topk``: the best documents of each query."""
 
+from typing import Any
+
 from torch import Tensor
 
-from late_interaction import topk
-from late_interaction._checks.options import check_positive
+from late_interaction._checks.options import check_flag, check_positive
+from late_interaction._search.search import search
 
 __all__ = ["maxsim_topk"]
 
@@ -20,12 +22,28 @@ def maxsim_topk(
     largest: bool = True,
     sorted: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Call :func:`late_interaction.topk.maxsim_topk`."""
+    """Call :func:`late_interaction.search`."""
     chunk_bytes = bytes_of("chunk_size", chunk_size, D)
-    return topk.maxsim_topk(
+    return best_of(
         Q, D, k, q_mask, d_mask,
         normalize=normalize, chunk_bytes=chunk_bytes, largest=largest, sorted=sorted,
     )  # fmt: skip
+
+
+def best_of(
+    Q: Tensor,
+    D: Tensor,
+    k: int,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    *,
+    sorted: bool,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return a search's scores and indices, which are sorted either way."""
+    check_flag("sorted", sorted)
+    scores, indices = search(Q, D, k, q_mask=q_mask, d_mask=d_mask, **options)
+    return scores, indices
 
 
 def bytes_of(name: str, documents: int | None, D: Tensor) -> int | None:

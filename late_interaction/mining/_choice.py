@@ -19,7 +19,7 @@ _MOST = 1 << 62  # of a score
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of :func:`late_interaction.mining.hard_negatives` that say what may be a negative."""
+    """The options of :func:`late_interaction.hard_negatives` that say what may be a negative."""
 
     num_negatives: int = 3
     range_min: int = 0
@@ -68,8 +68,8 @@ class Choice:
 
     def columns(self, scores: Tensor, is_positive: Tensor, positive: Tensor) -> Tensor:
         """``[Nq, num_negatives]``: columns of ``scores [Nq, n]``, best first, that become negatives, in the
-        order of their ranks; -1 where there are no more. positive: ``[Nq]``, each query's lowest score of a
-        positive, NaN where it has none."""
+        order of their ranks; ``n`` where there are no more. positive: ``[Nq]``, each query's lowest score of
+        a positive, NaN where it has none."""
         rank = (~is_positive).cumsum(1) - 1
         fit = ~is_positive & (rank < min(self.most, scores.shape[1])) & ~scores.isnan()
         if self.max_score is not None:
@@ -93,5 +93,4 @@ class Choice:
         key = key.masked_fill(~fit, torch.inf)
         chosen = key.argsort(dim=1, stable=True)[:, : self.num_negatives]
         found = torch.where(fit.gather(1, chosen), chosen, n).sort(dim=1).values
-        found = torch.nn.functional.pad(found, (0, self.num_negatives - found.shape[1]), value=n)
-        return torch.where(found < n, found, -1)
+        return torch.nn.functional.pad(found, (0, self.num_negatives - found.shape[1]), value=n)

@@ -2,28 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, is_integer
-from late_interaction._checks.packed import check_sequences
-from late_interaction._checks.tensors import (
-    INDICES,
-    MASK_DTYPES,
-    check_embeddings,
-    check_integers,
-    check_mask,
-    check_not_meta,
-)
+from late_interaction._checks.tensors import INDICES, MASK_DTYPES, check_has_d, check_integers, check_not_meta
 from late_interaction._progress import Progress
 from late_interaction._scoring.norm_warning import look, unwatched
+from late_interaction._scoring.sequences import as_tokens, of_tensor
+from late_interaction._search.result import SearchResult, ids_at
 from late_interaction.corpus import Corpus
 from late_interaction.mining._choice import Choice, Strategy
 from late_interaction.score_pairs import score_pairs_packed
+from late_interaction.tokens import Tokens, TokensLike
 from late_interaction.varlen import pack_sequences
 
 __all__ = ["HardNegatives", "hard_negatives"]
@@ -33,30 +29,30 @@ _QUERIES = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class HardNegatives:
-    """What :func:`hard_negatives` found.
+class HardNegatives(SearchResult):
+    """What :func:`hard_negatives` found: a search's result, and the scores of positives.
 
     Args:
-        indices: ``[Nq, num_negatives]``, int64: documents, by falling scores; -1 where there were no more.
-        scores: ``[Nq, num_negatives]``, float32: their exact scores, NaN for -1.
+        scores: ``[Nq, num_negatives]``, float32: exact scores, falling.
+        indices: ``[Nq, num_negatives]``, int64: the documents. Where there were no more, the score is -inf,
+            the index -1, the id None.
+        ids: as in :class:`late_interaction.SearchResult`.
         positive_scores: the scores of each query's positives, in their order: a float32 tensor for each.
 
     Example:
         >>> import torch
-        >>> from late_interaction.mining import hard_negatives
+        >>> from late_interaction import hard_negatives
         >>> D = torch.eye(4).unsqueeze(1)
         >>> hard_negatives(D[:1] + 0.1 * D[2], D, [[0]], num_negatives=1).indices
         tensor([[2]])
     """
 
-    indices: Tensor
-    scores: Tensor
-    positive_scores: list[Tensor]
+    positive_scores: list[Tensor] = field(default_factory=list)
 
 
 def hard_negatives(
-    Q: Tensor | Sequence[Tensor],
-    D: Tensor | Sequence[Tensor] | Corpus,
+    Q: TokensLike,
+    D: TokensLike | Corpus,
     positives: Sequence[Sequence[int]],
     *,
     num_negatives: int = 3,
@@ -75,15 +71,16 @@ def hard_negatives(
     progress: Progress = False,
     keep_empty: bool = False,
 ) -> HardNegatives:
-    """The documents that score highest for each query and are no positives of it, by exact MaxSim over the
-    whole corpus, in bounded memory. The options have the names that they have in Sentence Transformers'
+    """Find the documents that score highest for each query and are no positives of it, by exact MaxSim over
+    the whole corpus, in bounded memory. The options have the names that they have in Sentence Transformers'
     ``mine_hard_negatives``.
 
     Args:
-        Q: ``[Nq, Lq, d]``, or a list of ``[L, d]`` tensors; rounded to the dtype of ``D``.
-        D: documents: ``[Nd, Ld, d]``, a list of ``[L, d]`` tensors, or a
-            :class:`late_interaction.corpus.Corpus`. On the device of ``Q``, or on the CPU. float64 ones are
-            scored as float32.
+        Q: ``[Nq, Lq, d]``, :class:`late_interaction.Tokens`, or a list of ``[L, d]`` tensors; rounded to the
+            dtype of ``D``.
+        D: documents: ``[Nd, Ld, d]``, Tokens, a list of ``[L, d]`` tensors, or a
+            :class:`late_interaction.Corpus`. On the device of ``Q``, or on the CPU. float64 ones are scored
+            as float32.
         positives: for each query the indices of its positive documents; may be empty.
         num_negatives: how many for each query.
         range_min: skip so many of the best that scores and margins leave.
@@ -98,7 +95,7 @@ def hard_negatives(
         include_positives: whether positives may be among what is found.
         q_mask, d_mask: ``[Nq, Lq]`` and ``[Nd, Ld]``, True = keep. Only for tensors.
         normalize: L2-normalize every token first.
-        progress: of the search, as in :func:`late_interaction.retrieve`.
+        progress: of the search, as in :func:`late_interaction.search`.
         keep_empty: rank documents without a kept token too, by their score of 0.
 
     Returns:
@@ -113,7 +110,7 @@ def hard_negatives(
 
     Example:
         >>> import torch
-        >>> from late_interaction.mining import hard_negatives
+        >>> from late_interaction import hard_negatives
         >>> D = [torch.randn(length, 16) for length in (5, 9, 3, 12, 7)]
         >>> Q = [D[0][:2], D[3][4:]]
         >>> found = hard_negatives(Q, D, [[0], [3]], num_negatives=2, absolute_margin=0.1)
@@ -126,12 +123,12 @@ def hard_negatives(
     )  # fmt: skip
     check_flag("normalize", normalize)
     check_flag("include_positives", include_positives)
-    queries = _sequences("Q", Q, q_mask)
+    queries = [] if isinstance(Q, (list, tuple)) and not Q else list(_tokens("Q", Q, q_mask))
     corpus = _corpus(D, d_mask)
     rows = _positives(positives, len(queries), len(corpus))
     if not queries:
         none = torch.empty(0, num_negatives, dtype=torch.float32, device="cpu")
-        return HardNegatives(none.long(), none, [])
+        return HardNegatives(none, none.long())
     most = max(map(len, rows))
     if not normalize:
         look("hard_negatives", queries)
@@ -152,12 +149,11 @@ def hard_negatives(
         if include_positives:
             is_positive.zero_()
         columns = choice.columns(scores.masked_fill(indices < 0, torch.nan), is_positive, lowest)
-        at = columns.clamp_min(0)
-        if scores.shape[1] == 0:
-            none = torch.full(columns.shape, torch.nan, dtype=torch.float32, device=device)
-            return HardNegatives(columns, none, own)
-        found = torch.where(columns < 0, -1, indices.gather(1, at))
-        return HardNegatives(found, torch.where(columns < 0, torch.nan, scores.gather(1, at)), own)
+        # A column behind all others stands where there are no more.
+        scores, indices = pad(scores, (0, 1), value=-torch.inf), pad(indices, (0, 1), value=-1)
+        scores, indices = scores.gather(1, columns), indices.gather(1, columns)
+        ids = None if corpus.ids is None else ids_at(corpus.ids, indices.tolist())
+        return HardNegatives(scores, indices, ids, own)
 
 
 def _lowest(scores: list[Tensor], corpus: Corpus, rows: list[list[int]], keep_empty: bool) -> list[float]:
@@ -170,20 +166,12 @@ def _lowest(scores: list[Tensor], corpus: Corpus, rows: list[list[int]], keep_em
     return found
 
 
-def _sequences(name: str, x: Any, mask: Tensor | None) -> list[Tensor]:
-    """Texts as a list of their kept tokens."""
-    if isinstance(x, Tensor):
-        check_embeddings(name, x)
-        if x.dim() != 3:
-            raise ValueError(f"{name} must be [N, L, d], or a list of [L, d], got {shape_of(x)}")
-        kept = check_mask(f"{name[0].lower()}_mask", mask, name, x)
-        return list(x) if kept is None else [y[own] for y, own in zip(x, kept, strict=True)]
-    if mask is not None:
-        raise ValueError(f"{name[0].lower()}_mask must be None for a list, got {abbreviate(mask)}")
-    if isinstance(x, (list, tuple)) and not x:
-        return []
-    check_sequences(name, x)
-    return list(x)
+def _tokens(name: str, x: Any, mask: Tensor | None) -> Tokens:
+    tokens = as_tokens(name, x, **{f"{name.lower()}_mask": mask})
+    if isinstance(tokens, Tensor):
+        tokens = of_tensor(name, tokens, mask, (3,))
+    check_not_meta(name, tokens.values)
+    return tokens  # type: ignore[no-any-return]
 
 
 def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:
@@ -191,18 +179,12 @@ def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:
         if d_mask is not None:
             raise ValueError(f"d_mask must be None for a Corpus, got {abbreviate(d_mask)}")
         return D
-    if isinstance(D, Tensor) and d_mask is None and D.dim() == 3 and D.is_contiguous():
-        check_embeddings("D", D)
-        tokens, offsets = D.flatten(0, 1), torch.arange(D.shape[0] + 1, device="cpu") * D.shape[1]
-    else:
-        documents = _sequences("D", D, d_mask)
-        if not documents:
-            return Corpus([], {"d": 0, "dtype": torch.float32, "normalized": False})
-        tokens, offsets = pack_sequences(documents)
-    check_not_meta("D", tokens)
-    if tokens.shape[1] == 0:
-        raise ValueError("D must have tokens [L, d] with d of at least 1, got d = 0")
-    return Corpus.from_packed(tokens.float() if tokens.dtype is torch.float64 else tokens, offsets)
+    if isinstance(D, (list, tuple)) and not D:
+        return Corpus([], {"d": 0, "dtype": torch.float32, "normalized": False})
+    tokens = _tokens("D", D, d_mask).pack()
+    check_has_d("D", tokens.values)
+    values = tokens.values.float() if tokens.dtype is torch.float64 else tokens.values
+    return Corpus.from_packed(values.contiguous(), tokens.offsets)  # type: ignore[arg-type]
 
 
 def _positives(positives: Any, queries: int, documents: int) -> list[list[int]]:

@@ -83,7 +83,7 @@ def mine_hard_negatives(
             anchors and positives of one name, or of a name that the output has for another column.
 
     Complexity: as :func:`hard_negatives`; the embeddings of all texts stay in memory, which a
-        :class:`late_interaction.corpus.Corpus` and :func:`hard_negatives` avoid.
+        :class:`late_interaction.Corpus` and :func:`hard_negatives` avoid.
 
     Example:
         >>> from late_interaction.mining import mine_hard_negatives

@@ -2,7 +2,7 @@
 document, whose inner product approximates their MaxSim (Dhulipala et al., https://arxiv.org/abs/2405.19504).
 
 Any index of inner products finds candidates by them. Exact scores rank these:
-:func:`late_interaction.retrieve` takes :class:`Encodings` of a corpus as ``coarse=``.
+:func:`late_interaction.search` takes :class:`Encodings` of a corpus as ``coarse=``.
 """
 
 from late_interaction.muvera.encoder import Encodings, Muvera

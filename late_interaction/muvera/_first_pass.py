@@ -1,5 +1,5 @@
 """The first pass of a search over MUVERA's encodings: inner products with all of them, for
-:func:`late_interaction.coarse.search`."""
+:func:`late_interaction.search`."""
 
 from collections.abc import Iterator
 

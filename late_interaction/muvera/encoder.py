@@ -136,7 +136,7 @@ class Muvera:
         self, D: Tensor, d_mask: Tensor | None = None, *, normalize: bool = False
     ) -> "Encodings":
         """The :class:`Encodings` of a padded corpus ``[Nd, Ld, d]``, made a part at a time, for the
-        ``coarse=`` of :func:`late_interaction.retrieve`. ``normalize``: every token is scaled to unit length
+        ``coarse=`` of :func:`late_interaction.search`. ``normalize``: every token is scaled to unit length
         first; the search is to have the same."""
         check_flag("normalize", normalize)
         check_embeddings("D", D)
@@ -234,7 +234,7 @@ class Muvera:
 
 @dataclass(frozen=True)
 class Encodings:
-    """The encodings of a corpus, for the ``coarse=`` of :func:`late_interaction.retrieve`.
+    """The encodings of a corpus, for the ``coarse=`` of :func:`late_interaction.search`.
 
     Args:
         muvera: what made them.
@@ -245,10 +245,10 @@ class Encodings:
 
     Example:
         >>> import torch
-        >>> from late_interaction import Muvera, retrieve
+        >>> from late_interaction import Muvera, search
         >>> D = torch.randn(200, 20, 32)
         >>> encodings = Muvera(32).encode_corpus(D)
-        >>> scores, documents = retrieve(D[:3], D, 1, coarse=encodings, candidates=10)
+        >>> scores, documents = search(D[:3], D, 1, coarse=encodings, candidates=10)
         >>> documents[:, 0]
         tensor([0, 1, 2])
     """

@@ -195,7 +195,7 @@ def python_level(name: str) -> int:
     path = ".".join(parts)
     if path.startswith(CALLERS):
         return 2
-    return 0 if path.startswith("_") and not path.startswith(("_ray", "_search.rescore")) else 3
+    return 0 if path.startswith("_") and not path.startswith(("_ray", "_search.")) else 3
 
 
 def python_arrows() -> set[tuple[str, str]]:

@@ -44,7 +44,7 @@ def test_examples_run(page, monkeypatch):
             warnings.filterwarnings("error", ".*the median norm", UserWarning)
             exec(compile(block, f"{page}:{number}", "exec"), names)
     if page == "README.md":
-        assert names["documents"].shape == (16, 10)
+        assert names["indices"].shape == (16, 10)
         assert names["teacher_scores"].shape == (8, 16)
 
 

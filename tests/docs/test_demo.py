@@ -15,7 +15,7 @@ from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
 from examples import large_batch_mrr
-from late_interaction import maxsim, maxsim_with_winners, retrieve
+from late_interaction import maxsim, maxsim_with_winners, search
 from late_interaction._scoring import norm_warning
 from late_interaction.fp8 import maxsim_inference_fp8, quantize_fp8_per_token
 from late_interaction.int8 import maxsim_inference_int8, quantize_int8_per_token
@@ -120,7 +120,7 @@ def test_training_lowers_the_loss_and_repeats_bit_for_bit(device):
     ]
     assert runs[0] == runs[1] and torch.equal(heads[0].weight, heads[1].weight)
     assert sum(runs[0][-4:]) < sum(runs[0][:4])
-    _, ranking = retrieve(project(heads[0], queries).embeddings, project(heads[0], documents).embeddings, 3)
+    _, ranking = search(project(heads[0], queries).embeddings, project(heads[0], documents).embeddings, 3)
     assert ranking.shape == (16, 3)
 
 
@@ -271,10 +271,10 @@ def encoded():
 def test_a_first_pass_over_a_few_bits_keeps_the_documents_to_find(encoded):
     """All kinds in one test: another process would encode the documents again."""
     Q, D = encoded
-    args = Q.embeddings, D.embeddings, 10, Q.mask, D.mask
-    best = retrieve(*args)[1]
+    given = {"Q": Q.embeddings, "D": D.embeddings, "q_mask": Q.mask, "d_mask": D.mask}
+    best = search(**given).indices
     for kind in ("hamming", "1bit", "4bit"):
-        found = retrieve(*args, coarse=kind, candidates=30)[1]
+        found = search(**given, coarse=kind, candidates=30).indices
         assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99, kind
 
 

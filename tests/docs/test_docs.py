@@ -17,8 +17,10 @@ import late_interaction as li
 
 def test_top_level():
     assert set(li.__all__) >= {
-        "MaxSimScorer",
+        "Corpus",
         "Muvera",
+        "SearchResult",
+        "TopK",
         "__version__",
         "explain_plan",
         "maxsim",
@@ -30,16 +32,13 @@ def test_top_level():
         "patched",
         "pool_tokens",
         "reference",
-        "retrieve",
+        "search",
         "smooth_maxsim",
         "smooth_maxsim_pairs",
         "unpatch",
         "xtr_scores",
     }
-    assert callable(li.retrieve) and inspect.ismodule(li.reference)
-    from late_interaction.retrieve import retrieve
-
-    assert li.retrieve is retrieve
+    assert callable(li.search) and inspect.ismodule(li.reference)
 
 
 def modules():
@@ -59,6 +58,12 @@ def test_every_public_function_is_documented(name):
             if section == "Returns:" and inspect.isclass(getattr(module, public)):
                 continue
             assert section in documentation, f"{name}.{public} lacks {section}"
+
+
+@pytest.mark.parametrize("name", ["search", "SearchResult", "TopK"])
+def test_what_lies_in_private_modules_is_documented(name):
+    documentation = inspect.getdoc(getattr(li, name))
+    assert all(section in documentation for section in ("Args:", "Example:", ">>> "))
 
 
 OPERATORS = {

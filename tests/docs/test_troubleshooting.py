@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import plaid
+from late_interaction import Corpus, plaid
 from late_interaction._scoring import norm_warning
-from late_interaction.corpus import Corpus
 from late_interaction.score_pairs import rerank_direct
 from tests.docs.test_docs import without
 from tests.training.test_contrastive_group import on_ranks
@@ -63,7 +62,7 @@ def without_pylate(monkeypatch):
 
 def without_tqdm(monkeypatch):
     with_module(monkeypatch, "tqdm")
-    li.retrieve(ours(1, 3, 8), ours(4, 5, 8), 2, progress=True)
+    li.search(ours(1, 3, 8), ours(4, 5, 8), 2, progress=True)
 
 
 def without_norms(monkeypatch):

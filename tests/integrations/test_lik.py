@@ -126,6 +126,35 @@ def test_its_defaults_normalize_where_ours_do_not():
     torch.testing.assert_close(head.maxsim_from_hidden(unit_Q, D, torch.eye(8)), li.maxsim(unit_Q, unit_D))
 
 
+def test_a_scorer_holds_its_options():
+    Q, D = torch.randn(5, 6, 16), torch.randn(37, 11, 16)
+    q_mask, d_mask = torch.rand(5, 6) < 0.8, torch.rand(37, 11) < 0.8
+    scorer = li.lik.MaxSimScorer(normalize=False, backward="lowmem", mask_pad_token=7)
+    assert "normalize=False" in repr(scorer) and "'lowmem'" in repr(scorer) and "7" in repr(scorer)
+    assert not list(scorer.parameters()) and scorer.state_dict() == {}
+    expected = li.maxsim(Q, D, q_mask, d_mask)
+    assert torch.equal(scorer(Q, D, q_mask, d_mask), expected)
+    assert torch.equal(scorer.score(Q, D, q_mask, d_mask), expected)
+    Q.requires_grad_()
+    assert scorer(Q, D).requires_grad and not scorer.score(Q, D).requires_grad
+    q_ids, d_ids = (torch.where(m, 1, 7) for m in (q_mask, d_mask))
+    assert torch.equal(scorer.forward_with_ids(Q, D, q_ids, d_ids), expected)
+    scores, indices = scorer.retrieve(Q, D, 4, q_mask, d_mask, chunk=9)
+    torch.testing.assert_close(scores, expected.topk(4).values)
+    assert torch.equal(indices, expected.topk(4).indices)
+
+
+def test_the_ids_of_padding_are_int64():
+    Q = torch.ones(1, 2, 4)
+    ids = torch.tensor([[3, -(1 << 63)]]), torch.tensor([[(1 << 63) - 1, 1]])
+    for token in (-(1 << 63), (1 << 63) - 1):
+        scores = li.lik.MaxSimScorer(mask_pad_token=token, normalize=True).forward_with_ids(Q, Q, *ids)
+        assert float(scores) == pytest.approx(1.0 if token < 0 else 2.0)
+    for token in (-(1 << 63) - 1, 1 << 63):
+        with pytest.raises(ValueError, match="mask_pad_token must"):
+            li.lik.MaxSimScorer(mask_pad_token=token, normalize=True)
+
+
 def test_errors_name_its_arguments():
     Q, D = torch.randn(2, 4, 8), torch.randn(5, 6, 8)
     topk = importlib.import_module("late_interaction.lik.topk")

@@ -34,7 +34,7 @@ def test_a_shorter_and_a_longer_d_are_refused(d):
     with pytest.raises(ValueError, match="must share an embedding dim d"):
         li.maxsim_pairs(Q, D)
     with pytest.raises(ValueError, match="must share an embedding dim d"):
-        li.retrieve(Q, D, 1)
+        li.search(Q, D, 1)
     with pytest.raises(ValueError, match="must share an embedding dim d"):
         li.maxsim_varlen(Q[0], D[0], integers(0, 3), integers(0, 3))
 
@@ -151,9 +151,9 @@ def test_one_dim_fewer_and_one_more_are_refused(function, arguments, name, chang
         (li.maxsim, Q[0, :2], KD),
         (li.maxsim, Q[:1], KD),
         (li.maxsim, Q, KD[:1]),
-        (lambda Q, D: li.retrieve(Q, D, 1), Q[0, 0], D),
-        (lambda Q, D: li.retrieve(Q, D, 1), Q, KD),
-        (lambda Q, D: li.retrieve(Q, D, 1), Q, D[0, 0]),
+        (lambda Q, D: li.search(Q, D, 1), Q[0, 0], D),
+        (lambda Q, D: li.search(Q, D, 1), Q, KD),
+        (lambda Q, D: li.search(Q, D, 1), Q, D[0, 0]),
     ],
 )
 def test_ranks_of_queries_and_documents(function, first, second):
@@ -445,11 +445,11 @@ def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
 
 def test_scales_of_a_corpus_fit_its_tokens():
     codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
-    assert li.retrieve(codes, codes, 1, normalize=False, scale_Q=scale, scale_D=scale)[0].shape == (2, 1)
+    assert li.search(codes, codes, 1, normalize=False, scale_Q=scale, scale_D=scale).scores.shape == (2, 1)
     for name in ("scale_Q", "scale_D"):
         scales = {"scale_Q": scale, "scale_D": scale} | {name: scale[:, :2]}
         with pytest.raises(ValueError, match=f"{name} must be 0-dim or have the shape of"):
-            li.retrieve(codes, codes, 1, normalize=False, **scales)
+            li.search(codes, codes, 1, normalize=False, **scales)
 
 
 def test_approximate_scores_are_of_rank_two():
@@ -489,14 +489,14 @@ def test_a_corpus_elsewhere_is_refused_unless_it_travels_to_a_gpu(devices):
     with pytest.raises(
         ValueError, match=r"Q and D must be on the same device \(or Q on a GPU and D on the CPU\)"
     ):
-        li.retrieve(queries, documents, 1)
+        li.search(queries, documents, 1)
 
 
 @pytest.mark.gpu
 def test_a_corpus_on_a_gpu_is_refused_by_queries_on_the_cpu():
     with pytest.raises(ValueError, match=r"must be on the same device .* got cpu and cuda:0"):
-        li.retrieve(torch.ones(2, 3, 4), torch.ones(2, 3, 4, device="cuda"), 1)
-    assert li.retrieve(torch.ones(2, 3, 4, device="cuda"), torch.ones(2, 3, 4), 1)[0].shape == (2, 1)
+        li.search(torch.ones(2, 3, 4), torch.ones(2, 3, 4, device="cuda"), 1)
+    assert li.search(torch.ones(2, 3, 4, device="cuda"), torch.ones(2, 3, 4), 1).scores.shape == (2, 1)
 
 
 def test_a_list_of_one_scale_is_the_scale_of_all_tokens():

@@ -8,7 +8,6 @@ import torch
 import late_interaction as li
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
-from late_interaction.topk import maxsim_topk
 from late_interaction.varlen import pack_sequences
 
 Q = torch.randn(3, 5, 8)
@@ -62,18 +61,12 @@ def test_tokens(bad, function):
 
 
 @pytest.mark.parametrize("bad", TOKENS)
-@pytest.mark.parametrize("function", [li.maxsim_pairs, maxsim_topk, li.retrieve])
+@pytest.mark.parametrize("function", [li.maxsim_pairs, li.search])
 def test_tokens_of_the_other_functions(bad, function):
     (q, d), error, words = TOKENS[bad]
     with pytest.raises(error) as caught:
-        function(q, d, *([2] if function is not li.maxsim_pairs else []))
+        function(q, d)
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-@pytest.mark.parametrize("function", [maxsim_topk, li.retrieve])
-def test_a_list_of_tensors_where_none_is_taken(function):
-    with pytest.raises(TypeError, match=r"^Q must .* list of tensors: torch.nn.utils.rnn.pad_sequence pads"):
-        function([*Q], D, 2)
 
 
 RANKS = {
@@ -118,7 +111,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("bad", MASKS)
-@pytest.mark.parametrize("function", [li.maxsim, lambda *a: maxsim_topk(a[0], a[1], 2, *a[2:])])
+@pytest.mark.parametrize("function", [li.maxsim, lambda Q, D, q, d: li.search(Q, D, q_mask=q, d_mask=d)])
 def test_masks(bad, function):
     masks, error, words = MASKS[bad]
     with pytest.raises(error) as caught:
@@ -148,7 +141,7 @@ def test_unknown_backward(backward):
     for call in (
         lambda: li.maxsim(Q, D, backward=backward),
         lambda: li.maxsim_pairs(Q, PAIRS, backward=backward),
-        lambda: li.MaxSimScorer(backward=backward),
+        lambda: li.lik.MaxSimScorer(backward=backward),
     ):
         with pytest.raises(ValueError, match="backward must be one of") as caught:
             call()
@@ -166,8 +159,7 @@ def test_unknown_precision(precision):
         lambda: li.maxsim(Q, D, precision=precision),
         lambda: li.maxsim(Q.bfloat16(), D.bfloat16(), precision=precision),
         lambda: li.maxsim_with_winners(Q, D, precision=precision),
-        lambda: maxsim_topk(Q, D, 2, precision=precision),
-        lambda: li.MaxSimScorer(precision=precision),
+        lambda: li.search(Q, D, 2, precision=precision),
     ):
         with pytest.raises(ValueError, match="precision must be one of"):
             call()
@@ -178,7 +170,7 @@ def test_normalize_is_a_bool(normalize):
     with pytest.raises(TypeError, match="normalize must be True or False"):
         li.maxsim(Q, D, normalize=normalize)
     with pytest.raises(TypeError, match="normalize must be True or False"):
-        li.MaxSimScorer(normalize=normalize)
+        li.search(Q, D, normalize=normalize)
 
 
 @pytest.mark.parametrize(
@@ -186,29 +178,25 @@ def test_normalize_is_a_bool(normalize):
 )
 def test_k(k, error):
     with pytest.raises(error, match=r"^k must be"):
-        li.retrieve(Q, D, k)
+        li.search(Q, D, k)
     with pytest.raises(error, match="chunk_bytes must be"):
-        li.retrieve(Q, D, 1, chunk_bytes=k)
-    with pytest.raises(error, match="k must be"):
-        maxsim_topk(Q, D, k)
-    with pytest.raises(error, match="chunk_bytes must be"):
-        maxsim_topk(Q, D, 1, chunk_bytes=k)
+        li.search(Q, D, 1, chunk_bytes=k)
 
 
 @pytest.mark.parametrize("k", [True, None, torch.tensor(2)])
 def test_k_is_an_int(k):
     with pytest.raises(TypeError, match=r"^k must be an int"):
-        li.retrieve(Q, D, k)
+        li.search(Q, D, k)
 
 
 def test_retrieval_takes_no_candidates_of_each_querys_own():
     with pytest.raises(ValueError, match=r"D must be \[Nd, Ld, d\]"):
-        li.retrieve(Q, KD, 1)
+        li.search(Q, KD, 1)
 
 
 def test_progress():
     with pytest.raises(TypeError, match="progress must be"):
-        li.retrieve(Q, D, 1, progress="bar")
+        li.search(Q, D, 1, progress="bar")
 
 
 def test_integers_require_no_gradient():
@@ -220,19 +208,19 @@ def test_integers_require_no_gradient():
 def test_the_padding_token_is_an_id(token):
     wanted = "mask_pad_token must be the id of the padding token, an int, or None, got"
     with pytest.raises(TypeError, match=wanted):
-        li.MaxSimScorer(mask_pad_token=token)
+        li.lik.MaxSimScorer(mask_pad_token=token)
 
 
 def test_scorer_ids():
     with pytest.raises(ValueError, match="mask_pad_token"):
-        li.MaxSimScorer().forward_with_ids(Q, D, ONES(3, 5).long(), ONES(4, 7).long())
-    scorer = li.MaxSimScorer(mask_pad_token=0)
+        li.lik.MaxSimScorer().forward_with_ids(Q, D, ONES(3, 5).long(), ONES(4, 7).long())
+    scorer = li.lik.MaxSimScorer(mask_pad_token=0)
     with pytest.raises(TypeError, match="q_ids must be an integer tensor"):
         scorer.forward_with_ids(Q, D, ONES(3, 5), ONES(4, 7).long())
     with pytest.raises(ValueError, match="d_mask"):
         scorer.forward_with_ids(Q, D, ONES(3, 5).long(), ONES(4, 6).long())
     with pytest.raises(TypeError, match="mask_pad_token"):
-        li.MaxSimScorer(mask_pad_token="[PAD]")
+        li.lik.MaxSimScorer(mask_pad_token="[PAD]")
 
 
 GRAD, ARGMAX = ONES(3, 4), torch.zeros(12, 5, dtype=torch.int32)
@@ -289,13 +277,13 @@ def test_explain_plan_options():
 @pytest.mark.gpu
 def test_mixed_devices():
     q, d = Q.cuda(), D.cuda()
-    for call in (lambda: li.maxsim(q, D), lambda: li.maxsim(Q, d), lambda: li.retrieve(Q, d, 1)):
+    for call in (lambda: li.maxsim(q, D), lambda: li.maxsim(Q, d), lambda: li.search(Q, d, 1)):
         with pytest.raises(ValueError, match="on the same device"):
             call()
     with pytest.raises(ValueError, match="q_mask must be on the device of Q, cuda:0, got cpu"):
         li.maxsim(q, d, boolean(3, 5))
     with pytest.raises(ValueError, match="d_mask must be on the device of D"):
-        li.retrieve(q, D, 1, d_mask=boolean(4, 7).cuda())
+        li.search(q, D, 1, d_mask=boolean(4, 7).cuda())
 
 
 def test_arrays_and_lists_are_told_the_way_in():

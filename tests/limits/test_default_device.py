@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus
+from late_interaction import Corpus
 
 
 def tokens(*shape, seed=0):
@@ -48,7 +48,7 @@ CALLS = {
     "winners": lambda: li.maxsim_with_winners(Q, D, None, D_MASK),
     "pairs": lambda: with_gradients(li.maxsim_pairs, Q, D[:3]),
     "varlen": lambda: with_gradients(lambda Q, D: li.maxsim_varlen(Q, D, CU_Q, CU_D), FLAT_Q, FLAT_D),
-    "retrieve": lambda: tuple(li.retrieve(Q, D, 4, d_mask=D_MASK)),
+    "search": lambda: tuple(li.search(Q, D, 4, d_mask=D_MASK)),
     "xtr": lambda: with_gradients(lambda Q, D: li.xtr_scores(Q, D, 9), Q, D),
     "smooth": lambda: with_gradients(li.smooth_maxsim, Q, D),
     "ward": lambda: tuple(li.pool_tokens(D, 2, d_mask=D_MASK)),

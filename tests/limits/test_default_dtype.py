@@ -3,23 +3,22 @@
 import pytest
 import torch
 
-from late_interaction import Muvera, retrieve
+import late_interaction as li
+from late_interaction import Corpus, Muvera, search
 from late_interaction.bits import maxsim_hamming, to_bits
 from late_interaction.coarse import encode
-from late_interaction.corpus import Corpus
-from late_interaction.mining import hard_negatives
 from late_interaction.residual_codec import ResidualCodec
 
 
 def of_muvera(Q, D):
     muvera = Muvera(8, k_sim=3, repetitions=4, d_proj=5, d_final=30)
     encodings = muvera.encode_corpus(D)
-    return encodings.documents, muvera.encode_queries(Q), *retrieve(Q, D, 3, coarse=encodings, candidates=5)
+    return encodings.documents, muvera.encode_queries(Q), *search(Q, D, 3, coarse=encodings, candidates=5)
 
 
 def of_codes(Q, D):
     codes = encode(D, "4bit")
-    return codes.tokens, codes.scale, *retrieve(Q, D, 3, coarse=codes, candidates=5)
+    return codes.tokens, codes.scale, *search(Q, D, 3, coarse=codes, candidates=5)
 
 
 def of_bits(Q, D):
@@ -50,8 +49,8 @@ def of_codec(Q, D):
 
 
 def of_mining(Q, D):
-    found = hard_negatives(Q, D, [[0], [], [2, 3]], num_negatives=4, relative_margin=0.001)
-    none = hard_negatives([], list(D), [])
+    found = li.hard_negatives(Q, D, [[0], [], [2, 3]], num_negatives=4, relative_margin=0.001)
+    none = li.hard_negatives([], list(D), [])
     return found.indices, found.scores, *found.positive_scores, none.scores
 
 

@@ -9,10 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import late_interaction as li
-from late_interaction import coarse, corpus, fp8, losses, mining, plaid, recall, topk
+from late_interaction import coarse, corpus, fp8, losses, plaid, recall
 from late_interaction.alignment import Alignment
 from late_interaction.alignment.plot import plot_alignment
-from late_interaction.evaluation import evaluate_recall
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.lik.padded import pack_padded
@@ -47,7 +46,7 @@ def of_muvera(**options):
 
 
 def of_topk(**options):
-    best = topk.TopK(Q, 3, **options)
+    best = li.TopK(Q, **options)
     best.add(D)
     return best.scores, best.indices
 
@@ -56,18 +55,18 @@ def of_corpus(**options):
     with TemporaryDirectory() as folder:
         with corpus.Corpus.create(folder, d=8, **options) as builder:
             builder.add(list(D))
-        return corpus.Corpus.open(folder, verify=True).search(Q, 3, normalize=False)
+        return tuple(corpus.Corpus.open(folder, verify=True).search(Q, 3))
 
 
 def searched(**options):
     with TemporaryDirectory() as folder:
         with corpus.Corpus.create(folder, d=8, normalize=False) as builder:
             builder.add(list(D))
-        return corpus.Corpus.open(folder).search(Q, 3, **options)
+        return tuple(corpus.Corpus.open(folder).search(Q, **options))
 
 
 def mined(**options):
-    found = mining.hard_negatives(Q, D, [[0], [1], [2]], **options)
+    found = li.hard_negatives(Q, D, [[0], [1], [2]], **options)
     return found.indices, found.scores
 
 
@@ -82,7 +81,7 @@ class Lengths:
 
 def mined_texts(**options):
     pairs = {"query": ["a", "bb"], "answer": ["cc", "ddd"]}
-    return mining.mine_hard_negatives(pairs, Lengths(), corpus=["eeee", "fffff", "g"], **options)
+    return li.mine_hard_negatives(pairs, Lengths(), corpus=["eeee", "fffff", "g"], **options)
 
 
 def of_module(kind, **options):
@@ -152,20 +151,13 @@ DEFAULTS = {
         coarse.encode, {"normalize": False},
         lambda **options: coarse.encode(D, "4bit", **options).tokens,
     ),
-    "coarse.search": (
-        coarse.search, {"normalize": False, **SEARCH}, partial(coarse.search, Q, D, 3, coarse=BITS)
-    ),
-    "retrieve": (li.retrieve, {"normalize": False, "sorted": True, **SEARCH}, partial(li.retrieve, Q, D, 3)),
-    "MaxSimScorer": (
-        li.MaxSimScorer.__init__, {"normalize": False, "backward": "auto"},
-        lambda **options: li.MaxSimScorer(**options)(Q, D),
-    ),
-    "maxsim_topk": (
-        topk.maxsim_topk, {"normalize": False, "sorted": True, **SEARCH}, partial(topk.maxsim_topk, Q, D, 3)
+    "search": (
+        li.search, {"k": 10, "normalize": False, **SEARCH},
+        lambda **options: [tuple(li.search(Q, D, coarse=x, **options)) for x in (None, BITS)],
     ),
     "TopK": (
-        topk.TopK.__init__,
-        {"normalize": False, "largest": True, "first": 0, "keep_empty": False},
+        li.TopK.__init__,
+        {"k": 10, "normalize": False, "largest": True, "first": 0, "keep_empty": False},
         of_topk,
     ),
     "contrastive_loss": (
@@ -217,20 +209,20 @@ DEFAULTS = {
         lambda **options: li.MarginMSELoss(**options)(Q, OWN, TEACHER),
     ),
     "hard_negatives": (
-        mining.hard_negatives,
+        li.hard_negatives,
         {"num_negatives": 3, "range_min": 0, "sampling_strategy": "top", "seed": 0}
         | {"include_positives": False, "normalize": False, "progress": False, "keep_empty": False},
         mined,
     ),
     "mine_hard_negatives": (
-        mining.mine_hard_negatives,
+        li.mine_hard_negatives,
         {"num_negatives": 3, "output_format": "triplet", "output_scores": False}
         | {"include_positives": False, "batch_size": 32},
         mined_texts,
     ),
     "evaluate_recall": (
-        evaluate_recall, {"k": 10, "per_query": False},
-        partial(evaluate_recall, [[3, 1], [0, 2], [9, 4]], li.retrieve(Q, D, 12))
+        li.evaluate_recall, {"k": 10, "per_query": False},
+        partial(li.evaluate_recall, [[3, 1], [0, 2], [9, 4]], li.search(Q, D, 12))
     ),
     "explain_plan": (
         li.explain_plan, {"winners": True, "d_mask": False, "normalize": False, "packed": False},
@@ -257,7 +249,7 @@ DEFAULTS = {
         of_corpus,
     ),
     "Corpus.open": (corpus.Corpus.open, {"verify": False}, None),
-    "Corpus.search": (corpus.Corpus.search, {"normalize": False, **SEARCH}, searched),
+    "Corpus.search": (corpus.Corpus.search, {"k": 10, "normalize": False, **SEARCH}, searched),
     "plot_alignment": (plot_alignment, {"first_patch": 0}, None),
 }  # fmt: skip
 

@@ -5,12 +5,10 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import bits, coarse, fused_head, reference
+from late_interaction import bits, fused_head, reference
 from late_interaction.fp8 import maxsim_inference_fp8
 from late_interaction.int8 import maxsim_inference_int8, quantize_int8_per_token
-from late_interaction.mining import hard_negatives
 from late_interaction.score_pairs import score_pairs_packed
-from late_interaction.topk import maxsim_topk
 
 B, Lq, Ld, d = 4, 5, 6, 8
 Q_MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
@@ -233,13 +231,13 @@ def quantized(Q, D):
 
 
 def searches(Q, D):
-    yield from maxsim_topk(Q, D, 3, q_mask(Q), d_mask(D))
-    yield from li.retrieve(Q, D, 3, q_mask(Q), d_mask(D), normalize=True)
-    muvera = coarse.Muvera(d, repetitions=4)
+    yield from li.search(Q, D, 3, q_mask=q_mask(Q), d_mask=d_mask(D))
+    yield from li.search(Q, D, 3, q_mask=q_mask(Q), d_mask=d_mask(D), normalize=True)
+    muvera = li.Muvera(d, repetitions=4)
     yield muvera.encode_queries(Q, q_mask(Q))
     yield muvera.encode_documents(D, d_mask(D))
-    yield from coarse.search(Q, D, 2, q_mask(Q), d_mask(D), coarse=muvera, candidates=3)
-    yield hard_negatives(
+    yield from li.search(Q, D, 2, q_mask=q_mask(Q), d_mask=d_mask(D), coarse=muvera, candidates=3)
+    yield li.hard_negatives(
         Q, D, [[0], [1], [2], [3]], num_negatives=2, q_mask=q_mask(Q), d_mask=d_mask(D)
     ).indices
 

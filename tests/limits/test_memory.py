@@ -150,8 +150,8 @@ def test_recomputing_keeps_nothing():
 def test_retrieval_takes_no_score_for_every_document():
     Q = torch.randn(16, 32, 64, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(4000, 8, 64, device="cuda", dtype=torch.bfloat16).repeat(500, 1, 1)  # 2M documents
-    li.retrieve(Q, D[:1000], 10, normalize=True)
-    assert peak(lambda: li.retrieve(Q, D, 10, normalize=True)) < 300 << 20
+    li.search(Q, D[:1000], 10, normalize=True)
+    assert peak(lambda: li.search(Q, D, 10, normalize=True)) < 300 << 20
 
 
 STEP = """

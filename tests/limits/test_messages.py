@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import fp8, int8, plaid, reference, score_pairs, topk
+from late_interaction import fp8, int8, plaid, reference, score_pairs
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
@@ -54,10 +54,9 @@ CALLS = {
     li.maxsim_padded: {"queries": Q, "documents": KD, **LENGTHS},
     pack_padded: {"queries": Q, "documents": KD, **LENGTHS},
     pack_sequences: {"sequences": [Q[0], D[0]]},
-    li.retrieve: {"Q": Q, "D": D, "k": 2},
-    topk.maxsim_topk: {"Q": Q, "D": D, "k": 2},
-    topk.TopK: {"Q": Q, "k": 2},
-    li.MaxSimScorer: {},
+    li.search: {"Q": Q, "D": D, "k": 2},
+    li.TopK: {"Q": Q, "k": 2},
+    li.lik.MaxSimScorer: {},
     li.xtr_scores: {"Q": Q, "D": D, "k": 3},
     li.smooth_maxsim: {"Q": Q, "D": D},
     li.smooth_maxsim_pairs: {"Q": Q, "D": D},

@@ -5,10 +5,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import coarse, fp8, mining, residual_codec, topk
+from late_interaction import Corpus, coarse, fp8, residual_codec
 from late_interaction.bits import maxsim_asymmetric, to_int4
-from late_interaction.corpus import Corpus
-from late_interaction.evaluation import evaluate_recall
 from late_interaction.integrations import vllm
 from late_interaction.lik import forward
 from late_interaction.score_pairs import rerank_direct
@@ -19,14 +17,14 @@ TOKENS = torch.eye(9)[:, :4] + 0.1
 INDICES = torch.zeros(2, 1, dtype=torch.int64)
 CODEC = residual_codec.ResidualCodec(torch.eye(4), torch.zeros(1), torch.tensor([-0.1, 0.1]), nbits=1)
 CODES, SCALE = to_int4(D)
-EXACT = torch.ones(2, 1), INDICES
+EXACT = li.SearchResult(torch.ones(2, 1), INDICES)
 TEXTS = {"a": ["x", "y"], "b": ["u", "v"]}
-FOUND = topk.TopK(Q, 1)
+FOUND = li.TopK(Q, 1)
 FOUND.add(D)
 
 
 def resumed(**state):
-    topk.TopK(Q, 1).load_state_dict(FOUND.state_dict() | state)
+    li.TopK(Q, 1).load_state_dict(FOUND.state_dict() | state)
 
 
 def restored(**state):
@@ -53,19 +51,19 @@ REFUSED = [
     (li.smooth_maxsim, PAIR, "tau", 10**309, ValueError),
     (li.smooth_maxsim_pairs, PAIR, "tau", 10**309, ValueError),
     *[(li.contrastive_loss, PAIR | {"temperature": 1.0}, "group", bad, TypeError) for bad in (5, "x", Q)],
-    (li.retrieve, PAIR | {"k": 1}, "group", [], TypeError),
+    (li.search, PAIR | {"k": 1}, "group", [], TypeError),
     (li.maxsim, PAIR, "precision", NESTED, ValueError),
-    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to("meta"), ValueError),
-    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to_sparse(), TypeError),
-    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "sampling_strategy", np.ones(2), ValueError),
-    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "D", D.to("meta"), ValueError),
-    (mining.hard_negatives, PAIR | {"positives": [[0], [1]]}, "D", D[..., :0], ValueError),
+    (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to("meta"), ValueError),
+    (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to_sparse(), TypeError),
+    (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "sampling_strategy", np.ones(2), ValueError),
+    (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "D", D.to("meta"), ValueError),
+    (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "D", D[..., :0], ValueError),
     (li.plot_alignment, {"alignment": li.explain(Q[0], D[0])}, "ax", "x", TypeError),
     (li.xtr_scores, PAIR | {"k": 1}, "k", np.ones(2, int), TypeError),
     (li.xtr_scores, PAIR | {"k": 1}, "rule", np.ones(2), ValueError),
     (li.xtr_scores, PAIR | {"k": 1}, "q_weights", torch.ones(2, 3).to_sparse(), TypeError),
-    (li.retrieve, PAIR | {"k": 1}, "k", np.ones(2, int), TypeError),
-    (topk.TopK, {"Q": Q, "k": 1}, "first", np.ones(2, int), TypeError),
+    (li.search, PAIR | {"k": 1}, "k", np.ones(2, int), TypeError),
+    (li.TopK, {"Q": Q, "k": 1}, "first", np.ones(2, int), TypeError),
     (forward.maxsim_forward, PAIR, "save_argmax", 1, TypeError),
     (rerank_direct,
      {"Q": Q[0], "batch_tensor": TOKENS, "doc_offsets": OFFSETS[:1], "doc_lengths": OFFSETS[:1]},
@@ -90,12 +88,12 @@ REFUSED = [
      "codes", torch.zeros(1, device="meta").int(), ValueError),
     (li.explain, PAIR | {"documents": INDICES}, "documents", INDICES.to("meta"), ValueError),
     (Corpus.from_packed, {"tokens": TOKENS, "offsets": OFFSETS}, "offsets", OFFSETS.to("meta"), ValueError),
-    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "found", INDICES.to("meta"), ValueError),
-    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "exact", [x.to("meta") for x in EXACT],
-     ValueError),
-    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", None, TypeError),
-    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", b"x", TypeError),
-    (evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", [], ValueError),
+    (li.evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "found", INDICES.to("meta"), ValueError),
+    (li.evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "exact",
+     li.SearchResult(EXACT.scores.to("meta"), EXACT.indices), ValueError),
+    (li.evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", None, TypeError),
+    (li.evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", b"x", TypeError),
+    (li.evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "k", [], ValueError),
     *[(li.reference.maxsim_from_hidden_reference, {"Q": Q, "H_d": D, "W": torch.eye(4)}, name, bad, error)
       for name, bad, error in (("Q", None, TypeError), ("H_d", D.int(), TypeError),
                                        ("W", META, ValueError), ("d_mask", D[0, :, 0] > 0, ValueError))],
@@ -106,7 +104,7 @@ REFUSED = [
     (li.sigmoid_loss, PAIR | {"temperature": 1.0}, "bias", 10**309, ValueError),
     *[(loss, PAIR | {"temperature": 1.0}, "temperature", torch.tensor(value), ValueError)
       for loss in (li.contrastive_loss, li.sigmoid_loss) for value in (-1.0, 0.0)],
-    (li.MaxSimScorer, {}, "mask_pad_token", 2**63, ValueError),
+    (li.lik.MaxSimScorer, {}, "mask_pad_token", 2**63, ValueError),
     (li.ContrastiveLoss, {}, "learnable", None, TypeError),
     (li.distill_kl_div_loss, {"Q": Q, "D": KD, "teacher": torch.ones(2, 2)}, "teacher",
      torch.ones(2, 2).to_sparse(), TypeError),
@@ -116,11 +114,11 @@ REFUSED = [
     (li.cached_contrastive_step, STEP, "batches", 1, TypeError),
     (li.cached_contrastive_step, STEP, "loss", lambda x: None, TypeError),
     (li.cached_contrastive_step, STEP, "scale", "x", TypeError),
-    (mining.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "num_negatives", 2**70, ValueError),
-    (mining.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "max_score", 2**70, ValueError),
-    (mining.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "seed", 2**70, ValueError),
-    (mining.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "corpus", "text", TypeError),
-    (mining.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "output_format", np.ones(2), ValueError),
+    (li.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "num_negatives", 2**70, ValueError),
+    (li.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "max_score", 2**70, ValueError),
+    (li.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "seed", 2**70, ValueError),
+    (li.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "corpus", "text", TypeError),
+    (li.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "output_format", np.ones(2), ValueError),
     (vllm.compute_maxsim_score_offsets, SPANS, "doc_offsets", None, TypeError),
     (vllm.compute_maxsim_score_offsets, SPANS, "doc_lengths", [1.5], TypeError),
     (vllm.compute_maxsim_score_batched, EMBEDDED, "d_embs", 3, TypeError),
@@ -142,10 +140,9 @@ def test_numbers_beyond_int64_are_more_than_there_are():
         li.pool_tokens(TOKENS, method="kmeans", iterations=99),
     )
     assert torch.equal(li.recall_loss(Q, D, k=2**70, temperature=1.0), torch.tensor(0.0))
-    found = mining.hard_negatives(Q, D, [[0], [1]], num_negatives=1, range_max=2**70)
+    found = li.hard_negatives(Q, D, [[0], [1]], num_negatives=1, range_max=2**70)
     assert found.indices.tolist() == [[1], [0]]
-    for search in (li.retrieve, topk.maxsim_topk):
-        assert torch.equal(search(Q, D, 2**70)[1], search(Q, D, len(D))[1])
+    assert torch.equal(li.search(Q, D, 2**70).indices, li.search(Q, D, len(D)).indices)
 
 
 def test_a_seed_of_numpy():
@@ -156,7 +153,7 @@ def test_a_seed_of_numpy():
 def test_a_name_of_a_column_is_not_exchanged_for_another():
     for name in ("", 0, []):
         with pytest.raises(ValueError, match="dataset must have a column"):
-            mining.mine_hard_negatives(TEXTS, None, anchor_column_name=name)
+            li.mine_hard_negatives(TEXTS, None, anchor_column_name=name)
 
 
 def test_operators_called_by_themselves():

@@ -49,8 +49,8 @@ def test_out_of_memory(little_memory, backward):
 def test_out_of_memory_while_retrieving(little_memory):
     Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(100, 60, 128)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        li.retrieve(Q, D[:1].expand(100_000, -1, -1), 5, chunk_bytes=100_000 * D[0].nbytes, normalize=True)
-    scores, documents = li.retrieve(Q, D, 5, normalize=True)
+        li.search(Q, D[:1].expand(100_000, -1, -1), 5, chunk_bytes=100_000 * D[0].nbytes, normalize=True)
+    scores, documents = li.search(Q, D, 5, normalize=True)
     expected = li.maxsim(Q, D.cuda(), normalize=True).topk(5)
     torch.testing.assert_close(scores, expected.values)
     assert torch.equal(documents, expected.indices)

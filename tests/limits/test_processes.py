@@ -49,7 +49,7 @@ def test_threads_share_operators_and_losses():
         q, d = Q.clone().requires_grad_(), D.clone().requires_grad_()
         loss = cross_entropy(li.maxsim(q, d), torch.arange(8)) + li.contrastive_loss(q, d[:8])
         loss.backward()
-        return loss.detach(), q.grad, d.grad, *li.retrieve(Q, D, 5, progress=False)
+        return loss.detach(), q.grad, d.grad, *li.search(Q, D, 5, progress=False)
 
     wanted, found = work(), []
     threads = [threading.Thread(target=lambda: found.extend(work() for _ in range(3))) for _ in range(4)]

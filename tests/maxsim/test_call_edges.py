@@ -9,11 +9,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
-from late_interaction import int8, ops
+from late_interaction import TopK, int8, ops
 from late_interaction._search.stream import documents_at_once
 from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.topk import TopK, maxsim_topk
 from late_interaction.varlen import maxsim_varlen
 
 OPS = torch.ops.late_interaction
@@ -229,7 +228,7 @@ def test_listed_pairs_without_values_are_of_rank_two(Q, D):
 def test_a_padding_id_is_masked_and_ids_on_both_sides_of_it_are_not(dtype):
     Q = documents = torch.eye(4)[None]  # each query token has a document token of its own
     q_ids, d_ids = torch.tensor([[4, 5, 6, 9]], dtype=dtype), torch.tensor([[6, 9, 4, 5]], dtype=dtype)
-    scorer = li.MaxSimScorer(mask_pad_token=5)
+    scorer = li.lik.MaxSimScorer(mask_pad_token=5)
     assert scorer.forward_with_ids(Q, documents, q_ids, d_ids).item() == 2.0
     with pytest.raises(TypeError, match="q_ids must be an integer tensor"):
         scorer.forward_with_ids(Q, documents, q_ids > 5, d_ids)
@@ -238,7 +237,7 @@ def test_a_padding_id_is_masked_and_ids_on_both_sides_of_it_are_not(dtype):
 @pytest.mark.parametrize("documents, steps", [(100, 50), (101, 34), (7, 7)])
 def test_progress_is_reported_fifty_times_at_most(documents, steps):
     seen = []
-    maxsim_topk(
+    li.search(
         tokens(2), tokens(documents)[:, None], 3, progress=lambda done, total: seen.append((done, total))
     )
     assert len(seen) in (steps, steps + 1)  # a report of nothing may come first
@@ -266,14 +265,14 @@ def test_a_state_of_documents_that_were_not_seen_is_refused(index):
 
 def test_without_progress_a_small_corpus_is_one_chunk():
     with Called() as called:
-        maxsim_topk(tokens(2), tokens(100)[:, None], 3)
+        li.search(tokens(2), tokens(100)[:, None], 3)
     assert called.names == ["maxsim_no_autograd", "select_best"]
 
 
 def test_negative_scores_that_differ_in_their_last_bit_keep_their_order():
     Q, near = torch.ones(1, 1), torch.nextafter(torch.tensor(-1.0), torch.tensor(-2.0))
     documents = torch.stack((near, torch.tensor(-1.0))).view(2, 1, 1)
-    scores, indices = maxsim_topk(Q, documents, 2)
+    scores, indices = li.search(Q, documents, 2)
     assert indices.tolist() == [1, 0] and torch.equal(scores, documents.flatten()[indices])
 
 
@@ -332,11 +331,9 @@ def test_progress_is_not_shown_unless_asked_for(monkeypatch):
     Q, documents = tokens(2), D[:, None]
     best = TopK(Q, 1)
     best.add(documents)
-    for found in (li.retrieve(Q, documents, 1), li.MaxSimScorer().retrieve(Q, documents, 1)):
-        assert torch.equal(found[1], best.indices)
-    maxsim_topk(Q, documents, 1)
+    assert torch.equal(li.search(Q, documents, 1).indices, best.indices)
     with pytest.raises(ImportError, match="progress=True needs tqdm"):
-        li.retrieve(Q, documents, 1, progress=True)
+        li.search(Q, documents, 1, progress=True)
 
 
 def test_gradients_of_both_are_the_default_without_values():

@@ -14,10 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import late_interaction as li
-from late_interaction import coarse, fused_head, plaid, topk
+from late_interaction import Corpus, coarse, fused_head, plaid
 from late_interaction._scoring import norm_warning
-from late_interaction.corpus import Corpus
-from late_interaction.mining import hard_negatives
 from late_interaction.residual_codec import ResidualCodec
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 
@@ -226,16 +224,12 @@ def from_hidden(Q, D):
 
 
 def added(Q, D):
-    best = topk.TopK(Q, 2)
+    best = li.TopK(Q, 2)
     best.add(D)
 
 
-def corpus(Q, D):
-    return Corpus.from_packed(D.flatten(0, 1), offsets(*D.shape[:2], "cpu")).search(Q, 2)
-
-
 def mined(Q, D):
-    return hard_negatives(Q, D, [[0]] * len(Q), num_negatives=1)
+    return li.hard_negatives(Q, D, [[0]] * len(Q), num_negatives=1)
 
 
 def distilled(loss):
@@ -285,11 +279,8 @@ FUNCTIONS = {
     "recall_loss(": with_temperature(li.recall_loss),
     "distill_kl_div_loss(": distilled(li.distill_kl_div_loss),
     "margin_mse_loss(": distilled(li.margin_mse_loss),
-    "retrieve(": lambda Q, D: li.retrieve(Q, D, 2),
-    "maxsim_topk(": lambda Q, D: topk.maxsim_topk(Q, D, 2),
+    "search(": lambda Q, D: li.search(Q, D, 2),
     "TopK.add(": added,
-    "coarse.search(": lambda Q, D: coarse.search(Q, D, 2, coarse="4bit"),
-    "Corpus.search(": corpus,
     "hard_negatives(": mined,
     "explain(": lambda Q, D: li.explain(Q, D),
     "maxsim_residual(": lambda Q, D: plaid.maxsim_residual(Q, *of_residuals(Q)),
@@ -367,7 +358,7 @@ def test_masked_tokens_of_losses_and_searches_do_not_count(device):
     Q, D = Q.where(kept.unsqueeze(-1), 7.0), unit(4, 3, 8).to(device)
     calls = {
         "loss": lambda **mask: li.contrastive_loss(Q, D, temperature=1.0, **mask),
-        "search": lambda **mask: li.retrieve(Q, D, 2, normalize=False, **mask),
+        "search": lambda **mask: li.search(Q, D, 2, normalize=False, **mask),
         "corpus": lambda **mask: Corpus.from_packed(D.flatten(0, 1), offsets(4, 3, "cpu")).search(
             Q, 2, normalize=False, **mask
         ),
@@ -384,11 +375,11 @@ def test_normalizing_calls_and_codes_do_not_look(device):
     Q, D = unit(3, 5, 8).to(device) * 7, unit(3, 6, 8).to(device)
     assert said(
         lambda: li.contrastive_loss(Q, D, temperature=1.0, normalize=True),
-        lambda: li.retrieve(Q, D, 2, normalize=True),
-        lambda: coarse.search(Q, D, 2, coarse="1bit", normalize=True),
+        lambda: li.search(Q, D, 2, normalize=True),
+        lambda: li.search(Q, D, 2, coarse="1bit", normalize=True),
         lambda: li.smooth_maxsim(Q, D, normalize=True),
         lambda: li.explain(Q, D, normalize=True),
-        lambda: topk.maxsim_topk(
+        lambda: li.search(
             Q.to(torch.int8), D.to(torch.int8), 2,
             scale_Q=torch.ones((), device=device), scale_D=torch.ones((), device=device),
         ),
@@ -450,14 +441,14 @@ def test_a_search_in_one_thread_silences_no_other(device):
         other.start()
         other.join()
 
-    li.retrieve(Q, D, 2, normalize=False, progress=within)
-    assert norm_warning.looked == {"maxsim", "retrieve"} and found
+    li.search(Q, D, 2, normalize=False, progress=within)
+    assert norm_warning.looked == {"maxsim", "search"} and found
 
 
 def test_an_error_within_a_search_leaves_the_look_to_maxsim(device):
     Q, D = unit(3, 5, 8).to(device), unit(3, 6, 8).to(device)
     with pytest.raises(ValueError):
-        li.retrieve(Q, D[..., :4], 2, normalize=False)
+        li.search(Q, D[..., :4], 2, normalize=False)
     assert len(said(lambda: li.maxsim(Q * 7, D))) == 1
 
 

@@ -221,7 +221,7 @@ def test_compile_automatic_dynamic_shapes(compiled_calls, device):
     assert compiled_calls.frame_count == 2
 
 
-def test_compile_with_winners_and_retrieval(compiled_calls, device):
+def test_compile_with_winners_and_a_scorer(compiled_calls, device):
     Q, D, q_mask, d_mask = arguments(device, grad=False)
 
     def both(Q, D):
@@ -230,7 +230,7 @@ def test_compile_with_winners_and_retrieval(compiled_calls, device):
 
     got = torch.compile(both, fullgraph=True, backend=compiled_calls)(Q, D)
     assert all(map(torch.equal, got, both(Q, D)))
-    scorer = li.MaxSimScorer()
+    scorer = li.lik.MaxSimScorer()
     compiled = torch.compile(scorer, fullgraph=True, backend=compiled_calls)
     torch.testing.assert_close(compiled(Q, D, q_mask, d_mask), scorer(Q, D, q_mask, d_mask))
 
@@ -392,7 +392,7 @@ def test_no_hidden_synchronization():
     try:
         for backward in ("lowmem", "unified"):
             li.maxsim(Q, D, normalize=True, backward=backward).sum().backward()
-        li.retrieve(Q, D, 3, chunk_bytes=2 * D[0].nbytes)
+        li.search(Q, D, 3, chunk_bytes=2 * D[0].nbytes)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

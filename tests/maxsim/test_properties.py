@@ -168,7 +168,7 @@ def test_retrieval_is_topk_of_scores(device, problem, k, chunk):
     scores = li.maxsim(Q, D, q_mask, d_mask)
     order = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     options = {"normalize": False, "chunk_bytes": chunk * max(D[:1].nbytes, 1), "keep_empty": True}
-    best, documents = li.retrieve(Q, D, k, q_mask, d_mask, **options)
+    best, documents = li.search(Q, D, k, q_mask=q_mask, d_mask=d_mask, **options)
     assert torch.equal(documents, order) and torch.equal(best, scores.gather(1, order))
 
 

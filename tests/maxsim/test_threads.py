@@ -156,7 +156,7 @@ def test_fork_after_import():
         try:
             torch.set_num_threads(1)
             with torch.no_grad():
-                answer = li.maxsim(Q, D, normalize=True), *li.retrieve(Q, D, 3)
+                answer = li.maxsim(Q, D, normalize=True), *li.search(Q, D, 3)
             os.write(write, pickle.dumps([x.tolist() for x in answer]))
         except BaseException:
             os.write(write, pickle.dumps(traceback.format_exc()))
@@ -168,4 +168,4 @@ def test_fork_after_import():
     os.waitpid(child, 0)
     assert not isinstance(answer, str), answer
     torch.testing.assert_close(torch.tensor(answer[0]), expected[0])
-    assert answer[2] == li.retrieve(Q, D, 3)[1].tolist()
+    assert answer[2] == li.search(Q, D, 3).indices.tolist()

@@ -15,7 +15,6 @@ from late_interaction.lik import padded
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.topk import maxsim_topk
 from late_interaction.varlen import maxsim_varlen, pack_sequences
 
 Nq, Lq, Nd, Ld, d, d_model = 2, 3, 4, 5, 8, 6
@@ -93,10 +92,10 @@ def calls():
         "quantize fp8": (fp8.quantize_fp8_per_token, (Q,)),
         "quantize fp8 in all": (fp8.quantize_fp8_per_tensor, (Q,)),
         "quantize int8": (int8.quantize_int8_per_token, (Q,)),
-        "maxsim_topk": (options(maxsim_topk, chunk_bytes=2 * D[0].nbytes), (Q, D, 3, *masks)),
-        "retrieve": (options(li.retrieve, precision="high"), (Q, D, 3)),
+        "search": (lambda *args: tuple(li.search(*args, chunk_bytes=8 * Ld * d)), (Q, D, 3)),
+        "search high": (lambda *args: tuple(li.search(*args, precision="high")), (Q, D, 3)),
         "MaxSimScorer": (
-            li.MaxSimScorer(mask_pad_token=0).forward_with_ids, (Q, D, masks[0].long(), masks[1].long())
+            li.lik.MaxSimScorer(mask_pad_token=0).forward_with_ids, (Q, D, masks[0].long(), masks[1].long())
         ),
         "pack_sequences": (lambda *args: pack_sequences(args), (Q[0].detach(), D[0].detach())),
         "reference": (reference.maxsim_reference, (Q, D, *masks)),

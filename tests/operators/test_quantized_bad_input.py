@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+import late_interaction as li
 from late_interaction import bits, fp8, int8
 from late_interaction.reference import maxsim_quantized_reference
-from late_interaction.topk import maxsim_topk
 
 X, Y = torch.randn(3, 5, 8), torch.randn(4, 7, 8)
 KD = torch.randn(3, 2, 7, 8)
@@ -152,7 +152,7 @@ SEARCH = {
 def test_searching(bad):
     wrong, error, words = SEARCH[bad]
     good = {"Q": X.to(E4M3), "D": Y.to(E4M3), "k": 2, "scale_Q": S, "scale_D": T}
-    maxsim_topk(**good)
+    li.search(**good)
     with pytest.raises(error) as raised:
-        maxsim_topk(**(good | wrong))
+        li.search(**(good | wrong))
     assert all(word in str(raised.value) for word in words), raised.value

@@ -37,7 +37,7 @@ def check(device):
     half = li.maxsim(Q.detach().bfloat16(), D.detach().bfloat16(), None, d_mask)
     torch.testing.assert_close(half, want.detach(), rtol=5e-2, atol=5e-1)
 
-    scores, documents = li.retrieve(Q.detach(), D.detach(), d_mask=d_mask, k=2, normalize=False)
+    scores, documents = li.search(Q.detach(), D.detach(), d_mask=d_mask, k=2, normalize=False)
     want_scores, want_documents = want.detach().topk(2)
     assert torch.equal(documents.long(), want_documents.to(documents.device))
     torch.testing.assert_close(scores.float(), want_scores.to(scores.device), rtol=1e-4, atol=1e-4)

@@ -70,13 +70,18 @@ li.contrastive_loss(Q, D, reduction="none", precision="medium")
 li.contrastive_loss(Q, D, reduction="average")  # arg-type
 li.distill_kl_div_loss(Q, D, D[0], reduction="average")  # arg-type
 li.ContrastiveLoss(reduction="average")  # arg-type
-li.MaxSimScorer(backward="lowmem")
-li.MaxSimScorer(backward="fast")  # arg-type
+best, documents = li.search(Q, [D[0]], 2, subset=[0])
+ids: list[object] | None = li.Corpus.open("folder").search(li.Tokens(Q), 3).ids
+li.search(Q, D, top_k=3)  # call-arg
+li.search(Q, D, precision="full")  # arg-type
+recall: dict[int, object] = li.evaluate_recall([[0]], li.search(Q, D))
+li.evaluate_recall([[0]], (Q, D))  # arg-type
+li.TopK(li.Tokens(Q)).add([D[0]])
 li.xtr_scores(Q, D, 2, rule="pylate")
 li.xtr_scores(Q, D, 2, rule="colbert")  # arg-type
 li.coarse.encode(D, "4bit")
 li.coarse.encode(D, "2bit")  # arg-type
-li.mining.hard_negatives(Q, D, [], sampling_strategy="best")  # arg-type
+li.hard_negatives(Q, D, [], sampling_strategy="best")  # arg-type
 li.fp8.quantize_fp8_per_token(D)
 li.fp8.quantize(D)  # attr-defined
 

@@ -5,7 +5,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import bits, coarse
-from late_interaction._search import rescore
+from late_interaction._search import first_pass, rescore
 from late_interaction.coarse import KINDS, Codes, encode
 from late_interaction.score_pairs import rerank_direct
 from tests.cases import mask
@@ -26,14 +26,14 @@ def corpus(device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_documents_as_candidates_are_the_exact_search(kind, masks, normalize, largest, corpus):
     Q, D, *both = corpus
-    both = both if masks else [None, None]
     options = {"normalize": normalize, "largest": largest}
-    exact = li.retrieve(Q, D, 6, *both, **options)
+    options |= dict(zip(("q_mask", "d_mask"), both, strict=True)) if masks else {}
+    exact = li.search(Q, D, 6, **options)
     for given in (kind, encode(D, kind, normalize=normalize)):
-        scores, documents = li.retrieve(Q, D, 6, *both, coarse=given, candidates=120, **options)
+        scores, documents = li.search(Q, D, 6, coarse=given, candidates=120, **options)
         # A score is a sum of nine similarities of up to 70, of either sign.
-        torch.testing.assert_close(scores, exact[0], rtol=1e-6, atol=2e-5)
-        assert torch.equal(documents, exact[1])
+        torch.testing.assert_close(scores, exact.scores, rtol=1e-6, atol=2e-5)
+        assert torch.equal(documents, exact.indices)
 
 
 @pytest.mark.parametrize("form", ["padded", "whole", "strided", "float64", "empty query"])
@@ -50,11 +50,13 @@ def test_documents_whose_kept_tokens_come_first(form, normalize, corpus):
         q_mask[2] = False
     D = D.masked_fill(~d_mask.unsqueeze(-1), torch.nan) if d_mask is not None and not normalize else D
     options = {"normalize": normalize}
-    exact = li.retrieve(Q, D, 6, q_mask, d_mask, **options)
+    exact = li.search(Q, D, 6, q_mask=q_mask, d_mask=d_mask, **options)
     codes = encode(D.nan_to_num(), "4bit", normalize=normalize)
-    scores, documents = li.retrieve(Q, D, 6, q_mask, d_mask, coarse=codes, candidates=120, **options)
-    torch.testing.assert_close(scores, exact[0], rtol=1e-6, atol=1e-6)
-    assert torch.equal(documents, exact[1])
+    scores, documents = li.search(
+        Q, D, 6, q_mask=q_mask, d_mask=d_mask, coarse=codes, candidates=120, **options
+    )
+    torch.testing.assert_close(scores, exact.scores, rtol=1e-6, atol=1e-6)
+    assert torch.equal(documents, exact.indices)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,12 +71,12 @@ def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
         back = (bits.from_bits if kind == "1bit" else bits.from_int4)(codes, scale, 72)
         rough = li.maxsim(torch.nn.functional.normalize(Q, dim=-1), back, q_mask, d_mask)
     for chunk in (None, 1, 50 * D[0].nbytes):
-        scores, documents = li.retrieve(
+        scores, documents = li.search(
             Q,
             D,
             3,
-            q_mask,
-            d_mask,
+            q_mask=q_mask,
+            d_mask=d_mask,
             coarse=kind,
             candidates=10,
             chunk_bytes=chunk,
@@ -92,22 +94,24 @@ def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_documents_come_in_their_order(kind, corpus):
     Q, D, *_ = corpus
-    scores, documents = li.retrieve(Q[:1], D, 2, coarse=kind, candidates=20)
+    scores, documents = li.search(Q[:1], D, 2, coarse=kind, candidates=20)
     assert documents.tolist() == [[3, 7]] and scores[0, 0] == scores[0, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gathered_in_any_pieces(kind, corpus, monkeypatch):
-    Q, D, *masks = corpus
-    expected = li.retrieve(Q, D, 6, *masks, coarse=kind, candidates=12)
+    Q, D, q_mask, d_mask = corpus
+    options = {"q_mask": q_mask, "d_mask": d_mask, "candidates": 12}
+    expected = li.search(Q, D, 6, coarse=kind, **options)
     for size in (1, 17 * 72 * 4 * 5, 17 * 72 * 4 * 30):
         monkeypatch.setattr(coarse, "_BYTES", size)
+        monkeypatch.setattr(first_pass, "_BYTES", size)
         monkeypatch.setattr(rescore, "_BYTES", size)
         monkeypatch.setattr(rescore, "_GATHERED_BYTES", size)
         monkeypatch.setattr(coarse, "_CACHED_BYTES", size)
-        found = li.retrieve(Q, D, 6, *masks, coarse=encode(D, kind), candidates=12)
-        torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
-        assert torch.equal(found[1], expected[1])
+        found = li.search(Q, D, 6, coarse=encode(D, kind), **options)
+        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-6, atol=1e-6)
+        assert torch.equal(found.indices, expected.indices)
 
 
 # ---- sizes of parts, on which no result depends ----
@@ -120,11 +124,7 @@ def test_as_many_as_fit_and_at_least_one(each, most, count):
 
 @pytest.mark.parametrize(
     "room, candidates, parts",
-    [
-        (5, 12, [(1, 5), (1, 5), (1, 2)] * 5),
-        (30, 12, [(2, 12), (2, 12), (1, 12)]),
-        (3, 1, [(3, 1), (2, 1)]),
-    ],
+    [(5, 12, [(1, 5), (1, 5), (1, 2)] * 5), (30, 12, [(2, 12), (2, 12), (1, 12)]), (3, 1, [(3, 1), (2, 1)])],
 )
 @pytest.mark.parametrize("masked", [False, True])
 def test_copies_of_candidates_are_no_larger_than_they_may_be(room, candidates, parts, masked, monkeypatch):
@@ -136,7 +136,7 @@ def test_copies_of_candidates_are_no_larger_than_they_may_be(room, candidates, p
     monkeypatch.setattr(
         rescore, "maxsim", lambda Q, D, *x, **y: seen.append(D.shape) or li.maxsim(Q, D, *x, **y)
     )
-    li.retrieve(D[:5], D, 1, None, d_mask, coarse="1bit", candidates=candidates, normalize=True)
+    li.search(D[:5], D, 1, d_mask=d_mask, coarse="1bit", candidates=candidates, normalize=True)
     assert [tuple(shape[:2]) for shape in seen] == parts
     assert all(shape[2] <= 4 if masked else shape[2] == 7 for shape in seen)
 
@@ -155,7 +155,7 @@ def test_where_kept_tokens_lie_together():
 def test_a_cpu_copies_no_documents_that_lie_together(normalize, monkeypatch):
     D, scored = torch.randn(30, 5, 16), []
     monkeypatch.setattr(rescore, "rerank_direct", lambda *x, **y: scored.append(x) or rerank_direct(*x, **y))
-    li.retrieve(D[:4], D, 3, coarse="1bit", normalize=normalize)
+    li.search(D[:4], D, 3, coarse="1bit", normalize=normalize)
     assert len(scored) == (0 if normalize else 4)
 
 
@@ -168,22 +168,22 @@ def test_a_part_is_encoded_at_a_time(monkeypatch):
 
 
 def chunks_of_first_pass(Q, D, given):
-    return [len(tokens) for _, tokens, *_ in coarse._FirstPass(Q, None, given, True).chunks(D, None, None)]
+    return [len(tokens) for _, tokens, *_ in first_pass.CodesPass(Q, None, given, True).chunks(D, None, None)]
 
 
 @pytest.mark.parametrize("queries, scores, chunk", [(5, 100, 20), (1, 100, 100), (0, 100, 100), (5, 1, 1)])
 def test_scores_of_a_chunk_of_codes(queries, scores, chunk, monkeypatch):
     """Codes that need not travel: however many bytes they have."""
     D = torch.randn(120, 3, 8)
-    monkeypatch.setattr(coarse, "MOST_SCORES", scores)
-    monkeypatch.setattr(coarse, "_BYTES", 1)
+    monkeypatch.setattr(first_pass, "MOST_SCORES", scores)
+    monkeypatch.setattr(first_pass, "_BYTES", 1)
     seen = chunks_of_first_pass(D[:queries], D, encode(D, "1bit"))
     assert seen == [min(chunk, 120 - start) for start in range(0, 120, chunk)]
 
 
 def test_bytes_of_a_chunk_that_is_encoded(monkeypatch):
     D = torch.randn(120, 3, 8)
-    monkeypatch.setattr(coarse, "_BYTES", 4 * 3 * 8 * 50)
+    monkeypatch.setattr(first_pass, "_BYTES", 4 * 3 * 8 * 50)
     assert chunks_of_first_pass(D[:2], D, "1bit") == [50, 50, 20]
 
 
@@ -191,7 +191,7 @@ def test_bytes_of_a_chunk_that_is_encoded(monkeypatch):
     "k, candidates, wanted", [(3, None, 100), (10, None, 100), (11, None, 110), (3, 3, 3)]
 )
 def test_how_many_candidates(k, candidates, wanted):
-    assert coarse._check_candidates(candidates, k) == wanted
+    assert first_pass._check_candidates(candidates, k) == wanted
 
 
 def test_a_cpu_gathers_tokens_up_to_the_last_one_that_is_kept():
@@ -219,12 +219,12 @@ def test_codes_of_one_document_of_empty_ones_and_of_small_tokens(kind):
 
 def test_shapes_and_dtypes(device):
     D = torch.randn(30, 5, 16, device=device, dtype=torch.float64)
-    scores, documents = li.retrieve(D[4], D, 3, coarse="4bit")
+    scores, documents = li.search(D[4], D, 3, coarse="4bit")
     assert scores.shape == documents.shape == (3,) and scores.dtype == torch.float64
     assert documents[0] == 4 and documents.dtype == torch.int64
-    scores, documents = li.retrieve(D[:2].bfloat16(), D.bfloat16(), 50, coarse="1bit")
+    scores, documents = li.search(D[:2].bfloat16(), D.bfloat16(), 50, coarse="1bit")
     assert scores.shape == documents.shape == (2, 30) and scores.dtype == torch.float32
-    scores, documents = li.retrieve(D[:2], D[:0], 5, coarse="hamming")
+    scores, documents = li.search(D[:2], D[:0], 5, coarse="hamming")
     assert scores.shape == documents.shape == (2, 0)
 
 
@@ -232,10 +232,10 @@ def test_progress_and_autograd(device):
     seen = []
     D = torch.randn(30, 5, 16, device=device, requires_grad=True)
     options = {"chunk_bytes": 10 * D[0].nbytes, "progress": lambda *x: seen.append(x)}
-    scores, _ = li.retrieve(D[:1], D, 3, coarse="1bit", **options)
+    scores, _ = li.search(D[:1], D, 3, coarse="1bit", **options)
     assert seen == [(10, 30), (20, 30), (30, 30)] and not scores.requires_grad
     seen.clear()  # of codes, a document has 5 tokens of 2 bytes
-    li.retrieve(D[:1], D, 3, coarse=encode(D, "1bit"), **options | {"chunk_bytes": 100})
+    li.search(D[:1], D, 3, coarse=encode(D, "1bit"), **options | {"chunk_bytes": 100})
     assert seen == [(10, 30), (20, 30), (30, 30)]
     assert not encode(D, "4bit").scale.requires_grad
 
@@ -244,11 +244,11 @@ def test_progress_and_autograd(device):
 def test_a_corpus_on_the_host():
     D = torch.randn(300, 20, 64)
     Q = D[:4].cuda()
-    expected = li.retrieve(Q, D.cuda(), 5, coarse=encode(D.cuda(), "4bit"))
+    expected = li.search(Q, D.cuda(), 5, coarse=encode(D.cuda(), "4bit"))
     for given in ("4bit", encode(D, "4bit")):
-        scores, documents = li.retrieve(Q, D, 5, coarse=given, chunk_bytes=50_000)
-        assert scores.is_cuda and torch.equal(documents, expected[1])
-        torch.testing.assert_close(scores, expected[0], rtol=1e-5, atol=1e-5)
+        scores, documents = li.search(Q, D, 5, coarse=given, chunk_bytes=50_000)
+        assert scores.is_cuda and torch.equal(documents, expected.indices)
+        torch.testing.assert_close(scores, expected.scores, rtol=1e-5, atol=1e-5)
     assert encode(D, "4bit").to("cuda").tokens.is_cuda
 
 
@@ -256,17 +256,12 @@ def test_a_corpus_on_the_host():
     "options, error, message",
     [
         ({"coarse": "2bit"}, ValueError, r"coarse must be one of \('hamming', '1bit', '4bit'\), got '2bit'"),
-        (
-            {"coarse": 1},
-            TypeError,
-            r"coarse must be one of .*, Codes of coarse.* Muvera .*, got int",
-        ),
+        ({"coarse": 1}, TypeError, r"coarse must be one of .*, Codes of coarse.* Muvera .*, got int"),
         ({"candidates": 20}, ValueError, "candidates must be None without coarse, got 20"),
         ({"coarse": "1bit", "candidates": 2}, ValueError, "candidates must be at least k, 3, got 2"),
         ({"coarse": "1bit", "candidates": 9.0}, TypeError, "candidates must be an int, got float"),
         ({"coarse": "1bit", "scale_D": torch.ones(())}, ValueError, "scale_D must be None with coarse"),
         ({"coarse": "1bit", "normalize": 1}, TypeError, "normalize must be True or False, got 1"),
-        ({"coarse": "1bit", "sorted": 1}, TypeError, "sorted must be True or False, got 1"),
         ({"coarse": "1bit", "largest": 1}, TypeError, "largest must be True or False, got 1"),
         ({"coarse": "1bit", "precision": "low"}, ValueError, "precision must be one of"),
     ],
@@ -274,7 +269,7 @@ def test_a_corpus_on_the_host():
 def test_bad_options(options, error, message):
     D = torch.randn(30, 5, 16)
     with pytest.raises(error, match=message):
-        li.retrieve(D[:2], D, 3, **options)
+        li.search(D[:2], D, 3, **options)
 
 
 def test_bad_codes():
@@ -283,11 +278,11 @@ def test_bad_codes():
     with pytest.raises(
         ValueError, match=r"coarse must be the codes of D \[29, 5, 16\], got those of \[30, 5, 16\]"
     ):
-        li.retrieve(D[:2], D[:29], 3, coarse=codes)
+        li.search(D[:2], D[:29], 3, coarse=codes)
     with pytest.raises(ValueError, match=r"coarse must be the codes of D \[30, 5, 16\], got those of \[29"):
-        li.retrieve(D[:2], D, 3, coarse=encode(D[:29], "4bit"))
+        li.search(D[:2], D, 3, coarse=encode(D[:29], "4bit"))
     with pytest.raises(TypeError, match=r"Q must be bfloat16, .* got torch.int8"):
-        li.retrieve(D[:2].char(), D.char(), 3, coarse="1bit")
+        li.search(D[:2].char(), D.char(), 3, coarse="1bit")
     with pytest.raises(ValueError, match="kind must be one of"):
         encode(D, "8bit")
     with pytest.raises(ValueError, match=r"D must be \[Nd, Ld, d\] or \[Ld, d\] with d of at least 1"):

@@ -41,11 +41,13 @@ def best_of(scores, k, largest=True):
 
 
 def equal(got, expected):
+    got, expected = tuple(got), tuple(expected)
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 
 def same(got, expected):
     """Equal on a CPU. A GPU's planner may take another kernel for another number of queries or documents."""
+    got, expected = tuple(got), tuple(expected)
     if got[0].is_cuda:
         torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-4)
     else:
@@ -110,7 +112,7 @@ def test_against_float64(normalize, device, tmp_path):
     for j, x in enumerate(docs):
         pair = unit(Q.double(), dim=-1), unit(x.double().to(device), dim=-1)[None]
         expected[:, j : j + 1] = ref.maxsim(*pair, q_mask)[0] if len(x) else 0
-    scores, indices = corpus.search(Q, 9, q_mask, normalize=normalize, chunk_bytes=5000)
+    scores, indices = corpus.search(Q, 9, q_mask=q_mask, normalize=normalize, chunk_bytes=5000)
     torch.testing.assert_close(scores.double(), expected.gather(1, indices), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores.double(), best_of(expected, 9)[0], rtol=1e-5, atol=1e-5)
 
@@ -152,20 +154,20 @@ def test_ties_go_to_the_lowest_index(device):
 def test_shapes_of_queries(device):
     corpus, Q = packed(documents(), device), torch.randn(3, 6, 16, device=device)
     batch = corpus.search(Q, 4)
-    assert batch[0].shape == batch[1].shape == (3, 4) and batch[1].dtype == torch.int64
-    same(corpus.search(Q[1], 4), (batch[0][1], batch[1][1]))
+    assert batch.scores.shape == batch.indices.shape == (3, 4) and batch.indices.dtype == torch.int64
+    same(corpus.search(Q[1], 4), (batch.scores[1], batch.indices[1]))
     same(corpus.search(list(Q), 4), batch)
     mask = torch.arange(6, device=device) < torch.tensor([[6], [2], [4]], device=device)
-    same(corpus.search(Q, 4, mask), corpus.search([Q[0], Q[1, :2], Q[2, :4]], 4))
-    assert corpus.search(Q, 1000)[0].shape == (3, len(LENGTHS))
-    assert corpus.search(Q[:0], 4)[0].shape == (0, 4)
+    same(corpus.search(Q, 4, q_mask=mask), corpus.search([Q[0], Q[1, :2], Q[2, :4]], 4))
+    assert corpus.search(Q, 1000).scores.shape == (3, len(LENGTHS))
+    assert corpus.search(Q[:0], 4).scores.shape == (0, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
 def test_nothing_to_find(dtype, tmp_path):
     with Corpus.create(tmp_path / "none", d=16, dtype=dtype) as builder:
         builder.add([])
-    assert Corpus.open(tmp_path / "none").search(torch.randn(2, 3, 16), 5)[0].shape == (2, 0)
+    assert Corpus.open(tmp_path / "none").search(torch.randn(2, 3, 16), 5).scores.shape == (2, 0)
     empty = build(tmp_path / "empty", documents([0, 0]), dtype)
     Q = torch.randn(1, 3, 16)
     equal(empty.search(Q, 5, keep_empty=True), (torch.zeros(1, 2), torch.tensor([[0, 1]])))
@@ -181,8 +183,8 @@ def test_progress_and_precision():
     )
     assert seen == sorted(seen) and len(seen) > 3 and seen[-1] == (len(docs), len(docs))
     expected = li.maxsim(Q, docs[11], normalize=True, precision="medium")
-    place = (got[1][0] == 11).nonzero()
-    assert len(place) and abs(float(got[0][0, place[0]]) - float(expected[0])) < 0.05
+    place = (got.indices[0] == 11).nonzero()
+    assert len(place) and abs(float(got.scores[0, place[0]]) - float(expected[0])) < 0.05
 
 
 def test_lengths_of_copies_of_codes():
@@ -291,12 +293,12 @@ def test_bad_arrays(tokens, offsets, message):
     [
         ({"k": 0}, "k must be at least 1"),
         ({"Q": torch.ones(3, 4, 5)}, "Q must have the d of the corpus, 16"),
-        ({"Q": [torch.ones(3, 16), torch.ones(16)]}, r"Q\[1\] must be \[L, d\]"),
-        ({"Q": [torch.ones(3, 16), torch.ones(1, 3, 16)]}, r"Q\[1\] must be \[L, d\]"),
-        ({"Q": []}, "Q must be a torch.Tensor or a list of them"),
-        ({"Q": [torch.ones(3, 16)], "q_mask": torch.ones(1, 3)}, "q_mask must be None for a list"),
+        ({"Q": [torch.ones(3, 16), torch.ones(16)]}, r"Q\[1\] must be \[L, 16\]"),
+        ({"Q": [torch.ones(3, 16), torch.ones(1, 3, 16)]}, r"Q\[1\] must be \[L, 16\]"),
+        ({"Q": []}, "Q must be a torch.Tensor, got list"),
+        ({"Q": [torch.ones(3, 16)], "q_mask": torch.ones(1, 3)}, "q_mask must be None where Q is Tok"),
         ({"Q": torch.ones(3, 16, dtype=torch.int8)}, "Q must be bfloat16"),
-        ({"Q": torch.ones(2, 3, 4, 16)}, r"Q must be \[Nq, Lq, d\]"),
+        ({"Q": torch.ones(2, 3, 4, 16)}, r"Q must be \[N, L, d\] or \[L, d\]"),
         ({"normalize": 1}, "normalize must be True or False"),
         ({"chunk_bytes": 0}, "chunk_bytes must be at least 1"),
         ({"precision": "low"}, "precision must be one of"),
@@ -312,7 +314,7 @@ def test_codes_of_tokens_that_were_not_normalized(tmp_path):
     corpus = build(tmp_path / "corpus", documents(), torch.int8, normalize=False)
     with pytest.raises(ValueError, match=r"normalize must be False for torch.int8 codes"):
         corpus.search(torch.ones(3, 16), 3, normalize=True)
-    assert corpus.search(torch.ones(3, 16), 3, normalize=False)[1].shape == (3,)
+    assert corpus.search(torch.ones(3, 16), 3, normalize=False).indices.shape == (3,)
 
 
 def test_scales_belong_to_codes():

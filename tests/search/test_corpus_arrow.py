@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+import late_interaction as li
 from late_interaction.corpus import Corpus, CorpusError, _parquet
-from late_interaction.mining import hard_negatives
 from late_interaction.residual_codec import ResidualCodec
 from late_interaction.varlen import maxsim_varlen, pack_sequences
 from tests.lancedb_environment import here
@@ -106,7 +106,7 @@ def test_chunks_are_shards_and_score_where_they_lie(dtype, device):
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :8]
     for chunk_bytes in (50, 1 << 20):
         got = corpus.search(Q, 8, normalize=False, chunk_bytes=chunk_bytes)
-        assert torch.equal(got[1], order) and torch.equal(got[0], scores.gather(1, order))
+        assert torch.equal(got.indices, order) and torch.equal(got.scores, scores.gather(1, order))
 
 
 @needs_pyarrow
@@ -136,7 +136,7 @@ def test_nothing():
         corpus = Corpus.from_arrow(array)
         assert (len(corpus), corpus.tokens, corpus.d) == (len(array), 0, 4)
         assert [shard.tokens.shape for shard in corpus.shards] == [(0, 4)]  # no token that no document has
-        assert corpus.search(torch.randn(2, 4), 3, keep_empty=True)[0].tolist() == [0.0] * len(array)
+        assert corpus.search(torch.randn(2, 4), 3, keep_empty=True).scores.tolist() == [0.0] * len(array)
     with pytest.raises(ValueError, match="d must be given for lists without a single token"):
         Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))))
     assert Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))), d=4).d == 4
@@ -156,7 +156,7 @@ def nothing_is_found(corpus):
         for normalize in (True, False):
             scores, indices = corpus.search(torch.randn(3, 2, d), 5, normalize=normalize)
             assert scores.shape == indices.shape == (3, 0) and indices.dtype == torch.int64
-    mined = hard_negatives(torch.randn(2, 3, corpus.d or 8), corpus, [[], []])
+    mined = li.hard_negatives(torch.randn(2, 3, corpus.d or 8), corpus, [[], []])
     assert mined.indices.tolist() == [[-1] * 3] * 2
     assert [len(part) for part in corpus.parts(2)] == [0, 0]
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus
-from late_interaction.topk import TopK, maxsim_topk
+from late_interaction import Corpus, TopK
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +112,8 @@ def test_a_topk_refuses_a_second_thread(use):
             met.append(done)
 
     best.add(D, chunk_bytes=5 * D[0].nbytes, progress=progress)
-    wanted = maxsim_topk(Q, D, 3)
-    assert met == [10] and best.seen == 20 and torch.equal(best.indices, wanted[1])
+    wanted = li.search(Q, D, 3)
+    assert met == [10] and best.seen == 20 and torch.equal(best.indices, wanted.indices)
     in_another_thread(lambda: best.add(D))  # one after the other they may
     assert best.seen == 40
 
@@ -125,22 +124,22 @@ def test_copies_of_a_topk_are_searches_of_their_own():
     best.add(D[:10])
     for again in (copy.deepcopy(best), pickle.loads(pickle.dumps(best))):
         again.add(D[10:])
-        assert torch.equal(again.indices, maxsim_topk(Q, D, 3)[1]) and best.seen == 10
+        assert torch.equal(again.indices, li.search(Q, D, 3).indices) and best.seen == 10
 
 
 def test_threads_may_share_what_they_only_read(tmp_path):
-    """A corpus, a scorer, encoders and their codes."""
+    """A corpus, encoders and their codes."""
     generator = torch.Generator().manual_seed(0)
     docs = [torch.randn(n, 16, generator=generator) for n in [3, 0, 5, 2] * 20]
     with Corpus.create(tmp_path / "corpus", d=16, shard_bytes=2000) as builder:
         builder.add(docs, [f"d{i}" for i in range(len(docs))])
-    corpus, scorer, muvera = Corpus.open(tmp_path / "corpus"), li.MaxSimScorer(), li.Muvera(16, k_sim=2)
+    corpus, muvera = Corpus.open(tmp_path / "corpus"), li.Muvera(16, k_sim=2)
     D = torch.randn(30, 4, 16, generator=generator)
     encodings = muvera.encode_corpus(D)
     queries = [torch.randn(2, 3, 16, generator=generator) for _ in range(24)]
 
     def search(Q):
-        found = corpus.search(Q, 5), scorer.retrieve(Q, D, 5), li.retrieve(Q, D, 5, coarse=encodings)
+        found = corpus.search(Q, 5), li.search(Q, D, 5), li.search(Q, D, 5, coarse=encodings)
         return [x for pair in found for x in pair] + [muvera.encode_queries(Q)], [
             corpus.ids[3],
             len(corpus[4]),

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import late_interaction as li
-from late_interaction import evaluation
-from late_interaction.corpus import Corpus
-from late_interaction.evaluation import evaluate_recall
+from late_interaction import Corpus, evaluate_recall
 
 
 def by_definition(found, scores, k):
@@ -33,63 +31,60 @@ def test_by_definition(all_scores, lists, k):
     scores = torch.tensor(all_scores, dtype=torch.float32)
     exact = scores.sort(dim=-1, descending=True, stable=True)
     lists = lists[: len(scores)]
-    got = evaluate_recall(lists, tuple(exact), k, per_query=True)[k]
+    got = evaluate_recall(lists, li.SearchResult(*exact), k, per_query=True)[k]
     wanted = [by_definition(own, row, k) for own, row in zip(lists, all_scores, strict=True)]
     assert got.tolist() == pytest.approx(wanted)
-    assert evaluate_recall(lists, tuple(exact), [k])[k] == pytest.approx(sum(wanted) / len(wanted))
+    assert evaluate_recall(lists, li.SearchResult(*exact), [k])[k] == pytest.approx(sum(wanted) / len(wanted))
 
 
 def test_lists_of_many_queries(monkeypatch):
     torch.manual_seed(0)
     exact = torch.randn(50, 30).sort(dim=-1, descending=True, stable=True)
     found = torch.randint(-1, 30, (50, 20))
-    whole = evaluate_recall(found, tuple(exact), (1, 5, 40))
+    whole = evaluate_recall(found, li.SearchResult(*exact), (1, 5, 40))
     monkeypatch.setattr(li.evaluation, "_COMPARED", 3 * 20 * 30)
-    assert evaluate_recall(found, tuple(exact), (1, 5, 40)) == whole and list(whole) == [1, 5, 40]
+    assert evaluate_recall(found, li.SearchResult(*exact), (1, 5, 40)) == whole and list(whole) == [1, 5, 40]
 
 
 def test_searches_of_all_kinds(device):
     torch.manual_seed(0)
     Q, D = torch.randn(5, 4, 8, device=device), torch.randn(60, 6, 8, device=device)
-    exact = li.retrieve(Q, D, 20)
-    assert evaluate_recall(exact[1], exact, (1, 7, 20)) == {1: 1.0, 7: 1.0, 20: 1.0}
-    worst = li.retrieve(Q, D, 20, largest=False)
-    assert evaluate_recall(worst[1], worst, 20) == {20: 1.0}
-    assert evaluate_recall(worst[1], exact, 20) == {20: 0.0}
+    exact = li.search(Q, D, 20)
+    assert evaluate_recall(exact, exact, (1, 7, 20)) == {1: 1.0, 7: 1.0, 20: 1.0}
+    worst = li.search(Q, D, 20, largest=False)
+    assert evaluate_recall(worst.indices, worst, 20) == {20: 1.0}
+    assert evaluate_recall(worst.indices, exact, 20) == {20: 0.0}
     corpus = Corpus.from_packed(D.flatten(0, 1).cpu(), torch.arange(0, 361, 6))
     of_corpus = corpus.search(Q, 20)
-    assert evaluate_recall(of_corpus[1], exact, 10)[10] > 0.9
-    one = li.retrieve(Q[0], D, 20)
-    assert evaluate_recall(one[1].flip(0), one, 5, per_query=True)[5].tolist() == [0.0]
+    assert evaluate_recall(of_corpus, exact, 10)[10] > 0.9
+    one = li.search(Q[0], D, 20)
+    assert evaluate_recall(one.indices.flip(0), one, 5, per_query=True)[5].tolist() == [0.0]
 
 
 def test_no_document_and_nan_take_no_rank_and_nothing_is_found_of_nothing():
     scores = torch.tensor([[math.nan, 3.0, 1.0], [2.0, -math.inf, -math.inf], [-math.inf] * 3])
-    exact = scores, torch.tensor([[2, 0, 1], [7, -1, -1], [-1, -1, -1]])
+    exact = li.SearchResult(scores, torch.tensor([[2, 0, 1], [7, -1, -1], [-1, -1, -1]]))
     found = torch.tensor([[2, 1, 0], [7, -1, -1], [3, -1, 4]])
     recall = evaluate_recall(found, exact, (1, 2, 3), per_query=True)
     assert {k: x.tolist() for k, x in recall.items()} == {
         1: [0.0, 1.0, 1.0], 2: [0.5, 1.0, 1.0], 3: [1.0, 1.0, 1.0],
     }  # fmt: skip
-    worst_first = torch.tensor([[0.5, 2.0, math.inf]]), torch.tensor([[4, 3, -1]])
+    worst_first = li.SearchResult(torch.tensor([[0.5, 2.0, math.inf]]), torch.tensor([[4, 3, -1]]))
     assert evaluate_recall([[3]], worst_first, (1, 3)) == {1: 0.0, 3: 0.5}
-    assert evaluate_recall([[7]], (torch.empty(1, 0), torch.empty(1, 0).long()), 3) == {3: 1.0}
+    assert evaluate_recall([[7]], li.SearchResult(torch.empty(1, 0), torch.empty(1, 0).long()), 3) == {3: 1.0}
     none = torch.empty(0, 4)
-    assert math.isnan(evaluate_recall(none.long(), (none, none.long()), 3)[3])
+    assert math.isnan(evaluate_recall(none.long(), li.SearchResult(none, none.long()), 3)[3])
 
 
 @pytest.mark.parametrize(
     "change, error, words",
     [
-        ({"exact": torch.ones(2, 3)}, TypeError, r"exact must be \(scores, indices\)"),
-        ({"exact": (torch.ones(2, 3), [0])}, TypeError, "indices of exact must be a torch.Tensor, got list"),
-        ({"exact": (torch.ones(2, 3), torch.ones(2, 3))}, TypeError, "and integer indices, got"),
-        ({"exact": (torch.ones(2, 3), torch.ones(2, 2).long())}, ValueError, r"got \[2, 3\] and \[2, 2\]"),
-        (
-            {"exact": (torch.tensor([[1.0, 3.0, 2.0]] * 2), torch.ones(2, 3).long())},
-            ValueError,
-            "exact must be ordered best first",
-        ),
+        ({"exact": torch.ones(2, 3)}, TypeError, "exact must be a SearchResult"),
+        ({"exact": (torch.ones(2, 3), torch.ones(2, 3).long())}, TypeError, "exact must be a SearchResult"),
+        ({"scores": torch.ones(2, 3), "indices": [0]}, TypeError, "indices of exact must be a torch.Tensor"),
+        ({"scores": torch.ones(2, 3), "indices": torch.ones(2, 3)}, TypeError, "and integer indices, got"),
+        ({"indices": torch.ones(2, 2).long()}, ValueError, r"got \[2, 3\] and \[2, 2\]"),
+        ({"scores": torch.tensor([[1.0, 3.0, 2.0]] * 2)}, ValueError, "exact must be ordered best first"),
         ({"found": torch.ones(2, 3)}, TypeError, "found must be integers, got torch.float32"),
         ({"found": torch.ones(2, 3, 4).long()}, ValueError, r"found must be \[Nq, n\]"),
         ({"found": 3}, TypeError, "found must be a tensor or a list for each query, got 3"),
@@ -102,50 +97,22 @@ def test_no_document_and_nan_take_no_rank_and_nothing_is_found_of_nothing():
     ],
 )
 def test_bad_input(change, error, words):
-    good = {"found": [[0], [1]], "exact": (torch.ones(2, 3), torch.arange(3).expand(2, 3)), "k": 1}
+    change = dict(change)
+    exact = {"scores": torch.ones(2, 3), "indices": torch.arange(3).expand(2, 3)}
+    exact |= {name: change.pop(name) for name in tuple(change) if name in exact}
+    good = {"found": [[0], [1]], "exact": li.SearchResult(**exact), "k": 1}
     with pytest.raises(error, match=words):
         evaluate_recall(**{**good, **change})
 
 
-EXACT = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[4, 5, 6]])
-
-
-@pytest.mark.parametrize(
-    ("found", "exact", "error", "message"),
-    [
-        ([[1]], EXACT[:1], TypeError, "exact must be"),
-        ([[1]], (*EXACT, 0), TypeError, "exact must be"),
-        ([[1]], (EXACT[0], EXACT[1][:, :2]), ValueError, "exact must be two tensors"),
-        ([[1]], (EXACT[0][:, :2], EXACT[1]), ValueError, "exact must be two tensors"),
-        ([[1], [2]], EXACT, ValueError, "found must have the 1 queries of exact, got 2"),
-        ([], EXACT, ValueError, "found must have the 1 queries of exact, got 0"),
-    ],
-)
-def test_sizes_that_do_not_fit(found, exact, error, message):
-    with pytest.raises(error, match=message):
-        evaluate_recall(found, exact, k=1)
-
-
 def test_scores_that_tie_in_a_rising_order():
-    exact = torch.tensor([[1.0, 1.0, 2.0, math.nan]]), torch.tensor([[0, 1, 2, 3]])
+    exact = li.SearchResult(torch.tensor([[1.0, 1.0, 2.0, math.nan]]), torch.tensor([[0, 1, 2, 3]]))
     assert [evaluate_recall([[i]], exact, k=1)[1] for i in range(4)] == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_no_document_is_never_the_best():
-    exact = torch.tensor([[2.0, 1.0]]), torch.tensor([[5, -1]])
+    exact = li.SearchResult(torch.tensor([[2.0, 1.0]]), torch.tensor([[5, -1]]))
     assert evaluate_recall(torch.tensor([[-1, 7]]), exact, k=2) == {2: 0.0}
-    assert evaluate_recall(torch.tensor([[-1]]), (exact[0], torch.tensor([[1 << 40, 2]])), k=1) == {1: 0.0}
-
-
-def test_no_query_has_no_recall():
-    none = torch.empty(0, 3), torch.empty(0, 3, dtype=torch.int64)
-    assert math.isnan(evaluate_recall([], none, k=1)[1])
-
-
-def test_lists_are_compared_a_part_at_a_time(monkeypatch):
-    exact = torch.randn(7, 20).sort(dim=1, descending=True)
-    found = torch.stack([torch.randperm(20) for _ in range(7)])
-    expected = evaluate_recall(found, exact, k=5, per_query=True)[5]
-    for most in (1, 250):
-        monkeypatch.setattr(evaluation, "_COMPARED", most)
-        assert torch.equal(evaluate_recall(found, exact, k=5, per_query=True)[5], expected)
+    assert evaluate_recall(
+        torch.tensor([[-1]]), li.SearchResult(exact.scores, torch.tensor([[1 << 40, 2]])), k=1
+    ) == {1: 0.0}

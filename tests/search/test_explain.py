@@ -96,7 +96,7 @@ def test_packed_and_empty_documents(device):
 
 def test_documents_of_retrieve(device):
     Q, D, q_mask, d_mask = batch(device)
-    scores, documents = li.retrieve(Q, D, 2, q_mask, d_mask, progress=False, normalize=True)
+    scores, documents = li.search(Q, D, 2, q_mask=q_mask, d_mask=d_mask, progress=False, normalize=True)
     got = li.explain(Q, D.cpu(), q_mask, d_mask.cpu(), documents=documents, normalize=True)
     for i, row in enumerate(got):
         for one, j, score in zip(row, documents[i].tolist(), scores[i].tolist(), strict=True):

@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from late_interaction import topk
-from late_interaction.corpus import Corpus
-from late_interaction.topk import maxsim_topk
+import late_interaction as li
+from late_interaction import Corpus
 from tests import search_worker
 from tests.search_worker import COUNTS, documents, queries
 from tests.training.test_contrastive_group import on_ranks
@@ -25,7 +24,7 @@ def same(found, expected):
 
 def bits(found):
     """Scores of float64 hold those of both dtypes."""
-    return found[0].double(), found[1]
+    return found.scores.double(), found.indices
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -39,37 +38,10 @@ def test_every_process_has_the_best_of_all(world):
             wanted = search_worker.whole_corpus().search(Q, k, **options)
         else:
             stop = sum(COUNTS[:world])
-            of_documents = {x: more[x][:stop] for x in ("d_mask", "scale_D") if x in more}
+            of_documents = {x: more[x][:stop] for x in search_worker.OF_DOCUMENTS if x in more}
             rest = {x: more[x] for x in ("q_mask", "scale_Q") if x in more}
-            wanted = maxsim_topk(Q, D[:stop], k, **rest, **of_documents, **options)
+            wanted = li.search(Q, D[:stop], k, **rest, **of_documents, **options)
         same([x[name] for x in found], bits(wanted))
-
-
-@pytest.mark.parametrize("one", [False, True])
-def test_what_processes_compare_of_a_search(one, monkeypatch):
-    """The queries with what belongs to them, how many there are, and how many documents this process has."""
-    asked = []
-
-    def alone(caller, group, device, prepare, local):
-        asked.extend((caller, group, device))
-        asked.append(prepare())
-        return local(9)
-
-    monkeypatch.setattr(topk.group_search, "search", alone)
-    Q, D = torch.randint(-9, 9, (3, 4, 16)).to(torch.int8), torch.randint(-9, 9, (5, 6, 16)).to(torch.int8)
-    q_mask, scale_Q, scale_D = torch.rand(3, 4) < 0.7, torch.rand(3, 4), torch.rand(5, 6)
-    q_mask[:, 0] = True
-    if one:
-        Q, q_mask, scale_Q = Q[0], q_mask[0], scale_Q[0]
-    options = {"q_mask": q_mask, "scale_Q": scale_Q, "scale_D": scale_D, "largest": False}
-    found = maxsim_topk(Q, D, 2, group="group", **options)
-    assert all(map(torch.equal, found, maxsim_topk(Q, D, 2, **options)))
-    *given, query = asked
-    assert given == ["maxsim_topk", "group", Q.device]
-    wanted = [x.unsqueeze(0) if one else x for x in (Q, q_mask, scale_Q)]
-    assert all(map(torch.equal, query.tensors, wanted)) and len(query.tensors) == 3
-    assert query.count == (1 if one else 3) and query.documents == 5
-    assert (query.k, query.largest, query.normalize, query.dtype) == (2, False, False, torch.float32)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
@@ -79,7 +51,7 @@ def test_the_same_bits_on_any_number_of_shards(world):
     for name, (dtype, options) in search_worker.SHARDED.items():
         Q, D, more = search_worker.sharded_inputs(dtype, options.get("masked", False))
         given = {x: y for x, y in options.items() if x in ("normalize", "largest")} | more
-        same([x[name] for x in found], bits(maxsim_topk(Q, D, 12, **given)))
+        same([x[name] for x in found], bits(li.search(Q, D, 12, **given)))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +73,7 @@ def test_the_same_bits_on_any_number_of_shards(world):
 def test_processes_that_differ_all_say_so(change, words):
     found = on_ranks(2, "tests.search_worker.differing", change=change)
     for text in found:
-        assert text.startswith("ValueError: maxsim_topk: ") and words in text, text
+        assert text.startswith("ValueError: search: ") and words in text, text
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -111,7 +83,7 @@ def test_no_process_waits_for_one_that_raised(when):
     error = "ValueError: k must be at least 1, got 0" if when == "before" else "MemoryError: no room"
     assert found[1].startswith(error), found[1]
     for text in (found[0], found[2]):
-        assert text.startswith(f"RuntimeError: maxsim_topk: rank 1 of the group {what}"), text
+        assert text.startswith(f"RuntimeError: search: rank 1 of the group {what}"), text
 
 
 def test_a_process_outside_the_group():
@@ -124,8 +96,8 @@ def test_a_process_outside_the_group():
 def test_two_gpus():
     found = on_ranks(2, "tests.search_worker.on_gpus", backend="nccl")
     Q, D, _ = search_worker.inputs("padded")
-    wanted = maxsim_topk(Q.cuda(), D[: sum(COUNTS[:2])].cuda(), 7)
-    same(found, (wanted[0].double().cpu(), wanted[1].cpu()))
+    wanted = li.search(Q.cuda(), D[: sum(COUNTS[:2])].cuda(), 7)
+    same(found, (wanted.scores.double().cpu(), wanted.indices.cpu()))
 
 
 @pytest.mark.gpu
@@ -136,9 +108,9 @@ def test_two_gpus_have_the_bits_of_one():
     place = 0
     for sizes in search_worker.GPU_SHARDS:
         Q, D, more = search_worker.gpu_inputs(sizes)
-        wanted = maxsim_topk(Q, D, 20, **more)
+        wanted = li.search(Q, D, 20, **more)
         for _ in range(6):
-            same([x[place] for x in found], (wanted[0].double().cpu(), wanted[1].cpu()))
+            same([x[place] for x in found], (wanted.scores.double().cpu(), wanted.indices.cpu()))
             place += 1
 
 

@@ -40,7 +40,7 @@ def searches(monkeypatch, prepared, local=None, timeout=5, expected=None, totals
     rows, barrier = [None] * world, threading.Barrier(world)
 
     def gathered(caller, group, values, what):
-        assert (caller, group) == ("retrieve", "a group") and what in ("arguments", "results")
+        assert (caller, group) == ("search", "a group") and what in ("arguments", "results")
         rows[own.rank] = values.clone()
         barrier.wait(timeout)
         found = torch.stack(rows)
@@ -75,7 +75,7 @@ def searches(monkeypatch, prepared, local=None, timeout=5, expected=None, totals
             return best(SCORES[:, first : first + q.documents], q)
 
         try:
-            return group_search.search("retrieve", "a group", torch.device("cpu"), prepare, of_own)
+            return group_search.search("a group", torch.device("cpu"), prepare, of_own)
         except Exception as error:
             return error
 
@@ -152,7 +152,7 @@ def test_no_documents_at_all(monkeypatch):
 def test_processes_that_disagree_are_told_where(name, other, one, another, monkeypatch):
     q = query(5)
     for error in searches(monkeypatch, [replace(q, **one), replace(q, **other, **another)], expected=10):
-        with pytest.raises(ValueError, match=f"retrieve: .* the same {name}"):
+        with pytest.raises(ValueError, match=f"search: .* the same {name}"):
             raise error
 
 
@@ -182,7 +182,7 @@ def test_processes_whose_search_fails(fail, named, begins, monkeypatch):
     for rank, error in enumerate(searches(monkeypatch, prepared, local, expected=9)):
         wanted = (MemoryError, f"of rank {rank}")
         if rank not in (early or fail):
-            wanted = RuntimeError, f"retrieve: rank {named} of the group failed"
+            wanted = RuntimeError, f"search: rank {named} of the group failed"
         with pytest.raises(wanted[0], match=wanted[1]):
             raise error
 

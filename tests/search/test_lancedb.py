@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from late_interaction.corpus import Corpus
+from late_interaction import Corpus
 from late_interaction.integrations import lancedb
 from tests.build.test_readme import examples
 from tests.lancedb_environment import here, run_there
@@ -238,7 +238,7 @@ def test_the_ranking_of_qdrant():
 def test_the_examples_of_the_guide(tmp_path, monkeypatch):
     names = {"torch": torch, "Corpus": Corpus}
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    pages = ("docs/guide/retrieve.md", "docs/guide/libraries.md")
+    pages = ("docs/guide/search.md", "docs/guide/libraries.md")
     blocks = [x for page in pages for x in examples(page) if "import pyarrow" in x]
     assert len(blocks) == 2 and "import lancedb" in blocks[1]
     for block in blocks:

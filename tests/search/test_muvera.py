@@ -446,15 +446,15 @@ def corpus(device):
 @pytest.mark.parametrize("masks", [True, False])
 def test_all_documents_as_candidates_are_the_exact_search(corpus, masks, normalized):
     Q, D, *both = corpus
-    both = both if masks else [None, None]
+    masked = dict(zip(("q_mask", "d_mask"), both, strict=True)) if masks else {}
     muvera = Muvera(40, 3, 4)
-    exact = li.retrieve(Q, D, 6, *both, normalize=normalized)
-    for coarse in (muvera, muvera.encode_corpus(D, both[1], normalize=normalized)):
+    exact = li.search(Q, D, 6, normalize=normalized, **masked)
+    for coarse in (muvera, muvera.encode_corpus(D, masked.get("d_mask"), normalize=normalized)):
         for chunk in (None, 7 * D[0].nbytes):
-            options = {"normalize": normalized, "chunk_bytes": chunk, "progress": False}
-            found = li.retrieve(Q, D, 6, *both, coarse=coarse, candidates=120, **options)
-            torch.testing.assert_close(found[0], exact[0], rtol=1e-6, atol=1e-6)
-            assert torch.equal(found[1], exact[1])
+            options = {"normalize": normalized, "chunk_bytes": chunk, **masked}
+            found = li.search(Q, D, 6, coarse=coarse, candidates=120, **options)
+            torch.testing.assert_close(found.scores, exact.scores, rtol=1e-6, atol=1e-6)
+            assert torch.equal(found.indices, exact.indices)
 
 
 def chunks_of_first_pass(Q, D, coarse, normalize=True):
@@ -529,7 +529,9 @@ def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
     torch.testing.assert_close(encodings.documents, wanted)
     halves = Encodings(muvera, encodings.documents.half())
     for coarse in (muvera, encodings, halves.to(D.device)):
-        scores, documents = li.retrieve(Q, D, 3, q_mask, d_mask, coarse=coarse, candidates=10, normalize=True)
+        scores, documents = li.search(
+            Q, D, 3, q_mask=q_mask, d_mask=d_mask, coarse=coarse, candidates=10, normalize=True
+        )
         exact = li.maxsim(Q, D, q_mask, d_mask, normalize=True)
         torch.testing.assert_close(scores, exact.gather(1, documents), rtol=1e-6, atol=1e-6)
         tenth = rough.topk(10).values[:, -1:]
@@ -538,15 +540,15 @@ def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
 
 def test_the_guides_example_with_faiss_finds_what_an_exact_search_finds():
     pytest.importorskip("faiss", reason="Faiss is not installed: make lancedb runs this")
-    page = (Path(__file__).resolve().parents[2] / "docs/guide/retrieve.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/guide/search.md").read_text()
     (example,) = re.findall(r"^```python\n(import faiss\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
     D = tokens_of(300 * 10, 128).view(300, 10, 128)
     Q = D[:4, :6] + 0.02 * torch.randn(4, 6, 128)
     muvera = Muvera(128, k_sim=3, repetitions=10, d_proj=16)
     names = {"torch": torch, "li": li, "corpus": D, "Q": Q, "muvera": muvera}
-    exec(compile(example, "docs/guide/retrieve.md", "exec"), names)
+    exec(compile(example, "docs/guide/search.md", "exec"), names)
     assert torch.equal(names["best"][:, 0], torch.arange(4)) and names["best"].shape == (4, 10)
-    torch.testing.assert_close(names["exact"].amax(1), li.retrieve(Q, D, 1)[0][:, 0])
+    torch.testing.assert_close(names["exact"].amax(1), li.search(Q, D, 1).scores[:, 0])
 
 
 # ---- the operator, and errors ----
@@ -697,10 +699,10 @@ def test_bad_encodings():
     for wrong, error, message in (
         (lambda: Encodings(8, D), TypeError, "muvera must be a Muvera, got int"),
         (lambda: Encodings(muvera, D[0]), ValueError, r"documents must be \[Nd, 64\], got \[3, 8\]"),
-        (lambda: li.retrieve(D[:1], D[:5], 2, coarse=encodings), ValueError, "of 5 documents, got 6"),
-        (lambda: li.retrieve(D[:1], D, 2, coarse=Muvera(7)), ValueError, "got one for d = 7"),
-        (lambda: li.retrieve(D[:1], D, 2, coarse=Muvera(9)), ValueError, "got one for d = 9"),
-        (lambda: li.retrieve(D[:1], D.repeat(2, 1, 1), 2, coarse=encodings), ValueError, "of 12 documents"),
+        (lambda: li.search(D[:1], D[:5], 2, coarse=encodings), ValueError, "of 5 documents, got 6"),
+        (lambda: li.search(D[:1], D, 2, coarse=Muvera(7)), ValueError, "got one for d = 7"),
+        (lambda: li.search(D[:1], D, 2, coarse=Muvera(9)), ValueError, "got one for d = 9"),
+        (lambda: li.search(D[:1], D.repeat(2, 1, 1), 2, coarse=encodings), ValueError, "of 12 documents"),
         (lambda: Encodings(muvera, torch.ones(64)), ValueError, r"documents must be \[Nd, 64\], got \[64\]"),
         (lambda: Encodings(muvera, torch.ones(3, 64, 2)), ValueError, r"documents must be \[Nd, 64\]"),
         (lambda: Encodings(muvera, torch.ones(3, 65)), ValueError, r"documents must be \[Nd, 64\]"),

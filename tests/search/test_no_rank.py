@@ -6,11 +6,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import coarse
-from late_interaction.corpus import Corpus
-from late_interaction.mining import hard_negatives, mine_hard_negatives
+from late_interaction import Corpus, TopK, coarse
 from late_interaction.residual_codec import ResidualCodec
-from late_interaction.topk import TopK, maxsim_topk
 
 K = 6
 
@@ -40,10 +37,11 @@ def by_definition(scores, k, largest, no_rank):
 
 
 def same(found, expected, **tolerance):
+    scores, indices = found
     torch.testing.assert_close(
-        found[0].float().cpu(), expected[0], **(tolerance or {"rtol": 1e-5, "atol": 1e-5})
+        scores.float().cpu(), expected[0], **(tolerance or {"rtol": 1e-5, "atol": 1e-5})
     )
-    assert torch.equal(found[1].cpu(), expected[1])
+    assert torch.equal(indices.cpu(), expected[1])
 
 
 def by_topk(Q, D, k, d_mask, **options):
@@ -52,7 +50,7 @@ def by_topk(Q, D, k, d_mask, **options):
         best.add(D[i : i + 3], None if d_mask is None else d_mask[i : i + 3])
     again = TopK(Q, k, **{name: x for name, x in options.items() if name != "chunk_bytes"})
     again.load_state_dict(best.state_dict())
-    return again.scores, again.indices
+    return li.SearchResult(again.scores, again.indices)
 
 
 def by_merging(Q, D, k, d_mask, **options):
@@ -62,7 +60,7 @@ def by_merging(Q, D, k, d_mask, **options):
         parts[-1].add(D[i : i + 3], None if d_mask is None else d_mask[i : i + 3])
     best = TopK(Q, k, **options)
     best.merge(*parts[1:], *parts[:1])
-    return best.scores, best.indices
+    return li.SearchResult(best.scores, best.indices)
 
 
 def by_corpus(Q, D, k, d_mask, **options):
@@ -72,23 +70,24 @@ def by_corpus(Q, D, k, d_mask, **options):
     return corpus.search(Q, k, normalize=False, chunk_bytes=500, **options)
 
 
+def of_list(Q, D, k, d_mask, **options):
+    docs = list(D if d_mask is None else li.Tokens(D, d_mask))
+    return li.search(Q, docs, k, **options)
+
+
 def first_pass(kind):
     def search(Q, D, k, d_mask, **options):
-        return li.retrieve(Q, D, k, None, d_mask, normalize=False, coarse=kind, candidates=100, **options)
+        return li.search(Q, D, k, d_mask=d_mask, normalize=False, coarse=kind, candidates=100, **options)
 
     return search
 
 
 SEARCHES = {
-    "maxsim_topk": lambda Q, D, k, d_mask, **options: maxsim_topk(
-        Q, D, k, None, d_mask, chunk_bytes=100, **options
+    "search": lambda Q, D, k, d_mask, **options: li.search(
+        Q, D, k, d_mask=d_mask, chunk_bytes=100, **options
     ),
-    "retrieve": lambda Q, D, k, d_mask, **options: li.retrieve(
-        Q, D, k, None, d_mask, normalize=False, **options
-    ),
-    "MaxSimScorer": lambda Q, D, k, d_mask, **options: li.MaxSimScorer(normalize=False).retrieve(
-        Q, D, k, None, d_mask, chunk_bytes=60, **options
-    ),
+    "list": of_list,
+    "Tokens": lambda Q, D, k, d_mask, **options: li.search(Q, li.Tokens(D, d_mask), k, **options),
     "TopK": by_topk,
     "merged": by_merging,
     "Corpus": by_corpus,
@@ -102,8 +101,6 @@ SEARCHES = {
 @pytest.mark.parametrize("k", [1, K, 100])
 @pytest.mark.parametrize("largest", [True, False])
 def test_empty_documents_take_no_rank_unless_they_are_kept(name, k, largest, device):
-    if name == "MaxSimScorer" and not largest:
-        return
     Q, D, d_mask = inputs(device)
     scores, empty = li.maxsim(Q, D, d_mask=d_mask), ~d_mask.any(dim=1).cpu()
     assert (scores[:, ~empty] < 0).all() and (scores[:, empty] == 0).all()
@@ -130,7 +127,7 @@ def test_nothing_but_empty_documents(name, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 def test_a_score_of_nan_takes_no_rank(name, dtype, largest, device):
-    if (name == "MaxSimScorer" and not largest) or (name, dtype) == ("Corpus", torch.float64):
+    if (name, dtype) == ("Corpus", torch.float64):
         return
     Q, D, d_mask = inputs(device, dtype)
     D[2, 0, 3], D[7], Q[1, 2] = math.nan, math.nan, math.nan
@@ -140,8 +137,8 @@ def test_a_score_of_nan_takes_no_rank(name, dtype, largest, device):
     scores = li.maxsim(Q, D, d_mask=d_mask)
     assert scores[[0, 2]].isnan().sum() == 4 and scores[1].isnan().any()
     same(found, by_definition(scores, K, largest, ~d_mask.any(dim=1).cpu()))
-    assert found[1][1].tolist() == [-1] * K
-    assert sorted(found[1][0].tolist()) == [-1, -1, 0, 3, 5, 6]
+    assert found.indices[1].tolist() == [-1] * K
+    assert sorted(found.indices[0].tolist()) == [-1, -1, 0, 3, 5, 6]
 
 
 @pytest.mark.parametrize("largest", [True, False])
@@ -150,7 +147,7 @@ def test_infinite_scores_keep_their_ranks(largest, device):
     Q = torch.ones(1, 1, 1, device=device)
     D = torch.tensor([math.nan, -math.inf, 1.0, math.inf, -math.inf], device=device).view(5, 1, 1)
     for dtype in (torch.float32, torch.float64):
-        scores, indices = maxsim_topk(Q.to(dtype), D.to(dtype), 5, largest=largest, chunk_bytes=60)
+        scores, indices = li.search(Q.to(dtype), D.to(dtype), 5, largest=largest, chunk_bytes=60)
         assert indices.tolist() == [[3, 2, 1, 4, -1] if largest else [1, 4, 2, 3, -1]]
         assert scores[0, -1] == (-math.inf if largest else math.inf)
 
@@ -167,10 +164,12 @@ def test_empty_documents_of_a_corpus_of_codes(kind, device, tmp_path):
     corpus = Corpus.open(tmp_path / "corpus")
     assert len(corpus.shards) > 1
     kept = corpus.search(Q, 8, keep_empty=True)
-    assert all({1, 4} == set(own[:2]) for own in kept[1].tolist())
+    assert all({1, 4} == set(own[:2]) for own in kept.indices.tolist())
     found = corpus.search(Q, 8)
-    assert torch.equal(found[1][:, :6], kept[1][:, 2:]) and torch.equal(found[0][:, :6], kept[0][:, 2:])
-    assert (found[1][:, 6:] == -1).all() and (found[0][:, 6:] == -math.inf).all()
+    assert torch.equal(found.indices[:, :6], kept.indices[:, 2:]) and torch.equal(
+        found.scores[:, :6], kept.scores[:, 2:]
+    )
+    assert (found.indices[:, 6:] == -1).all() and (found.scores[:, 6:] == -math.inf).all()
 
 
 def test_a_first_pass_gives_no_candidate_to_empty_documents(device):
@@ -180,18 +179,11 @@ def test_a_first_pass_gives_no_candidate_to_empty_documents(device):
     d_mask[8:] = False  # each of them scores 0 in the first pass, more than all others
     for kind in ("1bit", coarse.encode(D, "4bit", normalize=False), li.Muvera(16, k_sim=2, repetitions=4)):
         options = {"coarse": kind, "candidates": 10, "normalize": False}
-        found = li.retrieve(Q, D, 10, None, d_mask, **options)
+        found = li.search(Q, D, 10, d_mask=d_mask, **options)
         scores = li.maxsim(Q, D[:8])
         expected = by_definition(scores, 8, True, torch.zeros(8, dtype=torch.bool))
         same([x[:, :8] for x in found], expected)
-        assert (found[1][:, 8:] == -1).all()
-
-
-def test_no_documents(device):
-    Q, D, d_mask = inputs(device)
-    for search in SEARCHES.values():
-        scores, indices = search(Q, D[:0], K, d_mask[:0])
-        assert scores.shape == indices.shape == (3, 0)
+        assert (found.indices[:, 8:] == -1).all()
 
 
 def test_no_flag_but_a_bool(device):
@@ -210,7 +202,7 @@ def test_documents_of_nan_take_no_negatives_from_a_query(count, device):
     D = torch.nn.functional.normalize(torch.randn(1000, 4, 16), dim=-1).to(device)
     Q = D[:5].clone()
     D[500 : 500 + count] = math.nan
-    found = hard_negatives(Q, D, [[i] for i in range(5)], num_negatives=3)
+    found = li.hard_negatives(Q, D, [[i] for i in range(5)], num_negatives=3)
     scores = li.maxsim(Q, D, normalize=True)
     scores[:, 500 : 500 + count], scores[range(5), range(5)] = -math.inf, -math.inf
     assert torch.equal(found.indices, scores.topk(3).indices)
@@ -221,11 +213,12 @@ def test_a_positive_that_does_not_count_sets_no_margin(device):
     D = torch.eye(4, device=device).unsqueeze(1).repeat(3, 1, 1)
     D[5] = math.nan
     docs = [*D, D[0, :0]]
+    options = {"absolute_margin": 0.5, "range_max": 12}
     for positives in ([0, 5], [0, 12]):
-        found = hard_negatives(D[:1], docs, [positives], num_negatives=4, absolute_margin=0.5, range_max=12)
+        found = li.hard_negatives(D[:1], docs, [positives], num_negatives=4, **options)
         assert found.indices.tolist() == [[1, 2, 3, 6]]
-    options = {"absolute_margin": 0.5, "range_max": 12, "keep_empty": True}
-    assert hard_negatives(D[:1], docs, [[0, 12]], **options).indices.tolist() == [[-1] * 3]
+    options["keep_empty"] = True
+    assert li.hard_negatives(D[:1], docs, [[0, 12]], **options).indices.tolist() == [[-1] * 3]
 
 
 @pytest.mark.parametrize("output_format", ["triplet", "n-tuple", "labeled-pair", "labeled-list"])
@@ -240,7 +233,7 @@ def test_texts_whose_embeddings_are_nan_or_empty_are_not_mined(output_format):
             return [vectors[[ord(x) - ord("a") for x in text]] for text in texts]
 
     data = {"q": ["a", "b"], "p": ["ca", "cb"]}
-    mined = mine_hard_negatives(
+    mined = li.mine_hard_negatives(
         data, Model(), corpus=["g", "", "cd", "eg", "ce", "f"], num_negatives=4, output_format=output_format
     )
     found = [x for name, column in mined.items() if name not in ("q", "label", "labels") for x in column]

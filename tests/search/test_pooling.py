@@ -319,7 +319,7 @@ def test_what_comes_out_is_scored(device):
     d_mask = torch.arange(20, device=device) < torch.tensor([[9], [4], [20]], device=device)
     D, kept = pool_tokens(padded, 3, d_mask=d_mask, normalize=True)
     torch.testing.assert_close(li.maxsim(Q, D, None, kept), wanted)
-    _, found = li.retrieve(Q, D, 3, d_mask=kept)
+    _, found = li.search(Q, D, 3, d_mask=kept)
     assert torch.equal(found, wanted.argsort(1, descending=True))
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-import late_interaction.ray as li_ray
-from late_interaction.corpus import Corpus
+import late_interaction as li
+from late_interaction import Corpus
+from late_interaction._ray import search
 from tests.build.test_readme import examples
 from tests.lancedb_environment import here, run_there
 from tests.selection import NIGHTLY
@@ -32,7 +33,7 @@ def test_all_of_these_in_their_environment():
 @pytest.mark.skipif(HERE, reason="ray is installed")
 def test_without_ray():
     with pytest.raises(ImportError, match=r"needs Ray Data: pip install 'late-interaction\[ray\]'"):
-        li_ray.retrieve(None, torch.ones(2, 4), 3)
+        li.ray.Documents(None)
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +91,12 @@ def tables_of(docs):
 
 
 def one_process(Q, docs, k, q_mask=None, **options):
-    return Corpus.from_arrow(column_of(docs)).search(Q, k, q_mask, **options)
+    return Corpus.from_arrow(column_of(docs)).search(Q, k, q_mask=q_mask, **options)
 
 
 def same(got, expected):
-    bits = [x[0].contiguous().view(torch.int32) for x in (got, expected)]
-    assert torch.equal(*bits) and torch.equal(got[1], expected[1])
+    bits = [x.scores.contiguous().view(torch.int32) for x in (got, expected)]
+    assert torch.equal(*bits) and torch.equal(got.indices, expected.indices)
 
 
 @needs_ray
@@ -104,17 +105,17 @@ def test_equals_one_process(cluster):
 
     Q, docs = documents()
     dataset = ray.data.from_arrow(tables_of(docs))
-    same(li_ray.retrieve(dataset, Q, 9, workers=2), one_process(Q, docs, 9))
+    same(li.search(Q, li.ray.Documents(dataset, workers=2), 9), one_process(Q, docs, 9))
     mask = torch.tensor([[True] * 4, [True, False] * 2, [False] * 3 + [True]])
     options = {"normalize": False, "largest": False}
-    got = li_ray.retrieve(dataset, Q, 100, mask, workers=1, **options)
+    got = li.search(Q, li.ray.Documents(dataset, workers=1), 100, q_mask=mask, **options)
     same(got, one_process(Q, docs, 100, mask, **options))
     ranked = [i for i in range(len(docs)) if i not in (9, 20)]  # what is empty or NaN takes no rank
-    assert got[1].sort().values.tolist() == [[-1, -1, *ranked]] * 3
+    assert got.indices.sort().values.tolist() == [[-1, -1, *ranked]] * 3
     options["keep_empty"] = True
-    got = li_ray.retrieve(dataset, Q, 100, mask, workers=1, **options)
+    got = li.search(Q, li.ray.Documents(dataset, workers=1), 100, q_mask=mask, **options)
     same(got, one_process(Q, docs, 100, mask, **options))
-    assert got[1].sort().values.tolist() == [[-1, *sorted([9, *ranked])]] * 3
+    assert got.indices.sort().values.tolist() == [[-1, *sorted([9, *ranked])]] * 3
 
 
 @needs_ray
@@ -129,10 +130,10 @@ def test_blocks_that_are_read_out_of_order(cluster):
         first_block_last, batch_size=None, batch_format="pyarrow"
     )
     before = dataset.context.execution_options.preserve_order
-    same(li_ray.retrieve(dataset, Q[0], 9, workers=1), one_process(Q[0], docs, 9))
+    same(li.search(Q[0], li.ray.Documents(dataset, workers=1), 9), one_process(Q[0], docs, 9))
     assert dataset.context.execution_options.preserve_order == before
     limited = ray.data.from_arrow(tables_of(docs)).limit(23)
-    same(li_ray.retrieve(limited, Q, 9), one_process(Q, docs[:23], 9))
+    same(li.search(Q, limited, 9), one_process(Q, docs[:23], 9))
 
 
 @needs_ray
@@ -142,21 +143,22 @@ def test_arrays_of_numpy_and_no_documents(cluster):
 
     Q, docs = documents()
     ragged = ray.data.from_items([{"tokens": x.numpy()} for x in docs], override_num_blocks=3)
-    same(li_ray.retrieve(ragged, Q, 9, column="tokens", workers=1), one_process(Q, docs, 9))
+    same(li.search(Q, li.ray.Documents(ragged, column="tokens", workers=1), 9), one_process(Q, docs, 9))
     long = [x for x in docs if len(x) == 5]
     alike = ray.data.from_numpy([torch.stack(long[:3]).numpy(), torch.stack(long[3:]).numpy()])
-    same(li_ray.retrieve(alike, Q, 9, column="data", workers=1), one_process(Q, long, 9))
+    same(li.search(Q, li.ray.Documents(alike, column="data", workers=1), 9), one_process(Q, long, 9))
     none = ray.data.from_arrow(tables_of(docs)[2])
-    assert [x.shape for x in li_ray.retrieve(none, Q, 9, workers=1)] == [(3, 0)] * 2
+    assert [x.shape for x in li.search(Q, li.ray.Documents(none, workers=1), 9)] == [(3, 0)] * 2
     lists = pa.list_(pa.list_(pa.float32()))
     tables = [pa.table({"vector": pa.array(rows, lists)}) for rows in ([[], []], [[[1.0] * 8]])]
-    got = li_ray.retrieve(ray.data.from_arrow(tables), Q, 9, workers=1)  # a block without a token
-    assert got[1].tolist() == [[2, -1, -1]] * 3
+    given = li.ray.Documents(ray.data.from_arrow(tables), workers=1)  # a block without a token
+    got = li.search(Q, given, 9)
+    assert got.indices.tolist() == [[2, -1, -1]] * 3
 
 
 @needs_ray
 def test_the_guide_s_example(cluster):
-    (example,) = [x for x in examples("docs/guide/retrieve.md") if "import ray" in x]
+    (example,) = [x for x in examples("docs/guide/search.md") if "import ray" in x]
     names = {}
     exec(example, names)
     assert names["rows"].shape == (16, 2) and int(names["rows"].max()) < 3
@@ -170,13 +172,13 @@ def test_a_worker_that_is_killed(workers, cluster, monkeypatch):
 
     from tests.ray_worker import KilledOnce
 
-    monkeypatch.setattr(li_ray, "Scorer", KilledOnce)
+    monkeypatch.setattr(search, "Scorer", KilledOnce)
     Q, docs = documents()
     dataset = ray.data.from_arrow(tables_of(docs))
-    got = li_ray.retrieve(dataset, Q, len(docs), workers=workers, retries=1)
+    got = li.search(Q, li.ray.Documents(dataset, workers=workers, retries=1), len(docs))
     same(got, one_process(Q, docs, len(docs)))
     ranked = [i for i in range(len(docs)) if i not in (9, 20)]
-    assert got[1].sort().values.tolist() == [[-1, -1, *ranked]] * 3
+    assert got.indices.sort().values.tolist() == [[-1, -1, *ranked]] * 3
     done = [path.name.split(".")[1] for path in cluster.glob("done.*")]
     assert (
         (cluster / "killed").exists() and done.count("7") == 2 and set(done) == set(map(str, SIZES)) - {"0"}
@@ -190,13 +192,13 @@ def test_workers_that_are_killed_too_often(cluster, monkeypatch):
 
     from tests.ray_worker import KilledAlways
 
-    monkeypatch.setattr(li_ray, "Scorer", KilledAlways)
+    monkeypatch.setattr(search, "Scorer", KilledAlways)
     Q, docs = documents()
     dataset = ray.data.from_arrow(tables_of(docs))
     with pytest.raises(
         RuntimeError, match="2 workers were lost, the last one with documents 13 to 19, and retri"
     ):
-        li_ray.retrieve(dataset, Q, 9, workers=1, retries=1)
+        li.search(Q, li.ray.Documents(dataset, workers=1, retries=1), 9)
     assert len(list(cluster.glob("begun.*"))) > 0
 
 
@@ -208,10 +210,10 @@ def test_documents_that_no_corpus_can_be_made_of(cluster):
     Q, docs = documents()
     dataset = ray.data.from_arrow(tables_of(docs))
     with pytest.raises(ValueError, match="column must be one of the dataset's, 'vector', got 'text'"):
-        li_ray.retrieve(dataset, Q, 9, column="text", workers=1)
+        li.search(Q, li.ray.Documents(dataset, column="text", workers=1), 9)
     doubles = ray.data.from_arrow(pa.table({"vector": [[[1.0, 2.0]]]}))
     with pytest.raises(TypeError, match="documents must be list<fixed_size_list<float>>"):
-        li_ray.retrieve(doubles, Q, 9, workers=1)
+        li.search(Q, li.ray.Documents(doubles, workers=1), 9)
 
 
 @needs_ray
@@ -219,9 +221,11 @@ def test_documents_that_no_corpus_can_be_made_of(cluster):
     ("option", "error"),
     [
         ({"column": 3}, TypeError), ({"retries": -1}, ValueError), ({"retries": 1.5}, TypeError),
-        ({"workers": 0}, ValueError), ({"k": 0}, ValueError), ({"normalize": 1}, TypeError),
-        ({"largest": "no"}, TypeError), ({"precision": "most"}, ValueError), ({"dataset": []}, TypeError),
-        ({"Q": [1.0]}, TypeError), ({"q_mask": torch.ones(2, 4)}, TypeError),
+        ({"workers": 0}, ValueError), ({"dataset": []}, TypeError),
+        ({"k": 0}, ValueError), ({"normalize": 1}, TypeError), ({"largest": "no"}, TypeError),
+        ({"precision": "most"}, ValueError), ({"Q": [1.0]}, TypeError),
+        ({"q_mask": torch.ones(2, 4)}, TypeError), ({"d_mask": torch.ones(2, 4)}, ValueError),
+        ({"subset": [1]}, ValueError), ({"chunk_bytes": 9}, ValueError), ({"progress": True}, ValueError),
     ],
     ids=str,
 )  # fmt: skip
@@ -229,6 +233,8 @@ def test_wrong_arguments(option, error, cluster):
     import ray
 
     (name,) = option
-    given = {"dataset": ray.data.range(3), "Q": torch.ones(3, 4, 8), "k": 9} | option
+    of_documents = name in ("column", "retries", "workers", "dataset")
+    given = {"dataset": ray.data.range(3)} | (option if of_documents else {})
     with pytest.raises(error, match=rf"^{name} must"):
-        li_ray.retrieve(**given)
+        D = li.ray.Documents(**given)
+        li.search(**{"Q": torch.ones(3, 4, 8), "D": D, "k": 9} | ({} if of_documents else option))

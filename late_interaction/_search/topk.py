@@ -1,4 +1,4 @@
-"""The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`, and resumable: :class:`TopK`."""
+"""The best documents of a corpus that comes in pieces: :class:`TopK`."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,132 +16,27 @@ from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring import quantized
 from late_interaction._scoring.norm_warning import look, unwatched
-from late_interaction._search import group_search, topk_state
+from late_interaction._search import topk_state
 from late_interaction._search.equal_plans import Alike
-from late_interaction._search.selection import empty_documents, select, select_next
+from late_interaction._search.prepare import padded
+from late_interaction._search.selection import select, select_next, without_rank
 from late_interaction._search.stream import chunks, documents_at_once
+from late_interaction.tokens import TokensLike
 
-__all__ = ["TopK", "maxsim_topk"]
-
-
-def maxsim_topk(
-    Q: Tensor,
-    D: Tensor,
-    k: int,
-    q_mask: Tensor | None = None,
-    d_mask: Tensor | None = None,
-    *,
-    normalize: bool = False,
-    chunk_bytes: int | None = None,
-    largest: bool = True,
-    sorted: bool = True,
-    progress: Progress = False,
-    precision: Precision | None = None,
-    scale_Q: Tensor | None = None,
-    scale_D: Tensor | None = None,
-    group: Any = None,
-    keep_empty: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
-
-    Deterministic: among equal scores the lowest index comes first. A document takes no rank by a query with
-    which its score is NaN, nor does an empty document, unless it is kept. Peak memory beside the inputs grows
-    with ``Nq * (documents of a chunk + k)``, not with ``Nd``. Two chunks of documents are on the GPU where
-    they come from the CPU; and half-precision copies of one, where many tokens are normalized or float32.
-
-    Args:
-        Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
-        D: ``[Nd, Ld, d]`` or ``[Ld, d]``, on the device of ``Q``; or on the CPU while ``Q`` is on a GPU:
-            then the documents travel in chunks, each while the one before it is scored, by way of 64 MiB
-            of pinned memory if they do not lie in such. A mapped file will do.
-        k: how many; at most ``Nd`` come back.
-        q_mask: ``[Nq, Lq]``, on the device of ``Q``, True = keep.
-        d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
-        normalize: L2-normalize every token first.
-        chunk_bytes: how many bytes of documents are scored at a time; a larger document is a chunk by itself.
-            None: all that 4 M scores allow, and 256 MiB where they come from the CPU to a GPU.
-        largest: the highest scores, or else the lowest.
-        sorted: accepted as in ``torch.topk``; the results are sorted either way.
-        progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
-        precision: as in :func:`late_interaction.maxsim`.
-        scale_Q, scale_D: where ``Q`` and ``D`` are float8 or int8 codes, their scales, as in
-            :func:`late_interaction.fp8.maxsim_inference_fp8`, on the devices of ``Q`` and of ``D``. Codes are
-            of tokens that were normalized before.
-        group: a ``torch.distributed`` process group whose processes have a shard of the documents each, of
-            any size, and search for the same queries. All of them call this and have the best of all
-            documents, numbered in the order of ranks: the bits of one process that has all of them and the
-            same kind of device, where a mask comes with all shards or with none. The ``k`` best of each
-            process travel, by a backend for the device of ``Q``. None: this process alone.
-        keep_empty: rank documents without a kept token too, by their score of 0.
-
-    Returns:
-        ``(scores, indices)``, each ``[Nq, min(k, Nd)]`` (``[min(k, Nd)]`` for a 2-D ``Q``), on the device
-        of ``Q``; indices int64. No gradients. Where fewer documents take a rank, the last entries are -inf
-        (inf for ``largest=False``) and -1: all entries of a query with NaN in a token that counts.
-
-    Raises:
-        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_bytes`` below 1
-            or a ``largest`` that is no bool; for codes without scales or with ``normalize``, and scales
-            without codes; on all processes of a group for queries or options in which they differ.
-        RuntimeError: another process of the group has raised an error, or has ended.
-        ImportError: ``progress=True`` without tqdm.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction.topk import maxsim_topk
-        >>> Q = torch.tensor([[[1.0, 0.0]]])
-        >>> D = torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]], [[2.0, 0.0]]])
-        >>> maxsim_topk(Q, D, 2)
-        (tensor([[3., 2.]]), tensor([[1, 2]]))
-    """
-    check_flag("sorted", sorted)
-    options: dict[str, Any] = {
-        "normalize": normalize, "largest": largest, "precision": precision, "keep_empty": keep_empty,
-    }  # fmt: skip
-
-    def made() -> TopK:
-        return TopK(Q, k, q_mask, scale_Q=scale_Q, **options)
-
-    def checked() -> tuple[TopK, CheckedCorpus]:
-        best = made()
-        if chunk_bytes is not None:
-            check_positive("chunk_bytes", chunk_bytes)
-        return best, check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
-
-    def run(documents: int | None) -> tuple[Tensor, Tensor]:
-        best, corpus = call[0]
-        if best.seen:  # a group searches again, knowing the number of all documents
-            best = made()
-        best._add_checked(corpus, chunk_bytes, progress, documents)
-        return best._scores, best._indices
-
-    def prepared() -> group_search.Query:
-        call.append(checked())
-        best, corpus = call[0]
-        return group_search.query_of(corpus, best._scores.dtype, k, progress is False, options)
-
-    call: list[tuple[TopK, CheckedCorpus]] = []
-    if group is None:
-        call.append(checked())
-        found = run(None)
-    else:
-        device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
-        found = group_search.search("maxsim_topk", group, device, prepared, run)
-    if scale_Q is None and not normalize:
-        look("maxsim_topk", Q, q_mask)
-    return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
+__all__ = ["TopK"]
 
 
 class TopK:
-    """The ``k`` best documents of each query, of a corpus that comes in pieces; can be saved and resumed.
+    """Keep the ``k`` best documents of each query, of a corpus in pieces; can be saved and resumed.
 
     ``add`` as many documents as there are at a time; ``scores`` and ``indices`` are those of
-    :func:`maxsim_topk` over everything added so far, whatever the pieces. Nothing waits for the GPU but the
-    look at norms of the process's first call (:func:`late_interaction.maxsim` says when). One thread at a
-    time may add, merge, save or load; :meth:`merge` joins what threads have found, each with its own.
+    :func:`late_interaction.search` over everything added so far, whatever the pieces. Nothing waits for the
+    GPU but the look at norms of the process's first call (:func:`late_interaction.maxsim` says when). One
+    thread at a time may add, merge, save or load; :meth:`merge` joins what threads found, each with its own.
 
     Args:
-        Q, k, q_mask, normalize, largest, precision, scale_Q, keep_empty: as in :func:`maxsim_topk`.
+        Q, k, q_mask, normalize, largest, precision, scale_Q, keep_empty: as in
+            :func:`late_interaction.search`.
         first: the number of the first document. That of a search of a shard is how many documents the shards
             before have, so that its documents have their numbers of the whole corpus.
 
@@ -152,13 +47,13 @@ class TopK:
         seen: how many came, those of merged searches included.
 
     Raises:
-        TypeError, ValueError: as :func:`maxsim_topk`; and a state to load that is not one of a search like
-            this.
+        TypeError, ValueError: as :func:`late_interaction.search`; and a state to load that is not one of a
+            search like this.
         RuntimeError: another thread is using it.
 
     Example:
         >>> import torch
-        >>> from late_interaction.topk import TopK
+        >>> from late_interaction import TopK
         >>> best = TopK(torch.tensor([[1.0, 0.0]]), k=2)
         >>> best.add(torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]))
         >>> checkpoint = best.state_dict()
@@ -172,8 +67,8 @@ class TopK:
 
     def __init__(
         self,
-        Q: Tensor,
-        k: int,
+        Q: TokensLike,
+        k: int = 10,
         q_mask: Tensor | None = None,
         *,
         normalize: bool = False,
@@ -189,22 +84,26 @@ class TopK:
         check_flag("largest", largest)
         check_flag("keep_empty", keep_empty)
         check_precision(precision)
-        check_tokens_or_codes("Q", Q, scale_Q)
+        tokens, q_mask = padded("Q", Q, q_mask)
+        check_tokens_or_codes("Q", tokens, scale_Q)
         if scale_Q is not None and normalize:
-            raise ValueError(f"normalize must be False for codes, got True and {Q.dtype}: normalize first")
-        if Q.dim() not in (2, 3):
-            raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {list(Q.shape)}")
+            raise ValueError(
+                f"normalize must be False for codes, got True and {tokens.dtype}: normalize first"
+            )
+        if tokens.dim() not in (2, 3):
+            raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {list(tokens.shape)}")
         self.k, self.seen = k, 0
         self._next = int(first)
         self._ranges: topk_state.Ranges = []
-        self._Q, self._q_mask, self._scale_Q = Q, q_mask, scale_Q
+        self._Q: Tensor = tokens
+        self._q_mask, self._scale_Q = q_mask, scale_Q
         self._one_thread = OneThread("TopK")
         self._largest, self._keep_empty = largest, keep_empty
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
-        Nq = Q.shape[0] if Q.dim() == 3 else 1
-        dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-        self._scores = torch.empty(Nq, 0, dtype=dtype, device=Q.device)
-        self._indices = torch.empty(Nq, 0, dtype=torch.int64, device=Q.device)
+        Nq = tokens.shape[0] if tokens.dim() == 3 else 1
+        dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32
+        self._scores = torch.empty(Nq, 0, dtype=dtype, device=tokens.device)
+        self._indices = torch.empty(Nq, 0, dtype=torch.int64, device=tokens.device)
 
     @property
     def scores(self) -> Tensor:
@@ -216,17 +115,19 @@ class TopK:
 
     def add(
         self,
-        D: Tensor,
+        D: TokensLike,
         d_mask: Tensor | None = None,
         *,
         chunk_bytes: int | None = None,
         progress: Progress = False,
         scale_D: Tensor | None = None,
     ) -> None:
-        """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
+        """Search the next documents of the corpus. Arguments as in :func:`late_interaction.search`; packed
+        Tokens and lists are padded."""
         if chunk_bytes is not None:
             check_positive("chunk_bytes", chunk_bytes)
-        corpus = check_corpus(self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D)
+        documents, d_mask = padded("D", D, d_mask)
+        corpus = check_corpus(self._Q, documents, self._q_mask, d_mask, self._scale_Q, scale_D)
         with self._one_thread:
             self._add_checked(corpus, chunk_bytes, progress, None)
         if self._scale_Q is None and not self._options["normalize"]:
@@ -234,9 +135,10 @@ class TopK:
 
     def _add_checked(
         self, corpus: CheckedCorpus, chunk_bytes: int | None, progress: Progress,
-        documents: int | None,
+        documents: int | None, left_out: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """documents: how many the corpus has of which these are a shard; None: these are all."""
+        """documents: how many the corpus has of which these are a shard; None: these are all. left_out:
+        ``[Nd]``, which take no rank."""
         Q, D, q_mask, d_mask, scale_Q, scale_D = corpus
         one = None  # for all tokens, which does not travel in chunks
         if scale_D is not None and scale_D.dim() == 0:
@@ -255,12 +157,12 @@ class TopK:
         total = D.shape[0] if documents is None else documents
         alike = Alike(Q, D, total, d_mask is not None, **self._options)
         with torch.no_grad(), reporter(progress, D.shape[0]) as report:
-            for start, some, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
+            for start, some, (mask, scales, out) in chunks(D, (d_mask, scale_D, left_out), size, Q.device):
                 found = alike.scores(score, some, mask, scales)
                 stop = self._next + some.shape[0]
                 before = self._scores, self._indices
-                empty = None if self._keep_empty else empty_documents(some, mask)
-                best = select_next(found, self._next, before, self.k, self._largest, empty)
+                out = without_rank(some, mask, self._keep_empty, out)
+                best = select_next(found, self._next, before, self.k, self._largest, out)
                 self._has(*best, [[self._next, stop]])
                 self._next = stop
                 report(start + some.shape[0])
@@ -272,7 +174,7 @@ class TopK:
         self.seen = sum(stop - first for first, stop in self._ranges)
 
     def merge(self, *others: "TopK") -> None:
-        """Takes in what other searches found, by the same queries among other documents: shards of the corpus
+        """Take in what other searches found, by the same queries among other documents: shards of the corpus
         that other processes, GPUs or machines have searched. The result is that of one search of all
         documents, whatever the shards and the order in which they are merged.
 
@@ -287,7 +189,7 @@ class TopK:
 
         Example:
             >>> import torch
-            >>> from late_interaction.topk import TopK
+            >>> from late_interaction import TopK
             >>> Q, D = torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]], [[2.0, 0.0]]])
             >>> best, rest = TopK(Q, k=2), TopK(Q, k=2, first=2)
             >>> best.add(D[:2])
@@ -313,9 +215,9 @@ class TopK:
                 self._has(*best, [entry for x in every for entry in x._ranges])
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and
-        strings. It names the search (``k``, ``largest``, ``keep_empty``, ``normalize``, ``precision``, and of
-        ``Q`` shape and dtype), not the values of ``Q``."""
+        """Return what :meth:`load_state_dict` needs to go on after the documents seen so far: tensors,
+        numbers and strings. It names the search (``k``, ``largest``, ``keep_empty``, ``normalize``,
+        ``precision``, and of ``Q`` shape and dtype), not the values of ``Q``."""
         with self._one_thread:
             found = {"scores": self._scores, "indices": self._indices, "seen": self.seen}
             return found | {"next": self._next, "ranges": self._ranges} | self._search()
@@ -327,7 +229,7 @@ class TopK:
         return own | {"Q_shape": list(shape), "Q_dtype": str(self._Q.dtype).removeprefix("torch.")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes back, or on, to where :meth:`state_dict` was called, on the device of ``Q``.
+        """Go back, or on, to where :meth:`state_dict` was called, on the device of ``Q``.
 
         Args:
             state: from :meth:`state_dict` of a search for the same ``k`` with the same options, by queries of

@@ -1,4 +1,4 @@
-"""Top-k retrieval: chunks, ties, progress, and corpora that stay on the CPU."""
+"""The best documents of padded tokens: chunks, ties, progress, and corpora that stay on the CPU."""
 
 import math
 import subprocess
@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import fp8, int8, topk
+from late_interaction import fp8, int8
 from late_interaction._progress import reporter
 from late_interaction._search import selection, stream, topk_state
-from late_interaction.topk import maxsim_topk
 
 
 def corpus(device, Nq=5, Nd=37, dtype=torch.float32):
@@ -28,6 +27,7 @@ def bytes_of(documents, D):
 
 
 def close(got, expected):
+    got, expected = tuple(got), tuple(expected)
     torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
     assert torch.equal(got[1], expected[1])
 
@@ -38,36 +38,29 @@ def close(got, expected):
 def test_chunks_do_not_change_the_result(chunk, k, largest, device):
     Q, D, q_mask, d_mask = corpus(device)
     expected = li.maxsim(Q, D, q_mask, d_mask, normalize=True).topk(min(k, 37), largest=largest)
-    got = li.retrieve(
-        Q, D, k, q_mask, d_mask, chunk_bytes=bytes_of(chunk, D), largest=largest, normalize=True
+    got = li.search(
+        Q, D, k, q_mask=q_mask, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), largest=largest, normalize=True
     )
     close(got, expected)
-    assert got[1].dtype == torch.int64
+    assert got.indices.dtype == torch.int64
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes(dtype, device):
     Q, D, q_mask, d_mask = corpus(device, dtype=dtype)
     expected = li.maxsim(Q, D, q_mask, d_mask).topk(5)
-    got = maxsim_topk(Q, D, 5, q_mask, d_mask, chunk_bytes=bytes_of(10, D))
-    assert got[0].dtype == expected.values.dtype
+    got = li.search(Q, D, 5, q_mask=q_mask, d_mask=d_mask, chunk_bytes=bytes_of(10, D))
+    assert got.scores.dtype == expected.values.dtype
     close(got, expected)
 
 
 def test_ranks(device):
     Q, D, *_ = corpus(device)
-    scores, indices = li.retrieve(Q[0], D, 3, normalize=True)
+    scores, indices = li.search(Q[0], D, 3, normalize=True)
     assert scores.shape == indices.shape == (3,)
     close((scores, indices), li.maxsim(Q[0], D, normalize=True).topk(3))
-    scores, indices = li.retrieve(Q, D[0], 3, normalize=True)
+    scores, indices = li.search(Q, D[0], 3, normalize=True)
     assert scores.shape == (5, 1) and not indices.any()
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])
-def test_nothing_to_find(shape, device):
-    Q, D, *_ = corpus(device, *shape)
-    scores, indices = li.retrieve(Q, D, 3)
-    assert scores.shape == indices.shape == (shape[0], min(3, shape[1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -78,7 +71,7 @@ def test_ties_go_to_the_lowest_index(chunk, largest, dtype, device):
     D = torch.randint(-1, 2, (50, 2, 4), device=device).to(dtype)
     scores = li.maxsim(Q, D)
     order = scores.sort(dim=-1, descending=largest, stable=True).indices[:, :20]
-    got, indices = maxsim_topk(Q, D, 20, chunk_bytes=bytes_of(chunk, D), largest=largest)
+    got, indices = li.search(Q, D, 20, chunk_bytes=bytes_of(chunk, D), largest=largest)
     assert torch.equal(indices, order)
     assert torch.equal(got, scores.gather(1, order))
 
@@ -123,24 +116,24 @@ def test_a_device_without_kernels_selects_by_pytorch_s_operators(monkeypatch):
 
 def test_the_same_on_every_run(device):
     Q, D, *_ = corpus(device, 3, 500)
-    first = li.retrieve(Q, D, 50, chunk_bytes=bytes_of(64, D))
+    first = li.search(Q, D, 50, chunk_bytes=bytes_of(64, D))
     for _ in range(10):
-        assert all(map(torch.equal, first, li.retrieve(Q, D, 50, chunk_bytes=bytes_of(64, D))))
+        assert all(map(torch.equal, first, li.search(Q, D, 50, chunk_bytes=bytes_of(64, D))))
 
 
 def test_no_gradients(device):
     Q, D, *_ = corpus(device)
-    scores, _ = li.retrieve(Q.requires_grad_(), D.requires_grad_(), 3)
+    scores, _ = li.search(Q.requires_grad_(), D.requires_grad_(), 3)
     assert not scores.requires_grad
 
 
 def test_precision_and_autocast(device):
     Q, D, *_ = corpus(device)
     for precision in ("highest", "medium"):
-        got = maxsim_topk(Q, D, 5, precision=precision)
+        got = li.search(Q, D, 5, precision=precision)
         close(got, li.maxsim(Q, D, precision=precision).topk(5))
     with torch.autocast(device, dtype=torch.bfloat16):
-        got = maxsim_topk(Q, D, 5)
+        got = li.search(Q, D, 5)
     close(got, li.maxsim(Q, D, precision="medium").topk(5))
 
 
@@ -148,10 +141,10 @@ def test_progress_function(device):
     Q, D, *_ = corpus(device)
     calls = []
     options = {"progress": lambda done, total: calls.append((done, total))}
-    li.retrieve(Q, D, 3, chunk_bytes=bytes_of(10, D), **options)
+    li.search(Q, D, 3, chunk_bytes=bytes_of(10, D), **options)
     assert calls == [(10, 37), (20, 37), (30, 37), (37, 37)]
     calls.clear()
-    li.retrieve(Q, D, 3, **options)
+    li.search(Q, D, 3, **options)
     assert calls[-1] == (37, 37) and len(calls) > 1
 
 
@@ -159,7 +152,7 @@ def test_progress_bar(capsys, device, monkeypatch):
     pytest.importorskip("tqdm")
     Q, D, *_ = corpus(device)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    li.retrieve(Q, D, 3, chunk_bytes=bytes_of(10, D), progress=True)
+    li.search(Q, D, 3, chunk_bytes=bytes_of(10, D), progress=True)
     shown = capsys.readouterr().err.split("\r")
     assert "37.0/37.0" in shown[-1] and len(shown) > 2  # it starts empty and ends full
 
@@ -167,7 +160,7 @@ def test_progress_bar(capsys, device, monkeypatch):
 def test_progress_bar_off_a_terminal_is_one_line(capsys, device):
     pytest.importorskip("tqdm")
     Q, D, *_ = corpus(device)
-    li.retrieve(Q, D, 3, chunk_bytes=bytes_of(1, D), progress=True)
+    li.search(Q, D, 3, chunk_bytes=bytes_of(1, D), progress=True)
     said = capsys.readouterr().err
     assert "37.0/37.0" in said and said.endswith("\n") and len(said.splitlines()) == 1
     with pytest.raises(ValueError, match="chunk's end"), reporter(True, 8) as report:
@@ -182,7 +175,7 @@ def test_progress_bar_without_tqdm(monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     Q, D, *_ = corpus("cpu")
     with pytest.raises(ImportError, match="progress=True needs tqdm"):
-        li.retrieve(Q, D, 3, progress=True)
+        li.search(Q, D, 3, progress=True)
 
 
 def test_the_default_chunk_bounds_memory():
@@ -212,22 +205,6 @@ def test_a_chunk_has_as_many_bytes_as_are_asked_for():
         assert stream.documents_at_once(Q, D, chunk_bytes, True) == documents
 
 
-def test_scorer(device):
-    Q, D, q_mask, d_mask = corpus(device)
-    scorer = li.MaxSimScorer(normalize=False, backward="lowmem", mask_pad_token=7, precision="highest")
-    assert "normalize=False" in repr(scorer) and "'lowmem'" in repr(scorer) and "7" in repr(scorer)
-    assert not list(scorer.parameters()) and scorer.state_dict() == {}
-    expected = li.maxsim(Q, D, q_mask, d_mask)
-    assert torch.equal(scorer(Q, D, q_mask, d_mask), expected)
-    assert torch.equal(scorer.score(Q, D, q_mask, d_mask), expected)
-    Q.requires_grad_()
-    assert scorer(Q, D).requires_grad and not scorer.score(Q, D).requires_grad
-    q_ids, d_ids = (torch.where(m, 1, 7) for m in (q_mask, d_mask))
-    assert torch.equal(scorer.forward_with_ids(Q, D, q_ids, d_ids), expected)
-    close(scorer.retrieve(Q, D, 4, q_mask, d_mask, chunk_bytes=bytes_of(9, D)), expected.topk(4))
-    torch.testing.assert_close(li.MaxSimScorer(normalize=True)(Q, D), li.maxsim(Q, D, normalize=True))
-
-
 # ---- a corpus in pieces ----
 
 
@@ -235,7 +212,7 @@ def test_scorer(device):
 @pytest.mark.parametrize("largest", [True, False])
 def test_pieces_do_not_change_the_result(pieces, largest, device):
     Q, D, q_mask, d_mask = corpus(device)
-    best = topk.TopK(Q, 10, q_mask, normalize=True, largest=largest)
+    best = li.TopK(Q, 10, q_mask, normalize=True, largest=largest)
     assert best.scores.shape == best.indices.shape == (5, 0)
     for piece, mask in zip(D.split(pieces), d_mask.split(pieces), strict=True):
         best.add(piece, mask)
@@ -246,11 +223,11 @@ def test_pieces_do_not_change_the_result(pieces, largest, device):
 
 def test_resumed_from_a_checkpoint(device, tmp_path):
     Q, D, *_ = corpus(device)
-    best = topk.TopK(Q[0], 7)
+    best = li.TopK(Q[0], 7)
     best.add(D[:20])
     torch.save(best.state_dict(), tmp_path / "state.pt")
     best.add(D[20:])
-    again = topk.TopK(Q[0], 7)
+    again = li.TopK(Q[0], 7)
     again.load_state_dict(torch.load(tmp_path / "state.pt", map_location="cpu"))
     assert again.seen == 20
     again.add(D[again.seen :], chunk_bytes=bytes_of(4, D))
@@ -260,12 +237,12 @@ def test_resumed_from_a_checkpoint(device, tmp_path):
 
 def test_a_state_of_other_queries():
     Q, D, *_ = corpus("cpu")
-    best = topk.TopK(Q, 7)
+    best = li.TopK(Q, 7)
     best.add(D)
     with pytest.raises(ValueError, match="Q_shape of the state must be"):
-        topk.TopK(Q[:3], 7).load_state_dict(best.state_dict())
+        li.TopK(Q[:3], 7).load_state_dict(best.state_dict())
     with pytest.raises(ValueError, match=r"Q must be \[Nq, Lq, d\]"):
-        topk.TopK(Q[0, 0], 7)
+        li.TopK(Q[0, 0], 7)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +259,11 @@ def test_a_state_of_other_queries():
 )
 def test_a_state_of_another_search(name, options):
     Q, D, *_ = corpus("cpu")
-    best = topk.TopK(Q, 7)
+    best = li.TopK(Q, 7)
     best.add(D)
     options = dict(options)
     Q = Q[:, : options.pop("Lq", None)].to(options.pop("dtype", Q.dtype))
-    other = topk.TopK(Q, options.pop("k", 7), **options)
+    other = li.TopK(Q, options.pop("k", 7), **options)
     with pytest.raises(ValueError, match=f"^{name} of the state must be .* as in this search, got "):
         other.load_state_dict(best.state_dict())
     assert other.seen == 0 and other.scores.shape == (5, 0)
@@ -294,7 +271,7 @@ def test_a_state_of_another_search(name, options):
 
 def state_after(documents, **options):
     Q, D, *_ = corpus("cpu")
-    best = topk.TopK(Q, 7, **options)
+    best = li.TopK(Q, 7, **options)
     best.add(D[:documents])
     return best, best.state_dict()
 
@@ -397,27 +374,22 @@ def test_ranges_join_where_they_touch():
 
 def test_the_last_documents_that_there_can_be():
     Q, D, *_ = corpus("cpu")
-    best = topk.TopK(Q[:1], 1, first=(1 << 32) - 20)
+    best = li.TopK(Q[:1], 1, first=(1 << 32) - 20)
     best.add(D[:20])
     state = best.state_dict()
-    again = topk.TopK(Q[:1], 1)
+    again = li.TopK(Q[:1], 1)
     again.load_state_dict(state)
     assert torch.equal(again.indices, best.indices) and state["ranges"] == [[(1 << 32) - 20, 1 << 32]]
     with pytest.raises(ValueError, match=r"indices of the state must lie in"):  # of the one score
         again.load_state_dict(state | {"indices": state["indices"] - 20})
-    topk.TopK(Q, 1, first=1 << 32).add(D[:0])
+    li.TopK(Q, 1, first=1 << 32).add(D[:0])
     with pytest.raises(ValueError, match="D must bring the documents to at most"):
-        topk.TopK(Q, 1, first=1 << 32).add(D[:1])
-
-
-def test_queries_that_are_no_tensor():
-    with pytest.raises(TypeError, match=r"Q must be a torch\.Tensor"):
-        maxsim_topk([[1.0]], torch.ones(2, 3, 1), 1)
+        li.TopK(Q, 1, first=1 << 32).add(D[:1])
 
 
 def test_documents_that_were_seen_are_refused_before_any_is_scored():
     Q, D, *_ = corpus("cpu")
-    first, later = topk.TopK(Q, 3), topk.TopK(Q, 3, first=4)
+    first, later = li.TopK(Q, 3), li.TopK(Q, 3, first=4)
     later.add(D[4:8])
     first.merge(later)
     with pytest.raises(ValueError, match="documents 4 to 5 were searched twice"):
@@ -429,7 +401,7 @@ def test_documents_that_were_seen_are_refused_before_any_is_scored():
 
 def test_documents_between_those_of_merged_searches_come_in_their_order():
     Q, D = torch.ones(2, 1, 4).double(), torch.ones(30, 3, 4).double()  # all scores tie
-    best, last = topk.TopK(Q, 25), topk.TopK(Q, 25, first=20)
+    best, last = li.TopK(Q, 25), li.TopK(Q, 25, first=20)
     best.add(D[:10])
     last.add(D[20:])
     best.merge(last)
@@ -446,16 +418,16 @@ def test_a_state_of_an_older_version_with_what_it_was_searched_with(documents):
     assert again.seen == documents and torch.equal(again.indices, best.indices)
     if documents:
         with pytest.raises(ValueError, match="begin with the highest, as largest=True"):
-            topk.TopK(corpus("cpu")[0], 7).load_state_dict({**state_after(0)[1], **older})
+            li.TopK(corpus("cpu")[0], 7).load_state_dict({**state_after(0)[1], **older})
 
 
 def test_a_state_with_nan_and_equal_scores():
     Q, D, *_ = corpus("cpu")
     D[3:9], D[12] = D[2], torch.nan
     for largest in (True, False):
-        best = topk.TopK(Q, 7, largest=largest)
+        best = li.TopK(Q, 7, largest=largest)
         best.add(D)
-        again = topk.TopK(Q, 7, largest=largest)
+        again = li.TopK(Q, 7, largest=largest)
         again.load_state_dict(best.state_dict())
         assert torch.equal(again.indices, best.indices)
 
@@ -467,7 +439,7 @@ def searched(Q, D, k, bounds, **options):
     """A search of each part of the documents."""
     found = []
     for first, stop in pairwise(bounds):
-        part = topk.TopK(Q, k, first=first, **options)
+        part = li.TopK(Q, k, first=first, **options)
         part.add(D[first:stop], chunk_bytes=bytes_of(4, D))
         found.append(part)
     return found
@@ -481,16 +453,16 @@ def test_shards_merge_to_the_search_of_all(dtype, largest, k, order, device):
     Q, D, *_ = corpus(device, dtype=dtype)
     D[10:20], D[30:] = D[:10].clone(), D[5]  # scores that tie across shards
     D[3, 0], D[33, 0] = torch.nan, torch.nan
-    whole = maxsim_topk(Q, D, k, largest=largest)
+    whole = li.search(Q, D, k, largest=largest)
     parts = searched(Q, D, k, [0, 7, 7, 23, 37], largest=largest)
-    best = topk.TopK(Q, k, largest=largest)
+    best = li.TopK(Q, k, largest=largest)
     for i in order[:2]:
         best.merge(parts[i])
     best.merge(*[parts[i] for i in order[2:]])
     best.merge()
     assert best.seen == 37
-    torch.testing.assert_close(best.scores, whole[0], rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(best.indices, whole[1])
+    torch.testing.assert_close(best.scores, whole.scores, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(best.indices, whole.indices)
 
 
 def test_a_search_goes_on_after_a_merge(device):
@@ -498,24 +470,24 @@ def test_a_search_goes_on_after_a_merge(device):
     for dtype in (torch.float32, torch.float64):
         Q, D, *_ = corpus(device, dtype=dtype)
         D[20:] = D[3]
-        whole = maxsim_topk(Q, D, 9)
+        whole = li.search(Q, D, 9)
         first, last = searched(Q, D, 9, [0, 10, 30])
-        first.merge(topk.TopK(Q, 9, first=50))  # one that has seen nothing
+        first.merge(li.TopK(Q, 9, first=50))  # one that has seen nothing
         last.add(D[30:])
         first.merge(last)
         assert first.seen == 27 + 10 and last.seen == 27
-        again = topk.TopK(Q, 9)
-        state = topk.TopK(Q, 9).state_dict()
+        again = li.TopK(Q, 9)
+        state = li.TopK(Q, 9).state_dict()
         again.load_state_dict(state)
         again.merge(last)
         again.add(D[:4])
         saved = again.state_dict()
-        restored = topk.TopK(Q, 9)
+        restored = li.TopK(Q, 9)
         restored.load_state_dict(saved)
         restored.add(D[4:10])
         for found in (first, restored):
-            assert found.seen == 37 and torch.equal(found.indices, whole[1])
-            torch.testing.assert_close(found.scores, whole[0], rtol=1e-6, atol=1e-6)
+            assert found.seen == 37 and torch.equal(found.indices, whole.indices)
+            torch.testing.assert_close(found.scores, whole.scores, rtol=1e-6, atol=1e-6)
 
 
 def test_documents_are_counted_once():
@@ -527,8 +499,8 @@ def test_documents_are_counted_once():
         with pytest.raises(ValueError, match=r"documents \d+ to \d+ were searched twice"):
             first.merge(other)
     with pytest.raises(ValueError, match="documents 20 to 36 were searched twice"):
-        topk.TopK(Q, 5).merge(second, *searched(Q, D, 5, [0, 4]), second)
-    late = topk.TopK(Q, 5, first=15)
+        li.TopK(Q, 5).merge(second, *searched(Q, D, 5, [0, 4]), second)
+    late = li.TopK(Q, 5, first=15)
     late.merge(second)
     with pytest.raises(ValueError, match="documents 20 to 21 were searched twice"):
         late.add(D[15:22])
@@ -541,33 +513,26 @@ def test_other_searches_do_not_merge(option):
     Q, _, *_ = corpus("cpu")
     (name,) = option
     with pytest.raises(ValueError, match=f"{name} of a search to merge must be .*, as in this search, got"):
-        topk.TopK(Q, 5).merge(topk.TopK(Q, **{"k": 5, **option}))
+        li.TopK(Q, 5).merge(li.TopK(Q, **{"k": 5, **option}))
     with pytest.raises(ValueError, match="Q_shape of a search to merge must be"):
-        topk.TopK(Q, 5).merge(topk.TopK(Q[:2], 5))
+        li.TopK(Q, 5).merge(li.TopK(Q[:2], 5))
     with pytest.raises(TypeError, match="others must be TopK, got dict"):
-        topk.TopK(Q, 5).merge(topk.TopK(Q, 5).state_dict())
+        li.TopK(Q, 5).merge(li.TopK(Q, 5).state_dict())
 
 
 @pytest.mark.parametrize("first", [-1, 2**32 + 1, 1.0, True])
 def test_a_first_document_that_there_is_not(first):
     with pytest.raises((TypeError, ValueError), match="first must be"):
-        topk.TopK(torch.randn(2, 3, 4), 5, first=first)
+        li.TopK(torch.randn(2, 3, 4), 5, first=first)
 
 
 def test_the_largest_number_of_a_document(device):
     Q, D, *_ = corpus(device)
-    part = topk.TopK(Q, 40, first=2**32 - 37)
+    part = li.TopK(Q, 40, first=2**32 - 37)
     part.add(D)
-    assert torch.equal(part.indices - (2**32 - 37), maxsim_topk(Q, D, 40)[1])
+    assert torch.equal(part.indices - (2**32 - 37), li.search(Q, D, 40).indices)
     with pytest.raises(ValueError, match=r"at most 2\*\*32, got 4294967296 \+ 1"):
         part.add(D[:1])
-
-
-@pytest.mark.parametrize("name", ["largest", "normalize", "precision", "sorted"])
-def test_options_of_another_kind(name):
-    Q, D, *_ = corpus("cpu")
-    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
-        maxsim_topk(Q, D, 3, **{name: "yes"})
 
 
 def test_memory_mapped_corpus(device, tmp_path):
@@ -575,7 +540,7 @@ def test_memory_mapped_corpus(device, tmp_path):
     path = tmp_path / "corpus.bin"
     D.cpu().view(torch.int16).numpy().tofile(path)
     mapped = torch.from_file(str(path), size=D.numel(), dtype=torch.bfloat16).view(D.shape)
-    close(maxsim_topk(Q, mapped, 5, chunk_bytes=bytes_of(8, D)), maxsim_topk(Q, D, 5))
+    close(li.search(Q, mapped, 5, chunk_bytes=bytes_of(8, D)), li.search(Q, D, 5))
 
 
 # ---- codes ----
@@ -601,20 +566,20 @@ def test_codes(how, chunk, device):
     for masks in ((None, None), (q_mask, d_mask)):
         expected = scores_of_codes(Q, D, *masks, scale_Q, scale_D).topk(6)
         options = {"scale_Q": scale_Q, "scale_D": scale_D, "chunk_bytes": bytes_of(chunk, D)}
-        close(li.retrieve(Q, D, 6, *masks, normalize=False, **options), expected)
-        close(maxsim_topk(Q, D, 6, *masks, **options), expected)
+        options |= dict(zip(("q_mask", "d_mask"), masks, strict=True))
+        close(li.search(Q, D, 6, **options), expected)
     first = scale_Q[0] if scale_Q.dim() else scale_Q
     expected = scores_of_codes(Q[0], D, None, None, first, scale_D).topk(6)
-    close(maxsim_topk(Q[0], D, 6, chunk_bytes=bytes_of(chunk, D), scale_Q=first, scale_D=scale_D), expected)
+    close(li.search(Q[0], D, 6, chunk_bytes=bytes_of(chunk, D), scale_Q=first, scale_D=scale_D), expected)
 
 
 def test_codes_in_pieces_and_from_a_checkpoint(device):
     Q, D, q_mask, d_mask = corpus(device)
     (Q, scale_Q), (D, scale_D) = map(fp8.quantize_fp8_per_token, (Q, D))
     expected = scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D).topk(6)
-    best = topk.TopK(Q, 6, q_mask, scale_Q=scale_Q)
+    best = li.TopK(Q, 6, q_mask, scale_Q=scale_Q)
     best.add(D[:20], d_mask[:20], scale_D=scale_D[:20])
-    again = topk.TopK(Q, 6, q_mask, scale_Q=scale_Q)
+    again = li.TopK(Q, 6, q_mask, scale_Q=scale_Q)
     again.load_state_dict(best.state_dict())
     again.add(D[20:], d_mask[20:], scale_D=scale_D[20:], chunk_bytes=bytes_of(5, D))
     close((again.scores, again.indices), expected)
@@ -631,7 +596,7 @@ def test_streamed_codes(how, pinned):
     D = D.pin_memory() if pinned else D
     for chunk in (None, 1, 37):
         options = {"scale_Q": scale_Q, "scale_D": scale_D, "normalize": False}
-        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), **options), expected)
+        close(li.search(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), **options), expected)
 
 
 # ---- a corpus on the CPU, queries on a GPU ----
@@ -650,8 +615,8 @@ def test_streamed_corpus(chunk, masked, strided, pinned):
     d_mask = torch.rand(501, 60) < 0.7 if masked else None
     expected = li.maxsim(Q, D.cuda(), None, None if d_mask is None else d_mask.cuda(), normalize=True).topk(9)
     for _ in range(3):
-        got = li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), normalize=True)
-        assert got[0].is_cuda and got[1].is_cuda
+        got = li.search(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), normalize=True)
+        assert got.scores.is_cuda and got.indices.is_cuda
         close(got, expected)
 
 
@@ -666,17 +631,17 @@ def test_streamed_in_small_pieces(piece, strided, monkeypatch):
     d_mask = torch.rand(101, 60) < 0.7
     expected = li.maxsim(Q, D.cuda(), None, d_mask.cuda(), normalize=True).topk(9)
     for chunk in (None, 1, 23):
-        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), normalize=True), expected)
+        close(li.search(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), normalize=True), expected)
 
 
 @pytest.mark.gpu
 def test_streamed_corpus_where_the_default_device_is_the_gpu():
     Q = torch.randn(2, 32, 128, device="cuda")
     D = torch.randn(200, 60, 128)  # pageable: pinned memory of our own carries it
-    expected = li.retrieve(Q, D, 9, chunk_bytes=bytes_of(50, D))
+    expected = li.search(Q, D, 9, chunk_bytes=bytes_of(50, D))
     torch.set_default_device("cuda")
     try:
-        got = li.retrieve(Q, D, 9, chunk_bytes=bytes_of(50, D))
+        got = li.search(Q, D, 9, chunk_bytes=bytes_of(50, D))
     finally:
         torch.set_default_device(None)
     assert all(map(torch.equal, got, expected))
@@ -690,9 +655,9 @@ def test_streamed_corpus_where_the_default_device_is_the_gpu():
 def test_a_wrong_option_is_refused_before_the_first_document(option, error):
     (name,) = option
     with pytest.raises(error, match=f"^{name} must be"):
-        topk.TopK(torch.randn(2, 3, 8), 4, **option)
+        li.TopK(torch.randn(2, 3, 8), 4, **option)
     with pytest.raises(error, match=f"^{name} must be"):
-        li.retrieve(torch.randn(2, 3, 8), torch.randn(0, 5, 8), 4, **option)
+        li.search(torch.randn(2, 3, 8), torch.randn(0, 5, 8), 4, **option)
 
 
 def pinned_slots(pieces, size):
@@ -765,10 +730,10 @@ def test_send_bytes_as_an_operator():
 def test_streaming_in_bounded_memory():
     Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(100, 128, 128).bfloat16().repeat(200, 1, 1)  # 655 MB
-    li.retrieve(Q, D[:100], 9, normalize=True)
+    li.search(Q, D[:100], 9, normalize=True)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    li.retrieve(Q, D, 9, normalize=True)
+    li.search(Q, D, 9, normalize=True)
     assert torch.cuda.max_memory_allocated() - before < 2 * stream._BYTES + (32 << 20)
 
 
@@ -785,11 +750,11 @@ def test_a_corpus_larger_than_the_memory_of_the_gpu(device, tmp_path):
 def test_streaming_on_a_side_stream():
     Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(300, 60, 128).bfloat16()
-    expected = li.retrieve(Q, D.cuda(), 5)
+    expected = li.search(Q, D.cuda(), 5)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        got = li.retrieve(Q, D, 5, chunk_bytes=bytes_of(37, D))
+        got = li.search(Q, D, 5, chunk_bytes=bytes_of(37, D))
     side.synchronize()
     close(got, expected)
 
@@ -802,8 +767,8 @@ def test_streaming_that_fails_leaves_nothing_behind():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        li.retrieve(Q, D, 5, chunk_bytes=bytes_of(37, D), progress=stop)
-    close(li.retrieve(Q, D, 5, chunk_bytes=bytes_of(37, D)), li.retrieve(Q, D.cuda(), 5))
+        li.search(Q, D, 5, chunk_bytes=bytes_of(37, D), progress=stop)
+    close(li.search(Q, D, 5, chunk_bytes=bytes_of(37, D)), li.search(Q, D.cuda(), 5))
 
 
 @pytest.mark.gpu
@@ -826,13 +791,13 @@ def test_a_stream_that_is_left_early(masked, monkeypatch):
 def test_streaming_resumed_from_a_checkpoint():
     Q = torch.randn(4, 32, 128, device="cuda")
     D, d_mask = torch.randn(300, 60, 128), torch.rand(300, 60) < 0.7
-    best = topk.TopK(Q, 7)
+    best = li.TopK(Q, 7)
     best.add(D[:130], d_mask[:130], chunk_bytes=bytes_of(37, D))
-    again = topk.TopK(Q, 7)
+    again = li.TopK(Q, 7)
     again.load_state_dict(best.state_dict())
     again.add(D[again.seen :], d_mask[again.seen :])
     assert again.seen == 300
-    close((again.scores, again.indices), maxsim_topk(Q, D.cuda(), 7, None, d_mask.cuda()))
+    close((again.scores, again.indices), li.search(Q, D.cuda(), 7, d_mask=d_mask.cuda()))
 
 
 @pytest.mark.gpu
@@ -842,8 +807,8 @@ def test_streaming_in_several_threads():
         D = torch.randn(300, 60, 128, generator=generator)
         Q = torch.randn(4, 32, 128, generator=generator).cuda()
         with torch.cuda.stream(torch.cuda.Stream()):
-            got = [li.retrieve(Q, D, 5, chunk_bytes=bytes_of(23 + seed, D)) for _ in range(5)]
-            expected = li.retrieve(Q, D.cuda(), 5)
+            got = [li.search(Q, D, 5, chunk_bytes=bytes_of(23 + seed, D)) for _ in range(5)]
+            expected = li.search(Q, D.cuda(), 5)
         torch.cuda.synchronize()
         return got, expected
 
@@ -860,14 +825,3 @@ def test_chunks_on_one_device_are_views():
     _, documents, (none, masks) = pieces[1]
     assert none is None and documents.data_ptr() == D[4:].data_ptr()
     assert masks.data_ptr() == mask[4:].data_ptr()
-
-
-def test_the_ids_of_padding_are_int64():
-    Q = torch.ones(1, 2, 4)
-    ids = torch.tensor([[3, -(1 << 63)]]), torch.tensor([[(1 << 63) - 1, 1]])
-    for token in (-(1 << 63), (1 << 63) - 1):
-        scores = li.MaxSimScorer(mask_pad_token=token, normalize=True).forward_with_ids(Q, Q, *ids)
-        assert float(scores) == pytest.approx(1.0 if token < 0 else 2.0)
-    for token in (-(1 << 63) - 1, 1 << 63):
-        with pytest.raises(ValueError, match="mask_pad_token must"):
-            li.MaxSimScorer(mask_pad_token=token, normalize=True)

@@ -1,0 +1,110 @@
+"""The search of a Ray dataset: blocks go to workers, and what they find is merged."""
+
+from collections.abc import Generator
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.tensors import check_mask
+from late_interaction._ray.pool import Block, Pool
+from late_interaction._ray.scorer import Scorer
+from late_interaction._search.prepare import Options, Search, padded
+from late_interaction._search.selection import NO_DOCUMENT, Found
+from late_interaction._search.topk import TopK
+
+# What so many blocks found is merged at a time.
+_MERGED = 64
+_SERVED = ("k", "q_mask", "normalize", "largest", "keep_empty", "precision")
+
+
+class RaySearch(Search):
+    """A search of :class:`late_interaction.ray.Documents`."""
+
+    def __init__(self, documents: Any, Q: Any, options: Options) -> None:
+        options.refuse("for a Ray dataset", *(x.name for x in fields(options) if x.name not in _SERVED))
+        self._documents, self._options = documents, options
+        self.one_query = isinstance(Q, Tensor) and Q.dim() == 2
+        self._Q, mask = padded("Q", Q, options.q_mask)
+        self._best = self._none()
+        batch = self._Q.unsqueeze(0) if self.one_query else self._Q
+        self._q_mask = check_mask("q_mask", mask, "Q", batch)
+        self.queries = batch, self._q_mask
+
+    def _none(self, first: int = 0) -> TopK:
+        """Return the best of no documents yet. Scores are float32, whatever the dtype of the queries."""
+        Q = self._Q
+        queries = Q.float() if isinstance(Q, Tensor) and Q.dtype == torch.float64 else Q
+        k, largest, keep_empty = self._options.k, self._options.largest, self._options.keep_empty
+        return TopK(queries, k, largest=largest, keep_empty=keep_empty, first=first)
+
+    def run(self, documents: int | None) -> Found:
+        ray, given, best = import_ray(), self._documents, self._best
+        mask = None if self._q_mask is None else self._q_mask.cpu()
+        queries = ray.put((self._Q.detach().cpu(), mask))
+        device, options = "cuda" if given.num_gpus else "cpu", self._options.shared()
+        actor = ray.remote(num_cpus=given.num_cpus, num_gpus=given.num_gpus, max_restarts=0)(Scorer)
+        count = given.workers or _default_workers(ray, given.num_cpus, given.num_gpus)
+        scorer = queries, given.column, self._options.k, options, device
+        pool = Pool(lambda: actor.remote(*scorer), count, given.retries)
+        parts: list[TopK] = []
+        blocks = _blocks(given.dataset)
+        try:
+            for block, (scores, indices) in pool.search(blocks):
+                parts.append(self._part(block, scores, indices))
+                if len(parts) == _MERGED:
+                    best.merge(*parts)
+                    parts.clear()
+        finally:
+            pool.close()
+            blocks.close()  # ends the reading where the search ended early
+        best.merge(*parts)
+        return best._scores, best._indices
+
+    def _part(self, block: Block, scores: Any, indices: Any) -> TopK:
+        """Return what was found in a block, with the numbers that its rows have in the dataset."""
+        part = self._none(block.offset)
+        found, places = (torch.tensor(x, device="cpu").reshape(-1, x.shape[-1]) for x in (scores, indices))
+        places = torch.where(places < 0, NO_DOCUMENT, places + block.offset)
+        stop = block.offset + block.documents
+        seen = {"seen": block.documents, "next": stop, "ranges": [[block.offset, stop]]}
+        part.load_state_dict({**part.state_dict(), "scores": found, "indices": places, **seen})
+        return part
+
+
+def import_ray() -> Any:
+    try:
+        import pyarrow  # noqa: F401
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError(
+            "a search of a Ray dataset needs Ray Data: pip install 'late-interaction[ray]'"
+        ) from error
+    return ray
+
+
+def _default_workers(ray: Any, num_cpus: float, num_gpus: float) -> int:
+    there = ray.cluster_resources()
+    if num_gpus:
+        return max(int(there.get("GPU", 0) / num_gpus), 1)
+    return max(int((there.get("CPU", 1) - 1) / num_cpus), 1) if num_cpus else 1
+
+
+def _blocks(dataset: Any) -> Generator[Block, None, None]:
+    """The blocks that have rows, in the order of the dataset, as they are read."""
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    offset = 0
+    try:
+        for bundle in dataset.iter_internal_ref_bundles():
+            for entry, piece in zip(bundle.blocks, bundle.slices, strict=True):
+                first, stop = 0, entry.metadata.num_rows
+                if piece is not None:
+                    first, stop = piece.start_offset, piece.end_offset
+                if first < stop:
+                    yield Block(entry.ref, first, stop, offset)
+                    offset += stop - first
+    finally:
+        options.preserve_order = before

@@ -1,0 +1,149 @@
+"""A first pass over codes of a few bits or MUVERA's encodings, and the exact scores of the best documents."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction import bits
+from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.options import check_positive
+from late_interaction._checks.search import check_corpus
+from late_interaction._checks.tensors import check_embeddings
+from late_interaction._progress import Progress, reporter
+from late_interaction._scoring.norm_warning import unwatched
+from late_interaction._search.prepare import Options, Search, left_out, padded
+from late_interaction._search.rescore import exact_scores, fitting
+from late_interaction._search.selection import MOST_SCORES, Found, select, select_next, without_rank
+from late_interaction._search.stream import chunks, to_device
+from late_interaction.coarse import KINDS, Codes, Kind, as_float, check_kind, encode
+from late_interaction.muvera import Encodings, Muvera
+from late_interaction.muvera._first_pass import MuveraPass, check_encodings
+
+# Documents that are scored or encoded at a time have at most so many bytes of codes or embeddings.
+_BYTES = 256 << 20
+
+
+class CoarseSearch(Search):
+    """A search of documents ``[Nd, Ld, d]`` by way of ``coarse``."""
+
+    def __init__(self, D: Any, Q: Any, options: Options) -> None:
+        if options.coarse is None:
+            options.refuse("without coarse", "candidates")
+        options.refuse("with coarse", "group", "scale_Q", "scale_D")
+        self._options, self.one_query = options, isinstance(Q, Tensor) and Q.dim() == 2
+        Q, q_mask = padded("Q", Q, options.q_mask)
+        D, d_mask = padded("D", D, options.d_mask)
+        check_embeddings("Q", Q)
+        check_embeddings("D", D)
+        Q, D, q_mask, d_mask, *_ = check_corpus(Q, D, q_mask, d_mask)
+        self._tensors, self.queries = (Q, q_mask, D, d_mask), (Q, q_mask)
+        _check_corpus_of(options.coarse, D)
+        self._candidates = _check_candidates(options.candidates, options.k)
+        self._left_out = left_out(options.subset, len(D), None, D.device)
+
+    def run(self, documents: int | None) -> Found:
+        Q, q_mask, D, d_mask = self._tensors
+        options = self._options
+        coarse, largest = options.coarse, options.largest
+        with torch.no_grad():
+            makes: Any = MuveraPass if isinstance(coarse, (Muvera, Encodings)) else CodesPass
+            scored = makes(Q, q_mask, coarse, options.normalize).scored(D, d_mask, options.chunk_bytes)
+            out = without_rank(D, d_mask, options.keep_empty, self._left_out)
+            found = _best(scored, Q, D, self._candidates, largest, options.progress, out)
+            exact = {"normalize": options.normalize, "precision": options.precision}
+            # Scores of any document stand where a query has fewer candidates, and are not looked at.
+            scores = exact_scores(Q, D, found.clamp_min(0), q_mask, d_mask, exact)
+            return select(scores, found, options.k, largest)
+
+
+class CodesPass:
+    """Queries as the codes of a kind want them, and their scores with chunks of documents."""
+
+    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Kind | Codes, normalize: bool) -> None:
+        self.codes = coarse if isinstance(coarse, Codes) else None
+        self.kind = coarse if isinstance(coarse, str) else coarse.kind
+        self.normalize, self.d = normalize, Q.shape[-1]
+        Q = as_float(Q, normalize)
+        self.Q = bits.to_bits(Q)[0] if self.kind == "hamming" else Q
+        self.q_mask = q_mask
+
+    def scores(self, tokens: Tensor, scale: Tensor | None, d_mask: Tensor | None) -> Tensor:
+        masks: dict[str, Any] = {"q_mask": self.q_mask, "d_mask": d_mask}
+        if scale is None:
+            return bits.maxsim_hamming(self.Q, tokens, self.d, **masks)
+        return bits.maxsim_asymmetric(self.Q, tokens, scale, nbits=KINDS[self.kind], **masks)
+
+    def chunks(
+        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
+    ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
+        """Yields the first document's index, codes, scales and masks, on the device of the queries."""
+        device, most = self.Q.device, max(MOST_SCORES // max(self.Q.shape[0], 1), 1)
+        if self.codes is not None:
+            tokens, scale = self.codes.tokens, self.codes.scale
+            if tokens.device != device:  # what travels goes in small chunks
+                chunk_bytes = chunk_bytes or _BYTES
+            size = most
+            if chunk_bytes is not None:
+                size = min(most, fitting(tokens.shape[1] * tokens.shape[2], chunk_bytes))
+            for start, some, (scales, mask) in chunks(tokens, (scale, d_mask), size, device):
+                yield start, some, scales, mask
+            return
+        size = min(most, fitting(4 * D.shape[1] * D.shape[2], chunk_bytes or _BYTES))
+        for start, documents, (mask,) in chunks(D, (d_mask,), size, device):
+            codes = unwatched(encode, documents, self.kind, normalize=self.normalize)
+            yield start, codes.tokens, codes.scale, mask
+
+    def scored(
+        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first document's index of each chunk, and scores."""
+        for start, tokens, scale, mask in self.chunks(D, d_mask, chunk_bytes):
+            yield start, self.scores(tokens, scale, mask)
+
+
+def _best(
+    scored: Iterator[tuple[int, Tensor]], Q: Tensor, D: Tensor, count: int, largest: bool,
+    progress: Progress, out: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The indices of the best documents of each query, rising: first -1 for no document. out: ``[Nd]``, the
+    documents to leave out."""
+    out = None if out is None else to_device(out, Q.device)
+    best = Q.new_empty((Q.shape[0], 0), dtype=torch.float32)
+    places = torch.empty(best.shape, dtype=torch.int64, device=best.device)
+    with reporter(progress, D.shape[0]) as report:
+        for start, found in scored:
+            stop = start + found.shape[1]
+            some = None if out is None else out[start:stop]
+            best, places = select_next(found, start, (best, places), count, largest, some)
+            report(stop)
+    return places.sort(dim=-1).values
+
+
+def _check_corpus_of(coarse: Any, D: Tensor) -> None:
+    if isinstance(coarse, (Muvera, Encodings)):
+        check_encodings(coarse, D)
+        return
+    if not isinstance(coarse, Codes):
+        if not isinstance(coarse, str):
+            raise TypeError(
+                f"coarse must be one of {tuple(KINDS)}, Codes of coarse.encode(D), or a Muvera or its"
+                f" Encodings, got {type(coarse).__name__}"
+            )
+        check_kind("coarse", coarse)
+        return
+    shape = (*coarse.tokens.shape[:2], coarse.d)
+    if shape != D.shape:
+        raise ValueError(f"coarse must be the codes of D {shape_of(D)}, got those of {list(shape)}")
+    if coarse.tokens.device != D.device:
+        raise ValueError(f"coarse must be on the device of D, {D.device}, got {coarse.tokens.device}")
+
+
+def _check_candidates(candidates: int | None, k: int) -> int:
+    if candidates is None:
+        return max(10 * k, 100)
+    check_positive("candidates", candidates)
+    if candidates < k:
+        raise ValueError(f"candidates must be at least k, {k}, got {abbreviate(candidates)}")
+    return candidates

@@ -1,0 +1,166 @@
+"""The best documents, of whatever holds them: :func:`search`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.choices import Precision
+from late_interaction._progress import Progress
+from late_interaction._scoring.norm_warning import look
+from late_interaction._scoring.sequences import is_sequences
+from late_interaction._search import group_search
+from late_interaction._search.dense import DenseSearch
+from late_interaction._search.first_pass import CoarseSearch
+from late_interaction._search.prepare import Options, Search, prepare
+from late_interaction._search.result import SearchResult, ids_at
+from late_interaction.coarse import Codes, Kind
+from late_interaction.muvera import Encodings, Muvera
+from late_interaction.tokens import Tokens, TokensLike
+
+__all__ = ["search"]
+
+
+def search(
+    Q: TokensLike,
+    D: Any,
+    k: int = 10,
+    *,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    subset: Any = None,
+    normalize: bool = False,
+    largest: bool = True,
+    keep_empty: bool = False,
+    precision: Precision | None = None,
+    coarse: Kind | Codes | Muvera | Encodings | None = None,
+    candidates: int | None = None,
+    chunk_bytes: int | None = None,
+    progress: Progress = False,
+    group: Any = None,
+    scale_Q: Tensor | None = None,
+    scale_D: Tensor | None = None,
+) -> SearchResult:
+    """Find the ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
+
+    Deterministic: among equal scores the lowest index comes first. A document takes no rank by a query with
+    which its score is NaN, nor does one without tokens, unless it is kept.
+
+    Args:
+        Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, :class:`late_interaction.Tokens`, or a list of ``[L, d]``.
+        D: documents, on the device of ``Q``, or on the CPU while ``Q`` is on a GPU: they travel in chunks
+            then, each while the one before it is scored, by way of 64 MiB of pinned memory if they do not lie
+            in such. A mapped file will do.
+
+            - ``[N, Ld, d]`` or ``[Ld, d]``, Tokens or a list of ``[L, d]``, of the dtype of ``Q``;
+            - a :class:`late_interaction.Corpus`, to whose dtype queries are rounded, or quantized;
+            - a ``ray.data.Dataset``, or :class:`late_interaction.ray.Documents`, which has options for it.
+        k: how many; at most ``N`` come back.
+        q_mask, d_mask: ``[Nq, Lq]`` and ``[N, Ld]``, True = keep, for padded tensors; Tokens hold their own.
+        subset: the documents that may be found: bool ``[N]``, or a tensor or list of indices, or a list of
+            ids of a corpus that has ids. All are scored. None: every document.
+        normalize: L2-normalize every token first. Those of a corpus that is known to be ``normalized`` are
+            taken as they are; codes cannot be normalized; decompressed tokens are where they are multiplied.
+        largest: the highest scores, or else the lowest.
+        keep_empty: rank documents without a kept token too, by their score of 0.
+        precision: how float32 tokens multiply, as in :func:`late_interaction.maxsim`.
+        coarse: a first pass over codes of a few bits, ``"hamming"``, ``"1bit"``, ``"4bit"`` or the
+            :class:`late_interaction.coarse.Codes` of ``D``, or over single vectors, a
+            :class:`late_interaction.Muvera` or its :class:`late_interaction.muvera.Encodings` of ``D``. What
+            is not encoded before is encoded on the way and forgotten, which can take longer than an exact
+            search. Documents that the first pass ranks lower are missed. For tensors, lists and Tokens.
+        candidates: how many documents of each query are scored exactly after the first pass; at least ``k``.
+            None: ``max(10 * k, 100)``.
+        chunk_bytes: how many bytes of documents are scored at a time; a longer document is a chunk by itself.
+            None: all that 4 M scores allow, 256 MiB of them where they travel or are packed.
+        progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
+        group: a ``torch.distributed`` process group whose processes have a shard of the documents each, all
+            of one kind, and search for the same queries. All of them call this and have the best of all
+            documents, numbered in the order of ranks. Of tensors these are the bits of one process that has
+            all of them and the same kind of device, where a mask comes with all shards or with none. The
+            ``k`` best of each process travel, by a backend for the device of ``Q``. None: this process alone.
+        scale_Q, scale_D: where the tensors ``Q`` and ``D`` are float8 or int8 codes, their scales, as in
+            :func:`late_interaction.fp8.maxsim_inference_fp8`.
+
+    Returns:
+        A :class:`SearchResult`, which unpacks as ``scores, indices``, each ``[Nq, min(k, N)]`` (``[min(k,
+        N)]`` for a 2-D ``Q``), on the device of ``Q``. No gradients. Where fewer documents take a rank, the
+        last entries are -inf (inf for ``largest=False``) and -1: all entries of a query with NaN in a token
+        that counts. ``ids`` are those of a corpus that has some, without a ``group``.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value; ``k`` below 1; a
+            ``subset`` of another length, or with a document or id that there is not; an option that the kind
+            of ``D`` does not have; on all processes of a group for queries or options in which they differ.
+        RuntimeError: another process of the group has raised an error or has ended; too many of Ray's workers
+            were lost.
+        ImportError: ``progress=True`` without tqdm.
+
+    Complexity: ``2 * tokens of Q * tokens of D * d`` operations and one read of the documents. Memory beside
+        the inputs grows with ``Nq * (documents of a chunk + k)``, not with ``N``; two chunks are on the GPU
+        where documents come from the CPU, and a copy of a chunk where its tokens are normalized.
+
+    Example:
+        >>> import torch
+        >>> import late_interaction as li
+        >>> Q = torch.tensor([[[1.0, 0.0]]])
+        >>> D = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]], [[0.6, 0.8]]])
+        >>> scores, indices = li.search(Q, D, k=2)
+        >>> scores, indices
+        (tensor([[1.0000, 0.6000]]), tensor([[1, 2]]))
+        >>> li.search(Q, [D[0], torch.cat([D[1], D[2]])], k=2, subset=[0]).indices
+        tensor([[ 0, -1]])
+    """
+    made: list[Search] = []
+
+    def prepared() -> Search:
+        options = Options(
+            k, q_mask, d_mask, subset, normalize, largest, keep_empty, precision, coarse, candidates,
+            chunk_bytes, progress, group, scale_Q, scale_D,
+        )  # fmt: skip
+        made.append(prepare(D, Q, options))
+        return made[0]
+
+    if group is None:
+        scores, indices = prepared().run(None)
+    else:  # the others must learn what this process refuses
+        first = Q[0] if isinstance(Q, (list, tuple)) and Q else Q
+        device = first.device if isinstance(first, (Tensor, Tokens)) else torch.device("cpu")
+        scores, indices = group_search.search(
+            group, device, lambda: prepared().as_query(), lambda total: made[0].run(total)
+        )
+    own = made[0]
+    if own.queries is not None and not normalize:
+        look("search", *own.queries)
+    if own.one_query:
+        scores, indices = scores.squeeze(0), indices.squeeze(0)
+    found = None if own.ids is None or group is not None else ids_at(own.ids, indices.tolist())
+    return SearchResult(scores, indices, found)
+
+
+@prepare.register
+def _of_tensor(D: Tensor, Q: Any, options: Options) -> Search:
+    rough = options.coarse is not None or options.candidates is not None
+    return (CoarseSearch if rough else DenseSearch)(D, Q, options)
+
+
+@prepare.register
+def _of_tokens(D: Tokens, Q: Any, options: Options) -> Search:
+    beside = options.d_mask, options.coarse, options.candidates, options.scale_Q, options.scale_D
+    if not D.is_packed or D.dtype == torch.float64 or any(x is not None for x in beside):
+        return _of_tensor(D, Q, options)  # type: ignore[arg-type]
+    from late_interaction.corpus._search import PackedSearch
+
+    return PackedSearch(D, Q, options)
+
+
+@prepare.register(list)
+@prepare.register(tuple)
+def _of_list(D: Any, Q: Any, options: Options) -> Search:
+    if D and not is_sequences(D):
+        return prepare.dispatch(object)(D, Q, options)
+    if D:
+        return _of_tokens(Tokens._from_list("D", D), Q, options)
+    from late_interaction.corpus._search import PackedSearch
+
+    return PackedSearch(None, Q, options)

@@ -1,0 +1,172 @@
+"""What a search takes: every kind of queries and documents by definition, subsets, ids, what is refused."""
+
+import math
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import reference
+from late_interaction._search import group_search
+from tests.search.test_search import close, corpus
+
+
+def spoiled(device):
+    """Queries and documents with masks, NaN in every token that they leave out, a document without a kept
+    token, two that tie, and the scores by definition in float64."""
+    Q, D, q_mask, d_mask = corpus(device)
+    D[20], d_mask[20], d_mask[4] = D[11], d_mask[11], False
+    q_mask[:, 0] = True
+    clean = reference.maxsim_reference(Q.double(), D.double(), q_mask, d_mask)
+    Q[~q_mask], D[~d_mask] = torch.nan, torch.nan
+    return li.Tokens(Q, q_mask), li.Tokens(D, d_mask), clean
+
+
+QUERIES = {"padded": li.Tokens.to_padded, "packed": li.Tokens.pack, "list": list}
+DOCUMENTS = QUERIES | {
+    "float64": lambda D: li.Tokens(D.values.double(), D.mask).pack(),
+    "Corpus": lambda D: li.Corpus.from_packed(D.pack().values, D.pack().offsets),
+}
+
+
+@pytest.mark.parametrize("subset", [None, "bool", "indices", "list", "none"])
+@pytest.mark.parametrize("k", [3, 100])
+@pytest.mark.parametrize("of_documents", DOCUMENTS)
+@pytest.mark.parametrize("of_queries", QUERIES)
+def test_every_kind_is_searched_by_definition(of_queries, of_documents, k, subset, device):
+    Q, D, scores = spoiled(device)
+    chosen = torch.zeros(37, dtype=torch.bool) if subset else torch.ones(37, dtype=torch.bool)
+    if subset != "none":
+        chosen[[0, 4, 11, 20, 33]] = True
+    places = chosen.nonzero().flatten()
+    given = {None: None, "bool": chosen.to(device), "indices": places.int(), "list": places.tolist()}
+    ranked = scores.cpu().masked_fill(~chosen, -torch.inf)
+    ranked[:, 4] = -torch.inf  # it has no token
+    wanted = ranked.sort(dim=-1, descending=True, stable=True)
+    indices = wanted.indices.where(wanted.values.isfinite(), -1)[:, :k]
+    if of_documents == "float64":
+        Q = Q.to(torch.float64)
+    queries, documents = QUERIES[of_queries](Q), DOCUMENTS[of_documents](D)
+    found = li.search(queries, documents, k, subset=given.get(subset, []))
+    assert found.indices.tolist() == indices.tolist() and found.ids is None
+    torch.testing.assert_close(found.scores.double().cpu(), wanted.values[:, :k], rtol=1e-5, atol=1e-4)
+
+
+def test_one_query_of_every_kind_of_documents(device):
+    Q, D, *_ = corpus(device)
+    batch = li.search(Q[:1], D, 3)
+    for documents in (D, list(D), li.Tokens(D), li.Tokens(D).pack()):
+        scores, indices = li.search(Q[0], documents, 3)
+        close((scores.unsqueeze(0), indices.unsqueeze(0)), batch)
+
+
+@pytest.mark.parametrize("coarse", ["hamming", "1bit", "4bit", li.Muvera(16, k_sim=2, repetitions=4)])
+def test_a_first_pass_of_a_list_finds_the_subset_alone(coarse, device):
+    Q, D, _ = spoiled(device)
+    D = li.Tokens(D.values.nan_to_num(), D.mask)
+    exact = li.search(list(Q), D, 4, subset=range(5, 15))
+    for documents in (D, list(D)):
+        found = li.search(Q, documents, 4, subset=range(5, 15), coarse=coarse, candidates=30)
+        torch.testing.assert_close(found.scores, exact.scores, rtol=1e-5, atol=1e-4)
+        assert torch.equal(found.indices, exact.indices)
+
+
+def test_ids_of_a_corpus(device):
+    Q, D, *_ = corpus(device)
+    names = [f"document {i}" for i in range(37)]
+    named = li.Corpus.from_packed(D.flatten(0, 1), torch.arange(38) * 11, ids=names)
+    found = li.search(Q, named, 4)
+    assert found.ids == [[names[i] for i in row] for row in found.indices.tolist()]
+    one = named.search(Q[0], 4, subset=["document 7", "document 2"])
+    assert set(one.ids[:2]) == {"document 7", "document 2"} and one.ids[2:] == [None, None]
+    assert one.indices[2:].tolist() == [-1, -1] and one.scores[2:].tolist() == [-math.inf] * 2
+
+
+@pytest.mark.parametrize("none", ["list", "tensor", "Tokens", "packed", "Corpus"])
+def test_no_documents_of_any_kind(none, device):
+    Q, D, *_ = corpus(device)
+    D = {"list": [], "tensor": D[:0], "Tokens": li.Tokens(D[:0]), "packed": li.Tokens(D[:0]).pack()}.get(
+        none, li.Corpus.from_packed(D[:0, 0].contiguous(), torch.tensor([0]))
+    )
+    for queries in (Q, list(Q), li.Tokens(Q), Q[:0]):
+        scores, indices = li.search(queries, D, subset=[])
+        assert scores.shape == indices.shape == (len(queries), 0)
+        assert (scores.dtype, indices.dtype) == (torch.float32, torch.int64) and scores.device == Q.device
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"k": 0}, ValueError, "k must be at least 1, got 0"),
+        ({"subset": torch.ones(36).bool()}, ValueError, r"subset must be \[37\], a bool a document"),
+        ({"subset": [0, 37]}, ValueError, r"subset must lie in \[0, 37\), got 0 to 37"),
+        ({"subset": [-1]}, ValueError, r"subset must lie in \[0, 37\), got -1 to -1"),
+        ({"subset": ["a"]}, ValueError, "subset must hold indices of documents without ids"),
+        ({"subset": [1.0]}, TypeError, "subset must be a list of indices, got float"),
+        ({"subset": [True]}, TypeError, "subset must be a list of indices, got True"),
+        ({"subset": "a"}, TypeError, "subset must be a tensor, or a list of indices or ids, got 'a'"),
+        ({"subset": torch.ones(37)}, TypeError, "subset must be "),
+        ({"subset": torch.ones(3, 2).long()}, ValueError, r"subset must be \[n\]"),
+        ({"q_mask": torch.ones(5, 7)}, TypeError, "q_mask must be"),
+        ({"d_mask": torch.ones(36, 11).bool()}, ValueError, "d_mask must be"),
+        (
+            {"group": None, "coarse": "1bit", "scale_Q": torch.ones(())},
+            ValueError,
+            "scale_Q must be None with co",
+        ),
+    ],
+)
+def test_what_is_refused(options, error, message):
+    Q, D, *_ = corpus("cpu")
+    with pytest.raises(error, match=f"^{message}"):
+        li.search(**{"Q": Q, "D": D} | options)
+
+
+def test_what_a_kind_of_documents_does_not_take():
+    Q, D, q_mask, d_mask = corpus("cpu")
+    named = li.Corpus.from_packed(D[:, 0].contiguous(), torch.arange(38), ids=[f"{i}" for i in range(37)])
+    for option in ({"d_mask": d_mask}, {"coarse": "1bit"}, {"candidates": 20}, {"scale_D": torch.ones(())}):
+        (name,) = option
+        with pytest.raises(ValueError, match=f"^{name} must be None for a Corpus, got"):
+            li.search(Q, named, **option)
+    with pytest.raises(ValueError, match=r"subset must hold ids of documents, got \['37', 'x'\]"):
+        li.search(Q, named, subset=["3", "37", "x"])
+    for documents in (list(D), li.Tokens(D)):
+        with pytest.raises(ValueError, match="d_mask must be None where D is Tokens or a list"):
+            li.search(Q, documents, d_mask=d_mask)
+        with pytest.raises(ValueError, match="q_mask must be None where Q is Tokens or a list"):
+            li.search(list(Q), documents, q_mask=q_mask)
+        with pytest.raises(TypeError, match="Q and D must share a dtype, got"):
+            li.search(Q.double(), documents)
+        with pytest.raises(ValueError, match=r"share an embedding dim d|have the d of the corpus"):
+            li.search(Q[..., :8], documents)
+    for other in (None, 3, "folder", {"a": D}, D.numpy()):
+        with pytest.raises(TypeError, match=r"^D must be a torch\.Tensor, Tokens, a list of tensors, "):
+            li.search(Q, other)
+
+
+def test_topk_of_tokens_and_lists(device):
+    Q, D, _ = spoiled(device)
+    wanted = li.search(Q, D, 9)
+    for queries in (Q, Q.pack(), list(Q)):
+        best = li.TopK(queries, 9)
+        best.add(D[:10])
+        best.add(D[10:20].pack())
+        best.add(list(D[20:]))
+        close((best.scores, best.indices), wanted)
+
+
+@pytest.mark.parametrize("D", [None, torch.ones(3, 2, 4), [torch.ones(2, 4)], li.Tokens(torch.ones(3, 2, 4))])
+@pytest.mark.parametrize("Q", [5, [], torch.ones(2, 3, 5), [torch.ones(3, 5, device="meta")]])
+def test_the_others_of_a_group_hear_of_any_wrong_argument(Q, D, monkeypatch):
+    """On the device of the queries, where these have one."""
+    devices = []
+
+    def alone(group, device, prepared, run):
+        devices.append(device.type)
+        prepared()
+
+    monkeypatch.setattr(group_search, "search", alone)
+    with pytest.raises((TypeError, ValueError), match=r"^[QD]"):
+        li.search(Q, D, group="group")
+    assert devices == ["meta" if isinstance(Q, list) and Q else "cpu"]
