@@ -233,8 +233,7 @@ class TopK:
 
         Args:
             state: from :meth:`state_dict` of a search for the same ``k`` with the same options, by queries of
-                the same shape and dtype. One of an older version does not say what it was searched with;
-                ``{**best.state_dict(), **state}`` says that it was searched as ``best`` is.
+                the same shape and dtype.
 
         Raises:
             TypeError: ``state`` is no mapping, or an entry is of a wrong type.

@@ -53,23 +53,12 @@ def coming(first: int, count: int) -> Ranges:
 
 
 def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a state, once those that name the search are compared. One of an older version names no
-    ranges: its search began at the first document."""
+    """Return the entries of a state, once those that name the search are compared."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a dict from TopK.state_dict(), got {type(state).__name__}")
     found: dict[str, Any] = dict(state)
-    ranges = found.get("ranges")
-    if "seen" in found and (ranges is None or (isinstance(ranges, Sequence) and not ranges)):
-        _check_count("seen", found["seen"])
-        if found["seen"]:
-            found |= {"next": found["seen"], "ranges": [[0, found["seen"]]]}
     wanted = (*_FOUND, *search)
     missing = [name for name in wanted if name not in found]
-    if missing and set(missing) <= search.keys():
-        raise ValueError(
-            f"state does not say what it was searched with ({', '.join(missing)}): it is of an older version."
-            " If it was searched as this TopK is, load {**best.state_dict(), **state}; else search again"
-        )
     if missing:
         raise ValueError(f"state must have the entries {', '.join(wanted)}: {', '.join(missing)} missing")
     unknown = [str(name) for name in found if name not in wanted]

@@ -284,9 +284,6 @@ BAD_STATES = {
         lambda state: {k: v for k, v in state.items() if k != "scores"}, ValueError, "scores missing"
     ),
     "an entry more": (lambda state: state | {"epoch": 3}, ValueError, "no entries but .* got epoch"),
-    "older": (
-        lambda state: {k: state[k] for k in ("scores", "indices", "seen")}, ValueError, "an older version"
-    ),
     "next is True": (lambda state: state | {"next": True}, TypeError, "next of the state must be an int"),
     "next below 0": (lambda state: state | {"next": -2}, ValueError, "next of the state must not be neg"),
     "ranges of a number": (lambda state: state | {"ranges": 20}, TypeError, "ranges of the state must be a"),
@@ -407,18 +404,6 @@ def test_documents_between_those_of_merged_searches_come_in_their_order():
     best.merge(last)
     best.add(D[10:20])
     assert best.indices.tolist() == [list(range(25))] * 2
-
-
-@pytest.mark.parametrize("documents", [0, 3, 20])
-def test_a_state_of_an_older_version_with_what_it_was_searched_with(documents):
-    best, state = state_after(documents, largest=False)
-    older = {name: state[name] for name in ("scores", "indices", "seen")}
-    again, empty = state_after(0, largest=False)
-    again.load_state_dict({**empty, **older})
-    assert again.seen == documents and torch.equal(again.indices, best.indices)
-    if documents:
-        with pytest.raises(ValueError, match="begin with the highest, as largest=True"):
-            li.TopK(corpus("cpu")[0], 7).load_state_dict({**state_after(0)[1], **older})
 
 
 def test_a_state_with_nan_and_equal_scores():
