@@ -22,8 +22,8 @@
 //   producer   a warp of warpgroup 2. TMA brings rows; the warp itself which tokens of a stage count, and the
 //              logs and factors of either unit that belong to it (of its columns, or of the unit's rows).
 //
-// mbarriers: full (each lane of the producer, and TMA's bytes) and empty (each consumer thread) for each stage:
-// every thread arrives behind its own stores and loads.
+// mbarriers: full (each lane of the producer, and TMA's bytes) and empty (each consumer thread) for each
+// stage: every thread arrives behind its own stores and loads.
 #pragma once
 
 #include <cuda.h>
