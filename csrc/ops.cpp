@@ -225,8 +225,9 @@ LATE_INTERACTION_LIBRARY(m) {
   // documents, Ld, d], contiguous, masked tokens zeros. logs [groups, documents, rows]: base-2 logs of the
   // sums over a document's tokens of 2^(log2(e) / tau * similarity), -inf where it has none.
   m.def("smooth_logs(Tensor Q, Tensor D, Tensor? d_mask, float tau) -> Tensor");
-  // The gradient of Q, or of D, in parts that are still to be summed, [parts, groups, rows or tokens, d];
-  // factors, as logs: gradients of tau * ln(2) * logs. Of a document without a token that counts the logs are
+  // The gradient of Q or of D, float32 [groups, rows or tokens, d]; factors, as logs: gradients of tau *
+  // ln(2)
+  // * logs. Of a document without a token that counts the logs are
   // infinite here.
   m.def(
       "smooth_gradient(Tensor Q, Tensor D, Tensor? d_mask, Tensor logs, Tensor factors, float tau, "

@@ -164,6 +164,14 @@ CALLS: dict[str, list[tuple]] = {
         (Q, OWN, *OWN_MASKS, 0.25, True, "high", False),
     ],
     "smooth_maxsim_backward": [(GRAD, Q, D, *MASKS, 0.25, True, "highest", True, True, False)],
+    "smooth_logs": [(Given("Nq Lq d", BF16), Given("Nq K Ld d", BF16), mask("Nq K Ld"), 0.25)],
+    "smooth_gradient": [
+        (
+            *(Given("Nq Lq d", BF16), Given("Nq K Ld d", BF16), None, Given("Nq K Lq"), Given("Nq K Lq")),
+            *(0.25, of_documents),
+        )
+        for of_documents in (False, True)
+    ],
     "xtr_winners": [
         (Q, D, mask("Nq Lq"), mask("Nd Ld"), 6, "paper", "highest", "auto"),
         (Q, D, WEIGHTS, None, 6, "pylate", "high", "lowmem"),
@@ -242,7 +250,7 @@ CALLS: dict[str, list[tuple]] = {
 # Operators without a kernel on the CPU.
 OF_CUDA = {
     "quantize_rows_", "xtr_group_maxima_", "xtr_select_in_groups_", "project_scores", "send_bytes_",
-    "cuda_capability", "forced_plan",
+    "smooth_logs", "smooth_gradient", "cuda_capability", "forced_plan",
 }  # fmt: skip
 # For GPUs that wgmma is for.
 NATIVE = {"project_rows_", "project_scores", "softmax_product_rows_"}

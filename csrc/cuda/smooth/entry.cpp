@@ -8,6 +8,7 @@
 #include "../../common/arithmetic.h"
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
+#include "../primitives/row_norms.h"
 #include "../runtime/check.h"
 #include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
@@ -115,12 +116,25 @@ Tensor smooth_gradient(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor logs, T
   call.args.factors = parse_rows(factors, call, Q, "factors");
   const SmoothPass pass = of_documents ? SmoothPass::grad_d : SmoothPass::grad_q;
   const int64_t own = of_documents ? D.size(1) * D.size(2) : Q.size(1);
-  if (logs.numel() == 0 || own == 0) return new_tensor(Q, {0, Q.size(0), own, Q.size(2)}, ScalarType::Float);
+  Tensor grad = new_tensor(Q, {Q.size(0), own, Q.size(2)}, ScalarType::Float);
+  if (grad.numel() == 0) return grad;
+  auto* sums = static_cast<float*>(grad.mutable_data_ptr());
+  const cudaStream_t stream = current_stream(call.device);
+  if (logs.numel() == 0) {
+    fill_zero(grad, stream);
+    return grad;
+  }
   call.args.splits = choose_splits(call, pass);
-  Tensor sums = new_tensor(Q, {call.args.splits, Q.size(0), own, Q.size(2)}, ScalarType::Float);
-  call.args.out = static_cast<float*>(sums.mutable_data_ptr());
+  call.args.out = sums;
+  if (call.args.splits == 1) {
+    launch_pass(call, pass);
+    return grad;
+  }
+  const Tensor parts = new_tensor(Q, {call.args.splits, grad.numel()}, ScalarType::Float);
+  call.args.out = static_cast<float*>(parts.mutable_data_ptr());
   launch_pass(call, pass);
-  return sums;
+  check(launch_sum_slices(call.args.out, call.args.splits, grad.numel(), sums, stream), "smooth maximum");
+  return grad;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -15,6 +16,7 @@ from late_interaction.ops._registration import (
     fake_gradient,
     register_backward,
     register_forward,
+    register_helper,
 )
 from late_interaction.ops.dense import fake_scores
 from late_interaction.ops.smooth import driver
@@ -36,6 +38,17 @@ def _fake_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     fake_scores(Q, D, paired)
     return fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
+
+
+def _fake_logs(Q: Tensor, D: Tensor, d_mask: Tensor | None, tau: float) -> Tensor:
+    return Q.new_empty((Q.shape[0], D.shape[1], Q.shape[1]), dtype=torch.float32)
+
+
+def _fake_gradient(
+    Q: Tensor, D: Tensor, d_mask: Tensor | None, logs: Tensor, factors: Tensor, tau: float, of_documents: bool
+) -> Tensor:
+    rows = D.shape[1] * D.shape[2] if of_documents else Q.shape[1]
+    return Q.new_empty((Q.shape[0], rows, Q.shape[2]), dtype=torch.float32)
 
 
 class SmoothMaxSim(Function):
@@ -63,5 +76,7 @@ def register() -> None:
     function = differentiable(_scores_op, applied(SmoothMaxSim))
     register_forward(_scores_op, _fake_scores, function, autocast_pair)
     register_backward(_backward_op, _fake_backward)
+    register_helper(operators.smooth_logs.default, _fake_logs)
+    register_helper(operators.smooth_gradient.default, _fake_gradient)
     library.impl(_scores_op, driver.smooth_maxsim, "CompositeExplicitAutograd")
     library.impl(_backward_op, driver.smooth_maxsim_backward, "CompositeExplicitAutograd")

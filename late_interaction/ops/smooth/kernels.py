@@ -38,12 +38,11 @@ class _Operand:
             return _Operand(tokens.rows.half(), mask, tokens)
         return _Operand(x if x.data_ptr() % 16 == 0 else x.clone(), mask, None)
 
-    def write_gradient(self, out: Tensor, sums: Tensor, factor: Tensor) -> None:
-        """Write the gradient of the tokens, from sums ``[parts, groups, rows, d]`` of the one of ``rows``.
-        factor: ``[groups, owners]``, of what rows belong to."""
-        total = sums[0] if len(sums) == 1 else sums.sum(0)
+    def write_gradient(self, out: Tensor, grad: Tensor, factor: Tensor) -> None:
+        """Write the gradient of the tokens, from the one of ``rows``, ``[groups, rows, d]``. factor:
+        ``[groups, owners]``, of what rows belong to."""
         of_owner = (factor.shape[1], -1)
-        total, factor = total.unflatten(1, of_owner), factor[..., None, None]
+        total, factor = grad.unflatten(1, of_owner), factor[..., None, None]
         if self.normalized is not None:
             self.normalized.write_gradient(out, total.mul_(factor).view(out.shape), self.mask)
             return
@@ -86,10 +85,10 @@ class Call:
             factors = (grads / unit).transpose(1, 2).repeat_interleave(Lq, 2)
             if self.Q.mask is not None:
                 factors.masked_fill_(~self.Q.mask.unsqueeze(1), 0.0)
-            sums: Tensor = operators.smooth_gradient.default(
+            grad: Tensor = operators.smooth_gradient.default(
                 self.Q.rows, self.D.rows, self.D.mask, logs, factors, self.tau, of_documents
             )
-            operand.write_gradient(out, sums, unit.flatten(1))
+            operand.write_gradient(out, grad, unit.flatten(1))
 
 
 def _units(grads: Tensor, dim: int) -> Tensor:
