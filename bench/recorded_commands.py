@@ -8,14 +8,14 @@ import io
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 
-from bench.harness import rules
+from bench.harness import rules, sweep_summary
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.named_shapes import select
 from bench.harness.results import Row
 from bench.harness.run_header import todays_command
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
-from bench.suites import run, sweep, sweep_summary
+from bench.suites import run, sweep
 from bench.suites.catalog import ON_CPU, SUITES
 from bench.tuning import plan_regret, plans
 from bench.tuning.random_shapes import draw_shapes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.harness import sweep_summary
 from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import EINSUM, LIK, OURS
@@ -13,7 +14,7 @@ from bench.harness.results import Row, best, device_of, is_whole, of_a_cpu, read
 from bench.harness.text import number
 from bench.report import host
 from bench.report.tables import over_best_other, stamp, table
-from bench.suites import fp32, quantized, steps, sweep_summary, variants
+from bench.suites import fp32, quantized, steps, variants
 from bench.tuning import kernel_fingerprint, plan_regret
 
 

@@ -28,11 +28,11 @@ from bench.harness.library import COMPILED, OURS, Implementation, Score
 from bench.harness.parity import reference_scores, relative_error
 from bench.harness.results import Row, new_row, size_of
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
+from bench.harness.sweep_summary import LOSS, SUITE, by_shape, clock, ratio, summary
 from bench.harness.text import error_text, number
 from bench.harness.timing import Call, Effort, by_one_clock, gpu_time, time_interleaved, time_limit, wall_time
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
-from bench.suites.sweep_summary import LOSS, SUITE, by_shape, clock, ratio, summary
 from bench.tuning.random_shapes import draw_shapes
 
 SHORT = Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)

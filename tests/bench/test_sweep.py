@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from bench.command_line import main
-from bench.harness import results
+from bench.harness import results, sweep_summary
 from bench.harness.library import EINSUM, FLASH, LIK, OURS
 from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
 from bench.harness.timing import GpuTime
 from bench.peers import triton_tuning
 from bench.peers.tiles import padded_dim, padded_work
 from bench.report import plots
-from bench.suites import sweep, sweep_summary
+from bench.suites import sweep
 from bench.tuning import random_shapes
 
 # ---- shapes ----

@@ -93,6 +93,22 @@ def test_scores_and_gradients(layout, shape, masks, tau, normalize, dtype):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("of_documents", [False, True])
+def test_the_steps_alone(of_documents):
+    """Logs of base 2, and the gradient of a sum of them with factors: groups of their own documents."""
+    Q, D = (torch.randn(*s, 64, device="cuda").div(8).bfloat16() for s in ((3, 70), (3, 5, 40)))
+    wide = [x.double().requires_grad_() for x in (Q, D)]
+    expected = torch.einsum("gsd,gjtd->gjst", *wide).div(0.5).logsumexp(-1)
+    logs = torch.ops.late_interaction.smooth_logs(Q, D, None, 0.5)
+    torch.testing.assert_close(logs.double() * math.log(2), expected, rtol=1e-5, atol=1e-5)
+    factors = torch.rand_like(logs)
+    args = (Q, D, None, logs, factors, 0.5, of_documents)
+    grad = torch.ops.late_interaction.smooth_gradient(*args)
+    wanted = torch.autograd.grad((0.5 * expected * factors).sum(), wide)[of_documents]
+    ref.assert_close(grad.view(wanted.shape), wanted, 4e-3, "gradient")
+    torch.library.opcheck(torch.ops.late_interaction.smooth_gradient.default, args)
+
+
 def test_strided_and_expanded_operands():
     Q = torch.randn(3, 2 * 33, 136, device="cuda", dtype=BF16)[:, ::2, 4:132]
     D = torch.randn(5, 70, 128, device="cuda", dtype=BF16).transpose(0, 1)[:5, :5].expand(3, 5, 5, 128)
