@@ -1,4 +1,4 @@
-"""What a search returns: :class:`SearchResult`."""
+"""Define :class:`SearchResult`, which every search returns."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-// What the kernels of the smooth maximum are launched with.
+// Defines the arguments of the kernels of the smooth maximum.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// What the blocks and units of a pass of the smooth maximum work on, and weights.
+// Divides a pass of the smooth maximum among blocks and units, and turns similarities into weights.
 #pragma once
 
 #include <cstdint>

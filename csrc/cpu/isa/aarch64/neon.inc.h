@@ -16,7 +16,7 @@ inline F32::V load_fp16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f1
 inline void store_fp16(uint16_t* p, F32::V x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 inline F64::V root(F64::V x) { return vsqrtq_f64(x); }
 
-// Each of these is one instruction. `larger` is NaN where an operand is NaN.
+// Each function is one instruction. `larger` is NaN where an operand is NaN.
 inline F32::V larger(F32::V a, F32::V b) { return vmaxq_f32(a, b); }
 inline F64::V larger(F64::V a, F64::V b) { return vmaxq_f64(a, b); }
 inline float sum_of_lanes(F32::V x) { return vaddvq_f32(x); }

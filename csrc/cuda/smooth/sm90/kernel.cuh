@@ -80,7 +80,7 @@ struct Sm90SmoothShared {
   }
 };
 
-// What the producer's warp brings of a stage, beside its rows: loaded a stage ahead.
+// The producer's warp loads these a stage ahead: the tokens that count, and logs with factors.
 template <class Tile>
 struct SmoothSide {
   StageTokens counted;
@@ -366,7 +366,8 @@ __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Til
     ptx::wgmma_wait<1>();
     weigh_accumulators<Tile>(x, at, next.stage, consumer, p.scale);
     ptx::wgmma_wait<0>();
-    ptx::mbarrier_arrive(at.empty(place.stage));
+    // The sums are done, and with them every use of what the thread loaded from the stage.
+    ptx::mbarrier_arrive_after(at.empty(place.stage), weights[0][0]);
     pack_weights<Tile>(weights, x);
     place = next;
   }
