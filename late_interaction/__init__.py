@@ -16,34 +16,32 @@ from typing import TYPE_CHECKING, Any
 from late_interaction import ops
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
+from late_interaction.codes import Codes
 from late_interaction.tokens import Tokens
 
 if TYPE_CHECKING:
     # Modules are attributes, too (__getattr__).
     from late_interaction import alias as alias
     from late_interaction import alignment as alignment
-    from late_interaction import bits as bits
     from late_interaction import coarse as coarse
+    from late_interaction import codecs as codecs
+    from late_interaction import codes as codes
     from late_interaction import contrastive as contrastive
     from late_interaction import corpus as corpus
     from late_interaction import distillation as distillation
     from late_interaction import evaluation as evaluation
-    from late_interaction import fp8 as fp8
     from late_interaction import fused_head as fused_head
-    from late_interaction import int8 as int8
     from late_interaction import integrations as integrations
     from late_interaction import lik as lik
     from late_interaction import losses as losses
     from late_interaction import mining as mining
     from late_interaction import muvera as muvera
     from late_interaction import padded as padded
-    from late_interaction import plaid as plaid
     from late_interaction import plan as plan
     from late_interaction import pooling as pooling
     from late_interaction import ray as ray
     from late_interaction import recall as recall
     from late_interaction import reference
-    from late_interaction import residual_codec as residual_codec
     from late_interaction import score_pairs as score_pairs
     from late_interaction import smooth as smooth
     from late_interaction import tokens as tokens
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from late_interaction._search.topk import TopK
     from late_interaction.alias import install_as, uninstall_as
     from late_interaction.alignment import Alignment, explain
-    from late_interaction.alignment.plaid import explain_residual
     from late_interaction.alignment.plot import plot_alignment
     from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
     from late_interaction.corpus import Corpus
@@ -84,7 +81,6 @@ _LATER = {
     "_search.topk": ("TopK",),
     "alias": ("install_as", "uninstall_as"),
     "alignment": ("Alignment", "explain"),
-    "alignment.plaid": ("explain_residual",),
     "alignment.plot": ("plot_alignment",),
     "contrastive": ("ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"),
     "corpus": ("Corpus",),
@@ -106,6 +102,7 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 
 __all__ = [
     "Alignment",
+    "Codes",
     "ContrastiveLoss",
     "Corpus",
     "DistillKLDivLoss",
@@ -124,7 +121,6 @@ __all__ = [
     "evaluate_recall",
     "explain",
     "explain_plan",
-    "explain_residual",
     "hard_negatives",
     "install_as",
     "margin_mse_loss",

@@ -15,6 +15,7 @@ from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_
 from late_interaction._checks.options import check_backward, check_flag, check_precision, check_winners
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
+from late_interaction._scoring.codes import score_codes
 from late_interaction._scoring.fast_path import fast_path
 from late_interaction._scoring.intercepted import intercepted
 from late_interaction._scoring.mean import per_token
@@ -22,6 +23,7 @@ from late_interaction._scoring.norm_warning import look, looked
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._scoring.sequences import score
 from late_interaction._scoring.traced import traced_scores
+from late_interaction.codes import Codes
 from late_interaction.ops import _oom
 from late_interaction.ops.dense import PLAIN, call_below_autograd
 from late_interaction.ops.winners import widen
@@ -88,8 +90,8 @@ def _dispatch(
 
 
 def maxsim(
-    Q: TokensLike,
-    D: TokensLike,
+    Q: TokensLike | Codes,
+    D: TokensLike | Codes,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -112,7 +114,9 @@ def maxsim(
         D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, ``[Ld, d]``, Tokens or a list (every
             query meets every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``, as for
             distillation). Where one side is packed, a padded one is packed too: without a copy, unless it has
-            a mask.
+            a mask. Or :class:`~late_interaction.Codes`, whose codec (:mod:`late_interaction.codecs`) says how
+            ``Q``, which may be codes too, meets them and what ``normalize`` and ``precision`` may be;
+            ``backward``, ``winners`` and ``q_weights`` are None then.
         q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token adds 0. Not
             with Tokens or a list.
         d_mask: ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. A masked document token is never a maximum. A
@@ -176,6 +180,8 @@ def maxsim(
                 "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
                 "q_weights": q_weights, "mean": mean,
             }  # fmt: skip
+            if isinstance(D, Codes):
+                return score_codes("maxsim", Q, D, q_mask, d_mask, options)
             of_tokens: Tensor = score(maxsim, Q, D, q_mask, d_mask, options)
             return of_tokens
         Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
@@ -193,8 +199,8 @@ def maxsim(
 
 
 def maxsim_pairs(
-    Q: TokensLike,
-    D: TokensLike,
+    Q: TokensLike | Codes,
+    D: TokensLike | Codes,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -209,7 +215,8 @@ def maxsim_pairs(
 
     Args:
         Q: ``[B, Lq, d]``, or ``B`` sequences as :class:`~late_interaction.Tokens` or a list.
-        D: ``[B, Ld, d]``, likewise.
+        D: ``[B, Ld, d]``, likewise, or :class:`~late_interaction.Codes`, but for those of
+            :class:`~late_interaction.codecs.Residual`.
         q_mask: ``[B, Lq]``.
         d_mask: ``[B, Ld]``.
         normalize, backward, precision, winners, q_weights, mean: as in :func:`maxsim`.
@@ -239,6 +246,8 @@ def maxsim_pairs(
                 "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
                 "q_weights": q_weights, "mean": mean,
             }  # fmt: skip
+            if isinstance(D, Codes):
+                return score_codes("maxsim_pairs", Q, D, q_mask, d_mask, options)
             of_tokens: Tensor = score(maxsim_pairs, Q, D, q_mask, d_mask, options)
             return of_tokens
         Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
-from late_interaction import bits
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_positive, is_one_of
 from late_interaction._checks.packed_codes import check_packed
@@ -21,6 +20,7 @@ from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._scoring.norm_warning import look
 from late_interaction._search.rescore import fitting
+from late_interaction.codecs import Bits
 
 __all__ = ["Codes", "encode"]
 
@@ -40,8 +40,7 @@ class Codes:
 
     Args:
         kind: ``"hamming"``, ``"1bit"`` or ``"4bit"``.
-        tokens: uint8, ``[Nd, Ld, bytes]``, as :func:`late_interaction.bits.to_bits` or
-            :func:`late_interaction.bits.to_int4` packs them.
+        tokens: uint8, ``[Nd, Ld, bytes]``, as :class:`late_interaction.codecs.Bits` packs them.
         scale: float32, ``[Nd, Ld]``; None for ``"hamming"``.
         d: dims of a token.
 
@@ -126,10 +125,12 @@ def encode(D: Tensor, kind: Kind, *, normalize: bool = False) -> Codes:
 
 def _codes_of(D: Tensor, kind: Kind, normalize: bool) -> tuple[Tensor, Tensor | None]:
     D = as_float(D, normalize and kind != "hamming")  # a norm changes no sign
-    if kind == "4bit":
-        return bits.to_int4(D)
-    tokens, scale = bits.to_bits(D)
-    return tokens, None if kind == "hamming" else scale
+    codes = codec_of(kind).encode(D)
+    return codes.values, codes.scales
+
+
+def codec_of(kind: Kind) -> Bits:
+    return Bits(4) if kind == "4bit" else Bits(1, scales=kind == "1bit")
 
 
 def as_float(x: Tensor, normalize: bool) -> Tensor:

@@ -54,14 +54,14 @@ def explain_plan(
             ``[Nq, K, Ld, d]`` (2-D ones count as a batch of one).
         dtype: of Q and D; None takes it from the tensors, or bfloat16 with shapes. float8_e4m3fn,
             float8_e5m2 and int8 are the codes of quantized tokens, with a scale a token and no backward:
-            what :mod:`late_interaction.fp8` and :mod:`late_interaction.int8` score.
+            what :class:`late_interaction.codecs.Fp8` and :class:`~late_interaction.codecs.Int8` make.
         winners: whether there is a backward to plan, too.
         d_mask: whether documents have a mask.
         normalize, precision, backward: as in :func:`late_interaction.maxsim`.
         d_model: the documents are projected from hidden states of so many dims, as by
             :func:`late_interaction.fused_head.maxsim_from_hidden`: how, and what a chunk of them gets.
         nbits: the documents are residual-compressed with so many bits a dim (1, 2, 4 or 8), as
-            :func:`late_interaction.plaid.maxsim_residual` takes them. They have no mask and, in a backward,
+            :class:`late_interaction.codecs.Residual` makes them. They have no mask and, in a backward,
             no gradient.
         packed: the sequences are packed, as :func:`late_interaction.varlen.maxsim_varlen` takes them, and
             the shapes those of padded ones of mean length. They have no masks and one backward, which is

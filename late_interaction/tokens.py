@@ -13,7 +13,7 @@ from late_interaction._checks.options import is_integer
 from late_interaction._checks.packed import check_sequences
 from late_interaction._checks.padded import read_longest
 from late_interaction._checks.tensors import as_dtype, check_rows
-from late_interaction._checks.tokens import check_packed_tokens, check_padded_tokens
+from late_interaction._checks.tokens import check_extents, check_packed_tokens, check_padded_tokens
 from late_interaction._torch import pytree
 
 __all__ = ["Tokens"]
@@ -219,7 +219,8 @@ class Tokens:
             return Tokens._made(self.values[begin:end], None if self.mask is None else self.mask[begin:end])
         first, last = self.offsets[[begin, end]].tolist()
         offsets, room = self.offsets[begin : end + 1] - first, None if self.values.is_cpu else self.max_length
-        return Tokens.packed(self.values[first:last], offsets, room)
+        values = self.values[first:last]
+        return Tokens._made(values, None, offsets, _room(values, check_extents(values, offsets, room)))
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -253,7 +254,8 @@ class Tokens:
         """
         if self.offsets is None:
             return self
-        n, longest, total = len(self), self.max_length, self.values.shape[0]
+        n = self.offsets.shape[0] - 1  # len() would fix it in an export
+        longest, total = self.max_length, self.values.shape[0]
         offsets, lengths = self.offsets.long(), self.lengths
         if longest is None:
             longest = read_longest("lengths", lengths, total)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from late_interaction import Corpus
+from late_interaction.codecs import Int8
 
 CORPUS, MORE, CHUNK = 48 << 20, 36 << 20, 1 << 20
 
@@ -33,10 +34,10 @@ def search(folder: Path) -> None:
     torch.set_num_threads(1)
     docs, Q = 2 * torch.randn(500, 128).sign(), torch.randn(1, 8, 128)
     corpora = []
-    for dtype in (torch.float16, torch.int8):
-        path = folder / str(dtype)
-        with Corpus.create(path, d=128, dtype=dtype, normalize=dtype == torch.int8) as builder:
-            builder.add([docs] * (CORPUS // (128 * dtype.itemsize * len(docs))))
+    for how in ({"dtype": torch.float16}, {"codec": Int8()}):
+        path, width = folder / str(len(corpora)), 1 if "codec" in how else 2
+        with Corpus.create(path, d=128, **how, normalize="codec" in how) as builder:
+            builder.add([docs] * (CORPUS // (128 * width * len(docs))))
         corpora.append(Corpus.open(path))
         corpora[-1].search(Q, 3, normalize=True, chunk_bytes=CHUNK)
     limit = private_bytes() + MORE
@@ -54,7 +55,7 @@ def search(folder: Path) -> None:
 
 def build(folder: Path) -> None:
     docs = documents(100)
-    with Corpus.create(folder, d=16, dtype=torch.int8, normalize=True, shard_bytes=4000) as builder:
+    with Corpus.create(folder, d=16, codec=Int8(), normalize=True, shard_bytes=4000) as builder:
         for i in range(0, 80, 4):
             builder.add(docs[i : i + 4], [str(j) for j in range(i, i + 4)])
         print(builder.documents, flush=True)

@@ -53,7 +53,7 @@ class Files:
                 return table(f"merged_{name}")[:total].to(device)
             return torch.cat([table(f"{i}.{name}") for i in chunks]).to(device)
 
-        reverse_bits = importlib.import_module("late_interaction.plaid").reverse_bits
+        reverse_bits = importlib.import_module("late_interaction.codecs").reverse_bits
         return cls(
             rows("codes"),
             reverse_bits(rows("residuals")),
@@ -64,7 +64,7 @@ class Files:
         )
 
     def score(self, Q: torch.Tensor) -> torch.Tensor:
-        score = importlib.import_module("late_interaction.plaid").maxsim_residual_varlen
+        score = importlib.import_module("late_interaction.lik.plaid").maxsim_residual_varlen
         scores: torch.Tensor = score(
             Q, self.codes, self.residuals, self.offsets, self.centroids.to(Q.dtype), self.weights,
             self.nbits, normalize=True,

@@ -7,8 +7,7 @@ import torch.distributed as dist
 
 import late_interaction as li
 from late_interaction import Corpus
-from late_interaction.fp8 import quantize_fp8_per_token
-from late_interaction.int8 import quantize_int8_per_token
+from tests.coded import FP8, INT8, encoded
 
 COUNTS = (9, 0, 14)  # documents of each rank
 OF_DOCUMENTS = ("d_mask", "scale_D", "subset")
@@ -51,8 +50,8 @@ def inputs(kind):
     D[12:20], D[3, 2] = D[:8], torch.nan
     if kind in ("int8", "float8"):
         D[3] = D[4]
-        quantize = quantize_int8_per_token if kind == "int8" else quantize_fp8_per_token
-        (Q, more["scale_Q"]), (D, more["scale_D"]) = quantize(Q), quantize(D)
+        codec = INT8 if kind == "int8" else FP8
+        (Q, more["scale_Q"]), (D, more["scale_D"]) = encoded(codec, Q), encoded(codec, D)
         return Q, D, more
     if kind == "masked":
         more = {"q_mask": torch.rand(4, 6) < 0.7, "d_mask": torch.rand(len(D), 5) < 0.7}
@@ -109,7 +108,7 @@ def sharded_inputs(dtype, masked=False):
     Q, D, more = queries(), torch.randn(31, 5, 16, generator=torch.Generator().manual_seed(3)), {}
     D[17:29] = D[2:14]
     if dtype == torch.int8:
-        (Q, more["scale_Q"]), (D, more["scale_D"]) = quantize_int8_per_token(Q), quantize_int8_per_token(D)
+        (Q, more["scale_Q"]), (D, more["scale_D"]) = encoded(INT8, Q), encoded(INT8, D)
         return Q, D, more
     D[5, 1] = torch.nan
     if masked:
@@ -188,7 +187,7 @@ def gpu_inputs(sizes):
         more["d_mask"] = (torch.rand(Nd, Ld, generator=generator) < 0.8).cuda()
     Q, D = Q.cuda(), D.cuda()
     if dtype == "float8_e4m3fn":
-        (Q, more["scale_Q"]), (D, more["scale_D"]) = quantize_fp8_per_token(Q), quantize_fp8_per_token(D)
+        (Q, more["scale_Q"]), (D, more["scale_D"]) = encoded(FP8, Q), encoded(FP8, D)
         return Q, D, more
     return Q.to(getattr(torch, dtype)), D.to(getattr(torch, dtype)), more
 

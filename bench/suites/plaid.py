@@ -110,7 +110,7 @@ def _measured(settings: Settings, shape: Shape, variant: str) -> list[Row]:
     count = sets_of_bytes(_bytes(first, variant), settings.cache_bytes)
     sets = [first, *(draw(shape, settings.device, torch.bfloat16, size) for _ in range(count - 1))]
     wanted = _approximate(first) if variant == CENTROIDS else exact(first)
-    modules = {OURS: "late_interaction.plaid"}
+    modules = {OURS: "late_interaction.lik.plaid"}
     if any(i.name == LIK for i in settings.implementations):
         modules[LIK] = "late_interaction_kernels.plaid"
     timed, skipped = [], []

@@ -58,11 +58,10 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         Q, scale_Q, D, scale_D = inputs[0]
         wanted, _ = reference_scores(shape, _restored(Q, scale_Q), _restored(D, scale_D))
         lost = relative_error(wanted, exact)
-        own = ("late_interaction.int8", "int8") if dtype == INT8 else ("late_interaction.fp8", "fp8")
-        lik = ("late_interaction_kernels.fp8", "fp8")
         # With a scale per tensor late-interaction-kernels waits for the device: it is left out.
-        for impl, (module, kind) in ((OURS, own), *([(LIK, lik)] if theirs and variant == PER_TOKEN else [])):
-            prepare = _calls(module, f"maxsim_inference_{kind}", inputs)
+        for impl in (OURS, *([LIK] if theirs and variant == PER_TOKEN else [])):
+            module = "late_interaction_kernels" if impl == LIK else "late_interaction.lik"
+            prepare = _codes(inputs) if impl == OURS and per_token else _calls(f"{module}.fp8", inputs)
             mine = {**row(impl, variant, dtype), "quantization_err": lost}
             timed.append(Timed(mine, prepare, wanted))
     rows = measure(settings, timed)
@@ -70,9 +69,20 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
     return rows
 
 
-def _calls(module: str, name: str, inputs: list[tuple[Any, Any, Any, Any]]) -> Callable[[], list[Call]]:
+def _codes(inputs: list[tuple[Any, Any, Any, Any]]) -> Callable[[], list[Call]]:
     def prepare() -> list[Call]:
-        f = _function(module, name)
+        lib = importlib.import_module("late_interaction")
+        dtype = inputs[0][0].dtype
+        codec = lib.codecs.Int8() if dtype == INT8 else lib.codecs.Fp8(dtype)
+        pairs = [(lib.Codes(codec, Q, q), lib.Codes(codec, D, d)) for Q, q, D, d in inputs]
+        return [lambda Q=Q, D=D: lib.maxsim(Q, D) for Q, D in pairs]  # type: ignore[misc]
+
+    return prepare
+
+
+def _calls(module: str, inputs: list[tuple[Any, Any, Any, Any]]) -> Callable[[], list[Call]]:
+    def prepare() -> list[Call]:
+        f = _function(module, "maxsim_inference_fp8")
         return [
             lambda Q=Q, q=q, D=D, d=d: f(Q, D, scale_Q=q, scale_D=d)  # type: ignore[misc]
             for Q, q, D, d in inputs

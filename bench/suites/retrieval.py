@@ -70,7 +70,7 @@ def _on_device(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tenso
 
 
 def _quantized(settings: Settings, shape: Shape) -> list[Row]:
-    fp8 = importlib.import_module("late_interaction.fp8")
+    fp8 = importlib.import_module("late_interaction.lik.fp8")
     Q, scale_Q = fp8.quantize_fp8_per_token(
         draw(dataclasses.replace(shape, Nd=1), settings.device, torch.bfloat16).Q
     )

@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 import late_interaction as li
 from bench.harness.run_header import keep_text, text_head
 from bench.harness.text import align
-from late_interaction import bits, fp8, int8
+from late_interaction import codecs
 from late_interaction.coarse import KINDS, encode
 
 ROUNDS = 7
@@ -86,29 +86,25 @@ def passes(x: Texts, candidates: int) -> dict[str, Way]:
     found["bfloat16"] = Way(
         lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.search(Q, D, TOP, **masks)
     )
-    for name, quantize, score in (
-        ("fp8", fp8.quantize_fp8_per_token, fp8.maxsim_inference_fp8),
-        ("int8", int8.quantize_int8_per_token, int8.maxsim_inference_int8),
-    ):
-        (q, s), (c, t) = quantize(x.Q), quantize(x.D)
-        scales = {"scale_Q": s, "scale_D": t}
+    for name, codec in (("fp8", codecs.Fp8()), ("int8", codecs.Int8())):
+        codes = codec.encode(li.Tokens(x.D, x.d_mask))
+        q, c, t = codec.encode(li.Tokens(x.Q, x.q_mask)), codes.values, codes.scales
+        scales = {"scale_Q": q.scales, "scale_D": t}
         found[name] = Way(
-            lambda q=q, c=c, f=score, scales=scales: f(q, c, **scales, **masks),  # type: ignore[misc]
+            lambda q=q, codes=codes: li.maxsim(q, codes),  # type: ignore[misc]
             c.numel() + 4 * t.numel(),
-            lambda q=q, c=c, scales=scales: li.search(q, c, TOP, **scales, **masks),  # type: ignore[misc]
+            lambda q=q.values, c=c, scales=scales: li.search(q, c, TOP, **scales, **masks),  # type: ignore[misc]
         )
-    signs, d = bits.to_bits(x.Q)[0], x.D.shape[-1]
     coarse = {**masks, "candidates": candidates}
     for kind in KINDS:
-        codes = encode(x.D, kind)
-        c, t = codes.tokens, codes.scale
-        if t is None:
-            scores = lambda c=c: bits.maxsim_hamming(signs, c, d, **masks)  # noqa: E731
-        else:
-            n = KINDS[kind]
-            scores = lambda c=c, t=t, n=n: bits.maxsim_asymmetric(x.Q, c, t, nbits=n, **masks)  # noqa: E731
-        size = c.numel() + (0 if t is None else 4 * t.numel())
-        search = lambda codes=codes: li.search(Q, D, TOP, coarse=codes, **coarse)  # noqa: E731
+        kept = encode(x.D, kind)
+        codec = codecs.Bits(KINDS[kind], scales=kept.scale is not None)
+        codes = li.Codes(codec, kept.tokens, kept.scale, mask=x.d_mask, d=kept.d)
+        tokens = li.Tokens(x.Q, x.q_mask)
+        query = codec.encode(tokens) if kept.scale is None else tokens
+        scores = lambda q=query, codes=codes: li.maxsim(q, codes)  # noqa: E731
+        size = kept.tokens.numel() + (0 if kept.scale is None else 4 * kept.scale.numel())
+        search = lambda kept=kept: li.search(Q, D, TOP, coarse=kept, **coarse)  # noqa: E731
         found[kind] = Way(scores, size, search)
     return found
 

@@ -27,7 +27,7 @@ import late_interaction as li
 from bench.harness.processes import Here, joined, seconds, seconds_in_turn
 from bench.harness.run_header import keep_text, text_head
 from bench.harness.text import align
-from late_interaction import fp8
+from late_interaction.lik import fp8
 
 K = 100
 ROUNDS = 11

@@ -59,7 +59,7 @@ def check_compressed(
     check_no_forward_ad("maxsim_residual", Q, centroids, bucket_weights)
     return (
         Q.unsqueeze(0) if Q.dim() == 2 else Q,
-        _as_codes(codes[1]),
+        as_codes(codes[1]),
         as_dtype(residuals[1], torch.uint8),
         _as_extents(extents[1]),
         centroids.detach(),
@@ -138,7 +138,7 @@ def check_approx_score(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tenso
     check_integers("doc_lengths", doc_lengths, 1, "[B]", *of)
     _check_doc_lengths("doc_lengths", doc_lengths, codes)
     dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    return as_dtype(scores, dtype), _as_codes(codes), _as_extents(doc_lengths)
+    return as_dtype(scores, dtype), as_codes(codes), _as_extents(doc_lengths)
 
 
 def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:
@@ -152,7 +152,7 @@ def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:
         check_lengths(name, lengths, 0, codes.shape[1])
 
 
-def _as_codes(x: Tensor) -> Tensor:
+def as_codes(x: Tensor) -> Tensor:
     """int32 codes. An int64 one that int32 cannot hold is out of range, and stays so."""
     if x.dtype == torch.int64:
         x = x.clamp(-1, _INT32_MAX)

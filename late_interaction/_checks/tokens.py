@@ -27,13 +27,18 @@ def check_padded_tokens(values: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def check_packed_tokens(values: Tensor, offsets: Tensor, max_length: Any) -> Any:
-    """Require [tokens, d] and offsets that cover it. The longest length comes back, or None where that would
-    wait for a device."""
+    """Require [tokens, d], and what :func:`check_extents` does."""
     check_rows("values", values)
     if values.dim() != 2:
         raise ValueError(
             f"values must be [tokens, d] (padded [N, L, d] go to Tokens), got {shape_of(values)}"
         )
+    return check_extents(values, offsets, max_length)
+
+
+def check_extents(values: Tensor, offsets: Tensor, max_length: Any) -> Any:
+    """Require offsets that cover packed values. The longest length comes back, or None where that would wait
+    for a device."""
     check_integers("offsets", offsets, 1, "[N + 1]", "values", values.device)
     check_size(offsets.shape[0] > 0, lambda: f"offsets must be [N + 1], got {shape_of(offsets)}")
     lengths = offsets

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
+from late_interaction._checks.dense import as_given
 from late_interaction._checks.quantized import check_quantized
 from late_interaction._torch import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 from late_interaction.ops import _oom
@@ -34,6 +35,21 @@ def rows_by_kernel(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Non
     return codes, scale
 
 
+def quantize_rows(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """int8 or fp8 codes of the shape of ``X``, and a float32 scale for each row of the last dim, which maps
+    its largest magnitude to the largest code. A row that is not finite gets the scale NaN."""
+    if (found := rows_by_kernel(X, dtype)) is not None:
+        return found
+    X, whole = X.detach(), dtype == torch.int8
+    largest = 127.0 if whole else torch.finfo(dtype).max
+    scale = scale_for(X.abs().amax(-1), largest)
+    codes = X.to(torch.float32) / scale.unsqueeze(-1)
+    if whole:
+        codes = codes.nan_to_num_(0.0).round_()
+    # Rounding may carry a row's largest value past the largest code, which e4m3 has no infinity for.
+    return codes.clamp_(-largest, largest).to(dtype).contiguous(), scale
+
+
 def maxsim(
     Q: Tensor,
     D: Tensor,
@@ -45,16 +61,18 @@ def maxsim(
 ) -> Tensor:
     """Scores of quantized tokens in one of ``dtypes``; a 2-D Q or D drops its dim of the result."""
     args = check_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, dtypes)
-    op: Any = ops.maxsim_quantized
+    return as_given(call_without_gradients(ops.maxsim_quantized, *args), Q, D)
+
+
+def call_without_gradients(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
+    """Call an operator on codes, which has nothing to differentiate."""
     try:
         if torch.compiler.is_compiling():
-            scores: Tensor = op(*args)
-        else:
-            with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
-                scores = op(*args)
+            scores: Tensor = op(Q, D, *rest)
+            return scores
+        with _AutoDispatchBelowAutograd():
+            scores = op(Q, D, *rest)
+        return scores
     except RuntimeError as error:
-        _oom.forward_failed(error, args[0], args[1], False)
+        _oom.forward_failed(error, Q, D, False)
         raise
-    if D.dim() == 2:
-        scores = scores.squeeze(1)
-    return scores.squeeze(0) if Q.dim() == 2 else scores

@@ -6,18 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import bits
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_positive
 from late_interaction._checks.search import check_corpus
 from late_interaction._checks.tensors import check_embeddings
+from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._search.prepare import Options, Search, left_out, padded
 from late_interaction._search.rescore import exact_scores, fitting
 from late_interaction._search.selection import MOST_SCORES, Found, select, select_next, without_rank
 from late_interaction._search.stream import chunks, to_device
-from late_interaction.coarse import KINDS, Codes, Kind, as_float, check_kind, encode
+from late_interaction.coarse import KINDS, Codes, Kind, as_float, check_kind, codec_of, encode
+from late_interaction.codes import Codes as PublicCodes
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
 
@@ -65,15 +66,12 @@ class CodesPass:
         self.codes = coarse if isinstance(coarse, Codes) else None
         self.kind = coarse if isinstance(coarse, str) else coarse.kind
         self.normalize, self.d = normalize, Q.shape[-1]
-        Q = as_float(Q, normalize)
-        self.Q = bits.to_bits(Q)[0] if self.kind == "hamming" else Q
-        self.q_mask = q_mask
+        self.Q, self.q_mask = as_float(Q, normalize), q_mask
 
     def scores(self, tokens: Tensor, scale: Tensor | None, d_mask: Tensor | None) -> Tensor:
-        masks: dict[str, Any] = {"q_mask": self.q_mask, "d_mask": d_mask}
-        if scale is None:
-            return bits.maxsim_hamming(self.Q, tokens, self.d, **masks)
-        return bits.maxsim_asymmetric(self.Q, tokens, scale, nbits=KINDS[self.kind], **masks)
+        codes = PublicCodes(codec_of(self.kind), tokens, scale, mask=d_mask, d=self.d)
+        found: Tensor = unwatched(maxsim, self.Q, codes, self.q_mask)
+        return found
 
     def chunks(
         self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None

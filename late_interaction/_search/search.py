@@ -80,7 +80,7 @@ def search(
             all of them and the same kind of device, where a mask comes with all shards or with none. The
             ``k`` best of each process travel, by a backend for the device of ``Q``. None: this process alone.
         scale_Q, scale_D: where the tensors ``Q`` and ``D`` are float8 or int8 codes, their scales, as in
-            :func:`late_interaction.fp8.maxsim_inference_fp8`.
+            :class:`late_interaction.Codes`.
 
     Returns:
         A :class:`SearchResult`, which unpacks as ``scores, indices``, each ``[Nq, min(k, N)]`` (``[min(k,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from late_interaction._checks.choices import Precision
 from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
-from late_interaction._checks.messages import shape_of
+from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_positive
 from late_interaction._checks.packed import check_indices_below, check_offsets
 from late_interaction._checks.tensors import (
@@ -29,6 +29,7 @@ from late_interaction._checks.tensors import (
 )
 from late_interaction._maxsim import maxsim_with_winners
 from late_interaction._scoring.norm_warning import look, unwatched
+from late_interaction.codes import Codes
 
 __all__ = ["Alignment", "explain"]
 
@@ -126,18 +127,18 @@ def explain(
 ) -> list[Alignment] | list[list[Alignment]]: ...  # fmt: skip
 @overload
 def explain(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None = ..., d_mask: Tensor | None = ..., *, documents: Tensor,
-    paired: Literal[False] = ..., normalize: bool = ..., precision: Precision | None = ...,
+    Q: Tensor, D: Tensor | Codes, q_mask: Tensor | None = ..., d_mask: Tensor | None = ..., *,
+    documents: Tensor, paired: Literal[False] = ..., normalize: bool = ..., precision: Precision | None = ...,
 ) -> list[Alignment] | list[list[Alignment]]: ...  # fmt: skip
 @overload
 def explain(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None = ..., d_mask: Tensor | None = ..., *,
+    Q: Tensor, D: Tensor | Codes, q_mask: Tensor | None = ..., d_mask: Tensor | None = ..., *,
     cu_seqlens_d: None = ..., documents: None = ..., paired: bool = ..., normalize: bool = ...,
     precision: Precision | None = ...,
 ) -> Alignment | list[Alignment] | list[list[Alignment]]: ...  # fmt: skip
 def explain(
     Q: Tensor,
-    D: Tensor,
+    D: Tensor | Codes,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
@@ -150,7 +151,10 @@ def explain(
     """Which document token each query token matched, and how much that added to the score.
 
     Args:
-        Q, D, q_mask, d_mask: as in :func:`late_interaction.maxsim`.
+        Q, D, q_mask, d_mask: as in :func:`late_interaction.maxsim`. Where ``D`` is
+            :class:`~late_interaction.Codes`, the documents asked for are decoded one at a time, without the
+            tokens that their mask leaves out, and meet what the queries become; there are no masks, no
+            ``paired`` and no ``cu_seqlens_d`` then.
         cu_seqlens_d: ``[Nd + 1]``: ``D`` is ``[tokens, d]``, packed as for
             :func:`late_interaction.maxsim_varlen`. Without ``d_mask``.
         documents: ``[Nq, k]`` (``[k]`` for a 2-D ``Q``), int32 or int64: the documents of each query that
@@ -191,6 +195,15 @@ def explain(
     check_flag("normalize", normalize)
     if paired and (cu_seqlens_d is not None or documents is not None):
         raise ValueError("paired=True takes neither cu_seqlens_d nor documents: each query has its document")
+    if isinstance(D, Codes):
+        for name, value in (("q_mask", q_mask), ("d_mask", d_mask), ("cu_seqlens_d", cu_seqlens_d)):
+            if value is not None:
+                raise ValueError(f"{name} must be None where D is Codes, got {abbreviate(value)}")
+        if paired:
+            raise ValueError("paired must be False where D is Codes, got True")
+        from late_interaction.alignment._codes import explain_codes  # which explains dense documents
+
+        return explain_codes(Q, D, documents, normalize, precision)
     one_query, one_document = isinstance(Q, Tensor) and Q.dim() == 2, isinstance(D, Tensor) and D.dim() == 2
     offsets, bounds = None, None
     if cu_seqlens_d is not None:

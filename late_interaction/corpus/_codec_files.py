@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from late_interaction.codecs import Codec, Residual
 from late_interaction.corpus import _files, _tokens
-from late_interaction.residual_codec import ResidualCodec
 
 _PARTS = ("centroids", "bucket_cutoffs", "bucket_weights")
 
@@ -15,16 +15,16 @@ def _name_of(part: str) -> str:
     return f"codec.{part}"
 
 
-def entry_of(codec: ResidualCodec | None) -> dict[str, Any] | None:
-    """What the metadata says of a codec."""
-    if codec is None:
+def entry_of(codec: Codec | None) -> dict[str, Any] | None:
+    """What the metadata says of a codec, beside the name of what it stores."""
+    if not isinstance(codec, Residual):
         return None
     files = {part: _files.entry_of(getattr(codec, part)) for part in _PARTS}
     dtype = _tokens.name_of(codec.centroids.dtype)
     return {"nbits": codec.nbits, "centroids": len(codec.centroids), "dtype": dtype, "files": files}
 
 
-def write(folder: Path, codec: ResidualCodec | None) -> None:
+def write(folder: Path, codec: Codec | None) -> None:
     """Writes the files that are not there as they should be."""
     entry = entry_of(codec)
     for part, wanted in ({} if entry is None else entry["files"]).items():
@@ -45,19 +45,18 @@ def check(folder: Path, entry: dict[str, Any] | None) -> None:
         _files.check_checksum(folder / _name_of(part), file)
 
 
-def open_codec(folder: Path, entry: dict[str, Any] | None, d: int) -> ResidualCodec | None:
+def open_codec(folder: Path, entries: dict[str, Any]) -> Codec | None:
     """The codec of a folder, on the CPU."""
+    entry = entries.get("codec")
     if entry is None:
-        return None
+        return _tokens.CODECS.get(entries["dtype"])
     check(folder, entry)
     mapped = [
         _files.mapped(folder / _name_of(part), entry["files"][part]["bytes"], dtype)
         for part, dtype in zip(_PARTS, (_tokens.NAMES[entry["dtype"]], *[torch.float32] * 2), strict=True)
     ]
-    return ResidualCodec(mapped[0].view(entry["centroids"], d), mapped[1], mapped[2], entry["nbits"])
+    return Residual(mapped[0].view(entry["centroids"], entries["d"]), mapped[1], mapped[2])
 
 
-def equal(a: ResidualCodec | None, b: ResidualCodec | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a is b or entry_of(a.to("cpu")) == entry_of(b.to("cpu"))
+def equal(a: Codec | None, b: Codec | None) -> bool:
+    return a is not None and b is not None and a.to("cpu") == b.to("cpu")

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction.codecs import Codec
+from late_interaction.codes import Codes
 from late_interaction.corpus import _arrow, _ids, _memory, _shards
 from late_interaction.corpus._files import CorpusError
-from late_interaction.residual_codec import ResidualCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,7 +45,7 @@ class Documents:
         self.shards = tuple(shards)
         self.d: int = options["d"]
         self.dtype: torch.dtype = options["dtype"]
-        self.codec: ResidualCodec | None = options.get("codec")
+        self.codec: Codec | None = options.get("codec")
         self.normalized: bool = options["normalized"]
         self.path: Path | None = options.get("path")
         self._metadata: dict[str, Any] | None = options.get("metadata")
@@ -95,7 +96,7 @@ class Documents:
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else f"in {str(self.path)!r}"
-        kind = self.dtype if self.codec is None else f"residuals of {self.codec.nbits} bits"
+        kind = self.codec or self.dtype
         return f"Corpus({len(self)} documents, {self.tokens} tokens, d={self.d}, {kind}, {where})"
 
     def parts(self, count: int) -> "list[Self]":
@@ -130,24 +131,15 @@ class Documents:
         tokens: Tensor,
         offsets: Tensor,
         *,
-        scales: Tensor | None = None,
-        codes: Tensor | None = None,
-        codec: ResidualCodec | None = None,
         ids: Sequence[str] | None = None,
         normalized: bool = False,
     ) -> "Self":
         """A corpus over tensors. Tokens are shared, not copied.
 
         Args:
-            tokens: ``[tokens, d]``, contiguous, on the CPU or a GPU; float32, float16 or bfloat16, or codes
-                in ``torch.float8_e4m3fn`` or ``torch.int8``; or, with a codec, the residuals that it makes,
-                ``[tokens, bytes]`` uint8.
+            tokens: ``[tokens, d]``, contiguous, on the CPU or a GPU; float32, float16 or bfloat16.
             offsets: ``[documents + 1]``, int32 or int64: document ``i`` has the tokens from ``offsets[i]`` up
                 to ``offsets[i + 1]``. On a GPU they are copied to the host, which waits for it.
-            scales: ``[tokens]``, on the device of the tokens: what each code is multiplied by. None for
-                floats and residuals.
-            codes: ``[tokens]`` int32, on the device of the tokens: the centroid of each. Only with a codec.
-            codec: what made the residuals and the codes, or None.
             ids: a string for each document, or None.
             normalized: whether every token has norm 1, which is not checked. A search that normalizes need
                 not do it again then.
@@ -165,16 +157,37 @@ class Documents:
             Corpus(2 documents, 5 tokens, d=4, torch.float32, in memory)
         """
         check_flag("normalized", normalized)
-        if codec is None:
-            if codes is not None:
-                raise ValueError("codes must be None without a codec, got a tensor")
-            shard = _memory.packed_shard(tokens, offsets, scales, ids)
-        elif scales is not None:
-            raise ValueError("scales must be None with a codec, got a tensor")
-        else:
-            shard = _memory.residual_shard(tokens, offsets, codes, codec, ids)
-        d = tokens.shape[1] if codec is None else codec.d
-        options = {"d": d, "dtype": tokens.dtype, "codec": shard.codec, "normalized": normalized}
+        shard = _memory.packed_shard(tokens, offsets, ids)
+        return cls([shard], {"d": tokens.shape[1], "dtype": tokens.dtype, "normalized": normalized})
+
+    @classmethod
+    def from_codes(
+        cls, codes: Codes, *, ids: Sequence[str] | None = None, normalized: bool = False
+    ) -> "Self":
+        """A corpus over codes. Packed ones are shared, not copied.
+
+        Args:
+            codes: of :class:`late_interaction.codecs.Int8`, :class:`~late_interaction.codecs.Fp8` in
+                ``torch.float8_e4m3fn``, or a :class:`~late_interaction.codecs.Residual`; on the CPU or a GPU,
+                whose offsets are copied to the host.
+            ids, normalized: as in :meth:`from_packed`, of the tokens that were encoded.
+
+        Returns:
+            The corpus.
+
+        Raises:
+            TypeError, ValueError: codes of another codec, or an argument of a wrong kind or value.
+
+        Example:
+            >>> import torch
+            >>> import late_interaction as li
+            >>> codes = li.codecs.Int8().encode([torch.eye(4), torch.ones(1, 4)])
+            >>> li.corpus.Corpus.from_codes(codes)
+            Corpus(2 documents, 5 tokens, d=4, Int8(), in memory)
+        """
+        check_flag("normalized", normalized)
+        shard = _memory.shard_of_codes(codes, ids)
+        options = {"d": codes.d, "dtype": codes.values.dtype, "codec": codes.codec, "normalized": normalized}
         return cls([shard], options)
 
     @classmethod

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
-from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.tensors import check_integers, check_not_meta, check_rising
+from late_interaction.codes import Codes
 from late_interaction.corpus import _shards, _tokens
 from late_interaction.corpus._ids import check_ids
-from late_interaction.residual_codec import ResidualCodec
 
 
 def from_array(name: str, array: Any) -> Tensor:
@@ -36,50 +35,28 @@ def from_array(name: str, array: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
-def packed_shard(
-    tokens: Tensor, offsets: Tensor, scales: Tensor | None, ids: Sequence[str] | None
-) -> _shards.Shard:
+def packed_shard(tokens: Tensor, offsets: Tensor, ids: Sequence[str] | None) -> _shards.Shard:
     if not isinstance(tokens, Tensor):
         raise TypeError(f"tokens must be a torch.Tensor, got {no_tensor('tokens', tokens)}")
-    if tokens.dtype not in _tokens.FLOATS + _tokens.CODES:
+    if tokens.dtype not in _tokens.FLOATS:
         raise TypeError(f"tokens must be of one of {', '.join(_tokens.NAMES)}, got {tokens.dtype}")
-    offsets = _checked_offsets(tokens, offsets, "d")
-    if (scales is None) == (tokens.dtype in _tokens.CODES):
-        wanted = "None for" if scales is not None else "one a token for"
-        raise ValueError(f"scales must be {wanted} tokens of {tokens.dtype}, got {abbreviate(scales)}")
-    if scales is not None:
-        own = check_scale("scales", scales, "tokens", tokens.unsqueeze(0))
-        scales = own.expand(1, tokens.shape[0]).squeeze(0).contiguous()
-    shard = _shards.Shard(tokens.detach(), offsets, scales)
+    shard = _shards.Shard(tokens.detach(), _checked_offsets(tokens, offsets, "d"))
     return shard if ids is None else with_ids([shard], ids)[0]
 
 
-def residual_shard(
-    tokens: Tensor, offsets: Tensor, codes: Tensor | None, codec: ResidualCodec, ids: Sequence[str] | None
-) -> _shards.Shard:
-    if not isinstance(codec, ResidualCodec):
-        raise TypeError(f"codec must be a ResidualCodec, got {abbreviate(codec)}")
-    if not isinstance(tokens, Tensor) or tokens.dtype != torch.uint8:
-        got = abbreviate(getattr(tokens, "dtype", tokens))
-        raise TypeError(f"tokens must be a torch.uint8 tensor, residuals, where a codec is given, got {got}")
-    if not isinstance(codes, Tensor) or codes.dtype != torch.int32:
-        got = abbreviate(getattr(codes, "dtype", codes))
-        raise TypeError(f"codes must be a torch.int32 tensor where a codec is given, got {got}")
-    offsets = _checked_offsets(tokens, offsets, str(codec.bytes))
-    check_integers("codes", codes, 1, "[tokens]", "tokens", tokens.device)
-    codes = codes.detach().contiguous()
-    if tokens.shape != (len(codes), codec.bytes):
-        raise ValueError(
-            f"tokens must be [{len(codes)}, {codec.bytes}] for {len(codes)} codes and this codec, got"
-            f" {shape_of(tokens)}"
-        )
-    if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(codec.centroids):
-        raise ValueError(f"codes must all be >= 0 and < {len(codec.centroids)}, the codec's centroids")
-    shard = _shards.Shard(tokens.detach(), offsets, None, None, codes, codec.to(tokens.device))
+def shard_of_codes(codes: Codes, ids: Sequence[str] | None) -> _shards.Shard:
+    if not isinstance(codes, Codes):
+        raise TypeError(f"codes must be late_interaction.Codes, got {abbreviate(codes)}")
+    codec = _tokens.check_codec(codes.codec, "codes")
+    packed = codes.pack()
+    offsets = _checked_offsets(packed.values, packed.offsets, "w")
+    beside = packed.scales if packed.centroids is None else packed.centroids
+    assert beside is not None
+    shard = _shards.Shard(packed.values, offsets, beside.contiguous(), None, codec)
     return shard if ids is None else with_ids([shard], ids)[0]
 
 
-def _checked_offsets(tokens: Tensor, offsets: Tensor, width: str) -> Tensor:
+def _checked_offsets(tokens: Tensor, offsets: Any, width: str) -> Tensor:
     """Offsets on the CPU, for tokens that are rows of one block of memory."""
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(
@@ -97,7 +74,8 @@ def _checked_offsets(tokens: Tensor, offsets: Tensor, width: str) -> Tensor:
     if not len(offsets):
         raise ValueError("offsets must be [documents + 1], got [0]")
     check_rising("offsets", offsets, tokens.shape[0])
-    return offsets
+    checked: Tensor = offsets
+    return checked
 
 
 def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Shard]:

@@ -7,8 +7,8 @@ import torch
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive
 from late_interaction._progress import Progress
+from late_interaction.codecs import Codec, Residual
 from late_interaction.corpus import _tokens
-from late_interaction.residual_codec import ResidualCodec
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class BuilderOptions:
 
     d: int
     dtype: torch.dtype | None
-    codec: ResidualCodec | None
+    codec: Codec | None
     normalize: bool
     resume: bool
     shard_bytes: int
@@ -45,15 +45,14 @@ class BuilderOptions:
             if self.dtype is not None:
                 _tokens.check_dtype(self.dtype)
             return
-        if not isinstance(self.codec, ResidualCodec):
-            raise TypeError(f"codec must be a ResidualCodec or None, got {abbreviate(self.codec)}")
+        _tokens.check_codec(self.codec)
         if self.dtype is not None:
             raise ValueError(f"dtype must be None where a codec is given, got {abbreviate(self.dtype)}")
-        if self.codec.d != self.d:
+        if isinstance(self.codec, Residual) and self.codec.d != self.d:
             raise ValueError(f"codec must be for d = {self.d}, got one for {self.codec.d}")
 
     @property
     def stored(self) -> _tokens.Stored:
         if self.codec is not None:
-            return _tokens.Stored(self.d, torch.uint8, self.codec.to("cpu"))
+            return _tokens.Stored(self.d, self.codec.stored, self.codec.to("cpu"))
         return _tokens.Stored(self.d, self.dtype or torch.float16)

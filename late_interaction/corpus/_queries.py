@@ -1,8 +1,8 @@
 """Queries of a search, as the operators for what a corpus stores take them, and their scores of a chunk.
 
-Floats go to :func:`late_interaction.maxsim_varlen`, residuals to the packed operator of
-:mod:`late_interaction.plaid`. Codes have no packed operator: documents of a chunk that are about equally long
-are copied beside each other and scored by :mod:`late_interaction._scoring.quantized`.
+Floats go to :func:`late_interaction.maxsim_varlen`, residuals to their packed operator. Codes have no packed
+operator: documents of a chunk that are about equally long are copied beside each other and scored by
+:mod:`late_interaction._scoring.quantized`.
 """
 
 from abc import ABC, abstractmethod
@@ -20,10 +20,10 @@ from late_interaction._scoring import quantized
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._search.stream import to_device
+from late_interaction.codecs import Codec, Residual
 from late_interaction.corpus import _tokens
 from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
-from late_interaction.residual_codec import ResidualCodec
 from late_interaction.varlen import maxsim_varlen, pack_sequences
 
 # A chunk's documents are copied into rows of at most this many lengths between two powers of two, so that
@@ -45,12 +45,12 @@ class Queries(ABC):
 
 
 def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: Precision | None) -> Queries:
-    if corpus.codec is not None:
+    if isinstance(corpus.codec, Residual):
         return _OfResiduals(Q, corpus.codec, normalize, precision)
     if normalize:
         Q = [_tokens.unit(x.to(torch.float32)) for x in Q]
-    if corpus.dtype in _tokens.CODES:
-        return _OfCodes(Q, corpus.dtype)
+    if corpus.codec is not None:
+        return _OfCodes(Q, corpus.codec)
     return _OfFloats(Q, corpus.dtype, normalize and not corpus.normalized, precision)
 
 
@@ -76,7 +76,7 @@ class _OfResiduals(Queries):
     """Padded with zeros, whose similarities and maxima are 0, normalized or not."""
 
     def __init__(
-        self, Q: list[Tensor], codec: ResidualCodec, normalize: bool, precision: Precision | None
+        self, Q: list[Tensor], codec: Residual, normalize: bool, precision: Precision | None
     ) -> None:
         super().__init__(Q)
         self._codec = codec.to(self.device)
@@ -98,12 +98,14 @@ class _OfResiduals(Queries):
 class _OfCodes(Queries):
     """Codes of the queries, padded to the longest, with their scales and mask."""
 
-    def __init__(self, Q: list[Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, Q: list[Tensor], codec: Codec) -> None:
         super().__init__(Q)
         padded = pad_sequence(Q, batch_first=True)
         lengths = torch.tensor([len(x) for x in Q], device="cpu")
         kept = torch.arange(padded.shape[1], device="cpu") < lengths.unsqueeze(1)
-        self._tokens, self._scales = _tokens.quantize(padded, dtype)
+        codes = codec.encode(padded)
+        assert codes.scales is not None
+        self._tokens, self._scales = codes.values, codes.scales
         self._mask = None if bool(kept.all()) else to_device(kept, self.device)
 
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:

@@ -12,7 +12,8 @@ from late_interaction._search import group_search
 from late_interaction._search.prepare import Options, Search, left_out
 from late_interaction._search.selection import MOST_SCORES, Found, select_next
 from late_interaction._search.stream import to_device
-from late_interaction.corpus import _chunks, _queries, _tokens
+from late_interaction.codecs import Residual
+from late_interaction.corpus import _chunks, _queries
 from late_interaction.corpus._documents import Documents
 from late_interaction.tokens import Tokens
 
@@ -28,10 +29,10 @@ class CorpusSearch(Search):
         options.refuse("for a Corpus", "d_mask", "coarse", "candidates", "scale_Q", "scale_D")
         self._corpus, self._options, self.ids = corpus, options, corpus.ids
         # Whether documents are normalized in a copy.
-        self._unit = options.normalize and not corpus.normalized and corpus.codec is None
-        if self._unit and corpus.dtype in _tokens.CODES:
+        self._unit = options.normalize and not corpus.normalized and not isinstance(corpus.codec, Residual)
+        if self._unit and corpus.codec is not None:
             raise ValueError(
-                f"normalize must be False for {corpus.dtype} codes of tokens that were not normalized, got"
+                f"normalize must be False for codes of {corpus.codec} of tokens that were not normalized, got"
                 " True"
             )
         self.one_query = isinstance(Q, Tensor) and Q.dim() == 2

@@ -11,25 +11,24 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import describe_bad_entries
+from late_interaction.codecs import Codec
 from late_interaction.corpus import _files, _ids, _tokens
-from late_interaction.residual_codec import ResidualCodec
 
 
 @dataclass(frozen=True)
 class Shard:
     """Document i has the tokens from offsets[i] up to offsets[i + 1].
 
-    tokens: [T, d], or the residuals of tokens, [T, bytes]. offsets: [documents + 1], integers on the CPU;
-    they may begin and end within the tokens. scales: [T] float32 for codes, else None. codes: [T] int32, of
-    each token the centroid of codec, else None.
+    tokens: [T, d], or the codes of codec, [T, w]. offsets: [documents + 1], integers on the CPU; they may
+    begin and end within the tokens. beside: what codec stores beside each token, [T]: a float32 scale, or the
+    int32 index of its centroid.
     """
 
     tokens: Tensor
     offsets: Tensor
-    scales: Tensor | None = None
+    beside: Tensor | None = None
     ids: Sequence[str] | None = None
-    codes: Tensor | None = None
-    codec: ResidualCodec | None = None
+    codec: Codec | None = None
 
     @property
     def documents(self) -> int:
@@ -56,9 +55,8 @@ class Shard:
             self,
             tokens=_alone(self.tokens[rows]),
             offsets=_alone(offsets),
-            scales=None if self.scales is None else _alone(self.scales[rows]),
+            beside=None if self.beside is None else _alone(self.beside[rows]),
             ids=None if self.ids is None else list(self.ids),
-            codes=None if self.codes is None else _alone(self.codes[rows]),
         )
 
     def rows(self, first: int, stop: int) -> slice:
@@ -66,12 +64,11 @@ class Shard:
         return slice(int(self.offsets[first]), int(self.offsets[stop]))
 
     def stored(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """These tokens as they are stored, and what is stored beside each: its scale, or its centroid."""
-        beside = self.scales if self.codes is None else self.codes
-        return self.tokens[rows], None if beside is None else beside[rows]
+        """These tokens as they are stored, and what is stored beside each."""
+        return self.tokens[rows], None if self.beside is None else self.beside[rows]
 
     def floats(self, rows: slice) -> Tensor:
-        """These tokens: a view of floats, or the float32 tokens that codes or residuals stand for."""
+        """These tokens: a view of floats, or the float32 tokens that codes stand for."""
         return _tokens.decode(*self.stored(rows), self.codec)
 
     def ranges(self, most_tokens: int, most_documents: int) -> Iterator[tuple[int, int]]:
@@ -165,4 +162,5 @@ def open_shard(folder: Path, index: int, entry: dict[str, Any], stored: _tokens.
         _check_stored(folder / name_of(index, "id_offsets"), found["id_offsets"], len(found["ids"]))
         ids = _ids.StoredIds(found["ids"], found["id_offsets"], folder / name_of(index, "ids"))
     rows = found["tokens"].view(tokens, stored.width)
-    return Shard(rows, found["offsets"], found.get("scales"), ids, found.get("codes"), stored.codec)
+    beside = None if stored.beside is None else found[stored.beside]
+    return Shard(rows, found["offsets"], beside, ids, stored.codec)

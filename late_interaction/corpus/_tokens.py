@@ -1,4 +1,4 @@
-"""What a corpus stores of a token: floats, codes with a scale, or a centroid and a residual."""
+"""What a corpus stores of a token: floats, or the codes of a codec."""
 
 from dataclasses import dataclass
 
@@ -6,25 +6,34 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
-from late_interaction.fp8 import quantize_fp8_per_token
-from late_interaction.int8 import quantize_int8_per_token
-from late_interaction.residual_codec import ResidualCodec
+from late_interaction.codecs import Codec, Fp8, Int8, Residual
+from late_interaction.codes import Codes
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-CODES = (torch.float8_e4m3fn, torch.int8)
 
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-NAMES = {name_of(dtype): dtype for dtype in FLOATS + CODES}
+NAMES = {name_of(dtype): dtype for dtype in FLOATS}
+# Codecs without tensors, by the name of what they store.
+CODECS: dict[str, Codec] = {name_of(codec.stored): codec for codec in (Fp8(), Int8())}
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in FLOATS + CODES:
+    if dtype not in FLOATS:
         *others, last = (f"torch.{name}" for name in NAMES)
         raise TypeError(f"dtype must be {', '.join(others)} or {last}, got {abbreviate(dtype)}")
+
+
+def check_codec(codec: object, of: str = "codec") -> Codec:
+    """Require a codec whose codes a corpus can search."""
+    if not (isinstance(codec, Residual) or codec in CODECS.values()):
+        known = f"{', '.join(map(str, CODECS.values()))} or a Residual"
+        raise TypeError(f"{of} must be{' of' * (of != 'codec')} {known}, got {abbreviate(codec)}")
+    assert isinstance(codec, Codec)
+    return codec
 
 
 def unit(tokens: Tensor) -> Tensor:
@@ -34,68 +43,56 @@ def unit(tokens: Tensor) -> Tensor:
     return floats / norms if floats is tokens else floats.div_(norms).to(tokens.dtype)
 
 
-def quantize(tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes, and a float32 scale a token."""
-    if dtype == torch.int8:
-        return quantize_int8_per_token(tokens)
-    return quantize_fp8_per_token(tokens, dtype)
-
-
 @dataclass(frozen=True)
 class Stored:
-    """How a corpus stores tokens of d dims: as dtype, or as residuals (uint8) of a codec on the CPU."""
+    """How a corpus stores tokens of d dims: as dtype, or as codes of a codec, on the CPU, in dtype."""
 
     d: int
     dtype: torch.dtype
-    codec: ResidualCodec | None = None
+    codec: Codec | None = None
 
     @property
     def name(self) -> str:
-        return "residuals" if self.codec else name_of(self.dtype)
+        return "residuals" if isinstance(self.codec, Residual) else name_of(self.dtype)
 
     @property
     def width(self) -> int:
         """The elements of a stored row."""
-        return self.codec.bytes if self.codec else self.d
+        return self.codec.width(self.d) if self.codec else self.d
 
     @property
     def beside(self) -> str | None:
         """The kind of file of what is stored beside each token."""
-        return "codes" if self.codec else "scales" if self.dtype in CODES else None
+        return None if self.codec is None else "codes" if isinstance(self.codec, Residual) else "scales"
 
     @property
     def row_bytes(self) -> int:
         return self.width * self.dtype.itemsize + (4 if self.beside else 0)
 
-    @property
-    def encoded(self) -> bool:
-        """Whether codes or residuals are stored, which stand for tokens that differ a little."""
-        return self.beside is not None
-
 
 def encode(tokens: Tensor, stored: Stored, normalize: bool) -> tuple[Tensor, Tensor | None]:
-    """Tokens as a corpus stores them, contiguous, and what it stores beside each."""
+    """Tokens as a corpus stores them, contiguous, and what it stores beside each: a scale, or a centroid."""
     if normalize:
         tokens = unit(tokens.to(torch.float32))
-    if stored.codec:
-        codes, residuals = stored.codec.compress(tokens)
-        return residuals, codes
-    if stored.dtype in CODES:
-        return quantize(tokens, stored.dtype)
-    return tokens.to(stored.dtype).contiguous(), None
+    if stored.codec is None:
+        return tokens.to(stored.dtype).contiguous(), None
+    codes = stored.codec.encode(tokens)
+    beside = codes.scales if codes.centroids is None else codes.centroids
+    return codes.values.squeeze(0), None if beside is None else beside.squeeze(0)
 
 
-def decode(tokens: Tensor, beside: Tensor | None, codec: ResidualCodec | None = None) -> Tensor:
-    """Floats as they are, or the float32 tokens that codes or residuals stand for."""
-    if beside is None:
+def decode(tokens: Tensor, beside: Tensor | None, codec: Codec | None) -> Tensor:
+    """Floats as they are, or the float32 tokens that codes stand for."""
+    if codec is None or beside is None:
         return tokens
-    return codec.decompress(beside, tokens) if codec else tokens.to(torch.float32) * beside.unsqueeze(-1)
+    scales, centroids = (None, beside[None]) if isinstance(codec, Residual) else (beside[None], None)
+    return codec.decode(Codes(codec, tokens[None], scales, centroids)).values.squeeze(0)
 
 
 def find_unusable(tokens: Tensor, stored: Stored, normalize: bool) -> int | None:
     """The first of these rows that a corpus cannot store so: one with NaN, an infinity, or a value (a norm,
     if it is normalized) beyond the largest finite one."""
-    largest = torch.finfo(torch.float32 if normalize or stored.encoded else stored.dtype).max
+    largest = torch.finfo(torch.float32 if normalize or stored.codec else stored.dtype).max
     order = 2 if normalize else float("inf")
     wide = torch.float64 if tokens.dtype == torch.float64 else torch.float32
     size = torch.linalg.vector_norm(tokens, order, dim=-1, dtype=wide)

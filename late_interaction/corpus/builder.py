@@ -50,9 +50,10 @@ class CorpusBuilder:
 
     Example:
         >>> import tempfile, torch
+        >>> import late_interaction as li
         >>> from late_interaction import Corpus
         >>> folder = tempfile.TemporaryDirectory()
-        >>> with Corpus.create(folder.name, d=4, dtype=torch.int8) as builder:
+        >>> with Corpus.create(folder.name, d=4, codec=li.codecs.Int8()) as builder:
         ...     builder.add([torch.randn(3, 4), torch.randn(5, 4)], ids=["a", "b"])
         >>> corpus = Corpus.open(folder.name)
         >>> len(corpus), corpus.tokens, corpus.ids[1]
@@ -177,8 +178,7 @@ class CorpusBuilder:
         """
         if len(corpus) and corpus.d != self._d:
             raise ValueError(f"corpus must have d = {self._d}, got {corpus.d}")
-        kept = corpus.dtype == self._stored.dtype and self._stored.encoded
-        kept = kept and _codec_files.equal(corpus.codec, self._stored.codec)
+        kept = _codec_files.equal(corpus.codec, self._stored.codec)
         kept = kept and (corpus.normalized or not self._normalize)
         with torch.no_grad():
             self._add_shards(corpus.shards, "corpus", kept)

@@ -13,12 +13,12 @@ from late_interaction._progress import Progress
 from late_interaction._search.prepare import prepare
 from late_interaction._search.result import SearchResult
 from late_interaction._search.search import search
+from late_interaction.codecs import Codec
 from late_interaction.corpus import _codec_files, _files, _parquet, _search, _shards, _tokens
 from late_interaction.corpus._documents import Documents, Opened
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus.builder import CorpusBuilder
-from late_interaction.residual_codec import ResidualCodec
 from late_interaction.tokens import TokensLike
 
 __all__ = ["Corpus", "CorpusError"]
@@ -29,19 +29,18 @@ _SHARD_BYTES = 1 << 30
 class Corpus(Documents):
     """Documents of different lengths, their tokens end to end: searched exactly, chunk by chunk.
 
-    Made by :meth:`open` (a folder, mapped into memory), :meth:`from_packed`, :meth:`from_numpy` or
-    :meth:`from_arrow` (memory, shared and not copied), or :meth:`from_parquet` (written to a folder, then
-    mapped). ``len(corpus)`` is the number of documents, ``corpus[i]`` the tokens of one: ``[L, d]``, a view
-    of floats, or the float32 tokens that codes or residuals stand for.
+    Made by :meth:`open` (a folder, mapped into memory), :meth:`from_packed`, :meth:`from_codes`,
+    :meth:`from_numpy` or :meth:`from_arrow` (memory, shared and not copied), or :meth:`from_parquet` (written
+    to a folder, then mapped). ``len(corpus)`` is the number of documents, ``corpus[i]`` the tokens of one:
+    ``[L, d]``, a view of floats, or the float32 tokens that codes stand for.
 
     Args:
         shards, options: from the class methods.
 
     Attributes:
         d: the dims of a token; 0 where there is no document, and nothing else says it.
-        dtype: ``torch.float32``, ``torch.float16``, ``torch.bfloat16``, or of codes with a scale a token
-            ``torch.float8_e4m3fn`` or ``torch.int8``; ``torch.uint8`` of residuals.
-        codec: what decompresses residuals, or None.
+        dtype: ``torch.float32``, ``torch.float16``, ``torch.bfloat16``, or what the codec stores.
+        codec: what decodes the tokens, or None.
         tokens: how many tokens the documents have together.
         normalized: whether tokens are known to have norm 1.
         ids: a sequence of strings, or None.
@@ -69,7 +68,7 @@ class Corpus(Documents):
         *,
         d: int,
         dtype: torch.dtype | None = None,
-        codec: ResidualCodec | None = None,
+        codec: Codec | None = None,
         normalize: bool = False,
         resume: bool = False,
         shard_bytes: int = _SHARD_BYTES,
@@ -81,10 +80,10 @@ class Corpus(Documents):
         Args:
             path: a folder, empty or not there yet.
             d: the dims of a token.
-            dtype: how tokens are stored: ``torch.float32``, ``torch.float16`` (None), ``torch.bfloat16``, or
-                as codes with a float32 scale a token, ``torch.float8_e4m3fn`` or ``torch.int8``.
-            codec: store tokens as residual codes of this :class:`late_interaction.residual_codec.
-                ResidualCodec`, which is stored with them. In the place of ``dtype``.
+            dtype: how tokens are stored: ``torch.float32``, ``torch.float16`` (None) or ``torch.bfloat16``.
+            codec: store tokens as codes, in the place of ``dtype``: of :class:`late_interaction.codecs.Int8`,
+                :class:`~late_interaction.codecs.Fp8` in ``torch.float8_e4m3fn``, or a
+                :class:`~late_interaction.codecs.Residual`, which is stored with them.
             normalize: L2-normalize every token, in float32, before it is stored.
             resume: go on with a corpus that was not finished, if the folder holds one: after the documents of
                 its finished shards, of which ``builder.documents`` is the number. ``d``, ``dtype``, ``codec``
@@ -161,8 +160,8 @@ class Corpus(Documents):
                 )
             raise FileNotFoundError(f"there is no corpus in {folder}: it has no {_files.METADATA}")
         entries = _files.read_metadata(metadata)
-        codec = _codec_files.open_codec(folder, entries.get("codec"), entries["d"])
-        dtype = torch.uint8 if codec else _tokens.NAMES[entries["dtype"]]
+        codec = _codec_files.open_codec(folder, entries)
+        dtype = codec.stored if codec else _tokens.NAMES[entries["dtype"]]
         stored = _tokens.Stored(entries["d"], dtype, codec)
         shards = [
             _shards.open_shard(folder, index, shard, stored) for index, shard in enumerate(entries["shards"])

@@ -2,9 +2,10 @@
 
 ``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
 precision="highest") -> scores``
-    ``Q`` against documents stored as centroids and residuals (:mod:`late_interaction.plaid`). ``codes``
-    (int32) and ``residuals`` (uint8) are ``[Nd, Ld]`` and ``[Nd, Ld, bytes]`` with ``extents`` ``[Nd]``, the
-    documents' lengths, or ``[tokens]`` and ``[tokens, bytes]`` with ``extents`` ``[Nd + 1]``, their offsets.
+    ``Q`` against documents stored as centroids and residuals (:class:`late_interaction.codecs.Residual`).
+    ``codes`` (int32) and ``residuals`` (uint8) are ``[Nd, Ld]`` and ``[Nd, Ld, bytes]`` with ``extents``
+    ``[Nd]``, the documents' lengths, or ``[tokens]`` and ``[tokens, bytes]`` with ``extents`` ``[Nd + 1]``,
+    their offsets.
     ``bucket_weights`` is float32, ``[2**nbits]``. Differentiable in ``Q``.
 ``maxsim_residual_winners(...the same...) -> (scores, winners)``
     ``winners`` as those of ``maxsim_winners``, int32 where documents have offsets. Differentiable in

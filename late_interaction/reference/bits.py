@@ -12,16 +12,21 @@ __all__ = ["maxsim_asymmetric_reference", "maxsim_hamming_reference"]
 def maxsim_hamming_reference(
     Q: Tensor, D: Tensor, d: int, *, q_mask: Tensor | None = None, d_mask: Tensor | None = None
 ) -> Tensor:
-    """What :func:`late_interaction.bits.maxsim_hamming` computes, by definition.
+    """What ``torch.ops.late_interaction.maxsim_hamming`` computes, by definition.
 
     Args:
-        Q, D, d, q_mask, d_mask: as there.
+        Q: bits of queries, uint8 ``[Nq, Lq, ceil(d / 8)]`` or ``[Lq, ceil(d / 8)]``, as
+            :class:`late_interaction.codecs.Bits` packs them.
+        D: bits of documents, ``[Nd, Ld, ceil(d / 8)]``, ``[Ld, ceil(d / 8)]`` or ``[Nq, K, Ld, ceil(d / 8)]``
+            (each query's own ``K``).
+        d: dims of a token.
+        q_mask, d_mask: as in :func:`maxsim_reference`.
 
     Returns:
         float32 scores of the same shape.
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.bits.maxsim_hamming`.
+        TypeError, ValueError: arguments that do not fit.
 
     Example:
         >>> import torch
@@ -45,18 +50,22 @@ def maxsim_asymmetric_reference(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
 ) -> Tensor:
-    """What :func:`late_interaction.bits.maxsim_asymmetric` computes, by definition.
+    """What ``torch.ops.late_interaction.maxsim_asymmetric`` computes, by definition.
 
     Args:
-        Q: int8 codes, which :func:`late_interaction.bits.maxsim_asymmetric` makes of the embeddings.
-        scale_Q: their scales, 0-dim or the shape of ``Q`` without ``d``.
-        D, scale_D, nbits, q_mask, d_mask: as there. A scale that is negative, infinite or NaN counts as NaN.
+        Q: int8 codes of queries, ``[Nq, Lq, d]`` or ``[Lq, d]``.
+        D: codes of ``nbits``, uint8 of ``ceil(d * nbits / 8)`` bytes a token, as in
+            :func:`maxsim_hamming_reference`.
+        scale_Q, scale_D: 0-dim, or the shape of their codes without the last dim. One that is negative,
+            infinite or NaN counts as NaN.
+        nbits: 1 or 4.
+        q_mask, d_mask: as in :func:`maxsim_reference`.
 
     Returns:
         float32 scores of the same shape.
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.bits.maxsim_asymmetric`.
+        TypeError, ValueError: arguments that do not fit.
 
     Example:
         >>> import torch

@@ -19,7 +19,7 @@ def maxsim_quantized_reference(
     scale_Q: Tensor,
     scale_D: Tensor,
 ) -> Tensor:
-    """What :func:`late_interaction.fp8.maxsim_inference_fp8` and its like for int8 compute, by definition.
+    """What ``torch.ops.late_interaction.maxsim_quantized`` computes, by definition.
 
     Args:
         Q: codes, ``[Nq, Lq, d]`` or ``[Lq, d]``; float8_e4m3fn, float8_e5m2 or int8. A token is
@@ -33,7 +33,7 @@ def maxsim_quantized_reference(
         float32 scores of the shapes that :func:`late_interaction.maxsim` returns.
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.fp8.maxsim_inference_fp8`.
+        TypeError, ValueError: arguments that do not fit.
 
     Example:
         >>> import torch

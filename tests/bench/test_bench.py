@@ -582,9 +582,10 @@ def test_padding_holds_what_was_packed_and_what_never_was() -> None:
 
 
 def test_peers_are_called_with_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own functions stand in under late-interaction-kernels' module paths, which are the same."""
-    for module in ("fp8", "varlen", "padded"):
+    """Our own functions stand in under late-interaction-kernels' module paths."""
+    for module in ("lik.fp8", "varlen", "padded"):
         own = importlib.import_module(f"late_interaction.{module}")
+        module = module.removeprefix("lik.")
         monkeypatch.setitem(sys.modules, f"late_interaction_kernels.{module}", own)
     monkeypatch.setitem(sys.modules, "late_interaction_kernels", importlib.import_module("late_interaction"))
     peers = [SimpleNamespace(name=LIK)]

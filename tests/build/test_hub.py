@@ -79,8 +79,8 @@ for score in (li.maxsim, torch.compile(li.maxsim, fullgraph=True, backend="aot_e
     gradients = torch.autograd.grad(found.square().sum(), (Q, D))
     for one, other in zip(gradients, torch.autograd.grad(wanted.square().sum(), (Q, D), retain_graph=True)):
         torch.testing.assert_close(one, other)
-fp8 = importlib.import_module(li.__name__ + ".fp8")
-assert fp8.quantize_fp8_per_token(D.float())[0].dtype == torch.float8_e4m3fn
+codecs = importlib.import_module(li.__name__ + ".codecs")
+assert codecs.Fp8().encode(D.float()).values.dtype == torch.float8_e4m3fn
 print(li.__version__, "late_interaction" in sys.modules)
 """
     assert ran(code, tmp_path, kernels).split() == [(ROOT / "VERSION").read_text().strip(), "False"]

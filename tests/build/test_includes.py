@@ -178,19 +178,19 @@ def is_module(name: str) -> bool:
 
 CALLERS = (
     *("_maxsim", "_contrastive", "_scoring.fast_path", "_scoring.traced", "_scoring.packed_call"),
-    *("_scoring.quantized", "_scoring.sequences"),
+    *("_scoring.codes", "_scoring.quantized", "_scoring.residual", "_scoring.sequences"),
     *("_search.stream", "_search.equal_plans", "_search.selection", "_search.exchange"),
     *("_search.group_search", "_search.topk_state"),
 )
 
 
 def python_level(name: str) -> int:
-    """0: checks and other private modules; 1: the operators, and Tokens; 2: what calls them; 3: what users
-    import, and what stands behind Ray; 4: the package itself."""
+    """0: checks and other private modules; 1: the operators, Tokens and Codes; 2: what calls them; 3: what
+    users import, and what stands behind Ray; 4: the package itself."""
     parts = name.split(".")[1:]
     if not parts:
         return 4
-    if parts[0] in ("ops", "tokens"):
+    if parts[0] in ("codes", "ops", "tokens"):
         return 1
     path = ".".join(parts)
     if path.startswith(CALLERS):

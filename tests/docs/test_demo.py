@@ -10,15 +10,14 @@ import pytest
 import torch
 
 pytest.importorskip("tqdm")
+import late_interaction as li
 from demo import corpus, curves, show, steps
 from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
 from examples import large_batch_mrr
-from late_interaction import maxsim, maxsim_with_winners, search
+from late_interaction import codecs, maxsim, maxsim_with_winners, search
 from late_interaction._scoring import norm_warning
-from late_interaction.fp8 import maxsim_inference_fp8, quantize_fp8_per_token
-from late_interaction.int8 import maxsim_inference_int8, quantize_int8_per_token
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 needs_model = pytest.mark.skipif(
@@ -283,12 +282,8 @@ def test_fp8_and_int8_find_the_documents_that_bfloat16_finds(encoded):
     Q, D = encoded
     masks = {"q_mask": Q.mask, "d_mask": D.mask}
     best = maxsim(Q.embeddings.bfloat16(), D.embeddings.bfloat16(), **masks).topk(10).indices
-    for quantize, score in (
-        (quantize_fp8_per_token, maxsim_inference_fp8),
-        (quantize_int8_per_token, maxsim_inference_int8),
-    ):
-        (queries, scale_Q), (documents, scale_D) = quantize(Q.embeddings), quantize(D.embeddings)
-        scores = score(queries, documents, scale_Q=scale_Q, scale_D=scale_D, **masks)
+    for codec in (codecs.Fp8(), codecs.Int8()):
+        scores = maxsim(Q.embeddings, codec.encode(li.Tokens(D.embeddings, D.mask)), Q.mask)
         found = scores.topk(10).indices
         assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.98
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Corpus, plaid
+from late_interaction import Corpus
 from late_interaction._scoring import norm_warning
+from late_interaction.lik import plaid
 from late_interaction.score_pairs import rerank_direct
 from tests.docs.test_docs import without
 from tests.training.test_contrastive_group import on_ranks

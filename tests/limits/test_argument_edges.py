@@ -8,10 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import late_interaction as li
-from late_interaction import int8, plaid
 from late_interaction._checks.tensors import check_rows
 from late_interaction.fused_head import maxsim_from_hidden
-from late_interaction.lik import padded
+from late_interaction.lik import fp8, padded, plaid
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.varlen import pack_sequences
 
@@ -79,11 +78,11 @@ def test_the_first_four_wrong_entries_are_named(wrong):
 
 
 def test_quantized_tokens_refuse_tangents():
-    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(scale, torch.ones_like(scale))
         with pytest.raises(ValueError, match="scale_Q must not require a gradient"):
-            int8.maxsim_inference_int8(codes, codes, scale_Q=dual, scale_D=scale)
+            fp8.maxsim_inference_fp8(codes, codes, scale_Q=dual, scale_D=scale)
 
 
 def test_every_number_but_zero_in_a_mask_keeps_a_token():
@@ -420,10 +419,10 @@ def test_padded_queries_may_have_no_tokens_and_d_is_at_least_one():
 
 
 def test_tangents_alone_are_refused_where_forward_mode_is_on():
-    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
     with forward_ad.dual_level():
         assert li.maxsim_varlen(TOKENS, TOKENS, ALL, ALL).shape == (1, 1)
-        assert int8.maxsim_inference_int8(codes, codes, scale_Q=scale, scale_D=scale).shape == (2, 2)
+        assert fp8.maxsim_inference_fp8(codes, codes, scale_Q=scale, scale_D=scale).shape == (2, 2)
         dual = forward_ad.make_dual(TOKENS, TOKENS)
         for pair in ((dual, TOKENS), (TOKENS, dual)):
             with pytest.raises(RuntimeError, match="maxsim_varlen has no forward-mode derivative"):
@@ -444,7 +443,7 @@ def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
 
 
 def test_scales_of_a_corpus_fit_its_tokens():
-    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
     assert li.search(codes, codes, 1, normalize=False, scale_Q=scale, scale_D=scale).scores.shape == (2, 1)
     for name in ("scale_Q", "scale_D"):
         scales = {"scale_Q": scale, "scale_D": scale} | {name: scale[:, :2]}
@@ -460,12 +459,12 @@ def test_approximate_scores_are_of_rank_two():
 
 
 def test_scales_with_tangents_are_refused():
-    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(scale, scale)
         for name in ("scale_Q", "scale_D"):
             with pytest.raises(ValueError, match=f"{name} must not require a gradient"):
-                int8.maxsim_inference_int8(codes, codes, **{"scale_Q": scale, "scale_D": scale, name: dual})
+                fp8.maxsim_inference_fp8(codes, codes, **{"scale_Q": scale, "scale_D": scale, name: dual})
 
 
 def test_no_sequences_have_no_longest_one():
@@ -500,11 +499,11 @@ def test_a_corpus_on_a_gpu_is_refused_by_queries_on_the_cpu():
 
 
 def test_a_list_of_one_scale_is_the_scale_of_all_tokens():
-    codes, scale = torch.ones(2, 3, 4, dtype=torch.int8), torch.tensor(0.5)
-    scores = int8.maxsim_inference_int8(codes, codes, scale_Q=scale[None], scale_D=scale[None])
+    codes, scale = torch.ones(2, 3, 4).to(torch.float8_e4m3fn), torch.tensor(0.5)
+    scores = fp8.maxsim_inference_fp8(codes, codes, scale_Q=scale[None], scale_D=scale[None])
     assert torch.equal(scores, torch.full((2, 2), 3.0))
     with pytest.raises(ValueError, match=r"scale_D must be 0-dim or have the shape of D .* got \[2\]"):
-        int8.maxsim_inference_int8(codes, codes, scale_Q=scale, scale_D=scale.expand(2))
+        fp8.maxsim_inference_fp8(codes, codes, scale_Q=scale, scale_D=scale.expand(2))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 0)], ids=str)

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Corpus, Muvera, search
-from late_interaction.bits import maxsim_hamming, to_bits
+from late_interaction import Corpus, Muvera, codecs, search
 from late_interaction.coarse import encode
-from late_interaction.residual_codec import ResidualCodec
 
 
 def of_muvera(Q, D):
@@ -22,7 +20,8 @@ def of_codes(Q, D):
 
 
 def of_bits(Q, D):
-    return (maxsim_hamming(to_bits(Q)[0], to_bits(D)[0], 8),)
+    codec = codecs.Bits(1)
+    return (li.maxsim(codec.encode(Q), codec.encode(D)),)
 
 
 def of_corpus(Q, D):
@@ -40,12 +39,12 @@ def of_folder(dtype, codec=None):
 
 
 def trained(D):
-    return ResidualCodec.train(D.flatten(0, 1).cpu(), nbits=2, n_centroids=8)
+    return codecs.Residual.train(D.flatten(0, 1).cpu(), nbits=2, n_centroids=8)
 
 
 def of_codec(Q, D):
-    codec = ResidualCodec.train(D.flatten(0, 1), nbits=2, n_centroids=8)
-    return codec.centroids, codec.bucket_weights, codec.decompress(*codec.compress(D.flatten(0, 1)))
+    codec = codecs.Residual.train(D.flatten(0, 1), nbits=2, n_centroids=8)
+    return codec.centroids, codec.bucket_weights, codec.decode(codec.encode(D)).values
 
 
 def of_mining(Q, D):
@@ -60,7 +59,7 @@ RESULTS = {
     "bits": of_bits,
     "corpus": of_corpus,
     "float16 folder": of_folder(torch.float16),
-    "int8 folder": of_folder(torch.int8),
+    "int8 folder": of_folder(None, lambda _: codecs.Int8()),
     "residual folder": of_folder(None, trained),
     "codec": of_codec,
     "mining": of_mining,

@@ -9,13 +9,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 import late_interaction as li
-from late_interaction import coarse, corpus, fp8, losses, plaid, recall
+from late_interaction import coarse, codecs, corpus, losses, recall
 from late_interaction.alignment import Alignment
 from late_interaction.alignment.plot import plot_alignment
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.lik.padded import pack_padded
-from late_interaction.residual_codec import ResidualCodec
 from late_interaction.score_pairs import score_pairs_packed
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -26,8 +25,7 @@ PACKED = Q.flatten(0, 1), D.flatten(0, 1), CU, torch.arange(0, 101, 5)
 PAIRS = torch.tensor([0, 2, 1]), torch.tensor([7, 0, 19])
 H, W = torch.randn(3, 5, 6, generator=GENERATOR), torch.randn(8, 6, generator=GENERATOR)
 TEACHER = torch.randn(3, 4, generator=GENERATOR)
-CODES, RESIDUALS = torch.randint(7, (3, 5)), torch.randint(256, (3, 5, 2), dtype=torch.uint8)
-INDEX = torch.randn(7, 8, generator=GENERATOR), torch.randn(4, generator=GENERATOR), 2
+CODES = codecs.Residual.train(D.flatten(0, 1), 4).encode(D)
 BITS = coarse.encode(D, "1bit")
 REDUCED = {"reduction": "mean", "scale_by_world": False}
 SEARCH = {"largest": True, "progress": False, "keep_empty": False}
@@ -37,7 +35,7 @@ EXPLAINED = li.explain(Q[0], D[0])
 
 
 def of_codec(**options):
-    codec = ResidualCodec.train(D.flatten(0, 1), 4, **options)
+    codec = codecs.Residual.train(D.flatten(0, 1), 4, **options)
     return codec.centroids, codec.bucket_weights
 
 
@@ -115,37 +113,28 @@ DEFAULTS = {
     "maxsim_from_hidden": (
         maxsim_from_hidden, {"normalize": False, "project_Q": False}, partial(maxsim_from_hidden, Q, H, W)
     ),
-    "quantize_fp8_per_token": (
-        fp8.quantize_fp8_per_token, {"dtype": torch.float8_e4m3fn},
-        lambda **options: fp8.quantize_fp8_per_token(Q, **options)[0].float(),
+    "Fp8": (
+        codecs.Fp8.__init__, {"dtype": torch.float8_e4m3fn},
+        lambda **options: codecs.Fp8(**options).encode(Q).values.float(),
+    ),
+    "Bits": (
+        codecs.Bits.__init__, {"nbits": 1, "scales": True},
+        lambda **options: codecs.Bits(**options).encode(Q).scales,
     ),
     "smooth_maxsim": (li.smooth_maxsim, {"tau": 0.1, "normalize": False}, partial(li.smooth_maxsim, Q, D)),
     "smooth_maxsim_pairs": (
         li.smooth_maxsim_pairs, {"tau": 0.1, "normalize": False}, partial(li.smooth_maxsim_pairs, Q, D[:3])
     ),
     "xtr_scores": (li.xtr_scores, {"rule": "paper"}, partial(li.xtr_scores, Q, D, 7)),
-    "maxsim_residual": (
-        plaid.maxsim_residual, {"normalize": False},
-        partial(plaid.maxsim_residual, Q, CODES, RESIDUALS, torch.tensor([5, 4, 2]), *INDEX),
-    ),
-    "maxsim_residual_varlen": (
-        plaid.maxsim_residual_varlen, {"normalize": False},
-        partial(
-            plaid.maxsim_residual_varlen, Q, CODES.flatten(), RESIDUALS.flatten(0, 1),
-            torch.tensor([0, 5, 15]),
-            *INDEX,
-        ),
-    ),
+    "maxsim of codes": (li.maxsim, {"normalize": False, "mean": False}, partial(li.maxsim, Q, CODES)),
     "explain": (
         li.explain, {"paired": False, "normalize": False},
         lambda **options: [one.shares for row in li.explain(Q, D, **options) for one in row],
     ),
     "Alignment.top": (Alignment.top, {"n": 5}, li.explain(torch.eye(9), torch.eye(9)).top),
-    "explain_residual": (
-        li.explain_residual, {"normalize": False},
-        lambda **options: li.explain_residual(
-            Q[0], CODES, RESIDUALS, torch.tensor([5, 4, 2]), *INDEX, **options
-        )[0].shares,
+    "explain of codes": (
+        li.explain, {"paired": False, "normalize": False},
+        lambda **options: li.explain(Q[0], CODES, **options)[0].shares,
     ),
     "coarse.encode": (
         coarse.encode, {"normalize": False},
@@ -228,8 +217,8 @@ DEFAULTS = {
         li.explain_plan, {"winners": True, "d_mask": False, "normalize": False, "packed": False},
         partial(li.explain_plan, (32, 32, 128), (1000, 300, 128), sm=90),
     ),
-    "ResidualCodec.train": (
-        ResidualCodec.train,
+    "codecs.Residual.train": (
+        codecs.Residual.train,
         {"nbits": 2, "normalize": False, "iterations": 10, "seed": 0, "dtype": torch.float32},
         of_codec,
     ),

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import bits, fused_head, reference
-from late_interaction.fp8 import maxsim_inference_fp8
-from late_interaction.int8 import maxsim_inference_int8, quantize_int8_per_token
+from late_interaction import codecs, fused_head, reference
 from late_interaction.score_pairs import score_pairs_packed
 
 B, Lq, Ld, d = 4, 5, 6, 8
@@ -221,13 +219,14 @@ def test_tokens_of_no_sequence_have_no_effect(device, name, value):
 
 def quantized(Q, D):
     """Scales of masked tokens are NaN where the tokens are not finite."""
-    masks = {"q_mask": q_mask(Q), "d_mask": d_mask(D)}
-    (q, scale_Q), (d, scale_D) = quantize_int8_per_token(Q), quantize_int8_per_token(D)
-    yield maxsim_inference_int8(q, d, scale_Q=scale_Q, scale_D=scale_D, **masks)
-    q, d = (x.to(torch.float8_e5m2) for x in (Q, D))
-    yield maxsim_inference_fp8(q, d, scale_Q=scale_Q, scale_D=scale_D, **masks)
-    codes, _ = bits.to_int4(D.nan_to_num())
-    yield bits.maxsim_asymmetric(Q, codes, scale_D, nbits=4, **masks)
+    Q, D = li.Tokens(Q, q_mask(Q)), li.Tokens(D, d_mask(D))
+    trained = codecs.Residual.train(D, 4)
+    kinds = codecs.Int8(), codecs.Fp8(torch.float8_e5m2), codecs.Bits(1), codecs.Bits(4), trained
+    for codec in kinds:
+        yield li.maxsim(Q, codec.encode(D))
+    yield li.maxsim(Q, codecs.Bits(1, scales=False).encode(D.pack()))
+    yield li.maxsim(codecs.Int8().encode(Q), codecs.Int8().encode(D))
+    yield trained.centroid_scores(torch.ones_like(Q.values), trained.encode(D))
 
 
 def searches(Q, D):

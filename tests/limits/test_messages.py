@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import fp8, int8, plaid, reference, score_pairs
+from late_interaction import Codes, codecs, reference, score_pairs
 from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.lik import fp8, plaid
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.lik.padded import pack_padded
@@ -37,7 +38,7 @@ HUGE = {
 
 Q, D, KD = torch.rand(3, 5, 8), torch.rand(3, 7, 8), torch.rand(3, 2, 7, 8)
 TOKENS, CU = torch.rand(20, 8), torch.tensor([0, 5, 9, 20])
-CODES, SCALE = int8.quantize_int8_per_token(Q)
+CODES = codecs.Int8().encode(Q)
 FP8, FP8_SCALE = fp8.quantize_fp8_per_token(Q)
 RESIDUAL = {
     "centroids": torch.rand(6, 8),
@@ -76,11 +77,12 @@ CALLS = {
     maxsim_backward_unified: {
         "grad_scores": torch.rand(3, 3), "Q": Q, "D": D, "argmax": torch.zeros(9, 5, dtype=torch.int32)
     },
-    int8.maxsim_inference_int8: {"Q": CODES, "D": CODES, "scale_Q": SCALE, "scale_D": SCALE},
+    Codes: {"codec": CODES.codec, "values": CODES.values, "scales": CODES.scales},
     fp8.maxsim_inference_fp8: {"Q": FP8, "D": FP8, "scale_Q": FP8_SCALE, "scale_D": FP8_SCALE},
     fp8.quantize_fp8_per_token: {"X": Q},
     fp8.quantize_fp8_per_tensor: {"X": Q},
-    int8.quantize_int8_per_token: {"X": Q},
+    CODES.codec.encode: {"tokens": Q},
+    CODES.codec.decode: {"codes": CODES},
     plaid.maxsim_residual: {
         "Q": Q, "codes": torch.zeros(3, 7, dtype=torch.int32),
         "residuals": torch.zeros(3, 7, 4, dtype=torch.uint8),
@@ -94,7 +96,7 @@ CALLS = {
         "query_centroid_scores": torch.rand(6, 5), "codes": torch.zeros(3, 7, dtype=torch.int32),
         "doc_lengths": torch.tensor([7, 1, 2]),
     },
-    plaid.reverse_bits: {"residuals": torch.zeros(3, dtype=torch.uint8)},
+    codecs.reverse_bits: {"residuals": torch.zeros(3, dtype=torch.uint8)},
     reference.maxsim_reference_varlen: {"Q": TOKENS, "D": TOKENS, "cu_seqlens_q": CU, "cu_seqlens_d": CU},
     reference.maxsim_reference_scatter: {
         **PACKED, "pair_q_idx": torch.tensor([0, 2]), "pair_d_idx": torch.tensor([1, 1])

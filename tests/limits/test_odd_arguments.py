@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Corpus, coarse, fp8, residual_codec
-from late_interaction.bits import maxsim_asymmetric, to_int4
+from late_interaction import Corpus, coarse, codecs
 from late_interaction.integrations import vllm
 from late_interaction.lik import forward
 from late_interaction.score_pairs import rerank_direct
@@ -15,8 +14,8 @@ Q, D = torch.ones(2, 3, 4), torch.ones(2, 5, 4)
 KD, OFFSETS = torch.ones(2, 2, 5, 4), torch.tensor([0, 4, 9])
 TOKENS = torch.eye(9)[:, :4] + 0.1
 INDICES = torch.zeros(2, 1, dtype=torch.int64)
-CODEC = residual_codec.ResidualCodec(torch.eye(4), torch.zeros(1), torch.tensor([-0.1, 0.1]), nbits=1)
-CODES, SCALE = to_int4(D)
+CODEC = codecs.Residual(torch.eye(4), torch.zeros(1), torch.tensor([-0.1, 0.1]))
+CODES = CODEC.encode(D)
 EXACT = li.SearchResult(torch.ones(2, 1), INDICES)
 TEXTS = {"a": ["x", "y"], "b": ["u", "v"]}
 FOUND = li.TopK(Q, 1)
@@ -70,9 +69,9 @@ REFUSED = [
      "max_seqlen_d", np.ones(2, int), TypeError),
     (coarse.encode, {"D": D, "kind": "4bit"}, "kind", {}, ValueError),
     (coarse.encode, {"D": D, "kind": "4bit"}, "kind", [], ValueError),
-    (maxsim_asymmetric, {"Q": Q, "D": CODES, "scale_D": SCALE, "nbits": 4}, "nbits", True, ValueError),
-    (maxsim_asymmetric, {"Q": Q, "D": CODES, "scale_D": SCALE, "nbits": 4}, "nbits", np.ones(2), ValueError),
-    (fp8.quantize_fp8_per_token, {"X": Q}, "dtype", np.ones(2), TypeError),
+    (codecs.Bits, {"nbits": 4}, "nbits", True, ValueError),
+    (codecs.Bits, {"nbits": 4}, "nbits", np.ones(2), ValueError),
+    (codecs.Fp8, {}, "dtype", np.ones(2), TypeError),
     (li.pool_tokens, {"D": D}, "method", np.ones(2), ValueError),
     (li.Muvera, {"d": 4}, "seed", np.ones(2, int), TypeError),
     (li.Muvera, {"d": 4, "d_proj": 2}, "d", 2**70, ValueError),
@@ -81,11 +80,10 @@ REFUSED = [
     (restored, {}, "parameters", torch.ones(7, device="meta"), ValueError),
     (resumed, {}, "scores", FOUND.scores.to("meta"), ValueError),
     (resumed, {}, "ranges", torch.ones(0), TypeError),
-    (residual_codec.ResidualCodec.train, {"tokens": TOKENS}, "seed", 2**70, ValueError),
-    (residual_codec.ResidualCodec.train, {"tokens": TOKENS}, "dtype", np.ones(2), TypeError),
-    (residual_codec.ResidualCodec.train, {"tokens": TOKENS}, "tokens", META, ValueError),
-    (CODEC.decompress, {"codes": torch.zeros(1).int(), "residuals": torch.zeros(1, 1).byte()},
-     "codes", torch.zeros(1, device="meta").int(), ValueError),
+    (codecs.Residual.train, {"tokens": TOKENS}, "seed", 2**70, ValueError),
+    (codecs.Residual.train, {"tokens": TOKENS}, "dtype", np.ones(2), TypeError),
+    (codecs.Residual.train, {"tokens": TOKENS}, "tokens", META, ValueError),
+    (li.Codes, {"codec": CODEC, "values": CODES.values, "centroids": CODES.centroids}, "d", 1.0, TypeError),
     (li.explain, PAIR | {"documents": INDICES}, "documents", INDICES.to("meta"), ValueError),
     (Corpus.from_packed, {"tokens": TOKENS, "offsets": OFFSETS}, "offsets", OFFSETS.to("meta"), ValueError),
     (li.evaluate_recall, {"found": INDICES, "exact": EXACT, "k": 1}, "found", INDICES.to("meta"), ValueError),
@@ -97,7 +95,7 @@ REFUSED = [
     *[(li.reference.maxsim_from_hidden_reference, {"Q": Q, "H_d": D, "W": torch.eye(4)}, name, bad, error)
       for name, bad, error in (("Q", None, TypeError), ("H_d", D.int(), TypeError),
                                        ("W", META, ValueError), ("d_mask", D[0, :, 0] > 0, ValueError))],
-    (CODEC.compress, {"tokens": TOKENS}, "tokens", torch.ones(0), ValueError),
+    (CODEC.encode, {"tokens": TOKENS}, "tokens", torch.ones(0), ValueError),
     (li.pool_tokens, {"D": D}, "D", [META], ValueError),
     (li.contrastive_loss, PAIR | {"temperature": 1.0}, "reduction", np.ones(2), ValueError),
     (li.contrastive_loss, PAIR | {"temperature": 1.0}, "kept_bytes", np.ones(2, int), TypeError),
@@ -146,8 +144,7 @@ def test_numbers_beyond_int64_are_more_than_there_are():
 
 
 def test_a_seed_of_numpy():
-    codecs = [residual_codec.ResidualCodec.train(TOKENS, 2, seed=kind(3)) for kind in (int, np.int64)]
-    assert torch.equal(codecs[0].centroids, codecs[1].centroids)
+    assert codecs.Residual.train(TOKENS, 2, seed=3) == codecs.Residual.train(TOKENS, 2, seed=np.int64(3))
 
 
 def test_a_name_of_a_column_is_not_exchanged_for_another():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import _maxsim, int8, ops, plaid, score_pairs
+from late_interaction import _maxsim, codecs, ops, score_pairs
+from late_interaction.lik import plaid
 from late_interaction.ops import _oom
 from late_interaction.score_pairs import score_pairs_packed
 
@@ -171,9 +172,7 @@ def failing(monkeypatch, module, name):
     ("call", "fails", "told", "expected"),
     [
         (
-            lambda: int8.maxsim_inference_int8(
-                Q3.to(torch.int8), D3.to(torch.int8), scale_Q=torch.ones(2, 3), scale_D=torch.ones(4, 5)
-            ),
+            lambda: li.maxsim(Q3, codecs.Int8().encode(D3)),
             (ops, "maxsim_quantized"), "forward_failed", [(2, 3, 8), (4, 5, 8), False],
         ),
         (
@@ -190,13 +189,13 @@ def failing(monkeypatch, module, name):
         ),
         (
             lambda: plaid.maxsim_residual(Q3, *CODES, *INDEX),
-            (plaid.ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 2],
+            (ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 2],
         ),
         (
             lambda: plaid.maxsim_residual_varlen(
                 Q3, CODES[0].flatten(), CODES[1].flatten(0, 1), torch.tensor([0, 4, 6, 10]), *INDEX[1:]
             ),
-            (plaid.ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 3],
+            (ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 3],
         ),
     ],
 )  # fmt: skip

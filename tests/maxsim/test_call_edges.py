@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
-from late_interaction import TopK, int8, ops
+from late_interaction import TopK, ops
 from late_interaction._search.stream import documents_at_once
 from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
@@ -318,11 +318,6 @@ def test_float32_multiplies_as_pytorch_is_told_to(dtype):
         maxsim_varlen(Q, documents, *cu)
     said = [last if isinstance(last, str) else "highest" for last in called.last]  # a default is left out
     assert said == ["medium" if dtype == torch.float32 else "highest"] * 3
-
-
-def test_int8_codes_of_a_row_with_nan_are_zeros():
-    codes, scale = int8.quantize_int8_per_token(torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]]))
-    assert not codes.any() and scale.isnan().all()
 
 
 def test_progress_is_not_shown_unless_asked_for(monkeypatch):

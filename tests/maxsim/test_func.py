@@ -6,8 +6,8 @@ from torch import func
 from torch.autograd import forward_ad
 
 import late_interaction as li
-from late_interaction import plaid
 from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.lik import plaid
 from late_interaction.ops._registration import applied
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
@@ -52,7 +52,9 @@ def functions(device):
         "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b, normalize=True),
         "smooth": lambda Q, D: li.smooth_maxsim(Q, D, None, d_mask, normalize=True),
         "smooth pairs": lambda Q, D: li.smooth_maxsim_pairs(Q, D[:2]),
-        "residual": lambda Q, D: plaid.maxsim_residual(Q, codes, residuals, extents, *tables) * D.sum(),
+        "residual": lambda Q, D: (
+            plaid.maxsim_residual(Q, codes, residuals, extents, *tables, normalize=False) * D.sum()
+        ),
         "operator": lambda Q, D: OPS.maxsim(Q, D, None, None),
         "operator, winners": lambda Q, D: OPS.maxsim_winners(Q, D, None, None, True)[0],
         "operator, varlen": flat(OPS.maxsim_varlen),

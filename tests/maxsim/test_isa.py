@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import bits
 from late_interaction.ops.winners import widen
 from late_interaction.score_pairs import score_pairs_packed
 from tests import ref
 from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
+from tests.coded import packed
 from tests.operators import test_plaid as plaid
 from tests.page_ends import at_page_end
 
@@ -234,7 +234,7 @@ def test_quantized_tokens_at_page_ends(isa, dtype):
 def test_packed_codes_at_page_ends(isa, nbits):
     OPS = torch.ops.late_interaction
     for d, L in PAGE_CASES:
-        Q, D = (bits._pack(torch.randint(2**nbits, (n, L, d)), nbits) for n in (2, 3))
+        Q, D = (packed((n, L), d, nbits, "cpu") for n in (2, 3))
         codes, scale_Q, scale_D = integers(2, L, d), torch.rand(2, L), torch.rand(3, L)
         check_at_page_ends(
             lambda *x: (OPS.maxsim_asymmetric(*x, None, None, nbits),), codes, D, scale_Q, scale_D

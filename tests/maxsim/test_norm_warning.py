@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import late_interaction as li
-from late_interaction import Corpus, coarse, fused_head, plaid
+from late_interaction import Corpus, coarse, codecs, fused_head
 from late_interaction._scoring import norm_warning
-from late_interaction.residual_codec import ResidualCodec
+from late_interaction.lik import plaid
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 
 
@@ -283,9 +283,10 @@ FUNCTIONS = {
     "TopK.add(": added,
     "hard_negatives(": mined,
     "explain(": lambda Q, D: li.explain(Q, D),
-    "maxsim_residual(": lambda Q, D: plaid.maxsim_residual(Q, *of_residuals(Q)),
-    "maxsim_residual_varlen(": lambda Q, D: plaid.maxsim_residual_varlen(Q, *of_residuals(Q, True)),
-    "explain_residual(": lambda Q, D: li.explain_residual(Q, *of_residuals(Q)),
+    "maxsim_residual(": lambda Q, D: plaid.maxsim_residual(Q, *of_residuals(Q), normalize=False),
+    "maxsim_residual_varlen(": lambda Q, D: plaid.maxsim_residual_varlen(
+        Q, *of_residuals(Q, True), normalize=False
+    ),
 }
 # Likewise, of what looks at documents, and the name that these have.
 OF_DOCUMENTS = {
@@ -295,7 +296,7 @@ OF_DOCUMENTS = {
     "coarse.encode(": ("D", lambda D: coarse.encode(D, "4bit")),
     "Muvera.encode_corpus(": ("D", lambda D: li.Muvera(8, 2, 2).encode_corpus(D)),
     "Corpus.create(": ("the corpus", stored),
-    "ResidualCodec.train(": ("the sample", lambda D: ResidualCodec.train(D.flatten(0, 1), 4)),
+    "codecs.Residual.train(": ("the sample", lambda D: codecs.Residual.train(D.flatten(0, 1), 4)),
 }  # fmt: skip
 
 

@@ -8,10 +8,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 import late_interaction as li
-from late_interaction import fp8, int8, plaid, reference
+from late_interaction import codecs, reference
 from late_interaction._scoring.traced import leave_untraced, traced_scores
 from late_interaction.fused_head import maxsim_from_hidden
-from late_interaction.lik import padded
+from late_interaction.lik import fp8, padded, plaid
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
@@ -43,7 +43,9 @@ def calls():
     index = normal(7, d, grad=False), normal(4, grad=False), 2
     documents, offsets = torch.tensor([5, 4, 1, 2]), torch.tensor([0, 5, 6, 14, 20])
     q8, d8 = fp8.quantize_fp8_per_token(Q), fp8.quantize_fp8_per_token(D)
-    qi, di = int8.quantize_int8_per_token(Q), int8.quantize_int8_per_token(D)
+    codec = codecs.Residual(index[0], torch.zeros(3), index[1])
+    kinds = codecs.Int8(), codecs.Bits(1), codecs.Bits(1, scales=False), codecs.Bits(4)
+    q = Q.detach()
     best = torch.zeros(Nq * Nd, Lq, dtype=torch.int32)
     grads = normal(Nq, Nd, grad=False)
 
@@ -86,12 +88,16 @@ def calls():
         "plaid_approx_score": (
             plaid.plaid_approx_score, (normal(7, Lq, grad=False), codes, documents)
         ),
-        "reverse_bits": (plaid.reverse_bits, (residuals,)),
+        "reverse_bits": (codecs.reverse_bits, (residuals,)),
+        "residual codes": (li.maxsim, (Q, li.Codes(codec, residuals, None, codes, masks[1]))),
+        "residual pieces": (
+            lambda codes: codes.codec.decode(codes), (li.Codes(codec, residuals, None, codes),)
+        ),
         "fp8": (quantized(fp8.maxsim_inference_fp8), (*q8, *d8)),
-        "int8": (quantized(int8.maxsim_inference_int8), (*qi, *di)),
+        **{f"{kind}": (li.maxsim, (q, kind.encode(D))) for kind in kinds},
+        **{f"encode {kind}": (lambda x, kind=kind: kind.encode(x), (D,)) for kind in kinds},
         "quantize fp8": (fp8.quantize_fp8_per_token, (Q,)),
         "quantize fp8 in all": (fp8.quantize_fp8_per_tensor, (Q,)),
-        "quantize int8": (int8.quantize_int8_per_token, (Q,)),
         "search": (lambda *args: tuple(li.search(*args, chunk_bytes=8 * Ld * d)), (Q, D, 3)),
         "search high": (lambda *args: tuple(li.search(*args, precision="high")), (Q, D, 3)),
         "MaxSimScorer": (

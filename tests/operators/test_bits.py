@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from late_interaction import bits, int8
+import late_interaction as li
+from late_interaction import Codes, codecs
 from late_interaction._checks import packed_codes as packed_checks
 from late_interaction.ops import packed_codes
 from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
-from tests import ref
+from tests import coded, ref
 from tests.cases import mask
+from tests.coded import BITS, FOUR, INT8, decoded, encoded, scored
 from tests.maxsim.test_isa import ISAS
 
 OPS = torch.ops.late_interaction
@@ -46,9 +48,7 @@ def laid(x, form):
 
 
 def packed(shape, d, nbits, device, form="contiguous"):
-    """Random codes of every value, and zeros behind the last dim."""
-    fields = torch.randint(2**nbits, (*shape, d), device=device)
-    return laid(bits._pack(fields, nbits), form)
+    return laid(coded.packed(shape, d, nbits, device), form)
 
 
 def values(codes, nbits, d):
@@ -215,10 +215,11 @@ def test_bad_scales_make_nan(nbits, scale, device):
     t = torch.rand(4, 5, device=device)
     t[1, 2] = scale
     d_mask = torch.ones(4, 5, dtype=torch.bool, device=device)
-    scores = bits.maxsim_asymmetric(Q, D, t, nbits=nbits)
+    codec = codecs.Bits(nbits)
+    scores = scored(codec, Q, D, t)
     assert scores[:, 1].isnan().all() and not scores[:, [0, 2, 3]].isnan().any()
     d_mask[1, 2] = False
-    assert not bits.maxsim_asymmetric(Q, D, t, nbits=nbits, d_mask=d_mask).isnan().any()
+    assert not scored(codec, Q, D, t, None, d_mask).isnan().any()
 
 
 # ---- the quantizers ----
@@ -229,14 +230,14 @@ def test_bad_scales_make_nan(nbits, scale, device):
 def test_codes_are_numpys(d, dtype, device):
     X = torch.randn(3, 5, d, device=device).to(dtype)
     X[0, 1] = 0
-    codes, scale = bits.to_bits(X)
+    codes, scale = encoded(BITS, X)
     assert np.array_equal(codes.cpu(), np.packbits((X > 0).cpu().numpy(), axis=-1, bitorder="little"))
-    norms = bits.from_bits(codes, scale, d).norm(dim=-1)
+    norms = decoded(BITS, codes, scale, d).norm(dim=-1)
     torch.testing.assert_close(norms.double(), X.double().norm(dim=-1), rtol=1e-5, atol=1e-5)
-    assert torch.equal(bits.from_bits(codes, scale, d) > 0, X > 0)
+    assert torch.equal(decoded(BITS, codes, scale, d) > 0, X > 0)
 
-    codes, scale = bits.to_int4(X)
-    back = bits.from_int4(codes, scale, d)
+    codes, scale = encoded(FOUR, X)
+    back = decoded(FOUR, codes, scale, d)
     assert torch.equal(back, (values(codes, 4, d) * scale[..., None]).float())
     assert ((back - X.float()).abs() <= 0.501 * scale[..., None]).all()
     assert not back[0, 1].any() and codes.shape == (3, 5, -(-d // 2))
@@ -247,41 +248,46 @@ def test_codes_are_numpys(d, dtype, device):
 def test_rows_that_are_not_finite(bad, device):
     X = torch.randn(3, 24, device=device)
     X[1, 5] = bad
-    for quantize, zero in ((bits.to_bits, 0), (bits.to_int4, 0x88)):
-        codes, scale = quantize(X)
+    for codec, zero in ((BITS, 0), (FOUR, 0x88)):
+        codes, scale = encoded(codec, X)
         assert scale.isnan().tolist() == [False, True, False]
         assert (codes[1] == zero).all() and (codes[0] != zero).any()
 
 
 def test_sizes_at_the_ends_of_float32(device):
     X = torch.tensor([[3e38, -1e38, 1.0], [1e-38, -1e-38, 1e-38]], device=device)
-    codes, scale = bits.to_bits(X)
+    codes, scale = encoded(BITS, X)
     assert codes.tolist() == [[5], [5]] and scale.isfinite().all() and (scale > 0).all()
 
 
 def test_empty(device):
-    for quantize in (bits.to_bits, bits.to_int4):
-        codes, scale = quantize(torch.empty(0, 4, 16, device=device))
+    for codec in (BITS, FOUR):
+        codes, scale = encoded(codec, torch.empty(0, 4, 16, device=device))
         assert codes.shape[:2] == scale.shape == (0, 4)
 
 
-def test_a_dim_less_for_one_query_or_document(device):
+def test_a_dim_less_for_one_query(device):
     Q, D = torch.randn(3, 5, 24, device=device), torch.randn(4, 7, 24, device=device)
-    (q, _), (x, t) = bits.to_bits(Q), bits.to_bits(D)
-    for i, j in itertools.product((slice(None), 0), repeat=2):
-        assert torch.equal(
-            bits.maxsim_asymmetric(Q[i], x[j], t[j], nbits=1),
-            bits.maxsim_asymmetric(Q, x, t, nbits=1)[i][..., j],
-        )
-        assert torch.equal(bits.maxsim_hamming(q[i], x[j], 24), bits.maxsim_hamming(q, x, 24)[i][..., j])
+    for codec in (BITS, FOUR, codecs.Bits(scales=False)):
+        codes = codec.encode(D)
+        assert torch.equal(li.maxsim(Q[0], codes), li.maxsim(Q, codes)[0])
+        assert torch.equal(li.maxsim(Q, codec.encode(D[0])), li.maxsim(Q, codes)[:, :1])
 
 
-def test_queries_are_int8(device):
+def test_queries_are_int8_or_bits(device):
     Q, D = torch.randn(3, 5, 24, device=device), packed((4, 7), 24, 4, device)
-    codes, scale = int8.quantize_int8_per_token(Q)
+    codes, scale = encoded(INT8, Q)
     t = torch.rand(4, 7, device=device)
     expected = maxsim_asymmetric_reference(codes, D, scale, t, nbits=4)
-    ref.assert_close(bits.maxsim_asymmetric(Q, D, t, nbits=4), expected.double(), 2e-3)
+    scores = scored(FOUR, Q, D, t)
+    ref.assert_close(scores, expected.double(), 2e-3)
+    assert torch.equal(li.maxsim(INT8.encode(Q), Codes(FOUR, D, t)), scores)
+    signs = BITS.encode(torch.randn(4, 7, 24, device=device))
+    alone = Codes(codecs.Bits(scales=False), signs.values)
+    rough = OPS.maxsim_hamming(BITS.encode(Q).values, signs.values, 24, None, None)
+    bits = BITS.encode(Q)
+    for q, d in ((bits, signs), (bits, alone), (Q, alone), (alone.codec.encode(Q), signs)):
+        assert torch.equal(li.maxsim(q, d), rough)
 
 
 # ---- as citizens of PyTorch ----
@@ -325,15 +331,19 @@ def test_a_wish_for_gradients_is_an_error(device):
     Q, D, s, t, *rest = asymmetric_arguments(device)
     with pytest.raises(RuntimeError, match=r"maxsim_asymmetric.default has no gradients"):
         OPS.maxsim_asymmetric(Q, D, s, t.requires_grad_(), *rest)
-    with pytest.raises(ValueError, match="scale_D must not require a gradient"):
-        bits.maxsim_asymmetric(torch.randn(3, 5, 24, device=device), D, t, nbits=1)
+    for codec in (BITS, codecs.Bits(scales=False), INT8, codecs.Fp8()):
+        Q = torch.randn(3, 5, 24, device=device, requires_grad=True)
+        codes = codec.encode(torch.randn(2, 7, 24))
+        with pytest.raises(ValueError, match="Q must not require a gradient"):
+            li.maxsim(Q, codes.to(device))
+        with torch.no_grad():
+            assert not li.maxsim(Q, codes.to(device)).requires_grad
 
 
 def test_compile(device):
     def scored(Q, D):
-        codes, scale = bits.to_int4(D)
-        rough = bits.maxsim_hamming(bits.to_bits(Q)[0], bits.to_bits(D)[0], Q.shape[-1])
-        return bits.maxsim_asymmetric(Q, codes, scale, nbits=4) + rough
+        rough = li.maxsim(BITS.encode(Q), BITS.encode(D))
+        return li.maxsim(Q, FOUR.encode(D)) + rough
 
     torch._dynamo.reset()
     compiled = torch.compile(scored, fullgraph=True, backend="aot_eager")
@@ -360,28 +370,15 @@ def test_messages_of_bits(device):
     Q, D, *_ = hamming_arguments(device)
     for args, error, message in bad_hamming(Q, D):
         with pytest.raises(error, match=message):
-            bits.maxsim_hamming(*args)
+            packed_checks.check_hamming(*args, None, None)
         with pytest.raises((error, RuntimeError)):
             OPS.maxsim_hamming(*args, None, None)
     with pytest.raises(ValueError, match=r"d_mask must be \[4, 7\]"):
-        bits.maxsim_hamming(Q, D, 24, d_mask=torch.ones(4, 6, dtype=torch.bool, device=device))
+        packed_checks.check_hamming(Q, D, 24, None, torch.ones(4, 6, dtype=torch.bool, device=device))
 
 
-def bad_asymmetric(Q, D, t):
-    yield (Q.int(), D, t), 1, TypeError, "Q must be bfloat16, float16, float32 or float64, got torch.int32"
-    yield (Q, D.int(), t), 1, TypeError, "D must be uint8, got torch.int32"
-    yield (Q, D, t), 4, ValueError, r"D must have 12 bytes a token .* for 24 codes of 4 bits"
-    yield (Q, D, t), 2, ValueError, "nbits must be 1 or 4, got 2"
-    yield (Q, D, t[:, 1:]), 1, ValueError, r"scale_D must be 0-dim or have the shape of D without d"
-    yield (Q, D, None), 1, TypeError, "scale_D must be a torch.Tensor"
-    yield (Q[None], D, t), 1, ValueError, r"Q must be \[Nq, Lq, d\] or \[Lq, d\]"
-
-
-def test_messages_of_asymmetric_codes(device):
+def test_operators_refuse_asymmetric_codes(device):
     codes, D, s, t, *_ = asymmetric_arguments(device)
-    for args, nbits, error, message in bad_asymmetric(codes.float(), D, t):
-        with pytest.raises(error, match=message):
-            bits.maxsim_asymmetric(*args, nbits=nbits)
     for bad in (
         (codes, D[..., 1:], s, t, None, None, 1),
         (codes.float(), D, s, t, None, None, 1),
@@ -432,22 +429,13 @@ def test_blocks_of_int8_copies(shape, size, blocks, monkeypatch):
 @pytest.mark.parametrize("d", range(1, 20))
 def test_codes_of_any_number_of_dims(d):
     x = torch.randn(3, d)
-    (signs, scale), (codes, steps) = bits.to_bits(x), bits.to_int4(x)
+    (signs, scale), (codes, steps) = encoded(BITS, x), encoded(FOUR, x)
     assert signs.shape == (3, -(-d // 8)) and codes.shape == (3, -(-d // 2))
-    assert torch.equal(bits.from_bits(signs, scale, d).sign(), x.sign())
-    back = bits.from_int4(codes, steps, d)
+    assert torch.equal(decoded(BITS, signs, scale, d).sign(), x.sign())
+    back = decoded(FOUR, codes, steps, d)
     assert ((back - x).abs() <= 0.5001 * steps.unsqueeze(-1)).all()
-
-
-def test_quantizers_refuse():
-    for function in (bits.to_bits, bits.to_int4):
-        with pytest.raises(TypeError, match=r"X must be .* or float64, got torch\.int64"):
-            function(torch.ones(3, 4, dtype=torch.int64))
-        with pytest.raises(ValueError, match=r"X must be \[\.\.\., d\] with d of at least 1, got \[3, 0\]"):
-            function(torch.empty(3, 0))
-    for function, size in ((bits.from_bits, 3), (bits.from_int4, 12)):
-        with pytest.raises(ValueError, match=rf"codes must have {size} bytes"):
-            function(torch.zeros(2, 5, dtype=torch.uint8), torch.ones(2), 24)
+    bare = codecs.Bits(scales=False).encode(x)
+    assert bare.scales is None and torch.equal(bare.codec.decode(bare).values[0], x.sign())
 
 
 Q8, CODES4 = torch.ones(2, 3, 16, dtype=torch.int8), torch.zeros(4, 5, 2, dtype=torch.uint8)
@@ -477,5 +465,5 @@ def test_codes_that_are_refused(Q, D, error, message):
 
 def test_codes_of_4_bits_are_these():
     """From -7 to 7 where the largest is 7; each half of a byte is a code + 8, the even dim in the low one."""
-    codes, scale = bits.to_int4(torch.tensor([[7.0, -3.0, 0.0, -7.0, 6.4, 1.6, -0.4]]))
+    codes, scale = encoded(FOUR, torch.tensor([[7.0, -3.0, 0.0, -7.0, 6.4, 1.6, -0.4]]))
     assert codes.tolist() == [[15 | 5 << 4, 8 | 1 << 4, 14 | 10 << 4, 8]] and scale.tolist() == [1.0]

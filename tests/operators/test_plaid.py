@@ -9,12 +9,22 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from late_interaction import plaid, reference
+from late_interaction import codecs, reference
+from late_interaction._scoring.residual import multiplying
+from late_interaction.lik import plaid
 from late_interaction.ops.winners import widen
 from tests import ref
 
 OPS = torch.ops.late_interaction
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+def residual(*args, normalize=False):
+    return plaid.maxsim_residual(*args, normalize=normalize)
+
+
+def residual_varlen(*args, normalize=False):
+    return plaid.maxsim_residual_varlen(*args, normalize=normalize)
 
 
 @dataclass(frozen=True)
@@ -116,8 +126,8 @@ def expected(Q, index, normalize):
 
 def both(Q, index, normalize=True):
     """(name, scores) of the two layouts."""
-    yield "padded", plaid.maxsim_residual(Q, *index.padded, normalize=normalize)
-    yield "packed", plaid.maxsim_residual_varlen(Q, *index.packed, normalize=normalize)
+    yield "padded", residual(Q, *index.padded, normalize=normalize)
+    yield "packed", residual_varlen(Q, *index.packed, normalize=normalize)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -144,8 +154,8 @@ def test_gradient(case, device):
     Q.requires_grad_()
     grad_scores = torch.randn(case.Nq, case.Nd, device=device, dtype=FP64 if case.dtype == FP64 else FP32)
     for args, function in (
-        (index.padded, plaid.maxsim_residual),
-        (index.packed, plaid.maxsim_residual_varlen),
+        (index.padded, residual),
+        (index.packed, residual_varlen),
     ):
         _, winners = OPS.maxsim_residual_winners(Q.detach(), *args, case.normalize)
         (grad,) = torch.autograd.grad(function(Q, *args, normalize=case.normalize), Q, grad_scores)
@@ -185,7 +195,7 @@ def test_float32_under_autocast(dtype, device):
     wanted, _ = expected(Q, index, True)
     Q.requires_grad_()
     with torch.autocast(device, dtype=dtype):
-        scores = plaid.maxsim_residual(Q, *index.padded, normalize=True)
+        scores = residual(Q, *index.padded, normalize=True)
     assert scores.dtype == FP32
     ref.assert_close(scores, wanted, 8e-3)
     scores.sum().backward()
@@ -196,8 +206,8 @@ def test_gradcheck(device):
     Q, index = draw(Case(2, 3, 4, 7, 6, 2, FP64, True), device, empty=False)
     Q.requires_grad_()
     for args, function in (
-        (index.padded, plaid.maxsim_residual),
-        (index.packed, plaid.maxsim_residual_varlen),
+        (index.padded, residual),
+        (index.packed, residual_varlen),
     ):
         for normalize in (True, False):
             assert torch.autograd.gradcheck(
@@ -212,10 +222,10 @@ def test_the_same_bits_in_every_run(case):
     Q.requires_grad_()
     first = None
     for _ in range(100):
-        scores = plaid.maxsim_residual_varlen(Q, *index.packed)
+        scores = residual_varlen(Q, *index.packed)
         (grad,) = torch.autograd.grad(scores.sum(), Q)
         with torch.no_grad():
-            plain = plaid.maxsim_residual_varlen(Q, *index.packed)
+            plain = residual_varlen(Q, *index.packed)
         first = first or (scores, plain, grad)
         assert all(map(torch.equal, first, (scores, plain, grad)))
 
@@ -233,14 +243,14 @@ def test_nothing_to_score(Lq, device):
     case = dataclasses.replace(COMMON, Lq=Lq)
     Q, index = draw(case, device)
     codes, residuals, lengths, *rest = index.padded
-    assert not plaid.maxsim_residual(Q, codes[:, :0], residuals[:, :0], lengths * 0, *rest).any()
-    assert plaid.maxsim_residual(Q, codes[:0], residuals[:0], lengths[:0], *rest).shape == (2, 0)
+    assert not residual(Q, codes[:, :0], residuals[:, :0], lengths * 0, *rest).any()
+    assert residual(Q, codes[:0], residuals[:0], lengths[:0], *rest).shape == (2, 0)
     offsets = torch.zeros(4, dtype=torch.int64, device=device)
     flat, packed = codes.flatten(), residuals.flatten(0, 1)
-    assert not plaid.maxsim_residual_varlen(Q, flat[:0], packed[:0], offsets, *rest).any()
-    assert not plaid.maxsim_residual_varlen(Q, flat, packed, offsets, *rest).any()
-    assert plaid.maxsim_residual_varlen(Q, flat, packed, offsets[:1], *rest).shape == (2, 0)
-    assert plaid.maxsim_residual(Q[:0], *index.padded).shape == (0, case.Nd)
+    assert not residual_varlen(Q, flat[:0], packed[:0], offsets, *rest).any()
+    assert not residual_varlen(Q, flat, packed, offsets, *rest).any()
+    assert residual_varlen(Q, flat, packed, offsets[:1], *rest).shape == (2, 0)
+    assert residual(Q[:0], *index.padded).shape == (0, case.Nd)
 
 
 def test_an_empty_document_scores_0_and_has_no_gradient(device):
@@ -250,11 +260,11 @@ def test_an_empty_document_scores_0_and_has_no_gradient(device):
         assert not out[:, 3].any()
     Q.requires_grad_()
     with pytest.raises(ValueError, match="doc_lengths holds a zero-length document"):
-        plaid.maxsim_residual(Q, *index.padded)
+        residual(Q, *index.padded)
     with pytest.raises(ValueError, match="cu_seqlens_d holds a zero-length document"):
-        plaid.maxsim_residual_varlen(Q, *index.packed)
+        residual_varlen(Q, *index.packed)
     with torch.no_grad():
-        assert not plaid.maxsim_residual(Q, *index.padded)[:, 3].any()
+        assert not residual(Q, *index.padded)[:, 3].any()
     # The operator itself sends none.
     grad_scores = torch.zeros(COMMON.Nq, COMMON.Nd, device=device)
     grad_scores[:, 3] = 1.0
@@ -330,7 +340,7 @@ def test_tokens_without_a_norm(device):
 def test_memory_layout_does_not_change_scores(form, nbits, device):
     Q, index = draw(dataclasses.replace(COMMON, nbits=nbits), device)
     codes, residuals, lengths, centroids, weights, _ = index.padded
-    dense = plaid.maxsim_residual(Q, *index.padded)
+    dense = residual(Q, *index.padded)
     if form == "sliced":
         codes = torch.nn.functional.pad(codes, (2, 3))[:, 2:-3]
         residuals = torch.nn.functional.pad(residuals, (1, 2, 2, 3))[:, 2:-3, 1:-2]
@@ -351,14 +361,14 @@ def test_memory_layout_does_not_change_scores(form, nbits, device):
     elif form == "expanded":
         codes, residuals = codes[:1].expand_as(codes), residuals[:1].expand_as(residuals)
         same = (codes.contiguous(), residuals.contiguous(), lengths, centroids, weights, nbits)
-        dense = plaid.maxsim_residual(Q, *same)
+        dense = residual(Q, *same)
         Q = Q[:1].expand(3, -1, -1)
         dense = dense[:1].expand(3, -1)
     elif form == "int64":
         codes, lengths = codes.long(), lengths.int()
     else:
         codes, lengths = codes.to(torch.uint8), lengths.to(torch.uint8)
-    out = plaid.maxsim_residual(Q, codes, residuals, lengths, centroids, weights, nbits)
+    out = residual(Q, codes, residuals, lengths, centroids, weights, nbits)
     torch.testing.assert_close(out, dense, rtol=1e-6, atol=1e-6)
 
 
@@ -372,7 +382,7 @@ def test_documents_of_different_lengths(lengths, device):
     case = Case(2, 20, len(counts), 1, 128, 4, FP16, True)
     Q, index = draw(dataclasses.replace(case, Nd=1, Ld=sum(counts)), device)
     offsets = torch.tensor([0, *counts], device=device).cumsum(0)
-    out = plaid.maxsim_residual_varlen(
+    out = residual_varlen(
         Q, index.codes[0], index.residuals[0], offsets, index.centroids, index.weights, 4, normalize=True
     )
     q, x = (t / t.norm(dim=-1, keepdim=True) for t in (Q.double(), index.tokens[0]))
@@ -426,13 +436,13 @@ def test_winners_of_long_documents(normalize, case, device):
 def test_long_documents_have_the_same_bits_in_pieces(device):
     Q, index = draw(Case(1, 1, 1, sum(LONG), 128, 4, FP16, True), device)
     args = packed_of(index, LONG, device)
-    whole = plaid.maxsim_residual_varlen(Q, *args)
+    whole = residual_varlen(Q, *args)
     first = 0
     for j, count in enumerate(LONG):
         short = [min(400, count - k) for k in range(0, count, 400)]
         if short:
             offsets = first + torch.tensor([0, *short], device=device, dtype=torch.int32).cumsum(0)
-            parts = plaid.maxsim_residual_varlen(Q, *args[:2], offsets, *args[3:])
+            parts = residual_varlen(Q, *args[:2], offsets, *args[3:])
             assert torch.equal(parts.amax(), whole[0, j])  # one query token: a score is its maximum
         first += count
 
@@ -441,9 +451,9 @@ def test_long_documents_have_the_same_bits_in_pieces(device):
 def test_long_documents_score_the_same_in_every_run():
     Q, index = draw(Case(3, 33, 1, sum(LONG), 128, 2, BF16, True), "cuda")
     args = packed_of(index, LONG, "cuda")
-    scores = plaid.maxsim_residual_varlen(Q, *args)
+    scores = residual_varlen(Q, *args)
     for _ in range(100):
-        assert torch.equal(plaid.maxsim_residual_varlen(Q, *args), scores)
+        assert torch.equal(residual_varlen(Q, *args), scores)
 
 
 @pytest.mark.gpu
@@ -451,8 +461,8 @@ def test_offsets_that_name_more_tokens_than_there_are():
     Q, index = draw(Case(2, 20, 1, 3000, 128, 4, FP16, True), "cuda")
     codes, residuals, _, *rest = packed_of(index, [3000], "cuda")
     again = torch.tensor([0, 3000] * 5, device="cuda", dtype=torch.int32)
-    scores = plaid.maxsim_residual_varlen(Q, codes, residuals, again, *rest)
-    alone = plaid.maxsim_residual_varlen(Q, codes, residuals, again[:2], *rest)
+    scores = residual_varlen(Q, codes, residuals, again, *rest)
+    alone = residual_varlen(Q, codes, residuals, again[:2], *rest)
     assert torch.equal(scores[:, ::2], alone.expand(-1, 5)) and not scores[:, 1::2].any()
 
 
@@ -463,17 +473,17 @@ def test_offsets_and_lengths_that_make_no_sense_read_nothing_else():
     tokens = len(codes)
     # Documents 0, 1 and 3 end before they begin; the others are cut to the tokens that there are.
     wrong = torch.tensor([5, 3, -7, 10**6, 20, 40, 2**31 - 1], dtype=torch.int32, device="cuda")
-    scores = plaid.maxsim_residual_varlen(Q, codes, residuals, wrong, *rest)
+    scores = residual_varlen(Q, codes, residuals, wrong, *rest)
     assert not scores[:, [0, 1, 3]].any()
     for document, (begin, end) in {2: (0, tokens), 4: (20, 40), 5: (40, tokens)}.items():
         offsets = torch.tensor([begin, end], device="cuda")
-        alone = plaid.maxsim_residual_varlen(Q, codes, residuals, offsets, *rest)
+        alone = residual_varlen(Q, codes, residuals, offsets, *rest)
         assert torch.equal(scores[:, document], alone[:, 0])
     codes, residuals, _, *rest = index.padded
     lengths = torch.full((COMMON.Nd,), 10**9, device="cuda")
     lengths[0] = -5
-    out = plaid.maxsim_residual(Q, codes, residuals, lengths, *rest)
-    assert torch.equal(out, plaid.maxsim_residual(Q, codes, residuals, lengths.clamp(0, COMMON.Ld), *rest))
+    out = residual(Q, codes, residuals, lengths, *rest)
+    assert torch.equal(out, residual(Q, codes, residuals, lengths.clamp(0, COMMON.Ld), *rest))
 
 
 @pytest.mark.parametrize("d", [4096, 40000])
@@ -521,11 +531,11 @@ def test_approximate_scores_at_the_edges(device):
 def test_reverse_bits():
     every = torch.arange(256, dtype=torch.uint8)
     wanted = [int(f"{i:08b}"[::-1], 2) for i in range(256)]
-    assert plaid.reverse_bits(every).tolist() == wanted
-    assert torch.equal(plaid.reverse_bits(plaid.reverse_bits(every.view(4, 64))), every.view(4, 64))
+    assert codecs.reverse_bits(every).tolist() == wanted
+    assert torch.equal(codecs.reverse_bits(codecs.reverse_bits(every.view(4, 64))), every.view(4, 64))
     for bad in (every.int(), [1]):
         with pytest.raises(TypeError, match="residuals must be a uint8 tensor"):
-            plaid.reverse_bits(bad)
+            codecs.reverse_bits(bad)
 
 
 # ---- citizens of PyTorch ----
@@ -568,19 +578,17 @@ def test_compile(device):
     counter = CompileCounterWithBackend("aot_eager")
 
     def scored(Q, index):
-        return plaid.maxsim_residual(Q, *index.padded) + plaid.maxsim_residual_varlen(Q, *index.packed)
+        return residual(Q, *index.padded) + residual_varlen(Q, *index.packed)
 
     def approximate(table, codes, lengths):
         return plaid.plaid_approx_score(table, codes, lengths) * 2
 
-    residual = torch.compile(
-        lambda Q, a, b: plaid.maxsim_residual(Q, *a) + plaid.maxsim_residual_varlen(Q, *b),
-        fullgraph=True,
-        backend=counter,
+    compiled = torch.compile(
+        lambda Q, a, b: residual(Q, *a) + residual_varlen(Q, *b), fullgraph=True, backend=counter
     )
     Q, index = draw(SMALL, device, empty=False)
     Q.requires_grad_()
-    out = residual(Q, index.padded, index.packed)
+    out = compiled(Q, index.padded, index.packed)
     torch.testing.assert_close(out, scored(Q, index))
     grads = [torch.autograd.grad(x.sum(), Q)[0] for x in (out, scored(Q, index))]
     torch.testing.assert_close(*grads)
@@ -597,13 +605,13 @@ def test_what_has_no_gradient_says_so(device):
     table = torch.randn(50, 5, device=device, requires_grad=True)
     with pytest.raises(ValueError, match="query_centroid_scores must not require a gradient"):
         plaid.plaid_approx_score(table, index.codes, index.lengths)
-    (grad,) = torch.autograd.grad(plaid.maxsim_residual(Q, *index.padded).sum(), Q, create_graph=True)
+    (grad,) = torch.autograd.grad(residual(Q, *index.padded).sum(), Q, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward of maxsim_residual is"):
         grad.sum().backward()
     with pytest.raises(RuntimeError, match="does not support vmap"):
         torch.func.vmap(lambda q: OPS.maxsim_residual(q, *index.padded))(Q.detach().expand(2, *Q.shape))
     with pytest.raises(RuntimeError, match="forward-mode"):
-        torch.func.jvp(lambda q: plaid.maxsim_residual(q, *index.padded), (Q.detach(),), (Q.detach(),))
+        torch.func.jvp(lambda q: residual(q, *index.padded), (Q.detach(),), (Q.detach(),))
 
 
 @pytest.mark.gpu
@@ -613,7 +621,7 @@ def test_cuda_graph_without_synchronization():
     padded, packed = index.padded, index.packed
 
     def run():
-        scores = plaid.maxsim_residual(Q, *padded), plaid.maxsim_residual_varlen(Q, *packed)
+        scores = residual(Q, *padded), residual_varlen(Q, *packed)
         return [*scores, plaid.plaid_approx_score(table, index.codes, index.lengths)]
 
     run()
@@ -653,12 +661,12 @@ def test_queries_multiply_as_pytorch_is_told(precision):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        assert plaid._precision(torch.ones(1)) == precision
-        assert plaid._precision(torch.ones(1, dtype=torch.bfloat16)) == "highest"
-        assert plaid._precision(torch.ones(1, dtype=torch.float64)) == "highest"
+        assert multiplying(torch.ones(1)) == precision
+        assert multiplying(torch.ones(1, dtype=torch.bfloat16)) == "highest"
+        assert multiplying(torch.ones(1, dtype=torch.float64)) == "highest"
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert plaid._precision(torch.ones(1)) == "medium"
-            assert plaid._precision(torch.ones(1, dtype=torch.bfloat16)) == "highest"
+            assert multiplying(torch.ones(1)) == "medium"
+            assert multiplying(torch.ones(1, dtype=torch.bfloat16)) == "highest"
     finally:
         torch.set_float32_matmul_precision(before)
 

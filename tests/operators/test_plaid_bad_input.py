@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from late_interaction import plaid
+from late_interaction.lik import plaid
 
 OPS = torch.ops.late_interaction
 Q = torch.randn(2, 5, 16)

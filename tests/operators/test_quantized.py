@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import fp8, int8
+from late_interaction import codecs
 from late_interaction._scoring import quantized as scoring
+from late_interaction.lik import fp8
 from late_interaction.ops import quantized
 from late_interaction.reference import maxsim_quantized_reference
 from tests import ref
 from tests.cases import QUANTIZED, inputs, mask, tokens, walk
+from tests.coded import codec_of, decoded, encoded, scored
 
 OPS = torch.ops.late_interaction
 E4M3, INT8, E5M2 = QUANTIZED
@@ -32,8 +34,10 @@ def scales(shape, device, form):
 
 
 def score(Q, D, scale_Q, scale_D, q_mask=None, d_mask=None):
-    function = int8.maxsim_inference_int8 if Q.dtype == INT8 else fp8.maxsim_inference_fp8
-    return function(Q, D, scale_Q=scale_Q, scale_D=scale_D, q_mask=q_mask, d_mask=d_mask)
+    """By Codes where they can be: sequences with a scale a token."""
+    if scale_Q.shape == Q.shape[:2] and D.dim() > 2 and scale_D.shape == D.shape[:-1]:
+        return scored(codec_of(Q.dtype), (Q, scale_Q), D, scale_D, q_mask, d_mask)
+    return scoring.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, tuple(QUANTIZED))
 
 
 def expected(Q, D, scale_Q, scale_D, q_mask=None, d_mask=None):
@@ -42,7 +46,7 @@ def expected(Q, D, scale_Q, scale_D, q_mask=None, d_mask=None):
 
 @pytest.fixture(params=["kernel", "copies", "one document at a time"])
 def way(request, monkeypatch):
-    """The public function, and the float32 copies that GPUs without a kernel make, on every device."""
+    """The kernel, and the float32 copies that GPUs without a kernel make, on every device."""
     if request.param == "kernel":
         return score
     if request.param == "one document at a time":
@@ -245,10 +249,11 @@ def test_negative_scores(dtype, way, device):
 
 # ---- quantizers ----
 
+# Codecs, by what they err at most: a part of the value, and their largest code.
 PER_TOKEN = {
-    E4M3: (fp8.quantize_fp8_per_token, fp8.dequantize_fp8_per_token, 2**-4, 448),
-    E5M2: (lambda X: fp8.quantize_fp8_per_token(X, E5M2), fp8.dequantize_fp8_per_token, 2**-3, 57344),
-    INT8: (int8.quantize_int8_per_token, int8.dequantize_int8_per_token, 0, 127),
+    E4M3: (codecs.Fp8(), 2**-4, 448),
+    E5M2: (codecs.Fp8(E5M2), 2**-3, 57344),
+    INT8: (codecs.Int8(), 0, 127),
 }
 
 
@@ -257,12 +262,12 @@ PER_TOKEN = {
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 5, 8), (0, 5, 8), (3, 0, 8)])
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e4])
 def test_per_token_round_trip(dtype, given, shape, size, device):
-    quantize, dequantize, relative, largest = PER_TOKEN[dtype]
+    codec, relative, largest = PER_TOKEN[dtype]
     X = (size * torch.randn(shape, device=device)).to(given)
-    codes, scale = quantize(X)
+    codes, scale = encoded(codec, X)
     assert codes.dtype == dtype and codes.shape == X.shape and codes.is_contiguous()
     assert scale.dtype == torch.float32 and scale.shape == X.shape[:-1]
-    back = dequantize(codes, scale)
+    back = decoded(codec, codes, scale)
     assert back.dtype == torch.float32
     # fp8 errs by a part of the value, or of the smallest step; int8 by half a step.
     step = scale.unsqueeze(-1) * (0.5 if dtype == INT8 else 2.0**-9 if dtype == E4M3 else 2.0**-16)
@@ -295,7 +300,7 @@ def test_a_power_of_two_a_token_rounds_as_one_for_all_tokens_does():
     "shape", [(8,), (1, 1), (3, 5, 31), (2, 40, 128), (7, 1000), (0, 5, 8), (20_000, 33)]
 )
 def test_rows_by_a_kernel_have_the_bits_of_pytorch_s_operators(dtype, given, shape, monkeypatch):
-    quantize = PER_TOKEN[dtype][0]
+    codec = PER_TOKEN[dtype][0]
     X = torch.randn(shape, generator=torch.Generator().manual_seed(5)).cuda()
     if X.numel() > 8:
         X = X * torch.randn(*shape[:-1], 1, generator=torch.Generator().manual_seed(6)).cuda().mul(8).exp2()
@@ -306,10 +311,10 @@ def test_rows_by_a_kernel_have_the_bits_of_pytorch_s_operators(dtype, given, sha
         rows[-1] = 0
     X = X.to(given)
     for x in (X, X.mT if X.dim() > 1 else X[::2]):
-        found = quantize(x)
+        found = encoded(codec, x)
         with monkeypatch.context() as patch:
             patch.setattr(scoring, "rows_by_kernel", lambda *_: None)
-            wanted = quantize(x)
+            wanted = encoded(codec, x)
         torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=0, equal_nan=True)
         bits = found[0].view(torch.uint8), wanted[0].view(torch.uint8)
         unlike = (bits[0] != bits[1]) & ~(found[0].float().isnan() & wanted[0].float().isnan())
@@ -346,33 +351,33 @@ def test_per_tensor_round_trip(dtype, shape, device):
 
 def test_defaults_are_e4m3():
     X = torch.randn(3, 8)
-    assert fp8.quantize_fp8_per_tensor(X)[0].dtype == fp8.quantize_fp8_per_token(X)[0].dtype == E4M3
+    assert fp8.quantize_fp8_per_tensor(X)[0].dtype == codecs.Fp8().stored == E4M3
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_zeros_stay_zeros_and_tiny_rows_keep_their_bits(dtype, device):
-    quantize, dequantize, *_ = PER_TOKEN[dtype]
+    codec = PER_TOKEN[dtype][0]
     X = torch.randn(3, 40, device=device)
     X[1] = 0
-    codes, scale = quantize(X)
+    codes, scale = encoded(codec, X)
     assert not codes[1].float().any() and (scale > 0).all()
-    small, small_scale = quantize(X * 2.0**-60)
+    small, small_scale = encoded(codec, X * 2.0**-60)
     assert torch.equal(small.float(), codes.float())
     assert torch.equal(small_scale[[0, 2]], scale[[0, 2]] * 2.0**-60)
-    assert not dequantize(codes, scale)[1].any()
+    assert not decoded(codec, codes, scale)[1].any()
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_finite_gets_the_scale_nan(dtype, value, device):
-    quantize, dequantize, *_ = PER_TOKEN[dtype]
+    codec = PER_TOKEN[dtype][0]
     X = torch.randn(2, 3, 8, device=device)
     X[1, 2, 5] = value
-    codes, scale = quantize(X)
+    codes, scale = encoded(codec, X)
     assert scale.isnan().nonzero().tolist() == [[1, 2]]
-    assert dequantize(codes, scale).isnan().any(-1).nonzero().tolist() == [[1, 2]]
+    assert decoded(codec, codes, scale).isnan().any(-1).nonzero().tolist() == [[1, 2]]
     scores = score(
-        *quantize(torch.randn(2, 4, 8, device=device))[:1], codes, torch.ones((), device=device), scale
+        encoded(codec, torch.randn(2, 4, 8, device=device))[0], codes, torch.ones((), device=device), scale
     )
     assert scores.isnan().tolist() == [[False, True]] * 2
 
@@ -399,7 +404,7 @@ def test_an_empty_tensor_has_scale_one(shape, device):
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_quantizers_are_outside_autograd(dtype, device):
     X = torch.randn(2, 3, 8, device=device, requires_grad=True)
-    codes, scale = PER_TOKEN[dtype][0](X)
+    codes, scale = encoded(PER_TOKEN[dtype][0], X)
     assert not codes.requires_grad and not scale.requires_grad
     score(codes, codes, scale, scale)
     assert not any(x.requires_grad for x in fp8.quantize_fp8_per_tensor(X))
@@ -408,8 +413,8 @@ def test_quantizers_are_outside_autograd(dtype, device):
 def test_transposed_embeddings_quantize_alike(device):
     X = torch.randn(8, 5, device=device).t()
     for dtype in QUANTIZED:
-        codes, scale = PER_TOKEN[dtype][0](X)
-        dense, same = PER_TOKEN[dtype][0](X.contiguous())
+        codes, scale = encoded(PER_TOKEN[dtype][0], X)
+        dense, same = encoded(PER_TOKEN[dtype][0], X.contiguous())
         assert (
             codes.is_contiguous() and torch.equal(codes.float(), dense.float()) and torch.equal(scale, same)
         )
@@ -458,13 +463,12 @@ def test_the_ten_best_documents_are_those_of_bfloat16(dtype, device):
     tenth, eleventh = exact.topk(11).values[:, 9:].unbind(1)
     assert 0.009 < float((tenth / eleventh - 1).mean()) < 0.013  # neither easier nor harder than text
     best = li.maxsim(Q.bfloat16(), D.bfloat16(), None, d_mask).topk(10).indices
-    (q, scale_Q), (codes, scale_D) = map(PER_TOKEN[dtype][0], (Q, D))
-    found = score(q, codes, scale_Q, scale_D, None, d_mask).topk(10).indices
+    found = li.maxsim(Q, PER_TOKEN[dtype][0].encode(li.Tokens(D, d_mask))).topk(10).indices
     agreement = (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean()
     assert agreement >= 0.99, f"{agreement:.2%} of the ten best are the same"
 
 
 def test_codes_of_a_token_that_is_not_finite_are_zeros():
     X = torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0], [1.0, -0.5]])
-    codes, scale = int8.quantize_int8_per_token(X)
+    codes, scale = encoded(codecs.Int8(), X)
     assert codes.tolist() == [[0, 0], [0, 0], [127, -64]] and scale.isnan().tolist() == [True, True, False]

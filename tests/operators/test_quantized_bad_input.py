@@ -4,14 +4,21 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import bits, fp8, int8
+from late_interaction import Codes, codecs
+from late_interaction._scoring import quantized
+from late_interaction.lik import fp8
 from late_interaction.reference import maxsim_quantized_reference
 
 X, Y = torch.randn(3, 5, 8), torch.randn(4, 7, 8)
 KD = torch.randn(3, 2, 7, 8)
 S, T = torch.rand(3, 5), torch.rand(4, 7)
 ONE = torch.ones(())
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
+
+
+def score_int8(Q, D, scale_Q, scale_D, q_mask=None, d_mask=None):
+    """What a corpus of int8 codes scores its chunks by."""
+    return quantized.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, (INT8,))
 
 
 def boolean(*shape):
@@ -23,11 +30,11 @@ TOKENS = {
     "fp8 wants fp8": (fp8, {"Q": X}, TypeError, ["Q must be float8_e4m3fn or float8_e5m2", "torch.float32"]),
     "not int8": (fp8, {"D": Y.to(torch.int8)}, TypeError, ["D must be float8", "torch.int8"]),
     "nor another fp8": (fp8, {"D": Y.to(torch.float8_e4m3fnuz)}, TypeError, ["D", "float8_e4m3fnuz"]),
-    "int8 wants int8": (int8, {"Q": X.to(E4M3)}, TypeError, ["Q must be int8", "float8_e4m3fn"]),
-    "not uint8": (int8, {"D": Y.abs().to(torch.uint8)}, TypeError, ["D must be int8", "torch.uint8"]),
+    "int8 wants int8": (INT8, {"Q": X.to(E4M3)}, TypeError, ["Q must be int8", "float8_e4m3fn"]),
+    "not uint8": (INT8, {"D": Y.abs().to(torch.uint8)}, TypeError, ["D must be int8", "torch.uint8"]),
     "one dtype": (fp8, {"D": Y.to(E5M2)}, TypeError, ["Q and D must share", "e4m3fn", "e5m2"]),
-    "list": (int8, {"Q": X.tolist()}, TypeError, ["Q", "torch.Tensor", "list"]),
-    "sparse": (int8, {"D": Y.to(torch.int8).to_sparse()}, TypeError, ["D", "dense", "sparse_coo"]),
+    "list": (INT8, {"Q": X.tolist()}, TypeError, ["Q", "torch.Tensor", "list"]),
+    "sparse": (INT8, {"D": Y.to(torch.int8).to_sparse()}, TypeError, ["D", "dense", "sparse_coo"]),
     "elsewhere": (fp8, {"D": Y.to(E4M3).to("meta")}, ValueError, ["Q and D", "cpu", "meta"]),
     "d": (fp8, {"D": Y[..., :7].to(E4M3)}, ValueError, ["Q and D", "[3, 5, 8]", "[4, 7, 7]"]),
     "rank": (fp8, {"Q": X[None].to(E4M3)}, ValueError, ["Q must be [Nq, Lq, d]", "[1, 3, 5, 8]"]),
@@ -39,19 +46,19 @@ TOKENS = {
         ["Q must not require", "no_grad"],
     ),
     "mask": (fp8, {"d_mask": boolean(4, 6)}, ValueError, ["d_mask", "[4, 7]", "[4, 6]"]),
-    "mask of floats": (int8, {"q_mask": S}, TypeError, ["q_mask", "bool", "float32"]),
+    "mask of floats": (INT8, {"q_mask": S}, TypeError, ["q_mask", "bool", "float32"]),
     "scale is a number": (fp8, {"scale_Q": 0.5}, TypeError, ["scale_Q must be a torch.Tensor", "float"]),
     "scale is missing": (fp8, {"scale_D": None}, TypeError, ["scale_D must be a torch.Tensor", "NoneType"]),
-    "integer scale": (int8, {"scale_D": T.int()}, TypeError, ["scale_D", "float32", "int32"]),
+    "integer scale": (INT8, {"scale_D": T.int()}, TypeError, ["scale_D", "float32", "int32"]),
     "fp8 scale": (fp8, {"scale_Q": S.to(torch.float8_e8m0fnu)}, TypeError, ["scale_Q", "e8m0fnu"]),
-    "sparse scale": (int8, {"scale_D": T.to_sparse()}, TypeError, ["scale_D", "dense", "sparse_coo"]),
+    "sparse scale": (INT8, {"scale_D": T.to_sparse()}, TypeError, ["scale_D", "dense", "sparse_coo"]),
     "scale of a shape": (fp8, {"scale_Q": S[:, :4]}, ValueError, ["scale_Q", "[3, 5]", "[3, 4]"]),
     "with d": (fp8, {"scale_D": T.unsqueeze(-1)}, ValueError, ["scale_D", "[4, 7]", "[4, 7, 1]"]),
-    "scale a document": (int8, {"scale_D": T[:, 0]}, ValueError, ["scale_D", "[4, 7]", "[4]"]),
-    "needs broadcasting": (int8, {"scale_D": T[:1]}, ValueError, ["scale_D", "[4, 7]", "[1, 7]"]),
+    "scale a document": (INT8, {"scale_D": T[:, 0]}, ValueError, ["scale_D", "[4, 7]", "[4]"]),
+    "needs broadcasting": (INT8, {"scale_D": T[:1]}, ValueError, ["scale_D", "[4, 7]", "[1, 7]"]),
     "scale elsewhere": (fp8, {"scale_D": T.to("meta")}, ValueError, ["scale_D", "of D, cpu", "meta"]),
     "scale with gradient": (
-        int8,
+        INT8,
         {"scale_Q": S.clone().requires_grad_()},
         ValueError,
         ["scale_Q must not require a gradient"],
@@ -62,8 +69,8 @@ TOKENS = {
 @pytest.mark.parametrize("bad", TOKENS)
 def test_scoring(bad):
     module, wrong, error, words = TOKENS[bad]
-    dtype = torch.int8 if module is int8 else E4M3
-    function = int8.maxsim_inference_int8 if module is int8 else fp8.maxsim_inference_fp8
+    dtype = INT8 if module is INT8 else E4M3
+    function = score_int8 if module is INT8 else fp8.maxsim_inference_fp8
     good = {"Q": X.to(dtype), "D": Y.to(dtype), "scale_Q": S, "scale_D": T}
     for called in (function, maxsim_quantized_reference):
         if called is not function and bad in ("fp8 wants fp8", "not int8", "int8 wants int8"):
@@ -75,7 +82,7 @@ def test_scoring(bad):
         assert "\n" not in said
 
 
-QUANTIZERS = [fp8.quantize_fp8_per_tensor, fp8.quantize_fp8_per_token, int8.quantize_int8_per_token]
+QUANTIZERS = [fp8.quantize_fp8_per_tensor, fp8.quantize_fp8_per_token]
 
 
 @pytest.mark.parametrize("quantize", QUANTIZERS)
@@ -85,28 +92,34 @@ def test_quantizers_want_floats(quantize, bad):
         quantize(bad)
 
 
-@pytest.mark.parametrize("quantize", QUANTIZERS[:2])
+@pytest.mark.parametrize("codec", [codecs.Int8(), codecs.Fp8(), codecs.Bits(1), codecs.Bits(4)], ids=str)
+@pytest.mark.parametrize("bad", [X.tolist(), X.int(), X.to(E4M3), X.to_sparse(), None, [], [X[0], 1]])
+def test_codecs_want_floats(codec, bad):
+    with pytest.raises(TypeError, match="tokens"):
+        codec.encode(bad)
+    with pytest.raises(ValueError, match=r"tokens must be .* with d of at least 1"):
+        codec.encode(torch.randn(3, 0))
+    with pytest.raises(ValueError, match=r"tokens must be \[N, L, d\], \[L, d\] or \[Nq, K, L, d\]"):
+        codec.encode(torch.randn(3))
+
+
+@pytest.mark.parametrize("quantize", [*QUANTIZERS, lambda _, dtype: codecs.Fp8(dtype)])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fnuz, torch.float16, "float8_e4m3fn"])
 def test_fp8_has_two_formats(quantize, dtype):
     with pytest.raises(TypeError, match=r"dtype must be torch\.float8_e4m3fn or torch\.float8_e5m2"):
         quantize(X, dtype)
 
 
-@pytest.mark.parametrize("quantize", QUANTIZERS[1:])
 @pytest.mark.parametrize("X", [torch.tensor(1.0), torch.randn(3, 0)])
-def test_a_token_has_dims(quantize, X):
+def test_a_token_has_dims(X):
     with pytest.raises(ValueError, match=r"X must be \[\.\.\., d\] with d of at least 1"):
-        quantize(X)
+        fp8.quantize_fp8_per_token(X)
 
 
-CODES = X.to(torch.int8)
 # What makes floats of codes again, with good arguments.
 DEQUANTIZERS = {
     fp8.dequantize_fp8_per_tensor: {"X_fp8": X.to(E4M3), "scale": ONE},
     fp8.dequantize_fp8_per_token: {"X_fp8": X.to(E5M2), "scale": S},
-    int8.dequantize_int8_per_token: {"X_int8": CODES, "scale": S},
-    bits.from_bits: {"codes": CODES[..., :1].view(torch.uint8), "scale": S, "d": 8},
-    bits.from_int4: {"codes": CODES[..., :4].view(torch.uint8), "scale": S, "d": 8},
 }
 
 
@@ -132,6 +145,62 @@ def test_what_is_converted_back(function, at, bad, error):
     name = list(good)[at]
     with pytest.raises(error, match=f"^{name} must be"):
         function(**good | {name: bad})
+
+
+BYTES = torch.zeros(3, 5, 4, dtype=torch.uint8)
+OFFSETS = torch.tensor([0, 2, 15])
+FLAT = {"values": X.to(INT8).flatten(0, 1), "offsets": OFFSETS, "scales": S.flatten()}
+# A codec, what replaces its good values and scales, the exception, and words that its message must hold.
+BAD_CODES = {
+    "no codec": ({"codec": "int8"}, TypeError, ["codec must be one of late_interaction.codecs", "int8"]),
+    "a class": ({"codec": codecs.Int8}, TypeError, ["codec must be one of late_interaction.codecs"]),
+    "floats": ({"values": X}, TypeError, ["values must be int8", "float32"]),
+    "a list": ({"values": [1]}, TypeError, ["values must be a torch.Tensor"]),
+    "sparse": ({"values": X.to(INT8).to_sparse()}, TypeError, ["values must be a dense"]),
+    "packed": ({"values": X[0].to(INT8), "scales": S[0]}, ValueError, ["values must be [N, L, w]", "[5, 8]"]),
+    "no dims": ({"values": X[..., :0].to(INT8)}, ValueError, ["w of at least 1"]),
+    "no scales": ({"scales": None}, TypeError, ["scales must be a torch.Tensor for Int8()", "NoneType"]),
+    "integer scales": ({"scales": S.int()}, TypeError, ["scales must be a dense float32", "int32"]),
+    "other scales": ({"scales": S[:, :4]}, ValueError, ["scales must be [3, 5]", "[3, 4]"]),
+    "one scale": ({"scales": ONE}, ValueError, ["scales must be [3, 5]", "[]"]),
+    "elsewhere": ({"scales": S.to("meta")}, ValueError, ["scales must be on the device of values", "meta"]),
+    "centroids": ({"centroids": S.int()}, ValueError, ["centroids must be None for Int8()"]),
+    "mask": ({"mask": boolean(3, 4)}, ValueError, ["mask must be [3, 5]", "[3, 4]"]),
+    "d": ({"d": 7}, ValueError, ["values must have 7 elements a token", "[3, 5, 8]"]),
+    "d of a kind": ({"d": 8.0}, TypeError, ["d must be an int"]),
+    "bytes": (
+        {"codec": codecs.Bits(4), "values": BYTES, "d": 9},
+        ValueError,
+        ["5 elements", "d = 9"],
+    ),
+    "signs": ({"codec": codecs.Bits(scales=False), "values": BYTES}, ValueError, ["scales must be None"]),
+    "offsets": (FLAT | {"offsets": OFFSETS + 1}, ValueError, ["offsets", "within [0, 15]"]),
+    "offsets that end": (FLAT | {"offsets": OFFSETS[:2]}, ValueError, ["offsets must begin with 0 and end"]),
+    "padded": (FLAT | {"values": X.to(INT8), "scales": S}, ValueError, ["values must be [tokens, w]"]),
+    "too short": (FLAT | {"max_length": 3}, ValueError, ["max_length must be at least 13"]),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_CODES)
+def test_codes(bad):
+    wrong, error, words = BAD_CODES[bad]
+    make = Codes.packed if "offsets" in wrong else Codes
+    with pytest.raises(error) as raised:
+        make(**({"codec": codecs.Int8(), "values": X.to(INT8), "scales": S} | wrong))
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"nbits": 2}, ValueError, "nbits must be 1 or 4, got 2"),
+        ({"nbits": 4, "scales": False}, ValueError, "scales must be True for nbits = 4"),
+        ({"scales": 1}, TypeError, "scales must be True or False"),
+    ],
+)
+def test_bits_of_another_kind(options, error, words):
+    with pytest.raises(error, match=words):
+        codecs.Bits(**options)
 
 
 # What replaces good arguments of a search of codes, the exception, and words that its message must hold.

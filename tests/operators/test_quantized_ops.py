@@ -5,7 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import late_interaction as li
-from late_interaction import fp8, int8
+from late_interaction import codecs
+from late_interaction.lik import fp8
 from late_interaction.ops import quantized
 from tests.cases import QUANTIZED, mask, tokens
 from tests.operators.test_quantized import scales, score
@@ -45,11 +46,10 @@ def compiled_calls():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("quantize", [fp8.quantize_fp8_per_token, int8.quantize_int8_per_token])
-def test_compile_from_embeddings_to_scores(quantize, compiled_calls, device):
+@pytest.mark.parametrize("codec", [codecs.Int8(), codecs.Fp8()], ids=str)
+def test_compile_from_embeddings_to_scores(codec, compiled_calls, device):
     def scored(Q, D, d_mask):
-        (q, scale_Q), (codes, scale_D) = quantize(Q), quantize(D)
-        return score(q, codes, scale_Q, scale_D, None, d_mask).topk(2).values
+        return li.maxsim(Q, codec.encode(li.Tokens(D, d_mask))).topk(2).values
 
     compiled = torch.compile(scored, fullgraph=True, dynamic=True, backend=compiled_calls)
     for Nq, Nd, Lq, Ld, d in [(3, 4, 5, 7, 8), (5, 7, 9, 12, 16), (4, 6, 11, 130, 24)]:
@@ -86,20 +86,27 @@ def test_autocast_changes_nothing(name, dtype, device):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wish_for_gradients_is_an_error(name, device):
-    Q, D, scale_Q, scale_D, *masks = arguments(device)
+    Q, D, scale_Q, scale_D, *masks = arguments(device, torch.float8_e4m3fn)
     for s, t in ((scale_Q.requires_grad_(), scale_D), (scale_Q.detach(), scale_D.requires_grad_())):
         with pytest.raises(RuntimeError, match=f"late_interaction.{name}.default has no gradients"):
             getattr(OPS, name)(Q, D, s, t, *masks)
         with pytest.raises(ValueError, match=r"scale_[QD] must not require a gradient"):
-            score(Q, D, s, t, *masks)
+            fp8.maxsim_inference_fp8(Q, D, scale_Q=s, scale_D=t)
         with torch.no_grad():
-            assert torch.equal(score(Q, D, s, t), score(Q, D, s.detach(), t.detach()))
+            wanted = fp8.maxsim_inference_fp8(Q, D, scale_Q=s.detach(), scale_D=t.detach())
+            assert torch.equal(fp8.maxsim_inference_fp8(Q, D, scale_Q=s, scale_D=t), wanted)
+        assert torch.equal(score(Q, D, s, t), wanted)  # Codes are outside autograd
 
 
 def test_forward_mode_is_an_error(device):
-    Q, D, scale_Q, scale_D, *_ = arguments(device)
+    Q, D, scale_Q, scale_D, *_ = arguments(device, torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="scale_D must not require a gradient"):
-        torch.func.jvp(lambda s: score(Q, D, scale_Q, s), (scale_D,), (scale_D,))
+        torch.func.jvp(
+            lambda s: fp8.maxsim_inference_fp8(Q, D, scale_Q=scale_Q, scale_D=s), (scale_D,), (scale_D,)
+        )
+    Q, codec = torch.randn(2, 3, 8, device=device), codecs.Int8()
+    with pytest.raises(RuntimeError, match="maxsim has no forward-mode derivative"):
+        torch.func.jvp(lambda q: li.maxsim(q, codec.encode(Q)), (Q,), (Q,))
 
 
 def test_inference_mode(device):

@@ -39,6 +39,7 @@ def test_what_is_loaded_later_is_public_and_named_once():
     later = [name for names in li._LATER.values() for name in names]
     assert len(later) == len(set(later))
     eager = {
+        "Codes",
         "Tokens",
         "__version__",
         "maxsim",
@@ -49,7 +50,7 @@ def test_what_is_loaded_later_is_public_and_named_once():
     assert {*later, *eager, "reference"} == set(li.__all__)
 
 
-@pytest.mark.parametrize("name", ["varlen", "fp8", "score_pairs", "lik", "reference"])
+@pytest.mark.parametrize("name", ["varlen", "codecs", "score_pairs", "lik", "reference"])
 def test_modules_are_attributes(name):
     assert run(f"import late_interaction as li\nprint(li.{name}.__name__)") == [f"late_interaction.{name}"]
 

@@ -82,8 +82,10 @@ li.xtr_scores(Q, D, 2, rule="colbert")  # arg-type
 li.coarse.encode(D, "4bit")
 li.coarse.encode(D, "2bit")  # arg-type
 li.hard_negatives(Q, D, [], sampling_strategy="best")  # arg-type
-li.fp8.quantize_fp8_per_token(D)
-li.fp8.quantize(D)  # attr-defined
+codes: li.Codes = li.codecs.Bits(4).encode([D[0]])
+li.maxsim(Q, codes)
+li.codecs.Bits(2)  # arg-type
+li.codecs.Int8().quantize(D)  # attr-defined
 
 li.patch("pylate", "vllm", quiet=True)["pylate"].upper()
 li.patch("colpali")  # arg-type

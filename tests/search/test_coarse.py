@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import bits, coarse
+from late_interaction import coarse, codecs
 from late_interaction._search import first_pass, rescore
 from late_interaction.coarse import KINDS, Codes, encode
 from late_interaction.score_pairs import rerank_direct
@@ -64,11 +64,11 @@ def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
     Q, D, q_mask, d_mask = corpus
     unit = torch.nn.functional.normalize(D, dim=-1)
     if kind == "hamming":
-        options = {"q_mask": q_mask, "d_mask": d_mask}
-        rough = bits.maxsim_hamming(bits.to_bits(Q)[0], bits.to_bits(D)[0], 72, **options)
+        codec = codecs.Bits(1, scales=False)
+        rough = li.maxsim(li.Tokens(Q, q_mask), codec.encode(li.Tokens(D, d_mask)))
     else:
-        codes, scale = (bits.to_bits if kind == "1bit" else bits.to_int4)(unit)
-        back = (bits.from_bits if kind == "1bit" else bits.from_int4)(codes, scale, 72)
+        codec = codecs.Bits(int(kind[0]))
+        back = codec.decode(codec.encode(unit)).values
         rough = li.maxsim(torch.nn.functional.normalize(Q, dim=-1), back, q_mask, d_mask)
     for chunk in (None, 1, 50 * D[0].nbytes):
         scores, documents = li.search(

@@ -11,17 +11,15 @@ import torch
 
 import late_interaction as li
 from late_interaction.corpus import Corpus, _chunks, _queries, _tokens
-from late_interaction.fp8 import quantize_fp8_per_token
-from late_interaction.int8 import quantize_int8_per_token
 from late_interaction.varlen import maxsim_varlen, pack_sequences
 from tests import ref
 from tests.cases import code_limit
+from tests.coded import INT8, codec_of, stored_as
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [3, 0, 7, 40, 1, 33, 64, 5, 130, 31, 32, 300, 0, 0, 17, 2] * 3
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 CODES = [torch.float8_e4m3fn, torch.int8]
-QUANTIZE = {torch.float8_e4m3fn: quantize_fp8_per_token, torch.int8: quantize_int8_per_token}
 
 
 def documents(lengths=LENGTHS, d=16, dtype=torch.float32):
@@ -29,7 +27,8 @@ def documents(lengths=LENGTHS, d=16, dtype=torch.float32):
 
 
 def build(path, docs, dtype, ids=None, normalize=True, **options):
-    with Corpus.create(path, d=docs[0].shape[1], dtype=dtype, normalize=normalize, **options) as builder:
+    options |= stored_as(dtype) | {"normalize": normalize}
+    with Corpus.create(path, d=docs[0].shape[1], **options) as builder:
         for i in range(0, len(docs), 7):
             builder.add(docs[i : i + 7], None if ids is None else ids[i : i + 7])
     return Corpus.open(path)
@@ -83,21 +82,13 @@ def test_the_bits_of_each_document_of_codes(dtype, on_device, device, tmp_path):
     docs, Q = documents(), torch.randn(3, 9, 16, device=device)
     corpus = build(tmp_path / "corpus", docs, dtype, shard_bytes=4000)
     assert len(corpus.shards) > 2
-    codes, scale_Q = QUANTIZE[dtype](_tokens.unit(Q))
-    options = {"scale_Q": scale_Q, "q_mask": None}
-    columns = []
-    for x in docs:
-        own, scale = QUANTIZE[dtype](_tokens.unit(x).unsqueeze(0).to(device))
-        both = (codes, own, scale_Q, scale, options["q_mask"], None, tuple(CODES))
-        columns.append(li._scoring.quantized.maxsim(*both) if len(x) else torch.zeros(3, 1, device=device))
+    codec = codec_of(dtype)
+    q = codec.encode(_tokens.unit(Q))
+    columns = [li.maxsim(q, codec.encode([_tokens.unit(x).to(device)])) for x in docs]
     expected = best_of(torch.cat(columns, dim=1), 12)
     if on_device:
-        tokens, scales = (
-            torch.cat([getattr(s, name) for s in corpus.shards]) for name in ("tokens", "scales")
-        )
-        offsets = torch.tensor(LENGTHS).cumsum(0)
-        offsets = torch.cat((offsets.new_zeros(1), offsets))
-        corpus = Corpus.from_packed(tokens.to(device), offsets, scales=scales.to(device), normalized=True)
+        codes = codec.encode([_tokens.unit(x) for x in docs]).to(device)
+        corpus = Corpus.from_codes(codes, normalized=True)
     for chunk_bytes in (1, 700, 1 << 30):
         same(corpus.search(Q, 12, chunk_bytes=chunk_bytes, normalize=True), expected)
 
@@ -124,7 +115,7 @@ def test_codes_of_neighbours_of_one_length(lengths, device, tmp_path):
     corpus = build(tmp_path / "corpus", docs, torch.int8)
     scores, indices = corpus.search(Q, len(docs), keep_empty=True, normalize=True)
     for i, x in enumerate(corpus):
-        unit = _tokens.decode(*quantize_int8_per_token(_tokens.unit(Q)))
+        unit = INT8.decode(INT8.encode(_tokens.unit(Q))).values
         expected = (unit @ x.to(device).T).amax(-1).sum(-1) if len(x) else torch.zeros(2, device=device)
         ref.assert_close(scores[indices == i], expected.double(), code_limit(torch.int8, device))
 
@@ -165,7 +156,7 @@ def test_shapes_of_queries(device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
 def test_nothing_to_find(dtype, tmp_path):
-    with Corpus.create(tmp_path / "none", d=16, dtype=dtype) as builder:
+    with Corpus.create(tmp_path / "none", d=16, **stored_as(dtype)) as builder:
         builder.add([])
     assert Corpus.open(tmp_path / "none").search(torch.randn(2, 3, 16), 5).scores.shape == (2, 0)
     empty = build(tmp_path / "empty", documents([0, 0]), dtype)
@@ -209,12 +200,13 @@ def test_stored_and_read(dtype, tmp_path):
     assert (corpus.d, corpus.dtype, corpus.normalized) == (16, dtype, False)
     assert list(corpus.ids) == ids and corpus.ids[-2:] == ids[-2:]
     for got, x in zip(corpus, docs, strict=True):
-        expected = x.to(dtype) if dtype in FLOATS else _tokens.decode(*QUANTIZE[dtype](x))
+        codec = stored_as(dtype).get("codec")
+        expected = codec.decode(codec.encode(x))[0] if codec else x.to(dtype)
         assert torch.equal(got, expected)
     corpus.verify()
     where = str(tmp_path / "corpus")
     counts = f"{len(docs)} documents, {corpus.tokens} tokens"
-    assert repr(corpus) == f"Corpus({counts}, d=16, {dtype}, in {where!r})"
+    assert repr(corpus) == f"Corpus({counts}, d=16, {corpus.codec or dtype}, in {where!r})"
 
 
 def test_shards_end_before_they_are_too_large(tmp_path):
@@ -227,7 +219,9 @@ def test_shards_end_before_they_are_too_large(tmp_path):
 def test_a_corpus_of_a_corpus(dtype, tmp_path):
     docs, ids = documents(), [str(i) for i in range(len(LENGTHS))]
     first = build(tmp_path / "first", docs, torch.int8, ids, shard_bytes=2000)
-    with Corpus.create(tmp_path / "second", d=16, dtype=dtype, shard_bytes=20_000, normalize=True) as builder:
+    with Corpus.create(
+        tmp_path / "second", d=16, **stored_as(dtype), shard_bytes=20_000, normalize=True
+    ) as builder:
         builder.extend(first)
     second = Corpus.open(tmp_path / "second")
     assert list(second.ids) == ids and len(second.shards) < len(first.shards)
@@ -248,14 +242,15 @@ def test_codes_are_copied_into_a_corpus_where_they_are_what_it_stores(
     first = build(tmp_path / "first", [3 * x for x in documents()], dtype, normalize=own)
     encode, encoded = _tokens.encode, []
     monkeypatch.setattr(_tokens, "encode", lambda *args: encoded.append(args) or encode(*args))
-    with Corpus.create(tmp_path / "second", d=16, dtype=into, normalize=wanted) as builder:
+    with Corpus.create(tmp_path / "second", d=16, **stored_as(into), normalize=wanted) as builder:
         builder.extend(first)
     second = Corpus.open(tmp_path / "second")
     copied = dtype == into and into in CODES and (own or not wanted)
     assert bool(encoded) != copied and second.normalized == wanted and second.dtype == into
     for x, y in zip(first, second, strict=True):
         if not copied:
-            x = _tokens.decode(*encode(x, _tokens.Stored(16, into), wanted))
+            codec = stored_as(into).get("codec")
+            x = _tokens.decode(*encode(x, _tokens.Stored(16, into, codec), wanted), codec)
         assert torch.equal(x, y)
 
 
@@ -312,19 +307,29 @@ def test_bad_searches(change, message):
 
 def test_codes_of_tokens_that_were_not_normalized(tmp_path):
     corpus = build(tmp_path / "corpus", documents(), torch.int8, normalize=False)
-    with pytest.raises(ValueError, match=r"normalize must be False for torch.int8 codes"):
+    with pytest.raises(ValueError, match=r"normalize must be False for codes of Int8\(\)"):
         corpus.search(torch.ones(3, 16), 3, normalize=True)
     assert corpus.search(torch.ones(3, 16), 3, normalize=False).indices.shape == (3,)
 
 
-def test_scales_belong_to_codes():
-    codes, scales = quantize_int8_per_token(torch.randn(6, 8))
-    offsets = torch.tensor([0, 6])
-    with pytest.raises(ValueError, match=r"scales must be one a token for tokens of torch.int8, got None"):
-        Corpus.from_packed(codes, offsets)
-    with pytest.raises(ValueError, match=r"scales must be None for tokens of torch.float32"):
-        Corpus.from_packed(torch.randn(6, 8), offsets, scales=scales)
-    assert torch.equal(Corpus.from_packed(codes, offsets, scales=scales)[0], codes * scales[:, None])
+def test_over_codes(device):
+    """Padded ones are packed; only some codecs can be searched."""
+    docs = documents([3, 0, 5], 8)
+    for codec in (codec_of(dtype) for dtype in CODES):
+        packed = codec.encode(docs).to(device)
+        for codes in (packed, packed.to_padded()):
+            corpus = Corpus.from_codes(codes, ids=["a", "b", "c"])
+            assert [len(x) for x in corpus] == [3, 0, 5] and corpus.codec == codec and corpus.ids[2] == "c"
+            assert torch.equal(corpus[2], codec.decode(codes)[2])
+    for codes, words in (
+        (li.codecs.Bits(1).encode(docs), "codes must be of Fp8.*, Int8.* or a Residual, got Bits"),
+        (li.codecs.Fp8(torch.float8_e5m2).encode(docs), "codes must be of .*, got Fp8"),
+        (docs, "codes must be late_interaction.Codes, got"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            Corpus.from_codes(codes)
+    with pytest.raises(TypeError, match=r"tokens must be of one of float32, .*, got torch\.int8"):
+        Corpus.from_packed(packed.values.to(torch.int8), packed.offsets)
 
 
 def test_strided_tokens_are_refused():
@@ -434,7 +439,7 @@ def test_queries_of_another_d(d):
 
 
 def test_codes_are_copied_a_document_at_a_time_if_need_be(tmp_path, monkeypatch):
-    with Corpus.create(tmp_path, d=8, dtype=torch.int8) as builder:
+    with Corpus.create(tmp_path, d=8, codec=INT8) as builder:
         builder.add(documents([3, 33, 1, 0, 34, 7, 17, 2, 33], 8))
     queries = documents([5, 2], 8)
     expected = Corpus.open(tmp_path).search(queries, 9)

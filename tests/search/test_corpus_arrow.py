@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _parquet
-from late_interaction.residual_codec import ResidualCodec
 from late_interaction.varlen import maxsim_varlen, pack_sequences
+from tests.coded import stored_as
 from tests.lancedb_environment import here
 
 pa = pytest.importorskip("pyarrow") if here("pyarrow") else None
@@ -175,11 +176,11 @@ def test_columns_without_rows():
 
 @needs_pyarrow
 @pytest.mark.parametrize(
-    "options", [{}, {"dtype": torch.int8, "normalize": True}, {"d": 8}, {"codec": True}], ids=str
+    "options", [{}, {"codec": codecs.Int8(), "normalize": True}, {"d": 8}, {"codec": True}], ids=str
 )
 def test_parquet_files_without_rows(options, tmp_path):
-    if "codec" in options:
-        options = {"codec": ResidualCodec.train(torch.randn(30, 8), 4)}
+    if options.get("codec") is True:
+        options = {"codec": codecs.Residual.train(torch.randn(30, 8), 4)}
     for i, array in enumerate(columns_without_rows()):
         fixed = hasattr(getattr(array.type, "value_type", None), "list_size")
         source, path = tmp_path / f"{i}.parquet", tmp_path / str(i)
@@ -293,7 +294,7 @@ def test_parquet(inner, dtype, tmp_path, monkeypatch):
     docs = documents(LENGTHS * 4)
     source = write_parquet(tmp_path / "file.parquet", docs, inner)
     seen = []
-    options = {"normalize": False, "dtype": dtype, "progress": lambda *x: seen.append(x)}
+    options = {"normalize": False, **stored_as(dtype), "progress": lambda *x: seen.append(x)}
     corpus = Corpus.from_parquet(source, tmp_path / "corpus", column="vector", id_column="id", **options)
     assert list(corpus.ids) == [str(i) for i in range(28)] and seen[-1] == (28, 28) and len(seen) >= 7
     for got, x in zip(corpus, docs, strict=True):

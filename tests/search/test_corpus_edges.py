@@ -8,6 +8,7 @@ import torch
 
 from late_interaction.corpus import Corpus, _chunks, _parquet, _search
 from late_interaction.corpus.builder import CorpusBuilder
+from tests.coded import INT8
 from tests.search.test_corpus import build, documents, packed
 
 
@@ -66,7 +67,7 @@ def test_options_of_a_corpus_of_a_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(_parquet, "copy", copy)
     seen = []
-    options = {"dtype": torch.int8, "total": 70, "progress": lambda *x: seen.append(x)}
+    options = {"codec": INT8, "total": 70, "progress": lambda *x: seen.append(x)}
     corpus = Corpus.from_parquet("file", tmp_path / "corpus", column="vector", **options)
     assert corpus.d == 16 and corpus.dtype is torch.int8 and len(corpus) == len(docs)
     assert seen[-1] == (len(docs), 70)

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 import torch
 
+import late_interaction as li
 from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards, _tokens
+from tests.coded import INT8, stored_as
 from tests.corpus_worker import documents
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = {"d": 16, "dtype": torch.int8, "normalize": True, "shard_bytes": 4000}
+OPTIONS = {"d": 16, "codec": INT8, "normalize": True, "shard_bytes": 4000}
 IDS = [str(i) for i in range(100)]
 
 
@@ -141,7 +143,7 @@ def test_resuming_what_was_never_begun(whole, tmp_path):
     "change, message",
     [
         ({"d": 8}, "d of the corpus to resume is 16, got 8"),
-        ({"dtype": torch.float16}, "dtype of the corpus to resume is 'int8', got 'float16'"),
+        ({"codec": None}, "dtype of the corpus to resume is 'int8', got 'float16'"),
         ({"normalize": False}, "normalized of the corpus to resume is True, got False"),
     ],
 )
@@ -421,7 +423,7 @@ def test_tokens_that_cannot_be_stored(dtype, bad, normalize, tmp_path):
     docs = documents(6)
     docs[4] = docs[4].clone()
     docs[4][3, 2] = bad
-    with Corpus.create(tmp_path / "corpus", d=16, dtype=dtype, normalize=normalize) as builder:
+    with Corpus.create(tmp_path / "corpus", d=16, **stored_as(dtype), normalize=normalize) as builder:
         builder.add(docs[:3])
         with pytest.raises(ValueError, match=r"documents\[4\] must have tokens that .* in its token 3"):
             builder.add(docs)
@@ -478,8 +480,10 @@ def test_documents_that_do_not_fit(docs, ids, message, tmp_path):
     "change, message",
     [
         ({"d": 0}, "d must be at least 1"),
-        ({"dtype": torch.float64}, "dtype must be torch.float32, .* or torch.int8, got torch.float64"),
-        ({"dtype": "int8"}, "dtype must be"),
+        ({"dtype": torch.float64, "codec": None}, "dtype must be torch.float32, .* or torch.bfloat16, got"),
+        ({"dtype": torch.int8, "codec": None}, "dtype must be"),
+        ({"dtype": torch.float16}, r"dtype must be None where a codec is given, got torch\.float16"),
+        ({"codec": li.codecs.Bits(1)}, "codec must be Fp8.*, Int8.* or a Residual, got Bits"),
         ({"shard_bytes": 0}, "shard_bytes must be at least 1"),
         ({"normalize": None}, "normalize must be True or False"),
         ({"progress": True}, "total must be the number of documents to come"),
@@ -508,7 +512,7 @@ def test_progress(tmp_path):
 @pytest.mark.parametrize("d", [15, 17])
 def test_a_corpus_of_another_d_is_not_added(d, tmp_path):
     other = tmp_path / "other"
-    with Corpus.create(other, d=d, dtype=torch.int8) as builder:
+    with Corpus.create(other, d=d, codec=INT8) as builder:
         builder.add([torch.randn(3, d)])
     with Corpus.create(tmp_path / "corpus", **OPTIONS) as builder:
         with pytest.raises(ValueError, match=f"corpus must have d = 16, got {d}"):
@@ -726,7 +730,8 @@ def test_tokens_of_zeros_stay_zeros():
 
 def test_what_a_row_takes():
     sizes = {torch.float32: 32, torch.float16: 16, torch.int8: 12, torch.float8_e4m3fn: 12}
-    assert {dtype: _tokens.Stored(8, dtype, None).row_bytes for dtype in sizes} == sizes
+    codec = {dtype: stored_as(dtype).get("codec") for dtype in sizes}
+    assert {dtype: _tokens.Stored(8, dtype, codec[dtype]).row_bytes for dtype in sizes} == sizes
 
 
 # ---- ids ----

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError
-from late_interaction.residual_codec import ResidualCodec
+from tests.coded import stored_as
 
 METHODS = ["spawn", "forkserver", "fork"]
 
@@ -26,9 +27,9 @@ def ids(count=60):
 
 def built(path, kind="float32"):
     docs = documents()
-    how = {"dtype": getattr(torch, kind, None)}
+    how = stored_as(getattr(torch, kind, None))
     if kind == "residuals":
-        how = {"codec": ResidualCodec.train(torch.cat(docs), 8)}
+        how = {"codec": codecs.Residual.train(torch.cat(docs), 8)}
     with Corpus.create(path, d=16, shard_bytes=2000, **how) as builder:
         builder.add(docs, ids())
     return Corpus.open(path)

@@ -10,7 +10,6 @@ import torch
 import late_interaction as li
 from late_interaction.alignment import Alignment
 from late_interaction.alignment.plot import plot_alignment
-from late_interaction.plaid import maxsim_residual
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 
@@ -269,71 +268,70 @@ def test_a_plot_without_matplotlib(monkeypatch):
         plot_alignment(li.explain(torch.eye(2), torch.eye(2)))
 
 
-def compressed(device, nbits, dtype, d=20):
-    """Queries, padded codes with what else maxsim_residual takes, and the tokens in float64."""
+CODECS = {
+    **{nbits: lambda x, nbits=nbits: li.codecs.Residual.train(x, 7, nbits=nbits) for nbits in (1, 2, 4, 8)},
+    "int8": lambda _: li.codecs.Int8(),
+    "fp8": lambda _: li.codecs.Fp8(),
+    "1 bit": lambda _: li.codecs.Bits(1),
+    "4 bits": lambda _: li.codecs.Bits(4),
+    "signs": lambda _: li.codecs.Bits(1, scales=False),
+}
+
+
+def coded(device, kind, dtype, d=20):
+    """Queries, codes of documents, and the tokens that these stand for."""
     generator = torch.Generator().manual_seed(0)
     Q = torch.randn(3, 5, d, generator=generator).to(device, dtype)
-    centroids = torch.randn(7, d, generator=generator).to(device, dtype)
-    weights = torch.randn(2**nbits, generator=generator).to(dtype).float().to(device)
-    codes = torch.randint(-1, 8, (4, 9), generator=generator).to(device)  # -1 and 7 are out of range
-    residuals = torch.randint(256, (4, 9, (d * nbits + 7) // 8), generator=generator).to(device, torch.uint8)
-    lengths = torch.tensor([9, 0, 4, 1], device=device)
-    bits = torch.stack([(residuals >> shift) & 1 for shift in range(8)], -1).flatten(-2)[..., : d * nbits]
-    buckets = sum(bits[..., i::nbits].long() << i for i in range(nbits))
-    known = torch.where((codes >= 0) & (codes < 7), codes, 0)
-    tokens = (centroids.float()[known] + weights[buckets]).to(dtype).double()
-    return Q, (codes, residuals, lengths, centroids, weights, nbits), tokens
+    documents = [torch.randn(n, d, generator=generator).to(device, dtype) for n in (9, 0, 4, 1)]
+    codes = CODECS[kind](torch.cat(documents)).encode(documents)
+    exact = dtype if isinstance(kind, int) else torch.float32
+    return Q, codes, [x.to(exact).double() for x in codes.codec.decode(codes)]
 
 
-@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", CODECS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("normalize", [False, True])
-def test_compressed_documents(device, nbits, dtype, normalize):
-    Q, padded, tokens = compressed(device, nbits, dtype)
-    codes, residuals, lengths, *codebook = padded
-    expected = [
-        [by_grid(q, tokens[j, :n], normalize=normalize) for j, n in enumerate(lengths.tolist())] for q in Q
-    ]
-    kept = torch.arange(9, device=device) < lengths[:, None]
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    packed = (codes[kept], residuals[kept], None, *codebook)
-    got = li.explain_residual(Q, *padded, normalize=normalize)
-    flat = li.explain_residual(Q, *packed, cu_seqlens_d=offsets, normalize=normalize)
-    scores = maxsim_residual(Q, *padded, normalize=normalize)
-    for i in range(3):
-        for j in range(4):
-            assert_explains(got[i][j], expected[i][j])
-            assert_explains(flat[i][j], expected[i][j])
-            assert got[i][j].score == pytest.approx(float(scores[i, j]), rel=2e-3, abs=2e-3)
+def test_documents_that_are_codes(device, kind, dtype, normalize):
+    Q, codes, tokens = coded(device, kind, dtype)
+    own = Q
+    if not isinstance(kind, int):
+        if normalize:
+            with pytest.raises(ValueError, match="normalize must be False for"):
+                li.explain(Q, codes, normalize=True)
+            return
+        codec = li.codecs.Int8() if "bit" in kind else codes.codec
+        own = codec.decode(codec.encode(Q)).values
+    expected = [[by_grid(q, x, normalize=normalize) for x in tokens] for q in own]
+    scores = li.maxsim(Q, codes, normalize=normalize)
+    for form in (codes, codes.to_padded()):
+        got = li.explain(Q, form, normalize=normalize)
+        for i in range(3):
+            for j in range(4):
+                assert_explains(got[i][j], expected[i][j])
+                assert got[i][j].score == pytest.approx(float(scores[i, j]), rel=2e-3, abs=2e-3)
     chosen = torch.tensor([[2, 0], [3, 3], [1, 2]], device=device)
-    found = li.explain_residual(Q, *padded, documents=chosen.int(), normalize=normalize)
+    found = li.explain(Q, codes, documents=chosen.int(), normalize=normalize)
     for i, row in enumerate(chosen.tolist()):
         for one, j in zip(found[i], row, strict=True):
             assert_explains(one, expected[i][j])
-    for one, j in zip(
-        li.explain_residual(Q[1], *packed, cu_seqlens_d=offsets, documents=chosen[0], normalize=normalize),
-        (2, 0),
-        strict=True,
-    ):
+    for one, j in zip(li.explain(Q[1], codes, documents=chosen[0], normalize=normalize), (2, 0), strict=True):
         assert_explains(one, expected[1][j])
 
 
 @pytest.mark.parametrize(
     ("change", "error", "name"),
     [
-        ({"doc_lengths": None}, ValueError, "doc_lengths .* got neither"),
-        ({"cu_seqlens_d": torch.tensor([0, 9])}, ValueError, "cu_seqlens_d .* got both"),
-        ({"doc_lengths": torch.tensor([10, 0, 4, 1])}, ValueError, "doc_lengths"),
-        ({"doc_lengths": torch.tensor([9, 0, -1, 1])}, ValueError, "doc_lengths"),
         ({"documents": torch.tensor([[4], [0], [0]])}, ValueError, "documents"),
         ({"documents": torch.tensor([[0]])}, ValueError, "documents"),
-        ({"nbits": 3}, ValueError, "nbits"),
         ({"normalize": 1}, TypeError, "normalize"),
         ({"Q": "text"}, TypeError, "Q must be"),
+        ({"Q": torch.ones(3, 5, 19)}, ValueError, "Q must be"),
+        ({"q_mask": torch.ones(3, 5)}, ValueError, "q_mask must be None where D is Codes"),
+        ({"cu_seqlens_d": torch.tensor([0, 9])}, ValueError, "cu_seqlens_d must be None where D is Codes"),
+        ({"paired": True}, ValueError, "paired must be False where D is Codes"),
     ],
 )
-def test_errors_of_compressed_documents_name_the_argument(change, error, name):
-    Q, padded, _ = compressed("cpu", 2, torch.float32)
-    names = ("codes", "residuals", "doc_lengths", "centroids", "bucket_weights", "nbits")
+def test_errors_of_documents_that_are_codes_name_the_argument(change, error, name):
+    Q, codes, _ = coded("cpu", 2, torch.float32)
     with pytest.raises(error, match=name):
-        li.explain_residual(**{"Q": Q, **dict(zip(names, padded, strict=True))} | change)
+        li.explain(**{"Q": Q, "D": codes} | change)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Corpus, TopK, coarse
-from late_interaction.residual_codec import ResidualCodec
+from late_interaction import Corpus, TopK, coarse, codecs
+from tests.coded import stored_as
 
 K = 6
 
@@ -156,9 +156,9 @@ def test_infinite_scores_keep_their_ranks(largest, device):
 def test_empty_documents_of_a_corpus_of_codes(kind, device, tmp_path):
     Q, D, d_mask = inputs(device)
     docs = [x[kept].cpu() for x, kept in zip(D, d_mask, strict=True)]
-    how = {"dtype": kind}
+    how = {} if kind == "residuals" else stored_as(kind)
     if kind == "residuals":
-        how = {"codec": ResidualCodec.train(torch.cat(docs), 4, nbits=4)}
+        how = {"codec": codecs.Residual.train(torch.cat(docs), 4, nbits=4)}
     with Corpus.create(tmp_path / "corpus", d=16, shard_bytes=200, **how) as builder:
         builder.add(docs)
     corpus = Corpus.open(tmp_path / "corpus")

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import fp8, int8
 from late_interaction._progress import reporter
+from late_interaction._scoring import quantized
 from late_interaction._search import selection, stream, topk_state
+from late_interaction.lik import fp8
+from tests.coded import INT8, encoded
 
 
 def corpus(device, Nq=5, Nd=37, dtype=torch.float32):
@@ -534,13 +536,12 @@ QUANTIZE = {
     "fp8 a token": fp8.quantize_fp8_per_token,
     "fp8 in all": fp8.quantize_fp8_per_tensor,
     "e5m2": lambda x: fp8.quantize_fp8_per_token(x, torch.float8_e5m2),
-    "int8": int8.quantize_int8_per_token,
+    "int8": lambda x: encoded(INT8, x),
 }
 
 
 def scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D):
-    score = int8.maxsim_inference_int8 if Q.dtype == torch.int8 else fp8.maxsim_inference_fp8
-    return score(Q, D, scale_Q=scale_Q, scale_D=scale_D, q_mask=q_mask, d_mask=d_mask)
+    return quantized.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, (Q.dtype,))
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 7, 37])

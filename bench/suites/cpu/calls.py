@@ -107,10 +107,10 @@ def run_int8(shape: Shape, rounds: int) -> list[Row]:
     """A forward of int8 codes, beside PyTorch's product of the same codes."""
     x = draw(shape, torch.device("cpu"), torch.float32)
     (Q, scale_Q), (D, scale_D) = (quantize(tokens, INT8, per_token=True) for tokens in (x.Q, x.D))
-    maxsim = importlib.import_module("late_interaction.int8").maxsim_inference_int8
+    maxsim = importlib.import_module("late_interaction").ops.maxsim_quantized
     rows_of_q, columns = Q.view(-1, shape.d), D.view(-1, shape.d).T
     calls: dict[str, Call] = {
-        OURS: lambda: maxsim(Q, D, scale_Q=scale_Q, scale_D=scale_D),
+        OURS: lambda: maxsim(Q, D, scale_Q, scale_D, None, None),
         GEMM: lambda: torch._int_mm(rows_of_q, columns),
     }
     rows = {name: new_row(SUITE, shape, "fwd", INT8, name, gflops=None) for name in calls}

@@ -39,12 +39,15 @@ Key = tuple[str, str, str | None]  # implementation, dtype, variant
 
 def _corpus(documents: Documents, dtype: torch.dtype, folder: str) -> Any:
     lib = importlib.import_module("late_interaction.corpus")
+    codecs = importlib.import_module("late_interaction.codecs")
     if dtype == torch.uint8:
-        codec = importlib.import_module("late_interaction.residual_codec").ResidualCodec
         sample = torch.cat(tuple(documents[:200]))
-        stored = {"codec": codec.train(sample, min(1024, len(sample) // 8), normalize=True)}
+        trained = codecs.Residual.train(sample, min(1024, len(sample) // 8), normalize=True)
+        stored = {"codec": trained}
+    elif dtype == torch.int8:
+        stored = {"codec": codecs.Int8()}
     else:
-        stored = {"dtype": dtype}
+        stored = {"codec": codecs.Fp8()} if dtype == torch.float8_e4m3fn else {"dtype": dtype}
     with lib.Corpus.create(folder, d=documents[0].shape[1], normalize=True, **stored) as builder:
         builder.add(list(documents))
     return lib.Corpus.open(folder)

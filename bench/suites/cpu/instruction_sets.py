@@ -65,26 +65,24 @@ def _call(shape: Shape, kind: str) -> tuple[Call, torch.Tensor]:
         return lambda: lib.maxsim(x.Q, x.D), reference_scores(shape, x.Q, x.D)[0]
     x = draw(shape, torch.device("cpu"), torch.float32)
     (Q, scale_Q), (D, scale_D) = (quantize(tokens, INT8, per_token=True) for tokens in (x.Q, x.D))
-    maxsim = importlib.import_module("late_interaction.int8").maxsim_inference_int8
+    maxsim = importlib.import_module("late_interaction").ops.maxsim_quantized
     wanted = reference_scores(shape, Q * scale_Q.unsqueeze(-1), D * scale_D.unsqueeze(-1))[0]
-    return lambda: maxsim(Q, D, scale_Q=scale_Q, scale_D=scale_D), wanted
+    return lambda: maxsim(Q, D, scale_Q, scale_D, None, None), wanted
 
 
 def _call_of_codes(shape: Shape, kind: str) -> tuple[Call, torch.Tensor]:
     """The operators, as a first pass calls them; queries are quantized before."""
     ops = torch.ops.late_interaction
-    bits = importlib.import_module("late_interaction.bits")
+    lib = importlib.import_module("late_interaction")
     x = draw(shape, torch.device("cpu"), torch.float32)
     if kind == "hamming":
-        q, d = (bits.to_bits(tokens)[0] for tokens in (x.Q, x.D))
+        q, d = (lib.codecs.Bits(1).encode(tokens).values for tokens in (x.Q, x.D))
         signs = [2.0 * (tokens > 0) - 1 for tokens in (x.Q, x.D)]
         return lambda: ops.maxsim_hamming(q, d, shape.d, None, None), reference_scores(shape, *signs)[0]
-    nbits, encode, decode = (
-        (1, bits.to_bits, bits.from_bits) if kind == "1bit" else (4, bits.to_int4, bits.from_int4)
-    )
-    (Q, scale_Q), (D, scale_D) = quantize(x.Q, INT8, per_token=True), encode(x.D)
-    wanted = reference_scores(shape, Q * scale_Q.unsqueeze(-1), decode(D, scale_D, shape.d))[0]
-    return lambda: ops.maxsim_asymmetric(Q, D, scale_Q, scale_D, None, None, nbits), wanted
+    Q, D = lib.codecs.Int8().encode(x.Q), lib.codecs.Bits(1 if kind == "1bit" else 4).encode(x.D)
+    wanted = reference_scores(shape, *(codes.codec.decode(codes).values for codes in (Q, D)))[0]
+    args = Q.values, D.values, Q.scales, D.scales, None, None, D.codec.nbits
+    return lambda: ops.maxsim_asymmetric(*args), wanted
 
 
 def measure(shape: Shape, rounds: int) -> list[Row]:

@@ -49,7 +49,7 @@ def _call(shape: Shape, dtype: torch.dtype, one_document: bool) -> tuple[Call, t
     """The forward, the scores that it should give, and the bytes of its documents. One document: all are the
     first, by a stride of 0."""
     lib = importlib.import_module("late_interaction")
-    maxsim = importlib.import_module("late_interaction.int8").maxsim_inference_int8
+    maxsim = importlib.import_module("late_interaction").ops.maxsim_quantized
 
     def documents(x: torch.Tensor) -> torch.Tensor:
         return x[:1].expand_as(x) if one_document else x
@@ -61,7 +61,7 @@ def _call(shape: Shape, dtype: torch.dtype, one_document: bool) -> tuple[Call, t
     (Q, scale_Q), (codes, scales) = (quantize(tokens, INT8, per_token=True) for tokens in (x.Q, x.D))
     D, scale_D = documents(codes), documents(scales)
     wanted = reference_scores(shape, Q * scale_Q.unsqueeze(-1), D * scale_D.unsqueeze(-1))[0]
-    return lambda: maxsim(Q, D, scale_Q=scale_Q, scale_D=scale_D), wanted, D.nbytes
+    return lambda: maxsim(Q, D, scale_Q, scale_D, None, None), wanted, D.nbytes
 
 
 def _rows(

@@ -1,5 +1,5 @@
 // A warp a row: its largest magnitude, the scale that maps that to the largest code, and the codes. The same
-// operations in the same order as in late_interaction/fp8.py and int8.py, and so the same bits.
+// operations in the same order as in late_interaction/_scoring/quantized.py, and so the same bits.
 #include <type_traits>
 
 #include "../../common/arithmetic.h"
