@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     # Modules are attributes, too (__getattr__).
     from late_interaction import alias as alias
     from late_interaction import alignment as alignment
-    from late_interaction import coarse as coarse
     from late_interaction import codecs as codecs
     from late_interaction import codes as codes
     from late_interaction import contrastive as contrastive

@@ -24,8 +24,9 @@ class Codes:
     """Sequences of tokens as a codec of :mod:`late_interaction.codecs` stores them, and that codec.
 
     ``codec.encode`` makes them; this makes padded ones of tensors that are there, and :meth:`packed` packed
-    ones. They are the ``D`` of :func:`late_interaction.maxsim` and :func:`late_interaction.maxsim_pairs`.
-    All is checked here, once. The values of tensors on a GPU are not read for it.
+    ones. They are the ``D`` of :func:`late_interaction.maxsim`, :func:`late_interaction.maxsim_pairs` and
+    :func:`late_interaction.search`. All is checked here, once. The values of tensors on a GPU are not read
+    for it.
 
     Args:
         codec: what encodes such codes.

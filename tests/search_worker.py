@@ -7,10 +7,12 @@ import torch.distributed as dist
 
 import late_interaction as li
 from late_interaction import Corpus
-from tests.coded import FP8, INT8, encoded
+from tests.coded import BITS, FP8, INT8
 
 COUNTS = (9, 0, 14)  # documents of each rank
-OF_DOCUMENTS = ("d_mask", "scale_D", "subset")
+OF_DOCUMENTS = ("d_mask", "subset")
+
+CODECS = {"int8": INT8, "float8": FP8, "bits": BITS}
 
 # kind of documents, k, options
 SEARCHES = {
@@ -25,6 +27,7 @@ SEARCHES = {
     "empty float64": ("empty float64", 20, {"largest": False}),
     "int8": ("int8", 6, {}),
     "float8": ("float8", 6, {}),
+    "bits": ("bits", 6, {}),
     "corpus": ("corpus", 11, {}),
     "subset": ("subset", 9, {}),
     "list": ("list", 9, {"normalize": True}),
@@ -48,11 +51,9 @@ def inputs(kind):
     if kind == "corpus":
         return Q, None, more
     D[12:20], D[3, 2] = D[:8], torch.nan
-    if kind in ("int8", "float8"):
+    if kind in CODECS:
         D[3] = D[4]
-        codec = INT8 if kind == "int8" else FP8
-        (Q, more["scale_Q"]), (D, more["scale_D"]) = encoded(codec, Q), encoded(codec, D)
-        return Q, D, more
+        return CODECS[kind].encode(Q), CODECS[kind].encode(D), more
     if kind == "masked":
         more = {"q_mask": torch.rand(4, 6) < 0.7, "d_mask": torch.rand(len(D), 5) < 0.7}
     if kind == "subset":
@@ -108,8 +109,7 @@ def sharded_inputs(dtype, masked=False):
     Q, D, more = queries(), torch.randn(31, 5, 16, generator=torch.Generator().manual_seed(3)), {}
     D[17:29] = D[2:14]
     if dtype == torch.int8:
-        (Q, more["scale_Q"]), (D, more["scale_D"]) = encoded(INT8, Q), encoded(INT8, D)
-        return Q, D, more
+        return INT8.encode(Q), INT8.encode(D), more
     D[5, 1] = torch.nan
     if masked:
         more["d_mask"] = torch.rand(31, 5, generator=torch.Generator().manual_seed(4)) < 0.7
@@ -142,8 +142,9 @@ def differing(rank, world, change):
     if options.pop("masked", None):
         options["q_mask"] = torch.zeros(Q.shape[:2], dtype=torch.bool)
     if "scale" in change:  # codes on both ranks, that mean something else on the second
-        Q, D = Q.sign().char(), D.sign().char()
-        options |= {"scale_Q": torch.tensor(options.pop("scale", 1.0)), "scale_D": torch.tensor(1.0)}
+        scale = options.pop("scale", 1.0)
+        Q, D = (li.Codes(INT8, x.sign().char(), torch.ones(x.shape[:2])) for x in (Q, D))
+        Q.scales.mul_(scale)
     li.search(Q, own_part(rank, D), group=dist.group.WORLD, **options)
 
 
@@ -187,8 +188,7 @@ def gpu_inputs(sizes):
         more["d_mask"] = (torch.rand(Nd, Ld, generator=generator) < 0.8).cuda()
     Q, D = Q.cuda(), D.cuda()
     if dtype == "float8_e4m3fn":
-        (Q, more["scale_Q"]), (D, more["scale_D"]) = encoded(FP8, Q), encoded(FP8, D)
-        return Q, D, more
+        return FP8.encode(Q), FP8.encode(D), more
     return Q.to(getattr(torch, dtype)), D.to(getattr(torch, dtype)), more
 
 
@@ -202,8 +202,8 @@ def shards_on_gpus(rank, world):
             part = slice(0, first) if rank == 0 else slice(first, len(D))
             own = {x: y[part] if x in OF_DOCUMENTS else y for x, y in more.items()}
             for host in (False, False, True):
-                documents = D[part].cpu() if host else D[part]
-                here = {x: y.cpu() if host and x in ("d_mask", "scale_D") else y for x, y in own.items()}
+                documents = D[part].to("cpu") if host else D[part]
+                here = {x: y.cpu() if host and x == "d_mask" else y for x, y in own.items()}
                 scores, indices = li.search(Q, documents, 20, group=dist.group.WORLD, **here)
                 found.append((scores.double().tolist(), indices.tolist()))
     return found

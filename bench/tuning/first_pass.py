@@ -28,10 +28,16 @@ import late_interaction as li
 from bench.harness.run_header import keep_text, text_head
 from bench.harness.text import align
 from late_interaction import codecs
-from late_interaction.coarse import KINDS, encode
 
 ROUNDS = 7
 TOP = 10
+CODECS = {
+    "fp8": codecs.Fp8(),
+    "int8": codecs.Int8(),
+    "hamming": codecs.Bits(1, scales=False),
+    "1bit": codecs.Bits(1),
+    "4bit": codecs.Bits(4),
+}
 
 
 @dataclass
@@ -86,26 +92,16 @@ def passes(x: Texts, candidates: int) -> dict[str, Way]:
     found["bfloat16"] = Way(
         lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.search(Q, D, TOP, **masks)
     )
-    for name, codec in (("fp8", codecs.Fp8()), ("int8", codecs.Int8())):
+    tokens, coarse = li.Tokens(x.Q, x.q_mask), {**masks, "candidates": candidates}
+    for name, codec in CODECS.items():
         codes = codec.encode(li.Tokens(x.D, x.d_mask))
-        q, c, t = codec.encode(li.Tokens(x.Q, x.q_mask)), codes.values, codes.scales
-        scales = {"scale_Q": q.scales, "scale_D": t}
-        found[name] = Way(
-            lambda q=q, codes=codes: li.maxsim(q, codes),  # type: ignore[misc]
-            c.numel() + 4 * t.numel(),
-            lambda q=q.values, c=c, scales=scales: li.search(q, c, TOP, **scales, **masks),  # type: ignore[misc]
-        )
-    coarse = {**masks, "candidates": candidates}
-    for kind in KINDS:
-        kept = encode(x.D, kind)
-        codec = codecs.Bits(KINDS[kind], scales=kept.scale is not None)
-        codes = li.Codes(codec, kept.tokens, kept.scale, mask=x.d_mask, d=kept.d)
-        tokens = li.Tokens(x.Q, x.q_mask)
-        query = codec.encode(tokens) if kept.scale is None else tokens
-        scores = lambda q=query, codes=codes: li.maxsim(q, codes)  # noqa: E731
-        size = kept.tokens.numel() + (0 if kept.scale is None else 4 * kept.scale.numel())
-        search = lambda kept=kept: li.search(Q, D, TOP, coarse=kept, **coarse)  # noqa: E731
-        found[kind] = Way(scores, size, search)
+        query = tokens if isinstance(codec, codecs.Bits) and codec.scales else codec.encode(tokens)
+        size = codes.values.numel() + (0 if codes.scales is None else 4 * codes.scales.numel())
+        if isinstance(codec, codecs.Bits):
+            search = lambda codes=codes: li.search(Q, D, TOP, coarse=codes, **coarse)  # noqa: E731
+        else:
+            search = lambda q=query, codes=codes: li.search(q, codes, TOP)  # noqa: E731
+        found[name] = Way(lambda q=query, codes=codes: li.maxsim(q, codes), size, search)  # type: ignore[misc]
     return found
 
 

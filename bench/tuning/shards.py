@@ -27,8 +27,9 @@ import late_interaction as li
 from bench.harness.processes import Here, joined, seconds, seconds_in_turn
 from bench.harness.run_header import keep_text, text_head
 from bench.harness.text import align
-from late_interaction.lik import fp8
+from late_interaction.codecs import Fp8
 
+FP8 = Fp8()
 K = 100
 ROUNDS = 11
 # Documents that one seed draws.
@@ -48,7 +49,7 @@ class Kind:
 @dataclass
 class Corpus:
     D: Tensor
-    scale: Tensor | None
+    scales: Tensor | None
 
 
 def drawn(
@@ -67,23 +68,20 @@ def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torc
     dtype = torch.float8_e4m3fn if kind.is_fp8 else torch.bfloat16
     options: dict[str, Any] = {"device": at, "pin_memory": kind.on_host and device.type == "cuda"}
     D = torch.empty(stop - first, *shape, dtype=dtype, **options)
-    scale = torch.empty(stop - first, shape[0], **options) if kind.is_fp8 else None
+    scales = torch.empty(stop - first, shape[0], **options) if kind.is_fp8 else None
     for place, x in drawn(first, stop, shape, device):
         rows = slice(place, place + len(x))
-        if scale is None:
+        if scales is None:
             D[rows] = x.to(dtype)
         else:
-            codes, scale[rows] = fp8.quantize_fp8_per_token(x)
-            D[rows] = codes
-    return Corpus(D, scale)
+            codes = FP8.encode(x)
+            D[rows], scales[rows] = codes.values, codes.scales
+    return Corpus(D, scales)
 
 
 def searched(Q: Tensor, corpus: Corpus, group: Any = None) -> li.SearchResult:
-    if corpus.scale is None:
-        return li.search(Q, corpus.D, K, group=group)
-    codes, scale = fp8.quantize_fp8_per_token(Q)
-    scales = {"scale_Q": scale, "scale_D": corpus.scale}
-    return li.search(codes, corpus.D, K, group=group, **scales)
+    D = corpus.D if corpus.scales is None else li.Codes(FP8, corpus.D, corpus.scales)
+    return li.search(Q, D, K, group=group)
 
 
 def copying(corpus: Corpus, device: torch.device) -> Callable[[], object]:

@@ -18,8 +18,8 @@ from late_interaction import ops
 from late_interaction._checks.choices import Precision
 from late_interaction._scoring.precision import float32_precision
 
-# Documents, the mask of their tokens and the scales of codes, to scores [Nq, documents].
-Score = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+# Documents, and what has a row for each of them, to scores [Nq, documents].
+Score = Callable[..., Tensor]
 
 # The planner's rules of capacity look at up to a GiB: a size below them serves calls of any size.
 _BYTES = 256 << 20
@@ -33,7 +33,7 @@ class Alike:
     """The size of call whose plan all calls of a search get.
 
     Args:
-        Q, D: ``[Nq, Lq, d]`` and ``[Nd, Ld, d]``, or some of the documents.
+        Q, D: ``[Nq, Lq, d]`` and ``[Nd, Ld, d]``, or some of the documents. Queries meet them in their dtype.
         documents: of the whole corpus. Where ``D`` has :func:`enough` of them, any number of at least as many
             gives the same plan.
         masked, normalize, precision: what else a plan depends on.
@@ -43,34 +43,34 @@ class Alike:
         self, Q: Tensor, D: Tensor, documents: int, masked: bool, normalize: bool, precision: Precision | None
     ) -> None:
         self._size = max(min(documents, _most(D)), 1)
-        self._like = Q, D.shape[1:], (masked, normalize, precision)
+        self._like = Q, D, (masked, normalize, precision)
 
     @cached_property
     def _call(self) -> tuple[Any, ...] | None:
         """What the plan of a call depends on beside its number of documents; None: all calls are alike."""
-        Q, tokens, (masked, normalize, precision) = self._like
-        if not (Q.is_cuda and ops.cuda_missing is None and Q.dtype in _NAMES):
+        Q, D, (masked, normalize, precision) = self._like
+        if not (Q.is_cuda and ops.cuda_missing is None and D.dtype in _NAMES):
             return None
         with nullcontext() if Q.device.index == torch.cuda.current_device() else torch.cuda.device(Q.device):
             device = ops.cuda_capability(), *_multiprocessors(Q.device)
         if precision is None:
-            precision = float32_precision("cuda") if Q.dtype == torch.float32 else "highest"
-        options = (_NAMES[Q.dtype], precision, masked, normalize, "forward", "auto")
-        return Q.shape[0], (Q.shape[1], *tokens), options, device
+            precision = float32_precision("cuda") if D.dtype == torch.float32 else "highest"
+        options = (_NAMES[D.dtype], precision, masked, normalize, "forward", "auto")
+        return Q.shape[0], (Q.shape[1], *D.shape[1:]), options, device
 
-    def scores(self, score: Score, D: Tensor, d_mask: Tensor | None, scale: Tensor | None) -> Tensor:
-        """``score(D, d_mask, scale)``, in calls that are planned alike: of parts, or with documents of zeros
+    def scores(self, score: Score, D: Tensor, *beside: Tensor | None) -> Tensor:
+        """``score(D, *beside)``, in calls that are planned alike: of parts, or with documents of zeros
         behind these."""
         count = D.shape[0]
         if self._fits(count):
-            return score(D, d_mask, scale)
+            return score(D, *beside)
         if count > self._size:
-            parts = zip(*(_split(x, count, self._size) for x in (D, d_mask, scale)), strict=True)
+            parts = zip(*(_split(x, count, self._size) for x in (D, *beside)), strict=True)
             return torch.cat([self.scores(score, *part) for part in parts], dim=1)
         wanted = count
         while not self._fits(wanted):
             wanted = min(2 * wanted, self._size)
-        return score(*(_padded(x, wanted) for x in (D, d_mask, scale)))[:, :count]
+        return score(*(_padded(x, wanted) for x in (D, *beside)))[:, :count]
 
     def _fits(self, count: int) -> bool:
         if count in (0, self._size) or self._call is None:

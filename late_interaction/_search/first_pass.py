@@ -1,26 +1,28 @@
-"""A first pass over codes of a few bits or MUVERA's encodings, and the exact scores of the best documents."""
+"""A first pass over codes or MUVERA's encodings, and the exact scores of the best documents."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize as unit_rows
 
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_positive
 from late_interaction._checks.search import check_corpus
-from late_interaction._checks.tensors import check_embeddings
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import unwatched
+from late_interaction._search.pieces import codes_of
 from late_interaction._search.prepare import Options, Search, left_out, padded
 from late_interaction._search.rescore import exact_scores, fitting
 from late_interaction._search.selection import MOST_SCORES, Found, select, select_next, without_rank
 from late_interaction._search.stream import chunks, to_device
-from late_interaction.coarse import KINDS, Codes, Kind, as_float, check_kind, codec_of, encode
-from late_interaction.codes import Codes as PublicCodes
+from late_interaction.codecs import Codec
+from late_interaction.codes import Codes
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
+from late_interaction.tokens import Tokens
 
 # Documents that are scored or encoded at a time have at most so many bytes of codes or embeddings.
 _BYTES = 256 << 20
@@ -32,13 +34,11 @@ class CoarseSearch(Search):
     def __init__(self, D: Any, Q: Any, options: Options) -> None:
         if options.coarse is None:
             options.refuse("without coarse", "candidates")
-        options.refuse("with coarse", "group", "scale_Q", "scale_D")
+        options.refuse("with coarse", "group")
         self._options, self.one_query = options, isinstance(Q, Tensor) and Q.dim() == 2
         Q, q_mask = padded("Q", Q, options.q_mask)
         D, d_mask = padded("D", D, options.d_mask)
-        check_embeddings("Q", Q)
-        check_embeddings("D", D)
-        Q, D, q_mask, d_mask, *_ = check_corpus(Q, D, q_mask, d_mask)
+        Q, D, q_mask, d_mask = check_corpus(Q, D, q_mask, d_mask)
         self._tensors, self.queries = (Q, q_mask, D, d_mask), (Q, q_mask)
         _check_corpus_of(options.coarse, D)
         self._candidates = _check_candidates(options.candidates, options.k)
@@ -60,45 +60,43 @@ class CoarseSearch(Search):
 
 
 class CodesPass:
-    """Queries as the codes of a kind want them, and their scores with chunks of documents."""
+    """Queries, and their scores with chunks of documents in codes."""
 
-    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Kind | Codes, normalize: bool) -> None:
-        self.codes = coarse if isinstance(coarse, Codes) else None
-        self.kind = coarse if isinstance(coarse, str) else coarse.kind
-        self.normalize, self.d = normalize, Q.shape[-1]
-        self.Q, self.q_mask = as_float(Q, normalize), q_mask
+    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Codec | Codes, normalize: bool) -> None:
+        self.codes = coarse.to_padded() if isinstance(coarse, Codes) else None
+        self.codec = (coarse.codec if isinstance(coarse, Codes) else coarse).to(Q.device)
+        self.normalize = normalize
+        self.Q, self.q_mask = self._tokens(Q), q_mask
 
-    def scores(self, tokens: Tensor, scale: Tensor | None, d_mask: Tensor | None) -> Tensor:
-        codes = PublicCodes(codec_of(self.kind), tokens, scale, mask=d_mask, d=self.d)
-        found: Tensor = unwatched(maxsim, self.Q, codes, self.q_mask)
-        return found
+    def _tokens(self, x: Tensor) -> Tensor:
+        return unit_rows(x.float(), dim=-1, eps=1e-12) if self.normalize else x
 
     def chunks(
         self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
-    ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
-        """Yields the first document's index, codes, scales and masks, on the device of the queries."""
+    ) -> Iterator[tuple[int, Codes]]:
+        """Yield the first document's index and codes, on the device of the queries."""
         device, most = self.Q.device, max(MOST_SCORES // max(self.Q.shape[0], 1), 1)
-        if self.codes is not None:
-            tokens, scale = self.codes.tokens, self.codes.scale
-            if tokens.device != device:  # what travels goes in small chunks
+        codes = self.codes
+        if codes is not None:
+            values, mask = codes.values, d_mask if codes.mask is None else codes.mask
+            if values.device != device:  # what travels goes in small chunks
                 chunk_bytes = chunk_bytes or _BYTES
             size = most
             if chunk_bytes is not None:
-                size = min(most, fitting(tokens.shape[1] * tokens.shape[2], chunk_bytes))
-            for start, some, (scales, mask) in chunks(tokens, (scale, d_mask), size, device):
-                yield start, some, scales, mask
+                size = min(most, fitting(values.shape[1] * values.shape[2] * values.itemsize, chunk_bytes))
+            for start, some, beside in chunks(values, (mask, codes.scales, codes.centroids), size, device):
+                yield start, codes_of(self.codec, codes.d, some, *beside)
             return
         size = min(most, fitting(4 * D.shape[1] * D.shape[2], chunk_bytes or _BYTES))
-        for start, documents, (mask,) in chunks(D, (d_mask,), size, device):
-            codes = unwatched(encode, documents, self.kind, normalize=self.normalize)
-            yield start, codes.tokens, codes.scale, mask
+        for start, some, (mask,) in chunks(D, (d_mask,), size, device):
+            yield start, self.codec.encode(Tokens._made(self._tokens(some), mask))
 
     def scored(
         self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield the first document's index of each chunk, and scores."""
-        for start, tokens, scale, mask in self.chunks(D, d_mask, chunk_bytes):
-            yield start, self.scores(tokens, scale, mask)
+        for start, codes in self.chunks(D, d_mask, chunk_bytes):
+            yield start, unwatched(maxsim, self.Q, codes, self.q_mask)
 
 
 def _best(
@@ -123,19 +121,18 @@ def _check_corpus_of(coarse: Any, D: Tensor) -> None:
     if isinstance(coarse, (Muvera, Encodings)):
         check_encodings(coarse, D)
         return
-    if not isinstance(coarse, Codes):
-        if not isinstance(coarse, str):
-            raise TypeError(
-                f"coarse must be one of {tuple(KINDS)}, Codes of coarse.encode(D), or a Muvera or its"
-                f" Encodings, got {type(coarse).__name__}"
-            )
-        check_kind("coarse", coarse)
+    if isinstance(coarse, Codec):
         return
-    shape = (*coarse.tokens.shape[:2], coarse.d)
-    if shape != D.shape:
-        raise ValueError(f"coarse must be the codes of D {shape_of(D)}, got those of {list(shape)}")
-    if coarse.tokens.device != D.device:
-        raise ValueError(f"coarse must be on the device of D, {D.device}, got {coarse.tokens.device}")
+    if not isinstance(coarse, Codes):
+        raise TypeError(
+            f"coarse must be Codes of D or a codec, or Encodings of D or a Muvera, got {abbreviate(coarse)}"
+        )
+    tokens = coarse.mask is None and not coarse.is_packed  # those of D, one by one
+    got = [*coarse.values.shape[:-1], coarse.d] if tokens else [len(coarse), coarse.d]
+    if got != ([*D.shape] if tokens else [D.shape[0], D.shape[2]]) or coarse.values.dim() == 4:
+        raise ValueError(f"coarse must be the codes of D {shape_of(D)}, got those of {got}")
+    if coarse.device != D.device:
+        raise ValueError(f"coarse must be on the device of D, {D.device}, got {coarse.device}")
 
 
 def _check_candidates(candidates: int | None, k: int) -> int:

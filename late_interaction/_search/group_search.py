@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import PRECISIONS, Precision
-from late_interaction._checks.search import CheckedCorpus
 from late_interaction._checks.tensors import CODES, FLOATS
 from late_interaction._group import (
     REFUSED,
@@ -30,10 +29,9 @@ from late_interaction._group import (
     position,
 )
 from late_interaction._search import exchange
-from late_interaction._search.equal_plans import enough
 from late_interaction._search.selection import MOST_DOCUMENTS, Found
 
-_DTYPES = (*FLOATS, *CODES)
+_DTYPES = (*FLOATS, *CODES, torch.uint8)
 _PRECISIONS = (None, *PRECISIONS)
 # What facts stand for, where they are no numbers.
 _SHOWN: dict[str, Callable[[int], Any]] = {
@@ -88,25 +86,6 @@ class Query:
             "precision": _PRECISIONS.index(self.precision),
             "dtype": _DTYPES.index(self.query_dtype),
         }
-
-
-def query_of(
-    corpus: CheckedCorpus, dtype: torch.dtype, k: int, is_silent: bool, options: dict[str, Any]
-) -> Query:
-    """A search of documents on the device of their queries, or on the CPU. is_silent: nobody is told how far
-    it is. options: largest, normalize, precision, keep_empty."""
-    Q, D, q_mask, _, scale_Q, _ = corpus
-    return Query(
-        tensors=(Q, q_mask, scale_Q),
-        count=Q.shape[0],
-        k=k,
-        query_dtype=Q.dtype,
-        dtype=dtype,
-        documents=D.shape[0],
-        runs_ahead=Q.is_cuda and D.is_cuda and is_silent,
-        needs_total=not enough(D),
-        **options,
-    )
 
 
 Local = Callable[[int], Found]

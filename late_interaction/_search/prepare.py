@@ -3,7 +3,7 @@
 A new kind of documents registers here what makes a :class:`Search` of them::
 
     @prepare.register
-    def _of_codes(D: Codes, Q: Any, options: Options) -> Search: ...
+    def _of_table(D: Table, Q: Any, options: Options) -> Search: ...
 """
 
 import importlib
@@ -24,6 +24,7 @@ from late_interaction._checks.tensors import check_integers, check_not_meta
 from late_interaction._progress import Progress
 from late_interaction._scoring.sequences import as_tokens, is_sequences
 from late_interaction._search.selection import Found
+from late_interaction.codes import Codes
 from late_interaction.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ class Options:
     chunk_bytes: int | None = None
     progress: Progress = False
     group: Any = None
-    scale_Q: Tensor | None = None  # noqa: N815
-    scale_D: Tensor | None = None  # noqa: N815
 
     def __post_init__(self) -> None:
         check_positive("k", self.k)
@@ -100,13 +99,20 @@ def prepare(D: Any, Q: Any, options: Options) -> Search:
     if data is not None and isinstance(D, data.Dataset):
         return prepare(importlib.import_module("late_interaction.ray").Documents(D), Q, options)
     raise TypeError(
-        "D must be a torch.Tensor, Tokens, a list of tensors, a Corpus or a Ray dataset, got"
+        "D must be a torch.Tensor, Tokens, a list of tensors, Codes, a Corpus or a Ray dataset, got"
         f" {no_tensor('D', D)}"
     )
 
 
 def padded(name: str, x: Any, mask: Tensor | None) -> tuple[Any, Tensor | None]:
-    """Return Tokens or a list as a padded tensor and its mask; anything else as it is."""
+    """Return Tokens or a list as a padded tensor and its mask, padded Codes, or anything else as it is."""
+    if isinstance(x, Codes):
+        if mask is not None:
+            raise ValueError(
+                f"{name.lower()}_mask must be None where {name} is Codes, which say which tokens there are,"
+                f" got {abbreviate(mask)}"
+            )
+        return x.to_padded(), None
     if not is_sequences(x):
         return x, mask
     tokens: Tokens = as_tokens(name, x, **{f"{name.lower()}_mask": mask}).to_padded()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from late_interaction._checks.choices import Precision
 from late_interaction._progress import Progress
+from late_interaction._scoring.codes import check_precision_of_codes
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.sequences import is_sequences
 from late_interaction._search import group_search
@@ -14,7 +15,8 @@ from late_interaction._search.dense import DenseSearch
 from late_interaction._search.first_pass import CoarseSearch
 from late_interaction._search.prepare import Options, Search, prepare
 from late_interaction._search.result import SearchResult, ids_at
-from late_interaction.coarse import Codes, Kind
+from late_interaction.codecs import Bits, Codec, Residual
+from late_interaction.codes import Codes
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.tokens import Tokens, TokensLike
 
@@ -22,7 +24,7 @@ __all__ = ["search"]
 
 
 def search(
-    Q: TokensLike,
+    Q: TokensLike | Codes,
     D: Any,
     k: int = 10,
     *,
@@ -33,13 +35,11 @@ def search(
     largest: bool = True,
     keep_empty: bool = False,
     precision: Precision | None = None,
-    coarse: Kind | Codes | Muvera | Encodings | None = None,
+    coarse: Codec | Codes | Muvera | Encodings | None = None,
     candidates: int | None = None,
     chunk_bytes: int | None = None,
     progress: Progress = False,
     group: Any = None,
-    scale_Q: Tensor | None = None,
-    scale_D: Tensor | None = None,
 ) -> SearchResult:
     """Find the ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
 
@@ -47,16 +47,19 @@ def search(
     which its score is NaN, nor does one without tokens, unless it is kept.
 
     Args:
-        Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, :class:`late_interaction.Tokens`, or a list of ``[L, d]``.
+        Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, :class:`late_interaction.Tokens`, or a list of ``[L, d]``. With
+            Codes as ``D`` also the Codes that :func:`late_interaction.maxsim` takes with them.
         D: documents, on the device of ``Q``, or on the CPU while ``Q`` is on a GPU: they travel in chunks
             then, each while the one before it is scored, by way of 64 MiB of pinned memory if they do not lie
             in such. A mapped file will do.
 
             - ``[N, Ld, d]`` or ``[Ld, d]``, Tokens or a list of ``[L, d]``, of the dtype of ``Q``;
+            - :class:`late_interaction.Codes`, which ``Q`` meets as in :func:`late_interaction.maxsim`;
             - a :class:`late_interaction.Corpus`, to whose dtype queries are rounded, or quantized;
             - a ``ray.data.Dataset``, or :class:`late_interaction.ray.Documents`, which has options for it.
         k: how many; at most ``N`` come back.
-        q_mask, d_mask: ``[Nq, Lq]`` and ``[N, Ld]``, True = keep, for padded tensors; Tokens hold their own.
+        q_mask, d_mask: ``[Nq, Lq]`` and ``[N, Ld]``, True = keep, for padded tensors; Tokens and
+            Codes hold their own.
         subset: the documents that may be found: bool ``[N]``, or a tensor or list of indices, or a list of
             ids of a corpus that has ids. All are scored. None: every document.
         normalize: L2-normalize every token first. Those of a corpus that is known to be ``normalized`` are
@@ -64,11 +67,11 @@ def search(
         largest: the highest scores, or else the lowest.
         keep_empty: rank documents without a kept token too, by their score of 0.
         precision: how float32 tokens multiply, as in :func:`late_interaction.maxsim`.
-        coarse: a first pass over codes of a few bits, ``"hamming"``, ``"1bit"``, ``"4bit"`` or the
-            :class:`late_interaction.coarse.Codes` of ``D``, or over single vectors, a
-            :class:`late_interaction.Muvera` or its :class:`late_interaction.muvera.Encodings` of ``D``. What
-            is not encoded before is encoded on the way and forgotten, which can take longer than an exact
-            search. Documents that the first pass ranks lower are missed. For tensors, lists and Tokens.
+        coarse: a first pass over codes, the :class:`late_interaction.Codes` of ``D`` or a codec
+            (``codecs.Bits(1)``), or over single vectors, the :class:`late_interaction.muvera.Encodings` of
+            ``D`` or a :class:`late_interaction.Muvera`. What is not encoded before is encoded on the way and
+            forgotten, which can take longer than an exact search. Documents that the first pass ranks lower
+            are missed. For tensors, lists and Tokens.
         candidates: how many documents of each query are scored exactly after the first pass; at least ``k``.
             None: ``max(10 * k, 100)``.
         chunk_bytes: how many bytes of documents are scored at a time; a longer document is a chunk by itself.
@@ -79,8 +82,6 @@ def search(
             documents, numbered in the order of ranks. Of tensors these are the bits of one process that has
             all of them and the same kind of device, where a mask comes with all shards or with none. The
             ``k`` best of each process travel, by a backend for the device of ``Q``. None: this process alone.
-        scale_Q, scale_D: where the tensors ``Q`` and ``D`` are float8 or int8 codes, their scales, as in
-            :class:`late_interaction.Codes`.
 
     Returns:
         A :class:`SearchResult`, which unpacks as ``scores, indices``, each ``[Nq, min(k, N)]`` (``[min(k,
@@ -116,7 +117,7 @@ def search(
     def prepared() -> Search:
         options = Options(
             k, q_mask, d_mask, subset, normalize, largest, keep_empty, precision, coarse, candidates,
-            chunk_bytes, progress, group, scale_Q, scale_D,
+            chunk_bytes, progress, group,
         )  # fmt: skip
         made.append(prepare(D, Q, options))
         return made[0]
@@ -125,7 +126,7 @@ def search(
         scores, indices = prepared().run(None)
     else:  # the others must learn what this process refuses
         first = Q[0] if isinstance(Q, (list, tuple)) and Q else Q
-        device = first.device if isinstance(first, (Tensor, Tokens)) else torch.device("cpu")
+        device = first.device if isinstance(first, (Tensor, Tokens, Codes)) else torch.device("cpu")
         scores, indices = group_search.search(
             group, device, lambda: prepared().as_query(), lambda total: made[0].run(total)
         )
@@ -146,9 +147,22 @@ def _of_tensor(D: Tensor, Q: Any, options: Options) -> Search:
 
 @prepare.register
 def _of_tokens(D: Tokens, Q: Any, options: Options) -> Search:
-    beside = options.d_mask, options.coarse, options.candidates, options.scale_Q, options.scale_D
+    beside = options.d_mask, options.coarse, options.candidates
     if not D.is_packed or D.dtype == torch.float64 or any(x is not None for x in beside):
         return _of_tensor(D, Q, options)  # type: ignore[arg-type]
+    from late_interaction.corpus._search import PackedSearch
+
+    return PackedSearch(D, Q, options)
+
+
+@prepare.register
+def _of_codes(D: Codes, Q: Any, options: Options) -> Search:
+    options.refuse("for Codes", "coarse", "candidates")
+    if not isinstance(D.codec, Residual):
+        check_precision_of_codes(D.codec, options.normalize, options.precision)
+    # Of what a corpus may hold, documents that are about equally long are padded together, or none.
+    if not D.is_packed or options.d_mask is not None or isinstance(D.codec, Bits) or isinstance(Q, Codes):
+        return DenseSearch(D, Q, options)
     from late_interaction.corpus._search import PackedSearch
 
     return PackedSearch(D, Q, options)

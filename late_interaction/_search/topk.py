@@ -9,18 +9,18 @@ from torch import Tensor
 
 from late_interaction._checks.choices import Precision
 from late_interaction._checks.options import check_flag, check_positive, check_precision
-from late_interaction._checks.search import CheckedCorpus, check_corpus, check_tokens_or_codes
-from late_interaction._checks.tensors import CODES, has_values
+from late_interaction._checks.search import check_queries
+from late_interaction._checks.tensors import has_values
 from late_interaction._checks.threads import OneThread
-from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
-from late_interaction._scoring import quantized
-from late_interaction._scoring.norm_warning import look, unwatched
+from late_interaction._scoring.norm_warning import look
 from late_interaction._search import topk_state
 from late_interaction._search.equal_plans import Alike
+from late_interaction._search.pieces import Piece, piece_of
 from late_interaction._search.prepare import padded
 from late_interaction._search.selection import select, select_next, without_rank
 from late_interaction._search.stream import chunks, documents_at_once
+from late_interaction.codes import Codes
 from late_interaction.tokens import TokensLike
 
 __all__ = ["TopK"]
@@ -35,8 +35,7 @@ class TopK:
     thread at a time may add, merge, save or load; :meth:`merge` joins what threads found, each with its own.
 
     Args:
-        Q, k, q_mask, normalize, largest, precision, scale_Q, keep_empty: as in
-            :func:`late_interaction.search`.
+        Q, k, q_mask, normalize, largest, precision, keep_empty: as in :func:`late_interaction.search`.
         first: the number of the first document. That of a search of a shard is how many documents the shards
             before have, so that its documents have their numbers of the whole corpus.
 
@@ -67,14 +66,13 @@ class TopK:
 
     def __init__(
         self,
-        Q: TokensLike,
+        Q: TokensLike | Codes,
         k: int = 10,
         q_mask: Tensor | None = None,
         *,
         normalize: bool = False,
         largest: bool = True,
         precision: Precision | None = None,
-        scale_Q: Tensor | None = None,
         first: int = 0,
         keep_empty: bool = False,
     ) -> None:
@@ -84,19 +82,14 @@ class TopK:
         check_flag("largest", largest)
         check_flag("keep_empty", keep_empty)
         check_precision(precision)
-        tokens, q_mask = padded("Q", Q, q_mask)
-        check_tokens_or_codes("Q", tokens, scale_Q)
-        if scale_Q is not None and normalize:
-            raise ValueError(
-                f"normalize must be False for codes, got True and {tokens.dtype}: normalize first"
-            )
-        if tokens.dim() not in (2, 3):
-            raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {list(tokens.shape)}")
+        self._Q, self._q_mask = padded("Q", Q, q_mask)
+        tokens: Tensor = self._Q.values if isinstance(self._Q, Codes) else self._Q
+        if tokens is self._Q:
+            check_queries(tokens)
         self.k, self.seen = k, 0
         self._next = int(first)
         self._ranges: topk_state.Ranges = []
-        self._Q: Tensor = tokens
-        self._q_mask, self._scale_Q = q_mask, scale_Q
+        self._values = tokens
         self._one_thread = OneThread("TopK")
         self._largest, self._keep_empty = largest, keep_empty
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
@@ -107,61 +100,51 @@ class TopK:
 
     @property
     def scores(self) -> Tensor:
-        return self._scores.squeeze(0) if self._Q.dim() == 2 else self._scores
+        return self._scores.squeeze(0) if self._values.dim() == 2 else self._scores
 
     @property
     def indices(self) -> Tensor:
-        return self._indices.squeeze(0) if self._Q.dim() == 2 else self._indices
+        return self._indices.squeeze(0) if self._values.dim() == 2 else self._indices
 
     def add(
         self,
-        D: TokensLike,
+        D: TokensLike | Codes,
         d_mask: Tensor | None = None,
         *,
         chunk_bytes: int | None = None,
         progress: Progress = False,
-        scale_D: Tensor | None = None,
     ) -> None:
         """Search the next documents of the corpus. Arguments as in :func:`late_interaction.search`; packed
-        Tokens and lists are padded."""
+        Tokens and Codes, and lists, are padded."""
         if chunk_bytes is not None:
             check_positive("chunk_bytes", chunk_bytes)
-        documents, d_mask = padded("D", D, d_mask)
-        corpus = check_corpus(self._Q, documents, self._q_mask, d_mask, self._scale_Q, scale_D)
+        piece = self._piece(D, d_mask)
         with self._one_thread:
-            self._add_checked(corpus, chunk_bytes, progress, None)
-        if self._scale_Q is None and not self._options["normalize"]:
-            look("TopK.add", corpus[0], corpus[2])
+            self._add_checked(piece, chunk_bytes, progress, None)
+        if not isinstance(self._Q, Codes) and not self._options["normalize"]:
+            look("TopK.add", piece.values, piece.queries[1])
+
+    def _piece(self, D: Any, d_mask: Any) -> Piece:
+        return piece_of(self._Q, D, self._q_mask, d_mask, self._options)
 
     def _add_checked(
-        self, corpus: CheckedCorpus, chunk_bytes: int | None, progress: Progress,
+        self, piece: Piece, chunk_bytes: int | None, progress: Progress,
         documents: int | None, left_out: Tensor | None = None,
     ) -> None:  # fmt: skip
         """documents: how many the corpus has of which these are a shard; None: these are all. left_out:
         ``[Nd]``, which take no rank."""
-        Q, D, q_mask, d_mask, scale_Q, scale_D = corpus
-        one = None  # for all tokens, which does not travel in chunks
-        if scale_D is not None and scale_D.dim() == 0:
-            one, scale_D = scale_D.to(Q.device), None
+        Q, D = piece.values, piece.documents
         topk_state.joined(self._ranges, topk_state.coming(self._next, D.shape[0]))
         size = documents_at_once(Q, D, chunk_bytes, progress is not False)
 
-        def score(some: Tensor, mask: Tensor | None, scale: Tensor | None) -> Tensor:
-            if scale_Q is None:
-                scores: Tensor = unwatched(maxsim, Q, some, q_mask, mask, **self._options)
-                return scores
-            scale = scale if one is None else one
-            assert scale is not None
-            return quantized.maxsim(Q, some, scale_Q, scale, q_mask, mask, CODES)
-
         total = D.shape[0] if documents is None else documents
-        alike = Alike(Q, D, total, d_mask is not None, **self._options)
+        alike = Alike(Q, D, total, piece.beside[0] is not None, **self._options)
         with torch.no_grad(), reporter(progress, D.shape[0]) as report:
-            for start, some, (mask, scales, out) in chunks(D, (d_mask, scale_D, left_out), size, Q.device):
-                found = alike.scores(score, some, mask, scales)
+            for start, some, (out, *beside) in chunks(D, (left_out, *piece.beside), size, Q.device):
+                found = alike.scores(piece.score, some, *beside).to(self._scores.dtype)
                 stop = self._next + some.shape[0]
                 before = self._scores, self._indices
-                out = without_rank(some, mask, self._keep_empty, out)
+                out = without_rank(some, beside[0], self._keep_empty, out)
                 best = select_next(found, self._next, before, self.k, self._largest, out)
                 self._has(*best, [[self._next, stop]])
                 self._next = stop
@@ -207,7 +190,7 @@ class TopK:
                 used.enter_context(other._one_thread)
                 topk_state.check_alike(other._search(), mine)
                 ranges = topk_state.joined(ranges, other._ranges)
-            device, every = self._Q.device, [x for x in others if x.seen]
+            device, every = self._values.device, [x for x in others if x.seen]
             if every:
                 scores = torch.cat([self._scores, *(x._scores.to(device) for x in every)], dim=-1)
                 indices = torch.cat([self._indices, *(x._indices.to(device) for x in every)], dim=-1)
@@ -224,9 +207,9 @@ class TopK:
 
     def _search(self) -> dict[str, Any]:
         """The options and shapes that a state must share with this search."""
-        shape = self._Q.shape if self._Q.dim() == 3 else (1, *self._Q.shape)
+        shape = self._values.shape if self._values.dim() == 3 else (1, *self._values.shape)
         own = {"k": self.k, "largest": self._largest, "keep_empty": self._keep_empty, **self._options}
-        return own | {"Q_shape": list(shape), "Q_dtype": str(self._Q.dtype).removeprefix("torch.")}
+        return own | {"Q_shape": list(shape), "Q_dtype": str(self._values.dtype).removeprefix("torch.")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back, or on, to where :meth:`state_dict` was called, on the device of ``Q``.
@@ -246,6 +229,6 @@ class TopK:
         if has_values(scores) and scores.device.type == "cpu":
             topk_state.check_order(state, self.k, self._largest)
         with self._one_thread:
-            self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))
+            self._scores, self._indices = (x.detach().to(self._values.device) for x in (scores, indices))
             self.seen, self._next = state["seen"], state["next"]
             self._ranges = [list(entry) for entry in state["ranges"]]

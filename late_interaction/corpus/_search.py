@@ -13,6 +13,7 @@ from late_interaction._search.prepare import Options, Search, left_out
 from late_interaction._search.selection import MOST_SCORES, Found, select_next
 from late_interaction._search.stream import to_device
 from late_interaction.codecs import Residual
+from late_interaction.codes import Codes
 from late_interaction.corpus import _chunks, _queries
 from late_interaction.corpus._documents import Documents
 from late_interaction.tokens import Tokens
@@ -26,7 +27,7 @@ class CorpusSearch(Search):
     """A search of documents that are packed in shards."""
 
     def __init__(self, corpus: Documents, Q: Any, options: Options) -> None:
-        options.refuse("for a Corpus", "d_mask", "coarse", "candidates", "scale_Q", "scale_D")
+        options.refuse("for a Corpus", "d_mask", "coarse", "candidates")
         self._corpus, self._options, self.ids = corpus, options, corpus.ids
         # Whether documents are normalized in a copy.
         self._unit = options.normalize and not corpus.normalized and not isinstance(corpus.codec, Residual)
@@ -91,15 +92,17 @@ class CorpusSearch(Search):
 
 
 class PackedSearch(CorpusSearch):
-    """A search of packed Tokens, by queries of their dtype; None: of no document."""
+    """A search of packed Tokens, by queries of their dtype, or of packed Codes; None: of no document."""
 
-    def __init__(self, D: Tokens | None, Q: Any, options: Options) -> None:
+    def __init__(self, D: Tokens | Codes | None, Q: Any, options: Options) -> None:
         if D is None:
             documents = Documents([], {"d": 0, "dtype": torch.float32, "normalized": False})
+        elif isinstance(D, Codes):
+            documents = Documents.from_codes(D)
         else:
             documents = Documents.from_packed(D.values.contiguous(), D.offsets)  # type: ignore[arg-type]
         super().__init__(documents, Q, options)
-        if D is not None and self._found:
+        if isinstance(D, Tokens) and self._found:
             check_same_dtype_and_d(self._found[0], D.values)
 
 

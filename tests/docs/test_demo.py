@@ -272,9 +272,9 @@ def test_a_first_pass_over_a_few_bits_keeps_the_documents_to_find(encoded):
     Q, D = encoded
     given = {"Q": Q.embeddings, "D": D.embeddings, "q_mask": Q.mask, "d_mask": D.mask}
     best = search(**given).indices
-    for kind in ("hamming", "1bit", "4bit"):
-        found = search(**given, coarse=kind, candidates=30).indices
-        assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99, kind
+    for codec in (codecs.Bits(1, scales=False), codecs.Bits(1), codecs.Bits(4)):
+        found = search(**given, coarse=codec, candidates=30).indices
+        assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99, codec
 
 
 @needs_model

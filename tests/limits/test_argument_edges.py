@@ -442,15 +442,6 @@ def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
         assert li.maxsim_varlen(tokens, tokens, cu, cu).shape == (1, 1)
 
 
-def test_scales_of_a_corpus_fit_its_tokens():
-    codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
-    assert li.search(codes, codes, 1, normalize=False, scale_Q=scale, scale_D=scale).scores.shape == (2, 1)
-    for name in ("scale_Q", "scale_D"):
-        scales = {"scale_Q": scale, "scale_D": scale} | {name: scale[:, :2]}
-        with pytest.raises(ValueError, match=f"{name} must be 0-dim or have the shape of"):
-            li.search(codes, codes, 1, normalize=False, **scales)
-
-
 def test_approximate_scores_are_of_rank_two():
     codes, lengths = RESIDUAL["codes"], RESIDUAL["doc_lengths"]
     for shape in ((3,), (3, 4, 1)):

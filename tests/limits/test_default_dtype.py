@@ -5,7 +5,6 @@ import torch
 
 import late_interaction as li
 from late_interaction import Corpus, Muvera, codecs, search
-from late_interaction.coarse import encode
 
 
 def of_muvera(Q, D):
@@ -15,8 +14,9 @@ def of_muvera(Q, D):
 
 
 def of_codes(Q, D):
-    codes = encode(D, "4bit")
-    return codes.tokens, codes.scale, *search(Q, D, 3, coarse=codes, candidates=5)
+    codes = codecs.Bits(4).encode(D)
+    found = *search(Q, D, 3, coarse=codes, candidates=5), *search(Q, codes, 3)
+    return codes.values, codes.scales, *found
 
 
 def of_bits(Q, D):

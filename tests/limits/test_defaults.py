@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import late_interaction as li
-from late_interaction import coarse, codecs, corpus, losses, recall
+from late_interaction import codecs, corpus, losses, recall
 from late_interaction.alignment import Alignment
 from late_interaction.alignment.plot import plot_alignment
 from late_interaction.fused_head import maxsim_from_hidden
@@ -26,7 +26,7 @@ PAIRS = torch.tensor([0, 2, 1]), torch.tensor([7, 0, 19])
 H, W = torch.randn(3, 5, 6, generator=GENERATOR), torch.randn(8, 6, generator=GENERATOR)
 TEACHER = torch.randn(3, 4, generator=GENERATOR)
 CODES = codecs.Residual.train(D.flatten(0, 1), 4).encode(D)
-BITS = coarse.encode(D, "1bit")
+BITS = codecs.Bits(1).encode(D)
 REDUCED = {"reduction": "mean", "scale_by_world": False}
 SEARCH = {"largest": True, "progress": False, "keep_empty": False}
 LOSS = {"normalize": False, **REDUCED}
@@ -135,10 +135,6 @@ DEFAULTS = {
     "explain of codes": (
         li.explain, {"paired": False, "normalize": False},
         lambda **options: li.explain(Q[0], CODES, **options)[0].shares,
-    ),
-    "coarse.encode": (
-        coarse.encode, {"normalize": False},
-        lambda **options: coarse.encode(D, "4bit", **options).tokens,
     ),
     "search": (
         li.search, {"k": 10, "normalize": False, **SEARCH},

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Corpus, coarse, codecs
+from late_interaction import Corpus, codecs
 from late_interaction.integrations import vllm
 from late_interaction.lik import forward
 from late_interaction.score_pairs import rerank_direct
@@ -67,8 +67,8 @@ REFUSED = [
     (rerank_direct,
      {"Q": Q[0], "batch_tensor": TOKENS, "doc_offsets": OFFSETS[:1], "doc_lengths": OFFSETS[:1]},
      "max_seqlen_d", np.ones(2, int), TypeError),
-    (coarse.encode, {"D": D, "kind": "4bit"}, "kind", {}, ValueError),
-    (coarse.encode, {"D": D, "kind": "4bit"}, "kind", [], ValueError),
+    (li.search, PAIR | {"k": 1}, "coarse", {}, TypeError),
+    (li.search, PAIR | {"k": 1}, "coarse", codecs.Bits, TypeError),
     (codecs.Bits, {"nbits": 4}, "nbits", True, ValueError),
     (codecs.Bits, {"nbits": 4}, "nbits", np.ones(2), ValueError),
     (codecs.Fp8, {}, "dtype", np.ones(2), TypeError),

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import late_interaction as li
-from late_interaction import Corpus, coarse, codecs, fused_head
+from late_interaction import Corpus, codecs, fused_head
 from late_interaction._scoring import norm_warning
 from late_interaction.lik import plaid
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
@@ -293,7 +293,6 @@ OF_DOCUMENTS = {
     "maxsim_from_hidden(": ("the projected H_d", lambda D: fused_head.maxsim_from_hidden(
         unit(3, 5, 8).to(D.device), D / 2, 2 * torch.eye(8, device=D.device)
     )),
-    "coarse.encode(": ("D", lambda D: coarse.encode(D, "4bit")),
     "Muvera.encode_corpus(": ("D", lambda D: li.Muvera(8, 2, 2).encode_corpus(D)),
     "Corpus.create(": ("the corpus", stored),
     "codecs.Residual.train(": ("the sample", lambda D: codecs.Residual.train(D.flatten(0, 1), 4)),
@@ -377,13 +376,10 @@ def test_normalizing_calls_and_codes_do_not_look(device):
     assert said(
         lambda: li.contrastive_loss(Q, D, temperature=1.0, normalize=True),
         lambda: li.search(Q, D, 2, normalize=True),
-        lambda: li.search(Q, D, 2, coarse="1bit", normalize=True),
+        lambda: li.search(Q, D, 2, coarse=codecs.Bits(1), normalize=True),
         lambda: li.smooth_maxsim(Q, D, normalize=True),
         lambda: li.explain(Q, D, normalize=True),
-        lambda: li.search(
-            Q.to(torch.int8), D.to(torch.int8), 2,
-            scale_Q=torch.ones((), device=device), scale_D=torch.ones((), device=device),
-        ),
+        lambda: li.search(codecs.Int8().encode(Q), codecs.Int8().encode(D), 2),
     ) == []  # fmt: skip
     assert not norm_warning.looked
 

@@ -204,23 +204,32 @@ def test_bits_of_another_kind(options, error, words):
 
 
 # What replaces good arguments of a search of codes, the exception, and words that its message must hold.
+FP8 = codecs.Fp8()
 SEARCH = {
-    "no scale of queries": ({"scale_Q": None}, TypeError, ["scale_Q must be", "Q of torch.float8", "None"]),
-    "no scale of documents": ({"scale_D": None}, TypeError, ["scale_D must be", "D of torch.float8", "None"]),
-    "scale of floats": ({"Q": X}, ValueError, ["scale_Q must be None", "torch.float32 Q"]),
-    "queries of floats": ({"Q": X, "scale_Q": None}, TypeError, ["Q and D must share", "float32", "e4m3fn"]),
-    "documents of int8": ({"D": Y.to(torch.int8)}, TypeError, ["Q and D must share", "e4m3fn", "int8"]),
-    "normalize": ({"normalize": True}, ValueError, ["normalize must be False for codes", "e4m3fn"]),
-    "scale a document": ({"scale_D": T[:, 0]}, ValueError, ["scale_D", "[4, 7]", "[4]"]),
-    "scale elsewhere": ({"scale_D": T.to("meta")}, ValueError, ["scale_D", "of D, cpu", "meta"]),
-    "sparse": ({"D": Y.to(torch.int8).to_sparse()}, TypeError, ["D", "dense", "sparse_coo"]),
+    "documents of embeddings": ({"D": Y}, TypeError, ["Q must be a torch.Tensor", "Codes"]),
+    "queries of int8": ({"Q": codecs.Int8().encode(X)}, ValueError, ["Q must be of Fp8", "Int8()"]),
+    "queries of another d": ({"Q": X[..., :4]}, ValueError, ["share an embedding dim d, got 4 and 8"]),
+    "queries of no tokens": ({"Q": X.int()}, TypeError, ["Q must be bfloat16", "int32"]),
+    "4-D queries": ({"Q": X[None]}, ValueError, ["Q must be [Nq, Lq, d] or [Lq, d]", "[1, 3, 5, 8]"]),
+    "documents of each query": ({"D": FP8.encode(KD)}, ValueError, ["D must be Codes [N, L, w]", "[3, 2, 7"]),
+    "normalize": ({"normalize": True}, ValueError, ["normalize must be False for Fp8"]),
+    "precision": ({"precision": "high"}, ValueError, ["precision must be None for Fp8", "high"]),
+    "queries elsewhere": ({"Q": X.to("meta")}, ValueError, ["Q and D must be on the same device", "meta"]),
+    "a mask of queries": ({"q_mask": X[:, :, 0] > 0}, ValueError, ["q_mask must be None where Q is Codes"]),
+    "a mask of documents": ({"d_mask": Y[:, :, 0] > 0}, ValueError, ["d_mask must be None where D is Codes"]),
+    "coarse": ({"coarse": FP8}, ValueError, ["coarse must be None for Codes"]),
+    "candidates": ({"candidates": 20}, ValueError, ["candidates must be None for Codes, got 20"]),
 }
 
 
-@pytest.mark.parametrize("bad", SEARCH)
-def test_searching(bad):
+OF_PACKED = ("normalize", "precision", "a mask of documents", "coarse", "candidates")
+
+
+@pytest.mark.parametrize("bad, packed", [*((x, False) for x in SEARCH), *((x, True) for x in OF_PACKED)])
+def test_searching(bad, packed):
     wrong, error, words = SEARCH[bad]
-    good = {"Q": X.to(E4M3), "D": Y.to(E4M3), "k": 2, "scale_Q": S, "scale_D": T}
+    good = {"Q": FP8.encode(X), "D": FP8.encode(Y), "k": 2}
+    good |= {"Q": X, "D": good["D"].pack()} if packed else {}
     li.search(**good)
     with pytest.raises(error) as raised:
         li.search(**(good | wrong))

@@ -79,11 +79,12 @@ li.evaluate_recall([[0]], (Q, D))  # arg-type
 li.TopK(li.Tokens(Q)).add([D[0]])
 li.xtr_scores(Q, D, 2, rule="pylate")
 li.xtr_scores(Q, D, 2, rule="colbert")  # arg-type
-li.coarse.encode(D, "4bit")
-li.coarse.encode(D, "2bit")  # arg-type
+li.search(Q, D, coarse="4bit")  # arg-type
 li.hard_negatives(Q, D, [], sampling_strategy="best")  # arg-type
 codes: li.Codes = li.codecs.Bits(4).encode([D[0]])
 li.maxsim(Q, codes)
+li.search(Q, codes)
+li.search(Q, D, coarse=codes.codec)
 li.codecs.Bits(2)  # arg-type
 li.codecs.Int8().quantize(D)  # attr-defined
 

@@ -1,14 +1,17 @@
-"""A first pass over codes of a few bits: what it finds, in which order, and with which scores."""
+"""A first pass over codes: what it finds, in which order, and with which scores."""
 
 import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import coarse, codecs
+from late_interaction import codecs
 from late_interaction._search import first_pass, rescore
-from late_interaction.coarse import KINDS, Codes, encode
 from late_interaction.score_pairs import rerank_direct
 from tests.cases import mask
+from tests.coded import BITS, FOUR
+
+SIGNS = codecs.Bits(1, scales=False)
+CODECS = [SIGNS, BITS, FOUR]
 
 
 @pytest.fixture
@@ -23,13 +26,14 @@ def corpus(device):
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("masks", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_documents_as_candidates_are_the_exact_search(kind, masks, normalize, largest, corpus):
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_all_documents_as_candidates_are_the_exact_search(codec, masks, normalize, largest, corpus):
     Q, D, *both = corpus
     options = {"normalize": normalize, "largest": largest}
     options |= dict(zip(("q_mask", "d_mask"), both, strict=True)) if masks else {}
     exact = li.search(Q, D, 6, **options)
-    for given in (kind, encode(D, kind, normalize=normalize)):
+    unit = torch.nn.functional.normalize(D, dim=-1) if normalize else D
+    for given in (codec, codec.encode(unit)):
         scores, documents = li.search(Q, D, 6, coarse=given, candidates=120, **options)
         # A score is a sum of nine similarities of up to 70, of either sign.
         torch.testing.assert_close(scores, exact.scores, rtol=1e-6, atol=2e-5)
@@ -51,7 +55,7 @@ def test_documents_whose_kept_tokens_come_first(form, normalize, corpus):
     D = D.masked_fill(~d_mask.unsqueeze(-1), torch.nan) if d_mask is not None and not normalize else D
     options = {"normalize": normalize}
     exact = li.search(Q, D, 6, q_mask=q_mask, d_mask=d_mask, **options)
-    codes = encode(D.nan_to_num(), "4bit", normalize=normalize)
+    codes = FOUR.encode(D.nan_to_num())
     scores, documents = li.search(
         Q, D, 6, q_mask=q_mask, d_mask=d_mask, coarse=codes, candidates=120, **options
     )
@@ -59,15 +63,13 @@ def test_documents_whose_kept_tokens_come_first(form, normalize, corpus):
     assert torch.equal(documents, exact.indices)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_the_candidates_are_the_best_by_their_codes(codec, corpus):
     Q, D, q_mask, d_mask = corpus
     unit = torch.nn.functional.normalize(D, dim=-1)
-    if kind == "hamming":
-        codec = codecs.Bits(1, scales=False)
+    if codec == SIGNS:
         rough = li.maxsim(li.Tokens(Q, q_mask), codec.encode(li.Tokens(D, d_mask)))
     else:
-        codec = codecs.Bits(int(kind[0]))
         back = codec.decode(codec.encode(unit)).values
         rough = li.maxsim(torch.nn.functional.normalize(Q, dim=-1), back, q_mask, d_mask)
     for chunk in (None, 1, 50 * D[0].nbytes):
@@ -77,7 +79,7 @@ def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
             3,
             q_mask=q_mask,
             d_mask=d_mask,
-            coarse=kind,
+            coarse=codec,
             candidates=10,
             chunk_bytes=chunk,
             progress=False,
@@ -91,27 +93,26 @@ def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
         assert (rough.gather(1, documents) >= tenth - 0.02 * tenth.abs()).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_equal_documents_come_in_their_order(kind, corpus):
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_equal_documents_come_in_their_order(codec, corpus):
     Q, D, *_ = corpus
-    scores, documents = li.search(Q[:1], D, 2, coarse=kind, candidates=20)
+    scores, documents = li.search(Q[:1], D, 2, coarse=codec, candidates=20)
     assert documents.tolist() == [[3, 7]] and scores[0, 0] == scores[0, 1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gathered_in_any_pieces(kind, corpus, monkeypatch):
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_gathered_in_any_pieces(codec, corpus, monkeypatch):
     Q, D, q_mask, d_mask = corpus
     options = {"q_mask": q_mask, "d_mask": d_mask, "candidates": 12}
-    expected = li.search(Q, D, 6, coarse=kind, **options)
+    expected = li.search(Q, D, 6, coarse=codec, **options)
     for size in (1, 17 * 72 * 4 * 5, 17 * 72 * 4 * 30):
-        monkeypatch.setattr(coarse, "_BYTES", size)
         monkeypatch.setattr(first_pass, "_BYTES", size)
         monkeypatch.setattr(rescore, "_BYTES", size)
         monkeypatch.setattr(rescore, "_GATHERED_BYTES", size)
-        monkeypatch.setattr(coarse, "_CACHED_BYTES", size)
-        found = li.search(Q, D, 6, coarse=encode(D, kind), **options)
-        torch.testing.assert_close(found.scores, expected.scores, rtol=1e-6, atol=1e-6)
-        assert torch.equal(found.indices, expected.indices)
+        for given in (codec, codec.encode(D), codec.encode(li.Tokens(D, d_mask).pack())):
+            found = li.search(Q, D, 6, coarse=given, **options)
+            torch.testing.assert_close(found.scores, expected.scores, rtol=1e-6, atol=1e-6)
+            assert torch.equal(found.indices, expected.indices)
 
 
 # ---- sizes of parts, on which no result depends ----
@@ -136,7 +137,7 @@ def test_copies_of_candidates_are_no_larger_than_they_may_be(room, candidates, p
     monkeypatch.setattr(
         rescore, "maxsim", lambda Q, D, *x, **y: seen.append(D.shape) or li.maxsim(Q, D, *x, **y)
     )
-    li.search(D[:5], D, 1, d_mask=d_mask, coarse="1bit", candidates=candidates, normalize=True)
+    li.search(D[:5], D, 1, d_mask=d_mask, coarse=BITS, candidates=candidates, normalize=True)
     assert [tuple(shape[:2]) for shape in seen] == parts
     assert all(shape[2] <= 4 if masked else shape[2] == 7 for shape in seen)
 
@@ -155,20 +156,12 @@ def test_where_kept_tokens_lie_together():
 def test_a_cpu_copies_no_documents_that_lie_together(normalize, monkeypatch):
     D, scored = torch.randn(30, 5, 16), []
     monkeypatch.setattr(rescore, "rerank_direct", lambda *x, **y: scored.append(x) or rerank_direct(*x, **y))
-    li.search(D[:4], D, 3, coarse="1bit", normalize=normalize)
+    li.search(D[:4], D, 3, coarse=BITS, normalize=normalize)
     assert len(scored) == (0 if normalize else 4)
 
 
-def test_a_part_is_encoded_at_a_time(monkeypatch):
-    D, sizes, codes_of = torch.randn(30, 5, 16), [], coarse._codes_of
-    monkeypatch.setattr(coarse, "_CACHED_BYTES", 4 * 5 * 16 * 12)
-    monkeypatch.setattr(coarse, "_codes_of", lambda D, *x: sizes.append(len(D)) or codes_of(D, *x))
-    encode(D, "4bit")
-    assert sizes == [12, 12, 6]
-
-
 def chunks_of_first_pass(Q, D, given):
-    return [len(tokens) for _, tokens, *_ in first_pass.CodesPass(Q, None, given, True).chunks(D, None, None)]
+    return [len(codes) for _, codes in first_pass.CodesPass(Q, None, given, True).chunks(D, None, None)]
 
 
 @pytest.mark.parametrize("queries, scores, chunk", [(5, 100, 20), (1, 100, 100), (0, 100, 100), (5, 1, 1)])
@@ -177,14 +170,14 @@ def test_scores_of_a_chunk_of_codes(queries, scores, chunk, monkeypatch):
     D = torch.randn(120, 3, 8)
     monkeypatch.setattr(first_pass, "MOST_SCORES", scores)
     monkeypatch.setattr(first_pass, "_BYTES", 1)
-    seen = chunks_of_first_pass(D[:queries], D, encode(D, "1bit"))
+    seen = chunks_of_first_pass(D[:queries], D, BITS.encode(D))
     assert seen == [min(chunk, 120 - start) for start in range(0, 120, chunk)]
 
 
 def test_bytes_of_a_chunk_that_is_encoded(monkeypatch):
     D = torch.randn(120, 3, 8)
     monkeypatch.setattr(first_pass, "_BYTES", 4 * 3 * 8 * 50)
-    assert chunks_of_first_pass(D[:2], D, "1bit") == [50, 50, 20]
+    assert chunks_of_first_pass(D[:2], D, BITS) == [50, 50, 20]
 
 
 @pytest.mark.parametrize(
@@ -200,31 +193,14 @@ def test_a_cpu_gathers_tokens_up_to_the_last_one_that_is_kept():
     assert rescore.longest(~kept) == 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_codes_of_one_document_of_empty_ones_and_of_small_tokens(kind):
-    D = torch.randn(3, 4, 16)
-    D[1, 2] = 0
-    codes, one = encode(D, kind, normalize=True), encode(D[0], kind, normalize=True)
-    assert torch.equal(one.tokens, codes.tokens[:1])
-    for small in (D[:0], D[:, :0], D[..., :1]):
-        assert encode(small, kind, normalize=True).tokens.shape[:2] == small.shape[:2]
-    with pytest.raises(ValueError, match=r"D must be .* with d of at least 1"):
-        encode(D[..., :0], kind, normalize=True)
-    again = codes.to("cpu")
-    assert torch.equal(again.tokens, codes.tokens) and (again.scale is None) == (kind == "hamming")
-    if kind != "hamming":
-        torch.testing.assert_close(encode(D * 2**-10, kind, normalize=True).scale, codes.scale)
-        assert torch.equal(again.scale, codes.scale) and codes.scale.isfinite().all()
-
-
 def test_shapes_and_dtypes(device):
     D = torch.randn(30, 5, 16, device=device, dtype=torch.float64)
-    scores, documents = li.search(D[4], D, 3, coarse="4bit")
+    scores, documents = li.search(D[4], D, 3, coarse=FOUR)
     assert scores.shape == documents.shape == (3,) and scores.dtype == torch.float64
     assert documents[0] == 4 and documents.dtype == torch.int64
-    scores, documents = li.search(D[:2].bfloat16(), D.bfloat16(), 50, coarse="1bit")
+    scores, documents = li.search(D[:2].bfloat16(), D.bfloat16(), 50, coarse=BITS)
     assert scores.shape == documents.shape == (2, 30) and scores.dtype == torch.float32
-    scores, documents = li.search(D[:2], D[:0], 5, coarse="hamming")
+    scores, documents = li.search(D[:2], D[:0], 5, coarse=SIGNS)
     assert scores.shape == documents.shape == (2, 0)
 
 
@@ -232,38 +208,35 @@ def test_progress_and_autograd(device):
     seen = []
     D = torch.randn(30, 5, 16, device=device, requires_grad=True)
     options = {"chunk_bytes": 10 * D[0].nbytes, "progress": lambda *x: seen.append(x)}
-    scores, _ = li.search(D[:1], D, 3, coarse="1bit", **options)
+    scores, _ = li.search(D[:1], D, 3, coarse=BITS, **options)
     assert seen == [(10, 30), (20, 30), (30, 30)] and not scores.requires_grad
     seen.clear()  # of codes, a document has 5 tokens of 2 bytes
-    li.search(D[:1], D, 3, coarse=encode(D, "1bit"), **options | {"chunk_bytes": 100})
+    li.search(D[:1], D, 3, coarse=BITS.encode(D), **options | {"chunk_bytes": 100})
     assert seen == [(10, 30), (20, 30), (30, 30)]
-    assert not encode(D, "4bit").scale.requires_grad
 
 
 @pytest.mark.gpu
 def test_a_corpus_on_the_host():
     D = torch.randn(300, 20, 64)
     Q = D[:4].cuda()
-    expected = li.search(Q, D.cuda(), 5, coarse=encode(D.cuda(), "4bit"))
-    for given in ("4bit", encode(D, "4bit")):
+    expected = li.search(Q, D.cuda(), 5, coarse=FOUR.encode(D.cuda()))
+    for given in (FOUR, FOUR.encode(D), FOUR.encode(li.Tokens(D).pack())):
         scores, documents = li.search(Q, D, 5, coarse=given, chunk_bytes=50_000)
         assert scores.is_cuda and torch.equal(documents, expected.indices)
         torch.testing.assert_close(scores, expected.scores, rtol=1e-5, atol=1e-5)
-    assert encode(D, "4bit").to("cuda").tokens.is_cuda
 
 
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"coarse": "2bit"}, ValueError, r"coarse must be one of \('hamming', '1bit', '4bit'\), got '2bit'"),
-        ({"coarse": 1}, TypeError, r"coarse must be one of .*, Codes of coarse.* Muvera .*, got int"),
+        ({"coarse": "2bit"}, TypeError, "coarse must be Codes of D or a codec, .* or a Muvera, got '2bit'"),
+        ({"coarse": codecs.Bits}, TypeError, "coarse must be Codes of D or a codec, .* got <class"),
         ({"candidates": 20}, ValueError, "candidates must be None without coarse, got 20"),
-        ({"coarse": "1bit", "candidates": 2}, ValueError, "candidates must be at least k, 3, got 2"),
-        ({"coarse": "1bit", "candidates": 9.0}, TypeError, "candidates must be an int, got float"),
-        ({"coarse": "1bit", "scale_D": torch.ones(())}, ValueError, "scale_D must be None with coarse"),
-        ({"coarse": "1bit", "normalize": 1}, TypeError, "normalize must be True or False, got 1"),
-        ({"coarse": "1bit", "largest": 1}, TypeError, "largest must be True or False, got 1"),
-        ({"coarse": "1bit", "precision": "low"}, ValueError, "precision must be one of"),
+        ({"coarse": BITS, "candidates": 2}, ValueError, "candidates must be at least k, 3, got 2"),
+        ({"coarse": BITS, "candidates": 9.0}, TypeError, "candidates must be an int, got float"),
+        ({"coarse": BITS, "normalize": 1}, TypeError, "normalize must be True or False, got 1"),
+        ({"coarse": BITS, "largest": 1}, TypeError, "largest must be True or False, got 1"),
+        ({"coarse": BITS, "precision": "low"}, ValueError, "precision must be one of"),
     ],
 )
 def test_bad_options(options, error, message):
@@ -272,32 +245,18 @@ def test_bad_options(options, error, message):
         li.search(D[:2], D, 3, **options)
 
 
-def test_bad_codes():
+def test_codes_of_other_documents():
     D = torch.randn(30, 5, 16)
-    codes = encode(D, "4bit")
-    with pytest.raises(
-        ValueError, match=r"coarse must be the codes of D \[29, 5, 16\], got those of \[30, 5, 16\]"
+    for other, words in (
+        (D[:29], r"\[29, 5, 16\]"),
+        (D[:, :4], r"\[30, 4, 16\]"),
+        (D[..., :8], r"\[30, 5, 8\]"),
+        (list(D[:29]), r"\[29, 16\]"),
+        (D.view(5, 6, 5, 16), r"\[5, 6, 5, 16\]"),
     ):
-        li.search(D[:2], D[:29], 3, coarse=codes)
-    with pytest.raises(ValueError, match=r"coarse must be the codes of D \[30, 5, 16\], got those of \[29"):
-        li.search(D[:2], D, 3, coarse=encode(D[:29], "4bit"))
+        with pytest.raises(ValueError, match=rf"coarse must be the codes of D \[30, 5, 16\], .* {words}"):
+            li.search(D[:2], D, 3, coarse=FOUR.encode(other))
+    with pytest.raises(ValueError, match="coarse must be on the device of D, cpu, got meta"):
+        li.search(D[:2], D, 3, coarse=FOUR.encode(D).to("meta"))
     with pytest.raises(TypeError, match=r"Q must be bfloat16, .* got torch.int8"):
-        li.search(D[:2].char(), D.char(), 3, coarse="1bit")
-    with pytest.raises(ValueError, match="kind must be one of"):
-        encode(D, "8bit")
-    with pytest.raises(ValueError, match=r"D must be \[Nd, Ld, d\] or \[Ld, d\] with d of at least 1"):
-        encode(D[None], "1bit")
-    with pytest.raises(TypeError, match="normalize must be True or False"):
-        encode(D, "1bit", normalize=1)
-    with pytest.raises(ValueError, match=r"tokens must have 2 bytes a token"):
-        Codes("1bit", codes.tokens, codes.scale, 16)
-    with pytest.raises(ValueError, match=r"tokens must be \[Nd, Ld, bytes\], got \[5, 8\]"):
-        Codes("4bit", codes.tokens[0], codes.scale[0], 16)
-    with pytest.raises(ValueError, match=r"tokens must be \[Nd, Ld, bytes\], got \[1, 30, 5, 8\]"):
-        Codes("4bit", codes.tokens[None], codes.scale[None], 16)
-    with pytest.raises(TypeError, match=r"scale must be a torch.Tensor for kind='4bit', got None"):
-        Codes("4bit", codes.tokens, None, 16)
-    with pytest.raises(ValueError, match="scale must be None for kind='hamming'"):
-        Codes("hamming", encode(D, "hamming").tokens, codes.scale, 16)
-    with pytest.raises(ValueError, match=r"scale must be 0-dim or have the shape of tokens without d"):
-        Codes("4bit", codes.tokens, codes.scale[1:], 16)
+        li.search(D[:2].char(), D.char(), 3, coarse=BITS)

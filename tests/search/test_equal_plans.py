@@ -100,25 +100,27 @@ def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normaliz
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     equal_plans._multiprocessors.cache_clear()
     monkeypatch.setattr(equal_plans, "float32_precision", lambda device: {"cuda": "high"}[device])
-    alike = equal_plans.Alike(OnGpu(dtype), torch.ones(5, 7, 8), 5, masked, normalize, precision)
+    queries = OnGpu(torch.float32 if dtype == torch.int8 else dtype)  # which int8 documents meet as int8
+    documents = torch.ones(5, 7, 8, dtype=dtype)
+    alike = equal_plans.Alike(queries, documents, 5, masked, normalize, precision)
     assert alike._call == (3, (4, 7, 8), (*wanted, masked, normalize, "forward", "auto"), (89, 128, True))
     assert entered == ([] if current == 1 else [torch.device("cuda", 1)])
     equal_plans._multiprocessors.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("missing", "queries"),
+    ("missing", "queries", "dtype"),
     [
-        ("no library", OnGpu(torch.float32)),
-        (None, OnGpu(torch.int16)),
-        (None, OnGpu(torch.float32, is_cuda=False)),
-        ("no library", OnGpu(torch.float32, is_cuda=False)),
+        ("no library", OnGpu(torch.float32), torch.float32),
+        (None, OnGpu(torch.float32), torch.uint8),
+        (None, OnGpu(torch.float32, is_cuda=False), torch.float32),
+        ("no library", OnGpu(torch.float32, is_cuda=False), torch.float32),
     ],
 )
-def test_calls_without_a_plan_of_a_gpu(missing, queries, monkeypatch):
-    """On a CPU, without the library of a GPU, and of dtypes that are refused later: one call takes all."""
+def test_calls_without_a_plan_of_a_gpu(missing, queries, dtype, monkeypatch):
+    """On a CPU, without the library of a GPU, and of codes of a few bits: one call takes all."""
     monkeypatch.setattr(equal_plans.ops, "cuda_missing", missing)
-    D = torch.ones(5, 7, 8)
+    D = torch.ones(5, 7, 8, dtype=dtype)
     alike = equal_plans.Alike(queries, D, 5, False, False, None)
     assert alike._call is None
     assert alike.scores(lambda *given: given, D, None, None) == (D, None, None)

@@ -39,7 +39,7 @@ def test_every_process_has_the_best_of_all(world):
         else:
             stop = sum(COUNTS[:world])
             of_documents = {x: more[x][:stop] for x in search_worker.OF_DOCUMENTS if x in more}
-            rest = {x: more[x] for x in ("q_mask", "scale_Q") if x in more}
+            rest = {x: more[x] for x in ("q_mask",) if x in more}
             wanted = li.search(Q, D[:stop], k, **rest, **of_documents, **options)
         same([x[name] for x in found], bits(wanted))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Corpus, TopK, coarse, codecs
-from tests.coded import stored_as
+from late_interaction import Corpus, TopK, codecs
+from tests.coded import BITS, FOUR, stored_as
 
 K = 6
 
@@ -91,8 +91,8 @@ SEARCHES = {
     "TopK": by_topk,
     "merged": by_merging,
     "Corpus": by_corpus,
-    "hamming": first_pass("hamming"),
-    "4bit": first_pass("4bit"),
+    "hamming": first_pass(codecs.Bits(1, scales=False)),
+    "4bit": first_pass(FOUR),
     "MUVERA": first_pass(li.Muvera(16, k_sim=2, repetitions=4)),
 }
 
@@ -177,7 +177,7 @@ def test_a_first_pass_gives_no_candidate_to_empty_documents(device):
     D = D.repeat(20, 1, 1)
     d_mask = torch.ones(D.shape[:2], dtype=torch.bool, device=device)
     d_mask[8:] = False  # each of them scores 0 in the first pass, more than all others
-    for kind in ("1bit", coarse.encode(D, "4bit", normalize=False), li.Muvera(16, k_sim=2, repetitions=4)):
+    for kind in (BITS, FOUR.encode(D), li.Muvera(16, k_sim=2, repetitions=4)):
         options = {"coarse": kind, "candidates": 10, "normalize": False}
         found = li.search(Q, D, 10, d_mask=d_mask, **options)
         scores = li.maxsim(Q, D[:8])

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import codecs
 from late_interaction._progress import reporter
-from late_interaction._scoring import quantized
 from late_interaction._search import selection, stream, topk_state
-from late_interaction.lik import fp8
-from tests.coded import INT8, encoded
+from tests.coded import BITS, FP8, INT8
 
 
 def corpus(device, Nq=5, Nd=37, dtype=torch.float32):
@@ -532,57 +531,58 @@ def test_memory_mapped_corpus(device, tmp_path):
 
 # ---- codes ----
 
-QUANTIZE = {
-    "fp8 a token": fp8.quantize_fp8_per_token,
-    "fp8 in all": fp8.quantize_fp8_per_tensor,
-    "e5m2": lambda x: fp8.quantize_fp8_per_token(x, torch.float8_e5m2),
-    "int8": lambda x: encoded(INT8, x),
+CODECS = {
+    "fp8": FP8,
+    "e5m2": codecs.Fp8(torch.float8_e5m2),
+    "int8": INT8,
+    "bits": BITS,
+    "signs": codecs.Bits(1, scales=False),
 }
 
 
-def scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D):
-    return quantized.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, (Q.dtype,))
+def best_of(Q, codes, k):
+    """Scores of bits are few numbers, so that many documents tie."""
+    scores, indices = li.maxsim(Q, codes).sort(dim=-1, descending=True, stable=True)
+    return scores[..., :k], indices[..., :k]
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 7, 37])
-@pytest.mark.parametrize("how", QUANTIZE)
+@pytest.mark.parametrize("how", CODECS)
 def test_codes(how, chunk, device):
     Q, D, q_mask, d_mask = corpus(device)
-    (Q, scale_Q), (D, scale_D) = QUANTIZE[how](Q), QUANTIZE[how](D)
     for masks in ((None, None), (q_mask, d_mask)):
-        expected = scores_of_codes(Q, D, *masks, scale_Q, scale_D).topk(6)
-        options = {"scale_Q": scale_Q, "scale_D": scale_D, "chunk_bytes": bytes_of(chunk, D)}
-        options |= dict(zip(("q_mask", "d_mask"), masks, strict=True))
-        close(li.search(Q, D, 6, **options), expected)
-    first = scale_Q[0] if scale_Q.dim() else scale_Q
-    expected = scores_of_codes(Q[0], D, None, None, first, scale_D).topk(6)
-    close(li.search(Q[0], D, 6, chunk_bytes=bytes_of(chunk, D), scale_Q=first, scale_D=scale_D), expected)
+        queries, codes = (CODECS[how].encode(li.Tokens(*x)) for x in zip((Q, D), masks, strict=True))
+        expected = best_of(queries, codes, 6)
+        close(li.search(queries, codes, 6, chunk_bytes=bytes_of(chunk, codes.values)), expected)
+    codes = CODECS[how].encode(D)
+    expected = best_of(Q[0], codes, 6)
+    close(li.search(Q[0], codes, 6, chunk_bytes=bytes_of(chunk, codes.values)), expected)
 
 
-def test_codes_in_pieces_and_from_a_checkpoint(device):
+@pytest.mark.parametrize("how", CODECS)
+def test_codes_in_pieces_and_from_a_checkpoint(how, device):
     Q, D, q_mask, d_mask = corpus(device)
-    (Q, scale_Q), (D, scale_D) = map(fp8.quantize_fp8_per_token, (Q, D))
-    expected = scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D).topk(6)
-    best = li.TopK(Q, 6, q_mask, scale_Q=scale_Q)
-    best.add(D[:20], d_mask[:20], scale_D=scale_D[:20])
-    again = li.TopK(Q, 6, q_mask, scale_Q=scale_Q)
+    queries, codes = CODECS[how].encode(li.Tokens(Q, q_mask)), CODECS[how].encode(li.Tokens(D, d_mask))
+    expected = best_of(queries, codes, 6)
+    best = li.TopK(queries, 6)
+    best.add(codes[:20])
+    again = li.TopK(queries, 6)
     again.load_state_dict(best.state_dict())
-    again.add(D[20:], d_mask[20:], scale_D=scale_D[20:], chunk_bytes=bytes_of(5, D))
+    again.add(codes[20:30].pack())
+    again.add(codes[30:], chunk_bytes=bytes_of(5, codes.values))
     close((again.scores, again.indices), expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [False, True])
-@pytest.mark.parametrize("how", QUANTIZE)
+@pytest.mark.parametrize("how", CODECS)
 def test_streamed_codes(how, pinned):
     Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(301, 60, 128)
-    (Q, scale_Q), (D, scale_D) = QUANTIZE[how](Q), QUANTIZE[how](D)
-    d_mask = torch.rand(301, 60) < 0.7
-    expected = scores_of_codes(Q, D.cuda(), None, d_mask.cuda(), scale_Q, scale_D.cuda()).topk(9)
-    D = D.pin_memory() if pinned else D
+    codes = CODECS[how].encode(li.Tokens(D, torch.rand(301, 60) < 0.7))
+    expected = best_of(Q, codes.to("cuda"), 9)
+    codes = codes.pin_memory() if pinned else codes
     for chunk in (None, 1, 37):
-        options = {"scale_Q": scale_Q, "scale_D": scale_D, "normalize": False}
-        close(li.search(Q, D, 9, d_mask=d_mask, chunk_bytes=bytes_of(chunk, D), **options), expected)
+        close(li.search(Q, codes, 9, chunk_bytes=bytes_of(chunk, codes.values)), expected)
 
 
 # ---- a corpus on the CPU, queries on a GPU ----

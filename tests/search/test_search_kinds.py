@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import reference
+from late_interaction import codecs, reference
 from late_interaction._search import group_search
+from tests.coded import BITS, FOUR, FP8, INT8
 from tests.search.test_search import close, corpus
 
 
@@ -60,15 +61,56 @@ def test_one_query_of_every_kind_of_documents(device):
         close((scores.unsqueeze(0), indices.unsqueeze(0)), batch)
 
 
-@pytest.mark.parametrize("coarse", ["hamming", "1bit", "4bit", li.Muvera(16, k_sim=2, repetitions=4)])
-def test_a_first_pass_of_a_list_finds_the_subset_alone(coarse, device):
+CODECS = {
+    "Int8": INT8,
+    "Fp8": FP8,
+    "Bits(1)": BITS,
+    "Bits(4)": FOUR,
+    "signs": codecs.Bits(1, scales=False),
+    "Residual": codecs.Residual.train(torch.randn(400, 16, generator=torch.Generator().manual_seed(1)), 16),
+}
+LAYOUTS = {"padded": lambda D: D, "packed": li.Tokens.pack, "list": list}
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 100])
+@pytest.mark.parametrize("of_documents", LAYOUTS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_codes_are_searched_by_their_scores(codec, of_documents, chunk_bytes, device):
+    Q, D, _ = spoiled(device)
+    D, codec = li.Tokens(D.values.nan_to_num(), D.mask), CODECS[codec].to(device)
+    codes = codec.encode(LAYOUTS[of_documents](D))
+    scores = li.maxsim(Q, codes)
+    scores[:, 4] = -torch.inf  # it has no token
+    scores[:, 30:] = -torch.inf
+    wanted = scores.sort(dim=-1, descending=True, stable=True)
+    indices = wanted.indices.where(wanted.values.isfinite(), -1)
+    options = {"subset": range(30), "chunk_bytes": chunk_bytes}
+    for queries in (Q, Q.pack(), list(Q), *([codec.encode(Q)] if codec in (INT8, FP8) else [])):
+        found = li.search(queries, codes, 40, **options)
+        close(found, (wanted.values, indices))
+    close(li.search(Q.values[1][Q.mask[1]], codes, 40, **options), (wanted.values[1], indices[1]))
+    best = li.TopK(Q, 40)
+    best.add(codes[:10])
+    best.add(codes[10:30])
+    close((best.scores, best.indices), (wanted.values[:, :30], indices[:, :30]))
+
+
+@pytest.mark.parametrize("of_documents", LAYOUTS)
+@pytest.mark.parametrize("of_codes", [*LAYOUTS, "on the way"])
+@pytest.mark.parametrize("codec", [*CODECS, "Muvera"])
+def test_a_first_pass_finds_the_subset_alone(codec, of_codes, of_documents, device):
     Q, D, _ = spoiled(device)
     D = li.Tokens(D.values.nan_to_num(), D.mask)
+    if codec == "Muvera":
+        coarse = li.Muvera(16, k_sim=2, repetitions=4)
+    else:
+        coarse = CODECS[codec].to(device)
+        coarse = coarse if of_codes == "on the way" else coarse.encode(LAYOUTS[of_codes](D))
     exact = li.search(list(Q), D, 4, subset=range(5, 15))
-    for documents in (D, list(D)):
-        found = li.search(Q, documents, 4, subset=range(5, 15), coarse=coarse, candidates=30)
-        torch.testing.assert_close(found.scores, exact.scores, rtol=1e-5, atol=1e-4)
-        assert torch.equal(found.indices, exact.indices)
+    documents = LAYOUTS[of_documents](D)
+    found = li.search(Q, documents, 4, subset=range(5, 15), coarse=coarse, candidates=30)
+    torch.testing.assert_close(found.scores, exact.scores, rtol=1e-5, atol=1e-4)
+    assert torch.equal(found.indices, exact.indices)
 
 
 def test_ids_of_a_corpus(device):
@@ -82,12 +124,12 @@ def test_ids_of_a_corpus(device):
     assert one.indices[2:].tolist() == [-1, -1] and one.scores[2:].tolist() == [-math.inf] * 2
 
 
-@pytest.mark.parametrize("none", ["list", "tensor", "Tokens", "packed", "Corpus"])
+@pytest.mark.parametrize("none", ["list", "tensor", "Tokens", "packed", "Codes", "packed Codes", "Corpus"])
 def test_no_documents_of_any_kind(none, device):
     Q, D, *_ = corpus(device)
-    D = {"list": [], "tensor": D[:0], "Tokens": li.Tokens(D[:0]), "packed": li.Tokens(D[:0]).pack()}.get(
-        none, li.Corpus.from_packed(D[:0, 0].contiguous(), torch.tensor([0]))
-    )
+    kinds = {"list": [], "tensor": D[:0], "Tokens": li.Tokens(D[:0]), "packed": li.Tokens(D[:0]).pack()}
+    kinds |= {"Codes": INT8.encode(D[:0]), "packed Codes": INT8.encode(D[:0]).pack()}
+    D = kinds.get(none, li.Corpus.from_packed(D[:0, 0].contiguous(), torch.tensor([0])))
     for queries in (Q, list(Q), li.Tokens(Q), Q[:0]):
         scores, indices = li.search(queries, D, subset=[])
         assert scores.shape == indices.shape == (len(queries), 0)
@@ -109,11 +151,6 @@ def test_no_documents_of_any_kind(none, device):
         ({"subset": torch.ones(3, 2).long()}, ValueError, r"subset must be \[n\]"),
         ({"q_mask": torch.ones(5, 7)}, TypeError, "q_mask must be"),
         ({"d_mask": torch.ones(36, 11).bool()}, ValueError, "d_mask must be"),
-        (
-            {"group": None, "coarse": "1bit", "scale_Q": torch.ones(())},
-            ValueError,
-            "scale_Q must be None with co",
-        ),
     ],
 )
 def test_what_is_refused(options, error, message):
@@ -125,7 +162,7 @@ def test_what_is_refused(options, error, message):
 def test_what_a_kind_of_documents_does_not_take():
     Q, D, q_mask, d_mask = corpus("cpu")
     named = li.Corpus.from_packed(D[:, 0].contiguous(), torch.arange(38), ids=[f"{i}" for i in range(37)])
-    for option in ({"d_mask": d_mask}, {"coarse": "1bit"}, {"candidates": 20}, {"scale_D": torch.ones(())}):
+    for option in ({"d_mask": d_mask}, {"coarse": BITS}, {"candidates": 20}):
         (name,) = option
         with pytest.raises(ValueError, match=f"^{name} must be None for a Corpus, got"):
             li.search(Q, named, **option)
