@@ -12,13 +12,18 @@ OPS = torch.ops.late_interaction
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}
 
 
-def split_plans(layout, Nq, N, Lq, Ld, d, dtype=torch.bfloat16, masked=False, scaled=False, sm=90):
-    """The names of the plans that split documents, which are called `cut`."""
+def explained(layout, Nq, N, Lq, Ld, d, dtype=torch.bfloat16, masked=False, scaled=False, sm=90):
+    """The names of all plans, first of the one that the planner chooses."""
     text = ops.explain_plan(
         layout != "in-batch", Nq, 1 if layout == "pairs" else N, Lq, Ld, d, NAMES[dtype], "highest",
         masked, scaled, "alternatives", "auto", sm, 132,
     )  # fmt: skip
-    return [name for name in text.split("\n") if " cut " in name]
+    return text.split("\n")
+
+
+def split_plans(*sizes, **options):
+    """The names of the plans that split documents, which are called `cut`."""
+    return [name for name in explained(*sizes, **options) if " cut " in name]
 
 
 def test_which_plans_split():
@@ -33,6 +38,9 @@ def test_which_plans_split():
     for name in ("thin", "registers 32 x4", "registers 128"):
         assert f"{name} cut 3" in split_plans("in-batch", 1, 1, 32, 1_000_000, 128, sm=80)
     assert all(name.startswith("thin") for name in split_plans("in-batch", 9, 2, 33, 5000, 1024))
+    # Long embeddings, of which so few documents would leave most multiprocessors idle whole.
+    assert explained("pairs", 1, 1, 120, 2590, 768)[0].startswith("thin cut")
+    assert explained("pairs", 100, 100, 120, 2590, 768)[0].startswith("split")
     assert not split_plans("in-batch", 9, 2, 33, 60, 128, sm=80)
 
 

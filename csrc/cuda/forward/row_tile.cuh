@@ -11,6 +11,7 @@
 // Everything after the choice of a tile (loads, products, maxima, sums) is the same for all.
 #pragma once
 
+#include "../pipeline/schedule.cuh"
 #include "args.h"
 
 namespace late_interaction {
@@ -83,14 +84,25 @@ __device__ __forceinline__ bool keeps_row(const ForwardArgs& p, int32_t row) {
   return p.q_mask.data[query * p.q_mask.item_stride + (row - query * p.Lq) * p.q_mask.token_stride] != 0;
 }
 
+// A worker's work tiles (pipeline/schedule.cuh), whose items are documents.
+struct WorkRange {
+  int64_t work_tile, end;
+
+  // Those of a block, of which each has equally many; with packed documents, about equally many tokens.
+  static __device__ __forceinline__ WorkRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
+    if (p.work_tile_ends != nullptr)
+      return {block == 0 ? 0 : p.work_tile_ends[block - 1], p.work_tile_ends[block]};
+    return {p.work_tiles * block / gridDim.x, p.work_tiles * (block + 1) / gridDim.x};
+  }
+};
+
 // Takes from a worker's work tiles [work_tile, end) those of the next row tile: documents [j, end_j).
 template <class Kept>
 __device__ __forceinline__ void take_row_tile(const ForwardArgs& p, Kept& kept, int tile_rows) {
-  const int64_t index = kept.work_tile / p.N;
-  kept.j = static_cast<int32_t>(kept.work_tile - index * p.N);
-  kept.end_j = static_cast<int32_t>(min(p.N, kept.j + (kept.end - kept.work_tile)));
-  kept.work_tile += kept.end_j - kept.j;
-  kept.tile = row_tile(p, index, tile_rows);
+  const RowTileItems items = take_row_tile_items(kept.work_tile, kept.end, int64_t{p.N});
+  kept.j = items.first;
+  kept.end_j = items.end;
+  kept.tile = row_tile(p, items.row_tile, tile_rows);
 }
 
 // The mask of one document, or null.

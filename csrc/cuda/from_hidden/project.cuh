@@ -41,8 +41,8 @@ struct ProjectTile {
   static constexpr int kStageBytes = (kTileRows + kProjectedDims) * 128;
   static constexpr int kAccumulators = kProjectedDims / 2;
   static constexpr int kRowsOfThread = 16, kListed = kThreads * kRowsOfThread;
-  using Ring = RowRing<kStages, kStageBytes>;
-  static constexpr int kRingBytes = Ring::kAlignment + kStages * kStageBytes;
+  using Stages = RowRing<kStages, kStageBytes>;
+  static constexpr int kRingBytes = Stages::kAlignment + kStages * kStageBytes;
   static constexpr int kSharedBytes = kRingBytes + kListed * 2;
 };
 
@@ -63,10 +63,11 @@ struct ProjectRows : ProjectTile {
   }
 
   // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are active.
-  __device__ __forceinline__ void tma_load_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full,
-                                                 int tile, int end, int dim) const {
+  __device__ __forceinline__ void tma_load_boxes(const ProjectMaps& maps, const Stages& ring, int tile,
+                                                 int end, int dim) const {
+    const uint32_t stage = ring.stage(), full = ring.full(ring.place.stage);
     const int boxes = p.active_rows == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
-    ptx::mbarrier_arrive_expect_tx(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
+    ring.producer_expect(ring.place.stage, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
     ptx::tma_load_4d(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
 #pragma unroll 1
     for (int box = 0; box < boxes; ++box) {
@@ -91,7 +92,7 @@ struct ProjectRows : ProjectTile {
     }
   }
 
-  __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, Ring& ring) const {
+  __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, Stages& ring) const {
     const int rows = tile_rows();
     const bool gathered = p.active_rows != nullptr, leads = threadIdx.x % kCopyThreads == 0;
 #pragma unroll 1
@@ -99,12 +100,12 @@ struct ProjectRows : ProjectTile {
       const int end = min(tile + rows, listed);
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
-        ring.wait_empty();
-        if (leads) tma_load_boxes(maps, ring.stage(), ring.full(), tile, end, dim);
+        ring.producer_acquire();
+        if (leads) tma_load_boxes(maps, ring, tile, end, dim);
         __syncwarp();
         if (gathered) {
           copy_rows(ring.stage(), tile, end, dim);
-          ptx::cp_async_mbarrier_arrive_noinc(ring.full());
+          ring.producer_commit_cp_async(ring.place.stage);
         }
         ring.advance();
       }
@@ -175,16 +176,16 @@ struct ProjectRows : ProjectTile {
 
   // finish(sums, first, end): what becomes of 64 rows.
   template <class Finish>
-  __device__ __forceinline__ void multiply_tiles(Ring& ring, const Finish& finish) const {
+  __device__ __forceinline__ void multiply_tiles(Stages& ring, const Finish& finish) const {
     const int rows = tile_rows(), mine = threadIdx.x / 128 * (kBlocks * 64);
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
       float c[kBlocks][kAccumulators] = {};  // else their registers stay taken while a tile is finished
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
-        ring.wait_full();
+        ring.consumer_wait();
         multiply(c, ring.stage(), dim > 0);
-        ring.give_back();
+        ring.consumer_release();
       }
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
@@ -208,9 +209,9 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Tile = ProjectTile;
   extern __shared__ uint8_t shared[];
-  __shared__ alignas(8) uint64_t barriers[Tile::Ring::kBarriers];
+  __shared__ alignas(8) uint64_t barriers[Tile::Stages::kBarriers];
   __shared__ alignas(8) float bias[kProjectedDims];
-  Tile::Ring ring(shared, barriers);
+  Tile::Stages ring(shared, barriers);
   auto* list = reinterpret_cast<uint16_t*>(ring.behind(shared));
   fill_bias<T>(bias, p);
   if (threadIdx.x == 0)

@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(ScoreTile::kThreads, 1)
   using T = typename Mma::Element;
   using Tile = ScoreTile;
   extern __shared__ uint8_t shared[];
-  __shared__ alignas(8) uint64_t barriers[Tile::Ring::kBarriers];
+  __shared__ alignas(8) uint64_t barriers[Tile::Stages::kBarriers];
   __shared__ alignas(8) float bias[kProjectedDims];
-  Tile::Ring ring(shared, barriers);
+  Tile::Stages ring(shared, barriers);
   const ScoreRows<Mma> scores{p, ring.behind(), (p.queries * p.Lq + 7) / 8 * 8};
   fill_bias<T>(bias, p.project);
   scores.fetch();

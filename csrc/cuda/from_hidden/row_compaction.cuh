@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../forward/sm90_pipeline.cuh"
+#include "../pipeline/ring.cuh"
 #include "../primitives/argmax.cuh"
 #include "../primitives/prefix_sum.cuh"
 #include "../ptx/fence_proxy.cuh"
@@ -59,17 +60,16 @@ __device__ __forceinline__ void split_warpgroups(bool copies, const Copy& copy, 
   }
 }
 
-// Stages in shared memory, and for each a barrier that says it is full, which those that copy arrive on, and
-// one that says it is empty again, by the warps that have multiplied it.
+// A ring of stages that some warps copy to and others multiply, and where the thread is in it.
 template <int kStages, int kStageBytes>
-struct RowRing {
+struct RowRing : Ring {
   static constexpr int kBarriers = 2 * kStages;
   static constexpr int kAlignment = 1024;  // as the swizzle wants it
-  uint32_t stages, barriers;
+  uint32_t stages;
   PipelineState place{};
 
   __device__ __forceinline__ RowRing(uint8_t* shared, const uint64_t (&barriers)[kBarriers])
-      : barriers(ptx::smem_address(barriers)) {
+      : Ring{ptx::smem_address(barriers)} {
     const uint32_t unaligned = ptx::smem_address(shared);
     stages = (unaligned + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -81,25 +81,21 @@ struct RowRing {
 
   // By one thread, and then __syncthreads.
   __device__ __forceinline__ void init(int copying_arrivals, int multiplying_warps) const {
-    for (int s = 0; s < kStages; ++s) {
-      ptx::mbarrier_init(barriers + s * 16, copying_arrivals);
-      ptx::mbarrier_init(barriers + s * 16 + 8, multiplying_warps);
-    }
+    Ring::init(kStages, copying_arrivals, multiplying_warps);
     ptx::fence_mbarrier_init();
   }
 
   __device__ __forceinline__ uint32_t stage() const { return stages + place.stage * kStageBytes; }
-  __device__ __forceinline__ uint32_t full() const { return barriers + place.stage * 16; }
-  __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
-
-  __device__ __forceinline__ void wait_empty() const { ptx::mbarrier_wait_parity(empty(), place.parity ^ 1); }
   __device__ __forceinline__ void advance() { place.advance(kStages); }
-  __device__ __forceinline__ void wait_full() const {
-    ptx::mbarrier_wait_parity(full(), place.parity);
+
+  __device__ __forceinline__ void producer_acquire() const { Ring::producer_acquire(place); }
+  __device__ __forceinline__ void consumer_wait() const {
+    Ring::consumer_wait(place);
     ptx::fence_proxy_async();
   }
-  __device__ __forceinline__ void give_back() {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty());
+  // By a warp whose wgmma have read the stage.
+  __device__ __forceinline__ void consumer_release() {
+    if (threadIdx.x % 32 == 0) Ring::consumer_release(place.stage);
     advance();
   }
 };

@@ -41,11 +41,11 @@ constexpr int kStageBytes = (kGradColumns + kHiddenColumns) * kColumnBytes;
 constexpr int kAccumulators = kTileColumns / 2;
 
 template <class Product>
-using Ring = RowRing<Product::kStages, kStageBytes>;
+using ProductRing = RowRing<Product::kStages, kStageBytes>;
 
 template <class Product>
 constexpr int kSharedBytes =
-    Ring<Product>::kAlignment + Product::kStages * kStageBytes + Product::kListed * 2;
+    ProductRing<Product>::kAlignment + Product::kStages * kStageBytes + Product::kListed * 2;
 
 template <class Operands>
 struct MmaProduct {
@@ -137,22 +137,22 @@ struct WeightGradTile {
     }
   }
 
-  __device__ __forceinline__ void copy_list(Ring<Product>& ring, int listed) const {
+  __device__ __forceinline__ void copy_list(ProductRing<Product>& ring, int listed) const {
 #pragma unroll 1
     for (int from = 0; from < listed; from += kStep) {
-      ring.wait_empty();
+      ring.producer_acquire();
       fetch_stage(ring.stage(), from, listed);
-      ptx::cp_async_mbarrier_arrive_noinc(ring.full());
+      ring.producer_commit_cp_async(ring.place.stage);
       ring.advance();
     }
   }
-  static __device__ __forceinline__ void multiply_list(float (&c)[kAccumulators], Ring<Product>& ring,
+  static __device__ __forceinline__ void multiply_list(float (&c)[kAccumulators], ProductRing<Product>& ring,
                                                        int listed) {
 #pragma unroll 1
     for (int from = 0; from < listed; from += kStep) {
-      ring.wait_full();
+      ring.consumer_wait();
       Product::multiply(c, ring.stage());
-      ring.give_back();
+      ring.consumer_release();
     }
   }
 
@@ -210,8 +210,8 @@ struct WeightGradTile {
 template <class Product>
 __device__ __forceinline__ void own_tile(const WeightGradArgs& p) {
   extern __shared__ uint8_t shared[];
-  __shared__ alignas(8) uint64_t barriers[Ring<Product>::kBarriers];
-  Ring<Product> ring(shared, barriers);
+  __shared__ alignas(8) uint64_t barriers[ProductRing<Product>::kBarriers];
+  ProductRing<Product> ring(shared, barriers);
   auto* list = reinterpret_cast<uint16_t*>(ring.behind(shared));
   const int split = blockIdx.z;
   WeightGradTile<Product> tile{p, list, static_cast<int>(blockIdx.y) * kTileRows,

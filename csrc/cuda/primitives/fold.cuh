@@ -1,5 +1,8 @@
-// Reductions over document tokens. A fold keeps what it found of one query row in the columns that its lane
-// sees, of accumulators of mma.sync.
+// Reductions over document tokens: what a lane keeps of one query row, over the columns that it sees of
+// accumulators. Each fold has clear, fold, merge (with what another lane saw) and what it ends in:
+//   MaximumFold      the maximum, alone or with its winner
+//   CodeMaximumFold  the maximum of quantized tokens (code_fold.cuh)
+//   LogSumFold       the log of a sum of powers (log_sum_fold.cuh)
 #pragma once
 
 #include <cstdint>
@@ -8,12 +11,11 @@
 
 namespace late_interaction {
 
-// The maximum, alone or with its winner. Columns are folded in pairs.
-//
-// The winner is the first column of the winning pair if its similarity, `first`, is the maximum; else the
-// second. A pair takes five instructions: three on the ALU, and two predicated ones on the FMA pipe, which
-// has nothing else to do. Those copy a number by adding `zero` to it, which the compiler must not know to be
-// zero: it would copy by selects, on the ALU.
+// Columns are folded in pairs. The winner is the first column of the winning pair if its similarity, `first`,
+// is the maximum; else the second. A pair takes five instructions: max, compare and max on the ALU, and two
+// predicated ones on the FMA pipe, which has nothing else to do. Those copy a number by adding `zero` to it,
+// which the compiler must not know to be zero: it would copy by selects, on the ALU. Without winners an
+// element takes one instruction.
 template <bool kWinners>
 struct MaximumFold {
   float value;
@@ -26,8 +28,25 @@ struct MaximumFold {
     pair = -1.0f;
   }
 
-  // `place` is copied as zero * m + place. A sum that is the same for all rows would be computed once, and
-  // copied by selects again. Where m is infinite or NaN the row is computed again (forward/epilogue.cuh).
+  // wgmma: the pair's place is first_token + column.
+  __device__ __forceinline__ void fold(float a, float b, float first_token, float column, float zero) {
+    if constexpr (kWinners) {
+      asm("{\n.reg .pred better;\n.reg .f32 m;\n"
+          "max.NaN.f32 m, %3, %4;\n"
+          "setp.gt.f32 better, m, %0;\n"
+          "@better add.f32 %1, %5, %6;\n"
+          "@better add.f32 %2, %3, %7;\n"
+          "max.NaN.f32 %0, %0, m;\n}\n"
+          : "+f"(value), "+f"(pair), "+f"(first)
+          : "f"(a), "f"(b), "f"(first_token), "f"(column), "f"(zero));
+    } else {
+      fold_values(a, b);
+    }
+  }
+
+  // mma.sync: `place` is copied as zero * m + place. A sum that is the same for all rows would be computed
+  // once, and copied by selects again. Where m is infinite or NaN the row is computed again
+  // (forward/epilogue.cuh).
   __device__ __forceinline__ void fold(float a, float b, float place, float zero) {
     if constexpr (kWinners) {
       asm("{\n.reg .pred better;\n.reg .f32 m;\n"
@@ -39,8 +58,19 @@ struct MaximumFold {
           : "+f"(value), "+f"(pair), "+f"(first)
           : "f"(a), "f"(b), "f"(place), "f"(zero));
     } else {
-      value = max_keeping_nan(max_keeping_nan(value, a), b);
+      fold_values(a, b);
     }
+  }
+
+  __device__ __forceinline__ float maximum() const { return value; }
+  // The winner, where the columns of a pair are neighbours, and places count tokens.
+  __device__ __forceinline__ int32_t token() const {
+    return pair < 0.0f ? kSentinel : static_cast<int32_t>(pair) + (first == value ? 0 : 1);
+  }
+
+ private:
+  __device__ __forceinline__ void fold_values(float a, float b) {
+    value = max_keeping_nan(max_keeping_nan(value, a), b);
   }
 };
 

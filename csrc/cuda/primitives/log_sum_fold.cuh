@@ -7,7 +7,7 @@
 namespace late_interaction {
 
 // Base-2 logs of sums of 2^(scale * x), kept as the maximum of x and the sum relative to it.
-struct LogSum {
+struct LogSumFold {
   float maximum, sum;
 
   __device__ __forceinline__ void clear() {

@@ -36,6 +36,7 @@ bool is_geforce(int device) {
 }
 
 struct RealDevice : Device {
+  int hardware_capability = 0;  // may be newer than the code that it runs, and is planned as
   int memory_bus_bits = 0;
 };
 
@@ -68,6 +69,7 @@ RealDevice query(int device) {
   properties.geforce = is_geforce(device);
   properties.memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
   const torch::stable::accelerator::DeviceGuard guard(device);
+  properties.hardware_capability = properties.capability;
   properties.capability = usable_capability(properties.capability, loaded_code_capability());
   properties.wgmma = properties.capability == 90;
   return properties;
@@ -107,10 +109,12 @@ Device planned_as(const Device& real, int capability) {
 }  // namespace
 
 Device device_properties(int device) {
-  const Device& real = real_properties(device);
+  const RealDevice& real = real_properties(device);
   const int capability = forced.load(std::memory_order_relaxed);
-  const bool forces = capability != 0 && capability != real.capability && can_be_planned_as(real, capability);
-  return forces ? planned_as(real, capability) : real;
+  const bool forces =
+      capability != 0 && capability != real.hardware_capability && can_be_planned_as(real, capability);
+  if (forces) return planned_as(real, capability);
+  return real;
 }
 
 bool supports_pdl() {

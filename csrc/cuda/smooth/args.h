@@ -32,11 +32,11 @@ struct SmoothArgs {
 
 // How a kernel divides the work.
 struct SmoothShape {
-  int unit_rows, units;  // of X: a unit (a warp, or a warpgroup) has so many rows of one document or group
+  int tile_rows, block_tiles;  // rows of a warp's or warpgroup's row tile, and row tiles of a block
   int blocks_per_sm;
 };
 
-// Documents, of Q and D, that the units of a pass belong to: all rows of a group's queries are one.
+// Documents, of Q and D, that the row tiles of a pass belong to: all rows of a group's queries are one.
 inline int32_t smooth_owners(const SmoothArgs& p, SmoothPass pass) {
   return pass == SmoothPass::grad_d ? p.documents : 1;
 }
@@ -46,8 +46,8 @@ inline int32_t smooth_own_rows(const SmoothArgs& p, SmoothPass pass) {
 
 // Blocks of a pass, for each split.
 inline int64_t count_smooth_blocks(const SmoothArgs& p, SmoothPass pass, const SmoothShape& shape) {
-  const int64_t units = smooth_owners(p, pass) * ceil_div(smooth_own_rows(p, pass), shape.unit_rows);
-  return p.groups * ceil_div(units, shape.units);
+  const int64_t tiles = smooth_owners(p, pass) * ceil_div(smooth_own_rows(p, pass), shape.tile_rows);
+  return p.groups * ceil_div(tiles, shape.block_tiles);
 }
 
 // A pass by one of the kernels, for one element type.

@@ -1,4 +1,4 @@
-// Divides a pass of the smooth maximum among blocks and units, and turns similarities into weights.
+// Divides a pass of the smooth maximum among blocks and row tiles, and turns similarities into weights.
 #pragma once
 
 #include <cstdint>
@@ -22,26 +22,26 @@ struct SmoothWork {
   }
 };
 
-// Rows of X that a unit owns.
-struct SmoothRowsOfUnit {
+// A row tile: rows of X of one document or group, in the registers of a warp or warpgroup.
+struct SmoothRowTile {
   int32_t document;      // grad_D
   int32_t first, count;  // counted from the first of the group or document
 };
 
-// kTokens: of a stage. kUnit: rows of a unit.
-template <SmoothPass kPass, int kUnit, int kUnits, int kTokens>
+// kTokens: of a stage. kTileRows: rows of a row tile.
+template <SmoothPass kPass, int kTileRows, int kBlockTiles, int kTokens>
 struct SmoothSplit {
   static constexpr bool kOwnsDocuments = kPass == SmoothPass::grad_d;
 
-  static __device__ __forceinline__ uint32_t tiles(const SmoothArgs& p) {
-    return ((kOwnsDocuments ? p.Ld : p.rows) + kUnit - 1) / kUnit;
+  static __device__ __forceinline__ uint32_t owner_tiles(const SmoothArgs& p) {
+    return ((kOwnsDocuments ? p.Ld : p.rows) + kTileRows - 1) / kTileRows;
   }
-  static __device__ __forceinline__ uint32_t units(const SmoothArgs& p) {
-    return (kOwnsDocuments ? p.documents : 1) * tiles(p);
+  static __device__ __forceinline__ uint32_t tiles(const SmoothArgs& p) {
+    return (kOwnsDocuments ? p.documents : 1) * owner_tiles(p);
   }
 
   static __device__ __forceinline__ SmoothWork work(const SmoothArgs& p) {
-    const uint32_t blocks = (units(p) + kUnits - 1) / kUnits;
+    const uint32_t blocks = (tiles(p) + kBlockTiles - 1) / kBlockTiles;
     SmoothWork work{};
     work.split = blockIdx.x % p.splits;
     work.block = blockIdx.x / p.splits % blocks;
@@ -60,29 +60,29 @@ struct SmoothSplit {
     return work;
   }
 
-  static __device__ __forceinline__ SmoothRowsOfUnit rows(const SmoothArgs& p, const SmoothWork& work,
-                                                          int unit) {
-    const uint32_t at = work.block * kUnits + unit;
-    if (at >= units(p)) return {};
-    const auto document = static_cast<int32_t>(at / tiles(p)),
-               first = static_cast<int32_t>(at % tiles(p)) * kUnit;
-    return {document, first, min(kUnit, (kOwnsDocuments ? p.Ld : p.rows) - first)};
+  static __device__ __forceinline__ SmoothRowTile rows(const SmoothArgs& p, const SmoothWork& work,
+                                                       int row_tile) {
+    const uint32_t at = work.block * kBlockTiles + row_tile;
+    if (at >= tiles(p)) return {};
+    const auto document = static_cast<int32_t>(at / owner_tiles(p)),
+               first = static_cast<int32_t>(at % owner_tiles(p)) * kTileRows;
+    return {document, first, min(kTileRows, (kOwnsDocuments ? p.Ld : p.rows) - first)};
   }
 
-  // X, from a unit's first row.
+  // X, from a row tile's first row.
   template <class E>
   static __device__ __forceinline__ const E* own(const SmoothArgs& p, const SmoothWork& work,
-                                                 const SmoothRowsOfUnit& unit) {
+                                                 const SmoothRowTile& row_tile) {
     const int64_t before =
-        kOwnsDocuments ? (work.group * p.documents + unit.document) * p.Ld : work.group * p.rows;
-    return static_cast<const E*>(kOwnsDocuments ? p.D : p.Q) + (before + unit.first) * p.d;
+        kOwnsDocuments ? (work.group * p.documents + row_tile.document) * p.Ld : work.group * p.rows;
+    return static_cast<const E*>(kOwnsDocuments ? p.D : p.Q) + (before + row_tile.first) * p.d;
   }
-  // The gradient, from a unit's first row.
+  // The gradient, from a row tile's first row.
   static __device__ __forceinline__ float* out(const SmoothArgs& p, const SmoothWork& work,
-                                               const SmoothRowsOfUnit& unit) {
+                                               const SmoothRowTile& row_tile) {
     const int64_t rows = kOwnsDocuments ? int64_t{p.documents} * p.Ld : p.rows;
-    const int64_t before = kOwnsDocuments ? int64_t{unit.document} * p.Ld : 0;
-    return p.out + ((work.split * p.groups + work.group) * rows + before + unit.first) * p.d;
+    const int64_t before = kOwnsDocuments ? int64_t{row_tile.document} * p.Ld : 0;
+    return p.out + ((work.split * p.groups + work.group) * rows + before + row_tile.first) * p.d;
   }
 };
 
@@ -96,15 +96,15 @@ struct SmoothFactor {
   }
 };
 
-// Where the log and factor of a unit's row (grad_Q) or of a column of it (grad_D) lie, one of `first` and
+// Where the log and factor of a tile's row (grad_Q) or of a column of it (grad_D) lie, one of `first` and
 // those behind it; -1: there is none.
 template <class Split>
 __device__ __forceinline__ int64_t smooth_factor_at(const SmoothArgs& p, const SmoothWork& work,
-                                                    const SmoothRowsOfUnit& unit, int32_t item, int32_t first,
-                                                    int of) {
-  const int32_t row = (Split::kOwnsDocuments ? first : unit.first) + of;
-  const bool exists = Split::kOwnsDocuments ? row < work.end : of < unit.count;
-  const int64_t document = work.group * p.documents + (Split::kOwnsDocuments ? unit.document : item);
+                                                    const SmoothRowTile& row_tile, int32_t item,
+                                                    int32_t first, int of) {
+  const int32_t row = (Split::kOwnsDocuments ? first : row_tile.first) + of;
+  const bool exists = Split::kOwnsDocuments ? row < work.end : of < row_tile.count;
+  const int64_t document = work.group * p.documents + (Split::kOwnsDocuments ? row_tile.document : item);
   return exists ? document * p.rows + row : -1;
 }
 

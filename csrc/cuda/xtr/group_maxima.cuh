@@ -13,6 +13,7 @@
 #pragma once
 
 #include "../../common/xtr.h"
+#include "../pipeline/schedule.cuh"
 #include "../primitives/argmax.cuh"
 #include "../ptx/ld_st.cuh"
 #include "panel.cuh"
@@ -29,24 +30,10 @@ struct GroupMaximaArgs {
   bool stream_q;
 };
 
-// A block takes a contiguous range of (row tile, token tile): this is its part with one row tile, token tiles
-// [first, end).
-struct GroupWork {
-  int32_t row_tile, first, end;
-
-  static __device__ __forceinline__ int64_t begin_of(const GroupMaximaArgs& p, uint32_t block) {
-    return p.work_tiles * block / gridDim.x;
-  }
-  // Takes the part from work tiles [work, end).
-  static __device__ __forceinline__ GroupWork take(const GroupMaximaArgs& p, int64_t& work, int64_t end) {
-    GroupWork part;
-    part.row_tile = static_cast<int32_t>(work / p.token_tiles);
-    part.first = static_cast<int32_t>(work % p.token_tiles);
-    part.end = static_cast<int32_t>(min(int64_t{p.token_tiles}, part.first + (end - work)));
-    work += part.end - part.first;
-    return part;
-  }
-};
+// Where the work tiles of a block begin (pipeline/schedule.cuh), whose items are token tiles.
+__device__ __forceinline__ int64_t first_work_tile(const GroupMaximaArgs& p, uint32_t block) {
+  return p.work_tiles * block / gridDim.x;
+}
 
 // Whether each of the tokens of a group tile counts: bit i is that of token first + i.
 __device__ __forceinline__ uint64_t counted_tokens(const GroupMaximaArgs& p, int32_t first) {

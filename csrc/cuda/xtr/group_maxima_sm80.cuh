@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(GroupTile::kThreads, GroupTile::kBlocksPerSm)
   const uint32_t stage_bytes = Tile::kTokenChunkBytes + (p.stream_q ? Tile::kRowChunkBytes : 0);
   const int warp = threadIdx.x / 32;
 
-  int64_t work = GroupWork::begin_of(p, blockIdx.x);
-  const int64_t end = GroupWork::begin_of(p, blockIdx.x + 1);
+  int64_t work = first_work_tile(p, blockIdx.x);
+  const int64_t end = first_work_tile(p, blockIdx.x + 1);
   while (work < end) {
-    const GroupWork part = GroupWork::take(p, work, end);
+    const RowTileItems part = take_row_tile_items(work, end, int64_t{p.token_tiles});
     GroupLoader<E> loader{p, part.row_tile * Tile::kRows, part.first, part.end, 0};
     __syncthreads();  // the readers of the last row tile are done with shared memory
     if (!p.stream_q) {

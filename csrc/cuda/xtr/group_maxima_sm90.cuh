@@ -12,8 +12,7 @@
 #include <cuda.h>
 
 #include "../../plan/kernel_limits.h"
-#include "../primitives/pipeline_state.cuh"
-#include "../ptx/mbarrier.cuh"
+#include "../pipeline/ring.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "group_maxima.cuh"
@@ -46,34 +45,32 @@ struct Sm90GroupShared {
   uint32_t q;
 
   __device__ __forceinline__ uint32_t stage(int i) const { return q + Tile::kQBytes + i * Tile::kStageBytes; }
-  __device__ __forceinline__ uint32_t barriers() const { return stage(Tile::kStages); }
-  __device__ __forceinline__ uint32_t q_full() const { return barriers(); }
-  __device__ __forceinline__ uint32_t q_empty() const { return barriers() + 8; }
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers() + 16 + 16 * i; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return barriers() + 24 + 16 * i; }
+  __device__ __forceinline__ Ring q_ring() const { return {stage(Tile::kStages)}; }
+  __device__ __forceinline__ Ring ring() const { return {stage(Tile::kStages) + Ring::kBytes}; }
 };
 
 template <class Tile>
 __device__ __forceinline__ void load_group_tiles(const GroupMaximaArgs& p, const GroupTensorMaps& maps,
                                                  const Sm90GroupShared<Tile>& at, int64_t work, int64_t end) {
   PipelineState place;
-  for (uint32_t q_parity = 1; work < end; q_parity ^= 1) {
-    const GroupWork part = GroupWork::take(p, work, end);
-    ptx::mbarrier_wait_parity(at.q_empty(), q_parity);
-    ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kQBytes);
+  for (PipelineState q_place; work < end; q_place.advance(1)) {
+    const RowTileItems part = take_row_tile_items(work, end, int64_t{p.token_tiles});
+    at.q_ring().producer_acquire(q_place);
+    at.q_ring().producer_expect(0, Tile::kQBytes);
     for (int chunk = 0; chunk < Tile::kKChunks; ++chunk) {
       for (int box = 0; box < Tile::kConsumers; ++box) {
         const uint32_t to = at.q + chunk * Tile::kQKChunkBytes + box * Tile::kBoxRows * kKChunkBytes;
-        ptx::tma_load_4d(to, &maps.Q, at.q_full(), chunk * Tile::kKChunkElements,
+        ptx::tma_load_4d(to, &maps.Q, at.q_ring().full(0), chunk * Tile::kKChunkElements,
                          part.row_tile * Tile::kRows + box * Tile::kBoxRows, 0, 0);
       }
     }
     for (int32_t tile = part.first; tile < part.end; ++tile, place.advance(Tile::kStages)) {
-      ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+      at.ring().producer_acquire(place);
+      at.ring().producer_expect(place.stage, Tile::kStageBytes);
       for (int chunk = 0; chunk < Tile::kKChunks; ++chunk) {
         ptx::tma_load_4d(at.stage(place.stage) + chunk * Tile::kStageKChunkBytes, &maps.D,
-                         at.full(place.stage), chunk * Tile::kKChunkElements, tile * Tile::kColumns, 0, 0);
+                         at.ring().full(place.stage), chunk * Tile::kKChunkElements, tile * Tile::kColumns, 0,
+                         0);
       }
     }
   }
@@ -117,21 +114,21 @@ struct Sm90GroupConsumer {
 
   __device__ __forceinline__ void run(int64_t work, int64_t end) const {
     PipelineState place;
-    for (uint32_t q_parity = 0; work < end; q_parity ^= 1) {
-      const GroupWork part = GroupWork::take(p, work, end);
-      ptx::mbarrier_wait_parity(at.q_full(), q_parity);
+    for (PipelineState q_place; work < end; q_place.advance(1)) {
+      const RowTileItems part = take_row_tile_items(work, end, int64_t{p.token_tiles});
+      at.q_ring().consumer_wait(q_place);
       for (int32_t tile = part.first; tile < part.end; ++tile, place.advance(Tile::kStages)) {
         float c[2][kAccumulators];
-        ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+        at.ring().consumer_wait(place);
         multiply(c[0], 0, place.stage);
         multiply(c[1], 1, place.stage);
         ptx::wgmma_wait<1>();
         store(c[0], 0, part.row_tile, tile);
         ptx::wgmma_wait<0>();
-        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
+        if (threadIdx.x % 32 == 0) at.ring().consumer_release(place.stage);
         store(c[1], 1, part.row_tile, tile);
       }
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
+      if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
     }
   }
 };
@@ -145,16 +142,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const Sm90GroupShared<Tile> at{ptx::smem_address(shared)};
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = 4 * Tile::kConsumers;
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
-      ptx::mbarrier_init(at.full(stage), 1);
-      ptx::mbarrier_init(at.empty(stage), kConsumerWarps);
-    }
-    ptx::mbarrier_init(at.q_full(), 1);
-    ptx::mbarrier_init(at.q_empty(), kConsumerWarps);
+    at.ring().init(Tile::kStages, 1, kConsumerWarps);
+    at.q_ring().init(1, 1, kConsumerWarps);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  const int64_t work = GroupWork::begin_of(p, blockIdx.x), end = GroupWork::begin_of(p, blockIdx.x + 1);
+  const int64_t work = first_work_tile(p, blockIdx.x), end = first_work_tile(p, blockIdx.x + 1);
   // From lane 0, so that the compiler knows that a warp takes one branch.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {

@@ -44,9 +44,9 @@ class GatheredConsumer {
     PipelineState at;
 #pragma unroll 1
     for (int32_t doc = 0; doc < N; doc += kDocs) {
-      ptx::mbarrier_wait_parity(ring.full(at.stage), at.parity);
+      ring.consumer_wait(at);
       add_stage(at.stage, sums);
-      ptx::mbarrier_arrive(ring.empty(at.stage));
+      ring.consumer_release(at.stage);
       at.advance(p.stages);
     }
   }
@@ -133,11 +133,8 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
     __shared__ uint64_t barriers[2 * kGatheredMostStages];
     const GatheredRing ring(p, ptx::smem_address(shared), ptx::smem_address(barriers));
     if (threadIdx.x == 0) {
-      for (int s = 0; s < p.stages; ++s) {
-        ptx::mbarrier_init(ring.full(s),
-                           Documents::kTma + kLookUpThreads * (LookUp::kCopies + LookUp::kStores));
-        ptx::mbarrier_init(ring.empty(s), 32 * kGatheredWarps);
-      }
+      constexpr int kProducers = Documents::kTma + kLookUpThreads * (LookUp::kCopies + LookUp::kStores);
+      ring.init(p.stages, kProducers, 32 * kGatheredWarps);
       if constexpr (Documents::kTma) ptx::fence_mbarrier_init();
     }
     __syncthreads();

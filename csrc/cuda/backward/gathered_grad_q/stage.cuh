@@ -8,10 +8,9 @@
 //   grads    [group][document], of the group's query
 #pragma once
 
-#include "../../primitives/pipeline_state.cuh"
+#include "../../pipeline/ring.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
-#include "../../ptx/mbarrier.cuh"
 #include "../../ptx/tma.cuh"
 #include "args.h"
 
@@ -19,21 +18,19 @@ namespace late_interaction {
 
 inline constexpr int kGatheredThreads = 32 * kGatheredWarps + 128;
 
-struct GatheredRing {
-  uint32_t tiles, side, barriers, tile_bytes, winner_bytes, side_bytes;
+struct GatheredRing : Ring {
+  uint32_t tiles, side, tile_bytes, winner_bytes, side_bytes;
 
   __device__ __forceinline__ GatheredRing(const GatheredGradQArgs& p, uint32_t memory, uint32_t barriers)
-      : tiles(memory),
+      : Ring{barriers},
+        tiles(memory),
         side(memory + p.stages * p.tile_bytes),
-        barriers(barriers),
         tile_bytes(p.tile_bytes),
         winner_bytes(p.winner_bytes),
         side_bytes(p.side_bytes) {}
   __device__ __forceinline__ uint32_t tile(int stage) const { return tiles + stage * tile_bytes; }
   __device__ __forceinline__ uint32_t winners(int stage) const { return side + stage * side_bytes; }
   __device__ __forceinline__ uint32_t grads(int stage) const { return winners(stage) + winner_bytes; }
-  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 16 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
 };
 
 // Who brings documents: a warp that starts TMA's copies (sm_90a), beside three that look up winners.
@@ -48,9 +45,9 @@ struct TmaDocuments {
     const auto N = static_cast<int32_t>(p.N);
     PipelineState at;
     for (int32_t doc = 0; doc < N; doc += kDocs) {
-      ptx::mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
+      ring.producer_acquire(at);
       if (threadIdx.x % 32 == 0) {
-        ptx::mbarrier_arrive_expect_tx(ring.full(at.stage), p.tile_bytes);
+        ring.producer_expect(at.stage, p.tile_bytes);
         ptx::tma_load_4d(ring.tile(at.stage), &map, ring.full(at.stage), first_dim, doc, 0, 0);
       }
       at.advance(p.stages);
@@ -118,11 +115,11 @@ class WinnerLookUp {
     const auto N = static_cast<int32_t>(p.N);
     PipelineState at;
     for (int32_t j = doc; j < N + doc; j += kDocs) {
-      ptx::mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
+      ring.producer_acquire(at);
       if constexpr (!Documents::kTma) Documents::copy(p, ring.tile(at.stage), j - doc, first_dim, thread);
       copy(j, at.stage);
-      if constexpr (kCopies) ptx::cp_async_mbarrier_arrive_noinc(ring.full(at.stage));
-      if constexpr (kStores) ptx::mbarrier_arrive(ring.full(at.stage));
+      if constexpr (kCopies) ring.producer_commit_cp_async(at.stage);
+      if constexpr (kStores) ring.producer_commit(at.stage);
       at.advance(p.stages);
     }
   }

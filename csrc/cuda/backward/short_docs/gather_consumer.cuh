@@ -9,7 +9,7 @@
 // For each row and document ldmatrix reads the 128 bytes of 64 dims from shared memory, and no others.
 #pragma once
 
-#include "../../primitives/pipeline_state.cuh"
+#include "../../pipeline/ring.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "../../ptx/mma.cuh"
@@ -74,9 +74,9 @@ class GatherPipeline {
 
   __device__ __forceinline__ void add_to(GatherSums<Tile>& sums) {
     for (; left > 0; left -= kGatherDocs) {
-      ptx::mbarrier_wait_parity(memory.full(stage.stage), stage.parity);
+      memory.consumer_wait(stage);
       const uint32_t loaded = add_stage(sums);
-      ptx::mbarrier_arrive_after(memory.empty(stage.stage), loaded);
+      memory.consumer_release(stage.stage, loaded);
       stage.advance(memory.stages);
     }
   }

@@ -11,20 +11,18 @@
 
 namespace late_interaction {
 
-struct GatherTileShared {
-  uint32_t ring, barriers;
+struct GatherTileShared : Ring {
+  uint32_t first_stage;
   int stages, Ld;
 
-  __device__ __forceinline__ GatherTileShared(const IncidenceArgs& p, uint32_t ring, uint32_t barriers)
-      : ring(ring), barriers(barriers), stages(p.stages), Ld(p.Ld) {}
+  __device__ __forceinline__ GatherTileShared(const IncidenceArgs& p, uint32_t first_stage, uint32_t barriers)
+      : Ring{barriers}, first_stage(first_stage), stages(p.stages), Ld(p.Ld) {}
   __device__ __forceinline__ uint32_t tile_bytes() const { return gather_tile_bytes(Ld); }
-  __device__ __forceinline__ uint32_t tile(int stage) const { return ring + stage * tile_bytes(); }
+  __device__ __forceinline__ uint32_t tile(int stage) const { return first_stage + stage * tile_bytes(); }
   __device__ __forceinline__ uint32_t winners(int stage) const {
-    return ring + stages * tile_bytes() + stage * kGatherSideBytes;
+    return first_stage + stages * tile_bytes() + stage * kGatherSideBytes;
   }
   __device__ __forceinline__ uint32_t grads(int stage) const { return winners(stage) + kGatherWinnerBytes; }
-  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 16 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
 };
 
 // A unit is a document.

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "../../primitives/pipeline_state.cuh"
+#include "../../pipeline/ring.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "incidence_rows.cuh"
 
@@ -71,7 +71,7 @@ class UnitPipeline {
 
   __device__ __forceinline__ void add_to(IncidenceSums<Tile>& sums) {
     if (left <= 0) return;
-    ptx::mbarrier_wait_parity(memory.full(at.stage), at.parity);
+    memory.consumer_wait(at);
     read_winners<0>(0);
     rows.compare(codes, a);
     start_part<Tile>(a, tile<0>(), first);
@@ -112,7 +112,7 @@ class UnitPipeline {
   template <int kTurn>
   __device__ __forceinline__ void step(IncidenceSums<Tile>& sums) {
     constexpr int kUnit = kTurn % Tile::kUnits, kNext = (kUnit + 1) % Tile::kUnits;
-    const uint32_t empty = memory.empty(at.stage);
+    const int before = at.stage;
     float grads[2];
     if constexpr (kTwoParts) {
       ptx::wgmma_wait<0>();
@@ -122,7 +122,7 @@ class UnitPipeline {
     const bool more = left > kTurn + 1;
     if constexpr (kNext == 0) {
       at.advance(memory.stages);
-      if (more) ptx::mbarrier_wait_parity(memory.full(at.stage), at.parity);
+      if (more) memory.consumer_wait(at);
     }
     if constexpr (kReadsAhead) read_winners<kNext>(kTurn + 1);
     if constexpr (kTwoParts) sums.template add<0>(grads, first);
@@ -134,7 +134,7 @@ class UnitPipeline {
     } else {
       start_part<Tile>(a, tile<kNext>(), second);
     }
-    if constexpr (kNext == 0) ptx::mbarrier_arrive(empty);
+    if constexpr (kNext == 0) memory.consumer_release(before);
     if constexpr (kTwoParts) {
       sums.template add<kFirst>(grads, second);
     } else if constexpr (kTurn % 2 == 0) {

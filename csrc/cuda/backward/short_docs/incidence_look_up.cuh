@@ -4,7 +4,7 @@
 // are under way as the ring has.
 #pragma once
 
-#include "../../primitives/pipeline_state.cuh"
+#include "../../pipeline/ring.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/mbarrier.cuh"
 #include "../../ptx/tma.cuh"
@@ -28,10 +28,10 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
   const bool leads = ptx::tid_x() % 32 == 0;
   PipelineState at;
   for (; unit < end; unit += Tile::kUnits) {
-    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
+    memory.producer_acquire(at);
     const int boxes = p.units == 1 ? 1 : min(Tile::kUnits, end - unit);
     const int box_bytes = (p.units == 1 ? Tile::kUnits : 1) * Tile::kUnitRows * 128;
-    if (leads) ptx::mbarrier_arrive_expect_tx(memory.full(at.stage), boxes * Tile::kColumns * box_bytes);
+    if (leads) memory.producer_expect(at.stage, boxes * Tile::kColumns * box_bytes);
 #pragma unroll 1
     for (int u = 0; u < boxes; ++u) {
       const int32_t item = p.by_units.quotient(unit + u),
@@ -53,9 +53,9 @@ __device__ __forceinline__ void load_incidence_documents(const CUtensorMap& map,
                                                          int32_t end, int first_dim) {
   PipelineState at;
   for (; doc < end; doc += kGatherDocs) {
-    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
+    memory.producer_acquire(at);
     if (ptx::tid_x() % 32 == 0) {
-      ptx::mbarrier_arrive_expect_tx(memory.full(at.stage), memory.tile_bytes());
+      memory.producer_expect(at.stage, memory.tile_bytes());
       ptx::tma_load_4d(memory.tile(at.stage), &map, memory.full(at.stage), first_dim, doc, 0, 0);
     }
     at.advance(memory.stages);
@@ -195,13 +195,13 @@ __device__ __forceinline__ void look_up(const typename Tile::Shared& memory, con
   PipelineState at;
   for (int skipped = 0; skipped < turn; ++skipped) at.advance(memory.stages);
   for (unit += turn * Tile::kUnits; unit < end; unit += warps * Tile::kUnits) {
-    ptx::mbarrier_wait_parity(memory.empty(at.stage), at.parity ^ 1);
+    memory.producer_acquire(at);
     const int units = min(Tile::kUnits, end - unit);
     if constexpr (!Tile::kTma) {
       copy_items<Tile>(found.p, memory, memory.tile(at.stage), unit, units, end, first_dim);
     }
     found.copy(unit, units, memory.winners(at.stage), memory.grads(at.stage));
-    ptx::cp_async_mbarrier_arrive_noinc(memory.full(at.stage));
+    memory.producer_commit_cp_async(at.stage);
     for (int skipped = 0; skipped < warps; ++skipped) at.advance(memory.stages);
   }
 }

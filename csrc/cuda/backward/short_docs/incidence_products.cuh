@@ -123,7 +123,7 @@ __device__ __forceinline__ void run_block(const IncidenceArgs& p, const typename
       if (clusters) ptx::cluster_sync();
     }
     const BlockWork<Tile> work(p, ptx::ctaid_x());
-    write_rows<Tile>(p, memory.ring, work.rank, work.first_row, work.first_dim);
+    write_rows<Tile>(p, memory.first_stage, work.rank, work.first_row, work.first_dim);
     if constexpr (Tile::kTma) {
       if (clusters) ptx::cluster_sync_relaxed();  // no block leaves while another reads its sums
     }
@@ -139,10 +139,7 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
     __shared__ uint64_t barriers[2 * kMostIncidenceStages];
     const typename Tile::Shared memory(p, ptx::smem_address(shared), ptx::smem_address(barriers));
     if (threadIdx.x == 0) {
-      for (int s = 0; s < p.stages; ++s) {
-        ptx::mbarrier_init(memory.full(s), Tile::kTma + 32);
-        ptx::mbarrier_init(memory.empty(s), 128 * p.warpgroups);
-      }
+      memory.init(p.stages, Tile::kTma + 32, 128 * p.warpgroups);
       if constexpr (Tile::kTma) ptx::fence_mbarrier_init();
     }
     __syncthreads();

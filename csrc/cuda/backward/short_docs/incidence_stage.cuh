@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "../../../plan/backward/short_docs.h"
+#include "../../pipeline/ring.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "args.h"
 
@@ -50,21 +51,19 @@ struct IncidenceTile {
 };
 
 template <class Tile>
-struct IncidenceShared {
-  uint32_t ring, barriers;
+struct IncidenceShared : Ring {
+  uint32_t first_stage;
   int stages;
 
-  __device__ __forceinline__ IncidenceShared(const IncidenceArgs& p, uint32_t ring, uint32_t barriers)
-      : ring(ring), barriers(barriers), stages(p.stages) {}
-  __device__ __forceinline__ uint32_t tile(int stage) const { return ring + stage * Tile::kTileBytes; }
+  __device__ __forceinline__ IncidenceShared(const IncidenceArgs& p, uint32_t first_stage, uint32_t barriers)
+      : Ring{barriers}, first_stage(first_stage), stages(p.stages) {}
+  __device__ __forceinline__ uint32_t tile(int stage) const { return first_stage + stage * Tile::kTileBytes; }
   __device__ __forceinline__ uint32_t winners(int stage) const {
-    return ring + stages * Tile::kTileBytes + stage * kIncidenceSideBytes;
+    return first_stage + stages * Tile::kTileBytes + stage * kIncidenceSideBytes;
   }
   __device__ __forceinline__ uint32_t grads(int stage) const {
     return winners(stage) + kIncidenceWinnerBytes;
   }
-  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 16 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
 };
 
 static_assert(kMostIncidenceDocs * incidence_run_vecs(16, 14) * incidence_stage_units(1) * 16 <=

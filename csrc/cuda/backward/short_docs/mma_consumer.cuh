@@ -20,13 +20,13 @@ class MmaPipeline {
 
   __device__ __forceinline__ void add_to(IncidenceSums<Tile>& sums) {
     for (; left > 0; left -= Tile::kUnits, unit += Tile::kUnits) {
-      ptx::mbarrier_wait_parity(memory.full(at.stage), at.parity);
+      memory.consumer_wait(at);
       uint32_t loaded = 0;
 #pragma unroll
       for (int u = 0; u < Tile::kUnits; ++u) {
         if (u < left) loaded = add_unit(u, sums);
       }
-      ptx::mbarrier_arrive_after(memory.empty(at.stage), loaded);
+      memory.consumer_release(at.stage, loaded);
       at.advance(memory.stages);
     }
   }

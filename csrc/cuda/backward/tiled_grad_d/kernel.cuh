@@ -128,13 +128,13 @@ __device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const Gra
   sums.clear();
 #pragma unroll 1
   for (uint32_t n = 0; n < stages; ++n) {  // its place and parity are computed: registers are for sums
-    const uint32_t stage = n % kGradDStages;
-    ptx::mbarrier_wait_parity(ring.full + 8 * stage, n / kGradDStages % 2);
+    const int stage = n % kGradDStages;
+    ring.consumer_wait({stage, n / kGradDStages % 2});
     const uint16_t* ends = shared.ends[stage][document] + kGradDConsumerKeys * own;
     const uint32_t begin = own > 0 ? ends[-1] : ptx::smem_address(shared.list[stage][document]);
     ListWalk<T> walk(begin, column);
     walk.add_all(ptx::smem_address(ends), sums);
-    ptx::mbarrier_arrive_after(ring.empty + 8 * stage, walk.read_ahead());
+    ring.consumer_release(stage, walk.read_ahead());
   }
   sums.write(p, first_j + document, own, kConsumers);
 }
@@ -149,10 +149,7 @@ __global__ void __launch_bounds__(kGradDThreads, 1) grad_d_tiled(const __grid_co
     const GradDRing<kShape> ring(p, shared);
     const int64_t first_j = int64_t{blockIdx.x} * kDocs;
     if (threadIdx.x == 0) {
-      for (int s = 0; s < kGradDStages; ++s) {
-        ptx::mbarrier_init(ring.full + 8 * s, ring.kFullArrivals);
-        ptx::mbarrier_init(ring.empty + 8 * s, kConsumerThreads);
-      }
+      ring.init(kGradDStages, ring.kFullArrivals, kConsumerThreads);
       if constexpr (kTma) ptx::fence_mbarrier_init();
     }
     __syncthreads();

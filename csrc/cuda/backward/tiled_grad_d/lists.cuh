@@ -8,13 +8,12 @@
 #pragma once
 
 #include "../../../plan/backward/tiled_grad_d.h"
+#include "../../pipeline/ring.cuh"
 #include "../../primitives/argmax.cuh"
-#include "../../primitives/pipeline_state.cuh"
 #include "../../primitives/prefix_sum.cuh"
 #include "../../ptx/bulk_copy.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
-#include "../../ptx/mbarrier.cuh"
 #include "../args.h"
 
 namespace late_interaction {
@@ -31,21 +30,20 @@ struct alignas(128) GradDShared {
   ListedRow list[kGradDStages][kShape.docs][kShape.rows + kGradDReadAhead];
   uint16_t ends[kGradDStages][kShape.docs][kShape.keys()];  // the address behind each token's last entry
   uint32_t counts[kShape.docs * kShape.producers()][kShape.keys()];
-  uint64_t full[kGradDStages], empty[kGradDStages];
+  uint64_t barriers[2 * kGradDStages];
 };
 
 // Addresses of the ring of query rows, which lies behind GradDShared, and of its mbarriers.
 template <GradDShape kShape>
-struct GradDRing {
+struct GradDRing : Ring {
   static constexpr uint32_t kRows = kShape.rows;
-  uint32_t rows, row_bytes, begin, full, empty;
+  uint32_t rows, row_bytes, begin;
 
   __device__ __forceinline__ GradDRing(const BackwardArgs& p, const GradDShared<kShape>& shared)
-      : rows(static_cast<uint32_t>(p.Nq * p.Lq)),
+      : Ring{ptx::smem_address(shared.barriers)},
+        rows(static_cast<uint32_t>(p.Nq * p.Lq)),
         row_bytes(2 * p.d),
-        begin(ptx::smem_address(&shared) + sizeof(shared)),
-        full(ptx::smem_address(shared.full)),
-        empty(ptx::smem_address(shared.empty)) {}
+        begin(ptx::smem_address(&shared) + sizeof(shared)) {}
 
   __device__ __forceinline__ uint32_t stages() const { return (rows + kRows - 1) / kRows; }
   __device__ __forceinline__ uint32_t stage(int index) const { return begin + index * kRows * row_bytes; }
@@ -61,14 +59,14 @@ struct GradDRing {
     const uint8_t* from = static_cast<const uint8_t*>(Q) + int64_t{first} * row_bytes;
     if constexpr (kShape.tma) {
       if (lane > 0) return;
-      ptx::mbarrier_arrive_expect_tx(full + 8 * index, bytes);
-      ptx::bulk_load(stage(index), from, bytes, full + 8 * index);
+      producer_expect(index, bytes);
+      ptx::bulk_load(stage(index), from, bytes, full(index));
     } else {
 #pragma unroll 4
       for (uint32_t at = 16 * lane; at < bytes; at += 16 * 32 * kShape.docs) {
         ptx::cp_async_16(stage(index) + at, from + at, 16);
       }
-      ptx::cp_async_mbarrier_arrive_noinc(full + 8 * index);
+      producer_commit_cp_async(index);
     }
   }
 };
@@ -182,7 +180,7 @@ struct ListProducer {
       load_winners(n + kProducers, next);
       count(now);
       load_grads(n, grad);
-      ptx::mbarrier_wait_parity(ring.empty + 8 * at.stage, at.parity ^ 1);
+      ring.producer_acquire(at);
       ring.copy(p.Q.data, n, at.stage, 32 * document + lane);
       __syncwarp();
       const uint32_t entries = find_places(at.stage), rows = ring.stage(at.stage);
@@ -194,7 +192,7 @@ struct ListProducer {
       }
       if (lane < kGradDReadAhead) list[entries + lane] = {rows, 0.0f};
       __syncwarp();
-      ptx::mbarrier_arrive(ring.full + 8 * at.stage);
+      ring.producer_commit(at.stage);
 #pragma unroll
       for (int k = 0; k < kProducers; ++k) at.advance(kGradDStages);
     }

@@ -478,18 +478,6 @@ struct Sm80QWarp {
   }
 };
 
-// The work tiles of a block.
-template <class Kept>
-__device__ __forceinline__ void take_block_share(const ForwardArgs& p, Kept& kept) {
-  if (const int32_t* ends = p.work_tile_ends; ends != nullptr) {
-    kept.work_tile = blockIdx.x == 0 ? 0 : ends[blockIdx.x - 1];
-    kept.end = ends[blockIdx.x];
-  } else {
-    kept.work_tile = p.work_tiles * blockIdx.x / gridDim.x;
-    kept.end = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
-  }
-}
-
 // Which rows of a tile a warp has. Where some warps have none, those of the blocks of a multiprocessor that
 // have some are on different quarters of it.
 template <class Tile>
@@ -510,7 +498,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
                                                        (threadIdx.x + 1) * Tile::kKeptBytes);
   ring.init();
   const int warp = row_warp<Tile>(), lane = threadIdx.x % 32;
-  take_block_share(p, kept);
+  const WorkRange range_of_block = WorkRange::mine(p);
+  kept.work_tile = range_of_block.work_tile;
+  kept.end = range_of_block.end;
   DocumentLoader<Tile> loader(p, kept, stages);
   ring.fill(loader);
   uint32_t n = 0, loaded = 0;  // stages so far; a word that was loaded last

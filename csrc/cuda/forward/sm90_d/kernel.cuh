@@ -38,7 +38,7 @@
 #include <type_traits>
 
 #include "../../../plan/kernel_limits.h"
-#include "../../primitives/max_fold.cuh"
+#include "../../primitives/code_fold.cuh"
 #include "../../ptx/mma.cuh"
 #include "../listed_pairs.cuh"
 #include "../sm90_pipeline.cuh"
@@ -106,7 +106,7 @@ struct Sm90DTile {
 // the token mask and scales of each stage, if there are any; the exchange; mbarriers.
 template <class Tile>
 struct Sm90DShared {
-  uint32_t ring, q, q_bytes, token_scales, barriers;
+  uint32_t first_stage, q, q_bytes, token_scales, barriers;
   int share, stages;
   bool one_q;
   typename Tile::Exchange& exchange;
@@ -115,8 +115,8 @@ struct Sm90DShared {
       : exchange(*reinterpret_cast<typename Tile::Exchange*>(
             shared + p.stages * (Tile::kStageBytes + (masked_or_scaled(p) ? Tile::kTokenScaleBytes : 0)) +
             (p.row_tiles == 1 ? 1 : p.teams) * p.k_chunks * Tile::kQKChunkBytes)) {
-    ring = ptx::smem_address(shared);
-    q = ring + p.stages * Tile::kStageBytes;
+    first_stage = ptx::smem_address(shared);
+    q = first_stage + p.stages * Tile::kStageBytes;
     q_bytes = p.k_chunks * Tile::kQKChunkBytes;
     token_scales = ptx::smem_address(&exchange) - p.stages * Tile::kTokenScaleBytes;
     barriers = ptx::smem_address(&exchange) + sizeof(exchange);
@@ -130,7 +130,7 @@ struct Sm90DShared {
   }
 
   __device__ __forceinline__ uint32_t stage(int warpgroup, const PipelineState& at) const {
-    return ring + (warpgroup * share + at.stage) * Tile::kStageBytes;
+    return first_stage + (warpgroup * share + at.stage) * Tile::kStageBytes;
   }
   // Where the token mask of a stage lies.
   __device__ __forceinline__ uint32_t mask_of(int warpgroup, const PipelineState& at) const {
@@ -139,25 +139,21 @@ struct Sm90DShared {
   __device__ __forceinline__ uint32_t scales_of(int warpgroup, const PipelineState& at) const {
     return mask_of(warpgroup, at) + mask_bytes(Tile::kShape);
   }
-  __device__ __forceinline__ uint32_t full(int warpgroup, const PipelineState& at) const {
-    return barriers + 16 * (warpgroup * share + at.stage);
-  }
-  __device__ __forceinline__ uint32_t empty(int warpgroup, const PipelineState& at) const {
-    return full(warpgroup, at) + 8;
+  __device__ __forceinline__ Ring ring() const { return {barriers}; }
+  // Where a warpgroup is in the whole ring.
+  __device__ __forceinline__ PipelineState place(int warpgroup, const PipelineState& at) const {
+    return {warpgroup * share + at.stage, at.parity};
   }
   __device__ __forceinline__ int q_owner(int team) const { return one_q ? 0 : team; }
   __device__ __forceinline__ uint32_t query(int team) const { return q + q_owner(team) * q_bytes; }
-  __device__ __forceinline__ uint32_t q_full(int team) const {
-    return barriers + 16 * stages + 8 * q_owner(team);
+  // Filled by a thread of the consumers, whom a barrier of the team tells that nobody reads.
+  __device__ __forceinline__ Ring q_ring(int team) const {
+    return {barriers + Ring::kBytes * (stages + q_owner(team))};
   }
 
   __device__ __forceinline__ void init_barriers() const {
-    for (int i = 0; i < stages; ++i) {
-      ptx::mbarrier_init(barriers + 16 * i, 1);
-      ptx::mbarrier_init(barriers + 16 * i + 8, Tile::kWarps);
-    }
-    for (int team = 0; team < Tile::kWarpgroups; ++team)
-      ptx::mbarrier_init(barriers + 16 * stages + 8 * team, 1);
+    ring().init(stages, 1, Tile::kWarps);
+    q_ring(0).init(Tile::kWarpgroups, 1, 1);
     ptx::fence_mbarrier_init();
   }
 };
@@ -270,7 +266,8 @@ __device__ __forceinline__ void load_token_scales(const typename Tile::Args& p,
   if constexpr (!Tile::kListed) {
     const auto copy = [&](uint32_t to, const auto& line) {
       const int32_t first = line.begin(scheduler.row_tile, doc_range) + t;
-      ptx::tma_load_1d(to, &line.map, memory.full(warpgroup, at), first & -line.kWhole);
+      ptx::tma_load_1d(to, &line.map, memory.ring().full(memory.place(warpgroup, at).stage),
+                       first & -line.kWhole);
     };
     if (p.mask.rides) copy(memory.mask_of(warpgroup, at), p.mask);
     if (Tile::kQuantized && p.scales.rides) copy(memory.scales_of(warpgroup, at), p.scales);
@@ -295,14 +292,14 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
       const int boxes = tails == kTails ? 1 : tails;
       for (int k_chunk = 0; k_chunk < p.k_chunks; k_chunk += Tile::kKChunks) {
         const int warpgroup = team * p.members + member;
-        const uint32_t full = memory.full(warpgroup, at);
+        const PipelineState place = memory.place(warpgroup, at);
         const uint32_t bytes = tails * (Tile::kStageBytes / kTails);
-        ptx::mbarrier_wait_parity(memory.empty(warpgroup, at), at.parity ^ 1);
+        memory.ring().producer_acquire(place);
         if (k_chunk == 0) {
-          ptx::mbarrier_arrive_expect_tx(full, bytes + token_scales_of_tile<Tile>(p));
+          memory.ring().producer_expect(place.stage, bytes + token_scales_of_tile<Tile>(p));
           load_token_scales<Tile>(p, memory, warpgroup, at, scheduler, doc_range, t);
         } else {
-          ptx::mbarrier_arrive_expect_tx(full, bytes);
+          memory.ring().producer_expect(place.stage, bytes);
         }
 #pragma unroll 1
         for (int i = 0; i < boxes; ++i) {
@@ -310,8 +307,8 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
           for (int c = 0; c < Tile::kKChunks; ++c) {
             ptx::tma_load_4d(
                 memory.stage(warpgroup, at) + c * Tile::kDKChunkBytes + i * kTailTokens * kKChunkBytes, map,
-                full, (k_chunk + c) * Tile::kKChunkElements, doc_range.first + t + i * kTailTokens,
-                packed ? 0 : doc_range.document, scheduler.row_tile);
+                memory.ring().full(place.stage), (k_chunk + c) * Tile::kKChunkElements,
+                doc_range.first + t + i * kTailTokens, packed ? 0 : doc_range.document, scheduler.row_tile);
           }
         }
         at.advance(memory.share);
@@ -330,9 +327,10 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
 template <class Tile>
 __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
                                            const Sm90DShared<Tile>& memory, int team, const RowTile& tile) {
-  ptx::mbarrier_arrive_expect_tx(memory.q_full(team), memory.q_bytes);
+  const Ring ring = memory.q_ring(team);
+  ring.producer_expect(0, memory.q_bytes);
   for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-    ptx::tma_load_4d(memory.query(team) + k_chunk * Tile::kQKChunkBytes, &maps.Q, memory.q_full(team),
+    ptx::tma_load_4d(memory.query(team) + k_chunk * Tile::kQKChunkBytes, &maps.Q, ring.full(0),
                      k_chunk * Tile::kKChunkElements, first_query_token(p, tile), tile.query, 0);
   }
 }
@@ -473,7 +471,7 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, cons
                                               LaneTokenScales<Tile>& token_scales,
                                               const TokenScalePlaces& places) {
   for (int first_chunk = 0; first_chunk < p.k_chunks; first_chunk += Tile::kKChunks) {
-    ptx::mbarrier_wait_parity(memory.full(warpgroup, at), at.parity);
+    memory.ring().consumer_wait(memory.place(warpgroup, at));
     const uint32_t stage = memory.stage(warpgroup, at);
     const uint32_t tokens = ptx::smem_desc_low(stage);
     const uint32_t rows = ptx::smem_desc_low(q + first_chunk * Tile::kQKChunkBytes);
@@ -501,7 +499,7 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, cons
     }
     ptx::wgmma_wait<0>();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive_after(memory.empty(warpgroup, at), loaded);
+    if (threadIdx.x % 32 == 0) memory.ring().consumer_release(memory.place(warpgroup, at).stage, loaded);
     at.advance(memory.share);
   }
 }
@@ -661,7 +659,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       }
       ptx::named_barrier_sync(barrier, team_threads);
       if (memory.q_owner(team) == team && thread == 0) load_query<Tile>(p, maps, memory, team, tile);
-      ptx::mbarrier_wait_parity(memory.q_full(team), q_parity);
+      memory.q_ring(team).consumer_wait({0, q_parity});
       q_parity ^= 1;
       if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
     }

@@ -31,20 +31,13 @@ __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
 template <class Tile>
 struct EpilogueBuffer {
   static constexpr uint32_t kValueBytes = 128 * 16, kBytes = kValueBytes * (Tile::kWinners ? 2 : 1);
-  uint32_t buffer, barriers;
-
-  __device__ __forceinline__ uint32_t full() const { return barriers; }
-  __device__ __forceinline__ uint32_t empty() const { return barriers + 8; }
-
-  __device__ __forceinline__ void init_barriers() const {
-    ptx::mbarrier_init(full(), 128);
-    ptx::mbarrier_init(empty(), 32);
-  }
+  uint32_t buffer;
+  Ring ring;  // of one stage
 
   // A lane's maxima, of rows 64 * block + 16 * warp + 8 * half + lane / 4 in the order of 2 * block + half.
   template <class Best>
   __device__ __forceinline__ void give(Best (&best)[4], uint32_t parity) const {
-    ptx::mbarrier_wait_parity(empty(), parity ^ 1);
+    ring.producer_acquire({0, parity});
     const uint32_t mine = buffer + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32);
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
@@ -53,13 +46,13 @@ struct EpilogueBuffer {
       if constexpr (Tile::kWinners) ptx::st_shared(to + kValueBytes, best[h].token());
       best[h].clear();
     }
-    ptx::mbarrier_arrive(full());
+    ring.producer_commit(0);
   }
 
   // Takes the maxima of rows lane, lane + 32, ... Of equal ones the lowest token wins; the sentinel, as
   // unsigned, is the highest.
   __device__ __forceinline__ void take(Maximum (&best)[4], uint32_t parity) const {
-    ptx::mbarrier_wait_parity(full(), parity);
+    ring.consumer_wait({0, parity});
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
       const uint32_t from = buffer + 512 * o + 16 * (threadIdx.x % 32);
@@ -74,7 +67,6 @@ struct EpilogueBuffer {
       }
     }
   }
-  __device__ __forceinline__ void taken() const { ptx::mbarrier_arrive(empty()); }
 };
 
 // Computes rows again whose maximum is NaN or infinite, one after the other, as resolve_rare_rows does. That
@@ -291,7 +283,7 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
       }
     }
     resolve_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range, from.buffer, best);
-    from.taken();
+    from.ring.consumer_release(0);
     if (leaves_maxima<Tile>(p)) {
       leave_maxima<Tile>(p, rows.tile, followed_consumer<Tile>(), j, best);
     } else {

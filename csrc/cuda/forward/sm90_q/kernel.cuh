@@ -48,8 +48,8 @@
 #pragma once
 
 #include "../../../plan/kernel_limits.h"
-#include "../../primitives/argmax_fold.cuh"
-#include "../../primitives/max_fold.cuh"
+#include "../../primitives/code_fold.cuh"
+#include "../../primitives/fold.cuh"
 #include "../sm90_pipeline.cuh"
 #include "epilogue_warp.cuh"
 
@@ -108,8 +108,8 @@ struct Sm90QTile {
   static constexpr bool kTwoWidths = kWhole && kTail < kColumns;
   static constexpr Sm90QPolicy kPolicy = sm90_q_policy(
       kColumns, kKChunks, kQuantized, std::is_same_v<Accumulator, float>, kWinners, kMasked, kScaled);
-  using Best = std::conditional_t<kPolicy.three_at_once, RowMaximum<Similarity<Accumulator, kScaled>>,
-                                  RowBest<kWinners>>;
+  using Best = std::conditional_t<kPolicy.three_at_once, CodeMaximumFold<Similarity<Accumulator, kScaled>>,
+                                  MaximumFold<kWinners>>;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kFirstEpilogueWarp = kThreads / 32 - kConsumers;
@@ -138,13 +138,13 @@ struct Sm90QShared {
       Tile::kConsumers * (EpilogueBuffer<Tile>::kBytes + sizeof(EpilogueRows<Tile>));
   static constexpr uint32_t kBarrierBytes = 256, kSpillBytes = 12;  // of all stages; of a thread
   static constexpr uint32_t kKept = kEpilogueBytes + kBarrierBytes + 128 * Tile::kConsumers * kSpillBytes;
-  uint32_t q, ring, token_scales, epilogue_buffers, barriers;
+  uint32_t q, first_stage, token_scales, epilogue_buffers, barriers;
   EpilogueRows<Tile>* epilogue_rows;
 
   __device__ __forceinline__ Sm90QShared(uint8_t* base, int stages)
       : q(ptx::smem_address(base)),
-        ring(q + Tile::kKChunks * Tile::kQKChunkBytes),
-        token_scales(ring + stages * Tile::kStageBytes),
+        first_stage(q + Tile::kKChunks * Tile::kQKChunkBytes),
+        token_scales(first_stage + stages * Tile::kStageBytes),
         epilogue_buffers(token_scales + stages * Tile::kTokenScaleBytes),
         barriers(epilogue_buffers + kEpilogueBytes),
         epilogue_rows(reinterpret_cast<EpilogueRows<Tile>*>(
@@ -153,17 +153,15 @@ struct Sm90QShared {
   __device__ __forceinline__ uint32_t spill(int i) const {
     return barriers + kBarrierBytes + kSpillBytes * ptx::tid_x() + 4 * i;
   }
-  __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t stage(int i) const { return first_stage + i * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t token_scales_of(int i) const {
     return token_scales + i * Tile::kTokenScaleBytes;
   }
-  __device__ __forceinline__ uint32_t q_full() const { return barriers; }
-  __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
+  __device__ __forceinline__ Ring q_ring() const { return {barriers}; }
   __device__ __forceinline__ EpilogueBuffer<Tile> epilogue_buffer(int consumer) const {
-    return {epilogue_buffers + consumer * EpilogueBuffer<Tile>::kBytes, barriers + 16 + 16 * consumer};
+    return {epilogue_buffers + consumer * EpilogueBuffer<Tile>::kBytes, {barriers + 16 + 16 * consumer}};
   }
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
+  __device__ __forceinline__ Ring ring() const { return {barriers + 48}; }
   __device__ __forceinline__ uint32_t stage_tile(int i) const { return barriers + 176 + 4 * i; }
 };
 
@@ -289,7 +287,7 @@ __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c
 // Folds the lane's two rows of a block of 64.
 template <class Tile, int kWidth, class Used>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                           RowBest<Tile::kWinners>* rows, float token, const float* zeros,
+                                           MaximumFold<Tile::kWinners>* rows, float token, const float* zeros,
                                            const ColumnScales<Tile>& token_scales, Used used) {
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
   for_columns<Tile, kWidth>(c, token_scales, used,
@@ -316,7 +314,7 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
 // The same with the maximum of three numbers an instruction.
 template <class Tile, int kWidth, class Used, class Value>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                           RowMaximum<Value>* rows, float, const float*,
+                                           CodeMaximumFold<Value>* rows, float, const float*,
                                            const ColumnScales<Tile>& token_scales, Used used) {
   Value seen[2][kWidth / 4];
   int32_t top[2] = {rows[0].order(), rows[1].order()};
@@ -329,51 +327,37 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
       } else {
         seen[half][2 * n] = x[half][0];
         seen[half][2 * n + 1] = x[half][1];
-        top[half] = RowMaximum<Value>::highest(top[half], x[half][0], x[half][1]);
+        top[half] = CodeMaximumFold<Value>::highest(top[half], x[half][0], x[half][1]);
       }
     }
   });
-  if constexpr (!Tile::kMasked) RowMaximum<Value>::take(rows, top, seen);
-}
-
-template <class Tile>
-__device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
-                                          const Sm90QShared<Tile>& at, uint32_t q_parity) {
-  ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
-  ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kKChunks * Tile::kQKChunkBytes);
-  const int first = first_query_token(p, tile);
-  for (int group = 0; group < Tile::kConsumers; ++group) {
-    for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
-      ptx::tma_load_4d(at.q + k_chunk * Tile::kQKChunkBytes + group * 128 * kKChunkBytes, &maps.Q,
-                       at.q_full(), k_chunk * Tile::kKChunkElements, first + 128 * group, tile.query, 0);
-    }
-  }
+  if constexpr (!Tile::kMasked) CodeMaximumFold<Value>::take(rows, top, seen);
 }
 
 // The producer, one thread: loads Q tiles and the tiles of documents.
 template <class Tile>
 __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& at) {
-  PipelineState place;
-  uint32_t q_parity = 0;
-  for (WorkRange range = WorkRange::mine(p); range.work_tile < range.end; q_parity ^= 1) {
-    const RowTileWork part = RowTileWork::take(p, range, Tile::kRows);
-    load_rows<Tile>(p, maps, part.tile, at, q_parity);
-    for (int32_t j = part.first_j; j < part.end_j; ++j) {
-      const DocRange doc_range = doc_range_at<Tile>(p, part.tile, j);
+  PipelineState place, q_place;
+  for (WorkRange range = WorkRange::mine(p); range.work_tile < range.end; q_place.advance(1)) {
+    const RowTileItems part = take_row_tile_items(range.work_tile, range.end, int64_t{p.N});
+    const RowTile rows = row_tile(p, part.row_tile, Tile::kRows);
+    load_q_tile<Tile>(p, maps, rows, at.q, at.q_ring(), q_place);
+    for (int32_t j = part.first; j < part.end; ++j) {
+      const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
       const CUtensorMap* map = doc_range.compacted() ? &maps.compacted : &maps.D;
       const int32_t item = doc_range.compacted() || p.packed ? 0 : doc_range.document;
-      const int32_t outer = doc_range.compacted() ? 0 : part.tile.query;
+      const int32_t outer = doc_range.compacted() ? 0 : rows.query;
       for (int32_t t = 0; t < max(doc_range.length, 1); t += Tile::kColumns) {
         StageTile tile = tile_at<Tile>(doc_range.length, t);
-        if (Tile::kDocRanges && tile.ends && j + 1 < part.end_j) {
-          tile.next = tile_width<Tile>(doc_range_at<Tile>(p, part.tile, j + 1).length, 0);
+        if (Tile::kDocRanges && tile.ends && j + 1 < part.end) {
+          tile.next = tile_width<Tile>(doc_range_at<Tile>(p, rows, j + 1).length, 0);
         }
-        ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+        at.ring().producer_acquire(place);
         if constexpr (Tile::kDocRanges) ptx::st_shared(at.stage_tile(place.stage), tile.packed());
-        ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+        at.ring().producer_expect(place.stage, Tile::kStageBytes);
         for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
           ptx::tma_load_4d(at.stage(place.stage) + k_chunk * Tile::kStageKChunkBytes, map,
-                           at.full(place.stage), k_chunk * Tile::kKChunkElements,
+                           at.ring().full(place.stage), k_chunk * Tile::kKChunkElements,
                            doc_range.begin() + tile.begin, item, outer);
         }
         place.advance(p.stages);
@@ -440,7 +424,7 @@ struct TokenScaleProducer {
         }
       }
     }
-    ptx::mbarrier_arrive(at.full(place.stage));
+    at.ring().producer_commit(place.stage);
     place.advance(p.stages);
   }
 
@@ -463,7 +447,7 @@ struct TokenScaleProducer {
                         doc_range.compacted() ? max(doc_range.length, Tile::kColumns) : doc_range.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, scales, stride, span, t);
-          ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+          at.ring().producer_acquire(place);
           store(looked);
         }
       }
@@ -531,9 +515,7 @@ struct Sm90QConsumer {
     spill(kLength, doc_range_at<Tile>(p, rows_at_hand(), j).length);
   }
 
-  __device__ __forceinline__ void wait_for_stage() const {
-    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
-  }
+  __device__ __forceinline__ void wait_for_stage() const { at.ring().consumer_wait(place); }
 
   // The StageTile of the stage that was waited for. Lane 0 reads it, as it is the lane that returns the
   // stage. From one lane, the compiler knows that all have the same.
@@ -582,7 +564,7 @@ struct Sm90QConsumer {
     }
     constexpr bool kReadsHere = Tile::kScaled && !Tile::kPolicy.reads_ahead;
     if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
-      ptx::mbarrier_arrive(at.empty(folded.stage));
+      at.ring().consumer_release(folded.stage);
     if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(at.token_scales_of(place.stage));
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
       if constexpr (Tile::kPolicy.reads_ahead) {
@@ -590,7 +572,7 @@ struct Sm90QConsumer {
         if (n % 4 == 3) __syncwarp();  // else the compiler would move all loads to the end
       }
     });
-    if (kReadsHere) ptx::mbarrier_arrive(at.empty(folded.stage));
+    if (kReadsHere) at.ring().consumer_release(folded.stage);
     t += Tile::kColumns;
     if (Tile::kScaled ? t >= spilled(kLength) : tile.ends) {
       epilogue_buffer.give(best, handed++ & 1);
@@ -666,17 +648,17 @@ struct Sm90QConsumer {
     if constexpr ((Tile::kWhole || Tile::kDocRanges) && !Tile::kWinners) place.stage = unknown_zero();
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-    for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
+    for (PipelineState q_place;; q_place.advance(1), first = 0) {
       // Computed again for each row tile, since there is no register to keep it in.
       const int64_t documents = WorkRange::mine(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
       if (documents <= 0) break;
-      ptx::mbarrier_wait_parity(at.q_full(), q_parity);
+      at.q_ring().consumer_wait(q_place);
       if constexpr (Tile::kDocRanges) {
         take_doc_range_tiles();
       } else {
         take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       }
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
+      if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
       spill(kTile, spilled(kTile) + 1);
     }
   }
@@ -689,14 +671,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   const Sm90QShared<Tile> at(shared, p.stages);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::mbarrier_init(at.full(stage), Tile::kMaskedOrScaled ? 1 + 32 : 1);
-      ptx::mbarrier_init(at.empty(stage), (Tile::kMaskedOrScaled ? 128 : 4) * Tile::kConsumers);
-    }
+    constexpr bool kBeside = Tile::kMaskedOrScaled;  // of token scales all lanes write and read some
+    at.ring().init(p.stages, kBeside ? 1 + 32 : 1, (kBeside ? 128 : 4) * Tile::kConsumers);
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
-      at.epilogue_buffer(consumer).init_barriers();
-    ptx::mbarrier_init(at.q_full(), 1);
-    ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
+      at.epilogue_buffer(consumer).ring.init(1, 128, 32);
+    at.q_ring().init(1, 1, 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

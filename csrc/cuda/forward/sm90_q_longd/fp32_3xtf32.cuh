@@ -47,7 +47,7 @@ __device__ void split_tf32_stages(const ForwardArgs& p, const LongDShared<Tile>&
     for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
       for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
         const uint32_t stage = at.stage(place.stage);
-        ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+        at.ring().consumer_wait(place);
         for (uint32_t first = threadIdx.x % 128 * 16; first < kBytes; first += kVecs * kStep) {
           float4 x[kVecs];
 #pragma unroll

@@ -25,7 +25,7 @@ struct PromotingConsumer : LongDConsumerBase<Tile, Self> {
   template <class Meanwhile>
   __device__ __forceinline__ void take_k_chunk(float (&sum)[kAccumulators], int k_chunk,
                                                Meanwhile meanwhile) {
-    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+    at.ring().consumer_wait(place);
     if constexpr (Tile::kPolicy.splits_tf32) ptx::mbarrier_wait_parity(at.split(place.stage), place.parity);
 #pragma unroll
     for (int round = 0; round < Self::kRounds; ++round) {

@@ -40,7 +40,7 @@
 // all blocks of the cluster. Each lane arrives for the token masks and scales that it wrote or read.
 #pragma once
 
-#include "../../primitives/argmax_fold.cuh"
+#include "../../primitives/fold.cuh"
 #include "../sm90_pipeline.cuh"
 
 namespace late_interaction {
@@ -173,7 +173,7 @@ struct LongDTokenScales {
 // the scheduler, mbarriers. A stage of the ring holds tokens, and streamed query rows behind them.
 template <class Tile>
 struct LongDShared {
-  uint32_t q, ring, stage_bytes, token_scales, barriers;
+  uint32_t q, first_stage, stage_bytes, token_scales, barriers;
   int stages;
   LongDScheduler scheduler;
 
@@ -181,22 +181,19 @@ struct LongDShared {
     stages = p.stages;
     stage_bytes = Tile::kCopies * (Tile::kDBytes + (p.stream_q ? Tile::kQBytes : 0));
     q = ptx::smem_address(base);
-    ring = q + (p.stream_q ? 0 : p.k_chunks * Tile::kQBytes);
-    token_scales = ring + stages * stage_bytes;
+    first_stage = q + (p.stream_q ? 0 : p.k_chunks * Tile::kQBytes);
+    token_scales = first_stage + stages * stage_bytes;
     scheduler.at = token_scales + LongDTokenScales<Tile>::kStages * LongDTokenScales<Tile>::kBytes;
     barriers = scheduler.at + LongDScheduler::kBytes;
   }
 
-  __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * stage_bytes; }
+  __device__ __forceinline__ uint32_t stage(int i) const { return first_stage + i * stage_bytes; }
   __device__ __forceinline__ uint32_t token_scale_stage(int i) const {
     return token_scales + i * LongDTokenScales<Tile>::kBytes;
   }
-  __device__ __forceinline__ uint32_t q_full() const { return barriers; }
-  __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
-  __device__ __forceinline__ uint32_t token_scale_full(int i) const { return barriers + 16 + 16 * i; }
-  __device__ __forceinline__ uint32_t token_scale_empty(int i) const { return barriers + 24 + 16 * i; }
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
+  __device__ __forceinline__ Ring q_ring() const { return {barriers}; }
+  __device__ __forceinline__ Ring token_scale_ring() const { return {barriers + 16}; }
+  __device__ __forceinline__ Ring ring() const { return {barriers + 48}; }
   __device__ __forceinline__ uint32_t split(int i) const { return barriers + 48 + 16 * stages + 8 * i; }
 };
 
@@ -209,7 +206,7 @@ __device__ __forceinline__ int32_t long_d_tile_begin(const ForwardArgs& p, int32
 // Folds the lane's two rows of a block of 64.
 template <class Tile, uint32_t kKind>
 __device__ __forceinline__ void fold_scaled_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                                    RowBest<Tile::kWinners>* rows, float token,
+                                                    MaximumFold<Tile::kWinners>* rows, float token,
                                                     const float* zeros, uint32_t token_scales) {
   using TokenScales = LongDTokenScales<Tile>;
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
@@ -241,7 +238,7 @@ __device__ __forceinline__ void fold_scaled_columns(const typename Tile::Accumul
 
 template <class Tile>
 __device__ __forceinline__ void fold_scaled_tile(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                                 RowBest<Tile::kWinners>* rows, float token,
+                                                 MaximumFold<Tile::kWinners>* rows, float token,
                                                  const float* zeros, uint32_t token_scales, uint32_t kind) {
   using TokenScales = LongDTokenScales<Tile>;
   if (kind == TokenScales::kPlain) {
@@ -296,26 +293,26 @@ struct LongDProducer {
 
   __device__ void run() {
     PipelineState place;
-    uint32_t q_parity = 0;
+    PipelineState q_place;
     int32_t resident = -1;
     for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
       const LongDWorkTile work_tile = at.scheduler(p, next);
       const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
       if (!p.stream_q && work_tile.tile != resident) {
         resident = work_tile.tile;
-        ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
-        q_parity ^= 1;
-        ptx::mbarrier_arrive_expect_tx(at.q_full(), p.k_chunks * Tile::kQBytes);
+        at.q_ring().producer_acquire(q_place);
+        q_place.advance(1);
+        at.q_ring().producer_expect(0, p.k_chunks * Tile::kQBytes);
         for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-          load_rows(at.q + k_chunk * Tile::kQBytes, at.q_full(), tile, k_chunk);
+          load_rows(at.q + k_chunk * Tile::kQBytes, at.q_ring().full(0), tile, k_chunk);
         }
       }
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
         const int32_t begin = long_d_tile_begin<Tile>(p, t);
         for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-          const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
-          ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
-          ptx::mbarrier_arrive_expect_tx(full, at.stage_bytes / Tile::kCopies);
+          const uint32_t to = at.stage(place.stage), full = at.ring().full(place.stage);
+          at.ring().producer_acquire(place);
+          at.ring().producer_expect(place.stage, at.stage_bytes / Tile::kCopies);
           if (p.stream_q) load_rows(to + Tile::kDBytes, full, tile, k_chunk);
           load_tokens(to, full, tile, k_chunk, begin, work_tile.j);
           place.advance(p.stages);
@@ -353,7 +350,7 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
       }
       all = __all_sync(kFullWarp, all);
       ones = __all_sync(kFullWarp, ones);
-      ptx::mbarrier_wait_parity(at.token_scale_empty(place.stage), place.parity ^ 1);
+      at.token_scale_ring().producer_acquire(place);
       const uint32_t token_scales = at.token_scale_stage(place.stage);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
@@ -370,7 +367,7 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
                        : ones ? TokenScales::kLimited
                               : TokenScales::kLimitedAndScaled);
       }
-      ptx::mbarrier_arrive(at.token_scale_full(place.stage));
+      at.token_scale_ring().producer_commit(place.stage);
       place.advance(TokenScales::kStages);
     }
   }
@@ -384,14 +381,14 @@ __device__ __forceinline__ uint32_t take_token_scales(const LongDShared<Tile>& a
                                                       float zero, uint32_t& token_scales) {
   token_scales = at.token_scale_stage(place.stage) + threadIdx.x % 4 * 8;
   if constexpr (!Tile::kMaskedOrScaled) return __float_as_uint(zero);
-  ptx::mbarrier_wait_parity(at.token_scale_full(place.stage), place.parity);
+  at.token_scale_ring().consumer_wait(place);
   return ptx::ld_shared(at.token_scale_stage(place.stage) + LongDTokenScales<Tile>::kKind);
 }
 
 template <class Tile>
 __device__ __forceinline__ void return_token_scales(const LongDShared<Tile>& at, PipelineState& place) {
   if constexpr (Tile::kMaskedOrScaled) {
-    ptx::mbarrier_arrive(at.token_scale_empty(place.stage));
+    at.token_scale_ring().consumer_release(place.stage);
     place.advance(LongDTokenScales<Tile>::kStages);
   }
 }
@@ -403,9 +400,9 @@ __device__ __forceinline__ void await_rows(const ForwardArgs& p, const LongDShar
   const int32_t tile = at.scheduler(p, now).tile;
   if (now != first) {
     if (tile == at.scheduler(p, now - 1).tile) return;
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
+    if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
   }
-  ptx::mbarrier_wait_parity(at.q_full(), (tile - at.scheduler(p, first).tile) & 1);
+  at.q_ring().consumer_wait({0, static_cast<uint32_t>(tile - at.scheduler(p, first).tile) & 1});
 }
 
 // A consumer warpgroup. Self::take_tile(now, t) multiplies and folds the tile at token t of work tile `now`.
@@ -419,7 +416,7 @@ struct LongDConsumerBase {
   int me;      // which of the consumers
   bool leads;  // warpgroup 1 waits for the first k chunk of this one
   PipelineState place, token_scale_state;
-  RowBest<Tile::kWinners> best[Tile::kHeld];
+  MaximumFold<Tile::kWinners> best[Tile::kHeld];
 
   __device__ __forceinline__ LongDConsumerBase(const ForwardArgs& args, const LongDShared<Tile>& shared,
                                                int warpgroup)
@@ -436,9 +433,9 @@ struct LongDConsumerBase {
   __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
     if constexpr (!Tile::kPolicy.clusters) {
-      if (lane == 0) ptx::mbarrier_arrive(at.empty(stage));
+      if (lane == 0) at.ring().consumer_release(stage);
     } else if (lane < p.cluster) {
-      ptx::mbarrier_arrive_cluster(ptx::mapa(at.empty(stage), lane));
+      at.ring().consumer_release_cluster(stage, lane);
     }
   }
 
@@ -500,7 +497,7 @@ struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
   }
 
   __device__ __forceinline__ void multiply_k_chunk(Accumulator (&c)[2][kAccumulators], int k_chunk) {
-    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+    at.ring().consumer_wait(place);
     ptx::wgmma_fence();
     multiply(c[0], 0, k_chunk);
     multiply(c[1], 1, k_chunk);
@@ -536,17 +533,12 @@ struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
 template <class Tile>
 __device__ __forceinline__ void init_long_d(const ForwardArgs& p, const LongDShared<Tile>& at) {
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::mbarrier_init(at.full(stage), 1);
-      ptx::mbarrier_init(at.empty(stage), 4 * Tile::kConsumers * p.cluster);
-      if (Tile::kPolicy.splits_tf32) ptx::mbarrier_init(at.split(stage), 128);
+    at.ring().init(p.stages, 1, 4 * Tile::kConsumers * p.cluster);
+    for (int stage = 0; Tile::kPolicy.splits_tf32 && stage < p.stages; ++stage) {
+      ptx::mbarrier_init(at.split(stage), 128);
     }
-    for (int stage = 0; stage < LongDTokenScales<Tile>::kStages; ++stage) {
-      ptx::mbarrier_init(at.token_scale_full(stage), 32);
-      ptx::mbarrier_init(at.token_scale_empty(stage), 128 * Tile::kConsumers);
-    }
-    ptx::mbarrier_init(at.q_full(), 1);
-    ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
+    at.token_scale_ring().init(LongDTokenScales<Tile>::kStages, 32, 128 * Tile::kConsumers);
+    at.q_ring().init(1, 1, 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
     at.scheduler.deal(p);
   }

@@ -35,14 +35,8 @@ struct DocGroupWork {
   }
 
   static __device__ __forceinline__ DocGroupWork take(const ForwardArgs& p, DocGroupRange<Tile>& range) {
-    const int32_t groups = count_groups(p);
-    DocGroupWork part;
-    const int32_t tile = range.next / groups;
-    part.tile = row_tile(p, tile, Tile::kRows);
-    part.first = range.next - tile * groups;
-    part.end = min(groups, part.first + (range.end - range.next));
-    range.next += part.end - part.first;
-    return part;
+    const RowTileItems part = take_row_tile_items(range.next, range.end, count_groups(p));
+    return {row_tile(p, part.row_tile, Tile::kRows), part.first, part.end};
   }
 };
 
@@ -57,32 +51,17 @@ struct ShortEpilogueBuffer {
   static constexpr uint32_t kValueBytes = Tile::kSlots * kDocBytes;
   static constexpr uint32_t kBufferBytes = kValueBytes + Tile::kSlots * 128;
   static constexpr uint32_t kBytes = 2 * kBufferBytes + 4 * 128;
-  uint32_t buffers, barriers;
+  uint32_t buffers;
+  Ring ring;
 
   __device__ __forceinline__ uint32_t of(uint32_t group) const { return buffers + group % 2 * kBufferBytes; }
   // Where the epilogue warp keeps winners of rows that it computes again.
   __device__ __forceinline__ uint32_t spill() const { return buffers + 2 * kBufferBytes; }
-  __device__ __forceinline__ uint32_t full(uint32_t group) const { return barriers + 16 * (group % 2); }
-  __device__ __forceinline__ uint32_t empty(uint32_t group) const { return barriers + 16 * (group % 2) + 8; }
 
-  __device__ __forceinline__ void init_barriers() const {
-    for (uint32_t i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(full(i), 128);
-      ptx::mbarrier_init(empty(i), 32);
-    }
+  // Of the group that a consumer takes as its group-th.
+  static __device__ __forceinline__ PipelineState place(uint32_t group) {
+    return {static_cast<int>(group % 2), group / 2 & 1};
   }
-
-  // The consumer's side, for the group that it takes as its group-th.
-  __device__ __forceinline__ void wait_until_empty(uint32_t group) const {
-    ptx::mbarrier_wait_parity(empty(group), (group / 2 & 1) ^ 1);
-  }
-  __device__ __forceinline__ void give(uint32_t group) const { ptx::mbarrier_arrive(full(group)); }
-
-  // The epilogue warp's side.
-  __device__ __forceinline__ void wait_until_full(uint32_t group) const {
-    ptx::mbarrier_wait_parity(full(group), group / 2 & 1);
-  }
-  __device__ __forceinline__ void taken(uint32_t group) const { ptx::mbarrier_arrive(empty(group)); }
 };
 
 // What an epilogue warp does with a group of documents of one row tile. A lane has four neighbouring rows.
@@ -384,14 +363,14 @@ struct ShortEpilogue {
     const int32_t j = group * Tile::kDocs;
     const int docs = min(Tile::kDocs, static_cast<int>(p.N) - j);
     const uint32_t buffer = from.of(handed);
-    from.wait_until_full(handed);
+    from.ring.consumer_wait(from.place(handed));
     if (!regular || !sum_batches(docs, buffer, [&](int slot) { return j + slot; })) {
 #pragma unroll 1
       for (int g = 0; g < docs; ++g) take_slot(j + g, 0, g, buffer, true);
       __syncwarp();
       sum_queries_of_group(j + ptx::tid_x() % 32, (1u << docs) - 1, buffer);
     }
-    from.taken(handed);
+    from.ring.consumer_release(handed % 2);
   }
 
   // Whether all maxima were finite, so that what it stored stands.
@@ -438,7 +417,7 @@ struct ShortEpilogue {
         lane >= Tile::kDocs || slot.document < 0 || (slot.argmax_base == 0 && (ending >> lane & 1) != 0);
     const bool all_whole = __all_sync(kFullWarp, whole);
     const uint32_t buffer = from.of(handed);
-    from.wait_until_full(handed);
+    from.ring.consumer_wait(from.place(handed));
     const auto document_of = [&](int g) { return __shfl_sync(kFullWarp, slot.document, g); };
     if (!regular || !all_whole || !sum_batches(__popc(ending), buffer, document_of)) {
 #pragma unroll 1
@@ -449,7 +428,7 @@ struct ShortEpilogue {
       __syncwarp();
       sum_queries_of_group(slot.document, ending, buffer);
     }
-    from.taken(handed);
+    from.ring.consumer_release(handed % 2);
   }
 };
 

@@ -26,7 +26,7 @@
 // mbarriers: full and empty for each stage, for the Q tile, and for each epilogue buffer.
 #pragma once
 
-#include "../../primitives/argmax_fold.cuh"
+#include "../../primitives/fold.cuh"
 #include "../sm90_pipeline.cuh"
 #include "epilogue_warp.cuh"
 
@@ -71,69 +71,52 @@ template <class Tile>
 struct Sm90QShortShared {
   // Bytes beside the Q tile, the ring and its limits.
   static constexpr int kBeside = Tile::kConsumers * ShortEpilogueBuffer<Tile>::kBytes + 256;
-  uint32_t q, ring, limits, buffers, barriers;
+  uint32_t q, first_stage, limits, buffers, barriers;
 
   __device__ __forceinline__ Sm90QShortShared(const uint8_t* base, int stages)
       : q(ptx::smem_address(base)),
-        ring(q + Tile::kKChunks * Tile::kQKChunkBytes),
-        limits(ring + stages * Tile::kStageBytes),
+        first_stage(q + Tile::kKChunks * Tile::kQKChunkBytes),
+        limits(first_stage + stages * Tile::kStageBytes),
         buffers(limits + stages * Tile::kLimitBytes),
         barriers(buffers + Tile::kConsumers * ShortEpilogueBuffer<Tile>::kBytes) {}
 
-  __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t stage(int i) const { return first_stage + i * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t limits_of(int i) const { return limits + i * Tile::kLimitBytes; }
-  __device__ __forceinline__ uint32_t q_full() const { return barriers; }
-  __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
+  __device__ __forceinline__ Ring q_ring() const { return {barriers}; }
   __device__ __forceinline__ ShortEpilogueBuffer<Tile> epilogue_buffer(int consumer) const {
-    return {buffers + consumer * ShortEpilogueBuffer<Tile>::kBytes, barriers + 16 + 32 * consumer};
+    return {buffers + consumer * ShortEpilogueBuffer<Tile>::kBytes, {barriers + 16 + 32 * consumer}};
   }
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 80 + 16 * i; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 88 + 16 * i; }
+  __device__ __forceinline__ Ring ring() const { return {barriers + 80}; }
 };
-
-template <class Tile>
-__device__ __forceinline__ void load_short_rows(const ForwardArgs& p, const TensorMaps& maps,
-                                                const RowTile& tile, const Sm90QShortShared<Tile>& at,
-                                                uint32_t q_parity) {
-  ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
-  ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kKChunks * Tile::kQKChunkBytes);
-  const int first = first_query_token(p, tile);
-  for (int group = 0; group < Tile::kConsumers; ++group) {
-    for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
-      ptx::tma_load_4d(at.q + k_chunk * Tile::kQKChunkBytes + group * 128 * kKChunkBytes, &maps.Q,
-                       at.q_full(), k_chunk * (kKChunkBytes / 2), first + 128 * group, tile.query, 0);
-    }
-  }
-}
 
 // The producer, one thread: loads Q tiles and the documents' groups.
 template <class Tile>
 __device__ __forceinline__ void load_short_docs(const ForwardArgs& p, const TensorMaps& maps,
                                                 const Sm90QShortShared<Tile>& at) {
-  PipelineState place;
-  uint32_t q_parity = 0;
-  for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_parity ^= 1) {
+  PipelineState place, q_place;
+  for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_place.advance(1)) {
     const auto part = DocGroupWork<Tile>::take(p, range);
-    load_short_rows<Tile>(p, maps, part.tile, at, q_parity);
+    load_q_tile<Tile>(p, maps, part.tile, at.q, at.q_ring(), q_place);
     for (int32_t group = part.first; group < part.end; ++group) {
       int32_t first[Tile::kDocs];
       if constexpr (Tile::kPacked) {
 #pragma unroll
         for (int g = 0; g < Tile::kDocs; ++g) first[g] = p.doc_ranges[group * Tile::kDocs + g].first;
       }
-      ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+      at.ring().producer_acquire(place);
+      at.ring().producer_expect(place.stage, Tile::kStageBytes);
       for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
         const uint32_t to = at.stage(place.stage) + k_chunk * Tile::kStageKChunkBytes;
         const int dim = k_chunk * (kKChunkBytes / 2);
         if constexpr (Tile::kPacked) {
 #pragma unroll
           for (int g = 0; g < Tile::kDocs; ++g) {
-            ptx::tma_load_4d(to + g * Tile::kSpan * kKChunkBytes, &maps.D, at.full(place.stage), dim,
+            ptx::tma_load_4d(to + g * Tile::kSpan * kKChunkBytes, &maps.D, at.ring().full(place.stage), dim,
                              first[g], 0, 0);
           }
         } else {
-          ptx::tma_load_4d(to, &maps.D, at.full(place.stage), dim, 0, group * Tile::kDocs, part.tile.query);
+          ptx::tma_load_4d(to, &maps.D, at.ring().full(place.stage), dim, 0, group * Tile::kDocs,
+                           part.tile.query);
         }
       }
       place.advance(p.stages);
@@ -170,20 +153,20 @@ __device__ __forceinline__ void write_short_limits(const ForwardArgs& p, const S
                        ? INFINITY
                        : -INFINITY;
       }
-      ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+      at.ring().producer_acquire(place);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns)
           ptx::st_shared(at.limits_of(place.stage) + 4 * column, __float_as_uint(limit[i]));
       }
-      ptx::mbarrier_arrive(at.full(place.stage));
+      at.ring().producer_commit(place.stage);
       place.advance(p.stages);
     }
   }
 }
 
-// Tokens are floats from 2^23 on, whose bits count up with them: RowBest computes them as floats, and yet
+// Tokens are floats from 2^23 on, whose bits count up with them: MaximumFold computes them as floats, and yet
 // their low bits are the token.
 inline constexpr float kTokenZero = 8388608.0f;
 
@@ -238,7 +221,7 @@ struct Sm90QShortConsumer {
   __device__ __forceinline__ void fold_doc(const float (&c)[Tile::kColumns / 2], int doc, int half,
                                            uint32_t limits, float& value, int32_t& token) const {
     constexpr int kGroups = Tile::kSpan / 8;
-    RowBest<Tile::kWinners> best;
+    MaximumFold<Tile::kWinners> best;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const int group = doc * kGroups + n;
@@ -304,16 +287,16 @@ struct Sm90QShortConsumer {
 
   // Where columns have limits, each lane arrives, since each reads its own.
   __device__ __forceinline__ void release() const {
-    if (Tile::kMasked || ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
+    if (Tile::kMasked || ptx::tid_x() % 32 == 0) at.ring().consumer_release(place.stage);
   }
 
   // The other consumer's wgmma run while this one folds its second block.
   __device__ __forceinline__ void take_tile() {
     float c[2][Tile::kColumns / 2];
-    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+    at.ring().consumer_wait(place);
     multiply(c[0], 0);
     multiply(c[1], 1);
-    epilogue_buffer.wait_until_empty(handed);
+    epilogue_buffer.ring.producer_acquire(epilogue_buffer.place(handed));
     ptx::wgmma_wait<1>();
     fold_block(c[0], 0);
     ptx::wgmma_wait<0>();
@@ -321,7 +304,7 @@ struct Sm90QShortConsumer {
     fold_block(c[1], 1);
     if constexpr (Tile::kMasked) release();
     place.advance(p.stages);
-    epilogue_buffer.give(handed++);
+    epilogue_buffer.ring.producer_commit(handed++ % 2);
   }
 
   __device__ __forceinline__ void run() {
@@ -333,14 +316,14 @@ struct Sm90QShortConsumer {
       tail_bias[i / 2][i % 2] = column < p.Ld ? 0.0f : -INFINITY;
     }
     handed = 0;
-    uint32_t q_parity = 0;
-    for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_parity ^= 1) {
+    PipelineState q_place;
+    for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_place.advance(1)) {
       const auto part = DocGroupWork<Tile>::take(p, range);
-      ptx::mbarrier_wait_parity(at.q_full(), q_parity);
+      at.q_ring().consumer_wait(q_place);
       // From lane 0, so that the compiler knows that all lanes take as many.
       int32_t left = __shfl_sync(kFullWarp, part.end - part.first, 0);
       for (; left > 0; --left) take_tile();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
+      if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
     }
   }
 };
@@ -353,14 +336,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   const Sm90QShortShared<Tile> at(shared, p.stages);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::mbarrier_init(at.full(stage), Tile::kMasked ? 1 + 32 : 1);
-      ptx::mbarrier_init(at.empty(stage), (Tile::kMasked ? 128 : 4) * Tile::kConsumers);
-    }
+    at.ring().init(p.stages, Tile::kMasked ? 1 + 32 : 1, (Tile::kMasked ? 128 : 4) * Tile::kConsumers);
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
-      at.epilogue_buffer(consumer).init_barriers();
-    ptx::mbarrier_init(at.q_full(), 1);
-    ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
+      at.epilogue_buffer(consumer).ring.init(2, 128, 32);
+    at.q_ring().init(1, 1, 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -12,8 +12,7 @@
 //   lane   what it owns in sm80/kernel_short_docs.cuh, whose operands these are: shares of 16 bytes
 #pragma once
 
-#include "../../primitives/pipeline_state.cuh"
-#include "../../ptx/mbarrier.cuh"
+#include "../../pipeline/ring.cuh"
 #include "../../ptx/tma.cuh"
 #include "../sm80/kernel_short_docs.cuh"
 
@@ -39,22 +38,24 @@ struct StreamTile {
 
 // The ring of a warp: its lane 0 fills it, all lanes read it.
 template <class Tile>
-struct WarpRing {
+struct WarpStream {
   const ForwardArgs& p;
   const CUtensorMap* map;
-  uint32_t stages, full;   // shared memory: the tiles, and their mbarriers
+  uint32_t stages;         // shared memory: the tiles
+  Ring ring;               // a stage is empty once the warp has read it, which no mbarrier has to say
   int32_t j, step, t = 0;  // lane 0: the tile that comes next
   PipelineState filled, at;
 
   // Asks for the next tile, if there is one. By lane 0.
   __device__ __forceinline__ void request() {
     if (j >= p.N) return;
-    const uint32_t mbarrier = full + 8 * filled.stage, to = stages + filled.stage * Tile::kStageBytes;
-    ptx::mbarrier_arrive_expect_tx(mbarrier, Tile::kStageBytes);
+    const uint32_t to = stages + filled.stage * Tile::kStageBytes;
+    ring.producer_expect(filled.stage, Tile::kStageBytes);
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kSteps / 2; ++chunk) {
       constexpr int kElements = kKChunkBytes / sizeof(typename Tile::Element);
-      ptx::tma_load_4d(to + chunk * Tile::kColumns * kKChunkBytes, map, mbarrier, chunk * kElements, t, j, 0);
+      ptx::tma_load_4d(to + chunk * Tile::kColumns * kKChunkBytes, map, ring.full(filled.stage),
+                       chunk * kElements, t, j, 0);
     }
     filled.advance(kStreamStages);
     if ((t += Tile::kColumns) >= p.Ld) {
@@ -67,7 +68,7 @@ struct WarpRing {
   __device__ __forceinline__ void multiply(
       ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
       const Share<typename Tile::Element> (&q)[Tile::kHeld][Tile::kSteps]) {
-    ptx::mbarrier_wait_parity(full + 8 * at.stage, at.parity);
+    ring.consumer_wait(at);
     const uint32_t tile = stages + at.stage * Tile::kStageBytes;
     const int row = threadIdx.x % 32 / 4, vec = threadIdx.x % 4;
 #pragma unroll
@@ -93,18 +94,18 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
 #if __CUDA_ARCH__ >= 900
   using E = typename Tile::Element;
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t mbarriers[Tile::kWarps * kStreamStages];
+  __shared__ uint64_t mbarriers[Tile::kWarps * kStreamStages * 2];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int32_t begin = blockIdx.x * Tile::kWarps + warp, step = gridDim.x * Tile::kWarps;
-  WarpRing<Tile> ring{p,
-                      &maps.D,
-                      ptx::smem_address(shared) + warp * kStreamStages * Tile::kStageBytes,
-                      ptx::smem_address(mbarriers + warp * kStreamStages),
-                      begin,
-                      step};
+  WarpStream<Tile> stream{p,
+                          &maps.D,
+                          ptx::smem_address(shared) + warp * kStreamStages * Tile::kStageBytes,
+                          {ptx::smem_address(mbarriers + warp * kStreamStages * 2)},
+                          begin,
+                          step};
   if (lane == 0) {
     ptx::prefetch_tensormap(&maps.D);
-    for (int s = 0; s < kStreamStages; ++s) ptx::mbarrier_init(ring.full + 8 * s, 1);
+    stream.ring.init(kStreamStages, 1, 1);
     ptx::fence_mbarrier_init();
   }
   __syncwarp();
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   const DirectRows<Tile> rows(p, tile);
   ptx::pdl_wait_and_launch_dependents();
   if (lane == 0) {
-    for (int s = 0; s < kStreamStages; ++s) ring.request();
+    for (int s = 0; s < kStreamStages; ++s) stream.request();
   }
   Share<E> q[Tile::kHeld][Tile::kSteps];
   rows.load(p, q, 0, 0);
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
     for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
       const uint64_t valid = valid_tokens<Tile>(p, mask, t);
       ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
-      ring.multiply(acc, q);
+      stream.multiply(acc, q);
       fold_tile<Tile, kWinners>(acc, maximum, token, t, valid);
     }
     reduce_quad<Tile::kHeld, kWinners>(maximum, token);

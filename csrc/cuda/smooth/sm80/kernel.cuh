@@ -14,8 +14,9 @@
 // split, in order: results have the same bits on every run.
 //
 // Who owns what
-//   block   four units, and a range of the documents (logs, grad_Q) or query rows (grad_D) that stream by.
-//   warp    a unit: 32 rows of one document, or of the queries; one without rows waits.
+//   block   four row tiles, and a range of the documents (logs, grad_Q) or query rows (grad_D) that
+//           stream by.
+//   warp    a row tile: 32 rows of one document, or of the queries; a warp without rows waits.
 //   lane    columns 2q and 2q + 1 of every 16 x 8 block, for lane q of its quad.
 #pragma once
 
@@ -40,7 +41,8 @@ struct Sm80SmoothTile {
   static constexpr int kTokens = 64, kGroups = kTokens / 16, kStages = 4, kBlocksPerSm = 2;
   static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a row
   static constexpr int kPitch = mma_pitch(kSteps), kRowBytes = kTokens * kPitch;
-  // Behind the rows of a stage: a log and a factor for each row of a warp's unit, or for each column of it.
+  // Behind the rows of a stage: a log and a factor for each row of a warp's row tile, or for each column of
+  // it.
   static constexpr int kFactors = kLogs ? 0 : kOwnsDocuments ? kTokens : kRows;
   static constexpr int kStageBytes = kRowBytes + kWarps * 8 * kFactors;
   using Split = SmoothSplit<kPass, kRows, kWarps, kTokens>;
@@ -49,21 +51,21 @@ struct Sm80SmoothTile {
 };
 
 // Copies rows to the ring, item by item, and what they become weights with. A thread copies the same vector
-// of every eighth row or so; a warp the factors of its own unit.
+// of every eighth row or so; a warp the factors of its own row tile.
 template <class Tile>
 struct RowLoader {
   using E = typename Tile::Element;
   static constexpr int kRowStep = Tile::kThreads / Tile::kVecs;
   static_assert(Tile::kThreads % Tile::kVecs == 0 && Tile::kTokens % kRowStep == 0);
   const SmoothArgs& p;
-  const SmoothRowsOfUnit& unit;
+  const SmoothRowTile& row_tile;
   const E* rows;  // of the group
   uint32_t ring, to;
   SmoothWork at;
 
   __device__ __forceinline__ RowLoader(const SmoothArgs& args, const SmoothWork& work,
-                                       const SmoothRowsOfUnit& mine, uint32_t stages)
-      : p(args), unit(mine), ring(stages), at(work) {
+                                       const SmoothRowTile& mine, uint32_t stages)
+      : p(args), row_tile(mine), ring(stages), at(work) {
     const int64_t first = work.group * (Tile::kOwnsDocuments ? p.rows : int64_t{p.documents} * p.Ld);
     rows = static_cast<const E*>(Tile::kOwnsDocuments ? p.Q : p.D) + first * p.d;
     to = stages + threadIdx.x / Tile::kVecs * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
@@ -97,7 +99,8 @@ struct RowLoader {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < Tile::kFactors; i += 32) {
-      const int64_t from = smooth_factor_at<typename Tile::Split>(p, at, unit, at.item, at.begin, lane + i);
+      const int64_t from =
+          smooth_factor_at<typename Tile::Split>(p, at, row_tile, at.item, at.begin, lane + i);
       const uint32_t address = ring + place * Tile::kStageBytes + factors() + 8 * (lane + i);
       ptx::cp_async_narrow<4>(address, p.logs + max(from, int64_t{0}), from < 0 ? 0 : 4);
       ptx::cp_async_narrow<4>(address + 4, p.factors + max(from, int64_t{0}), from < 0 ? 0 : 4);
@@ -114,13 +117,13 @@ struct SmoothRows {
 
   // Zeros where there is no row.
   __device__ __forceinline__ void load(const SmoothArgs& p, const SmoothWork& work,
-                                       const SmoothRowsOfUnit& unit) {
+                                       const SmoothRowTile& row_tile) {
     const int lane = threadIdx.x % 32;
-    const auto* own = Tile::Split::template own<typename Tile::Element>(p, work, unit);
+    const auto* own = Tile::Split::template own<typename Tile::Element>(p, work, row_tile);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
       const int row = 8 * h + lane / 4;
-      const bool exists = row < unit.count;
+      const bool exists = row < row_tile.count;
       const auto* words = reinterpret_cast<const uint32_t*>(own + (exists ? row * p.d : 0));
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; ++s) {
@@ -163,15 +166,15 @@ struct SmoothRows {
 
 template <class Tile>
 __device__ __forceinline__ void store_logs(const SmoothArgs& p, const SmoothWork& work, int32_t document,
-                                           const SmoothRowsOfUnit& unit, LogSum (&best)[Tile::kHeld]) {
-  float* to = p.logs + (work.group * p.documents + document) * p.rows + unit.first;
+                                           const SmoothRowTile& row_tile, LogSumFold (&best)[Tile::kHeld]) {
+  float* to = p.logs + (work.group * p.documents + document) * p.rows + row_tile.first;
 #pragma unroll
   for (int h = 0; h < Tile::kHeld; ++h) {
     best[h].merge(1, p.scale);
     best[h].merge(2, p.scale);
     const int row = 8 * h + static_cast<int>(threadIdx.x) % 32 / 4;
     const float log = best[h].log(p.scale);
-    if (threadIdx.x % 4 == 0 && row < unit.count) to[row] = log;
+    if (threadIdx.x % 4 == 0 && row < row_tile.count) to[row] = log;
   }
 }
 
@@ -197,7 +200,7 @@ __device__ __forceinline__ void drop_uncounted(typename SmoothRows<Tile>::Simila
 template <class Tile>
 __device__ __forceinline__ void fold_stage(
     const typename SmoothRows<Tile>::Similarities (&sums)[Tile::kGroups], float scale,
-    LogSum (&best)[Tile::kHeld]) {
+    LogSumFold (&best)[Tile::kHeld]) {
 #pragma unroll
   for (int h = 0; h < Tile::kHeld; ++h) {
     float x[4 * Tile::kGroups];
@@ -261,7 +264,7 @@ __device__ __forceinline__ void store_gradient(
 
 // ---- the kernels ----
 
-// The logs of the units' rows, document by document.
+// The logs of the row tiles, document by document.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     smooth_logs_sm80(const __grid_constant__ SmoothArgs p) {
@@ -270,17 +273,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};
   ring.init();
   const SmoothWork work = Tile::Split::work(p);
-  const SmoothRowsOfUnit unit = Tile::Split::rows(p, work, threadIdx.x / 32);
-  RowLoader<Tile> loader(p, work, unit, stages);
+  const SmoothRowTile row_tile = Tile::Split::rows(p, work, threadIdx.x / 32);
+  RowLoader<Tile> loader(p, work, row_tile, stages);
   ring.fill(loader);
   const int lane = threadIdx.x % 32;
   const uint32_t lane_rows = stages + (lane % 8 + lane / 16 * 8) * Tile::kPitch + lane / 8 % 2 * 16;
   SmoothRows<Tile> rows;
-  rows.load(p, work, unit);
+  rows.load(p, work, row_tile);
   uint32_t n = 0, loaded = 0;
   for (int32_t j = work.item; j < work.end_item; ++j) {
     const uint8_t* mask = p.d_mask == nullptr ? nullptr : p.d_mask + (work.group * p.documents + j) * p.Ld;
-    LogSum best[Tile::kHeld];
+    LogSumFold best[Tile::kHeld];
 #pragma unroll
     for (auto& each : best) each.clear();
     StageTokens columns;
@@ -291,7 +294,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       ring.refill(n, loaded, loader);
       const uint2 counted = columns.bits();
       columns.load(mask, t + Tile::kTokens, p.Ld);
-      if (unit.count == 0) continue;
+      if (row_tile.count == 0) continue;
       const uint32_t at = lane_rows + Tile::Ring::place(n) * Tile::kStageBytes;
       typename SmoothRows<Tile>::Similarities sums[Tile::kGroups];
 #pragma unroll
@@ -299,12 +302,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       if (!all_count(counted)) drop_uncounted<Tile>(sums, counted);
       fold_stage<Tile>(sums, p.scale, best);
     }
-    store_logs<Tile>(p, work, j, unit, best);
+    store_logs<Tile>(p, work, j, row_tile, best);
   }
   ptx::cp_async_wait_all();
 }
 
-// Similarities with 16 rows become weights. factors: where those of the unit's rows (grad_Q), or of the 16
+// Similarities with 16 rows become weights. factors: where those of the tile's rows (grad_Q), or of the 16
 // columns (grad_D), begin.
 template <class Tile>
 __device__ __forceinline__ void weigh(typename SmoothRows<Tile>::Similarities& x, uint32_t factors,
@@ -346,7 +349,7 @@ __device__ __forceinline__ void drop_weights(typename SmoothRows<Tile>::Similari
   }
 }
 
-// The gradient of the units' rows.
+// The gradient of the row tiles.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     smooth_gradient_sm80(const __grid_constant__ SmoothArgs p) {
@@ -355,14 +358,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};
   ring.init();
   const SmoothWork work = Tile::Split::work(p);
-  const SmoothRowsOfUnit unit = Tile::Split::rows(p, work, threadIdx.x / 32);
-  RowLoader<Tile> loader(p, work, unit, stages);
+  const SmoothRowTile row_tile = Tile::Split::rows(p, work, threadIdx.x / 32);
+  RowLoader<Tile> loader(p, work, row_tile, stages);
   ring.fill(loader);
   const int lane = threadIdx.x % 32;
   const uint32_t lane_rows = stages + (lane % 8 + lane / 16 * 8) * Tile::kPitch + lane / 8 % 2 * 16;
   const uint32_t lane_columns = stages + (lane % 16) * Tile::kPitch + lane / 16 * 16;
   SmoothRows<Tile> rows;
-  rows.load(p, work, unit);
+  rows.load(p, work, row_tile);
   ptx::Accumulator sums[Tile::kRowBlocks][Tile::kVecs] = {};
   uint32_t n = 0, loaded = 0;
   for (int32_t item = work.item; item < work.end_item; ++item) {
@@ -378,7 +381,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         counted = columns.bits();
         columns.load(mask, t + Tile::kTokens, p.Ld);
       }
-      if (unit.count == 0) continue;
+      if (row_tile.count == 0) continue;
       uint32_t at = Tile::Ring::place(n) * Tile::kStageBytes;
       const uint32_t factors = stages + at + RowLoader<Tile>::factors();
 #pragma unroll 1
@@ -396,7 +399,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     }
   }
   ptx::cp_async_wait_all();
-  store_gradient<Tile>(Tile::Split::out(p, work, unit), p.d, unit.count, sums);
+  store_gradient<Tile>(Tile::Split::out(p, work, row_tile), p.d, row_tile.count, sums);
 }
 
 }  // namespace late_interaction

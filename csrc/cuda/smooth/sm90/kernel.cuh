@@ -17,10 +17,11 @@
 // multiprocessor has two blocks, whose four consumers do as much for one another.
 //
 // Who owns what
-//   block      two units, and a range of the documents (logs, grad_Q) or query rows (grad_D) that stream by.
-//   consumer   warpgroups 0 and 1: a unit, 64 rows of one document, or of the queries.
-//   producer   a warp of warpgroup 2. TMA brings rows; the warp itself which tokens of a stage count, and the
-//              logs and factors of either unit that belong to it (of its columns, or of the unit's rows).
+//   block      two row tiles, and a range of the documents (logs, grad_Q) or query rows (grad_D) that
+//              stream by.
+//   consumer   warpgroups 0 and 1: a row tile, 64 rows of one document, or of the queries.
+//   producer   a warp of warpgroup 2. TMA brings rows; the warp itself which tokens of a stage count, and
+//              the logs and factors that either row tile needs beside it (of its columns or of its rows).
 //
 // mbarriers: full (each lane of the producer, and TMA's bytes) and empty (each consumer thread) for each
 // stage: every thread arrives behind its own stores and loads.
@@ -29,10 +30,9 @@
 #include <cuda.h>
 
 #include "../../../plan/kernel_limits.h"
+#include "../../pipeline/ring.cuh"
 #include "../../primitives/element.cuh"
-#include "../../primitives/pipeline_state.cuh"
 #include "../../ptx/ld_st.cuh"
-#include "../../ptx/mbarrier.cuh"
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "../work.cuh"
@@ -68,16 +68,7 @@ struct Sm90SmoothShared {
   __device__ __forceinline__ uint32_t factors(int i, int consumer) const {
     return counted(i) + 16 + consumer * Tile::kFactorBytes;
   }
-  __device__ __forceinline__ uint32_t full(int i) const { return counted(Tile::kStages) + 16 * i; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + 8; }
-
-  __device__ __forceinline__ void init_barriers() const {
-    for (int i = 0; i < Tile::kStages; ++i) {
-      ptx::mbarrier_init(full(i), 32);
-      ptx::mbarrier_init(empty(i), 128 * Tile::kConsumers);
-    }
-    ptx::fence_mbarrier_init();
-  }
+  __device__ __forceinline__ Ring ring() const { return {counted(Tile::kStages)}; }
 };
 
 // The producer's warp loads these a stage ahead: the tokens that count, and logs with factors.
@@ -87,7 +78,7 @@ struct SmoothSide {
   SmoothFactor factor[Tile::kConsumers][2];  // of rows or columns lane and lane + 32
 
   __device__ __forceinline__ void load(const SmoothArgs& p, const SmoothWork& work,
-                                       const SmoothRowsOfUnit (&units)[Tile::kConsumers], int32_t item,
+                                       const SmoothRowTile (&row_tiles)[Tile::kConsumers], int32_t item,
                                        int32_t first) {
     const int lane = threadIdx.x % 32;
     if constexpr (!Tile::kOwnsDocuments) {
@@ -100,7 +91,7 @@ struct SmoothSide {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int64_t at =
-              smooth_factor_at<typename Tile::Split>(p, work, units[c], item, first, lane + 32 * i);
+              smooth_factor_at<typename Tile::Split>(p, work, row_tiles[c], item, first, lane + 32 * i);
           factor[c][i] = {at < 0 ? 0.0f : p.logs[at], at < 0 ? 0.0f : p.factors[at]};
         }
       }
@@ -130,23 +121,23 @@ template <class Tile>
 __device__ void produce_smooth(const SmoothArgs& p, const CUtensorMap& map,
                                const Sm90SmoothShared<Tile>& at) {
   const SmoothWork work = Tile::Split::work(p);
-  const SmoothRowsOfUnit units[] = {Tile::Split::rows(p, work, 0), Tile::Split::rows(p, work, 1)};
+  const SmoothRowTile row_tiles[] = {Tile::Split::rows(p, work, 0), Tile::Split::rows(p, work, 1)};
   const int32_t stages = work.stages(Tile::kTokens);
   int32_t item = work.item, first = work.begin;
   SmoothSide<Tile> side;
-  if (stages > 0) side.load(p, work, units, item, first);
+  if (stages > 0) side.load(p, work, row_tiles, item, first);
   PipelineState place;
   for (int32_t n = 0; n < stages; ++n, place.advance(Tile::kStages)) {
-    ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+    at.ring().producer_acquire(place);
     side.store(at, place.stage);
     if (threadIdx.x % 32 > 0) {
-      ptx::mbarrier_arrive(at.full(place.stage));
+      at.ring().producer_commit(place.stage);
     } else {
-      ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+      at.ring().producer_expect(place.stage, Tile::kStageBytes);
 #pragma unroll
       for (int k = 0; k < Tile::kChunks; ++k) {
-        ptx::tma_load_4d(at.stage(place.stage) + k * Tile::kChunkBytes, &map, at.full(place.stage), 64 * k,
-                         first, item, work.group);
+        ptx::tma_load_4d(at.stage(place.stage) + k * Tile::kChunkBytes, &map, at.ring().full(place.stage),
+                         64 * k, first, item, work.group);
       }
     }
     first += Tile::kTokens;
@@ -154,7 +145,7 @@ __device__ void produce_smooth(const SmoothArgs& p, const CUtensorMap& map,
       first = work.begin;
       ++item;
     }
-    if (n + 1 < stages) side.load(p, work, units, item, first);
+    if (n + 1 < stages) side.load(p, work, row_tiles, item, first);
   }
 }
 
@@ -172,11 +163,11 @@ struct Sm90SmoothRows {
   }
 
   __device__ __forceinline__ void load(const SmoothArgs& p, const SmoothWork& work,
-                                       const SmoothRowsOfUnit& unit) {
-    const auto* own = Tile::Split::template own<typename Tile::Element>(p, work, unit);
+                                       const SmoothRowTile& row_tile) {
+    const auto* own = Tile::Split::template own<typename Tile::Element>(p, work, row_tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const bool exists = row(h) < unit.count;
+      const bool exists = row(h) < row_tile.count;
       const auto* words = reinterpret_cast<const uint32_t*>(own + (exists ? row(h) * p.d : 0));
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; ++s) {
@@ -216,20 +207,20 @@ struct Sm90SmoothRows {
 // ---- the logs of query rows ----
 
 template <class Tile>
-__device__ __forceinline__ void store_unit_logs(const SmoothArgs& p, float* to, const SmoothRowsOfUnit& unit,
-                                                LogSum (&best)[2]) {
+__device__ __forceinline__ void store_tile_logs(const SmoothArgs& p, float* to, const SmoothRowTile& row_tile,
+                                                LogSumFold (&best)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     best[h].merge(1, p.scale);
     best[h].merge(2, p.scale);
     const int row = Sm90SmoothRows<Tile>::row(h);
-    if (threadIdx.x % 4 == 0 && row < unit.count) to[row] = best[h].log(p.scale);
+    if (threadIdx.x % 4 == 0 && row < row_tile.count) to[row] = best[h].log(p.scale);
   }
 }
 
 template <class Tile>
 __device__ __forceinline__ void fold_accumulators(typename Sm90SmoothRows<Tile>::Similarities& x,
-                                                  uint2 counted, float scale, LogSum (&best)[2]) {
+                                                  uint2 counted, float scale, LogSumFold (&best)[2]) {
   constexpr int kBlocks = Tile::kTokens / 8;
   const int column = 2 * (threadIdx.x % 4);
   if (!all_count(counted)) {
@@ -250,26 +241,26 @@ __device__ __forceinline__ void fold_accumulators(typename Sm90SmoothRows<Tile>:
 template <class Tile>
 __device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& at, int consumer) {
   const SmoothWork work = Tile::Split::work(p);
-  const SmoothRowsOfUnit unit = Tile::Split::rows(p, work, consumer);
+  const SmoothRowTile row_tile = Tile::Split::rows(p, work, consumer);
   Sm90SmoothRows<Tile> rows;
-  rows.load(p, work, unit);
+  rows.load(p, work, row_tile);
   typename Sm90SmoothRows<Tile>::Similarities x;
   PipelineState place;
-  float* to = p.logs + (work.group * p.documents + work.item) * p.rows + unit.first;
+  float* to = p.logs + (work.group * p.documents + work.item) * p.rows + row_tile.first;
   for (int32_t j = work.item; j < work.end_item; ++j, to += p.rows) {
-    LogSum best[2];
+    LogSumFold best[2];
     best[0].clear();
     best[1].clear();
 #pragma unroll 1
     for (int32_t t = 0; t < p.Ld; t += Tile::kTokens, place.advance(Tile::kStages)) {
-      ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+      at.ring().consumer_wait(place);
       rows.multiply(x, at.stage(place.stage));
       const uint2 counted = ptx::ld_shared_v2_b32(at.counted(place.stage));
       ptx::wgmma_wait<0>();
-      ptx::mbarrier_arrive_after(at.empty(place.stage), counted.x);
+      at.ring().consumer_release(place.stage, counted.x);
       fold_accumulators<Tile>(x, counted, p.scale, best);
     }
-    store_unit_logs<Tile>(p, to, unit, best);
+    store_tile_logs<Tile>(p, to, row_tile, best);
   }
 }
 
@@ -323,7 +314,7 @@ __device__ __forceinline__ void pack_weights(typename Sm90SmoothRows<Tile>::Weig
 }
 
 template <class Tile>
-__device__ __forceinline__ void store_unit_gradient(float* out, int32_t d, int32_t count,
+__device__ __forceinline__ void store_tile_gradient(float* out, int32_t d, int32_t count,
                                                     const typename Sm90SmoothRows<Tile>::Sums& sums) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -342,16 +333,16 @@ template <class Tile>
 __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Tile>& at, int consumer) {
   using Rows = Sm90SmoothRows<Tile>;
   const SmoothWork work = Tile::Split::work(p);
-  const SmoothRowsOfUnit unit = Tile::Split::rows(p, work, consumer);
+  const SmoothRowTile row_tile = Tile::Split::rows(p, work, consumer);
   const int32_t stages = work.stages(Tile::kTokens);
   Rows rows;
-  rows.load(p, work, unit);
+  rows.load(p, work, row_tile);
   typename Rows::Sums sums = {};
   typename Rows::Similarities x;
   typename Rows::Weights weights;
   PipelineState place, next;
   if (stages > 0) {
-    ptx::mbarrier_wait_parity(at.full(0), 0);
+    at.ring().consumer_wait({0, 0});
     rows.multiply(x, at.stage(0));
     ptx::wgmma_wait<0>();
     weigh_accumulators<Tile>(x, at, 0, consumer, p.scale);
@@ -360,14 +351,14 @@ __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Til
 #pragma unroll 1
   for (int32_t n = 1; n < stages; ++n) {
     next.advance(Tile::kStages);
-    ptx::mbarrier_wait_parity(at.full(next.stage), next.parity);
+    at.ring().consumer_wait(next);
     rows.multiply(x, at.stage(next.stage));
     Rows::add(sums, weights, at.stage(place.stage));
     ptx::wgmma_wait<1>();
     weigh_accumulators<Tile>(x, at, next.stage, consumer, p.scale);
     ptx::wgmma_wait<0>();
     // The sums are done, and with them every use of what the thread loaded from the stage.
-    ptx::mbarrier_arrive_after(at.empty(place.stage), weights[0][0]);
+    at.ring().consumer_release(place.stage, weights[0][0]);
     pack_weights<Tile>(weights, x);
     place = next;
   }
@@ -375,7 +366,7 @@ __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Til
     Rows::add(sums, weights, at.stage(place.stage));
     ptx::wgmma_wait<0>();
   }
-  store_unit_gradient<Tile>(Tile::Split::out(p, work, unit), p.d, unit.count, sums);
+  store_tile_gradient<Tile>(Tile::Split::out(p, work, row_tile), p.d, row_tile.count, sums);
 }
 
 template <class Tile>
@@ -384,7 +375,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   if constexpr (ptx::kIsSm90a) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Sm90SmoothShared<Tile> at{ptx::smem_address(shared)};
-    if (threadIdx.x == 0) at.init_barriers();
+    if (threadIdx.x == 0) {
+      at.ring().init(Tile::kStages, 32, 128 * Tile::kConsumers);
+      ptx::fence_mbarrier_init();
+    }
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == Tile::kConsumers) {

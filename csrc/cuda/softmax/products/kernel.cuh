@@ -33,9 +33,9 @@
 #include <cuda.h>
 
 #include "../../../plan/kernel_limits.h"
-#include "../../primitives/pipeline_state.cuh"
+#include "../../pipeline/ring.cuh"
+#include "../../pipeline/schedule.cuh"
 #include "../../ptx/cluster.cuh"
-#include "../../ptx/mbarrier.cuh"
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "epilogue.cuh"
@@ -79,45 +79,15 @@ struct ProductShared {
   __device__ __forceinline__ uint32_t stage(int i) const {
     return rows + Tile::kRowBytes + i * Tile::kStageBytes;
   }
-  __device__ __forceinline__ uint32_t barriers() const { return stage(Tile::kStages); }
-  __device__ __forceinline__ uint32_t row_full(int consumer, int i) const {
-    return barriers() + 16 * (consumer * Tile::kSlots + i);
+  __device__ __forceinline__ Ring row_ring(int consumer) const {
+    return {stage(Tile::kStages) + Ring::kBytes * consumer * Tile::kSlots};
   }
-  __device__ __forceinline__ uint32_t row_empty(int consumer, int i) const {
-    return row_full(consumer, i) + 8;
-  }
-  __device__ __forceinline__ uint32_t full(int i) const {
-    return barriers() + 16 * (Tile::kConsumers * Tile::kSlots + i);
-  }
-  __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + 8; }
+  __device__ __forceinline__ Ring ring() const { return row_ring(Tile::kConsumers); }
 
   __device__ __forceinline__ void init_barriers() const {
-    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
-      for (int i = 0; i < Tile::kSlots; ++i) {
-        ptx::mbarrier_init(row_full(consumer, i), 1);
-        ptx::mbarrier_init(row_empty(consumer, i), 4);
-      }
-    }
-    for (int i = 0; i < Tile::kStages; ++i) {
-      ptx::mbarrier_init(full(i), 1);
-      ptx::mbarrier_init(empty(i), 4 * Tile::kConsumers * Tile::kCluster);
-    }
+    row_ring(0).init(Tile::kConsumers * Tile::kSlots, 1, 4);
+    ring().init(Tile::kStages, 1, 4 * Tile::kConsumers * Tile::kCluster);
     ptx::fence_mbarrier_init();
-  }
-};
-
-// The work tiles of a share that have one row tile: columns [first, end).
-struct ProductPart {
-  int32_t row_tile, first, end;
-
-  static __device__ __forceinline__ ProductPart take(const ProductShares& shares, int64_t& work,
-                                                     int64_t end) {
-    ProductPart part;
-    part.row_tile = static_cast<int32_t>(work / shares.column_tiles);
-    part.first = static_cast<int32_t>(work % shares.column_tiles);
-    part.end = static_cast<int32_t>(min(int64_t{shares.column_tiles}, part.first + (end - work)));
-    work += part.end - part.first;
-    return part;
   }
 };
 
@@ -147,16 +117,17 @@ template <class Tile>
 __device__ void produce_rows(const ProductRowsArgs& p, const ProductTensorMaps& maps,
                              const ProductShared<Tile>& at, int consumer) {
   const ProductWork<Tile> work(p);
+  const Ring ring = at.row_ring(consumer);
   PipelineState place;
   for (int64_t next = work.begin; next < work.end;) {
-    const ProductPart part = ProductPart::take(p.shares, next, work.end);
+    const RowTileItems part = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
     const int32_t row = ProductWork<Tile>::first_row(part.row_tile, consumer);
     for (int32_t tile = part.first; tile < part.end; ++tile) {
       for (int k = 0; k < work.k_chunks; ++k, place.advance(Tile::kSlots)) {
-        const uint32_t full = at.row_full(consumer, place.stage);
-        ptx::mbarrier_wait_parity(at.row_empty(consumer, place.stage), place.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(full, Tile::kSlotBytes);
-        ptx::tma_load_4d(at.slot(consumer, place.stage), &maps.q, full, k * Tile::kKChunk, row, 0, 0);
+        ring.producer_acquire(place);
+        ring.producer_expect(place.stage, Tile::kSlotBytes);
+        ptx::tma_load_4d(at.slot(consumer, place.stage), &maps.q, ring.full(place.stage), k * Tile::kKChunk,
+                         row, 0, 0);
       }
     }
   }
@@ -170,14 +141,13 @@ __device__ void produce_columns(const ProductRowsArgs& p, const ProductTensorMap
   const auto rank = static_cast<int>(ptx::cluster_ctarank());
   PipelineState place;
   for (int64_t next = work.begin; next < work.end;) {
-    const ProductPart part = ProductPart::take(p.shares, next, work.end);
+    const RowTileItems part = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
     for (int32_t tile = part.first; tile < part.end; ++tile) {
       for (int k = 0; k < work.k_chunks; ++k, place.advance(Tile::kStages)) {
-        const uint32_t full = at.full(place.stage);
-        ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
-        ptx::mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
+        at.ring().producer_acquire(place);
+        at.ring().producer_expect(place.stage, Tile::kStageBytes);
         ptx::tma_load_4d_multicast(3, at.stage(place.stage) + rank * Tile::kBoxColumns * kKChunkBytes,
-                                   &maps.documents, full, k * Tile::kKChunk,
+                                   &maps.documents, at.ring().full(place.stage), k * Tile::kKChunk,
                                    tile * kProductColumns + rank * Tile::kBoxColumns, 0, 0);
       }
     }
@@ -244,7 +214,7 @@ struct ProductConsumer {
   // Gives a stage of the ring back to both blocks: lane r tells block r.
   __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
-    if (lane < Tile::kCluster) ptx::mbarrier_arrive_cluster(ptx::mapa(at.empty(stage), lane));
+    if (lane < Tile::kCluster) at.ring().consumer_release_cluster(stage, lane);
   }
 
   // The product of a work tile with rows in registers.
@@ -253,7 +223,7 @@ struct ProductConsumer {
     int before = 0;
 #pragma unroll
     for (int k = 0; k < Tile::kHeldChunks; ++k) {
-      ptx::mbarrier_wait_parity(at.full(columns.stage), columns.parity);
+      at.ring().consumer_wait(columns);
       const uint32_t d = ptx::smem_desc_low(at.stage(columns.stage));
       ptx::wgmma_fence();
 #pragma unroll
@@ -281,11 +251,11 @@ struct ProductConsumer {
     int before = 0, slot_before = 0;
     const auto release_both = [&] {
       release(before);
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.row_empty(me, slot_before));
+      if (threadIdx.x % 32 == 0) at.row_ring(me).consumer_release(slot_before);
     };
     for (int k = 0; k < work.k_chunks; ++k) {
-      ptx::mbarrier_wait_parity(at.row_full(me, rows.stage), rows.parity);
-      ptx::mbarrier_wait_parity(at.full(columns.stage), columns.parity);
+      at.row_ring(me).consumer_wait(rows);
+      at.ring().consumer_wait(columns);
       const uint32_t q = ptx::smem_desc_low(at.slot(me, rows.stage)),
                      d = ptx::smem_desc_low(at.stage(columns.stage));
       ptx::wgmma_fence();
@@ -334,7 +304,7 @@ struct ProductConsumer {
     const float2 exponent{*p.inverse_temperature * kLog2e, pass == 0 ? -kWeightOffset : 0.0f};
     const auto lane_row = static_cast<int32_t>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
     for (int64_t next = work.begin; next < work.end;) {
-      const ProductPart part = ProductPart::take(p.shares, next, work.end);
+      const RowTileItems part = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
       const int32_t row = work.first_row(part.row_tile, me) + lane_row;
       ProductRow mine[2 * Tile::kBlocks];
 #pragma unroll

@@ -33,7 +33,7 @@ __device__ __forceinline__ int32_t larger(int32_t a, int32_t b) { return max(a, 
 
 // The largest similarity of one query row so far, over the columns that its lane sees.
 template <class T>
-struct RowMaximum {
+struct CodeMaximumFold {
   using Value = T;
   static constexpr T kNone = std::is_same_v<T, float> ? -INFINITY : INT_MIN;  // less than every similarity
   T value;
@@ -55,12 +55,12 @@ struct RowMaximum {
     return value;
   }
   static __device__ __forceinline__ int32_t highest(int32_t top, T a, T b) {
-    return __vimax3_s32(top, RowMaximum{a}.order(), RowMaximum{b}.order());
+    return __vimax3_s32(top, CodeMaximumFold{a}.order(), CodeMaximumFold{b}.order());
   }
 
   // top: of each row the highest of its value and x.
   template <int kCount>
-  static __device__ __forceinline__ void take(RowMaximum* rows, const int32_t (&top)[2],
+  static __device__ __forceinline__ void take(CodeMaximumFold* rows, const int32_t (&top)[2],
                                               const T (&x)[2][kCount]) {
     if constexpr (std::is_same_v<T, int32_t>) {
       rows[0].value = top[0];

@@ -1,0 +1,73 @@
+// The mbarriers of a ring of stages in shared memory that producers fill and consumers empty. A buffer that
+// is filled again and again is a ring of one stage.
+#pragma once
+
+#include <cstdint>
+
+#include "../ptx/cluster.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/mbarrier.cuh"
+
+namespace late_interaction {
+
+// A stage of a ring, and the parity of the phase that its mbarriers are in.
+struct PipelineState {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Of each stage an mbarrier that says it is full, and behind it one that says it is empty.
+struct Ring {
+  static constexpr uint32_t kBytes = 16;  // of a stage
+  uint32_t barriers;                      // their address in shared memory
+
+  __device__ __forceinline__ uint32_t full(int stage) const { return barriers + kBytes * stage; }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return full(stage) + 8; }
+
+  // By one thread: how many arrivals fill a stage, and how many empty it. Before others use the ring come
+  // fence_mbarrier_init, if TMA or another block fills it, and a barrier.
+  __device__ __forceinline__ void init(int stages, int producer_arrivals, int consumer_arrivals) const {
+    for (int stage = 0; stage < stages; ++stage) {
+      ptx::mbarrier_init(full(stage), producer_arrivals);
+      ptx::mbarrier_init(empty(stage), consumer_arrivals);
+    }
+  }
+
+  // Waits until consumers have released what the stage held before.
+  __device__ __forceinline__ void producer_acquire(const PipelineState& at) const {
+    ptx::mbarrier_wait_parity(empty(at.stage), at.parity ^ 1);
+  }
+  // Arrives, and makes the stage wait for `bytes` more, which TMA loads complete on full(stage).
+  __device__ __forceinline__ void producer_expect(int stage, uint32_t bytes) const {
+    ptx::mbarrier_arrive_expect_tx(full(stage), bytes);
+  }
+  // Arrives for what the thread has stored, or waited for.
+  __device__ __forceinline__ void producer_commit(int stage) const { ptx::mbarrier_arrive(full(stage)); }
+  // Arrives once the thread's copies by cp.async have landed.
+  __device__ __forceinline__ void producer_commit_cp_async(int stage) const {
+    ptx::cp_async_mbarrier_arrive_noinc(full(stage));
+  }
+
+  __device__ __forceinline__ void consumer_wait(const PipelineState& at) const {
+    ptx::mbarrier_wait_parity(full(at.stage), at.parity);
+  }
+  // Arrives once `loaded` is there, a word of the thread's last load from the stage.
+  __device__ __forceinline__ void consumer_release(int stage, uint32_t loaded) const {
+    ptx::mbarrier_arrive_after(empty(stage), loaded);
+  }
+  // Arrives where the thread has used all that it loaded, or where wgmma_wait says that the stage was read.
+  __device__ __forceinline__ void consumer_release(int stage) const { ptx::mbarrier_arrive(empty(stage)); }
+  // The same on the ring of a block of the cluster.
+  __device__ __forceinline__ void consumer_release_cluster(int stage, uint32_t block) const {
+    ptx::mbarrier_arrive_cluster(ptx::mapa(empty(stage), block));
+  }
+};
+
+}  // namespace late_interaction
