@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from mypy import api
 
 import late_interaction as li
+
+api = pytest.importorskip("mypy.api")
 
 ROOT = Path(__file__).resolve().parents[2]
 

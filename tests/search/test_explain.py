@@ -303,12 +303,13 @@ def test_documents_that_are_codes(device, kind, dtype, normalize):
         own = codec.decode(codec.encode(Q)).values
     expected = [[by_grid(q, x, normalize=normalize) for x in tokens] for q in own]
     scores = li.maxsim(Q, codes, normalize=normalize)
+    limit = 5e-2 if dtype == torch.bfloat16 else 2e-3  # GPUs round a codebook to bf16 before they add
     for form in (codes, codes.to_padded()):
         got = li.explain(Q, form, normalize=normalize)
         for i in range(3):
             for j in range(4):
                 assert_explains(got[i][j], expected[i][j])
-                assert got[i][j].score == pytest.approx(float(scores[i, j]), rel=2e-3, abs=2e-3)
+                assert got[i][j].score == pytest.approx(float(scores[i, j]), rel=2e-3, abs=limit)
     chosen = torch.tensor([[2, 0], [3, 3], [1, 2]], device=device)
     found = li.explain(Q, codes, documents=chosen.int(), normalize=normalize)
     for i, row in enumerate(chosen.tolist()):
