@@ -482,6 +482,7 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
         .precision = how.precision,
         .masked = masked,
         .scaled = (normalize && how.copies != Copies::normalized_fp16) || is_quantized(type),
+        .given_scales = is_quantized(type),
         .tma_compatible = row_bytes % 16 == 0};  // as a dense tensor has it
     const std::vector<ForwardPlan> plans = how.copies == Copies::fp16x2
                                                ? std::vector{*plan_3xfp16(sizes, masked, !normalize, device)}

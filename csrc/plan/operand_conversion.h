@@ -10,7 +10,7 @@ namespace late_interaction {
 enum class Copies {
   none,
   bf16,
-  fp16,
+  fp16,  // of fp8 codes, exact
   // fp16 with as many significant bits as TF32 and, by powers of two, as wide a range: one for all of D, one
   // for each row of Q.
   scaled_fp16,

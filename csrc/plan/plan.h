@@ -62,9 +62,10 @@ struct ForwardPlan {
 struct ForwardTraits {
   Dtype dtype = Dtype::bf16;
   Precision precision = Precision::highest;
-  bool masked = false;  // documents have a mask
-  bool packed = false;  // and lengths of their own: sizes are those of a document of mean length
-  bool scaled = false;  // documents' tokens have scales of their own (normalize, a scale a token)
+  bool masked = false;        // documents have a mask
+  bool packed = false;        // and lengths of their own: sizes are those of a document of mean length
+  bool scaled = false;        // documents' tokens have scales of their own (normalize, a scale a token)
+  bool given_scales = false;  // those are a scale a token, which kernels that find norms do not know
   // TMA can describe the inputs: strides are multiples of 16 bytes, and the rows of Q have one stride.
   bool tma_compatible = true;
   // Operands are fp32 numbers as two fp16 numbers an element, whose sizes are those of the fp32 inputs.

@@ -41,7 +41,8 @@ float* first_score(const ForwardCall& call) { return floats(call.scores) + call.
 
 ForwardPlan plan_call(const ForwardCall& call, const Device& device) {
   const bool scaled = call.normalize || call.token_scales.d.data != nullptr;
-  const ForwardTraits traits = traits_of(call.in, call.precision, scaled);
+  ForwardTraits traits = traits_of(call.in, call.precision, scaled);
+  traits.given_scales = call.token_scales.d.data != nullptr;
   if (call.fp16x2 != nullptr) {
     return *plan_3xfp16(call.in.sizes, traits.masked, !call.normalize, device);
   }
@@ -357,9 +358,14 @@ void score_scaled_fp16(const ForwardCall& call, int terms, cudaStream_t stream) 
 }  // namespace
 
 void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normalize,
-                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners) {
-  const ForwardCall call{
-      .in = in, .precision = how.precision, .normalize = normalize, .scores = scores, .winners = winners};
+                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners,
+                const TokenScaleViews& token_scales) {
+  const ForwardCall call{.in = in,
+                         .precision = how.precision,
+                         .normalize = normalize,
+                         .token_scales = token_scales,
+                         .scores = scores,
+                         .winners = winners};
   const cudaStream_t stream = current_stream(Q.get_device_index());
   switch (how.copies) {
     case Copies::none:
@@ -372,6 +378,7 @@ void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normali
       return forward_into({.in = converted,
                            .precision = how.precision,
                            .normalize = normalize,
+                           .token_scales = token_scales,
                            .scores = scores,
                            .winners = winners});
     }

@@ -21,7 +21,7 @@ bool one_for_all(const ScaleView& scale) {
   return scale.query_stride == 0 && scale.item_stride == 0 && scale.token_stride == 0;
 }
 
-// Whether codes are multiplied as they are.
+// Whether codes are multiplied, as they are or as fp16 copies.
 bool has_kernel(const Inputs& in, bool scaled, int device) {
   const Sizes& s = in.sizes;
   if (s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0) return true;  // nothing is
@@ -53,7 +53,8 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   }
   const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
   const OptionalTensor no_winners;
-  forward_into({.in = in, .token_scales = scales, .scores = scores, .winners = no_winners});
+  const OperandConversion how = operand_conversion(in, "highest", false, Q.get_device_index());
+  score_into(Q, D, in, false, how, scores, no_winners, scales);
   return scores;
 }
 

@@ -23,7 +23,8 @@ std::vector<ForwardRules>& rules() {
 std::vector<ForwardPlan> all_plans(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   std::vector<ForwardPlan> plans;
   for (const ForwardKernel* kernel : kernels()) {
-    if (kernel->two_terms == traits.two_terms) kernel->enumerate(s, traits, device, plans);
+    const bool knows_scales = kernel->scales_documents || !traits.given_scales || is_quantized(traits.dtype);
+    if (kernel->two_terms == traits.two_terms && knows_scales) kernel->enumerate(s, traits, device, plans);
   }
   return plans;
 }
