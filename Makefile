@@ -15,7 +15,7 @@
 #   make site     the documentation as a web site, in .venv/build/site; a warning of its builder is an error
 #   make browse   opens that site in Chromium (installs it as root on Debian), and writes pictures of its pages
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
-#   make mutants  which changes of the source no test would notice: a night (MODULE=... or CONSTANT=...: minutes)
+#   make mutants  which changes of MODULE (a file or folder) the tests TESTS do not notice, by cosmic-ray: a night
 #   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
@@ -40,6 +40,7 @@ RAY := $(VENV)/env/ray
 AARCH64 := $(VENV)/env/aarch64
 AARCH64_BUILD := $(VENV)/build/aarch64
 ST_TESTS := $(VENV)/env/sentence-transformers
+MUTANTS := $(VENV)/mutants
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
 TORCH_CMAKE = $$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
@@ -146,9 +147,9 @@ $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
 	$(SITE)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
-# What changes the source for make mutants, beside the environment whose PyTorch the tests use.
+# Beside the environment whose PyTorch the tests use: cosmic-ray brings 30 packages.
 $(VENV)/.mutation-tools: requirements/mutants.txt | $(VENV)/.dev-requirements
-	$(PIP_INSTALL) --quiet --upgrade --target $(VENV)/mutants/site -r $<
+	$(PIP_INSTALL) --quiet --upgrade --target $(MUTANTS)/site -r $<
 	@touch $@
 
 # ---- what a user runs ----
@@ -297,14 +298,20 @@ hub: | $(VENV)/.build-requirements
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz
 
-# First every module of Python, then every constant of csrc/cpu: some hours. MODULE=late_interaction/topk.py: that
-# module alone, in minutes. CONSTANT=kLanes: that constant alone, likewise. SAMPLE=20: that many changes
-# of each module, and of the constants. A run of Python that was stopped goes on where it was.
+# cosmic-ray writes each change to disk, so it works on a copy of the checkout.
+mutants: MODULE ?= late_interaction/_scoring
+mutants: TESTS ?= tests/maxsim
 mutants: build $(VENV)/.mutation-tools
-	status=0; \
-	$(if $(CONSTANT),,$(PY) -u tools/mutate_python.py $(MODULE) $(SAMPLE:%=--sample %) || status=1;) \
-	$(if $(MODULE),,$(PY) -u tools/mutate_constants.py $(CONSTANT) $(SAMPLE:%=--sample %) || status=1;) \
-	exit $$status
+	mkdir -p $(MUTANTS)/copy
+	git ls-files -z | xargs -0 cp --parents --target-directory $(MUTANTS)/copy
+	cp late_interaction/*.so $(MUTANTS)/copy/late_interaction
+	sed 's|@MODULE@|$(MODULE)|; s|@TESTS@|$(TESTS)|; s|@PYTHON@|$(CURDIR)/$(PY)|' tools/mutants.toml > $(MUTANTS)/config.toml
+	rm -f $(MUTANTS)/session.sqlite
+	cd $(MUTANTS)/copy && export PYTHONPATH=$(CURDIR)/$(MUTANTS)/site && \
+	  $(CURDIR)/$(PY) -m cosmic_ray.cli init ../config.toml ../session.sqlite && \
+	  $(CURDIR)/$(PY) -m cosmic_ray.tools.filters.operators_filter ../session.sqlite ../config.toml && \
+	  $(CURDIR)/$(PY) -m cosmic_ray.cli exec ../config.toml ../session.sqlite && \
+	  $(CURDIR)/$(PY) -m cosmic_ray.tools.report --surviving-only --show-diff ../session.sqlite
 
 clean:
 	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so

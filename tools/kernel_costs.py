@@ -37,16 +37,8 @@ FAMILIES = (
     (r"maxsim_forward_sm90_d", r"Wgmma\w+,[^,]*, (\d+)", r"documents, \1 query rows"),
     (r"maxsim_forward_sm80_short_docs", r"DirectTile<[^,]*, \d+, 2,", r"short documents, 64 bytes at a time"),
     (r"maxsim_forward_sm80_short_docs", r"DirectTile<[^,]*, (\d+)", r"short documents, \1 x 8 tokens"),
-    (
-        r"maxsim_forward_sm80_q",
-        r"Sm80QTile<[^,]*, (\d+), (\d+), (\d+)",
-        r"registers, \1 x 32 bytes, \3 warps",
-    ),
-    (
-        r"maxsim_forward_sm80_d",
-        r"Sm80DTile<[^,]*, (\d+), \d+, 8>",
-        r"registers, \1 x 32 bytes, 64 query rows",
-    ),
+    ("maxsim_forward_sm80_q", r"Sm80QTile<[^,]*, (\d+), (\d+), (\d+)", r"registers, \1 x 32 bytes, \3 warps"),
+    ("maxsim_forward_sm80_d", r"Sm80DTile<[^,]*, (\d+), \d+, 8>", r"registers, \1 x 32 bytes, 64 query rows"),
     (r"maxsim_forward_sm80_d", r"Sm80DTile<[^,]*, (\d+)", r"registers, \1 x 32 bytes, 32 query rows"),
     (r"maxsim_forward_sm80", r"Listed", r"mma, listed pairs"),
     (r"maxsim_forward_sm80", r"Shared<MmaTile<1, 4", "thin shared"),
@@ -148,12 +140,8 @@ def gains(record):
         if row.get("times"):
             calls[row["variant"]].append(row["times"])
             if row["variant"] == "plain":
-                older = {
-                    name: us
-                    for name, us in row["times"].items()
-                    if not re.match("rows|split|documents", name)
-                }
-                calls["plain, on a GPU without wgmma"].append(older)
+                older = [n for n in row["times"] if not re.match("rows|split|documents", n)]
+                calls["plain, on a GPU without wgmma"].append({name: row["times"][name] for name in older})
     found = defaultdict(dict)
     for variant, shapes in calls.items():
         for plan in PLANS:

@@ -59,17 +59,8 @@ def outcomes(folder: Path, patched: bool) -> dict[str, str]:
     """{test: passed, failed or skipped}."""
     report = folder / f"patched-{patched}.xml"
     plugin = ["-p", "with_the_patch"] if patched else []
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--continue-on-collection-errors",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors"]
+    command += ["-c", os.devnull, "--rootdir", str(folder)]
     environment = {
         **os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "HF_HUB_OFFLINE": "1",
         "LIK_SUPPRESS_NORM_WARN": "1",
