@@ -1,8 +1,8 @@
 """`python -m bench COMMAND`: measures late_interaction beside other MaxSim libraries, and reports it.
 
 A record is a JSON file of bench/results: what one device measured, and with which versions. `run`,
-`sweep` and `plans` measure and write records, `record` runs them all, and `report` makes the pages from
-the records. Start with
+`sweep` and `plans` measure and write records, `merge` adds to them, and `report` makes the pages from the
+records. Start with
 
     python -m bench run --quick        # every suite, fewer repetitions
     python -m bench run --dry-run      # the same code in tiny shapes, without a GPU
@@ -16,30 +16,35 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 
-from bench import recorded_commands
-from bench.harness import merge, planned, recorder
-from bench.report import pages
+from bench import rules
+from bench.harness import results, run_header
 from bench.suites import end_to_end, run, sentence_transformers, sweep
 from bench.tuning import first_pass, muvera, ncu, plans, pooling, shards, weak_scaling
+
+Arguments = Callable[[argparse.ArgumentParser], None]
 
 
 @dataclass(frozen=True)
 class Command:
     about: str  # what it does
     cost: str  # how long it takes, and what it needs
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_arguments: Arguments
     run: Callable[[argparse.Namespace], int]
     details: str | None = None  # the text of its --help
     epilog: str | None = None
 
 
-def _merge(args: argparse.Namespace) -> int:
-    return merge.run(args, recorded_commands.broken_rules)
+def _report_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--readme", type=Path, default=results.ROOT / "README.md", help="docs/ lies beside it")
+    p.add_argument("--results", type=Path, default=results.DIRECTORY, help="the folder of records")
 
 
-def _check(args: argparse.Namespace) -> int:
-    return pages.check(args, recorded_commands.broken_rules)
+def _report(name: str) -> Callable[[argparse.Namespace], int]:
+    """A machine that measures has no pandas: it is imported where pages are made."""
+    return lambda args: int(getattr(import_module("bench.report.pages"), name)(args))
 
 
 # Times are of one H200; compiling the Triton peers' kernels takes most of them.
@@ -62,14 +67,9 @@ COMMANDS: dict[str, Command] = {
         "ten minutes on a GPU, two on a CPU; needs sentence-transformers",
         sentence_transformers.add_arguments, sentence_transformers.run, sentence_transformers.__doc__,
     ),
-    "record": Command(
-        "run all of the above, a process for each job, on several GPUs at once; writes a file for each job",
-        "three calls of 10 minutes on two GPUs; the sweep may take another",
-        recorder.add_arguments, recorder.run, recorder.__doc__,
-    ),
     "merge": Command(
-        "merge the files of `record` into the records of bench/results",
-        "a second; needs no GPU", merge.add_arguments, _merge, merge.__doc__,
+        "merge the files of `run --out` into the records of bench/results", "a second; needs no GPU",
+        results.add_arguments, lambda args: results.merge(args, rules.broken_rules), results.merge.__doc__,
     ),
     "end-to-end": Command(
         "time training steps of three recipes, encoder included, with each library's MaxSim in the loss",
@@ -106,11 +106,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "report": Command(
         "write the plots, README.md and docs/{architecture,benchmarks,performance,large_batches}.md",
-        "seconds; needs no GPU; plots need matplotlib", pages.add_arguments, pages.write, pages.__doc__,
+        "seconds; needs pandas, tabulate and, for the plots, matplotlib", _report_arguments, _report("write"),
     ),
     "check": Command(
-        "fail if a page differs from the records, or a record breaks the rules of bench/harness/rules.py",
-        "seconds; needs no GPU", pages.add_arguments, _check,
+        "fail if a page differs from the records, or a record breaks the rules of bench/rules.py",
+        "seconds; needs pandas and tabulate", _report_arguments, _report("check"),
     ),
 }  # fmt: skip
 
@@ -118,8 +118,8 @@ COMMANDS: dict[str, Command] = {
 def _overview() -> str:
     lines = ["commands (`python -m bench COMMAND --help` has the options):"]
     for name, command in COMMANDS.items():
-        about = textwrap.fill(command.about, 100, initial_indent=f"  {name:11}", subsequent_indent=13 * " ")
-        lines += [about, f"{'':13}[{command.cost}]"]
+        about = textwrap.fill(command.about, 100, initial_indent=f"  {name:13}", subsequent_indent=15 * " ")
+        lines += [about, f"{'':15}[{command.cost}]"]
     return "\n".join(lines)
 
 
@@ -142,6 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else [*arguments]
     args = parser().parse_args(arguments)
     args.arguments = arguments  # which the header of a record repeats
-    planned.plan_as(getattr(args, "capability", None))
+    run_header.plan_as(getattr(args, "capability", None))
     gc.freeze()  # a collection before each measurement would walk through all that is imported
     return COMMANDS[args.command].run(args)

@@ -8,7 +8,7 @@ product, so the exact loss and gradients take a second at any batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.harness.inputs import draw, draw_packed
+from bench.harness.parity import worst_error
 from bench.harness.planted import Planted, plant, plant_shape
 from bench.harness.shape import BatchShape
 
@@ -119,6 +120,11 @@ class Known:
     batch: Batch
     loss: torch.Tensor
     gradients: list[torch.Tensor]
+
+    def error(self, found: Sequence[torch.Tensor]) -> float:
+        """The largest relative error of a loss and its gradients."""
+        gradients = [x.view(y.shape) for x, y in zip(found[1:], self.gradients, strict=True)]
+        return worst_error((found[0], *gradients), [self.loss, *self.gradients])
 
 
 def _lean(planted: Planted) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from bench.harness.results import Row
 from bench.harness.shape import Shape
 from bench.harness.timing import Effort, gpu_time, wall_time
-
-Row = dict[str, Any]  # as in results.py, which imports this module
 
 # What bounds a call: the letters of records, and the names in tables.
 NAMES = {"C": "cuBLAS bf16", "T": "cuBLAS TF32", "R": "reads"}
@@ -23,7 +21,7 @@ def shape_of(row: Row) -> Shape:
     return Shape(row["shape"], row["Nq"], row["Nd"], row["Lq"], row["Ld"], row["d"], row["layout"])
 
 
-def bytes_moved(row: Row) -> int:
+def _bytes_moved(row: Row) -> int:
     """The fewest bytes of a forward: every input read once, every output written once."""
     shape = shape_of(row)
     moved = shape.bytes_moved("fwd", _BYTES[row["dtype"]])
@@ -40,20 +38,19 @@ def reached(row: Row, header: Row) -> tuple[float, str] | None:
     the rate of a large read."""
     products = "T" if row["dtype"] == "float32" else "C"
     tflops = header.get("cublas_tf32_tflops" if products == "T" else "cublas_tflops")
-    if row["op"] != "fwd" or not row.get("gpu_us") or row["dtype"] not in _BYTES:
+    bandwidth = header.get("read_tbps")
+    # The gather of centroids from L2 bounds compressed documents.
+    if row["op"] != "fwd" or row["dtype"] not in _BYTES or (row.get("nbits") or 0) > 0:
         return None
-    if row.get("nbits"):  # the gather of centroids from L2 bounds compressed documents
+    if not tflops or not bandwidth or not (row.get("gpu_us") or 0) > 0:
         return None
-    if not tflops or not header.get("read_tbps"):
-        return None
-    compute = shape_of(row).flops / tflops * 1e-6
-    read = bytes_moved(row) / header["read_tbps"] * 1e-6
+    compute, read = shape_of(row).flops / tflops * 1e-6, _bytes_moved(row) / bandwidth * 1e-6
     return max(compute, read) / row["gpu_us"], products if compute >= read else "R"
 
 
 def floor_us(row: Row, header: Row) -> float | None:
-    """The least time of a forward or step by the ceilings of its run: the larger of the times
-    for the products at cuBLAS' rate and for moving every byte once."""
+    """The least time of a forward or step by the ceilings of its run: the larger of the times for the
+    products at cuBLAS' rate and for moving every byte once."""
     if not header.get("cublas_tflops") or not header.get("read_tbps"):
         return None
     flops, bandwidth = 1e12 * header["cublas_tflops"], 1e12 * header["read_tbps"]
@@ -101,11 +98,12 @@ def measure_ceilings(effort: Effort, n: int = 8192, gib: float = 4.0) -> Ceiling
     source = torch.randn(int(gib * 2**28), device="cuda")
     target = torch.empty_like(source)
     copy = gpu_time([lambda: target.copy_(source)], effort).us
-    size = source.numel() * source.element_size()
     matrix = source.view(-1, 1 << 16)
     read = min(gpu_time([call], effort).us for call in (source.sum, matrix.amax, lambda: matrix.sum(1)))
     a, b, grad = (torch.randn(32, 32, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
     forward = wall_time([lambda: a * b], effort, a.device)
     step = wall_time([lambda: torch.autograd.grad(leaves[0] * leaves[1], leaves, grad)], effort, a.device)
-    return Ceilings(product, tf32, size / read * 1e-6, 2 * size / copy * 1e-6, forward, step)
+    return Ceilings(
+        product, tf32, source.nbytes / read * 1e-6, 2 * source.nbytes / copy * 1e-6, forward, step
+    )

@@ -21,13 +21,21 @@ _LARGEST = {FP8: 448.0, INT8: 127.0}
 
 @dataclass
 class Inputs:
-    """One set of tensors for one shape. The backward suite alone has `winners`, a weighted step `weights`."""
+    """One set of tensors for one shape. The backward suite alone has `winners`."""
 
     Q: torch.Tensor
     D: torch.Tensor
     grad_scores: torch.Tensor
     winners: torch.Tensor | None = None  # int32 [Nq, Nd, Lq]
-    weights: torch.Tensor | None = None  # float32 [Nq, Lq], of the query tokens
+
+    @property
+    def tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.Q, self.D
+
+    @property
+    def step(self) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return what a step is given: the tokens, and the gradient of their scores."""
+        return self.tokens, self.grad_scores
 
     def require_grad(self) -> None:
         self.Q.requires_grad_(True)

@@ -116,3 +116,12 @@ def gradients(
     of_D = torch.zeros(given.shape, dtype=torch.float64, device=given.device)
     of_D[planted.at.flatten()] = of_rows
     return [of_sums[planted.query, planted.kind], of_D, *others]
+
+
+def known_step(
+    shape: Shape, grad_scores: torch.Tensor, dtype: torch.dtype
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, list[torch.Tensor]]:
+    """Planted tokens of a shape, the gradient of their scores, and their exact gradients."""
+    planted = plant_shape(shape, grad_scores.device, dtype)
+    tokens = planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape)
+    return tokens, grad_scores, gradients(planted, every_pair(shape, grad_scores))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import time
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+from bench.harness.run_header import keep_text
+from bench.harness.text import align
 
 
 @dataclass
@@ -69,3 +73,13 @@ def seconds_in_turn(
             took = here.slowest(time.perf_counter() - start if together or here.rank == 0 else 0.0)
             taken += [took] if turn else []  # the first one warms up
     return [statistics.median(taken) for taken in times]
+
+
+def keep_table(
+    here: Here, args: argparse.Namespace, title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
+    more: str = "",
+) -> None:  # fmt: skip
+    """Print what process 0 measured, and append it to the file --out."""
+    if here.rank == 0:
+        text = f"{title}, {here.world} processes\n{align(head, rows)}" + (f"\n{more}" if more else "")
+        keep_text(text, args.out, here.device, args.arguments, f"torchrun --nproc-per-node {here.world}")

@@ -1,16 +1,19 @@
-"""Rows, their groups, and the JSON files that hold them."""
+"""Rows, their groups, and the JSON files that hold them: a list of rows, those of kind "header" among
+them."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.harness.ceilings import reached
 from bench.harness.shape import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,13 +22,18 @@ DIRECTORY = ROOT / "bench" / "results"
 Row = dict[str, Any]
 
 SEPARATE_SUITES = ("sweep", "plans")  # each has a record of its own, <suite>-<device>.json
-OTHER_RECORDS = ("ncu", "st", "end-to-end")  # so do these, in a form of their own
+WORK_RECORDS = ("st", "end-to-end")  # rows are pieces of work
+OTHER_RECORDS = ("ncu", *WORK_RECORDS)  # in forms of their own
 
-# What every row has, in this order; a row may add keys of its own (gflops, error, skipped, ...).
+# What every row has, in this order; a row may add keys of its own (variant, gflops, error, skipped, ...).
 KEYS = (
     *("suite", "shape", "op", "layout", "Nq", "Nd", "Lq", "Ld", "d", "dtype", "winners", "impl", "backward"),
-    *("gpu_us", "wall_us", "peak_mib", "floor_us", "cublas_tflops", "rel_err"),
+    *("gpu_us", "wall_us", "peak_mib", "rel_err"),
 )
+
+
+class IncompleteError(ValueError):
+    """A group was measured without some of the implementations that the record has."""
 
 
 def new_row(suite: str, shape: Shape, op: str, dtype: torch.dtype, impl: str, **values: object) -> Row:
@@ -41,13 +49,22 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def line_of(row: Row) -> tuple[object, ...]:
-    """The key of a line of a table."""
-    return tuple(row.get(k) for k in ("suite", "shape", "op", "dtype", "winners"))
+def size_of(row: Row) -> str:
+    """The problem size of a row, in one line."""
+    return f"{row['Nq']} x {row['Nd']}, {row['Lq']}, {row['Ld']}, d={row['d']} {row['layout']}"
+
+
+def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+    """(headers, measurements)."""
+    rows = list(rows)
+    headers = [r for r in rows if r.get("kind") == "header"]
+    return headers, [r for r in rows if r.get("kind") != "header"]
 
 
 def group_of(row: Row) -> tuple[object, ...]:
     """The key of a group, whose implementations and variants come from one run and are replaced together."""
+    if "work" in row:
+        return row["work"], row["batch"]
     return tuple(row.get(k) for k in ("suite", "shape", "op", "winners"))
 
 
@@ -58,50 +75,42 @@ def by_group(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
     return out
 
 
-class IncompleteError(ValueError):
-    """A group was measured without some of the implementations that the record has."""
-
-
 def replaced(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
     """`earlier`, headers among them, with whole groups replaced by those of `rows`."""
-    new = by_group(r for r in rows if r.get("kind") != "header")
-    old = by_group(r for r in earlier if r.get("kind") != "header")
+    (old_headers, old_rows), (new_headers, new_rows) = split(earlier), split(rows)
+    old, new = by_group(old_rows), by_group(new_rows)
     for group in new.keys() & old.keys():
-        missing = {r["impl"] for r in old[group]} - {r["impl"] for r in new[group]}
+        missing = {r.get("impl") for r in old[group]} - {r.get("impl") for r in new[group]}
         if missing:
-            where = " ".join(str(part) for part in group if part)
-            raise IncompleteError(
-                f"{where}: the record has {', '.join(sorted(missing))} from another run; measure all again"
-            )
-    kept = [r for r in earlier if r.get("kind") != "header" and group_of(r) not in new]
-    measured = [*kept, *(r for r in rows if r.get("kind") != "header")]
+            where, names = " ".join(str(part) for part in group if part), ", ".join(sorted(map(str, missing)))
+            raise IncompleteError(f"{where}: the record has {names} from another run; measure all again")
+    measured = [*(r for r in old_rows if group_of(r) not in new), *new_rows]
     runs = {r["run"] for r in measured}
-    headers = {h["run"]: h for h in (*earlier, *rows) if h.get("kind") == "header" and h["run"] in runs}
+    headers = {h["run"]: h for h in (*old_headers, *new_headers) if h["run"] in runs}
     return [*headers.values(), *measured]
 
 
 class Results:
-    """The rows of this run, written to `path` after every shape, so that a time-out loses nothing."""
+    """The rows of this run, written to `path` after every addition, so that a time-out loses nothing. With
+    `merge`, groups of the file that this run does not measure stay."""
 
-    def __init__(self, path: Path, header: Row, merge: bool = False) -> None:
-        self.path = path
-        self.header = header
+    def __init__(self, path: Path | None, header: Row, merge: bool = False) -> None:
+        self.path, self.header = path, header
         self.rows: list[Row] = []
-        self._earlier = read(path) if merge and path.exists() else []
+        self._earlier = read(path) if path and merge and path.exists() else []
 
-    def add(self, rows: Iterable[Row]) -> list[Row]:
-        """Records the rows, each with its run and what it reached."""
-        added = []
-        for row in rows:
-            share = reached(row, self.header)
-            more = {"reached": share[0], "bound": share[1]} if share else {}
-            added.append({**row, **more, "run": self.header["run"]})
-        self.rows += added
-        self.write()
-        return added
+    def add(self, rows: Iterable[Row]) -> None:
+        self.rows += [{**row, "run": self.header["run"]} for row in rows]
+        if self.path is not None:
+            write(self.path, replaced(self._earlier, [self.header, *self.rows]))
 
-    def write(self) -> None:
-        write(self.path, replaced(self._earlier, [self.header, *self.rows]))
+
+# ---- files ----
+
+
+def read(path: Path) -> list[Row]:
+    rows: list[Row] = json.loads(path.read_text())
+    return rows
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
@@ -112,9 +121,11 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     partial.replace(path)
 
 
-def _rounded(row: Row) -> Row:
+def _rounded(value: Any) -> Any:
     """Floats of five digits; more would be noise."""
-    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def has_own_form(path: Path) -> bool:
@@ -122,41 +133,9 @@ def has_own_form(path: Path) -> bool:
     return path.name.startswith(tuple(f"{name}-" for name in OTHER_RECORDS))
 
 
-def records(directory: Path) -> list[Path]:
-    """Return the records of suites, without sweeps, plans, profiles and parts: whole ones, the newest first,
-    those of a GPU planned as an older one behind them, then parts of other GPUs, then CPUs."""
-    found = [
-        p
-        for p in directory.glob("*.json")
-        if not has_own_form(p)
-        and not p.name.startswith(tuple(f"{name}-" for name in SEPARATE_SUITES))
-        and not p.name.endswith(".partial.json")
-    ]
-    found.sort(key=lambda p: p.name)
-    found.sort(key=lambda p: newest_run(read(p)) if not of_a_cpu(p) else "", reverse=True)
-    return sorted(found, key=lambda p: (of_a_cpu(p), not is_whole(read(p)), "-planned-as-" in p.name))
-
-
 def of_a_cpu(path: Path) -> bool:
     """Records of a GPU have its name. Those of other CPUs than that of cpu.json are named cpu-*.json."""
     return path.stem == "cpu" or path.stem.startswith("cpu-")
-
-
-def read(path: Path) -> list[Row]:
-    rows: list[Row] = json.loads(path.read_text())
-    return rows
-
-
-def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
-    """(headers, measurements)."""
-    rows = list(rows)
-    headers = [r for r in rows if r.get("kind") == "header"]
-    return headers, [r for r in rows if r.get("kind") != "header"]
-
-
-def size_of(row: Row) -> str:
-    """The problem size of a row, in one line."""
-    return f"{row['Nq']} x {row['Nd']}, {row['Lq']}, {row['Ld']}, d={row['d']} {row['layout']}"
 
 
 def is_whole(rows: Iterable[Row]) -> bool:
@@ -165,9 +144,19 @@ def is_whole(rows: Iterable[Row]) -> bool:
     return any(r.get("suite") == "forward" for r in rows)
 
 
-def newest_run(rows: Iterable[Row]) -> str:
-    """When the forward suite of a record was measured; "" if it has none."""
-    return max((str(r["run"]) for r in rows if r.get("suite") == "forward"), default="")
+def _newest_forward(path: Path) -> str:
+    return max((str(r["run"]) for r in read(path) if r.get("suite") == "forward"), default="")
+
+
+def records(directory: Path) -> list[Path]:
+    """Return the records of suites, without sweeps, plans, profiles and parts: whole ones, the newest first,
+    those of a GPU planned as an older one behind them, then parts of other GPUs, then CPUs."""
+    others = tuple(f"{name}-" for name in (*SEPARATE_SUITES, *OTHER_RECORDS))
+    found = [p for p in sorted(directory.glob("*.json")) if not p.name.startswith(others)]
+    found = [p for p in found if not p.name.endswith(".partial.json")]
+    newest = {p: "" if of_a_cpu(p) else _newest_forward(p) for p in found}
+    found.sort(key=newest.__getitem__, reverse=True)
+    return sorted(found, key=lambda p: (of_a_cpu(p), not newest[p], "-planned-as-" in p.name))
 
 
 def whole_record(directory: Path) -> Path | None:
@@ -175,20 +164,68 @@ def whole_record(directory: Path) -> Path | None:
     return next((p for p in records(directory) if not of_a_cpu(p) and is_whole(read(p))), None)
 
 
-def device_of(headers: Iterable[Row]) -> str:
-    """The name of the GPU that a record is of."""
-    return next((str(h["gpu"]) for h in headers if h.get("gpu")), "GPU")
+def todays_command(command: str) -> str:
+    """A recorded command as today's program takes it.
+
+    In earlier records the program alone stands for `run`, and the module bench.sweep for `sweep`. --no-plot
+    kept both from drawing; now `report` alone draws.
+    """
+    words = [word for word in shlex.split(command) if word != "--no-plot"]
+    if words[:2] != ["python", "-m"]:
+        return command
+    program, arguments = words[2], words[3:]
+    if program.startswith("bench."):
+        arguments = [program.removeprefix("bench."), *arguments]
+    elif program == "bench" and (not arguments or arguments[0].startswith("-")):
+        arguments = ["run", *arguments]
+    return shlex.join(["python", "-m", "bench", *arguments])
 
 
-def best(rows: Iterable[Row], key: str = "gpu_us") -> Row | None:
-    """The fastest row that was measured."""
-    timed = [r for r in rows if r.get(key) is not None]
-    return min(timed, key=lambda r: float(r[key]), default=None)
+# ---- merging ----
 
 
-def groups(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
-    """Rows by the line of a table that shows them, in the order they came."""
-    out: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        out.setdefault(line_of(row), []).append(row)
-    return out
+def record_of(part: Sequence[Row]) -> str:
+    """The name of the record that these rows belong to."""
+    headers, rows = split(part)
+    kinds = {f"{r['suite']}-" if r["suite"] in SEPARATE_SUITES else "" for r in rows}
+    if len(kinds) != 1:
+        raise ValueError(f"rows of {len(kinds)} kinds of record in one file")
+    return f"{kinds.pop()}{slug(headers[-1]['gpu'] or 'cpu')}.json"
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "parts", type=Path, nargs="+", metavar="FILE", help="files of `run --out`, or other records"
+    )
+    p.add_argument(
+        "--out", type=Path, default=DIRECTORY, help="the folder of records; default: bench/results"
+    )
+    p.add_argument("--fresh", action="store_true", help="start anew instead of from the records there")
+
+
+def merge(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list[str]]) -> int:
+    """Merge the files of runs into the records of their devices.
+
+    What was measured on one device goes to `<device>.json`, `sweep-<device>.json` and `plans-<device>.json`
+    in --out. A group (suite, shape, op, winners) of a later file replaces the same group of an earlier file
+    and of the record, with all its implementations and variants. A group that lacks an implementation of the
+    record is refused, and so is one that breaks a rule of bench/rules.py.
+    """
+    done: dict[Path, list[Row]] = {}
+    try:
+        for part in map(read, args.parts):
+            path = args.out / record_of(part)
+            before = done.get(path) or (read(path) if path.exists() and not args.fresh else [])
+            done[path] = replaced(before, part)
+    except (OSError, ValueError) as error:
+        kind = "" if isinstance(error, IncompleteError) else f"{type(error).__name__}: "
+        print(f"{kind}{error}", file=sys.stderr)
+        return 1
+    broken = [line for rows in done.values() for line in broken_rules(rows)]
+    if broken:
+        print("\n".join(broken), file=sys.stderr)
+        return 1
+    for path, rows in done.items():
+        write(path, rows)
+        print(f"{len(split(rows)[1])} rows in {path}")
+    return 0

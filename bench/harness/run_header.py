@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
 import platform
 import shlex
@@ -14,10 +16,46 @@ from typing import Any
 
 import torch
 
-from bench.harness import planned
 from bench.harness.ceilings import Ceilings
 from bench.harness.library import LIK, OURS
 from bench.harness.results import ROOT, Row
+from late_interaction import ops
+
+_FILES = ("--out", "--tokens")
+_PACKAGES = (
+    "triton", LIK, "flash-maxsim", "inf-cl", "numpy", "maxsim-cpu", "numkong", "qdrant-client", "lancedb",
+)  # fmt: skip
+OLDEST_WITH_WGMMA = 90
+
+
+# ---- the GPU that a record names: the one that is here, or an older one that it is planned as ----
+
+
+def add_capability(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--capability", type=int, metavar="N",
+        help="plan for compute capability N, 80 for 8.0, and have Triton compile no wgmma below 90; the"
+        " record is that of a device of its own",
+    )  # fmt: skip
+
+
+def plan_as(capability: int | None) -> None:
+    """Before Triton compiles anything, which reads the variable."""
+    if capability is None:
+        return
+    ops.cuda_capability(capability)
+    if capability < OLDEST_WITH_WGMMA:
+        os.environ["DISABLE_MMA_V3"] = "1"
+
+
+def gpu_name(device: torch.device) -> str:
+    name: str = torch.cuda.get_device_name(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    planned = ops.cuda_capability()
+    return name if planned == 10 * major + minor else f"{name} planned as {planned // 10}.{planned % 10}"
+
+
+# ---- what else a header says ----
 
 
 def package_version(distribution: str) -> str | None:
@@ -29,122 +67,74 @@ def package_version(distribution: str) -> str | None:
 
 def cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _said(*command: str) -> str | None:
+    try:
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return run.stdout.strip().partition("\n")[0] or None
 
 
 def _commit() -> str | None:
     """The commit that is measured: LATE_INTERACTION_COMMIT (for a copy without history), or what git says."""
-    if given := os.environ.get("LATE_INTERACTION_COMMIT"):
-        return given
-    try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return run.stdout.strip() or None
+    described = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    return os.environ.get("LATE_INTERACTION_COMMIT") or _said(*described)
 
 
 def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return lines[0] if lines else None
+    return _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
-def _own_version() -> str | None:
-    installed = package_version("late-interaction")
-    file = ROOT / "VERSION"
-    return installed or (file.read_text().strip() if file.exists() else None)
+def command_of(arguments: Sequence[str], program: str = "python") -> str:
+    """The command without files: a record names no place on the machine that it was made on."""
+    words = [word for i, word in enumerate(arguments) if not i or arguments[i - 1] not in _FILES]
+    flags = tuple(f"{flag}=" for flag in _FILES)
+    words = [word for word in words if word not in _FILES and not word.startswith(flags)]
+    return shlex.join([*shlex.split(program), "-m", "bench", *words])
 
 
-_FILES = ("--out", "--tokens")
-
-
-def _without_files(arguments: Sequence[str]) -> list[str]:
-    """The arguments without files: a record names no place on the machine that it was made on."""
-    out: list[str] = []
-    skip = False
-    for argument in arguments:
-        if not skip and not argument.startswith(tuple(f"{flag}=" for flag in _FILES)):
-            skip = argument in _FILES
-            out += [] if skip else [argument]
-        else:
-            skip = False
-    return out
-
-
-def todays_command(command: str) -> str:
-    """A recorded command as today's program takes it.
-
-    In earlier records the program alone stands for `run`, and the module bench.sweep for `sweep`. --no-plot
-    kept both from drawing; now `report` alone draws.
-    """
-    words = [word for word in shlex.split(command) if word != "--no-plot"]
-    if words[:2] != ["python", "-m"]:
-        return command
-    program, arguments = words[2], words[3:]
-    if program.startswith("bench."):
-        arguments = [program.removeprefix("bench."), *arguments]
-    elif program == "bench" and (not arguments or arguments[0].startswith("-")):
-        arguments = ["run", *arguments]
-    return shlex.join(["python", "-m", "bench", *arguments])
-
-
-def new_header(device: torch.device, ceilings: Ceilings, arguments: Sequence[str] = (), **values: Any) -> Row:
+def new_header(
+    device: torch.device, ceilings: Ceilings | None = None, arguments: Sequence[str] = (), **values: Any
+) -> Row:
     """Where, when and with what the rows that share its `run` were measured. `arguments` are those of
     `python -m bench`."""
-    on_gpu = device.type == "cuda"
-    versions = {
-        OURS: _own_version(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        **{p: package_version(p) for p in ("triton", LIK, "flash-maxsim", "inf-cl", "numpy")},
-        **{p: package_version(p) for p in ("maxsim-cpu", "numkong", "qdrant-client", "lancedb")},
-    }
-    header: Row = {
+    on_gpu, file = device.type == "cuda", ROOT / "VERSION"
+    own = package_version("late-interaction") or (file.read_text().strip() if file.exists() else None)
+    versions = {OURS: own, "python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"cuda": torch.version.cuda, **{name: package_version(name) for name in _PACKAGES}}
+    return {
         "kind": "header",
         "run": datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         "versions": {k: v for k, v in versions.items() if v is not None},
-        "gpu": planned.gpu_name(device) if on_gpu else None,
+        "gpu": gpu_name(device) if on_gpu else None,
         "driver": _driver() if on_gpu else None,
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
-        "command": shlex.join(["python", "-m", "bench", *_without_files(arguments)]),
-        "cublas_tflops": ceilings.cublas_tflops,
-        "cublas_tf32_tflops": ceilings.cublas_tf32_tflops,
-        "read_tbps": ceilings.read_tbps,
-        "copy_tbps": ceilings.copy_tbps,
-        "product_us": ceilings.product_us,
-        "product_step_us": ceilings.product_step_us,
+        "command": command_of(arguments),
+        **dataclasses.asdict(ceilings or Ceilings()),
+        **values,
     }
-    header.update(values)
-    return header
 
 
-def text_head(device: torch.device, arguments: Sequence[str], program: str = "python") -> str:
-    """The same in one line, for a record that is a text file."""
+def keep_text(
+    text: str, path: Path | None, device: torch.device, arguments: Sequence[str], program: str = "python"
+) -> None:
+    """Print tables, and append them to a text file, below a line with what a header says."""
+    print(text)
+    if path is None:
+        return
     who = f"{cpu_name()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
-        who = f"{planned.gpu_name(device)}, driver {_driver()}"
-    command = shlex.join([*shlex.split(program), "-m", "bench", *_without_files(arguments)])
-    return f"{who}, torch {torch.__version__}, commit {_commit()}: `{command}`"
-
-
-def keep_text(text: str, path: Path | None, head: str) -> None:
-    """Prints tables, and appends them to a text file with their head."""
-    print(text)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(f"{head}\n\n{text}\n\n")
+        who = f"{gpu_name(device)}, driver {_driver()}"
+    made_with = f"torch {torch.__version__}, commit {_commit()}: `{command_of(arguments, program)}`"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{who}, {made_with}\n\n{text}\n\n")

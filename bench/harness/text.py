@@ -12,9 +12,9 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-def number(value: object) -> str:
-    """A figure as a reader wants it: three digits below ten, no decimals above a hundred."""
-    if not isinstance(value, (int, float)):
+def number(value: float | None) -> str:
+    """A figure as a reader wants it: three digits below ten, no decimals above a hundred; "-" for none."""
+    if value is None or value != value:
         return "-"
     if value >= 100:
         return f"{value:,.0f}"
@@ -26,7 +26,6 @@ def align(head: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> 
     widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
     lines = []
     for row in [head, ["-" * w for w in widths], *body]:
-        cells = zip(row, widths, strict=True)
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(cells)]
-        lines.append("  ".join(padded).rstrip())
+        cells = enumerate(zip(row, widths, strict=True))
+        lines.append("  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in cells).rstrip())
     return "\n".join(lines)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Call = Callable[[], object]
+Key = TypeVar("Key")
 
 _cuda: Any = torch.cuda  # its stream and event classes have no types
 
@@ -42,6 +43,18 @@ class GpuTime:
     us: float
     spread: float  # interquartile range over the median
     method: str  # "graph" or "events"
+
+    def row(self) -> dict[str, object]:
+        """Return the keys of a row."""
+        return {"gpu_us": self.us, "gpu_spread": self.spread, "gpu_method": self.method}
+
+
+def release(device: torch.device) -> None:
+    """Give memory that nothing uses back to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -79,7 +92,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _sync(device: torch.device) -> None:
+def sync(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -142,12 +155,11 @@ def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
     else:
         count = 1
     try:
-        graph = _capture(calls, count)
+        return Repetition(_capture(calls, count).replay, count, "graph")
     except Exception:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return events
-    return Repetition(graph.replay, count, "graph")
 
 
 def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: int = 1) -> list[GpuTime]:
@@ -164,11 +176,11 @@ def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: 
     for _ in range(rounds):
         for each, mine, count in zip(repetitions, times, runs, strict=True):
             mine += _time_events([each.run] * count)
-    out = []
-    for each, mine in zip(repetitions, times, strict=True):
-        median, spread = quartiles(mine)
-        out.append(GpuTime(1e3 * median / each.count, spread, each.method))
-    return out
+    found = [quartiles(mine) for mine in times]
+    return [
+        GpuTime(1e3 * median / each.count, spread, each.method)
+        for each, (median, spread) in zip(repetitions, found, strict=True)
+    ]
 
 
 def gpu_time(calls: Sequence[Call], effort: Effort, capture: bool = True) -> GpuTime:
@@ -191,14 +203,10 @@ def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> fl
     gc.collect()
     gc.disable()
     try:
-        _sync(device)
+        sync(device)
         end = time.perf_counter() + effort.wall_ms * 1e-3
         while len(times) < effort.min_walls or (len(times) < effort.max_walls and time.perf_counter() < end):
-            call = calls[len(times) % len(calls)]
-            start = time.perf_counter()
-            call()
-            _sync(device)
-            times.append(time.perf_counter() - start)
+            times.append(wall_seconds(calls[len(times) % len(calls)], device))
     finally:
         gc.enable()
     return 1e6 * statistics.median(times)
@@ -225,14 +233,26 @@ def wall_times(groups: Sequence[Sequence[Call]], effort: Effort, device: torch.d
 def _walls(calls: Sequence[Call], device: torch.device) -> list[float]:
     """Seconds of some calls. One comes before them, since caches hold another group's code and data."""
     calls[0]()
-    _sync(device)
-    found = []
-    for i in range(WALLS_IN_TURN):
-        start = time.perf_counter()
-        calls[i % len(calls)]()
-        _sync(device)
-        found.append(time.perf_counter() - start)
-    return found
+    sync(device)
+    return [wall_seconds(calls[i % len(calls)], device) for i in range(WALLS_IN_TURN)]
+
+
+def wall_seconds(call: Call, device: torch.device) -> float:
+    """Seconds of one call and what it waits for."""
+    start = time.perf_counter()
+    call()
+    sync(device)
+    return time.perf_counter() - start
+
+
+def in_turn(calls: dict[Key, Call], device: torch.device, rounds: int) -> dict[Key, list[float]]:
+    """Seconds of each call in each round, in which all take turns; a round before them warms up."""
+    times: dict[Key, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            seconds = wall_seconds(call, device)
+            times[name] += [seconds] if turn else []
+    return times
 
 
 def time_few(call: Call, runs: int, device: torch.device) -> tuple[GpuTime | None, float]:
@@ -240,11 +260,8 @@ def time_few(call: Call, runs: int, device: torch.device) -> tuple[GpuTime | Non
     walls: list[float] = []
 
     def run() -> None:
-        _sync(device)
-        start = time.perf_counter()
-        call()
-        _sync(device)
-        walls.append(1e6 * (time.perf_counter() - start))
+        sync(device)
+        walls.append(1e6 * wall_seconds(call, device))
 
     if device.type != "cuda":
         for _ in range(runs):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -140,8 +139,7 @@ def einsum_maxsim(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor
 
 class Einsum(Implementation):
     name = EINSUM
-    builds_similarities = True
-    rounds_similarities = True
+    builds_similarities = rounds_similarities = True
 
     def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
         return lambda Q, D: einsum_maxsim(Q, D, shape.layout)
@@ -149,8 +147,7 @@ class Einsum(Implementation):
 
 class Compiled(Implementation):
     name = COMPILED
-    builds_similarities = True
-    rounds_similarities = True
+    builds_similarities = rounds_similarities = True
 
     def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
         torch.compiler.reset()
@@ -169,12 +166,6 @@ def _forget_triton_tuning(package: str) -> None:
                     kernel.cache_results = False
 
 
-@dataclass(frozen=True)
-class Missing:
-    name: str
-    why: str
-
-
 # What --impl takes.
 KEYS: dict[str, type[Implementation]] = {
     "ours": Ours,
@@ -185,18 +176,18 @@ KEYS: dict[str, type[Implementation]] = {
 }
 
 
-def load(keys: list[str], device: torch.device) -> tuple[list[Implementation], list[Missing]]:
-    """The implementations named by `keys` (all, if none), and those not available here."""
+def load(keys: list[str], device: torch.device) -> tuple[list[Implementation], dict[str, str]]:
+    """The implementations named by `keys` (all, if none), and why others are not available here."""
     found: list[Implementation] = []
-    missing: list[Missing] = []
+    missing: dict[str, str] = {}
     for key, cls in KEYS.items():
         if keys and key not in keys:
             continue
         if device.type != "cuda" and cls in (Lik, Flash):
-            missing.append(Missing(cls.name, "runs on CUDA alone"))
+            missing[cls.name] = "runs on CUDA alone"
             continue
         try:
             found.append(cls())
         except Exception as error:  # a broken peer must not stop the others
-            missing.append(Missing(cls.name, f"{type(error).__name__}: {error}"))
+            missing[cls.name] = f"{type(error).__name__}: {error}"
     return found, missing

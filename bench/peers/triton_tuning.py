@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import multiprocessing
 import os
 import pkgutil
@@ -36,7 +37,6 @@ from bench.harness.shape import Shape
 from bench.harness.text import error_text
 from bench.harness.timing import time_limit
 from bench.peers.implementations import KEYS
-from bench.peers.tiles import padded_work
 
 PACKAGES = ("late_interaction_kernels", "flash_maxsim")
 PARTS = 3  # jobs that share the configurations of a key
@@ -46,6 +46,17 @@ BENCH_MS = {"warmup": 2, "rep": 8}  # arguments of Triton's do_bench, for each c
 
 Key = tuple[str, str, tuple[Any, ...]]  # peer, kernel, key of its autotuner
 Chosen = dict[tuple[str, str], dict[tuple[Any, ...], Any]]  # (module, kernel) -> key -> configuration
+
+
+def padded_dim(d: int) -> int:
+    return 1 << (d - 1).bit_length()
+
+
+def padded_work(shape: Shape) -> float:
+    """FLOPs of the tiles that cover a shape, as the peers cut it."""
+    Lq = 128 * math.ceil(shape.Lq / 128) if shape.Lq > 512 else max(32, 1 << (shape.Lq - 1).bit_length())
+    Ld = 64 * math.ceil(shape.Ld / 64)
+    return 2.0 * shape.Nq * shape.Nd * Lq * Ld * max(64, padded_dim(shape.d))
 
 
 class Job(NamedTuple):

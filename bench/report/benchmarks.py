@@ -2,132 +2,286 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from bench.harness.library import EINSUM, SENTENCE_TRANSFORMERS
-from bench.harness.results import Row, device_of, is_whole, of_a_cpu, read, records, split
-from bench.report import end_to_end, sentence_transformers, tables
-from bench.report.tables import section
-from bench.suites import first_call, pairs, plaid, retrieval, smooth, varlen, xtr
+import pandas as pd
 
+from bench.harness.library import (
+    COMPILED,
+    EINSUM,
+    FLASH,
+    LIK,
+    OURS,
+    SENTENCE_TRANSFORMERS,
+)  # fmt: skip
+from bench.harness.results import Row, is_whole, of_a_cpu, records
+from bench.harness.text import number
+from bench.report import cpu, end_to_end, sentence_transformers
+from bench.report.tables import (
+    OVER,
+    Record,
+    best,
+    chosen,
+    floor,
+    load,
+    markdown,
+    over_best_other,
+    pivot,
+    records_of,
+    section,
+    side_by_side,
+    size,
+    stamp,
+    starred,
+    us,
+    us_and_mib,
+)  # fmt: skip
+
+SIZES = "Nq x Nd, Lq, Ld"
+PYTORCH = "PyTorch"
+LIBRARIES = (OURS, LIK, FLASH, PYTORCH)
 _BESIDE_PEER = (
     (
-        "Packed sequences.",
-        varlen.SUITE,
+        "Packed sequences.", "varlen",
         "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often; `padded`: `maxsim_padded`, each"
         " query with documents of its own.",
     ),
     (
-        "Listed pairs.",
-        pairs.SUITE,
+        "Listed pairs.", "pairs-packed",
         "`score_pairs_packed`: each of 10,000 documents with one of 100 queries; all pairs of a dense batch,"
         " and a tenth of those. One query: `rerank_direct`, documents in no order.",
     ),
-    ("Residual-compressed documents.", plaid.SUITE, "65,536 centroids, random codes."),
-    ("The best 100 documents.", retrieval.SUITE, ""),
-)
+    ("Residual-compressed documents.", "plaid", "65,536 centroids, random codes."),
+    ("The best 100 documents.", "retrieve", ""),
+)  # fmt: skip
 
 
-def _gpu(record: Sequence[Row]) -> list[str]:
-    headers, rows = split(record)
-    parts = section(
-        "Forward, no gradient.",
-        "Microseconds, GPU time / wall time (call + synchronize). `floor` is the larger of FLOPs over "
-        "cuBLAS' rate and bytes over that of a large read, both measured in the same run.",
-        tables.forward_table(record),
+# ---- a GPU ----
+
+
+def _with_libraries(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(who=rows.impl.replace({EINSUM: PYTORCH, COMPILED: PYTORCH}))
+
+
+def forward_table(record: Record, suite: str = "forward") -> str:
+    rows = _with_libraries(record.of(suite))
+    wide = side_by_side(rows, "shape", "who", OURS, LIBRARIES)
+    ours = records_of(best(rows[rows.impl == OURS], "shape"))
+    wide.insert(0, "shape", [starred(row["shape"], row) for row in ours])
+    wide.insert(1, SIZES, [size(row) for row in ours])
+    wide.insert(2, "floor", [floor(row, record) for row in ours])
+    return markdown(wide, left=2)
+
+
+def training_table(record: Record, suite: str = "training") -> str:
+    every = _with_libraries(record.of(suite))
+    rows, skewed = (every[every.winners == kind] for kind in ("uniform", "skewed"))
+    wide = side_by_side(rows, "shape", "who", OURS, LIBRARIES)
+    ours = best(rows[rows.impl == OURS], "shape")
+    hot = best(skewed[skewed.impl == OURS], "shape")["gpu_us"].reindex(wide.index)
+    wide.insert(0, "shape", [starred(row["shape"], row) for row in records_of(ours)])
+    wide.insert(1, "Nq x Nd (or K), Lq, Ld", [size(row) for row in records_of(ours)])
+    wide.insert(2, "floor", [floor(row, record) for row in records_of(ours)])
+    wide.insert(4, "skewed", hot.map(number))
+    return markdown(wide, left=2)
+
+
+def memory_table(record: Record) -> str:
+    rows = record.of("training")
+    rows = rows[rows.winners == "uniform"]
+    short = rows.impl.replace({OURS: "ours", LIK: "LIK"}) + (" " + rows.backward).where(
+        rows.backward != "", ""
     )
-    parts += section(
-        "Forward and both gradients.",
-        "The fastest gradient strategy of each library. `skewed`: our GPU time when a few document tokens "
-        "win most (winner index Ld x u^4).",
-        tables.training_table(record),
+    wide = pivot(rows.assign(who=short), "shape", "who", lambda row: number(row["peak_mib"]), "peak_mib")
+    names = ("ours lowmem", "ours unified", "LIK lowmem", "LIK unified", FLASH, EINSUM)
+    return markdown(pd.DataFrame({"shape": wide.index, **chosen(wide, names)}))
+
+
+def heads_table(record: Record) -> str:
+    rows = record.of("heads")
+    rows = rows.assign(line=rows.variant + rows["shape"])
+    names = (EINSUM, LIK, OURS)
+    wide = pivot(rows, "line", "impl", lambda row: f"{number(row['gpu_us'])} / {number(row['peak_mib'])}")
+    first = rows.drop_duplicates("line")
+    over = over_best_other(rows, "line", "impl", OURS).reindex(wide.index).fillna("-")
+    sizes = [size(row) for row in records_of(first)]
+    cells = {"loss": first.variant.array, "B x n, Lq, Ld": sizes, **chosen(wide, names), OVER: over}
+    return markdown(pd.DataFrame(cells), left=2)
+
+
+def beside_maxsim_table(record: Record, suite: str, function: str, peer: str) -> str:
+    """A line for each shape and variant: our maxsim step, our step of `function`, and the peer's."""
+    every = record.of(suite)
+    maxsim = (
+        pivot(every[every.variant == "maxsim"], "shape", "impl", us_and_mib)[OURS] if len(every) else None
     )
-    parts += section("Peak memory of that step.", "MiB above the inputs.", tables.memory_table(rows))
-    parts += section(
-        "Short documents, no gradient.",
-        "As the first table, of documents of 1 to 64 tokens.",
-        tables.forward_table(record, "short"),
-    )
-    parts += section(
-        "Short documents, forward and both gradients.",
-        "As the second table.",
-        tables.training_table(record, "short-steps"),
-    )
-    parts += section(
-        "Whole losses, forward and backward.",
-        "Microseconds of one after another, by events / peak MiB: colpali-engine's explicit-negative heads,"
-        " which are the same without an in-batch term, and PyLate's contrastive loss, in chunks of 32 x 32.",
-        tables.heads_table(rows),
-    )
-    parts += section(
-        "XTR scores, forward and both gradients.",
-        "GPU / wall microseconds / peak MiB, results included. Each query token selects the k largest of its"
-        ' similarities with all document tokens (`rule="paper"`). `maxsim` is our step on the same inputs;'
-        " Sentence Transformers builds the grid of all similarities, in bfloat16, and is written out here"
-        " without its masks.",
-        tables.beside_maxsim_table(rows, xtr.SUITE, xtr.ALL[1:], "xtr_scores", SENTENCE_TRANSFORMERS),
-    )
-    parts += section(
-        "Smooth maximum, forward and both gradients.",
-        "GPU / wall microseconds / peak MiB, results included, with `tau=0.1`. PyTorch builds all"
-        " similarities by one einsum.",
-        tables.beside_maxsim_table(rows, smooth.SUITE, (smooth.SMOOTH,), "smooth_maxsim", EINSUM),
-    )
-    parts += section(
-        "Scores from hidden states.",
-        "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128, "
-        "normalizing and scoring.",
-        tables.hidden_table(rows),
-    )
-    for title, suite, note in _BESIDE_PEER:
-        table = tables.beside_peer_table(rows, suite)
-        parts += section(title, f"{note} GPU / wall microseconds.".strip(), table)
-    parts += section(
-        "The best 100 documents of a corpus in the host's memory,", "beside one copy from pinned memory.",
-        tables.host_table(rows),
+    plain = best(every[every.variant == "maxsim"], "shape")
+    lines = []
+    for (shape, variant), rows in every[every.variant != "maxsim"].groupby(["shape", "variant"], sort=False):
+        assert maxsim is not None
+        first, mine = rows.iloc[0], best(rows[rows.impl == OURS], "shape")
+        times = "-"
+        if shape in mine.index and shape in plain.index:
+            same = mine.gpu_method[shape] == plain.gpu_method[shape]
+            clock = "gpu_us" if same and plain.gpu_us[shape] > 0 else "wall_us"
+            times = f"{mine[clock][shape] / plain[clock][shape]:.2f}"
+        wide = chosen(pivot(rows, "shape", "impl", us_and_mib), (OURS, peer))
+        name = starred(str(variant), mine.iloc[0]) if len(mine) else variant
+        over = over_best_other(rows, "shape", "impl", OURS)
+        lines.append(
+            [size(first), name, maxsim[shape], wide[OURS][shape], times, *map(_only, (wide[peer], over))]
+        )
+    head = [SIZES, "", "`maxsim`", f"`{function}`", "times `maxsim`", peer, "over the peer"]
+    return markdown(pd.DataFrame(lines, columns=head), left=2)
+
+
+def _only(cells: str | pd.Series[str]) -> str:
+    return cells if isinstance(cells, str) else str(cells.iloc[0]) if len(cells) else "-"
+
+
+def hidden_table(record: Record) -> str:
+    rows = record.of("fused-head")
+    unfused = "linear, normalize, our maxsim"
+    who = rows.impl.where(rows.variant == "fused", unfused)
+    rows = rows.assign(line=rows["shape"] + rows.op, who=who)
+    wide = side_by_side(rows, "line", "who", OURS, (unfused, LIK, OURS), us_and_mib)
+    first = rows.drop_duplicates("line").set_index("line").loc[wide.index]
+    wide.insert(0, SIZES, [size(row) for row in records_of(first)])
+    wide.insert(1, "", first.op.map({"fwd": "forward", "fwd+bwd": "training step"}))
+    return markdown(wide, left=2)
+
+
+def beside_peer_table(record: Record, suite: str) -> str:
+    """A line for each shape and variant. No suite here has both peers."""
+    rows = record.of(suite)
+    rows = rows.assign(line=rows["shape"] + rows.op + rows.dtype + rows.variant)
+    rows = rows.assign(who=rows.impl.replace({FLASH: LIK}))
+    wide = side_by_side(rows, "line", "who", OURS, (OURS, LIK), _with_its_name)
+    names = []
+    for row in records_of(best(rows[rows.impl == OURS], "line")):
+        bits = f", {row['nbits']:.0f} bit" if row["nbits"] > 0 and row["variant"] != "centroids alone" else ""
+        listed = f", {row['pairs']:,.0f} pairs" if row["pairs"] > 0 else ""
+        names.append((size(row), starred(row["variant"] + bits + listed, row)))
+    wide.insert(0, SIZES, [each for each, _ in names])
+    wide.insert(1, "", [name for _, name in names])
+    return markdown(wide.rename(columns={OVER: "over the peer"}), left=2)
+
+
+def _with_its_name(row: Row) -> str:
+    return us(row) + (f" ({FLASH})" if row["impl"] == FLASH else "")
+
+
+def host_table(record: Record) -> str:
+    """Corpora that stay in the host's memory."""
+    rows = record.of("retrieve").dropna(subset=["over_bus"])
+    cells = {
+        SIZES: [size(row) for row in records_of(rows)], "memory": rows.variant,
+        "wall us": rows.wall_us.map(number),
+        "GB/s": (rows.bus_gbps / rows.over_bus).map("{:.1f}".format),
+        "of the bus": (100 / rows.over_bus).map("{:.0f}%".format),
+    }  # fmt: skip
+    return markdown(pd.DataFrame(cells), left=2)
+
+
+def first_call_table(record: Record) -> str:
+    """A line for each library and state of its kernel cache: import, first forward, first step."""
+    rows = record.of("first-call")
+    rows = rows.assign(line=rows.impl + rows.jit_cache)
+    calls = pivot(rows, "line", "op", lambda row: f"{row['wall_us'] * 1e-3:,.0f}", "wall_us")
+    imports = pivot(rows, "line", "suite", lambda row: f"{row['import_ms']:,.0f}", "import_ms")
+    first = rows.drop_duplicates("line").set_index("line")
+    cells = {
+        "": first.impl, "kernel cache": first.jit_cache.replace("", "-"),
+        "import, ms": imports.get("first-call"), "first forward, ms": calls.get("fwd"),
+        "first training step, ms": calls.get("fwd+bwd"),
+    }  # fmt: skip
+    return markdown(pd.DataFrame(cells), left=2)
+
+
+def _gpu(record: Record) -> list[str]:
+    tables = (
+        (
+            "Forward, no gradient.",
+            "Microseconds, GPU time / wall time (call + synchronize). `floor` is the larger of FLOPs over "
+            "cuBLAS' rate and bytes over that of a large read, both measured in the same run.",
+            forward_table(record),
+        ),
+        (
+            "Forward and both gradients.",
+            "The fastest gradient strategy of each library. `skewed`: our GPU time when a few"
+            " document tokens "
+            "win most (winner index Ld x u^4).",
+            training_table(record),
+        ),
+        ("Peak memory of that step.", "MiB above the inputs.", memory_table(record)),
+        (
+            "Short documents, no gradient.", "As the first table, of documents of 1 to 64 tokens.",
+            forward_table(record, "short"),
+        ),
+        (
+            "Short documents, forward and both gradients.", "As the second table.",
+            training_table(record, "short-steps"),
+        ),
+        (
+            "Whole losses, forward and backward.",
+            "Microseconds of one after another, by events / peak MiB: colpali-engine's"
+            " explicit-negative heads,"
+            " which are the same without an in-batch term, and PyLate's contrastive loss, in chunks"
+            " of 32 x 32.",
+            heads_table(record),
+        ),
+        (
+            "XTR scores, forward and both gradients.",
+            "GPU / wall microseconds / peak MiB, results included. Each query token selects the k"
+            " largest of its"
+            ' similarities with all document tokens (`rule="paper"`). `maxsim` is our step on the'
+            ' same inputs;'
+            " Sentence Transformers builds the grid of all similarities, in bfloat16, and is written out here"
+            " without its masks.",
+            beside_maxsim_table(record, "xtr", "xtr_scores", SENTENCE_TRANSFORMERS),
+        ),
+        (
+            "Smooth maximum, forward and both gradients.",
+            "GPU / wall microseconds / peak MiB, results included, with `tau=0.1`. PyTorch builds all"
+            " similarities by one einsum.",
+            beside_maxsim_table(record, "smooth", "smooth_maxsim", EINSUM),
+        ),
+        (
+            "Scores from hidden states.",
+            "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128, "
+            "normalizing and scoring.",
+            hidden_table(record),
+        ),
+        *(
+            (title, f"{note} GPU / wall microseconds.".strip(), beside_peer_table(record, suite))
+            for title, suite, note in _BESIDE_PEER
+        ),
+        (
+            "The best 100 documents of a corpus in the host's memory,", "beside one copy from pinned memory.",
+            host_table(record),
+        ),
+        (
+            "First call in a fresh process.",
+            "The import of the library and its first call, with CUDA initialised and PyTorch's own first "
+            "backward done; of Triton's kernels with an empty cache on disk (cold) and with the"
+            " cache just made "
+            "(warm). The median of 3 processes, of cold caches one.",
+            first_call_table(record),
+        ),
     )  # fmt: skip
-    parts += section(
-        "First call in a fresh process.",
-        "The import of the library and its first call, with CUDA initialised and PyTorch's own first "
-        "backward done; of Triton's kernels with an empty cache on disk (cold) and with the cache just made "
-        f"(warm). The median of {first_call.SAMPLES} processes, of cold caches one.",
-        tables.first_call_table(rows),
-    )
-    return [f"## On one {device_of(headers)}", *parts, tables.stamp(headers)] if parts else []
-
-
-def _cpu(rows: Sequence[Row]) -> list[str]:
-    headers, measured = split(rows)
-    of = f"{headers[0]['cpu']}, {headers[0]['threads']} threads"
-    note = "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one"
-    note += " document a call, in one thread; its release 7.8.6 ranks tokens by int8 codes without their"
-    note += " scales. Wrong: scores are off by over 1%."
-    parts = section(f"{of}.", note, tables.cpu_table(measured))
-    each = "GFLOP/s of the forward with each instruction set that the CPU has, one run."
-    parts += section(f"{of}, by instruction set.", each, tables.instruction_set_table(measured))
-    threads = "GFLOP/s of the forward in calls without a pause: of documents from memory, and of one document"
-    threads += " as often, which stays in the caches. GB/s are those of documents from memory."
-    parts += section(f"{of}, more and more of them.", threads, tables.threads_table(measured))
-    small = "Microseconds of wall time of a bfloat16 call 5 ms after the one before, when the threads of"
-    small += " PyTorch's pool sleep. Calls of under a million multiply-adds take one thread."
-    parts += section(f"{of}, small calls.", small, tables.small_calls_table(measured))
-    searches = "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of"
-    searches += " 32, d = 128. qdrant-client in its local mode, LanceDB embedded and without an index;"
-    searches += " NumKong scores a document a call and takes one thread. Wrong: scores are off by over 1%."
-    parts += section(f"{of}, search of a corpus.", searches, tables.corpus_table(measured))
-    return [*parts, tables.stamp(headers)] if parts else []
+    parts = [part for title, note, body in tables for part in section(title, note, body)]
+    return [f"## On one {record.device}", *parts, stamp(record.headers)] if parts else []
 
 
 def build(directory: Path) -> str:
     """The Markdown between the markers."""
     parts: list[str] = []
     for path in records(directory):
-        rows = read(path)
+        record = load(path)
         if of_a_cpu(path):
-            parts += _cpu(rows)
-        elif is_whole(rows):
-            parts += _gpu(rows)
+            parts += cpu.section_of(record)
+        elif is_whole(records_of(record.rows)):
+            parts += _gpu(record)
     parts += sentence_transformers.build(directory)
     parts += end_to_end.build(directory)
     return "\n\n".join(parts) if parts else "No run is recorded yet."

@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 import late_interaction as li
-from bench.report import tables
+from bench.report.tables import markdown
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,5 @@ def build(results: Path) -> str:  # the folder of records, which other pages are
     head = ["GPU", "multiprocessors", "fp16, bf16", "int8", "fp8", "TF32", "FFMA"]
     of_gpus = [[name, str(gpu.sm_count), *_rates(gpu)] for name, gpu in zip(named, _GPUS, strict=True)]
     rows = [[what, *(_plan(gpu, q, d, dtype) for gpu in _GPUS)] for what, q, d, dtype in _CALLS]
-    return "\n\n".join(
-        [tables.table(head, of_gpus), tables.table(["call", *named], rows, left=len(named) + 1)]
-    )
+    tables = pd.DataFrame(of_gpus, columns=head), pd.DataFrame(rows, columns=["call", *named])
+    return f"{markdown(tables[0])}\n\n{markdown(tables[1], left=len(named) + 1)}"

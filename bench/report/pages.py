@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from bench.harness.results import DIRECTORY, ROOT, SEPARATE_SUITES, Row, read, records, whole_record
+from bench.harness.results import SEPARATE_SUITES, WORK_RECORDS, read, records, whole_record
 from bench.report import benchmarks, end_to_end, gpus, large_batches, performance, plots, readme
-from bench.suites import end_to_end as end_to_end_suite
+from bench.report.tables import load
+from bench.rules import broken_rules
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PAGES: dict[str, Callable[[Path], str]] = {
@@ -34,23 +35,18 @@ def fill(text: str, generated: str) -> str:
 
 
 def _draw(directory: Path, docs: Path) -> None:
-    path = whole_record(directory)
-    if path and (problem := plots.roofline(read(path), directory / readme.PLOT)):
-        print(f"{path.name}: {problem}")
+    problems = []
+    if path := whole_record(directory):
+        problems.append(plots.roofline(load(path), directory / readme.PLOT))
     for path in sorted(directory.glob("sweep-*.json")):
-        if problem := plots.sweep(read(path), path.with_suffix(".png")):
-            print(f"{path.name}: {problem}")
+        problems.append(plots.sweep(load(path), path.with_suffix(".png")))
     if docs.exists():
-        for problem in (
-            *large_batches.draw(directory, docs / large_batches.PLOT),
-            *end_to_end.draw(directory, docs / end_to_end.PLOT),
-        ):
-            print(problem)
-
-
-def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--readme", type=Path, default=ROOT / "README.md", help="docs/ lies beside it")
-    p.add_argument("--results", type=Path, default=DIRECTORY, help="the folder of records")
+        modelled = ((r, large_batches.fitted(r)) for r in large_batches.recorded(directory))
+        for record, device in [(r, device) for r, device in modelled if device][:1]:
+            problems.append(plots.batches(record, device, docs / large_batches.PLOT))
+        for steps in end_to_end.records(directory)[:1]:
+            problems.append(plots.recipes(*steps, docs / end_to_end.PLOT))
+    print("".join(f"{problem}\n" for problem in problems if problem), end="")
 
 
 def _fill_pages(args: argparse.Namespace, use: Callable[[Path, str, str], bool]) -> bool:
@@ -61,12 +57,10 @@ def _fill_pages(args: argparse.Namespace, use: Callable[[Path, str, str], bool])
     for page, build in pages.items():
         try:
             text = page.read_text()
-            new = fill(text, build(args.results))
+            good &= use(page, text, fill(text, build(args.results)))
         except (OSError, ValueError) as error:
             print(f"{page}: {error}", file=sys.stderr)
             good = False
-            continue
-        good &= use(page, text, new)
     return good
 
 
@@ -76,21 +70,13 @@ def write(args: argparse.Namespace) -> int:
     return int(not _fill_pages(args, lambda page, text, new: page.write_text(new) >= 0))
 
 
-def check(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list[str]]) -> int:
+def check(args: argparse.Namespace) -> int:
     """Changes nothing; 1 if a page would change or a record breaks a rule."""
-    separate = [path for suite in SEPARATE_SUITES for path in sorted(args.results.glob(f"{suite}-*.json"))]
-    broken = [
-        f"{path.name}: {line}"
-        for path in (*records(args.results), *separate)
-        for line in broken_rules(read(path))
-    ]
-    broken += [
-        f"{path.name}: {line}"
-        for path in sorted(args.results.glob("end-to-end-*.json"))
-        for line in end_to_end_suite.broken_rules(read(path))
-    ]
-    for line in broken:
-        print(line, file=sys.stderr)
+    kinds = (*SEPARATE_SUITES, *WORK_RECORDS)
+    more = [path for kind in kinds for path in sorted(args.results.glob(f"{kind}-*.json"))]
+    paths = (*records(args.results), *more)
+    broken = [f"{path.name}: {line}" for path in paths for line in broken_rules(read(path))]
+    print("".join(f"{line}\n" for line in broken), end="", file=sys.stderr)
 
     def is_current(page: Path, text: str, new: str) -> bool:
         if text != new:

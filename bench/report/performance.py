@@ -5,169 +5,165 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from bench.harness import sweep_summary
 from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
-from bench.harness.library import EINSUM, LIK, OURS
+from bench.harness.library import OURS
 from bench.harness.named_shapes import FORWARD, LONG, TRAINING
-from bench.harness.results import Row, best, device_of, is_whole, of_a_cpu, read, records, size_of, split
+from bench.harness.results import Row, is_whole, of_a_cpu, read, records, size_of, split
 from bench.harness.text import number
-from bench.report import host
-from bench.report.tables import over_best_other, stamp, table
-from bench.suites import fp32, quantized, steps, variants
+from bench.report import small_calls
+from bench.report.tables import (
+    Record,
+    best,
+    load,
+    markdown,
+    over_best_other,
+    part,
+    records_of,
+    size,
+    stamp,
+)  # fmt: skip
+from bench.suites import codes, dense, steps
 from bench.tuning import kernel_fingerprint, plan_regret
+
+ORDER = [shape.name for shape in FORWARD]
 
 
 def _size(row: Row) -> str:
-    layout = {"kd": " (KD)", "pairs": " (pairs)"}.get(row["layout"], "")
-    return f"{row['Nq']} x {row['Nd']}, {row['Lq']}, {row['Ld']}{layout}, d={row['d']}"
+    shown = size(row)
+    return shown if "d=" in shown else f"{shown}, d={row['d']}"
 
 
-def _percent(value: float | None) -> str:
-    return f"{100 * value:.0f}%" if value is not None else "-"
+def percent(value: float) -> str:
+    return f"{100 * value:.0f}%" if value == value else "-"
 
 
-class _Record:
-    """Our rows of one file, by suite, shape and variant, with the ceilings of the run of each."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.headers, self.rows = split(rows)
-        self.runs = {h["run"]: h for h in self.headers}
-
-    def row(self, suite: str, shape: str, variant: str | None = None, impl: str = OURS) -> Row | None:
-        wanted = (suite, shape, variant, impl)
-        return best(
-            r for r in self.rows if (r["suite"], r["shape"], r.get("variant"), r["impl"]) == wanted
-        )  # fmt: skip
-
-    def share(self, row: Row | None) -> tuple[float, str] | None:
-        return reached(row, self.runs[row["run"]]) if row else None
+def times(value: float) -> str:
+    return f"{value:.2f}x" if value == value else "-"
 
 
-def _times(above: Row | None, below: Row | None) -> str:
-    return f"{above['gpu_us'] / below['gpu_us']:.2f}x" if above and below else "-"
+def wide(rows: pd.DataFrame, figure: str = "gpu_us", column: str = "variant") -> pd.DataFrame:
+    """The figure of the fastest row for each shape and value of `column`; NaN where there is none."""
+    timed = rows.dropna(subset=["gpu_us"] if rows.gpu_us.notna().any() else [figure])
+    first = timed.sort_values("gpu_us", kind="stable").drop_duplicates(["shape", column])
+    return first.pivot(index="shape", columns=column, values=figure)
 
 
-def _forward(record: _Record) -> list[str]:
+def figures(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """These columns, NaN where there is none."""
+    return table.reindex(columns=[*names])
+
+
+def _share(record: Record, row: Row | None) -> tuple[float, str] | None:
+    return reached(row, record.runs[row["run"]]) if row else None
+
+
+def _row(rows: pd.DataFrame, shape: str) -> Row | None:
+    """The fastest row of a shape."""
+    found = best(rows[rows["shape"] == shape], "shape")
+    return records_of(found)[0] if len(found) else None
+
+
+def _forward(record: Record) -> list[str]:
     body = []
-    for shape in FORWARD:
-        row = record.row("forward", shape.name) or record.row(variants.SUITE, shape.name, variants.PLAIN)
-        share = record.share(row)
-        if row is None or share is None:
-            continue
-        ceiling = share[0] * row["gpu_us"]
-        figures = [number(ceiling), number(row["gpu_us"]), _percent(share[0])]
-        body.append([shape.name, _size(row), NAMES[share[1]], *figures])
-    if not body:
-        return []
+    plain = record.of("variants")
+    ours = (record.of("forward").query("impl == @OURS"), plain[plain.variant == dense.PLAIN])
+    for name in ORDER:
+        row = _row(ours[0], name) or _row(ours[1], name)
+        if row and (share := _share(record, row)):
+            bound, us = NAMES[share[1]], row["gpu_us"]
+            body.append([name, _size(row), bound, number(share[0] * us), number(us), percent(share[0])])
     head = ["shape", "Nq x Nd, Lq, Ld", "bound by", "ceiling us", "GPU us", "reached"]
-    return ["### Scores alone, bf16", table(head, body, 3)]
+    return part("Scores alone, bf16", "", pd.DataFrame(body, columns=head), 3)
 
 
-def _variants(record: _Record) -> list[str]:
-    body = []
-    for shape in FORWARD:
-        plain = record.row(variants.SUITE, shape.name, variants.PLAIN)
-        if plain is None:
-            continue
-        winners = record.row(variants.SUITE, shape.name, variants.WINNERS)
-        share = record.share(winners)
-        names = (
-            variants.WINNERS, variants.D_MASK, variants.MASKS, variants.WEIGHTS, variants.NORMALIZE,
-            variants.FP16,
-        )  # fmt: skip
-        ratios = [_times(record.row(variants.SUITE, shape.name, name), plain) for name in names]
-        body.append([shape.name, number(plain["gpu_us"]), _percent(share and share[0]), *ratios])
+def _in_order(table: pd.DataFrame) -> pd.DataFrame:
+    return table.loc[[name for name in ORDER if name in table.index]]
+
+
+def _variants(record: Record) -> list[str]:
+    rows = record.of("variants")
+    table = figures(_in_order(wide(rows)), dense.VARIANTS).dropna(subset=[dense.PLAIN])
+    winners = rows[rows.variant == dense.WINNERS]
+    shares = [_share(record, _row(winners, name)) for name in table.index]
+    names = {dense.MASKS: "both masks"}
+    ratios = {names.get(v, v): (table[v] / table[dense.PLAIN]).map(times) for v in dense.VARIANTS[1:]}
+    cells = {
+        "shape": table.index, "plain us": table[dense.PLAIN].map(number),
+        "winners reach": [percent(share[0]) if share else "-" for share in shares], **ratios,
+    }  # fmt: skip
     note = (
         "Each option's time over the plain call, taken in turns in one run; masks drop a fifth of the "
         "tokens at random. `winners reach` is the share of the ceiling with winners saved."
     )
-    head = [
-        "shape", "plain us", "winners reach", "winners", "d_mask", "both masks", "q_weights", "normalize",
-        "fp16",
-    ]  # fmt: skip
-    return ["### What the options cost", note, table(head, body, 1)] if body else []
+    return part("What the options cost", note, pd.DataFrame(cells))
 
 
-def _fp32(record: _Record) -> list[str]:
-    body = []
-    for shape in FORWARD:
-        high = record.row(fp32.SUITE, shape.name, fp32.HIGH)
-        highest = record.row(fp32.SUITE, shape.name, fp32.HIGHEST)
-        einsum = record.row(fp32.SUITE, shape.name, fp32.HIGHEST, EINSUM)
-        if high is None and highest is None:
-            continue
-        share = record.share(high)
-        cells = [number(r and r["gpu_us"]) for r in (high, highest, einsum)]
-        errors = [f"{r['rel_err']:.1e}" if r else "-" for r in (high, highest, einsum)]
-        reach = f"{_percent(share[0])} of {NAMES[share[1]]}" if share else "-"
-        body.append([shape.name, cells[0], reach, cells[1], cells[2], _times(einsum, highest), *errors])
+def _fp32(record: Record) -> list[str]:
+    rows = record.of("fp32")
+    rows = rows.assign(who=rows.variant.where(rows.impl == OURS, "einsum"))
+    names = ("high", "highest", "einsum")
+    table, errors = (figures(_in_order(wide(rows, key, "who")), names) for key in ("gpu_us", "rel_err"))
+    high = rows[rows.who == "high"]
+    shares = [_share(record, _row(high, name)) for name in table.index]
+    cells = {
+        "shape": table.index, "high": table["high"].map(number),
+        "reached": [f"{percent(s[0])} of {NAMES[s[1]]}" if s else "-" for s in shares],
+        "highest": table["highest"].map(number), "einsum": table["einsum"].map(number),
+        "einsum / highest": (table["einsum"] / table["highest"]).map(times),
+        **{f"{name} err": errors[name].map(lambda x: f"{x:.1e}" if x == x else "-") for name in names},
+    }  # fmt: skip
     note = (
         'GPU microseconds of float32 inputs: precision "high", "highest", and PyTorch\'s float32 einsum in '
         "chunks; then the relative error of each against fp64."
     )
-    head = [
-        "shape",
-        "high",
-        "reached",
-        "highest",
-        "einsum",
-        "einsum / highest",
-        "high err",
-        "highest err",
-        "einsum err",
-    ]
-    return ["### float32 inputs", note, table(head, body, 1)] if body else []
+    return part("float32 inputs", note, pd.DataFrame(cells))
 
 
-def _quantized(record: _Record) -> list[str]:
-    body = []
-    for shape in FORWARD:
-        wide = record.row(quantized.SUITE, shape.name, quantized.BF16)
-        if wide is None:
-            continue
-        names = (quantized.PER_TOKEN, quantized.PER_TENSOR, quantized.INT8_PER_TOKEN)
-        ours = [record.row(quantized.SUITE, shape.name, name) for name in names]
-        lik = record.row(quantized.SUITE, shape.name, quantized.PER_TOKEN, LIK)
-        if not any(ours):
-            continue
-        cells = [f"{number(r['gpu_us'])} ({_times(r, wide)})" if r else "-" for r in [*ours, lik]]
-        body.append([shape.name, number(wide["gpu_us"]), *cells])
+def _quantized(record: Record) -> list[str]:
+    rows = record.of("quantized")
+    lik = f"LIK {codes.PER_TOKEN}"
+    rows = rows.assign(who=rows.variant.where(rows.impl == OURS, lik))
+    names = (*codes.QUANTIZED[1:], lik)
+    table = figures(_in_order(wide(rows, column="who")), (codes.BF16, *names))
+    table = table.dropna(subset=[*codes.QUANTIZED[1:]], how="all")
+
+    def over(column: pd.Series[float]) -> list[str]:
+        both = zip(column, table[codes.BF16], strict=True)
+        return [f"{number(us)} ({times(us / plain)})" if us == us else "-" for us, plain in both]
+
+    cells = {"shape": table.index, "bf16": table[codes.BF16].map(number)}
     note = "GPU microseconds, and over our own bf16 call of the same turns."
-    head = [
-        "shape",
-        "bf16",
-        *(quantized.PER_TOKEN, quantized.PER_TENSOR, quantized.INT8_PER_TOKEN),
-        "LIK fp8 per token",
-    ]
-    return ["### 8-bit inputs", note, table(head, body, 1)] if body else []
+    return part("8-bit inputs", note, pd.DataFrame(cells | {name: over(table[name]) for name in names}))
 
 
-def _training(record: _Record) -> list[str]:
+def _training(record: Record) -> list[str]:
+    rows = record.of("training").dropna(subset=["gpu_us"])
+    auto = rows[(rows.impl == OURS) & (rows.backward == "auto")]
+    uniform = rows[rows.winners == UNIFORM]
+    compared = uniform[(uniform.impl != OURS) | (uniform.backward == "auto")]
+    over = over_best_other(compared, "shape", "impl", OURS)
     body = []
     for shape in (*TRAINING, *LONG):
-        steps = [
-            r for r in record.rows if r["suite"] == "training" and r["shape"] == shape.name and r["gpu_us"]
-        ]
-        ours = {r["winners"]: r for r in steps if r["impl"] == OURS and r["backward"] == "auto"}
-        if UNIFORM not in ours or (SKEWED not in ours and shape.Ld <= SKEWED_UP_TO):
+        row, hot = (_row(auto[auto.winners == kind], shape.name) for kind in (UNIFORM, SKEWED))
+        if not row or (not hot and shape.Ld <= SKEWED_UP_TO):
             continue
-        uniform, skewed = ours[UNIFORM], ours.get(SKEWED)
-        header = record.runs[uniform["run"]]
-        floor = floor_us(uniform, header)
+        header = record.runs[row["run"]]
+        floor = floor_us(row, header)
         if floor is None:
             continue
         products = shape.arithmetic("fwd+bwd") / header["cublas_tflops"]
         bound = "products" if products >= shape.bytes_moved("fwd+bwd", 2) / header["read_tbps"] else "memory"
         # One row of D for grad_Q and one of Q for grad_D, for each winner.
         gathered = 2 * 2 * shape.Nq * shape.Nd * shape.Lq * shape.d
-        others = [r for r in steps if r["impl"] != OURS and r["winners"] == UNIFORM]
-        other = best(others)
+        other = _row(uniform[uniform.impl != OURS], shape.name)
         body.append([
-            shape.name, _size(uniform), bound, number(floor), f"{gathered / 2**20:,.0f}",
-            number(uniform["gpu_us"]), _percent(floor / uniform["gpu_us"]),
-            number(skewed and skewed["gpu_us"]), number(uniform["wall_us"]),
-            number(uniform["peak_mib"]), number(other and other["gpu_us"]), over_best_other(uniform, others),
+            shape.name, _size(row), bound, number(floor), f"{gathered / 2**20:,.0f}", number(row["gpu_us"]),
+            percent(floor / row["gpu_us"]), number(hot and hot["gpu_us"]), number(row["wall_us"]),
+            number(row["peak_mib"]), number(other and other["gpu_us"]), over[shape.name],
         ])  # fmt: skip
     note = (
         'Forward and both gradients with `backward="auto"`. The floor counts the products at cuBLAS\' rate, '
@@ -181,30 +177,33 @@ def _training(record: _Record) -> list[str]:
         "shape", "Nq x Nd, Lq, Ld", "floor by", "floor us", "rows MiB", "GPU us", "reached", "skewed us",
         "wall us", "peak MiB", "best other us", "other / ours",
     ]  # fmt: skip
-    return ["### Training step, bf16", note, table(head, body, 3)] if body else []
+    return part("Training step, bf16", note, pd.DataFrame(body, columns=head), 3)
 
 
-def _steps(record: _Record) -> list[str]:
-    body = []
-    product_us = None
-    for shape in TRAINING:
-        found = {
-            r["variant"]: r for r in record.rows if r["suite"] == steps.SUITE and r["shape"] == shape.name
-        }
-        plain = found.get(steps.PLAIN)
-        if plain is None or not plain["gpu_us"]:
-            continue
-        product_us = record.runs[plain["run"]].get("product_step_us")
-        gradients = shape.input_bytes(2) / 2**20
-        cells = [shape.name, number(plain["gpu_us"])]
-        for name in (steps.WEIGHTS, steps.LEARNED, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST):
-            cells.append(_times(found.get(name), plain))
-        again = found.get(steps.RECOMPUTE)
-        cells.append(number(again["peak_mib"] - gradients) if again and again["peak_mib"] else "-")
-        for name in (steps.PLAIN, steps.ONE_THREAD, steps.COMPILED, steps.GRAPH):
-            row = found.get(name)
-            cells.append(number(row["wall_us"] - plain["gpu_us"]) if row and row["wall_us"] else "-")
-        body.append(cells)
+def _steps(record: Record) -> list[str]:
+    rows = record.of("steps")
+    order = [shape.name for shape in TRAINING]
+    gpu, wall, mib = (
+        figures(rows.pivot(index="shape", columns="variant", values=key), steps.STEPS).reindex(order)
+        for key in ("gpu_us", "wall_us", "peak_mib")
+    )
+    plain = gpu[steps.PLAIN].dropna()
+    gpu, wall, mib = (table.loc[plain.index] for table in (gpu, wall, mib))
+    gradients = pd.Series({shape.name: shape.input_bytes(2) / 2**20 for shape in TRAINING})[plain.index]
+    options = {
+        "q_weights": steps.WEIGHTS, "learned": steps.LEARNED, "recompute": steps.RECOMPUTE,
+        "float32 high": steps.HIGH, "float32 autocast": steps.AUTOCAST,
+    }  # fmt: skip
+    host = {
+        "host us": steps.PLAIN, "one thread": steps.ONE_THREAD, "torch.compile": steps.COMPILED,
+        "CUDA graph": steps.GRAPH,
+    }  # fmt: skip
+    cells = {
+        "shape": plain.index, "bf16 us": plain.map(number),
+        **{title: (gpu[name] / plain).map(times) for title, name in options.items()},
+        "recompute MiB": (mib[steps.RECOMPUTE] - gradients).map(number),
+        **{title: (wall[name] - plain).map(number) for title, name in host.items()},
+    }  # fmt: skip
     note = (
         "The bf16 step in the same turns as others: weights of the query tokens, without and with a gradient "
         'of theirs; `winners="recompute"`, with the MiB that it takes beside the gradients; float32 inputs '
@@ -212,113 +211,112 @@ def _steps(record: _Record) -> list[str]:
         "wall time above GPU time: eager; eager without autograd's own thread for the device "
         "(`torch.autograd.set_multithreading_enabled(False)`); compiled by `torch.compile`; as a CUDA graph."
     )
-    if product_us:
-        eager = f"{number(product_us)} us eager"
+    runs = [record.runs[run] for run in rows.run.drop_duplicates()]
+    if runs and runs[-1].get("product_step_us"):
+        eager = f"{number(runs[-1]['product_step_us'])} us eager"
         note += f" PyTorch's own product of two small tensors, with both gradients: {eager}."
-    head = [
-        "shape", "bf16 us", "q_weights", "learned", "recompute", "float32 high", "float32 autocast",
-        "recompute MiB", "host us", "one thread", "torch.compile", "CUDA graph",
-    ]  # fmt: skip
-    return ["### What a step's options cost", note, table(head, body, 1)] if body else []
+    return part("What a step's options cost", note, pd.DataFrame(cells))
 
 
-def _negatives(record: _Record) -> list[str]:
+def _negatives(record: Record) -> list[str]:
     """The largest step where each query has its own documents, library by library."""
     shape = next(s for s in TRAINING if s.name == "kd-256x16")
-    wanted = [
-        r for r in record.rows
-        if (r["suite"], r["shape"], r["winners"]) == ("training", shape.name, UNIFORM) and r["gpu_us"]
-    ]  # fmt: skip
-    if len({r["impl"] for r in wanted}) < 2:
+    rows = record.of("training").dropna(subset=["gpu_us"])
+    rows = rows[(rows["shape"] == shape.name) & (rows.winners == UNIFORM)]
+    if rows.impl.nunique() < 2:
         return []
-    body = []
-    for row in sorted(wanted, key=lambda r: float(r["gpu_us"]), reverse=True):
-        name = row["impl"] + (f", {row['backward']}" if row["backward"] else "")
-        total = (row["peak_mib"] * 2**20 + shape.input_bytes(2)) * 1e-9
-        body.append([name, f"{row['gpu_us'] * 1e-3:.2f}", f"{total:.1f}", number(row["peak_mib"])])
+    rows = rows.sort_values("gpu_us", ascending=False, kind="stable")
+    cells = {
+        "library": rows.impl + (", " + rows.backward).where(rows.backward != "", ""),
+        "ms": (rows.gpu_us * 1e-3).map("{:.2f}".format),
+        "GB with inputs": ((rows.peak_mib * 2**20 + shape.input_bytes(2)) * 1e-9).map("{:.1f}".format),
+        "MiB above": rows.peak_mib.map(number),
+    }
     note = (
-        f"Forward and both gradients of {_size(wanted[0])}, bf16: GPU time, the peak of allocated memory "
-        "with the inputs, and MiB above them."
+        f"Forward and both gradients of {_size(records_of(rows)[0])}, bf16: GPU time, the peak of allocated "
+        "memory with the inputs, and MiB above them."
     )
-    head = ["library", "ms", "GB with inputs", "MiB above"]
-    return ["### Sixteen negatives a query", note, table(head, body, 1)]
+    return part("Sixteen negatives a query", note, pd.DataFrame(cells))
 
 
 def _profile(path: Path) -> list[str]:
     if not path.exists():
         return []
-    body = []
+    rows = load(path).rows
     shares = {"tensor": "tensor_pct", "DRAM": "dram_pct", "L2": "l2_pct", "issue": "issue_pct"}
     # L2 is left out: it carries all traffic between DRAM and the SMs, so its share says little.
-    bounds = {"tensor": "tensor cores", "DRAM": "reading device memory", "issue": "issuing instructions"}
-    for row in split(read(path))[1]:
-        figures = [f"{row[k]:.0f}%" if row[k] is not None else "-" for k in shares.values()]
-        registers = "-" if row["registers"] is None else f"{row['registers']:.0f}"
-        known = [name for name in bounds if row[shares[name]] is not None]
-        bound = bounds[max(known, key=lambda name: float(row[shares[name]]))] if known else "-"
-        body.append([row["shape"], row["kernel"], *figures, registers, number(row["duration_us"]), bound])
+    bounds = {
+        "tensor_pct": "tensor cores",
+        "dram_pct": "reading device memory",
+        "issue_pct": "issuing instructions",
+    }
+    measured = rows[[*bounds]].apply(pd.to_numeric)
+    bound = [bounds[r.idxmax()] if r.notna().any() else "-" for _, r in measured.iterrows()]
+    cells = {
+        "shape": rows["shape"], "kernel": rows.kernel,
+        **{name: rows[key].map(lambda x: f"{x:.0f}%" if x == x else "-") for name, key in shares.items()},
+        "registers": rows.registers.map("{:.0f}".format), "us": rows.duration_us.map(number),
+        "bound by": bound,
+    }  # fmt: skip
     note = (
         "One profiled call each (`python -m bench ncu --help` has the command): the busiest of the tensor "
         "pipes, device memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs alone "
         "and cold, so its time is longer than above."
     )
-    head = ["shape", "kernel", *shares, "registers", "us", "bound by"]
-    return ["### Nsight Compute", note, table(head, body, 2)] if body else []
+    return part("Nsight Compute", note, pd.DataFrame(cells), 2)
 
 
 def _sweep(path: Path) -> list[str]:
-    groups = sweep_summary.by_shape(split(read(path))[1] if path.exists() else [])
+    if not path.exists():
+        return []
+    rows = split(read(path))[1]
+    groups = sweep_summary.by_shape(rows)
     body = []
     for label, key in (("GPU time", "gpu_us"), ("wall time", "wall_us")):
         ratios = [r for group in groups.values() if (r := sweep_summary.ratio(group, key))]
         if ratios:
-            figures = sweep_summary.percentiles(ratios)
             slower = f"{sum(r > sweep_summary.LOSS for r in ratios)} of {len(ratios)}"
-            body.append([label, *(f"{v:.2f}x" for v in figures.values()), slower])
-    if not body:
-        return []
-    head = [
-        "best other over ours",
-        *sweep_summary.PERCENTILES,
-        f"slower by over {100 * (sweep_summary.LOSS - 1):.0f}%",
-    ]
-    parts = ["### Random shapes"]
+            cells = [f"{v:.2f}x" for v in sweep_summary.percentiles(ratios).values()]
+            body.append([label, *cells, slower])
+    over = f"slower by over {100 * (sweep_summary.LOSS - 1):.0f}%"
+    table = pd.DataFrame(body, columns=["best other over ours", *sweep_summary.PERCENTILES, over])
+    others = dict.fromkeys(r["impl"] for r in rows if r["impl"] != OURS)
+    drawn = (
+        f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench sweep`), beside {', '.join(others)}."
+    )
     if path.with_suffix(".png").exists():
-        parts.append(f"![Our time over the best other's](../bench/results/{path.stem}.png)")
-    others = dict.fromkeys(r["impl"] for group in groups.values() for r in group if r["impl"] != OURS)
-    beside = f"beside {', '.join(others)}"
-    parts.append(f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench sweep`), {beside}.")
-    parts.append(table(head, body, 1))
-    lost = []
-    for found, ours, other in sweep_summary.losses([row for group in groups.values() for row in group]):
-        times = [
-            number(sweep_summary.clock(ours)),
-            number(sweep_summary.clock(other)),
+        drawn = f"![Our time over the best other's](../bench/results/{path.stem}.png)\n\n{drawn}"
+    lost = [
+        [
+            size_of(ours),
+            *(number(row["gpu_us"]) for row in (ours, other)),
             other["impl"],
             f"{found:.2f}",
+            ours["plan"],
         ]
-        lost.append([size_of(ours), *times, str(ours.get("plan", ""))])
-    if lost:
-        parts.append(table(["slower on", "ours us", "other us", "other", "ours / other", "plan"], lost, 1))
-    return parts
+        for found, ours, other in sweep_summary.losses(rows)
+    ]
+    head = ["slower on", "ours us", "other us", "other", "ours / other", "plan"]
+    losses = [markdown(pd.DataFrame(lost, columns=head))] if lost else []
+    return [*part("Random shapes", drawn, table), *losses] if body else []
 
 
 def _plans(path: Path) -> list[str]:
-    headers, rows = split(read(path)) if path.exists() else ([], [])
-    rows = [plan_regret.judged(row) for row in rows if row["variant"] in plan_regret.JUDGED]
-    body = [[variant, *plan_regret.figures(found)] for variant, found in plan_regret.by_variant(rows).items()]
-    if not body:
+    if not path.exists():
         return []
+    record = load(path)
+    rows = [plan_regret.judged(r) for r in records_of(record.rows) if r["variant"] in plan_regret.JUDGED]
+    body = [[variant, *plan_regret.figures(found)] for variant, found in plan_regret.by_variant(rows).items()]
     note = (
         "Each random shape's time with the plan that the planner chooses today, over its time with the "
         "fastest plan, less 1 (`python -m bench plans`)."
     )
-    if any(kernel_fingerprint.are_older(header) for header in headers):
+    if any(kernel_fingerprint.are_older(header) for header in record.headers):
         note += " These times are older than the kernels of this checkout."
-    parts = ["### The planner's choices", note, table(["shapes", *plan_regret.FIGURES], body, 1)]
-    if missed := plan_regret.missed(rows):
-        parts.append(table(plan_regret.MISSED, missed, 3))
-    return parts
+    table = pd.DataFrame(body, columns=["shapes", *plan_regret.FIGURES])
+    missed = plan_regret.missed(rows)
+    lines = [markdown(pd.DataFrame(missed, columns=plan_regret.MISSED), 3)] if missed else []
+    return [*part("The planner's choices", note, table), *lines] if body else []
 
 
 def build(directory: Path) -> str:
@@ -327,19 +325,14 @@ def build(directory: Path) -> str:
     for path in records(directory):
         if of_a_cpu(path):
             continue
-        rows = read(path)
-        record = _Record(rows)
-        device = f"## On one {device_of(record.headers)}"
-        if not is_whole(rows):
-            if again := [*_variants(record), *_steps(record), *host.section(rows), *_negatives(record)]:
-                parts += [device, *again, stamp(record.headers)]
-            continue
-        measured = [*_forward(record), *_variants(record), *_fp32(record)]
-        measured += [*_quantized(record), *_training(record), *_steps(record), *host.section(rows)]
-        measured += _negatives(record)
-        measured += _profile(directory / f"ncu-{path.name}")
-        measured += _sweep(directory / f"sweep-{path.name}")
-        measured += _plans(directory / f"plans-{path.name}")
+        record = load(path)
+        host = small_calls.section_of(record)
+        measured = [*_variants(record), *_steps(record), *host, *_negatives(record)]
+        if is_whole(records_of(record.rows)):
+            measured = [*_forward(record), *_variants(record), *_fp32(record), *_quantized(record)]
+            measured += [*_training(record), *_steps(record), *host, *_negatives(record)]
+            for kind, build_part in (("ncu", _profile), ("sweep", _sweep), ("plans", _plans)):
+                measured += build_part(directory / f"{kind}-{path.name}")
         if measured:
-            parts += [device, *measured, stamp(record.headers)]
+            parts += [f"## On one {record.device}", *measured, stamp(record.headers)]
     return "\n\n".join(parts) if parts else "No run on a GPU is recorded yet."

@@ -1,191 +1,170 @@
-"""The plots: the roofline of the forward, and our time over the best other's on random shapes."""
+"""The plots: the roofline of the forward, our time over the best other's on random shapes, the model of large
+batches, and the share of the loss in training steps. Each function says why it cannot draw, or returns
+None."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from math import log10
 from pathlib import Path
 from typing import Any
 
+from bench.harness.ceilings import shape_of
 from bench.harness.library import FLASH, LIK, OURS
-from bench.harness.results import Row, best, groups, split
+from bench.harness.results import Row
+from bench.peers.encoders import RECIPES
+from bench.report import end_to_end, large_batches
+from bench.report.tables import Record, best, records_of
+from bench.suites.end_to_end import EXACT, PEER, VANILLA
 
-_STYLE = {
-    OURS: {"color": "#c1121f", "marker": "o", "s": 46, "zorder": 4},
-    LIK: {"color": "#669bbc", "marker": "s", "s": 30, "zorder": 3},
-    FLASH: {"color": "#7f9172", "marker": "^", "s": 30, "zorder": 3},
-}
-
-
-def _points(rows: Sequence[Row], impl: str) -> list[tuple[float, float, str]]:
-    """(FLOP per byte, TFLOP/s reached, shape) of every forward that `impl` ran."""
-    out = []
-    for group in groups(r for r in rows if r["suite"] == "forward").values():
-        row = best([r for r in group if r["impl"] == impl])
-        if row is None:
-            continue
-        flops = 2.0 * row["Nq"] * row["Nd"] * row["Lq"] * row["Ld"] * row["d"]
-        size = 4 if row["dtype"] == "float32" else 2
-        documents = row["Nd"] if row["layout"] == "in-batch" else row["Nq"] * row["Nd"]
-        moved = (row["Nq"] * row["Lq"] + documents * row["Ld"]) * row["d"] * size + 4 * row["Nq"] * row["Nd"]
-        out.append((flops / moved, flops / row["gpu_us"] * 1e-6, str(row["shape"])))
-    return out
+RED, BLUE, GREEN, NAVY, BLACK = "#c1121f", "#669bbc", "#7f9172", "#1f3b73", "#222222"
+_LIBRARIES = {OURS: (RED, "o"), LIK: (BLUE, "s"), FLASH: (GREEN, "^")}
+_LAYOUTS = {"in-batch": (RED, "o"), "kd": (BLUE, "s"), "pairs": (GREEN, "^")}
 
 
-def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Labels of points: points closer than a label is wide share one label, a line for each point."""
-    clusters: list[list[tuple[float, float, str]]] = []
-    for point in sorted(points, key=lambda p: -p[1]):
-        for cluster in clusters:
-            near = any(1 / 1.6 < point[0] / other[0] < 1.6 for other in cluster)
-            if near and cluster[-1][1] < 1.25 * point[1]:
-                cluster.append(point)
-                break
-        else:
-            clusters.append([point])
-    out = []
-    for cluster in clusters:
-        by_height = sorted(cluster, key=lambda p: -p[1])
-        middle = math.exp(sum(math.log(p[0]) for p in cluster) / len(cluster))
-        out.append((middle, by_height[0][1], "\n".join(p[2] for p in by_height)))
-    return out
-
-
-def pyplot() -> Any:
-    """matplotlib.pyplot without a display, or None."""
-    try:
-        import_module("matplotlib").use("Agg")
-    except ImportError:
-        return None
-    return import_module("matplotlib.pyplot")
-
-
-def roofline(rows: Sequence[Row], target: Path) -> str | None:
-    """Draws `target`, or returns the reason why not."""
-    headers, rows = split(rows)
-    points = {impl: _points(rows, impl) for impl in _STYLE}
-    ceilings = [h for h in headers if h.get("cublas_tflops") and h.get("read_tbps")]
-    if not points[OURS] or not ceilings:
-        return "no roofline: no forward of ours was timed on a GPU"
-    plt = pyplot()
-    if plt is None:
-        return "no roofline: matplotlib is not installed"
-
-    runs = {row.get("run") for row in rows if row["suite"] == "forward" and row["impl"] == OURS}
-    header = next((h for h in ceilings if h.get("run") in runs), ceilings[-1])  # of the run that is drawn
-    peak, bandwidth = float(header["cublas_tflops"]), float(header["read_tbps"])
-    xs = [p[0] for shape_points in points.values() for p in shape_points]
-    ys = [p[1] for shape_points in points.values() for p in shape_points]
-    left, right = min(xs) / 1.6, max(xs) * 1.6
-    figure, axes = plt.subplots(figsize=(8.4, 4.8), dpi=150)
-    ridge = peak / bandwidth
-    roof_x = [left, ridge, right] if left < ridge < right else [left, right]
-    axes.plot(roof_x, [min(peak, bandwidth * x) for x in roof_x], color="#222222", linewidth=1.4)
-    axes.annotate(f"cuBLAS bf16 {peak:.0f} TFLOP/s", (ridge, peak), ha="right", va="bottom", fontsize=8)
-    read_label = min(ridge, right) * 0.6
-    axes.annotate(
-        f"reads {bandwidth:.2f} TB/s",
-        (read_label, bandwidth * read_label),
-        ha="right",
-        va="bottom",
-        fontsize=8,
+def drawn(
+    target: Path,
+    columns: int,
+    size: tuple[float, float],
+    draw: Callable[[Any, Any], None],
+    sharey: bool = False,
+) -> str | None:
+    """Save what `draw(figure, axes)` draws, in the style of all plots."""
+    if find_spec("matplotlib") is None:
+        return f"no {target.name}: matplotlib is not installed"
+    import_module("matplotlib").use("Agg")
+    plt: Any = import_module("matplotlib.pyplot")
+    figure, every = plt.subplots(
+        1, columns, figsize=size, dpi=140, squeeze=False, sharey=sharey, layout="constrained"
     )
-    for impl, shape_points in points.items():
-        if shape_points:
-            x, y, _ = zip(*shape_points, strict=True)
-            axes.scatter(x, y, label=impl, edgecolors="white", linewidths=0.5, **_STYLE[impl])
-    for x0, y0, name in _labels(points[OURS]):
-        above = x0 > 2 * ridge and y0 > 0.8 * peak  # the roof is flat there, and the peers lie below
-        axes.annotate(
-            name, (x0, y0), xytext=(0, 5) if above else (6, -6), textcoords="offset points", fontsize=6,
-            va="bottom" if above else "top", ha="center" if above else "left",
-        )  # fmt: skip
-    axes.set(
-        xscale="log", yscale="log", xlim=(left, right), ylim=(min(ys) / 1.5, 2.8 * max(peak, *ys)),
-        xlabel="FLOP per byte that must move", ylabel="TFLOP/s reached (real tokens)",
-        title=f"MaxSim forward, {header['gpu']}",
-    )  # fmt: skip
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "25" else "")
-    axes.tick_params(axis="y", which="both", labelsize=7)
-    axes.grid(True, which="both", linewidth=0.3, color="#dddddd")
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
-    figure.tight_layout()
+    draw(figure, every[0] if columns > 1 else every[0][0])
+    for axes in every[0]:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(True, linewidth=0.4, color="#dddddd")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target)
     plt.close(figure)
     return None
 
 
-_LAYOUTS: dict[str, dict[str, Any]] = {
-    "in-batch": {"color": "#c1121f", "marker": "o"},
-    "kd": {"color": "#669bbc", "marker": "s"},
-    "pairs": {"color": "#7f9172", "marker": "^"},
-}
+def roofline(record: Record, target: Path) -> str | None:
+    forward = record.of("forward")
+    points: dict[str, list[tuple[float, float, str]]] = {}
+    for impl in _LIBRARIES:
+        for row in records_of(best(forward[forward.impl == impl], "shape")):
+            shape = shape_of(row)
+            moved = shape.bytes_moved("fwd", 4 if row["dtype"] == "float32" else 2)
+            point = shape.flops / moved, shape.flops / row["gpu_us"] * 1e-6, shape.name
+            points.setdefault(impl, []).append(point)
+    runs = [record.runs[run] for run in forward.run.drop_duplicates()]
+    header = next((h for h in runs if h.get("cublas_tflops") and h.get("read_tbps")), None)
+    if OURS not in points or header is None:
+        return "no roofline: no forward of ours was timed on a GPU"
+    peak, bandwidth = float(header["cublas_tflops"]), float(header["read_tbps"])
+
+    def draw(figure: Any, axes: Any) -> None:
+        xs = [x for of in points.values() for x, _, _ in of]
+        ends = sorted([min(xs) / 1.6, peak / bandwidth, max(xs) * 1.6])
+        axes.plot(ends, [min(peak, bandwidth * x) for x in ends], color=BLACK, linewidth=1.4)
+        for impl, of in reversed(points.items()):  # ours on top
+            color, marker = _LIBRARIES[impl]
+            x, y, _ = zip(*of, strict=True)
+            axes.scatter(x, y, s=30, color=color, marker=marker, label=impl, zorder=3)
+        labels: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
+        for point in points[OURS]:  # points that lie together share a label
+            labels.setdefault((round(3 * log10(point[0])), round(2 * log10(point[1]))), []).append(point)
+        for of in labels.values():
+            x0, y0, _ = max(of, key=lambda point: point[1])
+            above = {"xytext": (0, 5), "va": "bottom", "rotation": 30} if y0 > 0.8 * peak else {}
+            style = {"xytext": (6, -8), "va": "top", **above, "textcoords": "offset points", "fontsize": 6}
+            axes.annotate("\n".join(name for _, _, name in of), (x0, y0), **style)
+        title = f"MaxSim forward, {header['gpu']}: cuBLAS bf16 {peak:.0f} TFLOP/s, reads {bandwidth:.2f} TB/s"
+        axes.set(xscale="log", yscale="log", xlabel="FLOP per byte that must move", title=title)
+        axes.set(ylabel="TFLOP/s reached (real tokens)", ylim=(None, 4 * peak))
+        axes.yaxis.set_major_formatter("{x:g}")
+
+    return drawn(target, 1, (8.4, 4.8), draw)
 
 
-def _pairs_of_times(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
-    """Layout -> (the best other's GPU time, ours) of every shape that both ran."""
-    out: dict[str, list[tuple[float, float]]] = {}
-    for group in groups(rows).values():
-        ours = best([r for r in group if r["impl"] == OURS])
-        peer = best([r for r in group if r["impl"] != OURS])
-        if ours and peer:
-            out.setdefault(ours["layout"], []).append((peer["gpu_us"], ours["gpu_us"]))
-    return out
-
-
-_LINES = ((1, "-"), (2, "--"), (4, ":"))  # times faster than the peer
-
-
-def _name_the_lines(figure: Any, axes: Any) -> None:
-    """Labels each diagonal, once the axes have their final size."""
-    box = axes.get_position()
-    width, height = figure.get_size_inches() * (box.width, box.height)
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    slope = height / math.log(top / bottom) * math.log(right / left) / width
-    for factor, _ in _LINES:
-        axes.annotate(
-            "the same time" if factor == 1 else f"{factor}x faster", (right / 1.1, right / 1.1 / factor),
-            xytext=(-3, 2), textcoords="offset points", fontsize=7, ha="right", va="bottom",
-            rotation=math.degrees(math.atan(slope)), rotation_mode="anchor",
-        )  # fmt: skip
-
-
-def sweep(rows: Sequence[Row], target: Path) -> str | None:
-    """Draws a point for each shape: our time over the best other's. Returns the reason if it cannot."""
-    headers, rows = split(rows)
-    points = _pairs_of_times(rows)
-    if not points:
+def sweep(record: Record, target: Path) -> str | None:
+    """A point for each shape: our time over the best other's."""
+    ours = best(record.rows[record.rows.impl == OURS], "shape")
+    other = best(record.rows[record.rows.impl != OURS], "shape")["gpu_us"]
+    both = ours.assign(other=other).dropna(subset=["other"])
+    if not len(both):
         return "no plot of the sweep: no shape was timed beside a peer on a GPU"
-    plt = pyplot()
-    if plt is None:
-        return "no plot of the sweep: matplotlib is not installed"
-    every = [p for layout in points.values() for p in layout]
-    low, high = min(min(p) for p in every) / 1.5, max(max(p) for p in every) * 1.5
-    figure, axes = plt.subplots(figsize=(6.4, 6.0), dpi=150)
-    for factor, dashes in _LINES:
-        line = [low / factor, high / factor]
-        axes.plot([low, high], line, color="#222222", linewidth=0.9, linestyle=dashes)
-    for layout, style in _LAYOUTS.items():
-        if shape_points := points.get(layout):
-            x, y = zip(*shape_points, strict=True)
-            label = f"{layout} ({len(shape_points)})"
-            axes.scatter(x, y, s=18, label=label, edgecolors="white", linewidths=0.4, zorder=3, **style)
-    gpu = next((h["gpu"] for h in reversed(headers) if h.get("gpu")), "GPU")
-    axes.set(
-        xscale="log", yscale="log", xlim=(low, high), ylim=(min(p[1] for p in every) / 1.5, high),
-        xlabel="the best other, GPU time, us", ylabel="late_interaction, GPU time, us",
-        title=f"MaxSim forward on {len(every)} random shapes, {gpu}",
-    )  # fmt: skip
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:g}")
-    axes.grid(True, which="major", linewidth=0.4, color="#dddddd")
-    axes.legend(loc="upper left", fontsize=8, frameon=False)
-    figure.tight_layout()
-    _name_the_lines(figure, axes)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
-    plt.close(figure)
-    return None
+
+    def draw(figure: Any, axes: Any) -> None:
+        low, high = both[["gpu_us", "other"]].min().min() / 1.5, both[["gpu_us", "other"]].max().max() * 1.5
+        for factor, dashes in ((1, "-"), (2, "--"), (4, ":")):
+            label = "the same time" if factor == 1 else f"{factor}x faster"
+            ends = [low / factor, high / factor]
+            axes.plot([low, high], ends, color=BLACK, linewidth=0.9, linestyle=dashes, label=label)
+        for layout, (color, marker) in _LAYOUTS.items():
+            of = both[both.layout == layout]
+            style = {"s": 16, "color": color, "marker": marker, "label": f"{layout} ({len(of)})"}
+            axes.scatter(of.other, of.gpu_us, zorder=3, **style)
+        title = f"MaxSim forward on {len(both)} random shapes, {record.device}"
+        axes.set(
+            xscale="log", yscale="log", xlim=(low, high), ylim=(both.gpu_us.min() / 1.5, high), title=title
+        )
+        axes.set(xlabel="the best other, GPU time, us", ylabel="late_interaction, GPU time, us")
+
+    return drawn(target, 1, (6.4, 6.0), draw)
+
+
+def batches(record: Record, device: large_batches.Device, target: Path) -> str | None:
+    """The model over batches and GPUs, with what was measured."""
+    steps = large_batches.exact_steps(record)
+    sizes = [1 << n for n in range(11, 21)]
+
+    def draw(figure: Any, axes: Sequence[Any]) -> None:
+        left, right = axes
+        for gpus, color in zip(large_batches.SIMULATED_GPUS, (RED, BLUE, NAVY), strict=True):
+            of = [large_batches.Sizes(B, gpus=gpus) for B in sizes]
+            label = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+            left.plot(sizes, [large_batches.seconds(s, device) for s in of], color=color, label=label)
+            right.plot(sizes, [large_batches.beside_bytes(s) / 2**30 for s in of], color=color, label=label)
+        saved = [large_batches.saved_bytes(large_batches.Sizes(B)) / 2**30 for B in sizes]
+        right.plot(sizes, saved, color=GREEN, linestyle=":", label="1 GPU, winners saved")
+        style: dict[str, Any] = {"color": BLACK, "s": 26, "zorder": 4, "label": "measured, 1 GPU"}
+        measured = [row["Nq"] for row in steps]
+        left.scatter(measured, [row["gpu_us"] * 1e-6 for row in steps], **style)
+        right.scatter(measured, [large_batches.beside_mib(row) / 1024 for row in steps], **style)
+        left.set(ylabel="seconds of a step", title="Time")
+        right.set(ylabel="GiB a GPU beside inputs and gradients", title="Memory")
+        for each in axes:
+            each.set(xlabel="batch: queries, and as many documents", xscale="log", yscale="log")
+            each.set_xticks([1 << n for n in range(11, 21, 3)], [f"$2^{{{n}}}$" for n in range(11, 21, 3)])
+            each.minorticks_off()
+        title = f"contrastive_loss, exact: lines are simulated, points measured ({device.name})"
+        figure.suptitle(title, fontsize=10)
+
+    return drawn(target, 2, (9.6, 4.4), draw)
+
+
+def recipes(headers: Sequence[Row], rows: Sequence[Row], target: Path) -> str | None:
+    """The share of the loss in a step."""
+    steps = end_to_end.steps_of(rows)
+    names = [name for name in RECIPES if any(r["recipe"] == name for r in steps)]
+
+    def draw(figure: Any, axes: Any) -> None:
+        for ax, name in zip(axes if len(names) > 1 else [axes], names, strict=True):
+            mine = [r for r in steps if r["recipe"] == name]
+            for variant, color in ((VANILLA, GREEN), (PEER, BLUE), (EXACT, RED)):
+                shares = [(r["batch"], end_to_end.loss_share(end_to_end.values_of(r, variant))) for r in mine]
+                points = [(batch, 100 * share) for batch, share in shares if share is not None]
+                if points:
+                    ax.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, label=variant)
+            ticks = sorted({r["batch"] for r in mine})
+            ax.set(title=RECIPES[name].title, xlabel="batch", xscale="log", ylabel="loss, % of a step")
+            ax.set_xticks(ticks, [str(batch) for batch in ticks], fontsize=7)
+            ax.minorticks_off()
+            ax.set_ylim(bottom=0)
+        figure.suptitle(f"Share of MaxSim with its loss and backward ({headers[0]['gpu']})", fontsize=10)
+
+    return drawn(target, len(names), (3.4 * len(names), 3.6), draw, sharey=True)

@@ -27,62 +27,239 @@ the first, which is the only one. A recipe begins nothing that would end after i
 from __future__ import annotations
 
 import argparse
-import gc
+import importlib
 import importlib.util
 import os
-import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from bench.harness.batches import TEMPERATURE
-from bench.harness.ceilings import Ceilings
-from bench.harness.results import Row, split
+from bench.harness import batches
+from bench.harness.batches import TEMPERATURE, Batch, Loss
+from bench.harness.library import EINSUM, LIK, OURS, UnsupportedError
+from bench.harness.results import Results, Row
 from bench.harness.run_header import new_header, package_version
-from bench.harness.work_record import WorkRecord
-from bench.peers.encoders import RECIPES, Recipe
-from bench.suites.recipe_run import MODES, RecipeRun
-from bench.suites.training_steps import release
+from bench.harness.shape import BatchShape
+from bench.harness.text import error_text, number
+from bench.harness.timing import release
+from bench.peers import losses
+from bench.peers.encoders import DIM, RECIPES, Encoder, Recipe
+from bench.peers.losses import Method
+from bench.suites.training_steps import ENCODER, ENOUGH_S, Call, Step, interleaved, loss_alone
 
+Keep = Callable[[Row], None]
+VANILLA, ST, PEER, MAXSIM, EXACT = "vanilla", "Sentence Transformers", "LIK", "maxsim", "contrastive_loss"
+VARIANTS = (VANILLA, ST, PEER, MAXSIM, EXACT)
+ALONE, STEP, CACHED = "loss alone", "step", "GradCache step"
+MODES = (ALONE, STEP, CACHED)
 BATCHES = tuple(32 << n for n in range(9))
 SECONDS = 210.0
+MAXSIM_UP_TO = 256  # in a step; contrastive_loss keeps the winners too where they are small
+CHECKED = 128  # queries of the batch whose gradients are compared
+AGAIN = 1.5  # about what GradCache's second forward adds to a step
+LEFT_OUT = "not run"
+# Similarities and scores that are rounded to bfloat16, as PyTorch's are here, move gradients by 0.22 to 0.36
+# on an H200: they are timed all the same, with this error in their rows.
+ROUNDED = (5e-2, 0.5)
 
 
-# ---- the record ----
+# ---- who computes the loss ----
 
 
-def _broken_command(header: Row) -> str | None:
-    words = shlex.split(header["command"])
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_arguments(parser)
+def _sentence_transformers(shape: BatchShape) -> Loss:
+    maxsim: Any = importlib.import_module("sentence_transformers.util.similarity").maxsim
+
+    def run(x: Batch) -> torch.Tensor:
+        scores = maxsim(x.Q, x.D)
+        return F.cross_entropy(scores / TEMPERATURE, torch.arange(len(scores), device=scores.device))
+
+    return run
+
+
+def _has_sentence_transformers() -> bool:
     try:
-        unknown = parser.parse_known_args(words[4:])[1]
-    except argparse.ArgumentError as error:
-        return f"`{header['command']}` is no command: {error}"
-    if words[:4] != ["python", "-m", "bench", "end-to-end"] or unknown:
-        return f"`{header['command']}` is no command of this suite"
-    return None
+        return hasattr(importlib.import_module("sentence_transformers.util.similarity"), "maxsim")
+    except ImportError:
+        return False
 
 
-def broken_rules(record: Sequence[Row]) -> list[str]:
-    """What is wrong with a record: a row of no run, a command that the program does not take, a time of a
-    loss whose gradients were not compared."""
-    headers, rows = split(record)
-    out = [problem for header in headers if (problem := _broken_command(header))]
-    runs = {header["run"] for header in headers}
-    for row in rows:
-        where = f"{row['work']}, {row['batch']}"
-        if row["run"] not in runs:
-            out.append(f"{where}: no header of run {row['run']}")
-        for name, values in row["variants"].items():
-            if "s" in values and not isinstance(values.get("grad_err"), float):
-                out.append(f"{where}, {name}: timed, but its gradients were not compared")
+def methods_of(recipe: Recipe, shape: BatchShape, device: torch.device) -> dict[str, Method]:
+    """Who computes the loss here, in the order of VARIANTS."""
+    found = {(m.impl, m.variant): m for m in losses.methods(shape)}
+    vanilla = replace(found[EINSUM, losses.SCORED], limits=ROUNDED)
+    out = {VANILLA: vanilla}
+    if recipe.is_text and _has_sentence_transformers():
+        out[ST] = Method(ST, losses.SCORED, _sentence_transformers, vanilla.kept_bytes, vanilla.limits)
+    if device.type == "cuda" and importlib.util.find_spec("late_interaction_kernels"):
+        out[PEER] = found[LIK, losses.SCORED]
+    return {**out, MAXSIM: found[OURS, losses.SAVED], EXACT: found[OURS, losses.EXACT]}
+
+
+def gradient_errors(
+    methods: dict[str, Method], shape: BatchShape, encoder: Encoder
+) -> dict[str, float | str]:
+    """The largest relative error of each loss and its gradients on planted inputs, or why it is not timed."""
+    known = batches.plant_batch(shape, batches.draw_batch(shape, encoder.device, encoder.dtype))
+    out: dict[str, float | str] = {}
+    for name, method in methods.items():
+        try:
+            error = known.error(batches.step(method.make(shape), known.batch))
+            out[name] = error if error <= method.limits[1] else f"wrong: off by {error:.2g}"
+        except Exception as error:  # the others are timed all the same
+            out[name] = error_text(error)
     return out
 
 
+# ---- one recipe ----
+
+
+@dataclass
+class RecipeRun:
+    """Measures a recipe, batch by batch, until a moment of time.monotonic()."""
+
+    recipe: Recipe
+    encoder: Encoder
+    keep: Keep
+    rounds: int
+    until: float
+    modes: Sequence[str] = MODES
+    enough_s: float = ENOUGH_S  # of a variant's calls
+    part: int | None = None  # of GradCache; None: the recipe's
+    dry_run: bool = False
+    dead: dict[str, set[str]] = field(default_factory=lambda: {mode: set() for mode in MODES})
+    pace: dict[str, tuple[int, float]] = field(default_factory=dict)  # a batch, and the seconds of its call
+    over: set[str] = field(default_factory=set)  # modes without time or memory for more
+
+    def __post_init__(self) -> None:
+        self.part = self.part or self.recipe.part
+        self.steps = {STEP: Step(self.encoder), CACHED: Step(self.encoder, self.part)}
+        self.steps[CACHED].optimizer = self.steps[STEP].optimizer  # whose state has memory of its own
+
+    def shape(self, batch: int) -> BatchShape:
+        e = self.encoder
+        return BatchShape(f"{self.recipe.name}-{batch}", batch, batch, e.query, e.document, DIM)
+
+    def methods(self, batch: int) -> dict[str, Method]:
+        return methods_of(self.recipe, self.shape(batch), self.encoder.device)
+
+    def measure(self, wanted: Sequence[int]) -> list[Row]:
+        checked = min(CHECKED, 8) if self.dry_run else CHECKED
+        errors = gradient_errors(self.methods(checked), self.shape(checked), self.encoder)
+        self._warm_up(wanted[0])
+        rows: list[Row] = []
+        for batch in wanted:
+            gone = VANILLA in self.dead[ALONE] | self.dead[CACHED]  # this batch is the one beyond
+            for mode in self.modes:
+                if self._is_due(mode) and (row := self._measure(mode, batch, errors)):
+                    rows.append(row)
+                    show(row)
+                    self.keep(row)
+            if gone or set(self.modes) <= self.over:
+                break
+        return rows
+
+    def _warm_up(self, first: int) -> None:
+        """Loads all kernels: the first call of a long step may be the one that is timed."""
+        batch = min(first, self.part or first)
+        loss = self.methods(batch)[EXACT].make(self.shape(batch))
+        for mode in (STEP, CACHED):
+            if mode in self.modes:
+                call = partial(self.steps[mode].run, loss, batch)
+                interleaved({EXACT: call}, self.encoder.device, rounds=0, whole_memory=True)
+
+    def _is_due(self, mode: str) -> bool:
+        """GradCache's turn comes where the encoder has no memory for a whole batch."""
+        no_step = STEP not in self.modes or self.dry_run or STEP in self.over
+        return mode not in self.over and (mode != CACHED or no_step)
+
+    def _measure(self, mode: str, batch: int, errors: dict[str, float | str]) -> Row | None:
+        row: Row = {
+            "work": f"{self.recipe.name}, {mode}", "batch": batch, "recipe": self.recipe.name, "mode": mode,
+            "query": self.encoder.query, "document": self.encoder.document, "variants": {},
+            **({"part": self.part} if mode == CACHED else {}),
+        }  # fmt: skip
+        variants: dict[str, Row] = row["variants"]
+        if calls := self._calls(mode, batch, errors, variants):
+            expected = self._expected(mode, batch) * len(calls)
+            left = self.until - time.monotonic()
+            if expected > left:
+                self.over |= {mode, CACHED} if mode == STEP else {mode}
+                variants |= {name: {"error": LEFT_OUT} for name in calls}
+                return row
+            rounds = self.rounds if expected * (1 + self.rounds) <= left else 0
+            found = interleaved(calls, self.encoder.device, rounds, mode != ALONE, self.enough_s)
+            variants |= {name: {**values, "grad_err": errors[name]} for name, values in found.items()}
+            self._learn(mode, batch, found)
+        row["variants"] = {name: variants[name] for name in VARIANTS if name in variants}
+        release(self.encoder.device)
+        return row if variants else None
+
+    def _calls(
+        self, mode: str, batch: int, errors: dict[str, float | str], refused: dict[str, Row]
+    ) -> dict[str, Call]:
+        """What is timed. `refused` gets the variants that are not, with the reason."""
+        shape, encoder, calls = self.shape(batch), self.encoder, {}
+        drawn = batches.draw_batch(shape, encoder.device, encoder.dtype) if mode == ALONE else None
+        for name, method in self.methods(batch).items():
+            if name in self.dead[mode] or (name == MAXSIM and mode != ALONE and batch > MAXSIM_UP_TO):
+                continue
+            if isinstance(errors[name], str):
+                refused[name] = {"error": errors[name]}
+                continue
+            try:
+                loss = method.make(shape)
+            except UnsupportedError as reason:
+                refused[name] = {"error": f"unsupported: {reason}"}
+                continue
+            calls[name] = (
+                partial(loss_alone, loss, drawn) if drawn else partial(self.steps[mode].run, loss, batch)
+            )
+        return calls
+
+    def _expected(self, mode: str, batch: int) -> float:
+        """Seconds of a call, by those of a smaller batch."""
+        if mode == CACHED and CACHED not in self.pace and STEP in self.pace:
+            earlier, seconds = self.pace[STEP]
+            return AGAIN * seconds * batch / earlier
+        earlier, seconds = self.pace.get(mode, (batch, 0.0))
+        return seconds * (batch / earlier) ** (2 if mode == ALONE else 1)
+
+    def _learn(self, mode: str, batch: int, found: dict[str, Row]) -> None:
+        timed = [values["s"] for values in found.values() if "s" in values]
+        if timed:
+            self.pace[mode] = batch, max(timed)
+        failed = {name for name, values in found.items() if "error" in values}
+        self.dead[mode] |= failed
+        if failed == set(found) or any(values.get("where") == ENCODER for values in found.values()):
+            self.over.add(mode)
+
+
+def show(row: Row) -> None:
+    cells = [row["work"], str(row["batch"])]
+    for name, values in row["variants"].items():
+        if "error" in values:
+            cells.append(f"{name} {values['error']} {values.get('where', '')}".rstrip())
+        else:
+            told = f"{name} {values['s']:.4g} s, loss {1e3 * values['loss_s']:.3g} ms"
+            cells.append(f"{told}, {number(values.get('peak_mib'))} MiB")
+    print(" | ".join(cells), flush=True)
+
+
 # ---- the program ----
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in RECIPES:
+            raise argparse.ArgumentTypeError(f"there is no recipe {name!r}: {', '.join(RECIPES)}")
+    return names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,53 +275,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="a record, written row by row; others of its rows stay")
 
 
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in RECIPES:
-            raise argparse.ArgumentTypeError(f"there is no recipe {name!r}: {', '.join(RECIPES)}")
-    return names
-
-
-def _missing(recipe: Recipe) -> list[str]:
-    return [name for name in recipe.packages if importlib.util.find_spec(name) is None]
-
-
-def measure(args: argparse.Namespace) -> list[Row]:
-    """The rows, printed as they come."""
-    device = torch.device(args.device)
-    os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
-    torch.manual_seed(0)
-    wanted = args.only or list(RECIPES)
-    packages = {name: package_version(name) for name in ("transformers", "peft", "sentence-transformers")}
-    top = new_header(
-        device, Ceilings(), args.arguments, packages={k: v for k, v in packages.items() if v},
-        temperature=TEMPERATURE, recipes={name: RECIPES[name].about for name in wanted},
-    )  # fmt: skip
-    keep = WorkRecord(args.out, top).keep if args.out else lambda row: None
-    rows: list[Row] = []
-    end = time.monotonic() + args.seconds
-    for i, name in enumerate(wanted):
-        recipe = RECIPES[name]
-        if missing := _missing(recipe):
-            print(f"{name} is not measured: no package {', '.join(missing)}", flush=True)
-            continue
-        weights = [RECIPES[other].weight for other in wanted[i:]]
-        until = time.monotonic() + (end - time.monotonic()) * weights[0] / sum(weights)
-        encoder = recipe.build(device, args.dry_run, True)
-        run = RecipeRun(recipe, encoder, keep, args.rounds, until, args.modes, dry_run=args.dry_run)
-        if args.dry_run:
-            run.part, run.rounds, run.enough_s = 3, 1, 0.0
-        rows += run.measure(args.batches or ((4, 8) if args.dry_run else BATCHES))
-        del run, encoder
-        gc.collect()
-        release(device)
-    return rows
-
-
 def run(args: argparse.Namespace) -> int:
-    if torch.device(args.device).type != "cuda" and not args.dry_run:
+    device = torch.device(args.device)
+    if device.type != "cuda" and not args.dry_run:
         print("models of true sizes need a GPU; --dry-run takes tiny ones")
         return 2
-    measure(args)
+    os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
+    torch.manual_seed(0)
+    wanted = [RECIPES[name] for name in args.only or RECIPES]
+    packages = {name: package_version(name) for name in ("transformers", "peft", "sentence-transformers")}
+    header = new_header(
+        device, None, args.arguments, packages={k: v for k, v in packages.items() if v},
+        temperature=TEMPERATURE, recipes={recipe.name: recipe.about for recipe in wanted},
+    )  # fmt: skip
+    out = Results(args.out, header, merge=True)
+    end = time.monotonic() + args.seconds
+    for i, recipe in enumerate(wanted):
+        if missing := [name for name in recipe.packages if importlib.util.find_spec(name) is None]:
+            print(f"{recipe.name} is not measured: no package {', '.join(missing)}", flush=True)
+            continue
+        weights = [other.weight for other in wanted[i:]]
+        until = time.monotonic() + (end - time.monotonic()) * weights[0] / sum(weights)
+        made = RecipeRun(
+            recipe, recipe.build(device, args.dry_run, True), lambda row: out.add([row]), args.rounds, until,
+            args.modes, dry_run=args.dry_run,
+        )  # fmt: skip
+        if args.dry_run:
+            made.steps[CACHED].part, made.part, made.rounds, made.enough_s = 3, 3, 1, 0.0
+        made.measure(args.batches or ((4, 8) if args.dry_run else BATCHES))
+        del made
+        release(device)
     return 0

@@ -17,23 +17,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from bench.harness.inputs import draw
 from bench.harness.library import Implementation, training_step
+from bench.harness.measuring import Bench
 from bench.harness.named_shapes import FORWARD, TRAINING
-from bench.harness.results import ROOT, Results, Row, new_row
-from bench.harness.settings import Settings
-from bench.harness.text import error_text, number
+from bench.harness.results import ROOT, Row
+from bench.harness.text import error_text
+from bench.harness.timing import sync
 from bench.peers.implementations import KEYS, Compiled, Flash, Lik
 
-SUITE = "first-call"
-RERANK = next(s for s in FORWARD if s.name == "text-short")
-STEP = next(s for s in TRAINING if s.name == "train-32")
-OPS = {"fwd": RERANK, "fwd+bwd": STEP}
+OPS = {
+    "fwd": next(s for s in FORWARD if s.name == "text-short"),
+    "fwd+bwd": next(s for s in TRAINING if s.name == "train-32"),
+}
+TINY = {op: replace(shape, Nq=min(shape.Nq, 2), Nd=3, Ld=16) for op, shape in OPS.items()}
 COLD, WARM = "cold", "warm"
 SAMPLES = 3
 IMPORT = "import"  # in place of an op: import the library and call nothing
@@ -41,19 +42,14 @@ IMPORT = "import"  # in place of an op: import the library and call nothing
 Times = dict[str, float]
 
 
-def _sync(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def child(key: str, op: str, device: torch.device, tiny: bool) -> Times:
     """Milliseconds of the import and of the first call, in this process."""
-    shape = OPS.get(op, RERANK)
-    x = draw(replace(shape, Nq=min(shape.Nq, 2), Nd=3, Ld=16) if tiny else shape, device, torch.bfloat16)
+    shape = (TINY if tiny else OPS)["fwd" if op == IMPORT else op]
+    x = draw(shape, device, torch.bfloat16)
     x.require_grad()
     # PyTorch's own first backward imports modules for a second, which is not the library's time.
     torch.autograd.grad(2 * x.Q, x.Q, x.Q.detach())
-    _sync(device)
+    sync(device)
 
     clock = time.perf_counter
     start = clock()
@@ -62,17 +58,18 @@ def child(key: str, op: str, device: torch.device, tiny: bool) -> Times:
     if op == "fwd":
         impl.score(shape, None, train=False)(x.Q.detach(), x.D.detach())
     elif op != IMPORT:
-        training_step(impl.score(shape, impl.backwards[0], train=True), (x.Q, x.D), x.grad_scores)()
-    _sync(device)
+        training_step(impl.score(shape, impl.backwards[0], train=True), *x.step)()
+    sync(device)
     return {"import_ms": 1e3 * (imported - start), "call_ms": 1e3 * (clock() - imported)}
 
 
-def _run_child(key: str, op: str, device: torch.device, cache: str, tiny: bool, limit_s: float) -> Times:
-    command = [sys.executable, "-m", "bench.suites.first_call", key, op, "--device", device.type]
+def _run_child(b: Bench, key: str, op: str, cache: str) -> Times:
+    words = [key, op, "--device", b.settings.device.type, *(["--tiny"] if b.shape in TINY.values() else [])]
     env = {**os.environ, "TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
     run = subprocess.run(
-        command + (["--tiny"] if tiny else []), cwd=ROOT, env=env, capture_output=True, text=True,
-        timeout=limit_s, check=False,
+        [sys.executable, "-m", "bench.suites.first_call", *words], cwd=ROOT, env=env, capture_output=True,
+        text=True,
+        timeout=3 * b.settings.limit_s, check=False,
     )  # fmt: skip
     if run.returncode != 0:
         raise RuntimeError(run.stderr.strip().splitlines()[-1] if run.stderr.strip() else "no output")
@@ -80,42 +77,39 @@ def _run_child(key: str, op: str, device: torch.device, cache: str, tiny: bool, 
     return times
 
 
-def _rows(settings: Settings, key: str, op: str, tiny: bool) -> Iterator[Row]:
+def _rows(b: Bench, key: str, op: str, cache: str) -> list[Row]:
     """A row for each state of the kernel cache."""
-    cls = KEYS[key]
-    samples = 1 if tiny else SAMPLES
-    with tempfile.TemporaryDirectory() as cache:
-        for state in (COLD, WARM) if cls in (Lik, Flash) else (None,):
-            count = 1 if state == COLD else samples
-            row = new_row(SUITE, OPS[op], op, torch.bfloat16, cls.name, jit_cache=state, samples=count)
-            limit = settings.limit_s * 3
-            try:
-                times = [_run_child(key, op, settings.device, cache, tiny, limit) for _ in range(count)]
-                row["wall_us"] = 1e3 * statistics.median(t["call_ms"] for t in times)
-                row["import_ms"] = statistics.median(t["import_ms"] for t in times)
-            except subprocess.TimeoutExpired as problem:
-                row.update(error=error_text(problem), over_limit_s=limit)
-            except (RuntimeError, OSError, ValueError) as problem:
-                row["error"] = error_text(problem)
-            yield row
+    cls, rows = KEYS[key], []
+    for state in (COLD, WARM) if cls in (Lik, Flash) else (None,):
+        count = 1 if state == COLD or b.shape in TINY.values() else SAMPLES
+        row = b.row(cls.name, op, None, torch.bfloat16, jit_cache=state, samples=count)
+        try:
+            times = [_run_child(b, key, op, cache) for _ in range(count)]
+            row["wall_us"] = 1e3 * statistics.median(t["call_ms"] for t in times)
+            row["import_ms"] = statistics.median(t["import_ms"] for t in times)
+        except (subprocess.TimeoutExpired, RuntimeError, OSError, ValueError) as problem:
+            row["error"] = error_text(problem)
+            if isinstance(problem, subprocess.TimeoutExpired):
+                row["over_limit_s"] = 3 * b.settings.limit_s
+        rows.append(row)
+    return rows
 
 
-def run(settings: Settings, results: Results, keys: Sequence[str], tiny: bool = False) -> None:
+def measure(b: Bench) -> list[Row]:
     """Times are in wall_us and import_ms. torch.compile is left out, since it compiles for minutes."""
-    keys = [key for key in keys if KEYS[key] is not Compiled]
+    op = next(op for op, shape in OPS.items() if shape.name == b.shape.name)
+    keys = [key for key, cls in KEYS.items() if cls is not Compiled and b.has(cls.name)]
+    rows: list[Row] = []
     for key in keys:
         with tempfile.TemporaryDirectory() as cache:
             try:
-                _run_child(key, IMPORT, settings.device, cache, tiny, settings.limit_s * 3)
+                _run_child(b, key, IMPORT, cache)
             except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as problem:
-                settings.log(f"{SUITE} {KEYS[key].name}: {error_text(problem)}")
-    for op in OPS:
-        rows = [row for key in keys for row in _rows(settings, key, op, tiny)]
-        results.add(rows)
-        for row in rows:
-            state = f" ({row['jit_cache']} cache)" if row["jit_cache"] else ""
-            took = f"import {number(row.get('import_ms'))} ms, call {number(1e-3 * (row['wall_us'] or 0))} ms"
-            settings.log(f"{SUITE} {op} {row['impl']}{state}: {row.get('error') or took}")
+                b.settings.log(f"first-call {KEYS[key].name}: {error_text(problem)}")
+    for key in keys:
+        with tempfile.TemporaryDirectory() as cache:
+            rows += _rows(b, key, op, cache)
+    return rows
 
 
 if __name__ == "__main__":

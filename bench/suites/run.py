@@ -12,23 +12,19 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from bench.harness import interleaved, named_shapes, planned, results, run_header
+from bench.harness import measuring, named_shapes, results, run_header
 from bench.harness.ceilings import Ceilings, measure_ceilings
-from bench.harness.library import OURS
-from bench.harness.settings import Settings
-from bench.harness.shape import Shape
+from bench.harness.library import LIK, OURS
+from bench.harness.measuring import Settings
+from bench.harness.results import Row
+from bench.harness.text import align, number
 from bench.harness.timing import QUICK, Effort
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
-from bench.suites import first_call, side_by_side
 from bench.suites.catalog import ON_CPU, SUITES
-from bench.suites.cpu import calls as cpu
-from bench.suites.cpu import corpus_search, instruction_sets
-from bench.suites.cpu import threads as cpu_threads
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LIMIT_S, FULL_LIMIT_S = 40.0, 240.0
@@ -71,7 +67,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "--merge", action="store_true", help="replace the groups of --out that are measured, keep the others"
     )
     p.add_argument("--dry-run", action="store_true", help="the GPU suites on the CPU, in tiny shapes")
-    planned.add_argument(p)
+    run_header.add_capability(p)
 
 
 def problem(args: argparse.Namespace) -> str | None:
@@ -88,17 +84,22 @@ def problem(args: argparse.Namespace) -> str | None:
 def _missing_here(args: argparse.Namespace) -> str | None:
     """Why the device cannot do what the arguments ask for."""
     on_gpu = args.device == "cuda" or args.dry_run
-    known = SUITES if on_gpu else ON_CPU
-    if other := [name for name in args.suite if name not in known]:
+    if other := [name for name in args.suite if name not in (SUITES if on_gpu else ON_CPU)]:
         return f"--suite {','.join(other)} is for a {'CPU' if on_gpu else 'GPU'}"
     if args.device == "cuda" and not args.dry_run and not torch.cuda.is_available():
         return "--device cuda, but PyTorch sees no GPU"
     return None
 
 
-def _is_filtered(args: argparse.Namespace) -> bool:
-    """Whether the run leaves out something of what a record holds."""
-    return bool(args.suite or args.shapes or args.impl or args.quick or args.dtype != "bf16" or args.dry_run)
+def chosen(args: argparse.Namespace, on_gpu: bool) -> dict[str, Sequence[named_shapes.Shape]]:
+    """The shapes of each suite that the arguments ask for."""
+    known = SUITES if on_gpu else ON_CPU
+    out: dict[str, Sequence[named_shapes.Shape]] = {}
+    for name in args.suite or known:
+        suite = known[name]
+        shapes = suite.tiny if args.dry_run else [*suite.shapes, *(suite.large if args.large else ())]
+        out[name] = named_shapes.select(shapes, args.shapes)
+    return out
 
 
 # ---- the run ----
@@ -108,17 +109,18 @@ def _target(args: argparse.Namespace, device: torch.device) -> Path:
     """The file that is written: the device's record for a whole run, a partial file for a filtered one."""
     if args.out:
         return Path(args.out)
-    name = "cpu" if device.type == "cpu" else results.slug(planned.gpu_name(device))
-    if args.dry_run:
-        name = "dry-run"
-    partial = _is_filtered(args) and not args.merge
-    return results.DIRECTORY / f"{name}{'.partial' if partial else ''}.json"
+    name = "cpu" if device.type == "cpu" else results.slug(run_header.gpu_name(device))
+    filtered = args.suite or args.shapes or args.impl or args.quick or args.dtype != "bf16" or args.dry_run
+    name = "dry-run" if args.dry_run else name
+    return results.DIRECTORY / f"{name}{'.partial' if filtered and not args.merge else ''}.json"
 
 
-def _settings(args: argparse.Namespace, device: torch.device, keys: Sequence[str]) -> Settings:
-    implementations, missing = load([*keys], device)
-    for absent in missing:
-        print(f"{absent.name} is not measured: {absent.why}")
+def _settings(args: argparse.Namespace, device: torch.device) -> Settings:
+    on_gpu = device.type == "cuda" or args.dry_run
+    keys = args.impl or [k for k in KEYS if not (args.quick and k == "compile")]
+    implementations, missing = load(keys, device) if on_gpu else ([], {})
+    for name, why in missing.items():
+        print(f"{name} is not measured: {why}")
     effort = QUICK if args.quick or args.dry_run else Effort()
     return Settings(
         device=device, dtype=DTYPES[args.dtype], implementations=implementations, effort=effort,
@@ -128,72 +130,29 @@ def _settings(args: argparse.Namespace, device: torch.device, keys: Sequence[str
     )  # fmt: skip
 
 
-def _header(args: argparse.Namespace, settings: Settings) -> results.Row:
+def _header(args: argparse.Namespace, settings: Settings) -> Row:
     tuning = "for each shape" if args.full else "once for each key of their own caches, at the first shape"
-    more: dict[str, Any] = {}
-    if settings.device.type == "cuda":
-        more = {"l2_mib": settings.cache_bytes / 2**20}
-    header = run_header.new_header(
-        settings.device, settings.ceilings, args.arguments, peers_tuned=tuning, **more
-    )
-    if settings.ceilings.cublas_tflops:
-        c = settings.ceilings
+    more = {"l2_mib": settings.cache_bytes / 2**20, "peers_tuned": tuning} if settings.on_gpu else {}
+    header = run_header.new_header(settings.device, settings.ceilings, args.arguments, **more)
+    c = settings.ceilings
+    if c.cublas_tflops:
         products = f"cuBLAS bf16 {c.cublas_tflops:.0f} and TF32 {c.cublas_tf32_tflops:.0f} TFLOP/s"
         print(f"{header['gpu']}: {products}, reads {c.read_tbps:.2f} TB/s, copies {c.copy_tbps:.2f} TB/s")
     return header
 
 
-def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> results.Results:
-    keys = args.impl or [k for k in KEYS if not (args.quick and k == "compile")]
-    settings = _settings(args, device, keys)
-    out = results.Results(target, _header(args, settings), args.merge)
-    known = {i.name for i in settings.implementations}
-    for name in args.suite or [s for s in SUITES if not (args.quick and s == first_call.SUITE)]:
-        suite = SUITES[name]
-        shapes = [*suite.shapes, *(suite.large if args.large else ())]
-        chosen = named_shapes.select(suite.tiny if args.dry_run else shapes, args.shapes)
-        if suite.op:
-            if args.warm:
-                triton_tuning.warm(settings.implementations, chosen, suite.op, args.warm, settings.log)
-            side_by_side.run(settings, out, name, chosen, suite.op, suite.winners)
-        elif suite.measure_shape and OURS in known:
-            interleaved.run(settings, out, chosen, suite.ratio, suite.measure_shape)
-        elif name == first_call.SUITE:
-            first_call.run(settings, out, [k for k in keys if KEYS[k].name in known], tiny=args.dry_run)
-    return out
-
-
-def _run_cpu(args: argparse.Namespace, target: Path) -> results.Results:
-    header = run_header.new_header(torch.device("cpu"), Ceilings(), args.arguments)
-    out = results.Results(target, header, args.merge)
-    rounds = 3 if args.quick else 15
-
-    def log(line: str) -> None:
-        print(line, flush=True)
-
-    def select(shapes: Sequence[Shape]) -> list[Shape]:
-        return named_shapes.select(shapes, args.shapes)
-
-    for name in args.suite or ON_CPU:
-        if name == cpu.SUITE:
-            cpu.run(out, select(named_shapes.CPU), select(named_shapes.CPU_TRAINING), rounds, log)
-        elif name == instruction_sets.SUITE:
-            instruction_sets.run(out, select(named_shapes.CPU_ISA), rounds, log)
-        elif name == cpu_threads.SUITE:
-            large, small = select(named_shapes.CPU_THREADS), select(named_shapes.CPU_SMALL)
-            cpu_threads.run(out, large, small, rounds, log)
-        elif name == corpus_search.SUITE:
-            corpus_search.run(out, select(named_shapes.CPU_CORPUS), rounds, log)
-    return out
-
-
-def _summary(rows: Sequence[results.Row], device: torch.device) -> str:
-    if any(r["suite"] == cpu.SUITE for r in rows):
-        return cpu.summary([r for r in rows if r["suite"] == cpu.SUITE])
-    measured = [r for r in rows if r["suite"] in SUITES and SUITES[r["suite"]].op]
-    return (
-        side_by_side.summary(measured, "gpu_us" if device.type == "cuda" else "wall_us") if measured else ""
-    )
+def summary(rows: Sequence[Row], key: str) -> str:
+    """A line for each group: the best time of ours, late-interaction-kernels, and the others."""
+    body = []
+    for group in results.by_group(rows).values():
+        names = [OURS, LIK, *({r["impl"] for r in group} - {OURS, LIK})]
+        times = {n: min((r[key] for r in group if r["impl"] == n and r[key]), default=None) for n in names}
+        ours, lik, *others = times.values()
+        other = min((t for t in others if t), default=None)
+        first = group[0]
+        name = " ".join(str(v) for v in (first["suite"], first["shape"], first["op"], first["winners"]) if v)
+        body.append([name, number(ours), number(lik), number(ours and lik and ours / lik), number(other)])
+    return align([key, "ours", "LIK", "ours/LIK", "others"], body)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -203,16 +162,23 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     device = torch.device("cpu" if args.dry_run else args.device)
     torch.manual_seed(0)
-    target = _target(args, device)
+    settings = _settings(args, device)
+    on_gpu = settings.on_gpu or args.dry_run
+    out = results.Results(_target(args, device), _header(args, settings), args.merge)
     try:
-        on_gpu = device.type == "cuda" or args.dry_run
-        out = _run_gpu(args, device, target) if on_gpu else _run_cpu(args, target)
+        for name, shapes in chosen(args, on_gpu).items():
+            suite = (SUITES if on_gpu else ON_CPU)[name]
+            if args.quick and name == "first-call" and not args.suite:
+                continue
+            if args.warm and suite.op:
+                triton_tuning.warm(settings.implementations, shapes, suite.op, args.warm, settings.log)
+            measuring.run(settings, out, name, shapes, suite.measure)
     except results.IncompleteError as incomplete:
         print(incomplete, file=sys.stderr)
         return 2
-    print(f"\n{_summary(out.rows, device)}")
+    print(f"\n{summary(out.rows, 'gpu_us' if settings.on_gpu else 'wall_us')}")
     for row in (r for r in out.rows if r.get("error")):
         where = " ".join(str(row[k]) for k in ("suite", "shape", "impl", "backward") if row[k])
         print(f"error: {where}: {row['error'][:160]}")
-    print(f"{len(out.rows)} rows in {target}, {time.perf_counter() - start:.0f} s")
+    print(f"{len(out.rows)} rows in {out.path}, {time.perf_counter() - start:.0f} s")
     return 0

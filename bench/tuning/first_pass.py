@@ -14,34 +14,30 @@ noise. All but one of the ten best are there by chance: the recall of few bits i
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import keep_text, text_head
+from bench.harness.run_header import keep_text
 from bench.harness.text import align
+from bench.harness.timing import in_turn
 from late_interaction import codecs
 
 ROUNDS = 7
 TOP = 10
 CODECS = {
-    "fp8": codecs.Fp8(),
-    "int8": codecs.Int8(),
-    "hamming": codecs.Bits(1, scales=False),
-    "1bit": codecs.Bits(1),
-    "4bit": codecs.Bits(4),
-}
+    "fp8": codecs.Fp8(), "int8": codecs.Int8(), "hamming": codecs.Bits(1, scales=False),
+    "1bit": codecs.Bits(1), "4bit": codecs.Bits(4),
+}  # fmt: skip
 
 
-@dataclass
-class Texts:
+class Texts(NamedTuple):
     """Unit tokens and their masks."""
 
     Q: Tensor
@@ -76,8 +72,7 @@ def demo(queries: int, device: str, kept: Path | None = None) -> Texts:
     return Texts(*tokens)
 
 
-@dataclass
-class Way:
+class Way(NamedTuple):
     """A way to score all documents, the bytes of documents that it reads, and a search by it."""
 
     scores: Callable[[], Tensor]
@@ -85,37 +80,23 @@ class Way:
     search: Callable[[], object]
 
 
-def passes(x: Texts, candidates: int) -> dict[str, Way]:
-    found: dict[str, Way] = {}
+def ways(x: Texts, candidates: int) -> dict[str, Way]:
     masks: dict[str, Any] = {"q_mask": x.q_mask, "d_mask": x.d_mask}
     Q, D = x.Q.bfloat16(), x.D.bfloat16()
-    found["bfloat16"] = Way(
-        lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.search(Q, D, TOP, **masks)
-    )
-    tokens, coarse = li.Tokens(x.Q, x.q_mask), {**masks, "candidates": candidates}
+    found = {
+        "bfloat16": Way(partial(li.maxsim, Q, D, **masks), D.nbytes, partial(li.search, Q, D, TOP, **masks))
+    }
+    tokens = li.Tokens(x.Q, x.q_mask)
     for name, codec in CODECS.items():
         codes = codec.encode(li.Tokens(x.D, x.d_mask))
-        query = tokens if isinstance(codec, codecs.Bits) and codec.scales else codec.encode(tokens)
+        bits = isinstance(codec, codecs.Bits)
+        query: Any = tokens if bits and codec.scales else codec.encode(tokens)
         size = codes.values.numel() + (0 if codes.scales is None else 4 * codes.scales.numel())
-        if isinstance(codec, codecs.Bits):
-            search = lambda codes=codes: li.search(Q, D, TOP, coarse=codes, **coarse)  # noqa: E731
-        else:
-            search = lambda q=query, codes=codes: li.search(q, codes, TOP)  # noqa: E731
-        found[name] = Way(lambda q=query, codes=codes: li.maxsim(q, codes), size, search)  # type: ignore[misc]
+        search = partial(li.search, query, codes, TOP)
+        if bits:
+            search = partial(li.search, Q, D, TOP, coarse=codes, candidates=candidates, **masks)
+        found[name] = Way(partial(li.maxsim, query, codes), size, search)
     return found
-
-
-def seconds(calls: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
-    least = dict.fromkeys(calls, float("inf"))
-    for turn in range(ROUNDS + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if turn:  # the first one warms up
-                least[name] = min(least[name], time.perf_counter() - start)
-    return least
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -131,14 +112,17 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    device = torch.device(args.device)
     if args.demo:
         x = demo(args.queries, args.device, args.tokens)
     else:
         x = draw(args.documents, args.Ld, args.queries, args.Lq, args.d, args.device)
     best = li.maxsim(x.Q, x.D, x.q_mask, x.d_mask).topk(TOP).indices
-    ways = passes(x, min(args.rescored, len(x.D)))
-    times = seconds({name: way.scores for name, way in ways.items()}, args.device)
-    searches = seconds({name: way.search for name, way in ways.items()}, args.device)
+    found = ways(x, min(args.rescored, len(x.D)))
+    times = {
+        name: min(t) for name, t in in_turn({n: w.scores for n, w in found.items()}, device, ROUNDS).items()
+    }
+    searches = in_turn({name: way.search for name, way in found.items()}, device, ROUNDS)
     head = [
         "",
         "ms",
@@ -149,19 +133,15 @@ def run(args: argparse.Namespace) -> int:
         *(f"recall@{TOP} of {n}" for n in args.candidates),
     ]
     rows = []
-    for name, way in ways.items():
+    for name, way in found.items():
         scores, row = way.scores(), [name, f"{1e3 * times[name]:.3f}", f"{way.size / 1e6:.0f}"]
         row += [f"{way.size / times[name] * 1e-9:.1f}", f"{times[name] / times['fp8']:.3f}"]
-        row.append(f"{1e3 * searches[name]:.3f}")
+        row.append(f"{1e3 * min(searches[name]):.3f}")
         for candidates in args.candidates:
-            found = scores.topk(candidates).indices
-            hits = (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-2)
+            hits = (scores.topk(candidates).indices.unsqueeze(-1) == best.unsqueeze(-2)).any(-2)
             row.append(f"{hits.float().mean():.4f}")
         rows.append(row)
     what = "docstrings of make demo" if args.demo else "random documents"
-    title = (
-        f"{what}: queries {list(x.Q.shape)}, documents {list(x.D.shape)}, {args.rescored} candidates rescored"
-    )
-    told = text_head(torch.device(args.device), args.arguments)
-    keep_text(f"{title}\n{align(head, rows)}", args.out, told)
+    sizes = f"queries {list(x.Q.shape)}, documents {list(x.D.shape)}, {args.rescored} candidates rescored"
+    keep_text(f"{what}: {sizes}\n{align(head, rows)}", args.out, device, args.arguments)
     return 0

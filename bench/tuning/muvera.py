@@ -15,8 +15,8 @@ tokens read and of the encodings written.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,8 +24,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
+from bench.harness.run_header import keep_text
 from bench.harness.text import align
-from bench.tuning.first_pass import Texts, demo
+from bench.harness.timing import in_turn
+from bench.tuning.first_pass import demo
 from late_interaction import Muvera
 
 TOP = 10
@@ -55,50 +57,38 @@ def planted(documents: int, Ld: int, queries: int, Lq: int, d: int) -> tuple[Ten
     return Q, chunks()
 
 
-def seconds(call: object) -> float:
-    least = float("inf")
-    for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
-        call()  # type: ignore[operator]
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        least = min(least, time.perf_counter() - start)
-    return least
-
-
 class Searches:
     """The best documents of each query, exact and by each configuration, chunk by chunk."""
 
     def __init__(self, Q: Tensor, q_mask: Tensor | None, configurations: list[Muvera]) -> None:
-        self.Q, self.q_mask = Q, q_mask
         self.exact = li.TopK(Q, TOP, q_mask)
         self.muveras = configurations
         self.codes = [m.encode_queries(Q, q_mask) for m in configurations]
-        self.best = [torch.empty(len(Q), 0) for _ in configurations]
-        self.places = [torch.empty(len(Q), 0, dtype=torch.int64) for _ in configurations]
+        self.best = [
+            (torch.empty(len(Q), 0), torch.empty(len(Q), 0, dtype=torch.int64)) for _ in configurations
+        ]
         self.seen = 0
 
     def add(self, D: Tensor, d_mask: Tensor | None = None) -> None:
         self.exact.add(D, d_mask)
         for i, muvera in enumerate(self.muveras):
-            encodings = muvera.encode_documents(D, d_mask)
-            scores = torch.cat((self.best[i], self.codes[i] @ encodings.t()), 1)
-            at = torch.arange(self.seen, self.seen + len(D)).expand(len(self.Q), -1)
-            places = torch.cat((self.places[i], at), 1)
-            self.best[i], order = scores.topk(min(DEPTH, scores.shape[1]))
-            self.places[i] = places.gather(1, order)
+            scores, places = self.best[i]
+            scores = torch.cat((scores, self.codes[i] @ muvera.encode_documents(D, d_mask).t()), 1)
+            at = torch.arange(self.seen, self.seen + len(D)).expand(len(scores), -1)
+            kept, order = scores.topk(min(DEPTH, scores.shape[1]))
+            self.best[i] = kept, torch.cat((places, at), 1).gather(1, order)
         self.seen += len(D)
 
-    def rows(self, candidates: list[int]) -> list[list[str]]:
+    def table(self, candidates: list[int]) -> str:
         rows = []
-        for muvera, places in zip(self.muveras, self.places, strict=True):
+        for muvera, (_, places) in zip(self.muveras, self.best, strict=True):
             found = places.unsqueeze(1) == self.exact.indices.unsqueeze(2)  # [Nq, TOP, DEPTH]
             share = found.any(1).float().cumsum(1).mean(0) / TOP
             enough = (share >= 0.95).nonzero()
             needed = str(int(enough[0]) + 1) if len(enough) else f"> {len(share)}"
             shares = [f"{share[min(n, len(share)) - 1]:.4f}" for n in candidates]
             rows.append([_name(muvera), str(muvera.dim), *shares, needed])
-        return rows
+        return align(["", "dims", *(f"recall@{TOP} of {n}" for n in candidates), "needed"], rows)
 
 
 def _name(muvera: Muvera) -> str:
@@ -106,30 +96,24 @@ def _name(muvera: Muvera) -> str:
     return name if muvera.d_final is None else f"{name}, d_final {muvera.d_final}"
 
 
-def recall_table(title: str, searches: Searches, candidates: list[int]) -> str:
-    head = ["", "dims", *(f"recall@{TOP} of {n}" for n in candidates), "needed"]
-    return title + "\n" + align(head, searches.rows(candidates))
-
-
-def speed_table(x: Texts, d: int) -> str:
+def speed_table(D: Tensor) -> str:
     """Documents a second and GB/s of each configuration; of a copy of as much memory."""
-    documents, Ld = x.D.shape[:2]
-    source = torch.randn(64 << 20, device=x.D.device)
-    target = torch.empty_like(source)
-    took = seconds(lambda: target.copy_(source))
-    rows = [["a copy of memory", "", "", "", f"{2 * 4 * source.numel() / took * 1e-9:.1f}"]]
-    for k_sim, repetitions, d_proj, d_final in [*CONFIGURATIONS, (5, 20, None, None)]:
-        muvera = Muvera(d, k_sim, repetitions, d_proj, d_final)
-        took = seconds(lambda m=muvera: m.encode_documents(x.D))
-        moved = x.D.nbytes + 4 * documents * muvera.dim
-        rows.append(
-            [_name(muvera), str(muvera.dim), f"{documents / took:,.0f}", f"{1e6 * took / documents / Ld:.2g}"]
-        )
-        rows[-1].append(f"{moved / took * 1e-9:.2f}")
+
+    def least(call: Callable[[], object]) -> float:
+        return min(in_turn({"": call}, D.device, ROUNDS)[""])
+
+    source = torch.randn(64 << 20, device=D.device)
+    took = least(partial(torch.empty_like(source).copy_, source))
+    rows = [["a copy of memory", "", "", "", f"{2 * source.nbytes / took * 1e-9:.1f}"]]
+    for sizes in [*CONFIGURATIONS, (5, 20, None, None)]:
+        muvera = Muvera(D.shape[-1], *sizes)
+        took = least(partial(muvera.encode_documents, D))
+        rate, token = f"{len(D) / took:,.0f}", f"{1e6 * took / len(D) / D.shape[1]:.2g}"
+        moved = D.nbytes + 4 * len(D) * muvera.dim
+        rows.append([_name(muvera), str(muvera.dim), rate, token, f"{moved / took * 1e-9:.2f}"])
+    dtype = str(D.dtype).removeprefix("torch.")
     head = ["", "dims", "documents/s", "us a token", "GB/s"]
-    who = torch.cuda.get_device_name() if x.D.is_cuda else f"{torch.get_num_threads()} threads"
-    dtype = str(x.D.dtype).removeprefix("torch.")
-    return f"encoding of documents {list(x.D.shape)}, {dtype}, {who}\n" + align(head, rows)
+    return f"encoding of documents {list(D.shape)}, {dtype}\n{align(head, rows)}"
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -148,35 +132,28 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", type=Path, help="a file that the tables are appended to")
 
 
-def speeds(args: argparse.Namespace) -> list[str]:
-    D = normalize(torch.randn(args.speed_documents, 180, 128, device=args.device), dim=-1)
-    dtypes = [torch.float32] if args.device == "cpu" else [torch.float32, torch.bfloat16]
-    return [speed_table(Texts(D[:1], D.to(dtype)), 128) for dtype in dtypes]
-
-
 def recalls(args: argparse.Namespace) -> str:
     chosen = [CONFIGURATIONS[i] for i in args.configurations or range(len(CONFIGURATIONS))]
     if args.demo:
         x = demo(args.queries, "cpu")
-        searches = Searches(x.Q, x.q_mask, [Muvera(x.Q.shape[-1], *sizes) for sizes in chosen])
-        searches.add(x.D, x.d_mask)
-        title = f"docstrings of make demo: queries {list(x.Q.shape)}, documents {list(x.D.shape)}"
-        return recall_table(title, searches, args.candidates)
-    Q, parts = planted(args.documents, args.Ld, args.queries, args.Lq, args.d)
-    searches = Searches(Q, None, [Muvera(args.d, *sizes) for sizes in chosen])
+        Q, q_mask, parts, d_mask = x.Q, x.q_mask, iter([x.D]), x.d_mask
+        what = f"docstrings of make demo: queries {list(Q.shape)}, documents {list(x.D.shape)}"
+    else:
+        Q, parts = planted(args.documents, args.Ld, args.queries, args.Lq, args.d)
+        q_mask = d_mask = None
+        what = (
+            f"planted neighbours: queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
+        )
+    searches = Searches(Q, q_mask, [Muvera(Q.shape[-1], *sizes) for sizes in chosen])
     for part in parts:
-        searches.add(part)
-    title = f"planted neighbours: queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
-    return recall_table(title, searches, args.candidates)
+        searches.add(part, d_mask)
+    return f"{what}\n{searches.table(args.candidates)}"
 
 
 def run(args: argparse.Namespace) -> int:
     tables = [recalls(args)] if args.device == "cpu" else []
     if args.speed_documents and not args.demo:
-        tables += speeds(args)
-    text = "\n\n".join(tables) + "\n"
-    print(text, end="")
-    if args.out is not None:
-        with args.out.open("a") as file:
-            file.write(text + "\n")
+        D = normalize(torch.randn(args.speed_documents, 180, 128, device=args.device), dim=-1)
+        tables += [speed_table(D)] + ([speed_table(D.bfloat16())] if args.device != "cpu" else [])
+    keep_text("\n\n".join(tables), args.out, torch.device(args.device), args.arguments)
     return 0

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from bench.harness import results, run_header
-from bench.harness.ceilings import Ceilings
 from bench.harness.named_shapes import named
 from bench.harness.results import Row
 from bench.harness.text import align, number
@@ -82,12 +81,8 @@ def extract(text: str, shapes: Sequence[str]) -> list[Row]:
     for shape, row in zip(shapes, kernels, strict=True):
         kernel = re.search(r"maxsim_\w+", row["Kernel Name"])
         found: dict[str, Any] = {name: _metric(name, row, units) for name in METRICS}
-        where = {
-            "shape": shape,
-            "kernel": kernel[0] if kernel else row["Kernel Name"],
-            "grid": row.get("Grid Size"),
-        }
-        out.append({**where, **found})
+        name = kernel[0] if kernel else row["Kernel Name"]
+        out.append({"shape": shape, "kernel": name, "grid": row.get("Grid Size"), **found})
     return out
 
 
@@ -133,10 +128,8 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     target = args.out or results.DIRECTORY / f"ncu-{results.slug(torch.cuda.get_device_name(device))}.json"
-    header = run_header.new_header(device, Ceilings(), args.arguments)
-    out = results.Results(target, header)
-    out.rows = [{**row, "run": header["run"]} for row in rows]
-    out.write()
+    header = run_header.new_header(device, None, args.arguments)
+    results.write(target, [header, *({**row, "run": header["run"]} for row in rows)])
     head = ["shape", *METRICS]
     body = [[str(r["shape"]), *(number(r[m]) for m in METRICS)] for r in rows]
     print(align(head, body))

@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import planned, results, run_header
-from bench.harness.ceilings import Ceilings
+from bench.harness import results, run_header
 from bench.harness.inputs import Inputs, draw, quantize, sets_to_beat_cache
 from bench.harness.library import OURS
 from bench.harness.parity import relative_error
@@ -33,17 +32,7 @@ from bench.harness.shape import IN_BATCH, PAIRS, Shape
 from bench.harness.text import error_text
 from bench.harness.timing import QUICK, Call, wall_time
 from bench.tuning import kernel_fingerprint
-from bench.tuning.plan_regret import (
-    H200,
-    MASKED,
-    OTHERS,
-    PLAIN,
-    SUITE,
-    VARIANTS,
-    Variant,
-    names,
-    summary,
-)
+from bench.tuning.plan_regret import H200, MASKED, OTHERS, PLAIN, SUITE, VARIANTS, Variant, names, summary
 from bench.tuning.random_shapes import draw_shapes
 
 COPIES = "copies"  # the plan for codes that no kernel multiplies
@@ -222,7 +211,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", type=Path, help="default: bench/results/plans-<device>.json")
     p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
     p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, nothing forced")
-    planned.add_argument(p)
+    run_header.add_capability(p)
 
 
 def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
@@ -248,13 +237,13 @@ def run(args: argparse.Namespace) -> int:
         print("plans are timed on a GPU; --dry-run checks the harness", file=sys.stderr)
         return 2
     torch.manual_seed(args.seed)
-    name = "dry-run" if args.dry_run else results.slug(planned.gpu_name(device))
+    name = "dry-run" if args.dry_run else results.slug(run_header.gpu_name(device))
     path = args.out or results.DIRECTORY / f"plans-{name}.json"
     jobs = jobs_of(args)
     if args.merge and path.exists():
         jobs = _missing(jobs, path)
     header = run_header.new_header(
-        device, Ceilings(), args.arguments, seed=args.seed, kernels=kernel_fingerprint.fingerprint()
+        device, None, args.arguments, seed=args.seed, kernels=kernel_fingerprint.fingerprint()
     )
     out = results.Results(path, header, args.merge)
     clock = None if args.dry_run else Clock()

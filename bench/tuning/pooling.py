@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import keep_text, text_head
+from bench.harness.run_header import keep_text
 from bench.harness.text import align
+from bench.harness.timing import in_turn
 
 ROUNDS = 5
 # Topics of a document, and how far its tokens lie from them.
@@ -37,19 +38,6 @@ def draw(documents: int, Ld: int, d: int, device: str) -> Tensor:
     return normalize(topics.gather(1, chosen) + NOISE * torch.randn(documents, Ld, d, device=device), dim=-1)
 
 
-def seconds(calls: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
-    least = dict.fromkeys(calls, float("inf"))
-    for turn in range(ROUNDS + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            if turn:  # the first one warms up
-                least[name] = min(least[name], time.perf_counter() - start)
-    return least
-
-
 def by_scipy(D: Tensor, pool_factor: int) -> float:
     """Seconds a document of the distances and Ward's clusters."""
     hierarchy = importlib.import_module("scipy.cluster.hierarchy")
@@ -57,9 +45,8 @@ def by_scipy(D: Tensor, pool_factor: int) -> float:
     for document in D[:SCIPY_DOCUMENTS].float().cpu():
         distances = (1 - document @ document.T).numpy()
         upper = distances[torch.triu_indices(*distances.shape, 1).unbind()]
-        hierarchy.fcluster(
-            hierarchy.linkage(upper, "ward"), len(document) // pool_factor, criterion="maxclust"
-        )
+        tree = hierarchy.linkage(upper, "ward")
+        hierarchy.fcluster(tree, len(document) // pool_factor, criterion="maxclust")
     return (time.perf_counter() - start) / min(SCIPY_DOCUMENTS, len(D))
 
 
@@ -72,17 +59,15 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    D = draw(args.documents, args.Ld, args.d, args.device)
-    calls: dict[str, Callable[[], object]] = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        for method in ("ward", "kmeans"):
-            tokens = D.to(dtype)
-            calls[f"{method}, {str(dtype).removeprefix('torch.')}"] = lambda x=tokens, m=method: (
-                li.pool_tokens(  # type: ignore[misc]
-                    x, args.pool_factor, method=m, normalize=True
-                )
-            )
-    times = seconds(calls, args.device)
+    D, device = draw(args.documents, args.Ld, args.d, args.device), torch.device(args.device)
+    calls = {
+        f"{method}, {dtype}": partial(
+            li.pool_tokens, D.to(getattr(torch, dtype)), args.pool_factor, method=method, normalize=True
+        )
+        for dtype in ("float32", "bfloat16")
+        for method in ("ward", "kmeans")
+    }
+    times = {name: min(found) for name, found in in_turn(calls, device, ROUNDS).items()}
     rows = [
         [name, f"{1e3 * s:.1f}", f"{1e6 * s / args.documents:.1f}", f"{args.documents / s:,.0f}"]
         for name, s in times.items()
@@ -92,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append(["ward by scipy, a CPU", "", f"{1e6 * s:,.1f}", f"{1 / s:,.0f}"])
     except ImportError:
         rows.append(["ward by scipy, a CPU", "not installed", "", ""])
-    title = f"documents {list(D.shape)}, pool factor {args.pool_factor}"
     table = align(["", "ms", "us a document", "documents/s"], rows)
-    keep_text(f"{title}\n{table}", args.out, text_head(torch.device(args.device), args.arguments))
+    title = f"documents {list(D.shape)}, pool factor {args.pool_factor}"
+    keep_text(f"{title}\n{table}", args.out, device, args.arguments)
     return 0

@@ -12,7 +12,7 @@ import math
 import random
 
 from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
-from bench.peers.tiles import padded_dim, padded_work
+from bench.peers.triton_tuning import padded_dim, padded_work
 
 MAX_BYTES = 1.5e9  # of bf16 inputs
 MAX_SIMILARITIES = 8e9

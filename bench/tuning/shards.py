@@ -24,9 +24,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.processes import Here, joined, seconds, seconds_in_turn
-from bench.harness.run_header import keep_text, text_head
-from bench.harness.text import align
+from bench.harness.processes import Here, joined, keep_table, seconds, seconds_in_turn
 from late_interaction.codecs import Fp8
 
 FP8 = Fp8()
@@ -46,10 +44,7 @@ class Kind:
     on_host: bool = False
 
 
-@dataclass
-class Corpus:
-    D: Tensor
-    scales: Tensor | None
+Documents = Tensor | li.Codes
 
 
 def drawn(
@@ -63,46 +58,40 @@ def drawn(
         yield block * BLOCK + begin - first, normalize(x[begin : stop - block * BLOCK], dim=-1)
 
 
-def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torch.device) -> Corpus:
+def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torch.device) -> Documents:
     at = torch.device("cpu") if kind.on_host else device
-    dtype = torch.float8_e4m3fn if kind.is_fp8 else torch.bfloat16
     options: dict[str, Any] = {"device": at, "pin_memory": kind.on_host and device.type == "cuda"}
+    dtype = torch.float8_e4m3fn if kind.is_fp8 else torch.bfloat16
     D = torch.empty(stop - first, *shape, dtype=dtype, **options)
-    scales = torch.empty(stop - first, shape[0], **options) if kind.is_fp8 else None
+    scales = torch.empty(stop - first, shape[0], **options)
     for place, x in drawn(first, stop, shape, device):
         rows = slice(place, place + len(x))
-        if scales is None:
-            D[rows] = x.to(dtype)
-        else:
+        if kind.is_fp8:
             codes = FP8.encode(x)
             D[rows], scales[rows] = codes.values, codes.scales
-    return Corpus(D, scales)
+        else:
+            D[rows] = x.to(dtype)
+    return li.Codes(FP8, D, scales) if kind.is_fp8 else D
 
 
-def searched(Q: Tensor, corpus: Corpus, group: Any = None) -> li.SearchResult:
-    D = corpus.D if corpus.scales is None else li.Codes(FP8, corpus.D, corpus.scales)
-    return li.search(Q, D, K, group=group)
-
-
-def copying(corpus: Corpus, device: torch.device) -> Callable[[], object]:
+def copying(corpus: Tensor, device: torch.device) -> Callable[[], object]:
     """Copies the corpus to the device by chunks of 256 MiB, into two buffers in turn."""
-    size = max((256 << 20) // max(corpus.D[0].nbytes, 1), 1)
-    targets = [torch.empty_like(corpus.D[:size], device=device) for _ in range(2)]
+    size = max((256 << 20) // max(corpus[0].nbytes, 1), 1)
+    targets = [torch.empty_like(corpus[:size], device=device) for _ in range(2)]
 
     def call() -> None:
-        for i, source in enumerate(corpus.D.split(size)):
+        for i, source in enumerate(corpus.split(size)):
             targets[i % 2][: len(source)].copy_(source, non_blocking=True)
 
     return call
 
 
-def rate(here: Here, kind: Kind, corpus: Corpus, rounds: int, together: bool) -> str:
+def rate(here: Here, kind: Kind, corpus: Documents, rounds: int, together: bool) -> str:
     """GB/s at which the host's memory is copied to the GPUs, without a search."""
-    if not kind.on_host:
+    if not kind.on_host or isinstance(corpus, li.Codes):
         return ""
-    call = copying(corpus, here.device) if len(corpus.D) else lambda: None
-    took = seconds(here, call, rounds, together)
-    return f"{kind.documents * corpus.D.shape[1] * corpus.D.shape[2] * corpus.D.itemsize / took * 1e-9:.1f}"
+    took = seconds(here, copying(corpus, here.device) if len(corpus) else lambda: None, rounds, together)
+    return f"{kind.documents * corpus.shape[1] * corpus.shape[2] * corpus.itemsize / took * 1e-9:.1f}"
 
 
 def difference(found: li.SearchResult, wanted: li.SearchResult) -> str:
@@ -118,13 +107,13 @@ def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: i
     own = made(kind, first, stop, shape, here.device)
     bus, buses = rate(here, kind, whole, rounds, together=False), rate(here, kind, own, rounds, together=True)
     calls: list[tuple[Callable[[], object], bool]] = [
-        (lambda: searched(Q, whole), False),
-        (lambda: searched(Q, own), True),
-        (lambda: searched(Q, own, dist.group.WORLD), True),
+        (lambda: li.search(Q, whole, K), False),
+        (lambda: li.search(Q, own, K), True),
+        (lambda: li.search(Q, own, K, group=dist.group.WORLD), True),
     ]
     alone, share, together = seconds_in_turn(here, calls, rounds)
-    found = searched(Q, own, dist.group.WORLD)
-    bits = difference(found, searched(Q, whole)) if here.rank == 0 else ""
+    found = li.search(Q, own, K, group=dist.group.WORLD)
+    bits = difference(found, li.search(Q, whole, K)) if here.rank == 0 else ""
     times = [f"{1e3 * x:.2f}" for x in (alone, share, together)]
     ideal = f"{100 * alone / (here.world * together):.1f}%"
     return [kind.name, f"{kind.documents:,}", *times, ideal, bits, bus, buses]
@@ -133,7 +122,7 @@ def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: i
 def exchange(here: Here, Q: Tensor, shape: tuple[int, int], rounds: int) -> str:
     """What the exchange alone takes: a search of so few documents that scoring them takes no time."""
     own = made(Kind("", 0), here.rank * 200, here.rank * 200 + 200, shape, here.device)
-    calls = [(lambda g=g: searched(Q, own, g), True) for g in (None, dist.group.WORLD)]
+    calls = [(lambda g=g: li.search(Q, own, K, group=g), True) for g in (None, dist.group.WORLD)]
     times = seconds_in_turn(here, calls, 5 * rounds)
     return (
         f"200 documents a process: {1e6 * times[0]:.0f} us without an exchange, {1e6 * times[1]:.0f} us with"
@@ -165,18 +154,11 @@ def run(args: argparse.Namespace) -> int:
             rows.append(measure(here, kind, Q, shape, args.rounds))
             if here.device.type == "cuda":
                 torch.cuda.empty_cache()
-            if here.rank == 0:
-                print(*rows[-1], flush=True)
         line = exchange(here, Q, shape, args.rounds)
-        if here.rank == 0:
-            head = ["", "documents", "alone ms", "its shard ms", "together ms", "of ideal", "bits"]
-            head += ["one copy GB/s", "all copies GB/s"]
-            title = (
-                f"queries {list(Q.shape)}, documents of {list(shape)}, the best {K}, {here.world} processes"
-            )
-            text = f"{title}\n{align(head, rows)}\n{line}"
-            program = f"torchrun --nproc-per-node {here.world}"
-            keep_text(text, args.out, text_head(here.device, args.arguments, program))
+        head = ["", "documents", "alone ms", "its shard ms", "together ms", "of ideal", "bits"]
+        head += ["one copy GB/s", "all copies GB/s"]
+        sizes = f"queries {list(Q.shape)}, documents of {list(shape)}, the best {K}"
+        keep_table(here, args, sizes, head, rows, line)
     finally:
         dist.destroy_process_group()
     return 0

@@ -17,7 +17,6 @@ Documents are drawn as those of the suite `contrastive`.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,8 @@ from torch import Tensor
 import late_interaction as li
 from bench.harness.batches import TEMPERATURE, Batch, Loss, draw_batch, step
 from bench.harness.parity import worst_error
-from bench.harness.processes import Here, joined, seconds
-from bench.harness.run_header import keep_text, text_head
+from bench.harness.processes import Here, joined, keep_table, seconds
 from bench.harness.shape import BatchShape
-from bench.harness.text import align
 
 ROUNDS = 3
 LEAST_S = 0.06  # of the steps of a round, at most STEPS of them
@@ -74,14 +71,8 @@ def gathered_loss(here: Here) -> Loss:
     return loss
 
 
-@dataclass
-class Measured:
-    ms: float
-    mib: float  # of process 0
-
-
-def measured(here: Here, loss: Loss, batch: Batch, rounds: int, together: bool) -> Measured:
-    """A step's time, and its memory beside inputs and gradients."""
+def measured(here: Here, loss: Loss, batch: Batch, rounds: int, together: bool) -> tuple[float, float]:
+    """A step's milliseconds, and process 0's MiB beside inputs and gradients."""
     once = seconds(here, lambda: step(loss, batch), 1, together)
     steps = max(1, min(STEPS, int(LEAST_S / once)))
 
@@ -98,7 +89,7 @@ def measured(here: Here, loss: Loss, batch: Batch, rounds: int, together: bool) 
         here.sync()
         mib = (torch.cuda.max_memory_allocated() - before - batch.Q.nbytes - batch.D.nbytes) / 2**20
     here.wait()
-    return Measured(ms, max(mib, 0.0))
+    return ms, max(mib, 0.0)
 
 
 def fits(here: Here, shape: BatchShape) -> bool:
@@ -135,22 +126,20 @@ def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> list[str
         labels = torch.arange(len(b.Q), device=b.Q.device)
         return li.contrastive_loss(b.Q, b.D, temperature=TEMPERATURE, tail=tail, labels=labels)
 
-    group = measured(here, loss(dist.group.WORLD), own, rounds, together=True)
-    part = measured(here, of_share, share, rounds, together=False)
-    alone = measured(here, loss(None), whole, rounds, together=False)
-    losses = [loss(dist.group.WORLD)]
-    other = None
+    ms, mib = measured(here, loss(dist.group.WORLD), own, rounds, together=True)
+    part, _ = measured(here, of_share, share, rounds, together=False)
+    alone, alone_mib = measured(here, loss(None), whole, rounds, together=False)
+    losses, gathered = [loss(dist.group.WORLD)], ["-", "-"]
     if not tail and fits(here, shape):
         losses.append(gathered_loss(here))
         other = measured(here, losses[1], own, rounds, together=True)
+        gathered = [f"{other[0]:.2f}", f"{other[1]:.0f}"]
     off = differences(here, losses, own, whole, tail)
     here.wait()
-    times = [f"{x.ms:.2f}" for x in (part, group)]
-    ideal = [f"{alone.ms:.2f}", f"{100 * alone.ms / (here.world * group.ms):.1f}%"]
-    memory = [f"{group.mib:.0f}", f"{alone.mib:.0f}"]
-    gathered = [f"{other.ms:.2f}", f"{other.mib:.0f}"] if other else ["-", "-"]
-    head = [f"{shape.Nq:,}", f"{tail:.2g}"]
-    return [*head, *times, f"{100 * part.ms / group.ms:.1f}%", *ideal, *memory, *gathered, off]
+    return [
+        f"{shape.Nq:,}", f"{tail:.2g}", f"{part:.2f}", f"{ms:.2f}", f"{100 * part / ms:.1f}%", f"{alone:.2f}",
+        f"{100 * alone / (here.world * ms):.1f}%", f"{mib:.0f}", f"{alone_mib:.0f}", *gathered, off,
+    ]  # fmt: skip
 
 
 def _numbers(text: str) -> list[float]:
@@ -175,17 +164,10 @@ def run(args: argparse.Namespace) -> int:
             shape = BatchShape(f"{count}", count, count, args.Lq, args.Ld, args.dims)
             for tail in args.tails:
                 rows.append(measure(here, shape, tail, args.rounds))
-                if here.rank == 0:
-                    print(*rows[-1], flush=True)
-        if here.rank == 0:
-            head = ["batch", "tail", "share ms", "group ms", "of share", "alone ms", "of ideal", "group MiB"]
-            head += ["alone MiB", "gathered ms", "gathered MiB", "off"]
-            sizes = f"queries of {args.Lq} tokens, documents of {args.Ld}, {args.dims} dims"
-            title = f"{sizes}, temperature {TEMPERATURE}, {here.world} processes"
-            program = f"torchrun --nproc-per-node {here.world}"
-            keep_text(
-                f"{title}\n{align(head, rows)}", args.out, text_head(here.device, args.arguments, program)
-            )
+        head = ["batch", "tail", "share ms", "group ms", "of share", "alone ms", "of ideal", "group MiB"]
+        head += ["alone MiB", "gathered ms", "gathered MiB", "off"]
+        sizes = f"queries of {args.Lq} tokens, documents of {args.Ld}, {args.dims} dims"
+        keep_table(here, args, f"{sizes}, temperature {TEMPERATURE}", head, rows)
     finally:
         dist.destroy_process_group()
     return 0

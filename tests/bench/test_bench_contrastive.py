@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +16,16 @@ from bench.command_line import main
 from bench.harness import batches, named_shapes, results, run_header, timing
 from bench.harness.ceilings import Ceilings
 from bench.harness.library import EINSUM, INF_CL, LIK, OURS
-from bench.harness.settings import Settings
+from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import BatchShape
 from bench.peers import losses
 from bench.peers.implementations import KEYS
-from bench.recorded_commands import broken_rules
-from bench.report import large_batches
-from bench.suites import contrastive
+from bench.rules import broken_rules
+from bench.suites import losses as suite
 from late_interaction.reference import maxsim_reference
 
+large_batches = pytest.importorskip("bench.report.large_batches", reason="pandas is not installed")
+tables = pytest.importorskip("bench.report.tables")
 CPU = torch.device("cpu")
 SHAPES = named_shapes.TINY_BATCHES
 
@@ -90,8 +92,9 @@ def test_a_dry_run_takes_every_way_to_the_loss_through(tmp_path: Path) -> None:
             assert r["skipped"] in ("maxsim_varlen always saves its winners", "no einsum of packed tokens")
 
 
-def settings(*keys: str) -> Settings:
-    return Settings(CPU, torch.bfloat16, [KEYS[key]() for key in keys], timing.QUICK, Ceilings(), 60)
+def bench() -> Bench:
+    settings = Settings(CPU, torch.bfloat16, [KEYS["ours"]()], timing.QUICK, Ceilings(), 60)
+    return Bench(settings, "contrastive", SHAPES[0])
 
 
 def test_a_wrong_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,19 +103,19 @@ def test_a_wrong_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     wrong = losses.Method(OURS, losses.EXACT, lambda shape: loss, lambda shape: 0.0)
     monkeypatch.setattr(losses, "methods", lambda shape: (wrong,))
-    (row,) = contrastive.measure_shape(settings("ours"), SHAPES[0])
+    (row,) = suite.measure_contrastive(bench())
     assert "a gradient is off" in row["error"] and row["wall_us"] is None
 
 
 def test_steps_of_large_batches_are_timed_few_times_and_not_at_all_over_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contrastive, "FEW", 12)
-    asked = settings("ours")
-    rows = contrastive.measure_shape(asked, SHAPES[0])
+    monkeypatch.setattr(suite, "FEW", 12)
+    asked = bench()
+    rows = suite.measure_contrastive(asked)
     assert all(r["wall_us"] > 0 and r["grad_err"] < 6e-3 for r in rows)
-    monkeypatch.setattr(contrastive, "STEP_LIMIT_S", 0.0)
-    found = {r["variant"]: r for r in contrastive.measure_shape(asked, SHAPES[0])}
+    monkeypatch.setattr(suite, "STEP_LIMIT_S", 0.0)
+    found = {r["variant"]: r for r in suite.measure_contrastive(asked)}
     assert found[losses.EXACT]["wall_us"] and found[losses.WITH_TAIL]["wall_us"]
     for variant in (losses.SAVED, losses.RECOMPUTED):
         row = found[variant]
@@ -128,13 +131,13 @@ def test_what_cannot_be_done_is_skipped_with_its_reason() -> None:
         by_impl[EINSUM, losses.SCORED].kept_bytes(large)
     with pytest.raises(losses.UnsupportedError, match="keeps nothing of this batch"):
         by_impl[OURS, losses.LEAST].make(large)
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), on_gpu=True)
     batch = SimpleNamespace(Q=torch.empty(0), D=torch.empty(0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_properties", lambda d: SimpleNamespace(total_memory=4e9))
         with pytest.raises(losses.UnsupportedError, match="takes 4 GB"):
-            contrastive._check_fits(on_gpu, by_impl[OURS, losses.SAVED], large, batch)  # type: ignore[arg-type]
-        contrastive._check_fits(on_gpu, by_impl[OURS, losses.EXACT], large, batch)  # type: ignore[arg-type]
+            suite.check_fits(on_gpu, by_impl[OURS, losses.SAVED], large, batch)  # type: ignore[arg-type]
+        suite.check_fits(on_gpu, by_impl[OURS, losses.EXACT], large, batch)  # type: ignore[arg-type]
 
 
 # ---- the page ----
@@ -151,7 +154,7 @@ def record(gpu: str = "Some GPU", large: bool = True) -> list[results.Row]:
         size = large_batches.Sizes(shape.Nq, shape.Lq, shape.Ld, shape.d)
         for method in losses.methods(shape):
             row = results.new_row(
-                contrastive.SUITE, shape, "fwd+bwd", torch.bfloat16, method.impl, variant=method.variant,
+                "contrastive", shape, "fwd+bwd", torch.bfloat16, method.impl, variant=method.variant,
                 grad_err=1e-3, run=header["run"], gpu_method="events",
             )  # fmt: skip
             if method.variant == losses.EXACT:
@@ -174,30 +177,38 @@ def test_the_fixture_keeps_the_rules_of_records() -> None:
     assert broken_rules(wrong)
 
 
+def of(rows: list[results.Row]) -> Any:
+    headers, measured = results.split(rows)
+    return tables.Record(Path("some-gpu.json"), headers, tables.frame(measured))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
 def test_the_tables_hold_what_was_measured() -> None:
     _, *rows = record()
-    lines = large_batches.steps_table(rows, single=False).splitlines()
-    assert lines[0].startswith("| batch, Lq x Ld | `contrastive_loss` | `kept_bytes=0` | `tail=2**-10` |")
-    last = [cell.strip() for cell in lines[-2].split("|")][1:-1]  # of 16,384, before 65,536
+    lines = large_batches.steps_table(of(record()), single=False).splitlines()
+    assert cells(lines[0])[:3] == ["batch, Lq x Ld", "`contrastive_loss`", "`kept_bytes=0`"]
+    last = cells(lines[-2])  # of 16,384, before 65,536
     row = next(r for r in rows if (r["shape"], r["variant"]) == ("batch-16384", losses.EXACT))
     assert last[0] == "16,384, 32 x 180, d = 128"
     assert last[1] == f"{row['gpu_us'] / 1e3:,.0f} / {row['peak_mib'] - 10:,.0f}"
     assert last[5] == "over 10 s" and last[7] == "no memory"
-    single = large_batches.steps_table(rows, single=True).splitlines()
+    single = large_batches.steps_table(of(record()), single=True).splitlines()
     assert len(single) == 5 and "16,384, 1 x 1, d = 512" in single[3] and INF_CL in single[0]
     assert any("packed" in line for line in lines) and not any("packed" in line for line in single)
 
 
 def test_the_model_finds_the_rate_that_the_steps_follow() -> None:
     header, *rows = record()
-    device = large_batches.fitted(rows, header)
+    device = large_batches.fitted(of(record()))
     assert device is not None and device.cache == pytest.approx(8e12, rel=1e-9)
-    body = [line.split("|")[1:-1] for line in large_batches.model_table(rows, device).splitlines()[2:]]
-    assert [cells[0].strip() for cells in body] == ["2,048", "8,192", "16,384", "65,536"]
-    assert all(float(cells[3]) == 1.0 and cells[4] == cells[5] for cells in body)
-    assert large_batches.fitted([], header) is None
+    body = [cells(line) for line in large_batches.model_table(of(record()), device).splitlines()[2:]]
+    assert [line[0] for line in body] == ["2,048", "8,192", "16,384", "65,536"]
+    assert all(float(line[3]) == 1.0 and line[4] == line[5] for line in body)
     fast = [{**r, "gpu_us": 1.0} for r in rows if r["variant"] == losses.EXACT]
-    assert large_batches.fitted(fast, header) is None  # less than its products take
+    assert large_batches.fitted(of([header, *fast])) is None  # less than its products take
 
 
 def test_groups_of_an_older_run_keep_its_header(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@ memory or time, and the section that `report` makes of a record."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +20,10 @@ from bench.harness import results
 from bench.harness.batches import Batch, Loss
 from bench.harness.shape import BatchShape
 from bench.peers.encoders import RECIPES, Encoder
-from bench.report import benchmarks, pages
-from bench.report import end_to_end as report
-from bench.suites import end_to_end as suite
-from bench.suites import recipe_run, training_steps
-from bench.suites.recipe_run import ALONE, CACHED, EXACT, MAXSIM, PEER, STEP, VANILLA
+from bench.rules import broken_rules
+from bench.suites import end_to_end as recipe_run
+from bench.suites import training_steps
+from bench.suites.end_to_end import ALONE, CACHED, EXACT, MAXSIM, PEER, STEP, VANILLA
 from bench.suites.training_steps import ENCODER, LOSS, OUT_OF_MEMORY, Marks, Step
 
 pytest.importorskip("transformers")
@@ -89,7 +88,7 @@ def test_lora_trains_the_language_model_and_the_projection_alone(name: str) -> N
     assert any("embedding_proj_layer" in n for n in trained)
     assert any("language_model" in n or "text_model" in n for n in trained)
     assert not any("visual" in n or "vision" in n for n in trained)
-    step = Step(encoder, training_steps.optimizer_of(encoder))
+    step = Step(encoder)
     every = {who: gradients(step, loss, 4) for who, loss in losses(name, encoder, 4).items()}
     for who in (MAXSIM, EXACT):
         torch.testing.assert_close(every[who], every[VANILLA], rtol=1e-3, atol=1e-5)
@@ -128,14 +127,14 @@ def test_true_sizes(name: str) -> None:
 @pytest.mark.parametrize("part", [None, 2, 4])
 def test_every_loss_gives_the_same_step(name: str, part: int | None) -> None:
     encoder = build(name)
-    step = Step(encoder, training_steps.optimizer_of(encoder), part)
+    step = Step(encoder, part)
     every = {who: gradients(step, loss, 4) for who, loss in losses(name, encoder, 4).items()}
     assert len(every) >= 3
     for who, found in every.items():
         assert len(found[1]) == len(encoder.trained()), who
         torch.testing.assert_close(found, every[VANILLA], rtol=1e-3, atol=1e-5)
     if part == 4:  # all in one part
-        whole = gradients(Step(encoder, step.optimizer), losses(name, encoder, 4)[EXACT], 4)
+        whole = gradients(Step(encoder), losses(name, encoder, 4)[EXACT], 4)
         torch.testing.assert_close(every[EXACT], whole, rtol=1e-3, atol=1e-5)
 
 
@@ -147,11 +146,12 @@ def test_a_step_leaves_the_weights_and_times_the_loss() -> None:
         time.sleep(0.05)
         return (x.Q.sum() * x.D.sum()).float()
 
-    step = Step(encoder, training_steps.optimizer_of(encoder))
+    step = Step(encoder)
     for part in (None, 2):
         marks = Marks(CPU)
         start = time.perf_counter()
-        Step(encoder, step.optimizer, part).run(slow, 4, marks)
+        step.part = part
+        step.run(slow, 4, marks)
         assert 0.05 <= marks.loss_seconds() < time.perf_counter() - start
         assert marks.where == ENCODER
     assert step.optimizer.state[encoder.trained()[0]]["step"] == 2
@@ -314,7 +314,7 @@ def test_a_dry_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     assert all(values["s"] > 0 for row in rows for values in row["variants"].values())
     assert "modernbert, GradCache step | 8 | vanilla" in capsys.readouterr().out
     assert headers[0]["command"] == "python -m bench end-to-end --dry-run --device cpu --only modernbert"
-    assert suite.broken_rules(results.read(out)) == []
+    assert broken_rules(results.read(out)) == []
     assert main(["end-to-end", "--device", "cpu"]) == 2
 
 
@@ -373,7 +373,9 @@ RECORD = [
     header(),
     row(ALONE, 32, vanilla=timed(1e-3, 9e-4, 0.5), contrastive_loss=timed(2e-4, 1e-4, 0.25)),
     row(ALONE, 2048, vanilla=FULL, contrastive_loss=timed(0.03, 0.03, 0.5)),
-    row(STEP, 32, vanilla=timed(0.2, 0.002, 10), contrastive_loss=timed(0.199, 0.001, 9.5)),
+    row(
+        STEP, 32, vanilla=timed(0.2, 0.002, 10), contrastive_loss={**timed(0.199, 0.001, 9.5), "spread": 0.06}
+    ),
     row(STEP, 512, vanilla=ENCODER_FULL, contrastive_loss=ENCODER_FULL),
     row(CACHED, 512, vanilla=timed(1.25, 0.05, 40), contrastive_loss=timed(1.2, 0.005, 20)),
     row(
@@ -383,18 +385,15 @@ RECORD = [
 ]
 
 
-def test_there_is_no_section_without_a_record(tmp_path: Path) -> None:
-    assert report.build(tmp_path) == [] and report.draw(tmp_path, tmp_path / "plot.png") == []
-    assert not (tmp_path / "plot.png").exists()
-
-
 def test_the_section_says_where_the_loss_matters(tmp_path: Path) -> None:
+    benchmarks = pytest.importorskip("bench.report.benchmarks", reason="pandas is not installed")
+    assert "Whole training steps" not in benchmarks.build(tmp_path)
     (tmp_path / "end-to-end-a-gpu.json").write_text(json.dumps(RECORD))
-    text = benchmarks.build(tmp_path)
+    text = re.sub(" +", " ", benchmarks.build(tmp_path))
     for line in (
         "| batch | vanilla | LIK | `contrastive_loss` | loss, vanilla | loss, LIK |"
         " loss, `contrastive_loss` |",
-        "| 32 | 0.2 / 10.0 | - | 0.199 / 9.5 | 1.0% | - | 0.5% |",
+        "| 32 | 0.2 / 10.0 | - | 0.199 ± 3% / 9.5 | 1.0% | - | 0.5% |",
         "| 512 | no memory (encoder) | - | no memory (encoder) | - | - | - |",
         "| 1,024, GradCache | 3 / 90.0 | 2.5 / 30.0 | 2.2 / 21.0 | 30% | 20% | 4.5% |",
         "| 2,048, GradCache | no memory (loss) | not run | 4.5 / 22.5 | - | - | 2.0% |",
@@ -402,12 +401,7 @@ def test_the_section_says_where_the_loss_matters(tmp_path: Path) -> None:
         "| 2,048 | no memory (loss) | 30.0 / 512 |",
         "Up to a batch of 512 the loss changes nothing: vanilla's, forward and backward, is less than 5% of"
         " its step (1.0% at 32, 4.0% at 512)",
-        "At 1,024 the loss is 30% of vanilla's step, which takes 3 s, and 4.5% of the step with"
-        " `contrastive_loss`, which takes 2.2 s: 1.36 times as fast (with LIK 2.5 s, 20% of it the loss).",
-        "At 512 there is no memory for the encoder's activations, whoever computes the loss",
-        "At 2,048 vanilla's loss runs out of memory; with `contrastive_loss` a step takes 4.5 s, 2.0% of it"
-        " the loss, and peaks at 22.5 GiB.",
-        "share of the loss in the step. GradCache encodes 128 queries with their documents at a time.",
+        "share of the loss in the step. ±: half of the interquartile range. GradCache encodes 128 queries",
         "a GPU, driver 580; torch 2.11.0.",
         "![Share of the loss in a training step, by batch](end_to_end.png)",
     ):
@@ -415,71 +409,11 @@ def test_the_section_says_where_the_loss_matters(tmp_path: Path) -> None:
     assert results.records(tmp_path) == []
 
 
-def test_a_recipe_whose_large_steps_were_left_out(tmp_path: Path) -> None:
-    kept = [x for x in RECORD[1:] if x["mode"] == ALONE or x["batch"] == 32]
-    assert report.findings(kept) == [
-        "Up to a batch of 32 the loss changes nothing: vanilla's, forward and backward, is less than 5% of"
-        " its step (1.0% at 32), and the encoder is the rest.",
-        "Alone, vanilla's loss runs out of memory at 2,048, where `contrastive_loss` takes 30.0 ms; no step"
-        " of that batch was timed.",
-    ]
-
-
-def test_the_loss_in_chunks_has_its_sentence() -> None:
-    few = {"Sentence Transformers": timed(2.0, 0.08, 27)}
-    many = {"Sentence Transformers": timed(6.0, 1.2, 28)}
-    steps = [
-        row(CACHED, 1024, **few, contrastive_loss=timed(1.9, 0.01, 27)),
-        row(CACHED, 2048, **many, vanilla=FULL, contrastive_loss=timed(5.0, 0.05, 28)),
-    ]
-    assert report.findings(steps)[-1] == (
-        "Sentence Transformers' `maxsim`, which needs less memory, is 20% of the step at 2,048; with"
-        " `contrastive_loss` that step is 1.20 times as fast."
-    )
-    assert report.findings(steps[:1]) == []
-
-
-def test_a_step_that_differs_without_its_loss_has_its_sentence(tmp_path: Path) -> None:
-    slow, fast = {**timed(0.122, 0.0012, 8), "spread": 0.06}, timed(0.11, 0.0002, 8)
-    step = row(STEP, 32, vanilla=fast, maxsim=slow)
-    assert report.findings([step])[-1] == (
-        "The encoder's own time varies by more than losses differ: at 32 a step with `maxsim` took 12.0 ms"
-        " longer than one with vanilla, of which 1.00 ms are the loss's; what else differed is not recorded"
-        " (medians of 3 calls)."
-    )
-    assert "| 32 | 0.11 / 8.0 | 0.122 ± 3% / 8.0 |" in report.steps_table([step])
-    of_the_loss = row(STEP, 32, vanilla=timed(0.122, 0.012, 8), maxsim=timed(0.11, 0.0002, 8))
-    assert not any("encoder's own" in line for line in report.findings([of_the_loss]))
-
-
 def test_the_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    (tmp_path / "end-to-end-a-gpu.json").write_text(json.dumps(RECORD))
-    assert report.draw(tmp_path, tmp_path / "plot.png") == []
+    plots = pytest.importorskip("bench.report.plots", reason="pandas is not installed")
+    assert plots.recipes(RECORD[:1], RECORD[1:], tmp_path / "plot.png") is None
     assert (tmp_path / "plot.png").stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        ({}, []),
-        ({"command": header()["command"] + " --rows 3"}, ["is no command"]),
-        ({"command": "python -m bench st"}, ["is no command"]),
-        ({"run": "another"}, ["no header of run 2026-01-01"] * 7),
-    ],
-)
-def test_broken_rules(change: dict[str, str], wanted: list[str]) -> None:
-    found = suite.broken_rules([{**header(), **change}, *RECORD[1:]])
-    assert len(found) == len(wanted) and all(part in line for part, line in zip(wanted, found, strict=True))
-
-
-def test_check_names_a_time_without_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lost = {**timed(1.0, 0.1, 1.0), "grad_err": None}
-    (tmp_path / "end-to-end-a-gpu.json").write_text(json.dumps([header(), row(STEP, 32, LIK=lost)]))
-    args = argparse.Namespace(results=tmp_path, readme=tmp_path / "README.md")
-    assert pages.check(args, lambda rows: []) == 1
-    said = capsys.readouterr().err
-    assert "modernbert, step, 32, LIK: timed, but its gradients were not compared" in said
 
 
 def test_every_peer_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,14 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench.harness.library import FLASH, LIK, OURS
+from bench.harness.library import LIK, OURS
 from bench.harness.results import DIRECTORY, read, split
-from bench.report import readme
 from tests.bench.test_bench_end_to_end import RECORD
 
+readme = pytest.importorskip("bench.report.readme", reason="pandas is not installed")
 H200 = split(read(DIRECTORY / "nvidia-h200.json"))[1]
 WHOLE = split(read(DIRECTORY / "end-to-end-nvidia-h200.json"))[1]
 
@@ -25,7 +24,9 @@ def test_no_row_of_scores_and_gradients_is_called_a_step(text: str) -> None:
     scores, steps = text.split("Whole training steps")
     assert "step" not in scores
     assert scores.count("| scores and gradients, ") == 3
-    assert "| GTE-ModernColBERT | 1,024, GradCache | H200 | 2.36 | 2.41 | 2.68 | 2.81 | 2.8% |" in steps
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in steps.splitlines()]
+    wanted = ["GTE-ModernColBERT", "1,024, GradCache", "H200", "2.36", "2.41", "2.68", "2.81", "2.8%"]
+    assert wanted in lines
 
 
 def test_figures_of_the_lists_are_those_of_the_record(text: str) -> None:
@@ -45,31 +46,10 @@ def test_figures_of_the_lists_are_those_of_the_record(text: str) -> None:
     assert f"({100 * vanilla['loss_s'] / vanilla['s']:.1f}% at 32, " in text
 
 
-def row(
-    shape: str, impl: str, us: float, Nq: int, Nd: int, Lq: int, layout: str = "in-batch"
-) -> dict[str, Any]:
-    return {
-        "suite": "forward", "shape": shape, "op": "fwd", "winners": None, "impl": impl, "gpu_us": us,
-        "gpu_method": "graph", "Nq": Nq, "Nd": Nd, "Lq": Lq, "layout": layout,
-    }  # fmt: skip
-
-
-def test_one_short_query_takes_the_best_peer_and_leaves_others_out() -> None:
-    rows = [
-        *(row("short", impl, us, 1, 1000, 32) for impl, us in ((OURS, 10), (LIK, 12), (FLASH, 11))),
-        *(row("own", impl, us, 64, 16, 32, "kd") for impl, us in ((OURS, 10), (LIK, 9))),
-        *(row("long", impl, us, 1, 1000, 1024) for impl, us in ((OURS, 10), (LIK, 50))),
-        *(row("batch", impl, us, 64, 64, 32) for impl, us in ((OURS, 10), (LIK, 50))),
-        *(row("one", impl, us, 1, 1, 32) for impl, us in ((OURS, 10), (LIK, 50))),
-    ]
-    assert "(the best peer takes 0.90x to 1.10x of our time)" in readme.when(rows, [])
-    assert readme.when(rows[5:], []) == ""
-
-
 def test_a_record_of_steps_alone(tmp_path: Path) -> None:
     (tmp_path / "end-to-end-a-gpu.json").write_text(json.dumps(RECORD))
-    text = readme.build(tmp_path)
+    text = re.sub(" +", " ", readme.build(tmp_path))
     assert "GPU microseconds" not in text and "first scores" not in text
-    assert re.search(r"^\| GTE-ModernColBERT \| 32 \| a \| 0\.199 \| - \| - \| 0\.2 \| 1\.0% \|$", text, re.M)
+    assert "\n| GTE-ModernColBERT | 32 | a | 0.199 ± 3% | - | - | 0.2 | 1.0% |\n" in text
     assert "| 2,048, GradCache | a | 4.5 | not run | - | no memory (loss) | - |" in text
     assert "up to a batch of 512 PyTorch's own loss is less than 5%" in text

@@ -29,6 +29,36 @@ def test_first_passes_are_timed_and_their_recall_is_told(
     assert table == told and head.endswith(f" -m bench {' '.join(given)}`") and "commit" in head
 
 
+def test_what_encodings_of_muvera_find_is_told_and_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = [
+        "--documents",
+        "60",
+        "--Ld",
+        "4",
+        "--Lq",
+        "5",
+        "--d",
+        "16",
+        "--queries",
+        "2",
+        "--candidates",
+        "60",
+        "--configurations",
+        "0",
+        "4",
+    ]
+    kept = tmp_path / "muvera.txt"
+    assert main(["muvera", *sizes, "--speed-documents", "2", "--out", str(kept)]) == 0
+    told = capsys.readouterr().out.rstrip("\n")
+    assert kept.read_text().rstrip("\n").partition("\n\n")[2] == told
+    lines = told.splitlines()
+    found = [line.split("  ") for line in lines if line.startswith("k_sim") and "1.0000" in line]
+    assert len(found) == 2 and all(int(row[-1]) <= 60 for row in found)
+    assert sum("a copy of memory" in line for line in lines) == 1
+
+
 def test_pooling_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pooling", "--device", "cpu", "--documents", "3", "--Ld", "20", "--d", "8"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -21,7 +21,7 @@ def pins(name):
     }
 
 
-@pytest.mark.parametrize("extra", ["dev", "demo"])
+@pytest.mark.parametrize("extra", ["bench", "dev", "demo"])
 def test_every_requirement_of_an_extra_is_pinned_within_its_range(extra):
     pinned = pins("build") | pins(extra)
     for wanted in map(Requirement, PROJECT["project"]["optional-dependencies"][extra]):

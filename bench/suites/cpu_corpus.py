@@ -1,7 +1,7 @@
 """The CPU suite of searches: the ten best documents of a corpus, by the engines that hold multi-vector
-documents in this process. All calls take turns, with all threads and in one thread, each after one of its own
-that is not timed: compare figures within one run only. Each corpus and table is there before; a query comes
-as each engine takes it."""
+documents in this process. All calls take turns, with all threads and in one thread, each after one of its
+own that is not timed: compare figures within one run only. Each corpus and table is there before; a query
+comes as each engine takes it."""
 
 from __future__ import annotations
 
@@ -9,45 +9,42 @@ import importlib
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import normalize
 
 from bench.harness.inputs import INT8, draw
 from bench.harness.library import LANCEDB, NUMKONG, OURS, QDRANT
+from bench.harness.measuring import Bench
 from bench.harness.parity import SCORES, relative_error
-from bench.harness.results import Results, Row, new_row
-from bench.harness.shape import Shape
-from bench.harness.text import error_text, number
-from bench.suites.cpu.calls import Call, time_interleaved
-
-SUITE = "cpu-corpus"
+from bench.harness.results import Row
+from bench.harness.text import error_text
+from bench.harness.timing import Call
+from bench.suites.cpu import CPU, rounds_of, time_interleaved
 
 ONE_THREAD = "one thread"
 VARIANTS = (None, ONE_THREAD)
 PEERS = (QDRANT, LANCEDB, NUMKONG)
 # How a corpus stores its tokens. Residuals have 2 bits, and centroids that are trained on a few documents.
 DTYPES = (torch.float32, torch.bfloat16, INT8, torch.uint8)
-_BEST = 10
+BEST = 10
 
 Found = tuple[torch.Tensor, torch.Tensor]  # scores and documents, best first
 Search = Callable[[], Found]
 Documents = Sequence[torch.Tensor]
-Key = tuple[str, str, str | None]  # implementation, dtype, variant
 
 
 def _corpus(documents: Documents, dtype: torch.dtype, folder: str) -> Any:
-    lib = importlib.import_module("late_interaction.corpus")
-    codecs = importlib.import_module("late_interaction.codecs")
+    lib, codecs = (importlib.import_module(f"late_interaction.{name}") for name in ("corpus", "codecs"))
+    stored: dict[str, Any] = {"dtype": dtype}
     if dtype == torch.uint8:
         sample = torch.cat(tuple(documents[:200]))
-        trained = codecs.Residual.train(sample, min(1024, len(sample) // 8), normalize=True)
-        stored = {"codec": trained}
-    elif dtype == torch.int8:
+        stored = {"codec": codecs.Residual.train(sample, min(1024, len(sample) // 8), normalize=True)}
+    elif dtype == INT8:
         stored = {"codec": codecs.Int8()}
-    else:
-        stored = {"codec": codecs.Fp8()} if dtype == torch.float8_e4m3fn else {"dtype": dtype}
     with lib.Corpus.create(folder, d=documents[0].shape[1], normalize=True, **stored) as builder:
         builder.add(list(documents))
     return lib.Corpus.open(folder)
@@ -68,7 +65,7 @@ def _qdrant(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
     query = Q.tolist()
 
     def search() -> Found:
-        found = client.query_points("documents", query=query, limit=_BEST).points
+        found = client.query_points("documents", query=query, limit=BEST).points
         return torch.tensor([x.score for x in found]), torch.tensor([x.id for x in found])
 
     return search
@@ -83,7 +80,7 @@ def _lancedb(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
     query = Q.numpy()
 
     def search() -> Found:
-        found = table.search(query).distance_type("cosine").limit(_BEST).to_arrow()
+        found = table.search(query).distance_type("cosine").limit(BEST).to_arrow()
         distances = torch.tensor(found["_distance"].to_pylist())
         return len(Q) - distances, torch.tensor(found["id"].to_pylist())
 
@@ -93,12 +90,11 @@ def _lancedb(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
 def _numkong(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
     """No engine: one document a call, and a sort by PyTorch. Distances are 1 minus a similarity each."""
     lib = importlib.import_module("numkong")
-    packed = [lib.maxsim_pack(x.numpy(), "f32") for x in documents]
-    query = lib.maxsim_pack(Q.numpy(), "f32")
+    query, *packed = (lib.maxsim_pack(x.numpy(), "f32") for x in (Q, *documents))
 
     def search() -> Found:
         scores = len(Q) - torch.tensor([lib.maxsim_packed(query, x) for x in packed])
-        found = scores.topk(_BEST)
+        found = scores.topk(BEST)
         return found.values, found.indices
 
     return search
@@ -107,86 +103,57 @@ def _numkong(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
 _SEARCHES = {QDRANT: _qdrant, LANCEDB: _lancedb, NUMKONG: _numkong}
 
 
-def _prepared(
-    name: str, dtype: torch.dtype, documents: Documents, Q: torch.Tensor, folder: str
-) -> tuple[Search, Documents]:
-    """A search, and the documents as it has them."""
-    if name != OURS:
-        return _SEARCHES[name](documents, Q, folder), documents
-    corpus = _corpus(documents, dtype, folder)
-    return lambda: corpus.search(Q, _BEST, normalize=True), corpus
-
-
 def _scores(documents: Documents, Q: torch.Tensor) -> torch.Tensor:
-    unit = torch.nn.functional.normalize
-    Q = unit(Q.double(), dim=-1)
-    return torch.stack([(Q @ unit(x.double(), dim=-1).T).amax(1).sum() for x in documents])
+    Q = normalize(Q.double(), dim=-1)
+    return torch.stack([(Q @ normalize(x.double(), dim=-1).T).amax(1).sum() for x in documents])
 
 
-def _problem(found: Found, wanted: torch.Tensor) -> str | None:
-    """The documents that were found are the best, with these scores."""
+def problem(found: Found, wanted: torch.Tensor) -> str | None:
+    """Why the documents that were found are not the best, with these scores; None if they are."""
     scores, documents = found
     error = relative_error(scores, wanted[documents])
     if error > SCORES:
         return f"parity: relative error {error:.2g}"
-    worst = wanted.topk(_BEST).values[-1]
+    worst = wanted.topk(BEST).values[-1]
     missed = int((wanted[documents] < worst - SCORES * worst.abs()).sum())
     return f"parity: {missed} of the documents found are not the best" if missed else None
 
 
-def _in_one_thread(call: Call) -> Call:
+def _in_one_thread(call: Call) -> object:
     threads = torch.get_num_threads()
-
-    def run() -> object:
-        torch.set_num_threads(1)
-        try:
-            return call()
-        finally:
-            torch.set_num_threads(threads)
-
-    return run
+    torch.set_num_threads(1)
+    try:
+        return call()
+    finally:
+        torch.set_num_threads(threads)
 
 
-def measure(shape: Shape, rounds: int) -> list[Row]:
-    x = draw(shape, torch.device("cpu"), torch.float32)
-    Q, documents = x.Q[0], list(torch.nn.functional.normalize(x.D, dim=-1))
-    rows: dict[Key, Row] = {}
-    calls: dict[Key, Call] = {}
+def measure(b: Bench) -> list[Row]:
+    x = draw(b.shape, CPU, torch.float32)
+    Q, documents = x.Q[0], list(normalize(x.D, dim=-1))
+    rows: list[Row] = []
+    calls: dict[int, Call] = {}
     with ExitStack() as folders:
         for name, dtype in [*((OURS, dtype) for dtype in DTYPES), *((name, torch.float32) for name in PEERS)]:
-            row = new_row(SUITE, shape, "search", dtype, name)
-            key = name, str(row["dtype"]), None
-            rows[key] = row
-            folder = folders.enter_context(tempfile.TemporaryDirectory())
+            row = b.row(name, "search", None, dtype)
+            rows.append(row)
+            folder = str(Path(folders.enter_context(tempfile.TemporaryDirectory()), "documents"))
             try:
-                search, stored = _prepared(name, dtype, documents, Q, str(Path(folder) / "documents"))
-                if problem := _problem(search(), _scores(stored, Q)):
-                    row["error"] = problem
-                calls[key] = search
+                if name == OURS:
+                    stored = _corpus(documents, dtype, folder)
+                    search: Search = partial(stored.search, Q, BEST, normalize=True)
+                else:
+                    search, stored = _SEARCHES[name](documents, Q, folder), documents
+                if wrong := problem(search(), _scores(stored, Q)):
+                    row["error"] = wrong
+                calls[len(rows) - 1] = search
             except ImportError:
                 row["skipped"] = "not installed"
             except Exception as error:  # recorded in the row
                 row["error"] = error_text(error)
-            if name == OURS and key in calls:
-                alone = name, key[1], ONE_THREAD
-                rows[alone], calls[alone] = {**row, "variant": ONE_THREAD}, _in_one_thread(search)
-        for key, seconds in time_interleaved(calls, rounds, warm=True).items():
-            rows[key]["wall_us"] = 1e6 * seconds
-    return list(rows.values())
-
-
-def line(rows: Sequence[Row]) -> str:
-    first, parts = rows[0], []
-    for row in rows:
-        what = " ".join(str(row[k]) for k in ("impl", "dtype", "variant") if row.get(k))
-        told = f"{number(row['wall_us'] / row['Nd'])} us" if row["wall_us"] else "not measured"
-        problem = row.get("error") or row.get("skipped")
-        parts.append(f"{what} {told}" + (f" ({problem[:60]})" if problem else ""))
-    return f"cpu {first['shape']} search, a candidate: " + " | ".join(parts)
-
-
-def run(results: Results, shapes: Sequence[Shape], rounds: int, log: Callable[[str], None]) -> None:
-    for shape in shapes:
-        rows = measure(shape, rounds)
-        results.add(rows)
-        log(line(rows))
+            if name == OURS and len(rows) - 1 in calls:
+                rows.append({**row, "variant": ONE_THREAD})
+                calls[len(rows) - 1] = partial(_in_one_thread, search)
+        for i, seconds in time_interleaved(calls, rounds_of(b), warm=True).items():
+            rows[i]["wall_us"] = 1e6 * seconds
+    return rows

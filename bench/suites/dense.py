@@ -1,0 +1,197 @@
+"""Dense batches: the scores, the steps and the backwards of every library, and the options of our forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from bench.harness.ceilings import float32_products
+from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM, Inputs, draw_winners
+from bench.harness.library import EINSUM, OURS, Implementation, UnsupportedError, training_step
+from bench.harness.measuring import Bench, Tensors, Timed, check_gradients, function, measure_one_by_one
+from bench.harness.parity import (
+    GRADIENTS,
+    SCORES,
+    Reference,
+    misplaced_winners,
+    reference_gradients,
+    reference_scores,
+)  # fmt: skip
+from bench.harness.planted import known_step
+from bench.harness.results import Row
+from bench.harness.shape import IN_BATCH, itemsize
+from bench.harness.timing import Call
+from bench.peers.implementations import Compiled, similarity_einsum
+
+WINNER_KINDS = (UNIFORM, SKEWED)
+MAX_SIMILARITY_BYTES = 40e9
+
+
+# ---- every library, one after the other ----
+
+
+def measure(b: Bench, op: str, winners: Sequence[str | None] = (None,)) -> list[Row]:
+    """Every implementation on one shape, each with each of its gradient strategies."""
+    rows: list[Row] = []
+    for kind in winners:
+        if kind != SKEWED or b.shape.Ld <= SKEWED_UP_TO:
+            rows += measure_one_by_one(b.settings, _every_library(b, op, kind))
+    return rows
+
+
+def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
+    settings, shape = b.settings, b.shape
+    sets = b.sets(op=op, winners=kind if op == "fwd+bwd" else None)
+    first, known, ref = sets[0], None, None
+    if op == "bwd":
+        for x in sets:
+            x.winners = draw_winners(shape, kind or UNIFORM, settings.device)
+        assert first.winners is not None
+        wanted: Tensors = reference_gradients(shape, first.Q, first.D, first.grad_scores, first.winners)
+    else:
+        ref = Reference(*reference_scores(shape, first.Q, first.D))
+        wanted = [ref.scores]
+    if op == "fwd+bwd":
+        known = known_step(shape, first.grad_scores, settings.dtype)
+        for x in sets:
+            x.require_grad()
+    for impl in settings.implementations:
+        if isinstance(impl, Compiled) and not (shape.compiled or settings.compile_all):
+            continue
+        if op == "bwd" and type(impl).backward is Implementation.backward:
+            continue
+        if settings.retune:
+            impl.retune()
+        for strategy in impl.backwards if op != "fwd" else (None,):
+            row = b.row(impl.name, op, winners=kind, backward=strategy, input_sets=len(sets))
+            score = cache(partial(impl.score, shape, strategy, op != "fwd"))
+            check = _checked(b, impl, score, known, first, ref) if known else None
+            calls = partial(_calls, b, impl, op, strategy, score, sets)
+            yield Timed(row, calls, wanted, check, tolerance=GRADIENTS if op == "bwd" else SCORES)
+
+
+def _calls(
+    b: Bench,
+    impl: Implementation,
+    op: str,
+    strategy: str | None,
+    score: Callable[[], Any],
+    sets: list[Inputs],
+) -> Sequence[Call]:
+    size = b.shape.similarities * itemsize(b.settings.dtype)
+    if impl.builds_similarities and size > MAX_SIMILARITY_BYTES:
+        raise UnsupportedError(f"the similarity tensor alone takes {size / 1e9:.0f} GB")
+    if op == "bwd":
+        return [impl.backward(b.shape, strategy, x) for x in sets]
+    if op == "fwd":
+        return [partial(score(), x.Q, x.D) for x in sets]
+    return [training_step(score(), *x.step) for x in sets]
+
+
+def _checked(
+    b: Bench, impl: Implementation, score: Callable[[], Any], known: Any, x: Inputs, ref: Reference | None
+) -> Callable[[Row, object], None]:
+    """Compares the gradients of planted inputs, and where winners are returned, these."""
+
+    def check(row: Row, out: object) -> None:
+        tokens, grad, of_planted = known
+        leaves = tuple(t.detach().requires_grad_() for t in tokens)
+        with torch.no_grad():
+            found = impl.winners(b.shape, x)
+        if found is not None and ref is not None:
+            row["winners_wrong"] = misplaced_winners(b.shape, x.Q.detach(), x.D.detach(), found, ref)
+        check_gradients(lambda: training_step(score(), leaves, grad)(), of_planted)(row, out)
+
+    return check
+
+
+# ---- what each option of a forward costs ----
+
+PLAIN, WINNERS, D_MASK, MASKS, NORMALIZE, FP16 = "plain", "winners", "d_mask", "masks", "normalize", "fp16"
+WEIGHTS = "q_weights"
+VARIANTS = (PLAIN, WINNERS, D_MASK, MASKS, WEIGHTS, NORMALIZE, FP16)
+KEPT = 0.8  # share of tokens that a mask keeps, at random
+
+
+def _holes(tokens: torch.Tensor) -> torch.Tensor:
+    """A random mask in which every row keeps a token."""
+    mask = torch.rand(tokens.shape[:-1], device=tokens.device) < KEPT
+    mask[..., 0] = True
+    return mask
+
+
+def measure_variants(b: Bench) -> list[Row]:
+    """Our plain bf16 call, and the same call with saved winners, masks, weights, normalization and fp16."""
+    maxsim = function("late_interaction", "maxsim")
+    winners_op: Any = torch.ops.late_interaction.maxsim_winners.default
+    sets = b.sets(torch.bfloat16)
+    masks = [(_holes(x.Q), _holes(x.D)) for x in sets]
+    weights = [0.5 + torch.rand(x.Q.shape[:-1], device=x.Q.device) for x in sets]
+    first, (q_mask, d_mask) = sets[0], masks[0]
+    plain = Reference(*reference_scores(b.shape, *first.tokens))
+
+    def wanted(*options: Any, **more: Any) -> torch.Tensor:
+        return reference_scores(b.shape, *first.tokens, *options, **more)[0]
+
+    def check_winners(row: Row, out: Any) -> None:
+        row["winners_wrong"] = misplaced_winners(b.shape, first.Q, first.D, out[1], plain)
+
+    def one(variant: str, f: Any, exact: torch.Tensor, options: Sequence[Any] = (), **more: Any) -> Timed:
+        inputs = [(*x.tokens, *own) for x, own in zip(sets, options or [()] * len(sets), strict=True)]
+        return b.forward(OURS, variant, lambda: f, inputs, exact, dtype=torch.bfloat16, **more)
+
+    timed = [
+        one(PLAIN, maxsim, plain.scores),
+        one(WINNERS, winners_op, plain.scores, [(None, None)] * len(sets), check=check_winners),
+        one(D_MASK, maxsim, wanted(None, d_mask), [(None, d) for _, d in masks]),
+        one(MASKS, maxsim, wanted(q_mask, d_mask), masks),
+        one(WEIGHTS, _weighted(maxsim), wanted(weights[0]), [(w,) for w in weights]),
+        one(NORMALIZE, partial(maxsim, normalize=True), wanted(normalize=True)),
+    ]
+    halves = b.sets(torch.float16)
+    exact = reference_scores(b.shape, *halves[0].tokens)[0]
+    inputs = [x.tokens for x in halves]
+    return b.measure([*timed, b.forward(OURS, FP16, lambda: maxsim, inputs, exact, dtype=torch.float16)])
+
+
+def _weighted(maxsim: Any) -> Any:
+    return lambda Q, D, weights: maxsim(Q, D, q_weights=weights)
+
+
+# ---- float32 inputs ----
+
+HIGH, HIGHEST = "high", "highest"
+CHUNK_BYTES = 1 << 31  # float32 similarities in memory at a time
+
+
+def chunked_einsum(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor:
+    """MaxSim in float32 as PyTorch users write it, in chunks whose similarities fit CHUNK_BYTES: chunks of
+    documents, or of queries if each has its own documents."""
+    others = Q.shape[0] if layout == IN_BATCH else D.shape[1:-2].numel()
+    step = max(1, CHUNK_BYTES // (4 * others * Q.shape[1] * D.shape[-2]))
+    parts = [(Q, part) for part in D.split(step)]
+    if layout != IN_BATCH:
+        parts = list(zip(Q.split(step), D.split(step), strict=True))
+    scores = [torch.einsum(similarity_einsum(layout), q, d).amax(-1).sum(-1) for q, d in parts]
+    return torch.cat(scores, 1 if layout == IN_BATCH else 0)
+
+
+def measure_fp32(b: Bench) -> list[Row]:
+    """Our "high" beside cuBLAS in TF32, our "highest" beside PyTorch's float32 einsum, with the error of each
+    against fp64."""
+    maxsim = function("late_interaction", "maxsim")
+    sets = [x.tokens for x in b.sets(torch.float32)]
+    wanted = reference_scores(b.shape, *sets[0])[0]
+    calls = (
+        (EINSUM, HIGHEST, partial(chunked_einsum, layout=b.shape.layout)),
+        (OURS, HIGHEST, partial(maxsim, precision=HIGHEST)),
+        (OURS, HIGH, partial(maxsim, precision=HIGH)),
+    )
+    with float32_products(HIGHEST):
+        return b.measure([
+            b.forward(impl, variant, lambda f=f: f, sets, wanted, dtype=torch.float32)  # type: ignore[misc]
+            for impl, variant, f in calls
+        ])  # fmt: skip
