@@ -138,12 +138,6 @@ def of_a_cpu(path: Path) -> bool:
     return path.stem == "cpu" or path.stem.startswith("cpu-")
 
 
-def is_whole(rows: Iterable[Row]) -> bool:
-    """Whether a record has the forward suite. If not, a few tables were measured again on another GPU, and
-    docs/performance.md alone shows them."""
-    return any(r.get("suite") == "forward" for r in rows)
-
-
 def _newest_forward(path: Path) -> str:
     return max((str(r["run"]) for r in read(path) if r.get("suite") == "forward"), default="")
 
@@ -161,7 +155,7 @@ def records(directory: Path) -> list[Path]:
 
 def whole_record(directory: Path) -> Path | None:
     """The newest record of a GPU that has the forward suite."""
-    return next((p for p in records(directory) if not of_a_cpu(p) and is_whole(read(p))), None)
+    return next((p for p in records(directory) if not of_a_cpu(p) and _newest_forward(p)), None)
 
 
 def todays_command(command: str) -> str:

@@ -1,7 +1,8 @@
-"""The generated part of docs/benchmarks.md: every library beside the others, from the recorded runs."""
+"""The generated parts of docs/benchmarks: every library beside the others, and whole training steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from bench.harness.library import (
     OURS,
     SENTENCE_TRANSFORMERS,
 )  # fmt: skip
-from bench.harness.results import Row, is_whole, of_a_cpu, records
+from bench.harness.results import Row, of_a_cpu, records
 from bench.harness.text import number
 from bench.report import cpu, end_to_end, sentence_transformers
 from bench.report.tables import (
@@ -25,6 +26,7 @@ from bench.report.tables import (
     floor,
     load,
     markdown,
+    of_device,
     over_best_other,
     pivot,
     records_of,
@@ -42,17 +44,17 @@ PYTORCH = "PyTorch"
 LIBRARIES = (OURS, LIK, FLASH, PYTORCH)
 _BESIDE_PEER = (
     (
-        "Packed sequences.", "varlen",
+        "Packed sequences", "varlen",
         "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often; `padded`: `maxsim_padded`, each"
         " query with documents of its own.",
     ),
     (
-        "Listed pairs.", "pairs-packed",
+        "Listed pairs", "pairs-packed",
         "`score_pairs_packed`: each of 10,000 documents with one of 100 queries; all pairs of a dense batch,"
         " and a tenth of those. One query: `rerank_direct`, documents in no order.",
     ),
-    ("Residual-compressed documents.", "plaid", "65,536 centroids, random codes."),
-    ("The best 100 documents.", "retrieve", ""),
+    ("Residual-compressed documents", "plaid", "65,536 centroids, random codes."),
+    ("The best 100 documents", "retrieve", ""),
 )  # fmt: skip
 
 
@@ -201,29 +203,29 @@ def first_call_table(record: Record) -> str:
 def _gpu(record: Record) -> list[str]:
     tables = (
         (
-            "Forward, no gradient.",
+            "Forward, no gradient",
             "Microseconds, GPU time / wall time (call + synchronize). `floor` is the larger of FLOPs over "
             "cuBLAS' rate and bytes over that of a large read, both measured in the same run.",
             forward_table(record),
         ),
         (
-            "Forward and both gradients.",
+            "Forward and both gradients",
             "The fastest gradient strategy of each library. `skewed`: our GPU time when a few"
             " document tokens "
             "win most (winner index Ld x u^4).",
             training_table(record),
         ),
-        ("Peak memory of that step.", "MiB above the inputs.", memory_table(record)),
+        ("Peak memory of that step", "MiB above the inputs.", memory_table(record)),
         (
-            "Short documents, no gradient.", "As the first table, of documents of 1 to 64 tokens.",
+            "Short documents, no gradient", "As the first table, of documents of 1 to 64 tokens.",
             forward_table(record, "short"),
         ),
         (
-            "Short documents, forward and both gradients.", "As the second table.",
+            "Short documents, forward and both gradients", "As the second table.",
             training_table(record, "short-steps"),
         ),
         (
-            "Whole losses, forward and backward.",
+            "Whole losses, forward and backward",
             "Microseconds of one after another, by events / peak MiB: colpali-engine's"
             " explicit-negative heads,"
             " which are the same without an in-batch term, and PyLate's contrastive loss, in chunks"
@@ -231,7 +233,7 @@ def _gpu(record: Record) -> list[str]:
             heads_table(record),
         ),
         (
-            "XTR scores, forward and both gradients.",
+            "XTR scores, forward and both gradients",
             "GPU / wall microseconds / peak MiB, results included. Each query token selects the k"
             " largest of its"
             ' similarities with all document tokens (`rule="paper"`). `maxsim` is our step on the'
@@ -241,13 +243,13 @@ def _gpu(record: Record) -> list[str]:
             beside_maxsim_table(record, "xtr", "xtr_scores", SENTENCE_TRANSFORMERS),
         ),
         (
-            "Smooth maximum, forward and both gradients.",
+            "Smooth maximum, forward and both gradients",
             "GPU / wall microseconds / peak MiB, results included, with `tau=0.1`. PyTorch builds all"
             " similarities by one einsum.",
             beside_maxsim_table(record, "smooth", "smooth_maxsim", EINSUM),
         ),
         (
-            "Scores from hidden states.",
+            "Scores from hidden states",
             "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128, "
             "normalizing and scoring.",
             hidden_table(record),
@@ -257,11 +259,11 @@ def _gpu(record: Record) -> list[str]:
             for title, suite, note in _BESIDE_PEER
         ),
         (
-            "The best 100 documents of a corpus in the host's memory,", "beside one copy from pinned memory.",
+            "A corpus in the host's memory", "The best 100 documents, beside one copy from pinned memory.",
             host_table(record),
         ),
         (
-            "First call in a fresh process.",
+            "First call in a fresh process",
             "The import of the library and its first call, with CUDA initialised and PyTorch's own first "
             "backward done; of Triton's kernels with an empty cache on disk (cold) and with the"
             " cache just made "
@@ -270,18 +272,21 @@ def _gpu(record: Record) -> list[str]:
         ),
     )  # fmt: skip
     parts = [part for title, note, body in tables for part in section(title, note, body)]
-    return [f"## On one {record.device}", *parts, stamp(record.headers)] if parts else []
+    return [stamp(record.headers), *parts] if parts else []
 
 
-def build(directory: Path) -> str:
-    """The Markdown between the markers."""
-    parts: list[str] = []
-    for path in records(directory):
-        record = load(path)
-        if of_a_cpu(path):
-            parts += cpu.section_of(record)
-        elif is_whole(records_of(record.rows)):
-            parts += _gpu(record)
-    parts += sentence_transformers.build(directory)
-    parts += end_to_end.build(directory)
+def _text(parts: Sequence[str]) -> str:
     return "\n\n".join(parts) if parts else "No run is recorded yet."
+
+
+def build(directory: Path, device: Sequence[str] | None = None) -> str:
+    """The Markdown between the markers: the tables of a device, or of all that have records."""
+    found = [path for path in records(directory) if of_device(path, device)]
+    return _text(
+        [part for path in found for part in (cpu.section_of if of_a_cpu(path) else _gpu)(load(path))]
+    )
+
+
+def steps(directory: Path, device: Sequence[str] | None = None) -> str:
+    """The same of whole training steps, and of Sentence Transformers with the patch and without."""
+    return _text([*end_to_end.build(directory, device), *sentence_transformers.build(directory, device)])

@@ -1,4 +1,4 @@
-"""The part of docs/benchmarks.md on CPUs."""
+"""The part of docs/benchmarks on CPUs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def section_of(record: Record) -> list[str]:
     of = f"{record.headers[0]['cpu']}, {record.headers[0]['threads']} threads"
     tables = (
         (
-            f"{of}.",
+            of,
             "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one"
             " document a call,"
             " in one thread; its release 7.8.6 ranks tokens by int8 codes without their scales. Wrong: scores"
@@ -114,24 +114,24 @@ def section_of(record: Record) -> list[str]:
             cpu_table(record),
         ),
         (
-            f"{of}, by instruction set.",
+            f"{of}: by instruction set",
             "GFLOP/s of the forward with each instruction set that the CPU has, one run.",
             instruction_set_table(record),
         ),
         (
-            f"{of}, more and more of them.",
+            f"{of}: more and more of them",
             "GFLOP/s of the forward in calls without a pause: of documents from memory, and of one document"
             " as often, which stays in the caches. GB/s are those of documents from memory.",
             threads_table(record),
         ),
         (
-            f"{of}, small calls.",
+            f"{of}: small calls",
             "Microseconds of wall time of a bfloat16 call 5 ms after the one before, when the threads of"
             " PyTorch's pool sleep. Calls of under a million multiply-adds take one thread.",
             small_calls_table(record),
         ),
         (
-            f"{of}, search of a corpus.",
+            f"{of}: search of a corpus",
             "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of"
             " 32, d = 128."
             " qdrant-client in its local mode, LanceDB embedded and without an index; NumKong scores"

@@ -11,7 +11,7 @@ import pandas as pd
 from bench.harness.results import Row, read, split
 from bench.harness.text import number
 from bench.peers.encoders import RECIPES
-from bench.report.tables import markdown, section, stamp
+from bench.report.tables import markdown, of_device, section, stamp
 from bench.suites.end_to_end import ALONE, CACHED, EXACT, LEFT_OUT, MAXSIM, STEP, VANILLA, VARIANTS
 from bench.suites.training_steps import OUT_OF_MEMORY
 
@@ -134,9 +134,10 @@ def finding(rows: Rows) -> str:
 # ---- the section ----
 
 
-def records(directory: Path) -> list[Steps]:
-    """Headers and rows of each record, the longest first."""
-    found = [split(read(path)) for path in sorted(directory.glob("end-to-end-*.json"))]
+def records(directory: Path, device: Sequence[str] | None = None) -> list[Steps]:
+    """Headers and rows of each record (of a device), the longest first."""
+    paths = sorted(directory.glob("end-to-end-*.json"))
+    found = [split(read(path)) for path in paths if of_device(path, device)]
     found.sort(key=lambda record: -len(record[1]))
     return [(headers, rows) for headers, rows in found if steps_of(rows)]
 
@@ -151,28 +152,29 @@ def _of_recipe(name: str, rows: Rows) -> list[str]:
         note += " ±: half of the interquartile range."
     if part := next((r["part"] for r in rows if r.get("part")), None):
         note += f" GradCache encodes {part} queries with their documents at a time."
-    parts = [*section(f"{recipe.title}.", note, steps_table(rows)), finding(rows)]
-    parts += section("Its loss alone.", "Milliseconds / MiB beside the embeddings.", alone_table(rows))
+    parts = [*section(recipe.title, note, steps_table(rows)), finding(rows)]
+    note = "Milliseconds / MiB beside the embeddings."
+    parts += section("Its loss alone", note, alone_table(rows), level=3)
     return [part for part in parts if part]
 
 
-def build(directory: Path) -> list[str]:
-    """A section for each record, and nothing without one."""
+def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
+    """A section for each record (of a device), and nothing without one."""
     parts: list[str] = []
-    for i, (headers, rows) in enumerate(records(directory)):
+    drawn = records(directory)[:1]
+    for headers, rows in records(directory, device):
         packages = ", ".join(f"{name} {version}" for name, version in headers[0]["packages"].items())
-        parts.append(
-            "**Whole training steps.** Forward, loss, backward and optimizer, of encoders of the true sizes"
+        parts += [
+            "Forward, loss, backward and optimizer, of encoders of the true sizes"
             f" with random weights and random inputs ({packages}; bfloat16 autocast, AdamW, attention by"
             " scaled_dot_product_attention). The loss is cross entropy over the scores of all pairs of the"
             " batch; its time is that of its forward and backward within the step. Vanilla is einsum, max and"
-            " sum."
-            ' `contrastive_loss` computes the scores too. "no memory" says what ran out of it.'
-        )
+            ' sum. `contrastive_loss` computes the scores too. "no memory" says what ran out of it.',
+            stamp(headers),
+        ]
+        if (headers, rows) in drawn:
+            parts.append(f"![Share of the loss in a training step, by batch](../{PLOT})")
         for name in RECIPES:
             if mine := [r for r in rows if r["recipe"] == name]:
                 parts += _of_recipe(name, mine)
-        if i == 0:
-            parts.append(f"![Share of the loss in a training step, by batch]({PLOT})")
-        parts.append(stamp(headers))
     return parts

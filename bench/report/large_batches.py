@@ -228,20 +228,20 @@ def build(directory: Path) -> str:
         headers = _headers(record)
         parts.append(f"### On one {headers[0]['gpu']}")
         figures = "Milliseconds of a step, forward and both gradients / MiB at its peak, without these."
-        parts += section("Batches of token embeddings.", figures, steps_table(record, single=False))
-        parts += section("One vector a side.", "The same.", steps_table(record, single=True))
+        parts += section("Batches of token embeddings", figures, steps_table(record, single=False), 4)
+        parts += section("One vector a side", "The same.", steps_table(record, single=True), 4)
         if device := fitted(record):
             note = (
                 f"Products at {device.share * device.products * 1e-12:,.0f} TFLOP/s, {device.share:.0%} of"
                 f" cuBLAS in that run; rows at {device.cache * 1e-12:.1f} TB/s, fitted to the largest batch."
             )
-            parts += section("The model beside what was measured.", note, model_table(record, device))
+            parts += section("The model beside what was measured", note, model_table(record, device), 4)
             note = (
                 "By the same model, of GPUs like this one in a ring of"
                 f" {device.link * 1e-9:.0f} GB/s in a host of 8 and {device.between * 1e-9:.0f} GB/s between"
                 " hosts; nothing here was measured."
             )
-            parts += section("Simulated.", note, simulated_table(device))
+            parts += section("Simulated", note, simulated_table(device), 4)
             parts += [] if drawn else [f"![Time and memory of a step, simulated and measured]({PLOT})"]
             drawn = True
         parts.append(stamp(headers))

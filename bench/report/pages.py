@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.harness.results import SEPARATE_SUITES, WORK_RECORDS, read, records, whole_record
@@ -17,11 +18,21 @@ from bench.report.tables import load
 from bench.rules import broken_rules
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+DEVICES = {  # a device's pages in docs/benchmarks -> the names of its records
+    "h200": ("nvidia-h200",),
+    "h100": ("nvidia-h100-80gb-hbm3",),
+    "h200_as_8_0": ("nvidia-h200-planned-as-8-0",),
+    "cpu": ("cpu", "cpu-intel-xeon-amx"),
+}
+KINDS = {"": benchmarks.build, "_steps": benchmarks.steps, "_roofline": performance.build}
 PAGES: dict[str, Callable[[Path], str]] = {
     "docs/architecture.md": gpus.build,
-    "docs/benchmarks.md": benchmarks.build,
-    "docs/performance.md": performance.build,
     "docs/large_batches.md": large_batches.build,
+    **{
+        f"docs/benchmarks/{page}{kind}.md": partial(build, device=names)
+        for page, names in DEVICES.items()
+        for kind, build in KINDS.items()
+    },
 }
 
 

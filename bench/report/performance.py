@@ -1,4 +1,4 @@
-"""The generated part of docs/performance.md: each shape beside what bounds it, from the recorded runs."""
+"""The generated part of a roofline page: each shape beside what bounds it, from the recorded runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import OURS
 from bench.harness.named_shapes import FORWARD, LONG, TRAINING
-from bench.harness.results import Row, is_whole, of_a_cpu, read, records, size_of, split
+from bench.harness.results import Row, of_a_cpu, read, records, size_of, split
 from bench.harness.text import number
 from bench.report import small_calls
 from bench.report.tables import (
@@ -20,9 +20,10 @@ from bench.report.tables import (
     best,
     load,
     markdown,
+    of_device,
     over_best_other,
-    part,
     records_of,
+    section,
     size,
     stamp,
 )  # fmt: skip
@@ -77,7 +78,7 @@ def _forward(record: Record) -> list[str]:
             bound, us = NAMES[share[1]], row["gpu_us"]
             body.append([name, _size(row), bound, number(share[0] * us), number(us), percent(share[0])])
     head = ["shape", "Nq x Nd, Lq, Ld", "bound by", "ceiling us", "GPU us", "reached"]
-    return part("Scores alone, bf16", "", pd.DataFrame(body, columns=head), 3)
+    return section("Scores alone, bf16", "", markdown(pd.DataFrame(body, columns=head), 3))
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -99,7 +100,7 @@ def _variants(record: Record) -> list[str]:
         "Each option's time over the plain call, taken in turns in one run; masks drop a fifth of the "
         "tokens at random. `winners reach` is the share of the ceiling with winners saved."
     )
-    return part("What the options cost", note, pd.DataFrame(cells))
+    return section("What the options cost", note, markdown(pd.DataFrame(cells)))
 
 
 def _fp32(record: Record) -> list[str]:
@@ -120,7 +121,7 @@ def _fp32(record: Record) -> list[str]:
         'GPU microseconds of float32 inputs: precision "high", "highest", and PyTorch\'s float32 einsum in '
         "chunks; then the relative error of each against fp64."
     )
-    return part("float32 inputs", note, pd.DataFrame(cells))
+    return section("float32 inputs", note, markdown(pd.DataFrame(cells)))
 
 
 def _quantized(record: Record) -> list[str]:
@@ -137,7 +138,9 @@ def _quantized(record: Record) -> list[str]:
 
     cells = {"shape": table.index, "bf16": table[codes.BF16].map(number)}
     note = "GPU microseconds, and over our own bf16 call of the same turns."
-    return part("8-bit inputs", note, pd.DataFrame(cells | {name: over(table[name]) for name in names}))
+    return section(
+        "8-bit inputs", note, markdown(pd.DataFrame(cells | {name: over(table[name]) for name in names}))
+    )
 
 
 def _training(record: Record) -> list[str]:
@@ -177,7 +180,7 @@ def _training(record: Record) -> list[str]:
         "shape", "Nq x Nd, Lq, Ld", "floor by", "floor us", "rows MiB", "GPU us", "reached", "skewed us",
         "wall us", "peak MiB", "best other us", "other / ours",
     ]  # fmt: skip
-    return part("Training step, bf16", note, pd.DataFrame(body, columns=head), 3)
+    return section("Training step, bf16", note, markdown(pd.DataFrame(body, columns=head), 3))
 
 
 def _steps(record: Record) -> list[str]:
@@ -215,7 +218,7 @@ def _steps(record: Record) -> list[str]:
     if runs and runs[-1].get("product_step_us"):
         eager = f"{number(runs[-1]['product_step_us'])} us eager"
         note += f" PyTorch's own product of two small tensors, with both gradients: {eager}."
-    return part("What a step's options cost", note, pd.DataFrame(cells))
+    return section("What a step's options cost", note, markdown(pd.DataFrame(cells)))
 
 
 def _negatives(record: Record) -> list[str]:
@@ -236,7 +239,7 @@ def _negatives(record: Record) -> list[str]:
         f"Forward and both gradients of {_size(records_of(rows)[0])}, bf16: GPU time, the peak of allocated "
         "memory with the inputs, and MiB above them."
     )
-    return part("Sixteen negatives a query", note, pd.DataFrame(cells))
+    return section("Sixteen negatives a query", note, markdown(pd.DataFrame(cells)))
 
 
 def _profile(path: Path) -> list[str]:
@@ -263,7 +266,7 @@ def _profile(path: Path) -> list[str]:
         "pipes, device memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs alone "
         "and cold, so its time is longer than above."
     )
-    return part("Nsight Compute", note, pd.DataFrame(cells), 2)
+    return section("Nsight Compute", note, markdown(pd.DataFrame(cells), 2))
 
 
 def _sweep(path: Path) -> list[str]:
@@ -285,20 +288,19 @@ def _sweep(path: Path) -> list[str]:
         f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench sweep`), beside {', '.join(others)}."
     )
     if path.with_suffix(".png").exists():
-        drawn = f"![Our time over the best other's](../bench/results/{path.stem}.png)\n\n{drawn}"
+        drawn = f"![Our time over the best other's](../../bench/results/{path.stem}.png)\n\n{drawn}"
     lost = [
         [
             size_of(ours),
             *(number(row["gpu_us"]) for row in (ours, other)),
             other["impl"],
             f"{found:.2f}",
-            ours["plan"],
         ]
         for found, ours, other in sweep_summary.losses(rows)
     ]
-    head = ["slower on", "ours us", "other us", "other", "ours / other", "plan"]
+    head = ["slower on", "ours us", "other us", "other", "ours / other"]
     losses = [markdown(pd.DataFrame(lost, columns=head))] if lost else []
-    return [*part("Random shapes", drawn, table), *losses] if body else []
+    return [*section("Random shapes", drawn, markdown(table)), *losses] if body else []
 
 
 def _plans(path: Path) -> list[str]:
@@ -316,23 +318,24 @@ def _plans(path: Path) -> list[str]:
     table = pd.DataFrame(body, columns=["shapes", *plan_regret.FIGURES])
     missed = plan_regret.missed(rows)
     lines = [markdown(pd.DataFrame(missed, columns=plan_regret.MISSED), 3)] if missed else []
-    return [*part("The planner's choices", note, table), *lines] if body else []
+    return [*section("The planner's choices", note, markdown(table)), *lines] if body else []
 
 
-def build(directory: Path) -> str:
-    """The Markdown between the markers of docs/performance.md."""
+def build(directory: Path, device: Sequence[str] | None = None) -> str:
+    """The Markdown between the markers: the tables of a device, or of all that have records."""
     parts: list[str] = []
     for path in records(directory):
-        if of_a_cpu(path):
+        if of_a_cpu(path) or not of_device(path, device):
             continue
         record = load(path)
-        host = small_calls.section_of(record)
-        measured = [*_variants(record), *_steps(record), *host, *_negatives(record)]
-        if is_whole(records_of(record.rows)):
-            measured = [*_forward(record), *_variants(record), *_fp32(record), *_quantized(record)]
-            measured += [*_training(record), *_steps(record), *host, *_negatives(record)]
-            for kind, build_part in (("ncu", _profile), ("sweep", _sweep), ("plans", _plans)):
-                measured += build_part(directory / f"{kind}-{path.name}")
-        if measured:
-            parts += [f"## On one {record.device}", *measured, stamp(record.headers)]
+        measured = [*_forward(record), *_variants(record), *_fp32(record), *_quantized(record)]
+        measured += [
+            *_training(record),
+            *_steps(record),
+            *small_calls.section_of(record),
+            *_negatives(record),
+        ]
+        for kind, build_part in (("ncu", _profile), ("sweep", _sweep), ("plans", _plans)):
+            measured += build_part(directory / f"{kind}-{path.name}")
+        parts += [stamp(record.headers), *measured] if measured else []
     return "\n\n".join(parts) if parts else "No run on a GPU is recorded yet."

@@ -7,16 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from math import log10
 from pathlib import Path
 from typing import Any
 
-from bench.harness.ceilings import shape_of
+from bench.harness.ceilings import reached
 from bench.harness.library import FLASH, LIK, OURS
 from bench.harness.results import Row
 from bench.peers.encoders import RECIPES
 from bench.report import end_to_end, large_batches
-from bench.report.tables import Record, best, records_of
+from bench.report.tables import Record, best, records_of, size
 from bench.suites.end_to_end import EXACT, PEER, VANILLA
 
 RED, BLUE, GREEN, NAVY, BLACK = "#c1121f", "#669bbc", "#7f9172", "#1f3b73", "#222222"
@@ -25,22 +24,16 @@ _LAYOUTS = {"in-batch": (RED, "o"), "kd": (BLUE, "s"), "pairs": (GREEN, "^")}
 
 
 def drawn(
-    target: Path,
-    columns: int,
-    size: tuple[float, float],
-    draw: Callable[[Any, Any], None],
-    sharey: bool = False,
+    target: Path, size: tuple[float, float], draw: Callable[[Any, Any], None], **grid: Any
 ) -> str | None:
-    """Save what `draw(figure, axes)` draws, in the style of all plots."""
+    """Save what `draw(figure, every axes)` draws on this grid of axes, in the style of all plots."""
     if find_spec("matplotlib") is None:
         return f"no {target.name}: matplotlib is not installed"
     import_module("matplotlib").use("Agg")
     plt: Any = import_module("matplotlib.pyplot")
-    figure, every = plt.subplots(
-        1, columns, figsize=size, dpi=140, squeeze=False, sharey=sharey, layout="constrained"
-    )
-    draw(figure, every[0] if columns > 1 else every[0][0])
-    for axes in every[0]:
+    figure, every = plt.subplots(figsize=size, dpi=140, squeeze=False, layout="constrained", **grid)
+    draw(figure, every.ravel())
+    for axes in every.flat:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(True, linewidth=0.4, color="#dddddd")
         if axes.get_legend_handles_labels()[0]:
@@ -52,42 +45,40 @@ def drawn(
 
 
 def roofline(record: Record, target: Path) -> str | None:
+    """The share of its bound that each shape reaches."""
     forward = record.of("forward")
-    points: dict[str, list[tuple[float, float, str]]] = {}
+    lines: dict[str, dict[str, tuple[float, str]]] = {}
     for impl in _LIBRARIES:
         for row in records_of(best(forward[forward.impl == impl], "shape")):
-            shape = shape_of(row)
-            moved = shape.bytes_moved("fwd", 4 if row["dtype"] == "float32" else 2)
-            point = shape.flops / moved, shape.flops / row["gpu_us"] * 1e-6, shape.name
-            points.setdefault(impl, []).append(point)
-    runs = [record.runs[run] for run in forward.run.drop_duplicates()]
-    header = next((h for h in runs if h.get("cublas_tflops") and h.get("read_tbps")), None)
-    if OURS not in points or header is None:
+            if share := reached(row, record.runs[row["run"]]):
+                lines.setdefault(f"{row['shape']}  ({size(row)})", {})[impl] = 100 * share[0], share[1]
+    panels = {
+        title: names
+        for title, bounds in (("reading the tokens once", "R"), ("the products, at the rate of cuBLAS", "CT"))
+        if (names := [name for name, of in lines.items() if OURS in of and of[OURS][1] in bounds])
+    }
+    if not panels:
         return "no roofline: no forward of ours was timed on a GPU"
-    peak, bandwidth = float(header["cublas_tflops"]), float(header["read_tbps"])
 
-    def draw(figure: Any, axes: Any) -> None:
-        xs = [x for of in points.values() for x, _, _ in of]
-        ends = sorted([min(xs) / 1.6, peak / bandwidth, max(xs) * 1.6])
-        axes.plot(ends, [min(peak, bandwidth * x) for x in ends], color=BLACK, linewidth=1.4)
-        for impl, of in reversed(points.items()):  # ours on top
-            color, marker = _LIBRARIES[impl]
-            x, y, _ = zip(*of, strict=True)
-            axes.scatter(x, y, s=30, color=color, marker=marker, label=impl, zorder=3)
-        labels: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
-        for point in points[OURS]:  # points that lie together share a label
-            labels.setdefault((round(3 * log10(point[0])), round(2 * log10(point[1]))), []).append(point)
-        for of in labels.values():
-            x0, y0, _ = max(of, key=lambda point: point[1])
-            above = {"xytext": (0, 5), "va": "bottom", "rotation": 30} if y0 > 0.8 * peak else {}
-            style = {"xytext": (6, -8), "va": "top", **above, "textcoords": "offset points", "fontsize": 6}
-            axes.annotate("\n".join(name for _, _, name in of), (x0, y0), **style)
-        title = f"MaxSim forward, {header['gpu']}: cuBLAS bf16 {peak:.0f} TFLOP/s, reads {bandwidth:.2f} TB/s"
-        axes.set(xscale="log", yscale="log", xlabel="FLOP per byte that must move", title=title)
-        axes.set(ylabel="TFLOP/s reached (real tokens)", ylim=(None, 4 * peak))
-        axes.yaxis.set_major_formatter("{x:g}")
+    def draw(figure: Any, every: Any) -> None:
+        for axes, (title, names) in zip(every, panels.items(), strict=True):
+            for impl, (color, marker) in _LIBRARIES.items():
+                ys = [y for y, name in enumerate(names) if impl in lines[name]]
+                style = {"color": color, "marker": marker, "zorder": 4 if impl == OURS else 3}
+                label = impl if axes is every[0] else None
+                axes.scatter(
+                    [lines[names[y]][impl][0] for y in ys], ys, s=36, label=label, edgecolors="white", **style
+                )
+            axes.set_yticks(range(len(names)), names, fontsize=7)
+            axes.set_ylim(len(names) - 0.5, -0.5)
+            axes.axvline(100, color=BLACK, linewidth=1.2)
+            axes.set_title(f"bound by {title}", fontsize=8, loc="left")
+        every[-1].set(xlim=(0, None), xlabel="% of the bound that the forward reaches")
+        figure.suptitle(f"MaxSim forward, bf16, {record.device}", fontsize=10)
 
-    return drawn(target, 1, (8.4, 4.8), draw)
+    height = 1.2 + 0.22 * sum(map(len, panels.values()))
+    ratios = [len(names) for names in panels.values()]
+    return drawn(target, (8.4, height), draw, nrows=len(panels), sharex=True, height_ratios=ratios)
 
 
 def sweep(record: Record, target: Path) -> str | None:
@@ -98,7 +89,8 @@ def sweep(record: Record, target: Path) -> str | None:
     if not len(both):
         return "no plot of the sweep: no shape was timed beside a peer on a GPU"
 
-    def draw(figure: Any, axes: Any) -> None:
+    def draw(figure: Any, every: Any) -> None:
+        axes = every[0]
         low, high = both[["gpu_us", "other"]].min().min() / 1.5, both[["gpu_us", "other"]].max().max() * 1.5
         for factor, dashes in ((1, "-"), (2, "--"), (4, ":")):
             label = "the same time" if factor == 1 else f"{factor}x faster"
@@ -114,7 +106,7 @@ def sweep(record: Record, target: Path) -> str | None:
         )
         axes.set(xlabel="the best other, GPU time, us", ylabel="late_interaction, GPU time, us")
 
-    return drawn(target, 1, (6.4, 6.0), draw)
+    return drawn(target, (6.4, 6.0), draw)
 
 
 def batches(record: Record, device: large_batches.Device, target: Path) -> str | None:
@@ -144,7 +136,7 @@ def batches(record: Record, device: large_batches.Device, target: Path) -> str |
         title = f"contrastive_loss, exact: lines are simulated, points measured ({device.name})"
         figure.suptitle(title, fontsize=10)
 
-    return drawn(target, 2, (9.6, 4.4), draw)
+    return drawn(target, (9.6, 4.4), draw, ncols=2)
 
 
 def recipes(headers: Sequence[Row], rows: Sequence[Row], target: Path) -> str | None:
@@ -153,7 +145,7 @@ def recipes(headers: Sequence[Row], rows: Sequence[Row], target: Path) -> str | 
     names = [name for name in RECIPES if any(r["recipe"] == name for r in steps)]
 
     def draw(figure: Any, axes: Any) -> None:
-        for ax, name in zip(axes if len(names) > 1 else [axes], names, strict=True):
+        for ax, name in zip(axes, names, strict=True):
             mine = [r for r in steps if r["recipe"] == name]
             for variant, color in ((VANILLA, GREEN), (PEER, BLUE), (EXACT, RED)):
                 shares = [(r["batch"], end_to_end.loss_share(end_to_end.values_of(r, variant))) for r in mine]
@@ -167,4 +159,4 @@ def recipes(headers: Sequence[Row], rows: Sequence[Row], target: Path) -> str | 
             ax.set_ylim(bottom=0)
         figure.suptitle(f"Share of MaxSim with its loss and backward ({headers[0]['gpu']})", fontsize=10)
 
-    return drawn(target, len(names), (3.4 * len(names), 3.6), draw, sharey=True)
+    return drawn(target, (3.4 * len(names), 3.6), draw, ncols=len(names), sharey=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from bench.harness.results import Row
 from bench.harness.text import number
-from bench.report.tables import load, markdown, records_of, section, stamp
+from bench.report.tables import load, markdown, of_device, records_of, section, stamp
 
 
 def _time(row: Row, way: str) -> str:
@@ -38,10 +39,12 @@ def _table(rows: pd.DataFrame) -> str:
     return markdown(pd.DataFrame(cells))
 
 
-def build(directory: Path) -> list[str]:
-    """A section for each record."""
+def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
+    """A section for each record (of a device)."""
     parts: list[str] = []
     for path in sorted(directory.glob("st-*.json"), key=lambda p: (p.stem == "st-cpu", p.name)):
+        if not of_device(path, device):
+            continue
         record = load(path)
         first = record.headers[0]
         packages = ", ".join(f"{name} {version}" for name, version in first["packages"].items())
@@ -53,6 +56,5 @@ def build(directory: Path) -> list[str]:
         if record.rows.work.str.contains("docstrings").any():
             note += " Docstrings are those of Python's standard library, by all-MiniLM-L6-v2 (d = 384)."
         title = "Sentence Transformers without and with its patch"
-        title += " on a CPU." if first["gpu"] is None else "."
         parts += [*section(title, note, _table(record.rows)), stamp(record.headers)]
     return parts

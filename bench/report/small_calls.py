@@ -1,4 +1,4 @@
-"""The part of docs/performance.md on the host's time: small calls beside a product of PyTorch's."""
+"""The part of a roofline page on the host's time: small calls beside a product of PyTorch's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pandas as pd
 from bench.harness.library import EINSUM, OURS
 from bench.harness.named_shapes import HOST
 from bench.harness.text import number
-from bench.report.tables import Record, part
+from bench.report.tables import Record, markdown, section
 from bench.suites import steps
 
 
@@ -47,4 +47,4 @@ def section_of(record: Record) -> list[str]:
         "queries x documents", "forward", "above GPU", "`a @ b`", "step", "`a @ b`, step", "loss of `maxsim`",
         "loss of `a @ b`",
     ]  # fmt: skip
-    return part("What the host takes", note, pd.DataFrame(body, columns=head))
+    return section("What the host takes", note, markdown(pd.DataFrame(body, columns=head)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bench.harness.ceilings import floor_us
-from bench.harness.results import Row, read, split, todays_command
+from bench.harness.results import Row, read, split
 from bench.harness.text import number
 
 OVER = "over best other"
@@ -71,27 +72,35 @@ def markdown(table: pd.DataFrame, left: int = 1) -> str:
     return str(table.to_markdown(index=False, disable_numparse=True, colalign=align))
 
 
-def section(title: str, note: str, body: str) -> list[str]:
-    return [f"**{title}** {note}", body] if body else []
+def section(title: str, note: str, body: str, level: int = 2) -> list[str]:
+    return [text for text in (f"{'#' * level} {title}", note, body) if text] if body else []
 
 
-def part(title: str, note: str, table: pd.DataFrame, left: int = 1) -> list[str]:
-    return [f"### {title}", *([note] if note else []), markdown(table, left)] if len(table) else []
+def _range(figures: Sequence[float], digits: int) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (min(figures), max(figures))))
 
 
 def stamp(headers: Sequence[Row]) -> str:
-    """Devices, versions and commands of the runs; runs on equal devices and versions share a paragraph."""
-    runs: dict[str, list[str]] = {}
-    for h in headers:
-        device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"
-        packages = ", ".join(f"{k} {v}" for k, v in h["versions"].items())
-        ceilings = ""
-        if h.get("cublas_tflops"):
-            rates = f"at {h['cublas_tflops']:.0f} TFLOP/s, reads at {h['read_tbps']:.2f} TB/s"
-            ceilings = f", beside cuBLAS bf16 8192^3 {rates}"
-        when = f"commit {(h['commit'] or 'unknown')[:7]}, {h['run'][:10]}: `{todays_command(h['command'])}`"
-        runs.setdefault(f"{device}; {packages}.", []).append(f"- {when}{ceilings}")
-    return "\n\n".join("\n".join([f"{made_with} Runs:", "", *lines]) for made_with, lines in runs.items())
+    """The device, the versions and the rates of the runs, in one paragraph. Records have each run's own."""
+    h = headers[0]
+    device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"
+    versions: dict[str, dict[str, None]] = {}
+    for name, version in (pair for header in headers for pair in header["versions"].items()):
+        versions.setdefault(name, {})[version] = None
+    packages = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
+    text = f"{device}; {packages}."
+    if rated := [header for header in headers if header.get("cublas_tflops")]:
+        products = _range([header["cublas_tflops"] for header in rated], 0)
+        reads = _range([header["read_tbps"] for header in rated], 2)
+        text += (
+            f" Ceilings of these runs: cuBLAS bf16 8192^3 at {products} TFLOP/s, large reads at {reads} TB/s."
+        )
+    return text
+
+
+def of_device(path: Path, device: Sequence[str] | None) -> bool:
+    """True if a record is one of these devices' (their names in lower case), or if no device is asked for."""
+    return device is None or re.sub(r"^(st|end-to-end)-", "", path.stem) in device
 
 
 def size(row: Row) -> str:

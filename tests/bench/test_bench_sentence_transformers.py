@@ -95,7 +95,7 @@ def test_the_page_has_the_records(tmp_path: Path) -> None:
     ]
     (tmp_path / "st-a-gpu.json").write_text(json.dumps([gpu, *rows]))
     (tmp_path / "st-cpu.json").write_text(json.dumps([header("2026-01-02"), row("MarginMSE", 32)]))
-    text = re.sub(" +", " ", benchmarks.build(tmp_path))
+    text = re.sub(" +", " ", benchmarks.steps(tmp_path))
     assert "| DistillKLDiv | 4,096 | 5.00 | 2.00 | 2.50x | 1,000 | 10.0 |" in text
     assert "| MarginMSE | 32 | out of memory | 1.00 | - | - | 4.00 |" in text
     assert "| MarginMSE | 32 | 5.00 | 2.00 | 2.50x |" in text

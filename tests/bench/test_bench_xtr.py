@@ -223,5 +223,5 @@ def test_the_page_has_the_section_where_a_record_has_the_suite(tmp_path: Path) -
     path.write_text(json.dumps([header, forward]))
     assert "XTR" not in benchmarks.build(tmp_path)
     path.write_text(json.dumps([header, forward, *rows]))
-    assert "**XTR scores, forward and both gradients.**" in benchmarks.build(tmp_path)
+    assert "## XTR scores, forward and both gradients" in benchmarks.build(tmp_path)
     assert broken_rules(rows[:0] + record()) == []

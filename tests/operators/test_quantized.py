@@ -278,7 +278,7 @@ def test_per_token_round_trip(dtype, given, shape, size, device):
 
 
 def test_a_power_of_two_a_token_rounds_as_one_for_all_tokens_does():
-    """docs/performance.md says so of unit vectors: an fp8 code has an exponent of its own. Codes that are
+    """docs/roofline.md says so of unit vectors: an fp8 code has an exponent of its own. Codes that are
     subnormal by the scale for all tokens alone differ."""
     X = torch.nn.functional.normalize(torch.randn(500, 128, dtype=torch.float64), dim=-1)
     per_token, for_all = (

@@ -30,6 +30,7 @@ LANGUAGES = {
     ".sh": "bash",
 }
 PICTURES = {".png", ".svg"}
+WIDE = ("benchmarks/", "examples/", "source/")  # tables and programs take the room of the contents
 
 SOURCES: dict[str, str] = {}  # a page of the site -> the repository's file that it shows
 
@@ -116,4 +117,6 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
     name = SOURCES[page.file.src_uri]
+    if page.file.src_uri.startswith(WIDE):
+        page.meta["hide"] = ["toc"]
     return expanded(name, markdown) if name.endswith(".md") else markdown
