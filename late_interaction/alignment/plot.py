@@ -60,7 +60,7 @@ def plot_alignment(
     ax.set_title(f"score {alignment.score:.3f}")
     if grid is not None:
         image = ax.imshow(grid.tolist(), cmap="viridis", interpolation="nearest")
-        ax.figure.colorbar(image, ax=ax, label="share of the score")
+        ax.figure.colorbar(image, ax=ax, label="contribution to the score")
         ax.set_xlabel("patch column")
         ax.set_ylabel("patch row")
         return ax
@@ -70,7 +70,7 @@ def plot_alignment(
     labels = [names[token].replace("$", r"\$") for token in matched]
     ax.set_xticks(range(len(matched)), labels, rotation=90 if len(matched) > 8 else 0)
     ax.set_xlabel("document token")
-    ax.set_ylabel("share of the score")
+    ax.set_ylabel("contribution to the score")
     return ax
 
 
