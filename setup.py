@@ -13,7 +13,7 @@ Environment:
   LATE_INTERACTION_NAMESPACE      of the operators, torch.ops.<namespace>.*; default: late_interaction.
                                   Libraries of two namespaces load into one process
   LATE_INTERACTION_LOCAL_VERSION  local version of a wheel, such as "cu130" or "cpu"
-  LATE_INTERACTION_REPOSITORY     URL of the repository that the long description of a wheel links to
+  LATE_INTERACTION_REPOSITORY     URL of the repository, which the page of a wheel on a package index links to
   CUDA_HOME or CUDA_PATH          the CUDA toolkit; else nvcc on PATH, else /usr/local/cuda
   LATE_INTERACTION_CUDART         the folder of libcudart_static.a, for a machine that the toolkit is not for
   MAX_JOBS                        compilers at a time; default: the CPUs this process may use
@@ -408,6 +408,20 @@ def long_description():
     return "".join(piece if i % 2 else link.sub(absolute, piece) for i, piece in enumerate(pieces))
 
 
+def project_urls():
+    """Where the repository is, and what is read there; a build that is not told names no place."""
+    repository = os.environ.get("LATE_INTERACTION_REPOSITORY", "").rstrip("/")
+    release = (ROOT / "VERSION").read_text().strip()
+    tree = f"{repository}/blob/v{release}"
+    urls = {
+        "Repository": repository,
+        "Documentation": f"{tree}/docs/index.md",
+        "Changelog": f"{tree}/CHANGELOG.md",
+        "Issues": f"{repository}/issues",
+    }
+    return urls if repository else {}
+
+
 choice = BuildLibraries.choice = choose()
 
 BUILD.mkdir(parents=True, exist_ok=True)
@@ -418,6 +432,7 @@ if local := os.environ.get("LATE_INTERACTION_LOCAL_VERSION"):
 setuptools.setup(
     version=version,
     long_description=long_description(),
+    project_urls=project_urls(),
     long_description_content_type="text/markdown",
     ext_modules=[
         cpu_extension(),

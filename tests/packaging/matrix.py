@@ -5,7 +5,7 @@ smoke.py there. A source distribution is built there, for the CPU, under the fir
 A Python that is not found, or a torch that will not install, is printed as skipped with the reason. It fails
 where a smoke test fails, and where nothing was left to run.
 
-  --python 3.10,3.12       which Pythons (default: 3.10 to 3.13)
+  --python 3.10,3.12       which Pythons (default: 3.10 to 3.14)
   --torch 2.10,2.13        which torch releases, from old to new (default: 2.10, 2.11, 2.13 and the newest)
   --torch-index URL        where torch comes from, such as https://download.pytorch.org/whl/cpu
   --env PYTHON             instead: an interpreter that has torch already (repeatable); it is not changed
@@ -85,7 +85,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--python", default="3.10,3.11,3.12,3.13")
+    parser.add_argument("--python", default="3.10,3.11,3.12,3.13,3.14")
     parser.add_argument("--torch", default="2.10,2.11,2.13,newest")
     parser.add_argument("--torch-index")
     parser.add_argument("--env", action="append", default=[])

@@ -101,6 +101,13 @@ def test_links_point_into_the_repository(unpacked):
     assert [link for link in links if not re.match(r"https?://|#", link)] == []
 
 
+def test_a_package_index_links_to_the_repository(unpacked):
+    urls = email.message_from_string((unpacked / "PKG-INFO").read_text()).get_all("Project-URL")
+    release = (unpacked / "VERSION").read_text().strip()
+    assert f"Repository, {REPOSITORY}" in urls
+    assert f"Changelog, {REPOSITORY}/blob/v{release}/CHANGELOG.md" in urls
+
+
 def test_without_a_repository_no_link_is_left_to_break(unpacked):
     run(sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", unpacked, cwd=unpacked)
     shown = description(unpacked / "late_interaction.egg-info")
