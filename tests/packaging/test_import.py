@@ -1,5 +1,7 @@
 """What `import late_interaction` loads: the operators and the scoring, and the rest when it is asked for."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +91,26 @@ def every_module():
 @pytest.mark.parametrize("seed", "abc")
 def test_names_stay_what_they_are_whatever_is_imported_first(seed):
     assert set(run(EVERYTHING, seed, *every_module())) == set(SHADOWED)
+
+
+def private_names_of_torch(path):
+    """What a module imports or reads of PyTorch that is private. `torch._check` is documented."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+        for name in names:
+            if re.match(r"torch\.(.+\.)?_(?!_|check$)", name):
+                yield name
+
+
+def test_private_names_of_torch_stand_in_one_file():
+    folder = Path(li.__file__).parent
+    users = {path.name for path in folder.rglob("*.py") if [*private_names_of_torch(path)]}
+    assert users == {"_torch.py"}
 
 
 def test_other_names_are_attribute_errors():
