@@ -100,7 +100,7 @@ def test_the_ceiling_is_the_larger_of_products_and_reads() -> None:
     assert timed("train-256", 252.0) is None
 
 
-@pytest.mark.parametrize("elements", [1, 16, 70, 210])  # similarities of 1 token, 2, 10, all of 2 documents
+@pytest.mark.parametrize("elements", [1, 70])  # similarities of a token, of 10
 def test_the_slices_of_the_reference_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in LAYOUTS:
         x = inputs.draw(shape, CPU, torch.float64)
@@ -177,24 +177,6 @@ def test_input_sets_outgrow_the_cache() -> None:
     assert inputs.sets_to_beat_cache(small, torch.bfloat16, 0) == 1
 
 
-@pytest.mark.parametrize("per_token", [False, True])
-@pytest.mark.parametrize(("dtype", "error"), [(inputs.FP8, 0.03), (inputs.INT8, 0.02)])
-def test_quantizing_keeps_what_its_bits_can(dtype: torch.dtype, error: float, per_token: bool) -> None:
-    x = torch.randn(3, 5, 64)
-    narrow, scale = inputs.quantize(x, dtype, per_token)
-    assert narrow.dtype == dtype and scale.shape == (x.shape[:-1] if per_token else ())
-    restored = narrow.float() * (scale.unsqueeze(-1) if per_token else scale)
-    assert float((restored - x).norm() / x.norm()) < error
-
-
-def test_padding_holds_what_was_packed_and_what_never_was() -> None:
-    Q, _, cu, _ = inputs.draw_packed(Shape("x", 5, 3, 9, 7, d=16), CPU, torch.float64)
-    out, lengths = packed.padded(Q, cu, 9)
-    assert out.shape == (5, 9, 16) and lengths.tolist() == cu.diff().tolist()
-    keep = torch.arange(9) < lengths.unsqueeze(1)
-    assert torch.equal(out[keep], Q) and bool((out[~keep] > Q.max()).all())
-
-
 # ---- the suites, in tiny shapes ----
 
 
@@ -248,11 +230,6 @@ def test_dry_run_takes_small_calls_through(tmp_path: Path) -> None:
     for r in rows:
         assert r.get("error") is None and r["wall_us"] >= r["wall_least_us"] > 0 and r["rel_err"] < 1e-2
         assert r["op"] == "fwd" or r["grad_err"] < parity.GRADIENTS
-
-
-def test_a_quick_run_compiles_nothing(tmp_path: Path) -> None:
-    rows = dry_run(tmp_path, "steps", "ours", "--quick", "--shapes", "tiny-pairs")
-    assert rows and steps.COMPILED not in {r.get("variant") for r in rows}
 
 
 def test_a_first_call_has_the_times_of_its_import_and_of_itself(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import BatchShape
 from bench.peers import losses
 from bench.peers.implementations import KEYS
-from bench.rules import broken_rules
 from bench.suites import losses as suite
 from late_interaction.reference import maxsim_reference
 
@@ -169,14 +168,6 @@ def record(gpu: str = "Some GPU", large: bool = True) -> list[results.Row]:
     return [header | {"gpu": gpu}, *rows]
 
 
-def test_the_fixture_keeps_the_rules_of_records() -> None:
-    assert broken_rules(record()) == [] and broken_rules(record(large=False)) == []
-    wrong = record()
-    wrong[0]["command"] = "python -m bench run --suite contrastive"
-    assert all("does not measure this shape" in line and "65536" in line for line in broken_rules(wrong))
-    assert broken_rules(wrong)
-
-
 def of(rows: list[results.Row]) -> Any:
     headers, measured = results.split(rows)
     return tables.Record(Path("some-gpu.json"), headers, tables.frame(measured))
@@ -209,20 +200,6 @@ def test_the_model_finds_the_rate_that_the_steps_follow() -> None:
     assert all(float(line[3]) == 1.0 and line[4] == line[5] for line in body)
     fast = [{**r, "gpu_us": 1.0} for r in rows if r["variant"] == losses.EXACT]
     assert large_batches.fitted(of([header, *fast])) is None  # less than its products take
-
-
-def test_groups_of_an_older_run_keep_its_header(tmp_path: Path) -> None:
-    """The model has the ceilings of the run that it is fitted to, whatever comes first; all are named."""
-    header, *rows = record()
-    old = header | {"run": "old", "cublas_tflops": 400.0, "commit": "0" * 40}
-    packed = [r["shape"].startswith("packed") for r in rows]
-    rows = [{**r, "run": "old"} if p else r for r, p in zip(rows, packed, strict=True)]
-    rows.sort(key=lambda r: r["run"] != "old")
-    assert rows[0]["run"] == "old"
-    (tmp_path / "some-gpu.json").write_text(json.dumps([old, header, *rows]))
-    page = large_batches.build(tmp_path)
-    assert "Products at 720 TFLOP/s" in page and "rows at 8.0 TB/s" in page
-    assert "at 400 to 800 TFLOP/s" in page
 
 
 def test_the_model_is_of_the_formulas() -> None:

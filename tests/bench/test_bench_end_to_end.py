@@ -94,18 +94,6 @@ def test_lora_trains_the_language_model_and_the_projection_alone(name: str) -> N
         torch.testing.assert_close(every[who], every[VANILLA], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "forwards"), [("colqwen2", 2), ("modernvbert", 1)])
-def test_checkpointed_layers_run_again_in_the_backward(name: str, forwards: int) -> None:
-    encoder = build(name)
-    made: list[str] = []
-    for module, layer in encoder.module.named_modules():
-        if module.endswith(("language_model.layers.0.mlp", "text_model.layers.0.mlp")):
-            layer.register_forward_pre_hook(lambda *_: made.append("forward"))
-    queries, documents = encoder.embed(2, seed=0)
-    (queries.sum() + documents.sum()).backward()
-    assert len(made) == 2 * forwards  # queries and documents
-
-
 @pytest.mark.parametrize("name", ["colqwen2", "modernvbert"])
 def test_true_sizes(name: str) -> None:
     """Without memory for them: parameters as published, and the tokens that inputs and pixels give."""
@@ -263,45 +251,6 @@ def test_a_long_call_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [made.count(name) for name in ("slow", "slower", "fast")] == [2, 1, 4]
     assert [found[name]["calls"] for name in ("slow", "slower", "fast")] == [1, 1, 3]
     assert found["none"] == {"error": OUT_OF_MEMORY, "where": ENCODER}
-
-
-def test_a_first_call_that_tunes_its_loss_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_steps, "VERY_LONG_S", 0.2)
-    seconds = [0.3, 0.0]
-
-    def run(marks: Marks) -> torch.Tensor:
-        x, y = torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)
-
-        def loss(batch: Batch) -> torch.Tensor:
-            time.sleep(seconds.pop(0) if seconds else 0.0)
-            return batch.Q.sum() + batch.D.sum()
-
-        marks.around(loss)(x, y).backward()
-        return torch.zeros(())
-
-    found = training_steps.interleaved({"tunes": run}, CPU, 3, True, 0.0)
-    assert found["tunes"]["calls"] == 3 and found["tunes"]["s"] < 0.2
-
-
-def test_short_calls_are_repeated_in_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    def call(name: str, seconds: float) -> training_steps.Call:
-        def run(marks: Marks) -> torch.Tensor:
-            made.append(name)
-            time.sleep(seconds)
-            marks._before = marks._after = 0.0
-            return torch.zeros(())
-
-        return run
-
-    calls = {name: call(name, 0.02) for name in "abc"}
-    found = training_steps.interleaved(calls, CPU, 1, True, enough_s=0.15)
-    assert all(3 < values["calls"] <= 8 and values["spread"] >= 0 for values in found.values())
-    rounds = ["".join(made[i : i + 3]) for i in range(0, len(made) // 3 * 3, 3)]
-    assert rounds[0] == "abc" and len(set(rounds)) > 2
-    monkeypatch.setattr(training_steps, "MOST_CALLS", 4)
-    assert training_steps.interleaved(calls, CPU, 2, True, enough_s=9.0)["a"]["calls"] == 4
 
 
 def test_a_dry_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

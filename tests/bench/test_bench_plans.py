@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ import torch
 from bench.command_line import main
 from bench.harness import results
 from bench.harness.shape import IN_BATCH, Shape
-from bench.tuning import kernel_fingerprint, plan_regret, plans
+from bench.tuning import kernel_fingerprint, plan_regret
 
 
 def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,39 +25,6 @@ def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.
         assert not row.get("error") and row["plan"] in row["times"] and row["best"] in row["times"]
         wanted = row["times"][row["plan"]] / row["times"][row["best"]] - 1
         assert row["regret"] == pytest.approx(wanted, abs=1e-2)
-
-
-class FakeClock:
-    """Each plan takes its own time, as a glance and as a graph see it; the first glance loads the kernel."""
-
-    def __init__(self, us: dict[str, float]) -> None:
-        self.us = us
-        self.now = ""
-        self.loaded: set[str] = set()
-        self.graphs: list[str] = []
-
-    @contextmanager
-    def forced(self, name: str) -> Any:
-        self.now = name
-        yield
-
-    def glance(self, calls: Any) -> float:
-        slow = 1000.0 * (self.now not in self.loaded)
-        self.loaded.add(self.now)
-        return self.us[self.now] + slow
-
-    def graph(self, calls: Any, about_us: float) -> Any:
-        name = self.now
-        self.graphs.append(name)
-        return lambda: self.us[name]
-
-
-def test_a_plan_that_is_far_off_gets_a_glance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock({"rows 152": 100.0, "rows 80": 90.0, "thin": 400.0, "wide": 130.0})
-    monkeypatch.setattr(plans, "forced", clock.forced)
-    times, rough = plans.time_plans(list(clock.us), [lambda: None], clock)  # type: ignore[arg-type]
-    assert times == clock.us and rough == ["thin"]
-    assert clock.graphs == ["rows 152", "rows 80", "wide"]
 
 
 def test_every_plan_of_a_shape_has_a_name() -> None:

@@ -154,14 +154,6 @@ def test_one_implementation_is_not_put_beside_those_of_another_run(tmp_path: Pat
     assert path.read_text() == before
 
 
-def test_variants_of_other_dtypes_belong_to_their_group() -> None:
-    plain = row(OURS, 20.0, suite="variants", variant="plain")
-    halves = {**row(OURS, 21.0, suite="variants", variant="fp16"), "dtype": "float16"}
-    later = {**plain, "run": "two"}
-    rows = results.replaced([header(), plain, halves], [header("two"), later])
-    assert [r for r in rows if r.get("kind") != "header"] == [later]
-
-
 def test_parts_become_records_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, out = tmp_path / "one.json", tmp_path / "two.json", tmp_path / "records"
     results.write(one, whole())
@@ -185,15 +177,6 @@ def test_parts_become_records_by_a_command(tmp_path: Path, capsys: pytest.Captur
 # ---- the kernels that a time belongs to ----
 
 
-def test_a_fingerprint_is_of_code_alone() -> None:
-    code = 'int f(int a) { return a; }  // sums\n/* more */ const char* s = "a // b";'
-    assert kernel_fingerprint.bare(code) == kernel_fingerprint.bare(
-        'int f(int a)\n{ return a; }\nconst char* s = "a // b";'
-    )
-    assert kernel_fingerprint.bare(code) != kernel_fingerprint.bare(code.replace("return a", "return b"))
-    assert kernel_fingerprint.bare(code) != kernel_fingerprint.bare(code.replace("// b", "// c"))
-
-
 def test_times_without_a_fingerprint_are_older(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert kernel_fingerprint.are_older({"run": "one"})
     assert not kernel_fingerprint.are_older({"run": "one", "kernels": kernel_fingerprint.fingerprint()})
@@ -214,8 +197,3 @@ def test_times_without_a_fingerprint_are_older(monkeypatch: pytest.MonkeyPatch, 
     assert not kernel_fingerprint.are_older(first)
     source.write_text("int a = 2;")
     assert kernel_fingerprint.are_older(first)
-
-
-def test_the_forward_includes_more_than_its_own_folder() -> None:
-    names = {path.name for path in kernel_fingerprint.sources()}
-    assert {"kernel_limits.h", "argmax.cuh", "wgmma.cuh"} <= names and "entry.cpp" not in names

@@ -28,7 +28,7 @@ tables = pytest.importorskip("bench.report.tables")
 CPU = torch.device("cpu")
 TINY = named_shapes.TINY_XTR[0]
 SHAPES = [Shape("a", 3, 7, 5, 11, d=16), Shape("b", 1, 1, 2, 13, d=8), Shape("c", 4, 1, 1, 17, d=8), TINY]
-KS = [1, 9, 32, 1000]
+KS = [1, 9, 1000]
 
 
 def drawn(shape: Shape) -> inputs.Inputs:
@@ -67,16 +67,6 @@ def test_the_results_of_planted_inputs_are_exact_and_no_rounding_moves_them(shap
     chosen = grid >= ordered[..., min(k, ordered.shape[-1]) - 1, None, None] - 1e-9
     inside = grid.masked_fill(~chosen, 0.0).topk(2, dim=-1).values
     assert (inside[..., 0] - inside[..., 1])[chosen.any(-1)].min() > 0.1
-
-
-def test_planted_inputs_select_some_tokens_pass_others_over_and_differ_in_divisors() -> None:
-    torch.manual_seed(0)
-    known = exact.plant_selection(TINY, 32, torch.ones(TINY.scores_shape), torch.bfloat16)
-    grid = torch.einsum("isd,jtd->isjt", known.inputs.Q.double(), known.inputs.D.double()).flatten(2)
-    assert ((grid > 0.45).sum(-1) == 32).all() and ((grid > 0.3).sum(-1) == 64).all()
-    counts = (grid > 0.45).view(*grid.shape[:2], TINY.Nd, TINY.Ld).any(-1).sum(1)
-    assert counts.min() == 0 and len(counts.unique()) > 2
-    assert (known.results[0] == 0).any() and (known.results[2].abs().sum(-1) == 0).any()
 
 
 @pytest.mark.parametrize("k", KS)
@@ -128,10 +118,6 @@ def test_a_dry_run_takes_the_suite_through(tmp_path: Path) -> None:
         assert r["grad_err"] < parity.GRADIENTS and r["rel_err"] < (1e-5 if r["impl"] == OURS else 5e-2)
 
 
-def test_the_grid_goes_with_pytorchs_operators() -> None:
-    assert {r["impl"] for r in measured(TINY, "ours")} == {OURS}
-
-
 def test_wrong_scores_and_wrong_gradients_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_length(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
         return grid_scores(Q, D, k) / 2
@@ -163,11 +149,6 @@ def test_a_run_on_a_gpu(shape: Shape) -> None:
     assert len(rows) == 5 and [r.get("error") for r in rows] == [None] * 5
     assert len({r["gpu_method"] for r in rows}) == 1
     assert all(r["gpu_us"] > 0 and r["wall_us"] > 0 and r["peak_mib"] > 0 for r in rows)
-
-
-def test_the_shapes_have_names_of_their_own() -> None:
-    assert len({s.name for s in named_shapes.XTR}) == len(named_shapes.XTR)
-    assert all(s.Nd * s.Ld > max(soft.SELECTED) for s in (*named_shapes.XTR, TINY))
 
 
 # ---- the record ----

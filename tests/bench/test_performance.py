@@ -12,9 +12,8 @@ import torch
 from bench.command_line import main
 from bench.harness import results, run_header
 from bench.harness.ceilings import Ceilings
-from bench.harness.library import EINSUM, LIK, OURS
+from bench.harness.library import LIK, OURS
 from bench.harness.named_shapes import FORWARD, TRAINING
-from bench.suites import steps
 from bench.tuning import ncu
 
 pages = pytest.importorskip("bench.report.pages", reason="pandas is not installed")
@@ -77,6 +76,7 @@ def build(directory: Path, device: Sequence[str] | None = None) -> str:
 
 
 def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> None:
+    """test_the_pages_match_the_recorded_runs takes the tables of all that is recorded."""
     assert build(tmp_path) == "No run on a GPU is recorded yet."
     ceilings = Ceilings(800.0, 400.0, 4.0, 3.0, 14.0, 98.0)
     header = run_header.new_header(torch.device("cpu"), ceilings, gpu="Some GPU", driver="1")
@@ -86,19 +86,6 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     assert "| train-256 | 256 x 256, 32, 300, d=128 | cuBLAS bf16 | 201 | 252 | 80% |" in text
     assert "| text-long |" in text and "| reads |" in text
     assert re.findall("^## (.*)$", text, re.MULTILINE) == ["Scores alone, bf16"]
-
-    record.add([row("variants", "train-256", 250.0, "plain"), row("variants", "train-256", 275.0, "winners")])
-    record.add([
-        row("fp32", "train-256", 500.0, "high"), row("fp32", "train-256", 1500.0, "highest"),
-        row("fp32", "train-256", 4500.0, "highest", EINSUM),
-    ])  # fmt: skip
-    record.add(
-        [row("quantized", "train-256", 250.0, "bf16"), row("quantized", "train-256", 150.0, "fp8 per token")]
-    )
-    text = build(tmp_path)
-    assert "| train-256 | 250 | 73% | 1.10x | - | - | - | - | - |" in text
-    assert "| train-256 | 500 | 81% of cuBLAS TF32 | 1,500 | 4,500 | 3.00x |" in text
-    assert "| train-256 | 250 | 150 (0.60x) | - | - | - |" in text
 
     step = {"op": "fwd+bwd", "peak_mib": 26.0}
     record.add([
@@ -113,44 +100,15 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     )
     assert f"{line} 820 | 2.00x |" in text and "| kd-128x8 | 128 x 8" not in text
 
-    def variant(name: str, us: float, mib: float) -> results.Row:
-        more = {"wall_us": us + 60, "peak_mib": mib, "over_plain": us / 400}
-        return row("steps", "pylate-256", us, name, op="fwd+bwd", **more)
-
-    record.add([variant(steps.PLAIN, 400.0, 25.0), variant(steps.RECOMPUTE, 640.0, 26.75)])
-    record.add([variant(steps.WEIGHTS, 404.0, 25.0)])
-    record.add([variant(steps.HIGH, 720.0, 46.0), variant(steps.GRAPH, 400.0, 25.0)])
-    record.add([variant(steps.COMPILED, 400.0, 25.0) | {"wall_us": 495.0}])
-    long = {"winners": "uniform", "backward": "auto", "op": "fwd+bwd"}  # no skewed row of documents so long
-    record.add([row("training", "million-1x1", 260.0, **long), row("forward", "million-1x1", 80.0)])
-    record.add([
-        row("training", "kd-256x16", us, impl=impl, winners="uniform", backward="lowmem", floor_us=503.0,
-            peak_mib=1032.0)
-        for impl, us in ((LIK, 800.0), (OURS, 640.0))
-    ])  # fmt: skip
-    text = build(tmp_path)
-    assert "| pylate-256 | 400 | 1.01x | - | 1.60x | 1.80x | - | 6.00 | 60.0 | - | 95.0 | 60.0 |" in text
-    assert "| million-1x1 | 1 x 1, 32, 1000000, d=128 | memory | 128 | 0 | 260 | 49% | - | 269 |" in text
-    assert "| million-1x1 | 1 x 1, 32, 1000000, d=128 | reads | 64.0 | 80.0 | 80% |" in text
-    assert "with both gradients: 98.0 us eager." in text
-    assert f"| {LIK}, lowmem | 0.80 | 2.2 | 1,032 |\n| {OURS}, lowmem | 0.64 |" in text
-
     profile = results.Results(tmp_path / "ncu-some-gpu.json", header)
     profile.add(ncu.extract(CSV, ["train-256", "text-long"]))
     sweep = results.Results(tmp_path / "sweep-some-gpu.json", header)
     for name, us in (("train-256", 50.0), ("text-long", 90.0)):
         sweep.add([row("sweep", name, 80.0, plan="sm90_q; 256 x 152"), row("sweep", name, us, impl=LIK)])
-    choices = results.Results(tmp_path / "plans-some-gpu.json", header)
-    for name, best, regret in (("train-256", "wide", 0.25), ("text-long", "rows 152", 0.0)):
-        times = {"rows 152": 50.0, "documents 1x3": 50.0, "documents 4x1": 50.0, "wide": 50.0 / (1 + regret)}
-        more = {"plan": "wide", "times": times, "best": best}  # judged as the planner chooses now
-        choices.add([row("plans", name, 50.0, "plain", **more)])
     text = build(tmp_path)
     profiled = "| train-256 | maxsim_forward_wgmma_rows | 80% | 12% | 40% | 41% | 168 | 1,250 |"
     assert f"{profiled} tensor cores |" in text
     assert "## Random shapes" in text and "1 of 2" in text and "| 1.60 |" in text
-    assert "| plain | 12.5% | 25.0% | 25.0% | 1 of 2 |" in text
-    assert "| plain | rows 152 | 50.0 | wide | 40.0 | 25% |" in text and "| text-long | plain" not in text
     assert [p.name for p in results.records(tmp_path)] == ["some-gpu.json"]
 
 

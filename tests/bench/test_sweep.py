@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,91 +44,9 @@ def test_the_draw_is_wide_and_odd_but_repeats_what_peers_tune_for() -> None:
     assert len(tuned) < 80
 
 
-# ---- compiling ahead, with a Triton that only counts ----
+# ---- compiling ahead ----
 
-
-class Autotuner:
-    """As much of triton.runtime.autotuner.Autotuner as is relied on."""
-
-    def __init__(self, name: str, configs: list[str], jit: JITFunction) -> None:
-        self.arg_names, self.keys, self.configs = ["Q", "Lq", "Ld"], ["Lq"], configs
-        self.cache: dict[tuple[Any, ...], str] = {}
-        self.fn, self.cache_results = jit, True
-        self.base_fn = SimpleNamespace(__name__=name, __module__="flash_maxsim.kernels")
-
-    def do_bench(self, call: Any, quantiles: Any) -> list[float]:
-        call()
-        return [1.0]
-
-    def run(self, *args: Any, **kwargs: Any) -> None:
-        key = (args[1], str(args[0].dtype))
-        if key not in self.cache:
-            timings = {}
-            for config in self.configs:
-                timings[config] = self.do_bench(
-                    lambda c=config: self.fn.run(*args, config=c, **kwargs), quantiles=(0.5,)
-                )
-            self.cache[key] = min(timings, key=timings.__getitem__)
-        self.fn.run(*args, config=self.cache[key], **kwargs)
-
-
-class JITFunction:
-    def __init__(self) -> None:
-        self.launched: list[tuple[Any, ...]] = []
-
-    def run(self, *args: Any, config: str = "", **_: Any) -> None:
-        self.launched.append((args[1], args[2], config))
-
-
-@pytest.fixture
-def peer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A peer with one autotuned kernel that is bypassed for short documents, and its module."""
-    jit = JITFunction()
-    tuner = Autotuner("forward", ["a", "b", "c", "d"], jit)
-    module = ModuleType("flash_maxsim.kernels")
-    vars(module).update(forward=tuner, same=tuner)
-    again = ModuleType("flash_maxsim.others")  # who imports the kernel from there
-    vars(again).update(forward=tuner)
-    fakes = {
-        "flash_maxsim.kernels": module,
-        "flash_maxsim.others": again,
-        "triton.runtime.autotuner": SimpleNamespace(Autotuner=Autotuner),
-        "triton.runtime.jit": SimpleNamespace(JITFunction=JITFunction),
-        "triton.testing": SimpleNamespace(do_bench=lambda call, quantiles, warmup, rep: (call(), [1.0])[1]),
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setitem(sys.modules, name, fake)  # type: ignore[arg-type]
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, device, dtype: empty(*size, dtype=dtype))
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda *a: None)
-
-    def score(shape: Shape, backward: str | None, train: bool) -> Any:
-        if shape.d == 8:
-            raise RuntimeError("d is too small")
-        return lambda Q, D: (jit if shape.Ld < 10 else tuner).run(Q, shape.Lq, shape.Ld)
-
-    return SimpleNamespace(impl=SimpleNamespace(score=score), tuner=tuner, jit=jit)
-
-
-SHAPES = [
-    Shape("a", 2, 3, 16, 100, 64),
-    Shape("b", 2, 3, 16, 50, 64),
-    Shape("c", 2, 3, 32, 70, 64),
-    Shape("d", 2, 3, 16, 5, 64),
-    Shape("e", 2, 3, 16, 50, 8),
-]
-
-
-def test_what_a_call_would_tune_is_found_without_a_launch(peer: Any) -> None:
-    keys = triton_tuning.find_keys({"flash": peer.impl}, SHAPES)
-    assert {key[2]: [s.name for s in shapes] for key, shapes in keys.items()} == {
-        (16, "torch.bfloat16"): ["a", "b"],
-        (32, "torch.bfloat16"): ["c"],
-    }
-    assert peer.jit.launched == []
-    peer.tuner.run(torch.zeros(1), 1, 20)
-    assert peer.jit.launched  # launches again afterwards
+SHAPE = Shape("a", 2, 3, 16, 100, 64)
 
 
 def test_it_tunes_on_a_shape_that_fills_the_gpu_but_takes_no_long_time() -> None:
@@ -138,52 +55,14 @@ def test_it_tunes_on_a_shape_that_fills_the_gpu_but_takes_no_long_time() -> None
     assert triton_tuning.representative([huge]) == huge
 
 
-class InProcess(triton_tuning.Compilers):
-    """Runs the jobs here and now."""
-
-    jobs: list[triton_tuning.Job]
-
-    def run(self, jobs: Any, seconds: float) -> str:
-        self.jobs = [*getattr(self, "jobs", []), *jobs]
-        problems = [triton_tuning._compile(job) for job in jobs]
-        return f"{len(jobs)}, {sum(p is not None for p in problems)} failed"
-
-
 def test_without_processes_all_is_left_to_the_calls() -> None:
-    job = triton_tuning.Job("flash", SHAPES[0], None, {})
+    job = triton_tuning.Job("flash", SHAPE, None, {})
     with triton_tuning.Compilers(("flash",), processes=0) as compilers:
         assert compilers.run([job], 1.0) == "left to the calls"
 
 
-def test_every_configuration_is_compiled_once_and_the_chosen_one_for_the_rest(
-    peer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton_tuning, "_peers", {"flash": peer.impl})
-    said: list[str] = []
-    compilers = InProcess(("flash",))
-    triton_tuning.prepare({"flash": peer.impl}, SHAPES, compilers, 60.0, said.append)
-    parts = [job for job in compilers.jobs if job[2] is not None]
-    assert {(job[1].name, job[2]) for job in parts} == {(n, p) for n in "ac" for p in range(3)}
-    compiled = {(Lq, config) for Lq, _, config in peer.jit.launched if config}
-    assert compiled >= {(Lq, config) for Lq in (16, 32) for config in "abcd"}
-    rest = [job for job in compilers.jobs if job[2] is None]
-    assert len(rest) == len(SHAPES)
-    assert set(rest[0][3]["flash_maxsim.kernels", "forward"]) == {
-        (16, "torch.bfloat16"),
-        (32, "torch.bfloat16"),
-    }
-    assert peer.tuner.configs == ["a", "b", "c", "d"]
-    assert len(said) == 4 and "2 keys, 2 new" in said[0]
-    # What is tuned stays so: a second list of shapes costs its own keys alone.
-    compilers.jobs = []
-    triton_tuning.prepare(
-        {"flash": peer.impl}, [*SHAPES, Shape("f", 1, 1, 64, 99, 64)], compilers, 60.0, said.append
-    )
-    assert {job[1].name for job in compilers.jobs if job[2] is not None} == {"f"}
-
-
 def test_processes_say_what_went_wrong_and_never_hold_up_the_sweep() -> None:
-    jobs = [triton_tuning.Job("lik", SHAPES[0], part, {}) for part in range(3)]
+    jobs = [triton_tuning.Job("lik", SHAPE, part, {}) for part in range(3)]
     with triton_tuning.Compilers(("lik",), processes=1) as compilers:
         said = compilers.run(jobs, 0.0)
         assert said.startswith("0 of 3 jobs")
