@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,24 +220,3 @@ def test_the_model_is_of_the_formulas() -> None:
         assert large_batches.beside_bytes(ring) == pytest.approx(wanted)
     assert DEVICE.ring(8) > DEVICE.ring(16)
     assert math.isclose(large_batches.saved_bytes(size), 16384**2 * (64 + 12))
-
-
-def test_the_page_and_its_plot_are_made_from_the_record(tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (tmp_path / "README.md").write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
-    page = docs / "large_batches.md"
-    page.write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
-    folder = tmp_path / "results"
-    words = ["--readme", str(tmp_path / "README.md"), "--results", str(folder)]
-    folder.mkdir()
-    assert main(["report", *words]) == 0 and "No run is recorded yet." in page.read_text()
-    (folder / "some-gpu.json").write_text(json.dumps(record()))
-    assert main(["check", *words]) == 1
-    assert main(["report", *words]) == 0
-    text = page.read_text()
-    for title in ("Batches of token embeddings", "One vector a side", "The model beside", "Simulated"):
-        assert f"#### {title}" in text
-    assert "![Time and memory" in text and "1,048,576" in text and "nothing here was measured" in text
-    pytest.importorskip("matplotlib")
-    assert (docs / large_batches.PLOT).read_bytes().startswith(b"\x89PNG")

@@ -22,7 +22,6 @@ from bench.harness.shape import BatchShape
 from bench.peers.encoders import RECIPES, Encoder
 from bench.rules import broken_rules
 from bench.suites import end_to_end as recipe_run
-from bench.suites import training_steps
 from bench.suites.end_to_end import ALONE, CACHED, EXACT, MAXSIM, PEER, STEP, VANILLA
 from bench.suites.training_steps import ENCODER, LOSS, OUT_OF_MEMORY, Marks, Step
 
@@ -224,33 +223,6 @@ def test_a_loss_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
     for mode in (ALONE, STEP):
         assert found[mode, 2][MAXSIM]["error"].startswith("wrong: off by")
         assert found[mode, 2][EXACT]["s"] > 0 and found[mode, 2][EXACT]["grad_err"] < 3e-3
-
-
-def test_a_long_call_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_steps, "LONG_S", 0.05)
-    monkeypatch.setattr(training_steps, "VERY_LONG_S", 0.2)
-    made: list[str] = []
-
-    def call(name: str, seconds: float) -> training_steps.Call:
-        def run(marks: Marks) -> torch.Tensor:
-            made.append(name)
-            time.sleep(seconds)
-            x = torch.zeros(2, requires_grad=True)
-            y = torch.zeros(2, requires_grad=True)
-            marks.around(lambda batch: batch.Q.sum() + batch.D.sum())(x, y).backward()
-            return torch.zeros(())
-
-        return run
-
-    found = training_steps.interleaved(
-        {
-            "slow": call("slow", 0.06), "slower": call("slower", 0.21), "fast": call("fast", 0.0),
-            "none": no_memory,
-        }, CPU, 3, True, 0.0,
-    )  # fmt: skip
-    assert [made.count(name) for name in ("slow", "slower", "fast")] == [2, 1, 4]
-    assert [found[name]["calls"] for name in ("slow", "slower", "fast")] == [1, 1, 3]
-    assert found["none"] == {"error": OUT_OF_MEMORY, "where": ENCODER}
 
 
 def test_a_dry_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

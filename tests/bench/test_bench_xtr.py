@@ -1,9 +1,8 @@
-"""The suite of XTR scores: exact results, planted selections, the written-out peer, rows and the table."""
+"""The suite of XTR scores: exact results, planted selections, the written-out peer, and its rows."""
 
 from __future__ import annotations
 
 import importlib
-import json
 from functools import partial
 from pathlib import Path
 
@@ -11,20 +10,17 @@ import pytest
 import torch
 
 from bench.command_line import main
-from bench.harness import inputs, named_shapes, parity, results, run_header, timing
+from bench.harness import inputs, named_shapes, parity, results, timing
 from bench.harness import xtr as exact
 from bench.harness.ceilings import Ceilings
 from bench.harness.library import OURS, SENTENCE_TRANSFORMERS, training_step
 from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
-from bench.rules import broken_rules
 from bench.suites import soft
 from bench.suites.soft import grid_scores
 from late_interaction.reference import xtr_scores_reference
 
-benchmarks = pytest.importorskip("bench.report.benchmarks", reason="pandas is not installed")
-tables = pytest.importorskip("bench.report.tables")
 CPU = torch.device("cpu")
 TINY = named_shapes.TINY_XTR[0]
 SHAPES = [Shape("a", 3, 7, 5, 11, d=16), Shape("b", 1, 1, 2, 13, d=8), Shape("c", 4, 1, 1, 17, d=8), TINY]
@@ -149,60 +145,3 @@ def test_a_run_on_a_gpu(shape: Shape) -> None:
     assert len(rows) == 5 and [r.get("error") for r in rows] == [None] * 5
     assert len({r["gpu_method"] for r in rows}) == 1
     assert all(r["gpu_us"] > 0 and r["wall_us"] > 0 and r["peak_mib"] > 0 for r in rows)
-
-
-# ---- the record ----
-
-
-def record() -> list[results.Row]:
-    header = run_header.new_header(CPU, Ceilings(800.0, 400.0, 4.0, 3.9), ["run", "--suite", "xtr"])
-
-    def row(impl: str, variant: str, us: float | None, mib: float, **more: object) -> results.Row:
-        out = results.new_row("xtr", named_shapes.XTR[2], "fwd+bwd", torch.bfloat16, impl, variant=variant)
-        timed = {"gpu_us": us, "wall_us": us and us + 10, "gpu_method": "graph"} if us else {}
-        return out | timed | {"peak_mib": mib, "grad_err": 2e-3, "run": header["run"]} | more
-
-    first, second = soft.XTR[1:]
-    return [
-        header | {"gpu": "Some GPU"},
-        row(OURS, soft.MAXSIM, 500.0, 25.0),
-        row(OURS, first, 1000.0, 250.0),
-        row(SENTENCE_TRANSFORMERS, first, 25_000.0, 5000.0),
-        row(OURS, second, 1250.0, 260.0),
-        row(SENTENCE_TRANSFORMERS, second, None, 0.0, error="OutOfMemoryError: CUDA out of memory"),
-    ]
-
-
-def table(rows: list[results.Row]) -> list[list[str]]:
-    headers, measured = results.split(rows)
-    record = tables.Record(Path("x.json"), headers, tables.frame(measured))
-    text = benchmarks.beside_maxsim_table(record, "xtr", "xtr_scores", SENTENCE_TRANSFORMERS)
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-
-
-def test_the_table_has_a_line_for_each_k() -> None:
-    size, ours = "256 x 256, 32, 300", "500 / 510 / 25.0"
-    theirs = "25,000 / 25,010 / 5,000"
-    head, _, *body = table(record())
-    assert head == [
-        "Nq x Nd, Lq, Ld", "", "`maxsim`", "`xtr_scores`", "times `maxsim`", SENTENCE_TRANSFORMERS,
-        "over the peer",
-    ]  # fmt: skip
-    assert body == [
-        [size, "k = 32", ours, "1,000 / 1,010 / 250", "2.00", theirs, "25.00x"],
-        [size, "k = 256", ours, "1,250 / 1,260 / 260", "2.50", "fails", "-"],
-    ]
-    by_events = [r | {"gpu_method": "events"} for r in record()]
-    assert table(by_events)[2][1] == "k = 32\\*"
-
-
-def test_the_page_has_the_section_where_a_record_has_the_suite(tmp_path: Path) -> None:
-    header, *rows = record()
-    forward = results.new_row("forward", named_shapes.FORWARD[0], "fwd", torch.bfloat16, OURS)
-    forward |= {"gpu_us": 20.0, "wall_us": 30.0, "gpu_method": "graph", "run": header["run"]}
-    path = tmp_path / "some-gpu.json"
-    path.write_text(json.dumps([header, forward]))
-    assert "XTR" not in benchmarks.build(tmp_path)
-    path.write_text(json.dumps([header, forward, *rows]))
-    assert "## XTR scores, forward and both gradients" in benchmarks.build(tmp_path)
-    assert broken_rules(rows[:0] + record()) == []

@@ -153,16 +153,3 @@ def test_what_looks_like_a_loss_or_is_noisy_or_of_two_clocks_is_timed_again(
     # All of them by one clock, or none.
     assert [bool(r.get("again")) for r in rows] == [again] * 3 and len(clocks) == again
     assert [r["gpu_us"] for r in rows] == ([1.0, 2.0, 3.0] if again else [ours, 10.0, 12.0])
-
-
-def test_the_plot_of_a_sweep_is_drawn_from_its_rows_or_says_why_not(tmp_path: Path) -> None:
-    tables = pytest.importorskip("bench.report.tables", reason="pandas is not installed")
-    from bench.report import plots
-
-    def drawn(rows: list[results.Row]) -> str | None:
-        return plots.sweep(tables.Record(tmp_path, [], tables.frame(rows)), tmp_path / "sweep.png")
-
-    assert "no shape" in (drawn([row("a", OURS, 10.0)]) or "")
-    rows = [row("a", OURS, 10.0), row("a", LIK, 25.0), row("b", OURS, 10.0, layout=KD), row("b", FLASH, 9.0)]
-    problem = drawn(rows)
-    assert (tmp_path / "sweep.png").exists() if problem is None else "matplotlib" in problem
