@@ -229,10 +229,9 @@ class Bench:
         return Timed(row, prepare, [wanted], **options)
 
     def step(
-        self, impl: str, variant: str | None, make: Callable[[], Function], sets: Sequence[tuple[Tensors,
-        Any]],
-        wanted: torch.Tensor, known: tuple[Tensors, Any, Tensors], *, limit: float = GRADIENTS,
-        **options: Any,
+        self, impl: str, variant: str | None, make: Callable[[], Function],
+        sets: Sequence[tuple[Tensors, Any]], wanted: torch.Tensor, known: tuple[Tensors, Any, Tensors], *,
+        limit: float = GRADIENTS, **options: Any,
     ) -> Timed:  # fmt: skip
         """Steps: the scores of each set's tensors, and their gradients for its gradient of the scores. Those
         of the known set, (tensors, gradient of the scores, exact gradients), are compared first."""
@@ -259,12 +258,8 @@ def line(rows: Sequence[Row], header: Row) -> str:
     """One shape in a line: time and share of the ceiling of each implementation and variant."""
     parts = []
     for row in rows:
-        named = (
-            row["impl"] if row["impl"] != OURS else "ours",
-            row["backward"],
-            row.get("variant"),
-            row["winners"],
-        )
+        who = row["impl"] if row["impl"] != OURS else "ours"
+        named = (who, row["backward"], row.get("variant"), row["winners"])
         text = f"{' '.join(str(word) for word in named if word)} "
         if problem := row.get("error") or row.get("skipped"):
             text += problem[:70]

@@ -106,13 +106,9 @@ def reference_gradients(
 
 @torch.no_grad()
 def misplaced_winners(
-    shape: Shape,
-    Q: torch.Tensor,
-    D: torch.Tensor,
-    winners: torch.Tensor,
-    ref: Reference,
+    shape: Shape, Q: torch.Tensor, D: torch.Tensor, winners: torch.Tensor, ref: Reference,
     rounding: float = 1e-5,
-) -> float:
+) -> float:  # fmt: skip
     """The fraction of `winners` whose similarity is below the best one by more than fp32 rounding."""
     i, j, s = (winners.long() != ref.winners).nonzero().unbind(1)
     document = j if shape.layout == IN_BATCH else i * shape.Nd + j

@@ -273,9 +273,7 @@ def warm(
     need not compile then."""
     known = {impl.name for impl in implementations}
     peers = [key for key in ("lik", "flash") if KEYS[key].name in known]
-    if (
-        not peers or op == "bwd" or not torch.cuda.is_available()
-    ):  # a step compiles the kernels of a backward too
+    if not peers or op == "bwd" or not torch.cuda.is_available():  # a step compiles those of a backward
         return
     jobs = [Job(peer, shape, part, {}, op) for shape in shapes for peer in peers for part in range(PARTS)]
     with Compilers(peers, processes if processes is not None else spare_cores()) as compilers:

@@ -45,8 +45,8 @@ LIBRARIES = (OURS, LIK, FLASH, PYTORCH)
 _BESIDE_PEER = (
     (
         "Packed sequences", "varlen",
-        "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often; `padded`: `maxsim_padded`, each"
-        " query with documents of its own.",
+        "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often; `padded`: `maxsim_padded`, each "
+        "query with documents of its own.",
     ),
     (
         "Listed pairs", "pairs-packed",
@@ -91,10 +91,9 @@ def training_table(record: Record, suite: str = "training") -> str:
 def memory_table(record: Record) -> str:
     rows = record.of("training")
     rows = rows[rows.winners == "uniform"]
-    short = rows.impl.replace({OURS: "ours", LIK: "LIK"}) + (" " + rows.backward).where(
-        rows.backward != "", ""
-    )
-    wide = pivot(rows.assign(who=short), "shape", "who", lambda row: number(row["peak_mib"]), "peak_mib")
+    who = rows.impl.replace({OURS: "ours", LIK: "LIK"}) + " " + rows.backward
+    rows = rows.assign(who=who.str.strip())
+    wide = pivot(rows, "shape", "who", lambda row: number(row["peak_mib"]), "peak_mib")
     names = ("ours lowmem", "ours unified", "LIK lowmem", "LIK unified", FLASH, EINSUM)
     return markdown(pd.DataFrame({"shape": wide.index, **chosen(wide, names)}))
 
@@ -114,13 +113,12 @@ def heads_table(record: Record) -> str:
 def beside_maxsim_table(record: Record, suite: str, function: str, peer: str) -> str:
     """A line for each shape and variant: our maxsim step, our step of `function`, and the peer's."""
     every = record.of(suite)
-    maxsim = (
-        pivot(every[every.variant == "maxsim"], "shape", "impl", us_and_mib)[OURS] if len(every) else None
-    )
-    plain = best(every[every.variant == "maxsim"], "shape")
+    if not len(every):
+        return ""
+    of_maxsim = every[every.variant == "maxsim"]
+    maxsim, plain = pivot(of_maxsim, "shape", "impl", us_and_mib)[OURS], best(of_maxsim, "shape")
     lines = []
     for (shape, variant), rows in every[every.variant != "maxsim"].groupby(["shape", "variant"], sort=False):
-        assert maxsim is not None
         first, mine = rows.iloc[0], best(rows[rows.impl == OURS], "shape")
         times = "-"
         if shape in mine.index and shape in plain.index:
@@ -130,9 +128,8 @@ def beside_maxsim_table(record: Record, suite: str, function: str, peer: str) ->
         wide = chosen(pivot(rows, "shape", "impl", us_and_mib), (OURS, peer))
         name = starred(str(variant), mine.iloc[0]) if len(mine) else variant
         over = over_best_other(rows, "shape", "impl", OURS)
-        lines.append(
-            [size(first), name, maxsim[shape], wide[OURS][shape], times, *map(_only, (wide[peer], over))]
-        )
+        others = map(_only, (wide[peer], over))
+        lines.append([size(first), name, maxsim[shape], wide[OURS][shape], times, *others])
     head = [SIZES, "", "`maxsim`", f"`{function}`", "times `maxsim`", peer, "over the peer"]
     return markdown(pd.DataFrame(lines, columns=head), left=2)
 
@@ -210,9 +207,8 @@ def _gpu(record: Record) -> list[str]:
         ),
         (
             "Forward and both gradients",
-            "The fastest gradient strategy of each library. `skewed`: our GPU time when a few"
-            " document tokens "
-            "win most (winner index Ld x u^4).",
+            "The fastest gradient strategy of each library. `skewed`: our GPU time when a few document "
+            "tokens win most (winner index Ld x u^4).",
             training_table(record),
         ),
         ("Peak memory of that step", "MiB above the inputs.", memory_table(record)),
@@ -226,26 +222,23 @@ def _gpu(record: Record) -> list[str]:
         ),
         (
             "Whole losses, forward and backward",
-            "Microseconds of one after another, by events / peak MiB: colpali-engine's"
-            " explicit-negative heads,"
-            " which are the same without an in-batch term, and PyLate's contrastive loss, in chunks"
-            " of 32 x 32.",
+            "Microseconds of one after another, by events / peak MiB: colpali-engine's explicit-negative "
+            "heads, which are the same without an in-batch term, and PyLate's contrastive loss, in chunks "
+            "of 32 x 32.",
             heads_table(record),
         ),
         (
             "XTR scores, forward and both gradients",
-            "GPU / wall microseconds / peak MiB, results included. Each query token selects the k"
-            " largest of its"
-            ' similarities with all document tokens (`rule="paper"`). `maxsim` is our step on the'
-            ' same inputs;'
-            " Sentence Transformers builds the grid of all similarities, in bfloat16, and is written out here"
-            " without its masks.",
+            "GPU / wall microseconds / peak MiB, results included. Each query token selects the k largest "
+            'of its similarities with all document tokens (`rule="paper"`). `maxsim` is our step on the '
+            "same inputs; Sentence Transformers builds the grid of all similarities, in bfloat16, and is "
+            "written out here without its masks.",
             beside_maxsim_table(record, "xtr", "xtr_scores", SENTENCE_TRANSFORMERS),
         ),
         (
             "Smooth maximum, forward and both gradients",
-            "GPU / wall microseconds / peak MiB, results included, with `tau=0.1`. PyTorch builds all"
-            " similarities by one einsum.",
+            "GPU / wall microseconds / peak MiB, results included, with `tau=0.1`. PyTorch builds all "
+            "similarities by one einsum.",
             beside_maxsim_table(record, "smooth", "smooth_maxsim", EINSUM),
         ),
         (
@@ -265,9 +258,8 @@ def _gpu(record: Record) -> list[str]:
         (
             "First call in a fresh process",
             "The import of the library and its first call, with CUDA initialised and PyTorch's own first "
-            "backward done; of Triton's kernels with an empty cache on disk (cold) and with the"
-            " cache just made "
-            "(warm). The median of 3 processes, of cold caches one.",
+            "backward done; of Triton's kernels with an empty cache on disk (cold) and with the cache just "
+            "made (warm). The median of 3 processes, of cold caches one.",
             first_call_table(record),
         ),
     )  # fmt: skip

@@ -20,9 +20,8 @@ def _wrong(row: Row) -> str:
 
 def cpu_table(record: Record) -> str:
     rows = record.of("cpu")
-    rows = rows.assign(
-        line=rows["shape"] + rows.op + rows.dtype, impl=rows.impl.replace({GEMM: "the GEMM alone"})
-    )
+    impl = rows.impl.replace({GEMM: "the GEMM alone"})
+    rows = rows.assign(line=rows["shape"] + rows.op + rows.dtype, impl=impl)
     names = (OURS, MAXSIM_CPU, NUMKONG, EINSUM, "the GEMM alone")
     wide = pivot(rows, "line", "impl", lambda row: number(row["gflops"]) + _wrong(row), "wall_us")
     what = {"fwd": "forward", "fwd+bwd": "training step"}
@@ -35,10 +34,8 @@ def by_line(
 ) -> pd.DataFrame:
     """Sizes, `names`, and the figure for each value of `column`; a row for each combination of `line`."""
     first = rows.drop_duplicates([*line])
-    wide = rows.pivot(index=[*line], columns=column, values=figure).loc[
-        pd.MultiIndex.from_frame(first[[*line]])
-    ]
-    wide = wide.map(number)
+    wide = rows.pivot(index=[*line], columns=column, values=figure).map(number)
+    wide = wide.loc[pd.MultiIndex.from_frame(first[[*line]])]
     table = pd.DataFrame({SIZES: [size(row) for row in records_of(first)], **names})
     return pd.concat([table, wide.reset_index(drop=True)], axis=1)
 
@@ -84,9 +81,8 @@ def small_calls_table(record: Record) -> str:
     rows = rows[rows.variant == "apart"]
     if not len(rows):
         return ""
-    return markdown(
-        by_line(rows, ("shape", "dtype"), "threads", "wall_us", {}).rename(columns=_named_threads)
-    )
+    wide = by_line(rows, ("shape", "dtype"), "threads", "wall_us", {})
+    return markdown(wide.rename(columns=_named_threads))
 
 
 def corpus_table(record: Record) -> str:
@@ -107,10 +103,9 @@ def section_of(record: Record) -> list[str]:
     tables = (
         (
             of,
-            "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one"
-            " document a call,"
-            " in one thread; its release 7.8.6 ranks tokens by int8 codes without their scales. Wrong: scores"
-            " are off by over 1%.",
+            "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one document a "
+            "call, in one thread; its release 7.8.6 ranks tokens by int8 codes without their scales. Wrong: "
+            "scores are off by over 1%.",
             cpu_table(record),
         ),
         (
@@ -120,23 +115,21 @@ def section_of(record: Record) -> list[str]:
         ),
         (
             f"{of}: more and more of them",
-            "GFLOP/s of the forward in calls without a pause: of documents from memory, and of one document"
-            " as often, which stays in the caches. GB/s are those of documents from memory.",
+            "GFLOP/s of the forward in calls without a pause: of documents from memory, and of one document "
+            "as often, which stays in the caches. GB/s are those of documents from memory.",
             threads_table(record),
         ),
         (
             f"{of}: small calls",
-            "Microseconds of wall time of a bfloat16 call 5 ms after the one before, when the threads of"
-            " PyTorch's pool sleep. Calls of under a million multiply-adds take one thread.",
+            "Microseconds of wall time of a bfloat16 call 5 ms after the one before, when the threads of "
+            "PyTorch's pool sleep. Calls of under a million multiply-adds take one thread.",
             small_calls_table(record),
         ),
         (
             f"{of}: search of a corpus",
-            "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of"
-            " 32, d = 128."
-            " qdrant-client in its local mode, LanceDB embedded and without an index; NumKong scores"
-            " a document"
-            " a call and takes one thread. Wrong: scores are off by over 1%.",
+            "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of 32, d = "
+            "128. qdrant-client in its local mode, LanceDB embedded and without an index; NumKong scores a "
+            "document a call and takes one thread. Wrong: scores are off by over 1%.",
             corpus_table(record),
         ),
     )

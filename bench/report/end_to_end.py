@@ -125,9 +125,8 @@ def finding(rows: Rows) -> str:
     if found is None:
         return ""
     return (
-        f"Up to a batch of {found[0]:,} the loss changes nothing: vanilla's, forward and backward, is"
-        f" less than"
-        f" {LITTLE:.0%} of its step ({found[1]}), and the encoder is the rest."
+        f"Up to a batch of {found[0]:,} the loss changes nothing: vanilla's, forward and backward, is less "
+        f"than {LITTLE:.0%} of its step ({found[1]}), and the encoder is the rest."
     )
 
 
@@ -165,10 +164,10 @@ def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
     for headers, rows in records(directory, device):
         packages = ", ".join(f"{name} {version}" for name, version in headers[0]["packages"].items())
         parts += [
-            "Forward, loss, backward and optimizer, of encoders of the true sizes"
-            f" with random weights and random inputs ({packages}; bfloat16 autocast, AdamW, attention by"
-            " scaled_dot_product_attention). The loss is cross entropy over the scores of all pairs of the"
-            " batch; its time is that of its forward and backward within the step. Vanilla is einsum, max and"
+            "Forward, loss, backward and optimizer, of encoders of the true sizes "
+            f"with random weights and random inputs ({packages}; bfloat16 autocast, AdamW, attention by "
+            "scaled_dot_product_attention). The loss is cross entropy over the scores of all pairs of the "
+            "batch; its time is that of its forward and backward within the step. Vanilla is einsum, max and"
             ' sum. `contrastive_loss` computes the scores too. "no memory" says what ran out of it.',
             stamp(headers),
         ]

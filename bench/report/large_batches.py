@@ -194,14 +194,8 @@ def simulated_table(device: Device) -> str:
         held = sum(size.embeddings) * 2 + beside_bytes(size)
         memory = [number(x / 2**30) for x in (beside_bytes(size), held, saved_bytes(size))]
         body.append([f"{size.B:,}", str(size.gpus), number(seconds(size, device)), *memory])
-    head = [
-        "batch",
-        "GPUs",
-        "step, s",
-        "beside, GiB a GPU",
-        "with inputs and gradients",
-        "winners saved instead",
-    ]
+    head = ["batch", "GPUs", "step, s", "beside, GiB a GPU", "with inputs and gradients"]
+    head.append("winners saved instead")
     return markdown(pd.DataFrame(body, columns=head))
 
 
@@ -232,14 +226,13 @@ def build(directory: Path) -> str:
         parts += section("One vector a side", "The same.", steps_table(record, single=True), 4)
         if device := fitted(record):
             note = (
-                f"Products at {device.share * device.products * 1e-12:,.0f} TFLOP/s, {device.share:.0%} of"
-                f" cuBLAS in that run; rows at {device.cache * 1e-12:.1f} TB/s, fitted to the largest batch."
+                f"Products at {device.share * device.products * 1e-12:,.0f} TFLOP/s, {device.share:.0%} of "
+                f"cuBLAS in that run; rows at {device.cache * 1e-12:.1f} TB/s, fitted to the largest batch."
             )
             parts += section("The model beside what was measured", note, model_table(record, device), 4)
             note = (
-                "By the same model, of GPUs like this one in a ring of"
-                f" {device.link * 1e-9:.0f} GB/s in a host of 8 and {device.between * 1e-9:.0f} GB/s between"
-                " hosts; nothing here was measured."
+                f"By the same model, of GPUs like this one in a ring of {device.link * 1e-9:.0f} GB/s in a "
+                f"host of 8 and {device.between * 1e-9:.0f} GB/s between hosts; nothing here was measured."
             )
             parts += section("Simulated", note, simulated_table(device), 4)
             parts += [] if drawn else [f"![Time and memory of a step, simulated and measured]({PLOT})"]

@@ -208,10 +208,10 @@ def _steps(record: Record) -> list[str]:
         **{title: (wall[name] - plain).map(number) for title, name in host.items()},
     }  # fmt: skip
     note = (
-        "The bf16 step in the same turns as others: weights of the query tokens, without and with a gradient "
-        'of theirs; `winners="recompute"`, with the MiB that it takes beside the gradients; float32 inputs '
-        'at "high" and under bf16 autocast, which are twice the bytes. Then '
-        "wall time above GPU time: eager; eager without autograd's own thread for the device "
+        "The bf16 step in the same turns as others: weights of the query tokens, without and with a "
+        'gradient of theirs; `winners="recompute"`, with the MiB that it takes beside the gradients; '
+        'float32 inputs at "high" and under bf16 autocast, which are twice the bytes. Then wall time above '
+        "GPU time: eager; eager without autograd's own thread for the device "
         "(`torch.autograd.set_multithreading_enabled(False)`); compiled by `torch.compile`; as a CUDA graph."
     )
     runs = [record.runs[run] for run in rows.run.drop_duplicates()]
@@ -263,8 +263,8 @@ def _profile(path: Path) -> list[str]:
     }  # fmt: skip
     note = (
         "One profiled call each (`python -m bench ncu --help` has the command): the busiest of the tensor "
-        "pipes, device memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs alone "
-        "and cold, so its time is longer than above."
+        "pipes, device memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs "
+        "alone and cold, so its time is longer than above."
     )
     return section("Nsight Compute", note, markdown(pd.DataFrame(cells), 2))
 
@@ -289,15 +289,10 @@ def _sweep(path: Path) -> list[str]:
     )
     if path.with_suffix(".png").exists():
         drawn = f"![Our time over the best other's](../../bench/results/{path.stem}.png)\n\n{drawn}"
-    lost = [
-        [
-            size_of(ours),
-            *(number(row["gpu_us"]) for row in (ours, other)),
-            other["impl"],
-            f"{found:.2f}",
-        ]
-        for found, ours, other in sweep_summary.losses(rows)
-    ]
+    lost = []
+    for found, ours, other in sweep_summary.losses(rows):
+        took = [number(row["gpu_us"]) for row in (ours, other)]
+        lost.append([size_of(ours), *took, other["impl"], f"{found:.2f}"])
     head = ["slower on", "ours us", "other us", "other", "ours / other"]
     losses = [markdown(pd.DataFrame(lost, columns=head))] if lost else []
     return [*section("Random shapes", drawn, markdown(table)), *losses] if body else []

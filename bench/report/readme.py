@@ -107,13 +107,11 @@ def _one_short_query(record: Record) -> str:
     rows = rows[rows.impl.isin([OURS, LIK, FLASH]) & (rows.Lq <= SHORT) & (rows.Nd >= MANY) & one]
     ratios = [ratio for ratio in over_best_other(rows, "shape", "impl", OURS) if ratio != "-"]
     ratios.sort(key=lambda ratio: float(ratio.removesuffix("x")))
+    if not ratios:
+        return ""
     return (
-        (
-            f"documents in the GPU's memory, in bfloat16, that meet one query of up to {SHORT} tokens: all"
-            f" libraries wait for the memory (the best peer takes {ratios[0]} to {ratios[-1]} of our time)."
-        )
-        if ratios
-        else ""
+        f"documents in the GPU's memory, in bfloat16, that meet one query of up to {SHORT} tokens: all "
+        f"libraries wait for the memory (the best peer takes {ratios[0]} to {ratios[-1]} of our time)."
     )
 
 
@@ -121,13 +119,11 @@ def _first_call(record: Record) -> str:
     steps = record.of("first-call").query("op == 'fwd+bwd'").dropna(subset=["wall_us"])
     ours = steps[steps.impl == OURS].wall_us.tolist()
     cold = steps[(steps.impl == LIK) & (steps.jit_cache == first_call.COLD)].wall_us.tolist()
+    if not ours or not cold:
+        return ""
     return (
-        (
-            f"processes that start often: the first scores and gradients take {1e-3 * ours[0]:.0f} ms, and"
-            f" {1e-6 * cold[0]:.1f} s where {LIK} compiles and tunes its own first."
-        )
-        if ours and cold
-        else ""
+        f"processes that start often: the first scores and gradients take {1e-3 * ours[0]:.0f} ms, and "
+        f"{1e-6 * cold[0]:.1f} s where {LIK} compiles and tunes its own first."
     )
 
 
@@ -140,23 +136,20 @@ def _large_batches(records: Sequence[end_to_end.Steps]) -> str:
         return ""
     row, vanilla, ours = both[-1]
     return (
-        f"batches of thousands: of {row['batch']:,} queries the loss takes"
-        f" {number(ours['peak_mib'])} MiB and {number(1e3 * ours['s'])} ms,"
-        f" PyTorch's einsum {number(vanilla['peak_mib'])} MiB and"
-        f" {number(1e3 * vanilla['s'])} ms; of {full[0][0]['batch']:,} einsum runs out of memory."
+        f"batches of thousands: of {row['batch']:,} queries the loss takes {number(ours['peak_mib'])} MiB "
+        f"and {number(1e3 * ours['s'])} ms, PyTorch's einsum {number(vanilla['peak_mib'])} MiB and "
+        f"{number(1e3 * vanilla['s'])} ms; of {full[0][0]['batch']:,} einsum runs out of memory."
     )
 
 
 def _small_batches(records: Sequence[end_to_end.Steps]) -> str:
     steps = [r for _, rows in records[:1] for r in end_to_end.steps_of(rows) if r["recipe"] == _FIRST]
     found = end_to_end.where_little(steps)
+    if not found:
+        return ""
     return (
-        (
-            f"small batches behind an encoder: up to a batch of {found[0]:,} PyTorch's own loss is less"
-            f" than {end_to_end.LITTLE:.0%} of a step of {RECIPES[_FIRST].title} ({found[1]})."
-        )
-        if found
-        else ""
+        f"small batches behind an encoder: up to a batch of {found[0]:,} PyTorch's own loss is less than "
+        f"{end_to_end.LITTLE:.0%} of a step of {RECIPES[_FIRST].title} ({found[1]})."
     )
 
 

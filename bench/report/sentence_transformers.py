@@ -49,9 +49,9 @@ def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
         first = record.headers[0]
         packages = ", ".join(f"{name} {version}" for name, version in first["packages"].items())
         note = (
-            f"{packages}; {first['dtype'].removeprefix('torch.')}, d = 128. A training step is the forward"
-            f" and backward of the loss alone, from embeddings of up to {first['query']} and"
-            f" {first['document']} tokens; an evaluation scores and ranks embeddings that are there already."
+            f"{packages}; {first['dtype'].removeprefix('torch.')}, d = 128. A training step is the forward "
+            f"and backward of the loss alone, from embeddings of up to {first['query']} and "
+            f"{first['document']} tokens; an evaluation scores and ranks embeddings that are there already."
         )
         if record.rows.work.str.contains("docstrings").any():
             note += " Docstrings are those of Python's standard library, by all-MiniLM-L6-v2 (d = 384)."

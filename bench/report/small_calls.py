@@ -34,14 +34,11 @@ def section_of(record: Record) -> list[str]:
         size = f"{shape.Nq} x {shape.Nd}"
         body.append([size, number(us[forward]), number(above), product, *eager, *losses])
     note = (
-        "Wall microseconds, call and synchronization, taken in turns in one run: `maxsim` of 32 and"
-        " 300 tokens,"
-        f" and PyTorch's product `a @ b` of two bf16 matrices of {steps.EDGE} x {steps.EDGE}, on"
-        f" which the GPU"
-        " spends next to nothing. `above GPU` is the forward's wall time less its GPU time. A step"
-        " is a forward"
-        " with both gradients. A loss is the cross entropy of the scores, or of the product, with both"
-        ' gradients: eager / `torch.compile` / `torch.compile(mode="reduce-overhead")`.'
+        "Wall microseconds, call and synchronization, taken in turns in one run: `maxsim` of 32 and 300 "
+        f"tokens, and PyTorch's product `a @ b` of two bf16 matrices of {steps.EDGE} x {steps.EDGE}, on "
+        "which the GPU spends next to nothing. `above GPU` is the forward's wall time less its GPU time. A "
+        "step is a forward with both gradients. A loss is the cross entropy of the scores, or of the "
+        'product, with both gradients: eager / `torch.compile` / `torch.compile(mode="reduce-overhead")`.'
     )
     head = [
         "queries x documents", "forward", "above GPU", "`a @ b`", "step", "`a @ b`, step", "loss of `maxsim`",

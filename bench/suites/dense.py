@@ -74,13 +74,9 @@ def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
 
 
 def _calls(
-    b: Bench,
-    impl: Implementation,
-    op: str,
-    strategy: str | None,
-    score: Callable[[], Any],
+    b: Bench, impl: Implementation, op: str, strategy: str | None, score: Callable[[], Any],
     sets: list[Inputs],
-) -> Sequence[Call]:
+) -> Sequence[Call]:  # fmt: skip
     size = b.shape.similarities * itemsize(b.settings.dtype)
     if impl.builds_similarities and size > MAX_SIMILARITY_BYTES:
         raise UnsupportedError(f"the similarity tensor alone takes {size / 1e9:.0f} GB")

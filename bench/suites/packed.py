@@ -12,7 +12,7 @@ import torch
 
 from bench.harness.inputs import draw_packed, sets_of_bytes
 from bench.harness.library import FLASH, LIK, OURS
-from bench.harness.measuring import Bench, Function, Tensors, Timed, function
+from bench.harness.measuring import Bench, Function, Tensors, function
 from bench.harness.planted import Planted, every_pair, gradients, plant
 from bench.harness.results import Row
 from bench.harness.shape import IN_BATCH, KD, PairShape
@@ -87,25 +87,15 @@ def _bound(impl: str, module: str, others: Tensors, options: dict[str, int]) -> 
 
 def _beside_lik(
     b: Bench, variants: tuple[str, str], make: Any, sets: Any, wanted: torch.Tensor, grad: torch.Tensor,
-    known: Any,
-    **more: Any,
+    known: Any, **more: Any,
 ) -> list[Row]:  # fmt: skip
     """Scores, and then steps, of ours and late-interaction-kernels."""
     impls = [OURS, *([LIK] if b.has(LIK) else [])]
-    tensors, exact = known
-    forward = [b.forward(i, variants[0], partial(make, i), sets, wanted, **more) for i in impls]
-    steps: list[Timed] = [
-        b.step(
-            i,
-            variants[1],
-            partial(make, i),
-            [(x, grad) for x in sets],
-            wanted,
-            (tensors, grad, exact),
-            **more,
-        )
-        for i in impls
-    ]
+    calls = {i: partial(make, i) for i in impls}
+    (tensors, exact), pairs = known, [(x, grad) for x in sets]
+    of = tensors, grad, exact
+    forward = [b.forward(i, variants[0], f, sets, wanted, **more) for i, f in calls.items()]
+    steps = [b.step(i, variants[1], f, pairs, wanted, of, **more) for i, f in calls.items()]
     return b.measure(forward) + b.measure(steps)
 
 
@@ -134,16 +124,11 @@ def _padded(b: Bench, batch: _Batch) -> list[Row]:
     # maxsim_padded of late-interaction-kernels reads the longest lengths back on every call.
     more = {**batch.row, "capture": not b.has(LIK)}
     sets = [form(*x) for x in batch.sets]
-    return _beside_lik(
-        b,
-        (PADDED, PADDED_STEP),
-        lambda impl: _bound(impl, "padded", lengths, {}),
-        sets,
-        wanted,
-        grad,
-        known,
-        **more,
-    )
+
+    def make(impl: str) -> Function:
+        return _bound(impl, "padded", lengths, {})
+
+    return _beside_lik(b, (PADDED, PADDED_STEP), make, sets, wanted, grad, known, **more)
 
 
 def measure_varlen(b: Bench) -> list[Row]:
@@ -169,9 +154,8 @@ def _draw_pairs(shape: PairShape, device: torch.device) -> tuple[torch.Tensor, t
 
 
 def _direct(b: Bench, batch: _Batch, more: dict[str, Any]) -> list[Row]:
-    order = torch.randperm(len(batch.cu_d) - 1, generator=torch.Generator().manual_seed(0)).to(
-        b.settings.device
-    )
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(batch.cu_d) - 1, generator=generator).to(b.settings.device)
     starts, lengths = batch.cu_d[:-1][order].contiguous(), batch.cu_d.diff()[order].contiguous()
     others = starts, lengths, int(lengths.max())
     paths = {OURS: ("late_interaction.score_pairs", "rerank_direct")}
@@ -179,12 +163,10 @@ def _direct(b: Bench, batch: _Batch, more: dict[str, Any]) -> list[Row]:
         paths[FLASH] = ("flash_maxsim", "flash_maxsim_rerank_direct")
     sets: Any = [(*x, *others) for x in batch.sets]
     wanted = batch.wanted[0][order]
-    return b.measure(
-        [
-            b.forward(impl, FORWARD, partial(function, *path), sets, wanted, **more)
-            for impl, path in paths.items()
-        ]
-    )
+    return b.measure([
+        b.forward(impl, FORWARD, partial(function, *path), sets, wanted, **more)
+        for impl, path in paths.items()
+    ])  # fmt: skip
 
 
 def measure_pairs(b: Bench) -> list[Row]:

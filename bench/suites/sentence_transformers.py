@@ -208,10 +208,8 @@ class Encoded:
 
     def __init__(self, queries: Texts, documents: Texts) -> None:
         self.model_card_data = self
-        self.encode_query, self.encode_document = (
-            partial(self._encoded, queries),
-            partial(self._encoded, documents),
-        )
+        self.encode_query = partial(self._encoded, queries)
+        self.encode_document = partial(self._encoded, documents)
 
     def set_evaluation_metrics(self, *args: object, **kwargs: object) -> None:
         pass

@@ -249,10 +249,8 @@ def _judged(settings: Settings, side: _Side, row: Row, step: Step | None) -> Seq
         known, timed = _leaves(side.known), _leaves(side.timed)
         wanted = side.step if row["variant"] == EAGER else side.loss
         check = check_gradients(lambda: step(known), wanted[1:])
-        first, call = (
-            Timed(row, lambda: [lambda: tuple(step(known))], wanted[:1], check),
-            partial(step, timed),
-        )
+        first = Timed(row, lambda: [lambda: tuple(step(known))], wanted[:1], check)
+        call = partial(step, timed)
     if judged(settings, first) is None:
         return []
     if row["variant"] == EAGER and settings.on_gpu:

@@ -83,9 +83,8 @@ class Way(NamedTuple):
 def ways(x: Texts, candidates: int) -> dict[str, Way]:
     masks: dict[str, Any] = {"q_mask": x.q_mask, "d_mask": x.d_mask}
     Q, D = x.Q.bfloat16(), x.D.bfloat16()
-    found = {
-        "bfloat16": Way(partial(li.maxsim, Q, D, **masks), D.nbytes, partial(li.search, Q, D, TOP, **masks))
-    }
+    search = partial(li.search, Q, D, TOP, **masks)
+    found = {"bfloat16": Way(partial(li.maxsim, Q, D, **masks), D.nbytes, search)}
     tokens = li.Tokens(x.Q, x.q_mask)
     for name, codec in CODECS.items():
         codes = codec.encode(li.Tokens(x.D, x.d_mask))
@@ -119,19 +118,11 @@ def run(args: argparse.Namespace) -> int:
         x = draw(args.documents, args.Ld, args.queries, args.Lq, args.d, args.device)
     best = li.maxsim(x.Q, x.D, x.q_mask, x.d_mask).topk(TOP).indices
     found = ways(x, min(args.rescored, len(x.D)))
-    times = {
-        name: min(t) for name, t in in_turn({n: w.scores for n, w in found.items()}, device, ROUNDS).items()
-    }
+    taken = in_turn({name: way.scores for name, way in found.items()}, device, ROUNDS)
+    times = {name: min(each) for name, each in taken.items()}
     searches = in_turn({name: way.search for name, way in found.items()}, device, ROUNDS)
-    head = [
-        "",
-        "ms",
-        "MB",
-        "GB/s",
-        "over fp8",
-        "search ms",
-        *(f"recall@{TOP} of {n}" for n in args.candidates),
-    ]
+    head = ["", "ms", "MB", "GB/s", "over fp8", "search ms"]
+    head += [f"recall@{TOP} of {n}" for n in args.candidates]
     rows = []
     for name, way in found.items():
         scores, row = way.scores(), [name, f"{1e3 * times[name]:.3f}", f"{way.size / 1e6:.0f}"]

@@ -64,9 +64,8 @@ class Searches:
         self.exact = li.TopK(Q, TOP, q_mask)
         self.muveras = configurations
         self.codes = [m.encode_queries(Q, q_mask) for m in configurations]
-        self.best = [
-            (torch.empty(len(Q), 0), torch.empty(len(Q), 0, dtype=torch.int64)) for _ in configurations
-        ]
+        none = torch.empty(len(Q), 0), torch.empty(len(Q), 0, dtype=torch.int64)
+        self.best = [none for _ in configurations]
         self.seen = 0
 
     def add(self, D: Tensor, d_mask: Tensor | None = None) -> None:
@@ -141,9 +140,8 @@ def recalls(args: argparse.Namespace) -> str:
     else:
         Q, parts = planted(args.documents, args.Ld, args.queries, args.Lq, args.d)
         q_mask = d_mask = None
-        what = (
-            f"planted neighbours: queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
-        )
+        sizes = f"queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
+        what = f"planted neighbours: {sizes}"
     searches = Searches(Q, q_mask, [Muvera(Q.shape[-1], *sizes) for sizes in chosen])
     for part in parts:
         searches.add(part, d_mask)
