@@ -1,4 +1,4 @@
-"""Batches larger than L2: documents go by in parts, and grad_Q is computed by tiles of query rows.
+"""Batches larger than L2: documents go by in parts.
 
 Winners and scores must be those of small calls, to the bit; gradients are compared with float64 sums over the
 same winners.
@@ -10,26 +10,10 @@ import torch
 import late_interaction as li
 from tests import ref
 from tests.cases import tokens
+from tests.support.given_winners import reference
 
 ops = torch.ops.late_interaction
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-def gradients_of(winners, grad, Q, D):
-    """grad_Q and grad_D in float64."""
-    Q, D, grad = Q.double(), D.double(), grad.double()
-    grad_Q, grad_D = torch.zeros_like(Q), torch.zeros_like(D)
-    Ld, winners = D.shape[1], winners.long()
-    flat, first = D.flatten(0, 1), torch.arange(D.shape[0], device=D.device).unsqueeze(1) * Ld
-    for i in range(Q.shape[0]):
-        counts = winners[i] >= 0
-        rows = first + winners[i].clamp_min(0)
-        scale = torch.where(counts, grad[i].unsqueeze(1), 0.0)
-        grad_Q[i] = (scale.unsqueeze(-1) * flat[rows]).sum(0)
-        grad_D.view(-1, D.shape[2]).index_add_(
-            0, rows.flatten(), (scale.unsqueeze(-1) * Q[i].unsqueeze(0)).flatten(0, 1)
-        )
-    return grad_Q, grad_D
 
 
 def close(got, want, dtype):
@@ -123,7 +107,7 @@ def test_gradients_of_parts(shape, needs):
     grad = torch.randn(sizes[0], sizes[1], device="cuda")
     found = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", *needs)
     again = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", *needs)
-    for got, twice, want, needed in zip(found, again, gradients_of(winners, grad, Q, D), needs, strict=True):
+    for got, twice, want, needed in zip(found, again, reference(grad, Q, D, winners), needs, strict=True):
         assert torch.equal(got, twice)
         assert got.numel() == 0 if not needed else close(got, want, dtype) is None
 
@@ -138,7 +122,7 @@ def test_gradients_of_normalized_parts(shape):
     rows = [x.detach().double().requires_grad_() for x in (Q, D)]
     unit = [x / x.norm(dim=-1, keepdim=True) for x in rows]
     _, winners = ops.maxsim_winners(Q.detach(), D.detach(), None, None, True, "highest", "auto", False)
-    torch.autograd.backward(unit, gradients_of(winners, weights, *(x.detach() for x in unit)))
+    torch.autograd.backward(unit, reference(weights, *(x.detach() for x in unit), winners))
     for got, want in zip((Q, D), rows, strict=True):
         close(got.grad, want.grad, dtype)
 
@@ -155,110 +139,6 @@ def test_recomputed_gradients_of_parts(shape):
         for x, got in zip(needed, found, strict=True):
             want = saved[0 if x is Q else 1].double()
             close(got, want, dtype)
-
-
-# Shapes that tiles of query rows serve on a GPU of any size: (Nq, N, Lq, Ld, d).
-TILED = [
-    (4096, 67, 16, 180, 128),
-    (2048, 131, 31, 1, 128),
-    (2048, 64, 32, 7, 64),
-    (1371, 129, 48, 384, 96),
-    (2048, 97, 29, 300, 120),
-    (331, 1103, 125, 33, 768),
-]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", TILED, ids=str)
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-@pytest.mark.parametrize("form", ["contiguous", "sliced", "expanded"])
-def test_tiles_of_query_rows(shape, dtype, form):
-    Nq, N, Lq, Ld, _ = shape
-    Q, D = inputs(*shape, dtype, form)
-    q_mask = torch.rand(Nq, Lq, device="cuda") < 0.9
-    d_mask = torch.rand(N, Ld, device="cuda") < 0.6
-    d_mask[N // 2] = False
-    _, winners = ops.maxsim_winners(Q, D, q_mask, d_mask, False, "highest", "auto", False)
-    grad = torch.randn(N, Nq, device="cuda").t()
-    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
-    close(grad_Q, gradients_of(winners, grad, Q, D)[0], dtype)
-    again, _ = ops.maxsim_backward(grad.contiguous(), Q, D, winners, False, "lowmem", True, False)
-    assert torch.equal(grad_Q, again)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_tiles_keep_a_gradient_that_is_not_finite_to_rows_with_a_winner(bad):
-    Q, D = inputs(2048, 70, 32, 64, 128, BF16)
-    q_mask = torch.ones(2048, 32, dtype=torch.bool, device="cuda")
-    q_mask[:, ::3] = False
-    _, winners = ops.maxsim_winners(Q, D, q_mask, None, False, "highest", "auto", False)
-    grad = torch.randn(2048, 70, device="cuda")
-    grad[5, 3] = bad
-    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
-    finite = grad_Q.isfinite().all(-1)
-    assert (grad_Q[:, ::3] == 0).all()
-    assert not finite[5][q_mask[5]].any() and finite[torch.arange(2048, device="cuda") != 5].all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_tiles_keep_a_document_that_is_not_finite_to_rows_that_chose_it(bad):
-    """A product with zeros in place of a choice would carry it to other rows."""
-    Q, D = inputs(2048, 70, 32, 64, 128, BF16)
-    _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
-    grad = torch.randn(2048, 70, device="cuda")
-    want, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
-    D[3, 40, 7] = bad
-    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
-    chose = winners[:, 3] == 40
-    assert 0 < chose.sum() < chose.numel() / 8
-    assert not grad_Q[chose][:, 7].isfinite().any()
-    others = grad_Q[~chose]
-    torch.testing.assert_close(others, want[~chose], rtol=2**-7, atol=1e-3)
-    rest = [k for k in range(128) if k != 7]
-    torch.testing.assert_close(grad_Q[chose][:, rest], want[chose][:, rest], rtol=2**-7, atol=1e-3)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("grad_of", ["tiny", "huge", "one query"])
-def test_tiles_of_gradients_of_any_size(grad_of):
-    """Softmax weights span many powers of two."""
-    Q, D = inputs(2048, 129, 32, 100, 128, BF16)
-    _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
-    grad = torch.randn(2048, 129, device="cuda")
-    if grad_of == "one query":
-        grad[:1000] = 0
-        grad[1001:] = 0
-    else:
-        grad *= 2.0 ** (-100 if grad_of == "tiny" else 100)
-        grad *= torch.rand_like(grad).mul(-60).exp2()
-    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
-    close(grad_Q, gradients_of(winners, grad, Q, D)[0], BF16)
-
-
-@pytest.mark.gpu
-def test_tiles_add_up_in_float32():
-    """Sums that a caller goes on with, over many documents: off by far less than a bf16 gradient."""
-    Q, D = inputs(1024, 2051, 32, 20, 128, BF16)
-    _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
-    for grad in (torch.randn(1024, 2051, device="cuda"), torch.ones(1024, 2051, device="cuda")):
-        want = gradients_of(winners, grad, Q, D)[0]
-        sums = torch.zeros(Q.shape, device="cuda")
-        none = Q.new_empty(0)
-        ops.maxsim_backward_into_(grad, Q, D, None, winners, torch.empty_like(Q), none, sums, False, False)
-        assert (sums.double() - want).norm() < 2e-5 * want.norm()
-
-
-@pytest.mark.gpu
-def test_tiles_read_nothing_for_winners_that_no_forward_wrote():
-    Q, D = inputs(2048, 70, 32, 64, 128, BF16)
-    winners = torch.randint(-32768, 32767, (2048, 70, 32), dtype=torch.int16, device="cuda")
-    grad = torch.randn(2048, 70, device="cuda")
-    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
-    inside = (winners >= 0) & (winners < 64)
-    kept = torch.where(inside, winners, torch.tensor(-1, dtype=torch.int16, device="cuda"))
-    close(grad_Q, gradients_of(kept, grad, Q, D)[0], BF16)
 
 
 def packed_inputs(q_lengths, d_lengths, d, dtype, gap=0):
@@ -397,13 +277,6 @@ def test_the_plan_says_what_stays_in_l2_of_packed_batches():
     assert "backward" not in alone
     small = li.explain_plan((64, 32, 128), (64, 180, 128), packed=True, sm=90, sm_count=132)
     assert "L2" not in small and "longest first" in small
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, torch.float64])
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_every_packed_plan_can_be_read(dtype, precision):
-    said = li.explain_plan((9, 32, 128), (9, 180, 128), packed=True, dtype=dtype, precision=precision, sm=90)
-    assert "forward" in said and "grad_D" in said
 
 
 @pytest.mark.parametrize("option", [{"d_mask": True}, {"normalize": True}, {"d_model": 64}, {"nbits": 2}])
