@@ -7,21 +7,11 @@ import torch
 import late_interaction as li
 from tests import packed, ref
 from tests.cases import code_limit
+from tests.maxsim.test_forced_plan import TAILS, copied_lengths, holes
+from tests.support.judge import Judge, twice, whole_numbers
 
 OPS = torch.ops.late_interaction
 pytestmark = pytest.mark.gpu
-
-
-def holes(N, Ld):
-    """Masks of every kind: holes, a first part, a middle part, few tokens, one, none, all."""
-    mask = torch.rand(N, Ld, device="cuda") < 0.8
-    mask[1::9] = torch.arange(Ld, device="cuda") < Ld - 7
-    mask[2::9] = (torch.arange(Ld, device="cuda") >= 5) & (torch.arange(Ld, device="cuda") < Ld - 3)
-    mask[3::9] = torch.rand(N, Ld, device="cuda")[3::9] < 9 / Ld
-    mask[4::9] = torch.arange(Ld, device="cuda") == Ld - 1
-    mask[5::9] = False
-    mask[6::9] = True
-    return mask
 
 
 # (Nq, N, Lq, Ld, d): rows enough, and work enough, that copying pays.
@@ -47,55 +37,32 @@ def inputs(shape, dtype=torch.bfloat16):
 def test_scores_and_winners(shape, normalize):
     Q, D, d_mask = inputs(shape, torch.float16 if shape == "odd d" else torch.bfloat16)
     q_mask = torch.rand(Q.shape[:2], device="cuda") < 0.9
-    scores, winners = ref.maxsim(Q, D, q_mask, d_mask, normalize)
-    limit = ref.tolerance(Q.dtype)
-    ref.assert_close(li.maxsim(Q, D, q_mask, d_mask, normalize=normalize), scores, limit)
-    out, found = li.maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize)
-    ref.assert_close(out, scores, limit)
-    ref.assert_winners_close(found, winners, Q, D, limit, normalize)
+    Judge(Q, D, q_mask, d_mask, normalize=normalize).check()
 
 
 def test_documents_shorter_than_a_tile_need_no_mask():
-    Q, D, _ = inputs("short documents")
-    scores, winners = ref.maxsim(Q, D)
-    out, found = li.maxsim_with_winners(Q, D)
-    ref.assert_close(out, scores, 5e-6)
-    ref.assert_winners_close(found, winners, Q, D, 5e-6)
+    Judge(*inputs("short documents")[:2]).check()
 
 
 def test_each_query_with_documents_of_its_own():
     Q, D = torch.randn(4, 1100, 128, device="cuda"), torch.randn(4, 70, 300, 128, device="cuda")
-    Q, D = Q.bfloat16(), D.bfloat16()
-    d_mask = holes(280, 300).view(4, 70, 300)
-    scores, winners = ref.maxsim(Q, D, None, d_mask)
-    out, found = li.maxsim_with_winners(Q, D, None, d_mask)
-    ref.assert_close(out, scores, 5e-6)
-    ref.assert_winners_close(found, winners, Q, D, 5e-6)
+    Judge(Q.bfloat16(), D.bfloat16(), None, holes(280, 300).view(4, 70, 300)).check()
 
 
 def test_ties_go_to_the_lowest_token_that_counts():
     Nq, N, Lq, Ld, d = SHAPES["two chunks"]
-    Q = torch.randint(-2, 3, (Nq, Lq, d), device="cuda").bfloat16()
-    D = torch.randint(-1, 2, (N, Ld, d), device="cuda").bfloat16()
-    D[:, Ld // 2 :] = D[:, : Ld // 2].clone()
-    d_mask = holes(N, Ld)
-    scores, winners = ref.maxsim(Q, D, None, d_mask)
-    out, found = li.maxsim_with_winners(Q, D, None, d_mask)
-    assert torch.equal(out.double(), scores)
-    assert torch.equal(found.long(), winners)
+    Q, D = whole_numbers(-2, 2, Nq, Lq, d).bfloat16(), twice(whole_numbers(-1, 1, N, Ld, d)).bfloat16()
+    Judge(Q, D, None, holes(N, Ld)).check_exact()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_not_finite(value):
     Q, D, d_mask = inputs("two chunks")
-    for document in range(9):
-        D[document, 290, 3] = value
-        D[document, 7, 3] = value
-    scores, winners = ref.maxsim(Q, D, None, d_mask)
-    out, found = li.maxsim_with_winners(Q, D, None, d_mask)
-    ref.assert_close(out, scores, 1e-5)
-    ref.assert_winners_close(found[:, 9:], winners[:, 9:], Q, D[9:], 5e-6)
-    assert torch.equal(found[:, :9].long()[scores[:, :9].isnan()], winners[:, :9][scores[:, :9].isnan()])
+    D[:9, 290, 3] = D[:9, 7, 3] = value
+    judge = Judge(Q, D, None, d_mask)
+    judge.check_not_finite(limit=1e-5)
+    _, _, found = judge.run()
+    ref.assert_winners_close(found[:, 9:], judge.winners[:, 9:], Q, D[9:], 5e-6)
 
 
 def test_gradients_reach_kept_tokens_alone():
@@ -162,76 +129,10 @@ def test_packed(name, dtype):
     assert (found != winners).sum() <= 1e-3 * found.numel()  # two similarities within rounding
 
 
-def filled(mask, N, Ld, d, dtype, integers):
-    """Documents whose masked tokens would spoil every score that they had a say in."""
-    D = torch.randint(-1, 2, (N, Ld, d), device="cuda").float() if integers else torch.randn(N, Ld, d).cuda()
-    return D.masked_fill_(~mask.unsqueeze(-1), float("nan")).to(dtype)
-
-
-# Every width of a tile, one and two chunks of an embedding, documents shorter than a tile, and of a tile or
-# two and a bit; small whole numbers make ties, and exact sums.
-@pytest.mark.native
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("d", [16, 72, 128])
-@pytest.mark.parametrize("Ld", [3, 79, 80, 81, 104, 151, 153, 209, 300, 457])
-def test_what_does_not_count_has_no_say(Ld, d, dtype, force):
-    N, Lq = 45, 17
-    d_mask = holes(N, Ld)
-    for integers in (True, False):
-        Q = torch.randint(-2, 3, (16, Lq, d), device="cuda").float() if integers else torch.randn(16, Lq, d)
-        Q, D = Q.cuda().to(dtype), filled(d_mask, N, Ld, d, dtype, integers)
-        scores, winners = ref.maxsim(Q, D, None, d_mask)
-        for width in (152, 128, 104, 80):
-            force(f"rows {width}")
-            out, found = li.maxsim_with_winners(Q, D, None, d_mask)
-            assert torch.equal(li.maxsim(Q, D, None, d_mask), out)
-            if integers:
-                assert torch.equal(out.double(), scores) and torch.equal(found.long(), winners)
-            else:
-                ref.assert_close(out, scores, 5e-6)
-                settled = ~D.isnan()
-                ref.assert_winners_close(found, winners, Q, D.where(settled, 0.0), 5e-6)
-
-
-TAILS = {152: 104, 128: 80, 104: 64, 80: 64}  # of each width of a tile, that of the last one
-
-
-def edges(width):
-    """Lengths at which the tiles of a copied document change in number, or the last one in width."""
-    tail = TAILS[width]
-    near = (tail, width, width + tail, 2 * width, 2 * width + tail, 3 * width + tail)
-    return [0, 1, 7, *(n + k for n in near for k in (-1, 0, 1))]
-
-
-# Documents with holes, which are copied, and documents that are read where they lie; whole numbers make ties
-# between tiles, too, since the tokens of a document are repeated.
-@pytest.mark.native
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("width", TAILS)
-def test_last_tiles_of_copies(width, d, dtype, force):
-    lengths = edges(width)
-    N, Ld = 2 * len(lengths), 4 * width
-    d_mask = torch.zeros(N, Ld, dtype=torch.bool, device="cuda")
-    for i, length in enumerate(lengths):
-        d_mask[i, torch.randperm(Ld, device="cuda")[:length]] = True
-        d_mask[len(lengths) + i, 5 : 5 + length] = True
-    Q = torch.randint(-2, 3, (19, 31, d), device="cuda").to(dtype)
-    D = torch.randint(-1, 2, (N, Ld, d), device="cuda").float()
-    D[:, 2 * width :] = D[:, : 2 * width].clone()
-    D = D.masked_fill_(~d_mask.unsqueeze(-1), float("nan")).to(dtype)
-    scores, winners = ref.maxsim(Q, D, None, d_mask)
-    force(f"rows {width} copied")
-    for _ in range(10):
-        assert torch.equal(li.maxsim(Q, D, None, d_mask).double(), scores)
-        out, found = li.maxsim_with_winners(Q, D, None, d_mask)
-        assert torch.equal(out.double(), scores) and torch.equal(found.long(), winners)
-
-
 @pytest.mark.native
 @pytest.mark.parametrize("width", TAILS)
 def test_last_tiles_of_packed_documents(width, force):
-    lengths_q, lengths_d = [32, 0, 77, 300] * 2, edges(width) * 2
+    lengths_q, lengths_d = [32, 0, 77, 300] * 2, copied_lengths(width) * 2
     Q, cu_q = packed.pack(lengths_q, 128, torch.bfloat16, "cuda")
     D, cu_d = packed.pack(lengths_d, 128, torch.bfloat16, "cuda")
     Q, D = torch.randint_like(Q, -2, 3), torch.randint_like(D, -1, 2)

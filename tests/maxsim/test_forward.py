@@ -8,29 +8,21 @@ import torch
 import late_interaction as li
 from late_interaction.lik.forward import maxsim_forward
 from tests import ref
-from tests.cases import Case, call, inputs, tokens, walk
+from tests.cases import Case, inputs, tokens, walk
+from tests.support.judge import Judge, twice, whole_numbers
 
 
 def check(case, device):
     Q, D, q_mask, d_mask = inputs(case, device)
-    scores, winners = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
-    limit = winner_limit = ref.tolerance(case.dtype)
-    if (
-        device == "cuda"
-        and case.normalize
-        and "in fp16, normalized"
-        in li.explain_plan(Q, D, d_mask=d_mask is not None, normalize=True, winners=False)
-    ):
-        limit, winner_limit = ref.UNIT_SCORE_TOLERANCE, ref.UNIT_WINNER_TOLERANCE
-
-    alone = call(li.maxsim, case, Q, D, q_mask, d_mask)
-    assert alone.dtype == (torch.float64 if case.dtype == torch.float64 else torch.float32)
-    ref.assert_close(alone, scores, limit)
-
-    with_winners, found = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
-    assert found.dtype == torch.int32
-    ref.assert_close(with_winners, scores, limit, "scores beside winners")
-    ref.assert_winners_close(found, winners, Q, D, winner_limit, case.normalize)
+    limits = ()
+    if device == "cuda" and case.normalize:
+        plan = li.explain_plan(Q, D, d_mask=d_mask is not None, normalize=True, winners=False)
+        if "in fp16, normalized" in plan:
+            limits = ref.UNIT_SCORE_TOLERANCE, ref.UNIT_WINNER_TOLERANCE
+    judge = Judge(Q, D, q_mask, d_mask, normalize=case.normalize, case=case)
+    scores, winners = judge.check(*limits)
+    assert scores.dtype == (torch.float64 if case.dtype == torch.float64 else torch.float32)
+    assert winners.dtype == torch.int32
 
 
 @pytest.mark.parametrize("case", list(walk(130)), ids=str)
@@ -58,12 +50,6 @@ LARGE = [
 ]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", LARGE, ids=str)
-def test_large(case):
-    check(case, "cuda")
-
-
 MANY = [  # more than 16 documents a multiprocessor, which its block takes one after another
     Case("in-batch", 1, 2300, 32, 161, 128, torch.bfloat16),
     Case("in-batch", 1, 2300, 9, 200, 128, torch.float16, "dead"),
@@ -73,12 +59,6 @@ MANY = [  # more than 16 documents a multiprocessor, which its block takes one a
     Case("in-batch", 2, 2300, 30, 181, 64, torch.float16, "dead"),
     Case("in-batch", 1, 2150, 5, 160, 512, torch.bfloat16),
 ]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", MANY, ids=str)
-def test_many_documents_of_one_query(case):
-    check(case, "cuda")
 
 
 def short():
@@ -93,18 +73,6 @@ def short():
     ):
         dtype = (torch.bfloat16, torch.float16)[index % 2]
         yield Case(layout, Nq, N, Lq, Ld, d, dtype, ("none", "holes", "dead")[index // 2 % 3], form)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", list(short()), ids=str)
-def test_short_documents(case):
-    check(case, "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("masks", ["none", "holes"])
-def test_short_documents_of_many_query_rows(masks):
-    check(Case("in-batch", 64, 300, 32, 40, 128, torch.bfloat16, masks), "cuda")
 
 
 def several_to_a_tile():
@@ -127,8 +95,8 @@ def several_to_a_tile():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", list(several_to_a_tile()), ids=str)
-def test_several_short_documents_to_a_tile(case):
+@pytest.mark.parametrize("case", [*LARGE, *MANY, *short(), *several_to_a_tile()], ids=str)
+def test_on_a_gpu(case):
     check(case, "cuda")
 
 
@@ -137,41 +105,22 @@ def test_several_short_documents_to_a_tile(case):
 def test_short_documents_of_a_tile_do_not_meet(Ld):
     """The lowest token wins among equal similarities; what one document holds that is no number stays there,
     and a masked token counts nowhere, whatever it holds."""
-    generator = torch.Generator("cuda").manual_seed(Ld)
-    Q = torch.randint(-2, 3, (40, 30, 64), device="cuda", generator=generator).bfloat16()
-    D = torch.randint(-2, 3, (41, Ld, 64), device="cuda", generator=generator).bfloat16()
-    D[:, Ld // 2 :] = D[:, : Ld - Ld // 2].clone()
-    scores, winners = ref.maxsim(Q, D)
-    found, won = li.maxsim_with_winners(Q, D)
-    assert torch.equal(found.double(), scores) and torch.equal(won.long(), winners)
-    again, won_again = li.maxsim_with_winners(Q, D)
-    assert torch.equal(again, found) and torch.equal(won_again, won) and torch.equal(li.maxsim(Q, D), found)
-    D[7, Ld - 1, 3] = float("nan")
-    D[8, 0, 0] = float("inf")
-    assert li.maxsim(Q, D)[:, 7].isnan().all()
-    others = [j for j in range(41) if j not in (7, 8)]
-    assert torch.equal(li.maxsim(Q, D)[:, others], found[:, others])
+    Q = whole_numbers(-2, 2, 40, 30, 64).bfloat16()
+    D = twice(whole_numbers(-2, 2, 41, Ld, 64)).bfloat16()
+    Judge(Q, D).check_exact()
+    D[7, Ld - 1, 3], D[8, 0, 0] = float("nan"), float("inf")
+    Judge(Q, D).check_not_finite()
     kept = torch.ones(41, Ld, dtype=torch.bool, device="cuda")
     kept[7, Ld - 1] = kept[8, 0] = False
-    scores, winners = ref.maxsim(Q, D, None, kept)
-    found, won = li.maxsim_with_winners(Q, D, None, kept)
-    assert torch.equal(found.double(), scores) and torch.equal(won.long(), winners)
+    Judge(Q, D, None, kept).check_exact()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_short_documents_hold_that_is_no_number(dtype):
-    Q, D = (
-        torch.randn(3, 5, 100, device="cuda", dtype=dtype),
-        torch.randn(9, 20, 100, device="cuda", dtype=dtype),
-    )
+    Q, D = (torch.randn(*shape, 100, device="cuda", dtype=dtype) for shape in ((3, 5), (9, 20)))
     D[1, 3], D[2, 19, 7], D[4, 0, 0] = float("nan"), float("inf"), float("-inf")
-    scores, _ = ref.maxsim(Q, D)
-    found, won = li.maxsim_with_winners(Q, D)
-    assert torch.equal(found.isnan(), scores.isnan()) and torch.equal(found.isinf(), scores.isinf())
-    finite = scores.isfinite()
-    ref.assert_close(found[finite], scores[finite], ref.tolerance(dtype))
-    assert (won[:, 1] == 3).all()  # the first that is not a number
+    Judge(Q, D).check_not_finite()
 
 
 @pytest.mark.gpu
@@ -179,6 +128,19 @@ def test_short_documents_keep_the_first_of_equals():
     D = torch.randn(50, 1, 128, device="cuda", dtype=torch.bfloat16).expand(50, 61, 128).contiguous()
     won = li.maxsim_with_winners(torch.randn(2, 9, 128, device="cuda", dtype=torch.bfloat16), D)[1]
     assert (won == 0).all()
+
+
+@pytest.mark.gpu
+def test_many_documents_and_query_rows_have_the_bits_of_few():
+    """Persistent blocks, whose rings go round many times: as many calls of a few documents."""
+    Q = torch.nn.functional.normalize(torch.randn(700, 32, 128, device="cuda"), dim=-1).bfloat16()
+    D = torch.nn.functional.normalize(torch.randn(300, 180, 128, device="cuda"), dim=-1).bfloat16()
+    scores, winners = li.maxsim_with_winners(Q, D)
+    assert torch.equal(li.maxsim(Q, D), scores)
+    for first in range(0, 300, 60):
+        part = slice(first, first + 60)
+        found, won = li.maxsim_with_winners(Q, D[part])
+        assert torch.equal(found, scores[:, part]) and torch.equal(won, winners[:, part])
 
 
 @pytest.mark.parametrize("q_rank", [2, 3])
@@ -214,26 +176,16 @@ def test_integer_masks_count_as_bool(dtype, device):
 def test_strided_masks(device):
     Q, D = torch.randn(4, 33, 16, device=device), torch.randn(5, 65, 16, device=device)
     q_mask = (torch.rand(33, 8, device=device) < 0.7).t()[::2]
-    d_mask = (torch.rand(1, 65, device=device) < 0.7).expand(5, -1)
-    scores, winners = ref.maxsim(Q, D, q_mask, d_mask)
-    out, found = li.maxsim_with_winners(Q, D, q_mask, d_mask)
-    ref.assert_close(out, scores, 1e-5)
-    assert torch.equal(found.long(), winners)
+    Judge(Q, D, q_mask, (torch.rand(1, 65, device=device) < 0.7).expand(5, -1)).check(1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("Ld", [5, 64, 300])
 def test_ties_go_to_the_lowest_index(dtype, Ld, device):
-    # Small integers multiply and add exactly, in any order, in every dtype: all ties are real.
-    Q = torch.randint(-2, 3, (3, 40, 16), device=device).to(dtype)
-    D = torch.randint(-1, 2, (4, Ld, 16), device=device).to(dtype)
-    D[:, Ld // 2 :] = D[:, : Ld - Ld // 2].clone()
-    d_mask = torch.rand(4, Ld, device=device) < 0.8
-    for mask in (None, d_mask):
-        scores, winners = ref.maxsim(Q, D, None, mask)
-        out, found = li.maxsim_with_winners(Q, D, None, mask)
-        assert torch.equal(out.double(), scores)
-        assert torch.equal(found.long(), winners)
+    Q = whole_numbers(-2, 2, 3, 40, 16, device=device).to(dtype)
+    D = twice(whole_numbers(-1, 1, 4, Ld, 16, device=device)).to(dtype)
+    for mask in (None, torch.rand(4, Ld, device=device) < 0.8):
+        Judge(Q, D, None, mask).check_exact()
 
 
 @pytest.mark.parametrize("rows", [5, 300])
@@ -252,13 +204,9 @@ def test_the_norm_of_a_token_does_not_depend_on_its_place(dtype, rows, device):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_negative_scores(dtype, device):
     # Padding of a tile with zeros would win here.
-    Q = torch.rand(3, 33, 40, device=device).to(dtype)
-    D = -torch.rand(5, 70, 40, device=device).to(dtype)
-    scores, winners = ref.maxsim(Q, D)
-    out, found = li.maxsim_with_winners(Q, D)
-    assert (out < 0).all()
-    ref.assert_close(out, scores, ref.tolerance(dtype))
-    ref.assert_winners_close(found, winners, Q, D, ref.tolerance(dtype))
+    Q, D = torch.rand(3, 33, 40, device=device).to(dtype), -torch.rand(5, 70, 40, device=device).to(dtype)
+    scores, _ = Judge(Q, D).check()
+    assert (scores < 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -272,11 +220,7 @@ def test_not_finite(dtype, value, where, rows, Ld, device):
     else:
         D[2, 40, 7] = value
         D[2, 66, 7] = value
-    scores, winners = ref.maxsim(Q, D)
-    out, found = li.maxsim_with_winners(Q, D)
-    ref.assert_close(out, scores, 1e-5)
-    settled = ~scores.isfinite().unsqueeze(-1).expand_as(winners)
-    assert torch.equal(found[settled].long(), winners[settled])
+    Judge(Q, D).check_not_finite(1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -302,10 +246,7 @@ def test_minus_infinity_can_win(device):
 def test_zero_rows_normalize_to_zero(device):
     Q, D = torch.randn(2, 5, 8, device=device), torch.randn(3, 6, 8, device=device)
     Q[0, 1], D[1, 2], D[2] = 0, 0, 0
-    out, found = li.maxsim_with_winners(Q, D, normalize=True)
-    scores, winners = ref.maxsim(Q, D, normalize=True)
-    ref.assert_close(out, scores, 1e-6)
-    assert torch.equal(found.long(), winners)
+    Judge(Q, D, normalize=True).check(1e-6)
 
 
 @pytest.mark.parametrize("Ld", [32767, 32768, 32769, 65534, 65535, 65600])
