@@ -10,6 +10,7 @@ compute-sanitizer: operators whose names hold one of the words.
 
 import itertools
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -87,6 +88,15 @@ SIZES_TOO = {
     "can_project_rows": {"hidden", "W", "b"},
     "can_softmax_product_rows": {"Q", "D"},
 }
+# What refusals call the arguments, where steps that operators share refuse them.
+OTHER_NAMES = {
+    "cpu_isa": ("cpu_isa",),
+    "muvera_encode": ("Q and D",),
+    **{name: ("rows", "hidden") for name in DTYPES_TOO if name.startswith("maxsim_from_hidden")},
+    **{
+        name: ("aoti_torch_get_size",) for name in CALLS if "varlen" in name or "packed" in name
+    },  # offsets: []
+}
 REFUSALS = (RuntimeError, TypeError, ValueError)
 INTS = (-1, 0, 1 << 31, 1 << 62)
 STRINGS = ("", "HIGHEST", "x" * 1000, "über")
@@ -101,6 +111,7 @@ class Change(NamedTuple):
     # "refuse": no result is right. "same": that of the call as it was, or a refusal. "any": what the fake
     # kernel says, or a refusal. "equal": that of the same values, contiguous, or a refusal.
     wanted: str
+    by_pytorch: bool = False  # what refuses it, in its own words
 
 
 class Arguments:
@@ -188,7 +199,7 @@ def sizes(arguments: Arguments, i: int) -> Iterator[Change]:
     # Documents of each query without their first dim are documents of all queries.
     yield from (changed(x, given.dims.startswith("Nq K") and x == own[1:]) for x in others)
     if own and given.dtype != F8:
-        yield Change("sparse", arguments.values[i].to_sparse(), "refuse")
+        yield Change("sparse", arguments.values[i].to_sparse(), "refuse", by_pytorch=True)
 
 
 def layouts(given: Given, x: Tensor) -> Iterator[Change]:
@@ -203,7 +214,7 @@ def layouts(given: Given, x: Tensor) -> Iterator[Change]:
     yield Change("one element off", one_off.copy_(x), "same")
     for dim in {0, x.dim() - 1}:
         one = x.narrow(dim, 0, 1).clone().expand(x.shape)
-        yield Change(f"expanded along {dim}", one, "refuse" if given.written else "equal")
+        yield Change(f"expanded along {dim}", one, "refuse" if given.written else "equal", by_pytorch=True)
     # PyTorch resolves it before the operator sees it; what is written it copies back, where 2.11 may abort.
     if x.dtype.is_floating_point and x.element_size() > 1 and not given.written:
         yield Change("negated when read", torch._neg_view(-x), "same")
@@ -235,7 +246,7 @@ def contents(given: Given, x: Tensor) -> Iterator[Change]:
 
 
 def bits(x: Tensor) -> Tensor:
-    return x.to_dense().resolve_neg().flatten().view(torch.uint8)
+    return x.to_dense().resolve_neg().contiguous().flatten().view(torch.uint8)
 
 
 def flat(result: Any) -> list[Any]:
@@ -283,13 +294,19 @@ class Sweep:
         return [x for x in flat(results) if x is not None] + written
 
     def attempt(self, args: list[Any]) -> list[Any] | None:
-        """None: it was refused."""
+        """None: it was refused, in the words that are kept."""
         try:
             return self.run(args)
         except REFUSALS as error:
             if "CUDA error" in str(error) or isinstance(error, torch.AcceleratorError):
                 raise
+            self.words = str(error)
             return None
+
+    def names_an_argument(self) -> bool:
+        """Whether the words of the last refusal do."""
+        names = [*self.arguments.names, *OTHER_NAMES.get(self.arguments.name, ())]
+        return any(re.search(rf"\b{name}\b", self.words) for name in names)
 
     def described(self, args: list[Any]) -> list[Any] | None:
         """The results that the fake kernel says."""
@@ -310,6 +327,14 @@ class Sweep:
             return
         self.outcomes["refused" if found is None else "served"] += 1
         if found is None:
+            on_cpu = self.arguments.device == "cpu"
+            if (
+                on_cpu
+                and change.wanted == "refuse"
+                and not change.by_pytorch
+                and not self.names_an_argument()
+            ):
+                self.faults.append(f"{where}: refused without a name: {self.words[:200]}")
             return
         if found and found[0] is False:  # of an operator that says whether it can
             return

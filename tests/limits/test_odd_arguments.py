@@ -143,10 +143,6 @@ def test_numbers_beyond_int64_are_more_than_there_are():
     assert torch.equal(li.search(Q, D, 2**70).indices, li.search(Q, D, len(D)).indices)
 
 
-def test_a_seed_of_numpy():
-    assert codecs.Residual.train(TOKENS, 2, seed=3) == codecs.Residual.train(TOKENS, 2, seed=np.int64(3))
-
-
 def test_a_name_of_a_column_is_not_exchanged_for_another():
     for name in ("", 0, []):
         with pytest.raises(ValueError, match="dataset must have a column"):

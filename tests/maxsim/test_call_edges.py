@@ -5,13 +5,10 @@ import sys
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction import TopK, ops
-from late_interaction._search.stream import documents_at_once
-from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
 
@@ -101,55 +98,6 @@ def test_a_backward_makes_the_gradients_that_are_wanted(step, learns, determinis
         assert (x.grad is not None) == (name in learns)
 
 
-@pytest.mark.parametrize("asked, wanted", [("auto", "lowmem"), ("lowmem", "lowmem"), ("unified", "unified")])
-def test_winners_that_are_found_again_are_added_up_in_order_unless_told_otherwise(monkeypatch, asked, wanted):
-    seen = []
-    monkeypatch.setattr(dense, "_backward_op", lambda *args: seen.append(args) or (args[1], args[2]))
-    Q = tokens(3)[None].requires_grad_()
-    li.maxsim(Q, D[None], backward=asked, winners="recompute").sum().backward()
-    assert [args[5] for args in seen] == [wanted]
-
-
-@pytest.mark.parametrize(
-    "options, caller, unified",
-    [
-        ({}, "_call_gradients", True),
-        ({"normalize": True}, "call_in_backward", True),
-        ({"backward": "lowmem"}, "call_in_backward", False),
-        ({"backward": "unified"}, "call_in_backward", True),
-        ({"winners": "recompute"}, "call_in_backward", False),
-        ({"winners": "recompute", "backward": "unified"}, "call_in_backward", True),
-    ],
-)
-def test_what_a_failed_backward_wanted_memory_for(monkeypatch, options, caller, unified):
-    """A float32 sum of grad_D only where it adds up in one pass."""
-
-    def fails(*_):
-        raise RuntimeError("API call failed")
-
-    asked = []
-    Q = tokens(3)[None].requires_grad_()
-    scores = li.maxsim(Q, D[None].requires_grad_(), **options)
-    monkeypatch.setattr(dense, caller, fails)
-    monkeypatch.setattr(dense._oom, "backward_failed", lambda *args: asked.append(args[-1]))
-    with pytest.raises(RuntimeError, match="API call failed"):
-        scores.sum().backward()
-    assert asked == [unified]
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_a_step_of_both_gradients_is_not_differentiated_again(step):
-    options = STEPS[step] | ({"q_weights": torch.ones(1, 3)} if "q_weights" in STEPS[step] else {})
-    inputs = tokens(3)[None].requires_grad_(), D[None].clone().requires_grad_()
-    scores = li.maxsim(*inputs, **options)
-    for grad in torch.autograd.grad(scores.square().sum(), inputs, create_graph=True):
-        with pytest.raises(RuntimeError, match="double backward of maxsim is not supported"):
-            torch.autograd.grad(grad.sum(), inputs, retain_graph=True)
-    scores = li.maxsim(*inputs, **options)
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
-        torch.autograd.grad(scores, inputs, forward_ad.make_dual(scores.detach(), scores.detach()))
-
-
 @pytest.mark.parametrize(
     "offsets, longest, room",
     [
@@ -176,18 +124,6 @@ def test_room_for_winners(offsets, longest, room):
     assert Q.grad.shape == Q.shape
 
 
-def test_a_longest_sequence_that_is_too_short_is_refused():
-    cu = integers(0, 2, 9), integers(0, 7)
-    assert score_pairs_packed(tokens(9), D, *cu, *PAIRS, max_seqlen_q=7, max_seqlen_d=7).shape == (2,)
-    for name in ("max_seqlen_q", "max_seqlen_d"):
-        with pytest.raises(ValueError, match=f"^{name} must be at least 7, the longest sequence, got 6"):
-            score_pairs_packed(tokens(9), D, *cu, *PAIRS, **{name: 6})
-    spans = integers(0, 1), integers(7, 3)
-    assert rerank_direct(tokens(9), D, *spans, 7).shape == (2,)
-    with pytest.raises(ValueError, match="max_seqlen_d must be at least 7, the longest"):
-        rerank_direct(tokens(9), D, *spans, 6)
-
-
 def test_the_backward_of_listed_pairs_finds_winners_of_any_length():
     """The operator that keeps none, without max_seqlen_q: more query tokens than d, documents or pairs."""
     Q = tokens(9).requires_grad_()
@@ -199,26 +135,6 @@ def test_the_backward_of_listed_pairs_finds_winners_of_any_length():
 
 def meta(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
-
-
-@pytest.mark.parametrize("documents, dtype", [(65_534, torch.int16), (65_535, torch.int32)])
-def test_shapes_of_listed_pairs_without_values(documents, dtype):
-    inputs = meta(9, 4), meta(documents, 4), *(meta(n, dtype=torch.int32) for n in (3, 2, 5, 5))
-    scores, winners = OPS.maxsim_pairs_packed_winners(*inputs, 7)
-    assert scores.shape == OPS.maxsim_pairs_packed(*inputs).shape == (5,)
-    assert winners.shape == (5, 7) and winners.dtype == dtype
-    spans = meta(3, dtype=torch.int32), meta(3, dtype=torch.int32)
-    assert OPS.maxsim_spans(*inputs[:2], *spans).shape == (3,)
-    for need_Q, need_D in ((True, False), (False, True)):
-        grads = OPS.maxsim_pairs_packed_backward(scores, *inputs, winners, need_Q, need_D)
-        sizes = [[9, 4] if need_Q else [0], [documents, 4] if need_D else [0]]
-        assert [list(x.shape) for x in grads] == sizes
-
-
-@pytest.mark.parametrize("Q, D", [(meta(2, 9, 4), meta(7, 4)), (meta(9, 4), meta(2, 7, 4))])
-def test_listed_pairs_without_values_are_of_rank_two(Q, D):
-    with pytest.raises(RuntimeError, match=r"Q and D must be \[tokens, d\], got ranks"):
-        OPS.maxsim_pairs_packed(Q, D, *(meta(3, dtype=torch.int32) for _ in range(4)))
 
 
 # ---- retrieval ----
@@ -331,57 +247,10 @@ def test_progress_is_not_shown_unless_asked_for(monkeypatch):
         li.search(Q, documents, 1, progress=True)
 
 
-def test_gradients_of_both_are_the_default_without_values():
-    inputs = meta(9, 4), meta(7, 4), *(meta(n, dtype=torch.int32) for n in (3, 2, 5, 5))
-    winners = meta(5, 7, dtype=torch.int16)
-    grads = OPS.maxsim_pairs_packed_backward(meta(5), *inputs, winners)
-    assert [list(x.shape) for x in grads] == [[9, 4], [7, 4]]
-
-
-def test_lists_of_pairs_are_named_where_they_differ_in_length():
-    with pytest.raises(
-        ValueError, match=r"^pair_q_idx and pair_d_idx must be equally long, got \[2\] and \[1\]"
-    ):
-        score_pairs_packed(tokens(9), D, integers(0, 9), integers(0, 7), integers(0, 0), integers(0))
-
-
 # ---- calls that are traced ----
 
 
-@pytest.mark.parametrize("function", ["listed", "spans", "varlen"])
-def test_a_call_without_gradients_compiles_whole(function):
-    calls = {
-        "listed": lambda x, y: score_pairs_packed(x, y, integers(0, 2, 9), integers(0, 7), *PAIRS),
-        "spans": lambda x, y: rerank_direct(x, y, *PAIRS),
-        "varlen": lambda x, y: maxsim_varlen(x, y, integers(0, 2, 9), integers(0, 7)),
-    }
-    compiled = torch.compile(calls[function], fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(tokens(9), D), calls[function](tokens(9), D))
-
-
-def test_a_transform_meets_the_operator_though_nothing_requires_a_gradient():
-    with pytest.raises(RuntimeError, match=r"maxsim_varlen does not support vmap: .* pack all sequences"):
-        torch.vmap(lambda x: maxsim_varlen(x, D, integers(0, 9), integers(0, 7)))(tokens(9)[None])
-
-
 # ---- chunks of a corpus ----
-
-
-@pytest.mark.parametrize("queries", [1, 3, 1000])
-def test_scores_of_a_chunk_take_at_most_16_mib(queries):
-    chunk = documents_at_once(meta(queries, 2, 4), meta(1 << 30, 7, 4), None, False)
-    assert chunk * queries <= 16 << 18 < (chunk + 1) * queries
-
-
-@pytest.mark.parametrize("shape", [(7, 128), (300, 96), (1, 1 << 27), (0, 128)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_chunk_that_travels_takes_at_most_256_mib(shape, dtype):
-    corpus = torch.empty(1, 1, 1, dtype=dtype).expand(1 << 30, *shape)
-    chunk = documents_at_once(meta(1, 2, 4), corpus, None, True)
-    document = shape[0] * shape[1] * dtype.itemsize
-    fits = document <= 256 << 20
-    assert chunk == 1 if not fits else chunk * document <= 256 << 20
-    assert (chunk + 1) * document > 256 << 20 or chunk == 4 << 20  # which the scores allow
 
 
 @pytest.mark.gpu

@@ -31,7 +31,7 @@ def functions(device):
     pairs = tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 1, 1], [2, 0, 0]))
     lengths = torch.tensor([2, 3], device=device), torch.tensor([[4], [5]], device=device)
     d_mask = torch.arange(15, device=device).view(3, 5) % 4 != 1
-    W, b = normal(4, 6), normal(4)
+    W, b, q_weights = normal(4, 6), normal(4), normal(2, 3)
     codes = torch.arange(15, device=device).view(3, 5) % 7
     residuals = (torch.arange(15, device=device).view(3, 5, 1) * 17).to(torch.uint8)
     extents = torch.tensor([5, 4, 3], device=device)
@@ -52,6 +52,8 @@ def functions(device):
         "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b, normalize=True),
         "smooth": lambda Q, D: li.smooth_maxsim(Q, D, None, d_mask, normalize=True),
         "smooth pairs": lambda Q, D: li.smooth_maxsim_pairs(Q, D[:2]),
+        "weighted": lambda Q, D: li.maxsim(Q, D, q_weights=q_weights),
+        "XTR": lambda Q, D: li.xtr_scores(Q, D, 7, None, d_mask),
         "residual": lambda Q, D: (
             plaid.maxsim_residual(Q, codes, residuals, extents, *tables, normalize=False) * D.sum()
         ),
@@ -132,7 +134,8 @@ def test_levels_within_one_another(name, device):
 @BUT_RESIDUAL
 def test_no_second_derivatives(name, device):
     f, Q, D = drawn(name, device)
-    called = "score_pairs_packed" if "listed" in name else "smooth_maxsim" if "smooth" in name else "maxsim"
+    called = {"listed": "score_pairs_packed", "smooth": "smooth_maxsim", "XTR": "(xtr_scores|maxsim)"}
+    called = next((full for word, full in called.items() if word in name), "maxsim")
     words = f"double backward of {called}"
     with pytest.raises(RuntimeError, match=words):
         func.grad(lambda Q: func.grad(summed(f))(Q, D).square().sum())(Q)
@@ -165,6 +168,12 @@ def test_no_vmap_of_a_forward(name, device):
     for transformed in (lambda Q: f(Q, D), func.grad(lambda Q: f(Q, D).sum())):
         with pytest.raises(RuntimeError, match=f"does not support vmap: it is batched already, so {how}"):
             func.vmap(transformed)(Q.expand(2, *Q.shape))
+
+
+def test_forward_mode_of_other_inputs_is_left_alone(device):
+    normal = tensors(device)
+    scores, one = li.maxsim(normal(2, 3, 4), normal(3, 5, 4)).sum(), torch.ones((), device=device)
+    torch.testing.assert_close(func.jvp(lambda x: x * scores, (one,), (one,))[1], scores)
 
 
 def test_tangents_of_an_index(device):
@@ -227,10 +236,3 @@ def test_a_loss_with_all_scores_kept_has_transforms(device):
     (wanted,) = torch.autograd.grad(li.contrastive_loss(q, D, temperature=0.1), q)
     found = func.grad(lambda x: li.contrastive_loss(x, D, temperature=0.1))(Q)
     torch.testing.assert_close(found, wanted)
-
-
-def test_no_vmap_of_spans():
-    Q, D = torch.ones(2, 3, 4), torch.ones(9, 4)
-    starts, lengths = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([4, 5], dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="does not support vmap: it is batched already, so pack all"):
-        func.vmap(lambda Q: OPS.maxsim_spans(Q, D, starts, lengths))(Q)

@@ -6,21 +6,14 @@ import torch
 import late_interaction as li
 from late_interaction import ops
 from tests import ref
-from tests.cases import QUANTIZED, Case, call, inputs, mask
-from tests.maxsim.test_forced_plan import alternatives
-from tests.operators import test_quantized_kernels as codes
-from tests.operators.test_quantized import expected, score
-from tests.operators.test_quantized_kernels import quantized
+from tests.cases import QUANTIZED, mask
+from tests.operators import test_quantized as codes
+from tests.support.judge import Judge, twice, whole_numbers
 
 pytestmark = pytest.mark.gpu
 
 BF16, FP16 = torch.bfloat16, torch.float16
-# Document tokens about the edges of 16 tokens, of a stage and of two; query rows about those of a warp (32,
-# 64), of a block (128, 256, 512), and of sm80_d (32); dims of each number of products, whole and not.
-LENGTHS = [0, 1, 15, 16, 17, 31, 33, 63, 64, 65, 97, 127, 129, 193, 300, 601]
-ROWS = [(1, 1), (1, 32), (1, 33), (4, 31), (2, 64), (3, 43), (9, 57), (16, 32), (19, 27), (5, 130), (2, 513)]
-DIMS = [128, 64, 8, 72, 256, 136, 120]
-LAYOUTS = ["in-batch", "KD"]
+FEW_TO_MANY = pytest.mark.parametrize("rows", [(1, 20), (3, 43), (30, 40)])
 
 
 @pytest.fixture(params=[80, 86, 120], autouse=True)
@@ -33,93 +26,31 @@ def planned(request):
     ops.cuda_capability(0)
 
 
-def cases():
-    for i, Ld in enumerate(LENGTHS * 2):
-        Nq, Lq = ROWS[i % len(ROWS)]
-        for kind, normalize in (("none", False), ("holes", i % 2 == 0), ("dead", False)):
-            layout = LAYOUTS[i % 2]
-            N = (3, 37, 300)[i % 3] if layout == "in-batch" else 5
-            yield Case(
-                layout,
-                Nq,
-                N,
-                Lq,
-                Ld,
-                DIMS[i % len(DIMS)],
-                (BF16, FP16)[i // 3 % 2],
-                kind,
-                normalize=normalize,
-            )
-
-
-@pytest.mark.parametrize("case", list(cases()), ids=str)
-def test_scores_and_winners(case):
-    Q, D, q_mask, d_mask = inputs(case, "cuda")
-    wanted, best = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
-    scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
-    many = case.normalize and case.layout == "in-batch" and case.Nq * case.Lq >= 1024
-    limit, apart = ref.tolerance(case.dtype), ref.tolerance(case.dtype)
-    if many:
-        limit, apart = ref.UNIT_SCORE_TOLERANCE, ref.UNIT_WINNER_TOLERANCE
-    ref.assert_close(scores, wanted, limit)
-    ref.assert_winners_close(winners, best, Q, D, apart, case.normalize)
-    assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores)
-
-
-# Normalized rows of larger batches have plans for their fp16 copies.
-FORCED = [case for case in cases() if case.Ld > 0 and not (case.normalize and case.Nq * case.Lq >= 1024)]
-
-
-@pytest.mark.parametrize("case", FORCED, ids=str)
-def test_every_plan(case, force):
-    """Those that the planner does not choose for so little work, too."""
-    Q, D, q_mask, d_mask = inputs(case, "cuda")
-    wanted, best = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
-    limit = ref.tolerance(case.dtype)
-    names = alternatives(case, sm=ops.cuda_capability(), normalize=case.normalize)
-    assert {"thin", "wide", "registers"} <= {name.split()[0] for name in names}
-    for name in names:
-        force(name)
-        scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
-        ref.assert_close(scores, wanted, limit, name)
-        ref.assert_winners_close(winners, best, Q, D, limit, case.normalize)
-        assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores), name
-        assert torch.equal(call(li.maxsim, case, Q, D, q_mask, d_mask), scores), name
-
-
 @pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize("rows", [(1, 20), (3, 43), (30, 40)])
+@FEW_TO_MANY
 @pytest.mark.parametrize("hidden", ["nan", "inf", "-inf"])
 def test_what_a_mask_hides_has_no_say(hidden, rows, d):
     Q = torch.randn(*rows, d, device="cuda", dtype=BF16)
     D = torch.randn(40, 150, d, device="cuda", dtype=BF16)
     d_mask = mask((40, 150), "cuda", "holes")
-    scores, winners = li.maxsim_with_winners(Q, D, None, d_mask)
-    D[~d_mask] = float(hidden)
-    again, those = li.maxsim_with_winners(Q, D, None, d_mask)
-    assert torch.equal(scores, again) and torch.equal(winners, those)
+    clean = li.maxsim_with_winners(Q, D, None, d_mask)
+    dirty = li.maxsim_with_winners(Q, D.masked_fill(~d_mask.unsqueeze(-1), float(hidden)), None, d_mask)
+    assert all(map(torch.equal, clean, dirty))
 
 
-@pytest.mark.parametrize("rows", [(1, 20), (3, 43), (30, 40)])
+@FEW_TO_MANY
 def test_ties_go_to_the_lowest_token(rows):
-    Q = torch.randn(*rows, 128, device="cuda", dtype=BF16)
-    D = torch.randn(9, 10, 128, device="cuda", dtype=BF16).repeat(1, 20, 1)
-    _, winners = li.maxsim_with_winners(Q, D)
-    assert (winners.long() < 10).all()
+    D = twice(whole_numbers(-1, 1, 9, 200, 128)).to(BF16)
+    Judge(whole_numbers(-2, 2, *rows, 128).to(BF16), D).check_exact()
 
 
-@pytest.mark.parametrize("rows", [(1, 32), (20, 32)])
+@FEW_TO_MANY
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_numbers_that_are_not_finite(value, rows):
     Q = torch.randn(*rows, 128, device="cuda", dtype=BF16)
     D = torch.randn(50, 90, 128, device="cuda", dtype=BF16)
     D[3, 77, 5], D[9, 0] = value, value
-    wanted, best = ref.maxsim(Q, D, None, None)
-    scores, winners = li.maxsim_with_winners(Q, D)
-    finite = wanted.abs() < float("inf")
-    ref.assert_close(scores[finite], wanted[finite], ref.tolerance(BF16))
-    assert torch.equal(scores.isnan(), wanted.isnan())
-    assert torch.equal(winners[:, 3].long()[wanted[:, 3].isnan()], best[:, 3][wanted[:, 3].isnan()])
+    Judge(Q, D).check_not_finite()
 
 
 @pytest.mark.parametrize(("Nq", "Lq"), [(1, 30), (9, 32), (70, 17)])
@@ -161,23 +92,19 @@ def test_packed_sequences(Nq, Lq, d, dtype):
 )
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_scores_of_codes(dtype, shape, layout, form, kind):
-    Q, D, scale_Q, scale_D = quantized(shape, dtype, "cuda", layout, form)
+    Q, D, scale_Q, scale_D = codes.quantized(shape, dtype, "cuda", layout, form)
     masks = mask(Q.shape[:-1], "cuda", kind), mask(D.shape[:-1], "cuda", kind)
-    wanted = expected(Q, D, scale_Q, scale_D, *masks)
-    ref.assert_close(score(Q, D, scale_Q, scale_D, *masks), wanted, ref.tolerance(FP16))
+    wanted = codes.expected(Q, D, scale_Q, scale_D, *masks)
+    ref.assert_close(codes.score(Q, D, scale_Q, scale_D, *masks), wanted, ref.tolerance(FP16))
 
 
 @pytest.mark.parametrize("rows", codes.ROWS)
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_codes_mean_what_pytorch_says(dtype, rows):
     codes.test_every_code_means_what_pytorch_says(dtype, rows, "cuda")
-    codes.test_whole_numbers_and_powers_of_two_score_exactly(dtype, rows, "cuda")
-
-
-@pytest.mark.parametrize("rows", codes.ROWS)
-@pytest.mark.parametrize("d", [128, 256])
-def test_the_largest_int8_products_are_exact(d, rows):
-    codes.test_the_largest_int8_products_are_exact(d, True, rows, "cuda")
+    codes.test_whole_numbers_and_powers_of_two_score_exactly(dtype, rows, codes.score, "cuda")
+    for d in (128, 256) if dtype == torch.int8 else ():
+        codes.test_the_largest_int8_products_are_exact(d, True, rows, "cuda")
 
 
 @pytest.mark.parametrize("kind", ["none", "holes"])
@@ -192,13 +119,13 @@ def test_float32_by_three_products(rows, d, normalize, kind):
     d_mask = mask((N, Ld), "cuda", kind)
     plan = li.explain_plan(Q, D, d_mask=d_mask is not None, normalize=normalize)
     assert "maxsim_forward_sm80_3xfp16, " in plan
-    wanted, best = ref.maxsim(Q, D, None, d_mask, normalize)
-    scores, winners = li.maxsim_with_winners(Q, D, None, d_mask, normalize=normalize)
+    judge = Judge(Q, D, None, d_mask, normalize=normalize)
+    alone, scores, winners = judge.run()
+    limit = ref.tolerance(torch.float32)
     for of in (slice(0, None, 5), slice(1, None, 5)):
-        ref.assert_close(scores[:, of], wanted[:, of], ref.tolerance(torch.float32))
-    near = winners[:, 1::5], best[:, 1::5], Q, D[1::5]
-    ref.assert_winners_close(*near, ref.tolerance(torch.float32), normalize)
-    assert torch.equal(li.maxsim(Q, D, None, d_mask, normalize=normalize), scores)
+        ref.assert_close(scores[:, of], judge.scores[:, of], limit)
+    ref.assert_winners_close(winners[:, 1::5], judge.winners[:, 1::5], Q, D[1::5], limit, normalize)
+    assert torch.equal(alone, scores)
 
 
 @pytest.mark.parametrize("kind", ["none", "holes"])
@@ -208,8 +135,4 @@ def test_float32_by_three_products(rows, d, normalize, kind):
 def test_long_embeddings_and_rows_of_odd_bytes(rows, d, dtype, kind):
     for Ld in (1, 47, 48, 97, 193):
         Q, D = (torch.randn(*size, d, device="cuda", dtype=dtype) for size in (rows, (37, Ld)))
-        d_mask = mask((37, Ld), "cuda", kind)
-        wanted, best = ref.maxsim(Q, D, None, d_mask)
-        scores, winners = li.maxsim_with_winners(Q, D, None, d_mask)
-        ref.assert_close(scores, wanted, ref.tolerance(dtype))
-        ref.assert_winners_close(winners, best, Q, D, ref.tolerance(dtype))
+        Judge(Q, D, None, mask((37, Ld), "cuda", kind)).check()

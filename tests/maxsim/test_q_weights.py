@@ -5,7 +5,6 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from late_interaction._scoring.mean import packed_counts, per_token
 from late_interaction.padded import maxsim_padded
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
@@ -121,22 +120,6 @@ def test_scores_and_gradients_of_large_batches(case):
     check(case, "save", "cuda")
 
 
-@pytest.mark.parametrize("backward", ["lowmem", "unified"])
-@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
-def test_each_gradient_alone(needs, backward, device):
-    Q = torch.randn(5, 9, 64, device=device)
-    D, weights = torch.randn(6, 40, 64, device=device), draw((5, 9), torch.float32, device)
-    every = [x.detach().requires_grad_() for x in (Q, D, weights)]
-    li.maxsim(*every[:2], q_weights=every[2], backward=backward).square().sum().backward()
-    some = [x.detach().requires_grad_(need) for x, need in zip((Q, D, weights), needs, strict=True)]
-    li.maxsim(*some[:2], q_weights=some[2], backward=backward).square().sum().backward()
-    for one, other, need in zip(some, every, needs, strict=True):
-        if need:
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-5)
-        else:
-            assert one.grad is None
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("layout", ["in-batch", "KD", "one document", "pairs"])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -152,20 +135,6 @@ def test_constant_weights_have_the_gradients_of_learned_ones(dtype, layout, norm
         assert (leaves[2].grad is not None) == learned
         found.append(leaves)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(found[0][:2], found[1][:2], strict=True))
-
-
-@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
-def test_gradients_of_weights_that_are_not_needed_have_no_elements(needs, device):
-    Q, D = torch.randn(3, 5, 32, device=device), torch.randn(4, 9, 32, device=device)
-    weights = draw((3, 5), torch.float32, device)
-    scores, winners = ops.maxsim_weighted_winners(Q, D, weights, None, None)
-    every = ops.maxsim_weighted_backward(scores, Q, D, weights, winners)
-    args = (scores, Q, D, weights, winners, False, "auto", *needs, False, False)
-    torch.library.opcheck(ops.maxsim_weighted_backward, args)
-    *gradients, of_weights = ops.maxsim_weighted_backward(*args)
-    assert of_weights.shape == (0,)
-    for gradient, whole, need in zip(gradients, every, needs, strict=False):
-        assert torch.equal(gradient, whole) if need else gradient.numel() == 0
 
 
 @pytest.mark.parametrize("weight", [torch.nan, torch.inf])
@@ -398,48 +367,6 @@ def test_gradcheck_packed(device):
     assert torch.autograd.gradcheck(listed, leaves)
 
 
-def arguments(device, grad):
-    Q = torch.randn(3, 5, 8, device=device, requires_grad=grad)
-    D = torch.randn(4, 7, 8, device=device, requires_grad=grad)
-    weights = torch.randn(3, 5, device=device, requires_grad=grad)
-    keep = torch.rand(3, 5, device=device) < 0.8, torch.rand(4, 7, device=device) < 0.8
-    flat = [x.detach().flatten(0, 1).requires_grad_(grad) for x in (Q, D)]
-    own = weights.detach().flatten().requires_grad_(grad)
-    cu_q, cu_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 5, 15], [0, 20, 28]))
-    pairs = torch.tensor([1, 0, 1], dtype=torch.int32, device=device)
-    return {
-        "maxsim_weighted": (Q, D, weights, *keep),
-        "maxsim_varlen_weighted": (*flat, own, cu_q, cu_d),
-        "maxsim_pairs_packed_weighted": (*flat, own, cu_q, cu_d, pairs, pairs, 10),
-    }
-
-
-OPERATORS = {  # with winners, backward, and the arguments that both share
-    "maxsim_weighted": ("maxsim_weighted_winners", "maxsim_weighted_backward", 3),
-    "maxsim_varlen_weighted": ("maxsim_varlen_weighted_winners", "maxsim_varlen_weighted_backward", 5),
-    "maxsim_pairs_packed_weighted": (
-        "maxsim_pairs_packed_weighted_winners",
-        "maxsim_pairs_packed_weighted_backward",
-        7,
-    ),
-}
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", list(OPERATORS))
-def test_opcheck(name, grad, device):
-    args = arguments(device, grad)[name]
-    with_winners, backward, kept = OPERATORS[name]
-    torch.library.opcheck(getattr(ops, name), args)
-    torch.library.opcheck(getattr(ops, with_winners), args)
-    if grad:
-        return
-    scores, winners = getattr(ops, with_winners)(*args)
-    for needs in ((True, True), (True, False), (False, True)):
-        options = (False, "lowmem", *needs) if name == "maxsim_weighted" else needs
-        torch.library.opcheck(getattr(ops, backward), (scores, *args[:kept], winners, *options))
-
-
 def test_compile_and_autocast(device):
     Q, D = torch.randn(4, 9, 32, device=device), torch.randn(5, 20, 32, device=device)
     weights = torch.rand(4, 9, device=device)
@@ -533,34 +460,6 @@ def test_mean_is_a_flag():
     for score in (li.maxsim, li.maxsim_pairs):
         with pytest.raises(TypeError, match="mean must be"):
             score(Q, D, mean=1)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda w: w.double(), "q_weights must be float32"),
-        (lambda w: w[:, :-1], "q_weights must have the shape of Q without d"),
-        (lambda w: w.flatten(), "q_weights must have the shape of Q without d"),
-    ],
-)
-def test_the_operators_refuse_them_themselves(spoil, message, device):
-    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(2, 4, 8, device=device)
-    weights = spoil(torch.rand(2, 3, device=device))
-    with pytest.raises(RuntimeError, match=message):
-        ops.maxsim_weighted(Q, D, weights, None, None)
-    scores, winners = ops.maxsim_winners(Q, D, None, None)
-    with pytest.raises(RuntimeError, match=message):
-        ops.maxsim_weighted_backward(scores, Q, D, weights, winners)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_token_counts_whatever_its_weight_but_0(masked):
-    weights = torch.tensor([[1.0, -1.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
-    keep = torch.tensor([[True, True, True, False], [True] * 4]) if masked else None
-    counts = [[2.0 if masked else 3.0], [1.0]]
-    assert (1 / per_token(torch.ones(2, 5), weights, keep, weights))[:, :1].allclose(torch.tensor(counts))
-    assert packed_counts(torch.tensor([0, 4, 8]), weights.flatten()).tolist() == [3, 1]
-    assert packed_counts(torch.tensor([0, 4, 4, 8]), None).tolist() == [4, 1, 4]
 
 
 def test_one_query_has_weights_of_one_dim(device):

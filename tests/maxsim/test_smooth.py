@@ -2,14 +2,12 @@
 
 import itertools
 import math
-import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
-from late_interaction._checks.smooth import check_tau
 from late_interaction.ops.smooth import driver
 from late_interaction.reference import smooth_maxsim_reference
 from tests import ref
@@ -195,51 +193,6 @@ def test_bad_input():
         li.smooth_maxsim(Q, D[:2, None])
 
 
-def test_bad_input_of_the_operators():
-    Q, D, scores = torch.rand(3, 5, 8), torch.rand(4, 7, 8), torch.rand(3, 4)
-    flags = torch.ones(4, 7, dtype=torch.bool)
-    for args, words in (
-        ((Q, D[..., :7], None, None), "must share dtype, device and d"),
-        ((Q[..., :7], D, None, None), "must share dtype, device and d"),
-        ((Q[0], D, None, None), "Q must be"),
-        ((Q, D[0], None, None), "Q must be"),
-        ((Q[None], D, None, None), r"Q must be \[Nq, Lq, d\], and D \[Nd, Ld, d\] or \[Nq, K, Ld, d\]$"),
-        ((Q, D.double(), None, None), "must share dtype, device and d"),
-        ((Q, D[:, None], None, None), "documents of each query"),
-        ((Q, D[:2, None], None, None), "documents of each query"),
-        ((Q, D, flags, None), "q_mask must be bool"),
-        ((Q, D, flags[:2, :5], None), "q_mask must be bool"),
-        ((Q, D, None, flags.int()), "d_mask must be bool"),
-    ):
-        with pytest.raises(RuntimeError, match=words):
-            OPS.smooth_maxsim(*args)
-        with pytest.raises(RuntimeError, match=words):
-            OPS.smooth_maxsim_backward(scores, *args)
-    for grads in (scores.t(), scores[:, :3], scores[:2], scores[0]):
-        with pytest.raises(RuntimeError, match=r"grad_scores must be float32 \[3, 4\]"):
-            OPS.smooth_maxsim_backward(grads, Q, D, None, None)
-    with pytest.raises(RuntimeError, match="documents of each query"):
-        OPS.smooth_maxsim(Q, D, None, None, paired=True)
-    with pytest.raises(RuntimeError, match=r"Q must be \[Nq, Lq, d\], and D \[Nd, Ld, d\]$"):
-        OPS.smooth_maxsim(Q, D[:3, None], None, None, paired=True)
-    for tau in (math.inf, math.nan):
-        with pytest.raises(RuntimeError, match="tau must be above 0 and finite, got"):
-            OPS.smooth_maxsim(Q, D, None, None, tau)
-    with pytest.raises(RuntimeError, match=f"precision must be one of .* got '{'x' * 40}'$"):
-        OPS.smooth_maxsim(Q, D, None, None, precision="x" * 50)
-
-
-def test_a_gradient_that_is_not_needed_holds_nothing(device):
-    Q, D = (x.detach() for x in embeddings("in-batch", 2, 3, 4, 5, 6, device))
-    for needs in ((False, True), (True, False), (False, False)):
-        found = OPS.smooth_maxsim_backward(
-            torch.ones(2, 3, device=device, dtype=F64), Q, D, None, None, 0.1, False, "highest", *needs
-        )
-        assert [x.numel() for x in found] == [
-            x.numel() * needed for x, needed in zip((Q, D), needs, strict=True)
-        ]
-
-
 # ---- shapes, strides, dtypes ----
 
 
@@ -314,14 +267,6 @@ def test_precision(device):
             ref.assert_close(li.smooth_maxsim(q, d), judge(q, d), 1e-5)
             ref.assert_close(OPS.smooth_maxsim(q, d, None, None, 0.1, False, precision), judge(q, d), 1e-5)
     assert not torch.equal(found[0], found[2])  # what is said is followed
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, F64])
-def test_how_a_cpu_multiplies(dtype, precision):
-    """Float32 as the caller says. What becomes of other numbers in bfloat16 is not what anybody asked for."""
-    wanted = precision if dtype == torch.float32 else "highest"
-    assert driver._product_precision(torch.ones(1, dtype=dtype), precision) == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -445,57 +390,6 @@ def test_gradcheck(device, layout, normalize):
     )
 
 
-@pytest.mark.parametrize("needed", ["Q", "D", "neither"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_that_nobody_needs(device, layout, needed):
-    Q, D = embeddings(layout, 2, 3, 4, 5, 6, device)
-    full = gradients(call(layout, Q, D), (Q, D))
-    Q, D = Q.detach().requires_grad_(needed == "Q"), D.detach().requires_grad_(needed == "D")
-    scores = call(layout, Q, D)
-    assert scores.requires_grad == (needed != "neither")
-    if needed != "neither":
-        mine, theirs = gradients(scores, (Q, D)[needed == "D"])[0], full[needed == "D"]
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_opcheck_forward(device, layout, grad):
-    Q, D = (x.detach().requires_grad_(grad) for x in embeddings(layout, 3, 2, 5, 7, 8, device, torch.float32))
-    masks = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
-    for given in (masks, (None, None)):
-        args = (Q, D, *given, 0.2, True, "highest", layout == "pairs")
-        torch.library.opcheck(OPS.smooth_maxsim.default, args)
-
-
-@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_opcheck_backward(device, layout, needs):
-    Q, D = (x.detach() for x in embeddings(layout, 3, 2, 5, 7, 8, device, torch.bfloat16))
-    grads = torch.randn(call(layout, Q, D).shape, device=device)
-    masks = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
-    for given in (masks, (None, None)):
-        args = (grads, Q, D, *given, 0.2, True, "highest", *needs, layout == "pairs")
-        torch.library.opcheck(OPS.smooth_maxsim_backward.default, args)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(device, dynamic):
-    torch._dynamo.reset()
-
-    def loss(Q, D, q_mask, d_mask):
-        with torch.autocast(device, torch.bfloat16, enabled=dynamic):
-            return li.smooth_maxsim(Q, D, q_mask, d_mask, tau=0.2, normalize=True).logsumexp(1).sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for shape in ((3, 4, 5, 6, 8), (4, 2, 3, 9, 8)):
-        Q, D = embeddings("in-batch", *shape, device, torch.float32)
-        given = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
-        mine, theirs = (torch.autograd.grad(f(Q, D, *given), (Q, D)) for f in (compiled, loss))
-        torch.testing.assert_close(mine, theirs)
-    torch._dynamo.reset()
-
-
 def test_the_same_bits_every_time(device):
     Q, D = embeddings("in-batch", 8, 16, 32, 40, 32, device, torch.float32)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -545,38 +439,6 @@ def test_no_tensor_grows_with_the_similarities(monkeypatch, layout, masks):
         assert layout != "in-batch" or n == 8 or 20 * seen.bytes < similarities
 
 
-def test_a_block_takes_a_mebibyte_a_thread():
-    """Tokens take 0.5 and 0.8 MB, the similarities 26 MB, those of two documents 0.8."""
-    torch.set_num_threads(1)
-    Q, D = torch.randn(64, 32, 64), torch.randn(64, 50, 64)
-    with Largest() as seen:
-        driver.smooth_maxsim_backward(torch.ones(64, 64), Q, D, None, None, need_grad_D=False)
-    assert seen.bytes <= 1 << 20
-    problem = driver._Problem.of(Q, D, None, None, 0.1, False, "highest", False)
-    assert problem.block_sizes() == (1, 2, 64 * 32)
-
-
-@pytest.mark.parametrize(("layout", "numbers", "sizes"), [
-    # Each of 3 groups has 3 documents, each of which takes 5 x max(2 rows, 4 dims) numbers.
-    ("KD", 1000, (3, 3, 2)), ("KD", 180, (3, 3, 2)), ("KD", 179, (2, 3, 2)), ("KD", 120, (2, 3, 2)),
-    ("KD", 119, (1, 3, 2)), ("KD", 60, (1, 3, 2)), ("KD", 59, (1, 2, 2)), ("KD", 40, (1, 2, 2)),
-    ("KD", 39, (1, 1, 2)), ("KD", 20, (1, 1, 2)), ("KD", 19, (1, 1, 2)), ("KD", 9, (1, 1, 1)),
-    ("KD", 0, (1, 1, 1)),
-    # One group of 3 documents, each of which takes 5 x max(3 x 2 rows, 4 dims).
-    ("in-batch", 90, (1, 3, 6)), ("in-batch", 89, (1, 2, 6)), ("in-batch", 60, (1, 2, 6)),
-    ("in-batch", 59, (1, 1, 6)), ("in-batch", 30, (1, 1, 6)), ("in-batch", 29, (1, 1, 5)),
-    ("in-batch", 4, (1, 1, 1)),
-])  # fmt: skip
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_block_holds_as_much_as_fits(monkeypatch, layout, numbers, sizes, threads):
-    """As many groups as fit whole, else as many documents, else as many rows; never nothing."""
-    torch.set_num_threads(threads)
-    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 4 * numbers // threads)
-    Q, D = embeddings(layout, 3, 3, 2, 5, 4, dtype=torch.float32)
-    problem = driver._Problem.of(Q, D, None, None, 0.1, False, "highest", False)
-    assert problem.block_sizes() == sizes
-
-
 def test_a_document_at_a_time_is_the_least(monkeypatch):
     """Tokens of more than a block: one document and one row."""
     monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 64)
@@ -585,25 +447,6 @@ def test_a_document_at_a_time_is_the_least(monkeypatch):
         with Largest() as seen:
             driver.smooth_maxsim_backward(torch.ones(5, n), Q.half(), D.half(), None, None)
         assert seen.bytes == max(4 * 100 * 16, 4 * 5 * 7 * 16, 2 * n * 100 * 16)
-
-
-@pytest.mark.parametrize(("most", "rows"), [(0, 1), (127, 127), (128, 128), (129, 128), (300, 256)])
-def test_rows_of_a_large_block_are_whole_tiles(monkeypatch, most, rows):
-    """A block holds as many rows of a long document as fit, in multiples of 128."""
-    torch.set_num_threads(1)
-    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 4 * 10 * most)
-    Q, D = torch.randn(8, 50, 4), torch.randn(3, 10, 4)
-    problem = driver._Problem.of(Q, D, None, None, 0.1, False, "highest", False)
-    assert problem.block_sizes() == (1, 1, rows)
-
-
-@pytest.mark.parametrize(("most", "rows"), [(1300, 130), (1299, 128)])
-def test_all_rows_of_a_document_that_just_fits(monkeypatch, most, rows):
-    torch.set_num_threads(1)
-    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 4 * most)
-    Q, D = torch.randn(13, 10, 4), torch.randn(3, 10, 4)
-    problem = driver._Problem.of(Q, D, None, None, 0.1, False, "highest", False)
-    assert problem.block_sizes() == (1, 1, rows)
 
 
 @pytest.mark.gpu
@@ -637,19 +480,3 @@ def test_no_hidden_synchronization():
         li.smooth_maxsim(Q, D, *given, normalize=True).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_the_largest_and_the_least_temperature():
-    for tau in (sys.float_info.max, 1e-30, 1):
-        assert check_tau(tau) == tau
-    for tau in (math.inf, 1e-31, 0, -1.0):
-        with pytest.raises(ValueError, match="tau must be a finite number above 0"):
-            check_tau(tau)
-
-
-@pytest.mark.parametrize("function", [li.smooth_maxsim, li.smooth_maxsim_pairs])
-def test_gradients_are_not_differentiated_again(device, function):
-    Q = torch.randn(2, 3, 4, device=device, requires_grad=True)
-    (grad,) = torch.autograd.grad(function(Q, torch.ones_like(Q)).sum(), Q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward of smooth_maxsim is not supported"):
-        grad.sum().backward()

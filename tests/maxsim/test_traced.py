@@ -148,6 +148,53 @@ def test_shapes_and_dtypes_without_values(name, kind):
     assert described(got) == expected
 
 
+def is_leaf(x):
+    return isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf
+
+
+COMPILED = [
+    *("maxsim_varlen", "score_pairs_packed medium", "rerank_direct", "smooth_maxsim", "smooth_maxsim_pairs"),
+    *(
+        "xtr_scores",
+        "xtr_scores of own",
+        "maxsim_from_hidden",
+        "maxsim_from_hidden medium",
+        "maxsim_residual",
+    ),
+    *("maxsim_residual_varlen", "plaid_approx_score", "Bits(1)", "Bits(4)"),
+]
+# They have no gradient, of what requires one either.
+CONSTANT = ("encode", "quantize", "search", "maxsim_forward", "lowmem", "unified")
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_whole(name):
+    """Results and gradients are those of an eager call."""
+    function, args = CALLS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    with dynamo.patch(specialize_int=True):  # as where a user writes them down
+        found, wanted = (pytree.tree_leaves(with_gradients(f, args)) for f in (compiled, function))
+    assert len(found) == len(wanted)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "name", [x for x in CALLS if any(map(is_leaf, CALLS[x][1])) and not x.startswith(CONSTANT)]
+)
+def test_gradients_that_are_wanted_alone_are_those_of_all(name):
+    function, args = CALLS[name]
+    results, gradients = with_gradients(function, args)
+    for place, wanted in zip([i for i, x in enumerate(args) if is_leaf(x)], gradients, strict=True):
+        alone = [x.detach().requires_grad_(i == place) if is_leaf(x) else x for i, x in enumerate(args)]
+        _, (found,) = with_gradients(function, alone)
+        torch.testing.assert_close(found, wanted)
+    with torch.no_grad():
+        found = pytree.tree_leaves(function(*args))
+    assert not any(x.requires_grad for x in found if isinstance(x, torch.Tensor))
+    torch.testing.assert_close(found, pytree.tree_leaves(results))
+
+
 @pytest.mark.parametrize("name", ["maxsim high", "maxsim_varlen", "score_pairs_packed", "plaid_approx_score"])
 def test_fake_tensors_outside_their_mode(name):
     function, args = CALLS[name]

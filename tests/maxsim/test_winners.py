@@ -47,6 +47,36 @@ def test_masked_tokens_of_long_documents_have_no_winner(device, Ld):
     assert winners.tolist() == [[[Ld - 1, -1], [-1, -1]]]
 
 
+def of_documents(Ld):
+    """{operator: its arguments} without values, with documents of ``Ld`` tokens."""
+
+    def meta(*shape, dtype=torch.float32):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    Q, D, (cu_q, cu_d) = meta(2, 3, 8), meta(4, Ld, 8), (meta(n, dtype=torch.int32) for n in (3, 5))
+    flat, pairs = (meta(6, 8), D[0], cu_q, cu_d), (meta(7, dtype=torch.int32),) * 2
+    residuals = meta(4, Ld, dtype=torch.int32), meta(4, Ld, 2, dtype=torch.uint8), meta(4, dtype=torch.int32)
+    return {
+        "maxsim": (Q, D, None, None),
+        "maxsim_weighted": (Q, D, Q[..., 0], None, None),
+        "maxsim_varlen": (*flat, "highest"),
+        "maxsim_varlen_weighted": (*flat[:2], meta(6), *flat[2:], "highest"),
+        "maxsim_pairs_packed": (*flat, *pairs, 5),
+        "maxsim_from_hidden": (Q, meta(4, Ld, 16), meta(8, 16), None, None, None),
+        "maxsim_residual": (Q, *residuals, meta(7, 8), meta(4), 2, True, "highest"),
+    }
+
+
+@pytest.mark.parametrize("name", of_documents(1))
+@pytest.mark.parametrize("Ld", [7, 65_534, 65_535])
+def test_winners_of_fake_tensors_hold_every_index(Ld, name):
+    args = of_documents(Ld)[name]
+    scores, winners = getattr(OPS, f"{name}_winners")(*args)
+    assert winners.dtype == winner_dtype(Ld) and scores.shape == getattr(OPS, name)(*args).shape
+    rooms = {"varlen": 4 * 6, "pairs": 7 * 5}
+    assert winners.numel() == next((n for word, n in rooms.items() if word in name), 2 * 4 * 3)
+
+
 # ---- lengths that are symbols of a traced graph ----
 
 

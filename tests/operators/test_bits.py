@@ -8,7 +8,6 @@ import torch
 
 import late_interaction as li
 from late_interaction import Codes, codecs
-from late_interaction._checks import packed_codes as packed_checks
 from late_interaction.ops import packed_codes
 from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
 from tests import coded, ref
@@ -293,44 +292,7 @@ def test_queries_are_int8_or_bits(device):
 # ---- as citizens of PyTorch ----
 
 
-def hamming_arguments(device, layout="in-batch", masks=True):
-    documents = (4, 7) if layout == "in-batch" else (3, 2, 7)
-    kind = "holes" if masks else "none"
-    q_mask, d_mask = mask((3, 5), device, kind), mask(documents, device, kind)
-    return packed((3, 5), 24, 1, device), packed(documents, 24, 1, device), 24, q_mask, d_mask
-
-
-def asymmetric_arguments(device, layout="in-batch", masks=True):
-    _, D, _, q_mask, d_mask = hamming_arguments(device, layout, masks)
-    s, t = torch.rand(3, 5, device=device), torch.rand(D.shape[:-1], device=device)
-    return int8_codes((3, 5, 24), device), D, s, t, q_mask, d_mask, 1
-
-
-ARGUMENTS = {"maxsim_hamming": hamming_arguments, "maxsim_asymmetric": asymmetric_arguments}
-
-
-@pytest.mark.parametrize("masks", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_opcheck(name, layout, masks, device):
-    torch.library.opcheck(getattr(OPS, name).default, ARGUMENTS[name](device, layout, masks))
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_scores_are_plain_float32_and_the_same_again(name, device):
-    op, args = getattr(OPS, name), ARGUMENTS[name](device)
-    scores = op(*args)
-    assert scores.dtype == torch.float32 and torch.equal(scores, op(*args))
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert torch.equal(op(*args), scores)
-    fake = op(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args))
-    assert fake.shape == scores.shape and fake.dtype == scores.dtype
-
-
 def test_a_wish_for_gradients_is_an_error(device):
-    Q, D, s, t, *rest = asymmetric_arguments(device)
-    with pytest.raises(RuntimeError, match=r"maxsim_asymmetric.default has no gradients"):
-        OPS.maxsim_asymmetric(Q, D, s, t.requires_grad_(), *rest)
     for codec in (BITS, codecs.Bits(scales=False), INT8, codecs.Fp8()):
         Q = torch.randn(3, 5, 24, device=device, requires_grad=True)
         codes = codec.encode(torch.randn(2, 7, 24))
@@ -338,92 +300,6 @@ def test_a_wish_for_gradients_is_an_error(device):
             li.maxsim(Q, codes.to(device))
         with torch.no_grad():
             assert not li.maxsim(Q, codes.to(device)).requires_grad
-
-
-def test_compile(device):
-    def scored(Q, D):
-        rough = li.maxsim(BITS.encode(Q), BITS.encode(D))
-        return li.maxsim(Q, FOUR.encode(D)) + rough
-
-    torch._dynamo.reset()
-    compiled = torch.compile(scored, fullgraph=True, backend="aot_eager")
-    Q, D = torch.randn(3, 5, 24, device=device), torch.randn(4, 7, 24, device=device)
-    torch.testing.assert_close(compiled(Q, D), scored(Q, D))
-
-
-# ---- bad input ----
-
-
-def bad_hamming(Q, D):
-    yield (Q.float(), D, 24), TypeError, "Q must be uint8, got torch.float32"
-    yield (Q, None, 24), TypeError, "D must be a torch.Tensor, got NoneType"
-    yield (Q, D, 25), ValueError, r"Q must have 4 bytes a token \(its last dim\) for 25 codes of 1 bit, got"
-    yield (Q, D[..., :2], 24), ValueError, r"D must have 3 bytes a token .* got \[4, 7, 2\]"
-    yield (Q, D, 0), ValueError, "d must be at least 1, got 0"
-    yield (Q, D, 24.0), TypeError, "d must be an int, got float"
-    yield (Q[None], D, 24), ValueError, r"Q must be \[Nq, Lq, bytes\] or \[Lq, bytes\]"
-    yield (Q, D[None, None], 24), ValueError, r"D must be \[Nd, Ld, bytes\]"
-    yield (Q, D[None], 24), ValueError, r"D\.shape\[0\] == Q\.shape\[0\]"
-
-
-def test_messages_of_bits(device):
-    Q, D, *_ = hamming_arguments(device)
-    for args, error, message in bad_hamming(Q, D):
-        with pytest.raises(error, match=message):
-            packed_checks.check_hamming(*args, None, None)
-        with pytest.raises((error, RuntimeError)):
-            OPS.maxsim_hamming(*args, None, None)
-    with pytest.raises(ValueError, match=r"d_mask must be \[4, 7\]"):
-        packed_checks.check_hamming(Q, D, 24, None, torch.ones(4, 6, dtype=torch.bool, device=device))
-
-
-def test_operators_refuse_asymmetric_codes(device):
-    codes, D, s, t, *_ = asymmetric_arguments(device)
-    for bad in (
-        (codes, D[..., 1:], s, t, None, None, 1),
-        (codes.float(), D, s, t, None, None, 1),
-        (codes, D.char(), s, t, None, None, 1),
-        (codes, D, s.double(), t, None, None, 1),
-        (codes, D, s, t[1:], None, None, 1),
-        (codes, D, s, t, None, torch.ones(4, 7, device=device), 1),
-        (codes, D, s, t, None, None, 3),
-        (codes, D.expand(5, 4, 7, 3), s, t.expand(5, 4, 7), None, None, 1),
-        (codes, D.expand(2, 4, 7, 3), s, t.expand(2, 4, 7), None, None, 1),
-        (codes[0], D.expand(3, 4, 7, 3), s[0], t.expand(3, 4, 7), None, None, 1),
-        (codes[..., :0], D[..., :0], s, t, None, None, 1),
-        (codes, D[0, 0, 0], s, t, None, None, 1),
-        (codes, D[0, 0], s, t, None, None, 1),
-        (codes, D.to_sparse(), s, t, None, None, 1),
-        (codes.to_sparse(), D, s, t, None, None, 1),
-    ):
-        for op in (OPS.maxsim_asymmetric, packed_codes._maxsim_asymmetric):
-            with pytest.raises((RuntimeError, TypeError, ValueError)):
-                op(*bad)
-
-
-@pytest.mark.parametrize("each, slices", [(3, [3, 3, 1]), (10, [1] * 7), (11, [1] * 7), (1, [7]), (0, [7])])
-def test_int8_copies_are_no_larger_than_they_may_be(each, slices, monkeypatch):
-    monkeypatch.setattr(packed_codes, "_BYTES", 10)
-    places = range(7)
-    assert [len(places[part]) for part in packed_codes._slices(7, each)] == slices
-
-
-@pytest.mark.parametrize(
-    "shape, size, blocks",
-    [
-        ((7, 5, 1), 80, [(3, 2), (3, 2), (3, 2), (3, 1)]),
-        ((3, 4, 5, 1), 80, [(1, 2)] * 6),
-        ((3, 4, 5, 1), 240, [(1, 4)] * 3),
-        ((3, 4, 5, 1), 320, [(2, 4), (1, 4)]),
-        ((3, 4, 5, 1), 1000, [(3, 4)]),
-    ],
-)
-def test_blocks_of_int8_copies(shape, size, blocks, monkeypatch):
-    """There are 3 queries, and documents have 5 tokens of 8 bytes."""
-    monkeypatch.setattr(packed_codes, "_BYTES", size)
-    D, places = torch.zeros(shape, dtype=torch.uint8), range(shape[-3])
-    found = [(len(range(3)[i]), len(places[j])) for i, j in packed_codes._blocks(D, 8)]
-    assert found == blocks
 
 
 @pytest.mark.parametrize("d", range(1, 20))
@@ -436,31 +312,6 @@ def test_codes_of_any_number_of_dims(d):
     assert ((back - x).abs() <= 0.5001 * steps.unsqueeze(-1)).all()
     bare = codecs.Bits(scales=False).encode(x)
     assert bare.scales is None and torch.equal(bare.codec.decode(bare).values[0], x.sign())
-
-
-Q8, CODES4 = torch.ones(2, 3, 16, dtype=torch.int8), torch.zeros(4, 5, 2, dtype=torch.uint8)
-OWN4 = torch.zeros(2, 4, 5, 2, dtype=torch.uint8)
-SCALE_Q, SCALE_D = torch.ones(2, 3), torch.ones(4, 5)
-
-
-@pytest.mark.parametrize(
-    ("Q", "D", "error", "message"),
-    [
-        ([1], CODES4, TypeError, "Q must be a torch.Tensor, got list"),
-        (Q8.int(), CODES4, TypeError, "Q must be int8, got torch.int32"),
-        (Q8.to_sparse(), CODES4, TypeError, "Q must be a dense"),
-        (Q8, CODES4.to_sparse(), TypeError, "D must be a dense"),
-        (Q8[..., :0], CODES4[..., :0], ValueError, "Q must be .* with d of at least 1"),
-        (Q8[0, 0], CODES4, ValueError, r"Q must be \[Nq, Lq, d\] or"),
-        (Q8[0], OWN4[:1].expand(3, 4, 5, 2), ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
-        (Q8[0], OWN4[:1], ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
-        (Q8, OWN4[:1], ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
-        (Q8[:1], OWN4, ValueError, "needs Q to be 3-D with D.shape.0. == Q.shape.0."),
-    ],
-)
-def test_codes_that_are_refused(Q, D, error, message):
-    with pytest.raises(error, match=message):
-        packed_checks.check_asymmetric(Q, D, SCALE_Q, SCALE_D, None, None, 1)
 
 
 def test_codes_of_4_bits_are_these():

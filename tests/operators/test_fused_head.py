@@ -130,14 +130,6 @@ def test_many_chunks(dtype, masks, small_chunks, device, monkeypatch):
     check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks, form="transposed")
 
 
-def test_chunks_take_whole_waves():
-    size = chunking.documents_in_waves
-    assert size(512, 2048, 768, 1024, 108, 132) == 99  # four waves of projection, three of scores
-    assert size(100, 2048, 768, 1024, 108, 132) == 100
-    for arguments in ((1000, 1, 8, 64, 999, 132), (3, 1 << 20, 768, 1, 1, 132), (5, 7, 8, 9, 4, 1)):
-        assert 0 < size(*arguments) <= arguments[4]
-
-
 @pytest.mark.parametrize("d_model", [64, 160, 384])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -145,27 +137,10 @@ def test_chunks_that_lie_in_the_memory_of_later_gradients(dtype, bias, d_model, 
     check((3, 23, 33, 70, 96, d_model), dtype, device, bias=bias)
 
 
-def test_tokens_that_alias_gradients_lie_behind_the_chunk():
-    for left, d, d_model in ((512, 128, 768), (11, 96, 64), (2, 8, 8), (1, 8, 768), (7, 768, 8)):
-        documents = chunking.documents_that_alias(left, 20, d, d_model, 32)
-        assert documents * d <= (left - documents) * d_model
-    assert chunking.documents_that_alias(512, 2048, 128, 768, 1024) == 438
-    assert chunking.documents_that_alias(1 << 20, 2048, 128, 768, 1024) == 512  # what lies beside has a limit
-
-
 @pytest.mark.parametrize("shape", EMPTY)
 @pytest.mark.parametrize("bias", [False, True])
 def test_nothing_to_score(shape, bias, device):
     check(shape, torch.float32, device, bias=bias)
-
-
-def test_chunks_are_equal_and_fit():
-    size = chunking.documents_at_a_time
-    assert size(128, 256, 1024, 33 << 20) == 128
-    assert size(512, 256, 2048, 33 << 20) == 64
-    assert size(100, 256, 1024, 33 << 20) == 100
-    assert size(133, 256, 1024, 33 << 20) == 67  # not 132 and 1
-    assert size(3, 256, 1 << 20, 1) == 1 and size(0, 256, 9, 1) == 1 and size(9, 256, 0, 9) == 9
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -206,21 +181,6 @@ def test_the_same_bits_on_every_run(dtype, Lq, small_chunks, device):
     first = step()
     for _ in range(20):
         assert all(map(torch.equal, first, step()))
-
-
-@pytest.mark.parametrize("wanted", ["Q", "H", "W", "b", "QW", "Hb"])
-def test_only_the_gradients_that_are_wanted(wanted, device):
-    tensors = dict(zip("QHWb", inputs((3, 4, 5, 20, 16, 24), torch.float32, device)[:4], strict=True))
-    for name, x in tensors.items():
-        x.requires_grad_(name in wanted)
-    got = torch.autograd.grad(maxsim_from_hidden(*tensors.values()).sum(), [tensors[n] for n in wanted])
-    for x in tensors.values():
-        x.requires_grad_()
-    every = torch.autograd.grad(maxsim_from_hidden(*tensors.values()).sum(), tensors.values())
-    for name, g in zip(wanted, got, strict=True):
-        torch.testing.assert_close(g, every["QHWb".index(name)])
-    with torch.no_grad():
-        assert not maxsim_from_hidden(*tensors.values()).requires_grad
 
 
 def test_gradcheck(device):
@@ -317,101 +277,6 @@ def test_bad_options():
 
 
 # ---- as an operator ----
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("op", ["maxsim_from_hidden", "maxsim_from_hidden_winners"])
-@pytest.mark.parametrize("full", [False, True])
-def test_opcheck_forward(full, op, grad, device):
-    Q, H, W, b, q_mask, d_mask = inputs(
-        (3, 4, 5, 7, 8, 6), torch.float32, device, full, "holes" if full else "none"
-    )
-    Q, H, W = (x.requires_grad_(grad) for x in (Q, H, W))
-    torch.library.opcheck(getattr(OPS, op).default, (Q, H, W, b, q_mask, d_mask))
-
-
-@pytest.mark.parametrize("needs", [(True,) * 4, (False, True, False, True), (True, False, True, False)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_opcheck_backward(dtype, needs, device):
-    Q, H, W, b, q_mask, d_mask = inputs((3, 4, 5, 7, 8, 16), dtype, device, masks="holes")
-    scores, winners = OPS.maxsim_from_hidden_winners(Q, H, W, b, q_mask, d_mask)
-    op = OPS.maxsim_from_hidden_backward.default
-    torch.library.opcheck(op, (scores, Q, H, W, b, winners, True, "highest", *needs))
-
-
-@pytest.mark.parametrize("turn", range(4))
-def test_opcheck_steps(turn, device):
-    """A dtype a turn. Which gradients are wanted, how they are summed and whether norms are given are
-    independent: the turns meet every two of them together."""
-    dtype = list(TOLERANCE)[turn]
-    x = torch.randn(50, 24, device=device).to(dtype)
-    torch.library.opcheck(OPS.l2_normalize_rows_.default, (x.clone(),))
-    hidden, W, b = (torch.randn(*size, device=device).to(dtype) for size in ((50, 40), (24, 40), (24,)))
-    if device == "cpu" or OPS.can_project_rows(hidden, W, b):
-        # All wanted: of the others' norms nothing is written.
-        for wanted in (None, torch.ones(50, device=device, dtype=torch.bool)):
-            for normalize in (False, True):
-                args = (x.clone(), hidden, W, b, wanted, normalize)
-                torch.library.opcheck(OPS.project_rows_.default, args)
-    unit = x.clone()
-    inverse = OPS.l2_normalize_rows_(unit)
-    Q, D = torch.randn(2, 3, 24, device=device).to(dtype), unit.view(5, 10, 24)
-    scores, winners = OPS.maxsim_winners(Q, D, None, None)
-    torch.library.opcheck(OPS.argmax_mask.default, (winners, 10))
-    sums = torch.zeros(Q.shape, device=device, dtype=inverse.dtype)
-    orders = (None, True, True), (sums, False, False), (sums, False, True)
-    for i, (need_grad_Q, need_grad_D) in enumerate(((True, True), (True, False), (False, True))):
-        grad_Q, grad_D = torch.zeros_like(Q)[: 2 * need_grad_Q], torch.zeros_like(D)[: 5 * need_grad_D]
-        norms = (inverse, None)[(i + turn) % 2]
-        args = (scores, Q, D, norms, winners, grad_Q, grad_D, *orders[(i + turn) % 3])
-        torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
-    d_sums = torch.zeros(D.shape, device=device, dtype=inverse.dtype)
-    args = (scores, Q, D, None, winners, torch.zeros_like(Q), D.new_empty(0), *orders[turn % 3], d_sums)
-    torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
-    if dtype.itemsize == 2:
-        parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
-        wanted = torch.rand(50, device=device) < 0.5
-        for fresh in (False, True):
-            torch.library.opcheck(OPS.wgrad_splitk_.default, (parts.clone(), x, hidden, wanted, fresh))
-
-
-def test_compile_with_dynamic_shapes(device):
-    torch._dynamo.reset()
-
-    def loss(*tensors):
-        return maxsim_from_hidden(*tensors).logsumexp(1).sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    for shape in [(3, 4, 5, 20, 16, 24), (4, 3, 6, 33, 8, 40)]:
-        Q, H, W, b, _, d_mask = inputs(shape, torch.float32, device, masks="holes")
-        leaves = [x.requires_grad_() for x in (Q, H, W, b)]
-        got, expected = (torch.autograd.grad(f(*leaves, d_mask), leaves) for f in (compiled, loss))
-        torch.testing.assert_close(got, expected)
-    torch._dynamo.reset()
-
-
-def test_compile_under_autocast(device):
-    torch._dynamo.reset()
-    Q, H, W, b, _, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.float32, device, masks="holes")
-
-    def step():
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return maxsim_from_hidden(Q, H, W, b, d_mask)
-
-    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(), step())
-    torch._dynamo.reset()
-
-
-def test_refusals(device):
-    Q, H, W, b, _, _ = inputs((2, 3, 4, 5, 6, 7), torch.float64, device)
-    W.requires_grad_()
-    first = torch.autograd.grad(maxsim_from_hidden(Q, H, W, b).sum(), W, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="double backward of maxsim_from_hidden is"):
-        first.sum().backward()
-    with pytest.raises(RuntimeError, match="does not support vmap"):
-        torch.vmap(lambda q: OPS.maxsim_from_hidden(q, H, W.detach(), b, None, None))(Q.unsqueeze(0))
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode"):
-        maxsim_from_hidden(torch.autograd.forward_ad.make_dual(Q, Q), H, W, b)
 
 
 # ---- the kernels of the steps ----
@@ -595,18 +460,6 @@ def test_project_scores_of_nan_and_infinity():
 
 @pytest.mark.native
 @pytest.mark.gpu
-def test_opcheck_project_scores():
-    Q, H, W, b, q_mask, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.bfloat16, "cuda", masks="holes")
-    args = (Q, H.flatten(0, 1), W, b, q_mask, d_mask, 20, True)
-    torch.library.opcheck(OPS.project_scores.default, args)
-    with pytest.raises(RuntimeError, match="1 to 64 tokens in all"):
-        OPS.project_scores(torch.cat([Q] * 5), *args[1:])
-    with pytest.raises(RuntimeError, match="documents of Ld tokens"):
-        OPS.project_scores(*args[:6], 19, True)
-
-
-@pytest.mark.native
-@pytest.mark.gpu
 def test_project_rows_of_zeros_and_nan():
     hidden = torch.zeros(3, 64, device="cuda", dtype=torch.bfloat16)
     hidden[1, 5] = float("nan")
@@ -732,36 +585,6 @@ def test_the_operator_takes_all_its_options_under_autocast():
     expected = op(Q, H, W, None, None, None, False, "medium")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(op(Q, H, W, None, None, None, False, "high"), expected)
-
-
-@pytest.mark.parametrize(("Ld", "dtype"), [(7, torch.int16), (65_534, torch.int16), (65_535, torch.int32)])
-def test_winners_of_fake_tensors_hold_every_index(Ld, dtype):
-    Q, H, W = (torch.empty(shape, device="meta") for shape in ((3, 4, 8), (5, Ld, 16), (8, 16)))
-    op = torch.ops.late_interaction.maxsim_from_hidden_winners
-    assert op(Q, H, W, None, None, None)[1].dtype == dtype
-
-
-RAW = {"Q": torch.ones(3, 4, 8), "H": torch.ones(5, 6, 16), "W": torch.ones(8, 16), "b": torch.ones(8)}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"Q": torch.ones(4, 8)}, "Q must be"),
-        ({"H": torch.ones(6, 16)}, "Q must be"),
-        ({"W": torch.ones(8)}, "Q must be"),
-        ({"W": torch.ones(7, 16)}, r"W must be \[8, 16\], got \[7, 16\]"),
-        ({"W": torch.ones(8, 15)}, r"W must be \[8, 16\], got \[8, 15\]"),
-        ({"b": torch.ones(7)}, r"b must be \[8\]"),
-        ({"b": torch.ones(8, 1)}, r"b must be \[8\]"),
-        ({"b": torch.ones(8, device="meta")}, "must be on one device"),
-        ({"W": torch.ones(8, 16, device="meta"), "b": None}, "must be on one device"),
-    ],
-)
-def test_what_the_operator_refuses(change, message):
-    with pytest.raises(RuntimeError, match=f"late_interaction: .*{message}"):
-        driver.check(**RAW | change)
-    driver.check(**RAW)
 
 
 def test_float32_multiplies_as_it_is_told():

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from late_interaction import codecs, reference
-from late_interaction._scoring.residual import multiplying
 from late_interaction.lik import plaid
 from late_interaction.ops.winners import widen
 from tests import ref
@@ -540,79 +538,6 @@ def test_reverse_bits():
 
 # ---- citizens of PyTorch ----
 
-SMALL = Case(2, 5, 3, 7, 16, 2, FP32, True)
-FORWARDS = ("maxsim_residual", "maxsim_residual_winners")
-
-
-def arguments(name, index, Q):
-    args = (Q, *(index.padded if name == "padded" else index.packed))
-    return tuple(x.to(torch.int32) if i == 1 else x for i, x in enumerate(args))
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-@pytest.mark.parametrize("op", FORWARDS)
-def test_opcheck(op, layout, device):
-    Q, index = draw(SMALL, device, empty=False)
-    if op == "maxsim_residual":
-        Q.requires_grad_()
-    torch.library.opcheck(getattr(OPS, op).default, arguments(layout, index, Q))
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_opcheck_backward(layout, device):
-    Q, index = draw(SMALL, device)
-    *tensors, nbits = arguments(layout, index, Q)
-    scores, winners = OPS.maxsim_residual_winners(*tensors, nbits)
-    args = (torch.randn_like(scores), *tensors, winners, nbits)
-    torch.library.opcheck(OPS.maxsim_residual_backward.default, args)
-
-
-def test_opcheck_approximate(device):
-    codes = torch.randint(9, (4, 6), device=device, dtype=torch.int32)
-    args = torch.randn(9, 5, device=device), codes, torch.tensor([0, 2, 6, 1], device=device)
-    torch.library.opcheck(OPS.plaid_approx_score.default, args)
-
-
-def test_compile(device):
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-
-    def scored(Q, index):
-        return residual(Q, *index.padded) + residual_varlen(Q, *index.packed)
-
-    def approximate(table, codes, lengths):
-        return plaid.plaid_approx_score(table, codes, lengths) * 2
-
-    compiled = torch.compile(
-        lambda Q, a, b: residual(Q, *a) + residual_varlen(Q, *b), fullgraph=True, backend=counter
-    )
-    Q, index = draw(SMALL, device, empty=False)
-    Q.requires_grad_()
-    out = compiled(Q, index.padded, index.packed)
-    torch.testing.assert_close(out, scored(Q, index))
-    grads = [torch.autograd.grad(x.sum(), Q)[0] for x in (out, scored(Q, index))]
-    torch.testing.assert_close(*grads)
-    args = torch.randn(50, 5, device=device), index.codes, index.lengths
-    compiled = torch.compile(approximate, fullgraph=True, backend=counter)
-    torch.testing.assert_close(compiled(*args), approximate(*args))
-    assert counter.frame_count == 2
-
-
-def test_what_has_no_gradient_says_so(device):
-    Q, index = draw(SMALL, device, empty=False)
-    scores, winners = OPS.maxsim_residual_winners(Q.requires_grad_(), *index.padded)
-    assert scores.requires_grad and not winners.requires_grad
-    table = torch.randn(50, 5, device=device, requires_grad=True)
-    with pytest.raises(ValueError, match="query_centroid_scores must not require a gradient"):
-        plaid.plaid_approx_score(table, index.codes, index.lengths)
-    (grad,) = torch.autograd.grad(residual(Q, *index.padded).sum(), Q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward of maxsim_residual is"):
-        grad.sum().backward()
-    with pytest.raises(RuntimeError, match="does not support vmap"):
-        torch.func.vmap(lambda q: OPS.maxsim_residual(q, *index.padded))(Q.detach().expand(2, *Q.shape))
-    with pytest.raises(RuntimeError, match="forward-mode"):
-        torch.func.jvp(lambda q: residual(q, *index.padded), (Q.detach(),), (Q.detach(),))
-
 
 @pytest.mark.gpu
 def test_cuda_graph_without_synchronization():
@@ -653,29 +578,3 @@ def test_a_document_without_tokens_sends_no_gradient_whatever_comes_for_it(devic
         for g in grads
     )
     assert torch.equal(zero, infinite)
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_queries_multiply_as_pytorch_is_told(precision):
-    """Those of float32; others as they are."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        assert multiplying(torch.ones(1)) == precision
-        assert multiplying(torch.ones(1, dtype=torch.bfloat16)) == "highest"
-        assert multiplying(torch.ones(1, dtype=torch.float64)) == "highest"
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert multiplying(torch.ones(1)) == "medium"
-            assert multiplying(torch.ones(1, dtype=torch.bfloat16)) == "highest"
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize(("Ld", "dtype"), [(7, torch.int16), (65_534, torch.int16), (65_535, torch.int32)])
-def test_winners_of_fake_tensors_hold_every_index(Ld, dtype):
-    Q, codes = torch.empty(2, 3, 8, device="meta"), torch.empty(4, Ld, dtype=torch.int32, device="meta")
-    residuals = torch.empty(4, Ld, 2, dtype=torch.uint8, device="meta")
-    rest = (torch.empty(n, device="meta") for n in ((7, 8), (4,)))
-    lengths = torch.empty(4, dtype=torch.int32, device="meta")
-    op = torch.ops.late_interaction.maxsim_residual_winners
-    assert op(Q, codes, residuals, lengths, *rest, 2, True, "highest")[1].dtype == dtype

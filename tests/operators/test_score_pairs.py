@@ -214,18 +214,6 @@ def test_gradients_of_long_lists_and_of_many_documents(documents, count):
         ref.assert_close(grad.cpu(), expected, 1e-5)
 
 
-def test_only_one_gradient_is_asked_for(device):
-    Q, cu_q = packed.pack([5, 9], 16, torch.float32, device)
-    D, cu_d = packed.pack([7, 4], 16, torch.float32, device)
-    pairs = draw_pairs(2, 2, 3, device)
-    for leaf, other in ((Q, D), (D, Q)):
-        leaf.requires_grad_()
-        score_pairs_packed(Q, D, cu_q, cu_d, *pairs).sum().backward()
-        assert leaf.grad is not None and other.grad is None
-        leaf.requires_grad_(False)
-        leaf.grad = None
-
-
 @pytest.mark.parametrize("longest", [1 << 31, 1 << 40, 1 << 70])
 def test_a_longest_query_beyond_all_tokens_asks_for_no_room(longest, device):
     Q, cu_q = packed.pack([3, 5], 8, torch.float64, device)
@@ -247,55 +235,6 @@ def test_gradcheck(device):
     Q.requires_grad_(), D.requires_grad_()
     assert torch.autograd.gradcheck(lambda q, d: score_pairs_packed(q, d, cu_q, cu_d, *pairs), (Q, D))
     assert torch.autograd.gradcheck(lambda q, d: OPS.maxsim_pairs_packed(q, d, cu_q, cu_d, *pairs), (Q, D))
-
-
-def small(device, grad=False):
-    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
-    D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
-    Q.requires_grad_(grad), D.requires_grad_(grad)
-    return Q, D, cu_q, cu_d, *draw_pairs(2, 3, 4, device)
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("op", ["maxsim_pairs_packed", "maxsim_pairs_packed_winners"])
-def test_opcheck(op, grad, device):
-    torch.library.opcheck(getattr(OPS, op).default, (*small(device, grad), 5, "highest"))
-
-
-@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
-def test_opcheck_backward(needs, device):
-    inputs = small(device)
-    scores, winners = OPS.maxsim_pairs_packed_winners(*inputs, 5)
-    torch.library.opcheck(OPS.maxsim_pairs_packed_backward.default, (scores, *inputs, winners, *needs))
-
-
-def test_opcheck_spans(device):
-    Q, D, *_ = small(device)
-    starts, lengths = torch.tensor([3, 0, 3]).int().to(device), torch.tensor([5, 2, 0]).int().to(device)
-    torch.library.opcheck(OPS.maxsim_spans.default, (Q, D, starts, lengths, "highest"))
-
-
-def test_no_second_derivative(device):
-    Q, D, *rest = small(device, grad=True)
-    (grad,) = torch.autograd.grad(score_pairs_packed(Q, D, *rest).sum(), Q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward of score_pairs_packed is"):
-        grad.sum().backward()
-
-
-@pytest.mark.parametrize("longest", [None, 12])
-def test_compiles_whole(longest, device):
-    def loss(Q, D, *rest):
-        return score_pairs_packed(Q, D, *rest, max_seqlen_q=longest).logsumexp(-1)
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    for lengths_q, lengths_d, count in (([3, 5], [7, 2, 9], 4), ([4, 1, 12], [30, 2, 9, 1], 5)):
-        Q, cu_q = packed.pack(lengths_q, 16, torch.float32, device)
-        D, cu_d = packed.pack(lengths_d, 16, torch.float32, device)
-        rest = (cu_q, cu_d, *draw_pairs(len(lengths_q), len(lengths_d), count, device))
-        Q.requires_grad_(), D.requires_grad_()
-        grads = torch.autograd.grad(compiled(Q, D, *rest), (Q, D))
-        expected = torch.autograd.grad(loss(Q, D, *rest), (Q, D))
-        assert all(map(torch.allclose, grads, expected))
 
 
 @pytest.mark.gpu
@@ -481,20 +420,3 @@ def test_bad_pairs(case):
 @pytest.mark.parametrize("case", BAD_SPANS)
 def test_bad_documents(case):
     refused(rerank_direct, SPANS, *BAD_SPANS[case])
-
-
-RAW = {
-    "indices of int64": (lambda x: (*x[:4], x[4].long(), x[5]), "pair_q must be a contiguous int32"),
-    "one index short": (lambda x: (*x[:5], x[5][1:]), "equally long, got 4 and 3"),
-    "no such query": (lambda x: (*x[:4], x[4] + 2, x[5]), "pair 0 must be of 2 queries and 3 documents"),
-    "queries are longer": (lambda x: (*x[:4], x[4] * 0 + 1, x[5], 4), "5 tokens, more than max_seqlen_q = 4"),
-}
-
-
-@pytest.mark.parametrize("case", RAW)
-def test_the_operator_guards_itself(case):
-    change, message = RAW[case]
-    with pytest.raises(RuntimeError, match=message):
-        OPS.maxsim_pairs_packed(*change(small("cpu")))
-    with pytest.raises(RuntimeError, match="document 1 must lie within the 11 tokens of D, got 9 from 3 on"):
-        OPS.maxsim_spans(Q, D, torch.tensor([0, 3]).int(), torch.tensor([11, 9]).int())

@@ -5,7 +5,7 @@ import torch
 
 import late_interaction as li
 from late_interaction.varlen import maxsim_varlen, pack_sequences
-from tests import packed, ref, side_by_side
+from tests import packed, ref
 
 OPS = torch.ops.late_interaction
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -95,32 +95,12 @@ def test_views_and_long_offsets(device):
     ref.assert_close(transposed, expected, 1e-6)
 
 
-def test_precision_is_pytorchs_where_none_is_said(device):
-    Q, cu_q = packed.pack([5, 9], 64, torch.float32, device, 0)
-    D, cu_d = packed.pack([30, 2], 64, torch.float32, device, 0)
-    exact, rounded = (maxsim_varlen(Q, D, cu_q, cu_d, precision=p) for p in ("highest", "medium"))
-    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d), exact)
-    torch.set_float32_matmul_precision("medium")
-    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d), rounded) and not torch.equal(exact, rounded)
-
-
 def test_two_dtypes_under_autocast_are_autocasts_whatever_precision_says(device):
     Q, cu_q = packed.pack([5, 9], 64, torch.float32, device, 0)
     D, cu_d = packed.pack([30, 2], 64, torch.bfloat16, device, 0)
     with torch.autocast(device, dtype=torch.bfloat16):
         out = maxsim_varlen(Q, D, cu_q, cu_d, precision="highest")
     assert torch.equal(out, maxsim_varlen(Q.bfloat16(), D, cu_q, cu_d))
-
-
-def test_winners_are_kept_for_gradients_alone(device):
-    Q, cu = packed.pack([5, 9], 64, torch.float32, device, 0)
-    with side_by_side.Calls() as calls:
-        maxsim_varlen(Q, Q, cu, cu)
-        with torch.no_grad():
-            maxsim_varlen(Q.requires_grad_(), Q, cu, cu)
-        assert calls.of == {"maxsim_varlen": 2}
-        maxsim_varlen(Q, Q, cu, cu)
-    assert calls.of == {"maxsim_varlen": 2, "maxsim_varlen_winners": 1}
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
@@ -152,43 +132,12 @@ def test_the_same_bits_in_every_run(rows, device):
         assert all(map(torch.equal, first, run()))
 
 
-def test_only_one_gradient_is_asked_for(device):
-    Q, cu_q = packed.pack([5, 9], 16, torch.float32, device)
-    D, cu_d = packed.pack([7, 4], 16, torch.float32, device)
-    for leaf, other in ((Q, D), (D, Q)):
-        leaf.requires_grad_()
-        maxsim_varlen(Q, D, cu_q, cu_d).sum().backward()
-        assert leaf.grad is not None and other.grad is None
-        leaf.requires_grad_(False)
-        leaf.grad = None
-
-
 def test_gradcheck(device):
     Q, cu_q = packed.pack([3, 0, 2], 5, torch.float64, device)
     D, cu_d = packed.pack([4, 1, 0, 6], 5, torch.float64, device)
     Q.requires_grad_(), D.requires_grad_()
     assert torch.autograd.gradcheck(lambda q, d: maxsim_varlen(q, d, cu_q, cu_d), (Q, D))
     assert torch.autograd.gradcheck(lambda q, d: OPS.maxsim_varlen(q, d, cu_q, cu_d), (Q, D))
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("op", ["maxsim_varlen", "maxsim_varlen_winners"])
-def test_opcheck(op, grad, device):
-    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
-    D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
-    Q.requires_grad_(grad), D.requires_grad_(grad)
-    torch.library.opcheck(getattr(OPS, op).default, (Q, D, cu_q, cu_d, "highest"))
-
-
-@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
-def test_opcheck_backward(needs, device):
-    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
-    D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
-    scores, winners = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
-    torch.library.opcheck(OPS.maxsim_varlen_backward.default, (scores, Q, D, cu_q, cu_d, winners, *needs))
-    sums = [torch.zeros_like(x) if need else None for x, need in zip((Q, D), needs, strict=True)]
-    args = (scores, Q, D, cu_q, cu_d, winners, *sums)
-    torch.library.opcheck(OPS.maxsim_varlen_backward_into_.default, args)
 
 
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
@@ -206,42 +155,6 @@ def test_gradients_added_to_sums(dtype, needs, device):
         if found is not None:
             tolerance = 1e-12 if dtype is torch.float64 else 1e-6 if dtype is torch.float32 else 2e-2
             torch.testing.assert_close(found, start + part, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", ["q_sums", "d_sums"])
-def test_sums_that_are_refused(name, device):
-    Q, cu_q = packed.pack([3, 5], 8, torch.bfloat16, device)
-    D, cu_d = packed.pack([7, 4], 8, torch.bfloat16, device)
-    scores, winners = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
-    right = [torch.zeros(x.shape, device=device) for x in (Q, D)]
-    at = ("q_sums", "d_sums").index(name)
-    for wrong in (right[at].bfloat16(), right[at][1:], right[at].t().contiguous().t()):
-        sums = [wrong if i == at else x for i, x in enumerate(right)]
-        with pytest.raises(RuntimeError, match=f"{name} must be contiguous"):
-            OPS.maxsim_varlen_backward_into_(scores, Q, D, cu_q, cu_d, winners, *sums)
-
-
-def test_no_second_derivative(device):
-    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
-    Q.requires_grad_()
-    scores = maxsim_varlen(Q, Q, cu_q, cu_q)
-    (grad,) = torch.autograd.grad(scores.sum(), Q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward of maxsim_varlen is"):
-        grad.sum().backward()
-
-
-def test_compiles_whole(device):
-    def loss(Q, D, cu_q, cu_d):
-        return maxsim_varlen(Q, D, cu_q, cu_d).logsumexp(-1).sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-    for lengths_q, lengths_d in (([3, 5], [7, 2, 9]), ([4, 1, 12], [30, 2, 9, 1])):
-        Q, cu_q = packed.pack(lengths_q, 16, torch.float32, device)
-        D, cu_d = packed.pack(lengths_d, 16, torch.float32, device)
-        Q.requires_grad_(), D.requires_grad_()
-        grads = torch.autograd.grad(compiled(Q, D, cu_q, cu_d), (Q, D))
-        expected = torch.autograd.grad(loss(Q, D, cu_q, cu_d), (Q, D))
-        assert all(map(torch.allclose, grads, expected))
 
 
 @pytest.mark.gpu
@@ -361,30 +274,3 @@ def test_bad_sequences(bad):
     with pytest.raises(error) as caught:
         pack_sequences(sequences)
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"cu_seqlens_q": CU_Q.long()}, "int32"),
-        ({"cu_seqlens_d": CU_D + 1}, "not decrease"),
-        ({"Q": Q[None]}, "ranks 3 and 2"),
-        ({"D": D[:, :3]}, "share d"),
-    ],
-)
-def test_the_operator_checks_for_itself(change, message):
-    good = {"Q": Q, "D": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D}
-    with pytest.raises(RuntimeError, match=message):
-        OPS.maxsim_varlen(**(good | change))
-
-
-def test_fake_tensors_have_the_ranks_and_winners_of_others():
-    ops = torch.ops.late_interaction
-    cu = torch.empty(3, dtype=torch.int32, device="meta"), torch.empty(5, dtype=torch.int32, device="meta")
-    flat, padded = torch.empty(9, 8, device="meta"), torch.empty(2, 9, 8, device="meta")
-    for Q, D in ((flat, padded), (padded, flat)):
-        with pytest.raises(RuntimeError, match=r"Q and D must be \[tokens, d\]"):
-            ops.maxsim_varlen(Q, D, *cu, "highest")
-    for tokens, dtype in ((9, torch.int16), (65_534, torch.int16), (65_535, torch.int32)):
-        scores, winners = ops.maxsim_varlen_winners(flat, flat[:1].expand(tokens, 8), *cu, "highest")
-        assert scores.shape == (2, 4) and winners.shape == (4, 9) and winners.dtype == dtype

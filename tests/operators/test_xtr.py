@@ -344,35 +344,6 @@ def test_a_gpu_selects_in_groups_where_few_are_selected(monkeypatch):
     torch.testing.assert_close(li.xtr_scores(q, d, 11, None, flags), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.gpu
-def test_bad_input_of_the_selection_in_groups():
-    Q, D, _ = group_case("fine", 24, 16, torch.bfloat16)
-    panel = group_maxima(Q, D)
-    out = torch.empty(5, 4, device="cuda"), torch.empty(5, 4, dtype=torch.int32, device="cuda")
-    good = (panel, Q, D, None, 6, 3, False, *out)
-    torch.library.opcheck(OPS.xtr_select_in_groups_.default, good)
-    torch.library.opcheck(OPS.xtr_group_maxima_.default, (Q, D, None, panel))
-    wrong_mask = torch.ones(4, 5, dtype=torch.bool, device="cuda")
-    for at, bad, words in (
-        (0, panel.float(), "group_maxima must be"),
-        (0, panel[:, :8], "group_maxima must be"),
-        (1, Q.half(), "D must be a contiguous"),
-        (1, Q.float(), "Q must be a contiguous"),
-        (1, Q[:, :12], "d a multiple of 8"),
-        (2, D[1:], "whole documents"),
-        (3, wrong_mask, "d_mask must be"),
-        (5, 25, "k must be 1 to 24"),
-    ):
-        with pytest.raises(RuntimeError, match=words):
-            OPS.xtr_select_in_groups_(*good[:at], bad, *good[at + 1 :])
-    for args, words in (
-        ((Q, D[:, :8].contiguous(), None), "D must be"),
-        ((Q, D, wrong_mask), "d_mask must be"),
-    ):
-        with pytest.raises(RuntimeError, match=words):
-            OPS.xtr_group_maxima_(*args, panel)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_ties_go_to_the_lowest_token(device, rule):
     Q = torch.ones(1, 2, 3, dtype=F64, device=device)
@@ -495,27 +466,6 @@ def test_gradcheck(device, k, rule):
     assert torch.autograd.gradcheck(scores, (Q, D, weights.requires_grad_()))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_double_backward_is_an_error(device, weighted):
-    Q, D = embeddings(2, 3, 3, 4, 3, device)
-    weights = torch.ones(2, 3, dtype=F64, device=device) if weighted else None
-    (grad,) = torch.autograd.grad(li.xtr_scores(Q, D, 4, q_weights=weights).sum(), Q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward of xtr_scores is not supported"):
-        grad.sum().backward()
-
-
-@pytest.mark.parametrize("needed", ["Q", "D", "neither"])
-def test_gradients_that_nobody_needs(device, needed):
-    Q, D = embeddings(2, 3, 4, 5, 6, device)
-    full = gradients(li.xtr_scores(Q, D, 6), (Q, D))
-    Q, D = Q.detach().requires_grad_(needed == "Q"), D.detach().requires_grad_(needed == "D")
-    scores = li.xtr_scores(Q, D, 6)
-    assert scores.requires_grad == (needed != "neither")
-    if needed != "neither":
-        mine, theirs = gradients(scores, (Q, D)[needed == "D"])[0], full[needed == "D"]
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-
-
 def test_the_same_bits_every_time(device):
     Q, D = embeddings(8, 16, 32, 40, 32, device, torch.float32)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -576,64 +526,6 @@ def test_gpu_memory_does_not_grow_with_the_grid():
 # ---- as an operator ----
 
 
-def operator_cases(device):
-    Q, D = embeddings(2, 3, 4, 5, 6, device, torch.float32)
-    d_mask = mask((3, 5), device, "holes")
-    weights = torch.rand(2, 4, device=device)
-    yield Q, D, None, None, 7
-    yield Q, D, mask((2, 4), device, "holes"), d_mask, 7, "pylate", "highest", "lowmem"
-    yield Q.detach(), D, weights.requires_grad_(), d_mask, 100, "paper", "medium"
-
-
-@pytest.mark.parametrize("case", range(3))
-def test_opcheck(device, case):
-    args = list(operator_cases(device))[case]
-    torch.library.opcheck(OPS.xtr_winners.default, args)
-
-
-def test_opcheck_of_the_selection(device):
-    panel = torch.randn(3, 20, device=device)
-    maxima, winners = torch.empty(3, 4, device=device), torch.empty(3, 4, dtype=torch.int32, device=device)
-    torch.library.opcheck(OPS.xtr_select_.default, (panel, None, 5, 6, False, maxima, winners))
-    with pytest.raises(RuntimeError, match="no gradients"):
-        OPS.xtr_select_(panel.requires_grad_(), None, 5, 6, False, maxima, winners)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(device, dynamic):
-    def loss(Q, D, d_mask):
-        return torch.nn.functional.cross_entropy(
-            li.xtr_scores(Q, D, 9, None, d_mask) / 0.1, torch.arange(len(Q), device=Q.device)
-        )
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for n in (3, 4):
-        Q, D = embeddings(n, n, 4, 5, 6, device)
-        d_mask = mask((n, 5), device, "holes")
-        mine, theirs = compiled(Q, D, d_mask), loss(Q, D, d_mask)
-        torch.testing.assert_close(mine, theirs)
-        for a, b in zip(gradients(mine, (Q, D)), gradients(theirs, (Q, D)), strict=True):
-            torch.testing.assert_close(a, b)
-
-
-def test_func_grad(device):
-    Q, D = embeddings(2, 3, 4, 5, 6, device)
-    mine = torch.func.grad(lambda q: li.xtr_scores(q, D, 7).sum())(Q)
-    theirs = torch.autograd.grad(li.xtr_scores(Q, D, 7).sum(), Q)[0]
-    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    with pytest.raises(RuntimeError, match="vmap"):
-        torch.func.vmap(lambda q: li.xtr_scores(q, D, 7))(Q.unsqueeze(0))
-    with pytest.raises(RuntimeError, match="forward-mode"):
-        torch.func.jvp(lambda q: li.xtr_scores(q, D, 7), (Q,), (Q,))
-
-
-def test_meta_tensors():
-    Q, D = torch.empty(2, 3, 8, device="meta"), torch.empty(70_000, 5, 8, device="meta")
-    assert li.xtr_scores(Q, D, 3).shape == (2, 70_000)
-    winners = OPS.xtr_winners(Q, torch.empty(2, 70_000, 8, device="meta"), None, None, 3)[2]
-    assert winners.dtype == torch.int32 and winners.shape == (2, 2, 3)
-
-
 # ---- bad input ----
 
 GOOD = {"Q": torch.randn(2, 3, 8), "D": torch.randn(4, 5, 8), "k": 3}
@@ -674,48 +566,6 @@ def test_one_query_has_weights_of_one_dim():
     expected = li.xtr_scores(Q[None], D, 3, q_weights=weights[None])[0]
     for given in (weights, weights[None]):
         assert torch.equal(li.xtr_scores(Q, D, 3, q_weights=given), expected)
-
-
-RAW = {
-    "k": ((GOOD["Q"], GOOD["D"], None, None, 0), "k must be at least 1"),
-    "a rule": ((GOOD["Q"], GOOD["D"], None, None, 1, "x" * 99), f"rule must be one of .* got '{'x' * 40}'$"),
-    "a precision": ((GOOD["Q"], GOOD["D"], None, None, 1, "paper", "tf32"), "precision must be one of"),
-    "a strategy": (
-        (GOOD["Q"], GOOD["D"], None, None, 1, "paper", "highest", "fast"),
-        "backward must be one of",
-    ),
-    "dtypes": ((GOOD["Q"], GOOD["D"].double(), None, None, 1), "must share dtype"),
-    "a smaller d": ((GOOD["Q"], GOOD["D"][..., :7], None, None, 1), "must share dtype, device and d"),
-    "a larger d": ((GOOD["Q"][..., :7], GOOD["D"], None, None, 1), "must share dtype, device and d"),
-    "a mask": ((GOOD["Q"], GOOD["D"], None, torch.ones(4, 5), 1), "d_mask must be bool"),
-    "weights": ((GOOD["Q"], GOOD["D"], torch.ones(2, 3).double(), None, 1), "q_weights must be"),
-    "a rank": ((GOOD["Q"], GOOD["D"].unsqueeze(0), None, None, 1), "D must be"),
-}
-
-
-@pytest.mark.parametrize("bad", RAW)
-def test_bad_input_of_the_operator(bad):
-    args, words = RAW[bad]
-    with pytest.raises(RuntimeError, match=words):
-        OPS.xtr_winners(*args)
-
-
-def test_bad_input_of_the_selection(device):
-    panel = torch.randn(3, 20, device=device)
-    maxima, winners = torch.empty(3, 4, device=device), torch.empty(3, 4, dtype=torch.int32, device=device)
-    bad_mask = torch.ones(4, 6, dtype=torch.bool, device=device)
-    for args, words in (
-        ((panel.half(), None, 5, 6, False, maxima, winners), "similarities must be float32"),
-        ((panel.t(), None, 5, 6, False, maxima, winners), "contiguous rows"),
-        ((panel, None, 6, 6, False, maxima, winners), "whole documents"),
-        ((panel, None, 5, 21, False, maxima, winners), "k must be 1 to 20"),
-        ((panel, None, 5, 0, False, maxima, winners), "k must be 1 to 20"),
-        ((panel, None, 5, 6, False, maxima[:2], winners), "maxima must be"),
-        ((panel, None, 5, 6, False, maxima, winners.long()), "winners must be"),
-        ((panel, bad_mask, 5, 6, False, maxima, winners), "d_mask must be"),
-    ):
-        with pytest.raises(RuntimeError, match=words):
-            OPS.xtr_select_(*args)
 
 
 @pytest.mark.parametrize(("k", "rule", "wanted"), [
