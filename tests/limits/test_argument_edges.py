@@ -8,11 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import late_interaction as li
-from late_interaction._checks.tensors import check_rows
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import fp8, padded, plaid
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.varlen import pack_sequences
 
 TOKENS = torch.ones(9, 4)
 
@@ -23,19 +21,6 @@ def integers(*values):
 
 def refused(error, words):
     return pytest.raises(error, match=f"^{re.escape(words)}$")
-
-
-@pytest.mark.parametrize("d", [3, 5])
-def test_a_shorter_and_a_longer_d_are_refused(d):
-    Q, D = torch.ones(2, 3, 4), torch.ones(2, 3, d)
-    with pytest.raises(ValueError, match="must share an embedding dim d"):
-        li.maxsim(Q, D)
-    with pytest.raises(ValueError, match="must share an embedding dim d"):
-        li.maxsim_pairs(Q, D)
-    with pytest.raises(ValueError, match="must share an embedding dim d"):
-        li.search(Q, D, 1)
-    with pytest.raises(ValueError, match="must share an embedding dim d"):
-        li.maxsim_varlen(Q[0], D[0], integers(0, 3), integers(0, 3))
 
 
 @pytest.mark.parametrize("most", [2**30, 2**30 + 1])
@@ -75,22 +60,6 @@ def test_the_first_four_wrong_entries_are_named(wrong):
         score_pairs_packed(
             TOKENS, TOKENS, integers(0, 9), integers(0, 4, 9), torch.zeros_like(indices), indices
         )
-
-
-def test_quantized_tokens_refuse_tangents():
-    codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(scale, torch.ones_like(scale))
-        with pytest.raises(ValueError, match="scale_Q must not require a gradient"):
-            fp8.maxsim_inference_fp8(codes, codes, scale_Q=dual, scale_D=scale)
-
-
-def test_every_number_but_zero_in_a_mask_keeps_a_token():
-    Q, D = torch.rand(1, 2, 4), torch.rand(1, 3, 4)
-    kept = torch.tensor([[True, False, True]])
-    for dtype in (torch.int8, torch.int64):
-        mask = torch.tensor([[-1, 0, 2]], dtype=dtype)
-        assert torch.equal(li.maxsim(Q, D, None, mask), li.maxsim(Q, D, None, kept))
 
 
 Q, D, KD = torch.ones(2, 3, 4), torch.ones(2, 5, 4), torch.ones(2, 3, 5, 4)
@@ -139,33 +108,6 @@ def test_one_dim_fewer_and_one_more_are_refused(function, arguments, name, chang
         function(**arguments | {name: change(arguments[name])})
 
 
-@pytest.mark.parametrize(
-    "function, first, second",
-    [
-        (li.maxsim, Q[0, 0], D),
-        (li.maxsim, Q[None], D),
-        (li.maxsim, Q, D[0, 0]),
-        (li.maxsim, Q, KD[None]),
-        (li.maxsim, Q[0], KD),  # documents of each query's own want [Nq, Lq, d]
-        (li.maxsim, Q[0, :2], KD),
-        (li.maxsim, Q[:1], KD),
-        (li.maxsim, Q, KD[:1]),
-        (lambda Q, D: li.search(Q, D, 1), Q[0, 0], D),
-        (lambda Q, D: li.search(Q, D, 1), Q, KD),
-        (lambda Q, D: li.search(Q, D, 1), Q, D[0, 0]),
-    ],
-)
-def test_ranks_of_queries_and_documents(function, first, second):
-    with pytest.raises(ValueError, match=r"^[QD] .*(must be|needs Q to be) \["):
-        function(first, second)
-
-
-@pytest.mark.parametrize("sequence", [torch.ones(4), torch.ones(1, 2, 4), torch.ones(2, 3), torch.ones(2, 5)])
-def test_sequences_are_of_rank_two_and_of_one_d(sequence):
-    with pytest.raises(ValueError, match=r"sequences\[1\] must be \[L, 4\]"):
-        pack_sequences([torch.ones(2, 4), sequence])
-
-
 # ---- offsets, spans, lengths: values on the edge and beyond it ----
 
 
@@ -211,38 +153,6 @@ def test_spans_beyond_the_buffer_are_named(start, length, dtype):
     )
     with refused(ValueError, words):
         rerank_direct(TOKENS, TOKENS, starts, lengths)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("index", [-1, -9, 2, 2**31 - 1])
-def test_pairs_of_no_sequence_are_named(index, dtype):
-    pairs = LISTED | {"cu_seqlens_q": integers(0, 4, 9)}
-    indices = torch.tensor([1, index], dtype=dtype)
-    assert score_pairs_packed(**pairs | {"pair_q_idx": indices[:1]}).shape == (1,)
-    with pytest.raises(ValueError, match=rf"^pair_q_idx must lie in \[0, 2\).*pair_q_idx\[1\] = {index}$"):
-        score_pairs_packed(**pairs | {"pair_q_idx": indices, "pair_d_idx": integers(0, 0)})
-
-
-@pytest.mark.parametrize("function", [padded.pack_padded, li.maxsim_padded])
-@pytest.mark.parametrize(
-    "name, length, wanted",
-    [("query_lengths", 4, 3), ("query_lengths", -1, 3), ("doc_lengths", 6, 5), ("doc_lengths", -1, 5)],
-)
-def test_padded_lengths_beyond_the_padding_are_named(function, name, length, wanted):
-    wrong = LENGTHS[name].clone()
-    wrong.view(-1)[-1] = length
-    place = "1" if wrong.dim() == 1 else "1, 2"
-    got = f"int32 {list(wrong.shape)} with {name}[{place}] = {length}"
-    words = f"{name} must all be >= 0 and <= {wanted}, got {got}"
-    with refused(ValueError, words):
-        function(**PADDED | {name: wrong})
-
-
-def test_padded_lengths_of_zero_are_refused_where_asked_for():
-    padded.pack_padded(**PADDED | {"doc_lengths": integers(1, 5, 1, 5, 1, 1).view(2, 3)}, validate=True)
-    words = "doc_lengths must all be > 0 and <= 5, got int32 [2, 3] with doc_lengths[0, 1] = 0"
-    with refused(ValueError, words):
-        padded.pack_padded(**PADDED, validate=True)
 
 
 def test_a_padded_batch_of_nothing():
@@ -293,11 +203,6 @@ def test_under_autocast_dtypes_may_differ_but_not_from_float64():
                     call(*pair)
 
 
-def test_what_a_message_says_of_nested_lists_stops_at_the_second_level():
-    with refused(ValueError, "backward must be one of ('auto', 'unified', 'lowmem') or None, got [[[...]]]"):
-        li.maxsim(Q, D, backward=[[[1]]])
-
-
 # ---- residual-compressed documents ----
 
 
@@ -346,68 +251,11 @@ def test_centroids_are_at_least_one_and_fit_int32(n):
             plaid.plaid_approx_score(scores, codes, lengths)
 
 
-@pytest.mark.parametrize("nbits", [True, 4.0])
-def test_nbits_is_an_int(nbits):
-    with refused(TypeError, f"nbits must be an int, got {type(nbits).__name__}"):
-        plaid.maxsim_residual(**RESIDUAL | {"nbits": nbits})
-
-
-@pytest.mark.parametrize("by", [-1, 1])
-def test_tables_fit_d_and_nbits(by):
-    with refused(ValueError, f"bucket_weights must be [16] for nbits = 4, got [{16 + by}]"):
-        plaid.maxsim_residual(**RESIDUAL | {"bucket_weights": torch.ones(16 + by)})
-    with pytest.raises(ValueError, match=rf"^centroids must be \[n, 4\].*got \[3, {4 + by}\]$"):
-        plaid.maxsim_residual(**RESIDUAL | {"centroids": torch.ones(3, 4 + by)})
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
 def test_lengths_of_compressed_documents_are_of_any_integer_dtype(dtype):
     want = plaid.maxsim_residual(**RESIDUAL)
     got = plaid.maxsim_residual(**RESIDUAL | {"doc_lengths": RESIDUAL["doc_lengths"].to(dtype)})
     assert torch.equal(got, want)
-
-
-def test_offsets_of_compressed_documents_hold_one_entry_at_least():
-    packed = RESIDUAL | {"cu_seqlens_d": integers(0, 4, 10)}
-    packed |= {
-        "codes_flat": packed.pop("codes").flatten(),
-        "residuals_flat": packed.pop("residuals").flatten(0, 1),
-    }
-    del packed["doc_lengths"]
-    assert plaid.maxsim_residual_varlen(**packed).shape == (2, 2)
-    with refused(ValueError, "cu_seqlens_d must be [Nd + 1], got [0]"):
-        plaid.maxsim_residual_varlen(**packed | {"cu_seqlens_d": integers()})
-    for name, wanted in (("residuals_flat", "[tokens, bytes]"), ("cu_seqlens_d", "[Nd + 1]")):
-        with refused(ValueError, f"{name} must be {wanted}, got {[1, *packed[name].shape]}"):
-            plaid.maxsim_residual_varlen(**packed | {name: packed[name].unsqueeze(0)})
-    for name, wanted in (("residuals", "[Nd, Ld, bytes]"), ("doc_lengths", "[Nd]")):
-        with refused(ValueError, f"{name} must be {wanted}, got {[1, *RESIDUAL[name].shape]}"):
-            plaid.maxsim_residual(**RESIDUAL | {name: RESIDUAL[name].unsqueeze(0)})
-
-
-def changed(arguments, name, shape):
-    return arguments | {name: torch.ones(shape, dtype=arguments[name].dtype)}
-
-
-@pytest.mark.parametrize(
-    "function, arguments, name, shapes",
-    [
-        (li.maxsim_pairs, {"Q": Q, "D": D}, "Q", [(1, 3, 4), (3, 3, 4)]),
-        (padded.pack_padded, PADDED, "queries", [(1, 3, 4), (3, 3, 4), (2, 3, 3), (2, 3, 5)]),
-        (padded.pack_padded, PADDED, "query_lengths", [(1,), (3,)]),
-        (padded.pack_padded, PADDED, "doc_lengths", [(2, 2), (2, 4)]),
-        (maxsim_from_hidden, HIDDEN, "W", [(4, 3), (4, 5), (3, 4), (5, 4)]),
-        (maxsim_from_hidden, HIDDEN, "b", [(3,), (5,)]),
-        (score_pairs_packed, LISTED, "pair_q_idx", [(0,), (2,)]),
-        (rerank_direct, SPANS, "doc_lengths", [(0,), (2,)]),
-        (plaid.maxsim_residual, RESIDUAL, "doc_lengths", [(1,), (3,)]),
-        (plaid.maxsim_residual, RESIDUAL, "codes", [(1, 5), (3, 5), (2, 4), (2, 6)]),
-    ],
-)
-def test_sizes_that_differ_are_refused_both_ways(function, arguments, name, shapes):
-    for shape in shapes:
-        with pytest.raises(ValueError, match=r"must |needs "):
-            function(**changed(arguments, name, shape))
 
 
 def test_padded_queries_may_have_no_tokens_and_d_is_at_least_one():
@@ -440,13 +288,6 @@ def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
     with FakeTensorMode() as mode:
         tokens, cu = mode.from_tensor(TOKENS), mode.from_tensor(wrong)
         assert li.maxsim_varlen(tokens, tokens, cu, cu).shape == (1, 1)
-
-
-def test_approximate_scores_are_of_rank_two():
-    codes, lengths = RESIDUAL["codes"], RESIDUAL["doc_lengths"]
-    for shape in ((3,), (3, 4, 1)):
-        with pytest.raises(ValueError, match=r"query_centroid_scores must be \[n_centroids, Lq\]"):
-            plaid.plaid_approx_score(torch.ones(shape), codes, lengths)
 
 
 def test_scales_with_tangents_are_refused():
@@ -495,14 +336,3 @@ def test_a_list_of_one_scale_is_the_scale_of_all_tokens():
     assert torch.equal(scores, torch.full((2, 2), 3.0))
     with pytest.raises(ValueError, match=r"scale_D must be 0-dim or have the shape of D .* got \[2\]"):
         fp8.maxsim_inference_fp8(codes, codes, scale_Q=scale, scale_D=scale.expand(2))
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 0)], ids=str)
-def test_rows_without_a_dim_of_embeddings_are_refused(shape):
-    with pytest.raises(ValueError, match=r"x must be \[\.\.\., d\] with d of at least 1, got \["):
-        check_rows("x", torch.zeros(shape))
-
-
-@pytest.mark.parametrize("shape", [(1,), (4,), (0, 4), (4, 1), (2, 0, 4), (0, 0, 1)], ids=str)
-def test_rows_of_any_number_of_dims_are_taken(shape):
-    check_rows("x", torch.zeros(shape))

@@ -142,9 +142,3 @@ def test_what_cannot_be_forced(value, capability):
     with pytest.raises(ValueError, match=f"cuda_capability takes 0, or a known .* got {value}"):
         ops.cuda_capability(value)
     assert ops.cuda_capability() == ops.cuda_capability(0)
-
-
-@pytest.mark.skipif(ops.cuda_missing is None, reason="the CUDA library is loaded")
-def test_without_the_cuda_library_it_says_so():
-    with pytest.raises(RuntimeError, match="late_interaction has no CUDA kernels here"):
-        ops.cuda_capability()

@@ -102,54 +102,6 @@ def test_out_of_memory_of_listed_pairs_on_the_cpu(little_memory_on_the_cpu):
 # ---- what a failed call asks for again ----
 
 
-def asked(monkeypatch, failed, *args):
-    found = []
-    monkeypatch.setattr(_oom, "_ask_again", lambda error, device, wanted: found.append(wanted))
-    failed(RuntimeError("out of memory"), *args)
-    return found[0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("winners", [False, True])
-def test_what_a_forward_wants(monkeypatch, dtype, winners):
-    Q, D = torch.empty(2, 3, 8, dtype=dtype), torch.empty(4, 70_000, 8, dtype=dtype)
-    scores = torch.float64 if dtype == torch.float64 else torch.float32
-    copies = [((2, 3, 8), torch.bfloat16), ((4, 70_000, 8), torch.bfloat16)] if dtype == torch.float32 else []
-    kept = [((2, 4, 3), torch.int32)] if winners else []
-    assert asked(monkeypatch, _oom.forward_failed, Q, D, winners) == [((2, 4), scores), *kept, *copies]
-    kept = [((2, 4, 3), torch.int16)] if winners else []
-    own = D[None, :, :60].expand(2, 4, 60, 8)
-    assert asked(monkeypatch, _oom.forward_failed, Q, own, winners)[: 1 + winners] == [
-        ((2, 4), scores),
-        *kept,
-    ]
-
-
-@pytest.mark.parametrize("winners", [False, True])
-@pytest.mark.parametrize(("tokens", "kept"), [(9, torch.int16), (70_000, torch.int32)])
-def test_what_packed_forwards_want(monkeypatch, winners, tokens, kept):
-    Q, D = torch.empty(75, 8, dtype=torch.float16), torch.empty(tokens, 8, dtype=torch.float16)
-    cu_q, cu_d = torch.tensor([0, 30, 60, 75]), torch.tensor([0, 4, 9])
-    wanted = [((2 * 3 + 4, 2), torch.float32)]
-    wanted += [((2, 75), kept)] if winners else []
-    assert asked(monkeypatch, _oom.varlen_failed, Q, D, cu_q, cu_d, winners) == wanted
-    wanted = [((6 * 5,), torch.float32), ((5, 30), kept)]
-    assert asked(monkeypatch, _oom.pairs_failed, Q, D, 5, 30) == wanted
-
-
-def test_what_compressed_forwards_and_backwards_want(monkeypatch):
-    Q, D = torch.empty(2, 3, 8), torch.empty(4, 5, 8)
-    assert asked(monkeypatch, _oom.residual_failed, Q, 7) == [((2, 7), torch.float32)]
-    winners = ((2, 7, 3), torch.int32)
-    assert asked(monkeypatch, _oom.residual_failed, Q.requires_grad_(), 7)[1] == winners
-    for dtype in (torch.float32, torch.bfloat16):
-        both = [((2, 3, 8), dtype), ((4, 5, 8), dtype)]
-        Q, D = Q.detach().to(dtype), D.to(dtype)
-        assert asked(monkeypatch, _oom.backward_failed, Q, D, False) == both
-        sums = [((4, 5, 8), torch.float32)] if dtype == torch.bfloat16 else []
-        assert asked(monkeypatch, _oom.backward_failed, Q, D, True) == both + sums
-
-
 Q3, D3 = torch.ones(2, 3, 8), torch.ones(4, 5, 8)
 CU = torch.tensor([0, 2, 3]), torch.tensor([0, 4, 9, 20])
 PAIRS = torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 2, 2])

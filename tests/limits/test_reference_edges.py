@@ -70,16 +70,6 @@ def test_a_dim_less_for_one_query_or_document(call, Nq, Nd):
             torch.testing.assert_close(call(Q[i], D[j], Q, D), alone[i], **close)
 
 
-def test_quantized_tokens_are_codes_times_scales():
-    Q, D = torch.randint(-99, 99, (2, 4, 6)).to(torch.int8), torch.randint(-99, 99, (3, 5, 6)).to(torch.int8)
-    scale_Q, scale_D = torch.rand(2, 4), torch.rand(3, 5)
-    for s, t in ((scale_Q, scale_D), (scale_Q, torch.tensor(0.25)), (torch.tensor(3.0), scale_D)):
-        tokens = (x * y.double().unsqueeze(-1) for x, y in ((Q, s), (D, t)))
-        wanted, _ = ref.maxsim(*tokens)
-        got = reference.maxsim_quantized_reference(Q, D, scale_Q=s, scale_D=t)
-        ref.assert_close(got, wanted, 1e-6)
-
-
 @pytest.mark.parametrize("scale", [0.0, -0.5, -2.0, float("inf"), float("nan"), 0.25])
 def test_a_scale_that_is_none_makes_nan(scale):
     Q, D = torch.ones(1, 1, 2, dtype=torch.int8), torch.full((1, 1, 2), 3, dtype=torch.int8)
@@ -179,11 +169,6 @@ def test_a_token_on_a_hyperplane_is_on_the_lower_side(document):
     encode = muvera.encode_documents if document else muvera.encode_queries
     got = encode(tokens.unsqueeze(0))[0]
     ref.assert_close(got, reference.muvera_reference(muvera, tokens, document=document), 1e-6)
-
-
-def test_a_centroid_alone():
-    scores, lengths = torch.tensor([[1.0, 2.0]]), torch.tensor([2])
-    assert reference.plaid_approx_score_reference(scores, torch.tensor([[0, 0]]), lengths).tolist() == [3.0]
 
 
 # ---- shapes that do not fit ----

@@ -13,7 +13,6 @@ from late_interaction.lik.backward import (
     maxsim_backward_unified,
     maxsim_backward_unified_reference,
 )
-from late_interaction.lik.forward import maxsim_forward
 from tests import ref
 from tests.cases import Case, call, inputs, walk
 
@@ -341,14 +340,6 @@ def test_strategies_by_themselves(function, kd_layout, device):
         ref.assert_close(out_D, grad_D, 1e-6)
 
 
-def test_strategies_take_the_argmax_of_maxsim_forward(device):
-    Q, D = leaves(torch.randn(3, 5, 8, device=device), torch.randn(4, 6, 8, device=device))
-    _, argmax = maxsim_forward(Q, D, save_argmax=True)
-    grad = torch.randn(3, 4, device=device)
-    expected = torch.autograd.grad(li.maxsim(Q, D), (Q, D), grad)
-    torch.testing.assert_close(maxsim_backward_lowmem(grad, Q, D, argmax), expected)
-
-
 @pytest.mark.parametrize("layout", ["in-batch", "KD"])
 def test_winners_that_are_no_tokens_send_nothing(layout, device):
     # Raw winners may come from anywhere; reading outside a document is not an option.
@@ -453,27 +444,6 @@ TAKEN = {
     "Q": torch.randn(2, 3, 8), "D": torch.randn(4, 5, 8), "grad_scores": torch.randn(2, 4),
     "argmax": torch.zeros(8, 3, dtype=torch.int32),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"Q": torch.ones(3, 8)}, "Q and D must be"),
-        ({"Q": torch.ones(1, 2, 3, 8)}, "Q and D must be"),
-        ({"D": torch.ones(5, 8)}, "Q and D must be"),
-        ({"D": torch.ones(2, 2, 5, 8)}, "Q and D must be"),
-        ({"grad_scores": torch.ones(2, 3)}, "grad_scores must be"),
-        ({"grad_scores": torch.ones(2, 5)}, "grad_scores must be"),
-        ({"grad_scores": torch.ones(1, 4)}, "grad_scores must be"),
-        ({"argmax": torch.zeros(8, 2, dtype=torch.int32)}, "argmax must be"),
-        ({"argmax": torch.zeros(8, 4, dtype=torch.int32)}, "argmax must be"),
-        ({"argmax": torch.zeros(7, 3, dtype=torch.int32)}, "argmax must be"),
-    ],
-)
-@pytest.mark.parametrize("function", [maxsim_backward_lowmem, maxsim_backward_unified])
-def test_strategies_refuse_other_shapes(function, change, message):
-    with pytest.raises(ValueError, match=message):
-        function(**TAKEN | change)
 
 
 def test_own_documents_of_no_query_and_of_one_that_is_no_divisor():

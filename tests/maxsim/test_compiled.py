@@ -15,7 +15,6 @@ from torch._inductor.utils import get_first_incompatible_cudagraph_node, run_and
 from torch.nn.functional import cross_entropy
 
 import late_interaction as li
-from late_interaction._scoring import norm_warning
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
@@ -135,24 +134,6 @@ def test_guards_are_few(name):
     ours = [guard for guard in seen if "late_interaction" in guard]
     assert not any("_checks" in guard or "norm_warning" in guard or "looked" in guard for guard in seen), ours
     assert len(ours) <= 16, ours
-
-
-def test_an_eager_call_compiles_nothing_anew():
-    """The first eager call looks at norms, and notes that it did."""
-    frames = []
-
-    def backend(graph, _):
-        frames.append(graph)
-        return graph.forward
-
-    norm_warning.looked.clear()
-    Q, D, *_ = batch((4, 7))
-    compiled = torch.compile(lambda Q, D: li.maxsim(Q, D), backend=backend, fullgraph=True)
-    before = compiled(Q, D)
-    torch.testing.assert_close(li.maxsim(Q, D), before)
-    assert "maxsim" in norm_warning.looked
-    torch.testing.assert_close(compiled(Q, D), before)
-    assert len(frames) == 1
 
 
 REFUSED = {

@@ -279,12 +279,6 @@ def test_the_plan_says_what_stays_in_l2_of_packed_batches():
     assert "L2" not in small and "longest first" in small
 
 
-@pytest.mark.parametrize("option", [{"d_mask": True}, {"normalize": True}, {"d_model": 64}, {"nbits": 2}])
-def test_packed_plans_have_no_options_that_packed_calls_have_not(option):
-    with pytest.raises(ValueError, match=r"d_mask.*d_model|packed=True wants"):
-        li.explain_plan((9, 32, 128), (9, 180, 128), packed=True, **option)
-
-
 def test_the_plan_says_what_stays_in_l2():
     Q, D = torch.empty(8192, 32, 128, device="meta"), torch.empty(8192, 180, 128, device="meta")
     Q, D = Q.bfloat16(), D.bfloat16()

@@ -193,23 +193,6 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@needs_compiler
-def test_inductor(device):
-    torch._dynamo.reset()
-
-    def loss(Q, D):
-        return torch.nn.functional.cross_entropy(
-            li.maxsim(Q, D, normalize=True) * 20, torch.arange(Q.shape[0], device=Q.device)
-        )
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
-    for n in (3, 5):
-        Q = torch.randn(n, 5, 8, device=device, requires_grad=True)
-        D = torch.randn(n, 7, 8, device=device, requires_grad=True)
-        got = torch.autograd.grad(compiled(Q, D), (Q, D))
-        torch.testing.assert_close(got, torch.autograd.grad(loss(Q, D), (Q, D)))
-
-
 # ---- export ----
 
 

@@ -8,7 +8,6 @@ import torch
 
 import late_interaction as li
 from late_interaction import plan
-from late_interaction.ops.from_hidden import driver
 from tests.cases import QUANTIZED, walk
 
 DEVICES = [(80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
@@ -252,21 +251,6 @@ def test_hidden_states_that_no_call_could_have():
         li.explain_plan((4, 5, 8), (3, 7, 8), d_model=24, dtype=torch.int8)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("backward", [False, True])
-def test_chunks_of_hidden_states_are_those_of_the_call(backward, dtype):
-    H = torch.empty(300, 700, 256, device="cuda", dtype=dtype)
-    W = torch.empty(128, 256, device="cuda", dtype=dtype)
-    Q = torch.empty(4, 32, 128, device="cuda", dtype=dtype)
-    size = driver._head(H, W, None, Q, True, dtype, backward, backward).largest
-    plan = sections(li.explain_plan((4, 32, 128), (300, 700, 128), dtype=dtype, d_model=256))
-    assert (
-        f"{size} of 300 documents in the {'backward' if backward else 'forward'}"
-        in (plan["hidden states"]["chunk"])
-    )
-
-
 @pytest.mark.parametrize("sm, sm_count", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("nbits", [1, 2, 4, 8])
@@ -302,14 +286,6 @@ def test_compressed_documents_that_no_call_could_have():
             li.explain_plan(*shapes, nbits=2, **options)
     with pytest.raises(ValueError, match="nbits=2 wants documents"):
         li.explain_plan((4, 5, 8), (4, 3, 7, 8), nbits=2)
-
-
-@pytest.mark.parametrize("sm", [70, 75, 79, 1000])
-def test_no_kernel_is_planned_for_such_a_device(sm):
-    with pytest.raises(ValueError, match=rf"sm must be a compute capability of at least 8\.0.*got {sm}"):
-        li.explain_plan((4, 5, 8), (3, 7, 8), sm=sm)
-    with pytest.raises(ValueError, match="sm must be"):
-        li.explain_plan((4, 5, 8), (3, 7, 8), sm=sm, nbits=2)
 
 
 @pytest.mark.parametrize(
@@ -348,15 +324,6 @@ def test_the_dtype_is_that_of_either_tensor():
     assert li.explain_plan(Q.shape, D) == li.explain_plan(Q, D) == li.explain_plan(Q, D.shape)
 
 
-@pytest.mark.parametrize("size", range(5))
-def test_the_operator_refuses_sizes_that_no_kernel_counts(size):
-    sizes = [2**62 if i == size else 8 for i in range(5)]
-    with pytest.raises(RuntimeError, match="below 2\\*\\*31"):
-        torch.ops.late_interaction.explain_plan(
-            False, *sizes, "bf16", "highest", False, False, "forward", "auto", 90, 132
-        )
-
-
 # ---- sizes and devices at their bounds ----
 
 
@@ -381,13 +348,6 @@ def test_shapes_that_share_d_and_queries(shapes, fit):
             li.explain_plan(*shapes, sm=90, sm_count=132)
 
 
-def test_packed_tokens_have_plans_of_their_own():
-    shapes = (32, 32, 128), (1000, 300, 128)
-    both = li.explain_plan(*shapes, packed=True, sm=90, sm_count=132).splitlines()
-    assert both.count("forward") == both.count("backward") == 1
-    assert "backward" not in li.explain_plan(*shapes, packed=True, winners=False, sm=90, sm_count=132)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -401,12 +361,6 @@ def test_packed_tokens_have_plans_of_their_own():
 def test_packed_tokens_have_no_such_options(options):
     with pytest.raises(ValueError, match="packed=True wants documents"):
         li.explain_plan(**{"Q": (32, 32, 128), "D": (1000, 300, 128), "packed": True} | options)
-
-
-@pytest.mark.parametrize("size", [-1, 1 << 31])
-def test_sizes_out_of_range(size):
-    with pytest.raises(ValueError, match="Q must be a tensor or a shape"):
-        li.explain_plan((size, 32, 128), (4, 60, 128))
 
 
 def test_the_device_that_is_asked_for():
@@ -440,25 +394,6 @@ def test_the_device_of_this_machine(monkeypatch, missing, capability):
     )
     for options in ({"sm": 86}, {"geforce": False}):
         assert "GeForce" not in li.explain_plan((3, 32, 128), (4, 60, 128), **options)
-
-
-def test_chunks_of_hidden_states_in_words(monkeypatch):
-    monkeypatch.setattr(plan, "_l2_bytes", lambda: 50 << 20)
-
-    def why(documents):
-        shapes = (8, 32, 128), (documents, 180, 128)
-        text = li.explain_plan(*shapes, d_model=768, sm=90, sm_count=132)
-        chunk = re.search(r"chunk +(\d+) of \d+ documents in the forward, (\d+) of", text)
-        return [int(x) for x in chunk.groups()], text
-
-    for documents in (1, 1000, 100_000):
-        (forward, backward), reason = why(documents)
-        assert "the projected tokens of a chunk stay in 50 MiB of L2" in reason
-        assert ("in the backward they lie in the memory of gradients" in reason) is (backward > forward)
-
-
-def test_the_largest_sizes():
-    assert plan._shape("Q", (0, 1, (1 << 31) - 1), (3,)) == (0, 1, (1 << 31) - 1)
 
 
 WORDS_OF_9_0A = ("sm90", " 8 documents at a time ", ", in clusters of ")

@@ -1,6 +1,5 @@
 """How float32 multiplies: PyTorch's switches, our keyword, and the error that each may have."""
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import torch
 
 import late_interaction as li
 from late_interaction._scoring import precision as switches
-from late_interaction._scoring.precision import float32_precision, float32_products, without_autocast
+from late_interaction._scoring.precision import float32_precision, float32_products
 from tests import ref
 
 OPS = torch.ops.late_interaction
@@ -152,20 +151,6 @@ def test_products_multiply_as_they_are_told_for_a_while(as_before, before, held)
         assert torch.get_float32_matmul_precision() == float32_precision("cpu") == before
 
 
-def test_a_switch_that_is_thrown_while_it_is_read(as_before, monkeypatch):
-    torch.set_float32_matmul_precision("highest")
-    read = torch.get_float32_matmul_precision
-    with contextlib.ExitStack() as stack:
-
-        def thrown():
-            monkeypatch.setattr(torch, "get_float32_matmul_precision", read)
-            stack.enter_context(float32_products("cpu", "medium"))
-            return read()
-
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", thrown)
-        assert float32_precision("cpu") == "highest"
-
-
 @pytest.mark.parametrize("names", [("ieee", "tf32"), ("bf16", "ieee"), ("tf32", "bf16"), ("none", "none")])
 def test_the_newer_switches_when_the_older_cannot_be_read(monkeypatch, names):
     """PyTorch refuses to read the older one once they were set."""
@@ -186,14 +171,6 @@ def test_the_newer_switches_when_the_older_cannot_be_read(monkeypatch, names):
     assert float32_precision("cuda") == meant[names[0]] and float32_precision("cpu") == meant[names[1]]
 
 
-def test_autocast_is_left_on_devices_that_have_it():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        with without_autocast("cpu"):
-            assert not torch.is_autocast_enabled("cpu")
-        with without_autocast("meta"):
-            assert torch.is_autocast_enabled("cpu")
-
-
 def test_threads_share_a_precision_and_wait_for_another(as_before):
     torch.set_float32_matmul_precision("highest")
     seen, inside = [], threading.Event()
@@ -212,12 +189,6 @@ def test_threads_share_a_precision_and_wait_for_another(as_before):
     for thread in (same, other):
         thread.join(20)
     assert seen[1:] == [("high", "high")] and torch.get_float32_matmul_precision() == "highest"
-
-
-def test_a_switch_that_nobody_holds_is_left_alone(as_before):
-    torch.set_float32_matmul_precision("high")
-    switches._Switch().release()
-    assert torch.get_float32_matmul_precision() == "high"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 import late_interaction as li
 from late_interaction import codecs, reference
-from late_interaction._scoring.traced import leave_untraced, traced_scores
+from late_interaction._scoring.traced import traced_scores
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import fp8, padded, plaid
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
@@ -420,11 +420,3 @@ def test_the_short_way_multiplies_as_pytorch_is_told():
         assert traced_scores(Q.double(), D.double(), **REST).dtype == torch.float64
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def test_what_is_left_untraced_carries_the_mark():
-    def function():
-        return 1
-
-    leave_untraced(function)
-    assert function._torchdynamo_disable is True

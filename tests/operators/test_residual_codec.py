@@ -5,7 +5,6 @@ import torch
 
 import late_interaction as li
 from late_interaction import Codes, codecs
-from late_interaction.codecs import _k_means
 from late_interaction.reference.compressed import decompressed
 
 
@@ -292,31 +291,6 @@ def test_seeds_that_pytorch_takes(seed):
     assert torch.equal(codec.centroids, codecs.Residual.train(sample(), 8, seed=seed).centroids)
 
 
-@pytest.mark.parametrize("seed", [-(1 << 63) - 1, 1 << 64])
-def test_seeds_that_pytorch_does_not_take(seed):
-    with pytest.raises(ValueError, match=r"seed must lie in \[-2\*\*63, 2\*\*64\)"):
-        codecs.Residual.train(sample(), 8, seed=seed)
-
-
-def test_how_many_centroids_there_are_by_themselves():
-    """A power of 2 of at most an eighth of the tokens, and at most 16 of their square root."""
-    counts = {
-        1: 1,
-        9: 1,
-        15: 1,
-        16: 2,
-        32: 4,
-        100: 8,
-        5000: 512,
-        1 << 14: 2048,
-        1 << 15: 2048,
-        60_000: 2048,
-        1 << 16: 4096,
-    }
-    assert {n: _k_means._default_count(n) for n in counts} == counts
-    assert len(codecs.Residual.train(sample(), iterations=1).centroids) == 32
-
-
 def test_normalized_samples_have_the_length_1():
     tokens = sample() * torch.rand(300, 1).add(0.001)
     tokens[7] = 0.0
@@ -328,23 +302,6 @@ def test_normalized_samples_have_the_length_1():
     torch.testing.assert_close(codec.centroids, same.centroids, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(codec.bucket_weights, same.bucket_weights, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(codec.centroids.norm(dim=-1), torch.ones(8), rtol=1e-5, atol=1e-5)
-
-
-def test_buckets_are_those_of_the_sorted_residuals():
-    """Cutoffs at 1/4, 2/4 and 3/4 of them, and between these the values that codes stand for."""
-    tokens = torch.arange(18.0).square().unsqueeze(1)
-    cutoffs, weights = _k_means._buckets(tokens, torch.zeros(18, dtype=torch.int32), torch.zeros(1, 1), 2)
-    assert cutoffs.tolist() == [16.0, 64.0, 169.0] and weights.tolist() == [4.0, 36.0, 121.0, 225.0]
-
-
-def test_tokens_of_another_shape():
-    codec = codecs.Residual.train(sample(), 8)
-    for tokens in (torch.ones(8), torch.ones(3, 7), torch.ones(3, 9), torch.ones(1, 2, 3, 8)):
-        with pytest.raises(ValueError, match=r"tokens must be \[N, L, "):
-            codec.encode(tokens)
-    for tokens in (torch.ones(8), torch.ones(2, 3, 8)):
-        with pytest.raises(ValueError, match=r"tokens must be \[tokens, d\]"):
-            codecs.Residual.train(tokens)
 
 
 def test_samples_in_every_form():
@@ -359,34 +316,6 @@ def test_samples_in_every_form():
 def test_dtypes_of_no_centroid(dtype):
     with pytest.raises(TypeError, match="dtype must be torch"):
         codecs.Residual.train(sample(), 8, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    "centroids", [torch.ones(8), torch.ones(1, 2, 8), torch.ones(0, 8), torch.ones(1).expand(1 << 31, 1)]
-)
-def test_centroids_of_another_shape(centroids):
-    good = codecs.Residual.train(sample(), 8)
-    with pytest.raises(ValueError, match=r"centroids must be \[n, d\] with at least one row"):
-        codecs.Residual(centroids, good.bucket_cutoffs, good.bucket_weights)
-
-
-def test_cutoffs_that_fall():
-    good = codecs.Residual.train(sample(), 8)
-    for order in ([1, 0, 2], [0, 2, 1], [2, 1, 0]):
-        with pytest.raises(ValueError, match="must be non-decreasing"):
-            codecs.Residual(good.centroids, good.bucket_cutoffs[order], good.bucket_weights)
-
-
-def test_no_token_is_compressed_to_nothing():
-    codes, residuals = compress(codecs.Residual.train(sample(), 8), torch.empty(0, 8))
-    assert codes.shape == (0,) and residuals.shape == (0, 2)
-
-
-def test_more_tokens_than_one_query_has():
-    """513 of them, which are 512 and one."""
-    codec, tokens = codecs.Residual.train(sample(700), 16), sample(513)
-    codes = compress(codec, tokens)[0]
-    assert torch.equal(codes.long(), (tokens @ codec.centroids.T).argmax(1))
 
 
 def test_a_codec_on_its_device_is_itself():
