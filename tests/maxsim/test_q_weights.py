@@ -338,53 +338,6 @@ def test_mean_of_packed_and_padded(device):
 # ---- as citizens of PyTorch ----
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("layout", ["in-batch", "KD", "pairs"])
-def test_gradcheck(layout, normalize, device):
-    case = Case(layout, 2, 3, 3, 5, 4, torch.float64, "holes", normalize=normalize)
-    Q, D, q_mask, d_mask = inputs(case, device)
-    leaves = [x.detach().requires_grad_() for x in (Q, D, draw((2, 3), torch.float64, device))]
-
-    def score(Q, D, weights):
-        return call(li.maxsim, case, Q, D, q_mask, d_mask, q_weights=weights, mean=True)
-
-    assert torch.autograd.gradcheck(score, leaves, fast_mode=False)
-
-
-def test_gradcheck_packed(device):
-    Q, cu_q = packed.pack([3, 0, 2], 4, torch.float64, device)
-    D, cu_d = packed.pack([4, 1], 4, torch.float64, device)
-    leaves = [x.requires_grad_() for x in (Q, D, draw(5, torch.float64, device))]
-    pairs = torch.tensor([2, 0, 0], device=device), torch.tensor([0, 1, 0], device=device)
-
-    def varlen(Q, D, weights):
-        return maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights)
-
-    def listed(Q, D, weights):
-        return score_pairs_packed(Q, D, cu_q, cu_d, *pairs, q_weights=weights, max_seqlen_q=3)
-
-    assert torch.autograd.gradcheck(varlen, leaves)
-    assert torch.autograd.gradcheck(listed, leaves)
-
-
-def test_compile_and_autocast(device):
-    Q, D = torch.randn(4, 9, 32, device=device), torch.randn(5, 20, 32, device=device)
-    weights = torch.rand(4, 9, device=device)
-
-    def loss(Q, D, weights):
-        return li.maxsim(Q, D, normalize=True, q_weights=weights, mean=True).square().mean()
-
-    leaves = [[x.detach().requires_grad_() for x in (Q, D, weights)] for _ in range(2)]
-    loss(*leaves[0]).backward()
-    torch.compile(loss, fullgraph=True)(*leaves[1]).backward()
-    for eager, compiled in zip(*leaves, strict=True):
-        torch.testing.assert_close(compiled.grad, eager.grad, rtol=1e-4, atol=1e-6)
-    with torch.autocast(device, torch.bfloat16):
-        half = li.maxsim(Q, D, q_weights=weights)
-    torch.testing.assert_close(half, li.maxsim(Q, D, q_weights=weights), rtol=2e-2, atol=2e-1)
-    assert half.dtype == torch.float32
-
-
 def test_half_weights_are_rounded_no_further(device):
     Q, D = torch.randn(4, 9, 32, device=device), torch.randn(5, 20, 32, device=device)
     weights = torch.rand(4, 9, device=device).half().requires_grad_()
@@ -392,19 +345,6 @@ def test_half_weights_are_rounded_no_further(device):
     assert torch.equal(scores, li.maxsim(Q, D, q_weights=weights.float()))
     scores.sum().backward()
     assert weights.grad.dtype == torch.float16
-
-
-def test_same_bits_in_every_run(device):
-    Q = torch.randn(64, 32, 128, device=device).bfloat16()
-    D, weights = torch.randn(48, 90, 128, device=device).bfloat16(), torch.randn(64, 32, device=device)
-    runs = []
-    for _ in range(3):
-        leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
-        scores = li.maxsim(*leaves[:2], q_weights=leaves[2], backward="lowmem")
-        scores.square().sum().backward()
-        runs.append([scores.detach(), *(x.grad for x in leaves)])
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import late_interaction as li
 from late_interaction.ops.smooth import driver
 from late_interaction.reference import smooth_maxsim_reference
 from tests import ref
-from tests.cases import LENGTHS_D, LENGTHS_Q, mask, tokens
+from tests.cases import LENGTHS_D, LENGTHS_Q, mask
 
 OPS = torch.ops.late_interaction
 F64 = torch.float64
@@ -212,36 +212,6 @@ def test_ranks(device):
     )
 
 
-@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides(device, layout, form):
-    documents = {"in-batch": (4,), "KD": (3, 2), "pairs": (3,)}[layout]
-    Q, D = tokens((3, 5, 8), F64, device, form), tokens((*documents, 6, 8), F64, device, form)
-    d_mask = torch.rand(6, *documents, device=device).lt(0.7).movedim(0, -1)
-    mine, theirs = [], []
-    for found, (q, d) in ((mine, (Q, D)), (theirs, (Q.contiguous(), D.contiguous()))):
-        leaves = q.detach().requires_grad_(), d.detach().requires_grad_()
-        scores = call(layout, *leaves, None, d_mask)
-        found += [scores, *torch.autograd.grad(scores.sum(), leaves)]
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-# What normalize makes of half precision is rounded to TF32 on a GPU.
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_dtypes(device, dtype, layout, normalize):
-    Q, D = embeddings(layout, 3, 4, 8, 40, 64, device, dtype, scale=0.1)
-    given = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
-    mine, theirs = both(layout, Q, D, *given, normalize=normalize)
-    assert [x.dtype for x in mine] == [torch.float32, dtype, dtype]
-    ref.assert_close(mine[0], theirs[0], ref.UNIT_SCORE_TOLERANCE if normalize else 1e-5)
-    limit = {torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
-    for a, b in zip(mine[1:], theirs[1:], strict=True):
-        ref.assert_close(a, b, limit, "gradient")
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_small_gradients_beside_large_ones(device, dtype):
     """Weights of documents' tokens are float32 numbers: none is lost beside larger ones."""
@@ -252,41 +222,6 @@ def test_small_gradients_beside_large_ones(device, dtype):
     (theirs,) = torch.autograd.grad((judge(*wide) * factors).sum(), wide[0])
     for row in range(2):
         ref.assert_close(mine[row], theirs[row], 4e-3 if dtype == torch.bfloat16 else 1e-3)
-
-
-def test_precision(device):
-    Q, D = embeddings("in-batch", 4, 6, 8, 20, 64, device, torch.float32, scale=0.1)
-    exact, found = judge(Q, D).detach(), []
-    for precision, limit in (("highest", 3e-6), ("high", 1e-3), ("medium", 8e-3)):
-        torch.set_float32_matmul_precision(precision)
-        found.append(li.smooth_maxsim(Q, D).detach())
-        ref.assert_close(found[-1], exact, limit)
-        assert torch.get_float32_matmul_precision() == precision
-        for half in (torch.bfloat16, torch.float16):  # whose numbers bfloat16 does not hold
-            q, d = Q.detach().to(half), D.detach().to(half)
-            ref.assert_close(li.smooth_maxsim(q, d), judge(q, d), 1e-5)
-            ref.assert_close(OPS.smooth_maxsim(q, d, None, None, 0.1, False, precision), judge(q, d), 1e-5)
-    assert not torch.equal(found[0], found[2])  # what is said is followed
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(device, dtype):
-    Q, D = embeddings("in-batch", 4, 6, 8, 20, 64, device, torch.float32, scale=0.1)
-    exact = judge(Q, D)
-    with torch.autocast(device, dtype):
-        scores = li.smooth_maxsim(Q, D)
-        mixed = li.smooth_maxsim(Q.to(dtype), D)
-        wide = li.smooth_maxsim(Q.double(), D.double())
-        grads = gradients(scores, (Q, D))
-    assert scores.dtype == mixed.dtype == torch.float32 and wide.dtype == F64
-    assert [g.dtype for g in grads] == [torch.float32] * 2
-    ref.assert_close(scores, exact, 8e-3)
-    ref.assert_close(mixed, judge(Q.to(dtype), D.to(dtype)), 1e-5)
-    torch.testing.assert_close(wide, exact, rtol=1e-6, atol=1e-6)
-    for mine, theirs in zip(grads, gradients(exact, (Q, D)), strict=True):
-        ref.assert_close(mine, theirs, 5e-2, "gradient")
-    outside = torch.autograd.grad(scores.new_ones(()) * li.smooth_maxsim(Q, D).sum(), Q)[0]
-    assert outside.dtype == torch.float32
 
 
 # ---- NaN, infinity, masked tokens ----
@@ -380,27 +315,6 @@ def test_tokens_of_norm_0_or_next_to_it_have_a_finite_gradient(device):
 # ---- autograd ----
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradcheck(device, layout, normalize):
-    Q, D = embeddings(layout, 2, 3, 3, 4, 3, device)
-    given = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "dead")
-    assert torch.autograd.gradcheck(
-        lambda Q, D: call(layout, Q, D, *given, tau=0.5, normalize=normalize), (Q, D)
-    )
-
-
-def test_the_same_bits_every_time(device):
-    Q, D = embeddings("in-batch", 8, 16, 32, 40, 32, device, torch.float32)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    runs = []
-    for _ in range(3):
-        scores = li.smooth_maxsim(Q, D)
-        runs.append((scores, *gradients(scores, (Q, D))))
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
-
-
 # ---- memory ----
 
 
@@ -467,16 +381,3 @@ def test_gpu_memory_does_not_grow_with_the_similarities(dtype):
         taken = torch.cuda.max_memory_allocated() - before
         kept = Q.nbytes + D.nbytes + 8 * Q.numel()
         assert taken - kept <= 160 << 20, f"{(taken - kept) / 2**20:.0f} MiB"
-
-
-@pytest.mark.gpu
-def test_no_hidden_synchronization():
-    Q, D = embeddings("in-batch", 3, 4, 5, 6, 8, "cuda", torch.bfloat16)
-    given = mask((3, 5), "cuda", "holes"), mask((4, 6), "cuda", "dead")
-    li.smooth_maxsim(Q, D, *given).sum().backward()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        li.smooth_maxsim(Q, D, *given, normalize=True).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -107,13 +107,6 @@ def test_options(dtype, normalize, bias, masks, device):
     check((2, 5, 7, 70, 96, 160), dtype, device, normalize, bias, masks)
 
 
-@pytest.mark.parametrize("form", cases.FORMS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_memory_layouts(dtype, form, device):
-    check((3, 4, 8, 24, 16, 40), dtype, device, masks="holes", form=form)
-    check((1, 4, 6, 24, 16, 40), dtype, device, masks="holes", form=form)
-
-
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Two documents of 70 tokens at a time."""
@@ -166,27 +159,6 @@ def test_a_token_of_zeros_has_a_finite_gradient(device):
     H.requires_grad_(), W.requires_grad_()
     grads = torch.autograd.grad(maxsim_from_hidden(Q, H, W).sum(), (H, W))
     assert all(g.isfinite().all() for g in grads)
-
-
-@pytest.mark.parametrize("Lq", [4, 16])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_same_bits_on_every_run(dtype, Lq, small_chunks, device):
-    Q, H, W, b, _, d_mask = inputs((4, 9, Lq, 70, 32, 64), dtype, device, masks="holes")
-    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
-
-    def step():
-        scores = maxsim_from_hidden(Q, H, W, b, d_mask)
-        return scores, *torch.autograd.grad(scores.square().sum(), leaves)
-
-    first = step()
-    for _ in range(20):
-        assert all(map(torch.equal, first, step()))
-
-
-def test_gradcheck(device):
-    Q, H, W, b, _, d_mask = inputs((2, 3, 4, 6, 5, 7), torch.float64, device, masks="holes")
-    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
-    assert torch.autograd.gradcheck(lambda *x: maxsim_from_hidden(*x, d_mask), leaves, nondet_tol=0.0)
 
 
 def test_ranks(device):
@@ -540,18 +512,6 @@ def test_memory_of_a_step(train, Nq):
     assert torch.cuda.max_memory_allocated() - before - gradients <= 64 << 20
 
 
-@pytest.mark.gpu
-def test_no_hidden_synchronization():
-    Q, H, W, b, _, d_mask = inputs((3, 40, 32, 130, 128, 256), torch.bfloat16, "cuda", masks="holes")
-    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
-    torch.autograd.grad(maxsim_from_hidden(*leaves, d_mask).sum(), leaves)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        torch.autograd.grad(maxsim_from_hidden(*leaves, d_mask).sum(), leaves)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_gradients_under_autocast_are_those_outside():
     """The forward's precision says how the backward multiplies."""
     Q, H, W = (torch.randn(*shape, requires_grad=True) for shape in ((3, 4, 8), (5, 6, 16), (8, 16)))
@@ -585,11 +545,3 @@ def test_the_operator_takes_all_its_options_under_autocast():
     expected = op(Q, H, W, None, None, None, False, "medium")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(op(Q, H, W, None, None, None, False, "high"), expected)
-
-
-def test_float32_multiplies_as_it_is_told():
-    Q, H, W = torch.randn(3, 4, 64), torch.randn(5, 6, 96), torch.randn(64, 96)
-    D = torch.nn.functional.linear(H, W)
-    for precision in ("highest", "high"):
-        got = maxsim_from_hidden(Q, H, W, normalize=False, precision=precision)
-        torch.testing.assert_close(got, li.maxsim(Q, D, precision=precision), rtol=1e-5, atol=1e-4)

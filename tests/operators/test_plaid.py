@@ -178,41 +178,6 @@ def test_an_index_of_another_dtype(kept, dtype, limit, nbits, device):
         ref.assert_close(out, wanted, limit)
 
 
-@pytest.mark.parametrize("precision, limit", [("highest", 3e-6), ("high", 1e-3), ("medium", 8e-3)])
-def test_float32_follows_pytorch(precision, limit, device):
-    Q, index = draw(dataclasses.replace(COMMON, dtype=FP32), device)
-    wanted, _ = expected(Q, index, True)
-    torch.set_float32_matmul_precision(precision)
-    for _, out in both(Q, index):
-        ref.assert_close(out, wanted, limit)
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_float32_under_autocast(dtype, device):
-    Q, index = draw(dataclasses.replace(COMMON, dtype=FP32), device, empty=False)
-    wanted, _ = expected(Q, index, True)
-    Q.requires_grad_()
-    with torch.autocast(device, dtype=dtype):
-        scores = residual(Q, *index.padded, normalize=True)
-    assert scores.dtype == FP32
-    ref.assert_close(scores, wanted, 8e-3)
-    scores.sum().backward()
-    assert Q.grad.dtype == FP32
-
-
-def test_gradcheck(device):
-    Q, index = draw(Case(2, 3, 4, 7, 6, 2, FP64, True), device, empty=False)
-    Q.requires_grad_()
-    for args, function in (
-        (index.padded, residual),
-        (index.packed, residual_varlen),
-    ):
-        for normalize in (True, False):
-            assert torch.autograd.gradcheck(
-                lambda q, f=function, a=args, n=normalize: f(q, *a, normalize=n), Q
-            )
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [COMMON, dataclasses.replace(COMMON, d=40, Lq=70, nbits=4)], ids=str)
 def test_the_same_bits_in_every_run(case):

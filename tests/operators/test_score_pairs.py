@@ -167,20 +167,6 @@ def test_views_and_long_indices(device):
     )
 
 
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_precision_of_float32(precision, device):
-    Q, cu_q = packed.pack([50, 3, 90], 64, torch.float32, device)
-    D, cu_d = packed.pack([70, 3, 150], 64, torch.float32, device)
-    pairs = draw_pairs(3, 3, 2, device)
-    scores, _ = judged(Q, D, cu_q, cu_d, *pairs, 90)
-    out = score_pairs_packed(Q, D, cu_q, cu_d, *pairs, precision=precision)
-    ref.assert_close(out, scores, ref.tolerance(torch.float32, precision))
-    with torch.autocast(device, dtype=torch.bfloat16):
-        half = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
-        assert torch.equal(score_pairs_packed(Q, D, cu_q, cu_d, *pairs, precision=precision), out)
-    ref.assert_close(half, scores, ref.tolerance(torch.float32, "medium"))
-
-
 @pytest.mark.parametrize("count", [300, 3000])
 def test_the_same_bits_in_every_run(count, device):
     Q, cu_q = packed.pack([8, 31, 150], 64, torch.bfloat16, device)
@@ -226,15 +212,6 @@ def test_a_longest_query_beyond_all_tokens_asks_for_no_room(longest, device):
         grads.append(torch.autograd.grad(scores.sum(), leaf)[0])
         assert torch.equal(score_pairs_packed(Q, D, cu_q, cu_d, *pairs, max_seqlen_q=given), scores.detach())
     assert torch.equal(*grads)
-
-
-def test_gradcheck(device):
-    Q, cu_q = packed.pack([3, 0, 2], 5, torch.float64, device)
-    D, cu_d = packed.pack([4, 1, 0, 6], 5, torch.float64, device)
-    pairs = draw_pairs(3, 4, 7, device)
-    Q.requires_grad_(), D.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, d: score_pairs_packed(q, d, cu_q, cu_d, *pairs), (Q, D))
-    assert torch.autograd.gradcheck(lambda q, d: OPS.maxsim_pairs_packed(q, d, cu_q, cu_d, *pairs), (Q, D))
 
 
 @pytest.mark.gpu

@@ -103,43 +103,6 @@ def test_two_dtypes_under_autocast_are_autocasts_whatever_precision_says(device)
     assert torch.equal(out, maxsim_varlen(Q.bfloat16(), D, cu_q, cu_d))
 
 
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_precision_of_float32(precision, device):
-    Q, cu_q = packed.pack([50, 3, 90], 64, torch.float32, device)
-    D, cu_d = packed.pack([70, 3, 150], 64, torch.float32, device)
-    scores, _ = packed.scores_and_winners(Q, D, cu_q, cu_d)
-    out = maxsim_varlen(Q, D, cu_q, cu_d, precision=precision)
-    ref.assert_close(out, scores, ref.tolerance(torch.float32, precision))
-    with torch.autocast(device, dtype=torch.bfloat16):
-        half = maxsim_varlen(Q, D, cu_q, cu_d)
-        assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d, precision=precision), out)
-    ref.assert_close(half, scores, ref.tolerance(torch.float32, "medium"))
-
-
-@pytest.mark.parametrize("rows", [[20], [8, 31, 250]])
-def test_the_same_bits_in_every_run(rows, device):
-    Q, cu_q = packed.pack(rows, 64, torch.bfloat16, device)
-    D, cu_d = packed.pack([300, 1, 65, 20], 64, torch.bfloat16, device)
-    D[7] *= 8  # a token that wins often
-    Q.requires_grad_(), D.requires_grad_()
-
-    def run():
-        scores = maxsim_varlen(Q, D, cu_q, cu_d)
-        return (scores, *torch.autograd.grad(scores.square().sum(), (Q, D)))
-
-    first = run()
-    for _ in range(100 if device == "cuda" else 10):
-        assert all(map(torch.equal, first, run()))
-
-
-def test_gradcheck(device):
-    Q, cu_q = packed.pack([3, 0, 2], 5, torch.float64, device)
-    D, cu_d = packed.pack([4, 1, 0, 6], 5, torch.float64, device)
-    Q.requires_grad_(), D.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, d: maxsim_varlen(q, d, cu_q, cu_d), (Q, D))
-    assert torch.autograd.gradcheck(lambda q, d: OPS.maxsim_varlen(q, d, cu_q, cu_d), (Q, D))
-
-
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_gradients_added_to_sums(dtype, needs, device):
