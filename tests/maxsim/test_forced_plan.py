@@ -152,6 +152,9 @@ def test_few_long_documents_are_cut_for_all_multiprocessors():
     # Six tiles make three splits, five do not: a split has two at least.
     assert "rows 128 cut 3" in cuts(9, 2, 33, 760) and "rows 104 cut 3" not in cuts(9, 2, 33, 520)
     assert {x.split()[0] for x in cuts(1, 1, 32, 1_000_000, sm=80)} == {"thin", "registers"}
+    # Hopper's own kernel for long embeddings cuts nothing: it is taken where enough documents fill the GPU.
+    for count, kind in ((1, "thin cut"), (100, "split")):
+        assert alternatives(Case("pairs", count, count, 120, 2590, 768, BF16))[0].startswith(kind)
 
 
 @pytest.mark.skipif(ops.cuda_missing is None, reason="the CUDA library is loaded")
