@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/contrastive_ddp.py             # NCCL where each has a GPU, else gloo
 
-Each process encodes its own part of the batch, and `contrastive_loss(group=...)` passes the documents round
+Each process encodes its own part of the batch, and `losses.contrastive(group=...)` passes the documents round
 a ring. DistributedDataParallel averages gradients, hence `scale_by_world=True`. At each step every process
 also computes the whole batch alone: losses and gradients must be the same, or it ends with an error.
 """
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from late_interaction import contrastive_loss
+from late_interaction import losses
 
 WIDTH, DIM = 64, 32  # of an input token, and of an embedding
 QUERY, DOCUMENT = 8, 24  # tokens
@@ -63,10 +63,10 @@ def train(rank: int, world: int, device: torch.device, steps: int, per_process: 
         alone = copy.deepcopy(together.module)
         alone.zero_grad()
         queries, documents = (x.to(device) for x in draw(step, world * per_process))
-        wanted = contrastive_loss(*alone(queries, documents), normalize=True)
+        wanted = losses.contrastive(*alone(queries, documents), normalize=True)
         wanted.backward()
         optimizer.zero_grad()
-        loss = contrastive_loss(
+        loss = losses.contrastive(
             *together(queries[own], documents[own]), normalize=True,
             group=dist.group.WORLD, scale_by_world=True,
         )  # fmt: skip

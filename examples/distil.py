@@ -47,16 +47,14 @@ def main() -> None:
         best = teacher[chosen].topk(BEST).indices
         others = torch.randint(len(documents), (BATCH, OTHERS), generator=generator)
         candidates = torch.cat([best, others], 1)  # [BATCH, K]
-        Q, cu_seqlens_q = encoder([queries[i] for i in chosen.tolist()])
-        D, cu_seqlens_d = encoder([documents[i] for i in candidates.flatten().tolist()])
-        loss = li.distill_kl_div_loss(
+        Q = li.Tokens.packed(*encoder([queries[i] for i in chosen.tolist()]))
+        D = li.Tokens.packed(*encoder([documents[i] for i in candidates.flatten().tolist()]))
+        loss = li.losses.distill_kl_div(
             Q,
             D,
             teacher[chosen].gather(1, candidates).to(Q.device),
             temperature=TEMPERATURE,
             teacher_temperature=TEACHER_TEMPERATURE,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_d=cu_seqlens_d,
         )
         optimizer.zero_grad()
         loss.backward()

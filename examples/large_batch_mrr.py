@@ -26,13 +26,13 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the demo lies beside this folder
 
+import late_interaction as li  # noqa: E402
 from demo.__main__ import set_environment  # noqa: E402
 from demo.corpus import build_pairs  # noqa: E402
 from demo.encode import Encoder, Tokens  # noqa: E402
 from demo.evaluate import TOP  # noqa: E402
 from demo.steps import held_out_quality, in_writable  # noqa: E402
 from demo.train import new_head, split  # noqa: E402
-from late_interaction import cached_contrastive_step, contrastive_loss  # noqa: E402
 
 MIB = 1 << 20
 BUDGET = 4 * MIB
@@ -97,9 +97,8 @@ def encode(head: nn.Module, data: Data, pairs: Tensor, meter: Meter) -> tuple[Te
 
 def loss_of(Q: Tensor, D: Tensor, q_lengths: Tensor, d_lengths: Tensor) -> Tensor:
     offsets = [nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in (q_lengths, d_lengths)]
-    return contrastive_loss(
-        Q, D, temperature=TEMPERATURE, normalize=True, cu_seqlens_q=offsets[0], cu_seqlens_d=offsets[1]
-    )
+    q, d = (li.Tokens.packed(*x) for x in zip((Q, D), offsets, strict=True))
+    return li.losses.contrastive(q, d, temperature=TEMPERATURE, normalize=True)
 
 
 def largest_batch(head: nn.Module, data: Data, pairs: Tensor, budget: int) -> int:
@@ -160,7 +159,7 @@ def train(
             waiting = train_pairs[torch.randperm(len(train_pairs), generator=generator)]
         pairs, waiting = waiting[:batch], waiting[batch:]
         optimizer.zero_grad()
-        cached_contrastive_step(lambda part: encode(head, data, part, meter), pairs.split(part), loss)
+        li.cached_contrastive_step(lambda part: encode(head, data, part, meter), pairs.split(part), loss)
         optimizer.step()
     seconds = time.perf_counter() - start
     mrr = held_out_quality(head, data.queries, data.documents, held_out).mrr

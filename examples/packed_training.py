@@ -30,7 +30,7 @@ def check_against_padding(
 ) -> None:
     """The padded batch has the same loss."""
     (Q, q_mask), (D, d_mask) = padded(*encoder(queries)), padded(*encoder(documents))
-    same = li.contrastive_loss(Q, D, q_mask=q_mask, d_mask=d_mask).item()
+    same = li.losses.contrastive(li.Tokens(Q, q_mask), li.Tokens(D, d_mask)).item()
     if abs(same - loss) > 1e-3 * abs(same):
         raise SystemExit(f"the padded batch has loss {same}, the packed one {loss}")
     share = 1 - (q_mask.sum() + d_mask.sum()) / (q_mask.numel() + d_mask.numel())
@@ -55,9 +55,8 @@ def main() -> None:
     for step in range(args.steps):
         chosen = torch.randperm(len(train), generator=generator)[: args.batch].tolist()
         batch = [queries[train[i]] for i in chosen], [documents[train[i]] for i in chosen]
-        (Q, cu_seqlens_q), (D, cu_seqlens_d) = map(encoder, batch)
-        offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d}
-        loss = li.contrastive_loss(Q, D, **offsets)
+        Q, D = (li.Tokens.packed(*encoder(side)) for side in batch)
+        loss = li.losses.contrastive(Q, D)
         optimizer.zero_grad()
         loss.backward()
         if step == 0:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from late_interaction import alignment as alignment
     from late_interaction import codecs as codecs
     from late_interaction import codes as codes
-    from late_interaction import contrastive as contrastive
     from late_interaction import corpus as corpus
-    from late_interaction import distillation as distillation
     from late_interaction import evaluation as evaluation
     from late_interaction import fused_head as fused_head
     from late_interaction import integrations as integrations
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from late_interaction import plan as plan
     from late_interaction import pooling as pooling
     from late_interaction import ray as ray
-    from late_interaction import recall as recall
     from late_interaction import reference
     from late_interaction import score_pairs as score_pairs
     from late_interaction import smooth as smooth
@@ -52,23 +49,15 @@ if TYPE_CHECKING:
     from late_interaction.alias import install_as, uninstall_as
     from late_interaction.alignment import Alignment, explain
     from late_interaction.alignment.plot import plot_alignment
-    from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
     from late_interaction.corpus import Corpus
-    from late_interaction.distillation import (
-        DistillKLDivLoss,
-        MarginMSELoss,
-        distill_kl_div_loss,
-        margin_mse_loss,
-    )
     from late_interaction.evaluation import evaluate_recall
     from late_interaction.integrations.patches import patch, patched, unpatch
-    from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
+    from late_interaction.losses import cached_contrastive_step
     from late_interaction.mining import hard_negatives, mine_hard_negatives
     from late_interaction.muvera import Muvera
     from late_interaction.padded import maxsim_padded
     from late_interaction.plan import explain_plan
     from late_interaction.pooling import pool_tokens
-    from late_interaction.recall import RecallLoss, recall_loss
     from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
     from late_interaction.varlen import maxsim_varlen
     from late_interaction.xtr import xtr_scores
@@ -81,18 +70,15 @@ _LATER = {
     "alias": ("install_as", "uninstall_as"),
     "alignment": ("Alignment", "explain"),
     "alignment.plot": ("plot_alignment",),
-    "contrastive": ("ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"),
     "corpus": ("Corpus",),
-    "distillation": ("DistillKLDivLoss", "MarginMSELoss", "distill_kl_div_loss", "margin_mse_loss"),
     "evaluation": ("evaluate_recall",),
     "integrations.patches": ("patch", "patched", "unpatch"),
-    "losses": ("PairwiseLoss", "SigmoidLoss", "pairwise_loss", "sigmoid_loss"),
+    "losses": ("cached_contrastive_step",),
     "mining": ("hard_negatives", "mine_hard_negatives"),
     "muvera": ("Muvera",),
     "padded": ("maxsim_padded",),
     "plan": ("explain_plan",),
     "pooling": ("pool_tokens",),
-    "recall": ("RecallLoss", "recall_loss"),
     "smooth": ("smooth_maxsim", "smooth_maxsim_pairs"),
     "varlen": ("maxsim_varlen",),
     "xtr": ("xtr_scores",),
@@ -102,27 +88,18 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 __all__ = [
     "Alignment",
     "Codes",
-    "ContrastiveLoss",
     "Corpus",
-    "DistillKLDivLoss",
-    "MarginMSELoss",
     "Muvera",
-    "PairwiseLoss",
-    "RecallLoss",
     "SearchResult",
-    "SigmoidLoss",
     "Tokens",
     "TopK",
     "__version__",
     "cached_contrastive_step",
-    "contrastive_loss",
-    "distill_kl_div_loss",
     "evaluate_recall",
     "explain",
     "explain_plan",
     "hard_negatives",
     "install_as",
-    "margin_mse_loss",
     "maxsim",
     "maxsim_padded",
     "maxsim_pairs",
@@ -130,15 +107,12 @@ __all__ = [
     "maxsim_with_winners",
     "mine_hard_negatives",
     "ops",
-    "pairwise_loss",
     "patch",
     "patched",
     "plot_alignment",
     "pool_tokens",
-    "recall_loss",
     "reference",
     "search",
-    "sigmoid_loss",
     "smooth_maxsim",
     "smooth_maxsim_pairs",
     "uninstall_as",

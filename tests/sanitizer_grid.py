@@ -576,7 +576,7 @@ def run_muvera(name, lengths, d, *sizes):
 
 
 def run_one_token(name, Nq, Nd, d):
-    """contrastive_loss of one token a side: the operators of its softmax, in one pass and in two."""
+    """losses.contrastive of one token a side: the operators of its softmax, in one pass and in two."""
     for dtype in (BF16, torch.float16, FP32):
         Q, D = (torch.randn(n, 1, d, device="cuda").to(dtype).requires_grad_() for n in (Nq, Nd))
         temperature = torch.tensor(0.5, device="cuda", requires_grad=True)
@@ -589,7 +589,7 @@ def run_one_token(name, Nq, Nd, d):
         ):
             if "symmetric" in options and Nq != Nd:
                 continue
-            loss = li.contrastive_loss(Q, D, temperature=temperature, kept_bytes=0, **options).sum()
+            loss = li.losses.contrastive(Q, D, temperature=temperature, kept_bytes=0, **options).sum()
             gradients = torch.autograd.grad(loss, (Q, D, temperature))
             if not all(bool(x.isfinite().all()) for x in (loss, *gradients)):
                 raise SystemExit(f"{name}: a result is not finite")

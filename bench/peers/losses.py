@@ -46,11 +46,12 @@ def _scores_to_loss(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _ours(shape: BatchShape, **options: float) -> Loss:
-    loss: Any = importlib.import_module("late_interaction").contrastive_loss
+    li: Any = importlib.import_module("late_interaction")
 
     def run(x: Batch) -> torch.Tensor:
-        offsets = {"cu_seqlens_q": x.cu_q, "cu_seqlens_d": x.cu_d}
-        out: torch.Tensor = loss(x.Q, x.D, temperature=TEMPERATURE, **options, **offsets)
+        packs = x.cu_q is not None
+        q, d = (li.Tokens.packed(x.Q, x.cu_q), li.Tokens.packed(x.D, x.cu_d)) if packs else (x.Q, x.D)
+        out: torch.Tensor = li.losses.contrastive(q, d, temperature=TEMPERATURE, **options)
         return out
 
     return run

@@ -106,7 +106,7 @@ def differences(here: Here, losses: list[Loss], own: Batch, whole: Batch, tail: 
     if here.rank:
         return ""
     value, of_Q, of_D = step(
-        lambda b: li.contrastive_loss(b.Q, b.D, temperature=TEMPERATURE, tail=tail), whole
+        lambda b: li.losses.contrastive(b.Q, b.D, temperature=TEMPERATURE, tail=tail), whole
     )
     wanted = [x.double() for x in (value, of_Q[: len(own.Q)], of_D[: len(own.D)])]
     return " / ".join(f"{worst_error(each, wanted):.1g}" for each in found)
@@ -120,11 +120,11 @@ def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> list[str
     own, share = Batch(whole.Q[mine], whole.D[mine]), Batch(whole.Q[:count], whole.D)
 
     def loss(group: Any) -> Loss:
-        return lambda b: li.contrastive_loss(b.Q, b.D, temperature=TEMPERATURE, tail=tail, group=group)
+        return lambda b: li.losses.contrastive(b.Q, b.D, temperature=TEMPERATURE, tail=tail, group=group)
 
     def of_share(b: Batch) -> Tensor:
         labels = torch.arange(len(b.Q), device=b.Q.device)
-        return li.contrastive_loss(b.Q, b.D, temperature=TEMPERATURE, tail=tail, labels=labels)
+        return li.losses.contrastive(b.Q, b.D, temperature=TEMPERATURE, tail=tail, labels=labels)
 
     ms, mib = measured(here, loss(dist.group.WORLD), own, rounds, together=True)
     part, _ = measured(here, of_share, share, rounds, together=False)

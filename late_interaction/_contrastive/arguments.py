@@ -12,21 +12,17 @@ from late_interaction._checks.tensors import has_values_on_cpu
 from late_interaction._contrastive import check, whole
 from late_interaction._contrastive.blocks import Kernels, choose
 from late_interaction._contrastive.ring import Ring, join
-from late_interaction._contrastive.sequences import device_of
 from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
-from late_interaction.tokens import TokensLike
+from late_interaction._scoring.sequences import is_sequences
+from late_interaction.tokens import Tokens, TokensLike
 
 # What check.options asks of every loss, as losses give it that have none of these.
 OF_CROSS_ENTROPY: dict[str, Any] = {
     "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None,
 }  # fmt: skip
 
-Inputs = tuple[
-    tuple[TokensLike, TokensLike, TokensLike | None],  # queries, documents, hard negatives
-    tuple[Tensor | None, Tensor | None, Tensor | None],  # their masks
-    tuple[Tensor | None, Tensor | None, Tensor | None],  # their offsets
-]
+Inputs = tuple[TokensLike, TokensLike, TokensLike | None]  # queries, documents, hard negatives
 
 
 @dataclass
@@ -59,7 +55,7 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
         sides, normalize = check.prepared(sides, options, alone, listed and not is_whole)
     except (TypeError, ValueError):
         if not alone:
-            _refuse(name, group, inputs[0])
+            _refuse(name, group, inputs)
         raise
     if alone:
         ring = Ring.alone(len(sides.q), len(sides.d), sides.d.values.requires_grad)
@@ -93,7 +89,16 @@ def _learns(sides: check.Sides, options: check.Options) -> tuple[bool, bool]:
 def _refuse(name: str, group: Any, tokens: tuple[Any, ...]) -> None:
     """Tells the other processes that this one refused its arguments."""
     with suppress(RuntimeError):  # which says that this process refused
-        join(name, group, None, {}, device_of(tokens))
+        join(name, group, None, {}, _device_of(tokens))
+
+
+def _device_of(tokens: tuple[Any, ...]) -> torch.device:
+    """The device of what came, of whatever kind it is."""
+    for x in tokens:
+        first = x[0] if is_sequences(x) and not isinstance(x, Tokens) else x
+        if isinstance(first, (Tensor, Tokens)):
+            return first.device
+    return torch.device("cpu")
 
 
 def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str, Any]) -> Ring:

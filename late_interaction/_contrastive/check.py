@@ -1,4 +1,4 @@
-"""What :func:`late_interaction.contrastive_loss` asks of its arguments, and what it makes of them."""
+"""What the losses ask of their arguments, and what they make of them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import REDUCTIONS, Precision
-from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor
+from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor, shape_of
 from late_interaction._checks.options import check_flag, check_integer, check_precision, is_one_of
-from late_interaction._checks.packed import check_offsets, check_packed
 from late_interaction._checks.tensors import (
-    check_embeddings,
-    check_mask,
+    as_dtype,
     check_rising,
     check_same_kind,
     has_values_on_cpu,
@@ -21,11 +19,11 @@ from late_interaction._checks.tensors import (
 )
 from late_interaction._contrastive.labels import IGNORED, ignored
 from late_interaction._contrastive.own_options import OwnOptions, read_own_options
-from late_interaction._contrastive.sequences import NAMES, as_tensors
 from late_interaction._contrastive.tokens import Tokens, pack_kept
 from late_interaction._scoring.normalized import unit
 from late_interaction._scoring.precision import float32_precision
-from late_interaction._scoring.sequences import is_sequences
+from late_interaction._scoring.sequences import as_tokens
+from late_interaction.tokens import Tokens as PublicTokens
 
 _OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
@@ -56,85 +54,61 @@ class Options:
     own: OwnOptions | None
 
 
-def sides(
-    tokens: tuple[Any, Any, Any],
-    masks: tuple[Tensor | None, Tensor | None, Tensor | None],
-    offsets: tuple[Tensor | None, Tensor | None, Tensor | None],
-) -> Sides:
+def sides(Q: Any, D: Any, H: Any) -> Sides:
     """Queries, documents and hard negatives, all padded or all packed."""
-    if any(is_sequences(x) for x in tokens):
-        tokens, masks, offsets = as_tensors(tokens, masks, offsets)
-    for name, x in zip(NAMES, tokens, strict=True):
-        if x is not None or name != "hard_negatives":
-            check_embeddings(name, x)
-    if offsets[0] is None and offsets[1] is None:
-        if offsets[2] is not None:
-            raise ValueError("cu_seqlens_h must be None where cu_seqlens_q and cu_seqlens_d are")
-        return _padded(tokens, masks)
-    if offsets[0] is None or offsets[1] is None:
-        missing = "cu_seqlens_q" if offsets[0] is None else "cu_seqlens_d"
-        raise TypeError(f"{missing} must be a torch.Tensor where the other side is packed, got None")
-    return _packed(tokens, masks, (offsets[0], offsets[1], offsets[2]))
-
-
-def _padded(
-    tokens: tuple[Tensor, Tensor, Tensor | None], masks: tuple[Tensor | None, Tensor | None, Tensor | None]
-) -> Sides:
-    Q, D, H = tokens
-    for name, x in (("Q", Q), ("D", D)):
-        if x.dim() != 3:
-            raise ValueError(f"{name} must be [B, L, d] (or packed, with cu_seqlens), got {list(x.shape)}")
-    check_same_kind(Q, D)
-    q_mask, d_mask = check_mask("q_mask", masks[0], "Q", Q), check_mask("d_mask", masks[1], "D", D)
-    q, d = Tokens(Q, q_mask), Tokens(D, d_mask)
-    if H is None:
-        if masks[2] is not None:
-            raise ValueError("hard_negatives_mask must be None where hard_negatives is")
-        return Sides(*_one_dtype(q, d, None), 0)
-    if H.dim() != 4 or H.shape[0] != Q.shape[0]:
+    given = {"Q": Q, "D": D} | ({} if H is None else {"hard_negatives": H})
+    named = {name: as_tokens(name, x) for name, x in given.items()}
+    for name, x in named.items():
+        own = name == "hard_negatives"
+        if isinstance(x, Tensor) and x.dim() != 3 + own:
+            wanted = "[B, K, Ld, d]" if own else "[B, L, d]"
+            raise ValueError(f"{name} must be {wanted}, Tokens or a list, got {shape_of(x)}")
+    queries = len(named["Q"])
+    h = named.get("hard_negatives")
+    if isinstance(h, Tensor) and h.shape[0] != queries:
         raise ValueError(
-            f"hard_negatives must be [B, K, Ld, d] with B = {Q.shape[0]} queries, got {list(H.shape)}"
+            f"hard_negatives must be [B, K, Ld, d] with B = {queries} queries, got {shape_of(h)}"
         )
-    _alike("hard_negatives", H, Q)
-    h_mask = check_mask("hard_negatives_mask", masks[2], "hard_negatives", H)
-    h = Tokens(H.flatten(0, 1), None if h_mask is None else h_mask.flatten(0, 1))
-    return Sides(*_one_dtype(q, d, h), H.shape[1])
+    found = {
+        name: PublicTokens._made(x.flatten(0, -3)) if isinstance(x, Tensor) else x
+        for name, x in named.items()
+    }
+    check_same_kind(found["Q"].values, found["D"].values)
+    each = 0
+    if h is not None:
+        _alike("hard_negatives", found["hard_negatives"].values, found["Q"].values)
+        count = len(found["hard_negatives"])
+        each = h.shape[1] if isinstance(h, Tensor) else count // max(queries, 1)
+        if count != each * queries:
+            raise ValueError(
+                f"hard_negatives must hold as many documents for each of the {queries} queries, got {count}"
+                " in all"
+            )
+    if any(x.is_packed for x in found.values()):
+        sides = {name: _with_bounds(name, x.pack()) for name, x in found.items()}
+    else:
+        sides = {name: Tokens(x.values, x.mask) for name, x in found.items()}
+    return Sides(*_one_dtype(sides["Q"], sides["D"], sides.get("hard_negatives")), each)
 
 
-def _packed(
-    tokens: tuple[Tensor, Tensor, Tensor | None],
-    masks: tuple[Tensor | None, Tensor | None, Tensor | None],
-    offsets: tuple[Tensor, Tensor, Tensor | None],
-) -> Sides:
-    Q, D, H = tokens
-    for name, mask in zip(("q_mask", "d_mask", "hard_negatives_mask"), masks, strict=True):
-        if mask is not None:
-            raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
-    cu_q, cu_d = check_packed(Q, D, offsets[0], offsets[1], None, None)
-    q, d = _with_bounds("cu_seqlens_q", Q, cu_q), _with_bounds("cu_seqlens_d", D, cu_d)
-    if H is None:
-        return Sides(*_one_dtype(q, d, None), 0)
-    if H.dim() != 2:
-        raise ValueError(f"hard_negatives must be packed as Q and D are, [tokens, d], got {list(H.shape)}")
-    _alike("hard_negatives", H, Q)
-    if offsets[2] is None:
-        raise TypeError("cu_seqlens_h must be a torch.Tensor with packed hard_negatives, got None")
-    cu_h = check_offsets("cu_seqlens_h", offsets[2], "hard_negatives", H)
-    h = _with_bounds("cu_seqlens_h", H, cu_h)
-    each = len(h) // max(len(q), 1)
-    if len(h) != each * len(q):
+def _with_bounds(name: str, x: PublicTokens) -> Tokens:
+    """Packed tokens with their offsets on the host, where blocks are cut: the one wait for a device."""
+    assert x.offsets is not None
+    on_host = x.offsets.cpu()
+    if x.offsets.is_cuda:
+        _check_ends(name, on_host, x.values.shape[0])
+    return Tokens(x.values, None, as_dtype(x.offsets, torch.int32).contiguous(), tuple(on_host.tolist()))
+
+
+def _check_ends(name: str, offsets: Tensor, total: int) -> None:
+    """What Tokens ask of offsets on a CPU, of those of a GPU."""
+    check_rising(f"{name}.offsets", offsets, total)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0 or last != total:
         raise ValueError(
-            f"cu_seqlens_h must hold as many hard negatives for each of the {len(q)} queries, got {len(h)} in"
-            " all"
+            f"{name}.offsets must begin with 0 and end with the number of tokens, {total}, got {first} and"
+            f" {last}"
         )
-    return Sides(*_one_dtype(q, d, h), each)
-
-
-def _with_bounds(name: str, x: Tensor, offsets: Tensor) -> Tokens:
-    on_host = offsets.cpu()  # the one wait for a device: blocks are cut on the host
-    if offsets.is_cuda:
-        check_rising(name, on_host, x.shape[0])
-    return Tokens(x, None, offsets, tuple(on_host.tolist()))
 
 
 def _alike(name: str, x: Tensor, Q: Tensor) -> None:
@@ -144,9 +118,7 @@ def _alike(name: str, x: Tensor, Q: Tensor) -> None:
     if x.dtype != Q.dtype and not mixed:
         raise TypeError(f"{name} must be {Q.dtype} as Q, got {x.dtype}")
     if x.shape[-1] != Q.shape[-1]:
-        raise ValueError(
-            f"{name} and Q must share the embedding dim d, got {list(x.shape)} and {list(Q.shape)}"
-        )
+        raise ValueError(f"{name} and Q must share the embedding dim d, got {x.shape[-1]} and {Q.shape[-1]}")
 
 
 def _one_dtype(q: Tokens, d: Tokens, h: Tokens | None) -> tuple[Tokens, Tokens, Tokens | None]:

@@ -53,7 +53,7 @@ class ContrastiveFunction(Function):
             with without_autocast(Q.device.type):
                 return _backward(grad, (Q, D, H, temperature), ctx.call, kept, needs)
 
-        return *once("contrastive_loss", gradients, (grad, Q, D, H, temperature)), None
+        return *once("losses.contrastive", gradients, (grad, Q, D, H, temperature)), None
 
 
 apply = applied(ContrastiveFunction)

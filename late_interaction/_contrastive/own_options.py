@@ -27,7 +27,7 @@ def read_own_options(given: dict[str, Any], Q: Tensor) -> OwnOptions | None:
         return OwnOptions(bias=bias(given["bias"], Q))
     if "k" in given:
         if isinstance(given["temperature"], Tensor) and given["temperature"].requires_grad:
-            raise ValueError("temperature must not require a gradient: recall_loss has none for it")
+            raise ValueError("temperature must not require a gradient: losses.recall has none for it")
         rank_temperature = positive("rank_temperature", given["rank_temperature"])
         return OwnOptions(k=ranks(given["k"]), rank_temperature=rank_temperature)
     return None

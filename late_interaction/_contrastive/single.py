@@ -85,7 +85,7 @@ class _OnePass(Function):
             of_temperature = None if found[2] is None else found[2] * grad.to(found[2].dtype)
             return scaled(found[0], scale, Q), scaled(found[1], scale, D), of_temperature
 
-        return *once("contrastive_loss", gradients, (grad, Q, D, temperature)), None, None
+        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None, None
 
 
 def _with_gradients(
@@ -195,7 +195,7 @@ class _TwoPasses(Function):
                 batch = Batch.of(Q, D, temperature, ctx.call)
                 return _gradients(grad, batch, _AllSums(*sums), counts, (Q, D), needs)
 
-        return *once("contrastive_loss", gradients, (grad, Q, D, temperature)), None, None
+        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None, None
 
 
 @dataclass(frozen=True)

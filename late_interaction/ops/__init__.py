@@ -26,7 +26,7 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.pooling`: ``ward_labels`` and ``kmeans_labels``, clusters of a document's tokens;
 - :mod:`late_interaction.ops.muvera`: ``muvera_encode``, one vector for all tokens of a sequence;
 - :mod:`late_interaction.ops.softmax`: ``softmax_row_sums``, ``softmax_rows_``, ``softmax_sums_`` and
-  ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``contrastive_loss``;
+  ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``losses.contrastive``;
 - :mod:`late_interaction.ops.topk`: ``select_best``, ``pack_found``, ``add_checksum_`` and ``merge_found``,
   the best documents and what processes tell each other of them: steps of a search.
 

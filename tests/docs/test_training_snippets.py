@@ -22,7 +22,7 @@ import late_interaction as li
 from tests.build.test_readme import PAGES, own_examples
 
 STEPS, LEARNING_RATE = 60, 0.05
-LOSSES = [name for name in li.__all__ if "loss" in name.lower() or name == "cached_contrastive_step"]
+LOSSES = li.losses.__all__
 
 
 @dataclass
@@ -125,9 +125,9 @@ def losses_of(name, blocks):
 
 
 def docstring_example(name):
-    examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(li, name)))
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(li.losses, name)))
     lines = [example.source for example in examples]
-    if name.endswith("Loss"):  # its example calls an instance
+    if name[0].isupper():  # its example calls an instance
         lines = [line.replace("loss_fn(Q, D).backward()", "loss = loss_fn(Q, D)") for line in lines]
     return "".join(lines)
 
@@ -141,7 +141,7 @@ def all_losses():
 
 def least(text):
     """The value that a loss has for documents that all rank first."""
-    if "recall_loss" not in text and "RecallLoss" not in text:
+    if "losses.recall" not in text and "losses.Recall" not in text:
         return 0.0
     given = re.search(r"k=\(([\d, ]+)\)", text)
     k = [int(x) for x in given[1].split(",")] if given else [1, 2, 4, 8, 16]

@@ -138,9 +138,9 @@ CASES = {
         ours(3, 8, grad=True), ours(9, 8), torch.tensor([0]), torch.tensor([3])
     ),
     "... holds a zero-length": an_empty_compressed_document,
-    "temperature must be": lambda: li.contrastive_loss(ours(2, 3, 8), ours(2, 5, 8), temperature=0),
-    "Q must be [B, Lq, d]": lambda: li.distill_kl_div_loss(ours(2, 3, 8), ours(4, 5, 8), torch.zeros(2, 4)),
-    "contrastive_loss: the exchange": a_lost_rank,
+    "temperature must be": lambda: li.losses.contrastive(ours(2, 3, 8), ours(2, 5, 8), temperature=0),
+    "Q must be [B, Lq, d]": lambda: li.losses.distill_kl_div(ours(2, 3, 8), ours(4, 5, 8), torch.zeros(2, 4)),
+    "losses.contrastive: the exchange": a_lost_rank,
     "... holds a corpus": not_finished,
     "... must have ... bytes": cut_short,
     "... does not have the checksum": changed,

@@ -466,15 +466,15 @@ def test_losses(st, device, monkeypatch, name, options, kept_bytes, empty):
 
 @pytest.mark.parametrize("name", OVER_ALL_PAIRS)
 def test_a_large_batch_has_no_matrix_of_scores(st, monkeypatch, name):
-    """One contrastive_loss, however few queries the loss scores at a time; not with an empty document."""
+    """One losses.contrastive, however few queries the loss scores at a time; not with an empty document."""
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 0)
     taken = []
 
     def recorded(*args, **kwargs):
         taken.append(kwargs["reduction"])
-        return li.contrastive_loss(*args, **kwargs)
+        return li.losses.contrastive(*args, **kwargs)
 
-    monkeypatch.setattr(loss_blocks, "contrastive_loss", recorded)
+    monkeypatch.setattr(loss_blocks, "contrastive", recorded)
     loss = built(st, name, Encoder(), score_mini_batch_size=2)
     li.patch("sentence-transformers")
     loss(*batch_for(name, "cpu"))

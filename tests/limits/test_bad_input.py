@@ -264,11 +264,11 @@ def test_arrays_and_lists_are_told_the_way_in():
         ),
         r"documents .* torch.nn.utils.rnn.pad_sequence": lambda: li.maxsim_padded(Q, [*KD], cu[1:], cu[1:]),
         r"sequences\[0\] .* torch.from_numpy": lambda: pack_sequences([Q[0].numpy()]),
-        r"D .* torch.from_numpy\(D\)": lambda: li.contrastive_loss(Q, D.numpy(), temperature=1.0),
-        r"labels .* torch.tensor\(labels\)": lambda: li.contrastive_loss(
+        r"D .* torch.from_numpy\(D\)": lambda: li.losses.contrastive(Q, D.numpy(), temperature=1.0),
+        r"labels .* torch.tensor\(labels\)": lambda: li.losses.contrastive(
             Q, D, temperature=1.0, labels=[0, 1, 2]
         ),
-        r"teacher .* torch.from_numpy": lambda: li.margin_mse_loss(Q, KD, ONES(3, 2).numpy()),
+        r"teacher .* torch.from_numpy": lambda: li.losses.margin_mse(Q, KD, ONES(3, 2).numpy()),
         r"Q .* torch.from_numpy\(Q\)": lambda: li.smooth_maxsim(Q.numpy(), D),
     }
     for words, call in calls.items():

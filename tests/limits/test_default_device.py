@@ -28,7 +28,7 @@ def with_gradients(function, *leaves):
 
 def loss(**options):
     def run(Q, D):
-        return li.contrastive_loss(Q, D, temperature=0.3, **options)
+        return li.losses.contrastive(Q, D, temperature=0.3, **options)
 
     return lambda: with_gradients(run, Q, D)
 
@@ -57,12 +57,12 @@ CALLS = {
     "explain": lambda: li.explain(Q, D, None, D_MASK),
     "loss": loss(),
     "loss, symmetric": lambda: with_gradients(
-        lambda Q, D: li.contrastive_loss(Q, D, temperature=0.3, symmetric=True), Q, D[:3]
+        lambda Q, D: li.losses.contrastive(Q, D, temperature=0.3, symmetric=True), Q, D[:3]
     ),
     "loss, tail": loss(tail=2**-10, kept_bytes=0),
     "loss, blocks": loss(kept_bytes=0),
     "loss, one token": lambda: with_gradients(
-        lambda Q, D: li.contrastive_loss(Q, D, temperature=0.3), Q[:, :1], D[:, :1]
+        lambda Q, D: li.losses.contrastive(Q, D, temperature=0.3), Q[:, :1], D[:, :1]
     ),
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import late_interaction as li
-from late_interaction import codecs, corpus, losses, recall
+from late_interaction import codecs, corpus
 from late_interaction.alignment import Alignment
 from late_interaction.alignment.plot import plot_alignment
 from late_interaction.fused_head import maxsim_from_hidden
@@ -145,53 +145,53 @@ DEFAULTS = {
         {"k": 10, "normalize": False, "largest": True, "first": 0, "keep_empty": False},
         of_topk,
     ),
-    "contrastive_loss": (
-        li.contrastive_loss,
+    "losses.contrastive": (
+        li.losses.contrastive,
         {"temperature": 1.0, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **LOSS},
-        partial(li.contrastive_loss, Q, D[:3]),
+        partial(li.losses.contrastive, Q, D[:3]),
     ),
-    "ContrastiveLoss": (
-        li.ContrastiveLoss.__init__,
+    "losses.Contrastive": (
+        li.losses.Contrastive.__init__,
         MODULE | {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
-        partial(of_module, li.ContrastiveLoss),
+        partial(of_module, li.losses.Contrastive),
     ),
-    "pairwise_loss": (
-        losses.pairwise_loss, {"temperature": 1.0, **LOSS}, partial(li.pairwise_loss, Q, D[:3])
+    "losses.pairwise": (
+        li.losses.pairwise, {"temperature": 1.0, **LOSS}, partial(li.losses.pairwise, Q, D[:3])
     ),
-    "PairwiseLoss": (losses.PairwiseLoss.__init__, MODULE, partial(of_module, li.PairwiseLoss)),
-    "sigmoid_loss": (
-        losses.sigmoid_loss, {"temperature": 1.0, "bias": 0.0, **LOSS}, partial(li.sigmoid_loss, Q, D[:3])
+    "losses.Pairwise": (li.losses.Pairwise.__init__, MODULE, partial(of_module, li.losses.Pairwise)),
+    "losses.sigmoid": (
+        li.losses.sigmoid, {"temperature": 1.0, "bias": 0.0, **LOSS}, partial(li.losses.sigmoid, Q, D[:3])
     ),
-    "SigmoidLoss": (
-        losses.SigmoidLoss.__init__, MODULE | {"bias": 0.0},
-        partial(of_module, li.SigmoidLoss),
+    "losses.Sigmoid": (
+        li.losses.Sigmoid.__init__, MODULE | {"bias": 0.0},
+        partial(of_module, li.losses.Sigmoid),
     ),
-    "recall_loss": (
-        recall.recall_loss, {"k": (1, 2, 4, 8, 16), "temperature": 1.0, "rank_temperature": 1.0, **LOSS},
-        partial(li.recall_loss, Q, D[:3]),
+    "losses.recall": (
+        li.losses.recall, {"k": (1, 2, 4, 8, 16), "temperature": 1.0, "rank_temperature": 1.0, **LOSS},
+        partial(li.losses.recall, Q, D[:3]),
     ),
-    "RecallLoss": (
-        recall.RecallLoss.__init__,
+    "losses.Recall": (
+        li.losses.Recall.__init__,
         {"k": (1, 2, 4, 8, 16), "temperature": 1.0, "rank_temperature": 1.0, **LOSS},
-        lambda **options: recall.RecallLoss(**options)(Q, D[:3]),
+        lambda **options: li.losses.Recall(**options)(Q, D[:3]),
     ),
-    "distill_kl_div_loss": (
-        li.distill_kl_div_loss,
+    "losses.distill_kl_div": (
+        li.losses.distill_kl_div,
         {"temperature": 1.0, "normalize_scores": False, "normalize": False, "reduction": "mean"},
-        partial(li.distill_kl_div_loss, Q, OWN, TEACHER),
+        partial(li.losses.distill_kl_div, Q, OWN, TEACHER),
     ),
-    "DistillKLDivLoss": (
-        li.DistillKLDivLoss.__init__,
+    "losses.DistillKLDiv": (
+        li.losses.DistillKLDiv.__init__,
         {"temperature": 1.0, "normalize_scores": False, "normalize": False, "reduction": "mean"},
-        lambda **options: li.DistillKLDivLoss(**options)(Q, OWN, TEACHER),
+        lambda **options: li.losses.DistillKLDiv(**options)(Q, OWN, TEACHER),
     ),
-    "margin_mse_loss": (
-        li.margin_mse_loss, {"normalize": False, "reduction": "mean"},
-        partial(li.margin_mse_loss, Q, OWN, TEACHER),
+    "losses.margin_mse": (
+        li.losses.margin_mse, {"normalize": False, "reduction": "mean"},
+        partial(li.losses.margin_mse, Q, OWN, TEACHER),
     ),
-    "MarginMSELoss": (
-        li.MarginMSELoss.__init__, {"normalize": False, "reduction": "mean"},
-        lambda **options: li.MarginMSELoss(**options)(Q, OWN, TEACHER),
+    "losses.MarginMSE": (
+        li.losses.MarginMSE.__init__, {"normalize": False, "reduction": "mean"},
+        lambda **options: li.losses.MarginMSE(**options)(Q, OWN, TEACHER),
     ),
     "hard_negatives": (
         li.hard_negatives,

@@ -38,13 +38,13 @@ def weighted(function, **options):
 
 
 def loss(function, **options):
-    return lambda Q, D, W: function(Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), **options)
+    return lambda Q, D, W: function(li.Tokens(Q, q_mask(Q)), li.Tokens(D, d_mask(D)), **options)
 
 
 def with_negatives(function, **options):
     def score(Q, D, W):
-        negatives = {"hard_negatives": D.unsqueeze(1), "hard_negatives_mask": d_mask(D).unsqueeze(1)}
-        return function(Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), **negatives, **options)
+        documents = li.Tokens(D, d_mask(D))  # one more negative of each query
+        return function(li.Tokens(Q, q_mask(Q)), documents, hard_negatives=documents, **options)
 
     return score
 
@@ -53,8 +53,8 @@ def distilled(function, **options):
     teacher = torch.linspace(-1, 1, B * B).view(B, B)
 
     def score(Q, D, W):
-        own = d_mask(D).expand(B, B, Ld)
-        return function(Q, of_own(D), teacher.to(Q), q_mask=q_mask(Q), d_mask=own, **options)
+        own = li.Tokens(of_own(D).flatten(0, 1), d_mask(D).expand(B, B, Ld).flatten(0, 1))
+        return function(li.Tokens(Q, q_mask(Q)), own, teacher.to(Q), **options)
 
     return score
 
@@ -93,18 +93,20 @@ FUNCTIONS = {
     "maxsim_reference": dense(reference.maxsim_reference),
     "maxsim_reference, normalized": dense(reference.maxsim_reference, normalize=True),
     "smooth_maxsim_reference": dense(reference.smooth_maxsim_reference, normalize=True),
-    "contrastive_loss": loss(li.contrastive_loss, **T),
-    "contrastive_loss, by blocks": loss(li.contrastive_loss, kept_bytes=0, symmetric=True, **T),
-    "contrastive_loss, of listed pairs": with_negatives(li.contrastive_loss, kept_bytes=0, tail=0.01, **T),
-    "contrastive_loss, normalized": with_negatives(li.contrastive_loss, normalize=True, **T),
-    "contrastive_loss, normalized, of listed pairs": loss(
-        li.contrastive_loss, normalize=True, kept_bytes=0, tail=0.01, **T
+    "losses.contrastive": loss(li.losses.contrastive, **T),
+    "losses.contrastive, by blocks": loss(li.losses.contrastive, kept_bytes=0, symmetric=True, **T),
+    "losses.contrastive, of listed pairs": with_negatives(
+        li.losses.contrastive, kept_bytes=0, tail=0.01, **T
     ),
-    "pairwise_loss": with_negatives(li.pairwise_loss),
-    "sigmoid_loss": with_negatives(li.sigmoid_loss, **T),
-    "recall_loss": with_negatives(li.recall_loss, k=2, **T),
-    "distill_kl_div_loss": distilled(li.distill_kl_div_loss, normalize_scores=True),
-    "margin_mse_loss": distilled(li.margin_mse_loss, normalize=True),
+    "losses.contrastive, normalized": with_negatives(li.losses.contrastive, normalize=True, **T),
+    "losses.contrastive, normalized, of listed pairs": loss(
+        li.losses.contrastive, normalize=True, kept_bytes=0, tail=0.01, **T
+    ),
+    "losses.pairwise": with_negatives(li.losses.pairwise),
+    "losses.sigmoid": with_negatives(li.losses.sigmoid, **T),
+    "losses.recall": with_negatives(li.losses.recall, k=2, **T),
+    "losses.distill_kl_div": distilled(li.losses.distill_kl_div, normalize_scores=True),
+    "losses.margin_mse": distilled(li.losses.margin_mse, normalize=True),
 }
 for k in (1, 7, 13, 23):
     for rule in ("paper", "pylate"):
@@ -197,15 +199,6 @@ PADDED = {
             Q, D, q, d, PAIRS.to(Q.device), PAIRS.to(Q.device), q_weights=W
         )
     ),
-    "contrastive_loss, normalized": packed(
-        lambda Q, D, W, q, d: li.contrastive_loss(Q, D, cu_seqlens_q=q, cu_seqlens_d=d, normalize=True, **T)
-    ),
-    "margin_mse_loss, normalized": packed(
-        lambda Q, D, W, q, d: li.margin_mse_loss(
-            Q, D, torch.ones(2, 2).to(Q), cu_seqlens_q=q[::2].contiguous(), cu_seqlens_d=d, normalize=True
-        )
-    ),
-    "pairwise_loss": packed(lambda Q, D, W, q, d: li.pairwise_loss(Q, D, cu_seqlens_q=q, cu_seqlens_d=d)),
 }
 
 

@@ -44,12 +44,12 @@ REFUSED = [
     (li.maxsim_pairs, PAIR, "precision", np.ones(2), ValueError),
     *[
         (function, PAIR | {"temperature": 1.0}, "temperature", 10**309, ValueError)
-        for function in (li.contrastive_loss, li.pairwise_loss, li.sigmoid_loss, li.recall_loss)
+        for function in (li.losses.contrastive, li.losses.pairwise, li.losses.sigmoid, li.losses.recall)
     ],
-    (li.ContrastiveLoss, {}, "temperature", 10**309, ValueError),
+    (li.losses.Contrastive, {}, "temperature", 10**309, ValueError),
     (li.smooth_maxsim, PAIR, "tau", 10**309, ValueError),
     (li.smooth_maxsim_pairs, PAIR, "tau", 10**309, ValueError),
-    *[(li.contrastive_loss, PAIR | {"temperature": 1.0}, "group", bad, TypeError) for bad in (5, "x", Q)],
+    *[(li.losses.contrastive, PAIR | {"temperature": 1.0}, "group", bad, TypeError) for bad in (5, "x", Q)],
     (li.search, PAIR | {"k": 1}, "group", [], TypeError),
     (li.maxsim, PAIR, "precision", NESTED, ValueError),
     (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to("meta"), ValueError),
@@ -97,17 +97,15 @@ REFUSED = [
                                        ("W", META, ValueError), ("d_mask", D[0, :, 0] > 0, ValueError))],
     (CODEC.encode, {"tokens": TOKENS}, "tokens", torch.ones(0), ValueError),
     (li.pool_tokens, {"D": D}, "D", [META], ValueError),
-    (li.contrastive_loss, PAIR | {"temperature": 1.0}, "reduction", np.ones(2), ValueError),
-    (li.contrastive_loss, PAIR | {"temperature": 1.0}, "kept_bytes", np.ones(2, int), TypeError),
-    (li.sigmoid_loss, PAIR | {"temperature": 1.0}, "bias", 10**309, ValueError),
+    (li.losses.contrastive, PAIR | {"temperature": 1.0}, "reduction", np.ones(2), ValueError),
+    (li.losses.contrastive, PAIR | {"temperature": 1.0}, "kept_bytes", np.ones(2, int), TypeError),
+    (li.losses.sigmoid, PAIR | {"temperature": 1.0}, "bias", 10**309, ValueError),
     *[(loss, PAIR | {"temperature": 1.0}, "temperature", torch.tensor(value), ValueError)
-      for loss in (li.contrastive_loss, li.sigmoid_loss) for value in (-1.0, 0.0)],
+      for loss in (li.losses.contrastive, li.losses.sigmoid) for value in (-1.0, 0.0)],
     (li.lik.MaxSimScorer, {}, "mask_pad_token", 2**63, ValueError),
-    (li.ContrastiveLoss, {}, "learnable", None, TypeError),
-    (li.distill_kl_div_loss, {"Q": Q, "D": KD, "teacher": torch.ones(2, 2)}, "teacher",
+    (li.losses.Contrastive, {}, "learnable", None, TypeError),
+    (li.losses.distill_kl_div, {"Q": Q, "D": KD, "teacher": torch.ones(2, 2)}, "teacher",
      torch.ones(2, 2).to_sparse(), TypeError),
-    (li.distill_kl_div_loss, {"Q": TOKENS, "D": TOKENS, "teacher": torch.ones(1, 2), "cu_seqlens_d": OFFSETS,
-                              "cu_seqlens_q": OFFSETS[:2]}, "cu_seqlens_q", torch.ones(0).int(), ValueError),
     (li.cached_contrastive_step, STEP, "encoder", 1, TypeError),
     (li.cached_contrastive_step, STEP, "batches", 1, TypeError),
     (li.cached_contrastive_step, STEP, "loss", lambda x: None, TypeError),
@@ -137,7 +135,7 @@ def test_numbers_beyond_int64_are_more_than_there_are():
         li.pool_tokens(TOKENS, method="kmeans", iterations=2**70),
         li.pool_tokens(TOKENS, method="kmeans", iterations=99),
     )
-    assert torch.equal(li.recall_loss(Q, D, k=2**70, temperature=1.0), torch.tensor(0.0))
+    assert torch.equal(li.losses.recall(Q, D, k=2**70, temperature=1.0), torch.tensor(0.0))
     found = li.hard_negatives(Q, D, [[0], [1]], num_negatives=1, range_max=2**70)
     assert found.indices.tolist() == [[1], [0]]
     assert torch.equal(li.search(Q, D, 2**70).indices, li.search(Q, D, len(D)).indices)

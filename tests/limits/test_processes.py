@@ -47,7 +47,7 @@ def test_threads_share_operators_and_losses():
 
     def work():
         q, d = Q.clone().requires_grad_(), D.clone().requires_grad_()
-        loss = cross_entropy(li.maxsim(q, d), torch.arange(8)) + li.contrastive_loss(q, d[:8])
+        loss = cross_entropy(li.maxsim(q, d), torch.arange(8)) + li.losses.contrastive(q, d[:8])
         loss.backward()
         return loss.detach(), q.grad, d.grad, *li.search(Q, D, 5, progress=False)
 

@@ -206,7 +206,9 @@ def test_inductor_adds_one_call_each_way(device):
 # ---- what is not traced ----
 
 
-@pytest.mark.parametrize("function", [li.contrastive_loss, li.pairwise_loss, li.sigmoid_loss, li.recall_loss])
+@pytest.mark.parametrize(
+    "function", [li.losses.contrastive, li.losses.pairwise, li.losses.sigmoid, li.losses.recall]
+)
 def test_nothing_below_a_blockwise_loss_is_compiled(function):
     """The graph breaks at the call, and what it runs is no frame of Dynamo's; nor is it after a reset."""
     Q, D, labels, *_ = batch((4, 7))

@@ -218,11 +218,11 @@ def test_a_transform_records_a_function_of_one_level():
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("loss", [
-    lambda Q, D: li.contrastive_loss(Q, D, temperature=0.1, kept_bytes=0),
-    lambda Q, D: li.contrastive_loss(Q[:, :1], D[:, :1], temperature=0.1),
-    lambda Q, D: li.pairwise_loss(Q, D),
-    lambda Q, D: li.sigmoid_loss(Q, D, temperature=0.1, bias=0.0),
-    lambda Q, D: li.recall_loss(Q, D, temperature=0.1),
+    lambda Q, D: li.losses.contrastive(Q, D, temperature=0.1, kept_bytes=0),
+    lambda Q, D: li.losses.contrastive(Q[:, :1], D[:, :1], temperature=0.1),
+    lambda Q, D: li.losses.pairwise(Q, D),
+    lambda Q, D: li.losses.sigmoid(Q, D, temperature=0.1, bias=0.0),
+    lambda Q, D: li.losses.recall(Q, D, temperature=0.1),
 ])  # fmt: skip
 def test_losses_in_parts_say_what_to_call_instead(loss, transform, device):
     Q, D = (torch.randn(6, 4, 8, device=device) for _ in range(2))
@@ -233,6 +233,6 @@ def test_losses_in_parts_say_what_to_call_instead(loss, transform, device):
 def test_a_loss_with_all_scores_kept_has_transforms(device):
     Q, D = (torch.randn(6, 4, 8, device=device) for _ in range(2))
     q = Q.detach().requires_grad_()
-    (wanted,) = torch.autograd.grad(li.contrastive_loss(q, D, temperature=0.1), q)
-    found = func.grad(lambda x: li.contrastive_loss(x, D, temperature=0.1))(Q)
+    (wanted,) = torch.autograd.grad(li.losses.contrastive(q, D, temperature=0.1), q)
+    found = func.grad(lambda x: li.losses.contrastive(x, D, temperature=0.1))(Q)
     torch.testing.assert_close(found, wanted)

@@ -237,8 +237,7 @@ def distilled(loss):
 
 
 def packed_loss(Q, D):
-    tokens = packed(Q, D)
-    return li.contrastive_loss(*tokens[:2], cu_seqlens_q=tokens[2], cu_seqlens_d=tokens[3])
+    return li.losses.contrastive(li.Tokens(Q).pack(), li.Tokens(D))
 
 
 def of_residuals(Q, packed=False):
@@ -273,12 +272,12 @@ FUNCTIONS = {
     "smooth_maxsim(": lambda Q, D: li.smooth_maxsim(Q, D),
     "smooth_maxsim_pairs(": lambda Q, D: li.smooth_maxsim_pairs(Q, D),
     "xtr_scores ": lambda Q, D: li.xtr_scores(Q, D, 4),
-    "contrastive_loss(": with_temperature(li.contrastive_loss),
-    "pairwise_loss(": with_temperature(li.pairwise_loss),
-    "sigmoid_loss(": with_temperature(li.sigmoid_loss),
-    "recall_loss(": with_temperature(li.recall_loss),
-    "distill_kl_div_loss(": distilled(li.distill_kl_div_loss),
-    "margin_mse_loss(": distilled(li.margin_mse_loss),
+    "losses.contrastive(": with_temperature(li.losses.contrastive),
+    "losses.pairwise(": with_temperature(li.losses.pairwise),
+    "losses.sigmoid(": with_temperature(li.losses.sigmoid),
+    "losses.recall(": with_temperature(li.losses.recall),
+    "losses.distill_kl_div(": distilled(li.losses.distill_kl_div),
+    "losses.margin_mse(": distilled(li.losses.margin_mse),
     "search(": lambda Q, D: li.search(Q, D, 2),
     "TopK.add(": added,
     "hard_negatives(": mined,
@@ -337,7 +336,7 @@ def test_the_warning_points_at_the_caller(name):
     assert {w.filename for w in caught} == {__file__}
 
 
-@pytest.mark.parametrize("loss", [li.ContrastiveLoss, li.PairwiseLoss, li.SigmoidLoss])
+@pytest.mark.parametrize("loss", [li.losses.Contrastive, li.losses.Pairwise, li.losses.Sigmoid])
 def test_modules_of_losses_warn_where_they_are_called(loss):
     with pytest.warns(UserWarning, match="the median norm") as caught:
         loss()(unit(3, 5, 8) * 7, unit(3, 6, 8))
@@ -357,7 +356,7 @@ def test_masked_tokens_of_losses_and_searches_do_not_count(device):
     Q, kept = (x.to(device) for x in queries(1.0, [4, 9, 1, 6]))
     Q, D = Q.where(kept.unsqueeze(-1), 7.0), unit(4, 3, 8).to(device)
     calls = {
-        "loss": lambda **mask: li.contrastive_loss(Q, D, temperature=1.0, **mask),
+        "loss": lambda q_mask=None: li.losses.contrastive(li.Tokens(Q, q_mask), D, temperature=1.0),
         "search": lambda **mask: li.search(Q, D, 2, normalize=False, **mask),
         "corpus": lambda **mask: Corpus.from_packed(D.flatten(0, 1), offsets(4, 3, "cpu")).search(
             Q, 2, normalize=False, **mask
@@ -374,7 +373,7 @@ def test_masked_tokens_of_losses_and_searches_do_not_count(device):
 def test_normalizing_calls_and_codes_do_not_look(device):
     Q, D = unit(3, 5, 8).to(device) * 7, unit(3, 6, 8).to(device)
     assert said(
-        lambda: li.contrastive_loss(Q, D, temperature=1.0, normalize=True),
+        lambda: li.losses.contrastive(Q, D, temperature=1.0, normalize=True),
         lambda: li.search(Q, D, 2, normalize=True),
         lambda: li.search(Q, D, 2, coarse=codecs.Bits(1), normalize=True),
         lambda: li.smooth_maxsim(Q, D, normalize=True),
@@ -412,7 +411,7 @@ class Scored(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["maxsim_varlen ", "maxsim_padded ", "smooth_maxsim(", "xtr_scores ",
-                                  "maxsim_from_hidden ", "margin_mse_loss("])  # fmt: skip
+                                  "maxsim_from_hidden ", "losses.margin_mse("])  # fmt: skip
 def test_a_first_eager_call_compiles_nothing_anew(name):
     frames = []
 
@@ -457,7 +456,7 @@ def test_a_process_says_it_once(silenced):
         Q, D = torch.full((2, 3, 8), 7.0), torch.ones(2, 4, 8)
         for _ in range(3):
             li.maxsim(Q, D)
-            li.contrastive_loss(Q, D, temperature=1.0)
+            li.losses.contrastive(Q, D, temperature=1.0)
     """
     environment = dict(os.environ, LIK_SUPPRESS_NORM_WARN="1" if silenced else "0", PYTHONWARNINGS="always")
     done = subprocess.run(

@@ -24,17 +24,17 @@ def loaded(code=""):
 
 def test_losses_and_patches_are_loaded_when_they_are_asked_for():
     first = loaded()
-    later = {"contrastive", "distillation", "integrations", "alignment", "reference", "_search.search"}
+    later = {"losses", "integrations", "alignment", "reference", "_search.search"}
     assert {"late_interaction.ops.dense", "late_interaction._maxsim"} <= first
     assert not first & {f"late_interaction.{name}" for name in later}
-    assert "late_interaction.contrastive" in loaded("li.contrastive_loss")
+    assert "late_interaction.losses" in loaded("li.cached_contrastive_step")
 
 
 def test_every_public_name_is_there():
     names = run("import late_interaction as li\nprint(*(n for n in li.__all__ if getattr(li, n) is None))")
     assert names == []
     assert set(li.__all__) <= set(dir(li))
-    run("from late_interaction import *\nassert callable(contrastive_loss) and callable(search)")
+    run("from late_interaction import *\nassert callable(cached_contrastive_step) and callable(search)")
 
 
 def test_what_is_loaded_later_is_public_and_named_once():

@@ -67,10 +67,10 @@ li.maxsim(Q, D, normalise=True)  # call-arg
 li.maxsim_pairs(Q, Q, precision="full")  # arg-type
 li.maxsim_varlen(D[0], D[1], offsets, offsets, precision=None)
 li.maxsim_varlen(D[0], D[1], offsets, offsets, precision="full")  # arg-type
-li.contrastive_loss(Q, D, reduction="none", precision="medium")
-li.contrastive_loss(Q, D, reduction="average")  # arg-type
-li.distill_kl_div_loss(Q, D, D[0], reduction="average")  # arg-type
-li.ContrastiveLoss(reduction="average")  # arg-type
+li.losses.contrastive(Q, D, reduction="none", precision="medium")
+li.losses.contrastive(Q, D, reduction="average")  # arg-type
+li.losses.distill_kl_div(Q, D, D[0], reduction="average")  # arg-type
+li.losses.Contrastive(reduction="average")  # arg-type
 best, documents = li.search(Q, [D[0]], 2, subset=[0])
 ids: list[object] | None = li.Corpus.open("folder").search(li.Tokens(Q), 3).ids
 li.search(Q, D, top_k=3)  # call-arg

@@ -29,7 +29,8 @@ def parts_of(device, sizes=(3, 2, 4), dtype=torch.float64):
 
 def loss_fn(Q, D, *masks):
     q_mask, d_mask = masks or (None, None)
-    return li.contrastive_loss(Q, D, temperature=0.2, normalize=True, q_mask=q_mask, d_mask=d_mask)
+    q, d = li.Tokens(Q, q_mask), li.Tokens(D, d_mask)
+    return li.losses.contrastive(q, d, temperature=0.2, normalize=True)
 
 
 def plain_step(encoder, parts, loss=loss_fn):
@@ -125,7 +126,7 @@ def test_gradients_are_added(device):
 
 def test_parameters_of_the_loss_get_gradients(device):
     encoder, parts = Encoder(0.0).to(device), parts_of(device, dtype=torch.float32)
-    module = li.ContrastiveLoss(temperature=0.2, learnable=True, normalize=True).to(device)
+    module = li.losses.Contrastive(temperature=0.2, learnable=True, normalize=True).to(device)
     li.cached_contrastive_step(encoder, parts, module)
     cached = module.log_temperature.grad.clone()
     module.zero_grad()
@@ -150,7 +151,7 @@ def test_hidden_states_are_projected_in_the_loss(device, dropout):
     def plain(outputs):
         Q, hidden = (torch.cat(x) for x in zip(*outputs, strict=True))
         D = nn.functional.normalize(head(hidden), dim=-1)
-        value = li.contrastive_loss(Q, D, temperature=0.2)
+        value = li.losses.contrastive(Q, D, temperature=0.2)
         value.backward()
         return value.detach()
 
@@ -193,9 +194,8 @@ def test_parts_of_unequal_lengths_are_padded(device):
     cached = li.cached_contrastive_step(encode, parts, loss_fn)
     ours = [g.clone() for g in grads(encoder)]
     encoder.zero_grad()
-    Q, cu_q = li.varlen.pack_sequences([x for part in parts for x in encoder(part)[0]])
-    D, cu_d = li.varlen.pack_sequences([x for part in parts for x in encoder(part)[1]])
-    plain = li.contrastive_loss(Q, D, temperature=0.2, normalize=True, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d)
+    Q, D = ([x for part in parts for x in encoder(part)[i]] for i in (0, 1))
+    plain = li.losses.contrastive(Q, D, temperature=0.2, normalize=True)
     plain.backward()
     torch.testing.assert_close(cached, plain.detach())
     for got, want in zip(ours, grads(encoder), strict=True):
@@ -248,7 +248,7 @@ def test_outputs_without_a_graph_and_outputs_that_no_loss_takes(device):
 
 def test_an_encoder_that_does_not_learn(device):
     encoder, parts = Encoder(0.0).requires_grad_(False).to(device), parts_of(device, dtype=torch.float32)
-    module = li.ContrastiveLoss(temperature=0.2, learnable=True, normalize=True).to(device)
+    module = li.losses.Contrastive(temperature=0.2, learnable=True, normalize=True).to(device)
     li.cached_contrastive_step(encoder, parts, module)
     assert module.log_temperature.grad.abs() > 0 and all(g is None for g in grads(encoder))
 
@@ -265,7 +265,7 @@ def test_packed_outputs(device):
 
     def loss(Q, D, *lengths):
         cu_q, cu_d = (nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in lengths)
-        return li.contrastive_loss(Q, D, temperature=0.2, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d)
+        return li.losses.contrastive(li.Tokens.packed(Q, cu_q), li.Tokens.packed(D, cu_d), temperature=0.2)
 
     def encode(part):
         return *encoder(part), *part[2:]

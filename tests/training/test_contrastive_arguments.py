@@ -8,7 +8,7 @@ import torch
 import late_interaction as li
 from late_interaction._contrastive import arguments, check
 from late_interaction._contrastive.tokens import Tokens
-from tests.contrast import batch, small_blocks
+from tests.support.contrastive import batch, small_blocks
 
 T = 0.3
 
@@ -19,8 +19,8 @@ def recorded(monkeypatch, where, name, seen):
 
 
 @pytest.mark.parametrize(("name", "options", "packs"), [
-    ("contrastive_loss", {}, False), ("sigmoid_loss", {}, False), ("recall_loss", {}, False),
-    ("contrastive_loss", {"tail": 0.1}, True), ("pairwise_loss", {}, True),
+    ("contrastive", {}, False), ("sigmoid", {}, False), ("recall", {}, False),
+    ("contrastive", {"tail": 0.1}, True), ("pairwise", {}, True),
 ])  # fmt: skip
 def test_tokens_with_masks_are_packed_for_lists_alone(name, options, packs, monkeypatch):
     Q, D = batch(4, 5)
@@ -28,7 +28,7 @@ def test_tokens_with_masks_are_packed_for_lists_alone(name, options, packs, monk
     recorded(monkeypatch, arguments.check, "packed", seen)
     for mask in (None, torch.rand(5, 7) < 0.6):
         with small_blocks():
-            getattr(li, name)(Q, D, temperature=T, d_mask=mask, **options)
+            getattr(li.losses, name)(Q, li.Tokens(D, mask), temperature=T, **options)
     assert len(seen) == packs
 
 
@@ -37,42 +37,25 @@ def test_a_refusal_is_told_from_the_device_of_the_queries(Q, monkeypatch):
     told = []
     monkeypatch.setattr(arguments, "join", lambda *args: told.append(args))
     with pytest.raises((TypeError, ValueError), match=r"^Q must be"):
-        li.contrastive_loss(Q, torch.ones(2, 3, 8), temperature=T, q_mask=torch.ones(1), group="group")
+        li.losses.contrastive(Q, torch.ones(2, 3, 8), temperature=T, group="group")
     device = torch.device("cpu" if Q is None else "meta")
-    assert told == [("contrastive_loss", "group", None, {}, device)]
+    assert told == [("losses.contrastive", "group", None, {}, device)]
 
 
 # ---- what is refused ----
 
 
 def refusals():
-    Q, D, P, cu = torch.randn(4, 3, 8), torch.randn(4, 5, 8), torch.randn(6, 8), torch.tensor([0, 3, 6])
-    yield (
-        TypeError,
-        "cu_seqlens_q must be .* where the other side is packed, got None",
-        (P, P),
-        {"cu_seqlens_d": cu},
-    )
-    yield (
-        TypeError,
-        "cu_seqlens_d must be .* where the other side is packed, got None",
-        (P, P),
-        {"cu_seqlens_q": cu},
-    )
+    Q, D = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
     for name, tokens in (("Q", (Q[None], D)), ("D", (Q, D[None]))):
-        yield ValueError, rf"{name} must be \[B, L, d\] .*, got \[1, 4, [35], 8\]", tokens, {}
+        yield ValueError, rf"{name} must be \[B, L, d\], Tokens or a list, got \[1, 4, [35], 8\]", tokens, {}
     for shape in ((4, 2, 3, 8, 1), (5, 2, 3, 8), (3, 2, 3, 8)):
-        message = r"hard_negatives must be \[B, K, Ld, d\] with B = 4 queries"
+        message = r"hard_negatives must be \[B, K, Ld, d\]"
         yield ValueError, message, (Q, D), {"hard_negatives": torch.randn(shape)}
     message = "hard_negatives and Q must share the embedding dim"
     yield ValueError, message, (Q, D), {"hard_negatives": torch.randn(4, 2, 3, 9)}
     message = "hard_negatives must be torch.float32 as Q, got torch.bfloat16"
     yield TypeError, message, (Q, D), {"hard_negatives": torch.randn(4, 2, 3, 8).bfloat16()}
-    packed = {"cu_seqlens_q": cu, "cu_seqlens_d": cu}
-    message = "hard_negatives must be packed as Q and D are"
-    yield ValueError, message, (P, P), packed | {"hard_negatives": P[0], "cu_seqlens_h": cu}
-    message = "cu_seqlens_h must be a torch.Tensor with packed hard_negatives, got None"
-    yield TypeError, message, (P, P), packed | {"hard_negatives": P}
     yield (
         ValueError,
         "temperature must be .* one floating-point number",
@@ -96,7 +79,7 @@ def refusals():
 @pytest.mark.parametrize(("kind", "message", "tokens", "options"), list(refusals()))
 def test_refusals(kind, message, tokens, options):
     with pytest.raises(kind, match=message):
-        li.contrastive_loss(*tokens, **{"temperature": T, **options})
+        li.losses.contrastive(*tokens, **{"temperature": T, **options})
 
 
 def test_float64_does_not_mix_under_autocast():
@@ -104,51 +87,30 @@ def test_float64_does_not_mix_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             H = torch.randn(4, 2, 3, 8).to(dtype)
-            assert li.contrastive_loss(Q, D, temperature=T, hard_negatives=H).isfinite()
+            assert li.losses.contrastive(Q, D, temperature=T, hard_negatives=H).isfinite()
         with pytest.raises(TypeError, match=r"hard_negatives must be torch.float32 as Q, got torch.float64"):
-            li.contrastive_loss(Q, D, temperature=T, hard_negatives=torch.randn(4, 2, 3, 8).double())
-
-
-class OnGPU:
-    """Offsets whose values the host copies."""
-
-    is_cuda = True
-
-    def __init__(self, *offsets):
-        self.offsets = torch.tensor(offsets, dtype=torch.int32)
-
-    def cpu(self):
-        return self.offsets
+            li.losses.contrastive(Q, D, temperature=T, hard_negatives=torch.randn(4, 2, 3, 8).double())
 
 
 def test_offsets_of_a_gpu_are_looked_at_on_the_host():
-    x = torch.ones(6, 8)
-    assert check._with_bounds("cu_seqlens_q", x, OnGPU(0, 2, 6)).bounds == (0, 2, 6)
-    for offsets in ((0, 4, 2), (0, 2, 7), (0, 2, 8), (-1, 2, 6)):
-        with pytest.raises(ValueError, match="cu_seqlens_q must"):
-            check._with_bounds("cu_seqlens_q", x, OnGPU(*offsets))
+    for offsets in ((0, 4, 2), (0, 2, 7), (0, 2, 5), (-1, 2, 6), (1, 2, 6)):
+        with pytest.raises(ValueError, match=r"Q\.offsets must"):
+            check._check_ends("Q", torch.tensor(offsets, dtype=torch.int32), 6)
 
 
 # ---- what is taken ----
 
 
-@pytest.mark.parametrize("form", ["padded", "packed"])
-def test_no_queries_with_no_hard_negatives(form):
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_queries_with_no_hard_negatives(packed):
     Q, H, D = torch.randn(0, 3, 8), torch.randn(0, 2, 3, 8), torch.randn(4, 5, 8)
-    offsets = {}
-    if form == "packed":
-        lengths = {"q": 3, "d": 5, "h": 3}
-        Q, D, H = (x.reshape(-1, 8) for x in (Q, D, H))
-        offsets = {
-            f"cu_seqlens_{name}": torch.arange(0, len(x) + 1, lengths[name])
-            for name, x in (("q", Q), ("d", D), ("h", H))
-        }
-    loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H, reduction="sum", **offsets)
+    Q = li.Tokens(Q).pack() if packed else Q
+    loss = li.losses.contrastive(Q, D, temperature=T, hard_negatives=H, reduction="sum")
     assert loss.item() == 0
 
 
 def test_as_many_hard_negatives_as_documents():
-    loss = li.contrastive_loss(
+    loss = li.losses.contrastive(
         torch.randn(2, 3, 8), torch.randn(2, 5, 8), temperature=T, hard_negatives=torch.randn(2, 2, 5, 8)
     )
     assert loss.isfinite()

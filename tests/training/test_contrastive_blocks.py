@@ -8,8 +8,8 @@ import torch
 from late_interaction._contrastive import blocks
 from late_interaction._contrastive.blocks import Kernels
 from late_interaction._contrastive.tokens import Tokens
-from tests.contrast import batch
 from tests.maxsim.test_call_edges import Called
+from tests.support.contrastive import batch
 
 MIB = 1 << 20
 

@@ -1,4 +1,4 @@
-"""contrastive_loss when something goes wrong: a rank that does not answer, or no memory."""
+"""losses.contrastive when something goes wrong: a rank that does not answer, or no memory."""
 
 import gc
 import weakref
@@ -6,18 +6,13 @@ from contextlib import suppress
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import late_interaction as li
 from late_interaction._contrastive import backward, blocks
-from tests.contrast import batch, small_blocks
-from tests.training.test_contrastive_group import check, on_ranks
+from tests.support.contrastive import batch, small_blocks
+from tests.support.groups import check, needs_gloo, on_ranks, two_gpus
 
 T = 0.1
-needs_gloo = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-)
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 
 
 # ---- ranks ----
@@ -28,9 +23,11 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two C
 def test_a_rank_that_does_not_answer(when):
     """It lives and sends nothing: the others raise one clear error at the group's timeout."""
     timeout = 5
-    for result in on_ranks(3, "tests.framework_worker.stalls", timeout=timeout, missing=1, when=when)[:2]:
+    for result in on_ranks(3, "tests.support.framework_worker.stalls", timeout=timeout, missing=1, when=when)[
+        :2
+    ]:
         message, seconds = result
-        assert message.startswith("RuntimeError: contrastive_loss: the exchange of"), result
+        assert message.startswith("RuntimeError: losses.contrastive: the exchange of"), result
         assert "with the other ranks of the group failed on rank" in message
         assert seconds < timeout + 20  # on a machine that is busy; without a timeout it would be minutes
 
@@ -38,9 +35,9 @@ def test_a_rank_that_does_not_answer(when):
 @needs_gloo
 def test_a_rank_without_memory():
     """It raises its own error and ends; the others learn that a rank has ended."""
-    ranks = on_ranks(2, "tests.framework_worker.runs_out_of_memory", timeout=10)
+    ranks = on_ranks(2, "tests.support.framework_worker.runs_out_of_memory", timeout=10)
     assert ranks[1].startswith("OutOfMemoryError: no memory")
-    assert ranks[0].startswith("RuntimeError: contrastive_loss: the exchange of"), ranks[0]
+    assert ranks[0].startswith("RuntimeError: losses.contrastive: the exchange of"), ranks[0]
 
 
 @pytest.mark.gpu
@@ -51,7 +48,7 @@ def test_a_rank_without_memory():
 ])  # fmt: skip
 def test_two_gpus_equal_one_process(kind, backend):
     options = {"timeout": 120, "backend": backend, "function": "gradients"}
-    check(on_ranks(2, "tests.framework_worker.on_gpu", kind=kind, **options), 2, kind)
+    check(on_ranks(2, "tests.support.framework_worker.on_gpu", kind=kind, **options), 2, kind)
 
 
 @pytest.mark.gpu
@@ -60,27 +57,29 @@ def test_two_gpus_equal_one_process(kind, backend):
 def test_two_gpus_that_gather_equal_one_process(kind):
     """One exchange by NCCL instead of a ring, as small batches take it."""
     options = {"timeout": 120, "backend": "nccl", "function": "gradients", "gathers": True}
-    check(on_ranks(2, "tests.framework_worker.on_gpu", kind=kind, **options), 2, kind)
+    check(on_ranks(2, "tests.support.framework_worker.on_gpu", kind=kind, **options), 2, kind)
 
 
 @pytest.mark.gpu
 @two_gpus
 def test_two_gpus_with_a_tail_and_both_scalings():
     options = {"timeout": 120, "backend": "nccl", "function": "gradients"}
-    ranks = on_ranks(2, "tests.framework_worker.on_gpu", scale_by_world=True, **options)
+    ranks = on_ranks(2, "tests.support.framework_worker.on_gpu", scale_by_world=True, **options)
     check(ranks, 2, scale=2.0)
-    check(on_ranks(2, "tests.framework_worker.on_gpu", tail=1e-9, **options), 2, tolerance=1e-7)
+    check(on_ranks(2, "tests.support.framework_worker.on_gpu", tail=1e-9, **options), 2, tolerance=1e-7)
 
 
 @pytest.mark.gpu
 @two_gpus
 def test_two_gpus_that_disagree():
     options = {"timeout": 120, "backend": "nccl"}
-    for result in on_ranks(2, "tests.framework_worker.on_gpu", function="disagree", what="d", **options):
-        assert result.startswith("ValueError: contrastive_loss: every rank of the group must have"), result
-    ranks = on_ranks(2, "tests.framework_worker.on_gpu", function="one_refuses", **options)
+    for result in on_ranks(
+        2, "tests.support.framework_worker.on_gpu", function="disagree", what="d", **options
+    ):
+        assert result.startswith("ValueError: losses.contrastive: every rank of the group must have"), result
+    ranks = on_ranks(2, "tests.support.framework_worker.on_gpu", function="one_refuses", **options)
     assert ranks[1].startswith("TypeError: Q and D must share a dtype")
-    assert ranks[0].startswith("RuntimeError: contrastive_loss: rank 1 of the group refused its arguments")
+    assert ranks[0].startswith("RuntimeError: losses.contrastive: rank 1 of the group refused its arguments")
 
 
 @pytest.mark.gpu
@@ -89,8 +88,8 @@ def test_two_gpus_that_disagree():
 def test_a_gpu_s_rank_that_ends(when):
     options = {"timeout": 20, "missing": 1, "backend": "nccl"}
     options["environment"] = [("TORCH_NCCL_BLOCKING_WAIT", "1")]
-    result = on_ranks(2, "tests.framework_worker.blocking", when=when, **options)[0]
-    assert result.startswith("RuntimeError: contrastive_loss: the exchange of"), result
+    result = on_ranks(2, "tests.support.framework_worker.blocking", when=when, **options)[0]
+    assert result.startswith("RuntimeError: losses.contrastive: the exchange of"), result
 
 
 # ---- memory ----
@@ -130,7 +129,7 @@ def test_no_memory_halfway(module, name, at, tail, listed, monkeypatch):
 
     def step(q, d):
         with small_blocks(4):
-            loss = li.contrastive_loss(q, d, temperature=T, tail=tail)
+            loss = li.losses.contrastive(q, d, temperature=T, tail=tail)
             return (loss, *torch.autograd.grad(loss, (q, d)))
 
     wanted = step(Q, D)
@@ -158,7 +157,7 @@ def test_no_memory_on_a_gpu(tail, kept_bytes):
     D.requires_grad_()
 
     def loss():
-        return li.contrastive_loss(Q, D, temperature=1.0, normalize=True, tail=tail, kept_bytes=kept_bytes)
+        return li.losses.contrastive(Q, D, temperature=1.0, normalize=True, tail=tail, kept_bytes=kept_bytes)
 
     held = []
 

@@ -1,4 +1,4 @@
-"""contrastive_loss over a group inside training frameworks: the same gradients as in one process."""
+"""losses.contrastive over a group inside training frameworks: the same gradients as in one process."""
 
 import re
 import subprocess
@@ -7,17 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 import late_interaction as li
-from tests import framework_worker
-from tests.framework_worker import PARTS, T, new_encoder, step, tokens
-from tests.training.test_contrastive_group import ROOT, free_port, on_ranks
+from tests.support import framework_worker
+from tests.support.framework_worker import PARTS, T, new_encoder, step, tokens
+from tests.support.groups import ROOT, free_port, needs_gloo, on_ranks, two_gpus
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-)
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+pytestmark = needs_gloo
 
 
 def one_process(world, variant):
@@ -30,7 +26,7 @@ def one_process(world, variant):
     else:
         parts = [part for rank in of_ranks for part in rank]
     options = {"temperature": T, "normalize": True}
-    value = step(encoder, parts, variant, lambda Q, D: li.contrastive_loss(Q, D, **options))
+    value = step(encoder, parts, variant, lambda Q, D: li.losses.contrastive(Q, D, **options))
     return value, [p.grad for p in encoder.parameters()]
 
 
@@ -48,7 +44,7 @@ def check(ranks, world):
 @pytest.mark.parametrize("framework", ["DDP", "FSDP2"])
 def test_equals_one_process(framework):
     """Plain, with gradients accumulated over two parts, checkpointed, and encoded in parts."""
-    check(on_ranks(2, "tests.framework_worker.frameworks", framework=framework), 2)
+    check(on_ranks(2, "tests.support.framework_worker.frameworks", framework=framework), 2)
 
 
 @pytest.mark.gpu
@@ -56,7 +52,7 @@ def test_equals_one_process(framework):
 @pytest.mark.parametrize("framework", ["DDP", "FSDP2"])
 def test_equals_one_process_on_two_gpus(framework):
     options = {"timeout": 120, "backend": "nccl", "device": "cuda"}
-    ranks = on_ranks(2, "tests.framework_worker.frameworks", framework=framework, **options)
+    ranks = on_ranks(2, "tests.support.framework_worker.frameworks", framework=framework, **options)
     check(ranks, 2)
 
 
@@ -84,7 +80,7 @@ def test_cached_steps_of_ddp_average_gradients_once(way, options):
     """With a temperature and a bias in the module, other numbers of parts on each rank, and a layer that
     the last part does not run, weights stay those of one process."""
     sizes = [3, 1, 2], [4, 2]
-    ranks = on_ranks(2, "tests.framework_worker.cached_steps", way=way, sizes=sizes, **options)
+    ranks = on_ranks(2, "tests.support.framework_worker.cached_steps", way=way, sizes=sizes, **options)
     model = framework_worker.WithLoss(None)
     parts = [part for rank in range(2) for part in framework_worker.split(rank, sizes[rank])]
     wanted = framework_worker.take_steps(model, lambda: model.whole(parts).backward())
@@ -97,12 +93,12 @@ def test_cached_steps_of_ddp_average_gradients_once(way, options):
 
 
 def test_cached_steps_under_no_sync_send_nothing():
-    for result in on_ranks(2, "tests.framework_worker.accumulated_cached_steps"):
+    for result in on_ranks(2, "tests.support.framework_worker.accumulated_cached_steps"):
         assert result == ["step", 1, "step"]
 
 
 def test_cached_steps_refuse_a_static_graph():
-    for result in on_ranks(2, "tests.framework_worker.static_graph"):
+    for result in on_ranks(2, "tests.support.framework_worker.static_graph"):
         assert result.startswith(
             "ValueError: encoder must not run a module in DistributedDataParallel(static"
         )
@@ -111,7 +107,7 @@ def test_cached_steps_refuse_a_static_graph():
 @pytest.mark.parametrize("kind", framework_worker.LOSSES)
 def test_fsdp2_shards_losses(kind):
     """A loss in a sharded model, and one that is sharded for itself: value and gradients of one process."""
-    ranks = on_ranks(2, "tests.framework_worker.sharded_losses", kind=kind)
+    ranks = on_ranks(2, "tests.support.framework_worker.sharded_losses", kind=kind)
     model = framework_worker.Trained(kind)
     parts = [part for rank in range(2) for part in tokens(rank)]
     wanted = model(tuple(map(torch.cat, zip(*parts, strict=True))))

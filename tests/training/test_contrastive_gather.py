@@ -1,4 +1,4 @@
-"""contrastive_loss over process groups of gloo whose batches are small: each rank gathers all documents."""
+"""losses.contrastive over process groups of gloo whose batches are small: each rank gathers all documents."""
 
 from types import SimpleNamespace
 
@@ -10,9 +10,9 @@ import torch.distributed as dist
 from late_interaction._contrastive import gather
 from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.tokens import Tokens
-from tests.training.test_contrastive_group import check, on_ranks, pytestmark
+from tests.support.groups import check, needs_gloo, on_ranks
 
-__all__ = ["pytestmark"]  # skips all of it where there is no gloo
+pytestmark = needs_gloo
 
 
 @pytest.mark.parametrize("kind", ["padded", "masked", "packed", "no queries"])
@@ -101,8 +101,8 @@ def test_an_exchange_that_fails(what, monkeypatch):
     of = {"documents": "all_gather_into_tensor", "gradients": "all_to_all_single"}
     monkeypatch.setattr(dist, of[what], fails)
     monkeypatch.setattr(dist, "get_rank", lambda *_: 1)
-    ring = Ring("group", 1, 2, [1, 1], [1, 1], [(1, 2, 3)] * 2, caller="contrastive_loss")
-    message = rf"^contrastive_loss: the exchange of {what} with the other ranks .* on rank 1: .*\(no answer\)"
+    ring = Ring("group", 1, 2, [1, 1], [1, 1], [(1, 2, 3)] * 2, caller="losses.contrastive")
+    message = rf"^losses.contrastive: the exchange of {what} with .* ranks .* on rank 1: .*\(no answer\)"
     with pytest.raises(RuntimeError, match=message):
         if what == "documents":
             gather._gathered(torch.ones(1, 2, 3), ring.shapes, ring)

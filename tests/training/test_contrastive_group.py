@@ -1,11 +1,4 @@
-"""contrastive_loss over process groups of gloo, against one process that has the whole batch."""
-
-import functools
-import multiprocessing.forkserver
-import os
-import queue
-import socket
-from pathlib import Path
+"""losses.contrastive over process groups of gloo, against one process that has the whole batch."""
 
 import numpy as np
 import pytest
@@ -14,128 +7,11 @@ import torch.distributed as dist
 
 import late_interaction as li
 from late_interaction import _group
-from tests import ring_worker
-from tests.ring_worker import QUERIES, T, queries_of, shards
+from tests.support.contrastive import small_blocks
+from tests.support.groups import check, joined, labels_of_all, needs_gloo, on_ranks, one_process
+from tests.support.ring_worker import T, negatives_of, shards
 
-ROOT = Path(__file__).resolve().parents[2]
-
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-)
-
-
-@functools.cache
-def _server_of_processes():
-    """Forks processes that have PyTorch imported, and none of the threads of autograd that a fork loses."""
-    context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.ring_worker"])
-    with pytest.MonkeyPatch.context() as patch:  # where the server finds it
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        multiprocessing.forkserver.ensure_running()
-    return context
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def on_ranks(world, name, timeout=60, missing=0, backend="gloo", environment=(), **arguments):
-    """What each rank's function returned, or the text of what it raised. missing: ranks that end without.
-    environment: variables of theirs, as pairs."""
-    port = free_port()
-    context = _server_of_processes()
-    results = context.Queue()
-    ranks = [
-        context.Process(
-            target=ring_worker.start,
-            args=(rank, world, port, results, name, timeout, arguments, backend, environment),
-            daemon=True,
-        )
-        for rank in range(world)
-    ]
-    for process in ranks:
-        process.start()
-    found = {}
-    try:
-        for _ in range(world - missing):
-            rank, result = results.get(timeout=timeout + 60)
-            found[rank] = result
-    except queue.Empty:
-        pytest.fail(f"ranks {sorted(set(range(world)) - set(found))} did not end")
-    finally:
-        for process in ranks:
-            process.join(20 if not missing else 1)
-            if process.is_alive():
-                process.kill()
-    return [found.get(rank) for rank in range(world)]
-
-
-def joined(world, kind="padded", symmetric=False):
-    """All ranks' shards as one batch, in packed form where they differ; and where each rank's part lies."""
-    parts = shards(world, kind, symmetric=symmetric)
-    queries = [x for Q, _, o in parts for x in sequences(Q, o.get("cu_seqlens_q"), None)]
-    documents = [x for _, D, o in parts for x in sequences(D, o.get("cu_seqlens_d"), o.get("d_mask"))]
-    return queries, documents
-
-
-def sequences(x, offsets, mask):
-    if offsets is not None:
-        return [x[a:b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-    return list(x) if mask is None else [y[m] for y, m in zip(x, mask, strict=True)]
-
-
-def one_process(world, kind="padded", labels=None, T=T, symmetric=False, **options):
-    """Loss and gradients of the whole batch in one process: of each query and document, and T."""
-    queries, documents = joined(world, kind, symmetric)
-    leaves = [x.detach().requires_grad_() for x in (*queries, *documents)]
-    temperature = torch.tensor(T, dtype=torch.float64, requires_grad=True)
-    Q, cu_q = li.varlen.pack_sequences(leaves[: len(queries)])
-    D, cu_d = li.varlen.pack_sequences(leaves[len(queries) :])
-    counts = [
-        len(sequences(D, o.get("cu_seqlens_d"), None)) for _, D, o in shards(world, kind, symmetric=symmetric)
-    ]
-    begins = [sum(counts[:rank]) for rank in range(world)]
-    own = []
-    for rank in range(world):
-        mine = torch.arange(queries_of(rank, kind)) if labels is None else labels[rank].clone()
-        own.append(torch.where(mine < 0, mine, mine + begins[rank]))
-    loss = li.contrastive_loss(
-        Q, D, temperature=temperature, labels=torch.cat(own), cu_seqlens_q=cu_q, cu_seqlens_d=cu_d,
-        symmetric=symmetric, **options,
-    )  # fmt: skip
-    total = loss
-    if loss.dim():
-        weights = [torch.linspace(-1, 2, n, dtype=torch.float64) for n in QUERIES[:world]]
-        total = (loss * torch.cat(weights)).sum()
-    grads = torch.autograd.grad(total, [*leaves, temperature])
-    return loss.detach(), grads[: len(queries)], grads[len(queries) : -1], grads[-1]
-
-
-def check(ranks, world, kind="padded", symmetric=False, scale=1.0, tolerance=1e-9, **options):
-    loss, grads_q, grads_d, grad_T = one_process(world, kind, symmetric=symmetric, **options)
-    for result in ranks:
-        assert not isinstance(result, str), result
-    parts = shards(world, kind, symmetric=symmetric)
-    close = {"rtol": 0, "atol": tolerance}
-    if loss.dim():
-        torch.testing.assert_close(
-            torch.cat([torch.from_numpy(r[0][0]) for r in ranks]), scale * loss, **close
-        )
-    else:
-        for result in ranks:
-            torch.testing.assert_close(torch.from_numpy(result[0][0]), scale * loss, **close)
-    found_q, found_d = [], []
-    for result, (_, _, o) in zip(ranks, parts, strict=True):
-        Q, D = (torch.from_numpy(x) for x in result[0][1][:2])
-        found_q += sequences(Q, o.get("cu_seqlens_q"), None)
-        found_d += sequences(D, o.get("cu_seqlens_d"), o.get("d_mask"))
-    for found, wanted in ((found_q, grads_q), (found_d, grads_d)):
-        for got, want in zip(found, wanted, strict=True):
-            torch.testing.assert_close(got, scale * want, **close)
-    shares = sum(torch.from_numpy(np.asarray(result[0][1][2])) for result in ranks)
-    torch.testing.assert_close(shares, scale * grad_T, rtol=1e-9, atol=1e-12)
+pytestmark = needs_gloo
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -147,7 +23,7 @@ def test_equals_one_process(world, kind):
 def test_half_precision():
     ranks = on_ranks(2, "gradients", kind="half")
     assert not any(isinstance(result, str) for result in ranks), ranks
-    loss, grads_q, grads_d, _ = one_process(2, "half")
+    loss, grads_q, grads_d, *_ = one_process(2, "half")
     assert ranks[0][0][0] == pytest.approx(loss.item(), rel=1e-5)
     for place, wanted in ((0, grads_q), (1, grads_d)):
         got = torch.cat([torch.from_numpy(result[0][1][place]) for result in ranks])
@@ -185,8 +61,6 @@ def test_scale_by_world():
 def test_tail(kind):
     check(on_ranks(2, "gradients", kind=kind, tail=1e-9), 2, kind, tolerance=1e-7)
     # The same pairs are left out as in one process, whose blocks keep all: compared with its own list.
-    from tests.contrast import small_blocks
-
     with small_blocks():
         check(on_ranks(2, "gradients", kind=kind, tail=0.3), 2, kind, tail=0.3)
         ranks = on_ranks(3, "gradients", kind=kind, tail=0.3, symmetric=True)
@@ -200,8 +74,6 @@ ONE_PANEL = {"side": 64, "panel": 64}
 def test_panels_that_are_held(options):
     """One panel a shard: it is listed by the sums of all shards, and the host does not look for what
     counts."""
-    from tests.contrast import small_blocks
-
     world = options.pop("world")
     given = {"tail": 0.3, "sizes": ONE_PANEL} | options
     with small_blocks():
@@ -266,21 +138,7 @@ def test_the_same_bits_on_every_run():
 
 
 def test_hard_negatives():
-    for result in on_ranks(2, "hard_negatives"):
-        assert not isinstance(result, str), result
-    parts = shards(2, "padded")
-    Q, D = (torch.cat([p[i] for p in parts]).requires_grad_() for i in (0, 1))
-    H = torch.cat([
-        torch.randn(n, 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
-        for rank, n in enumerate(QUERIES[:2])
-    ]).requires_grad_()  # fmt: skip
-    labels = torch.cat((torch.arange(5), torch.arange(8) + 9))
-    loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H, labels=labels)
-    wanted = torch.autograd.grad(loss, (Q, D, H))
-    ranks = on_ranks(2, "hard_negatives")
-    for place, want in zip((0, 1, 3), wanted, strict=True):
-        got = torch.cat([torch.from_numpy(result[0][1][place]) for result in ranks])
-        torch.testing.assert_close(got, want)
+    check(on_ranks(2, "losses", of="contrastive", hard=True), 2, hard=True, numbers=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -288,29 +146,26 @@ def test_a_rank_without_queries_has_hard_negatives_of_none(packed):
     ranks = on_ranks(2, "no_queries", packed=packed)
     assert not any(isinstance(result, str) for result in ranks), ranks
     (_, D0, _), (Q, D1, H) = (result[1] for result in ranks)
-    parts = shards(2, "padded")
-    leaves = [parts[1][0], torch.cat([part[1] for part in parts])]
-    generator = torch.Generator().manual_seed(1)
-    leaves.append(torch.randn(len(leaves[0]), 2, 3, 8, dtype=torch.float64, generator=generator))
+    parts = [[x.values for x in part] for part in shards(2, "padded")]
+    leaves = [parts[1][0], torch.cat([part[1] for part in parts]), negatives_of(1, len(parts[1][0]))]
     leaves = [x.detach().clone().requires_grad_() for x in leaves]
     labels = torch.arange(len(leaves[0])) + len(D0)
-    loss = li.contrastive_loss(*leaves[:2], temperature=T, hard_negatives=leaves[2], labels=labels)
+    loss = li.losses.contrastive(*leaves[:2], labels, hard_negatives=leaves[2], temperature=T)
     wanted = torch.autograd.grad(loss, leaves)
     assert all(abs(result[0] - loss.item()) < 1e-9 for result in ranks)
     for got, want in zip((Q, np.concatenate((D0, D1)), H), wanted, strict=True):
         torch.testing.assert_close(torch.from_numpy(got), want)
 
 
-@pytest.mark.parametrize("name", ["contrastive_loss", "recall_loss"])
+@pytest.mark.parametrize("name", ["contrastive", "recall"])
 def test_a_rank_whose_queries_have_no_tokens(name):
     ranks = on_ranks(2, "no_tokens", loss=name)
     assert not any(isinstance(result, str) for result in ranks), ranks
-    Q, D = (torch.cat([part[i][:, :1] for part in shards(2, "padded")]) for i in (0, 1))
-    Q, D = Q.detach().requires_grad_(), D.detach().requires_grad_()
-    own = [part[0].shape[0] for part in shards(2, "padded")]
-    labels = torch.cat((torch.arange(own[0]), torch.arange(own[1]) + len(shards(2, "padded")[0][1])))
+    parts = shards(2, "padded")
+    Q, D = (torch.cat([part[i].values[:, :1] for part in parts]).detach().requires_grad_() for i in (0, 1))
+    own = [len(q) for q, _ in parts]
     kept = (torch.arange(len(Q)) < own[0]).unsqueeze(1)
-    loss = getattr(li, name)(Q, D, temperature=T, labels=labels, q_mask=kept)
+    loss = getattr(li.losses, name)(li.Tokens(Q, kept), D, labels_of_all(2), temperature=T)
     loss.backward()
     assert all(abs(result[0] - loss.item()) < 1e-9 for result in ranks)
     torch.testing.assert_close(torch.from_numpy(ranks[0][1][0]), Q.grad[: own[0]])
@@ -318,7 +173,7 @@ def test_a_rank_whose_queries_have_no_tokens(name):
 
 
 def test_two_losses_in_one_backward():
-    _, grads_q, grads_d, _ = one_process(2)
+    _, grads_q, grads_d, *_ = one_process(2)
     ranks = on_ranks(2, "accumulated")
     assert not any(isinstance(result, str) for result in ranks), ranks
     got = torch.cat([torch.from_numpy(result[0][1][0]) for result in ranks])
@@ -332,9 +187,8 @@ def test_under_distributed_data_parallel():
     torch.manual_seed(1)
     encoder = torch.nn.Linear(8, 8, bias=False).double()
     queries, documents = joined(2)
-    labels = torch.cat((torch.arange(5), torch.arange(8) + 9))
-    loss = li.contrastive_loss(
-        encoder(torch.stack(queries)), encoder(torch.stack(documents)), temperature=T, labels=labels
+    loss = li.losses.contrastive(
+        encoder(torch.stack(queries)), encoder(torch.stack(documents)), labels_of_all(2), temperature=T
     )
     loss.backward()
     for result in on_ranks(2, "data_parallel"):
@@ -347,7 +201,7 @@ def test_a_rank_that_refuses_its_arguments():
     assert ranks[1].startswith("TypeError: Q and D must share a dtype")
     for other in (0, 2):
         assert ranks[other].startswith(
-            "RuntimeError: contrastive_loss: rank 1 of the group refused its arguments"
+            "RuntimeError: losses.contrastive: rank 1 of the group refused its arguments"
         )
 
 
@@ -360,7 +214,7 @@ def test_a_rank_that_refuses_its_arguments():
 ])  # fmt: skip
 def test_ranks_that_disagree(what, message):
     for result in on_ranks(2, "disagree", what=what):
-        assert result.startswith("ValueError: contrastive_loss: every rank of the group must have"), result
+        assert result.startswith("ValueError: losses.contrastive: every rank of the group must have"), result
         assert message in result.splitlines()[0]
 
 
@@ -368,5 +222,5 @@ def test_ranks_that_disagree(what, message):
 def test_a_rank_that_ends(when):
     """Every other rank gets one clear error within the group's timeout."""
     for result in on_ranks(3, "one_ends", timeout=10, missing=1, when=when)[:2]:
-        assert result.startswith("RuntimeError: contrastive_loss: the exchange of"), result
+        assert result.startswith("RuntimeError: losses.contrastive: the exchange of"), result
         assert "with the other ranks of the group failed on rank" in result.splitlines()[0]

@@ -13,8 +13,8 @@ from late_interaction._contrastive.problem import Grid
 from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.tail import PairList
 from late_interaction._contrastive.tokens import Tokens, even_blocks
-from tests.contrast import assert_close, batch, gradients, reference, small_blocks
 from tests.maxsim.test_call_edges import Called
+from tests.support.contrastive import assert_close, batch, gradients, reference, small_blocks
 from tests.training.test_contrastive import T, packed
 
 
@@ -99,7 +99,7 @@ def test_bytes_of_a_batch_that_is_kept_whole(offsets, keeps, size):
 def test_a_batch_that_is_kept_whole_finds_winners_for_a_backward_alone(learns):
     Q, D = batch(3, 4)
     with Called() as called, torch.set_grad_enabled(learns):
-        li.contrastive_loss(Q, D, temperature=T, kept_bytes=1 << 20)
+        li.losses.contrastive(Q, D, temperature=T, kept_bytes=1 << 20)
     assert [name.removesuffix("_no_autograd") for name in called.names] == ["maxsim" + "_winners" * learns]
 
 
@@ -165,9 +165,9 @@ def test_packed_hard_negatives_are_those_of_the_padded_form(queries, each, devic
     (Q, cu_q), (D, cu_d), (H, cu_h) = (
         packed([3] * n, 8, torch.float64, device) for n in (queries, 5, queries * each)
     )
-    offsets = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d, "cu_seqlens_h": cu_h}
+    q, d, h = (li.Tokens.packed(*x) for x in ((Q, cu_q), (D, cu_d), (H, cu_h)))
     with small_blocks():
-        loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H, **offsets)
+        loss = li.losses.contrastive(q, d, temperature=T, hard_negatives=h)
         ours = gradients(loss, (Q, D, H))
     shapes = ((queries, 3, 8), (5, 3, 8), (queries, each, 3, 8))
     q, d, h = (x.view(shape) for x, shape in zip((Q, D, H), shapes, strict=True))

@@ -13,8 +13,8 @@ from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.sums import Sums
 from late_interaction._contrastive.tokens import Tokens
-from tests.contrast import assert_close, batch, gradients, reference, small_blocks
 from tests.maxsim.test_call_edges import Called
+from tests.support.contrastive import assert_close, batch, gradients, reference, small_blocks
 
 T = 0.25
 MIB = 1 << 20
@@ -75,7 +75,7 @@ def test_sums_that_nobody_needs_do_not_run(learns, smoothing, monkeypatch):
     seen, temperature = [], torch.tensor(T, dtype=Q.dtype, requires_grad=learns)
     recorded(monkeypatch, function.RunningSoftmax, "empty", seen)
     with small_blocks():
-        li.contrastive_loss(Q, D, temperature=temperature, label_smoothing=smoothing, symmetric=True)
+        li.losses.contrastive(Q, D, temperature=temperature, label_smoothing=smoothing, symmetric=True)
     assert [(args[0], *args[-2:]) for args in seen] == [(4, learns, smoothing > 0)] * 2
 
 
@@ -87,7 +87,7 @@ def test_hard_negatives_are_scored_where_there_are_any(each, monkeypatch):
     recorded(monkeypatch, backward, "add_own_gradients", differentiated)
     H = torch.randn(4, each, 3, 8, dtype=Q.dtype, requires_grad=True)
     with small_blocks():
-        loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H)
+        loss = li.losses.contrastive(Q, D, temperature=T, hard_negatives=H)
         (grad,) = torch.autograd.grad(loss, H)
     assert len(scored) == len(differentiated) == bool(each) and grad.shape == H.shape
 
@@ -103,7 +103,7 @@ def test_work_for_gradients_that_nobody_needs(wanted, monkeypatch):
     recorded(monkeypatch, backward, "add_own_gradients", own)
     monkeypatch.setattr(function, "_backward", lambda *args: found.append(ours(*args)) or found[-1])
     with small_blocks():
-        loss = li.contrastive_loss(Q, D, temperature=leaves["T"], hard_negatives=leaves["H"])
+        loss = li.losses.contrastive(Q, D, temperature=leaves["T"], hard_negatives=leaves["H"])
         torch.autograd.grad(loss, leaves[wanted])
     assert [args[-2:] for args in sums] == [(wanted == "Q", wanted == "D")]
     assert [(args[-2] is not None, args[-1]) for args in own] == (
@@ -121,7 +121,7 @@ def test_a_query_that_is_left_out_has_no_weights():
     with torch.no_grad():
         Q[2, 1, 3] = float("nan")
     with small_blocks():
-        ours = gradients(li.contrastive_loss(Q, D, temperature=T, labels=labels), (Q, D))
+        ours = gradients(li.losses.contrastive(Q, D, temperature=T, labels=labels), (Q, D))
     torch.testing.assert_close(ours[0], wanted[0])
     torch.testing.assert_close(ours[1][0][kept], wanted[1][0][kept])
     torch.testing.assert_close(ours[1][1], wanted[1][1])
@@ -231,7 +231,7 @@ def test_smoothing_of_more_queries_than_hard_negatives(device, monkeypatch):
     with small_blocks():
         monkeypatch.setattr(forward, "_OWN_BYTES", MIB)
         options = {"reduction": "none"}
-        loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H, label_smoothing=0.2, **options)
+        loss = li.losses.contrastive(Q, D, temperature=T, hard_negatives=H, label_smoothing=0.2, **options)
         ours = gradients(loss, (Q, D, H))
     assert_close(ours, gradients(reference(Q, D, T, H=H, smoothing=0.2, **options), (Q, D, H)))
 
@@ -324,6 +324,6 @@ def test_queries_that_are_left_out_have_no_listed_pairs():
     Q, D = batch(6, 6)
     labels = torch.tensor([0, 1, -100, 3, 4, 5])
     with small_blocks(), Called() as called:
-        li.pairwise_loss(Q, D, temperature=T, labels=labels).backward()
+        li.losses.pairwise(Q, D, temperature=T, labels=labels).backward()
     counts = [x["pair_q"].numel() for x in called.arguments if "grad_scores" in x]
     assert sum(counts) == 10

@@ -1,5 +1,5 @@
-"""contrastive_loss of one token a side where weights come straight from the product, without scores: against
-its definition in float64, on a GPU of compute capability 9.0."""
+"""losses.contrastive of one token a side where weights come straight from the product, without scores:
+against its definition in float64, on a GPU of compute capability 9.0."""
 
 from unittest import mock
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import late_interaction as li
 from late_interaction._contrastive.panels import products
-from tests.contrast import assert_close, batch, gradients, reference
+from tests.support.contrastive import assert_close, batch, gradients, reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native]
 TOLERANCE = 1.2e-2  # of bf16 gradients; the loss and the gradient of the temperature are not rounded
@@ -32,7 +32,7 @@ def drawn(Nq=130, Nd=130, d=64, planted=1.0, norm=1.0):
 def check(Q, D, temperature, leaves=None, **options):
     leaves = leaves or (Q, D)
     with mock.patch.object(products, "add_panels", wraps=products.add_panels) as taken:
-        ours = gradients(li.contrastive_loss(Q, D, temperature=temperature, **options), leaves)
+        ours = gradients(li.losses.contrastive(Q, D, temperature=temperature, **options), leaves)
     assert taken.call_count == 1
     wanted = gradients(reference(Q, D, temperature, **options), leaves)
     assert_close(ours, wanted, TOLERANCE)
@@ -104,10 +104,10 @@ def test_a_row_that_is_left_out_may_hold_anything(value):
         clean = Q.clone().requires_grad_()
         Q[5, 0, 3] = value
     ours, wanted = (
-        gradients(li.contrastive_loss(x, D, temperature=0.1, labels=labels), (x, D)) for x in (Q, clean)
+        gradients(li.losses.contrastive(x, D, temperature=0.1, labels=labels), (x, D)) for x in (Q, clean)
     )
     assert_close(ours, wanted)
-    loss = li.contrastive_loss(Q, D, temperature=0.1)
+    loss = li.losses.contrastive(Q, D, temperature=0.1)
     assert loss.isnan() and all(x.isnan().any() for x in torch.autograd.grad(loss, (Q, D)))
 
 
@@ -116,7 +116,7 @@ def test_again_and_in_a_graph():
     temperature = torch.tensor(0.05, device="cuda", requires_grad=True)
 
     def step():
-        return gradients(li.contrastive_loss(Q, D, temperature=temperature), (Q, D, temperature))
+        return gradients(li.losses.contrastive(Q, D, temperature=temperature), (Q, D, temperature))
 
     runs = [step() for _ in range(3)]
     graph = torch.cuda.CUDAGraph()
@@ -132,7 +132,7 @@ def test_the_host_waits_for_nothing():
     labels = torch.randperm(300, device="cuda")
 
     def step():
-        torch.autograd.grad(li.contrastive_loss(Q, D, temperature=0.1, labels=labels), (Q, D))
+        torch.autograd.grad(li.losses.contrastive(Q, D, temperature=0.1, labels=labels), (Q, D))
 
     step()
     torch.cuda.set_sync_debug_mode("error")
@@ -152,11 +152,11 @@ def test_autocast():
 def test_memory():
     """256 MiB of weights, and what is as large as the inputs: docs/large_batches.md."""
     Q, D = drawn(16384, 16384, 128)
-    first = li.contrastive_loss(Q[:64], D[:64], temperature=0.1)  # takes cuBLAS its workspace
+    first = li.losses.contrastive(Q[:64], D[:64], temperature=0.1)  # takes cuBLAS its workspace
     torch.autograd.grad(first, (Q, D))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    torch.autograd.grad(li.contrastive_loss(Q, D, temperature=0.1), (Q, D))
+    torch.autograd.grad(li.losses.contrastive(Q, D, temperature=0.1), (Q, D))
     beside = torch.cuda.max_memory_allocated() - before
     assert beside <= (256 << 20) + 4 * D.numel() + 4 * 2 * Q.numel() + (8 << 20)
 
@@ -174,7 +174,7 @@ def elsewhere():
 def test_calls_that_compute_scores():
     for name, (Q, D), options in elsewhere():
         with mock.patch.object(products, "add_panels") as taken:
-            li.contrastive_loss(Q, D, temperature=0.1, **options).sum().backward()
+            li.losses.contrastive(Q, D, temperature=0.1, **options).sum().backward()
         assert not taken.called, name
 
 
@@ -182,5 +182,5 @@ def test_small_batches_compute_scores(monkeypatch):
     monkeypatch.undo()
     Q, D = drawn(2048, 2048)
     with mock.patch.object(products, "add_panels") as taken:
-        li.contrastive_loss(Q, D, temperature=0.1)
+        li.losses.contrastive(Q, D, temperature=0.1)
     assert not taken.called

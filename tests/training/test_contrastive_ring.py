@@ -135,7 +135,7 @@ def test_facts_in_which_all_ranks_agree(place, monkeypatch):
 
 def test_options_are_compared_as_they_are(monkeypatch):
     """Not by sums, nor rounded. Only where they differ all processes exchange them."""
-    same = {"loss": "recall_loss", "temperature": 0.1, "d": 128}
+    same = {"loss": "losses.recall", "temperature": 0.1, "d": 128}
     exchanged = []
 
     def check(*given):
@@ -149,11 +149,11 @@ def test_options_are_compared_as_they_are(monkeypatch):
             return [text + [0.0] * (most - len(text)) for text in texts]
 
         monkeypatch.setattr(_group, "exchanged_facts", exchange)
-        of_all[0].check("recall_loss", "group", [of.facts() for of in of_all], torch.device("cpu"))
+        of_all[0].check("losses.recall", "group", [of.facts() for of in of_all], torch.device("cpu"))
 
     check((2, 3), (2, 3), (2, 3))
     assert not exchanged
-    message = r"^recall_loss: every rank of the group must have the same k, got \(2, 3\) on rank 0, 2,"
+    message = r"^losses.recall: every rank of the group must have the same k, got \(2, 3\) on rank 0, 2,"
     with pytest.raises(ValueError, match=message + r" \(1, 4\) on rank 1$"):
         check((2, 3), (1, 4), (2, 3))
     with pytest.raises(ValueError, match=r"got 1.0 on rank 0, 1.0000000000000002 on rank 1"):

@@ -1,4 +1,4 @@
-"""contrastive_loss of one token a side against its definition in float64: panels of scores, the two ways to
+"""losses.contrastive of one token a side against its definition in float64: panels of scores, the two ways to
 the gradients, and which calls go there."""
 
 import itertools
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import late_interaction as li
 from late_interaction._contrastive import single
 from late_interaction._contrastive.panels import scores as panels
-from tests.contrast import assert_close, batch, gradients, reference, small_blocks
+from tests.support.contrastive import assert_close, batch, gradients, reference, small_blocks
 
 T = 0.3
 # Exact on the CPU; a GPU's float64 goes by blocks, so float32 is what its operators are tried with.
@@ -33,7 +33,7 @@ def both(
     leaves = wanted or leaves
     options = {"labels": labels, "symmetric": symmetric, "reduction": reduction}
     with small_blocks(side, kept=kept), mock.patch.object(single, "loss", wraps=single.loss) as taken:
-        ours = li.contrastive_loss(Q, D, temperature=temperature, label_smoothing=smoothing, **options)
+        ours = li.losses.contrastive(Q, D, temperature=temperature, label_smoothing=smoothing, **options)
         ours = gradients(ours, leaves)
     assert taken.call_count == 1
     wanted = reference(Q, D, temperature, smoothing=smoothing, **options)
@@ -74,7 +74,7 @@ def test_a_temperature_that_is_a_number(device, symmetric, reduction, smoothing,
 
 def test_a_float16_gradient_of_zero(device):
     Q, D, temperature = drawn(device, 20, 20, 16, torch.float16)
-    loss = li.contrastive_loss(Q, D, temperature=temperature, reduction="none")
+    loss = li.losses.contrastive(Q, D, temperature=temperature, reduction="none")
     for grad in torch.autograd.grad((loss * 0).sum(), (Q, D)):
         assert not grad.any()
 
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_no_power_of_two(device, symmetric):
     Q, D, temperature = drawn(device, 64, 64, 64, torch.bfloat16)
 
     def of(scale):
-        loss = li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric)
+        loss = li.losses.contrastive(Q, D, temperature=temperature, symmetric=symmetric)
         return torch.autograd.grad(scale * loss, (Q, D))
 
     scale = 1.5 + 2**-8  # halfway between two numbers of bfloat16, 0.0026 of it apart from either
@@ -117,7 +117,7 @@ def test_a_gradient_that_is_no_power_of_two(device, symmetric):
 @pytest.mark.parametrize("scale", [1e-6, 1e4])
 def test_float16_keeps_small_weights(device, scale, symmetric):
     Q, D, temperature = drawn(device, 64, 64, 16, torch.float16, planted=0.0)
-    loss = li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric, reduction="sum")
+    loss = li.losses.contrastive(Q, D, temperature=temperature, symmetric=symmetric, reduction="sum")
     ours = torch.autograd.grad(scale * loss, (Q, D))
     wanted = reference(Q, D, temperature, symmetric=symmetric, reduction="sum")
     for got, want in zip(ours, torch.autograd.grad(wanted, (Q, D)), strict=True):
@@ -130,14 +130,14 @@ def test_float16_keeps_weights_of_a_mean_over_many_queries(device):
     Q, D, _ = drawn(device, 600, 600, 8, torch.float16, planted=0.0)
     with torch.no_grad():
         D[..., 0] += 8  # which the weights of a row take away again, if they add up to what the label's is
-    ours = gradients(li.contrastive_loss(Q, D, temperature=4.0), (Q, D))
+    ours = gradients(li.losses.contrastive(Q, D, temperature=4.0), (Q, D))
     assert_close(ours, gradients(reference(Q, D, 4.0), (Q, D)), 2e-2)
 
 
 def test_a_gradient_of_minus_1(device):
     """It is no gradient of 0, whose queries are left out."""
     Q, D, _ = drawn(device)
-    ours = li.contrastive_loss(Q, D, temperature=1.0, reduction="none")
+    ours = li.losses.contrastive(Q, D, temperature=1.0, reduction="none")
     found = torch.autograd.grad(-ours.sum(), (Q, D))
     wanted = reference(Q, D, 1.0, reduction="none")
     assert_close((ours, found), (wanted, torch.autograd.grad(-wanted.sum(), (Q, D))), EXACT[device][1])
@@ -148,7 +148,7 @@ def test_precision_where_losses_are_small(device):
     Q, D, _ = drawn(device, 20, 20, 64, torch.float32, planted=3.0)
     with torch.no_grad():
         Q[..., 0] = D[..., 0] = 10.0
-    loss = li.contrastive_loss(Q, D, temperature=T, reduction="none")
+    loss = li.losses.contrastive(Q, D, temperature=T, reduction="none")
     wanted = reference(Q, D, T, reduction="none")
     assert 0 < wanted.min() < 1e-3 < wanted.max()
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-3, atol=1e-6)
@@ -160,7 +160,7 @@ def test_gradcheck():
     with small_blocks(2):
         for reduction in ("mean", "none"):
             assert torch.autograd.gradcheck(
-                lambda *x, reduction=reduction: li.contrastive_loss(
+                lambda *x, reduction=reduction: li.losses.contrastive(
                     x[0], x[1], temperature=x[2], labels=labels, label_smoothing=0.1, reduction=reduction
                 ),
                 (Q, D, temperature),
@@ -176,7 +176,7 @@ def test_some_gradients_alone(device, wanted, symmetric):
     ours, expected = (
         gradients(loss, [leaves[i] for i in wanted])
         for loss in (
-            li.contrastive_loss(*leaves[:2], temperature=leaves[2], symmetric=symmetric),
+            li.losses.contrastive(*leaves[:2], temperature=leaves[2], symmetric=symmetric),
             reference(*leaves, symmetric=symmetric),
         )
     )
@@ -187,7 +187,7 @@ def test_some_gradients_alone(device, wanted, symmetric):
 def test_without_gradients(device, symmetric):
     Q, D, _ = drawn(device)
     with torch.no_grad(), small_blocks():
-        loss = li.contrastive_loss(Q, D, temperature=T, symmetric=symmetric)
+        loss = li.losses.contrastive(Q, D, temperature=T, symmetric=symmetric)
     assert not loss.requires_grad
     torch.testing.assert_close(loss.double(), reference(Q, D, T, symmetric=symmetric).detach().double())
 
@@ -199,7 +199,7 @@ def test_again(device, symmetric, kept):
     Q, D, temperature = drawn(device, 30, 30, 16, torch.bfloat16)
 
     def loss(Q, D):
-        return li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric)
+        return li.losses.contrastive(Q, D, temperature=temperature, symmetric=symmetric)
 
     leaves = (Q, D, temperature)
     with small_blocks(7, kept=kept):
@@ -214,9 +214,9 @@ def test_again(device, symmetric, kept):
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_double_backward_says_so(device, symmetric):
     Q, D, temperature = drawn(device)
-    loss = li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric)
+    loss = li.losses.contrastive(Q, D, temperature=temperature, symmetric=symmetric)
     (grad,) = torch.autograd.grad(loss, Q, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward of contrastive_loss is not supported"):
+    with pytest.raises(RuntimeError, match=r"double backward of losses\.contrastive is not supported"):
         grad.sum().backward()
 
 
@@ -224,12 +224,12 @@ def test_nan_stays_in_its_row(device):
     Q, D, _ = drawn(device)
     with torch.no_grad():
         Q[4] = torch.nan
-    loss = li.contrastive_loss(Q, D, temperature=T, reduction="none")
+    loss = li.losses.contrastive(Q, D, temperature=T, reduction="none")
     wanted = reference(Q, D, T, reduction="none")
     assert loss.isnan().tolist() == wanted.isnan().tolist() == [i == 4 for i in range(13)]
     labels = torch.arange(13, device=device)
     labels[4] = -100
-    assert li.contrastive_loss(Q, D, temperature=T, labels=labels).isfinite()
+    assert li.losses.contrastive(Q, D, temperature=T, labels=labels).isfinite()
 
 
 def test_labels_that_are_not_contiguous(device):
@@ -243,7 +243,7 @@ def test_panels_are_whole_tiles():
     Q, D, _ = drawn("cpu", 1000, 5000, 4, torch.float32)
     compute = panels.Batch.score
     with mock.patch.object(panels.Batch, "score", autospec=True, side_effect=compute) as score:
-        li.contrastive_loss(Q, D, temperature=T, labels=torch.arange(1000)).backward()
+        li.losses.contrastive(Q, D, temperature=T, labels=torch.arange(1000)).backward()
     scored = [call.args[1] for call in score.call_args_list]
     assert scored[0][0] == 0 and scored[-1][1] == 1000
     assert all(a[1] == b[0] for a, b in itertools.pairwise(scored))
@@ -284,7 +284,7 @@ def test_more_queries_than_a_launch_takes(reduction):
     leaves = Q, D, temperature = drawn("cuda", LAUNCH + 1000, 3, 4)
     labels = torch.arange(len(Q), device="cuda") % 3
     options = {"labels": labels, "reduction": reduction}
-    ours = gradients(li.contrastive_loss(Q, D, temperature=temperature, **options), leaves)
+    ours = gradients(li.losses.contrastive(Q, D, temperature=temperature, **options), leaves)
     assert_close(ours, gradients(reference(Q, D, temperature, **options), leaves), 3e-4)
 
 
@@ -327,7 +327,7 @@ def test_how_often_scores_are_computed(device, options, kept, passes):
         small_blocks(),
         mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored,
     ):
-        loss = li.contrastive_loss(*leaves[:2], temperature=leaves[2], kept_bytes=kept, **options)
+        loss = li.losses.contrastive(*leaves[:2], temperature=leaves[2], kept_bytes=kept, **options)
         gradients(loss, leaves)
     assert scored.call_count == 5 * passes  # panels of 3 of the 13 queries
 
@@ -343,7 +343,7 @@ def test_one_gradient_takes_scores_once(device, wanted):
         small_blocks(),
         mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored,
     ):
-        li.contrastive_loss(*leaves[:2], temperature=leaves[2]).backward()
+        li.losses.contrastive(*leaves[:2], temperature=leaves[2]).backward()
     assert scored.call_count == 5  # panels of 3 of the 13 queries
 
 
@@ -363,7 +363,7 @@ def test_memory_is_that_of_a_panel(device):
     for symmetric in (False, True):
         Q, D, temperature = drawn(device, 512, 512, 4, torch.float32)
         with small_blocks(32), Watch():
-            li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric).backward()
+            li.losses.contrastive(Q, D, temperature=temperature, symmetric=symmetric).backward()
     assert max(largest) == 64 * 512 * 4  # of weights: twice the rows of a panel of scores
 
 
@@ -375,7 +375,7 @@ def test_the_host_waits_for_nothing(options, labelled):
     labels = torch.randperm(64, device="cuda") if labelled else None
 
     def step():
-        loss = li.contrastive_loss(Q, D, temperature=temperature, labels=labels, **options)
+        loss = li.losses.contrastive(Q, D, temperature=temperature, labels=labels, **options)
         torch.autograd.grad(loss.sum(), (Q, D, temperature))
 
     with small_blocks(16):
@@ -392,11 +392,11 @@ def test_memory_on_a_gpu():
     """Beside inputs and gradients: two panels, and the documents' gradient in float32, which is held beside
     the result as the queries' is."""
     Q, D, _ = drawn("cuda", 16384, 16384, 128, torch.bfloat16)
-    li.contrastive_loss(Q[:64], D[:64], temperature=T).backward()  # the workspace of cuBLAS
+    li.losses.contrastive(Q[:64], D[:64], temperature=T).backward()  # the workspace of cuBLAS
     Q.grad = D.grad = None
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    loss = li.contrastive_loss(Q, D, temperature=T)
+    loss = li.losses.contrastive(Q, D, temperature=T)
     torch.autograd.grad(loss, (Q, D))
     beside = torch.cuda.max_memory_allocated() - before
     assert beside <= (392 << 20) + 4 * D.numel() + 4 * 2 * Q.numel()
@@ -407,12 +407,11 @@ def test_memory_on_a_gpu():
 
 def elsewhere(device):
     Q, D, _ = drawn(device)
-    yield "a mask", (Q, D), {"q_mask": torch.ones(13, 1, dtype=torch.bool, device=device)}
+    yield "a mask", (li.Tokens(Q, torch.ones(13, 1, dtype=torch.bool, device=device)), D), {}
     yield "hard negatives", (Q, D), {"hard_negatives": D.detach().unsqueeze(1)}
     yield "tail", (Q, D), {"tail": 2**-10}
     yield "longer documents", (Q, torch.cat((D, D), 1)), {}
-    cu = torch.arange(14, dtype=torch.int32, device=device)
-    yield "packed", (Q.squeeze(1), D.squeeze(1)), {"cu_seqlens_q": cu, "cu_seqlens_d": cu}
+    yield "packed", (li.Tokens(Q).pack(), D), {}
     yield "no queries", (Q[:0], D), {"labels": torch.empty(0, dtype=torch.long, device=device)}
     if device == "cuda":
         yield "float64", (Q.double(), D.double()), {}
@@ -421,14 +420,14 @@ def elsewhere(device):
 def test_calls_that_go_by_blocks(device):
     for name, tokens, options in elsewhere(device):
         with mock.patch.object(single, "loss") as taken:
-            li.contrastive_loss(*tokens, temperature=T, **options)
+            li.losses.contrastive(*tokens, temperature=T, **options)
         assert not taken.called, name
 
 
 def test_normalize(device):
     Q, D, temperature = drawn(device)
     with mock.patch.object(single, "loss", wraps=single.loss) as taken:
-        loss = li.contrastive_loss(Q, D, temperature=temperature, normalize=True)
+        loss = li.losses.contrastive(Q, D, temperature=temperature, normalize=True)
     assert taken.called
     wanted = gradients(reference(Q, D, temperature, normalize=True), (Q, D, temperature))
     assert_close(gradients(loss, (Q, D, temperature)), wanted, EXACT[device][1])

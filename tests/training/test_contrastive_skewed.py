@@ -1,4 +1,4 @@
-"""contrastive_loss where one token of each document wins half of the query rows, or all of them, against
+"""losses.contrastive where one token of each document wins half of the query rows, or all of them, against
 autograd of its definition in float64."""
 
 import math
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests.contrast import assert_close, batch, gradients, reference, small_blocks
+from tests.support.contrastive import assert_close, batch, gradients, reference, small_blocks
 from tests.training.test_contrastive_tail import thresholded
 
 T = 0.025  # times the tokens of a query: labels keep a part of the probability that half precision can tell
@@ -37,20 +37,11 @@ def hot_batch(n, Lq, Ld, d, kind, dtype, device):
 def both(Q, D, kept, packed, tail, **options):
     """Loss and gradients of Q, D and the temperature: ours, and by definition, exact and as the tail says."""
     temperature = torch.tensor(T * Q.shape[1], dtype=torch.float64, device=Q.device, requires_grad=True)
+    q, d = li.Tokens(Q), li.Tokens(D, kept)
     if packed:
-        n, Lq, d = Q.shape
-        tokens = D.detach()[kept].requires_grad_()
-        cu_q = torch.arange(n + 1, dtype=torch.int32, device=Q.device) * Lq
-        cu_d = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).to(torch.int32)
-        flat = Q.detach().reshape(-1, d).requires_grad_()
-        loss = li.contrastive_loss(
-            flat, tokens, temperature=temperature, tail=tail, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d, **options
-        )
-        value, (grad_q, packed_grad, grad_t) = gradients(loss, (flat, tokens, temperature))
-        ours = value, (grad_q.view_as(Q), torch.zeros_like(D).index_put((kept,), packed_grad), grad_t)
-    else:
-        loss = li.contrastive_loss(Q, D, temperature=temperature, tail=tail, d_mask=kept, **options)
-        ours = gradients(loss, (Q, D, temperature))
+        q, d = q.pack(), d.pack()
+    loss = li.losses.contrastive(q, d, temperature=temperature, tail=tail, **options)
+    ours = gradients(loss, (Q, D, temperature))
     masks = (None, kept, None)
     wanted = gradients(reference(Q, D, temperature, masks=masks), (Q, D, temperature))
     return ours, wanted

@@ -14,7 +14,7 @@ from late_interaction._contrastive.panels.scores import Batch
 from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, LIST_BYTES
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
-from tests.contrast import assert_close, batch, gradients
+from tests.support.contrastive import batch, gradients
 
 LIKE = torch.ones((), dtype=torch.float64)
 
@@ -151,26 +151,13 @@ def test_the_budget_of_a_gpu_that_lists_pairs():
     assert tuple(whole.default_budget("cuda", listed) for listed in (False, True)) == budgets
 
 
-def test_tokens_of_no_hard_negative_reach_nothing(device):
-    """A packed batch whose queries have none of their own may hold stray tokens: they have gradients of 0."""
-    Q, D = (x.flatten(0, 1).detach().requires_grad_() for x in batch(3, 3, 2, 2, device=device))
-    cu = torch.tensor([0, 2, 4, 6], device=device)
-    H = torch.ones(4, 8, dtype=Q.dtype, device=device, requires_grad=True)
-    offsets = {"cu_seqlens_q": cu, "cu_seqlens_d": cu}
-    plain = gradients(li.contrastive_loss(Q, D, temperature=0.3, **offsets), (Q, D))
-    loss = li.contrastive_loss(Q, D, temperature=0.3, hard_negatives=H, cu_seqlens_h=cu[:1], **offsets)
-    loss, found = gradients(loss, (Q, D, H))
-    assert_close((loss, found[:2]), plain)
-    assert not found[2].any()
-
-
 @pytest.mark.parametrize("kept", [0, 1 << 20])
 def test_a_precision_that_is_named_holds_under_autocast(device, kept):
     Q, D = batch(9, 9, dtype=torch.float32, device=device)
     found = []
     for enabled in (False, True):
         with torch.autocast(device, dtype=torch.bfloat16, enabled=enabled):
-            loss = li.contrastive_loss(Q, D, temperature=0.3, precision="highest", kept_bytes=kept)
+            loss = li.losses.contrastive(Q, D, temperature=0.3, precision="highest", kept_bytes=kept)
             found.append(gradients(loss, (Q, D)))
     assert torch.equal(found[0][0], found[1][0]) and all(map(torch.equal, found[0][1], found[1][1]))
 
@@ -179,5 +166,5 @@ def test_what_is_kept_is_documented():
     """``kept_bytes=None``: 512 MiB for all pairs, or 64 with a tail; a list of pairs takes 32 more."""
     assert KEPT_BYTES == {"cuda": 2**29, "cpu": 2**29}
     assert (KEPT_BYTES_WITH_LIST, LIST_BYTES) == (2**26, 2**25)
-    text = " ".join(li.contrastive_loss.__doc__.split())
+    text = " ".join(li.losses.contrastive.__doc__.split())
     assert "None: 512 MiB for all pairs (on a GPU with a ``tail`` 64 MiB)" in text

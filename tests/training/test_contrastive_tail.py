@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import late_interaction as li
 from late_interaction._contrastive import backward, function
-from tests.contrast import assert_close, batch, gradients, logits, reference, small_blocks
+from tests.support.contrastive import assert_close, batch, gradients, logits, reference, small_blocks
 
 T = 0.1
 TAIL = 2**-4
@@ -54,7 +54,7 @@ def test_exactly_the_pairs_above_the_threshold(device, monkeypatch, planted, sym
     labels = torch.arange(30, device=device)
     lists = counted(monkeypatch)
     with small_blocks(4):
-        loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, symmetric=symmetric)
+        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, symmetric=symmetric)
         ours = gradients(loss, (Q, D))
     assert not lists[0].dense and 30 <= lists[0].total < 30 * 30
     wanted = reference(Q, D, T, symmetric=symmetric).detach()
@@ -73,7 +73,7 @@ def test_one_panel(device, monkeypatch, symmetric, H):
         leaves.append(torch.randn(30, 2, 5, 16, dtype=Q.dtype, device=device).requires_grad_())
         given["hard_negatives"] = leaves[2]
     lists = counted(monkeypatch)
-    loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, symmetric=symmetric, kept_bytes=0, **given)
+    loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, symmetric=symmetric, kept_bytes=0, **given)
     assert lists[0].alone and lists[0].last is not None and not lists[0].rows
     found = torch.autograd.grad(loss, leaves, retain_graph=True)
     assert all(map(torch.equal, found, torch.autograd.grad(loss, leaves)))
@@ -81,7 +81,7 @@ def test_one_panel(device, monkeypatch, symmetric, H):
     hard = leaves[2] if H else None
     if H and symmetric:  # by the same list in several panels
         with small_blocks(4):
-            again = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, symmetric=True, **given)
+            again = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, symmetric=True, **given)
             wanted = torch.autograd.grad(again, leaves)
     else:
         wanted = thresholded(Q, D, TAIL, labels, symmetric, hard)
@@ -94,7 +94,7 @@ def test_labels_and_queries_left_out(device):
     labels = torch.randint(0, 24, (20,), device=device)
     labels[[3, 11]] = -100
     with small_blocks(4):
-        ours = gradients(li.contrastive_loss(Q, D, temperature=T, tail=TAIL, labels=labels), (Q, D))
+        ours = gradients(li.losses.contrastive(Q, D, temperature=T, tail=TAIL, labels=labels), (Q, D))
     assert_close(ours, (reference(Q, D, T, labels=labels).detach(), thresholded(Q, D, TAIL, labels)))
 
 
@@ -107,7 +107,7 @@ def test_a_document_whose_label_is_the_first_query(device):
     labels = torch.arange(30, device=device)
     labels[0], labels[5] = 5, 0
     with small_blocks(4):
-        loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, symmetric=True, labels=labels)
+        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, symmetric=True, labels=labels)
         ours = gradients(loss, (Q, D))
     wanted = reference(Q, D, T, symmetric=True, labels=labels).detach()
     assert_close(ours, (wanted, thresholded(Q, D, TAIL, labels, symmetric=True)))
@@ -117,7 +117,7 @@ def test_more_queries_than_documents(device):
     Q, D = batch(40, 9, 4, 6, 16, device=device)
     labels = torch.arange(40, device=device) % 9
     with small_blocks(4):
-        ours = gradients(li.contrastive_loss(Q, D, temperature=T, tail=TAIL, labels=labels), (Q, D))
+        ours = gradients(li.losses.contrastive(Q, D, temperature=T, tail=TAIL, labels=labels), (Q, D))
     assert_close(ours, (reference(Q, D, T, labels=labels).detach(), thresholded(Q, D, TAIL, labels)))
 
 
@@ -126,7 +126,7 @@ def test_hard_negatives_are_never_left_out(device):
     H = torch.randn(12, 2, 5, 16, dtype=torch.float64, device=device, requires_grad=True)
     labels = torch.arange(12, device=device)
     with small_blocks(4):
-        loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, hard_negatives=H)
+        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, hard_negatives=H)
         ours = gradients(loss, (Q, D, H))
     assert_close(ours, (reference(Q, D, T, H=H).detach(), thresholded(Q, D, TAIL, labels, H=H)))
 
@@ -136,7 +136,7 @@ def test_masks(device):
     masks = (torch.rand(14, 4, device=device) < 0.7, torch.rand(14, 6, device=device) < 0.6, None)
     masks[1][[0, 5]] = False
     with small_blocks(4):
-        loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, q_mask=masks[0], d_mask=masks[1])
+        loss = li.losses.contrastive(li.Tokens(Q, masks[0]), li.Tokens(D, masks[1]), temperature=T, tail=TAIL)
         ours = gradients(loss, (Q, D))
     labels = torch.arange(14, device=device)
     wanted = reference(Q, D, T, masks=masks).detach()
@@ -146,11 +146,9 @@ def test_masks(device):
 def test_normalize(device):
     Q, D = batch(14, 14, 4, 6, 16, device=device)
     with small_blocks(4):
-        ours = gradients(
-            li.contrastive_loss(Q, D, temperature=T, tail=TAIL, normalize=True, d_mask=None), (Q, D)
-        )
+        ours = gradients(li.losses.contrastive(Q, D, temperature=T, tail=TAIL, normalize=True), (Q, D))
         units = [F.normalize(x.detach(), dim=-1).requires_grad_() for x in (Q, D)]
-        wanted = gradients(li.contrastive_loss(*units, temperature=T, tail=TAIL), units)
+        wanted = gradients(li.losses.contrastive(*units, temperature=T, tail=TAIL), units)
         through = torch.autograd.grad([F.normalize(x, dim=-1) for x in (Q, D)], (Q, D), wanted[1])
     assert_close(ours, (wanted[0], through))
 
@@ -160,11 +158,12 @@ def test_packed(device):
     cu = torch.tensor([0, *lengths], device=device).cumsum(0)
     D = torch.randn(sum(lengths), 16, dtype=torch.float64, device=device, requires_grad=True)
     Q = (D + 0.3 * torch.randn_like(D)).detach().requires_grad_()
-    options = {"temperature": T, "cu_seqlens_q": cu, "cu_seqlens_d": cu}
+    q, d = li.Tokens.packed(Q, cu), li.Tokens.packed(D, cu)
     with small_blocks(3):
-        exact = gradients(li.contrastive_loss(Q, D, **options), (Q, D))
-        ours = gradients(li.contrastive_loss(Q, D, tail=1e-12, **options), (Q, D))
-        rough = gradients(li.contrastive_loss(Q, D, tail=0.5, **options), (Q, D))
+        exact, ours, rough = (
+            gradients(li.losses.contrastive(q, d, temperature=T, tail=tail), (Q, D))
+            for tail in (0.0, 1e-12, 0.5)
+        )
     assert_close(ours, exact)
     assert not torch.equal(rough[1][0], exact[1][0])
 
@@ -173,7 +172,7 @@ def test_one_token_a_side(device):
     Q, D = batch(40, 40, 1, 1, 16, device=device)
     labels = torch.arange(40, device=device)
     with small_blocks(6):
-        ours = gradients(li.contrastive_loss(Q, D, temperature=T, tail=TAIL), (Q, D))
+        ours = gradients(li.losses.contrastive(Q, D, temperature=T, tail=TAIL), (Q, D))
     assert_close(ours, (reference(Q, D, T).detach(), thresholded(Q, D, TAIL, labels)))
 
 
@@ -184,8 +183,8 @@ def test_the_error_is_bounded(device, planted, tail):
     document tokens together by the same over all query tokens."""
     Q, D = batch(64, 64, 4, 6, 16, device=device, planted=planted)
     with small_blocks(8):
-        exact = gradients(li.contrastive_loss(Q, D, temperature=T), (Q, D))
-        ours = gradients(li.contrastive_loss(Q, D, temperature=T, tail=tail), (Q, D))
+        exact = gradients(li.losses.contrastive(Q, D, temperature=T), (Q, D))
+        ours = gradients(li.losses.contrastive(Q, D, temperature=T, tail=tail), (Q, D))
     off_Q, off_D = ((a - b).norm(dim=-1) for a, b in zip(ours[1], exact[1], strict=True))
     bound = tail / T / 64
     assert off_Q.max() <= bound * D.norm(dim=-1).max() * (1 + 1e-9)
@@ -200,7 +199,7 @@ def test_loss_and_temperature_stay_exact(device):
     found = []
     for tail in (0.0, 0.9):
         with small_blocks(4):
-            loss = li.contrastive_loss(Q, D, temperature=temperature, tail=tail)
+            loss = li.losses.contrastive(Q, D, temperature=temperature, tail=tail)
             found.append((loss, *torch.autograd.grad(loss, temperature)))
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
 
@@ -213,7 +212,7 @@ def test_a_list_that_is_full(device, monkeypatch, listed, many_queries):
     labels = torch.arange(len(Q), device=device) % 30
     lists = counted(monkeypatch)
     with small_blocks(4, panel=4, listed=listed):
-        ours = gradients(li.contrastive_loss(Q, D, temperature=T, tail=1e-9, labels=labels), (Q, D))
+        ours = gradients(li.losses.contrastive(Q, D, temperature=T, tail=1e-9, labels=labels), (Q, D))
     assert lists[0].dense and lists[0].total <= listed
     assert (lists[0].total > 0) == (listed > 0)
     exact = gradients(reference(Q, D, T, labels=labels), (Q, D))
@@ -223,9 +222,9 @@ def test_a_list_that_is_full(device, monkeypatch, listed, many_queries):
 def test_long_lists_go_in_parts(device, monkeypatch):
     Q, D = batch(30, 30, 4, 6, 16, device=device, planted=0.3)
     with small_blocks(16):
-        whole = gradients(li.contrastive_loss(Q, D, temperature=T, tail=TAIL), (Q, D))
+        whole = gradients(li.losses.contrastive(Q, D, temperature=T, tail=TAIL), (Q, D))
         monkeypatch.setattr(backward, "_WINNER_BYTES", 4 * 4 * 5)  # five pairs at a time
-        parts = gradients(li.contrastive_loss(Q, D, temperature=T, tail=TAIL), (Q, D))
+        parts = gradients(li.losses.contrastive(Q, D, temperature=T, tail=TAIL), (Q, D))
     assert_close(parts, whole)
 
 
@@ -234,7 +233,7 @@ def test_nan_is_not_negligible(device):
     with torch.no_grad():
         Q[4, 1, 2] = float("nan")
     with small_blocks():
-        loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL)
+        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL)
         grad_Q, grad_D = torch.autograd.grad(loss, (Q, D))
     assert loss.isnan() and grad_Q.isnan().any() and grad_D.isnan().any()
 
@@ -243,7 +242,7 @@ def test_nan_is_not_negligible(device):
 def test_dtypes(device, dtype):
     Q, D = batch(33, 33, 8, 20, 32, dtype, device, planted=0.3)
     with small_blocks(8):
-        ours = gradients(li.contrastive_loss(Q, D, temperature=0.3, tail=2**-12), (Q, D))
+        ours = gradients(li.losses.contrastive(Q, D, temperature=0.3, tail=2**-12), (Q, D))
     tolerance = {torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     assert_close(ours, gradients(reference(Q, D, 0.3), (Q, D)), tolerance)
 

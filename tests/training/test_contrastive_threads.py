@@ -1,4 +1,4 @@
-"""contrastive_loss over a group whose processes are threads of this one, which exchange tensors through
+"""losses.contrastive over a group whose processes are threads of this one, which exchange tensors through
 queues. Results are compared as in test_contrastive_group.py."""
 
 import threading
@@ -15,9 +15,9 @@ from late_interaction._contrastive import arguments, function, gather
 from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.tail import PairList
-from tests.contrast import gradients, reference, small_blocks
-from tests.ring_worker import T, loss_of, shards
-from tests.training.test_contrastive_group import check
+from tests.support.contrastive import gradients, reference, small_blocks
+from tests.support.groups import check, labels_of_all
+from tests.support.ring_worker import T, loss_of, shards
 
 
 class Group:
@@ -101,9 +101,8 @@ def on_threads(monkeypatch):
 
 
 def step(batch, group, labels=None, weight=True, **options):
-    """Loss and gradients of a rank, as tests.ring_worker.gradients has them."""
-    Q, D, own = batch
-    loss, leaves = loss_of(Q, D, group=group, labels=labels, **own, **options)
+    """Loss and gradients of a rank, as tests.support.ring_worker.gradients has them."""
+    loss, leaves = loss_of(*batch, group=group, labels=labels, **options)
     total = loss
     if loss.dim():
         total = (loss * torch.linspace(-1, 2, len(loss), dtype=loss.dtype)).sum()
@@ -157,20 +156,18 @@ def test_labels_are_of_the_own_documents(on_threads):
 def test_hard_negatives(on_threads, world):
     """As many for each query on every rank; a rank without queries has none."""
     batches = shards(world, "padded")
-    negatives = [torch.randn(len(Q), 2, 3, 8, dtype=Q.dtype) for Q, _, _ in batches]
+    negatives = [torch.randn(len(Q), 2, 3, 8, dtype=Q.dtype) for Q, _ in batches]
 
     def work(rank, group):
-        Q, D, _ = batches[rank]
+        Q, D = (x.values for x in batches[rank])
         leaves = [x.clone().requires_grad_() for x in (Q, D, negatives[rank])]
-        loss = li.contrastive_loss(*leaves[:2], temperature=T, hard_negatives=leaves[2], group=group)
+        loss = li.losses.contrastive(*leaves[:2], temperature=T, hard_negatives=leaves[2], group=group)
         return gradients(loss, leaves)
 
     ranks = on_threads(world, work)
-    leaves = [torch.cat(x).requires_grad_() for x in (*list(zip(*batches, strict=True))[:2], negatives)]
-    begins = [sum(len(D) for _, D, _ in batches[:rank]) for rank in range(world)]
-    labels = torch.cat(
-        [torch.arange(len(Q)) + begin for (Q, _, _), begin in zip(batches, begins, strict=True)]
-    )
+    sides = ([x.values for x in side] for side in zip(*batches, strict=True))
+    leaves = [torch.cat(x).requires_grad_() for x in (*sides, negatives)]
+    labels = labels_of_all(world)
     loss, wanted = gradients(reference(*leaves[:2], T, labels=labels, H=leaves[2]), leaves)
     for found, _ in ranks:
         torch.testing.assert_close(found, loss)
@@ -185,7 +182,7 @@ def test_ranks_agree_on_the_number_of_hard_negatives(on_threads, queries, each, 
     def work(rank, group):
         n, k = queries[rank], each[rank]
         H = torch.randn(n, k, 3, 8)
-        return li.contrastive_loss(
+        return li.losses.contrastive(
             torch.randn(n, 3, 8), torch.randn(4, 3, 8), temperature=T, hard_negatives=H, group=group
         )
 
@@ -198,19 +195,19 @@ def test_ranks_agree_on_the_number_of_hard_negatives(on_threads, queries, each, 
 
 
 OF_RANKS = {  # a loss, and the options in which two processes differ
-    "k": (li.recall_loss, "k", ((2, 3), (1, 4)), "(2, 3) on rank 0, (1, 4) on rank 1"),
-    "one k": (li.recall_loss, "k", (5, (5, 5)), "(5,) on rank 0, (5, 5) on rank 1"),
-    "rank_temperature": (li.recall_loss, "rank_temperature", (1.0, 2.0), "1.0 on rank 0, 2.0 on rank 1"),
-    "bias": (li.sigmoid_loss, "bias", (-10.0, -9.0), "-10.0 on rank 0, -9.0 on rank 1"),
-    "precision": (li.pairwise_loss, "precision", ("high", None), "high on rank 0, highest on rank 1"),
-    "normalize": (li.sigmoid_loss, "normalize", (True, False), "True on rank 0, False on rank 1"),
-    "scale_by_world": (li.recall_loss, "scale_by_world", (True, False), "True on rank 0, False on rank 1"),
-    "symmetric": (li.contrastive_loss, "symmetric", (True, False), "True on rank 0, False on rank 1"),
-    "label_smoothing": (li.contrastive_loss, "label_smoothing", (0.0, 0.1), "0.0 on rank 0, 0.1 on rank 1"),
-    "a learned bias": (li.sigmoid_loss, "bias", (torch.tensor(1.5), 1.0), "1.5 on rank 0, 1.0 on rank 1"),
+    "k": (li.losses.recall, "k", ((2, 3), (1, 4)), "(2, 3) on rank 0, (1, 4) on rank 1"),
+    "one k": (li.losses.recall, "k", (5, (5, 5)), "(5,) on rank 0, (5, 5) on rank 1"),
+    "rank_temperature": (li.losses.recall, "rank_temperature", (1.0, 2.0), "1.0 on rank 0, 2.0 on rank 1"),
+    "bias": (li.losses.sigmoid, "bias", (-10.0, -9.0), "-10.0 on rank 0, -9.0 on rank 1"),
+    "precision": (li.losses.pairwise, "precision", ("high", None), "high on rank 0, highest on rank 1"),
+    "normalize": (li.losses.sigmoid, "normalize", (True, False), "True on rank 0, False on rank 1"),
+    "scale_by_world": (li.losses.recall, "scale_by_world", (True, False), "True on rank 0, False on rank 1"),
+    "symmetric": (li.losses.contrastive, "symmetric", (True, False), "True on rank 0, False on rank 1"),
+    "label_smoothing": (li.losses.contrastive, "label_smoothing", (0.0, 0.1), "0.0 on rank 0, 0.1 on rank 1"),
+    "a learned bias": (li.losses.sigmoid, "bias", (torch.tensor(1.5), 1.0), "1.5 on rank 0, 1.0 on rank 1"),
 } | {
     f.__name__: (f, "temperature", (0.5, torch.tensor(0.25)), "0.5 on rank 0, 0.25 on rank 1")
-    for f in (li.contrastive_loss, li.pairwise_loss, li.sigmoid_loss, li.recall_loss)
+    for f in (li.losses.contrastive, li.losses.pairwise, li.losses.sigmoid, li.losses.recall)
 }  # fmt: skip
 
 
@@ -223,7 +220,7 @@ def test_an_option_in_which_ranks_differ(on_threads, name):
         Q, D = torch.ones(2, 3, 8), torch.ones(2, 3, 8)
         return function(Q, D, **{"temperature": T, "group": group, option: values[rank]})
 
-    message = f"{function.__name__}: every rank of the group must have the same {option}, got {shown}"
+    message = f"losses.{function.__name__}: every rank of the group must have the same {option}, got {shown}"
     assert [(type(x), str(x)) for x in on_threads(2, work)] == [(ValueError, message)] * 2
 
 
@@ -233,14 +230,14 @@ def test_a_temperature_that_one_rank_learns(on_threads):
     def work(rank, group):
         temperature = torch.tensor(0.5, requires_grad=rank == 1)
         Q = torch.ones(2, 3, 8)
-        return li.contrastive_loss(Q, Q, temperature=temperature, symmetric=True, group=group)
+        return li.losses.contrastive(Q, Q, temperature=temperature, symmetric=True, group=group)
 
     for result in on_threads(2, work):
         assert "the same temperature, got 0.5 on rank 0, 0.5, which requires a gradient on" in str(result)
 
 
 @pytest.mark.parametrize(("function", "option"), [
-    (li.contrastive_loss, "temperature"), (li.sigmoid_loss, "temperature"), (li.sigmoid_loss, "bias"),
+    (li.losses.contrastive, "temperature"), (li.losses.sigmoid, "temperature"), (li.losses.sigmoid, "bias"),
 ])  # fmt: skip
 def test_numbers_that_are_not_waited_for(on_threads, monkeypatch, function, option):
     """Those of a GPU: where ranks have different ones the loss is NaN on each."""
@@ -251,7 +248,7 @@ def test_numbers_that_are_not_waited_for(on_threads, monkeypatch, function, opti
 
     def work(others):
         def of_rank(rank, group):
-            numbers = {"temperature": 0.5} | ({"bias": 1.0} if function is li.sigmoid_loss else {})
+            numbers = {"temperature": 0.5} | ({"bias": 1.0} if function is li.losses.sigmoid else {})
             numbers[option] += others * rank
             numbers = {k: torch.tensor(x, requires_grad=True) for k, x in numbers.items()}
             loss = function(torch.ones(2, 3, 8), torch.ones(2, 3, 8), group=group, **numbers)
@@ -276,7 +273,7 @@ def test_tokens_with_masks_are_packed_for_lists_alone(on_threads, masked, tail, 
 def test_what_one_rank_refuses(on_threads):
     def work(rank, group):
         Q, D = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
-        return li.contrastive_loss(Q, D, temperature=T if rank else -1.0, group=group)
+        return li.losses.contrastive(Q, D, temperature=T if rank else -1.0, group=group)
 
     refused, told = on_threads(2, work)
     assert isinstance(refused, ValueError) and "temperature must be above 0" in str(refused)
@@ -290,7 +287,7 @@ def test_a_query_that_is_left_out_has_no_effect_on_any_rank(on_threads, function
 
     def work(value):
         def of_rank(rank, group):
-            Q, D, _ = (x.clone() if isinstance(x, torch.Tensor) else x for x in batches[rank])
+            Q, D = (x.values.clone() for x in batches[rank])
             Q[2] = value
             labels = torch.arange(len(Q)).index_fill(0, torch.tensor(2), -100)
             leaves = [x.requires_grad_() for x in (Q, D)]
@@ -319,7 +316,7 @@ def test_a_list_is_finished_behind_the_next_scores(on_threads, monkeypatch):
     batches = shards(3, "padded")
 
     def work(rank, group):
-        Q, D, _ = batches[rank]
+        Q, D = batches[rank]
         return loss_of(Q, D, tail=1e-9, group=group)[0]
 
     assert all(loss.isfinite() for loss in on_threads(3, work))
@@ -333,11 +330,11 @@ def test_a_list_is_finished_behind_the_next_scores(on_threads, monkeypatch):
 def test_a_document_that_is_no_label(on_threads):
     """NaN of a query that is left out makes the columns of the others NaN, not the weights of this one."""
     batches = shards(2, "padded", symmetric=True)
-    batches[0][0][2, 0, 0] = torch.nan
+    batches[0][0].values[2, 0, 0] = torch.nan
     labels = [torch.tensor([0, 1, -100, 3, 4]), torch.arange(8)]
 
     def work(rank, group):
-        Q, D, _ = batches[rank]
+        Q, D = batches[rank]
         loss, leaves = loss_of(Q, D, labels=labels[rank], symmetric=True, group=group)
         return torch.autograd.grad(loss, leaves)[1]
 

@@ -10,16 +10,16 @@ import late_interaction as li
 from late_interaction._contrastive import blocks, host_memory, kept
 from late_interaction._contrastive.blocks import Kernels
 from late_interaction._contrastive.tokens import Tokens
-from tests.contrast import batch, gradients, small_blocks
+from tests.support.contrastive import batch, gradients, small_blocks
 
 T = 0.3
 NQ, ND, LQ = 10, 13, 5
 ALL = NQ * ND * (2 * LQ + 4)  # bytes of float32 inputs' scores and winners
 LOSSES = {
-    "contrastive": li.contrastive_loss,
-    "symmetric": lambda Q, D, **o: li.contrastive_loss(Q, D[:NQ], symmetric=True, **o),
-    "sigmoid": li.sigmoid_loss,
-    "recall": li.recall_loss,
+    "contrastive": li.losses.contrastive,
+    "symmetric": lambda Q, D, **o: li.losses.contrastive(Q, D[:NQ], symmetric=True, **o),
+    "sigmoid": li.losses.sigmoid,
+    "recall": li.losses.recall,
 }
 
 
@@ -43,7 +43,7 @@ def test_a_budget_changes_time_and_no_bit(device, scored, masked, dtype):
     found, in_backward = [], []
     with small_blocks():
         for kept_bytes in (0, ALL // 3, ALL - 1):
-            loss = li.contrastive_loss(Q, D, temperature=T, q_mask=q_mask, kept_bytes=kept_bytes)
+            loss = li.losses.contrastive(li.Tokens(Q, q_mask), D, temperature=T, kept_bytes=kept_bytes)
             scored.clear()
             found.append(gradients(loss, (Q, D)))
             in_backward.append(len(scored))
@@ -73,8 +73,9 @@ def test_packed_blocks_are_kept(scored):
     found = []
     for available in (0, 1 << 30):
         with small_blocks(2, available=available):
-            options = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d}
-            loss = li.contrastive_loss(Q, D, temperature=T, **options)
+            loss = li.losses.contrastive(
+                *(li.Tokens.packed(*x) for x in ((Q, cu_q), (D, cu_d))), temperature=T
+            )
             scored.clear()
             found.append(gradients(loss, (Q, D)))
     assert same(*found) and not scored
@@ -85,7 +86,7 @@ def test_lists_of_pairs_keep_no_blocks(monkeypatch, name, options):
     monkeypatch.setattr(kept.KeptBlocks, "keep", lambda *args: pytest.fail("a block is kept"))
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
     with small_blocks(available=1 << 30):
-        loss = li.pairwise_loss if name == "pairwise" else li.contrastive_loss
+        loss = li.losses.pairwise if name == "pairwise" else li.losses.contrastive
         loss(Q, D, temperature=T, **options).backward()
 
 
@@ -93,7 +94,7 @@ def test_without_a_backward_nothing_is_kept(monkeypatch):
     monkeypatch.setattr(kept.KeptBlocks, "keep", lambda *args: pytest.fail("a block is kept"))
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
     with small_blocks(available=1 << 30), torch.no_grad():
-        li.contrastive_loss(Q, D, temperature=T)
+        li.losses.contrastive(Q, D, temperature=T)
 
 
 def test_a_gpu_keeps_no_blocks_by_default():
@@ -115,7 +116,7 @@ def test_blocks_are_freed_with_the_backward(device):
 
     with small_blocks(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept.KeptBlocks, "keep", watch)
-        loss = li.contrastive_loss(Q, D, temperature=T, kept_bytes=ALL - 1)
+        loss = li.losses.contrastive(Q, D, temperature=T, kept_bytes=ALL - 1)
         assert found and any(x() is not None for x in found)
         loss.backward()
     assert all(x() is None for x in found) and loss.item() > 0
@@ -124,7 +125,7 @@ def test_blocks_are_freed_with_the_backward(device):
 def test_a_backward_may_be_repeated(device):
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32, device=device)
     with small_blocks():
-        loss = li.contrastive_loss(Q, D, temperature=T, kept_bytes=ALL - 1)
+        loss = li.losses.contrastive(Q, D, temperature=T, kept_bytes=ALL - 1)
         first = torch.autograd.grad(loss, (Q, D), retain_graph=True)
         assert all(map(torch.equal, first, torch.autograd.grad(loss, (Q, D))))
 

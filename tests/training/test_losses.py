@@ -1,4 +1,4 @@
-"""pairwise_loss, sigmoid_loss and recall_loss against their definitions in float64, in small blocks."""
+"""losses.pairwise, losses.sigmoid and losses.recall against their definitions in float64, in small blocks."""
 
 import copy
 import inspect
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import late_interaction as li
 from late_interaction._contrastive import blocks
-from tests.contrast import assert_close, batch, gradients, logits, small_blocks
+from tests.support.contrastive import assert_close, batch, gradients, logits, own, small_blocks
 from tests.training.test_contrastive import LENGTHS, packed, padded
 
 T = 0.7
@@ -51,14 +51,14 @@ def recall(S, hit, k=(1, 2, 4, 8, 16), rank_temperature=1.0):
 
 
 DEFINITIONS = {"pairwise": pairwise, "sigmoid": sigmoid, "recall": recall}
-FUNCTIONS = {"pairwise": li.pairwise_loss, "sigmoid": li.sigmoid_loss, "recall": li.recall_loss}
+FUNCTIONS = {"pairwise": li.losses.pairwise, "sigmoid": li.losses.sigmoid, "recall": li.losses.recall}
 every = pytest.mark.parametrize("kind", list(FUNCTIONS))
 
 
 def definition(kind, Q, D, T, labels=None, H=None, masks=(None, None, None), normalize=False,
-               reduction="mean", **own):  # fmt: skip
+               reduction="mean", **others):  # fmt: skip
     S = logits(Q, D, T, H, masks, normalize)
-    return of_labels(S, labels, reduction, lambda S, hit: DEFINITIONS[kind](S, hit, **own))
+    return of_labels(S, labels, reduction, lambda S, hit: DEFINITIONS[kind](S, hit, **others))
 
 
 def both(kind, device, Nq=10, Nd=13, kept=0, H=False, each=3, masks=(None, None, None), side=3, **options):
@@ -76,8 +76,8 @@ def both(kind, device, Nq=10, Nd=13, kept=0, H=False, each=3, masks=(None, None,
         leaves.append(options["bias"])
     with small_blocks(side, kept=kept):
         loss = FUNCTIONS[kind](
-            Q, D, temperature=T_, hard_negatives=negatives, q_mask=masks[0], d_mask=masks[1],
-            hard_negatives_mask=masks[2], **options,
+            li.Tokens(Q, masks[0]), li.Tokens(D, masks[1]), hard_negatives=own(negatives, masks[2]),
+            temperature=T_, **options,
         )  # fmt: skip
         ours = gradients(loss, leaves)
     return ours, gradients(definition(kind, Q, D, T_, H=negatives, masks=masks, **options), leaves)
@@ -136,7 +136,7 @@ def test_packed(kind, device, normalize):
     (Q, cu_q), (D, cu_d) = (packed(x, 8, torch.float64, device) for x in LENGTHS)
     hard = [1, 4, 0, 2, 5, 3, 2, 2] * 2
     H, cu_h = packed(hard, 8, torch.float64, device)
-    leaves, offsets = (Q, D, H), {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d, "cu_seqlens_h": cu_h}
+    leaves, tokens = (Q, D, H), [li.Tokens.packed(*x) for x in ((Q, cu_q), (D, cu_d), (H, cu_h))]
     (q, q_mask), (d, d_mask), (h, h_mask) = (
         padded(x, n) for x, n in ((Q, LENGTHS[0]), (D, LENGTHS[1]), (H, hard))
     )
@@ -145,7 +145,7 @@ def test_packed(kind, device, normalize):
     wanted = gradients(wanted, leaves)
     for kept in (0, 1 << 20):
         with small_blocks(kept=kept):
-            loss = FUNCTIONS[kind](Q, D, temperature=T, hard_negatives=H, normalize=normalize, **offsets)
+            loss = FUNCTIONS[kind](*tokens[:2], temperature=T, hard_negatives=tokens[2], normalize=normalize)
             assert_close(gradients(loss, leaves), wanted)
 
 
@@ -263,15 +263,15 @@ def test_nan_makes_its_rows_nan(kind, device, kept):
 
 
 NUMBERS = {
-    "contrastive": (li.contrastive_loss, {}),
-    "contrastive, none": (li.contrastive_loss, {"reduction": "none"}),
-    "contrastive, smoothed": (li.contrastive_loss, {"label_smoothing": 0.1}),
-    "contrastive, tail": (li.contrastive_loss, {"tail": 1e-6}),
-    "contrastive, symmetric": (li.contrastive_loss, {"symmetric": True}),
-    "contrastive, symmetric, none": (li.contrastive_loss, {"symmetric": True, "reduction": "none"}),
-    "pairwise": (li.pairwise_loss, {}),
-    "sigmoid": (li.sigmoid_loss, {"bias": -1.0}),
-    "recall": (li.recall_loss, {"k": (1, 2)}),
+    "contrastive": (li.losses.contrastive, {}),
+    "contrastive, none": (li.losses.contrastive, {"reduction": "none"}),
+    "contrastive, smoothed": (li.losses.contrastive, {"label_smoothing": 0.1}),
+    "contrastive, tail": (li.losses.contrastive, {"tail": 1e-6}),
+    "contrastive, symmetric": (li.losses.contrastive, {"symmetric": True}),
+    "contrastive, symmetric, none": (li.losses.contrastive, {"symmetric": True, "reduction": "none"}),
+    "pairwise": (li.losses.pairwise, {}),
+    "sigmoid": (li.losses.sigmoid, {"bias": -1.0}),
+    "recall": (li.losses.recall, {"k": (1, 2)}),
 }
 
 
@@ -294,9 +294,7 @@ def test_a_query_that_is_left_out_has_no_effect(device, name, form, value):
         leaves = [x.clone().requires_grad_() for x in (q, D, h)]
         inputs, given = leaves[:2], {"temperature": T, **options}
         if form == "packed":
-            ends = [torch.arange(7, dtype=torch.int32, device=device) * n for n in (3, 4)]
-            given |= {"cu_seqlens_q": ends[0], "cu_seqlens_d": ends[1]}
-            inputs = [x.flatten(0, 1) for x in inputs]
+            inputs = [li.Tokens(x).pack() for x in inputs]
         elif form in ("negatives", "normalized"):
             given |= {"hard_negatives": leaves[2], "normalize": form == "normalized"}
         with small_blocks(kept=kept, available=kept):
@@ -414,7 +412,7 @@ def test_equal_negatives_the_first_gets_the_gradient(device, kept):
         D[9] = D[5] = D[4] = 3 * Q[0, torch.arange(7) % 5]  # the hardest of query 0
     H = D[4:5].detach().repeat(3, 1, 1).unsqueeze(1).requires_grad_()
     with small_blocks(kept=kept):
-        loss = li.pairwise_loss(Q, D, hard_negatives=H, reduction="none")
+        loss = li.losses.pairwise(Q, D, hard_negatives=H, reduction="none")
         grad, grad_H = torch.autograd.grad(loss[0], (D, H))
     assert grad.flatten(1).any(1).nonzero().flatten().tolist() == [0, 4] and not grad_H.any()
 
@@ -422,7 +420,7 @@ def test_equal_negatives_the_first_gets_the_gradient(device, kept):
 def test_pairwise_without_a_negative(device):
     Q, D = batch(3, 1, device=device)
     with small_blocks():
-        loss = li.pairwise_loss(Q, D, labels=torch.zeros(3, dtype=torch.long, device=device))
+        loss = li.losses.pairwise(Q, D, labels=torch.zeros(3, dtype=torch.long, device=device))
         grads = torch.autograd.grad(loss, (Q, D))
     assert loss.item() == 0 and not any(g.any() for g in grads)
 
@@ -430,7 +428,7 @@ def test_pairwise_without_a_negative(device):
 def test_pairwise_backward_scores_two_pairs_a_query(device, monkeypatch):
     Q, D = batch(40, 40, device=device)
     with small_blocks(8):
-        loss = li.pairwise_loss(Q, D)
+        loss = li.losses.pairwise(Q, D)
         monkeypatch.setattr(blocks.Kernels, "scores_and_winners", None)
         torch.autograd.grad(loss, (Q, D))
 
@@ -440,7 +438,7 @@ def test_sigmoid_where_pairs_are_far_apart(device):
     Q, D = batch(12, 12, 8, 10, 16, torch.float32, device, planted=6.0)
     for kept in (0, 1 << 20):
         with small_blocks(4, kept=kept):
-            loss = li.sigmoid_loss(Q, D, temperature=0.2, bias=-133.0, reduction="none")
+            loss = li.losses.sigmoid(Q, D, temperature=0.2, bias=-133.0, reduction="none")
         wanted = definition("sigmoid", Q, D, 0.2, bias=-133.0, reduction="none")
         assert wanted.min() < 1e-3
         torch.testing.assert_close(loss.double(), wanted, rtol=1e-3, atol=1e-15)
@@ -451,7 +449,7 @@ def test_recall_counts_ranks_where_sigmoids_are_steps(device):
     Q, D = batch(30, 30, device=device, planted=0.3)
     with small_blocks(8):
         for k in (1, 3, 10):
-            loss = li.recall_loss(Q, D, k=k, temperature=1e-6, rank_temperature=1e-3, reduction="none")
+            loss = li.losses.recall(Q, D, k=k, temperature=1e-6, rank_temperature=1e-3, reduction="none")
             S = logits(Q, D, 1.0)
             ranks = 1 + (S.diagonal().unsqueeze(1) < S).sum(1)
             kept = ranks != k  # sigmoid(0) is a half
@@ -468,15 +466,16 @@ def test_modules(device, learnable):
     Q, D = batch(8, 8, dtype=torch.float32, device=device)
     q_mask = torch.rand(8, 5, device=device) < 0.8
     modules = (
-        ("pairwise", li.PairwiseLoss(temperature=T, learnable=learnable, normalize=True), {"temperature": T}),
-        ("sigmoid", li.SigmoidLoss(temperature=T, bias=-2.0, learnable=learnable, normalize=True),
-         {"temperature": T, "bias": -2.0}),
-        ("recall", li.RecallLoss(temperature=T, k=(1, 3), normalize=True), {"temperature": T, "k": (1, 3)}),
+        ("pairwise", li.losses.Pairwise(temperature=T, learnable=learnable, normalize=True), {}),
+        ("sigmoid", li.losses.Sigmoid(temperature=T, bias=-2.0, learnable=learnable, normalize=True),
+         {"bias": -2.0}),
+        ("recall", li.losses.Recall(temperature=T, k=(1, 3), normalize=True), {"k": (1, 3)}),
     )  # fmt: skip
     for kind, module, options in modules:
         module = pickle.loads(pickle.dumps(module)).to(device)
-        ours = gradients(module(Q, D, q_mask=q_mask), (Q, D))
-        plain = FUNCTIONS[kind](Q, D, q_mask=q_mask, normalize=True, **options)
+        q = li.Tokens(Q, q_mask)
+        ours = gradients(module(q, D), (Q, D))
+        plain = FUNCTIONS[kind](q, D, temperature=T, normalize=True, **options)
         assert_close(ours, gradients(plain, (Q, D)), 1e-5)
         names = {"pairwise": ["log_temperature"], "sigmoid": ["log_temperature", "bias"], "recall": []}[kind]
         assert [name for name, _ in module.named_parameters()] == (names if learnable else [])
@@ -484,18 +483,16 @@ def test_modules(device, learnable):
 
 
 @pytest.mark.parametrize(("function", "module"), [
-    (li.contrastive_loss, li.ContrastiveLoss),
-    (li.pairwise_loss, li.PairwiseLoss),
-    (li.sigmoid_loss, li.SigmoidLoss),
-    (li.recall_loss, li.RecallLoss),
+    (li.losses.contrastive, li.losses.Contrastive),
+    (li.losses.pairwise, li.losses.Pairwise),
+    (li.losses.sigmoid, li.losses.Sigmoid),
+    (li.losses.recall, li.losses.Recall),
 ])  # fmt: skip
 def test_a_module_and_its_function_have_the_same_options(function, module):
-    from late_interaction._contrastive.module import BatchInputs
-
     ours = inspect.signature(module).parameters
     theirs = inspect.signature(function).parameters
-    inputs = set(BatchInputs.__annotations__)
-    assert inputs < set(theirs)
+    inputs = {"labels", "hard_negatives"}
+    assert inputs < set(theirs) and set(inspect.signature(module.forward).parameters) > inputs
     assert set(ours) - {"learnable"} == set(theirs) - inputs - {"Q", "D"}
     for name in set(ours) - {"learnable"}:
         assert ours[name].default == theirs[name].default
@@ -503,16 +500,16 @@ def test_a_module_and_its_function_have_the_same_options(function, module):
 
 
 def test_what_modules_begin_with():
-    pairwise, sigmoid = li.PairwiseLoss(), li.SigmoidLoss()
+    pairwise, sigmoid = li.losses.Pairwise(), li.losses.Sigmoid()
     assert not [*pairwise.parameters(), *sigmoid.parameters()] and sigmoid.bias.item() == 0.0
     assert pairwise.temperature.item() == sigmoid.temperature.item() == 1.0
 
 
 MODULES = {
-    li.ContrastiveLoss: {"learnable": True},
-    li.PairwiseLoss: {"learnable": True},
-    li.SigmoidLoss: {"learnable": True},
-    li.RecallLoss: {},
+    li.losses.Contrastive: {"learnable": True},
+    li.losses.Pairwise: {"learnable": True},
+    li.losses.Sigmoid: {"learnable": True},
+    li.losses.Recall: {},
 }
 
 
@@ -637,7 +634,7 @@ def test_every_shape(device, kind, Nq, Nd, Lq, Ld, d, side, masked, seed):
     if masked:
         masks = (torch.rand(Nq, Lq, device=device) < 0.7, torch.rand(Nd, Ld, device=device) < 0.7, None)
     with small_blocks(side):
-        loss = FUNCTIONS[kind](Q, D, temperature=T, q_mask=masks[0], d_mask=masks[1], labels=labels)
+        loss = FUNCTIONS[kind](li.Tokens(Q, masks[0]), li.Tokens(D, masks[1]), labels, temperature=T)
         ours = gradients(loss, (Q, D))
     if kind == "pairwise" and Nd > 1:  # rounding decides between negatives that are equal
         S = logits(Q, D, T, None, masks).scatter(1, labels.unsqueeze(1), -torch.inf)

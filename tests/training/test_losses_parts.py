@@ -1,4 +1,4 @@
-"""pairwise_loss, sigmoid_loss and recall_loss from inside: options, work, and pairs of a shard."""
+"""losses.pairwise, losses.sigmoid and losses.recall from inside: options, work, and pairs of a shard."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.row_losses import row_function
 from late_interaction._contrastive.row_losses.pairwise import Pairwise
 from late_interaction._contrastive.row_losses.rows import RowWeights
-from tests.contrast import assert_close, batch, gradients, small_blocks
+from tests.support.contrastive import assert_close, batch, gradients, small_blocks
 from tests.training.test_losses import FUNCTIONS, T, both, every
 
 
@@ -26,7 +26,7 @@ def recorded(monkeypatch, where, name, seen):
 @pytest.mark.parametrize("bias", [10**400, float("-inf"), float("inf"), float("nan")], ids=str)
 def test_a_bias_is_finite(bias):
     with pytest.raises(ValueError, match="bias must be finite, got"):
-        li.sigmoid_loss(*batch(2, 3), temperature=T, bias=bias)
+        li.losses.sigmoid(*batch(2, 3), temperature=T, bias=bias)
 
 
 def test_ranks_stay_integers_that_float64_counts():
@@ -90,7 +90,7 @@ def test_numbers_that_are_learned_alone_have_no_gradients_of_tokens(learns, monk
         row_function, "_gradients_of_blocks", lambda *args: found.append(ours(*args)) or found[-1]
     )
     with small_blocks():
-        loss = li.sigmoid_loss(Q, D, temperature=numbers["T"], bias=numbers["bias"], hard_negatives=H)
+        loss = li.losses.sigmoid(Q, D, temperature=numbers["T"], bias=numbers["bias"], hard_negatives=H)
         (grad,) = torch.autograd.grad(loss, numbers[learns])
     assert grad.isfinite() and [x is not None for x in found[0]] == [False] * 3 + [
         learns == "T",

@@ -15,7 +15,7 @@ backward, on a CPU and a GPU, and goes where Sentence Transformers takes a funct
 
 ``late_interaction.patch("sentence-transformers")`` reaches all of it at once, models and losses that were
 built before included: similarities, all four losses and the evaluators. A loss over all pairs of a large
-batch is :func:`late_interaction.contrastive_loss` then. Losses, gradients and rankings stay Sentence
+batch is :func:`late_interaction.losses.contrastive` then. Losses, gradients and rankings stay Sentence
 Transformers' to rounding: half-precision similarities are not rounded before the maximum here. Gradients
 cannot be differentiated again.
 

@@ -1,7 +1,7 @@
 """Sentence Transformers' losses over all pairs of a batch, without the matrix of scores.
 
 ``MultiVectorMultipleNegativesRankingLoss`` and its cached form are the cross entropy of scaled MaxSim scores,
-which :func:`late_interaction.contrastive_loss` computes by blocks. They run their own code, whichever
+which :func:`late_interaction.losses.contrastive` computes by blocks. They run their own code, whichever
 release's, in a namespace where their scores are not computed yet (:class:`Scores`): the cross entropy of such
 is that function, and whoever asks for anything else gets the scores.
 
@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from late_interaction._checks.choices import Reduction
-from late_interaction.contrastive import contrastive_loss
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.exchange import with_namespace
 from late_interaction.integrations.sentence_transformers import _colbert
 from late_interaction.integrations.sentence_transformers._inputs import takes
 from late_interaction.integrations.sentence_transformers._originals import COLBERT, PACKAGE, disabled, module
+from late_interaction.losses import contrastive
+from late_interaction.tokens import Tokens
 
 __all__ = ["by_blocks", "namespace_fits"]
 
@@ -50,10 +51,8 @@ class Scores:
         if not bool(d_mask.any(-1).all()):
             return self._by_rows(labels, reduction)
         calls.scored(PACKAGE)
-        return contrastive_loss(
-            Q, D.flatten(0, 1), labels=labels, temperature=1.0 / self.scale, q_mask=q_mask,
-            d_mask=d_mask.flatten(0, 1), reduction=reduction,
-        ).float()  # fmt: skip
+        q, d = Tokens(Q, q_mask), Tokens(D.flatten(0, 1), d_mask.flatten(0, 1))
+        return contrastive(q, d, labels, temperature=1.0 / self.scale, reduction=reduction).float()
 
     def _by_rows(self, labels: Tensor, reduction: Reduction) -> Tensor:
         """The scores of some queries at a time, which the backward computes again."""

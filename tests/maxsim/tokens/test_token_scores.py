@@ -236,11 +236,11 @@ def test_scores_of_tokens_on_a_gpu_wait_for_nothing():
 # ---- losses ----
 
 LOSSES = {
-    "contrastive": li.contrastive_loss,
-    "contrastive with a tail": lambda *x, **y: li.contrastive_loss(*x, tail=1e-4, normalize=True, **y),
-    "pairwise": li.pairwise_loss,
-    "sigmoid": li.sigmoid_loss,
-    "recall": lambda *x, **y: li.recall_loss(*x, temperature=0.5, **y),
+    "contrastive": li.losses.contrastive,
+    "contrastive with a tail": lambda *x, **y: li.losses.contrastive(*x, tail=1e-4, normalize=True, **y),
+    "pairwise": li.losses.pairwise,
+    "sigmoid": li.losses.sigmoid,
+    "recall": lambda *x, **y: li.losses.recall(*x, temperature=0.5, **y),
 }
 
 
@@ -265,13 +265,13 @@ def test_losses_of_every_layout(loss, negatives, device):
         torch.testing.assert_close(found[0][0], want)
 
 
-@pytest.mark.parametrize("loss", [li.distill_kl_div_loss, li.margin_mse_loss])
+@pytest.mark.parametrize("loss", [li.losses.distill_kl_div, li.losses.margin_mse])
 def test_distillation_of_every_layout(loss, device):
     lengths = [3, 2, 5], [7, 1, 65, 3, 0, 2]
     given = [torch.nn.functional.normalize(x, dim=-1) for n in lengths for x in sequences(n, device)]
     teacher = torch.randn(3, 2, device=device, dtype=torch.float64)
     scores = expected(given[:3], given[3:])[[0, 0, 1, 1, 2, 2], range(6)].view(3, 2)
-    if loss is li.margin_mse_loss:
+    if loss is li.losses.margin_mse:
         each = (scores.diff(dim=1) - teacher.diff(dim=1)).square().squeeze(1)
     else:
         target = teacher.log_softmax(1)
@@ -295,20 +295,17 @@ def test_losses_take_tensors_beside_tokens(device):
     q, h = q.view(2, 3, D_MODEL), h.to(q)
     kept = torch.tensor([[True, True, False], [True, False, True]], device=device)
     d = padded(documents)
-    want = li.contrastive_loss(q, d.values, hard_negatives=h, q_mask=kept, d_mask=d.mask)
+    want = li.losses.contrastive(li.Tokens(q, kept), d, hard_negatives=h)
     for form in FORMS.values():
-        got = li.contrastive_loss(q, form(documents), hard_negatives=h, q_mask=kept)
+        got = li.losses.contrastive(li.Tokens(q, kept), form(documents), hard_negatives=h)
         torch.testing.assert_close(got, want)
-    module = li.ContrastiveLoss()
-    torch.testing.assert_close(module(q, documents, hard_negatives=h, q_mask=kept), want.squeeze())
+    module = li.losses.Contrastive()
+    torch.testing.assert_close(module(li.Tokens(q, kept), documents, hard_negatives=h), want.squeeze())
 
 
 @pytest.mark.parametrize(
     ("words", "call"),
     [
-        ("q_mask must be None where Q is Tokens", lambda q, m: {"Q": q, "q_mask": m}),
-        ("d_mask must be None where D is Tokens", lambda q, m: {"D": q, "d_mask": m}),
-        ("cu_seqlens_q must be None where", lambda q, m: {"D": q, "cu_seqlens_q": m}),
         (
             r"hard_negatives must hold as many .* 2 queries, got 3",
             lambda q, m: {"hard_negatives": [*q, q[0]]},
@@ -319,4 +316,4 @@ def test_losses_take_tensors_beside_tokens(device):
 def test_arguments_of_losses_that_do_not_fit(words, call):
     q = Tokens.from_list(sequences([2, 4], dtype=torch.float32))
     with pytest.raises(ValueError, match=words):
-        li.contrastive_loss(**{"Q": q, "D": q} | call(q, torch.ones(4, D_MODEL)))
+        li.losses.contrastive(**{"Q": q, "D": q} | call(q, torch.ones(4, D_MODEL)))

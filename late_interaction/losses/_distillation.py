@@ -1,6 +1,8 @@
-"""The losses of distillation, and a module for each."""
+"""Distillation of a teacher's scores of each query's own documents into MaxSim:
+:func:`late_interaction.losses.distill_kl_div` and :func:`late_interaction.losses.margin_mse`.
+"""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,28 +13,19 @@ from late_interaction._checks.messages import abbreviate, no_tensor
 from late_interaction._checks.options import check_flag, is_one_of
 from late_interaction._contrastive.own_options import positive
 from late_interaction._scoring.normalized import min_max
-from late_interaction.distillation._own import KDInputs, own_scores
+from late_interaction.losses._own_scores import own_scores
 from late_interaction.tokens import TokensLike
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-__all__ = ["DistillKLDivLoss", "MarginMSELoss", "distill_kl_div_loss", "margin_mse_loss"]
-
-
-def distill_kl_div_loss(
+def distill_kl_div(
     Q: TokensLike,
     D: TokensLike,
     teacher: Tensor,
     *,
+    candidate_mask: Tensor | None = None,
     temperature: float = 1.0,
     teacher_temperature: float | None = None,
     normalize_scores: bool = False,
-    q_mask: Tensor | None = None,
-    d_mask: Tensor | None = None,
-    candidate_mask: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_d: Tensor | None = None,
     normalize: bool = False,
     precision: Precision | None = None,
     reduction: Reduction = "mean",
@@ -47,15 +40,16 @@ def distill_kl_div_loss(
     temperature. ColBERTv2 (https://arxiv.org/abs/2112.01488) trains like this.
 
     Args:
-        Q: queries, ``[B, Lq, d]``; bfloat16, float16, float32 or float64. Packed with ``cu_seqlens_q``:
-            ``[sum of query lengths, d]``. Or :class:`~late_interaction.Tokens`, or a list of ``[L, d]``
-            tensors.
+        Q: queries, ``[B, Lq, d]``; bfloat16, float16, float32 or float64. Or a list of ``[L, d]`` tensors,
+            or :class:`~late_interaction.Tokens`, padded with a mask or packed.
         D: the ``K`` documents of each query, ``[B, K, Ld, d]``, of the dtype and device of ``Q``; at least 2.
-            Packed with ``cu_seqlens_d``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``;
-            likewise ``B * K`` sequences as Tokens or a list.
+            As Tokens or a list ``B * K`` sequences, document ``i * K + k`` belonging to query ``i``.
         teacher: ``[B, K]``, floating point, on the device of ``Q``: scores of the same documents, on any
             scale. They get no gradient. Of minus infinity it has no share of the teacher's softmax; what it
             says of documents that are left out has no say.
+        candidate_mask: ``[B, K]``, bool (or integer, nonzero = True), True = keep: the documents that each
+            query has. The loss is that of the shorter list, 0 where it has fewer than 2. Documents without
+            tokens are left out, too.
         temperature: what scores are divided by, a number above 0. The loss is multiplied by its square, so
             that gradients stay of one size (https://arxiv.org/abs/1503.02531).
         teacher_temperature: what ``teacher`` is divided by. None: as ``temperature``.
@@ -63,13 +57,6 @@ def distill_kl_div_loss(
             1e-8)``, with the gradient of that. Scores that differ by no more than rounding become 0, without
             a gradient. The teacher's scores stay as they are. Needs 3 documents of each query: of 2 the
             scores become 0 and 1, whatever they are.
-        q_mask, d_mask: ``[B, Lq]`` and ``[B, K, Ld]``, bool (or integer, nonzero = True), True = keep, as in
-            :func:`late_interaction.maxsim`. Not with packed tokens.
-        candidate_mask: ``[B, K]``, bool (or integer, nonzero = True), True = keep: the documents that each
-            query has. The loss is that of the shorter list, 0 where it has fewer than 2. Documents without
-            tokens are left out, too.
-        cu_seqlens_q, cu_seqlens_d: int32 (or int64) offsets of packed tokens, as
-            :func:`late_interaction.maxsim_varlen` takes them.
         normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed tokens
             are copied for it.
         precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
@@ -85,10 +72,10 @@ def distill_kl_div_loss(
 
     Example:
         >>> import torch
-        >>> from late_interaction import distill_kl_div_loss
+        >>> from late_interaction import losses
         >>> Q = torch.tensor([[[1.0, 0.0]]], requires_grad=True)
         >>> D = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
-        >>> loss = distill_kl_div_loss(Q, D, torch.tensor([[3.0, 1.0]]))
+        >>> loss = losses.distill_kl_div(Q, D, torch.tensor([[3.0, 1.0]]))
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
         (0.0671, torch.Size([1, 1, 2]))
@@ -99,11 +86,7 @@ def distill_kl_div_loss(
     teacher_temperature = positive("teacher_temperature", teacher_temperature)
     check_flag("normalize_scores", normalize_scores)
     _check_reduction(reduction)
-    inputs: KDInputs = {
-        "q_mask": q_mask, "d_mask": d_mask, "candidate_mask": candidate_mask,
-        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
-    }  # fmt: skip
-    scores, kept = own_scores("distill_kl_div_loss", Q, D, inputs, normalize, precision)
+    scores, kept = own_scores("losses.distill_kl_div", Q, D, candidate_mask, normalize, precision)
     _check_teacher(teacher, scores, ("[B, K]",), [scores.shape])
     if scores.shape[1] < 2:
         raise ValueError(
@@ -130,16 +113,12 @@ def distill_kl_div_loss(
     return _reduced(each, reduction)
 
 
-def margin_mse_loss(
+def margin_mse(
     Q: TokensLike,
     D: TokensLike,
     teacher: Tensor,
     *,
-    q_mask: Tensor | None = None,
-    d_mask: Tensor | None = None,
     candidate_mask: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_d: Tensor | None = None,
     normalize: bool = False,
     precision: Precision | None = None,
     reduction: Reduction = "mean",
@@ -152,9 +131,8 @@ def margin_mse_loss(
     (https://arxiv.org/abs/2010.02666).
 
     Args:
-        Q, D, q_mask, d_mask, candidate_mask, cu_seqlens_q, cu_seqlens_d, normalize, precision: as in
-            :func:`distill_kl_div_loss`. The first of each query's ``K`` documents is the positive: a query
-            whose positive is left out has no margins.
+        Q, D, candidate_mask, normalize, precision: as in :func:`distill_kl_div`. The first of each query's
+            ``K`` documents is the positive: a query whose positive is left out has no margins.
         teacher: floating point, on the device of ``Q``: scores of the documents, ``[B, K]``, or margins
             between the first and each other, ``[B, K - 1]`` (with ``K = 2``, also ``[B]``). They get no
             gradient.
@@ -167,24 +145,20 @@ def margin_mse_loss(
     Raises:
         TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, by name.
 
-    Complexity: as :func:`distill_kl_div_loss`.
+    Complexity: as :func:`distill_kl_div`.
 
     Example:
         >>> import torch
-        >>> from late_interaction import margin_mse_loss
+        >>> from late_interaction import losses
         >>> Q = torch.tensor([[[1.0, 0.0]]], requires_grad=True)
         >>> D = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
-        >>> loss = margin_mse_loss(Q, D, torch.tensor([[3.0, 1.0]]))
+        >>> loss = losses.margin_mse(Q, D, torch.tensor([[3.0, 1.0]]))
         >>> loss.backward()
         >>> loss.item(), Q.grad.shape
         (1.0, torch.Size([1, 1, 2]))
     """
     _check_reduction(reduction)
-    inputs: KDInputs = {
-        "q_mask": q_mask, "d_mask": d_mask, "candidate_mask": candidate_mask,
-        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
-    }  # fmt: skip
-    scores, kept = own_scores("margin_mse_loss", Q, D, inputs, normalize, precision)
+    scores, kept = own_scores("losses.margin_mse", Q, D, candidate_mask, normalize, precision)
     if scores.shape[1] < 2:
         raise ValueError(
             f"D must hold a positive and at least 1 negative of each query, got {scores.shape[1]} documents"
@@ -238,38 +212,39 @@ def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
 # ---- modules ----
 
 
-class _KDLoss(torch.nn.Module):
-    """A function of queries, their documents and a teacher's scores, with its options."""
+class _Distillation(torch.nn.Module):
+    """Apply a function of queries, their documents and a teacher's scores, with its options."""
 
     def __init__(self, function: Any, options: dict[str, Any]) -> None:
         super().__init__()
         self._function = function
         self.options = options
 
-    def forward(self, Q: TokensLike, D: TokensLike, teacher: Tensor, **inputs: "Unpack[KDInputs]") -> Tensor:
-        """``inputs``: masks or offsets, as the function names them."""
-        loss: Tensor = self._function(Q, D, teacher, **inputs, **self.options)
+    def forward(
+        self, Q: TokensLike, D: TokensLike, teacher: Tensor, *, candidate_mask: Tensor | None = None
+    ) -> Tensor:
+        loss: Tensor = self._function(Q, D, teacher, candidate_mask=candidate_mask, **self.options)
         return loss
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
-class DistillKLDivLoss(_KDLoss):
-    """:func:`distill_kl_div_loss` as a module.
+class DistillKLDiv(_Distillation):
+    """:func:`distill_kl_div` as a module.
 
     Args:
         temperature, teacher_temperature, normalize_scores, normalize, precision, reduction: as in
-            :func:`distill_kl_div_loss`.
+            :func:`distill_kl_div`.
 
     Raises:
         TypeError, ValueError: when the module is called.
 
     Example:
         >>> import torch
-        >>> from late_interaction import DistillKLDivLoss
+        >>> from late_interaction import losses
         >>> Q, D = torch.randn(2, 8, 16, requires_grad=True), torch.randn(2, 4, 20, 16)
-        >>> DistillKLDivLoss(temperature=0.5, normalize=True)(Q, D, torch.randn(2, 4)).backward()
+        >>> losses.DistillKLDiv(temperature=0.5, normalize=True)(Q, D, torch.randn(2, 4)).backward()
         >>> Q.grad.shape
         torch.Size([2, 8, 16])
     """
@@ -289,23 +264,23 @@ class DistillKLDivLoss(_KDLoss):
             "normalize_scores": normalize_scores, "normalize": normalize, "precision": precision,
             "reduction": reduction,
         }  # fmt: skip
-        super().__init__(distill_kl_div_loss, options)
+        super().__init__(distill_kl_div, options)
 
 
-class MarginMSELoss(_KDLoss):
-    """:func:`margin_mse_loss` as a module.
+class MarginMSE(_Distillation):
+    """:func:`margin_mse` as a module.
 
     Args:
-        normalize, precision, reduction: as in :func:`margin_mse_loss`.
+        normalize, precision, reduction: as in :func:`margin_mse`.
 
     Raises:
         TypeError, ValueError: when the module is called.
 
     Example:
         >>> import torch
-        >>> from late_interaction import MarginMSELoss
+        >>> from late_interaction import losses
         >>> Q, D = torch.randn(2, 8, 16, requires_grad=True), torch.randn(2, 4, 20, 16)
-        >>> MarginMSELoss(normalize=True)(Q, D, torch.randn(2, 4)).backward()
+        >>> losses.MarginMSE(normalize=True)(Q, D, torch.randn(2, 4)).backward()
         >>> Q.grad.shape
         torch.Size([2, 8, 16])
     """
@@ -314,4 +289,4 @@ class MarginMSELoss(_KDLoss):
         self, *, normalize: bool = False, precision: Precision | None = None, reduction: Reduction = "mean"
     ) -> None:
         options = {"normalize": normalize, "precision": precision, "reduction": reduction}
-        super().__init__(margin_mse_loss, options)
+        super().__init__(margin_mse, options)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,22 +10,6 @@ from torch import Tensor
 from late_interaction._checks.options import check_flag
 from late_interaction._contrastive import check
 from late_interaction.tokens import Tokens, TokensLike
-
-if TYPE_CHECKING:  # needs Python 3.11, or typing_extensions, which only type checkers have for certain
-    from typing_extensions import Unpack
-
-
-class BatchInputs(TypedDict, total=False):
-    """What a batch has beside queries and documents, as the functions name it."""
-
-    labels: Tensor | None
-    hard_negatives: TokensLike | None
-    q_mask: Tensor | None
-    d_mask: Tensor | None
-    hard_negatives_mask: Tensor | None
-    cu_seqlens_q: Tensor | None
-    cu_seqlens_d: Tensor | None
-    cu_seqlens_h: Tensor | None
 
 
 class _Shared:
@@ -81,14 +65,21 @@ class BatchLoss(torch.nn.Module):
     def temperature(self) -> Tensor:
         return self.log_temperature.exp()
 
-    def forward(self, Q: TokensLike, D: TokensLike, **inputs: "Unpack[BatchInputs]") -> Tensor:
-        """``inputs``: labels, hard_negatives, masks and offsets, as the function names them."""
+    def forward(
+        self,
+        Q: TokensLike,
+        D: TokensLike,
+        labels: Tensor | None = None,
+        *,
+        hard_negatives: TokensLike | None = None,
+    ) -> Tensor:
         numbers = self.numbers()
         first = Q[0] if isinstance(Q, list | tuple) and Q else Q
         if not self._parameters and isinstance(first, Tensor | Tokens):
             # Constants need not be moved to the tokens' device by the caller.
             numbers = {name: x.to(first.device, non_blocking=True) for name, x in numbers.items()}
-        return self._function(Q, D, group=self._shared.group, **numbers, **inputs, **self.options)
+        given = {"hard_negatives": hard_negatives, "group": self._shared.group, **numbers, **self.options}
+        return self._function(Q, D, labels, **given)
 
     def numbers(self) -> dict[str, Tensor]:
         """Return the arguments that may be learned."""

@@ -1,10 +1,8 @@
-"""Contrastive training over MaxSim scores without a limit on the batch: :func:`contrastive_loss`,
-:class:`ContrastiveLoss` and :func:`cached_contrastive_step`. The work stands in
-:mod:`late_interaction._contrastive`.
+"""Cross entropy over the MaxSim scores of a batch: :func:`late_interaction.losses.contrastive`.
 
 A batch of ``B`` queries and ``B`` documents has ``B * B`` scores, and ``B * B * Lq`` winners. Here neither is
 kept: scores pass in blocks whose embeddings stay in the cache, a running softmax takes them up, and the
-backward finds the winners of each block again.
+backward finds the winners of each block again. The work stands in :mod:`late_interaction._contrastive`.
 """
 
 from typing import Any
@@ -14,32 +12,23 @@ from torch import Tensor
 from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._contrastive import gather, single, whole
 from late_interaction._contrastive.arguments import Arguments, read
-from late_interaction._contrastive.cached import cached_contrastive_step
 from late_interaction._contrastive.function import apply
 from late_interaction._contrastive.labels import Labels
-from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.shards import Call
 from late_interaction._scoring.traced import leave_untraced
+from late_interaction.losses._module import BatchLoss
 from late_interaction.tokens import TokensLike
 
-__all__ = ["ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"]
 
-
-def contrastive_loss(
+def contrastive(
     Q: TokensLike,
     D: TokensLike,
-    *,
     labels: Tensor | None = None,
+    *,
+    hard_negatives: TokensLike | None = None,
     temperature: float | Tensor = 1.0,
     symmetric: bool = False,
-    hard_negatives: TokensLike | None = None,
-    q_mask: Tensor | None = None,
-    d_mask: Tensor | None = None,
-    hard_negatives_mask: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_d: Tensor | None = None,
-    cu_seqlens_h: Tensor | None = None,
     normalize: bool = False,
     precision: Precision | None = None,
     label_smoothing: float = 0.0,
@@ -53,33 +42,26 @@ def contrastive_loss(
     memory that does not grow with the product of queries and documents.
 
     Args:
-        Q: queries, ``[Nq, Lq, d]``; bfloat16, float16, float32 or float64. Packed with ``cu_seqlens_q``:
-            ``[sum of query lengths, d]``. Or :class:`~late_interaction.Tokens`, or a list of ``[L, d]``
-            tensors.
-        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, or packed as ``Q`` is, or Tokens or a
-            list. Where some of ``Q``, ``D`` and ``hard_negatives`` are packed Tokens or lists, the others are
-            packed, too.
+        Q: queries, ``[Nq, Lq, d]``; bfloat16, float16, float32 or float64. Or a list of ``[L, d]`` tensors,
+            or :class:`~late_interaction.Tokens`, padded with a mask or packed.
+        D: documents, ``[Nd, Ld, d]``, a list or Tokens, of the dtype and device of ``Q``. Where one of ``Q``,
+            ``D`` and ``hard_negatives`` is packed or a list, the others are packed, too. The host waits for
+            the offsets of packed Tokens on a GPU once, and for masks of those that are packed.
         labels: ``[Nq]``, int64 (or int32): the document that each query belongs to. None: query ``i`` belongs
             to document ``i``. A query of label -100 is left out with its hard negatives, whatever they hold;
             documents of a symmetric loss are compared with it still. For that, labels on a GPU (on a CPU one
             of -100) cost a copy of the queries and hard negatives. On a CPU another label that is no document
             is a ValueError; a GPU's labels are not waited for, and with such a one the loss is NaN, or stops
             with an assertion on the device, as ``cross_entropy`` does.
+        hard_negatives: ``[Nq, K, Lh, d]``: ``K`` further documents that only their own query meets. They are
+            no queries' labels, and have no part in the other direction of a symmetric loss. As Tokens or a
+            list ``Nq * K`` sequences, ``i * K + k`` belonging to query ``i``.
         temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
             gradient if it requires one. 1 suits sums over the tokens of a query. Scores of single vectors are
             cosines, and want less, say 0.05; a sum of 32 cosines divided by 0.05 saturates the softmax: the
             loss of a trained model's batch is 0, and so is its gradient.
         symmetric: the mean of both directions: queries among the documents, and documents among the queries.
             Needs as many documents as queries, and labels that no two queries share.
-        hard_negatives: ``[Nq, K, Lh, d]``: ``K`` further documents that only their own query meets. They are
-            no queries' labels, and have no part in the other direction of a symmetric loss. Packed with
-            ``cu_seqlens_h``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``; likewise
-            ``Nq * K`` sequences as Tokens or a list.
-        q_mask, d_mask, hard_negatives_mask: ``[Nq, Lq]``, ``[Nd, Ld]`` and ``[Nq, K, Lh]``, bool (or integer,
-            nonzero = True), True = keep, as in :func:`late_interaction.maxsim`. Not with packed tokens, nor
-            beside Tokens or a list.
-        cu_seqlens_q, cu_seqlens_d, cu_seqlens_h: int32 (or int64) offsets of packed tokens, as
-            :func:`late_interaction.maxsim_varlen` takes them. The host waits for them once.
         normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed
             tokens, single ones (``Lq == Ld == 1``) and those of a call with ``tail`` are copied for it, and
             rounded to the dtype of the inputs, as by ``torch.nn.functional.normalize``.
@@ -150,10 +132,10 @@ def contrastive_loss(
 
     Example:
         >>> import torch
-        >>> from late_interaction import contrastive_loss
+        >>> from late_interaction import losses
         >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
         >>> D = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.1]]])
-        >>> loss = contrastive_loss(Q, D)
+        >>> loss = losses.contrastive(Q, D)
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4076, torch.Size([2, 1, 2]))
@@ -163,12 +145,10 @@ def contrastive_loss(
         "precision": precision, "label_smoothing": label_smoothing, "tail": tail, "reduction": reduction,
         "scale_by_world": scale_by_world, "group": group, "kept_bytes": kept_bytes,
     }  # fmt: skip
-    tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
-    offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
-    return _loss(read("contrastive_loss", (tokens, masks, offsets), given))
+    return _loss(read("losses.contrastive", (Q, D, hard_negatives), given))
 
 
-leave_untraced(contrastive_loss)
+leave_untraced(contrastive)
 
 
 def _loss(given: Arguments) -> Tensor:
@@ -198,25 +178,25 @@ def _loss(given: Arguments) -> Tensor:
     return blockwise
 
 
-class ContrastiveLoss(BatchLoss):
-    """:func:`contrastive_loss` as a module, with a temperature that is learned if wanted.
+class Contrastive(BatchLoss):
+    """:func:`contrastive` as a module, with a temperature that is learned if wanted.
 
     The temperature is kept as its logarithm, so that it stays above 0.
 
     Args:
-        temperature: at the start; a number above 0, as in :func:`contrastive_loss`. One that is learned from
+        temperature: at the start; a number above 0, as in :func:`contrastive`. One that is learned from
             a saturated start has a gradient of 0, and stays.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
         symmetric, normalize, precision, label_smoothing, tail, kept_bytes, reduction, group, scale_by_world:
-            as in :func:`contrastive_loss`.
+            as in :func:`contrastive`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
 
     Example:
         >>> import torch
-        >>> from late_interaction import ContrastiveLoss
-        >>> loss_fn = ContrastiveLoss(learnable=True, normalize=True)
+        >>> from late_interaction import losses
+        >>> loss_fn = losses.Contrastive(learnable=True, normalize=True)
         >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
         >>> loss_fn(Q, D).backward()
         >>> loss_fn.log_temperature.grad.shape
@@ -243,4 +223,4 @@ class ContrastiveLoss(BatchLoss):
             "label_smoothing": label_smoothing, "reduction": reduction, "group": group,
             "scale_by_world": scale_by_world, "kept_bytes": kept_bytes,
         }  # fmt: skip
-        super().__init__(contrastive_loss, temperature, learnable, options)
+        super().__init__(contrastive, temperature, learnable, options)

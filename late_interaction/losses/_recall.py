@@ -1,7 +1,4 @@
-"""A surrogate of recall@k over the MaxSim scores of a batch, by blocks as
-:func:`late_interaction.contrastive_loss`: :func:`recall_loss` and :class:`RecallLoss`. The work stands in
-:mod:`late_interaction._contrastive`.
-"""
+"""A surrogate of recall@k over the MaxSim scores of a batch: :func:`late_interaction.losses.recall`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,30 +8,22 @@ from torch import Tensor
 from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._contrastive import own_options
 from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
-from late_interaction._contrastive.module import BatchLoss
-from late_interaction._contrastive.row_losses.recall import Recall
+from late_interaction._contrastive.row_losses.recall import Recall as RecallRows
 from late_interaction._contrastive.row_losses.row_function import row_loss
 from late_interaction._scoring.traced import leave_untraced
+from late_interaction.losses._module import BatchLoss
 from late_interaction.tokens import TokensLike
 
-__all__ = ["RecallLoss", "recall_loss"]
 
-
-def recall_loss(
+def recall(
     Q: TokensLike,
     D: TokensLike,
-    *,
-    k: int | Sequence[int] = (1, 2, 4, 8, 16),
     labels: Tensor | None = None,
-    temperature: float | Tensor = 1.0,
-    rank_temperature: float = 1.0,
+    *,
     hard_negatives: TokensLike | None = None,
-    q_mask: Tensor | None = None,
-    d_mask: Tensor | None = None,
-    hard_negatives_mask: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_d: Tensor | None = None,
-    cu_seqlens_h: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    k: int | Sequence[int] = (1, 2, 4, 8, 16),
+    rank_temperature: float = 1.0,
     normalize: bool = False,
     precision: Precision | None = None,
     reduction: Reduction = "mean",
@@ -52,8 +41,8 @@ def recall_loss(
     The mean over queries is the loss. A larger batch makes the estimate of the rank better.
 
     Args:
-        Q, D, labels, q_mask, d_mask, hard_negatives_mask, cu_seqlens_q, cu_seqlens_d, cu_seqlens_h,
-            normalize, precision, reduction, scale_by_world: as in :func:`late_interaction.contrastive_loss`.
+        Q, D, labels, normalize, precision, reduction, scale_by_world: as in
+            :func:`late_interaction.losses.contrastive`.
         k: one rank, or several over which the mean is taken, each at least 1. The default is the paper's.
         temperature: of the sigmoid over differences of scores: a number above 0, or a tensor of one element,
             which gets no gradient. It is the width of a step, no scale of a softmax: the narrower, the nearer
@@ -61,27 +50,28 @@ def recall_loss(
             cosines; a MaxSim score is a sum over the tokens of a query, so that 0.01 times their number,
             about 0.3 for 32, is the same for a late-interaction model.
         rank_temperature: of the sigmoid over differences of ranks; the paper's default of 1.
-        hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.contrastive_loss`: documents that
+        hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.losses.contrastive`: documents that
             may rank before the query's own.
-        group: as in :func:`late_interaction.contrastive_loss`: the rank among the documents of all processes.
+        group: as in :func:`late_interaction.losses.contrastive`: the rank among the documents of all
+            processes.
 
     Returns:
         The loss, float32 (float64 for float64 inputs), between 0 and 1: 0-dim, or ``[Nq]``. NaN in a score
         makes its query's loss NaN.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`late_interaction.contrastive_loss`; a temperature that
-        requires a gradient.
+        TypeError, ValueError, RuntimeError: as :func:`late_interaction.losses.contrastive`; a temperature
+        that requires a gradient.
 
-    Complexity: as :func:`late_interaction.contrastive_loss` without ``tail``, and the scores of ``Nq`` pairs
-    first.
+    Complexity: as :func:`late_interaction.losses.contrastive` without ``tail``, and the scores of ``Nq``
+    pairs first.
 
     Example:
         >>> import torch
-        >>> from late_interaction import recall_loss
+        >>> from late_interaction import losses
         >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
         >>> D = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.1]]])
-        >>> loss = recall_loss(Q, D, k=(1, 2), temperature=0.5)
+        >>> loss = losses.recall(Q, D, k=(1, 2), temperature=0.5)
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4312, torch.Size([2, 1, 2]))
@@ -91,31 +81,29 @@ def recall_loss(
         "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "k": k,
         "rank_temperature": rank_temperature,
     }  # fmt: skip
-    tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
-    offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
-    arguments = read("recall_loss", (tokens, masks, offsets), given)
+    arguments = read("losses.recall", (Q, D, hard_negatives), given)
     own = arguments.options.own or own_options.OwnOptions()
-    loss = Recall(own.k, own.rank_temperature, arguments.keeps)
-    return row_loss("recall_loss", arguments, loss, needs_positives=True)
+    loss = RecallRows(own.k, own.rank_temperature, arguments.keeps)
+    return row_loss("losses.recall", arguments, loss, needs_positives=True)
 
 
-leave_untraced(recall_loss)
+leave_untraced(recall)
 
 
-class RecallLoss(BatchLoss):
-    """:func:`recall_loss` as a module. Nothing of it is learned.
+class Recall(BatchLoss):
+    """:func:`recall` as a module. Nothing of it is learned.
 
     Args:
         k, temperature, rank_temperature, normalize, precision, reduction, group, scale_by_world: as in
-            :func:`recall_loss`.
+            :func:`recall`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
 
     Example:
         >>> import torch
-        >>> from late_interaction import RecallLoss
-        >>> loss_fn = RecallLoss(temperature=0.08, normalize=True)
+        >>> from late_interaction import losses
+        >>> loss_fn = losses.Recall(temperature=0.08, normalize=True)
         >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
         >>> loss_fn(Q, D).backward()
         >>> Q.grad.shape
@@ -138,4 +126,4 @@ class RecallLoss(BatchLoss):
             "k": k, "rank_temperature": rank_temperature, "normalize": normalize, "precision": precision,
             "reduction": reduction, "group": group, "scale_by_world": scale_by_world,
         }  # fmt: skip
-        super().__init__(recall_loss, temperature, False, options)
+        super().__init__(recall, temperature, False, options)

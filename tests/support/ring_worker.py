@@ -14,7 +14,7 @@ import torch.distributed as dist
 import late_interaction as li
 from late_interaction._contrastive import backward, blocks, forward, gather
 from late_interaction._contrastive import shards as all_shards
-from tests.contrast import small_blocks
+from tests.support.contrastive import own, small_blocks
 
 T = 0.3
 QUERIES, DOCUMENTS = (5, 8, 3), (9, 8, 4)  # of each rank
@@ -46,7 +46,7 @@ def queries_of(rank, kind):
 
 
 def shards(world, kind, d=8, symmetric=False):
-    """The same batch on every rank: a list of (Q, D, H, options) for each."""
+    """The same batch on every rank: a list of (queries, documents) as Tokens for each."""
     torch.manual_seed(5)
     dtype = torch.bfloat16 if kind == "half" else torch.float64
     found = []
@@ -58,23 +58,21 @@ def shards(world, kind, d=8, symmetric=False):
             Lq, Ld = 1, 1 + rank
         Q, D = torch.randn(Nq, Lq, d).to(dtype), torch.randn(Nd, Ld, d).to(dtype)
         D[: min(Nq, Nd), :Lq] += Q[: min(Nq, Nd), :Ld]
-        options = {}
+        queries, documents = li.Tokens(Q), li.Tokens(D)
         if (kind == "masked" and rank != 1) or (kind == "mixed" and rank == 1):
-            options["d_mask"] = torch.rand(Nd, Ld) < 0.7
+            documents = li.Tokens(D, torch.rand(Nd, Ld) < 0.7)
         if kind == "packed":
             lengths = torch.randint(0, Ld + 1, (Nd,))
-            D = torch.cat([x[:n] for x, n in zip(D, lengths, strict=True)])
-            options["cu_seqlens_d"] = torch.cat((torch.zeros(1), lengths.cumsum(0))).int()
-            options["cu_seqlens_q"] = torch.arange(Nq + 1) * Lq
-            Q = Q.flatten(0, 1)
-        found.append((Q, D, options))
+            documents = li.Tokens.from_list([x[:n] for x, n in zip(D, lengths, strict=True)])
+            queries = queries.pack()
+        found.append((queries, documents))
     return found
 
 
 def loss_of(Q, D, T=T, **options):
     temperature = torch.tensor(T, dtype=torch.float64, requires_grad=True)
-    leaves = [Q.requires_grad_(), D.requires_grad_()]
-    loss = li.contrastive_loss(*leaves, temperature=temperature, **options)
+    leaves = [x.values.requires_grad_() for x in (Q, D)]
+    loss = li.losses.contrastive(Q, D, temperature=temperature, **options)
     return loss, [*leaves, temperature]
 
 
@@ -98,7 +96,7 @@ def gradients(
     found = []
     for _ in range(runs):
         symmetric = options.get("symmetric", False)
-        Q, D, own = shards(world, kind, symmetric=symmetric)[rank]
+        Q, D = shards(world, kind, symmetric=symmetric)[rank]
         mine = None if labels is None else labels[rank]
         counting = mock.patch.object(gather, "loss", wraps=gather.loss)
         given = {"kept": 1 << 30 if gathers else 0} | (sizes or {})
@@ -111,7 +109,7 @@ def gradients(
                 stack.enter_context(mock.patch.object(all_shards, "_LAST_BYTES", last_bytes))
             seen = [watched() if watch else contextlib.nullcontext() for _ in range(2)]
             with seen[0] as in_forward:
-                loss, leaves = loss_of(Q, D, group=group, labels=mine, **own, **options)
+                loss, leaves = loss_of(Q, D, group=group, labels=mine, **options)
             assert gathered.called == gathers
             weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
             total = loss if loss.dim() == 0 else (loss * weights).sum()
@@ -146,21 +144,19 @@ def watched():
 
 
 def losses(rank, world, of, kind="padded", runs=1, labels=None, **options):
-    """Loss and gradients of a loss of li.losses on this rank."""
+    """Loss and gradients of a loss of li.losses on this rank. hard: with hard negatives."""
     found = []
     for _ in range(runs):
-        Q, D, own = shards(world, kind)[rank]
-        leaves = [Q.requires_grad_(), D.requires_grad_()]
+        Q, D = shards(world, kind)[rank]
+        leaves, H = [x.values.requires_grad_() for x in (Q, D)], None
         if options.get("hard"):
-            seeded = torch.Generator().manual_seed(rank)
-            H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, generator=seeded)
-            leaves.append(H.requires_grad_())
-            own["hard_negatives"] = H
+            H = negatives_of(rank, len(Q)).requires_grad_()
+            leaves.append(H)
         given = {key: x for key, x in options.items() if key != "hard"}
         mine = None if labels is None else labels[rank]
         with small_blocks():
-            loss = getattr(li, of)(
-                *leaves[:2], temperature=T, group=dist.group.WORLD, labels=mine, **own, **given
+            loss = getattr(li.losses, of)(
+                Q, D, mine, hard_negatives=H, temperature=T, group=dist.group.WORLD, **given
             )
             weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
             total = loss if loss.dim() == 0 else (loss * weights).sum()
@@ -171,41 +167,36 @@ def losses(rank, world, of, kind="padded", runs=1, labels=None, **options):
 
 def other_losses(rank, world):
     """Two ranks call two losses."""
-    Q, D, _ = shards(world, "padded")[rank]
-    name = ("sigmoid_loss", "pairwise_loss")[rank]
-    return getattr(li, name)(Q, D, temperature=T, group=dist.group.WORLD).item()
+    Q, D = shards(world, "padded")[rank]
+    name = ("sigmoid", "pairwise")[rank]
+    return getattr(li.losses, name)(Q, D, temperature=T, group=dist.group.WORLD).item()
+
+
+def negatives_of(rank, queries):
+    """Hard negatives of a rank's queries, two each."""
+    seeded = torch.Generator().manual_seed(rank)
+    return torch.randn(queries, 2, 3, 8, dtype=torch.float64, generator=seeded)
 
 
 def hard_negatives(rank, world):
-    Q, D, _ = shards(world, "padded")[rank]
-    H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    Q, D = shards(world, "padded")[rank]
+    H = negatives_of(rank, len(Q)).requires_grad_()
     with small_blocks():
-        loss, leaves = loss_of(Q, D, group=dist.group.WORLD, hard_negatives=H.requires_grad_())
+        loss, leaves = loss_of(Q, D, group=dist.group.WORLD, hard_negatives=H)
         grads = torch.autograd.grad(loss, [*leaves, H])
     return [(loss.detach().numpy(), [g.numpy() for g in grads])]
 
 
 def no_queries(rank, world, packed):
     """A rank that has documents alone, and hard negatives of no query."""
-    Q, D, _ = shards(world, "padded")[rank]
+    Q, D = (x.values for x in shards(world, "padded")[rank])
     Q = Q[:0] if rank == 0 else Q
-    H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
-    leaves = [x.detach().clone().requires_grad_() for x in (Q, D, H)]
-    Q, D, H = leaves
-    offsets = {}
+    leaves = [x.detach().clone().requires_grad_() for x in (Q, D, negatives_of(rank, len(Q)))]
+    q, d, h = leaves[0], leaves[1], own(leaves[2])
     if packed:
-        Q, D, H = Q.flatten(0, 1), D.flatten(0, 1), H.flatten(0, 2)
-        for name, x, step in (("q", leaves[0], leaves[0].shape[1]), ("d", leaves[1], leaves[1].shape[1])):
-            offsets[f"cu_seqlens_{name}"] = torch.arange(len(x) + 1) * step
-        offsets["cu_seqlens_h"] = torch.arange(2 * len(leaves[2]) + 1) * 3
-    loss = li.contrastive_loss(
-        Q,
-        D,
-        temperature=T,
-        group=dist.group.WORLD,
-        hard_negatives=H,
-        labels=torch.arange(len(leaves[0])),
-        **offsets,
+        q, d, h = li.Tokens(q).pack(), li.Tokens(d).pack(), h.pack()
+    loss = li.losses.contrastive(
+        q, d, torch.arange(len(Q)), hard_negatives=h, temperature=T, group=dist.group.WORLD
     )
     loss.backward()
     return loss.item(), [x.grad.numpy() for x in leaves]
@@ -213,50 +204,49 @@ def no_queries(rank, world, packed):
 
 def no_tokens(rank, world, loss):
     """Queries and documents have one token each, but those queries of the second rank, which have none."""
-    Q, D, _ = shards(world, "padded")[rank]
-    Q, D = Q[:, : 1 - rank].detach().requires_grad_(), D[:, :1].detach().requires_grad_()
-    found = getattr(li, loss)(Q, D, temperature=T, group=dist.group.WORLD)
+    Q, D = (x.values.detach() for x in shards(world, "padded")[rank])
+    Q, D = Q[:, : 1 - rank].requires_grad_(), D[:, :1].requires_grad_()
+    found = getattr(li.losses, loss)(Q, D, temperature=T, group=dist.group.WORLD)
     found.backward()
     return found.item(), [x.grad.numpy() for x in (Q, D)]
 
 
 def one_without_gradient(rank, world):
-    Q, D, _ = shards(world, "padded")[rank]
+    Q, D = (x.values for x in shards(world, "padded")[rank])
     if rank == 0:
         D.requires_grad_()
     with mock.patch.object(gather, "loss", wraps=gather.loss) as gathered:
-        li.contrastive_loss(Q.requires_grad_(), D, temperature=T, group=dist.group.WORLD).backward()
+        li.losses.contrastive(Q.requires_grad_(), D, temperature=T, group=dist.group.WORLD).backward()
         assert not gathered.called
     assert (D.grad is not None) == (rank == 0)
 
 
 def one_refuses(rank, world):
-    Q, D, _ = shards(world, "padded")[rank]
-    return loss_of(Q, D if rank != 1 else D.float(), group=dist.group.WORLD)[0].item()
+    Q, D = shards(world, "padded")[rank]
+    return loss_of(Q, D if rank != 1 else D.to(torch.float32), group=dist.group.WORLD)[0].item()
 
 
 def disagree(rank, world, what):
-    Q, D, _ = shards(world, "padded")[rank]
+    Q, D = shards(world, "padded")[rank]
     other = rank == world - 1
     options = {}
     if what == "tail":
         options["tail"] = 0.5 if other else 0.0
     elif what == "d":
-        Q, D = (x[..., : 7 if other else 8] for x in (Q, D))
+        Q, D = (li.Tokens(x.values[..., : 7 if other else 8]) for x in (Q, D))
     elif what == "dtype":
-        Q, D = (x.float() if other else x for x in (Q, D))
+        Q, D = (x.to(torch.float32) if other else x for x in (Q, D))
     elif what == "reduction":
         options["reduction"] = "sum" if other else "mean"
     elif what == "packed" and other:
-        options = {"cu_seqlens_q": torch.arange(len(Q) + 1) * 4, "cu_seqlens_d": torch.arange(len(D) + 1) * 6}
-        Q, D = Q.flatten(0, 1), D.flatten(0, 1)
+        Q, D = Q.pack(), D.pack()
     return loss_of(Q, D, group=dist.group.WORLD, **options)[0].item()
 
 
 def one_ends(rank, world, when):
     """A rank ends before its forward, or between forward and backward, of its second step: the first one
     connects the ranks and loads the kernels, for which NCCL and CUDA would wait without a limit."""
-    Q, D, _ = shards(world, "padded")[rank]
+    Q, D = shards(world, "padded")[rank]
     with small_blocks():
         loss, leaves = loss_of(Q, D, group=dist.group.WORLD)
         torch.autograd.grad(loss, leaves)
@@ -272,10 +262,10 @@ def one_ends(rank, world, when):
 
 def accumulated(rank, world):
     """Two losses, then both backwards in turn: the ring serves each."""
-    Q, D, _ = shards(world, "padded")[rank]
+    Q, D = shards(world, "padded")[rank]
     with small_blocks():
         first, leaves = loss_of(Q, D, group=dist.group.WORLD)
-        second = li.contrastive_loss(leaves[0], leaves[1], temperature=T, group=dist.group.WORLD)
+        second = li.losses.contrastive(Q, D, temperature=T, group=dist.group.WORLD)
         (first + second).backward()
     return [(first.detach().numpy(), [x.grad.numpy() for x in leaves[:2]])]
 
@@ -285,11 +275,11 @@ def data_parallel(rank, world):
     torch.manual_seed(1)
     encoder = torch.nn.Linear(8, 8, bias=False).double()
     model = torch.nn.parallel.DistributedDataParallel(encoder)
-    Q, D, _ = shards(world, "padded")[rank]
+    Q, D = (x.values for x in shards(world, "padded")[rank])
     tokens = model(torch.cat((Q.flatten(0, 1), D.flatten(0, 1))))
     split = Q.shape[0] * Q.shape[1]
     q, d = tokens[:split].view(Q.shape), tokens[split:].view(D.shape)
     with small_blocks():
-        loss = li.contrastive_loss(q, d, temperature=T, group=dist.group.WORLD, scale_by_world=True)
+        loss = li.losses.contrastive(q, d, temperature=T, group=dist.group.WORLD, scale_by_world=True)
         loss.backward()
     return [(loss.detach().numpy(), [encoder.weight.grad.numpy()])]

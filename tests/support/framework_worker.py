@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import late_interaction as li
 from late_interaction._contrastive.ring import Ring
-from tests import ring_worker
-from tests.contrast import small_blocks
+from tests.support import ring_worker
+from tests.support.contrastive import small_blocks
 
 T, PER_RANK, PARTS = 0.2, 6, 2
 SLEEP = 300  # seconds: longer than any timeout
@@ -96,7 +96,7 @@ def frameworks(rank, world, framework, device="cpu"):
         model = DistributedDataParallel(encoder) if framework == "DDP" else sharded(encoder, world, device)
 
         def loss(Q, D):
-            return li.contrastive_loss(
+            return li.losses.contrastive(
                 Q, D, temperature=T, normalize=True, group=dist.group.WORLD, scale_by_world=True
             )
 
@@ -115,7 +115,7 @@ class WithLoss(nn.Module):
         super().__init__()
         torch.manual_seed(3)
         self.encoder, self.sometimes = Encoder(), nn.Linear(8, 8)
-        self.loss = li.SigmoidLoss(
+        self.loss = li.losses.Sigmoid(
             temperature=T, bias=-1.0, learnable=True, normalize=True, group=group,
             scale_by_world=group is not None,
         )  # fmt: skip
@@ -199,10 +199,10 @@ def static_graph(rank, world):
 
 
 LOSSES = {
-    "contrastive": lambda **options: li.ContrastiveLoss(temperature=T, learnable=True, **options),
-    "pairwise": lambda **options: li.PairwiseLoss(temperature=T, learnable=True, **options),
-    "sigmoid": lambda **options: li.SigmoidLoss(temperature=T, bias=-1.0, learnable=True, **options),
-    "recall": lambda **options: li.RecallLoss(temperature=T, **options),
+    "contrastive": lambda **options: li.losses.Contrastive(temperature=T, learnable=True, **options),
+    "pairwise": lambda **options: li.losses.Pairwise(temperature=T, learnable=True, **options),
+    "sigmoid": lambda **options: li.losses.Sigmoid(temperature=T, bias=-1.0, learnable=True, **options),
+    "recall": lambda **options: li.losses.Recall(temperature=T, **options),
 }
 
 
@@ -245,7 +245,7 @@ def sharded_losses(rank, world, kind):
 def stalls(rank, world, when):
     """The last rank is alive and does not answer: at the sizes, the documents, the gradients that a ring
     passes on, or those that are sent home at once. The others return what they raised, and when."""
-    Q, D, _ = ring_worker.shards(world, "padded")[rank]
+    Q, D = ring_worker.shards(world, "padded")[rank]
     seconds = time.perf_counter
     last = rank == world - 1
     with small_blocks(kept=1 << 30 if when == "gathered gradients" else 0):
@@ -269,7 +269,7 @@ def stalls(rank, world, when):
 
 def runs_out_of_memory(rank, world):
     """One rank has no memory in the backward; what it raises, and what the others do."""
-    Q, D, _ = ring_worker.shards(world, "padded")[rank]
+    Q, D = ring_worker.shards(world, "padded")[rank]
     with small_blocks():
         loss, leaves = ring_worker.loss_of(Q, D, group=dist.group.WORLD)
         if rank == 1:
@@ -287,7 +287,7 @@ def on_gpu(rank, world, function, **arguments):
     def shards(*given, **options):
         with torch.device("cpu"):
             found = on_cpu(*given, **options)
-        return [(Q.cuda(), D.cuda(), {k: v.cuda() for k, v in o.items()}) for Q, D, o in found]
+        return [tuple(x.to("cuda") for x in both) for both in found]
 
     with mock.patch.object(ring_worker, "shards", shards), torch.device("cuda"):
         return getattr(ring_worker, function)(rank, world, **arguments)

@@ -6,6 +6,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
+import late_interaction as li
 from late_interaction._contrastive import backward, blocks, forward, single, tail, whole
 from late_interaction._contrastive import kept as kept_blocks
 from late_interaction._contrastive.panels import scores as panels
@@ -45,6 +46,11 @@ def batch(Nq, Nd, Lq=5, Ld=7, d=8, dtype=torch.float64, device="cpu", planted=1.
     if Lq:
         D[:n] += planted * Q[:n, torch.arange(Ld) % Lq]
     return tuple((x / d**0.5).to(device, dtype).requires_grad_() for x in (Q, D))
+
+
+def own(H, mask=None):
+    """Hard negatives ``[Nq, K, L, d]`` as the losses take them with a mask."""
+    return None if H is None else li.Tokens(H.flatten(0, 1), None if mask is None else mask.flatten(0, 1))
 
 
 def logits(Q, D, T, H=None, masks=(None, None, None), normalize=False):

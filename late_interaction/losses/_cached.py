@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._contrastive.parts.random_states import RandomStates, accesses_of
-from late_interaction._contrastive.parts.senders import Senders
+from late_interaction.losses._random_states import RandomStates, accesses_of
+from late_interaction.losses._senders import Senders
 
 Outputs = tuple[Tensor, ...]
 
@@ -43,7 +43,7 @@ def cached_contrastive_step(
             their masks.
         batches: the parts, at least one: whatever the encoder takes.
         loss: from the outputs, joined along their first dim, to the loss: say ``lambda Q, D:
-            contrastive_loss(Q, D)``. Tensors ``[b, L, ...]`` of unequal ``L`` are padded at the end with
+            losses.contrastive(Q, D)``. Tensors ``[b, L, ...]`` of unequal ``L`` are padded at the end with
             zeros (False): let the encoder return masks too.
         module: the module in FSDP2 (or another wrapper with ``no_sync``) that the encoder runs, whose
             gradients are sent with the last part alone; None: the encoder itself, if it is one.
@@ -65,13 +65,13 @@ def cached_contrastive_step(
 
     Example:
         >>> import torch
-        >>> from late_interaction import cached_contrastive_step, contrastive_loss
+        >>> from late_interaction import cached_contrastive_step, losses
         >>> encoder = torch.nn.Linear(16, 8)
         >>> parts = [(torch.randn(2, 4, 16), torch.randn(2, 6, 16)) for _ in range(3)]
         >>> step = cached_contrastive_step(
         ...     lambda part: (encoder(part[0]), encoder(part[1])),
         ...     parts,
-        ...     lambda Q, D: contrastive_loss(Q, D, normalize=True),
+        ...     lambda Q, D: losses.contrastive(Q, D, normalize=True),
         ... )
         >>> step.requires_grad, encoder.weight.grad.shape
         (False, torch.Size([8, 16]))
