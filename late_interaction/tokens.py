@@ -62,6 +62,7 @@ class Tokens:
     """``[N + 1]``, int32 or int64: packed sequence ``i`` is ``values[offsets[i] : offsets[i + 1]]``. None of
     padded ones."""
     _room: Tensor | None  # [max_length, 0]: a shape is not guarded as a number would be
+    _bounds: Any = None  # the offsets on the host, of packed sequences that are cut into blocks
 
     def __init__(self, values: Tensor, mask: Tensor | None = None) -> None:
         self.values, self.mask = values, check_padded_tokens(values, mask)
@@ -74,10 +75,13 @@ class Tokens:
         mask: Tensor | None = None,
         offsets: Tensor | None = None,
         room: Tensor | None = None,
+        bounds: Any = None,
     ) -> "Tokens":
         """Make one of checked tensors (or of what a pytree has in their place)."""
         made = cls.__new__(cls)
         made.values, made.mask, made.offsets, made._room = values, mask, offsets, room
+        if bounds is not None:
+            made._bounds = bounds
         return made
 
     # ---- packed ones ----

@@ -2,94 +2,102 @@
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from late_interaction._checks.tensors import has_values_on_cpu
-from late_interaction._contrastive import check, whole
-from late_interaction._contrastive.blocks import Kernels, choose
+from late_interaction._checks import losses as check
+from late_interaction._checks.messages import shape_of
+from late_interaction._checks.options import check_flag, check_precision
+from late_interaction._checks.tensors import check_same_kind, has_values_on_cpu, is_autocasting
+from late_interaction._contrastive.call import Call, fits_whole
+from late_interaction._contrastive.kernels import choose
+from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.ring import Ring, join
+from late_interaction._contrastive.sequences import is_single, with_bounds, with_values
 from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
-from late_interaction._scoring.sequences import is_sequences
+from late_interaction._scoring.normalized import unit
+from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.sequences import as_tokens, is_sequences
 from late_interaction.tokens import Tokens, TokensLike
-
-# What check.options asks of every loss, as losses give it that have none of these.
-OF_CROSS_ENTROPY: dict[str, Any] = {
-    "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None,
-}  # fmt: skip
 
 Inputs = tuple[TokensLike, TokensLike, TokensLike | None]  # queries, documents, hard negatives
 
-
-@dataclass
-class Arguments:
-    """What every loss takes from its arguments."""
-
-    sides: check.Sides
-    options: check.Options
-    kernels: Kernels
-    ring: Ring
-    scale: float  # of the loss: the number of processes, or 1
-    keeps: bool  # a backward may follow
-    learns_numbers: bool  # the temperature or the bias has a gradient
-    whole: bool  # all scores and winners are kept
+# Options that some losses do not have.
+_NONE: dict[str, Any] = {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None}
+_OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
-def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = False) -> Arguments:
+def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = False) -> Call:
     """``given``: the options as the caller gave them. ``listed``: the backward takes listed pairs of a batch
     that is not kept as a whole."""
-    group = given["group"]
+    given, group = _NONE | given, given["group"]
     alone = group is None
     try:
-        sides = check.sides(*inputs)
-        options = check.options(sides, given)
-        single = check.is_single(sides.q) and check.is_single(sides.d)
-        numbers, keeps = _learns(sides, options)
-        kernels = choose(sides.q, single, False, options.precision)
-        listed = listed or options.tail > 0
-        is_whole = alone and whole.fits(kernels, sides.q, sides.d, keeps, options.kept_bytes, listed)
-        sides, normalize = check.prepared(sides, options, alone, listed and not is_whole)
+        call = _checked(name, inputs, given)
+        listed = listed or call.tail > 0
+        call = replace(call, whole=alone and fits_whole(call, listed))
+        listed = listed and not call.whole
+        call = _prepared(call, given["normalize"], listed, alone)
     except (TypeError, ValueError):
-        if not alone:
-            _refuse(name, group, inputs)
+        if not alone:  # the others learn that this process refused its arguments
+            with suppress(RuntimeError):  # which says so
+                join(name, group, None, {}, _device_of(inputs))
         raise
-    if alone:
-        ring = Ring.alone(len(sides.q), len(sides.d), sides.d.values.requires_grad)
-    else:
-        ring = _join(name, sides, options, given)
-        options = _same_on_device(name, group, options)
-        single = ring.single  # tokens of other processes may have other lengths, and masks
-        if listed and ring.any_mask:
-            sides = check.packed(sides)
-        if sides.d.packed:
-            ring = ring.with_packed(sides.d)
-    if normalize or not is_whole:
-        kernels = choose(sides.q, single, normalize, options.precision)
-    if not options.normalize:
-        look(name, sides.q.values, sides.q.mask)
-    scale = float(ring.world) if given["scale_by_world"] else 1.0
-    return Arguments(sides, options, kernels, ring, scale, keeps, numbers and keeps, is_whole)
+    if not alone:
+        call = _joined(call, given, listed)
+    if not given["normalize"]:
+        look(name, call.q.values, call.q.mask)
+    return call
 
 
-def _learns(sides: check.Sides, options: check.Options) -> tuple[bool, bool]:
-    """Whether temperature or bias have gradients, and whether anything has while gradients are enabled."""
-    numbers = isinstance(options.temperature, Tensor) and options.temperature.requires_grad
-    if options.own is not None and isinstance(options.own.bias, Tensor):
-        numbers = numbers or options.own.bias.requires_grad
-    tokens = sides.q.values.requires_grad or sides.d.values.requires_grad
-    if sides.h is not None:
-        tokens = tokens or sides.h.values.requires_grad
-    return numbers, (numbers or tokens) and torch.is_grad_enabled()
+# ---- tokens ----
 
 
-def _refuse(name: str, group: Any, tokens: tuple[Any, ...]) -> None:
-    """Tells the other processes that this one refused its arguments."""
-    with suppress(RuntimeError):  # which says that this process refused
-        join(name, group, None, {}, _device_of(tokens))
+def _sides(Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens | None, int]:
+    """Queries, documents and hard negatives, all padded or all packed, and how many each query has."""
+    given = {"Q": Q, "D": D} | ({} if H is None else {"hard_negatives": H})
+    given = {name: as_tokens(name, x) for name, x in given.items()}
+    for name, x in given.items():
+        own = name == "hard_negatives"
+        if isinstance(x, Tensor) and x.dim() != 3 + own:
+            wanted = "[B, K, Ld, d]" if own else "[B, L, d]"
+            raise ValueError(f"{name} must be {wanted}, Tokens or a list, got {shape_of(x)}")
+    h, queries, each = given.get("hard_negatives"), len(given["Q"]), 0
+    if isinstance(h, Tensor) and h.shape[0] != queries:
+        raise ValueError(
+            f"hard_negatives must be [B, K, Ld, d] with B = {queries} queries, got {shape_of(h)}"
+        )
+    found = {k: Tokens._made(x.flatten(0, -3)) if isinstance(x, Tensor) else x for k, x in given.items()}
+    check_same_kind(found["Q"].values, found["D"].values)
+    if h is not None:
+        _check_alike("hard_negatives", found["hard_negatives"].values, found["Q"].values)
+        count = len(found["hard_negatives"])
+        each = h.shape[1] if isinstance(h, Tensor) else count // max(queries, 1)
+        if count != each * queries:
+            raise ValueError(
+                f"hard_negatives must hold as many documents for each of the {queries} queries, got {count}"
+                " in all"
+            )
+    if any(x.is_packed for x in found.values()):
+        found = {name: with_bounds(name, x.pack()) for name, x in found.items()}
+    if len({x.dtype for x in found.values()}) > 1:  # under autocast, as for maxsim
+        dtype = torch.get_autocast_dtype(found["Q"].device.type)
+        found = {name: with_values(x, x.values.to(dtype)) for name, x in found.items()}
+    return found["Q"], found["D"], found.get("hard_negatives"), each
+
+
+def _check_alike(name: str, x: Tensor, Q: Tensor) -> None:
+    if x.device != Q.device:
+        raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {x.device}")
+    mixed = is_autocasting(Q) and torch.float64 not in (x.dtype, Q.dtype)
+    if x.dtype != Q.dtype and not mixed:
+        raise TypeError(f"{name} must be {Q.dtype} as Q, got {x.dtype}")
+    if x.shape[-1] != Q.shape[-1]:
+        raise ValueError(f"{name} and Q must share the embedding dim d, got {x.shape[-1]} and {Q.shape[-1]}")
 
 
 def _device_of(tokens: tuple[Any, ...]) -> torch.device:
@@ -101,46 +109,184 @@ def _device_of(tokens: tuple[Any, ...]) -> torch.device:
     return torch.device("cpu")
 
 
-def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str, Any]) -> Ring:
-    """Options that are compared come as they are read, so that 1 and 1.0 are the same."""
+# ---- options ----
+
+
+def _checked(name: str, inputs: Inputs, given: dict[str, Any]) -> Call:
+    """The call as this process alone would make it, before tokens are normalized."""
+    q, d, h, each = _sides(*inputs)
+    for flag in ("symmetric", "normalize", "scale_by_world"):
+        check_flag(flag, given[flag])
+    check.check_reduction(given["reduction"])
+    smoothing = check.check_share("label_smoothing", given["label_smoothing"])
+    tail = check.check_share("tail", given["tail"])
+    if tail and smoothing:
+        raise ValueError(
+            f"tail must be 0 with label_smoothing, which weighs every pair, got {tail} and {smoothing}"
+        )
+    if given["group"] is None and len(d) + each == 0:
+        raise ValueError("D must hold at least one document, got none")
+    labels = Labels(check.check_labels(given["labels"], len(q), len(d), q.device))
+    if given["symmetric"]:
+        check.check_symmetric(labels.index, len(q), len(d))
+    columns = labels.inverse(len(d)) if given["symmetric"] else None
+    temperature = check.check_learned("temperature", given["temperature"], q.values, positive=True)
+    kernels = choose(q, is_single(q) and is_single(d), False, _precision(given["precision"], q.values))
+    kept = check.check_kept_bytes(given["kept_bytes"])
+    own = _own_options(given, q.values)
+    numbers = _learns(temperature) or _learns(own.get("bias"))
+    keeps = torch.is_grad_enabled() and (
+        numbers or any(x.values.requires_grad for x in (q, d, h) if x is not None)
+    )
+    ring = Ring.alone(len(q), len(d), d.values.requires_grad)
+    return Call(
+        name, kernels, q, d, h, each, labels, temperature, given["reduction"], ring, keeps,
+        numbers and keeps, columns, smoothing, tail, kept, **own,
+    )  # fmt: skip
+
+
+def _own_options(given: dict[str, Any], Q: Tensor) -> dict[str, Any]:
+    """Options that one loss alone has."""
+    if "bias" in given:
+        return {"bias": check.check_learned("bias", given["bias"], Q, positive=False)}
+    if "k" not in given:
+        return {}
+    if _learns(given["temperature"]):
+        raise ValueError("temperature must not require a gradient: losses.recall has none for it")
+    rank_temperature = check.check_above_0("rank_temperature", given["rank_temperature"])
+    return {"k": check.check_ranks(given["k"]), "rank_temperature": rank_temperature}
+
+
+def _learns(number: Any) -> bool:
+    return isinstance(number, Tensor) and number.requires_grad
+
+
+def _precision(precision: str | None, Q: Tensor) -> str:
+    check_precision(precision)
+    if precision is not None:
+        return precision
+    if Q.dtype is not torch.float32:
+        return "highest"
+    if is_autocasting(Q):
+        named = _OF_AUTOCAST.get(torch.get_autocast_dtype(Q.device.type))
+        if named is not None:
+            return named
+    return float32_precision(Q.device.type)
+
+
+# ---- what the blocks need done beforehand ----
+
+
+def _prepared(call: Call, normalize: bool, listed: bool, alone: bool) -> Call:
+    """Tokens as their blocks are scored. Packed ones, single ones and those of listed pairs are normalized
+    here, others by the operators; those of listed pairs lose what a mask leaves out, in a group only once it
+    is known whether any process has a mask."""
+    call = _without_left_out(call)
+    single = alone and is_single(call.q) and is_single(call.d)
+    here = normalize and (call.q.is_packed or single or listed)
+    if here:
+        call = _mapped(call, _normalized)
+    if listed and alone:
+        call = _packed_if_masked(call)
+    if normalize or not call.whole:
+        call = replace(call, kernels=choose(call.q, single, normalize and not here, call.kernels.precision))
+    return call
+
+
+def _mapped(call: Call, function: Any) -> Call:
+    h = None if call.h is None else function(call.h)
+    return replace(call, q=function(call.q), d=function(call.d), h=h)
+
+
+def _packed_if_masked(call: Call) -> Call:
+    if all(x is None or x.mask is None for x in (call.q, call.d, call.h)):
+        return call
+    return _packed(call)
+
+
+def _packed(call: Call) -> Call:
+    """All tokens packed, without those that a mask leaves out, for which the host waits for the device."""
+    return _mapped(call, lambda x: with_bounds("tokens", x.pack()))
+
+
+def _without_left_out(call: Call) -> Call:
+    """Zeros in place of queries that are left out and of their hard negatives, since a weight of 0 times NaN
+    is NaN. Documents of a symmetric loss are compared with these queries still. A GPU's labels are not waited
+    for: any may leave a query out."""
+    left_out = call.labels.left_out
+    if left_out is None or (left_out.device.type == "cpu" and not bool(left_out.any())):
+        return call
+    h = None if call.h is None else _zeroed(call.h, left_out.repeat_interleave(call.each))
+    return replace(call, q=call.q if call.symmetric else _zeroed(call.q, left_out), h=h)
+
+
+def _zeroed(x: Tokens, sequences: Tensor) -> Tokens:
+    """The same with zeros in some of the sequences."""
+    if x.offsets is None or len(x) == 0:
+        rows = sequences.view(-1, *[1] * (x.values.dim() - 1))
+    else:
+        token = torch.arange(x.values.shape[0], dtype=x.offsets.dtype, device=x.device)
+        of_token = torch.bucketize(token, x.offsets[1:].contiguous(), right=True).clamp_max(len(x) - 1)
+        rows = sequences[of_token].unsqueeze(1)
+    return with_values(x, x.values.masked_fill(rows, 0.0))
+
+
+def _normalized(x: Tokens) -> Tokens:
+    values = x.values if x.mask is None else x.values.masked_fill(~x.mask.unsqueeze(-1), 0.0)
+    return with_values(x, unit(values))
+
+
+# ---- process groups ----
+
+
+def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
+    """The same over all processes, once these agree. Options are compared as they are read, so that 1 and 1.0
+    are the same."""
+    name, group = call.name, given["group"]
     agreed = {
         "loss": name,
-        "temperature": _shown(options.temperature, options),
-        "symmetric": options.symmetric,
-        "normalize": options.normalize,
-        "label_smoothing": options.smoothing,
-        "tail": options.tail,
-        "reduction": options.reduction,
-        "precision": options.precision,
+        "temperature": _shown(call.temperature, given["symmetric"]),
+        "symmetric": given["symmetric"],
+        "normalize": given["normalize"],
+        "label_smoothing": call.smoothing,
+        "tail": call.tail,
+        "reduction": call.reduction,
+        "precision": call.kernels.precision,
         "scale_by_world": given["scale_by_world"],
+        "bias": _shown(call.bias, given["symmetric"]),
+        "k": call.k,
+        "rank_temperature": call.rank_temperature,
     }
-    if options.own is not None:
-        own = options.own
-        agreed |= {"bias": _shown(own.bias, options), "k": own.k, "rank_temperature": own.rank_temperature}
-    return join(name, given["group"], sides, agreed, sides.q.values.device)
+    ring = join(name, group, call, agreed, call.q.device)
+    call = _same_on_device(call, group)
+    if listed and ring.any_mask:
+        call = _packed(call)
+    if call.d.is_packed:
+        ring = ring.with_packed(call.d)
+    # Tokens of other processes may have other lengths, and masks.
+    kernels = choose(call.q, ring.single, call.kernels.normalize, call.kernels.precision)
+    scale = float(ring.world) if given["scale_by_world"] else 1.0
+    return replace(call, ring=ring, kernels=kernels, scale=scale)
 
 
-def _shown(number: Tensor | float, options: check.Options) -> str:
+def _shown(number: Tensor | float, symmetric: bool) -> str:
     """A temperature or bias, as processes compare it. A symmetric loss exchanges sums for its gradient."""
     if not isinstance(number, Tensor):
         return repr(number)
     value = repr(number.item()) if has_values_on_cpu(number) else f"a number on {number.device.type}"
-    learned = options.symmetric and number.requires_grad and torch.is_grad_enabled()
+    learned = symmetric and number.requires_grad and torch.is_grad_enabled()
     return f"{value}, which requires a gradient" if learned else value
 
 
-def _same_on_device(name: str, group: Any, options: check.Options) -> check.Options:
+def _same_on_device(call: Call, group: Any) -> Call:
     """NaN in place of a GPU's temperature and bias where processes have different ones: such a number is not
     waited for."""
-    bias = None if options.own is None else options.own.bias
-    numbers = {"temperature": options.temperature, "bias": bias}
+    numbers = {"temperature": call.temperature, "bias": call.bias}
     on_device = {k: x for k, x in numbers.items() if isinstance(x, Tensor) and not has_values_on_cpu(x)}
     if not on_device:
-        return options
+        return call
     own = torch.stack([x.detach() for x in on_device.values()])
-    every = gathered(name, group, own, " and ".join(on_device))
+    every = gathered(call.name, group, own, " and ".join(on_device))
     differ = (every != every[0]).any(0)
     found = {k: x.masked_fill(differ[i], math.nan) for i, (k, x) in enumerate(on_device.items())}
-    if options.own is not None and "bias" in found:
-        options = replace(options, own=replace(options.own, bias=found["bias"]))
-    return replace(options, temperature=found.get("temperature", options.temperature))
+    return replace(call, **found)  # type: ignore[arg-type]

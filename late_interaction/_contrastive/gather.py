@@ -6,6 +6,7 @@ budget of one process, one exchange and one call take less time. Gradients of do
 in the documents' dtype, and are added in the order of ranks.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,54 +14,50 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._checks.losses import IGNORED
+from late_interaction._contrastive import call as calls
 from late_interaction._contrastive import whole
-from late_interaction._contrastive.arguments import Arguments
-from late_interaction._contrastive.labels import IGNORED, Labels, ignored
-from late_interaction._contrastive.problem import Problem
-from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.tokens import Tokens
+from late_interaction._contrastive.call import Call, pair_bytes
+from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.ring import Ring, mask_bytes
 from late_interaction._group import exchange_failed
+from late_interaction.tokens import Tokens
 
 _MOST_BYTES = 512 << 20  # of the documents of all processes
 
 
-def takes(given: Arguments) -> bool:
+def takes(call: Call) -> bool:
     """Whether the processes gather: the same answer on each of them."""
-    options, ring = given.options, given.ring
-    if ring.group is None or options.symmetric or options.tail or given.kernels.way == "matrix":
+    ring, values = call.ring, call.d.values
+    if ring.group is None or call.symmetric or call.tail or call.kernels.way == "matrix":
         return False
     if any(ring.wants) != all(ring.wants):  # every process takes part in a backward, or none
         return False
-    packed = given.sides.d.packed
-    if not packed and len({shape[1:] for shape in ring.shapes}) > 1:
+    if not call.d.is_packed and len({shape[1:] for shape in ring.shapes}) > 1:
         return False
-    pair = 4 + (4 if packed else 2) * ring.longest_query
-    values = given.sides.d.values
+    pairs = max(ring.queries) * sum(ring.documents) * pair_bytes(call.d, ring.longest_query)
     documents = ring.world * ring.largest_shard * values.itemsize
-    pairs = max(ring.queries) * sum(ring.documents)
-    return pairs * pair <= whole.default_budget(values.device.type, False) and documents <= _MOST_BYTES
+    return pairs <= calls.default_budget(values.device.type, False) and documents <= _MOST_BYTES
 
 
-def loss(p: Problem, given: Arguments) -> Tensor:
-    """Differentiable; ``p`` is of the whole batch."""
-    sides, ring, reduction = given.sides, given.ring, given.options.reduction
-    documents = _documents(sides.d, ring)
+def loss(call: Call) -> Tensor:
+    """Differentiable."""
+    ring, d = call.ring, _documents(call.d, call.ring)
     first = sum(ring.documents[: ring.rank])
-    index = p.labels.index
+    index = call.labels.index
     if index is None:
-        index = torch.arange(len(sides.q), device=documents.values.device) + first
+        index = torch.arange(len(call.q), device=d.device) + first
     else:
         index = torch.where(index == IGNORED, IGNORED, index + first)
-    problem = p.with_labels(Labels(index))
-    rows = whole.loss(problem, sides.q, documents, sides.h, "none", given.keeps)
-    if reduction == "none":
-        return rows * given.scale
-    own = rows.sum()
-    left_out = ignored(index)
+    labels = Labels(index)
+    rows = whole.cross_entropy(replace(call, d=d, labels=labels), "none")
+    if call.reduction == "none":
+        return rows * call.scale
+    own, left_out = rows.sum(), labels.left_out
     assert left_out is not None
     count = (len(index) - left_out.sum()).to(own.dtype)
     total, counts = ring.sums(torch.stack((own.detach(), count))).unbind(0)
-    share = given.scale / counts if reduction == "mean" else given.scale
+    share = call.scale / counts if call.reduction == "mean" else call.scale
     found: Tensor = _OfAll.apply(own, total) * share  # type: ignore[no-untyped-call]
     return found
 
@@ -80,19 +77,16 @@ class _OfAll(Function):
 def _documents(own: Tokens, ring: Ring) -> Tokens:
     """Those of all processes, in the order of ranks."""
     values: Tensor = _Gathered.apply(own.values, ring)  # type: ignore[no-untyped-call]
-    if own.packed:
+    if own.is_packed:
         bounds = [0]
         for _, shard in ring.packed:
             bounds += [bounds[-1] + x for x in shard[1:]]
         offsets = torch.tensor(bounds, dtype=torch.int32, device="cpu").to(values.device, non_blocking=True)
-        return Tokens(values, None, offsets, tuple(bounds))
+        return Tokens._made(values, None, offsets, None, tuple(bounds))
     if not ring.masked:
-        return Tokens(values)
-    mask = own.mask
-    if mask is None:
-        mask = torch.ones(own.values.shape[:2], dtype=torch.bool, device=values.device)
+        return Tokens._made(values)
     shapes = [shape[:2] for shape in ring.shapes]
-    return Tokens(values, _gathered(mask.to(torch.uint8), shapes, ring).bool())
+    return Tokens._made(values, _gathered(mask_bytes(own), shapes, ring).bool())
 
 
 class _Gathered(Function):

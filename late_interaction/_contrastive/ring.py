@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from late_interaction._contrastive import check
-from late_interaction._contrastive.tokens import Tokens
+from late_interaction._contrastive.sequences import is_single, longest
 from late_interaction._group import (
     REFUSED,
     Agreed,
@@ -30,6 +29,7 @@ from late_interaction._group import (
     gathered,
     position,
 )
+from late_interaction.tokens import Tokens
 
 _MASKED, _NEGATIVES, _AGREED = 5, 6, 7  # places of a process's facts
 _OF_ANY = _AGREED + Agreed.numbers
@@ -78,19 +78,19 @@ class Ring:
 
     def with_packed(self, own: Tokens) -> "Ring":
         """The same of packed documents, once every process has told the others its offsets."""
-        told = [*own.bounds, *[0] * (max(self.documents) - len(own))]
-        every = exchanged_facts(self.caller, self.group, told, own.values.device)
+        told = [*own._bounds, *[0] * (max(self.documents) - len(own))]
+        every = exchanged_facts(self.caller, self.group, told, own.device)
         bounds = [tuple(int(x) for x in row[: n + 1]) for row, n in zip(every, self.documents, strict=True)]
         # One copy for all, which the host does not wait for.
         offsets = torch.tensor([x for shard in bounds for x in shard], dtype=torch.int32, device="cpu")
-        offsets = offsets.to(own.values.device, non_blocking=True)
+        offsets = offsets.to(own.device, non_blocking=True)
         parts = offsets.split([len(shard) for shard in bounds])
         shapes: list[tuple[int, ...]] = [(shard[-1], own.values.shape[-1]) for shard in bounds]
         return replace(self, packed=list(zip(parts, bounds, strict=True)), shapes=shapes, masked=False)
 
     @property
     def largest_shard(self) -> int:
-        """Elements of it."""
+        """Element count of the values of the largest shard."""
         return max(torch.Size(shape).numel() for shape in self.shapes)
 
     def owner(self, step: int) -> int:
@@ -114,10 +114,7 @@ class Ring:
         values = tokens.values.contiguous()
         leaving, arriving = [values], [values.new_empty(self.shapes[coming])]
         if self.masked:
-            mask = tokens.mask
-            if mask is None:
-                mask = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
-            leaving.append(mask.to(torch.uint8).contiguous())
+            leaving.append(mask_bytes(tokens))
             arriving.append(values.new_empty(self.shapes[coming][:2], dtype=torch.uint8))
         if extra is not None:
             leaving.append(extra.contiguous())
@@ -126,8 +123,9 @@ class Ring:
 
     def _tokens(self, owner: int, arrived: list[Tensor]) -> Tokens:
         if self.packed:
-            return Tokens(arrived[0], None, *self.packed[owner])
-        return Tokens(arrived[0], arrived[1].bool() if self.masked else None)
+            offsets, bounds = self.packed[owner]
+            return Tokens._made(arrived[0], None, offsets, None, bounds)
+        return Tokens._made(arrived[0], arrived[1].bool() if self.masked else None)
 
     def exchange(
         self, leaving: Sequence[Tensor], arriving: list[Tensor], what: str, ahead: int = 1
@@ -155,17 +153,24 @@ class Ring:
         return gathered(self.caller, self.group, values, "losses").sum(0)
 
 
+def mask_bytes(x: Tokens) -> Tensor:
+    """The mask of padded tokens, as processes exchange it: uint8, of ones where there is none."""
+    if x.mask is None:
+        return torch.ones(x.values.shape[:2], dtype=torch.uint8, device=x.device)
+    return x.mask.to(torch.uint8).contiguous()
+
+
 def join(
     caller: str,
     group: Any,
-    own: check.Sides | None,
+    own: Any,
     options: Mapping[str, Any],
     device: torch.device,
 ) -> Ring:
     """Tells every process of the group what each one has, and that their calls fit together, in one exchange.
-    ``own``: None where this process refused its arguments, which all others then learn. ``options``: those in
-    which the processes must agree, by what messages call them. :meth:`Ring.with_packed` tells the offsets and
-    shapes of packed documents."""
+    ``own``: the call; None where this process refused its arguments, which all others then learn.
+    ``options``: those in which the processes must agree, by what messages call them.
+    :meth:`Ring.with_packed` tells the offsets and shapes of packed documents."""
     rank, world = position(group)
     facts, agreed = [float(REFUSED)] * (_OF_ANY + 4), Agreed({})
     if own is not None:
@@ -173,7 +178,7 @@ def join(
         agreed = Agreed(
             {
                 "loss": options["loss"],
-                "form of documents": "packed" if d.packed else "padded",
+                "form of documents": "packed" if d.is_packed else "padded",
                 "dtype": str(d.values.dtype).removeprefix("torch."),
                 "d": d.values.shape[-1],
                 **options,
@@ -206,9 +211,9 @@ def join(
     )
 
 
-def _facts_of_any(own: check.Sides) -> list[float]:
+def _facts_of_any(own: Any) -> list[float]:
     """Facts that decide for all processes: the longest query, whether the documents have a gradient, whether
     anything has a mask, and whether queries and documents have one token each."""
     masks = (x.mask is not None for x in (own.q, own.d, own.h) if x is not None)
-    single = check.is_single(own.q) and check.is_single(own.d)
-    return [float(own.q.longest), float(own.d.values.requires_grad), float(any(masks)), float(single)]
+    facts = longest(own.q), own.d.values.requires_grad, any(masks), is_single(own.q) and is_single(own.d)
+    return [float(x) for x in facts]

@@ -19,21 +19,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._contrastive.arguments import Arguments
-from late_interaction._contrastive.labels import ignored
-from late_interaction._contrastive.panels import products
-from late_interaction._contrastive.panels.scores import Batch, Sums, add_panels, scaled
-from late_interaction._contrastive.problem import KEPT_BYTES
-from late_interaction._contrastive.reduction import (
-    Kept,
-    by_columns,
-    factors,
-    loss_and_counts,
-    temperature_gradient,
-)
-from late_interaction._contrastive.shards import Call, Gradients, once, row_factor
+from late_interaction._contrastive import product_panels
+from late_interaction._contrastive.blockwise import Gradients, once
+from late_interaction._contrastive.call import KEPT_BYTES, Call, row_factor
+from late_interaction._contrastive.cross_entropy import factors, loss_and_counts, temperature_gradient
+from late_interaction._contrastive.panels import Batch, Sums, add_panels, scaled
+from late_interaction._contrastive.sequences import Block
 from late_interaction._contrastive.softmax import RunningSoftmax
-from late_interaction._contrastive.tokens import Block
 from late_interaction._scoring.precision import without_autocast
 from late_interaction._scoring.untransformed import applied
 from late_interaction.ops._library import cuda_missing
@@ -42,24 +34,25 @@ from late_interaction.ops._library import operators as _ops
 _BELOW_ALL = torch.finfo(torch.float32).min  # the maximum of no scores, which the operators replace
 
 
-def takes(given: Arguments) -> bool:
+def takes(call: Call) -> bool:
     """Whether this way computes the loss exactly as it was asked for."""
-    sides = given.sides
-    plain = sides.h is None and sides.q.mask is None and sides.d.mask is None and not given.options.tail
-    alone = given.ring.group is None and given.kernels.way == "matrix"
-    values = sides.q.values
+    plain = call.h is None and call.q.mask is None and call.d.mask is None and not call.tail
+    alone, values = call.ring.group is None and call.kernels.way == "matrix", call.q.values
     kernels = not values.is_cuda or (cuda_missing is None and values.dtype is not torch.float64)
-    return plain and alone and kernels and len(sides.q) > 0 and len(sides.d) > 0
+    return plain and alone and kernels and len(call.q) > 0 and len(call.d) > 0
 
 
-def loss(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, kept_bytes: int | None) -> Tensor:
+def loss(call: Call) -> Tensor:
     """``Q [Nq, 1, d]`` with ``D [Nd, 1, d]``."""
-    budget = KEPT_BYTES[Q.device.type] if kept_bytes is None else kept_bytes
-    rows_alone = not call.problem.symmetric and call.reduction != "none"
+    Q, D, _, temperature, _ = call.tensors
+    rows_alone = not call.symmetric and call.reduction != "none"
     one_pass = call.keeps and rows_alone and (Q.requires_grad or D.requires_grad)
-    function = _one_pass if one_pass else _two_passes
-    found: Tensor = function(Q, D, temperature, call, budget)
+    found: Tensor = (_one_pass if one_pass else _two_passes)(Q, D, temperature, call.bare())
     return found
+
+
+def _of(call: Call, Q: Tensor, D: Tensor, temperature: Tensor | float) -> Call:
+    return call.of((Q, D, None, temperature, 0.0))
 
 
 # ---- gradients in the forward ----
@@ -67,11 +60,10 @@ def loss(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, kept_byt
 
 class _OnePass(Function):
     @staticmethod
-    def forward(
-        ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, budget: int
-    ) -> Tensor:
+    def forward(ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> Tensor:
         with without_autocast(Q.device.type):
-            result, found, after = _with_gradients(Q, D, temperature, call, ctx.needs_input_grad[:3])
+            batch = Batch.of(_of(call, Q, D, temperature))
+            result, found, after = _with_gradients(batch, Q.dtype, ctx.needs_input_grad[:3])
         given = temperature if isinstance(temperature, Tensor) else None
         ctx.save_for_backward(Q, D, given, after, *found)
         return result
@@ -85,36 +77,33 @@ class _OnePass(Function):
             of_temperature = None if found[2] is None else found[2] * grad.to(found[2].dtype)
             return scaled(found[0], scale, Q), scaled(found[1], scale, D), of_temperature
 
-        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None, None
+        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None
 
 
 def _with_gradients(
-    Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, needs: tuple[bool, ...]
+    batch: Batch, dtype: torch.dtype, needs: tuple[bool, ...]
 ) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
     """The loss; the gradients of Q, D and the temperature; and what the first two are to be multiplied by."""
-    batch = Batch.of(Q, D, temperature, call)
-    p, index = batch.p, batch.p.labels.index
-    target = batch.no_target()
-    share = _share(call, index, target)
+    call, target = batch.call, batch.no_target()
+    share = _share(call, target)
     # Half-precision weights of fp16 hold no small numbers: theirs are of a factor of 1.
     after = batch.inverse * share if batch.Q.dtype is torch.float16 else None
-    factor = _factor(batch, share, index, target, after is None)
-    if products.takes(batch):
-        found, sums = products.add_panels(batch, needs, factor, Q.dtype)
+    factor = _factor(batch, share, target, after is None)
+    if product_panels.takes(batch):
+        found, sums = product_panels.add_panels(batch, needs, factor, dtype)
         of_rows, target = found[:4], found[4]
     else:
-        of_rows, sums = _panels_of_scores(batch, needs, factor, target, Q.dtype)
-    plain = index is None and not p.smoothing  # labels may leave rows out, which have no target
-    if plain and isinstance(share, float) and not isinstance(temperature, Tensor):
-        return _loss_of_rows(of_rows, target, temperature, share), [sums.q, sums.d, None], after
+        of_rows, sums = _panels_of_scores(batch, needs, factor, target, dtype)
+    T = call.temperature
+    plain = call.labels.index is None and not call.smoothing  # labels may leave rows out, without a target
+    if plain and isinstance(share, float) and not isinstance(T, Tensor):
+        return _loss_of_rows(of_rows, target, T, share), [sums.q, sums.d, None], after
     running = batch.running(of_rows, target, len(batch.D))
-    result, counts = loss_and_counts(p, call, running, None)
+    result, counts = loss_and_counts(call, running, None)
     of_temperature = None
     if needs[2]:
-        kept = Kept(running, None, [], counts)
-        of_temperature = temperature_gradient(
-            p, temperature, kept, factors(torch.ones_like(result), p, call, kept)
-        )
+        amounts = factors(call, torch.ones_like(result), running, None, counts)
+        of_temperature = temperature_gradient(call, running, None, amounts)
     return result, [sums.q, sums.d, of_temperature], after
 
 
@@ -122,41 +111,41 @@ def _panels_of_scores(
     batch: Batch, needs: tuple[bool, ...], factor: Tensor, target: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Sums]:
     """The sums of rows, and the gradients of Q and D. The scores of labels go to ``target``."""
-    p, of_rows = batch.p, []
+    labels, smoothing, of_rows = batch.call.labels, batch.call.smoothing, []
 
     def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
-        p.labels.read(target, scores, block, (0, len(batch.D)))
-        given = (*batch.labels(block), factor[slice(*block)], p.smoothing, weights)
+        labels.read(target, scores, block, (0, len(batch.D)))
+        given = (*batch.labels(block), factor[slice(*block)], smoothing, weights)
         of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
 
     sums = add_panels(batch, needs, dtype, weigh, None)
     return _joined(of_rows), sums
 
 
-def _share(call: Call, index: Tensor | None, like: Tensor) -> Tensor | float:
+def _share(call: Call, like: Tensor) -> Tensor | float:
     """The derivative of the loss in the cross entropy of a row that counts: a number, unless labels on the
     device say how many do."""
     if call.reduction != "mean":
         return float(call.scale)
-    left_out = ignored(index)
+    left_out = call.labels.left_out
     if left_out is None:
         return call.scale / len(like)
     return call.scale / (len(like) - left_out.sum(dtype=like.dtype))
 
 
-def _factor(batch: Batch, share: Tensor | float, index: Tensor | None, like: Tensor, scaled: bool) -> Tensor:
+def _factor(batch: Batch, share: Tensor | float, like: Tensor, scaled: bool) -> Tensor:
     """The derivative of the loss in each row's cross entropy over the temperature, or where it is scaled
     later 1; 0 where there is no label."""
-    temperature = batch.p.temperature
-    if index is None and isinstance(share, float) and not isinstance(temperature, Tensor):
-        return torch.full_like(like, share / temperature if scaled else 1.0)
+    T, labels = batch.call.temperature, batch.call.labels
+    if labels.index is None and isinstance(share, float) and not isinstance(T, Tensor):
+        return torch.full_like(like, share / T if scaled else 1.0)
     each = batch.inverse * share if scaled else torch.ones_like(batch.inverse)
-    return row_factor(each.reshape(()), index, like).contiguous()
+    return row_factor(each.reshape(()), labels, like).contiguous()
 
 
 def _loss_of_rows(sums: Tensor, target: Tensor, temperature: float, share: float) -> Tensor:
-    """The sum of the rows' cross entropies times ``share``. As by :mod:`.reduction`, whose numbers on the
-    device and whose reductions over processes it spares: a small batch waits for the host."""
+    """The sum of the rows' cross entropies times ``share``. As by :func:`loss_and_counts`, whose numbers on
+    the device and whose reductions over processes it spares: a small batch waits for the host."""
     losses = sums[1].log().sub_(target - sums[0], alpha=1 / temperature)
     return losses.sum().mul_(share)
 
@@ -170,14 +159,11 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 class _TwoPasses(Function):
     @staticmethod
-    def forward(
-        ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, budget: int
-    ) -> Tensor:
+    def forward(ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> Tensor:
         with without_autocast(Q.device.type):
-            batch = Batch.of(Q, D, temperature, call)
-            found = _all_sums(batch, budget)
-            rows, columns = found.running(batch)
-            result, counts = loss_and_counts(batch.p, call, rows, columns)
+            batch = Batch.of(_of(call, Q, D, temperature))
+            found = _all_sums(batch)
+            result, counts = loss_and_counts(batch.call, *found.running(batch))
         if call.keeps:
             given = temperature if isinstance(temperature, Tensor) else None
             ctx.temperature, ctx.call = None if given is not None else temperature, call
@@ -192,10 +178,10 @@ class _TwoPasses(Function):
 
         def gradients() -> Gradients:
             with without_autocast(Q.device.type):
-                batch = Batch.of(Q, D, temperature, ctx.call)
-                return _gradients(grad, batch, _AllSums(*sums), counts, (Q, D), needs)
+                batch = Batch.of(_of(ctx.call, Q, D, temperature))
+                return _gradients(grad, batch, _AllSums(*sums), counts, needs)
 
-        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None, None
+        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None
 
 
 @dataclass(frozen=True)
@@ -208,25 +194,25 @@ class _AllSums:
     scores: Tensor | None  # all of them, where they are kept
 
     def running(self, batch: Batch) -> tuple[RunningSoftmax, RunningSoftmax | None]:
-        rows = batch.running(self.rows, self.target, len(batch.D))
-        if self.columns is None:
+        rows, labels = batch.running(self.rows, self.target, len(batch.D)), batch.call.column_labels
+        if self.columns is None or labels is None:
             return rows, None
-        target = by_columns(batch.p, self.target, torch.nan)
-        return rows, batch.running(self.columns, target, len(batch.Q))
+        return rows, batch.running(self.columns, labels.chosen(self.target, torch.nan), len(batch.Q))
 
 
-def _all_sums(batch: Batch, budget: int) -> _AllSums:
-    p, blocks, target = batch.p, batch.blocks(), batch.no_target()
+def _all_sums(batch: Batch) -> _AllSums:
+    call, blocks, target = batch.call, batch.blocks(), batch.no_target()
     columns = None
-    if p.symmetric:
+    if call.symmetric:
         columns = batch.inverse.new_zeros((4, len(batch.D)))
         columns[0] = _BELOW_ALL
-    keeps = batch.call.keeps and len(batch.Q) * batch.pitch() * batch.inverse.itemsize <= budget
+    budget = KEPT_BYTES[batch.Q.device.type] if call.kept_bytes is None else call.kept_bytes
+    keeps = call.keeps and len(batch.Q) * batch.pitch() * batch.inverse.itemsize <= budget
     buffer = batch.buffer([(0, len(batch.Q))] if keeps else blocks)
     of_rows = []
     for block in blocks:
         scores = batch.score(block, buffer[slice(*block)] if keeps else buffer)
-        p.labels.read(target, scores, block, (0, len(batch.D)))
+        call.labels.read(target, scores, block, (0, len(batch.D)))
         if columns is None:
             of_rows.append(_ops.softmax_row_sums.default(scores, batch.inverse))
         else:
@@ -235,21 +221,15 @@ def _all_sums(batch: Batch, budget: int) -> _AllSums:
 
 
 def _gradients(
-    grad: Tensor,
-    batch: Batch,
-    found: _AllSums,
-    counts: Tensor,
-    inputs: tuple[Tensor, Tensor],
-    needs: tuple[bool, ...],
+    grad: Tensor, batch: Batch, found: _AllSums, counts: Tensor, needs: tuple[bool, ...]
 ) -> Gradients:
     """The gradients of Q, D and the temperature."""
-    p = batch.p
-    kept = Kept(*found.running(batch), [], counts)
-    amounts = factors(grad, p, batch.call, kept)
-    of_temperature = temperature_gradient(p, p.temperature, kept, amounts) if needs[2] else None
+    call, running = batch.call, found.running(batch)
+    amounts = factors(call, grad, *running, counts)
+    of_temperature = temperature_gradient(call, *running, amounts) if needs[2] else None
     if not (needs[0] or needs[1]):
         return None, None, of_temperature
-    scale = batch.inverse
+    scale, like = batch.inverse, (call.q.values, call.d.values)
     if batch.Q.dtype is torch.float16:  # which holds no small numbers: the largest factor becomes 1
         peak = torch.stack([x.abs().amax() for x in amounts]).amax().clamp_min(1e-30)
         amounts, scale = [x / peak for x in amounts], scale * peak
@@ -260,11 +240,11 @@ def _gradients(
 
     def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
         of_rows = rows[:, slice(*block)].contiguous()
-        given = (of_rows, columns, *batch.labels(block), p.smoothing, weights)
+        given = (of_rows, columns, *batch.labels(block), call.smoothing, weights)
         _ops.softmax_weights_.default(scores, batch.inverse, *given)
 
-    sums = add_panels(batch, needs, inputs[0].dtype, weigh, found.scores)
-    return scaled(sums.q, scale, inputs[0]), scaled(sums.d, scale, inputs[1]), of_temperature
+    sums = add_panels(batch, needs, like[0].dtype, weigh, found.scores)
+    return scaled(sums.q, scale, like[0]), scaled(sums.d, scale, like[1]), of_temperature
 
 
 def _terms(sums: Tensor, factor: Tensor) -> Tensor:

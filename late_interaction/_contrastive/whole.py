@@ -1,62 +1,117 @@
-"""The loss of a batch that is small enough to keep all of its scores and winners."""
+"""The losses of a batch that is small enough to keep all of its scores and winners, which the operators'
+own formulas differentiate."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.autograd import Function
+from torch.nn.functional import cross_entropy as of_rows
 
-from late_interaction._contrastive.blocks import Kernels
-from late_interaction._contrastive.labels import ignored
-from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, Problem
-from late_interaction._contrastive.tokens import Tokens
+from late_interaction._contrastive.blockwise import Gradients, once
+from late_interaction._contrastive.call import Call, split
+from late_interaction._contrastive.row_losses import Panel, RowLoss, panel_of
 from late_interaction._scoring.precision import without_autocast
+from late_interaction._scoring.untransformed import applied
 from late_interaction._torch import _is_any_autocast_enabled
 
 
-def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool, kept_bytes: int | None, listed: bool) -> bool:
-    """Whether scores, and for a backward winners, stay within ``kept_bytes`` (None: the device's default).
-    Single tokens have no winners, and their products go by blocks at every size."""
-    if kernels.way == "matrix":
-        return False
-    each = (4 if d.packed else 2) * q.longest if keeps else 0
-    budget = default_budget(q.values.device.type, listed) if kept_bytes is None else kept_bytes
-    return len(q) * len(d) * (4 + each) <= budget
+def _outside_autocast(call: Call) -> Any:
+    return without_autocast(call.q.device.type) if _is_any_autocast_enabled() else nullcontext()
 
 
-def default_budget(device_type: str, listed: bool) -> int:
-    """Bytes that scores and winners may take where the caller names none."""
-    budget = KEPT_BYTES[device_type]
-    return min(budget, KEPT_BYTES_WITH_LIST) if listed and device_type == "cuda" else budget
+def _all_scores(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Scores of all pairs of queries and documents, and of queries with their hard negatives. Hard negatives
+    of which no query has any are part of the graph, and have a gradient of zeros."""
+    kernels, q, d, h = call.kernels, call.q, call.d, call.h
+    scores = kernels.scores_and_winners(q, d)[0] if call.keeps else kernels.scores(q, d)
+    if h is None:
+        return scores, None
+    if not call.each:
+        return scores + h.values[:0].sum(dtype=scores.dtype), None
+    return scores, kernels.own_scores(q, h, call.each)[0]
 
 
-def all_scores(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, keeps: bool) -> Tensor:
-    """Scores of all pairs of queries and documents, differentiable where ``keeps``. Hard negatives of which
-    no query has any are part of the graph, and have a gradient of zeros."""
-    scores = p.kernels.scores_and_winners(q, d)[0] if keeps else p.kernels.scores(q, d)
-    return scores if h is None or p.each else scores + h.values[:0].sum(dtype=scores.dtype)
+# ---- the cross entropy ----
 
 
-def loss(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, reduction: str, keeps: bool) -> Tensor:
-    """Differentiable by the operators' own formulas."""
-    with without_autocast(q.values.device.type) if _is_any_autocast_enabled() else nullcontext():
-        scores = all_scores(p, q, d, h, keeps)
-        every = scores
-        if h is not None and p.each:
-            every = torch.cat((scores, p.kernels.own_scores(q, h, p.each)[0]), 1)
-        left_out = ignored(p.labels.index)
+def cross_entropy(call: Call, reduction: str) -> Tensor:
+    """Of this process's queries with all documents of ``call``."""
+    with _outside_autocast(call):
+        scores, own = _all_scores(call)
+        every = scores if own is None else torch.cat((scores, own), 1)
+        index, left_out = call.labels.index, call.labels.left_out
         if left_out is not None:  # a gradient of 0 times NaN is NaN
             every = every.masked_fill(left_out.unsqueeze(1), 0.0)
-        every = every / p.temperature
-        index = p.labels.index
-        labels = torch.arange(len(q), device=scores.device) if index is None else index
-        rows = cross_entropy(every, labels, label_smoothing=p.smoothing, reduction=reduction)
-        if p.column_labels is None:
+        every = every / call.temperature
+        labels = torch.arange(len(call.q), device=scores.device) if index is None else index
+        rows = of_rows(every, labels, label_smoothing=call.smoothing, reduction=reduction)
+        if call.column_labels is None:
             return rows
-        index = p.column_labels.index
-        back = labels if index is None else index
-        logits = every if every.shape == scores.shape and left_out is None else scores / p.temperature
-        columns = cross_entropy(logits.t(), back, label_smoothing=p.smoothing, reduction=reduction)
-        if reduction == "none" and p.labels.index is not None:
-            columns = columns[labels.clamp_min(0)].masked_fill(labels < 0, 0.0)
-        return (rows + columns) / 2
+        back = labels if call.column_labels.index is None else call.column_labels.index
+        logits = every if every.shape == scores.shape and left_out is None else scores / call.temperature
+        columns = of_rows(logits.t(), back, label_smoothing=call.smoothing, reduction=reduction)
+        return (rows + (call.labels.chosen(columns) if reduction == "none" else columns)) / 2
+
+
+# ---- losses of rows ----
+
+
+class ScoresFunction(Function):
+    """A loss of rows from the scores of all pairs, and of the queries with their hard negatives."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, kind: type[RowLoss], *tensors: Any) -> Tensor:
+        scores, own, *numbers = tensors
+        bare, call = call, _with_numbers(call, numbers)
+        panels = [_all(call, scores)]
+        if own is not None:
+            panels.append(Panel(own / call.temperature, (0, len(own)), scores.shape[1]))
+        positives = torch.full_like(scores[:, :0].sum(1), torch.nan)
+        call.labels.read(positives, panels[0].logits, panels[0].rows, panels[0].columns)
+        loss = kind(kind.empty(call, positives))
+        for panel in panels:
+            if panel.logits.numel():
+                loss.add(call, panel)
+        result, counts = loss.result(call)
+        if call.keeps:
+            of_sums, ctx.rebuild = loss.save()
+            inputs = [x if isinstance(x, Tensor) else None for x in tensors]
+            ctx.save_for_backward(*inputs, counts, *of_sums)
+            ctx.call, ctx.numbers = bare, [None if isinstance(x, Tensor) else x for x in numbers]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        saved = ctx.saved_tensors
+        (scores, own), numbers, (counts,), of_sums = split(saved, [2, 2, 1, len(saved) - 5])
+        numbers = [x if given is None else given for x, given in zip(numbers, ctx.numbers, strict=True)]
+        call = _with_numbers(ctx.call, numbers)
+
+        def gradients() -> Gradients:
+            found = ctx.rebuild(of_sums).derive(call, grad, counts)
+            weights, rows = found.weights(0, None), (0, scores.shape[0])
+            of_scores = weights.of_block(scores, rows, (0, scores.shape[1]))
+            of_own = None if own is None else weights.of_own(own.clone(), rows)
+            return of_scores, of_own, *found.of_numbers(*ctx.needs_input_grad[4:])
+
+        return None, None, *once(call.name, gradients, (grad, scores, own, *numbers))
+
+
+_of_scores = applied(ScoresFunction)
+
+
+def row_loss(call: Call, kind: type[RowLoss]) -> Tensor:
+    with _outside_autocast(call):
+        loss: Tensor = _of_scores(call.bare(), kind, *_all_scores(call), *call.numbers)
+    return loss
+
+
+def _with_numbers(call: Call, numbers: Sequence[Any]) -> Call:
+    return call.of((None, None, None, *numbers))
+
+
+def _all(call: Call, scores: Tensor) -> Panel:
+    return panel_of(call, 0, scores / call.temperature, (0, scores.shape[0]), (0, scores.shape[1]))

@@ -10,12 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision, Reduction
-from late_interaction._contrastive import gather, single, whole
-from late_interaction._contrastive.arguments import Arguments, read
-from late_interaction._contrastive.function import apply
-from late_interaction._contrastive.labels import Labels
-from late_interaction._contrastive.problem import Problem
-from late_interaction._contrastive.shards import Call
+from late_interaction._contrastive import blockwise, gather, single, whole
+from late_interaction._contrastive.arguments import read
+from late_interaction._contrastive.cross_entropy import CrossEntropy
 from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss
 from late_interaction.tokens import TokensLike
@@ -145,37 +142,17 @@ def contrastive(
         "precision": precision, "label_smoothing": label_smoothing, "tail": tail, "reduction": reduction,
         "scale_by_world": scale_by_world, "group": group, "kept_bytes": kept_bytes,
     }  # fmt: skip
-    return _loss(read("losses.contrastive", (Q, D, hard_negatives), given))
+    call = read("losses.contrastive", (Q, D, hard_negatives), given)
+    if call.whole:
+        return whole.cross_entropy(call, reduction)
+    if gather.takes(call):
+        return gather.loss(call)
+    if single.takes(call):
+        return single.loss(call)
+    return blockwise.loss(call, CrossEntropy.start)
 
 
 leave_untraced(contrastive)
-
-
-def _loss(given: Arguments) -> Tensor:
-    sides, options, ring = given.sides, given.options, given.ring
-    labels = Labels(options.labels)
-    problem = Problem(
-        given.kernels,
-        options.temperature,
-        labels,
-        labels.inverse(len(sides.d)) if options.symmetric else None,
-        options.smoothing,
-        options.tail,
-        sum(ring.documents) + sides.each,
-        sum(ring.queries),
-        sides.each,
-        given.learns_numbers,
-    )
-    if given.whole:
-        return whole.loss(problem, sides.q, sides.d, sides.h, options.reduction, given.keeps)
-    if gather.takes(given):
-        return gather.loss(problem, given)
-    call = Call.of(problem, given)
-    if single.takes(given):
-        return single.loss(sides.q.values, sides.d.values, options.temperature, call, options.kept_bytes)
-    H = None if sides.h is None else sides.h.values
-    blockwise: Tensor = apply(sides.q.values, sides.d.values, H, options.temperature, call)
-    return blockwise
 
 
 class Contrastive(BatchLoss):

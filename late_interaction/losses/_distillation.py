@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
-from late_interaction._checks.choices import REDUCTIONS, Precision, Reduction
-from late_interaction._checks.messages import abbreviate, no_tensor
-from late_interaction._checks.options import check_flag, is_one_of
-from late_interaction._contrastive.own_options import positive
+from late_interaction._checks.choices import Precision, Reduction
+from late_interaction._checks.losses import check_above_0, check_reduction
+from late_interaction._checks.messages import no_tensor
+from late_interaction._checks.options import check_flag
 from late_interaction._scoring.normalized import min_max
 from late_interaction.losses._own_scores import own_scores
 from late_interaction.tokens import TokensLike
@@ -80,12 +80,12 @@ def distill_kl_div(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.0671, torch.Size([1, 1, 2]))
     """
-    temperature = positive("temperature", temperature)
+    temperature = check_above_0("temperature", temperature)
     if teacher_temperature is None:
         teacher_temperature = temperature
-    teacher_temperature = positive("teacher_temperature", teacher_temperature)
+    teacher_temperature = check_above_0("teacher_temperature", teacher_temperature)
     check_flag("normalize_scores", normalize_scores)
-    _check_reduction(reduction)
+    check_reduction(reduction)
     scores, kept = own_scores("losses.distill_kl_div", Q, D, candidate_mask, normalize, precision)
     _check_teacher(teacher, scores, ("[B, K]",), [scores.shape])
     if scores.shape[1] < 2:
@@ -157,7 +157,7 @@ def margin_mse(
         >>> loss.item(), Q.grad.shape
         (1.0, torch.Size([1, 1, 2]))
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     scores, kept = own_scores("losses.margin_mse", Q, D, candidate_mask, normalize, precision)
     if scores.shape[1] < 2:
         raise ValueError(
@@ -182,11 +182,6 @@ def margin_mse(
 
 
 # ---- what both share ----
-
-
-def _check_reduction(reduction: Any) -> None:
-    if not is_one_of(reduction, REDUCTIONS):
-        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {abbreviate(reduction)}")
 
 
 def _check_teacher(teacher: Any, scores: Tensor, forms: tuple[str, ...], shapes: list[torch.Size]) -> None:

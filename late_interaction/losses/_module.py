@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.losses import check_above_0
 from late_interaction._checks.options import check_flag
-from late_interaction._contrastive import check
 from late_interaction.tokens import Tokens, TokensLike
 
 
@@ -44,7 +44,7 @@ class BatchLoss(torch.nn.Module):
         self._function = function
         self._shared = _Shared(options.pop("group"))
         self.options = options
-        self._learn("log_temperature", math.log(check.temperature(temperature, None)), learnable)
+        self._learn("log_temperature", math.log(check_above_0("temperature", temperature)), learnable)
 
     def _learn(self, name: str, start: float, learnable: bool) -> None:
         """Add a number that is a parameter, or a buffer where it is not learned."""

@@ -5,9 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision, Reduction
-from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
-from late_interaction._contrastive.row_losses.pairwise import Pairwise as PairwiseRows
-from late_interaction._contrastive.row_losses.row_function import row_loss
+from late_interaction._contrastive import blockwise, row_losses, whole
+from late_interaction._contrastive.arguments import read
 from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss
 from late_interaction.tokens import TokensLike
@@ -64,12 +63,14 @@ def pairwise(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4076, torch.Size([2, 1, 2]))
     """
-    given = OF_CROSS_ENTROPY | {
+    given = {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
         "reduction": reduction, "scale_by_world": scale_by_world, "group": group,
     }  # fmt: skip
-    arguments = read("losses.pairwise", (Q, D, hard_negatives), given, listed=True)
-    return row_loss("losses.pairwise", arguments, PairwiseRows(arguments.learns_numbers))
+    call = read("losses.pairwise", (Q, D, hard_negatives), given, listed=True)
+    if call.whole:
+        return whole.row_loss(call, row_losses.Pairwise)
+    return blockwise.loss(call, row_losses.Pairwise.start)
 
 
 leave_untraced(pairwise)

@@ -6,10 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision, Reduction
-from late_interaction._contrastive import own_options
-from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
-from late_interaction._contrastive.row_losses.recall import Recall as RecallRows
-from late_interaction._contrastive.row_losses.row_function import row_loss
+from late_interaction._contrastive import blockwise, row_losses, whole
+from late_interaction._contrastive.arguments import read
 from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss
 from late_interaction.tokens import TokensLike
@@ -76,15 +74,15 @@ def recall(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4312, torch.Size([2, 1, 2]))
     """
-    given = OF_CROSS_ENTROPY | {
+    given = {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
         "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "k": k,
         "rank_temperature": rank_temperature,
     }  # fmt: skip
-    arguments = read("losses.recall", (Q, D, hard_negatives), given)
-    own = arguments.options.own or own_options.OwnOptions()
-    loss = RecallRows(own.k, own.rank_temperature, arguments.keeps)
-    return row_loss("losses.recall", arguments, loss, needs_positives=True)
+    call = read("losses.recall", (Q, D, hard_negatives), given)
+    if call.whole:
+        return whole.row_loss(call, row_losses.Recall)
+    return blockwise.loss(call, row_losses.Recall.start)
 
 
 leave_untraced(recall)

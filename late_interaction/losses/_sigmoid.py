@@ -5,10 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision, Reduction
-from late_interaction._contrastive import own_options
-from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
-from late_interaction._contrastive.row_losses.row_function import row_loss
-from late_interaction._contrastive.row_losses.sigmoid import Sigmoid as SigmoidRows
+from late_interaction._checks.losses import check_number
+from late_interaction._contrastive import blockwise, row_losses, whole
+from late_interaction._contrastive.arguments import read
 from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss
 from late_interaction.tokens import TokensLike
@@ -67,13 +66,14 @@ def sigmoid(
         >>> round(loss.item(), 4), Q.grad.shape
         (1.1008, torch.Size([2, 1, 2]))
     """
-    given = OF_CROSS_ENTROPY | {
+    given = {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
         "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "bias": bias,
     }  # fmt: skip
-    arguments = read("losses.sigmoid", (Q, D, hard_negatives), given)
-    own = arguments.options.own or own_options.OwnOptions()
-    return row_loss("losses.sigmoid", arguments, SigmoidRows(own.bias, arguments.learns_numbers))
+    call = read("losses.sigmoid", (Q, D, hard_negatives), given)
+    if call.whole:
+        return whole.row_loss(call, row_losses.Sigmoid)
+    return blockwise.loss(call, row_losses.Sigmoid.start)
 
 
 leave_untraced(sigmoid)
@@ -121,7 +121,7 @@ class Sigmoid(BatchLoss):
             "scale_by_world": scale_by_world,
         }  # fmt: skip
         super().__init__(sigmoid, temperature, learnable, options)
-        self._learn("bias", own_options.number("bias", bias), learnable)
+        self._learn("bias", check_number("bias", bias), learnable)
 
     def numbers(self) -> dict[str, Tensor]:
         return super().numbers() | {"bias": self.bias}

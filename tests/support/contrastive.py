@@ -7,9 +7,16 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
-from late_interaction._contrastive import backward, blocks, forward, single, tail, whole
-from late_interaction._contrastive import kept as kept_blocks
-from late_interaction._contrastive.panels import scores as panels
+from late_interaction._contrastive import (
+    backward,
+    blocks,
+    call,
+    forward,
+    kept_blocks,
+    pair_list,
+    panels,
+    single,
+)
 from late_interaction.reference import maxsim_reference
 
 
@@ -25,12 +32,12 @@ def small_blocks(side=3, panel=8, kept=0, listed=1 << 20, available=0):
             (blocks, "_LEAST", side),
             (blocks, "_MATRIX_BLOCK", {"cuda": (side, side), "cpu": (side, side)}),
             (blocks, "_PANEL", panel * side),
-            (whole, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
+            (call, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
             (kept_blocks, "available_bytes", lambda: available),
             (forward, "_OWN_BYTES", 1),
             (backward, "_LISTED_SUM_BYTES", 2000),
-            (tail, "_DENSE_SHARE", 1.0),
-            (tail, "LIST_BYTES", listed * 12),
+            (pair_list, "_DENSE_SHARE", 1.0),
+            (pair_list, "LIST_BYTES", listed * 12),
             (panels, "_SCORES", {"cuda": (1, side), "cpu": (1, side)}),
             (panels, "_WEIGHTS", {"cuda": (1, 2 * side), "cpu": (1, 2 * side)}),
             (single, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction._contrastive import backward, blocks, forward, gather
-from late_interaction._contrastive import shards as all_shards
+from late_interaction._contrastive import backward, call, forward, gather, kernels
 from tests.support.contrastive import own, small_blocks
 
 T = 0.3
@@ -106,7 +105,7 @@ def gradients(
             if not gathers:
                 stack.enter_context(mock.patch.object(gather, "_MOST_BYTES", 0))
             if last_bytes is not None:
-                stack.enter_context(mock.patch.object(all_shards, "_LAST_BYTES", last_bytes))
+                stack.enter_context(mock.patch.object(call, "_LAST_BYTES", last_bytes))
             seen = [watched() if watch else contextlib.nullcontext() for _ in range(2)]
             with seen[0] as in_forward:
                 loss, leaves = loss_of(Q, D, group=group, labels=mine, **options)
@@ -138,7 +137,7 @@ def watched():
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.Tensor, "nonzero", recorded))
-        for module in (blocks, backward, forward):
+        for module in (kernels, backward, forward):
             stack.enter_context(mock.patch.object(module, "_ops", Operators()))
         yield names
 

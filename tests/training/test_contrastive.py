@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
-from late_interaction._contrastive import blocks, whole
-from late_interaction._contrastive.tokens import even_blocks
+from late_interaction._contrastive import whole
 from tests.support.contrastive import assert_close, batch, gradients, own, reference, small_blocks
 
 T = 0.3
@@ -80,42 +79,6 @@ def test_hard_negatives(device, smoothing, kept):
     assert_close(*both(device, 9, 9, H=True, symmetric=True, masks=(None, None, None), kept=kept))
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_masks_and_empty_documents(device, normalize):
-    q_mask, d_mask = torch.rand(10, 5, device=device) < 0.7, torch.rand(13, 7, device=device) < 0.6
-    d_mask[[0, 5]] = False
-    q_mask[3] = False
-    assert_close(*both(device, masks=(q_mask, d_mask, None), normalize=normalize))
-
-
-def test_normalize_of_hard_negatives(device):
-    assert_close(*both(device, H=True, normalize=True))
-
-
-@pytest.mark.parametrize("sizes", [(1, 1), (1, 9), (3, 3), (7, 64), (64, 64)])
-def test_sizes(device, sizes):
-    assert_close(*both(device, *sizes))
-
-
-def test_more_queries_than_documents(device):
-    """Where the documents are the smaller side, queries' gradients are finished block by block."""
-    labels = torch.arange(40, device=device) % 6
-    assert_close(*both(device, 40, 6, labels=labels))
-    assert_close(*both(device, 40, 6, labels=labels, H=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_dtypes(device, dtype):
-    Q, D = batch(33, 35, 8, 20, 32, dtype, device)
-    wanted = gradients(reference(Q, D, 0.05), (Q, D))
-    tolerance = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    for kept in (0, 1 << 20):
-        with small_blocks(8, kept=kept):
-            ours = gradients(li.losses.contrastive(Q, D, temperature=0.05), (Q, D))
-        assert ours[0].dtype is torch.float32 and ours[1][0].dtype is dtype
-        assert_close(ours, wanted, tolerance)
-
-
 def test_float16_keeps_small_weights(device):
     """Weights far below the least float16 number are scaled before they are rounded."""
     Q, D = batch(16, 16, 4, 6, 16, torch.float16, device, planted=0.0)
@@ -138,58 +101,6 @@ def test_precision_where_losses_are_small(device):
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-3, atol=1e-6)
 
 
-# ---- packed ----
-
-
-LENGTHS = ([5, 0, 3, 9, 1, 4, 4, 2], [7, 30, 0, 2, 1, 12, 5, 8, 3])
-
-
-def packed(lengths, d, dtype, device):
-    tokens = torch.randn(sum(lengths), d, dtype=dtype, device=device).requires_grad_()
-    return tokens, torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
-
-
-def padded(tokens, lengths):
-    """(values, mask) of packed sequences, differentiable."""
-    parts = tokens.split(lengths)
-    values = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-    mask = torch.arange(values.shape[1]) < torch.tensor(lengths).unsqueeze(1)
-    return values, mask.to(tokens.device)
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_packed(device, reverse, normalize):
-    lengths = ([*LENGTHS[1][:8]], [*LENGTHS[0]]) if reverse else LENGTHS
-    (Q, cu_q), (D, cu_d) = (packed(x, 8, torch.float64, device) for x in lengths)
-    hard = [1, 4, 0, 2, 5, 3, 2, 2] * 2
-    H, cu_h = packed(hard, 8, torch.float64, device)
-    leaves = (Q, D, H)
-    q, d, h = (li.Tokens.packed(*x) for x in ((Q, cu_q), (D, cu_d), (H, cu_h)))
-    with small_blocks():
-        loss = li.losses.contrastive(q, d, temperature=T, hard_negatives=h, normalize=normalize)
-        ours = gradients(loss, leaves)
-    (q, q_mask), (d, d_mask), (h, h_mask) = (
-        padded(x, n) for x, n in ((Q, lengths[0]), (D, lengths[1]), (H, hard))
-    )
-    masks = (q_mask, d_mask, h_mask.unflatten(0, (8, 2)))
-    wanted = reference(q, d, T, H=h.unflatten(0, (8, 2)), masks=masks, normalize=normalize)
-    assert_close(ours, gradients(wanted, leaves))
-
-
-# ---- one token a side: a matrix product ----
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_one_token_a_side(device, dtype, normalize):
-    Q, D = batch(20, 23, 1, 1, 32, dtype, device)
-    with small_blocks(6):
-        ours = gradients(li.losses.contrastive(Q, D, temperature=T, normalize=normalize), (Q, D))
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
-    assert_close(ours, gradients(reference(Q, D, T, normalize=normalize), (Q, D)), tolerance)
-
-
 def test_one_masked_token_a_side(device):
     """A masked token scores 0 and reaches nothing, whatever it holds."""
     Q, D = batch(9, 9, 1, 1, device=device)
@@ -203,43 +114,7 @@ def test_one_masked_token_a_side(device):
     assert_close(ours, gradients(reference(Q, D, T, masks=(q_mask, d_mask, None)), (Q, D)))
 
 
-def test_the_way_follows_the_tokens_and_precision():
-    from late_interaction._contrastive.tokens import Tokens
-
-    one = Tokens(torch.zeros(2, 1, 4))
-    assert blocks.choose(one, True, False, "highest").way == "matrix"
-    assert blocks.choose(one, True, True, "highest").way == "padded"
-    assert blocks.choose(one, False, False, "highest").way == "padded"
-    torch.set_float32_matmul_precision("high")
-    assert blocks.choose(one, True, False, "highest").way == "padded"
-    assert blocks.choose(one, True, False, "high").way == "matrix"
-
-
 # ---- NaN, ties, determinism ----
-
-
-@pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_nan_makes_its_rows_nan(device, kept):
-    Q, D = batch(9, 9, device=device)
-    with torch.no_grad():
-        Q[4, 1, 2] = float("nan")
-    with small_blocks(kept=kept):
-        loss = li.losses.contrastive(Q, D, temperature=T, reduction="none")
-    wanted = reference(Q, D, T, reduction="none")
-    assert loss.isnan().tolist() == [i == 4 for i in range(9)]
-    torch.testing.assert_close(loss, wanted, equal_nan=True)
-
-
-def test_nan_in_a_query_that_is_left_out_reaches_no_loss(device):
-    Q, D = batch(9, 9, device=device)
-    labels = torch.arange(9, device=device)
-    labels[4] = -100
-    with torch.no_grad():
-        Q[4] = float("nan")
-    with small_blocks():
-        loss = li.losses.contrastive(Q, D, temperature=T, labels=labels)
-    torch.testing.assert_close(loss, reference(Q, D, T, labels=labels))
-    assert not loss.isnan()
 
 
 HUGE = {  # what the loss takes beside what its definition takes
@@ -296,15 +171,6 @@ def test_the_same_bits_on_every_run(device, dtype, tail):
         assert torch.equal(run[0], runs[0][0]) and all(map(torch.equal, run[1], runs[0][1]))
 
 
-def test_skewed_winners(device):
-    Q, D = batch(30, 31, 8, 20, 16, torch.float64, device)
-    with torch.no_grad():
-        D[:, 5] *= 5
-    with small_blocks(8):
-        ours = gradients(li.losses.contrastive(Q, D, temperature=T), (Q, D))
-    assert_close(ours, gradients(reference(Q, D, T), (Q, D)))
-
-
 # ---- autograd ----
 
 
@@ -319,65 +185,6 @@ def test_gradcheck(device, options):
 
     with small_blocks(2):
         assert torch.autograd.gradcheck(loss, (Q, D, H, temperature))
-
-
-@pytest.mark.parametrize("wanted", ["Q", "D", "T", "H"])
-@pytest.mark.parametrize("many_queries", [False, True])
-def test_one_gradient_alone(device, wanted, many_queries):
-    Q, D = batch(20 if many_queries else 5, 6, device=device)
-    labels = torch.arange(len(Q), device=device) % 6
-    H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, device=device)
-    leaves = {"Q": Q, "D": D, "H": H, "T": torch.tensor(T, dtype=torch.float64, device=device)}
-    for name, leaf in leaves.items():
-        leaf.requires_grad_(name == wanted)
-    with small_blocks():
-        loss = li.losses.contrastive(Q, D, temperature=leaves["T"], hard_negatives=H, labels=labels)
-        ours = gradients(loss, [leaves[wanted]])
-    expected = reference(Q, D, leaves["T"], H=H, labels=labels)
-    assert_close(ours, gradients(expected, [leaves[wanted]]))
-
-
-def test_without_gradients(device):
-    Q, D = batch(9, 9, device=device)
-    with torch.no_grad(), small_blocks():
-        loss = li.losses.contrastive(Q, D, temperature=T)
-    assert not loss.requires_grad
-    torch.testing.assert_close(loss, reference(Q, D, T).detach())
-
-
-def test_double_backward_says_so(device):
-    Q, D = batch(5, 5, device=device)
-    with small_blocks():
-        loss = li.losses.contrastive(Q, D, temperature=T)
-        (grad,) = torch.autograd.grad(loss, Q, create_graph=True)
-    torch.testing.assert_close(grad.detach(), torch.autograd.grad(reference(Q, D, T), Q)[0])
-    with pytest.raises(RuntimeError, match=r"double backward of losses\.contrastive is not supported"):
-        grad.sum().backward()
-
-
-def test_backward_again_with_a_retained_graph(device):
-    Q, D = batch(7, 7, device=device)
-    for kept in (0, 1 << 20):
-        with small_blocks(kept=kept):
-            loss = li.losses.contrastive(Q, D, temperature=T)
-            first = torch.autograd.grad(loss, (Q, D), retain_graph=True)
-            second = torch.autograd.grad(loss, (Q, D))
-        assert all(map(torch.equal, first, second))
-
-
-@pytest.mark.parametrize("tail", [0.0, 2**-8])
-def test_checkpointing(device, tail):
-    from torch.utils.checkpoint import checkpoint
-
-    Q, D = batch(9, 9, device=device)
-
-    def loss(Q, D):
-        return li.losses.contrastive(2 * Q, D, temperature=T, tail=tail)
-
-    with small_blocks():
-        plain = gradients(loss(Q, D), (Q, D))
-        again = gradients(checkpoint(loss, Q, D, use_reentrant=False), (Q, D))
-    assert torch.equal(plain[0], again[0]) and all(map(torch.equal, plain[1], again[1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -401,45 +208,6 @@ def test_autocast_of_two_dtypes(device):
         loss = li.losses.contrastive(Q, half, temperature=T)
     grads = torch.autograd.grad(loss, (Q, half))
     assert grads[0].dtype is torch.float32 and grads[1].dtype is torch.bfloat16
-
-
-def test_compiled_around_a_graph_break(device):
-    Q, D = batch(6, 6, dtype=torch.float32, device=device)
-
-    @torch.compile(backend="eager")
-    def step(Q, D):
-        return li.losses.contrastive(Q * 2, D, temperature=T) + 1
-
-    ours = gradients(step(Q, D), (Q, D))
-    assert_close(ours, gradients(reference(2 * Q, D, T) + 1, (Q, D)), 1e-5)
-
-
-def test_inputs_that_are_not_contiguous(device):
-    Q, D = batch(8, 8, device=device)
-    strided = [x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in (Q, D)]
-    with small_blocks():
-        ours = gradients(li.losses.contrastive(*strided, temperature=T), strided)
-    assert_close(ours, gradients(reference(Q, D, T), (Q, D)))
-
-
-# ---- the module ----
-
-
-def test_module(device):
-    Q, D = batch(8, 8, dtype=torch.float32, device=device)
-    loss_fn = li.losses.Contrastive(temperature=T, learnable=True, symmetric=True, normalize=True).to(device)
-    assert loss_fn.temperature.item() == pytest.approx(T)
-    ours = gradients(loss_fn(Q, D), (Q, D, loss_fn.log_temperature))
-    log_T = torch.tensor([T], dtype=torch.float64, device=device).log().requires_grad_()
-    wanted = reference(Q, D, log_T.exp(), normalize=True, symmetric=True)
-    assert_close(ours, gradients(wanted, (Q, D, log_T)), 1e-5)
-    assert [name for name, _ in loss_fn.named_parameters()] == ["log_temperature"]
-    assert "symmetric=True" in repr(loss_fn)
-
-
-def test_a_module_s_temperature_stays_unless_it_is_to_be_learned():
-    loss_fn = li.losses.Contrastive(temperature=0.02)
-    assert not list(loss_fn.parameters()) and "log_temperature" in loss_fn.state_dict()
 
 
 # ---- bad input ----
@@ -494,57 +262,7 @@ def test_refusals(kind, message, tokens, options):
         li.losses.contrastive(*tokens, **{"temperature": T, **options})
 
 
-def test_no_queries(device):
-    Q, D = batch(0, 4, device=device)
-    loss = li.losses.contrastive(Q, D, temperature=T, reduction="sum")
-    loss.backward()
-    assert loss.item() == 0 and not D.grad.any()
-    assert li.losses.contrastive(Q, D, temperature=T).isnan()  # the mean of nothing, as in PyTorch
-
-
-def test_out_of_memory_on_the_way(device):
-    """A failure between blocks leaves nothing behind: the next call is as before."""
-    Q, D = batch(9, 9, device=device)
-    with small_blocks():
-        wanted = gradients(li.losses.contrastive(Q, D, temperature=T), (Q, D))
-        calls, scores = [], blocks.Kernels.scores_and_winners
-
-        def fail(self, q, d):
-            calls.append(0)
-            if len(calls) == 5:
-                raise torch.OutOfMemoryError("no memory")
-            return scores(self, q, d)
-
-        loss = li.losses.contrastive(Q, D, temperature=T)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-            patch.setattr(blocks.Kernels, "scores_and_winners", fail)
-            loss.backward()
-        again = gradients(li.losses.contrastive(Q, D, temperature=T), (Q, D))
-    assert torch.equal(wanted[0], again[0]) and all(map(torch.equal, wanted[1], again[1]))
-    assert Q.grad is None and D.grad is None
-
-
 # ---- memory, blocks ----
-
-
-def test_memory_does_not_grow_with_the_product(monkeypatch):
-    """No tensor of all pairs: the largest one that either pass makes."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            out = op(*args, **(kwargs or {}))
-            largest.extend(
-                x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor)
-            )
-            return out
-
-    Q, D = batch(128, 128, 2, 2, 2, torch.float32)
-    with small_blocks(16), Watch():
-        li.losses.contrastive(Q, D, temperature=T).backward()
-    assert max(largest) <= max(Q.numel(), D.numel(), 16 * 16 * 8)
 
 
 @pytest.mark.gpu
@@ -580,14 +298,6 @@ def test_the_host_waits_for_nothing(options, labelled):
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-
-
-def test_even_blocks():
-    for n in (0, 1, 5, 63, 64, 65, 200, 1000):
-        for most in (1, 3, 64, 100, 5000):
-            found = even_blocks(n, most)
-            assert [i for a, b in found for i in range(a, b)] == list(range(n))
-            assert all(b - a <= most for a, b in found)
 
 
 law = settings(
@@ -631,7 +341,7 @@ def test_a_budget_keeps_winners_of_larger_batches(device, Lq, more):
     Q, D = batch(6, 7, Lq=Lq, dtype=torch.float64, device=device)
     with small_blocks():
         want = torch.autograd.grad(li.losses.contrastive(Q, D, temperature=0.3, kept_bytes=0), (Q, D))
-        with mock.patch.object(whole, "loss", wraps=whole.loss) as kept:
+        with mock.patch.object(whole, "cross_entropy", wraps=whole.cross_entropy) as kept:
             loss = li.losses.contrastive(Q, D, temperature=0.3, kept_bytes=all_bytes + more)
             assert kept.call_count == 1
             li.losses.contrastive(Q, D, temperature=0.3, kept_bytes=all_bytes - 1)

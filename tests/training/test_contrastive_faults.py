@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction._contrastive import backward, blocks
+from late_interaction._contrastive import backward, blocks, kernels
 from tests.support.contrastive import batch, small_blocks
 from tests.support.groups import check, needs_gloo, on_ranks, two_gpus
 
@@ -112,20 +112,20 @@ class FailingOps:
 
 
 @pytest.mark.parametrize(("module", "name", "at", "tail", "listed"), [
-    (blocks, "maxsim", 5, 0.0, None),
-    (blocks, "maxsim_winners", 5, 0.0, None),
-    (blocks, "maxsim_backward_into_", 5, 0.0, None),
+    (kernels, "maxsim", 5, 0.0, None),
+    (kernels, "maxsim_winners", 5, 0.0, None),
+    (kernels, "maxsim_backward_into_", 5, 0.0, None),
     (backward, "maxsim_pairs_packed_winners", 1, 2**-6, None),
-    (blocks, "maxsim_pairs_packed_backward", 1, 2**-6, None),
+    (kernels, "maxsim_pairs_packed_backward", 1, 2**-6, None),
     (backward, "maxsim_pairs_packed_winners", 2, 2**-6, 1),
-    (blocks, "maxsim_pairs_packed_backward", 2, 2**-6, 1),
+    (kernels, "maxsim_pairs_packed_backward", 2, 2**-6, 1),
 ])  # fmt: skip
 def test_no_memory_halfway(module, name, at, tail, listed, monkeypatch):
     """The error comes through, nothing of the call stays, and the next call has the same bits as ever.
     listed: bytes of winners of one call on listed pairs."""
     Q, D = batch(20, 24, planted=3.0)
     if listed is not None:
-        monkeypatch.setattr(backward, "_WINNER_BYTES", listed)
+        monkeypatch.setattr(blocks, "_WINNER_BYTES", listed)
 
     def step(q, d):
         with small_blocks(4):

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from late_interaction import Tokens
 from late_interaction._contrastive import gather
 from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.tokens import Tokens
 from tests.support.groups import check, needs_gloo, on_ranks
 
 pytestmark = needs_gloo
@@ -80,17 +80,15 @@ def test_which_batches_are_gathered(change, taken, monkeypatch):
     what = {"group": "group", "symmetric": False, "tail": 0.0, "way": "tiles", "wants": [True, True]}
     what |= {"shapes": [(4, 6, 8), (5, 6, 8)], "budget": 1 << 20, "most": 1 << 20} | change
     budgets = {False: what["budget"], True: None}  # not that of listed pairs
-    monkeypatch.setattr(gather.whole, "default_budget", lambda device, listed: budgets[listed])
+    monkeypatch.setattr(gather.calls, "default_budget", lambda device, listed: budgets[listed])
     monkeypatch.setattr(gather, "_MOST_BYTES", what["most"])
     values = torch.zeros(what["shapes"][0], dtype=torch.bfloat16)
-    offsets = torch.tensor([0, 5, 9, 13, 20], dtype=torch.int32) if values.dim() == 2 else None
-    given = SimpleNamespace(
-        options=SimpleNamespace(symmetric=what["symmetric"], tail=what["tail"]),
-        kernels=SimpleNamespace(way=what["way"]),
-        sides=SimpleNamespace(d=Tokens(values, None, offsets, () if offsets is None else (0, 5, 9, 13, 20))),
+    d = Tokens.packed(values, torch.tensor([0, 5, 9, 13, 20])) if values.dim() == 2 else Tokens(values)
+    call = SimpleNamespace(
+        symmetric=what["symmetric"], tail=what["tail"], kernels=SimpleNamespace(way=what["way"]), d=d,
         ring=Ring(what["group"], 0, 2, [3, 2], [4, 5], what["shapes"], wants=what["wants"], longest_query=7),
-    )
-    assert gather.takes(given) == taken
+    )  # fmt: skip
+    assert gather.takes(call) == taken
 
 
 @pytest.mark.parametrize("what", ["documents", "gradients"])

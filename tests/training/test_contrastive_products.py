@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
-from late_interaction._contrastive.panels import products
+from late_interaction._contrastive import product_panels as products
 from tests.support.contrastive import assert_close, batch, gradients, reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native]

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from late_interaction import _group
+from late_interaction import Tokens, _group
 from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.tokens import Tokens
+from late_interaction._contrastive.sequences import with_bounds
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 99])
@@ -23,7 +23,7 @@ def test_no_number_of_queries_says_that_a_process_refused(count):
 )
 def test_offsets_of_all_processes(rank, bounds, told, monkeypatch):
     """Shards of 2 and 3 packed documents. A mask that padded ones had does not travel with them."""
-    own = Tokens(torch.ones(bounds[-1], 8), None, torch.tensor(bounds, dtype=torch.int32), bounds)
+    own = with_bounds("D", Tokens.packed(torch.ones(bounds[-1], 8), torch.tensor(bounds)))
     ring = Ring("group", rank, 2, [1, 1], [2, 3], [(2, 3, 8), (3, 4, 8)], masked=True, caller="loss")
 
     def exchanged(caller, group, facts, device):
@@ -67,7 +67,7 @@ def test_what_a_rank_tells_the_others(form, monkeypatch):
     D = torch.ones(4, 3, 8, requires_grad=form == "masked")
     d = Tokens(D, torch.ones(4, 3, dtype=torch.bool) if form == "masked" else None)
     if form == "packed":
-        d = Tokens(torch.ones(12, 8).double(), None, torch.tensor([0, 12], dtype=torch.int32), (0, 12))
+        d = Tokens.packed(torch.ones(12, 8).double(), torch.tensor([0, 12]))
     h, each = None, 0
     if form == "hard negatives":
         h, each = Tokens(torch.ones(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)), 1
@@ -229,10 +229,10 @@ def test_offsets_of_packed_documents_are_those_of_the_rank_they_came_from(monkey
     packed = [(torch.tensor(x, dtype=torch.int32), x) for x in bounds]
     ring = Ring("group", 0, 3, [1] * 3, [2, 1, 3], [(x[-1], 8) for x in bounds], packed)
     exchanged_by(ring, monkeypatch)
-    own = Tokens(torch.randn(3, 8), None, *packed[0])
+    own = with_bounds("D", Tokens.packed(torch.randn(3, 8), packed[0][0]))
     extra = torch.randn(5, 2)
     for owner, (got, tokens, travelled) in zip((0, 2, 1), ring.shards(own, extra), strict=True):
-        assert got == owner and tokens.bounds == bounds[owner] == tuple(tokens.offsets.tolist())
+        assert got == owner and tokens._bounds == bounds[owner] == tuple(tokens.offsets.tolist())
         assert tokens.values.shape == (bounds[owner][-1], 8)
         assert travelled.shape == (5, len(bounds[owner]) - 1)
 

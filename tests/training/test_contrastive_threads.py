@@ -11,10 +11,10 @@ import torch
 
 import late_interaction as li
 from late_interaction import _group
-from late_interaction._contrastive import arguments, function, gather
+from late_interaction._contrastive import arguments, cross_entropy, gather
 from late_interaction._contrastive import ring as rings
+from late_interaction._contrastive.pair_list import PairList
 from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.tail import PairList
 from tests.support.contrastive import gradients, reference, small_blocks
 from tests.support.groups import check, labels_of_all
 from tests.support.ring_worker import T, loss_of, shards
@@ -264,8 +264,8 @@ def test_numbers_that_are_not_waited_for(on_threads, monkeypatch, function, opti
 @pytest.mark.parametrize("masked", [False, True])
 def test_tokens_with_masks_are_packed_for_lists_alone(on_threads, masked, tail, monkeypatch):
     """On every rank, though one alone has a mask."""
-    seen, ours = [], arguments.check.packed
-    monkeypatch.setattr(arguments.check, "packed", lambda sides: seen.append(0) or ours(sides))
+    seen, ours = [], arguments._packed
+    monkeypatch.setattr(arguments, "_packed", lambda call: seen.append(0) or ours(call))
     checked(on_threads, 2, "mixed" if masked else "padded", 1e-7, tail=tail)
     assert len(seen) == 2 * (masked and tail > 0)
 
@@ -304,14 +304,14 @@ def test_a_query_that_is_left_out_has_no_effect_on_any_rank(on_threads, function
 def test_a_list_is_finished_behind_the_next_scores(on_threads, monkeypatch):
     """So that the device has these to do while the host waits. The last one is finished behind the loss."""
     seen = defaultdict(list)
-    finish, loss_and_counts = PairList.finish, function.loss_and_counts
+    finish, loss_and_counts = PairList.finish, cross_entropy.loss_and_counts
 
     def logged(what):
         seen[threading.current_thread().name].append(what)
 
     monkeypatch.setattr(PairList, "finish", lambda x: (x.last is not None and logged(id(x)), finish(x))[1])
     monkeypatch.setattr(
-        function, "loss_and_counts", lambda *args: (logged("loss"), loss_and_counts(*args))[1]
+        cross_entropy, "loss_and_counts", lambda *args: (logged("loss"), loss_and_counts(*args))[1]
     )
     batches = shards(3, "padded")
 

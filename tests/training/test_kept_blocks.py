@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction._contrastive import blocks, host_memory, kept
-from late_interaction._contrastive.blocks import Kernels
-from late_interaction._contrastive.tokens import Tokens
+from late_interaction import Tokens
+from late_interaction._contrastive import host_memory
+from late_interaction._contrastive import kept_blocks as kept
+from late_interaction._contrastive.kernels import Kernels
+from late_interaction._contrastive.sequences import with_bounds
 from tests.support.contrastive import batch, gradients, small_blocks
 
 T = 0.3
@@ -169,14 +171,14 @@ def test_bytes_of_a_block_are_those_that_it_takes(dtype):
         (Tokens(torch.randn(2, 5, 8).to(dtype)), Tokens(torch.randn(2, 65535, 8).to(dtype))),
         (Tokens(torch.randn(3, 5, 1).to(dtype)), Tokens(torch.randn(4, 7, 1).to(dtype))),
     ]:
-        x = blocks.Kernels("padded", False, "highest").scores_and_winners(q, d)
+        x = Kernels("padded", False, "highest").scores_and_winners(q, d)
         assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
     for bounds in ((0, 4, 15), (0, 4, 70_000)):
         q, d = (
-            Tokens(torch.randn(x[-1], 8).to(dtype), None, torch.tensor(x, dtype=torch.int32), x)
+            with_bounds("x", Tokens.packed(torch.randn(x[-1], 8).to(dtype), torch.tensor(x)))
             for x in ((0, 4, 15), bounds)
         )
-        x = blocks.Kernels("packed", False, "highest").scores_and_winners(q, d)
+        x = Kernels("packed", False, "highest").scores_and_winners(q, d)
         assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
 
 

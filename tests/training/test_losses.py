@@ -1,4 +1,4 @@
-"""losses.pairwise, losses.sigmoid and losses.recall against their definitions in float64, in small blocks."""
+"""The losses over a batch against their definitions in float64, in blocks forced small."""
 
 import copy
 import inspect
@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
-from late_interaction._contrastive import blocks
+from late_interaction._contrastive.kernels import Kernels
 from tests.support.contrastive import assert_close, batch, gradients, logits, own, small_blocks
-from tests.training.test_contrastive import LENGTHS, packed, padded
 
 T = 0.7
+LENGTHS = ([5, 0, 3, 9, 1, 4, 4, 2], [7, 30, 0, 2, 1, 12, 5, 8, 3], [1, 4, 0, 2, 5, 3, 2, 2] * 2)
 
 
 # ---- definitions, from all scores at once ----
@@ -50,8 +50,12 @@ def recall(S, hit, k=(1, 2, 4, 8, 16), rank_temperature=1.0):
     return 1 - ((at - rank.unsqueeze(1)) / rank_temperature).sigmoid().mean(1)
 
 
-DEFINITIONS = {"pairwise": pairwise, "sigmoid": sigmoid, "recall": recall}
-FUNCTIONS = {"pairwise": li.losses.pairwise, "sigmoid": li.losses.sigmoid, "recall": li.losses.recall}
+def contrastive(S, hit):
+    return S.logsumexp(1) - S[hit]
+
+
+DEFINITIONS = {"contrastive": contrastive, "pairwise": pairwise, "sigmoid": sigmoid, "recall": recall}
+FUNCTIONS = {name: getattr(li.losses, name) for name in DEFINITIONS}
 every = pytest.mark.parametrize("kind", list(FUNCTIONS))
 
 
@@ -132,21 +136,34 @@ def test_more_queries_than_documents(kind, device):
 
 @every
 @pytest.mark.parametrize("normalize", [False, True])
-def test_packed(kind, device, normalize):
-    (Q, cu_q), (D, cu_d) = (packed(x, 8, torch.float64, device) for x in LENGTHS)
-    hard = [1, 4, 0, 2, 5, 3, 2, 2] * 2
-    H, cu_h = packed(hard, 8, torch.float64, device)
-    leaves, tokens = (Q, D, H), [li.Tokens.packed(*x) for x in ((Q, cu_q), (D, cu_d), (H, cu_h))]
-    (q, q_mask), (d, d_mask), (h, h_mask) = (
-        padded(x, n) for x, n in ((Q, LENGTHS[0]), (D, LENGTHS[1]), (H, hard))
-    )
-    masks = (q_mask, d_mask, h_mask.unflatten(0, (8, 2)))
-    wanted = definition(kind, q, d, T, H=h.unflatten(0, (8, 2)), masks=masks, normalize=normalize)
-    wanted = gradients(wanted, leaves)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed(kind, device, reverse, normalize):
+    """The padded batch of the same sequences, with masks."""
+    lengths = (LENGTHS[1][:8], LENGTHS[0], LENGTHS[2]) if reverse else LENGTHS
+    parts = [[torch.randn(n, 8, dtype=torch.float64, device=device) for n in x] for x in lengths]
+    leaves = [torch.cat(x).requires_grad_() for x in parts]
+    offsets = [li.Tokens.from_list(x).offsets for x in parts]
+    q, d, h = tokens = [li.Tokens.packed(x, cu) for x, cu in zip(leaves, offsets, strict=True)]
+    (Q, q_mask), (D, d_mask), (H, h_mask) = ((y.values, y.mask) for y in (x.to_padded() for x in tokens))
+    masks, H = (q_mask, d_mask, h_mask.unflatten(0, (8, 2))), H.unflatten(0, (8, 2))
+    wanted = gradients(definition(kind, Q, D, T, H=H, masks=masks, normalize=normalize), leaves)
     for kept in (0, 1 << 20):
         with small_blocks(kept=kept):
-            loss = FUNCTIONS[kind](*tokens[:2], temperature=T, hard_negatives=tokens[2], normalize=normalize)
-            assert_close(gradients(loss, leaves), wanted)
+            loss = FUNCTIONS[kind](q, d, hard_negatives=h, temperature=T, normalize=normalize)
+            assert_close(gradients(loss, leaves), wanted, 1e-8)
+
+
+@every
+@pytest.mark.parametrize(("queries", "each"), [(1, 3), (1, 1), (4, 1), (4, 0), (1, 0)])
+def test_packed_hard_negatives_are_those_of_the_padded_form(kind, queries, each, device):
+    Q, D = batch(queries, 5, 3, 3, device=device)
+    H = torch.randn(queries, each, 3, 8, dtype=torch.float64, device=device, requires_grad=True)
+    found = []
+    for q, h in ((Q, H), (li.Tokens(Q).pack(), H), (Q, own(H).pack())):
+        with small_blocks():
+            found.append(gradients(FUNCTIONS[kind](q, D, hard_negatives=h, temperature=T), (Q, D, H)))
+    for other in found[1:]:
+        assert_close(other, found[0])
 
 
 @every
@@ -179,7 +196,7 @@ def test_gradcheck(kind, device, kept):
     Q, D = batch(4, 5, 3, 4, 5, device=device)
     H = torch.randn(4, 2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
     numbers = [torch.tensor(x, dtype=torch.float64, device=device) for x in (0.7, -0.5)]
-    names = ["temperature", "bias"][: {"pairwise": 1, "sigmoid": 2, "recall": 0}[kind]]
+    names = ["temperature", "bias"][: {"sigmoid": 2, "recall": 0}.get(kind, 1)]
     numbers = [x.requires_grad_() for x in numbers[: len(names)]]
 
     def loss(Q, D, H, *numbers):
@@ -195,8 +212,9 @@ def test_gradcheck(kind, device, kept):
 @pytest.mark.parametrize(
     "kind, learns",
     [
-        ("pairwise", "tokens"), ("sigmoid", "tokens"), ("recall", "tokens"),
-        ("pairwise", "temperature"), ("sigmoid", "temperature"), ("sigmoid", "bias"),
+        ("contrastive", "tokens"), ("pairwise", "tokens"), ("sigmoid", "tokens"), ("recall", "tokens"),
+        ("contrastive", "temperature"), ("pairwise", "temperature"), ("sigmoid", "temperature"),
+        ("sigmoid", "bias"),
     ],
 )  # fmt: skip
 def test_numbers_that_are_learned_alone_or_not_at_all(kind, learns, labelled, kept, device):
@@ -316,7 +334,8 @@ def test_double_backward_says_so(kind, device):
         with small_blocks(kept=kept):
             loss = FUNCTIONS[kind](Q, D, temperature=T)
             (grad,) = torch.autograd.grad(loss, Q, create_graph=True)
-            with pytest.raises(RuntimeError, match="double backward"):
+            name = "maxsim" if kept else rf"losses\.{kind}"
+            with pytest.raises(RuntimeError, match=f"double backward of {name} is not supported"):
                 grad.sum().backward()
 
 
@@ -429,7 +448,7 @@ def test_pairwise_backward_scores_two_pairs_a_query(device, monkeypatch):
     Q, D = batch(40, 40, device=device)
     with small_blocks(8):
         loss = li.losses.pairwise(Q, D)
-        monkeypatch.setattr(blocks.Kernels, "scores_and_winners", None)
+        monkeypatch.setattr(Kernels, "scores_and_winners", None)
         torch.autograd.grad(loss, (Q, D))
 
 
@@ -466,6 +485,7 @@ def test_modules(device, learnable):
     Q, D = batch(8, 8, dtype=torch.float32, device=device)
     q_mask = torch.rand(8, 5, device=device) < 0.8
     modules = (
+        ("contrastive", li.losses.Contrastive(temperature=T, learnable=learnable, normalize=True), {}),
         ("pairwise", li.losses.Pairwise(temperature=T, learnable=learnable, normalize=True), {}),
         ("sigmoid", li.losses.Sigmoid(temperature=T, bias=-2.0, learnable=learnable, normalize=True),
          {"bias": -2.0}),
@@ -477,7 +497,7 @@ def test_modules(device, learnable):
         ours = gradients(module(q, D), (Q, D))
         plain = FUNCTIONS[kind](q, D, temperature=T, normalize=True, **options)
         assert_close(ours, gradients(plain, (Q, D)), 1e-5)
-        names = {"pairwise": ["log_temperature"], "sigmoid": ["log_temperature", "bias"], "recall": []}[kind]
+        names = {"sigmoid": ["log_temperature", "bias"], "recall": []}.get(kind, ["log_temperature"])
         assert [name for name, _ in module.named_parameters()] == (names if learnable else [])
         assert "normalize=True" in repr(module)
 
@@ -557,9 +577,9 @@ def refusals():
     yield "sigmoid", ValueError, "bias must be a float or one", (Q, D), {"bias": torch.ones(0)}
     yield "sigmoid", TypeError, "bias must be a float", (Q, D), {"bias": True}
     yield "recall", TypeError, "k must be an int", (Q, D), {"k": 1.5}
-    yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": (1, 0)}
-    yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": ()}
-    yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": True}
+    yield "recall", ValueError, "k must be a positive int or a non-empty sequence", (Q, D), {"k": (1, 0)}
+    yield "recall", ValueError, "k must be a positive int or a non-empty sequence", (Q, D), {"k": ()}
+    yield "recall", ValueError, "k must be a positive int or a non-empty sequence", (Q, D), {"k": True}
     yield "recall", ValueError, "rank_temperature must be above 0", (Q, D), {"rank_temperature": 0}
     learned = torch.tensor(0.5, requires_grad=True)
     yield "recall", ValueError, "temperature must not require", (Q, D), {"temperature": learned}
@@ -583,7 +603,7 @@ def test_no_queries(kind, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["sigmoid", "recall"])
+@pytest.mark.parametrize("kind", ["contrastive", "sigmoid", "recall"])
 @pytest.mark.parametrize("labelled", [False, True])
 def test_the_host_waits_for_nothing(kind, labelled):
     Q, D = batch(64, 64, 8, 20, 32, torch.bfloat16, "cuda")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from late_interaction._contrastive.blocks import Kernels
 from late_interaction._contrastive.host_memory import available_bytes
-from late_interaction._contrastive.tokens import Block, Tokens
+from late_interaction._contrastive.kernels import Kernels
+from late_interaction._contrastive.sequences import Block
 from late_interaction.ops.winners import packed_winner_dtype, winner_dtype
+from late_interaction.tokens import Tokens
 
 _Key = tuple[int, Block, Block]  # shard, queries, documents
 _AHEAD = 64 << 20  # bytes after which memory is looked at again, which takes 0.3 ms
@@ -83,5 +84,5 @@ def block_bytes(q: Tokens, d: Tokens) -> int:
     """The bytes that the scores and winners of every query with every document take."""
     query_tokens = q.values.numel() // max(q.values.shape[-1], 1)
     score = 8 if q.values.itemsize == 8 else 4
-    winner = packed_winner_dtype(d.values.shape[0]) if d.packed else winner_dtype(d.values.shape[1])
+    winner = packed_winner_dtype(d.values.shape[0]) if d.is_packed else winner_dtype(d.values.shape[1])
     return len(d) * (len(q) * score + query_tokens * winner.itemsize)

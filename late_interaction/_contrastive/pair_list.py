@@ -9,16 +9,17 @@ backward goes through its blocks as it does without a list.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.problem import LIST_BYTES, Problem
+from late_interaction._contrastive.call import Call
+from late_interaction._contrastive.sequences import Block
 from late_interaction._contrastive.softmax import RunningSoftmax
-from late_interaction._contrastive.tokens import Block
 
+LIST_BYTES = 32 << 20  # that the list of pairs may take from the forward to the backward
 _DENSE_SHARE = 0.04  # of a panel's pairs; above it whole blocks take less time than a list
 _PAIR_BYTES = 12  # int32 row and column, and a logit
 _ROUNDING = 1e-3  # logits of the same pair differ by less from one kernel to another
@@ -50,16 +51,6 @@ class _Marked:
         if self.counted is not None:
             self.counted.synchronize()
         return int(self.count)
-
-    # ---- for autograd ----
-
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        return self.marks, self.logits
-
-    def with_tensors(self) -> Callable[[Tensor, Tensor], "_Marked"]:
-        """What makes the same of its tensors, without keeping them."""
-        rest = self.rows, self.blocks, self.count, self.counted
-        return lambda marks, logits: _Marked(marks, logits, *rest)
 
 
 @dataclass
@@ -113,30 +104,45 @@ class PairList:
         )
         return rows, columns, logits
 
+    # ---- for autograd ----
+
+    def save(self, like: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], "PairList"]]:
+        """Its tensors, and what makes the same list of them without keeping them."""
+        dense, alone, last = self.dense, self.alone, self.last
+        if last is None:
+            return [*self.tensors(like)], lambda x: PairList(
+                rows=[x[0]], columns=[x[1]], logits=[x[2]], dense=dense, alone=alone
+            )
+        rest = last.rows, last.blocks, last.count, last.counted
+        return [last.marks, last.logits], lambda x: PairList(
+            dense=set(dense), alone=alone, last=_Marked(x[0], x[1], *rest)
+        )
+
 
 def _shifted(places: Tensor, by: int, dtype: torch.dtype) -> Tensor:
     return (places + by if by else places).to(dtype)
 
 
 def mark(
-    p: Problem,
+    call: Call,
     logits: Tensor,
     sums: tuple[RunningSoftmax, RunningSoftmax | None],
     labels_logits: tuple[Tensor, Tensor | None],
     at: tuple[Block, Block],
     own: bool,
 ) -> Tensor:
-    """bool, which of a panel's pairs may have a weight above the threshold. ``sums`` have seen the panel."""
+    """bool, which of a panel's pairs may have a weight above the threshold. ``sums`` have seen the panel;
+    ``own``: labels lie in it."""
     rows, columns = at
-    lowest = _lowest(p.tail, p.classes, sums[0], labels_logits[0], rows)
+    lowest = _lowest(call.tail, call.classes, sums[0], labels_logits[0], rows)
     marks = logits.lt(lowest.unsqueeze(1))  # so that NaN is not below
     if sums[1] is not None:
         assert labels_logits[1] is not None
-        lowest = _lowest(p.tail, p.column_classes, sums[1], labels_logits[1], columns)
+        lowest = _lowest(call.tail, call.column_classes, sums[1], labels_logits[1], columns)
         marks.logical_and_(logits.lt(lowest))
     marks.logical_not_()
     if own:
-        p.labels.mark(marks, rows, columns)
+        call.labels.mark(marks, rows, columns)
     return marks
 
 

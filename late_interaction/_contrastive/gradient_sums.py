@@ -3,38 +3,22 @@
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.problem import sum_dtype
-from late_interaction._contrastive.tokens import Block, Tokens
+from late_interaction._contrastive.sequences import Block, rows, sum_dtype
+from late_interaction.tokens import Tokens
 
 
 class Sums:
-    """Where one side's gradient adds up: as a ``whole`` in the sums' dtype, or a block at a time, each
-    written to the result when it is finished; or all of it comes at once (``take``). Memory for it is taken
-    when something is added. With neither the gradient is not needed."""
+    """Where one side's gradient adds up, if it is ``needed``: as a ``whole`` in the sums' dtype, or a block
+    at a time, each written to the result when it is finished; or all of it comes at once (``take``). Memory
+    for it is taken when something is added."""
 
-    def __init__(self, tokens: Tokens, way: str = "none", whole: Tensor | None = None) -> None:
-        self.tokens, self._way = tokens, way
-        self._whole = whole
+    def __init__(self, tokens: Tokens, needed: bool, whole: bool) -> None:
+        self.tokens, self.needed, self.in_blocks = tokens, needed, needed and not whole
+        self._whole: Tensor | None = None
         self._out: Tensor | None = None
         self._block: Tensor | None = None
         self._taken: Tensor | None = None
         self.result: Tensor | None = None  # of the open block, in the dtype of the tokens
-
-    @staticmethod
-    def zeros(tokens: Tokens) -> "Sums":
-        return Sums(tokens, "whole")
-
-    @staticmethod
-    def by_blocks(tokens: Tokens) -> "Sums":
-        return Sums(tokens, "blocks")
-
-    @property
-    def needed(self) -> bool:
-        return self._way != "none"
-
-    @property
-    def in_blocks(self) -> bool:
-        return self._way == "blocks"
 
     @property
     def begun(self) -> bool:
@@ -42,7 +26,7 @@ class Sums:
 
     @property
     def whole(self) -> Tensor | None:
-        if self._whole is None and self._way == "whole":
+        if self._whole is None and self.needed and not self.in_blocks:
             values = self.tokens.values
             if self._taken is not None:
                 self._whole, self._taken = self._taken.to(sum_dtype(values)), None
@@ -67,10 +51,9 @@ class Sums:
     def open(self, block: Block, at_once: bool = False) -> None:
         """``at_once``: what is found for the block is not added up, and goes to ``result``."""
         if self.in_blocks:
-            if self._out is None:  # tokens of no sequence get a gradient of zero
-                values = self.tokens.values
-                self._out = torch.zeros_like(values, memory_format=torch.contiguous_format)
-            part = self._out[self.tokens.rows(block)]
+            if self._out is None:
+                self._out = torch.empty_like(self.tokens.values, memory_format=torch.contiguous_format)
+            part = self._out[rows(self.tokens, block)]
             if at_once:
                 self.result = part
             else:
@@ -78,12 +61,12 @@ class Sums:
 
     def close(self, block: Block) -> None:
         if self._out is not None and self._block is not None:
-            self._out[self.tokens.rows(block)] = self._block
+            self._out[rows(self.tokens, block)] = self._block
         self._block = self.result = None
 
     def of(self, block: Block) -> Tensor | None:
         """The sums of a block, which is the open one where they are not whole."""
-        return self._block if self.whole is None else self.whole[self.tokens.rows(block)]
+        return self._block if self.whole is None else self.whole[rows(self.tokens, block)]
 
     def finished(self) -> Tensor | None:
         values = self.tokens.values

@@ -7,8 +7,8 @@ The gradient of the queries is multiplied by it, and so are the queries before t
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.panels.scores import Batch, Sums
-from late_interaction._contrastive.tokens import Block
+from late_interaction._contrastive.panels import Batch, Sums
+from late_interaction._contrastive.sequences import Block
 from late_interaction.ops._library import operators as _ops
 
 _WEIGHT_BYTES, _LEAST_ROWS = 256 << 20, 1024  # of a panel of weights
@@ -18,7 +18,7 @@ _LEAST_PAIRS = 3 << 22  # below, panels of scores are as fast
 
 def takes(batch: Batch) -> bool:
     """Whether the batch goes this way: bf16 on compute capability 9.0, without smoothing, and large."""
-    if batch.p.smoothing or not batch.Q.is_cuda or len(batch.Q) * len(batch.D) < _LEAST_PAIRS:
+    if batch.call.smoothing or not batch.Q.is_cuda or len(batch.Q) * len(batch.D) < _LEAST_PAIRS:
         return False
     fits: bool = _ops.can_softmax_product_rows.default(batch.Q, batch.D)
     return fits

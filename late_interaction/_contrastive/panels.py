@@ -1,15 +1,14 @@
 """Panels of the scores and weights of a batch with one token a side: how large, and what they add up to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.problem import Problem, sum_dtype
-from late_interaction._contrastive.shards import Call
+from late_interaction._contrastive.call import Call
+from late_interaction._contrastive.sequences import Block, sum_dtype
 from late_interaction._contrastive.softmax import RunningSoftmax
-from late_interaction._contrastive.tokens import Block
 from late_interaction._scoring.products import add_product, product
 from late_interaction.ops._library import operators
 
@@ -27,21 +26,19 @@ class Batch:
     """A call's matrices."""
 
     call: Call
-    p: Problem
     Q: Tensor  # [queries, d], as they multiply
     D: Tensor
     inverse: Tensor  # of the temperature
 
     @staticmethod
-    def of(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> "Batch":
-        p = replace(call.problem, temperature=temperature)
-        rows = [p.kernels.rows(form.with_values(x)) for form, x in ((call.q, Q), (call.d, D))]
-        dtype = sum_dtype(Q)
-        if isinstance(temperature, Tensor):
-            inverse = temperature.to(dtype).reciprocal()
+    def of(call: Call) -> "Batch":
+        Q, D = call.kernels.rows(call.q), call.kernels.rows(call.d)
+        dtype, T = sum_dtype(call.q.values), call.temperature
+        if isinstance(T, Tensor):
+            inverse = T.to(dtype).reciprocal()
         else:
-            inverse = torch.full((), 1 / temperature, dtype=dtype, device=Q.device)
-        return Batch(call, p, rows[0], rows[1], inverse)
+            inverse = torch.full((), 1 / T, dtype=dtype, device=Q.device)
+        return Batch(call, Q, D, inverse)
 
     def blocks(self) -> list[Block]:
         """The rows of each panel of scores."""
@@ -74,7 +71,7 @@ class Batch:
 
     def labels(self, block: Block) -> tuple[Tensor | None, int]:
         """The labels of a panel's rows, as the operators take them."""
-        index = self.p.labels.index
+        index = self.call.labels.index
         return (None, block[0]) if index is None else (index[slice(*block)].contiguous(), 0)
 
     def running(self, sums: Tensor, target: Tensor, count: int) -> RunningSoftmax:
@@ -84,8 +81,8 @@ class Batch:
             maximum=torch.zeros_like(maximum),
             weight=weight,
             target=(target - maximum) * self.inverse,
-            moment=moment * self.inverse if self.p.needs_moment else None,
-            total=(total - count * maximum) * self.inverse if self.p.smoothing else None,
+            moment=moment * self.inverse if self.call.learns else None,
+            total=(total - count * maximum) * self.inverse if self.call.smoothing else None,
         )
 
     def no_target(self) -> Tensor:

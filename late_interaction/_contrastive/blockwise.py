@@ -1,0 +1,183 @@
+"""The autograd function of a loss by blocks: both passes over all shards of documents, for every loss."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from late_interaction._contrastive.backward import (
+    Found,
+    Given,
+    Weights,
+    add_shards,
+    own_gradients,
+    sums_of_queries,
+)
+from late_interaction._contrastive.blocks import Grid
+from late_interaction._contrastive.call import Call, split
+from late_interaction._contrastive.forward import score_own, score_shard
+from late_interaction._contrastive.kept_blocks import KeptBlocks
+from late_interaction._contrastive.sequences import Block
+from late_interaction._scoring.precision import without_autocast
+from late_interaction._scoring.untransformed import applied
+from late_interaction.tokens import Tokens
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class Derivatives(Protocol):
+    """The derivatives of a loss in scores and numbers."""
+
+    @property
+    def travels(self) -> Tensor | None:
+        """What goes round with the documents, ``[k, documents]``."""
+
+    def weights(self, step: int, travelled: Tensor | None) -> Weights:
+        """Return those in the scores of a step's shard."""
+
+    def listed(self, step: int) -> Found | None:
+        """Return the pairs of a step's shard that count, where they are listed."""
+
+    def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of the temperature and the bias."""
+
+
+class Sums(Protocol):
+    """What a loss keeps of the logits that pass."""
+
+    def lists(self, call: Call) -> bool:
+        """Tell whether the backward takes listed pairs, and no blocks."""
+
+    def add_own(self, call: Call, logits: Tensor, rows: Block) -> None:
+        """Take the logits of a block of queries with their hard negatives."""
+
+    def begin(self, call: Call, grid: Grid, step: int) -> None:
+        """Expect the panels of a step's shard."""
+
+    def take(self, call: Call, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        """Take a panel: a block of queries with a run of blocks of documents."""
+
+    def end(self, call: Call, step: int) -> None:
+        """Leave the shard."""
+
+    def result(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Return the loss, and how many rows (and columns) it is the mean over."""
+
+    def save(self) -> tuple[list[Tensor | None], Callable[[Sequence[Any]], Any]]:
+        """Return the tensors of it, and what makes the same of them."""
+
+    def derive(self, call: Call, grad: Tensor, counts: Tensor) -> Derivatives:
+        """Return the derivatives, from the gradient of the loss."""
+
+
+class _Once(Function):
+    """Gradients, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, gradients: Callable[[], Any], *tensors: Any) -> Any:
+        ctx.name = name
+        return gradients()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            f"double backward of {ctx.name} is not supported: its gradients cannot be differentiated again"
+            " (call backward or torch.autograd.grad without create_graph=True)"
+        )
+
+
+_once: Any = _Once.apply
+
+
+def once(name: str, gradients: Callable[[], Gradients], tensors: Sequence[Any]) -> Gradients:
+    """The gradients of a backward. ``tensors``: all that they depend on, so that with ``create_graph=True``
+    differentiating them again raises an error that names the function."""
+    if not torch.is_grad_enabled():
+        return gradients()
+    found: Gradients = _once(name, gradients, *tensors)
+    return found
+
+
+class BlockwiseFunction(Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, start: Callable[[Call], Sums], *tensors: Any) -> Tensor:
+        bare, call = call, call.of(tensors)
+        with without_autocast(call.q.device.type):
+            sums = start(call)
+            blocks = None if sums.lists(call) else call.kept_blocks()
+            result, counts, last = _forward(call, sums, blocks)
+        if call.keeps:
+            _save(ctx, bare, tensors, sums, counts, blocks, last if call.keeps_last() else None)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        tensors, (counts,), saved, kept, last = split(ctx.saved_tensors, ctx.sizes)
+        tensors = [x if number is None else number for x, number in zip(tensors, ctx.numbers, strict=True)]
+        call, needs = ctx.call.of(tensors), ctx.needs_input_grad[2:]
+        blocks = None if ctx.keys is None else KeptBlocks.from_saved(ctx.keys, list(kept))
+        documents = Tokens._made(last[0], last[1], last[2], None, ctx.bounds) if last else None
+
+        def gradients() -> Gradients:
+            with without_autocast(call.q.device.type):
+                found = ctx.rebuild(saved).derive(call, grad, counts)
+                return _backward(call, found, needs, blocks, documents)
+
+        return None, None, *once(call.name, gradients, (grad, *tensors))
+
+
+_apply = applied(BlockwiseFunction)
+
+
+def loss(call: Call, start: Callable[[Call], Sums]) -> Tensor:
+    """``start``: the sums of a loss over no logits."""
+    found: Tensor = _apply(call.bare(), start, *call.tensors)
+    return found
+
+
+def _forward(call: Call, sums: Sums, blocks: KeptBlocks | None) -> tuple[Tensor, Tensor, Tokens]:
+    """The loss, how many rows count, and the documents of the last step."""
+    score_own(call, lambda logits, rows: sums.add_own(call, logits, rows))
+    documents = call.d
+    for step, (_, documents, _) in enumerate(call.ring.shards(call.d)):
+        grid = Grid.of(call.kernels, call.q, documents)
+        sums.begin(call, grid, step)
+        kept = None if blocks is None else blocks.of_shard(step)
+        score_shard(call, grid, lambda *panel: sums.take(call, *panel), kept)
+        sums.end(call, step)
+    return *sums.result(call), documents
+
+
+def _save(
+    ctx: Any, call: Call, tensors: Sequence[Any], sums: Sums, counts: Tensor, blocks: KeptBlocks | None,
+    last: Tokens | None,
+) -> None:  # fmt: skip
+    of_sums, ctx.rebuild = sums.save()
+    inputs = [x if isinstance(x, Tensor) else None for x in tensors]
+    kept = [] if blocks is None else blocks.tensors()
+    of_last = [] if last is None else [last.values, last.mask, last.offsets]
+    groups: list[list[Any]] = [inputs, [counts], of_sums, kept, of_last]
+    ctx.save_for_backward(*(x for group in groups for x in group))
+    ctx.sizes = [len(group) for group in groups]
+    ctx.call, ctx.keys = call, None if blocks is None else blocks.keys()
+    ctx.numbers = [None if isinstance(x, Tensor) else x for x in tensors]
+    ctx.bounds = None if last is None else last._bounds
+
+
+def _backward(
+    call: Call, found: Derivatives, needs: Sequence[bool], blocks: KeptBlocks | None, last: Tokens | None
+) -> Gradients:
+    """The gradients of what :attr:`Call.tensors` lists."""
+    q_sums = sums_of_queries(call, needs[0], needs[1])
+    grad_H = own_gradients(call, found.weights(-1, None), q_sums, needs[2])
+
+    def of_shard(step: int, travelled: Tensor | None) -> tuple[Weights, Given]:
+        given: Given = found.listed(step)
+        if given is None and blocks is not None:
+            given = blocks.of_shard(step)
+        return found.weights(step, travelled), given
+
+    grad_D = add_shards(call, q_sums, needs[1], of_shard, found.travels, last)
+    return q_sums.finished() if needs[0] else None, grad_D, grad_H, *found.of_numbers(needs[3], needs[4])

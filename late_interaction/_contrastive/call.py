@@ -1,0 +1,161 @@
+"""What one call of a loss computes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive.kept_blocks import KeptBlocks
+from late_interaction._contrastive.kernels import Kernels
+from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.ring import Ring
+from late_interaction._contrastive.sequences import longest, with_values
+from late_interaction.tokens import Tokens
+
+# Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
+KEPT_BYTES = {"cuda": 512 << 20, "cpu": 512 << 20}
+# The same on a GPU where the backward takes listed pairs: from there on that is faster than one of all pairs.
+KEPT_BYTES_WITH_LIST = 64 << 20
+_LAST_BYTES = 128 << 20  # of the other one of two processes' documents, that stay for the backward
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a loss, checked and agreed on. What autograd keeps is :meth:`bare` of values."""
+
+    name: str  # of the public function, for messages
+    kernels: Kernels
+    q: Tokens
+    d: Tokens
+    h: Tokens | None
+    each: int  # hard negatives of a query
+    labels: Labels  # of the queries, among the documents of this process
+    temperature: Tensor | float
+    reduction: str
+    ring: Ring
+    keeps: bool  # a backward may follow
+    learns: bool  # the temperature or the bias has a gradient
+    column_labels: Labels | None = None  # of the documents, among the queries, where the loss is symmetric
+    smoothing: float = 0.0
+    tail: float = 0.0
+    kept_bytes: int | None = None  # None: the device's default
+    bias: Tensor | float = 0.0  # of the sigmoid loss
+    k: tuple[int, ...] = (1,)  # of the surrogate of recall
+    rank_temperature: float = 1.0
+    scale: float = 1.0  # of the loss: the number of processes, or 1
+    whole: bool = False  # all scores and winners are kept
+
+    @property
+    def symmetric(self) -> bool:
+        return self.column_labels is not None
+
+    @property
+    def classes(self) -> int:
+        """Documents of all shards, and hard negatives of a query."""
+        return sum(self.ring.documents) + self.each
+
+    @property
+    def column_classes(self) -> int:
+        """Queries of all processes."""
+        return sum(self.ring.queries)
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """What may have gradients: values of queries, documents and hard negatives, temperature and bias."""
+        return self.q.values, self.d.values, None if self.h is None else self.h.values, *self.numbers
+
+    @property
+    def numbers(self) -> tuple[Tensor | float, Tensor | float]:
+        return self.temperature, self.bias
+
+    def bare(self) -> "Call":
+        return self.of((None, None, None, 1.0, 0.0))
+
+    def of(self, tensors: Sequence[Any]) -> "Call":
+        """The same of other :attr:`tensors`."""
+        Q, D, H, temperature, bias = tensors
+        h = None if self.h is None else with_values(self.h, H)
+        q, d = with_values(self.q, Q), with_values(self.d, D)
+        return replace(self, q=q, d=d, h=h, temperature=temperature, bias=bias)
+
+    # ---- what stays for the backward ----
+
+    def kept_blocks(self) -> KeptBlocks | None:
+        """Where the forward keeps blocks; None: it keeps none."""
+        if not self.keeps:
+            return None
+        device = self.q.device.type
+        if self.ring.world == 1:
+            return KeptBlocks.of(self.kernels, self.kept_bytes, device)
+        # In a group all blocks stay or none, as in a batch that is kept as a whole.
+        budget = default_budget(device, False)
+        fit = len(self.q) * sum(self.ring.documents) * pair_bytes(self.q, longest(self.q)) <= budget
+        return KeptBlocks.of(self.kernels, budget, device) if fit else None
+
+    def keeps_last(self) -> bool:
+        """Whether the documents of the last step stay for the backward, which then begins with them. The
+        same on every process."""
+        if not self.keeps or self.ring.world != 2 or self.symmetric:
+            return False
+        return self.ring.largest_shard * self.q.values.itemsize <= _LAST_BYTES
+
+
+def pair_bytes(x: Tokens, longest_query: int) -> int:
+    """Bytes that the score and the winners of a pair take."""
+    return 4 + (4 if x.is_packed else 2) * longest_query
+
+
+def default_budget(device_type: str, listed: bool) -> int:
+    """Bytes that scores and winners may take where the caller names none."""
+    budget = KEPT_BYTES[device_type]
+    return min(budget, KEPT_BYTES_WITH_LIST) if listed and device_type == "cuda" else budget
+
+
+def fits_whole(call: Call, listed: bool) -> bool:
+    """Whether scores, and for a backward winners, stay within ``kept_bytes``. Single tokens have no winners,
+    and their products go by blocks at every size. ``listed``: else the backward takes listed pairs."""
+    if call.kernels.way == "matrix":
+        return False
+    budget = default_budget(call.q.device.type, listed) if call.kept_bytes is None else call.kept_bytes
+    return len(call.q) * len(call.d) * pair_bytes(call.d, longest(call.q) if call.keeps else 0) <= budget
+
+
+# ---- from losses of rows to the result ----
+
+
+def reduced(call: Call, losses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor | None, Tensor]:
+    """From losses of rows, and of columns: the same with 0 where there is no label; the sum of their means
+    (or sums) over all processes, or None where they are not reduced; and how many rows and columns have a
+    label, in all processes where they are reduced."""
+    found, counts = [], []
+    for loss, labels in zip(losses, (call.labels, call.column_labels), strict=False):
+        count = torch.full_like(loss[:0].sum(), loss.numel())
+        left_out = None if labels is None else labels.left_out
+        if left_out is not None:
+            loss, count = loss.masked_fill(left_out, 0.0), count - left_out.sum()
+        found.append(loss)
+        counts.append(count)
+    if call.reduction == "none":
+        return found, None, torch.stack(counts)
+    world = call.ring.sums(torch.stack([*(loss.sum() for loss in found), *counts]))
+    total, count = world[: len(found)], world[len(found) :]
+    return found, (total / count if call.reduction == "mean" else total).sum(), count
+
+
+def row_factor(each: Tensor, labels: Labels, like: Tensor) -> Tensor:
+    """The derivative of the result in each row's loss: ``each``, but 0 where there is no label."""
+    each, left_out = each.expand_as(like), labels.left_out
+    return each if left_out is None else each.masked_fill(left_out, 0.0)
+
+
+def times_number(values: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+    """The gradient of a number: a sum over rows, of which those that are left out may hold anything."""
+    return torch.where(factor == 0, 0.0, values * factor).sum().to(like.dtype)
+
+
+def split(tensors: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+    """Consecutive groups of so many."""
+    places = iter(tensors)
+    return [[next(places) for _ in range(size)] for size in sizes]

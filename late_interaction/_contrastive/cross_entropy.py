@@ -1,0 +1,324 @@
+"""The cross entropy by blocks: running sums of the softmax, the list of pairs that a tail leaves, and the
+derivatives that follow from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive import pair_list
+from late_interaction._contrastive.backward import Found
+from late_interaction._contrastive.blocks import Grid
+from late_interaction._contrastive.call import Call, reduced, row_factor, split, times_number
+from late_interaction._contrastive.forward import label_logits
+from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.pair_list import PairList
+from late_interaction._contrastive.sequences import Block, sum_dtype
+from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
+
+_HELD_BYTES = 32 << 20  # of logits, until all pairs are scored
+_Rebuild = Callable[[Sequence[Any]], Any]
+
+
+@dataclass
+class _Shard:
+    """What the forward of one shard finds beside the sums: the list of pairs, where one is wanted."""
+
+    own: bool  # the documents are those that labels speak of
+    found: PairList | None = None
+    # Logits of the labels, where pairs are listed. They are found behind the first panel's scores: a device
+    # has these to do meanwhile.
+    find_starts: Callable[[], tuple[Tensor, Tensor | None]] | None = None
+    starts: tuple[Tensor, Tensor | None] | None = None
+    holds: bool = False  # the one panel, until the sums over all shards are known
+    held: tuple[Tensor, Block, list[Block]] | None = None
+
+
+@dataclass
+class CrossEntropy:
+    """The sums of the queries' rows and of the documents' columns, and the list of each shard."""
+
+    rows: RunningSoftmax
+    columns: RunningSoftmax | None
+    found: list[PairList] = field(default_factory=list)
+    shards: list[_Shard] = field(default_factory=list)
+
+    @staticmethod
+    def start(call: Call) -> "CrossEntropy":
+        Q = call.q.values
+        sums = (sum_dtype(Q), call.learns, call.smoothing > 0)
+        columns = RunningSoftmax.empty(len(call.d), Q, *sums) if call.symmetric else None
+        return CrossEntropy(RunningSoftmax.empty(len(call.q), Q, *sums), columns)
+
+    # ---- forward ----
+
+    def lists(self, call: Call) -> bool:
+        return call.tail > 0
+
+    def add_own(self, call: Call, logits: Tensor, rows: Block) -> None:
+        self.rows.add(rows[0], logits)
+
+    def begin(self, call: Call, grid: Grid, step: int) -> None:
+        shard = _Shard(step == 0)
+        if call.tail and call.keeps:
+            shard.holds = self._holds(call, grid)
+            shard.found = PairList(alone=shard.holds)
+            shard.find_starts = lambda: self._starts(call, grid, shard.own)
+        self.shards.append(shard)
+
+    def take(self, call: Call, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        shard, columns = self.shards[-1], (run[0][0], run[-1][1])
+        self.rows.add(rows[0], logits)
+        if shard.own:
+            call.labels.read(self.rows.target, logits, rows, columns)
+        if self.columns is not None:
+            self.columns.add(columns[0], logits.t())
+            if shard.own and call.column_labels is not None:
+                call.column_labels.read(self.columns.target, logits.t(), columns, rows)
+        if shard.holds:
+            shard.held = logits, rows, run
+        elif shard.find_starts is not None:
+            shard.starts = shard.find_starts() if shard.starts is None else shard.starts
+            self._list(call, shard, (logits, rows, run), shard.starts)
+
+    def end(self, call: Call, step: int) -> None:
+        for (
+            earlier
+        ) in self.found:  # behind this shard's scores: the device has them to do while the host waits
+            earlier.finish()
+        shard = self.shards[-1]
+        if shard.found is not None:
+            self.found.append(shard.found)
+        if self.columns is not None and call.ring.world > 1:
+            self.columns = _pass_columns(call, step, self.columns)
+
+    def result(self, call: Call) -> tuple[Tensor, Tensor]:
+        """The loss, and how many rows and columns it is the mean over."""
+        of_labels = self.rows.target, None if self.columns is None else self.columns.target
+        for shard in self.shards:
+            if shard.held is not None:  # listed by the sums of all shards
+                self._list(call, shard, shard.held, of_labels)
+        self.shards.clear()
+        found = loss_and_counts(call, self.rows, self.columns)
+        for pairs in self.found:
+            if not pairs.alone:
+                pairs.finish()
+        return found
+
+    def _holds(self, call: Call, grid: Grid) -> bool:
+        """Whether the panel of a shard is listed once the sums of all shards are known. Then every pair of
+        the list counts, and the host learns how many there are in the backward. Sums of columns that travel
+        are known elsewhere."""
+        if not grid.one_panel or (call.symmetric and call.ring.world > 1):
+            return False
+        held = sum(shard.held[0].numel() for shard in self.shards if shard.held is not None)
+        return (len(grid.q) * len(grid.d) + held) * sum_dtype(grid.q.values).itemsize <= _HELD_BYTES
+
+    def _starts(self, call: Call, grid: Grid, own: bool) -> tuple[Tensor, Tensor | None]:
+        """The logits of queries with their labels, and of documents with theirs. They are part of every sum
+        in the end, and known before it begins. For another process's documents they have been read."""
+        if not own:
+            return self.rows.target, None if self.columns is None else self.columns.target
+        logits = label_logits(call, grid, self.rows.target)
+        labels = call.column_labels
+        return logits, None if labels is None else labels.chosen(logits, torch.nan)
+
+    def _list(
+        self,
+        call: Call,
+        shard: _Shard,
+        panel: tuple[Tensor, Block, list[Block]],
+        of_labels: tuple[Tensor, Tensor | None],
+    ) -> None:
+        if shard.found is not None:
+            logits, rows, run = panel
+            at, sums = (rows, (run[0][0], run[-1][1])), (self.rows, self.columns)
+            shard.found.add_panel(
+                pair_list.mark(call, logits, sums, of_labels, at, shard.own), logits, rows, run
+            )
+
+    # ---- what is kept ----
+
+    def save(self) -> tuple[list[Tensor | None], _Rebuild]:
+        """All tensors, for autograd to keep, and what makes the same of them."""
+        lists = [found.save(self.rows.weight) for found in self.found]
+        groups: list[list[Any]] = [x.tensors() for x in (self.rows, self.columns) if x is not None]
+        sides, again = len(groups), [of_list for _, of_list in lists]
+        groups += [tensors for tensors, _ in lists]
+        sizes = [len(tensors) for tensors in groups]
+
+        def rebuild(saved: Sequence[Any]) -> CrossEntropy:
+            parts = split(saved, sizes)
+            sums = [RunningSoftmax.of(x, []) for x in parts[:sides]]
+            found = [of_list(x) for of_list, x in zip(again, parts[sides:], strict=True)]
+            return CrossEntropy(sums[0], sums[1] if sides > 1 else None, found)
+
+        return [x for tensors in groups for x in tensors], rebuild
+
+    # ---- backward ----
+
+    def derive(self, call: Call, grad: Tensor, counts: Tensor) -> "Derivatives":
+        return Derivatives(call, self, factors(call, grad, self.rows, self.columns, counts))
+
+
+def loss_and_counts(
+    call: Call, rows: RunningSoftmax, columns: RunningSoftmax | None
+) -> tuple[Tensor, Tensor]:
+    losses = [rows.losses(call.smoothing, call.classes)]
+    if columns is not None:
+        losses.append(columns.losses(call.smoothing, call.column_classes))
+    losses, total, counts = reduced(call, losses)
+    share = call.scale / len(losses)
+    if total is None:
+        total = losses[0] if columns is None else losses[0] + call.labels.chosen(losses[1])
+    return total * share, counts
+
+
+def _pass_columns(call: Call, step: int, columns: RunningSoftmax) -> RunningSoftmax:
+    """Send the sums of a shard's columns on with its documents, and take those of the next shard."""
+    ring, parts = call.ring, columns.tensors()
+    leaving = torch.stack([x for x in parts if x is not None])
+    coming = ring.owner(step + 1)
+    arriving = leaving.new_empty(leaving.shape[0], ring.documents[coming])
+    (arrived,) = ring.exchange([leaving], [arriving], "sums").wait()
+    places = iter(arrived.unbind(0))
+    taken = [None if x is None else next(places) for x in parts]
+    met = sum(ring.queries[(coming + i) % ring.world] for i in range(step + 1))
+    return RunningSoftmax.of(taken, [met] * ring.documents[coming])
+
+
+# ---- derivatives ----
+
+
+def factors(
+    call: Call, grad: Tensor, rows: RunningSoftmax, columns: RunningSoftmax | None, counts: Tensor
+) -> list[Tensor]:
+    """The derivatives of the loss in the cross entropies of rows, and of columns."""
+    sides: list[tuple[RunningSoftmax, Labels]] = [(rows, call.labels)]
+    if columns is not None and call.column_labels is not None:
+        sides.append((columns, call.column_labels))
+    grad, found = grad.to(rows.weight.dtype) * (call.scale / len(sides)), []
+    for i, (sums, labels) in enumerate(sides):
+        each = grad if call.reduction != "mean" else grad / counts[i]
+        if call.reduction == "none" and i == 1:
+            each = labels.chosen(grad)
+        found.append(row_factor(each, labels, sums.weight))
+    return found
+
+
+def temperature_gradient(
+    call: Call, rows: RunningSoftmax, columns: RunningSoftmax | None, amounts: list[Tensor]
+) -> Tensor:
+    """``amounts``: what :func:`factors` returned."""
+    T = call.temperature
+    assert isinstance(T, Tensor)
+    total = times_number(rows.logit_products(call.smoothing, call.classes), amounts[0], rows.weight)
+    if columns is not None:
+        products = columns.logit_products(call.smoothing, call.column_classes)
+        total = total + times_number(products, amounts[1], rows.weight)
+    return (-total / T).to(T.dtype)
+
+
+@dataclass
+class Derivatives:
+    """Those of the cross entropy in scores and numbers."""
+
+    call: Call
+    sums: CrossEntropy
+    amounts: list[Tensor]  # of rows and of columns
+
+    def __post_init__(self) -> None:
+        self.rows = self._weights(self.sums.rows, self.amounts[0])
+        columns = self.sums.columns
+        self._columns = None if columns is None else self._weights(columns, self.amounts[1])
+
+    def _weights(self, sums: RunningSoftmax, amount: Tensor) -> SoftmaxWeights:
+        factor = amount / self.call.temperature
+        return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, self.call.labels.index is not None)
+
+    @property
+    def travels(self) -> Tensor | None:
+        """What goes round with the documents."""
+        x = self._columns
+        return None if x is None else torch.stack((x.maximum, x.scale, x.factor))
+
+    def weights(self, step: int, travelled: Tensor | None) -> "Weights":
+        columns = None
+        if travelled is not None:
+            maximum, scale, factor = travelled.unbind(0)
+            columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
+        return Weights(self.call, self.rows, columns, step == 0)
+
+    def listed(self, step: int) -> Found | None:
+        if not self.sums.found:
+            return None
+        found = self.sums.found[step]
+        found.finish()
+        return Found(found.tensors(self.rows.maximum), found.dense, found.alone)
+
+    def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, None]:
+        if not needs_T:
+            return None, None
+        return temperature_gradient(self.call, self.sums.rows, self.sums.columns, self.amounts), None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The derivatives in the scores of one shard. ``columns`` where the loss is symmetric."""
+
+    call: Call
+    rows: SoftmaxWeights
+    columns: SoftmaxWeights | None
+    own: bool
+
+    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
+        logits, call = scores / self.call.temperature, self.call
+        weights = self.rows.of_block(rows[0], logits)
+        self._subtract(weights, self.rows.factor, call.classes, call.labels, (rows, columns))
+        if self.columns is not None:
+            back = self.columns.of_block(columns[0], logits.t())
+            labels = call.column_labels
+            self._subtract(back, self.columns.factor, call.column_classes, labels, (columns, rows))
+            weights.add_(back.t())
+        return weights
+
+    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
+        weights = self.rows.of_block(rows[0], scores.div_(self.call.temperature))
+        self._smooth(weights, self.rows.factor, self.call.classes, rows)
+        return weights
+
+    def _subtract(
+        self, weights: Tensor, factor: Tensor, classes: int, labels: Labels | None, at: tuple[Block, Block]
+    ) -> None:
+        self._smooth(weights, factor, classes, at[0])
+        if self.own and labels is not None:
+            labels.subtract(weights, factor * (1 - self.call.smoothing), *at)
+
+    def _smooth(self, weights: Tensor, factor: Tensor, classes: int, rows: Block) -> None:
+        if self.call.smoothing:
+            weights.sub_(factor[slice(*rows)].unsqueeze(1) * (self.call.smoothing / classes))
+
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """What counts are labels, and pairs above the threshold."""
+        rows, columns = rows.long(), columns.long()  # each index would be converted again
+        amount, factor = self.rows.of_pairs(rows, logits)
+        labels = self.call.labels.of_pairs(rows, columns) if self.own else None
+        counts = None if final else self._above(amount, factor, self.call.classes)
+        if labels is not None:
+            counts = None if counts is None else counts.logical_or_(labels)
+            amount -= torch.where(labels, factor, 0.0)
+        if self.columns is not None:
+            back, factor = self.columns.of_pairs(columns, logits)
+            if counts is not None:
+                counts.logical_or_(self._above(back, factor, self.call.column_classes))
+            if labels is not None:
+                back -= torch.where(labels, factor, 0.0)
+            amount += back
+        return amount, counts
+
+    def _above(self, amount: Tensor, factor: Tensor, classes: int) -> Tensor:
+        return ~(amount.abs() < factor.abs() * (self.call.tail / classes))  # so that NaN counts

@@ -1,0 +1,255 @@
+"""How the operators score and differentiate a block of queries and documents. There are three ways:
+
+``padded``   ``maxsim`` and ``maxsim_backward``, with masks and normalization
+``packed``   ``maxsim_varlen`` and its backward
+``matrix``   a matrix product, where queries and documents have one token each
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive.sequences import longest
+from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.products import product
+from late_interaction.ops import _oom
+from late_interaction.ops._library import operators as _ops
+from late_interaction.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How blocks are scored: which of the three ways, and the options of the operators."""
+
+    way: str
+    normalize: bool
+    precision: str
+
+    # ---- every query with every document ----
+
+    def scores(self, q: Tokens, d: Tokens) -> Tensor:
+        """float32 ``[queries, documents]`` (float64 for float64 inputs)."""
+        try:
+            if self.way == "padded":
+                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
+                return _tensor(_ops.maxsim.default(*args))
+            if self.way == "packed":
+                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
+                return _tensor(_ops.maxsim_varlen.default(*packed))
+        except RuntimeError as error:
+            _failed(error, q, d, False)
+            raise
+        return self._product(q, d)
+
+    def scores_and_winners(self, q: Tokens, d: Tokens) -> tuple[Tensor, Tensor]:
+        """Scores, and the winners as the operator keeps them (empty where there is one token alone)."""
+        try:
+            if self.way == "padded":
+                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision, "lowmem")
+                return _pair(_ops.maxsim_winners.default(*args))
+            if self.way == "packed":
+                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
+                return _pair(_ops.maxsim_varlen_winners.default(*packed))
+        except RuntimeError as error:
+            _failed(error, q, d, True)
+            raise
+        return self._product(q, d), q.values.new_empty(0)
+
+    def add_gradients(
+        self,
+        grad: Tensor,
+        q: Tokens,
+        d: Tokens,
+        winners: Tensor,
+        q_sums: Tensor | None,
+        d_sums: Tensor | None,
+        d_result: Tensor | None,
+    ) -> None:
+        """Adds a block's gradients to sums shaped as its values. None: that gradient is not needed.
+        ``d_result``: where the documents' gradient is written instead."""
+        if self.way == "matrix":
+            d_to = d_sums if d_result is None else d_result
+            return self._add_products(grad, q, d, q_sums, d_to, d_result is not None)
+        # On the CPU these operators add parts in the dtype of the inputs, whose range fp16 may leave.
+        adds = q.values.is_cuda or q.values.dtype is not torch.float16
+        if self.way == "padded" and not self.normalize and adds:
+            values = (q.values.contiguous(), d.values.contiguous())
+            none = q.values.new_empty(0)
+            grad_q = none if q_sums is None else torch.empty_like(values[0])
+            grad_d = none if d_result is None else d_result
+            targets = (grad_q, grad_d, q_sums, False, False, d_sums)
+            _ops.maxsim_backward_into_.default(grad, *values, None, winners, *targets)
+            return None
+        if self.way == "packed" and d_result is None and adds:
+            args = (q.values, d.values, q.offsets, d.offsets, winners, q_sums, d_sums)
+            _ops.maxsim_varlen_backward_into_.default(grad, *args)
+            return None
+        needs = q_sums is not None, d_sums is not None or d_result is not None
+        grad, peak = _within_range(grad, q.values.dtype)
+        if self.way == "padded":
+            options = (self.normalize, "lowmem", *needs)
+            grads = _ops.maxsim_backward.default(grad, q.values, d.values, winners, *options)
+        else:
+            packed = (q.values, d.values, q.offsets, d.offsets, winners, *needs)
+            grads = _ops.maxsim_varlen_backward.default(grad, *packed)
+        for sums, part in zip((q_sums, d_sums), grads, strict=True):
+            if sums is not None:
+                _add(sums, part, peak)
+        if d_result is not None:
+            _write(d_result, grads[1], peak)
+        return None
+
+    def listed_gradients(
+        self,
+        grad: Tensor,
+        inputs: Sequence[Any],
+        winners: Tensor,
+        needs: Sequence[bool],
+        begun: Sequence[Tensor | None],
+    ) -> list[Tensor]:
+        """The gradients of listed pairs, finished, or added to those sums that have begun. ``inputs``: those
+        of ``maxsim_pairs_packed``."""
+        grad, peak = _within_range(grad, inputs[0].dtype)
+        parts = list(_ops.maxsim_pairs_packed_backward.default(grad, *inputs, winners, *needs))
+        for i, (found, sums) in enumerate(zip(parts, begun, strict=True)):
+            if sums is not None:
+                _add(sums.view(found.shape), found, peak)
+            elif peak is not None:
+                parts[i] = found.to(peak.dtype).mul_(peak).to(found.dtype)
+        return parts
+
+    # ---- one token a sequence ----
+
+    def _product(self, q: Tokens, d: Tokens) -> Tensor:
+        Q, D = self.rows(q), self.rows(d)
+        return _without_masked(product(Q, D.t()), q, d)
+
+    def _add_products(
+        self, grad: Tensor, q: Tokens, d: Tokens, q_sums: Tensor | None, d_to: Tensor | None, writes: bool
+    ) -> None:
+        Q, D = self.rows(q), self.rows(d)
+        grad, peak = _within_range(grad, Q.dtype)
+        grad = _without_masked(grad, q, d).to(Q.dtype)
+        if q_sums is not None:
+            _add(q_sums.squeeze(1), product(grad, D), peak)
+        if d_to is not None:
+            (_write if writes else _add)(d_to.squeeze(1), product(grad.t(), Q), peak)
+
+    def rows(self, x: Tokens) -> Tensor:
+        """``[sequences, d]`` of sequences of one token, as they multiply."""
+        rows = x.values.squeeze(1)
+        if x.mask is not None:  # whatever a masked token holds reaches nothing
+            rows = rows.masked_fill(~x.mask, 0.0)
+        half = {"medium": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        return rows.to(half) if half is not None and rows.dtype is torch.float32 else rows
+
+    # ---- each query with documents of its own ----
+
+    def own_scores(self, q: Tokens, h: Tokens, each: int) -> tuple[Tensor, Tensor]:
+        """Scores ``[queries, each]`` of queries with hard negatives of their own, and the winners."""
+        if h.is_packed:
+            pairs = _own_pairs(len(q), each, h.values.device)
+            inputs = (q.values, h.values, q.offsets, h.offsets, *pairs, longest(q), self.precision)
+            scores, winners = _ops.maxsim_pairs_packed_winners.default(*inputs)
+            return scores.view(len(q), each), winners
+        D, mask = _own_documents(h, len(q), each)
+        args = (q.values, D, q.mask, mask, self.normalize, self.precision, "lowmem")
+        return _pair(_ops.maxsim_winners.default(*args))
+
+    def own_gradients(
+        self, grad: Tensor, q: Tokens, h: Tokens, winners: Tensor, q_sums: Tensor | None, need_h: bool
+    ) -> Tensor:
+        """The gradient of the hard negatives; that of the queries is added to their sums."""
+        needs = q_sums is not None, need_h
+        grad, peak = _within_range(grad, q.values.dtype)
+        if h.is_packed:
+            pairs = _own_pairs(grad.shape[0], grad.shape[1], h.values.device)
+            args = (q.values, h.values, q.offsets, h.offsets, *pairs, winners, *needs)
+            grad_q, grad_h = _ops.maxsim_pairs_packed_backward.default(grad.flatten(), *args)
+        else:
+            D, _ = _own_documents(h, *grad.shape)
+            options = (self.normalize, "lowmem", *needs)
+            grad_q, grad_h = _ops.maxsim_backward.default(grad, q.values, D, winners, *options)
+        if q_sums is not None:
+            _add(q_sums, grad_q, peak)
+        if need_h and peak is not None:
+            grad_h = grad_h.float().mul_(peak).to(grad_h.dtype)
+        return grad_h.view(h.values.shape) if need_h else _tensor(grad_h)
+
+
+def _without_masked(x: Tensor, q: Tokens, d: Tokens) -> Tensor:
+    """``[queries, documents]`` of single tokens, with 0 where one is masked."""
+    for mask, dim in ((q.mask, 1), (d.mask, 0)):
+        if mask is not None:
+            x = x.masked_fill(~mask.flatten().unsqueeze(dim), 0.0)
+    return x
+
+
+def _own_documents(h: Tokens, queries: int, each: int) -> tuple[Tensor, Tensor | None]:
+    shape = (queries, each)
+    return h.values.unflatten(0, shape), None if h.mask is None else h.mask.unflatten(0, shape)
+
+
+def _own_pairs(queries: int, each: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    pairs = torch.arange(queries * each, dtype=torch.int32, device=device)
+    return pairs.div(max(each, 1), rounding_mode="floor"), pairs
+
+
+def _within_range(grad: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Gradients of half precision hold no small numbers: those of a block are scaled to a maximum of 1."""
+    if dtype is not torch.float16 or grad.numel() == 0:
+        return grad, None
+    peak = grad.abs().amax().clamp_min(torch.finfo(grad.dtype).tiny)
+    return grad / peak, peak
+
+
+def _add(sums: Tensor, part: Tensor, peak: Tensor | None) -> None:
+    if peak is None:
+        sums.add_(part)
+    else:
+        sums.addcmul_(part.to(sums.dtype), peak)
+
+
+def _write(to: Tensor, part: Tensor, peak: Tensor | None) -> None:
+    to.copy_(part if peak is None else part.to(peak.dtype).mul_(peak))
+
+
+def _tensor(x: Any) -> Tensor:
+    found: Tensor = x
+    return found
+
+
+def _pair(x: Any) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = x
+    return found
+
+
+def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
+    """Raises the allocator's exception where memory is what was missing."""
+    if q.offsets is not None and d.offsets is not None:
+        _oom.varlen_failed(error, q.values, d.values, q.offsets, d.offsets, winners)
+    else:
+        _oom.forward_failed(error, q.values, d.values, winners)
+
+
+# ---- which way ----
+
+
+def choose(q: Tokens, single: bool, normalize: bool, precision: str) -> Kernels:
+    """The way to score these queries. ``single``: they and all documents have one token each. ``normalize``
+    has been done already where it is no ``padded`` way."""
+    if q.is_packed:
+        return Kernels("packed", False, precision)
+    if single and not normalize and _product_obeys(q.values, precision):
+        return Kernels("matrix", False, precision)
+    return Kernels("padded", normalize, precision)
+
+
+def _product_obeys(x: Tensor, precision: str) -> bool:
+    """Whether PyTorch's own matrix product is as precise as was asked for."""
+    if x.dtype is not torch.float32 or precision in ("medium", "fp16"):
+        return True
+    return precision != "highest" or float32_precision(x.device.type) == "highest"

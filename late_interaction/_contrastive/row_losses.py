@@ -1,0 +1,318 @@
+"""Losses of each query that follow from sums over its logits: the hardest negative, SigLIP's and recall's.
+
+Such a loss has two methods over a panel of logits: ``add``, what the forward keeps of it in the sums, and
+``weights``, the derivatives in its logits once the sums are known.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from late_interaction._contrastive.backward import Found
+from late_interaction._contrastive.blocks import Grid
+from late_interaction._contrastive.call import Call, reduced, row_factor, times_number
+from late_interaction._contrastive.forward import label_logits
+from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.sequences import Block, sum_dtype
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Logits of a block of queries with documents that follow one another, or with their hard negatives."""
+
+    logits: Tensor  # [rows, columns], which a loss may overwrite
+    rows: Block
+    first: int  # the number of the first column among the documents of all processes and hard negatives
+    columns: Block = (0, 0)  # the documents' numbers among those that labels speak of
+    labels: Labels | None = None  # None: no label lies here
+
+    @property
+    def part(self) -> slice:
+        return slice(*self.rows)
+
+    def negate_labels(self, x: Tensor) -> Tensor:
+        """Change the sign of labels of ``[rows, columns]``, in place."""
+        if self.labels is not None:
+            self.labels.negate(x, self.rows, self.columns)
+        return x
+
+    def set_labels(self, x: Tensor, values: Tensor) -> Tensor:
+        """Put ``values[row]`` (of all rows) at the label of each row, in place."""
+        if self.labels is not None:
+            self.labels.write(x, values, self.rows, self.columns)
+        return x
+
+
+class RowLoss:
+    """The sums of a loss over the logits seen so far, by name: each of all queries."""
+
+    needs_positives = False  # the forward must know the logits of labels before it begins
+
+    def __init__(self, sums: dict[str, Tensor]) -> None:
+        self.sums = sums
+
+    @classmethod
+    def start(cls, call: Call) -> "RowLoss":
+        values = call.q.values
+        positives = torch.full((len(call.q),), torch.nan, dtype=sum_dtype(values), device=values.device)
+        if cls.needs_positives:
+            positives = label_logits(call, Grid.of(call.kernels, call.q, call.d), positives)
+        return cls(cls.empty(call, positives))
+
+    # ---- what a loss is ----
+
+    @staticmethod
+    def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
+        """Sums over no logits. ``positives``: the logit of each query with its label, or NaN."""
+        raise NotImplementedError
+
+    def add(self, call: Call, panel: Panel) -> None:
+        """Take up what the forward keeps of a panel."""
+        raise NotImplementedError
+
+    def losses(self, call: Call) -> Tensor:
+        """Return the loss of each query once all logits have been added. What ``weights`` needs of it joins
+        the sums. So does, where the temperature has a gradient, ``moment``: the sum over a query's logits of
+        logit times derivative; and with a bias ``slope``, the sum of the derivatives."""
+        raise NotImplementedError
+
+    def weights(self, call: Call, panel: Panel) -> Tensor:
+        """Return the derivatives of each query's loss in the logits of a panel."""
+        raise NotImplementedError
+
+    def lists(self, call: Call) -> bool:
+        return False
+
+    def pairs(self, labels: Labels | None, shard: Block) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the only pairs of a shard whose derivatives are not 0, where they can be listed."""
+        return None
+
+    # ---- forward ----
+
+    def add_own(self, call: Call, logits: Tensor, rows: Block) -> None:
+        self.add(call, Panel(logits, rows, call.classes - call.each))
+
+    def begin(self, call: Call, grid: Grid, step: int) -> None:
+        self._step = step
+
+    def take(self, call: Call, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        if logits.numel():
+            self.add(call, panel_of(call, self._step, logits, rows, (run[0][0], run[-1][1])))
+
+    def end(self, call: Call, step: int) -> None:
+        pass
+
+    def result(self, call: Call) -> tuple[Tensor, Tensor]:
+        """The loss, and how many queries it is the mean over."""
+        (each,), total, counts = reduced(call, [self.losses(call)])
+        return (each if total is None else total) * call.scale, counts
+
+    def save(self) -> tuple[list[Tensor | None], Callable[[Sequence[Any]], "RowLoss"]]:
+        names, kind = list(self.sums), type(self)
+        return [*self.sums.values()], lambda saved: kind(dict(zip(names, saved, strict=True)))
+
+    def derive(self, call: Call, grad: Tensor, counts: Tensor) -> "Derivatives":
+        like = next(iter(self.sums.values()))
+        grad = grad.to(like.dtype) * call.scale
+        each = grad / counts[0] if call.reduction == "mean" else grad
+        return Derivatives(call, self, row_factor(each, call.labels, like))
+
+
+def panel_of(call: Call, step: int, logits: Tensor, rows: Block, columns: Block) -> Panel:
+    """A panel of the documents of a step's shard."""
+    first = sum(call.ring.documents[: call.ring.owner(step)])
+    return Panel(logits, rows, first + columns[0], columns, call.labels if step == 0 else None)
+
+
+@dataclass
+class Derivatives:
+    """Those of a loss in scores and numbers."""
+
+    call: Call
+    loss: RowLoss
+    factor: Tensor  # the derivative in each row's loss
+    travels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._scaled = self.factor / self.call.temperature
+
+    def weights(self, step: int, travelled: Tensor | None) -> "Weights":
+        return Weights(self.call, self.loss, self._scaled, step)
+
+    def listed(self, step: int) -> Found | None:
+        ring = self.call.ring
+        owner = ring.owner(step)
+        first = sum(ring.documents[:owner])
+        shard = first, first + ring.documents[owner]
+        pairs = self.loss.pairs(self.call.labels if step == 0 else None, shard)
+        return None if pairs is None else Found(pairs, set())
+
+    def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+        grad_T, grad_bias = None, None
+        T, bias = self.call.temperature, self.call.bias
+        if needs_T and isinstance(T, Tensor):
+            grad_T = (-times_number(self.loss.sums["moment"], self.factor, self.factor) / T).to(T.dtype)
+        if needs_bias and isinstance(bias, Tensor):
+            grad_bias = times_number(self.loss.sums["slope"], self.factor, bias)
+        return grad_T, grad_bias
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The derivatives in the scores of one shard."""
+
+    call: Call
+    loss: RowLoss
+    factor: Tensor  # the derivative in each row's loss, divided by the temperature
+    step: int
+
+    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
+        return self._of(panel_of(self.call, self.step, scores / self.call.temperature, rows, columns))
+
+    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
+        first = self.call.classes - self.call.each
+        return self._of(Panel(scores.div_(self.call.temperature), rows, first))
+
+    def _of(self, panel: Panel) -> Tensor:
+        factor = self.factor[panel.part].unsqueeze(1)
+        weights = self.loss.weights(self.call, panel).mul_(factor)
+        if self.call.labels.index is not None:
+            weights.masked_fill_(factor == 0, 0.0)  # rows that are left out, NaN included
+        return weights
+
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        factor = self.factor[rows]
+        amount = (logits * factor).masked_fill_(factor == 0, 0.0)  # logits: derivatives, of RowLoss.pairs
+        return amount, None if final else amount != 0
+
+
+# ---- the losses ----
+
+
+class Pairwise(RowLoss):
+    """``softplus(hardest - label)``, where ``hardest`` is the greatest logit of all others, among equals
+    that of the lowest number. 0 for a query without a negative."""
+
+    @staticmethod
+    def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
+        return {
+            "label": torch.full_like(positives, torch.nan),
+            "hardest": torch.full_like(positives, -torch.inf),
+            "place": torch.full_like(positives, -1, dtype=torch.int64),
+        }
+
+    def add(self, call: Call, panel: Panel) -> None:
+        label, part = self.sums["label"], panel.part
+        if panel.labels is not None:
+            panel.labels.read(label, panel.logits, panel.rows, panel.columns)
+        others = panel.set_labels(panel.logits, torch.full_like(label, -torch.inf))
+        found, place = others.max(1)  # the first of equals
+        place += panel.first
+        hardest, at = self.sums["hardest"][part], self.sums["place"][part]
+        # NaN is harder than any number, as torch.max has it.
+        harder = (found > hardest) | found.isnan() | ((found == hardest) & (place < at))
+        at.copy_(torch.where(harder, place, at))
+        hardest.copy_(torch.maximum(hardest, found))
+
+    def losses(self, call: Call) -> Tensor:
+        gap = self.sums["hardest"] - self.sums["label"]
+        pull = self.sums["pull"] = gap.sigmoid()
+        if call.learns:
+            self.sums["moment"] = torch.where(pull == 0, 0.0, pull * gap)
+        return -logsigmoid(-gap)
+
+    def weights(self, call: Call, panel: Panel) -> Tensor:
+        pull, weights = self.sums["pull"][panel.part], torch.zeros_like(panel.logits)
+        if weights.numel():
+            place = self.sums["place"][panel.part] - panel.first
+            inside = (place >= 0) & (place < weights.shape[1])
+            place = place.clamp(0, weights.shape[1] - 1)
+            weights.scatter_(1, place.unsqueeze(1), torch.where(inside, pull, 0.0).unsqueeze(1))
+        return panel.set_labels(weights, -self.sums["pull"])
+
+    def lists(self, call: Call) -> bool:
+        return True
+
+    def pairs(self, labels: Labels | None, shard: Block) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, columns and derivatives of the pairs with documents of a shard, whose numbers among those of
+        all processes are given; the derivative is 0 where a query's hardest negative lies elsewhere. With
+        ``labels`` each query's pair with its label as well."""
+        pull, place = self.sums["pull"], self.sums["place"]
+        rows = torch.arange(len(pull), device=pull.device)
+        inside = (place >= shard[0]) & (place < shard[1])
+        columns, amount = torch.where(inside, place - shard[0], 0), torch.where(inside, pull, 0.0)
+        if labels is None:
+            return rows, columns, amount
+        own = rows if labels.index is None else labels.index.clamp_min(0)
+        return torch.cat((rows, rows)), torch.cat((columns, own)), torch.cat((amount, -pull))
+
+
+class Sigmoid(RowLoss):
+    """``softplus(-(logit + bias))`` of a query's label plus ``softplus(logit + bias)`` of all others:
+    https://arxiv.org/abs/2303.15343."""
+
+    @staticmethod
+    def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
+        names = ("loss", "slope", "moment") if call.learns else ("loss",)
+        return {name: torch.zeros_like(positives) for name in names}
+
+    def add(self, call: Call, panel: Panel) -> None:
+        x = panel.negate_labels(panel.logits + call.bias)
+        self.sums["loss"][panel.part].sub_(logsigmoid(-x).sum(1))
+        if call.learns:
+            weights = panel.negate_labels(x.sigmoid_())
+            self.sums["slope"][panel.part].add_(weights.sum(1))
+            self.sums["moment"][panel.part].add_(weights.mul_(panel.logits).sum(1))
+
+    def losses(self, call: Call) -> Tensor:
+        return self.sums["loss"]
+
+    def weights(self, call: Call, panel: Panel) -> Tensor:
+        return panel.negate_labels(panel.negate_labels(panel.logits + call.bias).sigmoid_())
+
+
+class Recall(RowLoss):
+    """``1 - mean over k of sigmoid((k - 1 - ahead) / temperature)``, where ``ahead`` is the sum of
+    ``sigmoid(logit - positive's logit)`` over all other documents, a smooth count of those ahead of it:
+    https://arxiv.org/abs/2108.11179."""
+
+    needs_positives = True
+
+    @staticmethod
+    def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
+        names = ("ahead", "slope_of_ahead") if call.keeps else ("ahead",)
+        return {"positive": positives} | {name: torch.zeros_like(positives) for name in names}
+
+    def add(self, call: Call, panel: Panel) -> None:
+        steps = self._steps(panel)
+        self.sums["ahead"][panel.part].add_(steps.sum(1))
+        if call.keeps:
+            self.sums["slope_of_ahead"][panel.part].add_(_slope(steps).sum(1))
+
+    def losses(self, call: Call) -> Tensor:
+        each = [((k - 1 - self.sums["ahead"]) / call.rank_temperature).sigmoid() for k in call.k]
+        recalls = torch.stack(each, 1)
+        if call.keeps:
+            by_ahead = self.sums["by_ahead"] = _slope(recalls).mean(1) / call.rank_temperature
+            self.sums["by_positive"] = -by_ahead * self.sums["slope_of_ahead"]
+        return 1 - recalls.mean(1)
+
+    def weights(self, call: Call, panel: Panel) -> Tensor:
+        weights = _slope(self._steps(panel)).mul_(self.sums["by_ahead"][panel.part].unsqueeze(1))
+        return panel.set_labels(weights, self.sums["by_positive"])
+
+    def _steps(self, panel: Panel) -> Tensor:
+        positive = self.sums["positive"]
+        x = panel.logits - positive[panel.part].unsqueeze(1)
+        return panel.set_labels(x, torch.full_like(positive, -torch.inf)).sigmoid_()
+
+
+def _slope(sigmoid: Tensor) -> Tensor:
+    """The derivative of a sigmoid, from its value."""
+    return sigmoid * (1 - sigmoid)

@@ -1,1 +1,0 @@
-"""Losses of each query that follow from sums over its logits."""
