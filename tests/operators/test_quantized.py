@@ -43,8 +43,8 @@ SHAPES = [
 ]
 # Shapes that no GPU has a kernel for.
 COPIED = [(9, 33, 12, 70, 24), (1, 8, 5, 70, 8192)]
-# Few query rows of a document, and many.
-ROWS = [(3, 9), (5, 33)]
+# Few query rows of a document, many, and so many that GPUs without fp8 products multiply copies of the codes.
+ROWS = [(3, 9), (5, 33), (17, 33)]
 # Document tokens about the edges of one tile, and behind two: of fp8 and int8, of every kernel.
 WIDTHS = (64, 80, 104, 112, 128, 144, 152, 160)
 EDGES = sorted({w + e for w in WIDTHS for e in (-1, 0, 1)} | {2 * w + 1 for w in WIDTHS})
@@ -403,3 +403,15 @@ def test_nothing_is_copied(shape, dtype):
     score(Q, D, scale_Q, scale_D)
     score(Q, D, scale_Q, scale_D[0, 0])
     assert torch.cuda.max_memory_allocated() - before < 8 << 20
+
+
+def test_only_gpus_without_fp8_products_copy_codes_for_many_rows():
+    def copies_codes(dtype, sm, queries=256):
+        text = ops.explain_plan(
+            False, queries, 256, 32, 300, 128, dtype, "highest", True, False, "forward", "auto", sm, 132
+        )
+        return "copies     of the codes, in fp16" in text
+
+    for dtype in ("e4m3", "e5m2"):
+        assert [copies_codes(dtype, sm) for sm in (80, 86, 89, 90, 120)] == [True, True, False, False, False]
+    assert not copies_codes("int8", 80) and not copies_codes("e4m3", 80, queries=1)
