@@ -22,6 +22,12 @@ from late_interaction import ops
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
+
+def finite(name, *results):
+    if not all(bool(x.isfinite().all()) for x in results):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
 # (Nq, Nd, Lq, Ld, d, dtype, precision): what it is there for.
 CALLS = {
     "documents on the M side, 32 rows": (1, 5, 32, 150, 128, BF16, "highest"),
@@ -108,8 +114,7 @@ def run_streams(name, plan, N, Lq, Ld, d):
         mask = torch.rand(N, Ld, device="cuda") < 0.7
         for D in (spaced[:, :Ld, :d], spaced[:, :Ld, :d].contiguous()):
             results = (*li.maxsim_with_winners(Q, D), li.maxsim(Q, D, None, mask))
-            if not all(bool(result.isfinite().all()) for result in results):
-                raise SystemExit(f"{name}: a result is not finite")
+            finite(name, *results)
     ops.forced_plan("")
 
 
@@ -153,8 +158,7 @@ def run_three_products(name, Nq, Nd, Lq, Ld, d):
     if "maxsim_forward_sm80_3xfp16," not in li.explain_plan(Q, D):
         raise SystemExit(f"{name}: another kernel")
     results = [*li.maxsim_with_winners(Q, D, None, mask), li.maxsim(Q, D), li.maxsim(Q, D, normalize=True)]
-    if not all(bool(result.isfinite().all()) for result in results):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, *results)
 
 
 def run_older(name, Nq, Nd, Lq, Ld, d, plan):
@@ -178,8 +182,7 @@ def run_older(name, Nq, Nd, Lq, Ld, d, plan):
     finally:
         ops.forced_plan("")
         ops.cuda_capability(0)
-    if not all(bool(result.isfinite().all()) for result in results):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, *results)
 
 
 # grad_D of documents that many queries share, with query rows from shared memory, of as many as the planner
@@ -197,8 +200,7 @@ def run_tiled_grad_d(name, Nq, Nd, Lq, Ld, d):
         winners = torch.randint(-1, Ld, (Nq, Nd, Lq), device="cuda").to(torch.int16)
         grad = torch.randn(Nq, Nd, device="cuda")
         _, grad_D = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", False, True)
-        if not bool(grad_D.isfinite().all()):
-            raise SystemExit(f"{name}: a gradient is not finite")
+        finite(name, grad_D)
 
 
 # grad_Q of winners' rows from shared memory, as the planner gives to it on 132 multiprocessors: the same.
@@ -245,8 +247,7 @@ def run_packed(name, lengths_q, lengths_d, d, dtype, precision):
     into = torch.ops.late_interaction.maxsim_varlen_backward_into_
     into(torch.ones_like(scores), Q, D, cu_q, cu_d, winners, *sums)
     results = (scores, ops.maxsim_varlen(Q, D, cu_q, cu_d, precision), *grads, *sums)
-    if not all(bool(result.isfinite().all()) for result in results):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, *results)
 
 
 # Pairs: (lengths of queries, lengths of documents, pairs, d, dtype, precision); and documents anywhere.
@@ -274,8 +275,7 @@ def run_pairs(name, lengths_q, lengths_d, pairs, d, dtype, precision):
     results = [scores, *ops.maxsim_pairs_packed_backward(torch.ones_like(scores), *inputs, winners)]
     results.append(ops.maxsim_pairs_packed(*inputs, None, precision))
     results.append(ops.maxsim_spans(Q[:40], D, cu_d[:-1].contiguous(), cu_d.diff(), precision))
-    if not all(bool(result.isfinite().all()) for result in results):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, *results)
     pair_q[0], pair_d[1] = -1, 1 << 30  # of none
     ops.maxsim_pairs_packed_winners(*inputs, max(lengths_q) // 2, precision)
 
@@ -287,8 +287,7 @@ def run_copied(name, d, normalize):
     d_mask = torch.rand(110, 300, device="cuda") > 0.3
     d_mask[0], d_mask[1, 9:], d_mask[2] = False, False, True
     scores, _ = ops.maxsim_winners(Q, D, None, d_mask, normalize)
-    if not bool((ops.maxsim(Q, D, None, d_mask, normalize) - scores).isfinite().all()):
-        raise SystemExit(f"{name}: a score is not finite")
+    finite(name, ops.maxsim(Q, D, None, d_mask, normalize) - scores)
 
 
 def run_unit_copies(name, d, dtype, odd):
@@ -297,8 +296,7 @@ def run_unit_copies(name, d, dtype, odd):
         torch.randn(*shape, d + odd, device="cuda").to(dtype)[..., odd:] for shape in ((70, 33), (30, 90))
     )
     scores, _ = ops.maxsim_winners(Q, D, None, None, True, "high")
-    if not bool((ops.maxsim(Q, D, None, None, True, "high") - scores).isfinite().all()):
-        raise SystemExit(f"{name}: a score is not finite")
+    finite(name, ops.maxsim(Q, D, None, None, True, "high") - scores)
 
 
 # float32 as two fp16 numbers, with work enough for that: (Nq, Nd, Lq, Ld, d).
@@ -314,8 +312,7 @@ def run_halves(name, Nq, Nd, Lq, Ld, d):
     d_mask = torch.rand(Nd, Ld, device="cuda") > 0.3
     for mask, normalize in ((None, False), (d_mask, True)):
         scores, _ = ops.maxsim_winners(Q, D, None, mask, normalize, "highest")
-        if not bool((ops.maxsim(Q, D, None, mask, normalize, "highest") - scores).isfinite().all()):
-            raise SystemExit(f"{name}: a score is not finite")
+        finite(name, ops.maxsim(Q, D, None, mask, normalize, "highest") - scores)
 
 
 # (Nq, Lq, Nd, Ld, d, nbits, dtype, precision) of residual-compressed documents.
@@ -361,8 +358,7 @@ def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
             results += ops.maxsim_backward(
                 torch.ones_like(scores), Q, D, winners, normalize, backward, True, True
             )
-        if not all(bool(result.isfinite().all()) for result in results):
-            raise SystemExit(f"{name}: a result is not finite")
+        finite(name, *results)
 
 
 def run_compressed(name, Nq, Lq, Nd, Ld, d, nbits, dtype, precision):
@@ -381,8 +377,7 @@ def run_compressed(name, Nq, Lq, Nd, Ld, d, nbits, dtype, precision):
         scores, winners = ops.maxsim_residual_winners(*args, nbits, True, precision)
         results = [scores, ops.maxsim_residual(*args, nbits, True, precision)]
         results.append(ops.maxsim_residual_backward(torch.ones_like(scores), *args, winners, nbits))
-        if not all(bool(result.isfinite().all()) for result in results):
-            raise SystemExit(f"{name}: a result is not finite")
+        finite(name, *results)
     for columns in (Lq, 4 * Lq):
         ops.plaid_approx_score(torch.randn(30, columns, **on), codes, lengths)
 
@@ -411,8 +406,7 @@ def run_hidden(name, Nq, Nd, Lq, Ld, d, d_model, dtype, capability):
         alone = ops.maxsim_from_hidden(Q, H, W, b, None, None)
     finally:
         ops.cuda_capability(0)
-    if not all(bool(result.isfinite().all()) for result in (scores, alone, *gradients)):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, scores, alone, *gradients)
 
 
 # Quantized tokens: (Nq, Nd, Lq, Ld, d).
@@ -439,8 +433,7 @@ def run_quantized(name, Nq, Nd, Lq, Ld, d):
             per_token = scales(*shape_d[:-1])
             for scale_D, kept in ((per_token, None), (scales(), None), (per_token, d_mask)):
                 scores = ops.maxsim_quantized(Q, D, scales(Nq, Lq), scale_D, None, kept)
-                if not bool(scores.isfinite().all()):
-                    raise SystemExit(f"{name}: a score is not finite")
+                finite(name, scores)
 
 
 def run_hot_tokens(name):
@@ -459,8 +452,7 @@ def run_in_parts(name, *shape_d):
     for dtype, needs in ((BF16, (True, True)), (FP32, (True, True)), (BF16, (True, False))):
         args = Q.to(dtype), D.to(dtype), None, None, True, "highest", "lowmem"
         grads = ops.maxsim_backward_recompute(grad, *args, *needs)
-        if not all(bool(x.isfinite().all()) for x in grads):
-            raise SystemExit(f"{name}: a gradient is not finite")
+        finite(name, *grads)
 
 
 # (documents, Ld, k): candidates in shared memory, the row searched, ties that do not fit, all cells.
@@ -544,8 +536,7 @@ def run_bits(name, Lq, Ld, d):
             for scale in (one, torch.rand(shape, device="cuda")):
                 for masks in ((None, None), (q_mask, d_mask)):
                     scores = ops.maxsim_asymmetric(Q, D, one, scale, *masks, nbits)
-                    if not bool(scores.isfinite().all()):
-                        raise SystemExit(f"{name}: a score is not finite")
+                    finite(name, scores)
             if nbits == 1:
                 for mask in (None, d_mask):
                     ops.maxsim_hamming(D[:, 0] if D.dim() == 4 else D[:2], D, d, None, mask)
@@ -571,8 +562,7 @@ def run_muvera(name, lengths, d, *sizes):
         padded = torch.randn(3, max(lengths), d, device="cuda").to(dtype)
         for encode in (muvera.encode_queries, muvera.encode_documents):
             for encodings in (encode(tokens, None, offsets), encode(padded, d_mask)):
-                if not bool(encodings.isfinite().all()):
-                    raise SystemExit(f"{name}: an encoding is not finite")
+                finite(name, encodings)
 
 
 def run_one_token(name, Nq, Nd, d):
@@ -591,8 +581,7 @@ def run_one_token(name, Nq, Nd, d):
                 continue
             loss = li.losses.contrastive(Q, D, temperature=temperature, kept_bytes=0, **options).sum()
             gradients = torch.autograd.grad(loss, (Q, D, temperature))
-            if not all(bool(x.isfinite().all()) for x in (loss, *gradients)):
-                raise SystemExit(f"{name}: a result is not finite")
+            finite(name, loss, *gradients)
 
 
 def run_product_rows(name, rows, columns, d, inverse):
@@ -607,8 +596,7 @@ def run_product_rows(name, rows, columns, d, inverse):
     sums = ops.softmax_product_rows_(Q, D, T, labels, 0, factor, weights, scaled)
     ops.scale_rows_(Q, sums[5], scaled)
     results = sums[:4, labels >= 0], sums[5], weights, scaled
-    if not all(bool(x.isfinite().all()) for x in results):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, *results)
 
 
 def run_smooth(name, Nq, Nd, Lq, Ld, d, dtype):
@@ -619,8 +607,7 @@ def run_smooth(name, Nq, Nd, Lq, Ld, d, dtype):
         for d_mask in (None, torch.rand(*documents, Ld, device="cuda") < 0.6):
             scores = li.smooth_maxsim(Q, D, d_mask=d_mask)
             gradients = torch.autograd.grad(scores.sum(), (Q, D))
-            if not all(bool(x.isfinite().all()) for x in (scores, *gradients)):
-                raise SystemExit(f"{name}: a result is not finite")
+            finite(name, scores, *gradients)
 
 
 # Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
@@ -641,8 +628,7 @@ def run_large(name, Nq, Nd, Lq, Ld, d):
     calls.maxsim_backward_into_(*args, *gradients, sums, True, True)
     d_sums = torch.zeros(D.shape, device="cuda")
     calls.maxsim_backward_into_(*args, gradients[0], D.new_empty(0), sums, False, False, d_sums)
-    if not all(x.isfinite().all() for x in (scores, *gradients, d_sums)):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, scores, *gradients, d_sums)
 
 
 # Packed ones, planned as for a GPU with 6 MiB of L2: queries, tokens of each, documents, tokens of each, d,
@@ -677,8 +663,7 @@ def run_large_packed(name, queries, Lq, documents, Ld, d, dtype):
         ops.cuda_capability(0)
     if "grad_Q by" not in plan or "grad_D by" not in plan:
         raise SystemExit(f"{name}: its gradients have no parts")
-    if not all(bool(x.isfinite().all()) for x in (scores, *gradients)):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, scores, *gradients)
 
 
 def run_weighted(name, Nq, Nd, Lq, Ld, d, dtype):
@@ -699,8 +684,7 @@ def run_weighted(name, Nq, Nd, Lq, Ld, d, dtype):
     scores, winners = ops.maxsim_pairs_packed_weighted_winners(*flat, of_flat, cu_q, cu_d, *pairs, Lq)
     args = (torch.ones_like(scores), *flat, of_flat, cu_q, cu_d, *pairs)
     results += [scores, *ops.maxsim_pairs_packed_weighted_backward(*args, winners)]
-    if not all(bool(result.isfinite().all()) for result in results):
-        raise SystemExit(f"{name}: a result is not finite")
+    finite(name, *results)
 
 
 if __name__ == "__main__":
