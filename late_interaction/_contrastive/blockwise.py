@@ -27,49 +27,42 @@ from late_interaction.tokens import Tokens
 Gradients = tuple[Tensor | None, ...]
 
 
-class Derivatives(Protocol):
-    """The derivatives of a loss in scores and numbers."""
+class Loss(Protocol):
+    """What a loss keeps of the logits that pass, and the derivatives that follow from it."""
 
     @property
-    def travels(self) -> Tensor | None:
-        """What goes round with the documents, ``[k, documents]``."""
+    def lists(self) -> bool:
+        """Whether the backward takes listed pairs, and no blocks."""
+
+    def add_own(self, logits: Tensor, rows: Block) -> None:
+        """Take the logits of a block of queries with their hard negatives."""
+
+    def begin(self, grid: Grid, step: int) -> None:
+        """Expect the panels of a step's shard."""
+
+    def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        """Take a panel: a block of queries with a run of blocks of documents."""
+
+    def end(self, step: int) -> None:
+        """Leave the shard."""
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return the loss, and how many rows (and columns) it is the mean over."""
+
+    def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], Any]]:
+        """Return the tensors of it, and what makes the same of them."""
+
+    def derive(self, grad: Tensor, counts: Tensor) -> Tensor | None:
+        """Take the gradient of the loss. Return what goes round with the documents, ``[k, documents]``."""
 
     def weights(self, step: int, travelled: Tensor | None) -> Weights:
-        """Return those in the scores of a step's shard."""
+        """Return the derivatives in the scores of a step's shard."""
 
     def listed(self, step: int) -> Found | None:
         """Return the pairs of a step's shard that count, where they are listed."""
 
     def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradients of the temperature and the bias."""
-
-
-class Sums(Protocol):
-    """What a loss keeps of the logits that pass."""
-
-    def lists(self, call: Call) -> bool:
-        """Tell whether the backward takes listed pairs, and no blocks."""
-
-    def add_own(self, call: Call, logits: Tensor, rows: Block) -> None:
-        """Take the logits of a block of queries with their hard negatives."""
-
-    def begin(self, call: Call, grid: Grid, step: int) -> None:
-        """Expect the panels of a step's shard."""
-
-    def take(self, call: Call, logits: Tensor, rows: Block, run: list[Block]) -> None:
-        """Take a panel: a block of queries with a run of blocks of documents."""
-
-    def end(self, call: Call, step: int) -> None:
-        """Leave the shard."""
-
-    def result(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Return the loss, and how many rows (and columns) it is the mean over."""
-
-    def save(self) -> tuple[list[Tensor | None], Callable[[Sequence[Any]], Any]]:
-        """Return the tensors of it, and what makes the same of them."""
-
-    def derive(self, call: Call, grad: Tensor, counts: Tensor) -> Derivatives:
-        """Return the derivatives, from the gradient of the loss."""
 
 
 class _Once(Function):
@@ -102,14 +95,14 @@ def once(name: str, gradients: Callable[[], Gradients], tensors: Sequence[Any]) 
 
 class BlockwiseFunction(Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, start: Callable[[Call], Sums], *tensors: Any) -> Tensor:
+    def forward(ctx: Any, call: Call, start: Callable[[Call], Loss], *tensors: Any) -> Tensor:
         bare, call = call, call.of(tensors)
         with without_autocast(call.q.device.type):
-            sums = start(call)
-            blocks = None if sums.lists(call) else call.kept_blocks()
-            result, counts, last = _forward(call, sums, blocks)
+            state = start(call)
+            blocks = None if state.lists else call.kept_blocks()
+            result, counts, last = _forward(call, state, blocks)
         if call.keeps:
-            _save(ctx, bare, tensors, sums, counts, blocks, last if call.keeps_last() else None)
+            _save(ctx, bare, tensors, state, counts, blocks, last if call.keeps_last() else None)
         return result
 
     @staticmethod
@@ -122,8 +115,9 @@ class BlockwiseFunction(Function):
 
         def gradients() -> Gradients:
             with without_autocast(call.q.device.type):
-                found = ctx.rebuild(saved).derive(call, grad, counts)
-                return _backward(call, found, needs, blocks, documents)
+                state = ctx.rebuild(call, saved)
+                travels = state.derive(grad, counts)
+                return _backward(call, state, needs, blocks, documents, travels)
 
         return None, None, *once(call.name, gradients, (grad, *tensors))
 
@@ -131,30 +125,29 @@ class BlockwiseFunction(Function):
 _apply = applied(BlockwiseFunction)
 
 
-def loss(call: Call, start: Callable[[Call], Sums]) -> Tensor:
+def loss(call: Call, start: Callable[[Call], Loss]) -> Tensor:
     """``start``: the sums of a loss over no logits."""
     found: Tensor = _apply(call.bare(), start, *call.tensors)
     return found
 
 
-def _forward(call: Call, sums: Sums, blocks: KeptBlocks | None) -> tuple[Tensor, Tensor, Tokens]:
+def _forward(call: Call, state: Loss, blocks: KeptBlocks | None) -> tuple[Tensor, Tensor, Tokens]:
     """The loss, how many rows count, and the documents of the last step."""
-    score_own(call, lambda logits, rows: sums.add_own(call, logits, rows))
+    score_own(call, state.add_own)
     documents = call.d
     for step, (_, documents, _) in enumerate(call.ring.shards(call.d)):
         grid = Grid.of(call.kernels, call.q, documents)
-        sums.begin(call, grid, step)
-        kept = None if blocks is None else blocks.of_shard(step)
-        score_shard(call, grid, lambda *panel: sums.take(call, *panel), kept)
-        sums.end(call, step)
-    return *sums.result(call), documents
+        state.begin(grid, step)
+        score_shard(call, grid, state.take, None if blocks is None else blocks.of_shard(step))
+        state.end(step)
+    return *state.result(), documents
 
 
 def _save(
-    ctx: Any, call: Call, tensors: Sequence[Any], sums: Sums, counts: Tensor, blocks: KeptBlocks | None,
+    ctx: Any, call: Call, tensors: Sequence[Any], state: Loss, counts: Tensor, blocks: KeptBlocks | None,
     last: Tokens | None,
 ) -> None:  # fmt: skip
-    of_sums, ctx.rebuild = sums.save()
+    of_sums, ctx.rebuild = state.save()
     inputs = [x if isinstance(x, Tensor) else None for x in tensors]
     kept = [] if blocks is None else blocks.tensors()
     of_last = [] if last is None else [last.values, last.mask, last.offsets]
@@ -167,17 +160,18 @@ def _save(
 
 
 def _backward(
-    call: Call, found: Derivatives, needs: Sequence[bool], blocks: KeptBlocks | None, last: Tokens | None
-) -> Gradients:
+    call: Call, state: Loss, needs: Sequence[bool], blocks: KeptBlocks | None, last: Tokens | None,
+    travels: Tensor | None,
+) -> Gradients:  # fmt: skip
     """The gradients of what :attr:`Call.tensors` lists."""
     q_sums = sums_of_queries(call, needs[0], needs[1])
-    grad_H = own_gradients(call, found.weights(-1, None), q_sums, needs[2])
+    grad_H = own_gradients(call, state.weights(-1, None), q_sums, needs[2])
 
     def of_shard(step: int, travelled: Tensor | None) -> tuple[Weights, Given]:
-        given: Given = found.listed(step)
+        given: Given = state.listed(step)
         if given is None and blocks is not None:
             given = blocks.of_shard(step)
-        return found.weights(step, travelled), given
+        return state.weights(step, travelled), given
 
-    grad_D = add_shards(call, q_sums, needs[1], of_shard, found.travels, last)
-    return q_sums.finished() if needs[0] else None, grad_D, grad_H, *found.of_numbers(needs[3], needs[4])
+    grad_D = add_shards(call, q_sums, needs[1], of_shard, travels, last)
+    return q_sums.finished() if needs[0] else None, grad_D, grad_H, *state.of_numbers(needs[3], needs[4])

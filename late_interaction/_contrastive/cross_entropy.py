@@ -19,7 +19,6 @@ from late_interaction._contrastive.sequences import Block, sum_dtype
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 
 _HELD_BYTES = 32 << 20  # of logits, until all pairs are scored
-_Rebuild = Callable[[Sequence[Any]], Any]
 
 
 @dataclass
@@ -40,6 +39,7 @@ class _Shard:
 class CrossEntropy:
     """The sums of the queries' rows and of the documents' columns, and the list of each shard."""
 
+    call: Call
     rows: RunningSoftmax
     columns: RunningSoftmax | None
     found: list[PairList] = field(default_factory=list)
@@ -50,26 +50,28 @@ class CrossEntropy:
         Q = call.q.values
         sums = (sum_dtype(Q), call.learns, call.smoothing > 0)
         columns = RunningSoftmax.empty(len(call.d), Q, *sums) if call.symmetric else None
-        return CrossEntropy(RunningSoftmax.empty(len(call.q), Q, *sums), columns)
+        return CrossEntropy(call, RunningSoftmax.empty(len(call.q), Q, *sums), columns)
 
     # ---- forward ----
 
-    def lists(self, call: Call) -> bool:
-        return call.tail > 0
+    @property
+    def lists(self) -> bool:
+        return self.call.tail > 0
 
-    def add_own(self, call: Call, logits: Tensor, rows: Block) -> None:
+    def add_own(self, logits: Tensor, rows: Block) -> None:
         self.rows.add(rows[0], logits)
 
-    def begin(self, call: Call, grid: Grid, step: int) -> None:
+    def begin(self, grid: Grid, step: int) -> None:
+        call = self.call
         shard = _Shard(step == 0)
         if call.tail and call.keeps:
-            shard.holds = self._holds(call, grid)
+            shard.holds = self._holds(grid)
             shard.found = PairList(alone=shard.holds)
-            shard.find_starts = lambda: self._starts(call, grid, shard.own)
+            shard.find_starts = lambda: self._starts(grid, shard.own)
         self.shards.append(shard)
 
-    def take(self, call: Call, logits: Tensor, rows: Block, run: list[Block]) -> None:
-        shard, columns = self.shards[-1], (run[0][0], run[-1][1])
+    def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        call, shard, columns = self.call, self.shards[-1], (run[0][0], run[-1][1])
         self.rows.add(rows[0], logits)
         if shard.own:
             call.labels.read(self.rows.target, logits, rows, columns)
@@ -81,9 +83,9 @@ class CrossEntropy:
             shard.held = logits, rows, run
         elif shard.find_starts is not None:
             shard.starts = shard.find_starts() if shard.starts is None else shard.starts
-            self._list(call, shard, (logits, rows, run), shard.starts)
+            self._list(shard, (logits, rows, run), shard.starts)
 
-    def end(self, call: Call, step: int) -> None:
+    def end(self, step: int) -> None:
         for (
             earlier
         ) in self.found:  # behind this shard's scores: the device has them to do while the host waits
@@ -91,43 +93,42 @@ class CrossEntropy:
         shard = self.shards[-1]
         if shard.found is not None:
             self.found.append(shard.found)
-        if self.columns is not None and call.ring.world > 1:
-            self.columns = _pass_columns(call, step, self.columns)
+        if self.columns is not None and self.call.ring.world > 1:
+            self.columns = _pass_columns(self.call, step, self.columns)
 
-    def result(self, call: Call) -> tuple[Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor]:
         """The loss, and how many rows and columns it is the mean over."""
         of_labels = self.rows.target, None if self.columns is None else self.columns.target
         for shard in self.shards:
             if shard.held is not None:  # listed by the sums of all shards
-                self._list(call, shard, shard.held, of_labels)
+                self._list(shard, shard.held, of_labels)
         self.shards.clear()
-        found = loss_and_counts(call, self.rows, self.columns)
+        found = loss_and_counts(self.call, self.rows, self.columns)
         for pairs in self.found:
             if not pairs.alone:
                 pairs.finish()
         return found
 
-    def _holds(self, call: Call, grid: Grid) -> bool:
+    def _holds(self, grid: Grid) -> bool:
         """Whether the panel of a shard is listed once the sums of all shards are known. Then every pair of
         the list counts, and the host learns how many there are in the backward. Sums of columns that travel
         are known elsewhere."""
-        if not grid.one_panel or (call.symmetric and call.ring.world > 1):
+        if not grid.one_panel or (self.call.symmetric and self.call.ring.world > 1):
             return False
         held = sum(shard.held[0].numel() for shard in self.shards if shard.held is not None)
         return (len(grid.q) * len(grid.d) + held) * sum_dtype(grid.q.values).itemsize <= _HELD_BYTES
 
-    def _starts(self, call: Call, grid: Grid, own: bool) -> tuple[Tensor, Tensor | None]:
+    def _starts(self, grid: Grid, own: bool) -> tuple[Tensor, Tensor | None]:
         """The logits of queries with their labels, and of documents with theirs. They are part of every sum
         in the end, and known before it begins. For another process's documents they have been read."""
         if not own:
             return self.rows.target, None if self.columns is None else self.columns.target
-        logits = label_logits(call, grid, self.rows.target)
-        labels = call.column_labels
+        logits = label_logits(self.call, grid, self.rows.target)
+        labels = self.call.column_labels
         return logits, None if labels is None else labels.chosen(logits, torch.nan)
 
     def _list(
         self,
-        call: Call,
         shard: _Shard,
         panel: tuple[Tensor, Block, list[Block]],
         of_labels: tuple[Tensor, Tensor | None],
@@ -136,12 +137,12 @@ class CrossEntropy:
             logits, rows, run = panel
             at, sums = (rows, (run[0][0], run[-1][1])), (self.rows, self.columns)
             shard.found.add_panel(
-                pair_list.mark(call, logits, sums, of_labels, at, shard.own), logits, rows, run
+                pair_list.mark(self.call, logits, sums, of_labels, at, shard.own), logits, rows, run
             )
 
     # ---- what is kept ----
 
-    def save(self) -> tuple[list[Tensor | None], _Rebuild]:
+    def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], "CrossEntropy"]]:
         """All tensors, for autograd to keep, and what makes the same of them."""
         lists = [found.save(self.rows.weight) for found in self.found]
         groups: list[list[Any]] = [x.tensors() for x in (self.rows, self.columns) if x is not None]
@@ -149,18 +150,45 @@ class CrossEntropy:
         groups += [tensors for tensors, _ in lists]
         sizes = [len(tensors) for tensors in groups]
 
-        def rebuild(saved: Sequence[Any]) -> CrossEntropy:
+        def rebuild(call: Call, saved: Sequence[Any]) -> CrossEntropy:
             parts = split(saved, sizes)
             sums = [RunningSoftmax.of(x, []) for x in parts[:sides]]
             found = [of_list(x) for of_list, x in zip(again, parts[sides:], strict=True)]
-            return CrossEntropy(sums[0], sums[1] if sides > 1 else None, found)
+            return CrossEntropy(call, sums[0], sums[1] if sides > 1 else None, found)
 
         return [x for tensors in groups for x in tensors], rebuild
 
     # ---- backward ----
 
-    def derive(self, call: Call, grad: Tensor, counts: Tensor) -> "Derivatives":
-        return Derivatives(call, self, factors(call, grad, self.rows, self.columns, counts))
+    def derive(self, grad: Tensor, counts: Tensor) -> Tensor | None:
+        self._amounts = factors(self.call, grad, self.rows, self.columns, counts)
+        self._rows = self._of_sums(self.rows, self._amounts[0])
+        if self.columns is None:
+            return None
+        x = self._of_sums(self.columns, self._amounts[1])
+        return torch.stack((x.maximum, x.scale, x.factor))
+
+    def _of_sums(self, sums: RunningSoftmax, amount: Tensor) -> SoftmaxWeights:
+        factor = amount / self.call.temperature
+        return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, self.call.labels.index is not None)
+
+    def weights(self, step: int, travelled: Tensor | None) -> "Weights":
+        columns = None
+        if travelled is not None:
+            columns = SoftmaxWeights(*travelled.unbind(0), some_ignored=True)
+        return Weights(self.call, self._rows, columns, step == 0)
+
+    def listed(self, step: int) -> Found | None:
+        if not self.found:
+            return None
+        pairs = self.found[step]
+        pairs.finish()
+        return Found(pairs.tensors(self.rows.maximum), pairs.dense, pairs.alone)
+
+    def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, None]:
+        if not needs_T:
+            return None, None
+        return temperature_gradient(self.call, self.rows, self.columns, self._amounts), None
 
 
 def loss_and_counts(
@@ -219,49 +247,6 @@ def temperature_gradient(
         products = columns.logit_products(call.smoothing, call.column_classes)
         total = total + times_number(products, amounts[1], rows.weight)
     return (-total / T).to(T.dtype)
-
-
-@dataclass
-class Derivatives:
-    """Those of the cross entropy in scores and numbers."""
-
-    call: Call
-    sums: CrossEntropy
-    amounts: list[Tensor]  # of rows and of columns
-
-    def __post_init__(self) -> None:
-        self.rows = self._weights(self.sums.rows, self.amounts[0])
-        columns = self.sums.columns
-        self._columns = None if columns is None else self._weights(columns, self.amounts[1])
-
-    def _weights(self, sums: RunningSoftmax, amount: Tensor) -> SoftmaxWeights:
-        factor = amount / self.call.temperature
-        return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, self.call.labels.index is not None)
-
-    @property
-    def travels(self) -> Tensor | None:
-        """What goes round with the documents."""
-        x = self._columns
-        return None if x is None else torch.stack((x.maximum, x.scale, x.factor))
-
-    def weights(self, step: int, travelled: Tensor | None) -> "Weights":
-        columns = None
-        if travelled is not None:
-            maximum, scale, factor = travelled.unbind(0)
-            columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
-        return Weights(self.call, self.rows, columns, step == 0)
-
-    def listed(self, step: int) -> Found | None:
-        if not self.sums.found:
-            return None
-        found = self.sums.found[step]
-        found.finish()
-        return Found(found.tensors(self.rows.maximum), found.dense, found.alone)
-
-    def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, None]:
-        if not needs_T:
-            return None, None
-        return temperature_gradient(self.call, self.sums.rows, self.sums.columns, self.amounts), None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from late_interaction._contrastive.host_memory import available_bytes
 from late_interaction._contrastive.kernels import Kernels
 from late_interaction._contrastive.sequences import Block
+from late_interaction._host_memory import available_bytes
 from late_interaction.ops.winners import packed_winner_dtype, winner_dtype
 from late_interaction.tokens import Tokens
 

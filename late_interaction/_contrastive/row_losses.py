@@ -1,7 +1,7 @@
 """Losses of each query that follow from sums over its logits: the hardest negative, SigLIP's and recall's.
 
 Such a loss has two methods over a panel of logits: ``add``, what the forward keeps of it in the sums, and
-``weights``, the derivatives in its logits once the sums are known.
+``derivatives`` in its logits once the sums are known.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,10 +50,11 @@ class Panel:
 class RowLoss:
     """The sums of a loss over the logits seen so far, by name: each of all queries."""
 
+    lists = False
     needs_positives = False  # the forward must know the logits of labels before it begins
 
-    def __init__(self, sums: dict[str, Tensor]) -> None:
-        self.sums = sums
+    def __init__(self, call: Call, sums: dict[str, Tensor]) -> None:
+        self.call, self.sums = call, sums
 
     @classmethod
     def start(cls, call: Call) -> "RowLoss":
@@ -61,7 +62,7 @@ class RowLoss:
         positives = torch.full((len(call.q),), torch.nan, dtype=sum_dtype(values), device=values.device)
         if cls.needs_positives:
             positives = label_logits(call, Grid.of(call.kernels, call.q, call.d), positives)
-        return cls(cls.empty(call, positives))
+        return cls(call, cls.empty(call, positives))
 
     # ---- what a loss is ----
 
@@ -70,22 +71,19 @@ class RowLoss:
         """Sums over no logits. ``positives``: the logit of each query with its label, or NaN."""
         raise NotImplementedError
 
-    def add(self, call: Call, panel: Panel) -> None:
+    def add(self, panel: Panel) -> None:
         """Take up what the forward keeps of a panel."""
         raise NotImplementedError
 
-    def losses(self, call: Call) -> Tensor:
-        """Return the loss of each query once all logits have been added. What ``weights`` needs of it joins
-        the sums. So does, where the temperature has a gradient, ``moment``: the sum over a query's logits of
-        logit times derivative; and with a bias ``slope``, the sum of the derivatives."""
+    def losses(self) -> Tensor:
+        """Return the loss of each query once all logits have been added. What ``derivatives`` needs of it
+        joins the sums. So does, where the temperature has a gradient, ``moment``: the sum over a query's
+        logits of logit times derivative; and with a bias ``slope``, the sum of the derivatives."""
         raise NotImplementedError
 
-    def weights(self, call: Call, panel: Panel) -> Tensor:
-        """Return the derivatives of each query's loss in the logits of a panel."""
+    def derivatives(self, panel: Panel) -> Tensor:
+        """Return those of each query's loss in the logits of a panel."""
         raise NotImplementedError
-
-    def lists(self, call: Call) -> bool:
-        return False
 
     def pairs(self, labels: Labels | None, shard: Block) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the only pairs of a shard whose derivatives are not 0, where they can be listed."""
@@ -93,72 +91,60 @@ class RowLoss:
 
     # ---- forward ----
 
-    def add_own(self, call: Call, logits: Tensor, rows: Block) -> None:
-        self.add(call, Panel(logits, rows, call.classes - call.each))
+    def add_own(self, logits: Tensor, rows: Block) -> None:
+        self.add(Panel(logits, rows, self.call.classes - self.call.each))
 
-    def begin(self, call: Call, grid: Grid, step: int) -> None:
+    def begin(self, grid: Grid, step: int) -> None:
         self._step = step
 
-    def take(self, call: Call, logits: Tensor, rows: Block, run: list[Block]) -> None:
+    def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
         if logits.numel():
-            self.add(call, panel_of(call, self._step, logits, rows, (run[0][0], run[-1][1])))
+            self.add(panel_of(self.call, self._step, logits, rows, (run[0][0], run[-1][1])))
 
-    def end(self, call: Call, step: int) -> None:
+    def end(self, step: int) -> None:
         pass
 
-    def result(self, call: Call) -> tuple[Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor]:
         """The loss, and how many queries it is the mean over."""
-        (each,), total, counts = reduced(call, [self.losses(call)])
-        return (each if total is None else total) * call.scale, counts
+        (each,), total, counts = reduced(self.call, [self.losses()])
+        return (each if total is None else total) * self.call.scale, counts
 
-    def save(self) -> tuple[list[Tensor | None], Callable[[Sequence[Any]], "RowLoss"]]:
+    def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], "RowLoss"]]:
         names, kind = list(self.sums), type(self)
-        return [*self.sums.values()], lambda saved: kind(dict(zip(names, saved, strict=True)))
+        return [*self.sums.values()], lambda call, saved: kind(call, dict(zip(names, saved, strict=True)))
 
-    def derive(self, call: Call, grad: Tensor, counts: Tensor) -> "Derivatives":
-        like = next(iter(self.sums.values()))
+    # ---- backward ----
+
+    def derive(self, grad: Tensor, counts: Tensor) -> None:
+        call, like = self.call, next(iter(self.sums.values()))
         grad = grad.to(like.dtype) * call.scale
         each = grad / counts[0] if call.reduction == "mean" else grad
-        return Derivatives(call, self, row_factor(each, call.labels, like))
-
-
-def panel_of(call: Call, step: int, logits: Tensor, rows: Block, columns: Block) -> Panel:
-    """A panel of the documents of a step's shard."""
-    first = sum(call.ring.documents[: call.ring.owner(step)])
-    return Panel(logits, rows, first + columns[0], columns, call.labels if step == 0 else None)
-
-
-@dataclass
-class Derivatives:
-    """Those of a loss in scores and numbers."""
-
-    call: Call
-    loss: RowLoss
-    factor: Tensor  # the derivative in each row's loss
-    travels: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self._scaled = self.factor / self.call.temperature
+        self._factor = row_factor(each, call.labels, like)  # the derivative in each row's loss
+        self._scaled = self._factor / call.temperature
 
     def weights(self, step: int, travelled: Tensor | None) -> "Weights":
-        return Weights(self.call, self.loss, self._scaled, step)
+        return Weights(self.call, self, self._scaled, step)
 
     def listed(self, step: int) -> Found | None:
         ring = self.call.ring
-        owner = ring.owner(step)
-        first = sum(ring.documents[:owner])
-        shard = first, first + ring.documents[owner]
-        pairs = self.loss.pairs(self.call.labels if step == 0 else None, shard)
+        first, count = sum(ring.documents[: ring.owner(step)]), ring.documents[ring.owner(step)]
+        pairs = self.pairs(self.call.labels if step == 0 else None, (first, first + count))
         return None if pairs is None else Found(pairs, set())
 
     def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
         grad_T, grad_bias = None, None
         T, bias = self.call.temperature, self.call.bias
         if needs_T and isinstance(T, Tensor):
-            grad_T = (-times_number(self.loss.sums["moment"], self.factor, self.factor) / T).to(T.dtype)
+            grad_T = (-times_number(self.sums["moment"], self._factor, self._factor) / T).to(T.dtype)
         if needs_bias and isinstance(bias, Tensor):
-            grad_bias = times_number(self.loss.sums["slope"], self.factor, bias)
+            grad_bias = times_number(self.sums["slope"], self._factor, bias)
         return grad_T, grad_bias
+
+
+def panel_of(call: Call, step: int, logits: Tensor, rows: Block, columns: Block) -> Panel:
+    """A panel of the documents of a step's shard."""
+    first = sum(call.ring.documents[: call.ring.owner(step)])
+    return Panel(logits, rows, first + columns[0], columns, call.labels if step == 0 else None)
 
 
 @dataclass(frozen=True)
@@ -179,7 +165,7 @@ class Weights:
 
     def _of(self, panel: Panel) -> Tensor:
         factor = self.factor[panel.part].unsqueeze(1)
-        weights = self.loss.weights(self.call, panel).mul_(factor)
+        weights = self.loss.derivatives(panel).mul_(factor)
         if self.call.labels.index is not None:
             weights.masked_fill_(factor == 0, 0.0)  # rows that are left out, NaN included
         return weights
@@ -199,6 +185,8 @@ class Pairwise(RowLoss):
     """``softplus(hardest - label)``, where ``hardest`` is the greatest logit of all others, among equals
     that of the lowest number. 0 for a query without a negative."""
 
+    lists = True
+
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
         return {
@@ -207,7 +195,7 @@ class Pairwise(RowLoss):
             "place": torch.full_like(positives, -1, dtype=torch.int64),
         }
 
-    def add(self, call: Call, panel: Panel) -> None:
+    def add(self, panel: Panel) -> None:
         label, part = self.sums["label"], panel.part
         if panel.labels is not None:
             panel.labels.read(label, panel.logits, panel.rows, panel.columns)
@@ -220,14 +208,14 @@ class Pairwise(RowLoss):
         at.copy_(torch.where(harder, place, at))
         hardest.copy_(torch.maximum(hardest, found))
 
-    def losses(self, call: Call) -> Tensor:
+    def losses(self) -> Tensor:
         gap = self.sums["hardest"] - self.sums["label"]
         pull = self.sums["pull"] = gap.sigmoid()
-        if call.learns:
+        if self.call.learns:
             self.sums["moment"] = torch.where(pull == 0, 0.0, pull * gap)
         return -logsigmoid(-gap)
 
-    def weights(self, call: Call, panel: Panel) -> Tensor:
+    def derivatives(self, panel: Panel) -> Tensor:
         pull, weights = self.sums["pull"][panel.part], torch.zeros_like(panel.logits)
         if weights.numel():
             place = self.sums["place"][panel.part] - panel.first
@@ -235,9 +223,6 @@ class Pairwise(RowLoss):
             place = place.clamp(0, weights.shape[1] - 1)
             weights.scatter_(1, place.unsqueeze(1), torch.where(inside, pull, 0.0).unsqueeze(1))
         return panel.set_labels(weights, -self.sums["pull"])
-
-    def lists(self, call: Call) -> bool:
-        return True
 
     def pairs(self, labels: Labels | None, shard: Block) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and derivatives of the pairs with documents of a shard, whose numbers among those of
@@ -262,19 +247,19 @@ class Sigmoid(RowLoss):
         names = ("loss", "slope", "moment") if call.learns else ("loss",)
         return {name: torch.zeros_like(positives) for name in names}
 
-    def add(self, call: Call, panel: Panel) -> None:
-        x = panel.negate_labels(panel.logits + call.bias)
+    def add(self, panel: Panel) -> None:
+        x = panel.negate_labels(panel.logits + self.call.bias)
         self.sums["loss"][panel.part].sub_(logsigmoid(-x).sum(1))
-        if call.learns:
+        if self.call.learns:
             weights = panel.negate_labels(x.sigmoid_())
             self.sums["slope"][panel.part].add_(weights.sum(1))
             self.sums["moment"][panel.part].add_(weights.mul_(panel.logits).sum(1))
 
-    def losses(self, call: Call) -> Tensor:
+    def losses(self) -> Tensor:
         return self.sums["loss"]
 
-    def weights(self, call: Call, panel: Panel) -> Tensor:
-        return panel.negate_labels(panel.negate_labels(panel.logits + call.bias).sigmoid_())
+    def derivatives(self, panel: Panel) -> Tensor:
+        return panel.negate_labels(panel.negate_labels(panel.logits + self.call.bias).sigmoid_())
 
 
 class Recall(RowLoss):
@@ -289,21 +274,21 @@ class Recall(RowLoss):
         names = ("ahead", "slope_of_ahead") if call.keeps else ("ahead",)
         return {"positive": positives} | {name: torch.zeros_like(positives) for name in names}
 
-    def add(self, call: Call, panel: Panel) -> None:
+    def add(self, panel: Panel) -> None:
         steps = self._steps(panel)
         self.sums["ahead"][panel.part].add_(steps.sum(1))
-        if call.keeps:
+        if self.call.keeps:
             self.sums["slope_of_ahead"][panel.part].add_(_slope(steps).sum(1))
 
-    def losses(self, call: Call) -> Tensor:
-        each = [((k - 1 - self.sums["ahead"]) / call.rank_temperature).sigmoid() for k in call.k]
+    def losses(self) -> Tensor:
+        each = [((k - 1 - self.sums["ahead"]) / self.call.rank_temperature).sigmoid() for k in self.call.k]
         recalls = torch.stack(each, 1)
-        if call.keeps:
-            by_ahead = self.sums["by_ahead"] = _slope(recalls).mean(1) / call.rank_temperature
+        if self.call.keeps:
+            by_ahead = self.sums["by_ahead"] = _slope(recalls).mean(1) / self.call.rank_temperature
             self.sums["by_positive"] = -by_ahead * self.sums["slope_of_ahead"]
         return 1 - recalls.mean(1)
 
-    def weights(self, call: Call, panel: Panel) -> Tensor:
+    def derivatives(self, panel: Panel) -> Tensor:
         weights = _slope(self._steps(panel)).mul_(self.sums["by_ahead"][panel.part].unsqueeze(1))
         return panel.set_labels(weights, self.sums["by_positive"])
 

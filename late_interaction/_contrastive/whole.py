@@ -71,11 +71,11 @@ class ScoresFunction(Function):
             panels.append(Panel(own / call.temperature, (0, len(own)), scores.shape[1]))
         positives = torch.full_like(scores[:, :0].sum(1), torch.nan)
         call.labels.read(positives, panels[0].logits, panels[0].rows, panels[0].columns)
-        loss = kind(kind.empty(call, positives))
+        loss = kind(call, kind.empty(call, positives))
         for panel in panels:
             if panel.logits.numel():
-                loss.add(call, panel)
-        result, counts = loss.result(call)
+                loss.add(panel)
+        result, counts = loss.result()
         if call.keeps:
             of_sums, ctx.rebuild = loss.save()
             inputs = [x if isinstance(x, Tensor) else None for x in tensors]
@@ -91,11 +91,12 @@ class ScoresFunction(Function):
         call = _with_numbers(ctx.call, numbers)
 
         def gradients() -> Gradients:
-            found = ctx.rebuild(of_sums).derive(call, grad, counts)
-            weights, rows = found.weights(0, None), (0, scores.shape[0])
+            loss = ctx.rebuild(call, of_sums)
+            loss.derive(grad, counts)
+            weights, rows = loss.weights(0, None), (0, scores.shape[0])
             of_scores = weights.of_block(scores, rows, (0, scores.shape[1]))
             of_own = None if own is None else weights.of_own(own.clone(), rows)
-            return of_scores, of_own, *found.of_numbers(*ctx.needs_input_grad[4:])
+            return of_scores, of_own, *loss.of_numbers(*ctx.needs_input_grad[4:])
 
         return None, None, *once(call.name, gradients, (grad, scores, own, *numbers))
 

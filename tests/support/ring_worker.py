@@ -177,15 +177,6 @@ def negatives_of(rank, queries):
     return torch.randn(queries, 2, 3, 8, dtype=torch.float64, generator=seeded)
 
 
-def hard_negatives(rank, world):
-    Q, D = shards(world, "padded")[rank]
-    H = negatives_of(rank, len(Q)).requires_grad_()
-    with small_blocks():
-        loss, leaves = loss_of(Q, D, group=dist.group.WORLD, hard_negatives=H)
-        grads = torch.autograd.grad(loss, [*leaves, H])
-    return [(loss.detach().numpy(), [g.numpy() for g in grads])]
-
-
 def no_queries(rank, world, packed):
     """A rank that has documents alone, and hard negatives of no query."""
     Q, D = (x.values for x in shards(world, "padded")[rank])

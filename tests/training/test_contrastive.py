@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
-from late_interaction._contrastive import whole
+from late_interaction._contrastive import arguments, whole
 from tests.support.contrastive import assert_close, batch, gradients, own, reference, small_blocks
 
 T = 0.3
@@ -215,6 +215,20 @@ def test_autocast_of_two_dtypes(device):
 
 def refusals():
     Q, D = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
+    for name, tokens in (("Q", (Q[None], D)), ("D", (Q, D[None]))):
+        yield ValueError, rf"{name} must be \[B, L, d\], Tokens or a list, got \[1, 4, [35], 8\]", tokens, {}
+    for shape in ((4, 2, 3, 8, 1), (5, 2, 3, 8), (3, 2, 3, 8)):
+        yield (
+            ValueError,
+            r"hard_negatives must be \[B, K, Ld, d\]",
+            (Q, D),
+            {"hard_negatives": torch.ones(shape)},
+        )
+    for value in (torch.tensor(0.0), torch.tensor([-2.0]), 10**400):
+        yield ValueError, "temperature must be above 0, got", (Q, D), {"temperature": value}
+    for label in (-1, -99, -101, 4):
+        message = rf"labels must lie in \[0, 4\), or be -100 .*, got .*{label}"
+        yield ValueError, message, (Q, D), {"labels": torch.tensor([0, label, 2, 3])}
     yield TypeError, "Q must be a torch.Tensor", (None, D), {}
     yield TypeError, "D must be bfloat16", (Q, D.int()), {}
     yield TypeError, "must share a dtype", (Q, D.double()), {}
@@ -358,3 +372,41 @@ def test_a_budget_is_a_number_of_bytes(kept_bytes, error, message):
     Q, D = batch(2, 2)
     with pytest.raises(error, match=f"kept_bytes must be {message}"):
         li.losses.contrastive(Q, D, temperature=0.3, kept_bytes=kept_bytes)
+
+
+def test_float64_does_not_mix_under_autocast():
+    Q, D = batch(4, 4, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            H = torch.randn(4, 2, 3, 8).to(dtype)
+            assert li.losses.contrastive(Q, D, temperature=T, hard_negatives=H).isfinite()
+        with pytest.raises(TypeError, match=r"hard_negatives must be torch.float32 as Q, got torch.float64"):
+            li.losses.contrastive(Q, D, temperature=T, hard_negatives=torch.randn(4, 2, 3, 8).double())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_queries_with_no_hard_negatives(packed):
+    Q, H, D = torch.randn(0, 3, 8), torch.randn(0, 2, 3, 8), torch.randn(4, 5, 8)
+    Q = li.Tokens(Q).pack() if packed else Q
+    assert li.losses.contrastive(Q, D, temperature=T, hard_negatives=H, reduction="sum").item() == 0
+
+
+@pytest.mark.parametrize("Q", [torch.ones(2, 8, device="meta"), None], ids=["meta", "no-tensor"])
+def test_a_refusal_is_told_from_the_device_of_the_queries(Q, monkeypatch):
+    told = []
+    monkeypatch.setattr(arguments, "join", lambda *args: told.append(args))
+    with pytest.raises((TypeError, ValueError), match=r"^Q must be"):
+        li.losses.contrastive(Q, torch.ones(2, 3, 8), temperature=T, group="group")
+    device = torch.device("cpu" if Q is None else "meta")
+    assert told == [("losses.contrastive", "group", None, {}, device)]
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_a_precision_that_is_named_holds_under_autocast(device, kept):
+    Q, D = batch(9, 9, dtype=torch.float32, device=device)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=enabled):
+            loss = li.losses.contrastive(Q, D, temperature=0.3, precision="highest", kept_bytes=kept)
+            found.append(gradients(loss, (Q, D)))
+    assert torch.equal(found[0][0], found[1][0]) and all(map(torch.equal, found[0][1], found[1][1]))

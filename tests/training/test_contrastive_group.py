@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction import _group
 from tests.support.contrastive import small_blocks
-from tests.support.groups import check, joined, labels_of_all, needs_gloo, on_ranks, one_process
+from tests.support.groups import check, joined, labels_of_all, needs_gloo, on_ranks, one_process, succeeded
 from tests.support.ring_worker import T, negatives_of, shards
 
 pytestmark = needs_gloo
@@ -30,36 +28,12 @@ def test_half_precision():
         torch.testing.assert_close(got, torch.stack(wanted).double(), rtol=0.02, atol=2e-3)
 
 
-@pytest.mark.parametrize("options", [
-    {"symmetric": True, "label_smoothing": 0.1},
-    {"symmetric": True, "reduction": "none"},
-    {"reduction": "sum", "label_smoothing": 0.1},
-    {"reduction": "none"},
-])  # fmt: skip
-def test_options(options):
-    check(on_ranks(3, "gradients", **options), 3, **options)
-
-
-@pytest.mark.parametrize(("config", "wanted"), [
-    ("cuda:nccl", False), ("cpu:gloo,cuda:nccl", True), ("cpu:gloo,cuda:gloo", True),
-])  # fmt: skip
-def test_groups_with_a_backend_for_the_cpu(monkeypatch, config, wanted):
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
-    assert _group._serves_cpu(None) == wanted
-
-
-def test_labels_are_of_the_own_documents():
-    labels = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
-    check(on_ranks(3, "gradients", labels=labels), 3, labels=labels)
-
-
 def test_scale_by_world():
     check(on_ranks(2, "gradients", scale_by_world=True), 2, scale=2.0)
 
 
 @pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "mixed", "packed", "single"])
 def test_tail(kind):
-    check(on_ranks(2, "gradients", kind=kind, tail=1e-9), 2, kind, tolerance=1e-7)
     # The same pairs are left out as in one process, whose blocks keep all: compared with its own list.
     with small_blocks():
         check(on_ranks(2, "gradients", kind=kind, tail=0.3), 2, kind, tail=0.3)
@@ -135,10 +109,6 @@ def test_the_same_bits_on_every_run():
         first, second = result
         assert np.array_equal(first[0], second[0])
         assert all(map(np.array_equal, first[1], second[1]))
-
-
-def test_hard_negatives():
-    check(on_ranks(2, "losses", of="contrastive", hard=True), 2, hard=True, numbers=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -224,3 +194,39 @@ def test_a_rank_that_ends(when):
     for result in on_ranks(3, "one_ends", timeout=10, missing=1, when=when)[:2]:
         assert result.startswith("RuntimeError: losses.contrastive: the exchange of"), result
         assert "with the other ranks of the group failed on rank" in result.splitlines()[0]
+
+
+# ---- losses of rows ----
+
+
+every = pytest.mark.parametrize("name", ["pairwise", "sigmoid", "recall"])
+OURS = {"numbers": False}
+
+
+@every
+@pytest.mark.parametrize("kind", ["padded", "masked", "packed", "single", "no queries"])
+def test_losses_of_rows_equal_one_process(name, kind):
+    check(on_ranks(3, "losses", of=name, kind=kind), 3, kind, of=name, **OURS)
+
+
+@every
+def test_options_of_losses_of_rows(name):
+    labels = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
+    ranks = on_ranks(3, "losses", of=name, labels=labels, reduction="none")
+    check(ranks, 3, of=name, labels=labels, reduction="none", **OURS)
+    check(on_ranks(2, "losses", of=name, hard=True), 2, of=name, hard=True, **OURS)
+
+
+@every
+def test_losses_of_rows_have_the_same_bits_on_every_run(name):
+    for first, second in succeeded(on_ranks(2, "losses", of=name, runs=2)):
+        assert np.array_equal(first[0], second[0])
+        assert all(map(np.array_equal, first[1], second[1]))
+
+
+def test_ranks_that_call_two_losses():
+    for result, name in zip(on_ranks(2, "other_losses"), ("losses.sigmoid", "losses.pairwise"), strict=True):
+        message = (
+            f"ValueError: {name}: every rank of the group must have the same loss, got losses.sigmoid on rank"
+        )
+        assert result.startswith(message), result

@@ -38,101 +38,6 @@ def test_offsets_of_all_processes(rank, bounds, told, monkeypatch):
     assert all(offsets.dtype == torch.int32 for offsets, _ in found.packed)
 
 
-def joined(rows, own, options, monkeypatch, rank=0):
-    """What a rank told, and the ring that it found, where all ranks together tell these rows."""
-    told = []
-    monkeypatch.setattr(rings, "position", lambda group: (rank, len(rows)))
-    monkeypatch.setattr(
-        rings, "exchanged_facts", lambda caller, group, facts, device: told.append(facts) or rows
-    )
-    return told, lambda: rings.join("loss", "group", own, options, torch.device("cpu"))
-
-
-def facts(queries, documents, shape, masked, of_any, form="padded", dtype="float32", d=8, each=0):
-    """A row of the table: 5 sizes, two facts of every loss, its options as 6 numbers, 4 that decide for all
-    ranks."""
-    agreed = _group.Agreed({"loss": "of a test", "form of documents": form, "dtype": dtype, "d": d})
-    return [*map(float, (queries, documents, *shape, masked, each)), *agreed.facts(), *map(float, of_any)]
-
-
-def sides(q, d, h=None, each=0):
-    return SimpleNamespace(q=q, d=d, h=h, each=each)
-
-
-LOSS = {"loss": "of a test"}
-
-
-@pytest.mark.parametrize("form", ["padded", "masked", "packed", "hard negatives"])
-def test_what_a_rank_tells_the_others(form, monkeypatch):
-    D = torch.ones(4, 3, 8, requires_grad=form == "masked")
-    d = Tokens(D, torch.ones(4, 3, dtype=torch.bool) if form == "masked" else None)
-    if form == "packed":
-        d = Tokens.packed(torch.ones(12, 8).double(), torch.tensor([0, 12]))
-    h, each = None, 0
-    if form == "hard negatives":
-        h, each = Tokens(torch.ones(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)), 1
-    own = sides(Tokens(torch.ones(2, 7, 8), None), d, h, each)
-    shape, documents, kind = (4, 3, 8), 4, {}
-    if form == "packed":
-        shape, documents, kind = (12, 8, 0), 1, {"form": "packed", "dtype": "float64"}
-    of_any = (7, form == "masked", form in ("masked", "hard negatives"), 0)
-    row = facts(2, documents, shape, form == "masked", of_any, each=each, **kind)
-    told, join = joined([row, row], own, LOSS, monkeypatch)
-    ring = join()
-    assert told == [row]
-    assert ring.queries == [2, 2] and ring.documents == [documents] * 2 and ring.shapes == [shape] * 2
-    assert ring.masked == (form == "masked") and ring.any_mask == of_any[2]
-    assert ring.wants == [of_any[1]] * 2 and ring.longest_query == 7
-    assert (ring.group, ring.rank, ring.world, ring.caller) == ("group", 0, 2, "loss")
-
-
-def test_what_a_rank_learns_of_the_others(monkeypatch):
-    """Each has its own sizes; a mask, and the longest query, of any rank are of all."""
-    own = sides(Tokens(torch.ones(2, 7, 8), None), Tokens(torch.ones(4, 3, 8), None))
-    rows = [
-        facts(2, 4, (4, 3, 8), 0, (7, 0, 0, 0)),
-        facts(6, 5, (5, 9, 8), 1, (3, 1, 1, 0)),
-        facts(0, 1, (1, 2, 8), 0, (11, 0, 0, 0), each=torch.nan),
-    ]
-    _, join = joined(rows, own, LOSS, monkeypatch, rank=2)
-    ring = join()
-    assert ring.queries == [2, 6, 0] and ring.documents == [4, 5, 1] and ring.rank == 2 and ring.world == 3
-    assert ring.shapes == [(4, 3, 8), (5, 9, 8), (1, 2, 8)] and ring.largest_shard == 360
-    assert ring.masked and ring.any_mask and ring.wants == [False, True, False] and ring.longest_query == 11
-
-
-@pytest.mark.parametrize("tokens", [(1, 1), (2, 1), (1, 2)])
-@pytest.mark.parametrize("others", [0, 1])
-def test_single_tokens_are_those_of_all_ranks(tokens, others, monkeypatch):
-    Q, D = (torch.ones(2, length, 8) for length in tokens)
-    row = facts(2, 2, (2, tokens[1], 8), 0, (tokens[0], 0, 0, tokens == (1, 1)))
-    own = sides(Tokens(Q, None), Tokens(D, None))
-    told, join = joined([row, [*row[:-1], float(others)]], own, LOSS, monkeypatch)
-    assert join().single == (tokens == (1, 1) and others == 1) and told == [row]
-
-
-@pytest.mark.parametrize("place", range(17))
-def test_facts_in_which_all_ranks_agree(place, monkeypatch):
-    """The number of hard negatives, and the six that stand for the options: where one of these differs, all
-    exchange their values."""
-    own = sides(Tokens(torch.ones(2, 7, 8), None), Tokens(torch.ones(4, 3, 8), None))
-    row = facts(2, 4, (4, 3, 8), 0, (7, 0, 0, 0))
-    other = [x + 1 if i == place else x for i, x in enumerate(row)]
-    told, join = joined([row, other], own, LOSS, monkeypatch)
-    asked = []
-    monkeypatch.setattr(_group.Agreed, "check", lambda self, *given: asked.append(given))
-    if place == 6:
-        with pytest.raises(
-            ValueError, match="the same number of hard negatives, got 0 on rank 0, 1 on rank 1"
-        ):
-            join()
-    else:
-        assert join().queries == [2, 2 + (place == 0)]
-    ((caller, group, of_all, device),) = asked
-    assert (caller, group, device.type) == ("loss", "group", "cpu") and told == [row]
-    assert (of_all[0] != of_all[1]) == (7 <= place < 13)
-
-
 def test_options_are_compared_as_they_are(monkeypatch):
     """Not by sums, nor rounded. Only where they differ all processes exchange them."""
     same = {"loss": "losses.recall", "temperature": 0.1, "d": 128}
@@ -158,15 +63,6 @@ def test_options_are_compared_as_they_are(monkeypatch):
         check((2, 3), (1, 4), (2, 3))
     with pytest.raises(ValueError, match=r"got 1.0 on rank 0, 1.0000000000000002 on rank 1"):
         check(1.0, 1.0 + 2**-52)
-
-
-def test_a_rank_that_refuses_tells_as_many_numbers(monkeypatch):
-    """The others cannot exchange theirs with a list of another length."""
-    row = facts(2, 4, (4, 3, 8), 0, (7, 0, 0, 0))
-    told, join = joined([row, [-1.0] * len(row)], None, LOSS, monkeypatch, rank=1)
-    with pytest.raises(RuntimeError, match=r"^loss: rank 1 of the group refused its arguments"):
-        join()
-    assert [len(x) for x in told] == [len(row)] and told[0][0] == _group.REFUSED
 
 
 def exchanged_by(ring, monkeypatch):
