@@ -74,7 +74,7 @@ def _sides(Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens | None, int]:
     found = {k: Tokens._made(x.flatten(0, -3)) if isinstance(x, Tensor) else x for k, x in given.items()}
     check_same_kind(found["Q"].values, found["D"].values)
     if h is not None:
-        _check_alike("hard_negatives", found["hard_negatives"].values, found["Q"].values)
+        check_same_kind(found["Q"].values, found["hard_negatives"].values, "Q", "hard_negatives")
         count = len(found["hard_negatives"])
         each = h.shape[1] if isinstance(h, Tensor) else count // max(queries, 1)
         if count != each * queries:
@@ -88,16 +88,6 @@ def _sides(Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens | None, int]:
         dtype = torch.get_autocast_dtype(found["Q"].device.type)
         found = {name: with_values(x, x.values.to(dtype)) for name, x in found.items()}
     return found["Q"], found["D"], found.get("hard_negatives"), each
-
-
-def _check_alike(name: str, x: Tensor, Q: Tensor) -> None:
-    if x.device != Q.device:
-        raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {x.device}")
-    mixed = is_autocasting(Q) and torch.float64 not in (x.dtype, Q.dtype)
-    if x.dtype != Q.dtype and not mixed:
-        raise TypeError(f"{name} must be {Q.dtype} as Q, got {x.dtype}")
-    if x.shape[-1] != Q.shape[-1]:
-        raise ValueError(f"{name} and Q must share the embedding dim d, got {x.shape[-1]} and {Q.shape[-1]}")
 
 
 def _device_of(tokens: tuple[Any, ...]) -> torch.device:

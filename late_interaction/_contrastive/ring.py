@@ -31,8 +31,9 @@ from late_interaction._group import (
 )
 from late_interaction.tokens import Tokens
 
-_MASKED, _NEGATIVES, _AGREED = 5, 6, 7  # places of a process's facts
-_OF_ANY = _AGREED + Agreed.numbers
+# A process's facts, before the numbers that stand for its options.
+_FACTS = ("queries", "documents", "rows", "columns", "d", "masked", "each", "longest", "wants", "any_mask",
+          "single")  # fmt: skip
 
 
 @dataclass
@@ -172,7 +173,7 @@ def join(
     ``options``: those in which the processes must agree, by what messages call them.
     :meth:`Ring.with_packed` tells the offsets and shapes of packed documents."""
     rank, world = position(group)
-    facts, agreed = [float(REFUSED)] * (_OF_ANY + 4), Agreed({})
+    facts, agreed = [float(REFUSED)] * (len(_FACTS) + Agreed.numbers), Agreed({})
     if own is not None:
         d = own.d
         agreed = Agreed(
@@ -184,36 +185,23 @@ def join(
                 **options,
             }
         )
-        sizes = [len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None]
-        negatives = own.each if len(own.q) else math.nan  # which says nothing of packed ones without a query
-        facts = [*map(float, sizes), float(negatives), *agreed.facts(), *_facts_of_any(own)]
-    table = exchanged_facts(caller, group, facts, device)
-    check_refused(caller, table)
-    agreed.check(caller, group, [row[_AGREED:_OF_ANY] for row in table], device)
-    each = [None if math.isnan(row[_NEGATIVES]) else int(row[_NEGATIVES]) for row in table]
-    check_alike(caller, {"number of hard negatives": each})
-    queries, documents = ([int(row[i]) for row in table] for i in (0, 1))
-    shapes = [tuple(int(x) for x in row[2:5]) for row in table]
-    longest, wants, any_mask, single = zip(*(row[_OF_ANY:] for row in table), strict=True)
-    return Ring(
-        group,
-        rank,
-        world,
-        queries,
-        documents,
-        shapes,
-        masked=any(row[_MASKED] for row in table),
-        any_mask=any(any_mask),
-        wants=[bool(x) for x in wants],
-        longest_query=int(max(longest)),
-        single=all(single),
-        caller=caller,
+        each = own.each if len(own.q) else math.nan  # which says nothing of packed ones without a query
+        any_mask = any(x is not None and x.mask is not None for x in (own.q, d, own.h))
+        single = is_single(own.q) and is_single(d)
+        sizes = len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None, each
+        of_any = longest(own.q), d.values.requires_grad, any_mask, single
+        facts = [*map(float, (*sizes, *of_any)), *agreed.facts()]
+    rows = exchanged_facts(caller, group, facts, device)
+    check_refused(caller, rows)
+    agreed.check(caller, group, [row[len(_FACTS) :] for row in rows], device)
+    table = dict(zip(_FACTS, zip(*rows, strict=True), strict=False))
+    negatives = [None if math.isnan(x) else int(x) for x in table["each"]]
+    check_alike(caller, {"number of hard negatives": negatives})
+    queries, documents, *shapes = (
+        [int(x) for x in table[name]] for name in ("queries", "documents", "rows", "columns", "d")
     )
-
-
-def _facts_of_any(own: Any) -> list[float]:
-    """Facts that decide for all processes: the longest query, whether the documents have a gradient, whether
-    anything has a mask, and whether queries and documents have one token each."""
-    masks = (x.mask is not None for x in (own.q, own.d, own.h) if x is not None)
-    facts = longest(own.q), own.d.values.requires_grad, any(masks), is_single(own.q) and is_single(own.d)
-    return [float(x) for x in facts]
+    return Ring(
+        group, rank, world, queries, documents, list(zip(*shapes, strict=True)), masked=any(table["masked"]),
+        any_mask=any(table["any_mask"]), wants=[bool(x) for x in table["wants"]],
+        longest_query=int(max(table["longest"])), single=all(table["single"]), caller=caller,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction._contrastive import (
@@ -100,3 +101,42 @@ def assert_close(ours, wanted, tolerance=1e-9):
     for got, want in zip((ours[0], *ours[1]), (wanted[0], *wanted[1]), strict=True):
         scale = want.abs().max().clamp_min(1e-6).item() if want.numel() else 1.0
         torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=tolerance * scale)
+
+
+def assert_same(ours, others):
+    """The same bits: of a loss and gradients."""
+    assert torch.equal(ours[0], others[0]) and all(map(torch.equal, ours[1], others[1]))
+
+
+class Made(TorchDispatchMode):
+    """The tensors that operators make meanwhile: how many elements, and bytes of storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.bytes = [], []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.elements.append(x.numel())
+                self.bytes.append(x.untyped_storage().nbytes())
+        return out
+
+
+def waits_for_nothing(step):
+    """A second step of a GPU, for which the host does not wait."""
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def gpu_bytes_beside(step):
+    """The peak of a GPU's memory in a step beside the gradients that it returns."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    grads = step()
+    return torch.cuda.max_memory_allocated() - before - sum(g.nbytes for g in grads)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import late_interaction as li
 from late_interaction._contrastive import product_panels as products
-from tests.support.contrastive import assert_close, batch, gradients, reference
+from tests.support.contrastive import assert_close, batch, gradients, reference, waits_for_nothing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native]
 TOLERANCE = 1.2e-2  # of bf16 gradients; the loss and the gradient of the temperature are not rounded
@@ -134,12 +134,7 @@ def test_the_host_waits_for_nothing():
     def step():
         torch.autograd.grad(li.losses.contrastive(Q, D, temperature=0.1, labels=labels), (Q, D))
 
-    step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    waits_for_nothing(step)
 
 
 def test_autocast():

@@ -10,7 +10,15 @@ from torch.utils.checkpoint import checkpoint
 
 import late_interaction as li
 from late_interaction._contrastive import panels, single
-from tests.support.contrastive import assert_close, batch, gradients, reference, small_blocks
+from tests.support.contrastive import (
+    Made,
+    assert_close,
+    batch,
+    gradients,
+    reference,
+    small_blocks,
+    waits_for_nothing,
+)
 
 T = 0.3
 # Exact on the CPU; a GPU's float64 goes by blocks, so float32 is what its operators are tried with.
@@ -333,22 +341,11 @@ def test_one_gradient_takes_scores_once(device, wanted):
 
 def test_memory_is_that_of_a_panel(device):
     """No tensor of all pairs, forward or backward."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            out = op(*args, **(kwargs or {}))
-            tensors = (x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
-            largest.extend(x.untyped_storage().nbytes() for x in tensors)
-            return out
-
-    for symmetric in (False, True):
-        Q, D, temperature = drawn(device, 512, 512, 4, torch.float32)
-        with small_blocks(32), Watch():
+    Q, D, temperature = drawn(device, 512, 512, 4, torch.float32)
+    with small_blocks(32), Made() as made:
+        for symmetric in (False, True):
             li.losses.contrastive(Q, D, temperature=temperature, symmetric=symmetric).backward()
-    assert max(largest) == 64 * 512 * 4  # of weights: twice the rows of a panel of scores
+    assert max(made.bytes) == 64 * 512 * 4  # of weights: twice the rows of a panel of scores
 
 
 @pytest.mark.gpu
@@ -363,12 +360,7 @@ def test_the_host_waits_for_nothing(options, labelled):
         torch.autograd.grad(loss.sum(), (Q, D, temperature))
 
     with small_blocks(16):
-        step()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        waits_for_nothing(step)
 
 
 @pytest.mark.gpu

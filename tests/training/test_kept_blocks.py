@@ -12,7 +12,7 @@ from late_interaction import _host_memory as host_memory
 from late_interaction._contrastive import kept_blocks as kept
 from late_interaction._contrastive.kernels import Kernels
 from late_interaction._contrastive.sequences import with_bounds
-from tests.support.contrastive import batch, gradients, small_blocks
+from tests.support.contrastive import assert_same, batch, gradients, small_blocks
 
 T = 0.3
 NQ, ND, LQ = 10, 13, 5
@@ -33,10 +33,6 @@ def scored(monkeypatch):
     return calls
 
 
-def same(one, other):
-    return torch.equal(one[0], other[0]) and all(map(torch.equal, one[1], other[1]))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_budget_changes_time_and_no_bit(device, scored, masked, dtype):
@@ -49,7 +45,8 @@ def test_a_budget_changes_time_and_no_bit(device, scored, masked, dtype):
             scored.clear()
             found.append(gradients(loss, (Q, D)))
             in_backward.append(len(scored))
-    assert same(found[0], found[1]) and same(found[0], found[2])
+    assert_same(found[0], found[1])
+    assert_same(found[0], found[2])
     every, some, few = in_backward
     assert every > some > few > 0
 
@@ -64,7 +61,8 @@ def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name):
             scored.clear()
             found.append(gradients(loss, (Q, D)))
             in_backward.append(len(scored))
-    assert same(found[0], found[1]) and same(found[0], found[2])
+    assert_same(found[0], found[1])
+    assert_same(found[0], found[2])
     assert in_backward[0] > in_backward[1] > in_backward[2] == 0
 
 
@@ -80,7 +78,8 @@ def test_packed_blocks_are_kept(scored):
             )
             scored.clear()
             found.append(gradients(loss, (Q, D)))
-    assert same(*found) and not scored
+    assert_same(*found)
+    assert not scored
 
 
 @pytest.mark.parametrize("name, options", [("pairwise", {}), ("tail", {"tail": 2.0**-10})])

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 import late_interaction as li
 from late_interaction._contrastive.kernels import Kernels
-from tests.support.contrastive import assert_close, batch, gradients, logits, own, small_blocks
+from tests.support.contrastive import (
+    Made,
+    assert_close,
+    assert_same,
+    batch,
+    gpu_bytes_beside,
+    gradients,
+    logits,
+    own,
+    small_blocks,
+    waits_for_nothing,
+)
 
 T = 0.7
 LENGTHS = ([5, 0, 3, 9, 1, 4, 4, 2], [7, 30, 0, 2, 1, 12, 5, 8, 3], [1, 4, 0, 2, 5, 3, 2, 2] * 2)
@@ -261,7 +272,7 @@ def test_the_same_bits_on_every_run(kind, device, dtype):
     with small_blocks(8):
         runs = [gradients(FUNCTIONS[kind](Q, D, temperature=T), (Q, D)) for _ in range(3)]
     for run in runs[1:]:
-        assert torch.equal(run[0], runs[0][0]) and all(map(torch.equal, run[1], runs[0][1]))
+        assert_same(run, runs[0])
 
 
 @every
@@ -373,7 +384,7 @@ def test_checkpointing_and_autocast(kind, device):
     with small_blocks():
         plain = gradients(loss(Q, D), (Q, D))
         again = gradients(checkpoint(loss, Q, D, use_reentrant=False), (Q, D))
-    assert torch.equal(plain[0], again[0]) and all(map(torch.equal, plain[1], again[1]))
+    assert_same(again, plain)
     for kept in (0, 1 << 20):
         with torch.autocast(device, dtype=torch.bfloat16), small_blocks(kept=kept):
             ours = gradients(loss(Q, D), (Q, D))
@@ -403,22 +414,10 @@ def test_inputs_that_are_not_contiguous(kind, device):
 
 @every
 def test_no_tensor_of_all_pairs(kind):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            out = op(*args, **(kwargs or {}))
-            largest.extend(
-                x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor)
-            )
-            return out
-
     Q, D = batch(128, 128, 2, 2, 2, torch.float32)
-    with small_blocks(16), Watch():
+    with small_blocks(16), Made() as made:
         FUNCTIONS[kind](Q, D, temperature=T).backward()
-    assert max(largest) <= max(Q.numel(), 5 * 128, 16 * 16 * 8)  # the surrogate has five ranks k
+    assert max(made.elements) <= max(Q.numel(), 5 * 128, 16 * 16 * 8)  # the surrogate has five ranks k
 
 
 # ---- what is particular to one ----
@@ -613,12 +612,7 @@ def test_the_host_waits_for_nothing(kind, labelled):
         torch.autograd.grad(FUNCTIONS[kind](Q, D, temperature=T, labels=labels), (Q, D))
 
     with small_blocks(16):
-        step()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        waits_for_nothing(step)
 
 
 @pytest.mark.gpu
@@ -626,10 +620,7 @@ def test_the_host_waits_for_nothing(kind, labelled):
 def test_memory_on_a_gpu(kind):
     """Beside inputs and gradients, 128 MiB and a float32 copy of the smaller gradient."""
     Q, D = batch(4096, 4096, 32, 64, 128, torch.bfloat16, "cuda", planted=2.0)
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    grads = torch.autograd.grad(FUNCTIONS[kind](Q, D, temperature=0.05), (Q, D))
-    beside = torch.cuda.max_memory_allocated() - before - sum(g.numel() * g.itemsize for g in grads)
+    beside = gpu_bytes_beside(lambda: torch.autograd.grad(FUNCTIONS[kind](Q, D, temperature=0.05), (Q, D)))
     assert beside <= (128 << 20) + 4 * min(Q.numel(), D.numel())
 
 
