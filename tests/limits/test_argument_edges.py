@@ -8,10 +8,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import late_interaction as li
+from late_interaction import codecs
+from late_interaction._checks.padded import read_longest
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import fp8, padded, plaid
+from late_interaction.ops.from_hidden import driver
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from late_interaction.varlen import pack_sequences
 
+OPS = torch.ops.late_interaction
 TOKENS = torch.ones(9, 4)
 
 
@@ -336,3 +341,122 @@ def test_a_list_of_one_scale_is_the_scale_of_all_tokens():
     assert torch.equal(scores, torch.full((2, 2), 3.0))
     with pytest.raises(ValueError, match=r"scale_D must be 0-dim or have the shape of D .* got \[2\]"):
         fp8.maxsim_inference_fp8(codes, codes, scale_Q=scale, scale_D=scale.expand(2))
+
+
+# ---- words that no other test looks for ----
+
+
+def listed(**other):
+    arguments = {
+        "cu_seqlens_q": integers(0, 2, 9),
+        "pair_q_idx": integers(0, 1),
+        "pair_d_idx": integers(0, 0),
+    }
+    return score_pairs_packed(**LISTED | arguments | other)
+
+
+def changed_last(lengths, value):
+    lengths = lengths.clone()
+    lengths.view(-1)[-1] = value
+    return lengths
+
+
+META_CU = torch.empty(3, dtype=torch.int32, device="meta")
+META_2, META_3 = torch.empty(9, 4, device="meta"), torch.empty(2, 9, 4, device="meta")
+LACKS = {
+    **{
+        f"a sequence of {list(shape)}": (
+            lambda shape=shape: pack_sequences([torch.ones(2, 4), torch.ones(shape)]),
+            r"sequences\[1\] must be \[L, 4\]",
+        )
+        for shape in ((4,), (1, 2, 4), (2, 3), (2, 5))
+    },
+    **{
+        f"a pair of query {index}": (
+            lambda index=index: listed(pair_q_idx=integers(1, index)),
+            rf"^pair_q_idx must lie in \[0, 2\).*pair_q_idx\[1\] = {index}$",
+        )
+        for index in (-1, 2, 2**31 - 1)
+    },
+    **{
+        f"{name} of {length}": (
+            lambda name=name, length=length: padded.pack_padded(
+                **PADDED | {name: changed_last(PADDED[name], length)}
+            ),
+            rf"^{name} must all be >= 0 and <= {most}, got int32 .* with {name}\[.*\] = {length}$",
+        )
+        for name, most in (("query_lengths", 3), ("doc_lengths", 5))
+        for length in (most + 1, -1)
+    },
+    **{
+        f"{name} of 6": (lambda name=name: listed(**{name: 6}), f"^{name} must be at least [79], the longest")
+        for name in ("max_seqlen_q", "max_seqlen_d")
+    },
+    "spans longer than max_seqlen_d": (
+        lambda: rerank_direct(TOKENS, TOKENS, integers(0, 1), integers(7, 3), 6),
+        "max_seqlen_d must be at least 7, the longest",
+    ),
+    "nbits of 4.0": (
+        lambda: plaid.maxsim_residual(**RESIDUAL | {"nbits": 4.0}),
+        "^nbits must be an int, got float$",
+    ),
+    "nbits of True": (
+        lambda: plaid.maxsim_residual(**RESIDUAL | {"nbits": True}),
+        "^nbits must be an int, got bool$",
+    ),
+    "weights of too few buckets": (
+        lambda: plaid.maxsim_residual(**RESIDUAL | {"bucket_weights": torch.ones(15)}),
+        r"^bucket_weights must be \[16\] for nbits = 4, got \[15\]$",
+    ),
+    "centroids of a larger d": (
+        lambda: plaid.maxsim_residual(**RESIDUAL | {"centroids": torch.ones(3, 5)}),
+        r"^centroids must be \[n, 4\].*got \[3, 5\]$",
+    ),
+    "nested lists": (
+        lambda: li.maxsim(Q, D, backward=[[[1]]]),
+        r"^backward must be one of .* or None, got \[\[\[\.\.\.\]\]\]$",
+    ),
+    **{
+        f"a seed of {seed}": (
+            lambda seed=seed: codecs.Residual.train(torch.rand(300, 8), 8, seed=seed),
+            r"seed must lie in \[-2\*\*63, 2\*\*64\)",
+        )
+        for seed in (-(1 << 63) - 1, 1 << 64)
+    },
+    **{
+        f"sm_{sm}": (
+            lambda sm=sm: li.explain_plan((4, 5, 8), (3, 7, 8), sm=sm),
+            rf"sm must be a compute capability of at least 8\.0.*got {sm}",
+        )
+        for sm in (75, 79, 1000)
+    },
+    "packed tokens of rank 3, without values": (
+        lambda: OPS.maxsim_varlen(META_2, META_3, META_CU, META_CU),
+        r"Q and D must be \[tokens, d\], got ranks",
+    ),
+    "listed pairs of rank 3, without values": (
+        lambda: OPS.maxsim_pairs_packed(META_3, META_2, *[META_CU] * 4),
+        r"Q and D must be \[tokens, d\], got ranks",
+    ),
+    **{
+        f"{name} elsewhere": (
+            lambda name=name: driver.check(
+                **{"Q": Q, "H": D, "W": HIDDEN["W"], "b": HIDDEN["b"]} | {name: HIDDEN[name].to("meta")}
+            ),
+            "late_interaction: Q, H, W and b must be on one device",
+        )
+        for name in ("W", "b")
+    },
+    "lengths that lie on a GPU": (
+        lambda: read_longest("n", torch.tensor((7, 0, 8)), 7),
+        r"^n must all be >= 0 and <= 7, got int64 \[3\] with n\[2\] = 8$",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_what_is_wrong_is_said(what):
+    call, words = LACKS[what]
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
+        call()
+    assert read_longest("n", torch.tensor((7, 0, 3)), 7) == 7

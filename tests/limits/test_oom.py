@@ -158,3 +158,45 @@ def test_a_call_that_fails_says_what_it_had(monkeypatch, call, fails, told, expe
     with pytest.raises(RuntimeError, match="not enough memory"):
         call()
     assert [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in found] == expected
+
+
+HALF = torch.bfloat16
+WANTED = {
+    "forward": (_oom.forward_failed, lambda Q, D: (Q, D, False), [((2, 4), torch.float32)]),
+    "forward, winners": (
+        _oom.forward_failed,
+        lambda Q, D: (Q, D, True),
+        [((2, 4), torch.float32), ((2, 4, 3), torch.int16)],
+    ),
+    "varlen": (
+        _oom.varlen_failed,
+        lambda Q, D: (Q[0], D[0], CU[0], CU[1], True),
+        [((2 * 2, 3), torch.float32), ((3, 3), torch.int16)],
+    ),
+    "pairs": (
+        _oom.pairs_failed,
+        lambda Q, D: (Q[0], D[0], 5, 30),
+        [((30,), torch.float32), ((5, 30), torch.int16)],
+    ),
+    "residual": (_oom.residual_failed, lambda Q, D: (Q, 7), [((2, 7), torch.float32)]),
+    "residual, winners": (
+        _oom.residual_failed,
+        lambda Q, D: (learned(Q), 7),
+        [((2, 7), torch.float32), ((2, 7, 3), torch.int32)],
+    ),
+    "backward": (_oom.backward_failed, lambda Q, D: (Q, D, False), [((2, 3, 8), HALF), ((4, 5, 8), HALF)]),
+    "backward, summed": (
+        _oom.backward_failed,
+        lambda Q, D: (Q, D, True),
+        [((2, 3, 8), HALF), ((4, 5, 8), HALF), ((4, 5, 8), torch.float32)],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WANTED)
+def test_memory_that_was_wanted_is_asked_for_again(monkeypatch, what):
+    failed, arguments, wanted = WANTED[what]
+    given, asked = arguments(Q3.to(HALF), D3.to(HALF)), []
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: asked.append((size, dtype)))
+    failed(RuntimeError("API call failed"), *given)
+    assert asked == wanted

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction import TopK, ops
+from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.varlen import maxsim_varlen
 
@@ -271,3 +272,28 @@ def test_short_documents_whose_tokens_lie_far_apart():
     finally:
         ops.cuda_capability(0)
     assert start.elapsed_time(end) < 100  # some 3 ms; 281,000 prefetches a document take seconds
+
+
+@pytest.mark.parametrize(
+    "options, caller, unified",
+    [
+        ({}, "_call_gradients", True),
+        ({"normalize": True}, "call_in_backward", True),
+        ({"backward": "lowmem"}, "call_in_backward", False),
+        ({"winners": "recompute"}, "call_in_backward", False),
+    ],
+)
+def test_what_a_failed_backward_wanted_memory_for(monkeypatch, options, caller, unified):
+    """A float32 sum of grad_D only where it adds up in one pass."""
+
+    def fails(*_):
+        raise RuntimeError("API call failed")
+
+    asked = []
+    Q = tokens(3)[None].requires_grad_()
+    scores = li.maxsim(Q, D[None].requires_grad_(), **options)
+    monkeypatch.setattr(dense, caller, fails)
+    monkeypatch.setattr(dense._oom, "backward_failed", lambda *args: asked.append(args[-1]))
+    with pytest.raises(RuntimeError, match="API call failed"):
+        scores.sum().backward()
+    assert asked == [unified]

@@ -440,3 +440,11 @@ def test_a_process_says_it_once(silenced):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the median norm") == (0 if silenced else 2)
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_when_a_look_must_not_wait(monkeypatch, capturing, mode):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode)
+    assert norm_warning._must_not_wait() is (capturing or mode > 0)

@@ -1,5 +1,6 @@
 """How float32 multiplies: PyTorch's switches, our keyword, and the error that each may have."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 
 import late_interaction as li
 from late_interaction._scoring import precision as switches
-from late_interaction._scoring.precision import float32_precision, float32_products
+from late_interaction._scoring.precision import float32_precision, float32_products, without_autocast
 from tests import ref
 
 OPS = torch.ops.late_interaction
@@ -213,3 +214,31 @@ def test_calls_with_other_options_multiply_as_they_are_told(as_before, options):
     assert li.maxsim(Q.double(), D.double(), **options).dtype == torch.float64
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(li.maxsim(Q, D, precision="highest", **options), exact)
+
+
+def test_a_switch_that_is_thrown_while_it_is_read(as_before, monkeypatch):
+    torch.set_float32_matmul_precision("highest")
+    read = torch.get_float32_matmul_precision
+    with contextlib.ExitStack() as stack:
+
+        def thrown():
+            monkeypatch.setattr(torch, "get_float32_matmul_precision", read)
+            stack.enter_context(float32_products("cpu", "medium"))
+            return read()
+
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", thrown)
+        assert float32_precision("cpu") == "highest"
+
+
+def test_autocast_is_left_on_devices_that_have_it():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with without_autocast("cpu"):
+            assert not torch.is_autocast_enabled("cpu")
+        with without_autocast("meta"):
+            assert torch.is_autocast_enabled("cpu")
+
+
+def test_a_switch_that_nobody_holds_is_left_alone(as_before):
+    torch.set_float32_matmul_precision("high")
+    switches._Switch().release()
+    assert torch.get_float32_matmul_precision() == "high"

@@ -289,6 +289,57 @@ def test_queries_are_int8_or_bits(device):
         assert torch.equal(li.maxsim(q, d), rough)
 
 
+# ---- what is refused ----
+
+
+Q1, D1 = torch.zeros(3, 5, 3, dtype=torch.uint8), torch.zeros(4, 7, 3, dtype=torch.uint8)
+OWN1, Q8 = torch.zeros(3, 2, 7, 3, dtype=torch.uint8), torch.ones(3, 5, 24, dtype=torch.int8)
+OF_BITS = [
+    ({"Q": Q1.float()}, TypeError, "Q must be uint8, got torch.float32"),
+    ({"D": None}, TypeError, "D must be a torch.Tensor, got NoneType"),
+    ({"d": 25}, ValueError, r"Q must have 4 bytes a token \(its last dim\) for 25 codes of 1 bit, got"),
+    ({"D": D1[..., :2]}, ValueError, r"D must have 3 bytes a token .* got \[4, 7, 2\]"),
+    ({"d": 0}, ValueError, "d must be at least 1, got 0"),
+    ({"d": 24.0}, TypeError, "d must be an int, got float"),
+    ({"Q": Q1[None]}, ValueError, r"Q must be \[Nq, Lq, bytes\] or \[Lq, bytes\]"),
+    ({"D": OWN1[None]}, ValueError, r"D must be \[Nd, Ld, bytes\]"),
+    ({"D": OWN1[:2]}, ValueError, r"D\.shape\[0\] == Q\.shape\[0\]"),
+    ({"d_mask": torch.ones(4, 6, dtype=torch.bool)}, ValueError, r"d_mask must be \[4, 7\]"),
+]
+OF_INT8 = [
+    ({"Q": [1]}, TypeError, "Q must be a torch.Tensor, got list"),
+    ({"Q": Q8.int()}, TypeError, "Q must be int8, got torch.int32"),
+    ({"Q": Q8.to_sparse()}, TypeError, "Q must be a dense"),
+    ({"D": D1.to_sparse()}, TypeError, "D must be a dense"),
+    ({"Q": Q8[..., :0], "D": D1[..., :0]}, ValueError, "Q must be .* with d of at least 1"),
+    ({"Q": Q8[0, 0]}, ValueError, r"Q must be \[Nq, Lq, d\] or"),
+    ({"Q": Q8[0], "D": OWN1[:1]}, ValueError, r"needs Q to be 3-D with D\.shape\[0\] == Q\.shape\[0\]"),
+    ({"nbits": 3}, ValueError, "nbits must be 1 or 4, got 3"),
+    ({"nbits": 4}, ValueError, "D must have 12 bytes a token .* for 24 codes of 4 bits"),
+    ({"scale_D": torch.ones(4, 6)}, ValueError, r"scale_D must be 0-dim or have the shape of D"),
+]
+
+
+@pytest.mark.parametrize("bad, error, words", OF_BITS)
+def test_bits_that_are_refused(bad, error, words):
+    arguments = {"Q": Q1, "D": D1, "d": 24, "q_mask": None, "d_mask": None} | bad
+    with pytest.raises(error, match=words):
+        maxsim_hamming_reference(**arguments)
+    with pytest.raises((error, RuntimeError)):
+        OPS.maxsim_hamming(*arguments.values())
+
+
+@pytest.mark.parametrize("bad, error, words", OF_INT8)
+def test_int8_codes_that_are_refused(bad, error, words):
+    one = torch.ones(())
+    arguments = {"Q": Q8, "D": D1, "scale_Q": one, "scale_D": one, "nbits": 1} | bad
+    with pytest.raises(error, match=words):
+        maxsim_asymmetric_reference(**arguments)
+    *tensors, nbits = arguments.values()
+    with pytest.raises((error, RuntimeError)):
+        OPS.maxsim_asymmetric(*tensors, None, None, nbits)
+
+
 # ---- as citizens of PyTorch ----
 
 

@@ -329,3 +329,15 @@ def test_centroids_of_short_tokens_and_of_opposite_ones():
     torch.testing.assert_close(codec.centroids.norm(dim=-1), torch.ones(8), rtol=1e-5, atol=1e-5)
     x = torch.tensor([[3.0, 4.0], [-3.0, -4.0]])
     assert codecs.Residual.train(x, 1, normalize=False).centroids.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("tokens, count", [(1, 1), (15, 1), (16, 2), (32, 4), (100, 8), (5000, 512)])
+def test_how_many_centroids_there_are_by_themselves(tokens, count):
+    """A power of 2 of at most an eighth of the tokens."""
+    assert len(codecs.Residual.train(sample(tokens), iterations=1).centroids) == count
+
+
+def test_more_tokens_than_one_query_has():
+    """513 of them, which are 512 and one."""
+    codec, tokens = codecs.Residual.train(sample(700), 16), sample(513)
+    assert torch.equal(compress(codec, tokens)[0].long(), (tokens @ codec.centroids.T).argmax(1))

@@ -562,3 +562,39 @@ def test_no_token_to_match_has_no_winner(shape, device):
         torch.ones(2, 3, 8, device=device), torch.ones(shape, device=device), None, None, 1
     )
     assert scores.shape == (2, shape[0]) and not scores.any() and (winners == -1).all()
+
+
+class OnGpu(torch.Tensor):
+    """A tensor in the CPU's memory that says it is on a GPU."""
+
+    is_cuda = property(lambda self: True)
+
+
+@pytest.mark.parametrize(
+    "tokens, d, k, grouped",
+    [
+        (100, 16, 6, True),
+        (100, 16, 7, False),
+        (100, 12, 6, False),
+        ((1 << 15), 8, 1024, True),
+        ((1 << 15), 8, 1025, False),
+    ],
+)
+def test_a_gpu_selects_few_in_groups(tokens, d, k, grouped):
+    """Of few selected similarities, in whole vectors, it holds a quarter of the bytes."""
+    Q, D = torch.randn(1, 3, d), torch.randn(1, tokens, d)
+    for dtype, precision in ((torch.bfloat16, "highest"), (torch.float32, "medium"), (torch.float32, "fp16")):
+        q, documents = (x.to(dtype).as_subclass(OnGpu) for x in (Q, D))
+        panels, needed = driver._panels(q, documents, k, precision)
+        assert needed == "highest" and panels.Q.dtype == panels.D.dtype != torch.float32
+        assert (panels.row_bytes < 2 * tokens) == grouped and panels.row_bytes <= 4 * tokens
+
+
+@pytest.mark.parametrize("offset", [0, 8, 4, 1])
+def test_a_gpu_reads_tokens_from_whole_16_bytes_on(offset):
+    flat = torch.randn(200).bfloat16()
+    start = -flat.data_ptr() % 64 // 2 + offset
+    x = flat[start : start + 48].view(2, 3, 8).as_subclass(OnGpu)
+    panels, _ = driver._panels(x, x, 1, "highest")
+    assert panels.Q.data_ptr() % 16 == 0 and torch.equal(panels.Q, x.flatten(0, 1))
+    assert (panels.Q.data_ptr() == x.data_ptr()) == (offset % 8 == 0)
