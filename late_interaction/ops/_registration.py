@@ -36,6 +36,7 @@ from late_interaction._torch import (
     _SingleLevelFunction,
     forward_ad,
     get_single_level_autograd_function_allowed,
+    register_fake,
     set_single_level_autograd_function_allowed,
 )
 from late_interaction.ops._library import cuda_missing, library, operators, qualified
@@ -73,7 +74,7 @@ def register_no_autograd(op: Any, name: str, fake: Kernel) -> None:
     is called where ``op`` would be called below autograd: compiled graphs then hold it, and run no kernel in
     Python before the one in C++."""
     other = getattr(operators, name).default
-    torch.library.register_fake(other.name(), fake)
+    register_fake(library, other.name(), fake)
     library.impl(other, torch.library.fallthrough_kernel, "Autograd")
     refuse_without_cuda(other)
     _no_autograd[op] = other
@@ -85,12 +86,12 @@ def fake_nothing(*_: Any) -> None:
 
 def register_helper(op: Any, fake: Kernel) -> None:
     """A step of an operator, without gradients."""
-    torch.library.register_fake(op.name(), fake)
+    register_fake(library, op.name(), fake)
     _register_autograd(op, without_gradients(op))
 
 
 def _register(op: Any, fake: Kernel, autograd: Kernel, vmap: Kernel) -> None:
-    torch.library.register_fake(op.name(), fake)
+    register_fake(library, op.name(), fake)
     _register_autograd(op, autograd)
     torch.library.register_vmap(op.name(), vmap)
     refuse_without_cuda(op)
