@@ -18,7 +18,7 @@ REFUSED = -1
 
 
 def position(group: Any) -> tuple[int, int]:
-    """The rank of this process in the group, and the number of its processes."""
+    """Return the rank of this process in the group, and the number of its processes."""
     if not _is_group(group):
         raise TypeError(f"group must be a torch.distributed process group or None, got {abbreviate(group)}")
     if not dist.is_initialized():
@@ -32,14 +32,14 @@ def position(group: Any) -> tuple[int, int]:
 
 
 def _is_group(group: Any) -> bool:
-    """Whether this is a process group, or what a process that is not in a new group holds for it."""
+    """Tell whether this is a process group, or what a process that is not in a new group holds for it."""
     if not dist.is_available():
         return False
     return isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
 
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
-    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...]."""
+    """Gather values of one shape from all processes, in the order of ranks: ``[processes, ...]``."""
     return gathering(caller, group, values, what)()
 
 
@@ -69,9 +69,12 @@ def gathering(caller: str, group: Any, values: Tensor, what: str) -> Callable[[]
 def exchanged_facts(
     caller: str, group: Any, facts: Sequence[float], device: torch.device
 ) -> list[list[float]]:
-    """A few numbers of every process, in the order of ranks, on the host. Where the group has a backend for
-    the CPU, they do not touch the device, and the host runs ahead of it. Else they go by a stream of their
-    own: the host waits for them and not for the work that the current stream has still to do."""
+    """Exchange a few numbers of every process, in the order of ranks, on the host.
+
+    Where the group has a backend for the CPU, they do not touch the device, and the host runs ahead of it.
+    Else they go by a stream of their own: the host waits for them and not for the work that the current
+    stream has still to do.
+    """
     if device.type != "cuda" or _serves_cpu(group):
         own = torch.tensor(facts, dtype=torch.float64, device="cpu" if device.type == "cuda" else device)
         found: list[list[float]] = gathered(caller, group, own, "sizes").tolist()
@@ -83,12 +86,12 @@ def exchanged_facts(
 
 
 def on_stream_of_facts(device: torch.device) -> AbstractContextManager[Any]:
-    """Where a GPU exchanges what does not wait for the work of the current stream."""
+    """Return where a GPU exchanges what does not wait for the work of the current stream."""
     return torch.cuda.stream(_stream_of_facts(device)) if device.type == "cuda" else nullcontext()
 
 
 def _serves_cpu(group: Any) -> bool:
-    """Whether tensors on the CPU can be exchanged, as in a group of ``cpu:gloo,cuda:nccl``."""
+    """Tell whether tensors on the CPU can be exchanged, as in a group of ``cpu:gloo,cuda:nccl``."""
     return any(part.split(":")[0] == "cpu" for part in dist.get_backend_config(group).split(","))
 
 
@@ -106,8 +109,10 @@ def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:
 
 
 def check_alike(caller: str, found: Mapping[str, Sequence[Any]]) -> None:
-    """All processes, in the order of ranks, have the same value of each name; None is one that a process does
-    not have."""
+    """Require that all processes have the same value of each name.
+
+    Values are in the order of ranks; None is one that a process does not have.
+    """
     for name, values in found.items():
         ranks: dict[Any, list[str]] = {}
         for rank, value in enumerate(values):
@@ -119,8 +124,11 @@ def check_alike(caller: str, found: Mapping[str, Sequence[Any]]) -> None:
 
 
 class Agreed:
-    """Options in which processes must agree, by what messages call them, as text: in an exchange of numbers
-    they take few, whatever they are. Their values are exchanged where these numbers differ."""
+    """Compare options in which processes must agree, named as messages name them.
+
+    As text they take few numbers of an exchange, whatever they are. Their values are exchanged where these
+    numbers differ.
+    """
 
     numbers = 6  # five of 48 bits of a digest, and the length of the text
 
@@ -134,7 +142,7 @@ class Agreed:
         return [*map(float, words), float(len(self._text))]
 
     def check(self, caller: str, group: Any, facts: Sequence[Sequence[float]], device: torch.device) -> None:
-        """``facts``: those of all processes. Each of them exchanges the values, or none."""
+        """Compare the facts of all processes. Each of them exchanges the values, or none."""
         if all(row == facts[0] for row in facts):
             return
         room = [0.0] * int(max(row[-1] for row in facts))

@@ -14,8 +14,10 @@ Progress = bool | Callable[[int, int], None]
 
 @contextmanager
 def bar(total: int, **options: Any) -> "Iterator[Any]":
-    """A tqdm bar on a terminal or in a notebook. Where stderr is a file or a pipe, one line when the work
-    ends: the bar as it was last."""
+    """Show a tqdm bar on a terminal or in a notebook.
+
+    Where stderr is a file or a pipe, one line when the work ends: the bar as it was last.
+    """
     from tqdm.asyncio import tqdm_asyncio
     from tqdm.auto import tqdm
 
@@ -33,7 +35,7 @@ def bar(total: int, **options: Any) -> "Iterator[Any]":
 
 @contextmanager
 def reporter(progress: Progress, total: int) -> "Iterator[Callable[[int], None]]":
-    """Yields a function to be told how many documents are done."""
+    """Yield a function to be told how many documents are done."""
     if progress is True:
         try:
             import tqdm.auto  # noqa: F401

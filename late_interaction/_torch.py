@@ -64,6 +64,8 @@ def skip_frames(code: CodeType) -> None:
 
 
 def register_fake(library: Any, name: str, fake: Callable[..., Any]) -> None:
-    """Register a fake kernel as ``torch.library.register_fake`` does, without reading the caller's source
-    file for a message: over all operators that takes a third of the time of the import."""
+    """Register a fake kernel as ``torch.library.register_fake`` does, but read no source file for it.
+
+    That finds the caller's line for a message, which takes a third of the time of the import.
+    """
     _operators.find(name).fake_impl.register(fake, fake.__module__, library)

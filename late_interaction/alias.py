@@ -116,7 +116,7 @@ class _Modules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Gives the module back its own spec, which the import system has exchanged for the alias'."""
+        """Give the module back its own spec, which the import system has exchanged for the alias'."""
         alias = module.__spec__
         if alias is not None:
             module.__spec__ = alias.loader_state

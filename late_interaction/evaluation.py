@@ -125,7 +125,7 @@ def _checked_exact(exact: Any) -> tuple[Tensor, Tensor]:
 
 
 def _checked_found(found: Any, queries: int) -> Tensor:
-    """Lists as integers [Nq, n], filled up with a number that no document has."""
+    """Return lists as integers ``[Nq, n]``, filled up with a number that no document has."""
     if isinstance(found, Tensor):
         if found.dtype not in _INTEGERS:
             raise TypeError(f"found must be integers, got {found.dtype}")

@@ -47,7 +47,7 @@ def explain_plan(
     sm_count: int | None = None,
     geforce: bool | None = None,
 ) -> str:
-    """Which kernels, tiles and grids a call of :func:`late_interaction.maxsim` gets on a GPU, in words.
+    """Explain which kernels, tiles and grids a call of :func:`late_interaction.maxsim` gets on a GPU.
 
     Args:
         Q, D: the tensors of the call, or their shapes: ``[Nq, Lq, d]`` with ``[Nd, Ld, d]`` or
@@ -63,8 +63,8 @@ def explain_plan(
         nbits: the documents are residual-compressed with so many bits a dim (1, 2, 4 or 8), as
             :class:`late_interaction.codecs.Residual` makes them. They have no mask and, in a backward,
             no gradient.
-        packed: the sequences are packed, as :func:`late_interaction.varlen.maxsim_varlen` takes them, and
-            the shapes those of padded ones of mean length. They have no masks and one backward, which is
+        packed: the sequences are packed, as :class:`~late_interaction.Tokens`, and the
+            shapes those of padded ones of mean length. They have no masks and one backward, which is
             ``"lowmem"``.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper; 80 at least.
         sm_count: multiprocessors.
@@ -216,7 +216,7 @@ def _shape(name: str, x: Tensor | Sequence[int], ranks: tuple[int, ...]) -> tupl
 
 
 def _dtype(Q: Any, D: Any, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype that was asked for; without one, that of the tensors; without tensors, bfloat16."""
+    """Return the dtype that was asked for; without one, that of the tensors; without tensors, bfloat16."""
     if dtype is None:
         found = [x.dtype for x in (Q, D) if isinstance(x, Tensor)] or [torch.bfloat16]
         if found[0] != found[-1]:

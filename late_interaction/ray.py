@@ -1,5 +1,6 @@
-"""Documents in a Ray dataset, for Ray Data 2.60: :class:`Documents`. The work stands in
-:mod:`late_interaction._ray`.
+"""Documents in a Ray dataset, for Ray Data 2.60: :class:`Documents`.
+
+The work stands in :mod:`late_interaction._ray`.
 """
 
 from dataclasses import KW_ONLY, dataclass

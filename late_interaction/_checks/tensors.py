@@ -26,7 +26,7 @@ def refuse_tokens(name: str, x: Any, wanted: tuple[torch.dtype, ...] = FLOATS) -
 
 
 def check_embeddings(name: str, x: Tensor) -> None:
-    """A dense floating-point tensor of a dtype that the kernels take."""
+    """Require a dense floating-point tensor of a dtype that the kernels take."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.layout != torch.strided or x.is_nested:
         refuse_tokens(name, x)
 
@@ -48,7 +48,7 @@ def is_autocasting(x: Tensor) -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """Whether x holds values: false while a graph is traced, and for fake and meta tensors."""
+    """Tell whether x holds values: false while a graph is traced, and for fake and meta tensors."""
     if torch.compiler.is_compiling() or x.is_meta:
         return False
     if _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None:
@@ -63,13 +63,15 @@ def check_not_meta(name: str, x: Tensor) -> None:
 
 
 def has_values_on_cpu(x: Tensor) -> bool:
-    """Whether the values of x can be read without waiting for a device."""
+    """Tell whether the values of x can be read without waiting for a device."""
     return x.is_cpu and has_values(x)
 
 
 def check_size(holds: Any, message: Callable[[], str]) -> None:
-    """Raises a ValueError unless a condition on sizes holds. A traced graph asserts a condition on sizes that
-    depend on data."""
+    """Raise a ValueError unless a condition on sizes holds.
+
+    A traced graph asserts a condition on sizes that depend on data.
+    """
     if holds is True:  # sizes that are plain numbers
         return
     if torch.compiler.is_compiling():
@@ -81,7 +83,7 @@ def check_size(holds: Any, message: Callable[[], str]) -> None:
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, without the cost of that call where x has the dtype already."""
+    """Return ``x.to(dtype)``, without the cost of that call where x has the dtype already."""
     return x if x.dtype is dtype else x.to(dtype)
 
 
@@ -118,7 +120,7 @@ def check_mask_kind(name: str, m: Any, of: str, device: torch.device) -> None:
 
 
 def check_mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) -> Tensor | None:
-    """Returns a bool mask of the tokens' shape without d: integers count as bool, 1-D as a batch of one."""
+    """Return a bool mask of the tokens' shape without d: integers count as bool, 1-D as a batch of one."""
     if m is None:
         return None
     check_mask_kind(name, m, tokens_name, tokens.device)
@@ -135,7 +137,7 @@ def check_integers(
     name: str, x: Any, dims: int, shape: str, of: str, device: torch.device,
     dtypes: tuple[torch.dtype, ...] = INDICES,
 ) -> None:  # fmt: skip
-    """A dense tensor of integers of so many dims, whose shape is written like this, on the device of `of`."""
+    """Require integers of so many dims, whose shape is written like this, on the device of ``of``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {no_tensor(name, x)}")
     if x.dtype not in dtypes or x.layout != torch.strided:
@@ -169,8 +171,11 @@ def check_lengths(name: str, lengths: Tensor, least: int, longest: int) -> None:
 
 
 def check_no_forward_ad(name: str, *tensors: Tensor | None) -> None:
-    """Refuses dual tensors: an operator without a rule for tangents would drop them, and the result would
-    read as a derivative of zero."""
+    """Refuse dual tensors.
+
+    An operator without a rule for tangents would drop them, and the result would read as a derivative of
+    zero.
+    """
     if forward_ad._current_level < 0:
         return
     if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):

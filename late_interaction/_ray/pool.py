@@ -74,7 +74,7 @@ class Pool:
                 yield block, found
 
     def close(self) -> None:
-        """Ends all workers."""
+        """End all workers."""
         import ray
 
         for actor in (*self._load, *self._starting.values()):
@@ -97,12 +97,12 @@ class Pool:
             self._load[actor] = 0
 
     def _free(self) -> Any:
-        """The actor that has the fewest blocks, or None where all have enough."""
+        """Return the actor that has the fewest blocks, or None where all have enough."""
         free = [actor for actor, load in self._load.items() if load < _BLOCKS_A_WORKER]
         return min(free, key=lambda actor: self._load[actor], default=None)
 
     def _replace(self, actor: Any, error: BaseException, block: Block) -> None:
-        """Starts a worker for one that was lost, once: its other calls fail, too."""
+        """Start a worker for one that was lost, once: its other calls fail, too."""
         import ray
 
         if actor in self._load:
@@ -124,7 +124,7 @@ class Pool:
 
 
 def _losses() -> tuple[type[BaseException], ...]:
-    """What Ray raises where a worker, or the machine that had its result, is lost."""
+    """Return what Ray raises where a worker, or the machine that had its result, is lost."""
     from ray import exceptions
 
     return (

@@ -26,7 +26,7 @@ class Scorer:
         self._column, self._k, self._options = column, k, options
 
     def start(self) -> None:
-        """Returns once the actor runs."""
+        """Return once the actor runs."""
 
     def search(self, block: Any, first: int, stop: int) -> tuple[Any, Any]:
         """Scores and indices, as NumPy arrays, of rows of a block. Indices count from the row ``first``."""
@@ -37,8 +37,10 @@ class Scorer:
 
 
 def corpus_of(block: Any, column: str, first: int, stop: int, d: int) -> Corpus:
-    """The documents of some rows of a block: lists of Arrow as they lie, arrays of NumPy in a copy. d: that
-    of the queries, for rows that have no token to say it."""
+    """Read the documents of some rows of a block: Arrow's lists as they lie, NumPy's arrays in a copy.
+
+    d: that of the queries, for rows that have no token to say it.
+    """
     import pyarrow as pa
     from ray.data.block import BlockAccessor
 
@@ -55,7 +57,7 @@ def corpus_of(block: Any, column: str, first: int, stop: int, d: int) -> Corpus:
 
 
 def _arrays(chunk: Any) -> Any:
-    """The tensors of an array of them, as NumPy arrays."""
+    """Read the tensors of an array of them, as NumPy arrays."""
     if hasattr(chunk, "to_numpy_ndarray"):  # Arrow's own type for tensors of one shape; others are Ray's
         return chunk.to_numpy_ndarray()
     return chunk.to_numpy(zero_copy_only=False)

@@ -93,7 +93,7 @@ def _default_workers(ray: Any, num_cpus: float, num_gpus: float) -> int:
 
 
 def _blocks(dataset: Any) -> Generator[Block, None, None]:
-    """The blocks that have rows, in the order of the dataset, as they are read."""
+    """Yield the blocks that have rows, in the order of the dataset, as they are read."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     offset = 0

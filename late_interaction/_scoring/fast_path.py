@@ -33,8 +33,11 @@ def fast_path(
     paired: bool,
     weights: Tensor | None = None,
 ) -> Tensor | None:
-    """Scores of a call that nothing intercepts on its way to the operator, or None. The operator checks its
-    inputs itself. If it refuses them, the checks in Python follow, and say why in the caller's words."""
+    """Scores of a call that nothing intercepts on its way to the operator, or None.
+
+    The operator checks its inputs itself. If it refuses them, the checks in Python follow, and say why in the
+    caller's words.
+    """
     if (
         intercepted(Q, D)
         or not (normalize is False or normalize is True)

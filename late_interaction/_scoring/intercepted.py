@@ -9,8 +9,10 @@ PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def intercepted(Q: Tensor, D: Tensor) -> bool:
-    """Return whether something acts between a call and its operator: a subclass of Tensor, another device,
-    autocast, a transform of torch.func."""
+    """Tell whether something acts between a call and its operator.
+
+    That is a subclass of Tensor, another device, autocast, or a transform of torch.func.
+    """
     if type(Q) not in PLAIN_TYPES or type(D) not in PLAIN_TYPES:
         return True
     if not ((Q.is_cuda and D.is_cuda) or (Q.is_cpu and D.is_cpu)):

@@ -41,8 +41,9 @@ def look(
     called: str = "Q",
     project: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """Look at the norms of the tokens that count, unless the function of this name did before, or they
-    cannot be read now.
+    """Look at the norms of the tokens that count, once a function.
+
+    Nothing is done if the function of this name did before, or if norms cannot be read now.
 
     Args:
         name: of the public function that was called without ``normalize``.
@@ -89,7 +90,7 @@ def unwatched(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _norms_that_count(
     Q: Tensor | Sequence[Tensor], q_mask: Tensor | None, project: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """The norms, on the CPU, of Q's first tokens that are neither masked nor zero. Waits for the device."""
+    """Read the norms of Q's first tokens that are neither masked nor zero. Waits for the device."""
     if not isinstance(Q, Tensor):
         few = -(-_NORMS // max(max(map(len, Q)), 1))
         Q = torch.cat([x[:_NORMS] for x in Q[:few]])
@@ -121,7 +122,7 @@ def _must_not_wait() -> bool:
 
 
 def _frames_to_caller() -> int:
-    """The stacklevel of a warning in :func:`look` that names the code that called this package."""
+    """Find the stacklevel of a warning in :func:`look` that names the code that called this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
         level, frame = level + 1, frame.f_back

@@ -13,7 +13,7 @@ from late_interaction._torch import _are_functorch_transforms_active, _AutoDispa
 
 
 def call_packed(op: Any, inputs: tuple[Any, ...], precision: Precision | None, learns: bool) -> Any:
-    """``op(*inputs, precision)``, where inputs begin with Q and D, and precision None is PyTorch's own.
+    """Call ``op(*inputs, precision)``, whose inputs begin with Q and D; a precision of None is PyTorch's.
 
     learns: whether the call needs a gradient.
     """

@@ -15,7 +15,7 @@ _NEW_NAMES: dict[str, Precision] = {"ieee": "highest", "tf32": "high", "bf16": "
 
 
 def float32_precision(device_type: str) -> Precision:
-    """ "highest", "high" or "medium", for float32 matrix products on devices of this type."""
+    """Return "highest", "high" or "medium", for float32 matrix products on devices of this type."""
     turn = _switch.turn
     if (before := _switch.before) is not None:  # a call multiplies otherwise for a while
         return before
@@ -38,8 +38,11 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
 
 
 class _Switch:
-    """PyTorch's switch, which all threads of the process share, for the time of some calls. Threads that want
-    the same precision hold it together; others wait until these are done and it is what it was before."""
+    """PyTorch's switch, which all threads of the process share, for the time of some calls.
+
+    Threads that want the same precision hold it together; others wait until these are done and it is what it
+    was before.
+    """
 
     def __init__(self) -> None:
         self._free = threading.Condition()
@@ -87,7 +90,7 @@ _switch = _Switch()
 
 
 def _forked() -> None:
-    """The threads that held the switch are not in the new process."""
+    """Drop the switch in a new process: the threads that held it are not there."""
     global _switch
     _switch.release()
     _switch = _Switch()

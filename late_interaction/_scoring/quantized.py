@@ -14,7 +14,7 @@ from late_interaction.ops._library import operators
 
 
 def scale_for(amax: Tensor, largest_code: float) -> Tensor:
-    """The float32 scale that maps ``amax`` to the largest code; NaN where ``amax`` is not finite."""
+    """Return the float32 scale that maps ``amax`` to the largest code; NaN where ``amax`` is not finite."""
     # At least 1e-30, so that no scale becomes 0 or denormal. (Not a constant of the module: torch.compile
     # with dynamic=True would make that an input of the graph.)
     scale = amax.to(torch.float32).clamp_min(1e-30) / largest_code
@@ -22,8 +22,10 @@ def scale_for(amax: Tensor, largest_code: float) -> Tensor:
 
 
 def rows_by_kernel(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Codes and a scale for each row of the last dim, in one launch; None where something intercepts a call,
-    or where there is no kernel. The same bits as by PyTorch's operators."""
+    """Quantize each row of the last dim in one launch. The same bits as by PyTorch's operators.
+
+    None where something intercepts a call, or where there is no kernel.
+    """
     if not X.is_cuda or ops.cuda_missing is not None or torch.compiler.is_compiling():
         return None
     if type(X) not in (Tensor, torch.nn.Parameter) or _are_functorch_transforms_active():
@@ -36,8 +38,10 @@ def rows_by_kernel(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Non
 
 
 def quantize_rows(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """int8 or fp8 codes of the shape of ``X``, and a float32 scale for each row of the last dim, which maps
-    its largest magnitude to the largest code. A row that is not finite gets the scale NaN."""
+    """Return int8 or fp8 codes of the shape of ``X``, and a float32 scale for each row of the last dim.
+
+    A scale maps the row's largest magnitude to the largest code; that of a row that is not finite is NaN.
+    """
     if (found := rows_by_kernel(X, dtype)) is not None:
         return found
     X, whole = X.detach(), dtype == torch.int8

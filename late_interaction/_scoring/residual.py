@@ -28,7 +28,7 @@ def score(args: tuple[Any, ...], normalize: bool, precision: str | None = None) 
 
 
 def approximate(query_centroid_scores: Tensor, codes: Any, doc_lengths: Any) -> Tensor:
-    """``sum_s max_t query_centroid_scores[codes[j, t], s]`` of each document, checked."""
+    """Compute ``sum_s max_t query_centroid_scores[codes[j, t], s]`` of each document, checked."""
     args = check_approx_score(query_centroid_scores, codes, doc_lengths)
     op: Any = ops.plaid_approx_score
     if torch.compiler.is_compiling():
@@ -40,7 +40,7 @@ def approximate(query_centroid_scores: Tensor, codes: Any, doc_lengths: Any) -> 
 
 
 def multiplying(Q: Tensor) -> str:
-    """How queries multiply unless the caller says it: float32 as PyTorch is told, others as they are."""
+    """Say how queries multiply unless the caller says it: float32 as PyTorch is told, others as they are."""
     if Q.dtype != torch.float32:
         return "highest"
     if is_autocasting(Q):

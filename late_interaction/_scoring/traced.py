@@ -1,5 +1,4 @@
-"""The short way of maxsim and maxsim_pairs while torch.compile or torch.export traces them, and what they
-must not trace.
+"""Score by the short way of maxsim and maxsim_pairs while torch.compile or torch.export traces them.
 
 A compiled function checks its guards on every call. Each global, each default and each function that the
 trace reads adds some; the properties of a tensor add none, because Dynamo guards them anyway. So
@@ -69,11 +68,12 @@ def _fits(mask: Tensor, tokens: Tensor) -> bool:
 
 
 def leave_untraced(function: Any) -> None:
-    """Makes a call of ``function`` a graph break, and has Dynamo trace nothing that the call runs.
+    """Make a call of ``function`` a graph break, and have Dynamo trace nothing that the call runs.
 
     torch.compiler.disable does so too, but would import all of torch._dynamo with this package. The mark
     breaks the graph of a caller. The strategy keeps Dynamo from the function's own frame and from the frames
-    below; without it, Dynamo compiles dozens of them for one loss."""
+    below; without it, Dynamo compiles dozens of them for one loss.
+    """
     function._torchdynamo_disable = True
     with suppress(ImportError):  # names that PyTorch does not document
         skip_frames(function.__code__)

@@ -9,7 +9,7 @@ from late_interaction._torch import _are_functorch_transforms_active
 
 
 def applied(function: type[Function]) -> Callable[..., Any]:
-    """``function.apply``, with an error that says what to call under the transforms of ``torch.func``."""
+    """Return ``function.apply``, with an error that says what to call under ``torch.func``."""
     plain: Any = function.apply
 
     def apply(*args: Any) -> Any:

@@ -47,7 +47,7 @@ class Alike:
 
     @cached_property
     def _call(self) -> tuple[Any, ...] | None:
-        """What the plan of a call depends on beside its number of documents; None: all calls are alike."""
+        """Return what a plan depends on beside the number of documents; None: all calls are alike."""
         Q, D, (masked, normalize, precision) = self._like
         if not (Q.is_cuda and ops.cuda_missing is None and D.dtype in _NAMES):
             return None
@@ -59,8 +59,10 @@ class Alike:
         return Q.shape[0], (Q.shape[1], *D.shape[1:]), options, device
 
     def scores(self, score: Score, D: Tensor, *beside: Tensor | None) -> Tensor:
-        """``score(D, *beside)``, in calls that are planned alike: of parts, or with documents of zeros
-        behind these."""
+        """Return ``score(D, *beside)``, in calls that are planned alike.
+
+        They are calls of parts, or with documents of zeros behind these.
+        """
         count = D.shape[0]
         if self._fits(count):
             return score(D, *beside)
@@ -79,7 +81,7 @@ class Alike:
 
 
 def enough(D: Tensor) -> bool:
-    """Whether the plan of a search is the same however many documents there are beside these."""
+    """Tell whether the plan of a search is the same however many documents there are beside these."""
     return D.shape[0] >= _most(D)
 
 
@@ -89,14 +91,14 @@ def _most(D: Tensor) -> int:
 
 @lru_cache(maxsize=64)
 def _multiprocessors(device: torch.device) -> tuple[int, bool]:
-    """How many a GPU has, and whether they are those of a GeForce."""
+    """Return how many a GPU has, and whether they are those of a GeForce."""
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count, "GeForce" in properties.name
 
 
 @lru_cache(maxsize=1024)
 def _plan(N: int, Nq: int, sizes: tuple[int, ...], options: tuple[Any, ...], device: tuple[Any, ...]) -> str:
-    """The plan of a call without what changes no sum: the grid, and the reason in words."""
+    """Return the plan of a call without what changes no sum: the grid, and the reason in words."""
     text: str = ops.explain_plan(False, Nq, N, *sizes, *options, *device)
     return "\n".join(line for line in text.splitlines() if not line.startswith(("grid", "why")))
 

@@ -22,7 +22,7 @@ _pack, _merge, _add_checksum = (
 
 
 def notes_alone(device: torch.device, size: int, notes: Sequence[int]) -> Tensor:
-    """A payload without what was found."""
+    """Make a payload without what was found."""
     none = torch.empty(0, 0, dtype=torch.float32, device=device)
     with _AutoDispatchBelowAutograd():
         payload: Tensor = _pack(none, none.to(torch.int64), 0, size, notes, True)
@@ -30,7 +30,7 @@ def notes_alone(device: torch.device, size: int, notes: Sequence[int]) -> Tensor
 
 
 def packed(found: Found, width: int, size: int, notes: Sequence[int], largest: bool) -> Tensor:
-    """A payload with room for so many documents of each row."""
+    """Make a payload with room for so many documents of each row."""
     scores, indices = found
     with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
         if scores.dtype == torch.float64:
@@ -40,15 +40,17 @@ def packed(found: Found, width: int, size: int, notes: Sequence[int], largest: b
 
 
 def size_of(rows: int, width: int, notes: int, dtype: torch.dtype) -> int:
-    """The least size of a payload."""
+    """Return the least size of a payload."""
     return rows * width * (2 if dtype == torch.float64 else 1) + notes
 
 
 def merged(
     payloads: Tensor, rows: int, width: int, notes: int, k: int, largest: bool, dtype: torch.dtype
 ) -> tuple[Found, Tensor]:
-    """The k best of all processes' payloads ``[processes, size]``, with indices among the documents of all,
-    and their notes. Where there are fewer documents, no document stands behind them."""
+    """Find the k best of all processes' payloads ``[processes, size]``, and read their notes.
+
+    Indices are among the documents of all. Where there are fewer documents, none stands behind them.
+    """
     if dtype == torch.float64:
         return _merged_float64(payloads, rows, width, notes, k, largest)
     k = min(k, width * len(payloads))
@@ -61,8 +63,10 @@ def merged(
 
 
 def add_checksum(payload: Tensor, place: int, tensors: Sequence[Tensor | None]) -> None:
-    """Adds a number that is the same for the same bits to the number at a place, and waits for nothing: of
-    each tensor a sum of its bytes by place, times a power of 31."""
+    """Add to the number at a place one that is the same for the same bits; waits for nothing.
+
+    It is of each tensor a sum of its bytes by place, times a power of 31.
+    """
     factor = 1
     with _AutoDispatchBelowAutograd():
         for x in reversed([x for x in tensors if x is not None and x.numel()]):

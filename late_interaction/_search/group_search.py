@@ -1,5 +1,6 @@
-"""A search by all processes of a group, each among documents of its own: the best of each are exchanged, and
-every process chooses the best of all.
+"""Search by all processes of a group, each among documents of its own.
+
+The best of each are exchanged, and every process chooses the best of all.
 
 The first exchange has one size, whatever a process passes, so that no two processes wait for different ones.
 It holds notes: what must be alike, and how many documents a process has. A process adds what it found where
@@ -56,7 +57,7 @@ _NOTES = _FACTS + 7
 
 @dataclass(frozen=True)
 class Query:
-    """What all processes must pass alike, and the search of this one.
+    """Hold what all processes must pass alike, and the search of this one.
 
     runs_ahead: a GPU searches the documents of this process, and the host is soon done. needs_total: which
     bits the scores have depends on how many documents all processes have.
@@ -76,7 +77,7 @@ class Query:
     needs_total: bool = True
 
     def facts(self) -> dict[str, int]:
-        """What a message may show, without the checksum of the queries."""
+        """Return what a message may show, without the checksum of the queries."""
         return {
             "k": min(int(self.k), 1 << 62),
             "number of queries": self.count,
@@ -92,8 +93,9 @@ Local = Callable[[int], Found]
 
 
 def search(group: Any, device: torch.device, prepare: Callable[[], Query], local: Local) -> Found:
-    """The best of the documents of all processes, which are numbered in the order of ranks: the same on every
-    process.
+    """Find the best of the documents of all processes, numbered in the order of ranks.
+
+    The result is the same on every process.
 
     prepare: checks the arguments of this process. What it raises, and what ``local`` raises, this process
     raises after all others have learnt of it. local: scores and indices of the best of its own documents,
@@ -136,7 +138,7 @@ _expected: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
 
 class _Own:
-    """What this process has found, or the error of its search."""
+    """Hold what this process has found, or the error of its search."""
 
     def __init__(self, local: Local, total: int, assumed: int) -> None:
         """assumed: the number of all documents that this holds for."""
@@ -150,7 +152,7 @@ class _Own:
 
 
 class _Exchange:
-    """What this process tells the others, and hears from them."""
+    """Hold what this process tells the others, and hears from them."""
 
     def __init__(self, group: Any, device: torch.device, query: Query | None, facts: tuple[int, ...]) -> None:
         self._group, self._device, self._query, self._facts = group, device, query, facts
@@ -158,7 +160,7 @@ class _Exchange:
 
     @property
     def fits(self) -> bool:
-        """Whether what this process finds has room in the first exchange."""
+        """Tell whether what this process finds has room in the first exchange."""
         query = self._query
         assert query is not None
         return query.dtype != torch.float64 and query.count * query.k + _NOTES <= _SIZE
@@ -177,7 +179,7 @@ class _Exchange:
         return table
 
     def tell_results(self, own: _Own, width: int, size: int) -> Table:
-        """An exchange of what was found. The notes of all processes; the best of all are in ``best`` then."""
+        """Exchange what was found, and return the notes of all processes; the best of all go to ``best``."""
         query = self._query
         assert query is not None
         options = query.largest, query.dtype
@@ -205,7 +207,7 @@ class _Exchange:
         return [int(x) for x in notes]
 
     def _checked(self, table: Table) -> Table:
-        """Raises an error on every process where one has refused its arguments or failed, or they differ."""
+        """Raise on every process where one has refused its arguments or failed, or they differ."""
         check_refused(_CALLER, table)
         if self._query is None:
             return table

@@ -65,7 +65,7 @@ class Options:
                 raise ValueError(f"{field.name} must be {field.default} {where}, got {abbreviate(value)}")
 
     def shared(self) -> dict[str, Any]:
-        """What all processes of a group pass alike, beside k."""
+        """Return what all processes of a group pass alike, beside k."""
         names = ("normalize", "largest", "keep_empty", "precision")
         return {name: getattr(self, name) for name in names}
 

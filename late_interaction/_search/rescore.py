@@ -15,15 +15,17 @@ _BYTES, _GATHERED_BYTES = 256 << 20, 8 << 20
 
 
 def fitting(bytes_each: int, most: int) -> int:
-    """How many take at most so many bytes together; at least one."""
+    """Return how many take at most so many bytes together; at least one."""
     return max(most // max(bytes_each, 1), 1)
 
 
 def exact_scores(
     Q: Tensor, D: Tensor, found: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, options: dict[str, Any]
 ) -> Tensor:
-    """Scores of each query with its documents ``found`` [Nq, K]. A CPU scores documents where they lie if
-    their kept tokens come first; others are copied, some at a time."""
+    """Scores of each query with its documents ``found`` [Nq, K].
+
+    A CPU scores documents where they lie if their kept tokens come first; others are copied, some at a time.
+    """
     Nq, K = found.shape
     dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
     scores = torch.empty(Nq, K, dtype=dtype, device=Q.device)
@@ -57,7 +59,7 @@ def exact_scores(
 
 
 def spans_of(D: Tensor, d_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Where the kept tokens of each document begin and how many they are, if they lie together."""
+    """Return where the kept tokens of each document begin and how many they are, if they lie together."""
     Nd, Ld = D.shape[:2]
     if not D.is_contiguous():
         return None
@@ -73,6 +75,6 @@ def spans_of(D: Tensor, d_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
 
 
 def longest(d_mask: Tensor) -> int:
-    """The tokens of these documents up to the last one that is kept."""
+    """Count the tokens of these documents up to the last one that is kept."""
     kept = d_mask.flatten(0, -2).any(0).nonzero()
     return int(kept[-1]) + 1 if len(kept) else 1

@@ -35,14 +35,14 @@ _select_best = operators.select_best.default
 
 
 def has_kernels(x: Tensor, k: int) -> bool:
-    """Whether the operators of :mod:`late_interaction.ops.topk` choose so many on the device of ``x``."""
+    """Tell whether the operators of :mod:`late_interaction.ops.topk` choose so many there."""
     return x.is_cpu or (x.is_cuda and k <= MOST_BEST and cuda_missing is None)
 
 
 def without_rank(
     D: Tensor, d_mask: Tensor | None, keep_empty: bool, left_out: Tensor | None
 ) -> Tensor | None:
-    """``[Nd]`` bool, which documents are left out or have no kept token. None where all take a rank."""
+    """Tell which documents are left out or have no kept token, bool ``[Nd]``. None: all take a rank."""
     if keep_empty or (d_mask is None and D.shape[1]):
         return left_out
     if d_mask is None:
@@ -52,7 +52,7 @@ def without_rank(
 
 
 def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> Found:
-    """The k best columns, best first, equal scores by ascending index. An index below 0 is no document.
+    """Select the k best columns, best first, equal scores by ascending index. Below 0 is no document.
 
     A float32 score and its index make one integer that sorts as the pair does. (A float64 score fills the
     integer by itself; two sorts serve, the second one stable.)
@@ -72,8 +72,10 @@ def select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> Found:
 def select_next(
     scores: Tensor, first: int, found: Found, k: int, largest: bool, empty: Tensor | None = None
 ) -> Found:
-    """The k best of the documents from ``first`` on, which have these scores, and of those found before.
-    empty: ``[documents]``, those of them to leave out."""
+    """Select the k best of the documents from ``first`` on, with these scores, and of those found before.
+
+    empty: ``[documents]``, those of them to leave out.
+    """
     if empty is not None:
         scores = scores.masked_fill(empty, torch.nan)
     if scores.dtype != torch.float64:

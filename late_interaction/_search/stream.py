@@ -22,14 +22,14 @@ _SLOTS, _SLOT_BYTES = 8, 8 << 20
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A small tensor on the device. The host waits for nothing."""
+    """Copy a small tensor to the device. The host waits for nothing."""
     if x.is_cpu and device.type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 
 def documents_at_once(Q: Tensor, D: Tensor, chunk_bytes: int | None, progress: bool) -> int:
-    """How many documents a search scores at a time; chunk_bytes of None chooses."""
+    """Return how many documents a search scores at a time; chunk_bytes of None chooses."""
     size = MOST_SCORES // max(Q.shape[0], 1)
     if chunk_bytes is not None or D.device != Q.device:
         size = min(size, (chunk_bytes or _BYTES) // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
@@ -39,8 +39,10 @@ def documents_at_once(Q: Tensor, D: Tensor, chunk_bytes: int | None, progress: b
 
 
 def chunks(D: Tensor, beside: Sequence[Tensor | None], size: int, device: torch.device) -> Iterator[Chunk]:
-    """Yields ``D``, and the tensors ``beside`` it that have a row a document, ``size`` documents at a time on
-    ``device``. A chunk that was copied is valid until the next one is asked for."""
+    """Yield ``D``, and the tensors ``beside`` it that have a row a document, by chunks on ``device``.
+
+    A chunk has ``size`` documents; one that was copied is valid until the next is asked for.
+    """
     if D.device == device:
         for start in range(0, D.shape[0], size):
             rows = slice(start, start + size)
@@ -77,7 +79,7 @@ class _Ring:
         self.first = 0  # the slot that was copied from the longest ago
 
     def send(self, source: Tensor, target: Tensor) -> None:
-        """Copies on the current stream; `source` may change right after the call."""
+        """Copy on the current stream; ``source`` may change right after the call."""
         data = source.contiguous().flatten().view(torch.uint8)
         _send_bytes(target.flatten().view(torch.uint8), data, self.memory, self.handles, self.first)
         self.first = (self.first - (-data.numel() // _SLOT_BYTES)) % _SLOTS
@@ -90,9 +92,10 @@ class _Ring:
 def copied(
     piece: Callable[[int], list[Tensor]], count: int, rows: int, device: torch.device
 ) -> Iterator[list[Tensor]]:
-    """Copies of the CPU tensors ``piece(0)`` up to ``piece(count - 1)``, each with at most so many rows, made
-    on a second stream: while one piece is scored, the next one is copied. A copy is valid until the next is
-    asked for.
+    """Yield copies of the CPU tensors ``piece(0)`` up to ``piece(count - 1)``, made on a second stream.
+
+    While one piece, of at most so many rows, is scored, the next one is copied. A copy is valid until the
+    next is asked for.
 
     The tensors of all pieces are alike: in dtype, in all dims but the first, and in whether they are pinned.
     """

@@ -31,14 +31,14 @@ def joined(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def check_first(first: Any) -> None:
-    """The number of a search's first document."""
+    """Check the number of a search's first document."""
     check_integer("first", first)
     if not 0 <= first <= MOST_DOCUMENTS:
         raise ValueError(f"first must be at least 0 and at most 2**32, got {abbreviate(first)}")
 
 
 def check_alike(search: dict[str, Any], mine: dict[str, Any]) -> None:
-    """A search to merge has the options and shapes of this one."""
+    """Require that a search to merge has the options and shapes of this one."""
     for name, got in search.items():
         if got != mine[name]:
             wanted = f"must be {mine[name]!r}, as in this search"
@@ -46,7 +46,7 @@ def check_alike(search: dict[str, Any], mine: dict[str, Any]) -> None:
 
 
 def coming(first: int, count: int) -> Ranges:
-    """The range of so many documents from ``first`` on."""
+    """Return the range of so many documents from ``first`` on."""
     if first + count > MOST_DOCUMENTS:
         raise ValueError(f"D must bring the documents to at most 2**32, got {first} + {count}")
     return [[first, first + count]] if count else []
@@ -72,7 +72,7 @@ def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_found(state: dict[str, Any], mine: Tensor, k: int) -> None:
-    """What a search for k documents has found once it has seen so many. mine: its scores so far."""
+    """Check what a search for k documents has found once it has seen so many. mine: its scores so far."""
     scores, indices, seen = state["scores"], state["indices"], state["seen"]
     _check_count("seen", seen)
     _check_count("next", state["next"])

@@ -36,7 +36,7 @@ __all__ = ["Alignment", "explain"]
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """How one query matched one document. The tensors are on the CPU, without gradients.
+    """Say how one query matched one document. The tensors are on the CPU, without gradients.
 
     Args:
         matches: ``[Lq]``, int64: the document token with the largest similarity to each query token, the
@@ -58,12 +58,15 @@ class Alignment:
 
     @property
     def score(self) -> float:
-        """The sum of the contributions: the score of :func:`late_interaction.maxsim`, to rounding."""
+        """Sum the contributions: the score of :func:`late_interaction.maxsim`, to rounding."""
         return float(self.contributions.sum())
 
     def top(self, n: int = 5) -> list[tuple[int, int, float]]:
-        """The ``n`` matches that contributed most: ``(query token, document token, contribution)``, the
-        largest first. Fewer where fewer query tokens matched."""
+        """Return the ``n`` matches that contributed most, the largest first.
+
+        Each is ``(query token, document token, contribution)``. There are fewer where fewer query tokens
+        matched.
+        """
         check_positive("n", n)
         matched = (self.matches >= 0).nonzero().flatten()
         order = self.contributions[matched].sort(descending=True, stable=True).indices[:n]
@@ -74,7 +77,7 @@ class Alignment:
     def text(
         self, query_tokens: Sequence[str] | None = None, document_tokens: Sequence[str] | None = None
     ) -> str:
-        """A table in plain text: a line for each query token. Tokens that are not given are numbered."""
+        """Write a table in plain text, a line for each query token. Tokens not given are numbered."""
         rows = [("query token", "document token", "contribution"), *self._rows(query_tokens, document_tokens)]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         lines = [f"{q:<{widths[0]}}  {d:<{widths[1]}}  {value:>12}" for q, d, value in rows]
@@ -83,7 +86,7 @@ class Alignment:
     def html(
         self, query_tokens: Sequence[str] | None = None, document_tokens: Sequence[str] | None = None
     ) -> str:
-        """The same table as HTML, shaded by contribution. Every token is escaped."""
+        """Write the same table as HTML, shaded by contribution. Every token is escaped."""
         largest = max((x for x in self.contributions.tolist() if x > 0), default=0.0)
         body = []
         values = self.contributions.tolist()
@@ -148,15 +151,15 @@ def explain(
     normalize: bool = False,
     precision: Precision | None = None,
 ) -> Alignment | list[Alignment] | list[list[Alignment]]:
-    """Which document token each query token matched, and how much that added to the score.
+    """Explain a score: which document token each query token matched, and how much that added.
 
     Args:
         Q, D, q_mask, d_mask: as in :func:`late_interaction.maxsim`. Where ``D`` is
             :class:`~late_interaction.Codes`, the documents asked for are decoded one at a time, without the
             tokens that their mask leaves out, and meet what the queries become; there are no masks, no
             ``paired`` and no ``cu_seqlens_d`` then.
-        cu_seqlens_d: ``[Nd + 1]``: ``D`` is ``[tokens, d]``, packed as for
-            :func:`late_interaction.maxsim_varlen`. Without ``d_mask``.
+        cu_seqlens_d: ``[Nd + 1]``: ``D`` is ``[tokens, d]``, packed as those of
+            :meth:`late_interaction.Tokens.packed`. Without ``d_mask``.
         documents: ``[Nq, k]`` (``[k]`` for a 2-D ``Q``), int32 or int64: the documents of each query that
             are to be explained, as :func:`late_interaction.search` returns them. ``D`` is ``[Nd, Ld, d]``
             or packed, and may be on another device than ``Q``: those documents alone are copied.
@@ -247,7 +250,7 @@ def explain_one(
     D: Tensor,
     d_mask: Tensor | None,
 ) -> list[Alignment]:
-    """One query ``[Lq, d]`` with documents ``[n, Ld, d]``, moved to its device."""
+    """Explain one query ``[Lq, d]`` with documents ``[n, Ld, d]``, moved to its device."""
     check_not_meta("Q", q)
     check_not_meta("D", D)
     D = D.detach().to(q.device)
@@ -289,7 +292,7 @@ def _check_packed(Q: Tensor, D: Tensor, cu_seqlens_d: Tensor) -> list[int]:
 def _check_found(
     Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, bounds: list[tuple[int, int]] | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The tokens beside `documents`: Q and D may be on different devices."""
+    """Check the tokens beside ``documents``: Q and D may be on different devices."""
     check_embeddings("Q", Q)
     check_embeddings("D", D)
     if Q.dim() not in (2, 3):
@@ -304,7 +307,7 @@ def _check_found(
 def check_documents(
     documents: Any, Q: Tensor, bounds: list[tuple[int, int]] | None, D: Tensor, one_query: bool
 ) -> Tensor:
-    """``[Nq, k]``, on the device of D."""
+    """Return the documents asked for as ``[Nq, k]``, on the device of D."""
     device = documents.device if isinstance(documents, Tensor) else D.device
     shape = "[k], the documents of the 2-D Q" if one_query else "[Nq, k]"
     check_integers("documents", documents, 1 if one_query else 2, shape, "D", device)
@@ -317,7 +320,7 @@ def check_documents(
 
 
 def labels_of(name: str, tokens: Any, length: int) -> list[str]:
-    """The names of ``length`` tokens: those given, or numbers."""
+    """Return the names of ``length`` tokens: those given, or numbers."""
     if tokens is None:
         return [str(i) for i in range(length)]
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):

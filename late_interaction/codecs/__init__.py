@@ -1,4 +1,4 @@
-"""Codecs, which turn tokens to smaller codes that are scored as they are, without gradients for documents::
+"""Turn tokens to smaller codes that are scored as they are, without gradients for documents.
 
     codes = codecs.Int8().encode(D)   # late_interaction.Codes: they pickle, move, are sliced
     scores = li.maxsim(Q, codes)      # Q: embeddings, quantized on the way

@@ -19,8 +19,10 @@ Kind = TypeVar("Kind", bound="type[Codec]")
 
 
 class Codec(ABC):
-    """Turns tokens to codes and back. Codecs are values: two of the same options are equal, and none
-    changes."""
+    """Turns tokens to codes and back.
+
+    Codecs are values: two of the same options are equal, and none changes.
+    """
 
     _dtypes: tuple[torch.dtype, ...] = (torch.uint8,)  # of codes
 
@@ -74,7 +76,7 @@ class Codec(ABC):
 
     @property
     def stored(self) -> torch.dtype:
-        """The dtype of codes."""
+        """Return the dtype of codes."""
         return self._dtypes[0]
 
     @abstractmethod
@@ -93,23 +95,23 @@ class Codec(ABC):
 
     @abstractmethod
     def _decoded(self, codes: Codes) -> Tensor:
-        """float32 ``[..., d]``."""
+        """Decode to float32 ``[..., d]``."""
 
     @abstractmethod
     def _options(self) -> dict[str, Any]:
-        """What the codec was made with, tensors aside."""
+        """Return what the codec was made with, tensors aside."""
 
     @abstractmethod
     def _score(self, q: Tokens | Codes, D: Codes, paired: bool, normalize: bool, precision: Any) -> Tensor:
         """Scores ``[Nq, Nd]`` or ``[Nq, K]`` of padded queries that fit; ``[N, 1]`` of pairs."""
 
     def _met(self, q: Tokens, normalize: bool, precision: Any) -> Tokens:
-        """The queries that documents meet, as embeddings."""
+        """Return the queries that documents meet, as embeddings."""
         check_precision_of_codes(self, normalize, precision)
         return self.decode(self.encode(q))
 
     def _dims(self, width: int) -> int:
-        """The dims that so wide codes have, where nobody says it."""
+        """Return the dims that so wide codes have, where nobody says it."""
         return width
 
     # ---- checks ----

@@ -61,15 +61,17 @@ def _queries(tokens: Tensor) -> list[Tensor]:
 
 
 def nearest(tokens: Tensor, centroids: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The centroid with the largest inner product with each token, int32, found as the document token that
-    wins a query token; and the winners of each of the queries."""
+    """Find the centroid with the largest inner product with each token, int32, and those of each query.
+
+    It is the document token that wins a query token.
+    """
     kept = [ops.maxsim_winners(part, centroids.unsqueeze(0), None, None)[1] for part in _queries(tokens)]
     codes = [widen(winners, len(centroids)).flatten() for winners in kept]
     return (torch.cat(codes) if codes else tokens.new_empty(0, dtype=torch.int32)), kept
 
 
 def _sums(tokens: Tensor, centroids: Tensor, kept: list[Tensor]) -> Tensor:
-    """The sum of each centroid's tokens: the gradient of MaxSim's document, in an order that is fixed."""
+    """Sum each centroid's tokens: the gradient of MaxSim's document, in an order that is fixed."""
     total = torch.zeros_like(centroids)
     for part, winners in zip(_queries(tokens), kept, strict=True):
         ones = torch.ones(winners.shape[:2], dtype=torch.float32, device=tokens.device)
@@ -95,7 +97,7 @@ def _spherical_k_means(tokens: Tensor, count: int, iterations: int, seed: int) -
 
 
 def _farthest(tokens: Tensor, centroids: Tensor, codes: Tensor, count: int) -> Tensor:
-    """The tokens with the smallest inner products with their own centroids, the lowest of equals first."""
+    """Find the tokens farthest from their own centroids, by inner product, the lowest of equals first."""
     similarity = torch.cat(
         [
             torch.linalg.vecdot(some, centroids.index_select(0, own))
@@ -116,7 +118,7 @@ def _buckets(tokens: Tensor, codes: Tensor, centroids: Tensor, nbits: int) -> tu
 
 
 def rows_of(tokens: Any) -> Tensor:
-    """``[tokens, d]`` of a sample, without those that a mask leaves out."""
+    """Return ``[tokens, d]`` of a sample, without those that a mask leaves out."""
     if isinstance(tokens, Tensor) and tokens.dim() == 2:
         check_rows("tokens", tokens)
         return tokens

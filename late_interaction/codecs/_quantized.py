@@ -40,8 +40,10 @@ class Quantized(Codec):
 
 @register
 class Int8(Quantized):
-    """8-bit integers in -127 .. 127 with a float32 scale a token, which maps its largest magnitude to 127
-    (symmetric: no zero point, as in https://arxiv.org/abs/2004.09602). A token is ``code * scale``.
+    """Store 8-bit integers in -127 .. 127 with a float32 scale a token.
+
+    The scale maps a token's largest magnitude to 127 (symmetric: no zero point, as in
+    https://arxiv.org/abs/2004.09602). A token is ``code * scale``.
 
     A quarter of float32's memory; at least 99% of the ten best documents are those that bfloat16 finds.
     Queries are quantized likewise, products are exact, and sums in int32. Scores have no gradients. A token
@@ -74,8 +76,9 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 @register
 class Fp8(Quantized):
-    """8-bit floats (https://arxiv.org/abs/2209.05433) with a float32 scale a token, which maps its largest
-    magnitude to the largest code. A token is ``code * scale``.
+    """Store 8-bit floats (https://arxiv.org/abs/2209.05433) with a float32 scale a token.
+
+    The scale maps a token's largest magnitude to the largest code. A token is ``code * scale``.
 
     They err by up to 2^-4 of a value (e4m3) or 2^-3 (e5m2), int8 by 1/254 of the token's largest. Queries are
     quantized likewise. A CPU multiplies codes as they are, and so does a GPU with ``d`` a multiple of 16 (of

@@ -19,7 +19,7 @@ def import_pyarrow() -> Any:
 
 
 def shards_of(documents: Any, d: int | None, first_row: int = 0) -> tuple[list[Shard], int]:
-    """A shard for each chunk of a column, and d. Rows are counted from first_row in messages."""
+    """Make a shard for each chunk of a column, and find d. Messages count rows from first_row."""
     pa = import_pyarrow()
     if not isinstance(documents, (pa.Array, pa.ChunkedArray)):
         raise TypeError(
@@ -43,8 +43,10 @@ def shards_of(documents: Any, d: int | None, first_row: int = 0) -> tuple[list[S
 
 
 def check_type(pa: Any, found: Any, rows: int) -> tuple[int | None, torch.dtype]:
-    """The d of a column's type, if that says it, and the dtype of its values. A column without rows may have
-    no type."""
+    """Return the d of a column's type, if that says it, and the dtype of its values.
+
+    A column without rows may have no type.
+    """
     if not rows and pa.types.is_null(found):
         return None, torch.float32
     lists = (pa.types.is_list, pa.types.is_large_list)
@@ -62,7 +64,7 @@ def check_type(pa: Any, found: Any, rows: int) -> tuple[int | None, torch.dtype]
 
 
 def find_d(chunks: list[Any]) -> int:
-    """The length of the first inner list that is there."""
+    """Return the length of the first inner list that is there."""
     for chunk in chunks:
         offsets = _integers(chunk.offsets)
         tokens = chunk.values[int(offsets[0]) : int(offsets[-1])].drop_null()
@@ -98,7 +100,7 @@ def _shard(array: Any, row: int, d: int, dtype: torch.dtype) -> Shard:
 
 
 def _values_of(tokens: Any, d: int, row_of: Any) -> Any:
-    """The values of an array of tokens, end to end, once every token is known to have d of them."""
+    """Return the values of an array of tokens, end to end, once every token is known to have d of them."""
     if hasattr(tokens.type, "list_size"):
         return tokens.values[tokens.offset * d : (tokens.offset + len(tokens)) * d]
     if not len(tokens):

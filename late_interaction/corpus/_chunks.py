@@ -1,5 +1,7 @@
-"""The chunks of a corpus: ranges of documents whose tokens are scored where they lie on the device of the
-query, or copied to it while others are scored."""
+"""Cut a corpus into chunks: ranges of documents whose tokens are scored together.
+
+They are scored where they lie on the device of the query, or copied to it while others are scored.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,17 +31,17 @@ class Chunk:
         return int(offsets[self.stop]) - int(offsets[self.first])
 
     def sources(self) -> list[Tensor]:
-        """The tokens as they are stored, and what is stored beside them, where they lie."""
+        """Return the tokens as they are stored, and what is stored beside them, where they lie."""
         found = self.shard.stored(self.shard.rows(self.first, self.stop))
         return [x for x in found if x is not None]
 
     def offsets(self) -> Tensor:
-        """int32, from 0, on the CPU."""
+        """Return int32 offsets, from 0, on the CPU."""
         own = self.shard.offsets[self.first : self.stop + 1]
         return (own - own[0]).to(torch.int32)
 
     def empty_documents(self) -> Tensor | None:
-        """[documents] bool on the CPU, which of them have no token. None where all have one."""
+        """Tell which documents have no token: bool on the CPU. None where all have one."""
         if not self.shard.has_empty_documents:
             return None
         own = self.shard.offsets[self.first : self.stop + 1]
@@ -47,7 +49,7 @@ class Chunk:
 
 
 def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[Chunk]:
-    """The chunks of a corpus, each of at most so many bytes of tokens and so many documents."""
+    """Cut a corpus into chunks, each of at most so many bytes of tokens and so many documents."""
     chunks, place = [], 0
     for shard in shards:
         most_tokens = most_bytes // (shard.tokens.shape[1] * shard.tokens.element_size())

@@ -16,7 +16,7 @@ def _name_of(part: str) -> str:
 
 
 def entry_of(codec: Codec | None) -> dict[str, Any] | None:
-    """What the metadata says of a codec, beside the name of what it stores."""
+    """Return what the metadata says of a codec, beside the name of what it stores."""
     if not isinstance(codec, Residual):
         return None
     files = {part: _files.entry_of(getattr(codec, part)) for part in _PARTS}
@@ -25,7 +25,7 @@ def entry_of(codec: Codec | None) -> dict[str, Any] | None:
 
 
 def write(folder: Path, codec: Codec | None) -> None:
-    """Writes the files that are not there as they should be."""
+    """Write the files that are not there as they should be."""
     entry = entry_of(codec)
     for part, wanted in ({} if entry is None else entry["files"]).items():
         try:
@@ -40,13 +40,13 @@ def write(folder: Path, codec: Codec | None) -> None:
 
 
 def check(folder: Path, entry: dict[str, Any] | None) -> None:
-    """The files are those that the metadata names. They are small, and all tokens hang on them."""
+    """Require the files that the metadata names. They are small, and all tokens hang on them."""
     for part, file in ({} if entry is None else entry["files"]).items():
         _files.check_checksum(folder / _name_of(part), file)
 
 
 def open_codec(folder: Path, entries: dict[str, Any]) -> Codec | None:
-    """The codec of a folder, on the CPU."""
+    """Read the codec of a folder, on the CPU."""
     entry = entries.get("codec")
     if entry is None:
         return _tokens.CODECS.get(entries["dtype"])

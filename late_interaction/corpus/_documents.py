@@ -39,7 +39,7 @@ def _reopened(kind: "type[Documents]", opened: Opened) -> "Documents":
 
 
 class Documents:
-    """What :class:`Corpus` holds. See there."""
+    """Hold the documents of a :class:`Corpus`. See there."""
 
     def __init__(self, shards: Sequence[_shards.Shard], options: dict[str, Any]) -> None:
         self.shards = tuple(shards)
@@ -66,13 +66,13 @@ class Documents:
         return shard.floats(rows)
 
     def _stored_at(self, index: int) -> tuple[_shards.Shard, slice]:
-        """The shard of a document, and where its tokens lie in it."""
+        """Return the shard of a document, and where its tokens lie in it."""
         part = bisect_right(self._ends, index)
         first = index - (self._ends[part - 1] if part else 0)
         return self.shards[part], self.shards[part].rows(first, first + 1)
 
     def _length(self, index: int) -> int:
-        """How many tokens a document has."""
+        """Return how many tokens a document has."""
         _, rows = self._stored_at(index)
         return int(rows.stop - rows.start)
 
@@ -100,8 +100,9 @@ class Documents:
         return f"Corpus({len(self)} documents, {self.tokens} tokens, d={self.d}, {kind}, {where})"
 
     def parts(self, count: int) -> "list[Self]":
-        """The corpus in parts over the same memory, in order, with about equally many tokens each: one for
-        each process of a group or each GPU.
+        """Cut the corpus into parts over the same memory, in order, with about equally many tokens each.
+
+        There is one for each process of a group or each GPU.
 
         Args:
             count: how many. Where there are fewer documents, the last parts are empty.
@@ -134,7 +135,7 @@ class Documents:
         ids: Sequence[str] | None = None,
         normalized: bool = False,
     ) -> "Self":
-        """A corpus over tensors. Tokens are shared, not copied.
+        """Make a corpus over tensors. Tokens are shared, not copied.
 
         Args:
             tokens: ``[tokens, d]``, contiguous, on the CPU or a GPU; float32, float16 or bfloat16.
@@ -164,7 +165,7 @@ class Documents:
     def from_codes(
         cls, codes: Codes, *, ids: Sequence[str] | None = None, normalized: bool = False
     ) -> "Self":
-        """A corpus over codes. Packed ones are shared, not copied.
+        """Make a corpus over codes. Packed ones are shared, not copied.
 
         Args:
             codes: of :class:`late_interaction.codecs.Int8`, :class:`~late_interaction.codecs.Fp8` in
@@ -194,8 +195,9 @@ class Documents:
     def from_numpy(
         cls, tokens: Any, offsets: Any, *, ids: Sequence[str] | None = None, normalized: bool = False
     ) -> "Self":
-        """:meth:`from_packed` for NumPy arrays, mapped files (``numpy.memmap``) among them. Tokens are
-        shared.
+        """Make a corpus over NumPy arrays or mapped files (``numpy.memmap``), by :meth:`from_packed`.
+
+        Tokens are shared.
 
         Args:
             tokens: ``[tokens, d]``, float32 or float16, in C order.
@@ -226,7 +228,7 @@ class Documents:
         ids: Sequence[str] | None = None,
         normalized: bool = False,
     ) -> "Self":
-        """A corpus over a column of Arrow: a document a row. Tokens are shared, not copied.
+        """Make a corpus over a column of Arrow: a document a row. Tokens are shared, not copied.
 
         Args:
             documents: a ``pyarrow.Array`` or ``pyarrow.ChunkedArray`` of ``list<fixed_size_list<float>[d]>``,

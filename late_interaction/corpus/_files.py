@@ -37,7 +37,7 @@ class CorpusError(ValueError):
 
 
 def bytes_of(x: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, which must outlive the view."""
+    """View the memory of a contiguous CPU tensor, which must outlive the view."""
     size = x.numel() * x.element_size()
     if size == 0:
         return memoryview(b"")
@@ -45,7 +45,7 @@ def bytes_of(x: Tensor) -> memoryview:
 
 
 def mapped(path: Path, size: int, dtype: torch.dtype) -> Tensor:
-    """A file of so many bytes as a 1-D tensor over its pages. Writing to the tensor leaves the file alone."""
+    """Map a file of so many bytes as a 1-D tensor. Writing to the tensor leaves the file alone."""
     if size == 0:  # an empty file cannot be mapped
         return torch.empty(0, dtype=dtype, device="cpu")
     with torch.device("cpu"):
@@ -54,7 +54,7 @@ def mapped(path: Path, size: int, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def _named(path: Path) -> "Iterator[None]":
-    """An OSError within says which file it is about."""
+    """Have an OSError within say which file it is about."""
     try:
         yield
     except OSError as error:
@@ -78,7 +78,7 @@ class HashedFile:
                 data = data[self._file.write(data) :]  # a write of gigabytes is cut short by the system
 
     def finish(self) -> dict[str, Any]:
-        """The file's entry in the metadata, once its bytes are on the disk."""
+        """Return the file's entry in the metadata, once its bytes are on the disk."""
         with _named(self.path):
             os.fsync(self._file.fileno())
             self._file.close()
@@ -89,7 +89,7 @@ class HashedFile:
 
 
 def entry_of(x: Tensor) -> dict[str, Any]:
-    """The entry in the metadata of a file that holds a contiguous CPU tensor."""
+    """Return the entry in the metadata of a file that holds a contiguous CPU tensor."""
     own, data = _new_hash(), bytes_of(x)
     own.update(data)
     return {"bytes": len(data), "blake2b": own.hexdigest()}
@@ -107,7 +107,7 @@ def checksum_of_entries(entries: dict[str, Any]) -> str:
 
 
 def write_metadata(path: Path, entries: dict[str, Any]) -> None:
-    """Replaces the file at once: a reader, or what is left after a crash, has the old one or the new one."""
+    """Replace the file at once: a reader, or what is left after a crash, has the old one or the new one."""
     text = json.dumps(entries | {"checksum": checksum_of_entries(entries)}, indent=1)
     new = path.with_suffix(".new")
     with _named(path):
@@ -140,7 +140,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names of the folder's files durable."""
+    """Make the names of the folder's files durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -149,7 +149,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The entries of metadata.json or building.json, as they were written."""
+    """Read the entries of metadata.json or building.json, as they were written."""
     if path.exists() and not path.is_file():  # a pipe or a device may have no end
         raise CorpusError(f"{path} must be the metadata of a corpus, got no regular file")
     try:
@@ -174,7 +174,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def check_size(path: Path, entry: dict[str, Any]) -> None:
-    """A file of a corpus has the bytes that its entry says."""
+    """Require that a file of a corpus has the bytes that its entry says."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -185,7 +185,7 @@ def check_size(path: Path, entry: dict[str, Any]) -> None:
 
 
 def check_checksum(path: Path, entry: dict[str, Any]) -> None:
-    """A file of a corpus has the checksum that its entry says. Reads all of it."""
+    """Require that a file of a corpus has the checksum that its entry says. Reads all of it."""
     check_size(path, entry)
     own = _new_hash()
     with path.open("rb") as file:
@@ -196,7 +196,7 @@ def check_checksum(path: Path, entry: dict[str, Any]) -> None:
 
 
 def writing_failed(error: OSError, path: Path, kept: int) -> OSError:
-    """The error of a corpus that could not be written on, which says what is kept and what to do."""
+    """Make the error of a corpus that could not be written on, which says what is kept and what to do."""
     cause = error.strerror or str(error)
     advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that"
     return OSError(

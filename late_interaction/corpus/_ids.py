@@ -13,8 +13,10 @@ from late_interaction.corpus import _files
 
 
 def check_ids(ids: Any, documents: int, *known: set[str]) -> set[str]:
-    """Check that ids are a string for each document, which no other one has, nor one of the known. Return the
-    set of them."""
+    """Check that ids are a string for each document, which no other one has, nor one of the known.
+
+    Return the set of them.
+    """
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise TypeError(f"ids must be a list of strings or None, got {type(ids).__name__}")
     if len(ids) != documents:

@@ -17,7 +17,7 @@ from late_interaction.corpus._ids import check_ids
 
 
 def from_array(name: str, array: Any) -> Tensor:
-    """A tensor over the memory of a NumPy array."""
+    """View the memory of a NumPy array as a tensor."""
     import numpy as np
 
     if not isinstance(array, np.ndarray):
@@ -79,7 +79,7 @@ def _checked_offsets(tokens: Tensor, offsets: Any, width: str) -> Tensor:
 
 
 def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Shard]:
-    """The shards, with these ids shared out among them."""
+    """Share these ids out among the shards."""
     check_ids(ids, sum(shard.documents for shard in shards))
     ends = list(accumulate(shard.documents for shard in shards))
     return [

@@ -13,7 +13,7 @@ from late_interaction.corpus import _tokens
 
 @dataclass(frozen=True)
 class BuilderOptions:
-    """What :meth:`Corpus.create` was asked for, checked."""
+    """Hold what :meth:`Corpus.create` was asked for, checked."""
 
     d: int
     dtype: torch.dtype | None

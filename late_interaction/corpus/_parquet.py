@@ -14,7 +14,7 @@ _ROWS = 1024
 def copy(
     source: Any, column: str, id_column: str | None, create: Callable[..., CorpusBuilder], d: int | None
 ) -> None:
-    """Writes columns of a parquet file to a folder; what the folder has already is not read again.
+    """Write columns of a parquet file to a folder; what the folder has already is not read again.
 
     create: makes the builder, from d and total. d: that of the tokens, where the file need not say it.
     """

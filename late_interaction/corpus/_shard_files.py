@@ -48,7 +48,7 @@ class ShardFiles:
         self.tokens += tokens.shape[0]
 
     def finish(self) -> dict[str, Any]:
-        """The shard's entry in the metadata, once all of it is on the disk."""
+        """Return the shard's entry in the metadata, once all of it is on the disk."""
         files = {kind: file.finish() for kind, file in self.files.items()}
         return {"documents": self.documents, "tokens": self.tokens, "files": files}
 

@@ -48,7 +48,7 @@ class Shard:
         return replace(self, offsets=self.offsets[first : stop + 1], ids=ids)
 
     def compact(self) -> "Shard":
-        """The same documents over memory that holds no others."""
+        """Copy the documents to memory that holds no others."""
         rows = self.rows(0, self.documents)
         offsets = self.offsets - self.offsets[0] if rows.start else self.offsets
         return replace(
@@ -60,20 +60,22 @@ class Shard:
         )
 
     def rows(self, first: int, stop: int) -> slice:
-        """Where the tokens of these documents lie."""
+        """Return where the tokens of these documents lie."""
         return slice(int(self.offsets[first]), int(self.offsets[stop]))
 
     def stored(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """These tokens as they are stored, and what is stored beside each."""
+        """Return these tokens as they are stored, and what is stored beside each."""
         return self.tokens[rows], None if self.beside is None else self.beside[rows]
 
     def floats(self, rows: slice) -> Tensor:
-        """These tokens: a view of floats, or the float32 tokens that codes stand for."""
+        """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
         return _tokens.decode(*self.stored(rows), self.codec)
 
     def ranges(self, most_tokens: int, most_documents: int) -> Iterator[tuple[int, int]]:
-        """Documents, in order, in ranges of at most so many tokens and documents. A longer document has a
-        range of its own."""
+        """Documents, in order, in ranges of at most so many tokens and documents.
+
+        A longer document has a range of its own.
+        """
         first, count = 0, self.documents
         last = int(self.offsets[-1])
         while first < count:
@@ -85,7 +87,7 @@ class Shard:
 
 
 def _alone(x: Tensor) -> Tensor:
-    """The tensor, or a copy of it where it is a part of a larger block of memory."""
+    """Return the tensor, or a copy of it where it is a part of a larger block of memory."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
 
 
@@ -101,7 +103,7 @@ def between(shards: Sequence[Shard], first: int, stop: int) -> list[Shard]:
 
 
 def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
-    """The shards in parts of about equally many tokens: a document goes where its first token lies."""
+    """Cut shards into parts of about equally many tokens: a document goes where its first token lies."""
     total, done = sum(shard.token_count for shard in shards), 0
     found: list[list[Shard]] = [[] for _ in range(count)]
     for shard in shards:
@@ -122,7 +124,7 @@ _TYPES = {
 
 
 def name_of(index: int, kind: str) -> str:
-    """The name of a shard's file."""
+    """Return the name of a shard's file."""
     return f"shard-{index:05d}.{kind}"
 
 
@@ -138,7 +140,7 @@ def _check_stored(path: Path, offsets: Tensor, total: int) -> None:
 
 
 def open_shard(folder: Path, index: int, entry: dict[str, Any], stored: _tokens.Stored) -> Shard:
-    """A shard of a folder, mapped. Sizes and offsets are checked."""
+    """Map a shard of a folder. Sizes and offsets are checked."""
     documents, tokens = entry["documents"], entry["tokens"]
     wanted = {
         "tokens": tokens * stored.width * stored.dtype.itemsize,

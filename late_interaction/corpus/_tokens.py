@@ -45,7 +45,7 @@ def unit(tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Stored:
-    """How a corpus stores tokens of d dims: as dtype, or as codes of a codec, on the CPU, in dtype."""
+    """Say how a corpus stores tokens of d dims: as dtype, or as codes of a codec, on the CPU, in dtype."""
 
     d: int
     dtype: torch.dtype
@@ -57,12 +57,12 @@ class Stored:
 
     @property
     def width(self) -> int:
-        """The elements of a stored row."""
+        """Count the elements of a stored row."""
         return self.codec.width(self.d) if self.codec else self.d
 
     @property
     def beside(self) -> str | None:
-        """The kind of file of what is stored beside each token."""
+        """Name the kind of file of what is stored beside each token."""
         return None if self.codec is None else "codes" if isinstance(self.codec, Residual) else "scales"
 
     @property
@@ -90,8 +90,10 @@ def decode(tokens: Tensor, beside: Tensor | None, codec: Codec | None) -> Tensor
 
 
 def find_unusable(tokens: Tensor, stored: Stored, normalize: bool) -> int | None:
-    """The first of these rows that a corpus cannot store so: one with NaN, an infinity, or a value (a norm,
-    if it is normalized) beyond the largest finite one."""
+    """Find the first of these rows that a corpus cannot store so.
+
+    That is one with NaN, an infinity, or a value (a norm, if it is normalized) beyond the largest finite one.
+    """
     largest = torch.finfo(torch.float32 if normalize or stored.codec else stored.dtype).max
     order = 2 if normalize else float("inf")
     wide = torch.float64 if tokens.dtype == torch.float64 else torch.float32

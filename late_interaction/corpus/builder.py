@@ -140,7 +140,7 @@ class CorpusBuilder:
     # ---- documents ----
 
     def add(self, documents: Sequence[Tensor], ids: Sequence[str] | None = None) -> None:
-        """The next documents. All are checked before one is written.
+        """Write the next documents. All are checked before one is written.
 
         Args:
             documents: a list of ``[L, d]`` tensors, of one floating-point dtype and on one device. ``L`` may
@@ -167,8 +167,10 @@ class CorpusBuilder:
             self._add_shards([_shards.Shard(tokens, offsets, None, ids)], "documents", False)
 
     def extend(self, corpus: Documents) -> None:
-        """The documents of another corpus, with their ids if it has any. They are encoded anew unless they
-        are codes of this corpus's dtype (and normalized, if this corpus is), which are copied as they are.
+        """Write the documents of another corpus, with their ids if it has any.
+
+        They are encoded anew unless they are codes of this corpus's dtype (and normalized, if this corpus
+        is), which are copied as they are.
 
         Args:
             corpus: a corpus of the same ``d``, on any device.
@@ -186,7 +188,7 @@ class CorpusBuilder:
     def _add_shards(
         self, shards: Sequence[_shards.Shard], name: str, as_they_are: bool, place: int = 0
     ) -> None:
-        """All documents of shards or, where one is refused, none. Messages call the first name[place]."""
+        """Add all documents of shards or, where one is refused, none. Messages call the first name[place]."""
         with self._one_at_a_time:
             if self._state != "open":
                 raise RuntimeError(
@@ -235,7 +237,7 @@ class CorpusBuilder:
             look("Corpus.create", tokens, called="the corpus")
 
     def _write(self, shard: _shards.Shard, first: int, stop: int, as_they_are: bool) -> None:
-        """Some documents of a shard, into as many shards of the corpus as they take."""
+        """Write some documents of a shard, into as many shards of the corpus as they take."""
         rows = shard.rows(first, stop)
         if as_they_are:
             tokens, beside = shard.stored(rows)
@@ -283,8 +285,9 @@ class CorpusBuilder:
     # ---- the end ----
 
     def flush(self) -> None:
-        """Ends the shard here: what was added so far is on the disk and survives a crash. A small shard costs
-        a few files more and little else.
+        """End the shard here: what was added so far is on the disk and survives a crash.
+
+        A small shard costs a few files more and little else.
 
         Raises:
             OSError: as the class says.
@@ -310,7 +313,7 @@ class CorpusBuilder:
         return _files.writing_failed(error, self._path, self.documents)
 
     def _cut_away(self, state: str) -> None:
-        """Closes the builder without the shard that is not finished."""
+        """Close the builder without the shard that is not finished."""
         if self._shard is not None:
             self._shard.remove()
             self._shard = None
@@ -319,8 +322,9 @@ class CorpusBuilder:
         self._cleanup.close()
 
     def finish(self) -> None:
-        """Writes the rest and the metadata, after which :meth:`Corpus.open` takes the folder. A second call
-        does nothing.
+        """Write the rest and the metadata, after which :meth:`Corpus.open` takes the folder.
+
+        A second call does nothing.
 
         Raises:
             OSError: as the class says.

@@ -75,7 +75,7 @@ class Corpus(Documents):
         progress: Progress = False,
         total: int | None = None,
     ) -> CorpusBuilder:
-        """A :class:`CorpusBuilder` that writes a corpus to a folder.
+        """Make a :class:`CorpusBuilder` that writes a corpus to a folder.
 
         Args:
             path: a folder, empty or not there yet.
@@ -119,7 +119,7 @@ class Corpus(Documents):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Corpus":
-        """The corpus of a folder, mapped into memory: no token is read before it is scored.
+        """Open the corpus of a folder, mapped into memory: no token is read before it is scored.
 
         The size of every file and all offsets are checked. A file may not be cut short while it is mapped:
         the system ends a process that reads beyond its end.
@@ -184,7 +184,7 @@ class Corpus(Documents):
         id_column: str | None = None,
         **options: Any,
     ) -> "Corpus":
-        """Writes a column of a parquet file to a folder, a row group at a time, and opens it.
+        """Write a column of a parquet file to a folder, a row group at a time, and open it.
 
         Args:
             source: a parquet file: its path, or a file object, as ``pyarrow.parquet.ParquetFile`` takes it.
@@ -219,7 +219,7 @@ class Corpus(Documents):
         return cls.open(path)
 
     def verify(self) -> None:
-        """Compares every file with the checksum that it was written with.
+        """Compare every file with the checksum that it was written with.
 
         Returns:
             None. A corpus in memory has no checksums, and nothing is compared.

@@ -22,7 +22,7 @@ def maxsim_reranker(
     return_score: Literal["relevance", "all"] = "relevance",
     device: torch.device | str | None = None,
 ) -> Any:
-    """A ``lancedb.rerankers.base.Reranker`` that orders results by exact MaxSim of a multivector column.
+    """Make a ``lancedb.rerankers.base.Reranker`` that orders results by exact MaxSim of a multivector column.
 
     For ``.rerank(...)`` of a vector, full-text or hybrid search of LanceDB, synchronous or not. The column is
     scored where LanceDB put it, without a copy (on a GPU: with one). Equal scores stay in LanceDB's order; so
@@ -65,7 +65,7 @@ def maxsim_reranker(
 
 @functools.cache
 def _reranker_class() -> Any:
-    """The class of the rerankers, once lancedb is there to derive it from."""
+    """Make the class of the rerankers, once lancedb is there to derive it from."""
     try:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -109,7 +109,7 @@ def _reranker_class() -> Any:
             )
 
         def _score(self, query: str, results: Any) -> tuple[Tensor, Tensor]:
-            """The scores of all results, best first, and the row of each."""
+            """Return the scores of all results, best first, and the row of each."""
             if self._column not in results.column_names:
                 raise ValueError(
                     f"results must have the column {self._column!r} to be reranked by it, got"
@@ -126,7 +126,7 @@ def _reranker_class() -> Any:
 
 
 def _with_all_rows(order: Tensor) -> Tensor:
-    """The rows that a search ranked, and in the places of no document the others, rising."""
+    """Return the rows that a search ranked, and in the places of no document the others, rising."""
     ranked = order[order >= 0]
     rest = torch.ones(len(order), dtype=torch.bool, device="cpu")
     rest[ranked] = False
@@ -134,7 +134,7 @@ def _with_all_rows(order: Tensor) -> Tensor:
 
 
 def _embeddings(query: Any, text: str, device: Any) -> Tensor:
-    """The query's [L, d] tokens on the device."""
+    """Return the query's ``[L, d]`` tokens on the device."""
     found = query if isinstance(query, Tensor) else query(text)
     Q = found.detach() if isinstance(found, Tensor) else torch.as_tensor(found)
     if Q.dim() != 2:

@@ -91,7 +91,7 @@ def unpatch(*names: Name) -> None:
 
 @dataclass(frozen=True)
 class Patched:
-    """What :func:`patched` says of a library.
+    """Report what :func:`patched` says of a library.
 
     Args:
         release: the installed release, or None where that is unknown.
@@ -151,7 +151,7 @@ def _known(names: tuple[Name, ...]) -> tuple[Name, ...]:
 
 
 def _module(name: Name) -> Any:
-    """What patches the library: it has ``patch``, ``unpatch`` and ``places``, and imports nothing of it."""
+    """Import the module that patches the library, which imports nothing of it."""
     inner = "._patch" if name == "sentence-transformers" else ""
     return importlib.import_module(f"{__package__}.{name.replace('-', '_')}{inner}")
 

@@ -107,7 +107,7 @@ _RAGGED = "embeddings of unequal lengths"
 def _unfit(
     score: Callable[..., Tensor], document_rank: int, tokens: tuple[Tensor, Tensor] | None
 ) -> str | None:
-    """Why the kernels do not take these embeddings, if they do not."""
+    """Say why the kernels do not take these embeddings, if they do not."""
     if tokens is None:
         return _RAGGED
     Q, D = tokens
@@ -135,7 +135,7 @@ def _grouped(
     documents_mask: Any = None,
     **backend: str | None,
 ) -> Tensor:
-    """``ColBERTScores.__call__``: documents ``[D, N, Ld, d]`` are one batch, not N slices scored in turn."""
+    """Replace ``ColBERTScores.__call__``: documents ``[D, N, Ld, d]`` are one batch, not N slices."""
     if _selected(**backend) and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
         Q, D = tokens
         if Q.dim() == 3 and D.dim() == 4 and why_left(Q, D, _PACKAGE) is None:
@@ -150,7 +150,7 @@ def _grouped(
 def _xtr_score(
     self: Any, queries_embeddings: Any, documents_embeddings: Any, queries_mask: Any, documents_mask: Any
 ) -> Tensor:
-    """``XTRScores._score``, of tensors: without the grid of all similarities."""
+    """Replace ``XTRScores._score``, of tensors: without the grid of all similarities."""
     Q, D, q_mask, d_mask = queries_embeddings, documents_embeddings, queries_mask, documents_mask
     path = _XTR[1]
     reason = why_left(Q, D, _PACKAGE) if _selected() else _OTHER_BACKEND
@@ -180,7 +180,7 @@ def _xtr_score(
 
 
 def _selected(backend: str | None = None) -> bool:
-    """Whether PyLate's backend, where it has that choice, is this one."""
+    """Tell whether PyLate's backend, where it has that choice, is this one."""
     resolve = getattr(sys.modules["pylate.scores.colbert"], "_resolve_backend", None)
     return resolve is None or resolve(backend) in ("auto", "lik")
 
@@ -197,7 +197,7 @@ def _try_lik(backend: str, *tensors: Any) -> bool:
 
 
 def _require_lik() -> None:
-    """Raises what PyLate's ``auto`` answers by its own scoring, where there is no LIK to hand on to."""
+    """Raise what PyLate's ``auto`` answers by its own scoring, where there is no LIK to hand on to."""
     backend = importlib.import_module("pylate.scores._lik_backend")
     if not backend.is_available():
         raise backend.LIKUnsupported("shapes that late_interaction does not score, and no LIK is installed")
@@ -262,7 +262,7 @@ _XTR: _Place = ("pylate.scores.xtr", "XTRScores._score")  # from 1.5.0 on
 
 
 def _scores_defining_module() -> tuple[types.ModuleType, bool]:
-    """The module that defines PyLate's scoring functions, and whether it is the one of 1.5 and later."""
+    """Find the module that defines PyLate's scoring functions, and whether it is the one of 1.5 and later."""
     before = "pylate.scores.scores"
     try:
         return importlib.import_module(before), False
@@ -273,7 +273,7 @@ def _scores_defining_module() -> tuple[types.ModuleType, bool]:
 
 
 def _surface() -> tuple[dict[_Place, Callable[..., Any]], list[_Place]]:
-    """What is put where, and which modules of losses hold a scoring function by its name."""
+    """List what is put where, and which modules of losses hold a scoring function by its name."""
     defining, grouped = _scores_defining_module()
     here = defining.__name__
     if package_at_least("pylate", "1.5.1"):
@@ -315,7 +315,7 @@ def _find(module: types.ModuleType, path: str) -> Any:
 
 
 def _exchange(path: str, old: Any, new: Any) -> None:
-    """Puts ``new`` wherever PyLate holds ``old``: in modules, classes, and the defaults of constructors."""
+    """Put ``new`` wherever PyLate holds ``old``: in modules, classes, and the defaults of constructors."""
     name = path.split(".")[-1]
     for holder in _holders():
         if vars(holder).get(name) is old:

@@ -47,7 +47,7 @@ def _places() -> list[Place]:
 
 
 def _exists(module: str) -> bool:
-    """Whether this release of Transformers has the module; whether it imports is another question."""
+    """Tell whether this release of Transformers has the module; whether it imports is another question."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of a package that would hold it
@@ -65,7 +65,7 @@ _PARAMETERS = [
 
 
 def _scoring(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``score_retrieval`` on the kernels, where they serve the call."""
+    """Compute ``score_retrieval`` on the kernels, where they serve the call."""
 
     @functools.wraps(original)
     def score_retrieval(
@@ -113,7 +113,7 @@ def _side(embeddings: Any) -> zero_padded.Side | None:
 
 
 def _padded_to(passages: zero_padded.Side, batch_size: int) -> list[int]:
-    """How long Transformers pads each passage of a list: to the longest of its batch."""
+    """Return how long Transformers pads each passage of a list: to the longest of its batch."""
     if isinstance(passages, Tensor):
         return []
     lengths = [*map(len, passages)]

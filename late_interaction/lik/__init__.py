@@ -1,5 +1,7 @@
-"""The modules, functions, signatures and defaults of late-interaction-kernels 0.4.5, each a thin adapter onto
-this package; its kernels for Apple's GPUs (``mps``) and its private helpers are left out.
+"""Offer the modules, functions, signatures and defaults of late-interaction-kernels 0.4.5.
+
+Each is a thin adapter onto this package; its kernels for Apple's GPUs (``mps``) and its private helpers are
+left out.
 
 For those who move from it, and for :func:`late_interaction.install_as`, which gives these its name.
 """

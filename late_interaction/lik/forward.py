@@ -18,7 +18,7 @@ def maxsim_forward(
     save_argmax: bool = False,
     normalize: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The forward pass alone, outside autograd.
+    """Run the forward pass alone, outside autograd.
 
     Args:
         Q, D, q_mask, d_mask, normalize: as in :func:`late_interaction.maxsim`.

@@ -38,8 +38,10 @@ def quantize_fp8_per_tensor(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn)
 
 
 def quantize_fp8_per_token(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
-    """Give codes of the shape of ``X`` ``[..., d]``, and float32 scales of its shape without ``d``, as
-    :class:`late_interaction.codecs.Fp8` makes them."""
+    """Give codes of the shape of ``X`` ``[..., d]``, and float32 scales of its shape without ``d``.
+
+    They are those of :class:`late_interaction.codecs.Fp8`.
+    """
     check_rows("X", X)
     return quantized.quantize_rows(X, Fp8(dtype).dtype)
 

@@ -33,6 +33,7 @@ class MaxSimScorer(torch.nn.Module):
         self.backward = check_backward(backward)
 
     def extra_repr(self) -> str:
+        """Name the options that differ from the defaults."""
         return (
             f"normalize={self.normalize}, backward={self.backward!r}, mask_pad_token={self.mask_pad_token!r}"
         )

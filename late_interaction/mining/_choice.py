@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def most(self) -> int:
-        """The rank among a query's negatives from which on none is taken."""
+        """Return the rank among a query's negatives from which on none is taken."""
         if self.range_max is not None:
             return self.range_max
         filters = self.max_score, self.absolute_margin, self.relative_margin
@@ -67,9 +67,11 @@ class Choice:
         return self.range_min + spare * self.num_negatives
 
     def columns(self, scores: Tensor, is_positive: Tensor, positive: Tensor) -> Tensor:
-        """``[Nq, num_negatives]``: columns of ``scores [Nq, n]``, best first, that become negatives, in the
-        order of their ranks; ``n`` where there are no more. positive: ``[Nq]``, each query's lowest score of
-        a positive, NaN where it has none."""
+        """Choose the columns of ``scores [Nq, n]`` that become negatives: ``[Nq, num_negatives]``.
+
+        They are best first, in the order of their ranks; ``n`` where there are no more. positive: ``[Nq]``,
+        each query's lowest score of a positive, NaN where it has none.
+        """
         rank = (~is_positive).cumsum(1) - 1
         fit = ~is_positive & (rank < min(self.most, scores.shape[1])) & ~scores.isnan()
         if self.max_score is not None:

@@ -38,9 +38,10 @@ def mine_hard_negatives(
     corpus_prompt: str | None = None,
     **options: Any,
 ) -> Any:
-    """Hard negatives for a dataset of (anchor, positive) texts, by a multi-vector model and exact MaxSim over
-    all documents: what Sentence Transformers' ``mine_hard_negatives`` is for models of one vector. It has the
-    names, the rules and the rows of release 6.2, but no cross-encoder, FAISS or cache.
+    """Mine hard negatives for a dataset of (anchor, positive) texts, by exact MaxSim over all documents.
+
+    This is for multi-vector models what Sentence Transformers' ``mine_hard_negatives`` is for models of one
+    vector. It has the names, the rules and the rows of release 6.2, but no cross-encoder, FAISS or cache.
 
     Equal texts are one document, and equal anchors are one query, whose positives are those of all its rows.
     None of them becomes a negative. Each text is encoded once.
@@ -129,7 +130,7 @@ def _dataset_like(dataset: Any, columns: Columns) -> Any:
 
 
 def _keys(names: list[str], wanted: int, output_format: str, output_scores: bool) -> list[str]:
-    """The names of the output's columns, once they are known to differ."""
+    """Return the names of the output's columns, once they are known to differ."""
     scores = ["scores"] if output_scores else []
     made = {
         "triplet": ["negative", *scores],
@@ -193,7 +194,7 @@ def _encoded(
 
 
 class _Rows:
-    """What was mined, as rows of a dataset."""
+    """Hold what was mined, as rows of a dataset."""
 
     def __init__(
         self, queries: list[str], documents: list[str], positives: list[list[int]], found: HardNegatives

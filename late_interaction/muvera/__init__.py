@@ -1,5 +1,7 @@
-"""MUVERA's fixed dimensional encodings, by :mod:`late_interaction.ops.muvera`: one vector for each query and
-document, whose inner product approximates their MaxSim (Dhulipala et al., https://arxiv.org/abs/2405.19504).
+"""Encode all tokens of a query or document as one vector, by MUVERA.
+
+The inner product of two such fixed dimensional encodings approximates their MaxSim (Dhulipala et al.,
+https://arxiv.org/abs/2405.19504). Made by :mod:`late_interaction.ops.muvera`.
 
 Any index of inner products finds candidates by them. Exact scores rank these:
 :func:`late_interaction.search` takes :class:`Encodings` of a corpus as ``coarse=``.

@@ -1,5 +1,7 @@
-"""The first pass of a search over MUVERA's encodings: inner products with all of them, for
-:func:`late_interaction.search`."""
+"""Make the first pass of a search over MUVERA's encodings, for :func:`late_interaction.search`.
+
+It takes the inner products with all of them.
+"""
 
 from collections.abc import Iterator
 
@@ -51,7 +53,7 @@ class MuveraPass:
 
 
 def check_encodings(coarse: Muvera | Encodings, D: Tensor) -> None:
-    """Checks that encodings are those of a corpus of this shape, and lie on its device."""
+    """Check that encodings are those of a corpus of this shape, and lie on its device."""
     muvera = coarse if isinstance(coarse, Muvera) else coarse.muvera
     if muvera.d != D.shape[2]:
         raise ValueError(f"coarse must be for tokens of D {shape_of(D)}, got one for d = {muvera.d}")

@@ -1,5 +1,8 @@
-"""Random numbers that are the same everywhere: SplitMix64 (https://doi.org/10.1145/2714064.2660195) of a
-counter, in integers that wrap, and nothing that rounds."""
+"""Draw random numbers that are the same everywhere.
+
+SplitMix64 (https://doi.org/10.1145/2714064.2660195) of a counter, in integers that wrap, and nothing that
+rounds.
+"""
 
 import torch
 from torch import Tensor
@@ -14,7 +17,7 @@ def _signed(word: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """The logical shift to the right."""
+    """Shift logically to the right."""
     return x >> bits & (1 << 64 - bits) - 1
 
 
@@ -25,24 +28,26 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def words(seed: int, stream: int, count: int) -> Tensor:
-    """int64 ``[count]``, all 64 bits of them random. The state of a stream is one word of ``seed``'s own."""
+    """Draw int64 ``[count]``, all 64 bits random. A stream's state is one word of ``seed``'s own."""
     start = _mixed(torch.tensor([_signed(seed + (stream + 1) * _GOLDEN)], device="cpu"))
     return _mixed(start + torch.arange(1, count + 1, device="cpu") * _signed(_GOLDEN))
 
 
 def signs(seed: int, stream: int, count: int) -> Tensor:
-    """float32 ``[count]`` of +1 and -1: the highest bit of a word."""
+    """Draw float32 ``[count]`` of +1 and -1: the highest bit of a word."""
     return (words(seed, stream, count) < 0).to(torch.float32) * -2 + 1
 
 
 def below(seed: int, stream: int, count: int, limit: int) -> Tensor:
-    """int32 ``[count]`` in ``[0, limit)``, of the highest 31 bits of a word; limit is below 2**31."""
+    """Draw int32 ``[count]`` in ``[0, limit)`` by the highest 31 bits of words; limit is below 2**31."""
     return (_shifted(words(seed, stream, count), 33) * limit >> 31).to(torch.int32)
 
 
 def bell(seed: int, stream: int, count: int) -> Tensor:
-    """float32 ``[count]``, of mean 0 and variance 1 and nearly normal: the sum of twelve uniform integers of
-    16 bits, which are those of three words."""
+    """Draw float32 ``[count]``, of mean 0 and variance 1 and nearly normal.
+
+    Each is the sum of twelve uniform integers of 16 bits, which are those of three words.
+    """
     fields = (
         words(seed, stream, 3 * count).view(count, 3).unsqueeze(-1) >> torch.arange(0, 64, 16, device="cpu")
         & 0xFFFF

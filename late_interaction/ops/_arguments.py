@@ -19,8 +19,10 @@ def check_tensor(
     beside: Tensor | None = None,
     contiguous: bool = False,
 ) -> None:
-    """A dense tensor of these sizes (None: any) in one of these dtypes, on the device of ``beside``. x None:
-    it was not given."""
+    """Require a dense tensor of these sizes in one of these dtypes, on the device of ``beside``.
+
+    A size of None is any; x is None where it was not given.
+    """
     if x is None:
         return
     fits = x.dtype in dtypes and x.layout is torch.strided and (beside is None or x.device == beside.device)
@@ -51,7 +53,7 @@ def check_choice(name: str, value: str, known: Collection[str]) -> None:
 def check_scales_and_masks(
     Q: Tensor, scale_Q: Tensor, scale_D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
 ) -> None:
-    """As the kernels, which read them where they lie: public functions convert them."""
+    """Check as the kernels do, which read them where they lie: public functions convert them."""
     for name, x, dtype in (
         ("scale_Q", scale_Q, torch.float32),
         ("scale_D", scale_D, torch.float32),

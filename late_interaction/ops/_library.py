@@ -18,22 +18,25 @@ import torch
 
 
 def _path(name: str) -> str | None:
-    """Where the compiled library ``late_interaction/<name>.abi3.so`` lies, if it was built."""
+    """Return where the compiled library ``late_interaction/<name>.abi3.so`` lies, if it was built."""
     package = __package__.rpartition(".")[0]
     spec = importlib.util.find_spec(f"{package}.{name}")
     return spec.origin if spec else None
 
 
 def _namespace_of(path: str) -> str | None:
-    """The namespace that a library was built for (csrc/common/registration.h)."""
+    """Read the namespace that a library was built for (csrc/common/registration.h)."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         found = re.search(rb"late_interaction_namespace=(\w+)\0", content)
         return found[1].decode() if found else None
 
 
 def _ways_to_one() -> str:
-    """How to have a compiled library where this folder holds none. Python imports what is first on its path,
-    which is a checkout where it was started in one, though a built copy be installed."""
+    """Say how to have a compiled library where this folder holds none.
+
+    Python imports what is first on its path, which is a checkout where it was started in one, though a built
+    copy be installed.
+    """
     package = __package__.partition(".")[0]
     here = Path(__file__).resolve().parents[1]
     in_place = "build in place with `pip install --no-build-isolation -e .` (or `make build`)."
@@ -46,7 +49,7 @@ def _ways_to_one() -> str:
 
 
 def _load_cpu() -> str:
-    """Loads the operators. Returns their namespace."""
+    """Load the operators. Returns their namespace."""
     path = _path("_C")
     if path is None:
         raise ImportError(f"late_interaction has no compiled library _C: {_ways_to_one()}")
@@ -70,7 +73,7 @@ def _load_cpu() -> str:
 
 
 def _load_cuda(namespace: str) -> str | None:
-    """Loads the CUDA kernels where PyTorch is a CUDA build. Returns why they are missing, or None."""
+    """Load the CUDA kernels where PyTorch is a CUDA build. Returns why they are missing, or None."""
     if not torch.version.cuda:
         return "this PyTorch is not a CUDA build"
     path = _path("_cuda")
@@ -95,7 +98,7 @@ operators = getattr(torch.ops, _namespace)
 
 
 def qualified(name: str) -> str:
-    """The operator's name with its namespace, as ``torch.library`` takes it."""
+    """Return the operator's name with its namespace, as ``torch.library`` takes it."""
     return f"{_namespace}::{name}"
 
 

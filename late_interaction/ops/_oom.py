@@ -32,7 +32,7 @@ def _ask_again_with_operands(error: RuntimeError, Q: Tensor, D: Tensor, wanted: 
 
 
 def forward_failed(error: RuntimeError, Q: Tensor, D: Tensor, winners: bool) -> None:
-    """A forward of dense tokens wants scores, and winners if there is a backward."""
+    """Ask again for what a forward of dense tokens wants: scores, and winners if there is a backward."""
     scores = (Q.shape[0], D.shape[-3])
     wanted: _Wanted = [(scores, torch.float64 if Q.dtype == torch.float64 else torch.float32)]
     if winners:
@@ -43,7 +43,7 @@ def forward_failed(error: RuntimeError, Q: Tensor, D: Tensor, winners: bool) -> 
 def varlen_failed(
     error: RuntimeError, Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, winners: bool
 ) -> None:
-    """A forward of packed tokens wants scores, partial sums of queries, and winners."""
+    """Ask again for what a forward of packed tokens wants: scores, partial sums of queries, and winners."""
     Nq, Nd = len(cu_q) - 1, len(cu_d) - 1
     wanted: _Wanted = [((2 * Nq + Q.shape[0] // 16, Nd), torch.float32)]
     if winners:
@@ -52,13 +52,13 @@ def varlen_failed(
 
 
 def pairs_failed(error: RuntimeError, Q: Tensor, D: Tensor, pairs: int, longest_query: int) -> None:
-    """A forward of listed pairs wants scores, partial sums and indices, and winners."""
+    """Ask again for what a forward of listed pairs wants: scores, partial sums and indices, and winners."""
     wanted: _Wanted = [((6 * pairs,), torch.float32), ((pairs, longest_query), winner_dtype(D.shape[0]))]
     _ask_again_with_operands(error, Q, D, wanted)
 
 
 def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
-    """A forward of compressed documents wants scores, and winners if Q requires a gradient."""
+    """Ask again for what a forward of compressed documents wants: scores, and winners for a gradient of Q."""
     wanted: _Wanted = [((Q.shape[0], documents), torch.float32)]
     if Q.requires_grad:
         wanted.append(((Q.shape[0], documents, Q.shape[1]), torch.int32))
@@ -66,7 +66,7 @@ def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
 
 
 def backward_failed(error: RuntimeError, Q: Tensor, D: Tensor, unified: bool) -> None:
-    """A backward of dense tokens wants gradients, and unified adds them up in float32."""
+    """Ask again for what a backward of dense tokens wants: gradients, which unified adds up in float32."""
     wanted: _Wanted = [(tuple(Q.shape), Q.dtype), (tuple(D.shape), D.dtype)]
     if unified and D.dtype.itemsize < 4:
         wanted.append((tuple(D.shape), torch.float32))

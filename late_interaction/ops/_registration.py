@@ -54,7 +54,7 @@ def register_forward(
     autocast: "Callable[[Any, str, DispatchKey], Kernel] | None" = None,
     packed: bool = False,
 ) -> None:
-    """An operator that returns scores. autocast: makes its kernel of an Autocast key."""
+    """Register an operator that returns scores. autocast: makes its kernel of an Autocast key."""
     _register(op, fake, autograd, _no_vmap(op, packed))
     if autocast is not None:
         for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
@@ -62,7 +62,7 @@ def register_forward(
 
 
 def register_backward(op: Any, fake: Kernel, autograd: Kernel | None = None) -> None:
-    """An operator that returns gradients, which has none of its own."""
+    """Register an operator that returns gradients, which has none of its own."""
     _register(op, fake, autograd or differentiable(op, partial(once, None, op)), _vmap_one_by_one(op))
 
 
@@ -70,9 +70,11 @@ _no_autograd: dict[Any, Any] = {}
 
 
 def register_no_autograd(op: Any, name: str, fake: Kernel) -> None:
-    """Registers the operator ``name``, which does what ``op`` does and has no kernel of the Autograd key. It
-    is called where ``op`` would be called below autograd: compiled graphs then hold it, and run no kernel in
-    Python before the one in C++."""
+    """Register the operator ``name``, which does what ``op`` does and has no kernel of the Autograd key.
+
+    It is called where ``op`` would be called below autograd: compiled graphs then hold it, and run no kernel
+    in Python before the one in C++.
+    """
     other = getattr(operators, name).default
     register_fake(library, other.name(), fake)
     library.impl(other, torch.library.fallthrough_kernel, "Autograd")
@@ -81,11 +83,11 @@ def register_no_autograd(op: Any, name: str, fake: Kernel) -> None:
 
 
 def fake_nothing(*_: Any) -> None:
-    """The fake kernel of an operator that writes into its arguments and returns nothing."""
+    """Fake an operator that writes into its arguments and returns nothing."""
 
 
 def register_helper(op: Any, fake: Kernel) -> None:
-    """A step of an operator, without gradients."""
+    """Register a step of an operator, without gradients."""
     register_fake(library, op.name(), fake)
     _register_autograd(op, without_gradients(op))
 
@@ -98,7 +100,7 @@ def _register(op: Any, fake: Kernel, autograd: Kernel, vmap: Kernel) -> None:
 
 
 def refuse_without_cuda(op: Any) -> None:
-    """Where the CUDA library is missing, the operator says so of CUDA tensors."""
+    """Have the operator refuse CUDA tensors where the CUDA library is missing."""
     if cuda_missing is not None:
         library.impl(op, _no_cuda(cuda_missing), "CUDA")
 
@@ -139,7 +141,7 @@ def check_sums(name: str, sums: Tensor | None, of: Tensor) -> None:
 
 
 def fake_gradient(x: Tensor, needed: bool) -> Tensor:
-    """A gradient that is not needed has zero elements."""
+    """Make a fake gradient; one that is not needed has zero elements."""
     return x.new_empty(x.shape if needed else (0,))
 
 
@@ -147,9 +149,12 @@ def fake_gradient(x: Tensor, needed: bool) -> Tensor:
 
 
 def applied(function: type[Function]) -> Any:
-    """``function.apply`` for a kernel of the Autograd key. Under the transforms of ``torch.func`` it records
-    the function at one level, as PyTorch's own operators do: ``Function.apply`` would hand the call to every
-    active level, but the dispatcher has chosen the level already."""
+    """Return ``function.apply`` for a kernel of the Autograd key.
+
+    Under the transforms of ``torch.func`` it records the function at one level, as PyTorch's own operators
+    do: ``Function.apply`` would hand the call to every active level, but the dispatcher has chosen the level
+    already.
+    """
     plain: Any = super(Function, function).apply  # type: ignore[misc]  # PyTorch 2.14 has a wrapper in Python
     steps = {name: staticmethod(getattr(function, name)) for name in ("forward", "backward")}
     at_a_level: Any = type(function.__name__, (_SingleLevelFunction,), steps)
@@ -168,8 +173,11 @@ def applied(function: type[Function]) -> Any:
 
 
 def call_in_function(op: Any, *args: Any) -> Any:
-    """Calls ``op`` below autograd in the forward of an autograd ``Function``. A level of ``torch.func`` under
-    the one that the function is recorded at records the call as well, which such a forward disables."""
+    """Call ``op`` below autograd in the forward of an autograd ``Function``.
+
+    A level of ``torch.func`` under the one that the function is recorded at records the call as well, which
+    such a forward disables.
+    """
     if _are_functorch_transforms_active():
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
             return op(*args)
@@ -185,8 +193,10 @@ def _call_below_autograd(op: Any, args: tuple[Any, ...]) -> Any:
 
 
 def call_without_gradients(op: Any, *args: Any) -> Any:
-    """Calls ``op`` below autograd in a kernel of its Autograd key, where nothing requires a gradient: at this
-    level of ``torch.func``, where there are several."""
+    """Call ``op`` below autograd in a kernel of its Autograd key, where nothing requires a gradient.
+
+    That is at this level of ``torch.func``, where there are several.
+    """
     if not _are_functorch_transforms_active():
         return _call_below_autograd(op, args)
     with _AutoDispatchBelowAutograd():
@@ -194,8 +204,11 @@ def call_without_gradients(op: Any, *args: Any) -> Any:
 
 
 def call_in_backward(op: Any, *args: Any, name: str | None = None) -> Any:
-    """Calls ``op``, below autograd unless the backward is differentiated itself: by create_graph=True,
-    torch.func or dual tensors. name: of the function, for its message, where ``op`` is of another one."""
+    """Call ``op``, below autograd unless the backward is differentiated itself.
+
+    That is by create_graph=True, torch.func or dual tensors. name: of the function, for its message, where
+    ``op`` is of another one.
+    """
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         if name is None or forward_ad._current_level >= 0 or _are_functorch_transforms_active():
             return op(*args)
@@ -220,7 +233,7 @@ class Once(Function):
 
 
 def _function_of(op: Any) -> str:
-    """The public function whose gradients a backward operator finds."""
+    """Name the public function whose gradients a backward operator finds."""
     name = _name(op).partition("_backward")[0].removesuffix("_weighted")
     return "score_pairs_packed" if name == "maxsim_pairs_packed" else name
 
@@ -233,7 +246,7 @@ def requires_gradient(args: tuple[Any, ...]) -> bool:
 
 
 def differentiable(op: Any, function: Kernel) -> Kernel:
-    """The Autograd kernel of ``op``: ``function``, with every argument, where one requires a gradient."""
+    """Make the Autograd kernel of ``op``: ``function`` where an argument requires a gradient."""
     defaults = [argument.default_value for argument in op._schema.arguments]  # the dispatcher leaves them out
 
     def kernel(*args: Any) -> Any:
@@ -261,7 +274,7 @@ AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
 def autocast_pair(op: Any, device_type: str, key: DispatchKey) -> Kernel:
-    """The Autocast kernel of an operator that takes ``(Q, D, ..., precision, ...)``."""
+    """Make the Autocast kernel of an operator that takes ``(Q, D, ..., precision, ...)``."""
     exclude = DispatchKeySet(key)
     defaults = [argument.default_value for argument in op._schema.arguments]
     at = [argument.name for argument in op._schema.arguments].index("precision") - 2  # behind Q and D
@@ -295,7 +308,7 @@ def _no_vmap(op: Any, packed: bool) -> Callable[..., NoReturn]:
 
 
 def _vmap_one_by_one(op: Any) -> Kernel:
-    """``op`` for each entry of the batch in turn. Its results have the batch as their first dim."""
+    """Call ``op`` for each entry of the batch in turn. Its results have the batch as their first dim."""
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         def entry(i: int) -> Any:

@@ -79,6 +79,7 @@ def _check_ranks(Q: Tensor, D: Tensor, paired: bool) -> None:
 
 
 def fake_scores(Q: Tensor, D: Tensor, paired: bool = False) -> Tensor:
+    """Return empty scores of the shape and dtype that a forward has."""
     _check_ranks(Q, D, paired)
     return Q.new_empty(Q.shape[:1] if paired else (Q.shape[0], D.shape[-3]), dtype=scores_dtype(Q))
 
@@ -127,7 +128,7 @@ def call_below_autograd(
     op: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool, precision: str, paired: bool,
 ) -> Any:  # fmt: skip
-    """Calls ``op``, which is one of ``PLAIN`` or what such an overload calls itself."""
+    """Call ``op``, which is one of ``PLAIN`` or what such an overload calls itself."""
     if paired or precision != "highest":
         return op(Q, D, q_mask, d_mask, normalize, precision, "auto", paired)
     return op(Q, D, q_mask, d_mask, normalize)  # the dispatcher takes 0.3 us for defaults that are passed
@@ -156,6 +157,8 @@ def _call_backward(
 
 
 class MaxSimWinners(Function):
+    """Differentiate ``maxsim_winners`` in its scores."""
+
     @staticmethod
     def forward(
         ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool,
@@ -175,8 +178,11 @@ class MaxSimWinners(Function):
 
 
 class MaxSimStep(Function):
-    """``maxsim_winners`` that returns the scores alone: autograd would wrap and mark a second output in every
-    training step, and nobody would read it. Not for transforms of ``torch.func``."""
+    """Differentiate ``maxsim_winners`` and return the scores alone.
+
+    Autograd would wrap and mark a second output in every training step, and nobody would read it. Not for
+    transforms of ``torch.func``.
+    """
 
     @staticmethod
     def forward(
@@ -220,11 +226,13 @@ class PlainStep(Function):
 
 
 def _is_special_backward() -> bool:
-    """Whether a backward is differentiated itself, or must be deterministic."""
+    """Tell whether a backward is differentiated itself, or must be deterministic."""
     return torch.is_grad_enabled() or forward_ad._current_level >= 0 or are_deterministic_algorithms_enabled()
 
 
 class MaxSim(Function):
+    """Differentiate ``maxsim``, whose backward finds the winners again."""
+
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         scores: Tensor = call_in_function(_maxsim_op, *args)
@@ -296,6 +304,7 @@ def _maxsim_backward_recompute(
 
 
 def register() -> None:
+    """Register the operators."""
     register_forward(_maxsim_op, _fake_maxsim, _maxsim, autocast_pair)
     register_forward(_winners_op, _fake_winners, _maxsim_winners, autocast_pair)
     register_backward(_backward_op, _fake_backward, _maxsim_backward)

@@ -54,5 +54,6 @@ def _fake(
 
 
 def register() -> None:
+    """Register the operator."""
     register_helper(_op, _fake)
     refuse_without_cuda(_op)

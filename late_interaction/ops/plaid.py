@@ -111,6 +111,7 @@ def _residual(Q: Tensor, *args: Any) -> Any:
 
 
 def register() -> None:
+    """Register the operators."""
     register_forward(_scores_op, _fake, _residual)
     register_forward(_winners_op, _fake_winners, _residual_winners)
     register_backward(_backward_op, _fake_backward)

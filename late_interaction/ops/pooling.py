@@ -73,7 +73,7 @@ def _read(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[list[in
 
 
 def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
-    """Every token is a cluster: labels and found, for documents to be written over."""
+    """Make every token a cluster: labels and found, for documents to be written over."""
     lengths = [end - start for start, end in pairwise(offsets)]
     found, starts = (
         torch.tensor(x, dtype=torch.int32, device="cpu").to(tokens.device) for x in (lengths, offsets[:-1])
@@ -83,8 +83,10 @@ def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _groups(documents: list[int], cells: list[int], budget: int, padded: bool = False) -> Iterator[list[int]]:
-    """Documents in turn, as many as hold together at most so many cells, but at least one. padded: each holds
-    as many as the largest of its group."""
+    """Group documents in turn, as many as hold together at most so many cells, but at least one.
+
+    padded: each holds as many as the largest of its group.
+    """
     group: list[int] = []
     held = largest = 0
     for document in documents:
@@ -128,7 +130,7 @@ def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[
 
 
 def _products_for(device: torch.device) -> AbstractContextManager[None]:
-    """A GPU multiplies in float32; a CPU as the caller has it, and with it the packages that pool there."""
+    """Multiply in float32 on a GPU; on a CPU as the caller and the packages that pool there have it."""
     return float32_products("cuda", "highest") if device.type == "cuda" else nullcontext()
 
 
@@ -152,8 +154,10 @@ def _similarities(tokens: Tensor, starts: list[int], lengths: list[int], out: Te
 def _cut(
     similarities: Tensor, group: list[int], sizes: tuple[list[int], ...], labels: Tensor, found: Tensor
 ) -> None:
-    """Writes labels and found of a group. sizes: where its documents start, their lengths, and numbers of
-    clusters."""
+    """Write labels and found of a group.
+
+    sizes: where its documents start, their lengths, and numbers of clusters.
+    """
     starts, lengths, counts = (torch.tensor(x, dtype=torch.int32, device="cpu") for x in sizes)
     cu_seqlens = torch.zeros(len(group) + 1, dtype=torch.int32, device="cpu")
     torch.cumsum(lengths, 0, dtype=torch.int32, out=cu_seqlens[1:])
@@ -175,7 +179,7 @@ def _cut(
 
 
 def cluster_means(tokens: Tensor, rows: Tensor, count: int) -> Tensor:
-    """``[count, d]``: the means of the tokens that have the same row, none of which is empty.
+    """Compute ``[count, d]``: the means of the tokens that have the same row, none of which is empty.
 
     The tokens of a cluster are summed in their order, so that the result is the same on every run.
     """
@@ -184,7 +188,7 @@ def cluster_means(tokens: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 def _sums(tokens: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``[count, d]``, and how many tokens each is of, ``[count, 1]``."""
+    """Sum ``[count, d]``, and how many tokens each is of, ``[count, 1]``."""
     sizes = torch.bincount(rows, minlength=count)
     starts = sizes.cumsum(0) - sizes
     sums: Tensor = torch.nn.functional.embedding_bag(rows.argsort(stable=True), tokens, starts, mode="sum")
@@ -215,8 +219,10 @@ def _kmeans_labels(
 
 
 def _lloyd(documents: list[Tensor], counts: list[int], iterations: int) -> tuple[Tensor, Tensor]:
-    """Labels ``[documents, longest]`` and how many clusters each document has. Padding is a cluster of its
-    own, behind the others."""
+    """Labels ``[documents, longest]`` and how many clusters each document has.
+
+    Padding is a cluster of its own, behind the others.
+    """
     x = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
     device, most = x.device, max(counts)
     lengths = torch.tensor([len(d) for d in documents], device=device).unsqueeze(1)
@@ -238,7 +244,7 @@ def _lloyd(documents: list[Tensor], counts: list[int], iterations: int) -> tuple
 
 
 def _moved(x: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
-    """The means of the clusters; a cluster without a token keeps its center."""
+    """Average the clusters; a cluster without a token keeps its center."""
     batch, most, d = centers.shape
     rows = labels + torch.arange(batch, device=x.device).unsqueeze(1) * (most + 1)
     sums, sizes = _sums(x.flatten(0, 1), rows.flatten(), batch * (most + 1))
@@ -248,7 +254,7 @@ def _moved(x: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
 
 
 def _without_empty(labels: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The clusters that have tokens, numbered in the order of their centers."""
+    """Give numbers to the clusters that have tokens, in the order of their centers."""
     filled = torch.zeros(len(labels), most + 1, dtype=torch.int32, device=labels.device)
     filled.scatter_(1, labels, 1)
     filled[:, most] = 0
@@ -267,10 +273,11 @@ def _fake(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor, *_: Any) -> tupl
 
 
 def _fake_cut(*_: Any) -> None:
-    """Writes into labels and found, and returns nothing."""
+    """Write into labels and found, and return nothing."""
 
 
 def register() -> None:
+    """Register the operators."""
     register_helper(_ward_op, _fake)
     register_helper(_kmeans_op, _fake)
     register_helper(_cut_op, _fake_cut)

@@ -46,13 +46,14 @@ _Found = tuple[Tensor, Tensor]
 
 
 def keys_of(scores: Tensor, indices: Tensor, largest: bool) -> Tensor:
+    """Make integers of scores and indices that order as the scores do, best first."""
     rising = _by_magnitude((scores + 0.0).view(torch.int32)).to(torch.int64)  # one zero
     keys = ((rising if largest else ~rising) << 32) | (_LOW - indices)
     return keys.masked_fill_(scores.isnan() | (indices < 0), _NO_DOCUMENT)
 
 
 def found_in(keys: Tensor, largest: bool) -> _Found:
-    """The scores and indices of keys."""
+    """Read the scores and indices of keys."""
     upper = (keys >> 32).to(torch.int32)
     scores = _by_magnitude(upper if largest else ~upper).view(torch.float32)
     missing = keys == _NO_DOCUMENT
@@ -61,7 +62,7 @@ def found_in(keys: Tensor, largest: bool) -> _Found:
 
 
 def _by_magnitude(bits: Tensor) -> Tensor:
-    """The bits of a float32 as an integer that compares as the float does; its own inverse."""
+    """Turn the bits of a float32 to an integer that compares as the float does; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -72,6 +73,7 @@ def select_best(
     scores: Tensor, indices: Tensor | None, first: int, found_scores: Tensor | None,
     found_indices: Tensor | None, k: int, largest: bool,
 ) -> _Found:  # fmt: skip
+    """Compute the operator of this name."""
     check_tensor("scores", scores, (None, None), _SCORES)
     check_tensor("indices", indices, scores.shape, _KEYS, scores)
     if k < 1:
@@ -92,6 +94,7 @@ def select_best(
 def pack_found(
     scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
 ) -> Tensor:
+    """Compute the operator of this name."""
     check_tensor("scores", scores, (None, None), _SCORES)
     check_tensor("indices", indices, scores.shape, _KEYS, scores)
     rows, found = scores.shape
@@ -108,6 +111,7 @@ def pack_found(
 
 
 def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
+    """Compute the operator of this name."""
     check_tensor("packed", packed, (None,), _KEYS, x, contiguous=True)
     check_tensor("x", x, None, (x.dtype,))
     if not 0 <= place < len(packed):
@@ -121,6 +125,7 @@ def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
 def merge_found(
     packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the operator of this name."""
     check_tensor("packed", packed, (None, None), _KEYS)
     processes, size = packed.shape
     if processes < 1 or min(rows, width) < 0 or notes < 1 or size < rows * width + notes:
@@ -160,7 +165,7 @@ def _fake_pack(
 
 
 def _fake_checksum(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
-    """Writes into packed and returns nothing."""
+    """Write into packed and return nothing."""
 
 
 def _fake_merge(
@@ -170,6 +175,7 @@ def _fake_merge(
 
 
 def register() -> None:
+    """Register the operators."""
     for op, kernel, fake in (
         (operators.select_best.default, select_best, _fake_select),
         (operators.pack_found.default, pack_found, _fake_pack),

@@ -90,6 +90,8 @@ def _gradients(
 
 
 class WeightedWinners(Function):
+    """Differentiate ``maxsim_weighted_winners`` in its scores."""
+
     @staticmethod
     def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         scores, winners = call_in_function(_winners_op, Q, D, q_weights, *args)
@@ -124,6 +126,8 @@ class WeightedStep(Function):
 
 
 class Weighted(Function):
+    """Differentiate ``maxsim_weighted``, whose backward finds the winners again."""
+
     @staticmethod
     def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
         scores: Tensor = call_in_function(_scores_op, Q, D, q_weights, *args)
@@ -145,6 +149,7 @@ apply_weighted_step: Any = super(Function, WeightedStep).apply
 
 
 def register() -> None:
+    """Register the operators."""
     for op, fake, function in ((_scores_op, _fake, Weighted), (_winners_op, _fake_winners, WeightedWinners)):
         register_forward(op, fake, differentiable(op, applied(function)), autocast_pair)
     register_backward(_backward_op, _fake_backward)

@@ -13,14 +13,17 @@ MAX_NARROW_LD = 65534
 
 
 def winner_dtype(Ld: int) -> torch.dtype:
+    """Return the dtype that holds winners among so many document tokens."""
     if not isinstance(Ld, int):
         Ld = _bounded(Ld)
     return torch.int32 if Ld > MAX_NARROW_LD else torch.int16
 
 
 def _bounded(Ld: torch.SymInt) -> Any:
-    """A length that is a symbol. If it depends on data, the traced graph asserts that the narrow form holds
-    it."""
+    """Bound a length that is a symbol.
+
+    If it depends on data, the traced graph asserts that the narrow form holds it.
+    """
     from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true  # slow to import
 
     if guard_or_true(Ld > MAX_NARROW_LD) and not guard_or_false(Ld > MAX_NARROW_LD):
@@ -30,8 +33,11 @@ def _bounded(Ld: torch.SymInt) -> Any:
 
 
 def packed_winner_dtype(tokens: int) -> torch.dtype:
-    """The dtype of winners of documents that are packed in so many tokens. If the number depends on data, a
-    traced graph takes the wide form: only operators read these winners, and it always holds them."""
+    """Return the dtype of winners of documents that are packed in so many tokens.
+
+    If the number depends on data, a traced graph takes the wide form: only operators read these winners, and
+    it always holds them.
+    """
     if not isinstance(tokens, int):
         from torch.fx.experimental.symbolic_shapes import guard_or_true
 
@@ -40,7 +46,7 @@ def packed_winner_dtype(tokens: int) -> torch.dtype:
 
 
 def widen(winners: Tensor, Ld: int) -> Tensor:
-    """Converts kept winners to int32."""
+    """Convert kept winners to int32."""
     wide = winners.to(torch.int32)
     if Ld <= 32768 or Ld > MAX_NARROW_LD:
         return wide
@@ -49,6 +55,6 @@ def widen(winners: Tensor, Ld: int) -> Tensor:
 
 
 def narrow(argmax: Tensor, Ld: int) -> Tensor:
-    """Converts an argmax of any integer dtype to kept winners. An index of no token becomes -1."""
+    """Convert an argmax of any integer dtype to kept winners. An index of no token becomes -1."""
     inside = (argmax >= 0) & (argmax < Ld)
     return torch.where(inside, argmax, -1).to(winner_dtype(Ld))

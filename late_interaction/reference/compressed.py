@@ -52,7 +52,7 @@ def plaid_approx_score_reference(query_centroid_scores: Tensor, codes: Tensor, d
 
 
 def unpack_residuals_reference(residuals: Tensor, nbits: int, d: int) -> Tensor:
-    """The bucket codes that packed residuals hold.
+    """Unpack the bucket codes that packed residuals hold.
 
     Args:
         residuals: uint8, ``[..., ceil(d * nbits / 8)]``.
@@ -181,7 +181,7 @@ def decompressed(
     bucket_weights: Tensor,
     nbits: int,
 ) -> Tensor:
-    """The tokens ``[..., d]`` of ``codes [...]`` and ``residuals [..., bytes]``."""
+    """Decompress the tokens ``[..., d]`` of ``codes [...]`` and ``residuals [..., bytes]``."""
     if residuals.shape[:-1] != codes.shape:
         raise ValueError(
             f"residuals must be {[*codes.shape, 'bytes']} as codes are {list(codes.shape)},"
@@ -201,7 +201,7 @@ def _in_range(codes: Tensor, n_centroids: int) -> Tensor:
 
 
 def _first(codes: Tensor, lengths: Tensor) -> Tensor:
-    """The mask of each document's first tokens."""
+    """Mask each document's first tokens."""
     if codes.dim() != 2 or lengths.shape != codes.shape[:1]:
         raise ValueError(
             f"codes must be [documents, Ld] and doc_lengths [documents], got {list(codes.shape)}"

@@ -19,7 +19,7 @@ def maxsim_reference(
     *,
     normalize: bool = False,
 ) -> Tensor:
-    """What :func:`late_interaction.maxsim` computes, by definition.
+    """Compute what :func:`late_interaction.maxsim` does, by definition.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``. Half precision is widened to float32 first; float64 stays.
@@ -53,7 +53,7 @@ def maxsim_with_winners_reference(
     *,
     normalize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`late_interaction.maxsim_with_winners` computes, by definition.
+    """Compute what :func:`late_interaction.maxsim_with_winners` does, by definition.
 
     Args:
         Q, D, q_mask, d_mask, normalize: as in :func:`maxsim_reference`.
@@ -119,5 +119,5 @@ def sum_of_maxima(similarity: Tensor, q_mask: Tensor | None, d_mask: Tensor | No
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """float64 stays; everything else is computed in float32."""
+    """Choose a dtype: float64 stays; everything else is computed in float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -9,8 +9,9 @@ __all__ = ["muvera_reference"]
 
 
 def muvera_reference(muvera: Muvera, tokens: Tensor, *, document: bool) -> Tensor:
-    """What :meth:`late_interaction.Muvera.encode_queries` computes of one query, or
-    :meth:`late_interaction.Muvera.encode_documents` of one document, by definition.
+    """Compute what :class:`late_interaction.Muvera` does of one query, or of one document, by definition.
+
+    They are those of ``encode_queries`` and ``encode_documents``.
 
     Args:
         muvera: its parameters and matrices.

@@ -15,7 +15,7 @@ __all__ = ["maxsim_padded_reference", "maxsim_reference_scatter", "maxsim_refere
 def maxsim_reference_varlen(
     Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, *, normalize: bool = False
 ) -> Tensor:
-    """Scores of every packed query with every packed document, by definition.
+    """Score every packed query with every packed document, by definition.
 
     Args:
         Q: query tokens end to end, ``[tokens, d]``; sequence ``i`` is
@@ -138,7 +138,7 @@ def maxsim_padded_reference(
 
 
 def _first(name: str, lengths: Tensor, tokens: Tensor) -> Tensor:
-    """The mask of each sequence's first tokens."""
+    """Mask each sequence's first tokens."""
     if lengths.shape != tokens.shape[:-2]:
         raise ValueError(f"{name} must be {list(tokens.shape[:-2])}, got {list(lengths.shape)}")
     return torch.arange(tokens.shape[-2], device=tokens.device) < lengths.to(tokens.device).unsqueeze(-1)

@@ -19,7 +19,7 @@ def maxsim_quantized_reference(
     scale_Q: Tensor,
     scale_D: Tensor,
 ) -> Tensor:
-    """What ``torch.ops.late_interaction.maxsim_quantized`` computes, by definition.
+    """Compute what ``torch.ops.late_interaction.maxsim_quantized`` does, by definition.
 
     Args:
         Q: codes, ``[Nq, Lq, d]`` or ``[Lq, d]``; float8_e4m3fn, float8_e5m2 or int8. A token is

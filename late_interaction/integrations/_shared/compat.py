@@ -1,5 +1,7 @@
-"""What the patches of other libraries share: which calls they take over, what turns them off, the versions of
-what they patch, and their errors."""
+"""Say which calls the patches of other libraries take over, and what turns them off.
+
+With the versions of what they patch, and their errors.
+"""
 
 import functools
 import importlib.metadata
@@ -30,8 +32,10 @@ TURNED_OFF = f"{DISABLE} turns the patch off"
 
 
 def disabled(package: str) -> bool:
-    """Whether the environment turns the patch of this package off: ``LATE_INTERACTION_DISABLE`` is 1, which
-    turns off all, or names it, as in ``pylate,mteb``."""
+    """Tell whether the environment turns the patch of this package off.
+
+    ``LATE_INTERACTION_DISABLE`` is 1, which turns off all, or names it, as in ``pylate,mteb``.
+    """
     said = os.environ.get(DISABLE)
     return said is not None and (said == "1" or package in _names(said))
 
@@ -47,7 +51,7 @@ def turned_off(package: str) -> str | None:
 
 
 def why_left(Q: Tensor, D: Tensor, package: str = "") -> str | None:
-    """Why a call with these embeddings is left to the library, or None if the kernels take them."""
+    """Say why a call with these embeddings is left to the library, or None if the kernels take them."""
     if disabled(package):
         return TURNED_OFF
     if Q.device != D.device:
@@ -68,20 +72,20 @@ def why_left(Q: Tensor, D: Tensor, package: str = "") -> str | None:
 
 @functools.cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether there are kernels for tensors on this device."""
+    """Tell whether there are kernels for tensors on this device."""
     if device.type != "cuda":
         return device.type == "cpu"
     return ops.cuda_missing is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def package_at_least(name: str, minimum: str) -> bool:
-    """Whether the installed release of a package is ``minimum`` or later; one not installed is not."""
+    """Tell whether the installed release of a package is ``minimum`` or later; one not installed is not."""
     installed = installed_release(name)
     return installed is not None and _release(installed) >= _release(minimum)
 
 
 def nothing_to_patch(package: str, releases: str, cause: Exception | None) -> ImportError:
-    """The error of a patch that patched nothing: names the installed release and why it cannot be patched."""
+    """Make the error of a patch that patched nothing: names the installed release and why."""
     needed, installed = f'patch("{package}") needs {package} {releases}', installed_release(package)
     absent = isinstance(cause, ModuleNotFoundError) and cause.name == package.replace("-", "_")
     if installed is None and (absent or cause is None):
@@ -93,12 +97,12 @@ def nothing_to_patch(package: str, releases: str, cause: Exception | None) -> Im
 
 
 def brief_cause(cause: Exception) -> str:
-    """In one line: some exceptions of an import carry a page."""
+    """Say it in one line: some exceptions of an import carry a page."""
     return textwrap.shorten(f"{type(cause).__name__}: {cause}", 300, placeholder=" ...")
 
 
 def installed_release(package: str) -> str | None:
-    """The release of a package that is installed, if one is."""
+    """Return the release of a package that is installed, if one is."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

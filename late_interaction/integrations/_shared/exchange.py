@@ -26,21 +26,21 @@ class Exchanges:
         return bool(self._code or self._attributes)
 
     def code(self, function: FunctionType, code: CodeType) -> None:
-        """The function runs ``code`` from now on, in the namespace that it has."""
+        """Have the function run ``code`` from now on, in the namespace that it has."""
         self._code[function] = function.__code__
         function.__code__ = code.replace(co_name=function.__name__)
 
     def attribute(self, holder: Any, name: str, value: Any) -> None:
-        """The class or module has ``value`` by this name from now on."""
+        """Give the class or module ``value`` by this name from now on."""
         self._attributes.append((holder, name, vars(holder).get(name, _INHERITED)))
         setattr(holder, name, value)
 
     def had(self, name: str) -> Any:
-        """What was there by this name before."""
+        """Return what was there by this name before."""
         return next(own for _, exchanged, own in self._attributes if exchanged == name)
 
     def own(self, function: FunctionType, instead: dict[str, Any] | None = None) -> Callable[..., Any]:
-        """The function as its library wrote it, with its code exchanged or not.
+        """Return the function as its library wrote it, with its code exchanged or not.
 
         Args:
             function: a function of another library.
@@ -70,7 +70,7 @@ class Exchanges:
 
 
 def with_namespace(function: FunctionType, code: CodeType, instead: dict[str, Any]) -> Callable[..., Any]:
-    """The code with the function's defaults, where some global names mean something else."""
+    """Make a function of the code with another's defaults, where some global names mean something else."""
     namespace = {**function.__globals__, **instead} if instead else function.__globals__
     copy = FunctionType(code, namespace, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__

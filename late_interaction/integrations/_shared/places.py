@@ -51,7 +51,7 @@ def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges
 
 
 def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:
-    """The function of that name runs the replacement's code, if it has the replacement's parameters."""
+    """Have the function of that name run the replacement's code, if it has the replacement's parameters."""
 
     def patch(module: Any, name: str) -> bool:
         function = getattr(module, name, None)
@@ -68,7 +68,7 @@ def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[
 def attribute_of(
     exchanges: Exchanges, replacement: Callable[[Any], Any], parameters: Sequence[str] | None = None
 ) -> Callable[[Any, str], bool]:
-    """What ``replacement`` makes of an attribute takes its place. A name may be a path: ``Class.method``.
+    """Put what ``replacement`` makes of an attribute in its place. A name may be a path: ``Class.method``.
 
     parameters: those that the attribute, a function, must have.
     """

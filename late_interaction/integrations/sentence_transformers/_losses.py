@@ -55,7 +55,7 @@ class Scores:
         return contrastive(q, d, labels, temperature=1.0 / self.scale, reduction=reduction).float()
 
     def _by_rows(self, labels: Tensor, reduction: Reduction) -> Tensor:
-        """The scores of some queries at a time, which the backward computes again."""
+        """Score some queries at a time, which the backward computes again."""
         Q, D, q_mask, d_mask = self.inputs
         step = max(_KEPT_BYTES // _bytes_of(Q[:1], D), 1)
 
@@ -97,7 +97,7 @@ class _OneBlock:
 
 
 def by_blocks(original: types.FunctionType) -> Callable[..., Tensor]:
-    """In the place of the method of a loss that scores every query with every document."""
+    """Take the place of the method of a loss that scores every query with every document."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         score = getattr(self, "similarity_fct", None)
@@ -117,7 +117,7 @@ def by_blocks(original: types.FunctionType) -> Callable[..., Tensor]:
 
 
 def namespace_fits(function: Any) -> bool:
-    """Whether the method finds ``torch`` and ``F`` where :func:`by_blocks` puts its own."""
+    """Tell whether the method finds ``torch`` and ``F`` where :func:`by_blocks` puts its own."""
     if not isinstance(function, types.FunctionType) or function.__closure__ is not None:
         return False
     names = function.__globals__
@@ -125,7 +125,7 @@ def namespace_fits(function: Any) -> bool:
 
 
 def _scored(loss: Any, Q: Tensor, D: Tensor, q_mask: Tensor, d_mask: Tensor) -> Tensor:
-    """The scores, by as many queries at a time as the loss says."""
+    """Score by as many queries at a time as the loss says."""
     step = loss.score_mini_batch_size or len(Q)
     if takes(Q, D):
         step = len(Q)  # no similarity is kept, whose memory that would limit

@@ -28,12 +28,12 @@ def module(name: str) -> Any:
 
 
 def exchanged() -> bool:
-    """Whether the patch is in place."""
+    """Tell whether the patch is in place."""
     return bool(EXCHANGES)
 
 
 def own(place: str, name: str, instead: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """The function as Sentence Transformers wrote it.
+    """Return the function as Sentence Transformers wrote it.
 
     Args:
         place: its module.

@@ -133,7 +133,7 @@ _code_of = partial(code_of, EXCHANGES)
 def _method(
     name: str, replacement: Callable[[Any], Any], fits: Callable[[Any], bool]
 ) -> Callable[[Any, str], bool]:
-    """The class gets a method in the place of what it has or inherits."""
+    """Give the class a method in the place of what it has or inherits."""
 
     def patch(module: Any, class_name: str) -> bool:
         holder = getattr(module, class_name, None)

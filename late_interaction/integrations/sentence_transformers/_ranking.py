@@ -33,7 +33,7 @@ Hits = list[list[dict[str, Any]]]
 
 
 def ranked_on_the_device(original: FunctionType) -> Callable[..., Any]:
-    """In the place of ``InformationRetrievalEvaluator.compute_all_metrics``."""
+    """Take the place of ``InformationRetrievalEvaluator.compute_all_metrics``."""
 
     def compute_all_metrics(
         self: Any,
@@ -59,7 +59,7 @@ def ranked_on_the_device(original: FunctionType) -> Callable[..., Any]:
 
 
 def signature_fits(function: Any) -> bool:
-    """Whether a method is what :func:`ranked_on_the_device` takes the place of."""
+    """Tell whether a method is what :func:`ranked_on_the_device` takes the place of."""
     if not isinstance(function, FunctionType) or not {"trange", "logger"} <= function.__globals__.keys():
         return False
     return [*inspect.signature(function).parameters] == [
@@ -68,7 +68,7 @@ def signature_fits(function: Any) -> bool:
 
 
 def _is_maxsim(score: Any) -> bool:
-    """Whether a score is of a query and a document alone, so that any part of the corpus has its own."""
+    """Tell whether a score is of a query and a document alone, so that any part of the corpus has its own."""
     if isinstance(score, partial):
         if score.args or not score.keywords.keys() <= {"chunk_elements", "length_normalize", "device"}:
             return False
@@ -79,8 +79,10 @@ def _is_maxsim(score: Any) -> bool:
 
 
 class _Best:
-    """The k best documents of each query so far. Documents are named by the rank of their ids, which breaks
-    ties."""
+    """The k best documents of each query so far.
+
+    Documents are named by the rank of their ids, which breaks ties.
+    """
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -133,7 +135,7 @@ def _most_hits(evaluator: Any) -> int:
 
 
 def _listed(best: _Best, names: list[str], queries: int) -> Hits:
-    """As the evaluator's metrics take them."""
+    """Convert them as the evaluator's metrics take them."""
     if best.scores is None or best.ranks is None:
         return [[] for _ in range(queries)]
     return [
@@ -147,7 +149,7 @@ def _listed(best: _Best, names: list[str], queries: int) -> Hits:
 
 
 def _reported(evaluator: Any, original: FunctionType, hits: dict[str, Hits]) -> dict[str, Any]:
-    """The metrics, with the evaluator's own lines in the log."""
+    """Return the metrics, with the evaluator's own lines in the log."""
     logger: logging.Logger = original.__globals__["logger"]
     logger.info(f"Queries: {len(evaluator.queries)}")
     logger.info(f"Corpus: {len(evaluator.corpus)}\n")

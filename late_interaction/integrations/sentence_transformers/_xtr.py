@@ -1,5 +1,7 @@
-"""The functions of ``sentence_transformers.multi_vector_encoder.scoring.xtr`` on the kernels, with its
-signatures: XTR scores of groups of documents, without the grid of all similarities.
+"""Score groups of documents as Sentence Transformers' ``scoring.xtr`` does.
+
+The functions are those of ``sentence_transformers.multi_vector_encoder.scoring.xtr`` on the kernels, with its
+signatures: XTR scores without the grid of all similarities.
 
 What the kernels do not take goes through Sentence Transformers' own code.
 """
@@ -77,7 +79,7 @@ def xtr_kd_scores(
     top_k: int = 256,
     chunk_elements: int | None = None,
 ) -> Tensor:
-    """:func:`xtr_scores` of each query with its own documents, for distillation.
+    """Score each query with its own documents as :func:`xtr_scores` does, for distillation.
 
     Args:
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements: as in
@@ -107,7 +109,7 @@ def xtr_scores_pairwise(
     top_k: int = 256,
     chunk_elements: int | None = None,
 ) -> Tensor:
-    """:func:`xtr_scores` of the pairs ``(query i, document i)``.
+    """Score the pairs ``(query i, document i)`` as :func:`xtr_scores` does.
 
     Args:
         queries_embeddings, queries_mask, top_k, chunk_elements: as in :func:`xtr_scores`.
@@ -130,7 +132,7 @@ def xtr_scores_pairwise(
 
 
 def _scores(Q: Any, D: Any, q_mask: Any, d_mask: Any, top_k: Any) -> Tensor | str:
-    """The scores of a call, or why the kernels do not make them."""
+    """Return the scores of a call, or why the kernels do not make them."""
     convert = module(SIMILARITY)._convert_to_tensor
     Q, D = ((x if x.is_floating_point() else x.float()) for x in (convert(Q), convert(D)))
     reason = unfit(Q, D)

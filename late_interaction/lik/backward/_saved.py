@@ -12,7 +12,7 @@ from late_interaction.ops.winners import narrow
 def check(
     grad_scores: Tensor, Q: Tensor, D: Tensor, argmax: Tensor, q_mask: Tensor | None, kd_layout: bool
 ) -> tuple[int, Tensor | None]:
-    """Returns the number of documents each query meets, and q_mask as bool."""
+    """Return the number of documents each query meets, and q_mask as bool."""
     check_embeddings("Q", Q)
     check_embeddings("D", D)
     check_embeddings("grad_scores", grad_scores)

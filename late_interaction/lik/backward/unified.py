@@ -17,8 +17,9 @@ def maxsim_backward_unified(
     *,
     kd_layout: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of MaxSim from a saved argmax in one pass over the winners, with atomic float32 sums into
-    ``grad_D``.
+    """Find the gradients of MaxSim from a saved argmax in one pass over the winners.
+
+    ``grad_D`` is summed by float32 atomics.
 
     On a GPU the order of those sums, hence the last bits, varies from run to run; ``grad_D`` passes through a
     float32 buffer. :func:`late_interaction.lik.backward.lowmem.maxsim_backward_lowmem` has neither trait.
@@ -50,8 +51,9 @@ def maxsim_backward_unified_reference(
     argmax: Tensor,
     q_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same gradients in plain PyTorch, by gathering and scattering the winners' rows: slow, and easy to
-    check.
+    """Find the same gradients in plain PyTorch, by gathering and scattering the winners' rows.
+
+    It is slow, and easy to check.
 
     Args:
         grad_scores: ``[Nq, Nd]``.

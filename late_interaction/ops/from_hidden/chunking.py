@@ -31,17 +31,20 @@ class Sizes(NamedTuple):
     query_tokens: int
 
     def fit_wgrad_kernel(self) -> bool:
-        """Whether wgrad_splitk_ takes them: half precision in whole 16-byte vectors."""
+        """Tell whether wgrad_splitk_ takes them: half precision in whole 16-byte vectors."""
         return self.itemsize == 2 and self.d % 8 == 0 and self.d_model % 8 == 0
 
 
 class Gpu(NamedTuple):
+    """Describe a GPU by what the sizes of chunks depend on."""
+
     l2_bytes: int
     sm_count: int
 
 
 @cache
 def gpu_of(index: int | None) -> Gpu:
+    """Describe the GPU of this index."""
     properties = torch.cuda.get_device_properties(index)
     return Gpu(properties.L2_cache_size, properties.multi_processor_count)
 
@@ -52,7 +55,7 @@ def documents_that_fit(Nd: int, token_bytes: int, Ld: int, memory: float) -> int
 
 
 def documents_at_a_time(Nd: int, token_bytes: int, Ld: int, memory: float) -> int:
-    """As many documents as fit, in chunks of equal size."""
+    """Count the documents that fit, in chunks of equal size."""
     most = documents_that_fit(Nd, token_bytes, Ld, memory)
     return -(-Nd // -(-Nd // most)) if Nd else 1
 
@@ -78,8 +81,11 @@ def chunk_size(sizes: Sizes, converted: int, gpu: Gpu | None, backward: bool) ->
 
 @lru_cache
 def documents_in_waves(Nd: int, Ld: int, d_model: int, query_tokens: int, most: int, sm_count: int) -> int:
-    """Documents of a forward's chunk, `most` at most. The kernels that project and score deal tiles to the
-    multiprocessors: a chunk takes as long as a multiprocessor with one tile more than the others."""
+    """Documents of a forward's chunk, `most` at most.
+
+    The kernels that project and score deal tiles to the multiprocessors: a chunk takes as long as a
+    multiprocessor with one tile more than the others.
+    """
 
     def work(documents: int) -> int:  # products for each dim of an embedding
         if documents == 0:
@@ -95,8 +101,10 @@ def documents_in_waves(Nd: int, Ld: int, d_model: int, query_tokens: int, most: 
 
 
 def documents_that_alias(left: int, Ld: int, d: int, d_model: int, query_tokens: int) -> int:
-    """How many of the documents that are left have room for their projected tokens in the memory of the other
-    documents' gradients, and take little memory beside it."""
+    """Count the documents left whose projected tokens fit in the memory of the others' gradients.
+
+    They are to take little memory beside it.
+    """
     return min(left * d_model // (d + d_model), _MOST_BESIDE // max(1, 5 * Ld + 4 * query_tokens))
 
 
@@ -114,6 +122,6 @@ def planned_chunks(sizes: Sizes, gpu: Gpu) -> dict[str, int]:
 
 
 def weight_grad_splits(d: int, d_model: int, tokens: int, sm_count: int) -> int:
-    """As many splits as it takes to give every multiprocessor a tile, of a few hundred tokens at least."""
+    """Count the splits that give every multiprocessor a tile, of a few hundred tokens at least."""
     tiles = -(-d // _TILE_ROWS) * -(-d_model // _TILE_COLUMNS)
     return max(1, min(sm_count // tiles, max(1, tokens // _SPLIT_TOKENS)))

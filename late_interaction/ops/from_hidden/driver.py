@@ -68,7 +68,7 @@ class _Head:
 
     @property
     def whole(self) -> bool:
-        """One chunk has all documents."""
+        """Tell whether one chunk has all documents."""
         return self.size >= self.H.shape[0]
 
     def buffer(self) -> Tensor:
@@ -76,7 +76,7 @@ class _Head:
         return self.W.new_empty(self.size * self.H.shape[1], self.W.shape[0])
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yields documents and their hidden states, [tokens, d_model] in the dtype of W."""
+        """Yield documents and their hidden states, ``[tokens, d_model]`` in the dtype of W."""
         Nd, dtype, stop = self.H.shape[0], self.W.dtype, 0
         while stop < Nd:
             documents = slice(stop, min(stop + self._next(Nd - stop), Nd))
@@ -86,8 +86,10 @@ class _Head:
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
     def project(self, rows: Tensor, hidden: Tensor, active_rows: Tensor | None = None) -> Tensor:
-        """Fills rows [tokens, d]; those of tokens that are not active may hold anything. Returns the inverse
-        norms that rows had before normalize."""
+        """Fill rows ``[tokens, d]``; those of tokens that are not active may hold anything.
+
+        Returns the inverse norms that rows had before normalize.
+        """
         if self._project is None:  # chunks are alike
             kernel = operators.can_project_rows.default(hidden, self.W, self.b)
             self._project = operators.project_rows_.default if kernel else project_rows
@@ -113,6 +115,7 @@ def _head(
 
 
 def check(Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None) -> None:
+    """Check the inputs of the operators."""
     _require(
         Q.dim() == 3 and H.dim() == 3 and W.dim() == 2,
         lambda: "Q must be [Nq, Lq, d], H [Nd, Ld, d_model] and W [d, d_model]",
@@ -137,7 +140,7 @@ def _forward(
     Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool, precision: str, winners: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(scores, winners), or (scores,)"""
+    """Return (scores, winners), or (scores,)."""
     check(Q, H, W, b)
     check_choice("precision", precision, OPERATOR_PRECISIONS)
     dtype = working_dtype(precision, Q, H, W, b)
@@ -180,6 +183,7 @@ def maxsim_from_hidden(
     Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool = True, precision: str = "highest",
 ) -> Tensor:  # fmt: skip
+    """Compute the operator of this name."""
     return _forward(Q, H, W, b, q_mask, d_mask, normalize, precision, False)[0]
 
 
@@ -187,6 +191,7 @@ def maxsim_from_hidden_winners(
     Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool = True, precision: str = "highest",
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    """Compute the operator of this name."""
     return _forward(Q, H, W, b, q_mask, d_mask, normalize, precision, True)
 
 
@@ -195,6 +200,7 @@ def maxsim_from_hidden_backward(
     normalize: bool = True, precision: str = "highest", need_grad_Q: bool = True, need_grad_H: bool = True,
     need_grad_W: bool = True, need_grad_b: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Compute the operator of this name."""
     check(Q, H, W, b)
     check_choice("precision", precision, OPERATOR_PRECISIONS)
     dtype = working_dtype(precision, Q, H, W, b)
@@ -246,7 +252,7 @@ def maxsim_from_hidden_backward(
 
 
 def _alias(grad_H: Tensor, dtype: torch.dtype, tokens: int, d: int) -> Tensor:
-    """[tokens, d] in the memory of grad_H."""
+    """Lay [tokens, d] in the memory of grad_H."""
     return grad_H.view(dtype).flatten()[: tokens * d].view(tokens, d)
 
 

@@ -7,13 +7,16 @@ _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
 
 
 def product_dtype(precision: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype that tensors which are all of one dtype multiply in."""
+    """Return the dtype that tensors which are all of one dtype multiply in."""
     return _HALF.get(precision, dtype) if dtype == torch.float32 else dtype
 
 
 def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
-    """The dtype that everything multiplies in: the tensors' own if they agree; else, or if precision says so
-    of float32, the half precision among them."""
+    """Return the dtype that everything multiplies in.
+
+    It is the tensors' own if they agree; else, or if precision says so of float32, the half precision among
+    them.
+    """
     found = {x.dtype for x in tensors if x is not None}
     if len(found) > 1 and torch.float64 in found:
         pass
@@ -30,8 +33,10 @@ def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that products of this dtype are summed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def converted(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """Convert a tensor, if it has another dtype."""
     return x if x.dtype == dtype else x.to(dtype)  # even a `to` that changes nothing takes microseconds

@@ -52,6 +52,8 @@ def _fake_gradient(
 
 
 class SmoothMaxSim(Function):
+    """Differentiate ``smooth_maxsim``."""
+
     @staticmethod
     def forward(
         ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float,
@@ -73,6 +75,7 @@ class SmoothMaxSim(Function):
 
 
 def register() -> None:
+    """Register the operators."""
     function = differentiable(_scores_op, applied(SmoothMaxSim))
     register_forward(_scores_op, _fake_scores, function, autocast_pair)
     register_backward(_backward_op, _fake_backward)

@@ -1,5 +1,6 @@
-"""Scores by the smooth maximum and their gradients, by blocks of similarities where no kernel takes the call
-(``kernels``).
+"""Compute scores by the smooth maximum and their gradients.
+
+Where no kernel takes the call (``kernels``), by blocks of similarities.
 
 A block is some query tokens with all tokens of some documents. A matrix product computes it, a softmax over
 each document's tokens its weights. The greatest similarity and its weight give the log of the sum,
@@ -40,8 +41,11 @@ def _ranges(count: int, size: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class _Problem:
-    """A checked call. Query tokens, which are rows here, meet the documents of their group. Documents that
-    every query meets are one group; else each query has a group of its own."""
+    """A checked call.
+
+    Query tokens, which are rows here, meet the documents of their group. Documents that every query meets are
+    one group; else each query has a group of its own.
+    """
 
     Q: Tensor  # [groups, rows, d]
     D: Tensor  # [groups, documents, Ld, d]
@@ -76,12 +80,12 @@ class _Problem:
         return kernels.Call(self.Q, self.D, self.q_mask, self.d_mask, self.tau, self.normalize)
 
     def grouped(self, scores: Tensor) -> Tensor:
-        """``[groups, queries of a group, documents]``: a view of contiguous scores or their gradients."""
+        """View contiguous scores, or their gradients, as ``[groups, queries of a group, documents]``."""
         groups, documents = self.D.shape[:2]
         return scores.view(groups, -1, documents)
 
     def block_sizes(self) -> tuple[int, int, int]:
-        """How many groups, documents of each and rows of each a block has."""
+        """Return how many groups, documents of each and rows of each a block has."""
         (groups, rows, d), (documents, Ld) = self.Q.shape, self.D.shape[1:3]
         block = _CPU_THREAD_BLOCK_BYTES * torch.get_num_threads() if self.Q.is_cpu else _GPU_BLOCK_BYTES
         budget = block // self.dtype.itemsize
@@ -102,7 +106,7 @@ class _Problem:
         return Documents.of(self.D[groups, chosen], mask, self.normalize, self.dtype)
 
     def counted(self, values: Tensor, groups: slice, documents: Documents) -> Tensor:
-        """values ``[groups, rows, documents]``, 0 where a query token or all of a document is masked."""
+        """Values ``[groups, rows, documents]``, 0 where a query token or all of a document is masked."""
         if self.q_mask is not None:
             values = values.masked_fill(~self.q_mask[groups].unsqueeze(-1), 0.0)
         return values if documents.some is None else values.masked_fill(~documents.some, 0.0)
@@ -131,8 +135,11 @@ def _check(
 
 
 def _product_precision(Q: Tensor, precision: str) -> str:
-    """How float32 operands multiply. TF32 holds every number of half precision. A CPU has no TF32, and its
-    PyTorch multiplies in bfloat16 for "medium"."""
+    """Say how float32 operands multiply.
+
+    TF32 holds every number of half precision. A CPU has no TF32, and its PyTorch multiplies in bfloat16 for
+    "medium".
+    """
     if Q.is_cuda:
         return "highest" if Q.dtype == torch.float32 and precision == "highest" else "high"
     return precision if Q.dtype == torch.float32 and precision in ("high", "medium") else "highest"
@@ -149,8 +156,10 @@ class _Blocks:
         self._weights = torch.empty_like(self._similarities)
 
     def compute(self, rows: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
-        """Similarities / tau of ``[groups, rows, d]``, and their softmax over each document's tokens, both
-        ``[groups, rows, documents, Ld]``. The next call overwrites them."""
+        """Compute similarities / tau of ``[groups, rows, d]``, and their softmax over each document's tokens.
+
+        Both are ``[groups, rows, documents, Ld]``. The next call overwrites them.
+        """
         columns, inverse = documents.columns.transpose(1, 2), 1.0 / self.problem.tau
         groups, count, tokens = *rows.shape[:2], columns.shape[2]
         flat = self._similarities[: groups * count * tokens].view(groups, count, tokens)
@@ -167,7 +176,7 @@ class _Blocks:
 
 
 def _add_product(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
-    """out = beta * out + alpha * a @ b. With beta = 0 what out held does not count, NaN included."""
+    """Out = beta * out + alpha * a @ b. With beta = 0 what out held does not count, NaN included."""
     if len(out) == 1:  # not batched: PyTorch has faster ways
         out[0].addmm_(a[0], b[0], alpha=alpha, beta=beta)
     else:
@@ -181,6 +190,7 @@ def smooth_maxsim(
     Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float = 0.1,
     normalize: bool = False, precision: str = "highest", paired: bool = False,
 ) -> Tensor:  # fmt: skip
+    """Compute the operator of this name."""
     p = _Problem.of(Q, D, q_mask, d_mask, tau, normalize, precision, paired)
     result = Q.new_empty(scores_shape(Q, D, paired), dtype=p.dtype)
     if p.empty:
@@ -203,11 +213,12 @@ def smooth_maxsim(
 
 
 def scores_shape(Q: Tensor, D: Tensor, paired: bool) -> tuple[int, ...]:
+    """Return the shape of the scores."""
     return (Q.shape[0],) if paired else (Q.shape[0], D.shape[-3])
 
 
 def _log_sums(similarities: Tensor, weights: Tensor) -> Tensor:
-    """The logsumexp over the last dim, from the softmax over it. Infinity and NaN are as in PyTorch's."""
+    """Compute the logsumexp over the last dim, from the softmax over it. NaN is as in PyTorch."""
     greatest = similarities.amax(-1)
     return greatest.where(greatest.isinf(), greatest - weights.amax(-1).log_())
 
@@ -220,6 +231,7 @@ def smooth_maxsim_backward(
     tau: float = 0.1, normalize: bool = False, precision: str = "highest", need_grad_Q: bool = True,
     need_grad_D: bool = True, paired: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute the operator of this name."""
     p = _Problem.of(Q, D, q_mask, d_mask, tau, normalize, precision, paired)
     check_tensor("grad_scores", grad_scores, scores_shape(Q, D, paired), (p.dtype,), Q)
     grad_Q, grad_D = (
@@ -266,7 +278,7 @@ def _add_gradients(
     to_Q: tuple[Tensor, float] | None,
     sums_D: Tensor | None,
 ) -> None:
-    """Adds the gradient of ``rows`` to sums of these documents, and writes that of ``documents.columns``.
+    """Add the gradient of ``rows`` to sums of these documents, and write that of ``documents.columns``.
 
     factors: ``[groups, rows, documents]``, the gradient of each row's share of a score.
     to_Q: the sums, ``[groups, rows, d]``, and 0.0 if they hold nothing yet, else 1.0.

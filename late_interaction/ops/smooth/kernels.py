@@ -39,8 +39,10 @@ class _Operand:
         return _Operand(x if x.data_ptr() % 16 == 0 else x.clone(), mask, None)
 
     def write_gradient(self, out: Tensor, grad: Tensor, factor: Tensor) -> None:
-        """Write the gradient of the tokens, from the one of ``rows``, ``[groups, rows, d]``. factor:
-        ``[groups, owners]``, of what rows belong to."""
+        """Write the gradient of the tokens, from the one of ``rows``, ``[groups, rows, d]``.
+
+        factor: ``[groups, owners]``, of what rows belong to.
+        """
         of_owner = (factor.shape[1], -1)
         total, factor = grad.unflatten(1, of_owner), factor[..., None, None]
         if self.normalized is not None:
@@ -75,8 +77,10 @@ class Call:
         return sums.transpose(1, 2)
 
     def write_gradients(self, grads: Tensor, Lq: int, grad_Q: Tensor | None, grad_D: Tensor | None) -> None:
-        """Write gradients of the shapes of the inputs. grads: ``[groups, queries, documents]``, those of the
-        scores."""
+        """Write gradients of the shapes of the inputs.
+
+        grads: ``[groups, queries, documents]``, those of the scores.
+        """
         logs = self._logs(math.inf)
         for out, operand, of_documents in ((grad_Q, self.Q, False), (grad_D, self.D, True)):
             if out is None:
@@ -92,8 +96,10 @@ class Call:
 
 
 def _units(grads: Tensor, dim: int) -> Tensor:
-    """Return powers of two that bring factors up to 2^14, each for all of ``dim``: weights then have the
-    precision of float16 down to 2^-28 of the largest."""
+    """Return powers of two that bring factors up to 2^14, each for all of ``dim``.
+
+    Weights then have the precision of float16 down to 2^-28 of the largest.
+    """
     largest = grads.abs().amax(dim, keepdim=True)
     exponents = torch.frexp(largest)[1].clamp_(-100, 100)
     return torch.ldexp(torch.ones_like(largest), exponents - _LARGEST_EXPONENT)

@@ -17,6 +17,7 @@ class Tokens:
 
     @staticmethod
     def of(x: Tensor, normalize: bool, dtype: torch.dtype) -> "Tokens":
+        """Make them of tokens."""
         x = x.to(dtype).contiguous()
         if not normalize:
             return Tokens(x, None)
@@ -24,7 +25,7 @@ class Tokens:
         return Tokens(x / norms, norms)
 
     def write_gradient(self, out: Tensor, grad: Tensor, mask: Tensor | None) -> None:
-        """Writes the gradient of tokens, 0 where they are masked, from the one of ``rows``: overwrites it."""
+        """Write the gradient of tokens, 0 where they are masked, from the one of ``rows``: overwrites it."""
         if self.norms is not None:
             along = (grad * self.rows).sum(-1, keepdim=True)
             along.masked_fill_(self.norms <= _EPS, 0.0)  # a norm that was raised to _EPS is a constant
@@ -53,6 +54,7 @@ class Documents:
 
     @staticmethod
     def of(x: Tensor, mask: Tensor | None, normalize: bool, dtype: torch.dtype) -> "Documents":
+        """Make them of tokens and their mask."""
         if mask is None:
             return Documents(Tokens.of(x, normalize, dtype), None, None)
         some = mask.any(-1, keepdim=True)
@@ -66,5 +68,5 @@ class Documents:
 
     @property
     def columns(self) -> Tensor:
-        """``[groups, documents * Ld, d]``"""
+        """View all documents' tokens as ``[groups, documents * Ld, d]``."""
         return self.tokens.rows.flatten(1, 2)

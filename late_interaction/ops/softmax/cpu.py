@@ -9,6 +9,7 @@ _SCALED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def row_sums(scores: Tensor, inverse_temperature: Tensor) -> Tensor:
+    """Compute ``softmax_row_sums``."""
     _check_scores(scores, inverse_temperature)
     return _sums(scores, inverse_temperature)[0]
 
@@ -22,6 +23,7 @@ def rows(
     smoothing: float,
     weights: Tensor,
 ) -> Tensor:
+    """Compute ``softmax_rows_``."""
     _check_scores(scores, inverse_temperature)
     check_tensor("factor", factor, scores.shape[:1], (scores.dtype,), scores)
     _check_labels_and_weights(labels, weights, scores)
@@ -33,6 +35,7 @@ def rows(
 
 
 def sums(scores: Tensor, inverse_temperature: Tensor, column_sums: Tensor) -> Tensor:
+    """Compute ``softmax_sums_``."""
     _check_scores(scores, inverse_temperature)
     check_tensor("column_sums", column_sums, (4, scores.shape[1]), (scores.dtype,), scores)
     if scores.shape[0] == 0:
@@ -59,6 +62,7 @@ def weights(
     smoothing: float,
     weights: Tensor,
 ) -> None:
+    """Compute ``softmax_weights_``."""
     _check_scores(scores, inverse_temperature)
     check_tensor("row_terms", row_terms, (3, scores.shape[0]), (scores.dtype,), scores)
     check_tensor("column_terms", column_terms, (3, scores.shape[1]), (scores.dtype,), scores)
@@ -75,6 +79,7 @@ def weights(
 
 
 def scale_rows(x: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Scale each row of x into ``out``."""
     check_tensor("x", x, None, _SCALED)
     check_tensor("out", out, None, _SCALED, x)
     check_tensor("scale", scale, None, (torch.float32,), x)
@@ -88,6 +93,7 @@ def scale_rows(x: Tensor, scale: Tensor, out: Tensor) -> None:
 
 
 def can_product_rows(Q: Tensor, D: Tensor) -> bool:
+    """Tell whether :func:`product_rows` takes these tokens."""
     return Q.dtype is D.dtype is torch.bfloat16 and Q.dim() == D.dim() == 2 and Q.shape[1] == D.shape[1]
 
 
@@ -101,6 +107,7 @@ def product_rows(
     weights: Tensor,
     scaled_Q: Tensor | None,
 ) -> Tensor:
+    """Compute :func:`rows` of the products of single tokens."""
     if not can_product_rows(Q, D):
         raise RuntimeError("late_interaction: can_softmax_product_rows says no to these Q and D")
     _check_number(inverse_temperature, torch.float32, Q)
@@ -146,7 +153,7 @@ def _check_labels_and_weights(labels: Tensor | None, weights: Tensor, scores: Te
 
 
 def _sums(scores: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of rows, and the exponentials of the scores relative to the maxima."""
+    """Sum rows, and return the exponentials of the scores relative to the maxima."""
     maximum = scores.amax(1).clamp_min_(torch.finfo(scores.dtype).min)  # finite, if all are -inf too
     relative = scores - maximum.unsqueeze(1)
     exponentials = (relative * inverse_temperature).exp_()
@@ -155,7 +162,7 @@ def _sums(scores: Tensor, inverse_temperature: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(exponentials: Tensor, scale: Tensor, factor: Tensor, share: float) -> Tensor:
-    """What rows add to the weights, but for their labels. In place."""
+    """Compute in place what rows add to the weights, but for their labels."""
     found = exponentials.mul_(scale.unsqueeze(1))
     if share:
         found -= (factor * share).unsqueeze(1)
@@ -169,7 +176,7 @@ def _of_terms(scores: Tensor, inverse_temperature: Tensor, terms: Tensor, share:
 
 
 def _label_columns(labels: Tensor | None, first: int, scores: Tensor) -> Tensor:
-    """The column of each row's label, or -1."""
+    """Return the column of each row's label, or -1."""
     n, columns = scores.shape
     found = torch.arange(first, first + n, device=scores.device) if labels is None else labels
     return torch.where((found >= 0) & (found < columns), found, -1)
