@@ -22,8 +22,8 @@ HELD_OUT, BATCH, BEST, OTHERS = 200, 32, 4, 4
 
 def quality(encoder: LetterEncoder, queries: list[str], documents: list[str]) -> float:
     with torch.no_grad():
-        (Q, cu_seqlens_q), (D, cu_seqlens_d) = encoder(queries), encoder(documents)
-        return mrr(li.maxsim_varlen(Q, D, cu_seqlens_q, cu_seqlens_d).topk(10).indices)
+        Q, D = (li.Tokens.packed(*encoder(x)) for x in (queries, documents))
+        return mrr(li.maxsim(Q, D).topk(10).indices)
 
 
 def main() -> None:

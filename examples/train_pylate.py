@@ -19,15 +19,19 @@ from sentence_transformers.util import batch_to_device
 from tiny_bert import save_tiny_bert
 
 import late_interaction as li
-from late_interaction.varlen import pack_sequences
 
 HELD_OUT, CORPUS, BATCH = 60, 200, 16
+
+
+def unpacked(embeddings: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    packed = li.Tokens.from_list(embeddings)
+    return padded(packed.values, packed.offsets)
 
 
 def quality(model: models.ColBERT, queries: list[str], documents: list[str]) -> float:
     """How well held-out queries find their documents, by the library's own scoring, which is patched."""
     (Q, q_mask), (D, d_mask) = (
-        padded(*pack_sequences([torch.as_tensor(x) for x in model.encode(texts, is_query=is_query)]))
+        unpacked([torch.as_tensor(x) for x in model.encode(texts, is_query=is_query)])
         for texts, is_query in ((queries, True), (documents, False))
     )
     return mrr(scores.colbert_scores(Q, D, q_mask, d_mask).topk(10).indices)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from late_interaction import losses as losses
     from late_interaction import mining as mining
     from late_interaction import muvera as muvera
-    from late_interaction import padded as padded
     from late_interaction import plan as plan
     from late_interaction import pooling as pooling
     from late_interaction import ray as ray
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from late_interaction import score_pairs as score_pairs
     from late_interaction import smooth as smooth
     from late_interaction import tokens as tokens
-    from late_interaction import varlen as varlen
     from late_interaction import xtr as xtr
     from late_interaction._search.result import SearchResult
     from late_interaction._search.search import search
@@ -55,11 +53,9 @@ if TYPE_CHECKING:
     from late_interaction.losses import cached_contrastive_step
     from late_interaction.mining import hard_negatives, mine_hard_negatives
     from late_interaction.muvera import Muvera
-    from late_interaction.padded import maxsim_padded
     from late_interaction.plan import explain_plan
     from late_interaction.pooling import pool_tokens
     from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
-    from late_interaction.varlen import maxsim_varlen
     from late_interaction.xtr import xtr_scores
 
 # Loaded when it is first asked for, since all of it takes longer than the operators: module -> names.
@@ -76,11 +72,9 @@ _LATER = {
     "losses": ("cached_contrastive_step",),
     "mining": ("hard_negatives", "mine_hard_negatives"),
     "muvera": ("Muvera",),
-    "padded": ("maxsim_padded",),
     "plan": ("explain_plan",),
     "pooling": ("pool_tokens",),
     "smooth": ("smooth_maxsim", "smooth_maxsim_pairs"),
-    "varlen": ("maxsim_varlen",),
     "xtr": ("xtr_scores",),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
@@ -101,9 +95,7 @@ __all__ = [
     "hard_negatives",
     "install_as",
     "maxsim",
-    "maxsim_padded",
     "maxsim_pairs",
-    "maxsim_varlen",
     "maxsim_with_winners",
     "mine_hard_negatives",
     "ops",
@@ -124,7 +116,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """A public name, or a module of this package, that nobody has asked for yet."""
+        """Import a public name, or a module of this package, that nobody has asked for yet."""
         where = _MODULE_OF.get(name)
         if where is not None:
             found = getattr(importlib.import_module(f"{__name__}.{where}"), name)

@@ -11,8 +11,10 @@ _V1: _Names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes that Linux says are available, within the limits of the process's control groups. 0 where neither
-    is known. ``root``: where /proc and /sys are."""
+    """Return the bytes that Linux says are available, within the limits of the process's control groups.
+
+    0 where neither is known. ``root``: where /proc and /sys are.
+    """
     available = _field(root / "proc/meminfo", "MemAvailable:")
     if available is None:
         return 0
@@ -26,7 +28,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
-    """The control groups that the process is in, and those around them."""
+    """Yield the control groups that the process is in, and those around them."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

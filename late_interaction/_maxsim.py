@@ -1,7 +1,8 @@
 """MaxSim with gradients: :func:`maxsim`, :func:`maxsim_pairs` and :func:`maxsim_with_winners`.
 
 A call takes the fast path unless something intercepts it: then, and if the operator refuses the inputs, all
-arguments are checked first."""
+arguments are checked first.
+"""
 
 from typing import Any
 
@@ -11,13 +12,11 @@ from torch.compiler import is_compiling
 
 from late_interaction import ops
 from late_interaction._checks.choices import Backward, Precision, Winners
-from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
+from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs, check_weights
 from late_interaction._checks.options import check_backward, check_flag, check_precision, check_winners
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
-from late_interaction._checks.weights import check_weights
 from late_interaction._scoring.codes import score_codes
-from late_interaction._scoring.fast_path import fast_path
-from late_interaction._scoring.intercepted import intercepted
+from late_interaction._scoring.fast_path import fast_path, intercepted
 from late_interaction._scoring.mean import per_token
 from late_interaction._scoring.norm_warning import look, looked
 from late_interaction._scoring.precision import float32_precision
@@ -44,8 +43,13 @@ def _run(
     paired: bool = False,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores of checked, batched inputs; and winners, if the caller (winners="return") or a backward needs
-    them. paired: D is ``[B, Ld, d]``, and scores are ``[B]``. weights: of the query tokens."""
+    """Score checked, batched inputs, and find winners if the caller or a backward needs them.
+
+    Args:
+        winners: "return" if the caller does.
+        paired: D is ``[B, Ld, d]``, and scores are ``[B]``.
+        weights: those of the query tokens.
+    """
     if normalize is not False:
         check_flag("normalize", normalize)
     strategy = "auto" if backward is None else check_backward(backward)
@@ -102,7 +106,7 @@ def maxsim(
     q_weights: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
-    """Late-interaction scores, differentiable in ``Q``, ``D`` and ``q_weights``.
+    """Score queries with documents, differentiable in ``Q``, ``D`` and ``q_weights``.
 
     ``score = sum_s q_weights[s] * max_t <Q[s], D[t]>`` over the query tokens ``s`` and document tokens ``t``
     that the masks keep, as in ColBERT (https://arxiv.org/abs/2004.12832), where all weights are 1. The
@@ -211,7 +215,7 @@ def maxsim_pairs(
     q_weights: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
-    """Scores of the pairs ``(Q[i], D[i])``: the diagonal of :func:`maxsim`, without the rest.
+    """Score the pairs ``(Q[i], D[i])``: the diagonal of :func:`maxsim`, without the rest.
 
     Args:
         Q: ``[B, Lq, d]``, or ``B`` sequences as :class:`~late_interaction.Tokens` or a list.
@@ -272,7 +276,7 @@ def maxsim_with_winners(
     backward: Backward | None = None,
     precision: Precision | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`maxsim`, and which document token each query token matched.
+    """Score as :func:`maxsim`, and find which document token each query token matched.
 
     Args:
         Q, D, q_mask, d_mask, normalize, backward, precision: as in :func:`maxsim`.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import is_integer
+from late_interaction._checks.packed import check_extents
 from late_interaction._checks.tensors import check_mask
-from late_interaction._checks.tokens import check_extents
 from late_interaction._torch import pytree
 from late_interaction.tokens import Tokens, _room
 
@@ -183,10 +183,16 @@ class Codes:
 
     @property
     def device(self) -> torch.device:
+        """Return the device of the codes."""
         return self.values.device
 
-    def __len__(self) -> int:
+    @property
+    def _count(self) -> int:
+        """Return the number of sequences, as that of Tokens."""
         return self.values.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+
+    def __len__(self) -> int:
+        return self._count
 
     def __getitem__(self, index: Any) -> "Codes":
         """Give the codes of one sequence, or of a slice, without a copy. Packed ones wait for a GPU."""
@@ -232,7 +238,7 @@ class Codes:
         return self._shaped(lambda x: x.flatten(0, 1)) if self.values.dim() == 4 else self
 
     def _as_documents(self, paired: bool) -> "Codes":
-        """Padded documents, as operators take them: of pairs one of each query's own."""
+        """Pad documents, as operators take them: of pairs one of each query's own."""
         padded = self.to_padded()
         return padded._shaped(lambda x: x.unsqueeze(1)) if paired else padded
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from late_interaction import ops
 from late_interaction._checks.choices import Precision
-from late_interaction._checks.from_hidden import check_from_hidden
+from late_interaction._checks.dense import check_from_hidden
 from late_interaction._checks.options import check_flag, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._scoring.norm_warning import look
@@ -30,7 +30,7 @@ def maxsim_from_hidden(
     project_Q: bool = False,
     precision: Precision | None = None,
 ) -> Tensor:
-    """``maxsim(Q, linear(H_d, W, b))``, without the projected documents as a whole.
+    """Compute ``maxsim(Q, linear(H_d, W, b))``, without the projected documents as a whole.
 
     Differentiable in ``Q``, ``H_d``, ``W`` and ``b``. A chunk of documents at a time is projected into a
     buffer that stays in the GPU's L2 cache, normalized if wanted, and scored; one kernel projects and

@@ -1,22 +1,31 @@
-"""Fewer vectors a document, by clusters of its tokens, by :mod:`late_interaction.ops.pooling`:
-:func:`pool_tokens`.
+"""Keep fewer vectors a document, by clusters of its tokens: :func:`pool_tokens`.
+
+By :mod:`late_interaction.ops.pooling`.
 
 The method is that of Clavié, Chaffin and Adams (https://arxiv.org/abs/2409.14683): tokens that resemble each
 other are replaced by their mean, when a document is indexed; queries and scoring stay as they are.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from typing import Any, overload
+from itertools import accumulate
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.pooling import Method, check_finite, check_pool_tokens, check_pooling
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import check_flag, check_integer, check_positive, is_one_of
+from late_interaction._checks.tensors import check_not_meta
+from late_interaction._scoring.sequences import all_as_tokens
 from late_interaction.ops.pooling import cluster_means
+from late_interaction.tokens import Tokens, TokensLike
 
 __all__ = ["pool_tokens"]
+
+Method = Literal["ward", "kmeans"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 _MOST_ITERATIONS = (1 << 63) - 1  # an operator takes int64
 
@@ -28,31 +37,24 @@ def pool_tokens(
 ) -> list[Tensor]: ...  # fmt: skip
 @overload
 def pool_tokens(
-    D: Tensor, pool_factor: float = ..., *, method: Method = ..., d_mask: Tensor,
-    protected_tokens: int = ..., normalize: bool = ..., iterations: int = ...,
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    D: Tokens, pool_factor: float = ..., *, method: Method = ..., protected_tokens: int = ...,
+    normalize: bool = ..., iterations: int = ...,
+) -> Tokens: ...  # fmt: skip
 @overload
 def pool_tokens(
-    D: Tensor, pool_factor: float = ..., *, method: Method = ..., cu_seqlens: Tensor,
-    protected_tokens: int = ..., normalize: bool = ..., iterations: int = ...,
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
+    D: Tensor, pool_factor: float = ..., *, method: Method = ..., protected_tokens: int = ...,
+    normalize: bool = ..., iterations: int = ...,
+) -> Tensor | Tokens: ...  # fmt: skip
 def pool_tokens(
-    D: Tensor, pool_factor: float = ..., *, method: Method = ..., d_mask: None = ..., cu_seqlens: None = ...,
-    protected_tokens: int = ..., normalize: bool = ..., iterations: int = ...,
-) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
-def pool_tokens(
-    D: Tensor | Sequence[Tensor],
+    D: TokensLike,
     pool_factor: float = 2,
     *,
     method: Method = "ward",
-    d_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     protected_tokens: int = 1,
     normalize: bool = False,
     iterations: int = 10,
 ) -> Any:
-    """Replaces the tokens of each document by the means of about ``1 / pool_factor`` as many clusters.
+    """Replace the tokens of each document by the means of about ``1 / pool_factor`` as many clusters.
 
     With ``method="ward"`` clusters and their order are those of PyLate 1.6 and Sentence Transformers 6.2:
     Ward's hierarchical clustering of ``1 - similarity`` as scipy computes it, cut into at most
@@ -61,23 +63,19 @@ def pool_tokens(
 
     Args:
         D: documents, bfloat16, float16, float32 or float64, with tokens of unit length, as a model makes them
-            for MaxSim by cosine: a list of ``[L_i, d]``; packed, ``[tokens, d]`` with ``cu_seqlens``; padded,
-            ``[Nd, Ld, d]``; or one document, ``[L, d]``. Differentiable.
+            for MaxSim by cosine: :class:`~late_interaction.Tokens`, a list of ``[L_i, d]``, ``[Nd, Ld, d]``,
+            or one document, ``[L, d]``. Differentiable.
         pool_factor: at least 1; 1 keeps all tokens. Fractions are allowed.
         method: ``"ward"``, or ``"kmeans"``: Lloyd's algorithm from centers spaced evenly over the document,
             the same on every run. An empty cluster is dropped.
-        d_mask: ``[Nd, Ld]``, bool (or integer, nonzero = True), True = keep, for padded documents.
-        cu_seqlens: ``[documents + 1]``, int32 (or int64), for packed documents. Tokens before the first and
-            behind the last document are dropped.
         protected_tokens: the first so many tokens of each document stay what they are, in front of the
             means; 1 is the ``[CLS]`` token.
         normalize: every token of the result is scaled to unit length, the protected ones, too.
         iterations: of k-means, at most.
 
     Returns:
-        Pooled documents in the form of ``D``, in its dtype and on its device: a list; ``(tokens,
-        cu_seqlens)``; ``(padded, d_mask)``, the padding at the end and 0; or one tensor. What takes the form
-        takes them: ``maxsim`` with masks, ``search`` as Tokens, ``maxsim_varlen``, a corpus's ``add`` a list.
+        Pooled documents in the dtype of ``D`` and on its device: Tokens in the layout of Tokens, padded ones
+        of ``[Nd, Ld, d]``, a list of a list, and one tensor of one.
 
     Raises:
         TypeError: an argument of a wrong kind or dtype.
@@ -99,47 +97,34 @@ def pool_tokens(
 
     Example:
         >>> import torch
-        >>> from late_interaction import pool_tokens
+        >>> from late_interaction import Tokens, pool_tokens
         >>> cls, cat, dog = torch.eye(3)
         >>> pool_tokens(torch.stack([cls, cat, dog, cat, dog]), pool_factor=2)
         tensor([[1., 0., 0.],
                 [0., 1., 0.],
                 [0., 0., 1.]])
-        >>> documents = torch.stack([cls, cat, dog, cat, dog, cls, cat, cat])
-        >>> tokens, cu_seqlens = pool_tokens(documents, 2, cu_seqlens=torch.tensor([0, 5, 8]))
-        >>> cu_seqlens
-        tensor([0, 3, 5], dtype=torch.int32)
+        >>> pool_tokens(Tokens.from_list([torch.stack([cls, cat, dog, cat, dog]), torch.stack([cls, cat])]))
+        Tokens(2 sequences, 5 tokens packed, d=3, float32, cpu, max_length=3)
     """
-    d_mask, cu_seqlens = check_pool_tokens(D, d_mask, cu_seqlens)
     check_pooling(pool_factor, method, protected_tokens, normalize, iterations)
-    tokens, lengths = _packed(D, d_mask, cu_seqlens)
+    documents = all_as_tokens("D", D)
+    check_not_meta("D", documents.values)
+    documents = documents.pack()
+    lengths = documents.lengths.tolist()
+    tokens = documents.values[: sum(lengths)]  # a GPU's offsets may leave tokens out
     check_finite(tokens)
     rows, pooled_lengths = _rows(tokens, lengths, pool_factor, protected_tokens, (method, iterations))
     real = tokens if tokens.dtype == torch.float64 else tokens.float()
     pooled = cluster_means(real, rows, sum(pooled_lengths))
     if normalize:
         pooled = torch.nn.functional.normalize(pooled, dim=-1)
-    return _in_the_form_of(D, cu_seqlens is not None, pooled.to(tokens.dtype), pooled_lengths)
-
-
-def _packed(D: Any, d_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, list[int]]:
-    """All tokens that count, end to end, and the documents' lengths."""
-    if isinstance(D, (list, tuple)):
-        return torch.cat(tuple(D)), [len(x) for x in D]
-    if cu_seqlens is not None:
-        offsets = cu_seqlens.tolist()
-        return D[offsets[0] : offsets[-1]], [b - a for a, b in pairwise(offsets)]
-    if D.dim() == 2:
-        return D, [len(D)]
-    if d_mask is None:
-        return D.flatten(0, 1), [D.shape[1]] * len(D)
-    return D[d_mask], d_mask.sum(1).tolist()
+    return _in_the_form_of(D, pooled.to(tokens.dtype), pooled_lengths)
 
 
 def _rows(
     tokens: Tensor, lengths: list[int], pool_factor: float, protected_tokens: int, how: tuple[str, int]
 ) -> tuple[Tensor, list[int]]:
-    """``[tokens]``: which row of the result each token belongs to; and the lengths of the results."""
+    """Find ``[tokens]``: which row of the result each token belongs to; and the lengths of the results."""
     device = tokens.device
     kept = [min(protected_tokens, length) for length in lengths]
     others = [length - k for length, k in zip(lengths, kept, strict=True)]
@@ -161,22 +146,38 @@ def _rows(
     return place + (sizes.cumsum(0) - sizes)[document], sizes.tolist()
 
 
-def _in_the_form_of(D: Any, packed: bool, pooled: Tensor, lengths: list[int]) -> Any:
-    if isinstance(D, Tensor) and D.dim() == 2 and not packed:
+def _in_the_form_of(D: Any, pooled: Tensor, lengths: list[int]) -> Any:
+    if isinstance(D, Tensor) and D.dim() == 2:
         return pooled
-    if packed:
-        offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=pooled.device)
-        return pooled, offsets
-    if not isinstance(D, Tensor):
+    if not isinstance(D, (Tensor, Tokens)):
         return list(pooled.split(lengths))
-    longest, device = max(lengths, default=0), D.device
-    each = torch.tensor(lengths, dtype=torch.int64, device="cpu").to(device)
-    mask = torch.arange(longest, device=device) < each.unsqueeze(1)
-    if not lengths:
-        return D.new_empty(0, 0, D.shape[2]), mask.view(0, 0)
-    if lengths == [longest] * len(lengths):
-        return pooled.view(len(lengths), longest, pooled.shape[-1]), mask
-    document = torch.arange(len(lengths), device=device).repeat_interleave(each, output_size=len(pooled))
-    place = torch.arange(len(pooled), device=device) - (each.cumsum(0) - each)[document]
-    padded = pooled.new_zeros(len(lengths), longest, pooled.shape[-1])
-    return padded.index_put((document, place), pooled), mask
+    offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=pooled.device)
+    room = pooled.detach().new_empty((max(lengths, default=0), 0))
+    packed = Tokens._made(pooled, None, offsets, room)
+    return packed if isinstance(D, Tokens) and D.is_packed else packed.to_padded()
+
+
+def check_pooling(
+    pool_factor: Any, method: Any, protected_tokens: Any, normalize: Any, iterations: Any
+) -> None:
+    """Check the options of pool_tokens."""
+    number = isinstance(pool_factor, (int, float)) and not isinstance(pool_factor, bool)
+    if not number:
+        raise TypeError(f"pool_factor must be a number, got {type(pool_factor).__name__}")
+    if not 1 <= pool_factor < math.inf:
+        raise ValueError(f"pool_factor must be at least 1 and finite, got {pool_factor}")
+    if not is_one_of(method, METHODS):
+        raise ValueError(f"method must be one of {METHODS}, got {abbreviate(method)}")
+    check_integer("protected_tokens", protected_tokens)
+    if protected_tokens < 0:
+        raise ValueError(f"protected_tokens must not be negative, got {abbreviate(protected_tokens)}")
+    check_flag("normalize", normalize)
+    check_positive("iterations", iterations)
+
+
+def check_finite(tokens: Tensor) -> None:
+    """Refuse NaN and infinity, with which clusters have no meaning. Waits for the device."""
+    finite = torch.isfinite(tokens)
+    if not bool(finite.all()):
+        bad = int((~finite.all(-1)).sum())
+        raise ValueError(f"D must be finite, got {bad} of {len(tokens)} tokens with NaN or infinity")

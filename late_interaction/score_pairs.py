@@ -10,6 +10,7 @@ from torch import Tensor
 
 from late_interaction import ops
 from late_interaction._checks.choices import Precision
+from late_interaction._checks.dense import check_weights
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.packed import (
     check_max_length,
@@ -18,7 +19,6 @@ from late_interaction._checks.packed import (
     check_spans,
 )
 from late_interaction._checks.tensors import check_no_forward_ad, has_values
-from late_interaction._checks.weights import check_weights
 from late_interaction._scoring.mean import packed_counts
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.packed_call import call_packed
@@ -44,8 +44,12 @@ def score_pairs_packed(
     """Scores of the listed (query, document) pairs of packed batches, differentiable, deterministic.
 
     Args:
-        Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d: packed queries and documents, as
-            :func:`late_interaction.maxsim_varlen` takes them.
+        Q_packed, D_packed: the tokens of all queries, and of all documents, ``[tokens, d]``; bfloat16,
+            float16, float32 or float64.
+        cu_seqlens_q, cu_seqlens_d: ``[Nq + 1]`` and ``[Nd + 1]``, int32 (or int64): query ``i`` has the
+            tokens from ``cu_seqlens_q[i]`` up to ``cu_seqlens_q[i + 1]``. Offsets do not decrease and stay
+            within the tokens. On a CPU that is checked; a GPU's are not waited for, and offsets that lead
+            elsewhere give scores without meaning, though never another tensor's memory.
         pair_q_idx, pair_d_idx: ``[pairs]``, int32 (or int64), on the device of the tokens: pair ``p`` is
             query ``pair_q_idx[p]`` with document ``pair_d_idx[p]``. In any order; pairs may repeat. An index
             of no sequence is a ValueError on a CPU; a GPU's are not waited for, and that pair scores NaN.
@@ -54,7 +58,7 @@ def score_pairs_packed(
             if each query had all tokens. Queries longer than it score NaN (on a CPU: a ValueError).
         max_seqlen_d: accepted and not needed: every token counts whatever it says.
         precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
-        q_weights, mean: as in :func:`late_interaction.maxsim_varlen`.
+        q_weights, mean: as in :func:`late_interaction.maxsim`.
 
     Returns:
         ``[pairs]`` scores, float32 (float64 for float64 inputs). An empty query or document scores 0.
@@ -104,7 +108,7 @@ def _score(
     max_seqlen_q: int | None,
     precision: Precision | None,
 ) -> Tensor:
-    """tokens: Q, D and, where there are some, the weights of Q. index: offsets, and pairs."""
+    """Score the pairs. tokens: Q, D and any weights of Q. index: offsets, and pairs."""
     weighted = len(tokens) == 3
     scores: Tensor
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tokens)):

@@ -1,5 +1,6 @@
-"""The smooth maximum in place of MaxSim's, by :mod:`late_interaction.ops.smooth`: :func:`smooth_maxsim` and
-:func:`smooth_maxsim_pairs`.
+"""Score with a smooth maximum, by :mod:`late_interaction.ops.smooth`.
+
+:func:`smooth_maxsim` takes every query with every document, :func:`smooth_maxsim_pairs` pairs.
 """
 
 import torch
@@ -7,8 +8,7 @@ from torch import Tensor
 
 from late_interaction import ops
 from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
-from late_interaction._checks.options import check_flag
-from late_interaction._checks.smooth import check_tau
+from late_interaction._checks.options import check_flag, check_tau
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
@@ -27,7 +27,9 @@ def smooth_maxsim(
     tau: float = 0.1,
     normalize: bool = False,
 ) -> Tensor:
-    """Late-interaction scores with a smooth maximum, differentiable in ``Q`` and ``D``::
+    """Score with a smooth maximum, differentiable in ``Q`` and ``D``.
+
+    This is ::
 
         score = sum_s tau * logsumexp_t(<Q[s], D[t]> / tau)
 

@@ -10,10 +10,14 @@ from torch.nn.functional import pad
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import is_integer
-from late_interaction._checks.packed import check_sequences
-from late_interaction._checks.padded import read_longest
+from late_interaction._checks.packed import (
+    check_extents,
+    check_packed_tokens,
+    check_padded_tokens,
+    check_sequences,
+    read_longest,
+)
 from late_interaction._checks.tensors import as_dtype, check_rows
-from late_interaction._checks.tokens import check_extents, check_packed_tokens, check_padded_tokens
 from late_interaction._torch import pytree
 
 __all__ = ["Tokens"]
@@ -179,24 +183,32 @@ class Tokens:
 
     @property
     def device(self) -> torch.device:
+        """Return the device of ``values``."""
         return self.values.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the dtype of ``values``."""
         return self.values.dtype
 
     @property
     def d(self) -> int:
-        """The embedding dim."""
+        """Return the embedding dim."""
         return self.values.shape[-1]
 
-    def __len__(self) -> int:
+    @property
+    def _count(self) -> int:
+        """Return the number of sequences, a symbol while a graph is traced, where ``len`` gives an int."""
         return self.values.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+
+    def __len__(self) -> int:
+        return self._count
 
     def __getitem__(self, index: Any) -> Any:
         """Give the tokens ``[L_i, d]`` of sequence ``i`` that the mask keeps, or the sequences of a slice.
 
-        Nothing is copied but masked tokens; packed sequences and masked ones wait for a GPU."""
+        Nothing is copied but masked tokens; packed sequences and masked ones wait for a GPU.
+        """
         if isinstance(index, slice):
             return self._slice(index)
         if not is_integer(index):
@@ -258,7 +270,7 @@ class Tokens:
         """
         if self.offsets is None:
             return self
-        n = self.offsets.shape[0] - 1  # len() would fix it in an export
+        n = self._count
         longest, total = self.max_length, self.values.shape[0]
         offsets, lengths = self.offsets.long(), self.lengths
         if longest is None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.choices import Backward, Precision
+from late_interaction._checks.choices import Backward, Precision, Rule
+from late_interaction._checks.dense import check_xtr
 from late_interaction._checks.options import check_backward, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
-from late_interaction._checks.xtr import Rule, check_xtr
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._scoring.sequences import score
@@ -124,7 +124,7 @@ def xtr_scores(
 
 
 def _weights(q_mask: Tensor | None, q_weights: Tensor | None, Q: Tensor) -> Tensor | None:
-    """A mask, or numbers of the scores' dtype, which are 0 where a mask says so."""
+    """Make a mask, or numbers of the scores' dtype, which are 0 where a mask says so."""
     if q_weights is None:
         return q_mask
     dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32

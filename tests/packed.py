@@ -4,6 +4,7 @@ import itertools
 
 import torch
 
+import late_interaction as li
 from tests import ref
 
 # Lengths of queries and documents: what each is there for.
@@ -34,6 +35,20 @@ def offsets(lengths, stray=0):
 def pack(lengths, d, dtype, device="cpu", stray=0):
     tokens = torch.randn(sum(lengths) + 2 * stray, d, device=device).to(dtype)
     return tokens, offsets(lengths, stray).to(device)
+
+
+def pack_sequences(sequences):
+    """(tokens, offsets) of a list."""
+    packed = li.Tokens.from_list(sequences)
+    return packed.values, packed.offsets
+
+
+def scored(Q, D, cu_q, cu_d, q_weights=None, **options):
+    """maxsim of packed sequences, without the tokens that belong to none."""
+    q, d = (slice(int(cu[0]), int(cu[-1])) for cu in (cu_q, cu_d))
+    q_weights = None if q_weights is None else q_weights[q]
+    sides = li.Tokens.packed(Q[q], cu_q - cu_q[0]), li.Tokens.packed(D[d], cu_d - cu_d[0])
+    return li.maxsim(*sides, q_weights=q_weights, **options)
 
 
 def slices(tokens, cu):

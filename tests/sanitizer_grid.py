@@ -178,7 +178,7 @@ def run_older(name, Nq, Nd, Lq, Ld, d, plan):
         lengths = torch.randint(Ld + 1, (Nd,), device="cuda").cumsum(0)
         offsets = torch.nn.functional.pad(lengths, (1, 0)).int()
         rows = torch.arange(Nq + 1, device="cuda").int() * Lq
-        results.append(li.maxsim_varlen(Q.flatten(0, 1), D.flatten(0, 1), rows, offsets))
+        results.append(li.lik.maxsim_varlen(Q.flatten(0, 1), D.flatten(0, 1), rows, offsets))
     finally:
         ops.forced_plan("")
         ops.cuda_capability(0)

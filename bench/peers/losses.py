@@ -70,7 +70,8 @@ def _maxsim(package: str, shape: BatchShape, **options: str) -> Loss:
         return lambda x: _scores_to_loss(module.maxsim(x.Q, x.D, **options))
     if options:
         raise UnsupportedError("maxsim_varlen always saves its winners")
-    varlen: Any = importlib.import_module(f"{package}.varlen").maxsim_varlen
+    own = ".lik" if package == "late_interaction" else ""
+    varlen: Any = importlib.import_module(f"{package}{own}.varlen").maxsim_varlen
     longest = {"max_seqlen_q": shape.Lq, "max_seqlen_d": shape.Ld}
     return lambda x: _scores_to_loss(varlen(x.Q, x.D, x.cu_q, x.cu_d, **longest))
 

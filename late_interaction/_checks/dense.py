@@ -1,22 +1,35 @@
 """Checks of maxsim and maxsim_pairs."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import shape_of
-from late_interaction._checks.tensors import check_embeddings, check_mask, check_same_kind
+from late_interaction._checks.choices import RULES
+from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.options import check_positive, is_one_of
+from late_interaction._checks.tensors import (
+    FLOATS,
+    check_device,
+    check_embeddings,
+    check_mask,
+    check_same_dtype_and_d,
+    check_same_kind,
+    refuse_tokens,
+)
 
 Batch = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def check_maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Batch:
-    """The arguments of maxsim. 2-D Q or D come back with a leading dim of 1, masks as bool."""
+    """Check the arguments of maxsim. 2-D Q or D come back with a leading dim of 1, masks as bool."""
     check_embeddings("Q", Q)
     check_embeddings("D", D)
     return check_batch(Q, D, q_mask, d_mask)
 
 
 def check_batch(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Batch:
-    """The arguments of maxsim but for the kinds and dtypes of tokens."""
+    """Check the arguments of maxsim but for the kinds and dtypes of tokens."""
     q_rank, d_rank = Q.dim(), D.dim()
     if q_rank != 3 and q_rank != 2:
         raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
@@ -36,7 +49,7 @@ def check_batch(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | No
 
 
 def check_maxsim_pairs(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Batch:
-    """The arguments of maxsim_pairs. Masks come back as bool."""
+    """Check the arguments of maxsim_pairs. Masks come back as bool."""
     check_embeddings("Q", Q)
     check_embeddings("D", D)
     if Q.dim() != 3 or D.dim() != 3:
@@ -50,8 +63,100 @@ def check_maxsim_pairs(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tens
     return Q, D, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
 
 
+def check_xtr(
+    Q: Tensor,
+    D: Tensor,
+    k: Any,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    q_weights: Tensor | None,
+    rule: Any,
+) -> Batch:
+    """Check the arguments of xtr_scores. 2-D Q or D come back with a leading dim of 1, masks as bool."""
+    Q, D, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
+    check_positive("k", k)
+    if not is_one_of(rule, RULES):
+        raise ValueError(f"rule must be one of {RULES}, got {abbreviate(rule)}")
+    check_weights(q_weights, "Q", Q)
+    return Q, D, q_mask, d_mask
+
+
 def as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:
-    """Drops the dims that a 2-D Q (first) or a 2-D D (second) does not have."""
+    """Drop the dims that a 2-D Q (first) or a 2-D D (second) does not have."""
     if D.dim() == 2:
         result = result.squeeze(1)
     return result.squeeze(0) if Q.dim() == 2 else result
+
+
+def check_weights(weights: Tensor | None, tokens_name: str, tokens: Tensor) -> Tensor | None:
+    """Weights of the tokens' shape without d, in the dtype of the scores; 1-D ones as a batch of one."""
+    if weights is None:
+        return None
+    if not isinstance(weights, Tensor) or weights.dtype not in FLOATS or weights.layout != torch.strided:
+        refuse_tokens("q_weights", weights)
+    check_device("q_weights", weights, tokens_name, tokens.device)
+    fitted = weights.unsqueeze(0) if weights.dim() == 1 and tokens.dim() == 3 else weights
+    if fitted.shape != tokens.shape[:-1]:
+        raise ValueError(
+            f"q_weights must be {list(tokens.shape[:-1])}, the shape of {tokens_name} without d,"
+            f" got {shape_of(weights)}"
+        )
+    return fitted.to(torch.float64 if tokens.dtype == torch.float64 else torch.float32)
+
+
+def check_queries(Q: Any) -> None:
+    """Embeddings of one query or of some."""
+    check_embeddings("Q", Q)
+    if Q.dim() not in (2, 3):
+        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
+
+
+def check_places(Q: torch.device, D: torch.device) -> None:
+    """D may be on the CPU while Q is on a GPU."""
+    if Q != D and not (Q.type == "cuda" and D.type == "cpu"):
+        raise ValueError(
+            f"Q and D must be on the same device (or Q on a GPU and D on the CPU), got {Q} and {D}"
+        )
+
+
+def check_corpus(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Check a search of D by Q, with their masks; 2-D Q or D get a leading dim of 1."""
+    check_queries(Q)
+    check_embeddings("D", D)
+    if D.dim() not in (2, 3):
+        raise ValueError(f"D must be [Nd, Ld, d] or [Ld, d], got {shape_of(D)}")
+    check_places(Q.device, D.device)
+    check_same_dtype_and_d(Q, D)
+    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
+    D = D.unsqueeze(0) if D.dim() == 2 else D
+    return Q, D, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
+
+
+def check_from_hidden(
+    Q: Tensor,
+    H_d: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    project_Q: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Check all but the mix of dtypes. Q comes back as [Nq, Lq, ...], masks as bool."""
+    for name, x in (("Q", Q), ("H_d", H_d), ("W", W), *([] if b is None else [("b", b)])):
+        check_embeddings(name, x)
+        check_device(name, x, "Q", Q.device)
+    if Q.dim() not in (2, 3):
+        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
+    if H_d.dim() != 3:
+        raise ValueError(f"H_d must be [Nd, Ld, d_model], got {shape_of(H_d)}")
+    if W.dim() != 2 or 0 in W.shape or W.shape[1] != H_d.shape[2]:
+        raise ValueError(f"W must be [d, d_model] with d_model = {H_d.shape[2]}, got {shape_of(W)}")
+    width, what = (W.shape[1], "d_model") if project_Q else (W.shape[0], "d")
+    if Q.shape[-1] != width:
+        raise ValueError(f"Q and W must be of the same {what}, got Q {shape_of(Q)} and W {shape_of(W)}")
+    if b is not None and b.shape != W.shape[:1]:
+        raise ValueError(f"b must be [d] with d = {W.shape[0]}, as W has it, got {shape_of(b)}")
+    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
+    return Q, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "H_d", H_d)

@@ -11,14 +11,14 @@ _SHORT.maxlevel = 2
 
 
 def abbreviate(value: object) -> str:
-    """A short form of any argument."""
+    """Describe any argument in a few words."""
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor {shape_of(value)}"
     return _SHORT.repr(value)
 
 
 def no_tensor(name: str, x: Any) -> str:
-    """The type of an argument that is no tensor, and how to make it one."""
+    """Describe an argument that is no tensor, and how to make it one."""
     kind = type(x).__name__
     if _is_array(x):
         return f"{kind}: torch.from_numpy({name}) is one"
@@ -29,7 +29,7 @@ def no_tensor(name: str, x: Any) -> str:
     if isinstance(x[0], Tensor):
         return (
             f"{kind} of tensors: torch.nn.utils.rnn.pad_sequence pads them (leave the padding out by a mask),"
-            " late_interaction.varlen.pack_sequences packs them for maxsim_varlen"
+            " late_interaction.Tokens.from_list packs them"
         )
     return f"{kind}: torch.tensor({name}) is one"
 
@@ -43,7 +43,7 @@ def shape_of(x: Tensor) -> str:
 
 
 def describe_bad_entries(name: str, x: Tensor, bad: Tensor, after: bool = False) -> str:
-    """The dtype and shape of x, and the first of its bad entries.
+    """Describe the dtype and shape of x, and the first of its bad entries.
 
     bad: a bool tensor of the shape of x. after: a bad entry is shown with the entry before it.
     """

@@ -1,5 +1,6 @@
 """Checks of arguments that are no tensors."""
 
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -17,7 +18,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def is_integer(value: Any) -> bool:
-    """A number that is an index, or a symbol for one; no bool, and no array, which has a length."""
+    """Tell numbers that are indices, or symbols for one, from bools and from arrays, which have a length."""
     if isinstance(value, (bool, Tensor)):
         return False
     return hasattr(value, "__index__") and not hasattr(value, "__len__")
@@ -36,7 +37,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_seed(seed: Any) -> int:
-    """Returns a seed that generators of PyTorch take."""
+    """Return a seed that generators of PyTorch take."""
     check_integer("seed", seed)
     if not -(1 << 63) <= seed < 1 << 64:
         raise ValueError(f"seed must lie in [-2**63, 2**64), got {abbreviate(seed)}")
@@ -44,12 +45,12 @@ def check_seed(seed: Any) -> int:
 
 
 def is_one_of(value: Any, choices: Collection[str]) -> bool:
-    """Whether value is one of these strings. (The comparison with an array is an array.)"""
+    """Tell whether value is one of these strings: compared with an array it is an array."""
     return isinstance(value, str) and value in choices
 
 
 def check_backward(backward: Backward | None) -> Backward:
-    """Returns the strategy: "auto" for None."""
+    """Return the strategy: "auto" for None."""
     if backward is None:
         return "auto"
     if not is_one_of(backward, BACKWARDS):
@@ -65,3 +66,23 @@ def check_winners(winners: str | None) -> None:
 def check_precision(precision: str | None) -> None:
     if precision is not None and not is_one_of(precision, PRECISIONS):
         raise ValueError(f"precision must be one of {PRECISIONS} or None, got {abbreviate(precision)}")
+
+
+_LEAST = 1e-30  # float32 holds its inverse
+
+
+def is_tau(value: Any) -> bool:
+    """Tell whether this is a temperature that smooth_maxsim takes."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and _LEAST <= value <= sys.float_info.max
+
+
+def check_tau(tau: Any) -> float:
+    """Return the temperature as a float."""
+    if isinstance(tau, bool) or not isinstance(tau, (int, float)):
+        raise TypeError(f"tau must be a float, got {type(tau).__name__}")
+    if not is_tau(tau):
+        raise ValueError(
+            f"tau must be a finite number above 0 (and at least {_LEAST}), got {abbreviate(tau)}"
+        )
+    return float(tau)

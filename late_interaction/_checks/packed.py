@@ -6,15 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import abbreviate, describe_bad_entries, shape_of
+from late_interaction._checks.messages import abbreviate, describe_bad_entries, describe_bad_lengths, shape_of
 from late_interaction._checks.options import is_integer
 from late_interaction._checks.tensors import (
     as_dtype,
     check_embeddings,
     check_integers,
+    check_mask,
     check_rising,
+    check_rows,
     check_same_kind,
     check_size,
+    has_values,
     has_values_on_cpu,
 )
 
@@ -50,7 +53,7 @@ def check_packed(
 
 
 def _check_tokens(q_name: str, Q: Tensor, d_name: str, D: Tensor) -> None:
-    """[tokens, d] of one device, dtype (unless autocast converts them) and d."""
+    """Require [tokens, d] of one device, dtype (unless autocast converts them) and d."""
     check_embeddings(q_name, Q)
     check_embeddings(d_name, D)
     for name, x in ((q_name, Q), (d_name, D)):
@@ -67,7 +70,7 @@ def _check_at_most(name: str, x: Tensor, what: str) -> None:
 
 
 def check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
-    """Where each packed sequence begins, and the last one ends. Contiguous int32 comes back."""
+    """Check offsets: where each sequence begins, and the last one ends. Contiguous int32 comes back."""
     check_integers(name, cu, 1, "[sequences + 1]", tokens_name, tokens.device)
     check_size(cu.shape[0] > 0, lambda: f"{name} must be [sequences + 1], got {shape_of(cu)}")
     if has_values_on_cpu(cu):
@@ -76,7 +79,7 @@ def check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Te
 
 
 def _check_list(name: str, x: Tensor, what: str, tokens_name: str, tokens: Tensor) -> Tensor:
-    """[what] integers on the device of the tokens. Contiguous int32 comes back."""
+    """Require ``[what]`` integers on the device of the tokens. Contiguous int32 comes back."""
     check_integers(name, x, 1, f"[{what}]", tokens_name, tokens.device)
     _check_at_most(name, x, what)
     if x.dtype is torch.int64:  # what int32 cannot hold stays out of range
@@ -94,7 +97,7 @@ def _check_equally_long(first: str, x: Tensor, second: str, y: Tensor) -> None:
 def check_pair_indices(
     pair_q: Tensor, pair_d: Tensor, Q: Tensor, queries: int, documents: int
 ) -> tuple[Tensor, Tensor]:
-    """Which packed queries meet which documents. Contiguous int32 indices come back."""
+    """Check which packed queries meet which documents. Contiguous int32 indices come back."""
     names, counts, given = ("pair_q_idx", "pair_d_idx"), (queries, documents), (pair_q, pair_d)
     pair_q = _check_list(names[0], pair_q, "pairs", "Q_packed", Q)
     pair_d = _check_list(names[1], pair_d, "pairs", "Q_packed", Q)
@@ -106,14 +109,16 @@ def check_pair_indices(
 
 
 def check_indices_below(name: str, index: Tensor, count: int) -> None:
-    """Indices in [0, count). Waits for the device."""
+    """Require indices in [0, count). Waits for the device."""
     if bool((bad := (index < 0) | (index >= count)).any()):
         raise ValueError(f"{name} must lie in [0, {count}), got {describe_bad_entries(name, index, bad)}")
 
 
 def check_spans(Q: Tensor, tokens: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """A query, and where documents lie in a buffer of tokens: contiguous int32 starts and lengths come
-    back."""
+    """Check a query, and where documents lie in a buffer of tokens.
+
+    Contiguous int32 starts and lengths come back.
+    """
     _check_tokens("Q", Q, "batch_tensor", tokens)
     given = starts, lengths
     starts = _check_list("doc_offsets", starts, "documents", "batch_tensor", tokens)
@@ -148,3 +153,73 @@ def check_max_length(name: str, length: Any, lengths: Tensor) -> None:
                 f"{name} must be at least {most}, the longest sequence, got {abbreviate(length)}"
             )
     check_size(length >= 0, lambda: f"{name} must not be negative, got {abbreviate(length)}")
+
+
+def check_padded_tokens(values: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Require [N, L, d] and a mask of it, which comes back as bool."""
+    check_rows("values", values)
+    if values.dim() != 3:
+        raise ValueError(
+            f"values must be [N, L, d] (packed [tokens, d] go to Tokens.packed), got {shape_of(values)}"
+        )
+    return check_mask("mask", mask, "values", values)
+
+
+def check_packed_tokens(values: Tensor, offsets: Tensor, max_length: Any) -> Any:
+    """Require [tokens, d], and what :func:`check_extents` does."""
+    check_rows("values", values)
+    if values.dim() != 2:
+        raise ValueError(
+            f"values must be [tokens, d] (padded [N, L, d] go to Tokens), got {shape_of(values)}"
+        )
+    return check_extents(values, offsets, max_length)
+
+
+def check_extents(values: Tensor, offsets: Tensor, max_length: Any) -> Any:
+    """Require offsets that cover packed values.
+
+    The longest length comes back, or None where that would wait for a device.
+    """
+    check_integers("offsets", offsets, 1, "[N + 1]", "values", values.device)
+    check_size(offsets.shape[0] > 0, lambda: f"offsets must be [N + 1], got {shape_of(offsets)}")
+    lengths = offsets
+    if has_values_on_cpu(offsets):
+        total = len(values)
+        check_rising("offsets", offsets, total)
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first != 0 or last != total:
+            raise ValueError(
+                f"offsets must begin with 0 and end with the number of tokens, {total}, got {first} and"
+                f" {last}"
+            )
+        lengths = offsets.diff()
+        if max_length is None:
+            return int(lengths.amax()) if len(lengths) else 0
+    if max_length is not None:
+        check_max_length("max_length", max_length, lengths)
+    return max_length
+
+
+class LengthError(ValueError, RuntimeError):
+    """Report lengths that are found to be wrong only once they have been waited for."""
+
+
+def read_longest(name: str, lengths: Tensor, longest: int) -> int:
+    """Return the longest of lengths, which lie within [0, longest]. Waits for the device."""
+    if lengths.is_meta:
+        raise ValueError(
+            f"{name} must hold values, for they decide how many tokens are packed: got a meta tensor"
+        )
+    if lengths.numel() == 0:
+        return 0
+    if not has_values(lengths):  # the traced graph asserts it
+        shortest, most = lengths.amin().item(), lengths.amax().item()
+        torch._check(shortest >= 0)
+        torch._check(most >= 0)
+        torch._check(most <= longest)
+        return most  # type: ignore[return-value]
+    least, most = torch.stack(lengths.aminmax()).tolist()
+    if least < 0 or most > longest:
+        bad = (lengths < 0) | (lengths > longest)
+        raise LengthError(describe_bad_lengths(name, lengths, bad, 0, longest))
+    return int(most)

@@ -13,6 +13,7 @@ from late_interaction._checks.tensors import (
     check_integers,
     check_lengths,
     check_no_forward_ad,
+    check_not_meta,
     check_rising,
     check_rows,
     check_size,
@@ -35,7 +36,7 @@ def check_compressed(
     bucket_weights: Any,
     nbits: Any,
 ) -> _Compressed:
-    """A call on residual-compressed documents; codes, residuals and extents come with their names.
+    """Check a call on residual-compressed documents; codes, residuals and extents come with their names.
 
     codes_flat are of packed documents, with extents as offsets; codes are of padded ones, with lengths. What
     comes back is as the operators take it: Q [Nq, Lq, d], int32 codes, uint8 residuals, float32
@@ -120,7 +121,7 @@ def check_nbits(nbits: Any) -> None:
 
 
 def check_approx_score(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """A call of plaid_approx_score, as the operator takes it."""
+    """Check a call of plaid_approx_score, and return its arguments as the operator takes them."""
     check_embeddings("query_centroid_scores", scores)
     if scores.dim() != 2 or not 0 < scores.shape[0] <= _INT32_MAX:
         raise ValueError(
@@ -142,7 +143,7 @@ def check_approx_score(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tenso
 
 
 def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:
-    """One a document, within its padded tokens. Kernels on a GPU, which is not waited for, cut them."""
+    """Require one length a document, within its padded tokens. Kernels on a GPU cut them."""
     documents = codes.shape[0]
     check_size(
         lengths.shape[0] == documents,
@@ -153,7 +154,7 @@ def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:
 
 
 def as_codes(x: Tensor) -> Tensor:
-    """int32 codes. An int64 one that int32 cannot hold is out of range, and stays so."""
+    """Return int32 codes. An int64 one that int32 cannot hold is out of range, and stays so."""
     if x.dtype == torch.int64:
         x = x.clamp(-1, _INT32_MAX)
     return as_dtype(x, torch.int32)
@@ -161,3 +162,45 @@ def as_codes(x: Tensor) -> Tensor:
 
 def _as_extents(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.int32, torch.int64) else x.to(torch.int64)
+
+
+def check_codebook(centroids: Tensor, bucket_cutoffs: Tensor, bucket_weights: Tensor) -> None:
+    """Require centroids, and the cutoffs and weights of 2**nbits buckets, on one device. Waits for it."""
+    _check_centroids(centroids)
+    nbits = _nbits_of(bucket_weights)
+    _check_buckets("bucket_cutoffs", bucket_cutoffs, 2**nbits - 1, nbits, centroids.device)
+    _check_buckets("bucket_weights", bucket_weights, 2**nbits, nbits, centroids.device)
+    if bool((bucket_cutoffs[1:] < bucket_cutoffs[:-1]).any()):
+        raise ValueError(f"bucket_cutoffs must be non-decreasing, got {abbreviate(bucket_cutoffs.tolist())}")
+
+
+def _check_centroids(centroids: Tensor) -> None:
+    check_embeddings("centroids", centroids)
+    if centroids.dtype == torch.float64:
+        raise TypeError("centroids must be float32, float16 or bfloat16, got torch.float64")
+    if centroids.dim() != 2 or not centroids.numel() or len(centroids) >= 2**31:
+        raise ValueError(f"centroids must be [n, d] with at least one row, got {shape_of(centroids)}")
+    check_not_meta("centroids", centroids)
+    if not bool(centroids.isfinite().all()):
+        raise ValueError("centroids must be finite, got NaN or an infinity")
+
+
+def _check_buckets(name: str, x: Tensor, size: int, nbits: int, device: torch.device) -> None:
+    check_embeddings(name, x)
+    if x.shape != (size,) or x.device != device:
+        raise ValueError(
+            f"{name} must be [{size}] for nbits = {nbits}, on the device of centroids, {device}, got"
+            f" {shape_of(x)} on {x.device}"
+        )
+    if not bool(x.isfinite().all()):
+        raise ValueError(f"{name} must be finite, got {abbreviate(x.tolist())}")
+
+
+def _nbits_of(bucket_weights: Any) -> int:
+    check_embeddings("bucket_weights", bucket_weights)
+    nbits = len(bucket_weights).bit_length() - 1 if bucket_weights.dim() == 1 else 0
+    if nbits not in (1, 2, 4, 8) or len(bucket_weights) != 2**nbits:
+        raise ValueError(
+            f"bucket_weights must be [2**nbits] with nbits 1, 2, 4 or 8, got {shape_of(bucket_weights)}"
+        )
+    return nbits

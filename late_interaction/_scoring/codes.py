@@ -7,7 +7,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_precision
-from late_interaction._checks.tensors import check_device, check_mask, check_no_forward_ad
+from late_interaction._checks.tensors import check_device, check_mask, check_no_forward_ad, check_size
 from late_interaction._scoring.mean import per_token
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.sequences import as_tokens
@@ -33,8 +33,11 @@ def score_codes(name: str, Q: Any, D: Codes, q_mask: Any, d_mask: Any, options: 
     check_device("D", D.values, "Q", q.device)
     if q.d != D.d:
         raise ValueError(f"Q and D must share an embedding dim d, got {q.d} and {D.d}")
-    if (paired or D.values.dim() == 4) and len(q) != len(D):
-        raise ValueError(f"D must hold documents for each of the {len(q)} queries, got those of {len(D)}")
+    if paired or D.values.dim() == 4:
+        check_size(
+            q._count == D._count,
+            lambda: f"D must hold documents for each of the {len(q)} queries, got those of {len(D)}",
+        )
     if paired and D.values.dim() == 4:
         raise ValueError(f"D must be one document a query, got values {shape_of(D.values)}")
     scores: Tensor = D.codec._score(q, D, paired, options["normalize"], options["precision"])
@@ -48,7 +51,7 @@ def score_codes(name: str, Q: Any, D: Codes, q_mask: Any, d_mask: Any, options: 
 
 
 def _queries(Q: Any, q_mask: Any, paired: bool) -> Tokens | Codes:
-    """Padded queries."""
+    """Pad queries."""
     if isinstance(Q, Codes):
         if q_mask is not None or Q.values.dim() == 4:
             got = "q_mask" if q_mask is not None else f"values {shape_of(Q.values)}"

@@ -8,9 +8,13 @@ from late_interaction._checks.choices import BACKWARDS, PRECISIONS
 from late_interaction._checks.dense import as_given
 from late_interaction._checks.options import is_one_of
 from late_interaction._checks.tensors import check_mask
-from late_interaction._scoring.intercepted import PLAIN_TYPES, intercepted
 from late_interaction._scoring.precision import float32_precision
-from late_interaction._torch import _AutoDispatchBelowAutograd, forward_ad
+from late_interaction._torch import (
+    _are_functorch_transforms_active,
+    _AutoDispatchBelowAutograd,
+    _is_any_autocast_enabled,
+    forward_ad,
+)
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.dense import (
     DEFAULTS,
@@ -82,3 +86,18 @@ def fast_path(
 
 def _fits(weights: Tensor, Q: Tensor) -> bool:
     return type(weights) in PLAIN_TYPES and weights.dtype is scores_dtype(Q) and weights.device == Q.device
+
+
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def intercepted(Q: Tensor, D: Tensor) -> bool:
+    """Tell whether something acts between a call and its operator.
+
+    That is a subclass of Tensor, another device, autocast, or a transform of torch.func.
+    """
+    if type(Q) not in PLAIN_TYPES or type(D) not in PLAIN_TYPES:
+        return True
+    if not ((Q.is_cuda and D.is_cuda) or (Q.is_cpu and D.is_cpu)):
+        return True
+    return _is_any_autocast_enabled() or _are_functorch_transforms_active()

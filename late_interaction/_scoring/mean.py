@@ -11,7 +11,7 @@ __all__ = ["packed_counts", "per_token"]
 
 
 def per_token(scores: Tensor, Q: Tensor, q_mask: Tensor | None, weights: Tensor | None) -> Tensor:
-    """``scores`` ``[Nq, ...]``, divided by the tokens of each query that count. Q is ``[Nq, Lq, d]``."""
+    """Divide ``scores`` ``[Nq, ...]`` by the tokens of each query that count. Q is ``[Nq, Lq, d]``."""
     counted = q_mask
     if weights is not None:
         counted = weights != 0 if q_mask is None else q_mask & (weights != 0)
@@ -22,10 +22,10 @@ def per_token(scores: Tensor, Q: Tensor, q_mask: Tensor | None, weights: Tensor 
 
 
 def packed_counts(cu_seqlens_q: Tensor, weights: Tensor | None) -> Tensor:
-    """The tokens of each packed query that count, ``[Nq]``."""
+    """Count the tokens of each packed query that weigh something, ``[Nq]``."""
     if weights is not None:
         counted = torch.cat((cu_seqlens_q.new_zeros(1), (weights != 0).cumsum(0)))
-        ends = counted[cu_seqlens_q.clamp(0, len(weights)).long()]
+        ends = counted[cu_seqlens_q.clamp(0, weights.shape[0]).long()]
     else:
         ends = cu_seqlens_q
     return ends.diff().clamp_min(1)

@@ -16,13 +16,16 @@ def unit(x: Tensor) -> Tensor:
 
 def unit_packed(x: Tensor, offsets: Tensor) -> Tensor:
     """Normalize packed tokens likewise. Tokens of no sequence become 0, whatever they hold."""
-    row = torch.arange(len(x), device=x.device)
+    row = torch.arange(x.shape[0], device=x.device)
     return unit(x.masked_fill(((row < offsets[0]) | (row >= offsets[-1])).unsqueeze(1), 0.0))
 
 
 def min_max(scores: Tensor, kept: Tensor | None = None) -> Tensor:
-    """The scores of each row that are kept, mapped to [0, 1]: all to 0 where rounding alone tells them apart,
-    since the gradient would be multiplied by up to 1e8. The others are anything finite."""
+    """Map the scores of each row that are kept to [0, 1]; the others become anything finite.
+
+    Where rounding alone tells the scores of a row apart they all become 0, since the gradient would be
+    multiplied by up to 1e8.
+    """
     low = high = scores
     if kept is not None:
         low, high = (scores.masked_fill(~kept, float(fill)) for fill in ("inf", "-inf"))

@@ -14,18 +14,20 @@ from torch.nn.functional import pad
 
 from late_interaction import ops
 from late_interaction._checks.choices import Backward, Precision
+from late_interaction._checks.dense import check_weights
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_backward, check_flag, check_winners
 from late_interaction._checks.tensors import (
     as_dtype,
     check_embeddings,
+    check_has_d,
     check_mask,
     check_no_forward_ad,
     check_same_kind,
+    check_size,
     has_values,
     has_values_on_cpu,
 )
-from late_interaction._checks.weights import check_weights
 from late_interaction._scoring.mean import packed_counts
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import unit_packed
@@ -84,6 +86,16 @@ def _opened(x: Any, mask: Any) -> tuple[Any, Any]:
     return (x.values, x.mask) if isinstance(x, Tokens) else (x, mask)
 
 
+def all_as_tokens(name: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> Tokens:
+    """Return Tokens, a list, or a tensor of so many dims as Tokens."""
+    tokens = as_tokens(name, x)
+    if isinstance(tokens, Tensor):
+        check_has_d(name, tokens)
+        return of_tensor(name, tokens, None, dims)
+    made: Tokens = tokens
+    return made
+
+
 def of_tensor(name: str, x: Any, mask: Any, dims: tuple[int, ...]) -> Tokens:
     """Return a checked tensor of so many dims as padded Tokens."""
     if x.dim() not in dims:
@@ -110,7 +122,7 @@ class _Packed:
             return cls(x.values, as_dtype(x.offsets, torch.int32).contiguous(), None, x)
         values, L = x.values.flatten(0, 1), x.values.shape[1]
         if x.mask is None:
-            offsets = torch.arange(len(x) + 1, dtype=torch.int32, device=x.device) * L
+            offsets = torch.arange(x._count + 1, dtype=torch.int32, device=x.device) * L
             return cls(values, offsets, None, x)
         kept = x.mask.flatten()
         order = kept.nonzero().squeeze(1) if has_values_on_cpu(kept) else (~kept).byte().argsort(stable=True)
@@ -118,16 +130,16 @@ class _Packed:
         return cls(values.index_select(0, order), offsets, order, x)
 
     def chosen(self, x: Tensor) -> Tensor:
-        """What belongs to the tokens, one each, of what belongs to those that came."""
+        """Select what belongs to the packed tokens, one each, of what belongs to those that came."""
         return x if self.order is None else x.index_select(0, self.order)
 
     def longest(self) -> int:
-        """The longest sequence, or all tokens where a graph is traced. Waits for a GPU if nobody said it."""
+        """Return the longest length, or all tokens while a graph is traced. May wait for a GPU."""
         known = self.source.max_length
         if known is not None:
             return known
         lengths = self.offsets.diff()
-        if not has_values(lengths) or not len(lengths):
+        if not has_values(lengths) or not lengths.shape[0]:
             return self.values.shape[0]
         return max(0, int(lengths.amax()))
 
@@ -151,11 +163,15 @@ class _Call:
         q = Q if isinstance(Q, Tokens) else of_tensor("Q", Q, q_mask, (3,) if paired else (3, 2))
         d = D if isinstance(D, Tokens) else of_tensor("D", D, d_mask, (3,) if paired else (3, 2, 4))
         check_same_kind(q.values, d.values)
-        if paired and len(d) != len(q):
-            raise ValueError(f"maxsim_pairs needs as many documents as queries, got {len(d)} and {len(q)}")
-        if each is not None and len(d) != each * len(q):
-            raise ValueError(
-                f"D must hold {each} documents for each of the {len(q)} queries, got {len(d)} documents"
+        if paired:
+            check_size(
+                d._count == q._count,
+                lambda: f"maxsim_pairs needs as many documents as queries, got {len(d)} and {len(q)}",
+            )
+        elif each is not None:
+            check_size(
+                d._count == each * q._count,
+                lambda: f"D must hold {each} documents for each of the {len(q)} queries, got {len(d)}",
             )
         dropped = not isinstance(Q, Tokens) and Q.dim() == 2, not isinstance(D, Tokens) and D.dim() == 2
         return cls(name, _Packed.of(q), _Packed.of(d), each, dropped)
@@ -170,16 +186,18 @@ class _Call:
         if self.name == "maxsim_pairs":
             return result if counts is None else result / counts
         if self.each is not None:
-            result = result.view(len(self.q.source), self.each)
+            result = result.view(self.q.source._count, self.each)
         return self._as_given(result if counts is None else result / counts.unsqueeze(1))
 
     def winners(self, **options: Any) -> tuple[Tensor, Tensor]:
-        """Scores, and winners among the tokens of the sides as they came: ``[Nd, tokens of Q]``, of padded
-        queries ``[Nq, Nd, Lq]``."""
+        """Return scores, and winners among the tokens of the sides as they came.
+
+        Winners are ``[Nd, tokens of Q]``, of padded queries ``[Nq, Nd, Lq]``.
+        """
         if self.each is not None:
             raise ValueError("D must be [Nd, Ld, d], [Ld, d], Tokens or a list where Q is packed, got 4 dims")
         scores, found = self._run(None, winners="return", **options)
-        winners = widen(found, len(self.d.values))
+        winners = widen(found, self.d.values.shape[0])
         if (mask := self.d.source.mask) is not None and mask.numel():
             places = (~mask).byte().argsort(dim=1, stable=True)  # of the kept tokens of each document
             found_at = places.gather(1, winners.clamp_min(0).long()).to(torch.int32)
@@ -215,7 +233,7 @@ class _Call:
         keeps = winners == "return" or (learns and winners != "recompute")
         name = "maxsim_varlen" if self.each is None else "maxsim_pairs_packed"
         if self.each is not None:
-            pairs = torch.arange(len(self.d.source), dtype=torch.int32, device=Q.device)
+            pairs = torch.arange(self.d.source._count, dtype=torch.int32, device=Q.device)
             rows = pairs if self.each == 1 else pairs.div(max(self.each, 1), rounding_mode="floor")
             index += (rows, pairs, self.q.longest() if learns else None)
         op = getattr(ops, f"{name}{'_weighted' * (q_weights is not None)}{'_winners' * keeps}")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
+from late_interaction._checks.dense import check_corpus
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_positive
-from late_interaction._checks.search import check_corpus
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import unwatched
@@ -103,8 +103,10 @@ def _best(
     scored: Iterator[tuple[int, Tensor]], Q: Tensor, D: Tensor, count: int, largest: bool,
     progress: Progress, out: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """The indices of the best documents of each query, rising: first -1 for no document. out: ``[Nd]``, the
-    documents to leave out."""
+    """Find the indices of the best documents of each query, rising: first -1 for no document.
+
+    out: ``[Nd]``, the documents to leave out.
+    """
     out = None if out is None else to_device(out, Q.device)
     best = Q.new_empty((Q.shape[0], 0), dtype=torch.float32)
     places = torch.empty(best.shape, dtype=torch.int64, device=best.device)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.dense import check_corpus, check_places, check_queries
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.search import check_corpus, check_places, check_queries
 from late_interaction._checks.tensors import check_mask
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import unwatched
@@ -31,7 +31,7 @@ class Piece:
 
     @property
     def values(self) -> Tensor:
-        """The queries, as they came."""
+        """Return the queries, as they came."""
         values = self.queries[0]
         assert values is not None
         return values

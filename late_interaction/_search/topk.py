@@ -1,5 +1,6 @@
 """The best documents of a corpus that comes in pieces: :class:`TopK`."""
 
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -8,10 +9,9 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision
+from late_interaction._checks.dense import check_queries
 from late_interaction._checks.options import check_flag, check_positive, check_precision
-from late_interaction._checks.search import check_queries
 from late_interaction._checks.tensors import has_values
-from late_interaction._checks.threads import OneThread
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import look
 from late_interaction._search import topk_state
@@ -114,8 +114,10 @@ class TopK:
         chunk_bytes: int | None = None,
         progress: Progress = False,
     ) -> None:
-        """Search the next documents of the corpus. Arguments as in :func:`late_interaction.search`; packed
-        Tokens and Codes, and lists, are padded."""
+        """Search the next documents of the corpus.
+
+        Arguments as in :func:`late_interaction.search`; packed Tokens and Codes, and lists, are padded.
+        """
         if chunk_bytes is not None:
             check_positive("chunk_bytes", chunk_bytes)
         piece = self._piece(D, d_mask)
@@ -131,8 +133,12 @@ class TopK:
         self, piece: Piece, chunk_bytes: int | None, progress: Progress,
         documents: int | None, left_out: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """documents: how many the corpus has of which these are a shard; None: these are all. left_out:
-        ``[Nd]``, which take no rank."""
+        """Search the documents of a checked piece.
+
+        Args:
+            documents: how many the corpus has of which these are a shard. None: these are all.
+            left_out: ``[Nd]``, those that take no rank.
+        """
         Q, D = piece.values, piece.documents
         topk_state.joined(self._ranges, topk_state.coming(self._next, D.shape[0]))
         size = documents_at_once(Q, D, chunk_bytes, progress is not False)
@@ -157,9 +163,10 @@ class TopK:
         self.seen = sum(stop - first for first, stop in self._ranges)
 
     def merge(self, *others: "TopK") -> None:
-        """Take in what other searches found, by the same queries among other documents: shards of the corpus
-        that other processes, GPUs or machines have searched. The result is that of one search of all
-        documents, whatever the shards and the order in which they are merged.
+        """Take in what other searches found, by the same queries among other documents.
+
+        Those are shards of the corpus that other processes, GPUs or machines have searched. The result is
+        that of one search of all documents, whatever the shards and the order in which they are merged.
 
         Args:
             others: searches with the same options and shapes as this one, on any device, with a ``first`` of
@@ -198,15 +205,17 @@ class TopK:
                 self._has(*best, [entry for x in every for entry in x._ranges])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what :meth:`load_state_dict` needs to go on after the documents seen so far: tensors,
-        numbers and strings. It names the search (``k``, ``largest``, ``keep_empty``, ``normalize``,
-        ``precision``, and of ``Q`` shape and dtype), not the values of ``Q``."""
+        """Return what :meth:`load_state_dict` needs to go on: tensors, numbers and strings.
+
+        It names the search (``k``, ``largest``, ``keep_empty``, ``normalize``, ``precision``, and of ``Q``
+        shape and dtype), not the values of ``Q``.
+        """
         with self._one_thread:
             found = {"scores": self._scores, "indices": self._indices, "seen": self.seen}
             return found | {"next": self._next, "ranges": self._ranges} | self._search()
 
     def _search(self) -> dict[str, Any]:
-        """The options and shapes that a state must share with this search."""
+        """Return the options and shapes that a state must share with this search."""
         shape = self._values.shape if self._values.dim() == 3 else (1, *self._values.shape)
         own = {"k": self.k, "largest": self._largest, "keep_empty": self._keep_empty, **self._options}
         return own | {"Q_shape": list(shape), "Q_dtype": str(self._values.dtype).removeprefix("torch.")}
@@ -232,3 +241,27 @@ class TopK:
             self._scores, self._indices = (x.detach().to(self._values.device) for x in (scores, indices))
             self.seen, self._next = state["seen"], state["next"]
             self._ranges = [list(entry) for entry in state["ranges"]]
+
+
+class OneThread:
+    """Refuse a second thread while a first one is in this context, which may enter it again.
+
+    Args:
+        name: what messages call the object.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._lock = name, threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"this {self._name} is in use by another thread: it serves one at a time, as the order of"
+                f" calls matters to it. Give each thread a {self._name} of its own"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OneThread, (self._name,)  # a copy is another object, which nobody uses yet

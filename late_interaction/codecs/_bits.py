@@ -9,7 +9,7 @@ from torch import Tensor
 from late_interaction import ops
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag
-from late_interaction._checks.packed_codes import check_nbits
+from late_interaction._checks.quantized import check_nbits
 from late_interaction._scoring.codes import check_gradients, check_precision_of_codes
 from late_interaction._scoring.quantized import call_without_gradients, scale_for
 from late_interaction.codecs._codec import Codec, register

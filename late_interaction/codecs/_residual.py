@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.codebook import check_codebook
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag
-from late_interaction._checks.plaid import INTEGERS, as_codes
+from late_interaction._checks.plaid import INTEGERS, as_codes, check_codebook
 from late_interaction._checks.tensors import (
     check_integers,
     check_no_forward_ad,
@@ -28,9 +27,10 @@ _STATE = ("centroids", "bucket_cutoffs", "bucket_weights")
 
 
 class Residual(Codec):
-    """Tokens as ColBERTv2 and PLAID store them (https://arxiv.org/abs/2112.01488,
-    https://arxiv.org/abs/2205.09707): the index of the centroid with the largest inner product, the lowest of
-    equals, and for each dim the bucket, of ``2**nbits``, that the rest falls into. With 2 bits and d = 128 a
+    """Store tokens as ColBERTv2 and PLAID do: the nearest centroid, and a bucket for the rest of each dim.
+
+    See https://arxiv.org/abs/2112.01488 and https://arxiv.org/abs/2205.09707. The centroid is that with the
+    largest inner product, the lowest of equals; there are ``2**nbits`` buckets. With 2 bits and d = 128 a
     token takes 36 bytes instead of 256 in float16.
 
     :meth:`train` finds centroids and buckets for a sample of tokens; this makes a codec of those of an index.

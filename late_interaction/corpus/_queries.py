@@ -1,8 +1,8 @@
 """Queries of a search, as the operators for what a corpus stores take them, and their scores of a chunk.
 
-Floats go to :func:`late_interaction.maxsim_varlen`, residuals to their packed operator. Codes have no packed
-operator: documents of a chunk that are about equally long are copied beside each other and scored by
-:mod:`late_interaction._scoring.quantized`.
+Floats go to :func:`late_interaction.maxsim` as packed Tokens, residuals to their packed operator. Codes have
+no packed operator: documents of a chunk that are about equally long are copied beside each other and scored
+by :mod:`late_interaction._scoring.quantized`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from late_interaction import ops
 from late_interaction._checks.choices import Precision
 from late_interaction._checks.tensors import CODES
+from late_interaction._maxsim import maxsim
 from late_interaction._scoring import quantized
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.precision import float32_precision
@@ -24,7 +25,7 @@ from late_interaction.codecs import Codec, Residual
 from late_interaction.corpus import _tokens
 from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
-from late_interaction.varlen import maxsim_varlen, pack_sequences
+from late_interaction.tokens import Tokens
 
 # A chunk's documents are copied into rows of at most this many lengths between two powers of two, so that
 # padding takes at most a sixteenth of the copy.
@@ -41,7 +42,7 @@ class Queries(ABC):
 
     @abstractmethod
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
-        """[queries, documents] of a chunk, whose sources are on the device."""
+        """Score a chunk, whose sources are on the device: ``[queries, documents]``."""
 
 
 def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: Precision | None) -> Queries:
@@ -62,13 +63,12 @@ class _OfFloats(Queries):
     ) -> None:
         super().__init__(Q)
         self._normalize, self._precision = normalize, precision
-        self._tokens, self._cu_seqlens = pack_sequences([x.to(dtype) for x in Q])
+        self._queries = Tokens.from_list([x.to(dtype) for x in Q])
 
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         tokens = _tokens.unit(sources[0]) if self._normalize else sources[0]
-        cu_seqlens = to_device(chunk.offsets(), self.device)
-        packed = self._tokens, tokens, self._cu_seqlens, cu_seqlens
-        scores: Tensor = unwatched(maxsim_varlen, *packed, precision=self._precision)
+        documents = Tokens._made(tokens, None, to_device(chunk.offsets(), self.device))
+        scores: Tensor = unwatched(maxsim, self._queries, documents, precision=self._precision)
         return scores
 
 
@@ -123,7 +123,7 @@ class _OfCodes(Queries):
     def _of_group(
         self, offsets: Tensor, documents: Tensor, longest: int, codes: Tensor, scales: Tensor
     ) -> Tensor:
-        """The scores of documents that have at most ``longest`` tokens each."""
+        """Score documents that have at most ``longest`` tokens each."""
         shape, mask = (len(documents), longest), None
         rows = _together(offsets, documents, longest)
         if rows is not None:
@@ -142,7 +142,7 @@ class _OfCodes(Queries):
 
 
 def _together(offsets: Tensor, documents: Tensor, longest: int) -> slice | None:
-    """The tokens of neighbours that all have ``longest``, which need no copy. None for other documents."""
+    """Return the tokens of neighbours that all have ``longest``, which need no copy. None for others."""
     first, last = int(documents[0]), int(documents[-1])
     rows = slice(int(offsets[first]), int(offsets[last + 1]))
     neighbours = last - first + 1 == len(documents) and rows.stop - rows.start == len(documents) * longest

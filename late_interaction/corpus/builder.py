@@ -21,7 +21,7 @@ from late_interaction.corpus import _codec_files, _files, _shards, _tokens
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._ids import check_ids
 from late_interaction.corpus._options import BuilderOptions
-from late_interaction.corpus._shard_files import ShardFiles
+from late_interaction.corpus._shards import ShardFiles
 
 __all__ = ["CorpusBuilder"]
 

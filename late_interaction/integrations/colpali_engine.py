@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.smooth import is_tau
+from late_interaction._checks.options import is_tau
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.compat import package_at_least, why_left
@@ -59,7 +59,7 @@ def patched_score_multi_vector(
 
 
 def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function's code, where ``torch.einsum`` is :func:`_einsum`."""
+    """Return the function's code, where ``torch.einsum`` is :func:`_einsum`."""
     assert inspect.isfunction(function)
     names = {**function.__globals__, "torch": _TORCH}
     del names["__name__"]  # torch.compile would look the names of a nested call up in the module of this name
@@ -99,7 +99,7 @@ def _scored_or_left(original: Callable[..., Tensor], document_rank: int, Q: Tens
 
 
 def _unfit(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int) -> str | None:
-    """Why the kernels do not take these embeddings, if they do not."""
+    """Say why the kernels do not take these embeddings, if they do not."""
     own_documents = document_rank == 4 or score is maxsim_pairs  # document i is for query i alone
     if Q.dim() != 3 or D.dim() != document_rank:
         return f"queries of {Q.dim()} dims and documents of {D.dim()}"
@@ -132,7 +132,7 @@ def _einsum(equation: str, *operands: Tensor) -> Any:
 
 
 def _selected() -> bool:
-    """Whether colpali-engine's backend, where it has that choice, is this one."""
+    """Tell whether colpali-engine's backend, where it has that choice, is this one."""
     dispatch = sys.modules.get("colpali_engine.utils.maxsim")
     return dispatch is None or dispatch._resolve_backend() != "torch"
 

@@ -18,8 +18,6 @@ from late_interaction.integrations._shared import calls, zero_padded
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, has_kernels, why_left
 from late_interaction.integrations._shared.exchange import Exchanges
 from late_interaction.integrations._shared.places import Library, Place, code_of, patch_places
-from late_interaction.score_pairs import score_pairs_packed
-from late_interaction.varlen import pack_sequences
 
 __all__: list[str] = []
 
@@ -140,20 +138,14 @@ def _pairs(a: Any, b: Any) -> Tensor | str:
     if reason is not None:
         return reason
     queries, documents = sides
-    if isinstance(queries, Tensor) and isinstance(documents, Tensor):
-        return maxsim_pairs(queries, documents)
-    if not all(len(x) for x in documents):
-        return _EMPTY
-    (Q, cu_q), (D, cu_d) = pack_sequences([*queries]), pack_sequences([*documents])
-    numbers = torch.arange(len(queries), dtype=torch.int32, device=Q.device)
-    return score_pairs_packed(Q, D, cu_q, cu_d, numbers, numbers, max_seqlen_q=max(map(len, queries)))
+    return maxsim_pairs(queries, documents) if all(len(x) for x in documents) else _EMPTY
 
 
 # ---- mteb's embeddings, and its padding ----
 
 
 def _tensor(x: Any) -> Tensor:
-    """As mteb converts it, but that half precision stays."""
+    """Convert as mteb does, but that half precision stays."""
     if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16):
         return x
     converted: Tensor = _mteb()._convert_to_tensor(x)
@@ -170,8 +162,10 @@ def _listed(x: Any) -> list[Tensor]:
 
 
 def _alike(a: zero_padded.Side, b: zero_padded.Side) -> tuple[zero_padded.Side, zero_padded.Side] | None:
-    """Both sides in one dtype, as mteb converts them where they differ; None if the kernels do not take
-    them."""
+    """Convert both sides to one dtype, as mteb does where they differ.
+
+    None if the kernels do not take them.
+    """
     if len({x.dtype for x in (*_each(a), *_each(b))}) > 1:
         a, b = _converted(a), _converted(b)
     for side in (a, b):
@@ -194,7 +188,7 @@ def _converted(side: zero_padded.Side) -> zero_padded.Side:
 
 
 def _padded_to(queries: zero_padded.Side, documents: zero_padded.Side) -> list[int] | None:
-    """How long mteb pads each document: all to the longest, or each to the longest of its group."""
+    """Return how long mteb pads each document: all to the longest, or each to the longest of its group."""
     q_widths, d_widths = [*map(len, queries)], [*map(len, documents)]
     padded = len(q_widths) * max(q_widths) * len(d_widths) * max(d_widths)
     if padded <= _mteb()._MAX_SIM_PADDING_OVERHEAD * sum(q_widths) * sum(d_widths):

@@ -26,7 +26,7 @@ from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, w
 from late_interaction.integrations._shared.exchange import Exchanges
 from late_interaction.integrations._shared.places import Library, Place, code_of, patch_places
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.varlen import pack_sequences
+from late_interaction.tokens import Tokens
 
 __all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets"]
 
@@ -45,8 +45,9 @@ def patch() -> str | None:
 def compute_maxsim_score_offsets(
     queries: Sequence[Tensor], hidden: Tensor, doc_offsets: Sequence[int], doc_lengths: Sequence[int]
 ) -> Tensor:
-    """Scores of (query, document) pairs whose documents lie in one tensor, such as the hidden states of a
-    step.
+    """Score (query, document) pairs whose documents lie in one tensor.
+
+    That may be the hidden states of a step.
 
     Args:
         queries: one ``[Lq_i, d]`` a pair. The same tensor object may be there many times: it is copied once.
@@ -80,7 +81,9 @@ def compute_maxsim_score_offsets(
         segments = _segments(spans)
         if segments is None:
             return _query_by_query(distinct, numbers, hidden, spans)
-        Q, cu_q = pack_sequences(distinct)
+        packed = Tokens.from_list(distinct)
+        Q, cu_q = packed.values, packed.offsets
+        assert cu_q is not None
         bounds, indices = segments
         # All that the host knows goes to the device in one copy.
         told = torch.tensor([*bounds, *numbers, *indices], dtype=torch.int32, device="cpu").to(hidden.device)
@@ -94,7 +97,7 @@ def compute_maxsim_score_batched(
     max_batch_size: int = 64,
     max_score_matrix_elements: int = 64_000_000,
 ) -> list[Tensor]:
-    """vLLM's function of this name, without vLLM: scores of the pairs ``(q_embs[i], d_embs[i])``.
+    """Score the pairs ``(q_embs[i], d_embs[i])``: vLLM's function of this name, without vLLM.
 
     Args:
         q_embs, d_embs: as many queries as documents, each ``[L_i, d]``, of one dtype and device.
@@ -121,12 +124,11 @@ def compute_maxsim_score_batched(
         raise ValueError(f"q_embs and d_embs must be equally long, got {len(q_embs)} and {len(d_embs)}")
     if not len(q_embs):
         return []
-    if not all(isinstance(x, Tensor) and x.dim() for x in d_embs):
-        check_sequences("d_embs", d_embs)
+    check_sequences("d_embs", d_embs)
     lengths = [len(x) for x in d_embs]
     found = _one_tensor(d_embs)
     if found is None:
-        found = pack_sequences(d_embs)[0], [*accumulate(lengths[:-1], initial=0)]
+        found = torch.cat([*d_embs]), [*accumulate(lengths[:-1], initial=0)]
     return [*compute_maxsim_score_offsets(q_embs, *found, lengths).unbind()]
 
 
@@ -152,7 +154,7 @@ def _integers(name: str, values: Sequence[int]) -> list[int]:
 def _checked_spans(
     queries: Sequence[Tensor], hidden: Tensor, doc_offsets: Sequence[int], doc_lengths: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The offset and the length of each pair's document."""
+    """Return the offset and the length of each pair's document."""
     if not isinstance(hidden, Tensor) or hidden.dim() != 2:
         raise TypeError(f"hidden must be a tensor [tokens, d], got {abbreviate(hidden)}")
     for name, x in (("queries", queries), ("doc_offsets", doc_offsets), ("doc_lengths", doc_lengths)):
@@ -182,8 +184,10 @@ def _checked_spans(
 
 
 def _one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int]] | None:
-    """The tensor ``[tokens, d]`` that all documents are views of, and where in it each begins. None: they are
-    not, or most of it would be none of theirs."""
+    """Find the tensor ``[tokens, d]`` that all documents are views of, and where in it each begins.
+
+    None: they are not, or most of it would be none of theirs.
+    """
     first = documents[0]
     if not all(isinstance(x, Tensor) and x.dim() == 2 and x.is_contiguous() for x in documents):
         return None
@@ -202,9 +206,10 @@ def _one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int]] | None:
 
 
 def _segments(spans: list[tuple[int, int]]) -> tuple[list[int], list[int]] | None:
-    """Offsets that cut the tokens into documents and what lies between, and each document's number among
-    these segments. None: documents overlap, or most tokens are none of theirs, and might be scored with the
-    rest."""
+    """Cut the tokens into documents and what lies between: offsets, and each document's number.
+
+    None: documents overlap, or most tokens are none of theirs, and might be scored with the rest.
+    """
     bounds, numbers = [0], dict[tuple[int, int], int]()
     for start, length in sorted(set(spans)):
         if start < bounds[-1]:
@@ -219,7 +224,7 @@ def _segments(spans: list[tuple[int, int]]) -> tuple[list[int], list[int]] | Non
 
 
 def _distinct(queries: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-    """The queries without repetition, and each pair's number among them."""
+    """Return the queries without repetition, and each pair's number among them."""
     numbers: dict[int, int] = {}
     distinct: list[Tensor] = []
     for query in queries:
@@ -261,7 +266,7 @@ _PLACES: list[Place] = [(_MODULE, _NAME, code_of(_EXCHANGES, _compute_maxsim_sco
 def score_in_vllm(
     q_embs: Any, d_embs: Any, max_batch_size: Any, max_score_matrix_elements: Any
 ) -> list[Tensor]:
-    """The scores, by vLLM's own code where the kernels do not serve the call."""
+    """Score, by vLLM's own code where the kernels do not serve the call."""
     reason = _unfit(q_embs, d_embs)
     if reason is None and (max_batch_size <= 0 or max_score_matrix_elements <= 0):
         reason = "limits that are not above 0"
@@ -275,7 +280,7 @@ def score_in_vllm(
 
 
 def _unfit(queries: Any, documents: Any) -> str | None:
-    """Why the kernels do not take these embeddings, if they do not."""
+    """Say why the kernels do not take these embeddings, if they do not."""
     if disabled(_LIBRARY.package):
         return TURNED_OFF
     if not len(queries) or len(queries) != len(documents):

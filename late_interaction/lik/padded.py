@@ -7,8 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import padded
-from late_interaction._checks.padded import check_padded, read_longest
+from late_interaction._checks.messages import shape_of
+from late_interaction._checks.options import check_flag
+from late_interaction._checks.packed import read_longest
+from late_interaction._checks.tensors import (
+    check_embeddings,
+    check_integers,
+    check_lengths,
+    check_same_kind,
+    has_values,
+    has_values_on_cpu,
+)
+from late_interaction._maxsim import maxsim
 
 __all__ = ["PackedBatch", "maxsim_padded", "pack_padded"]
 
@@ -61,6 +71,39 @@ class PackedBatch:
         yield self.max_seqlen_d
 
 
+def _masks(
+    queries: Tensor, documents: Tensor, query_lengths: Tensor, doc_lengths: Tensor, validate: bool
+) -> tuple[Tensor, Tensor]:
+    """Check queries, and candidates of each. Return masks of the tokens that count."""
+    check_flag("validate", validate)
+    check_embeddings("queries", queries)
+    check_embeddings("documents", documents)
+    if queries.dim() != 3 or documents.dim() != 4 or queries.shape[0] != documents.shape[0]:
+        raise ValueError(
+            "queries and documents must be [B, Lq, d] and [B, C, Ld, d],"
+            f" got {shape_of(queries)} and {shape_of(documents)}"
+        )
+    check_same_kind(queries, documents, "queries", "documents")
+    return (
+        _mask_of_lengths("query_lengths", query_lengths, "queries", queries, validate),
+        _mask_of_lengths("doc_lengths", doc_lengths, "documents", documents, validate),
+    )
+
+
+def _mask_of_lengths(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, validate: bool) -> Tensor:
+    dims = tokens.dim() - 2
+    check_integers(name, lengths, dims, "[B, C]" if dims == 2 else "[B]", tokens_name, tokens.device)
+    if lengths.shape != tokens.shape[:-2]:
+        raise ValueError(f"{name} must be {list(tokens.shape[:-2])}, got {shape_of(lengths)}")
+    longest = tokens.shape[-2]
+    readable = (
+        has_values(lengths) or torch.compiler.is_compiling() if validate else has_values_on_cpu(lengths)
+    )
+    if readable:
+        check_lengths(name, lengths, int(validate), longest)
+    return torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+
+
 def _offsets(lengths: Tensor) -> Tensor:
     zero = lengths.new_zeros(1, dtype=torch.int32)
     return torch.cat((zero, lengths.flatten().cumsum(0).to(torch.int32)))
@@ -74,7 +117,7 @@ def pack_padded(
     *,
     validate: bool = False,
 ) -> PackedBatch:
-    """Drops the padding of queries and of the candidates of each, and packs what is left end to end.
+    """Drop the padding of queries and of the candidates of each, and pack what is left end to end.
 
     Args:
         queries: ``[B, Lq, d]``. Differentiable, as ``documents``.
@@ -91,14 +134,14 @@ def pack_padded(
 
     Example:
         >>> import torch
-        >>> from late_interaction import maxsim_varlen
+        >>> from late_interaction.lik import maxsim_varlen
         >>> from late_interaction.lik.padded import pack_padded
         >>> queries, documents = torch.ones(1, 2, 4), torch.ones(1, 3, 5, 4)
         >>> batch = pack_padded(queries, documents, torch.tensor([1]), torch.tensor([[5, 2, 3]]))
         >>> maxsim_varlen(batch.Q_packed, batch.D_packed, batch.cu_seqlens_q, batch.cu_seqlens_d)
         tensor([[4., 4., 4.]])
     """
-    q_mask, d_mask = check_padded(queries, documents, query_lengths, doc_lengths, validate)
+    q_mask, d_mask = _masks(queries, documents, query_lengths, doc_lengths, validate)
     longest_query = read_longest("query_lengths", query_lengths, queries.shape[-2])
     longest_document = read_longest("doc_lengths", doc_lengths, documents.shape[-2])
     pairs = d_mask.shape[0] * d_mask.shape[1]
@@ -123,5 +166,8 @@ def maxsim_padded(
     *,
     validate: bool = False,
 ) -> Tensor:
-    """Call :func:`late_interaction.maxsim_padded`."""
-    return padded.maxsim_padded(queries, documents, query_lengths, doc_lengths, validate=validate)
+    """Call :func:`late_interaction.maxsim` with masks of the lengths. Returns ``[B, C]``.
+
+    ``validate`` waits for the lengths on a GPU too, and refuses those of 0.
+    """
+    return maxsim(queries, documents, *_masks(queries, documents, query_lengths, doc_lengths, validate))

@@ -20,7 +20,6 @@ from late_interaction.corpus import Corpus
 from late_interaction.mining._choice import Choice, Strategy
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.tokens import Tokens, TokensLike
-from late_interaction.varlen import pack_sequences
 
 __all__ = ["HardNegatives", "hard_negatives"]
 
@@ -30,7 +29,7 @@ _QUERIES = 1024
 
 @dataclass(frozen=True, eq=False)
 class HardNegatives(SearchResult):
-    """What :func:`hard_negatives` found: a search's result, and the scores of positives.
+    """Hold what :func:`hard_negatives` found: a search's result, and the scores of positives.
 
     Args:
         scores: ``[Nq, num_negatives]``, float32: exact scores, falling.
@@ -71,9 +70,10 @@ def hard_negatives(
     progress: Progress = False,
     keep_empty: bool = False,
 ) -> HardNegatives:
-    """Find the documents that score highest for each query and are no positives of it, by exact MaxSim over
-    the whole corpus, in bounded memory. The options have the names that they have in Sentence Transformers'
-    ``mine_hard_negatives``.
+    """Find the documents that score highest for each query and are no positives of it.
+
+    By exact MaxSim over the whole corpus, in bounded memory. The options have the names that they have in
+    Sentence Transformers' ``mine_hard_negatives``.
 
     Args:
         Q: ``[Nq, Lq, d]``, :class:`late_interaction.Tokens`, or a list of ``[L, d]`` tensors; rounded to the
@@ -157,7 +157,7 @@ def hard_negatives(
 
 
 def _lowest(scores: list[Tensor], corpus: Corpus, rows: list[list[int]], keep_empty: bool) -> list[float]:
-    """The lowest score of each query's positives that count; NaN where it has none."""
+    """Find the lowest score of each query's positives that count; NaN where it has none."""
     every, found = iter(torch.cat(scores).tolist()), []
     for row in rows:
         own = ((next(every), i) for i in row)
@@ -211,7 +211,7 @@ def _positives(positives: Any, queries: int, documents: int) -> list[list[int]]:
 def _positive_scores(
     queries: list[Tensor], corpus: Corpus, rows: list[list[int]], normalize: bool
 ) -> list[Tensor]:
-    """The scores of each query's positives, as pairs of queries and documents."""
+    """Score each query's positives, as pairs of queries and documents."""
     found: list[Tensor] = []
     device = queries[0].device
     for start in range(0, len(queries), _QUERIES):
@@ -226,9 +226,9 @@ def _positive_scores(
             texts = [[torch.nn.functional.normalize(x.float(), dim=-1, eps=1e-12) for x in y] for y in texts]
         else:
             texts = [[x.float() for x in y] for y in texts]
-        (Q, of_queries), (D, of_documents) = (pack_sequences(x) for x in texts)
+        Q, D = map(Tokens.from_list, texts)
         pairs = [(i, known[x]) for i, row in enumerate(some) for x in row]
         at_q, at_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in zip(*pairs, strict=True))
-        scores = unwatched(score_pairs_packed, Q, D, of_queries, of_documents, at_q, at_d)
+        scores = unwatched(score_pairs_packed, Q.values, D.values, Q.offsets, D.offsets, at_q, at_d)
         found += scores.split([len(row) for row in some])
     return found

@@ -15,6 +15,7 @@ from late_interaction._search.rescore import fitting
 from late_interaction._search.selection import MOST_SCORES
 from late_interaction._search.stream import chunks
 from late_interaction.muvera.encoder import Encodings, Muvera
+from late_interaction.tokens import Tokens
 
 # Encodings that are scored, or embeddings that are encoded, at a time have at most so many bytes.
 _BYTES = 256 << 20
@@ -27,9 +28,9 @@ class MuveraPass:
         self.encodings = coarse.documents if isinstance(coarse, Encodings) else None
         self.muvera = coarse.muvera if isinstance(coarse, Encodings) else coarse
         self.normalize = normalize
-        self.Q = self.muvera.encode_queries(self._tokens(Q), q_mask)
+        self.Q = self.muvera.encode_queries(Tokens._made(self._unit(Q), q_mask))
 
-    def _tokens(self, x: Tensor) -> Tensor:
+    def _unit(self, x: Tensor) -> Tensor:
         return unit_rows(x.float(), dim=-1, eps=1e-12) if self.normalize else x
 
     def scored(
@@ -45,7 +46,7 @@ class MuveraPass:
         document = 4 * max(self.muvera.dim, D.shape[1] * D.shape[2])
         size = min(most, fitting(document, chunk_bytes or _BYTES))
         for start, some, (mask,) in chunks(D, (d_mask,), size, self.Q.device):
-            yield start, self._scores(self.muvera.encode_documents(self._tokens(some), mask))
+            yield start, self._scores(self.muvera.encode_documents(Tokens._made(self._unit(some), mask)))
 
     def _scores(self, documents: Tensor) -> Tensor:
         with without_autocast(self.Q.device.type):

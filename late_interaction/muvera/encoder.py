@@ -1,6 +1,5 @@
 """The encoder, :class:`Muvera`, and what it makes of a corpus, :class:`Encodings`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +10,13 @@ from torch.nn.functional import pad
 
 from late_interaction import ops
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.muvera import check_parameters, check_tokens
-from late_interaction._checks.options import check_flag
-from late_interaction._checks.tensors import check_embeddings
+from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction._checks.tensors import as_dtype, check_embeddings
 from late_interaction._scoring.norm_warning import look
+from late_interaction._scoring.sequences import all_as_tokens
 from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.muvera import _random_bits
-from late_interaction.varlen import pack_sequences
+from late_interaction.tokens import Tokens, TokensLike
 
 __all__ = ["Encodings", "Muvera"]
 
@@ -91,68 +90,51 @@ class Muvera:
 
     @property
     def dim(self) -> int:
-        """The length of an encoding."""
+        """Return the length of an encoding."""
         return self._dims_before_sketch if self.d_final is None else self.d_final
 
     @property
     def _dims_before_sketch(self) -> int:
         return (self.repetitions << self.k_sim) * (self.d if self.d_proj is None else self.d_proj)
 
-    def encode_queries(
-        self,
-        Q: Tensor | Sequence[Tensor],
-        q_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        """Sums of the tokens of each partition, divided by ``repetitions``.
+    def encode_queries(self, Q: TokensLike) -> Tensor:
+        """Sum the tokens of each partition, divided by ``repetitions``.
 
         Args:
-            Q: bfloat16, float16, float32 or float64: padded, ``[Nq, Lq, d]``; packed, ``[tokens, d]`` with
-                ``cu_seqlens``; a list of ``[L_i, d]``; or one query, ``[L, d]``.
-            q_mask: ``[Nq, Lq]``, True = keep, for padded queries.
-            cu_seqlens: ``[Nq + 1]``, int32 (or int64), for packed queries.
+            Q: queries: :class:`~late_interaction.Tokens`, a list of ``[L_i, d]``, ``[Nq, Lq, d]``, or one,
+                ``[L, d]``; bfloat16, float16, float32 or float64.
 
         Returns:
             float32, ``[Nq, dim]`` (``[dim]`` for one query), on the device of ``Q``. Outside autograd. A
             query without tokens becomes zeros; one with NaN or infinity in a token that counts becomes NaN.
 
         Raises:
-            TypeError, ValueError: tensors of a wrong dtype, shape or device.
+            TypeError, ValueError: tensors of a wrong dtype or shape.
         """
-        mask, offsets = check_tokens("Q", Q, "q_mask", q_mask, cu_seqlens, self.d)
-        return self._encode(Q, mask, offsets, average=False)
+        return self._encode(self._tokens("Q", Q), Q, average=False)
 
-    def encode_documents(
-        self,
-        D: Tensor | Sequence[Tensor],
-        d_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        """Means of the tokens of each partition. Arguments and result are those of :meth:`encode_queries`."""
-        mask, offsets = check_tokens("D", D, "d_mask", d_mask, cu_seqlens, self.d)
-        return self._encode(D, mask, offsets, average=True)
+    def encode_documents(self, D: TokensLike) -> Tensor:
+        """Average the tokens of each partition, with the argument and result of :meth:`encode_queries`."""
+        return self._encode(self._tokens("D", D), D, average=True)
 
-    def encode_corpus(
-        self, D: Tensor, d_mask: Tensor | None = None, *, normalize: bool = False
-    ) -> "Encodings":
-        """The :class:`Encodings` of a padded corpus ``[Nd, Ld, d]``, made a part at a time, for the
-        ``coarse=`` of :func:`late_interaction.search`. ``normalize``: every token is scaled to unit length
-        first; the search is to have the same."""
+    def encode_corpus(self, D: TokensLike, *, normalize: bool = False) -> "Encodings":
+        """Make the :class:`Encodings` of a corpus, a part at a time; packed documents are padded.
+
+        They are the ``coarse=`` of :func:`late_interaction.search`. ``normalize``: every token is scaled to
+        unit length first; the search is to have the same.
+        """
         check_flag("normalize", normalize)
-        check_embeddings("D", D)
-        if D.dim() != 3:
-            raise ValueError(f"D must be [Nd, Ld, d], got {shape_of(D)}")
-        mask, _ = check_tokens("D", D, "d_mask", d_mask, None, self.d)
+        tokens = self._tokens("D", D, (3,)).to_padded()
         if not normalize:
-            look("Muvera.encode_corpus", D, mask, called="D")
-        documents = torch.empty(len(D), self.dim, dtype=torch.float32, device=D.device)
-        size = max(_BYTES // max(4 * D.shape[1] * self.d, 1), 1)
-        for start in range(0, len(D), size):
-            at = slice(start, start + size)
-            part = D[at].detach()
+            look("Muvera.encode_corpus", tokens.values, tokens.mask, called="D")
+        documents = torch.empty(len(tokens), self.dim, dtype=torch.float32, device=tokens.device)
+        size = max(_BYTES // max(4 * tokens.values.shape[1] * self.d, 1), 1)
+        for start in range(0, len(tokens), size):
+            part = tokens[start : start + size]
             if normalize:
-                part = unit_rows(part.float(), dim=-1, eps=1e-12)
-            documents[at] = self._encode(part, None if mask is None else mask[at], None, average=True)
+                unit = unit_rows(part.values.detach().float(), dim=-1, eps=1e-12)
+                part = Tokens._made(unit, part.mask)
+            documents[start : start + size] = self._encode(part, None, average=True)
         return Encodings(self, documents)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -164,7 +146,7 @@ class Muvera:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> "Muvera":
-        """What :meth:`state_dict` came from.
+        """Make the one that :meth:`state_dict` came from.
 
         Raises:
             TypeError: a state that is no dict, or without parameters.
@@ -193,23 +175,28 @@ class Muvera:
                 raise ValueError(f"state must hold the {name} of its parameters, {made!r}")
         return made
 
-    def _encode(self, x: Any, mask: Tensor | None, offsets: Tensor | None, average: bool) -> Tensor:
-        one = isinstance(x, Tensor) and x.dim() == 2 and offsets is None
-        if not isinstance(x, Tensor):
-            x, offsets = pack_sequences(list(x))
-        elif one:
-            x = x.unsqueeze(0)
+    def _tokens(self, name: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> Tokens:
+        tokens = all_as_tokens(name, x, dims)
+        if tokens.d != self.d:
+            raise ValueError(
+                f"{name} must have the d of this Muvera, {self.d}, got {shape_of(tokens.values)}"
+            )
+        return tokens
+
+    def _encode(self, tokens: Tokens, given: Any, average: bool) -> Tensor:
         k_sim, repetitions = self.k_sim, self.repetitions
         sizes = k_sim, repetitions, self.d_proj or 0, self.d_final or 0
         scale = 1.0 if average else 1.0 / repetitions
-        args = x.detach(), mask, offsets, *self._matrices_on(x.device), *sizes
+        offsets = None if tokens.offsets is None else as_dtype(tokens.offsets, torch.int32).contiguous()
+        matrices = self._matrices_on(tokens.device)
+        args: tuple[Any, ...] = tokens.values.detach(), tokens.mask, offsets, *matrices, *sizes
         args = *args, average, average and self.fill_empty, scale
         if torch.compiler.is_compiling():
             encodings: Tensor = ops.muvera_encode(*args)
         else:
             with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
                 encodings = ops.muvera_encode(*args)
-        return encodings.squeeze(0) if one else encodings
+        return encodings.squeeze(0) if isinstance(given, Tensor) and given.dim() == 2 else encodings
 
     def _matrices_on(self, device: torch.device) -> tuple[Tensor | None, ...]:
         if device not in self._matrices:
@@ -264,5 +251,36 @@ class Encodings:
             raise ValueError(f"documents must be [Nd, {self.muvera.dim}], got {shape_of(self.documents)}")
 
     def to(self, device: torch.device | str) -> "Encodings":
-        """The same encodings on another device."""
+        """Copy the encodings to another device."""
         return Encodings(self.muvera, self.documents.to(device))
+
+
+MOST_BITS = 16
+_MOST_DIMS = (1 << 31) - 1
+
+
+def check_parameters(
+    d: Any, k_sim: Any, repetitions: Any, d_proj: Any, d_final: Any, fill_empty: Any, seed: Any
+) -> None:
+    """Check the parameters of Muvera."""
+    check_positive("d", d)
+    if d > _MOST_DIMS:
+        raise ValueError(f"d must be below 2**31, got {abbreviate(d)}")
+    check_integer("k_sim", k_sim)
+    if not 0 <= k_sim <= MOST_BITS:
+        raise ValueError(f"k_sim must lie in [0, {MOST_BITS}], got {abbreviate(k_sim)}")
+    check_positive("repetitions", repetitions)
+    for name, value in (("d_proj", d_proj), ("d_final", d_final)):
+        if value is not None:
+            check_positive(name, value)
+            if value > _MOST_DIMS:
+                raise ValueError(f"{name} must be below 2**31, got {abbreviate(value)}")
+    check_flag("fill_empty", fill_empty)
+    check_integer("seed", seed)
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed must lie in [0, 2**63), got {abbreviate(seed)}")
+    dims = repetitions * 2**k_sim * (d if d_proj is None else d_proj)
+    if dims > _MOST_DIMS:
+        raise ValueError(
+            f"repetitions * 2**k_sim * {'d' if d_proj is None else 'd_proj'} must be below 2**31, got {dims}"
+        )

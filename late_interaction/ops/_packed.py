@@ -27,6 +27,10 @@ from late_interaction.ops._registration import (
 _Grads = tuple[Tensor | None, ...]
 
 
+def _without_weights(fake: Kernel) -> Kernel:
+    return lambda Q, D, q_weights, *args: fake(Q, D, *args)
+
+
 def register_packed(
     name: str,
     fake: Kernel,
@@ -35,14 +39,23 @@ def register_packed(
     winners_options: Callable[..., tuple[Any, ...]],
     weighted: bool = False,
 ) -> None:
-    """Registers ``name``, ``name_winners`` and ``name_backward``. inputs: how many tensors they take.
-    winners_options: the options of ``name`` -> those of ``name_winners``. weighted: the third input is the
-    weights of Q, which have a gradient as well; the backward operator finds it together with that of Q."""
+    """Register ``name``, ``name_winners`` and ``name_backward``.
+
+    Args:
+        name: of the operator of scores.
+        fake, fake_winners: the fake kernels of the first two.
+        inputs: how many tensors they take.
+        winners_options: the options of ``name`` -> those of ``name_winners``.
+        weighted: the third input is the weights of Q, which have a gradient as well; the backward operator
+            finds it together with that of Q.
+    """
     scores_op = getattr(operators, name).default
     winners_op = getattr(operators, f"{name}_winners").default
     backward_op = getattr(operators, f"{name}_backward").default
 
     learned = 3 if weighted else 2
+    if weighted:
+        fake, fake_winners = _without_weights(fake), _without_weights(fake_winners)
 
     def fake_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         need_Q, need_D = (*rest[inputs - 1 :], True, True)[:2]  # behind the other inputs and the winners

@@ -8,14 +8,14 @@
 
 from typing import Any
 
-import torch
-
-from late_interaction.ops._library import qualified
+from late_interaction._torch import register_fake
+from late_interaction.ops._library import library, qualified
 
 
 def _fake(*_: Any) -> None:
-    """Writes into ``to`` and returns nothing."""
+    """Write into ``to`` and return nothing."""
 
 
 def register() -> None:
-    torch.library.register_fake(qualified("send_bytes_"), _fake)
+    """Register the operator."""
+    register_fake(library, qualified("send_bytes_"), _fake)

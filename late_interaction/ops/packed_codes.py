@@ -11,23 +11,19 @@ Neither is differentiable. CPUs and GPUs have kernels for both. Where the CUDA l
 of this module unpack the documents to int8, at most 64 MiB at a time, and call ``maxsim_quantized``.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from late_interaction._checks.packed_codes import check_asymmetric, check_hamming
+from late_interaction._checks.quantized import check_asymmetric, check_hamming
 from late_interaction.ops._arguments import check_scales_and_masks, check_tensor
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_forward, without_gradients
 from late_interaction.ops.dense import fake_scores
-
-# The int8 copy of some documents takes at most this many bytes (one document always fits).
-_BYTES = 64 << 20
+from late_interaction.ops.quantized import blocks
 
 
 def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:
-    """``d`` int8 codes of each token: bits as +1 and -1, four bits as the value - 8."""
+    """Unpack ``d`` int8 codes of each token: bits as +1 and -1, four bits as the value - 8."""
     each = 8 // nbits  # codes of a byte, looked up as one integer
     codes = _codes_of_bytes(nbits, packed.device).view(torch.int64 if each == 8 else torch.int16)
     found = codes.flatten().index_select(0, packed.flatten().to(torch.int32))
@@ -36,29 +32,12 @@ def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:
 
 
 def _codes_of_bytes(nbits: int, device: torch.device) -> Tensor:
-    """int8 [256, codes of a byte]."""
+    """Tabulate the codes of each byte: int8 [256, codes of a byte]."""
     values = torch.arange(256, dtype=torch.uint8, device=device).unsqueeze(-1)
     shifts = torch.arange(0, 8, nbits, dtype=torch.uint8, device=device)
     fields = ((values >> shifts) & (2**nbits - 1)).to(torch.int8)
     codes: Tensor = fields * 2 - 1 if nbits == 1 else fields - 8
     return codes
-
-
-def _slices(count: int, bytes_each: int) -> Iterator[slice]:
-    size = max(_BYTES // max(bytes_each, 1), 1)
-    for start in range(0, count, size):
-        yield slice(start, start + size)
-
-
-def _blocks(D: Tensor, d: int) -> Iterator[tuple[slice, slice]]:
-    """Ranges of queries and documents whose copy fits. Every query meets in-batch documents."""
-    document = D.shape[-2] * d
-    if D.dim() == 3:
-        yield from ((slice(None), documents) for documents in _slices(D.shape[0], document))
-        return
-    for queries in _slices(D.shape[0], D.shape[1] * document):
-        for documents in _slices(D.shape[1], document):
-            yield queries, documents
 
 
 def _unpacked(
@@ -73,7 +52,7 @@ def _unpacked(
     """Scores of int8 queries by way of int8 documents."""
     d = Q.shape[-1]
     scores = Q.new_empty((Q.shape[0], D.shape[-3]), dtype=torch.float32)
-    for i, j in _blocks(D, d):
+    for i, j in blocks(D, d):
         at = j if D.dim() == 3 else (i, j)
         scores[i, j] = operators.maxsim_quantized.default(
             Q[i],
@@ -113,6 +92,7 @@ def _fake(Q: Tensor, D: Tensor, *_: object) -> Tensor:
 
 
 def register() -> None:
+    """Register the operators."""
     for op in (operators.maxsim_hamming.default, operators.maxsim_asymmetric.default):
         register_forward(op, _fake, without_gradients(op))
     library.impl("maxsim_hamming", _maxsim_hamming, "CompositeExplicitAutograd")

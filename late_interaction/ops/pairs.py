@@ -68,22 +68,15 @@ def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, lengths: Tensor, precision
     return _scores(Q, D, starts.shape[0])
 
 
-def _fake_weighted(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
-    return _fake(Q, D, *args)
-
-
-def _fake_weighted_winners(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return _fake_winners(Q, D, *args)
-
-
 def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:
     max_seqlen_q, precision = args[-2:]
     return Q.shape[0] if max_seqlen_q is None else max_seqlen_q, precision
 
 
 def register() -> None:
+    """Register the operators."""
     register_packed("maxsim_pairs_packed", _fake, _fake_winners, 6, _winners_options)
     weighted = "maxsim_pairs_packed_weighted"
-    register_packed(weighted, _fake_weighted, _fake_weighted_winners, 7, _winners_options, weighted=True)
+    register_packed(weighted, _fake, _fake_winners, 7, _winners_options, weighted=True)
     spans = operators.maxsim_spans.default
     register_forward(spans, _fake_spans, without_gradients(spans), autocast_pair, packed=True)

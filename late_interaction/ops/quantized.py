@@ -28,7 +28,7 @@ from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_forward, register_helper, without_gradients
 from late_interaction.ops.dense import fake_scores
 
-# The float32 copy of some documents takes at most this many bytes (one document always fits).
+# The copy of some documents takes at most this many bytes (one document always fits).
 _BYTES = 64 << 20
 
 
@@ -38,21 +38,17 @@ def _slices(count: int, bytes_each: int) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def _blocks(D: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Ranges of queries and documents whose copy fits. Every query meets in-batch documents."""
-    document = 4 * D.shape[-2] * D.shape[-1]
-    N = D.shape[-3]
-    if D.dim() == 3:
+def blocks(D: Tensor, token_bytes: int) -> Iterator[tuple[slice, slice]]:
+    """Yield ranges of queries and documents whose copy fits. Every query meets in-batch documents."""
+    document, N = token_bytes * D.shape[-2], D.shape[-3]
+    queries = [slice(None)] if D.dim() == 3 else _slices(D.shape[0], N * document)
+    for own in queries:
         for documents in _slices(N, document):
-            yield slice(None), documents
-        return
-    for queries in _slices(D.shape[0], N * document):
-        for documents in _slices(N, document):
-            yield queries, documents
+            yield own, documents
 
 
 def _usable(scale: Tensor) -> Tensor:
-    """A scale that is negative or infinite becomes NaN, so that no score hides it."""
+    """Turn a scale that is negative or infinite to NaN, so that no score hides it."""
     return torch.where((scale >= 0) & scale.isfinite(), scale, torch.nan)
 
 
@@ -61,7 +57,7 @@ def _fake(Q: Tensor, D: Tensor, *_: Tensor | None) -> Tensor:
 
 
 def _fake_rows(rows: Tensor, codes: Tensor, scale: Tensor) -> None:
-    """Writes into codes and scale, and returns nothing."""
+    """Write into codes and scale, and return nothing."""
 
 
 def maxsim_dequantized(
@@ -72,6 +68,7 @@ def maxsim_dequantized(
     q_mask: Tensor | None,
     d_mask: Tensor | None,
 ) -> Tensor:
+    """Compute the operator of this name."""
     if Q.dim() != 3 or D.dim() not in (3, 4):
         raise ValueError("late_interaction: Q must be [Nq, Lq, d] and D [Nd, Ld, d] or [Nq, K, Ld, d]")
     check_scales_and_masks(Q, scale_Q, scale_D, q_mask, d_mask)
@@ -83,7 +80,7 @@ def maxsim_dequantized(
     queries = Q.to(torch.float32) * factor.unsqueeze(-1)
     scores = Q.new_empty((Q.shape[0], D.shape[-3]), dtype=torch.float32)
     with torch.autocast(Q.device.type, enabled=False):
-        for i, j in _blocks(D):
+        for i, j in blocks(D, 4 * D.shape[-1]):
             at = j if in_batch else (i, j)
             documents = D[at].to(torch.float32, memory_format=torch.contiguous_format)
             if per_token:
@@ -100,6 +97,7 @@ def maxsim_dequantized(
 
 
 def register() -> None:
+    """Register the operators."""
     for op in (operators.maxsim_quantized.default, operators.maxsim_dequantized.default):
         register_forward(op, _fake, without_gradients(op))
     register_helper(operators.quantize_rows_.default, _fake_rows)

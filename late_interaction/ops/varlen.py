@@ -20,8 +20,6 @@ need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D, grad_weights)``
     ``grad_weights`` comes with ``grad_Q``.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -46,14 +44,6 @@ def _fake_winners(
     return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=packed_winner_dtype(D.shape[0]))
 
 
-def _fake_weighted(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
-    return _fake(Q, D, *args)
-
-
-def _fake_weighted_winners(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return _fake_winners(Q, D, *args)
-
-
 def _backward_into(
     grad_scores: Tensor,
     Q: Tensor,
@@ -75,13 +65,14 @@ def _backward_into(
 
 
 def register() -> None:
+    """Register the operators."""
     register_helper(operators.maxsim_varlen_backward_into_.default, fake_nothing)
     library.impl("maxsim_varlen_backward_into_", _backward_into, "CPU")
     register_packed("maxsim_varlen", _fake, _fake_winners, 4, lambda *args: args[4:])
     register_packed(
         "maxsim_varlen_weighted",
-        _fake_weighted,
-        _fake_weighted_winners,
+        _fake,
+        _fake_winners,
         5,
         lambda *args: args[5:],
         weighted=True,

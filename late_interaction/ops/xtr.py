@@ -31,10 +31,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._checks.choices import BACKWARDS
+from late_interaction._checks.choices import BACKWARDS, RULES
 from late_interaction._checks.options import OPERATOR_PRECISIONS
 from late_interaction._checks.tensors import FLOATS
-from late_interaction._checks.xtr import RULES
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._library import library, operators
@@ -94,7 +93,7 @@ class _Panels:
         return torch.mm(rows, columns, out_dtype=torch.float32)
 
     def select(self, start: int, end: int, d_mask: Tensor | None, options: Any, out: Any) -> None:
-        """Writes maxima and winners of these rows. options: Ld, k, zero_unless_all."""
+        """Write maxima and winners of these rows. options: Ld, k, zero_unless_all."""
         rows = self.Q[start:end]
         if self.groups:
             panel = rows.new_empty(len(rows), self.groups)
@@ -126,7 +125,7 @@ def _panels(Q: Tensor, D: Tensor, k: int, precision: str) -> tuple[_Panels, str]
 
 
 def _dense(x: Tensor, alignment: int) -> Tensor:
-    """x, contiguous, from such an address on."""
+    """Copy x, contiguous, from such an address on."""
     x = x.contiguous()
     return x if x.data_ptr() % alignment == 0 else x.clone()
 
@@ -146,8 +145,10 @@ def _rows_of_a_panel(budget: int, row_bytes: int, count: int) -> int:
 
 
 def _queries_at_a_time(budget: int, maxima: int) -> int:
-    """How many queries' maxima and winners are held before they are reduced to scores. With what the
-    reduction makes of them they take up to 32 bytes each."""
+    """Return how many queries' maxima and winners are held before they are reduced to scores.
+
+    With what the reduction makes of them they take up to 32 bytes each.
+    """
     return max(budget // (32 * maxima), 1)
 
 
@@ -220,17 +221,21 @@ def _least_denominator(rule: str) -> float:
 
 
 def _drop_negative(maxima: Tensor, found: Tensor, partly: Tensor) -> None:
-    """Sets maxima that are not positive to 0, and their winners to -1, in place, of documents with a masked
-    token. Such a token counts as selected only where all tokens of the batch are: of equally low ones the
-    selection takes the first, which would tell equally masked documents apart by their place."""
+    """Set maxima that are not positive to 0, and their winners to -1, of documents with a masked token.
+
+    In place. Such a token counts as selected only where all tokens of the batch are: of equally low ones the
+    selection takes the first, which would tell equally masked documents apart by their place.
+    """
     dropped = partly & (maxima <= 0)
     maxima.masked_fill_(dropped, 0.0)
     found.masked_fill_(dropped, -1)
 
 
 def _reduce(maxima: Tensor, found: Tensor, weights: Tensor | None, rule: str) -> tuple[Tensor, Tensor]:
-    """Sums ``[Nq, Nd]`` of maxima ``[Nq, Lq, Nd]`` that count, and what they are divided by. A masked query
-    token loses its winners, in place."""
+    """Sum ``[Nq, Nd]`` of maxima ``[Nq, Lq, Nd]`` that count, and return what they are divided by.
+
+    A masked query token loses its winners, in place.
+    """
     counts: Tensor | None = None
     if weights is not None:
         each = weights.unsqueeze(-1)
@@ -263,7 +268,7 @@ def _fake(Q: Tensor, D: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fake_select(*_: Any) -> None:
-    """Writes into maxima and winners, and returns nothing."""
+    """Write into maxima and winners, and return nothing."""
 
 
 # ---- gradients ----
@@ -308,6 +313,7 @@ class XTRWinners(Function):
 
 
 def register() -> None:
+    """Register the operators."""
     function = differentiable(_winners_op, applied(XTRWinners))
     register_forward(_winners_op, _fake, function, autocast_pair)
     register_helper(_select_op, _fake_select)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.packed_codes import check_asymmetric, check_hamming
+from late_interaction._checks.quantized import check_asymmetric, check_hamming
 from late_interaction.reference.dense import score_batches
 
 __all__ = ["maxsim_asymmetric_reference", "maxsim_hamming_reference"]
@@ -12,7 +12,7 @@ __all__ = ["maxsim_asymmetric_reference", "maxsim_hamming_reference"]
 def maxsim_hamming_reference(
     Q: Tensor, D: Tensor, d: int, *, q_mask: Tensor | None = None, d_mask: Tensor | None = None
 ) -> Tensor:
-    """What ``torch.ops.late_interaction.maxsim_hamming`` computes, by definition.
+    """Compute what ``torch.ops.late_interaction.maxsim_hamming`` does, by definition.
 
     Args:
         Q: bits of queries, uint8 ``[Nq, Lq, ceil(d / 8)]`` or ``[Lq, ceil(d / 8)]``, as
@@ -50,7 +50,7 @@ def maxsim_asymmetric_reference(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
 ) -> Tensor:
-    """What ``torch.ops.late_interaction.maxsim_asymmetric`` computes, by definition.
+    """Compute what ``torch.ops.late_interaction.maxsim_asymmetric`` does, by definition.
 
     Args:
         Q: int8 codes of queries, ``[Nq, Lq, d]`` or ``[Lq, d]``.

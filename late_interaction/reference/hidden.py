@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.from_hidden import check_from_hidden
+from late_interaction._checks.dense import check_from_hidden
 from late_interaction._checks.options import check_flag
 from late_interaction._scoring.precision import without_autocast
 from late_interaction.reference.dense import maxsim_reference, working_dtype
@@ -20,7 +20,7 @@ def maxsim_from_hidden_reference(
     *,
     normalize: bool = False,
 ) -> Tensor:
-    """``maxsim(Q, H_d @ W.T + b, d_mask=d_mask)``, by definition.
+    """Compute ``maxsim(Q, H_d @ W.T + b, d_mask=d_mask)``, by definition.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, projected (and normalized) already.

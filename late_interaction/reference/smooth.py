@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.dense import check_maxsim
-from late_interaction._checks.options import check_flag
-from late_interaction._checks.smooth import check_tau
+from late_interaction._checks.options import check_flag, check_tau
 from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["smooth_maxsim_reference"]
@@ -20,7 +19,7 @@ def smooth_maxsim_reference(
     tau: float = 0.1,
     normalize: bool = False,
 ) -> Tensor:
-    """What :func:`late_interaction.smooth_maxsim` computes, by definition.
+    """Compute what :func:`late_interaction.smooth_maxsim` does, by definition.
 
     Args:
         Q, D, q_mask, d_mask, tau, normalize: as in :func:`late_interaction.smooth_maxsim`. Half precision is

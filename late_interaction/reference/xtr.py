@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.xtr import Rule, check_xtr
+from late_interaction._checks.choices import Rule
+from late_interaction._checks.dense import check_xtr
 from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["xtr_scores_reference"]
@@ -19,7 +20,7 @@ def xtr_scores_reference(
     rule: Rule = "paper",
     q_weights: Tensor | None = None,
 ) -> Tensor:
-    """What :func:`late_interaction.xtr_scores` computes, by definition.
+    """Compute what :func:`late_interaction.xtr_scores` does, by definition.
 
     Args:
         Q, D, k, q_mask, d_mask, rule, q_weights: as in :func:`late_interaction.xtr_scores`. Half precision is
@@ -90,5 +91,5 @@ def _score(grid: Tensor, k: int, weights: Tensor, kept: Tensor, d_mask: Tensor |
 
 
 def _first_maximum(x: Tensor) -> Tensor:
-    """The maxima over the last dim; the gradient goes to the first of equals."""
+    """Take maxima over the last dim; the gradient goes to the first of equals."""
     return x.gather(-1, x.detach().argmax(-1, keepdim=True)).squeeze(-1)

@@ -25,8 +25,6 @@ def test_top_level():
         "explain_plan",
         "maxsim",
         "maxsim_pairs",
-        "maxsim_padded",
-        "maxsim_varlen",
         "maxsim_with_winners",
         "patch",
         "patched",

@@ -8,7 +8,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import late_interaction as li
-from late_interaction._checks import choices, pooling, xtr
+from late_interaction import pooling
+from late_interaction._checks import choices
 
 # Whose names and defaults are those of another package.
 OTHERS = ("lik", "integrations")
@@ -16,7 +17,7 @@ DEFAULTS = {"normalize": False, "temperature": 1.0, "learnable": False, "mean": 
 # What an option may be, wherever it is one.
 CHOICES = {
     "precision": choices.Precision, "backward": choices.Backward, "winners": choices.Winners,
-    "reduction": choices.Reduction, "method": pooling.Method, "rule": xtr.Rule,
+    "reduction": choices.Reduction, "method": pooling.Method, "rule": choices.Rule,
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def scored(Q, **options):
 
 
 def packed(offsets):
-    return li.maxsim_varlen(ours(6, 8), ours(20, 8), torch.tensor([0, 3, 6]), torch.tensor(offsets))
+    return li.lik.maxsim_varlen(ours(6, 8), ours(20, 8), torch.tensor([0, 3, 6]), torch.tensor(offsets))
 
 
 def differentiated_twice():

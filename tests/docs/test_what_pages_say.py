@@ -69,11 +69,8 @@ def test_what_takes_the_place_of_calls_of_flash_maxsim():
     torch.testing.assert_close(li.maxsim_pairs(Q[indices], D), wanted)
     assert "`li.maxsim_pairs(Q[indices], D)`" in text
     queries, documents = torch.randn(2, 3, 8), torch.randn(2, 4, 5, 8)
-    full = li.maxsim_padded(queries, documents, torch.full((2,), 3), torch.full((2, 4), 5))
+    full = li.maxsim(queries, documents, torch.ones(2, 3, dtype=torch.bool))
     torch.testing.assert_close(li.maxsim(queries, documents), full)
-    with pytest.raises(TypeError, match="query_lengths"):
-        li.maxsim_padded(queries, documents, None, torch.full((2, 4), 5))
-    assert "Lengths must be there" in text
 
 
 def test_the_page_of_examples_says_what_each_needs():

@@ -9,10 +9,8 @@ import torch
 
 from late_interaction.integrations import sentence_transformers as ours
 from late_interaction.integrations.sentence_transformers import _chunks as chunks
-from late_interaction.integrations.sentence_transformers import _inputs as inputs
 from late_interaction.integrations.sentence_transformers import _originals as originals
 from late_interaction.integrations.sentence_transformers import _ranking as ranking
-from late_interaction.integrations.sentence_transformers import _weights as weights
 from late_interaction.integrations.sentence_transformers import _xtr as xtr
 from tests import side_by_side
 
@@ -33,6 +31,10 @@ def of(name):
 
 def _has(place, name):
     return hasattr(originals.module(place), name)
+
+
+def some(*shape):
+    return torch.nn.functional.normalize(torch.randn(*shape), dim=-1)
 
 
 def outcome(function, *args, **options):
@@ -72,136 +74,59 @@ def test_arguments_and_defaults(name):
     ]
 
 
-# ---- query masks ----
+# ---- query masks, and sides of odd forms ----
+
+ALL_PAIRS, PAIRS = ["maxsim", "mean_maxsim"], ["maxsim_pairwise", "mean_maxsim_pairwise"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("numbers", [[0, 1, 1], [1, 1, 1], [0, 0, 0]])
-def test_numbers_of_zero_and_one_are_a_mask(dtype, numbers):
-    mask, weighted = weights.split(torch.tensor([numbers], dtype=dtype))
-    assert weighted is None and mask.dtype == torch.bool and mask.tolist() == [[bool(x) for x in numbers]]
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, F64, torch.int64])
+@pytest.mark.parametrize("numbers", [[0, 1, 1], [0, 0, 0], [0, 1, 2], [-1, 0, 1]])
+@pytest.mark.parametrize("name", ALL_PAIRS + PAIRS)
+def test_a_query_mask_multiplies_the_maxima_whatever_its_numbers(name, numbers, dtype):
+    mask = torch.tensor([numbers, numbers[::-1]], dtype=dtype)
+    assert_same(name, some(2, 3, 5), some(2, 4, 5), a_mask=mask)
+    assert_same(name, some(2, 3, 5), some(2, 4, 5), a_mask=mask[:1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("numbers", [[0, 1, 2], [2, 2, 2], [-1, 0, 1], [-1, -1, 1]])
-def test_other_numbers_are_weights(dtype, numbers):
-    given = torch.tensor([numbers], dtype=dtype)
-    mask, weighted = weights.split(given)
-    assert mask is None and weighted.tolist() == given.tolist()
-    assert weighted.dtype == (dtype if dtype.is_floating_point else torch.float32)
-    assert weighted is given or not dtype.is_floating_point
+def test_a_query_mask_that_learns_gets_its_gradient():
+    Q, D, mask = some(2, 3, 5), some(4, 6, 5), torch.ones(2, 3)
+    gradients = []
+    for function in (of("maxsim"), ours.maxsim):
+        learned = mask.clone().requires_grad_()
+        gradients.append(torch.autograd.grad(function(Q, D, a_mask=learned).square().sum(), learned)[0])
+    torch.testing.assert_close(*gradients)
 
 
-def test_a_bool_mask_and_none_stay():
-    mask = torch.tensor([[True, False]])
-    assert weights.split(None) == (None, None) and weights.split(mask)[0] is mask
+def test_a_compiled_call_has_the_same_scores():
+    Q, D, mask = some(2, 3, 5), some(4, 6, 5), torch.tensor([[1.0, 0.5, 0.0]]).expand(2, 3)
+    compiled = torch.compile(ours.maxsim, backend="eager")
+    torch.testing.assert_close(compiled(Q, D, mask), of("maxsim")(Q, D, mask), rtol=1e-5, atol=1e-5)
 
 
-def test_whether_numbers_are_a_mask_is_not_asked_where_they_cannot_be_read():
-    """A mask would have no gradient, and a compiled graph or a GPU would wait for the answer."""
-    learned = torch.ones(1, 3, requires_grad=True)
-    assert weights.split(learned) == (None, learned)
-    elsewhere = torch.ones(1, 3, device="meta")
-    assert weights.split(elsewhere) == (None, elsewhere)
-    taken = []
-
-    def split(mask):
-        taken.append(weights.split(mask)[1] is not None)
-        return mask + 1
-
-    torch.compile(split, fullgraph=True, backend="eager")(torch.ones(1, 3))
-    assert taken == [True]
+def sides():
+    x = some(3, 4, 5)
+    return {
+        "one token": x[0, 0], "four dims": x[None], "no sequence": x[:0], "sparse": x.to_sparse(), "none": [],
+        "tensors of three dims": [x], "two widths": [x[0], x[0, :, :4]], "tokens": [x[0, 0], x[1, 0]],
+        "two dtypes": [x[0], x[1].double(), x[2].bfloat16()], "one sequence": x[0], "one of a list": [x[0]],
+        "integers": (9 * x).int(), "integers in a list": [*(9 * x).int()], "an array": x.numpy(),
+        "arrays": [y.numpy() for y in x], "float64": x.double(),
+        "padding": x * torch.tensor([1.0, 1, 0, 0])[:, None],
+    }  # fmt: skip
 
 
-# ---- one side of a call ----
-
-
-def test_what_is_no_side_of_the_kernels():
-    x = torch.randn(3, 4, 5)
-    for side in (x[0, 0], x[None], x[:0], x.to_sparse(), [], [x], [x[0], x[0, :, :4]], [x[0, 0], x[1, 0]]):
-        assert inputs.side_of(side, None, "a_mask") is None
-    for side in ([x[0].to_sparse(), x[1].to_sparse()], [x[0], x[1].double()], [x[0], x[1].bfloat16(), x[2]]):
-        assert inputs.side_of(side, None, "a_mask") is None
-    assert inputs.side_of([x[0], x[1]], torch.ones(2, 4), "a_mask") is None
-    assert inputs.side_of(x, torch.ones(3, 3), "a_mask") is None
-    for mask in (None, torch.ones(3, 4), torch.ones(1, 4)):
-        side = inputs.side_of(x, mask, "a_mask")
-        assert side.tokens is x and (mask is None or side.mask.shape == (3, 4))
-    one = inputs.side_of([x[0]], None, "a_mask")
-    assert one.lengths == [4] and torch.equal(one.items[0], x[0])
-    assert inputs.side_of(x[0], None, "a_mask").tokens.shape == (1, 4, 5)
-
-
-def test_numbers_become_float32():
-    whole = torch.tensor([[1, 2]])
-    assert inputs.side_of([whole, whole], None, "a_mask").items[1].dtype == torch.float32
-    assert inputs.side_of([whole.double()], None, "a_mask").items[0].dtype == F64
-    assert inputs.side_of(whole[None], None, "a_mask").tokens.dtype == torch.float32
-
-
-def test_a_mask_that_all_share():
-    x = torch.randn(3, 2, 4, 5)
-    shared = torch.ones(1, 2, 4)
-    assert inputs.each(shared, x).shape == (3, 2, 4)
-    for other in (torch.ones(3, 2, 4), torch.ones(2, 2, 4), torch.ones(1, 4), torch.ones(1, 2, 4, 5)):
-        assert inputs.each(other, x) is other
-    assert inputs.each(None, x) is None
-
-
-def test_whether_a_mask_fits():
-    x = torch.randn(3, 4, 5)
-    assert inputs.mask_fits(None, x) and inputs.mask_fits(torch.ones(3, 4), x)
-    for mask in (torch.ones(3, 3), torch.ones(3), torch.ones(3, 4, 5), [[1] * 4] * 3):
-        assert not inputs.mask_fits(mask, x)
-    assert not inputs.mask_fits(torch.ones(3, 4, device="meta"), x)
-
-
-def test_where_scores_go():
-    cpu, meta = torch.ones(2, 3), torch.ones(2, 3, device="meta")
-    for documents, queries, wanted in (
-        (meta, cpu, "meta"), (cpu, meta, "cpu"), ([meta], [cpu], "meta"), (cpu.numpy(), meta, "meta"),
-        (cpu.numpy(), cpu.numpy(), "cpu"), ([cpu.numpy()], [meta], "meta"),
-    ):  # fmt: skip
-        assert inputs.home_of(documents, queries) == torch.device(wanted)
-
-
-def test_where_a_call_is_scored(monkeypatch):
-    home = torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    for device, wanted in ((None, "cpu"), ("cpu", "cpu"), ("cuda:1", "cuda:1"), ("cuda", "cuda:3")):
-        assert chunks._place(device, home) == torch.device(wanted)
-    assert chunks._place(None, torch.device("cuda", 2)) == torch.device("cuda", 2)
-
-
-def test_whether_tokens_learn():
-    x = torch.ones(1)
-    assert not inputs.learns(x) and inputs.learns(x.clone().requires_grad_())
-    with torch.no_grad():
-        assert not inputs.learns(x.clone().requires_grad_())
-
-
-def test_what_is_kept():
-    x = torch.ones(2, 3, 2)
-    assert inputs.kept(x, None) is None and inputs.kept(x, torch.ones(2, 3)) is None
-    x[0, 1, 0] = x[1, 2] = 0
-    assert inputs.kept(x, None).tolist() == [[True] * 3, [True, True, False]]
-    assert inputs.kept(x, torch.tensor([[0, 2, 1], [0, 0, 0]])).tolist() == [[False, True, True], [False] * 3]
-    assert inputs.kept(x.to("meta"), torch.ones(2, 3, device="meta")) is not None
-    taken = []
-
-    def asked(tokens):
-        taken.append(inputs.kept(tokens, None) is None)
-        return tokens + 1
-
-    torch.compile(asked, fullgraph=True, backend="eager")(torch.ones(2, 3, 2))
-    assert taken == [False]
+@pytest.mark.parametrize("kind", sides())
+def test_sides_of_any_form(kind):
+    side, D = sides()[kind], some(3, 6, 5)
+    for name in ALL_PAIRS + PAIRS:
+        assert_same(name, side, D)
+        assert_same(name, D, side)
+    for mask in (torch.ones(3, 3), torch.ones(3), torch.ones(3, 4, 5), [[1] * 4] * 3, torch.rand(3, 4) < 0.5):
+        assert_same("maxsim", side, D, a_mask=mask)
+        assert_same("maxsim", D, side, b_mask=mask)
 
 
 # ---- blocks of documents ----
-
-
-def some(*shape):
-    return torch.nn.functional.normalize(torch.randn(*shape), dim=-1)
 
 
 @pytest.mark.parametrize(

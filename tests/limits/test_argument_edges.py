@@ -9,12 +9,12 @@ from torch.autograd import forward_ad
 
 import late_interaction as li
 from late_interaction import codecs
-from late_interaction._checks.padded import read_longest
+from late_interaction._checks.packed import read_longest
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import fp8, padded, plaid
 from late_interaction.ops.from_hidden import driver
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.varlen import pack_sequences
+from tests.packed import pack_sequences
 
 OPS = torch.ops.late_interaction
 TOKENS = torch.ones(9, 4)
@@ -33,17 +33,17 @@ def test_packed_tokens_are_at_most_2_to_the_30(most):
     Q, D = torch.empty(5, 4, device="meta"), torch.empty(most, 4, device="meta")
     cu = torch.empty(3, dtype=torch.int32, device="meta")
     if most == 2**30:
-        assert li.maxsim_varlen(Q, D, cu, cu).shape == (2, 2)
+        assert li.lik.maxsim_varlen(Q, D, cu, cu).shape == (2, 2)
     else:
         with refused(ValueError, f"D_packed must have at most 2**30 tokens, got [{most}, 4]"):
-            li.maxsim_varlen(Q, D, cu, cu)
+            li.lik.maxsim_varlen(Q, D, cu, cu)
 
 
 def test_offsets_hold_one_entry_at_least():
     none = integers()
     with refused(ValueError, "cu_seqlens_q must be [sequences + 1], got [0]"):
-        li.maxsim_varlen(TOKENS, TOKENS, none, integers(0, 9))
-    assert li.maxsim_varlen(TOKENS, TOKENS, integers(0), integers(0, 9)).shape == (0, 1)
+        li.lik.maxsim_varlen(TOKENS, TOKENS, none, integers(0, 9))
+    assert li.lik.maxsim_varlen(TOKENS, TOKENS, integers(0), integers(0, 9)).shape == (0, 1)
 
 
 def test_of_wrong_offsets_the_ones_that_fall_are_named_and_not_those_that_stay():
@@ -53,7 +53,7 @@ def test_of_wrong_offsets_the_ones_that_fall_are_named_and_not_those_that_stay()
         "cu_seqlens_d must not decrease and lie within [0, 9], "
         "got int32 [5] with cu_seqlens_d[3] = 3 after 5",
     ):
-        li.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), wrong)
+        li.lik.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), wrong)
 
 
 @pytest.mark.parametrize("wrong", [4, 5])
@@ -84,7 +84,7 @@ RESIDUAL = {
 RANKED = [
     (li.maxsim, {"Q": Q, "D": D}, ""),
     (li.maxsim_pairs, {"Q": Q, "D": D}, "Q D"),
-    (li.maxsim_varlen, PACKED, " ".join(PACKED)),
+    (li.lik.maxsim_varlen, PACKED, " ".join(PACKED)),
     (score_pairs_packed, LISTED, " ".join(LISTED)),
     (rerank_direct, SPANS, " ".join(SPANS)),
     (padded.pack_padded, PADDED, " ".join(PADDED)),
@@ -118,7 +118,7 @@ def test_one_dim_fewer_and_one_more_are_refused(function, arguments, name, chang
 
 @pytest.mark.parametrize("offsets", [(0, 9), (9, 9), (0, 0), (1, 8), (0, 4, 4, 9)])
 def test_offsets_within_the_tokens_are_accepted(offsets):
-    scores = li.maxsim_varlen(TOKENS, TOKENS, integers(*offsets), integers(*offsets))
+    scores = li.lik.maxsim_varlen(TOKENS, TOKENS, integers(*offsets), integers(*offsets))
     assert scores.shape == (len(offsets) - 1,) * 2
 
 
@@ -135,7 +135,7 @@ def test_offsets_within_the_tokens_are_accepted(offsets):
 def test_offsets_beyond_the_tokens_are_named(offsets, words):
     words = f"cu_seqlens_d must not decrease and lie within [0, 9], got int32 [{len(offsets)}] with {words}"
     with refused(ValueError, words):
-        li.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), integers(*offsets))
+        li.lik.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), integers(*offsets))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -169,7 +169,7 @@ def test_a_padded_batch_of_nothing():
 def test_a_longest_sequence_is_as_long_as_the_longest_one():
     def score(longest, *offsets, device="cpu"):
         tokens, cu = TOKENS.to(device), integers(*offsets).to(device)
-        return li.maxsim_varlen(tokens, tokens, cu, cu, max_seqlen_q=longest)
+        return li.lik.maxsim_varlen(tokens, tokens, cu, cu, max_seqlen_q=longest)
 
     assert score(5, 0, 4, 9).shape == score(6, 0, 4, 9).shape == (2, 2)
     assert score(0, 0).shape == (0, 0)
@@ -194,8 +194,8 @@ def test_under_autocast_dtypes_may_differ_but_not_from_float64():
     calls = (
         li.maxsim,
         li.maxsim_pairs,
-        lambda Q, D: li.maxsim_varlen(Q[0], D[0], cu, cu),
-        lambda Q, D: li.maxsim_padded(Q, D.unsqueeze(1), integers(3, 3), integers(3, 3).view(2, 1)),
+        lambda Q, D: li.lik.maxsim_varlen(Q[0], D[0], cu, cu),
+        lambda Q, D: li.lik.maxsim_padded(Q, D.unsqueeze(1), integers(3, 3), integers(3, 3).view(2, 1)),
         lambda Q, D: score_pairs_packed(Q[0], D[0], cu, cu, ONE, ONE, precision="high"),
     )
     for call in calls:
@@ -274,12 +274,12 @@ def test_padded_queries_may_have_no_tokens_and_d_is_at_least_one():
 def test_tangents_alone_are_refused_where_forward_mode_is_on():
     codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
     with forward_ad.dual_level():
-        assert li.maxsim_varlen(TOKENS, TOKENS, ALL, ALL).shape == (1, 1)
+        assert li.lik.maxsim_varlen(TOKENS, TOKENS, ALL, ALL).shape == (1, 1)
         assert fp8.maxsim_inference_fp8(codes, codes, scale_Q=scale, scale_D=scale).shape == (2, 2)
         dual = forward_ad.make_dual(TOKENS, TOKENS)
         for pair in ((dual, TOKENS), (TOKENS, dual)):
-            with pytest.raises(RuntimeError, match="maxsim_varlen has no forward-mode derivative"):
-                li.maxsim_varlen(*pair, ALL, ALL)
+            with pytest.raises(RuntimeError, match="maxsim has no forward-mode derivative"):
+                li.lik.maxsim_varlen(*pair, ALL, ALL)
 
 
 class Plain(torch.Tensor):
@@ -289,10 +289,10 @@ class Plain(torch.Tensor):
 def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
     wrong = integers(0, 10)
     with pytest.raises(ValueError, match="must not decrease and lie within"):
-        li.maxsim_varlen(TOKENS, TOKENS, ALL, wrong.as_subclass(Plain))
+        li.lik.maxsim_varlen(TOKENS, TOKENS, ALL, wrong.as_subclass(Plain))
     with FakeTensorMode() as mode:
         tokens, cu = mode.from_tensor(TOKENS), mode.from_tensor(wrong)
-        assert li.maxsim_varlen(tokens, tokens, cu, cu).shape == (1, 1)
+        assert li.lik.maxsim_varlen(tokens, tokens, cu, cu).shape == (1, 1)
 
 
 def test_scales_with_tangents_are_refused():
@@ -306,10 +306,10 @@ def test_scales_with_tangents_are_refused():
 
 def test_no_sequences_have_no_longest_one():
     none = integers(0)
-    assert li.maxsim_varlen(TOKENS, TOKENS, none, ALL, 0).shape == (0, 1)
-    assert li.maxsim_varlen(TOKENS, TOKENS, ALL, none, None, 0).shape == (1, 0)
+    assert li.lik.maxsim_varlen(TOKENS, TOKENS, none, ALL, 0).shape == (0, 1)
+    assert li.lik.maxsim_varlen(TOKENS, TOKENS, ALL, none, None, 0).shape == (1, 0)
     with pytest.raises(ValueError, match="max_seqlen_d must be at least 0, the longest sequence, got -1"):
-        li.maxsim_varlen(TOKENS, TOKENS, ALL, none, None, -1)
+        li.lik.maxsim_varlen(TOKENS, TOKENS, ALL, none, None, -1)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 4, 1), (0, 4), (4, 0)])

@@ -8,7 +8,7 @@ import torch
 import late_interaction as li
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
-from late_interaction.varlen import pack_sequences
+from tests.packed import pack_sequences
 
 Q = torch.randn(3, 5, 8)
 D = torch.randn(4, 7, 8)
@@ -255,14 +255,16 @@ def test_arrays_and_lists_are_told_the_way_in():
     """Whichever argument is one, and whichever function it is given to."""
     q, d, cu = Q.flatten(0, 1), D.flatten(0, 1), torch.tensor([0, 5, 10, 15])
     calls = {
-        r"Q_packed .* torch.from_numpy\(Q_packed\)": lambda: li.maxsim_varlen(q.numpy(), d, cu, cu),
-        r"Q_packed .*varlen.pack_sequences": lambda: li.maxsim_varlen([*Q], d, cu, cu),
-        r"cu_seqlens_q .* torch.tensor\(cu_seqlens_q\)": lambda: li.maxsim_varlen(q, d, cu.tolist(), cu),
+        r"Q_packed .* torch.from_numpy\(Q_packed\)": lambda: li.lik.maxsim_varlen(q.numpy(), d, cu, cu),
+        r"Q_packed .*Tokens.from_list": lambda: li.lik.maxsim_varlen([*Q], d, cu, cu),
+        r"cu_seqlens_q .* torch.tensor\(cu_seqlens_q\)": lambda: li.lik.maxsim_varlen(q, d, cu.tolist(), cu),
         r"q_mask .* torch.from_numpy\(q_mask\)": lambda: li.maxsim(Q, D, q_mask=boolean(3, 5).numpy()),
         r"q_weights .* torch.from_numpy\(q_weights\)": lambda: li.xtr_scores(
             Q, D, 2, q_weights=Q[..., 0].numpy()
         ),
-        r"documents .* torch.nn.utils.rnn.pad_sequence": lambda: li.maxsim_padded(Q, [*KD], cu[1:], cu[1:]),
+        r"documents .* torch.nn.utils.rnn.pad_sequence": lambda: li.lik.maxsim_padded(
+            Q, [*KD], cu[1:], cu[1:]
+        ),
         r"sequences\[0\] .* torch.from_numpy": lambda: pack_sequences([Q[0].numpy()]),
         r"D .* torch.from_numpy\(D\)": lambda: li.losses.contrastive(Q, D.numpy(), temperature=1.0),
         r"labels .* torch.tensor\(labels\)": lambda: li.losses.contrastive(

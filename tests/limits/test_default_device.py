@@ -4,6 +4,7 @@ a tensor that is made without a device has no values there, so that what it meet
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves as leaves
 
 import late_interaction as li
 from late_interaction import Corpus
@@ -47,13 +48,13 @@ CALLS = {
     "mean": lambda: li.maxsim(Q, D, None, D_MASK, mean=True),
     "winners": lambda: li.maxsim_with_winners(Q, D, None, D_MASK),
     "pairs": lambda: with_gradients(li.maxsim_pairs, Q, D[:3]),
-    "varlen": lambda: with_gradients(lambda Q, D: li.maxsim_varlen(Q, D, CU_Q, CU_D), FLAT_Q, FLAT_D),
+    "varlen": lambda: with_gradients(lambda Q, D: li.lik.maxsim_varlen(Q, D, CU_Q, CU_D), FLAT_Q, FLAT_D),
     "search": lambda: tuple(li.search(Q, D, 4, d_mask=D_MASK)),
     "xtr": lambda: with_gradients(lambda Q, D: li.xtr_scores(Q, D, 9), Q, D),
     "smooth": lambda: with_gradients(li.smooth_maxsim, Q, D),
-    "ward": lambda: tuple(li.pool_tokens(D, 2, d_mask=D_MASK)),
-    "k-means": lambda: tuple(li.pool_tokens(D, 2, method="kmeans", d_mask=D_MASK)),
-    "MUVERA": lambda: li.Muvera(8, 3, 4, 4).encode_documents(D, D_MASK),
+    "ward": lambda: leaves(li.pool_tokens(li.Tokens(D, D_MASK), 2)),
+    "k-means": lambda: leaves(li.pool_tokens(li.Tokens(D, D_MASK), 2, method="kmeans")),
+    "MUVERA": lambda: li.Muvera(8, 3, 4, 4).encode_documents(li.Tokens(D, D_MASK)),
     "explain": lambda: li.explain(Q, D, None, D_MASK),
     "loss": loss(),
     "loss, symmetric": lambda: with_gradients(

@@ -100,13 +100,12 @@ DEFAULTS = {
         maxsim_forward, {"save_argmax": False, "normalize": False}, partial(maxsim_forward, Q, D)
     ),
     "maxsim_padded": (
-        li.maxsim_padded, {"validate": False, "mean": False}, partial(li.maxsim_padded, Q, OWN, *LENGTHS)
+        li.lik.maxsim_padded, {"validate": False}, partial(li.lik.maxsim_padded, Q, OWN, *LENGTHS)
     ),
     "pack_padded": (
         pack_padded, {"validate": False},
         lambda **options: pack_padded(Q, OWN, *LENGTHS, **options).Q_packed,
     ),
-    "maxsim_varlen": (li.maxsim_varlen, {"mean": False}, partial(li.maxsim_varlen, *PACKED)),
     "score_pairs_packed": (
         score_pairs_packed, {"mean": False}, partial(score_pairs_packed, *PACKED, *PAIRS)
     ),

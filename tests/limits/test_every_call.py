@@ -9,6 +9,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
+from tests.packed import pack_sequences
 
 ON_A_GPU = {
     "one query": (1, 2300, 32, 170, 128),
@@ -92,7 +93,7 @@ def test_packed(dtype, name, device):
         pytest.skip("a CPU has a size of its own")
     Q, D, masks = batch(name, dtype, device)
     (q, cu_q), (d, cu_d) = (
-        li.varlen.pack_sequences([x[m] for x, m in zip(X, mask, strict=True)])
+        pack_sequences([x[m] for x, m in zip(X, mask, strict=True)])
         for X, mask in zip((Q, D), masks, strict=True)
     )
 

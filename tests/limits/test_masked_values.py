@@ -187,13 +187,10 @@ def _first(lengths, longest):
 
 PAIRS = torch.arange(B, dtype=torch.int32)
 PADDED = {
-    "maxsim_padded": lambda Q, D, W: li.maxsim_padded(
+    "maxsim_padded": lambda Q, D, W: li.lik.maxsim_padded(
         Q, of_own(D), Q_LENGTHS.to(Q.device), D_LENGTHS.expand(B, B).to(Q.device)
     ),
-    "maxsim_padded, weighted": lambda Q, D, W: li.maxsim_padded(
-        Q, of_own(D), Q_LENGTHS.to(Q.device), D_LENGTHS.expand(B, B).to(Q.device), q_weights=W, mean=True
-    ),
-    "maxsim_varlen": packed(lambda Q, D, W, q, d: li.maxsim_varlen(Q, D, q, d, q_weights=W, mean=True)),
+    "maxsim, packed": packed(lambda Q, D, W, q, d: li.lik.maxsim_varlen(Q, D, q, d)),
     "score_pairs_packed": packed(
         lambda Q, D, W, q, d: score_pairs_packed(
             Q, D, q, d, PAIRS.to(Q.device), PAIRS.to(Q.device), q_weights=W
@@ -226,8 +223,8 @@ def searches(Q, D):
     yield from li.search(Q, D, 3, q_mask=q_mask(Q), d_mask=d_mask(D))
     yield from li.search(Q, D, 3, q_mask=q_mask(Q), d_mask=d_mask(D), normalize=True)
     muvera = li.Muvera(d, repetitions=4)
-    yield muvera.encode_queries(Q, q_mask(Q))
-    yield muvera.encode_documents(D, d_mask(D))
+    yield muvera.encode_queries(li.Tokens(Q, q_mask(Q)))
+    yield muvera.encode_documents(li.Tokens(D, d_mask(D)))
     yield from li.search(Q, D, 2, q_mask=q_mask(Q), d_mask=d_mask(D), coarse=muvera, candidates=3)
     yield li.hard_negatives(
         Q, D, [[0], [1], [2], [3]], num_negatives=2, q_mask=q_mask(Q), d_mask=d_mask(D)

@@ -12,7 +12,7 @@ from late_interaction.lik import fp8, plaid
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.lik.padded import pack_padded
-from late_interaction.varlen import pack_sequences
+from tests.packed import pack_sequences
 
 LONGEST = 600  # characters: some messages name three arguments with their shapes
 MANY = 20_000
@@ -51,8 +51,8 @@ CALLS = {
     li.maxsim: {"Q": Q, "D": D},
     li.maxsim_pairs: {"Q": Q, "D": D},
     li.maxsim_with_winners: {"Q": Q, "D": D},
-    li.maxsim_varlen: PACKED,
-    li.maxsim_padded: {"queries": Q, "documents": KD, **LENGTHS},
+    li.lik.maxsim_varlen: PACKED,
+    li.lik.maxsim_padded: {"queries": Q, "documents": KD, **LENGTHS},
     pack_padded: {"queries": Q, "documents": KD, **LENGTHS},
     pack_sequences: {"sequences": [Q[0], D[0]]},
     li.search: {"Q": Q, "D": D, "k": 2},
@@ -146,7 +146,7 @@ def test_bad_offsets_are_named_with_their_places(what):
     changes, words = BAD_OFFSETS[what]
     Q = torch.rand(MANY, 2)
     cu = offsets(MANY, *changes)
-    for function in (li.maxsim_varlen, reference.maxsim_reference_varlen):
+    for function in (li.lik.maxsim_varlen, reference.maxsim_reference_varlen):
         with pytest.raises(ValueError) as caught:
             function(Q, Q, cu, torch.tensor([0, MANY]))
         said = str(caught.value)
@@ -184,7 +184,7 @@ def test_bad_lengths_are_named_with_both_indices():
     lengths = torch.ones(3, 2, dtype=torch.int64)
     lengths[1, 0], lengths[2, 1] = 8, -1
     arguments = (Q, KD, torch.tensor([5, 1, 2]), lengths)
-    for function in (li.maxsim_padded, pack_padded):
+    for function in (li.lik.maxsim_padded, pack_padded):
         with pytest.raises(ValueError) as caught:
             function(*arguments)
         assert str(caught.value) == (
@@ -192,9 +192,9 @@ def test_bad_lengths_are_named_with_both_indices():
             " got int64 [3, 2] with doc_lengths[1, 0] = 8, doc_lengths[2, 1] = -1"
         )
     lengths[1, 0], lengths[2, 1] = 7, 0
-    li.maxsim_padded(*arguments)
+    li.lik.maxsim_padded(*arguments)
     with pytest.raises(ValueError, match=r"> 0 and <= 7, got int64 \[3, 2\] with doc_lengths\[2, 1\] = 0$"):
-        li.maxsim_padded(*arguments, validate=True)
+        li.lik.maxsim_padded(*arguments, validate=True)
 
 
 @pytest.mark.gpu

@@ -76,7 +76,7 @@ def test_other_errors_pass_through():
 def test_out_of_memory_of_packed_sequences_on_the_cpu(needs_grad):
     Q, empty = torch.randn(2, 4, requires_grad=needs_grad), torch.zeros((1 << 24) + 1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="can't allocate memory: you tried to allocate"):
-        li.maxsim_varlen(Q, Q, empty, empty)  # 2^24 x 2^24 scores
+        li.lik.maxsim_varlen(Q, Q, empty, empty)  # 2^24 x 2^24 scores
 
 
 @pytest.fixture

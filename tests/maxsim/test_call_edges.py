@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction import TopK, ops
+from late_interaction.lik.varlen import maxsim_varlen
 from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.varlen import maxsim_varlen
 
 OPS = torch.ops.late_interaction
 D = torch.arange(28.0).view(7, 4).sin()

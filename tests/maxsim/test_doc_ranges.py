@@ -120,7 +120,7 @@ def test_packed(name, dtype):
     padded_Q, q_mask = pad(Q, cu_q, longest_q)
     padded_D, d_mask = pad(D, cu_d, longest_d)
     scores, winners = ref.maxsim(padded_Q, padded_D, q_mask, d_mask)
-    ref.assert_close(li.maxsim_varlen(Q, D, cu_q, cu_d), scores, 5e-6)
+    ref.assert_close(li.lik.maxsim_varlen(Q, D, cu_q, cu_d), scores, 5e-6)
     out, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
     ref.assert_close(out, scores, 5e-6)
     winners = winners.transpose(0, 1)[q_mask.expand(len(lengths_d), -1, -1)].view(len(lengths_d), -1)
@@ -137,7 +137,7 @@ def test_last_tiles_of_packed_documents(width, force):
     D, cu_d = packed.pack(lengths_d, 128, torch.bfloat16, "cuda")
     Q, D = torch.randint_like(Q, -2, 3), torch.randint_like(D, -1, 2)
     force(f"rows {width} copied")
-    scores = li.maxsim_varlen(Q, D, cu_q, cu_d)
+    scores = li.lik.maxsim_varlen(Q, D, cu_q, cu_d)
     out, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
     assert torch.equal(out, scores)
     for j, tokens in enumerate(packed.slices(D, cu_d)):

@@ -8,9 +8,9 @@ from torch.autograd import forward_ad
 import late_interaction as li
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import plaid
+from late_interaction.lik.varlen import maxsim_varlen
 from late_interaction.ops._registration import applied
 from late_interaction.score_pairs import score_pairs_packed
-from late_interaction.varlen import maxsim_varlen
 
 OPS = torch.ops.late_interaction
 
@@ -46,7 +46,7 @@ def functions(device):
         "recompute": lambda Q, D: li.maxsim(Q, D, None, d_mask, winners="recompute"),
         "with winners": lambda Q, D: li.maxsim_with_winners(Q, D)[0],
         "pairs": lambda Q, D: li.maxsim_pairs(Q, D[:2]),
-        "padded": lambda Q, D: li.maxsim_padded(Q, D[:2, None], *lengths),
+        "padded": lambda Q, D: li.lik.maxsim_padded(Q, D[:2, None], *lengths),
         "varlen": flat(maxsim_varlen),
         "listed pairs": flat(score_pairs_packed, *pairs),
         "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b, normalize=True),

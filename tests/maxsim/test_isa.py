@@ -90,7 +90,7 @@ def test_packed_sequences_listed_pairs_and_recomputed_winners(isa, dtype):
     queries, documents = Q.split(q_lengths.tolist()), D.split(d_lengths.tolist())
     expected = torch.stack([torch.stack([ref.maxsim(q[None], d[None])[0][0, 0] for d in documents])
                             for q in queries])  # fmt: skip
-    assert torch.equal(li.maxsim_varlen(Q, D, cu_q, cu_d).double(), expected.double())
+    assert torch.equal(li.lik.maxsim_varlen(Q, D, cu_q, cu_d).double(), expected.double())
     pair_q, pair_d = torch.tensor([4, 0, 2, 2, 3, 1]).int(), torch.tensor([5, 0, 3, 6, 5, 2]).int()
     scores = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d)
     assert torch.equal(scores.double(), expected[pair_q.long(), pair_d.long()].double())

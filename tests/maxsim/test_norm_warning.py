@@ -118,15 +118,6 @@ def test_masked_tokens_do_not_count(device):
     assert len(said_first(li.maxsim, Q.where(kept.unsqueeze(-1), 7.0), D)) == 1
 
 
-def test_lengths_say_what_counts(device):
-    Q, kept = (x.to(device) for x in queries(1.0, [4, 9, 1, 6]))
-    Q = Q.where(kept.unsqueeze(-1), 7.0)
-    D = unit(4, 2, 3, 8).to(device)
-    lengths = torch.ones(4, 2, dtype=torch.int64, device=device)
-    assert said_first(li.maxsim_padded, Q, D, kept.sum(1), lengths) == []
-    assert len(said_first(li.maxsim_padded, Q * 7, D, kept.sum(1), lengths)) == 1
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_all_zero_or_all_masked_queries_say_nothing(device, masked):
     Q = torch.full((3, 5, 8), 7.0 if masked else 0.0, device=device)
@@ -196,11 +187,6 @@ def spans(Q, D):
     return rerank_direct(Q[0], D.flatten(0, 1), numbers, numbers)
 
 
-def padded(Q, D):
-    lengths = torch.full((len(Q),), 5, device=Q.device)
-    return li.maxsim_padded(Q, D.unsqueeze(1), lengths, lengths.unsqueeze(1))
-
-
 def from_hidden(Q, D):
     return fused_head.maxsim_from_hidden(Q, D, torch.eye(8, device=Q.device), normalize=True)
 
@@ -246,10 +232,8 @@ FUNCTIONS = {
     "maxsim(": lambda Q, D: li.maxsim(Q, D),
     "maxsim_pairs(": lambda Q, D: li.maxsim_pairs(Q, D),
     "maxsim_with_winners(": lambda Q, D: li.maxsim_with_winners(Q, D),
-    "maxsim_varlen ": lambda Q, D: li.maxsim_varlen(*packed(Q, D)),
     "score_pairs_packed ": one_pair,
     "rerank_direct ": spans,
-    "maxsim_padded ": padded,
     "maxsim_from_hidden ": from_hidden,
     "smooth_maxsim(": lambda Q, D: li.smooth_maxsim(Q, D),
     "smooth_maxsim_pairs(": lambda Q, D: li.smooth_maxsim_pairs(Q, D),
@@ -386,8 +370,9 @@ class Scored(torch.nn.Module):
         return li.maxsim(Q, D)
 
 
-@pytest.mark.parametrize("name", ["maxsim_varlen ", "maxsim_padded ", "smooth_maxsim(", "xtr_scores ",
-                                  "maxsim_from_hidden ", "losses.margin_mse("])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["smooth_maxsim(", "xtr_scores ", "maxsim_from_hidden ", "losses.margin_mse("]
+)
 def test_a_first_eager_call_compiles_nothing_anew(name):
     frames = []
 

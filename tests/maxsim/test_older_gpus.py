@@ -66,7 +66,7 @@ def test_packed_sequences(Nq, Lq, d, dtype):
     cu_q, cu_d = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int().cuda() for x in (q_lengths, d_lengths))
     # Tensor cores truncate as they add, and products are about 1: an absolute error that grows with d.
     limit = {"rel": 5e-6, "abs": 1e-5 * max(1, d / 67)}
-    scores = li.maxsim_varlen(Q, D, cu_q, cu_d)
+    scores = li.lik.maxsim_varlen(Q, D, cu_q, cu_d)
     for i, q in enumerate(Q.split(q_lengths.tolist())):
         for j, x in enumerate(D.split(d_lengths.tolist())):
             wanted = (q.double() @ x.double().T).amax(-1).sum() if len(x) and len(q) else 0.0

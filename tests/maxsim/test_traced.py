@@ -14,10 +14,15 @@ from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import fp8, padded, plaid
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
+from late_interaction.lik.varlen import maxsim_varlen
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.varlen import maxsim_varlen, pack_sequences
+from tests.packed import pack_sequences
 
 Nq, Lq, Nd, Ld, d, d_model = 2, 3, 4, 5, 8, 6
+
+
+def of_tokens(Q, D, cu_q, cu_d, **options):
+    return li.maxsim(li.Tokens.packed(Q, cu_q), li.Tokens.packed(D, cu_d), **options)
 
 
 def options(function, **kwargs):
@@ -63,7 +68,7 @@ def calls():
         "lowmem": (maxsim_backward_lowmem, (grads, Q, D, best, masks[0])),
         "unified": (maxsim_backward_unified, (grads, Q, D, best)),
         "maxsim_varlen": (maxsim_varlen, (*flat, *cu)),
-        "maxsim_varlen high": (options(maxsim_varlen, precision="high", max_seqlen_d=9), (*flat, *cu)),
+        "maxsim_varlen high": (options(of_tokens, precision="high"), (*flat, *cu)),
         "score_pairs_packed": (score_pairs_packed, (*flat, *cu, *pairs)),
         "score_pairs_packed medium": (
             options(score_pairs_packed, precision="medium", max_seqlen_q=3), (*flat, *cu, *pairs)
@@ -71,7 +76,7 @@ def calls():
         "rerank_direct": (
             options(rerank_direct, max_seqlen_d=7), (flat[0].detach(), flat[1].detach(), *lengths[1].int())
         ),
-        "maxsim_padded": (li.maxsim_padded, (Q, own, *lengths)),
+        "maxsim_padded": (li.lik.maxsim_padded, (Q, own, *lengths)),
         "smooth_maxsim": (options(li.smooth_maxsim, tau=0.3), (Q, D, *masks)),
         "smooth_maxsim of own": (options(li.smooth_maxsim, normalize=True), (Q, own)),
         "smooth_maxsim_pairs": (li.smooth_maxsim_pairs, (Q, own[:, 0], masks[0])),
@@ -207,7 +212,7 @@ def test_fake_tensors_of_either_device_need_none(device):
     with FakeTensorMode():
         Q, D = torch.randn(6, d, device=device), torch.randn(20, d, device=device)
         cu = torch.zeros(3, dtype=torch.int64, device=device)
-        scores = maxsim_varlen(Q, D, cu, cu, precision="high")
+        scores = of_tokens(Q, D, cu, cu, precision="high")
     assert scores.shape == (2, 2) and scores.device.type == device
 
 

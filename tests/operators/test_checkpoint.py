@@ -29,7 +29,7 @@ FUNCTIONS = {
     "weighted recompute": lambda Q, D, weights: li.maxsim(Q, D, q_weights=weights, winners="recompute"),
     "winners": lambda Q, D, _: li.maxsim_with_winners(Q, D)[0],
     "pairs": lambda Q, D, weights: li.maxsim_pairs(Q, D[:3], q_weights=weights),
-    "varlen": packed(li.maxsim_varlen),
+    "varlen": packed(li.lik.maxsim_varlen),
     "score_pairs": packed(score_pairs_packed, *PAIRS),
     "smooth": lambda Q, D, _: li.smooth_maxsim(Q, D),
     "xtr": lambda Q, D, weights: li.xtr_scores(Q, D, 5, q_weights=weights),

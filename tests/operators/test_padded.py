@@ -29,7 +29,7 @@ def test_scores_and_gradients(sizes, dtype, device):
     q, d = queries.double().requires_grad_(), documents.double().requires_grad_()
     expected = maxsim_padded_reference(q, d, *lengths)
     queries.requires_grad_(), documents.requires_grad_()
-    out = li.maxsim_padded(queries, documents, *lengths)
+    out = li.lik.maxsim_padded(queries, documents, *lengths)
     ref.assert_close(out, expected.detach(), ref.tolerance(dtype))
     if not out.numel():
         return
@@ -54,9 +54,9 @@ def test_packing_drops_the_padding_and_nothing_else(device):
         length = doc_lengths.flatten()[i]
         kept = batch.D_packed[begin : begin + length]
         assert torch.equal(kept, documents.flatten(0, 1)[i, :length])
-    scores = li.maxsim_varlen(batch.Q_packed, batch.D_packed, batch.cu_seqlens_q, batch.cu_seqlens_d)
+    scores = li.lik.maxsim_varlen(batch.Q_packed, batch.D_packed, batch.cu_seqlens_q, batch.cu_seqlens_d)
     own = scores[batch.pair_q_idx.long(), batch.pair_d_idx.long()].view(3, 4)
-    ref.assert_close(own, li.maxsim_padded(queries, documents, query_lengths, doc_lengths), 1e-5)
+    ref.assert_close(own, li.lik.maxsim_padded(queries, documents, query_lengths, doc_lengths), 1e-5)
 
 
 def test_packing_one_candidate_each_of_few_dims(device):
@@ -88,11 +88,11 @@ def test_lengths_on_a_gpu_are_looked_at_only_when_asked():
     queries, documents, query_lengths, doc_lengths = inputs(2, 3, 4, 5, 8, torch.float32, "cuda", 1)
     whole = torch.full_like(doc_lengths, 5)
     assert torch.equal(
-        li.maxsim_padded(queries, documents, query_lengths, whole + 9),
-        li.maxsim_padded(queries, documents, query_lengths, whole),
+        li.lik.maxsim_padded(queries, documents, query_lengths, whole + 9),
+        li.lik.maxsim_padded(queries, documents, query_lengths, whole),
     )
     with pytest.raises(ValueError, match="doc_lengths"):
-        li.maxsim_padded(queries, documents, query_lengths, whole + 9, validate=True)
+        li.lik.maxsim_padded(queries, documents, query_lengths, whole + 9, validate=True)
 
 
 Q, D, LQ, LD = (
@@ -137,7 +137,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("function", [li.maxsim_padded, pack_padded])
+@pytest.mark.parametrize("function", [li.lik.maxsim_padded, pack_padded])
 @pytest.mark.parametrize("bad", BAD)
 def test_bad_input(bad, function):
     change, error, words = BAD[bad]
@@ -190,9 +190,9 @@ def assert_equal_batches(got, expected):
 
 
 def test_a_compiled_call_looks_at_lengths_only_when_asked():
-    compiled = torch.compile(li.maxsim_padded, backend="eager")
+    compiled = torch.compile(li.lik.maxsim_padded, backend="eager")
     whole = torch.full_like(LD, 5)
-    assert torch.equal(compiled(Q, D, LQ, whole + 9), li.maxsim_padded(Q, D, LQ, whole))
+    assert torch.equal(compiled(Q, D, LQ, whole + 9), li.lik.maxsim_padded(Q, D, LQ, whole))
     with pytest.raises(ValueError, match="doc_lengths must all be > 0 and <= 5, got"):
         compiled(Q, D, LQ, whole + 9, validate=True)
 
@@ -203,7 +203,7 @@ TOO_LONG = LQ + 9
 def test_fake_lengths_are_not_looked_at():
     with FakeTensorMode() as mode:
         given = [mode.from_tensor(x) for x in (Q, D, TOO_LONG, LD)]
-        assert li.maxsim_padded(*given, validate=True).shape == (2, 3)
+        assert li.lik.maxsim_padded(*given, validate=True).shape == (2, 3)
 
 
 def test_lengths_without_values_cannot_be_packed():

@@ -145,7 +145,7 @@ def test_not_finite_stays_with_its_pairs(value, rows, device):
 def test_equals_the_call_of_all_pairs(device):
     Q, cu_q = packed.pack([8, 31, 17, 32], 128, torch.bfloat16, device)
     D, cu_d = packed.pack([200, 1, 33, 64, 90] * 30, 128, torch.bfloat16, device)
-    grid = li.maxsim_varlen(Q, D, cu_q, cu_d)
+    grid = li.lik.maxsim_varlen(Q, D, cu_q, cu_d)
     for pairs in (every_pair(4, 150, device), draw_pairs(4, 150, 60, device)):
         out = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
         ref.assert_close(out, grid[pairs[0].long(), pairs[1].long()], 1e-6)

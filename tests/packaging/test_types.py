@@ -65,8 +65,8 @@ li.maxsim(Q, D, backward="fast")  # arg-type
 li.maxsim(Q, D, winners="keep")  # arg-type
 li.maxsim(Q, D, normalise=True)  # call-arg
 li.maxsim_pairs(Q, Q, precision="full")  # arg-type
-li.maxsim_varlen(D[0], D[1], offsets, offsets, precision=None)
-li.maxsim_varlen(D[0], D[1], offsets, offsets, precision="full")  # arg-type
+li.maxsim(li.Tokens.packed(D[0], offsets), [D[1]], precision=None)
+li.maxsim(li.Tokens.packed(D[0], offsets), [D[1]], precision="full")  # arg-type
 li.losses.contrastive(Q, D, reduction="none", precision="medium")
 li.losses.contrastive(Q, D, reduction="average")  # arg-type
 li.losses.distill_kl_div(Q, D, D[0], reduction="average")  # arg-type
@@ -105,12 +105,9 @@ li.explain(Q, D, precision="hgih")  # call-overload
 li.explain(Q, D[0], None, mask, cu_seqlens_d=offsets)  # call-overload
 
 pooled: list[torch.Tensor] = li.pool_tokens([D[0]], method="kmeans")
-both: tuple[torch.Tensor, torch.Tensor] = li.pool_tokens(D, d_mask=mask)
-both = li.pool_tokens(D[0], 3, cu_seqlens=offsets)
-both = li.pool_tokens(D)  # assignment
+of_tokens: li.Tokens = li.pool_tokens(li.Tokens(D, mask), 3)
+of_tokens = li.pool_tokens(D)  # assignment
 li.pool_tokens(D, method="single")  # call-overload
-li.pool_tokens([D[0]], d_mask=mask)  # call-overload
-li.pool_tokens(D, d_mask=mask, cu_seqlens=offsets)  # call-overload
 """
 
 

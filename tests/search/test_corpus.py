@@ -11,10 +11,11 @@ import torch
 
 import late_interaction as li
 from late_interaction.corpus import Corpus, _chunks, _queries, _tokens
-from late_interaction.varlen import maxsim_varlen, pack_sequences
+from late_interaction.lik.varlen import maxsim_varlen
 from tests import ref
 from tests.cases import code_limit
 from tests.coded import INT8, codec_of, stored_as
+from tests.packed import pack_sequences
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [3, 0, 7, 40, 1, 33, 64, 5, 130, 31, 32, 300, 0, 0, 17, 2] * 3

@@ -12,9 +12,10 @@ import torch
 import late_interaction as li
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _parquet
-from late_interaction.varlen import maxsim_varlen, pack_sequences
+from late_interaction.lik.varlen import maxsim_varlen
 from tests.coded import stored_as
 from tests.lancedb_environment import here
+from tests.packed import pack_sequences
 
 pa = pytest.importorskip("pyarrow") if here("pyarrow") else None
 pq = pytest.importorskip("pyarrow.parquet") if here("pyarrow") else None
@@ -117,11 +118,11 @@ def test_searching_copies_nothing(monkeypatch):
 
     array, given = column(documents()), []
 
-    def spy(Q, D, *rest, **options):
-        given.append((D.data_ptr(), D.shape[0]))
-        return maxsim_varlen(Q, D, *rest, **options)
+    def spy(Q, D, **options):
+        given.append((D.values.data_ptr(), D.values.shape[0]))
+        return li.maxsim(Q, D, **options)
 
-    monkeypatch.setattr(_queries, "maxsim_varlen", spy)
+    monkeypatch.setattr(_queries, "maxsim", spy)
     Corpus.from_arrow(array, normalized=True).search(torch.randn(2, 4), 3, chunk_bytes=10 * 16)
     begin, rows = values_of(array), 0
     for address, count in given:

@@ -13,7 +13,7 @@ import torch
 from late_interaction import Corpus
 from late_interaction.mining import hard_negatives, mine_hard_negatives, negatives
 from late_interaction.mining._choice import Choice
-from late_interaction.varlen import pack_sequences
+from tests.packed import pack_sequences
 
 unit = torch.nn.functional.normalize
 

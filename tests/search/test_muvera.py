@@ -11,11 +11,11 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from late_interaction import Muvera
-from late_interaction._checks.muvera import check_parameters
 from late_interaction.muvera import Encodings, _first_pass, _random_bits, encoder
+from late_interaction.muvera.encoder import check_parameters
 from late_interaction.reference import muvera_reference
-from late_interaction.varlen import pack_sequences
 from tests.cases import mask
+from tests.packed import pack_sequences
 
 OPS = torch.ops.late_interaction
 F64 = torch.float64
@@ -39,8 +39,9 @@ def tokens_of(n, d, dtype=torch.float32, device="cpu"):
     return normalize(torch.randn(n, d), dim=-1).to(device, dtype)
 
 
-def encode(muvera, x, document, *args):
-    return (muvera.encode_documents if document else muvera.encode_queries)(x, *args)
+def encode(muvera, x, document, kept=None):
+    x = x if kept is None else li.Tokens(x, kept)
+    return (muvera.encode_documents if document else muvera.encode_queries)(x)
 
 
 # ---- by definition ----
@@ -143,9 +144,10 @@ def test_every_form_has_the_same_bits(device, dtype, document):
             own = encode(muvera, x, document)
             assert own.shape == (muvera.dim,) and torch.equal(own, one)
         tokens, cu = pack_sequences(documents)
-        assert torch.equal(encode(muvera, tokens, document, None, cu.long()), wanted)
-        around = torch.cat((tokens[:2], tokens, tokens[:3])).t().contiguous().t()
-        assert torch.equal(encode(muvera, around, document, None, cu + 2), wanted)
+        for offsets in (cu, cu.long()):
+            assert torch.equal(encode(muvera, li.Tokens.packed(tokens, offsets), document), wanted)
+        columns = li.Tokens.packed(tokens.t().contiguous().t(), cu)
+        assert torch.equal(encode(muvera, columns, document), wanted)
         kept = torch.zeros(len(lengths), 40, dtype=torch.bool, device=device)
         for row, n in zip(kept, lengths, strict=True):
             row[torch.randperm(40, device=device)[:n]] = True
@@ -178,9 +180,10 @@ def test_sequences_without_tokens(device):
         (torch.empty(3, 0, 8, device=device), None),
         (tokens_of(15, 8, device=device).view(3, 5, 8), torch.zeros(3, 5, dtype=torch.bool, device=device)),
     ):
-        assert torch.equal(muvera.encode_documents(x, d_mask), torch.zeros(3, muvera.dim, device=device))
+        assert torch.equal(encode(muvera, x, True, d_mask), torch.zeros(3, muvera.dim, device=device))
     none = torch.zeros(1, dtype=torch.int32, device=device)
-    assert muvera.encode_documents(torch.empty(0, 8, device=device), None, none).shape == (0, muvera.dim)
+    nothing = li.Tokens.packed(torch.empty(0, 8, device=device), none)
+    assert muvera.encode_documents(nothing).shape == (0, muvera.dim)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -206,7 +209,7 @@ def test_encodings_are_traced_whole():
     kept = torch.tensor([[True] * 5, [True, False, True, False, False]])
 
     def both(x, kept):
-        return muvera.encode_queries(x, kept) + muvera.encode_documents(x)
+        return muvera.encode_queries(li.Tokens(x, kept)) + muvera.encode_documents(x)
 
     traced = torch.compile(both, fullgraph=True, backend="eager")
     assert torch.equal(traced(x, kept), both(x, kept))
@@ -338,7 +341,7 @@ def test_more_than_2_31_elements_of_tokens_and_of_encodings():
         assert torch.equal(encodings[at], muvera.encode_documents(D[at].clone()))
     del encodings
     cu = torch.arange(N + 1, dtype=torch.int32, device="cuda") * L
-    packed = muvera.encode_documents(D.view(-1, d), None, cu)
+    packed = muvera.encode_documents(li.Tokens.packed(D.view(-1, d), cu))
     assert torch.equal(packed[-2:], muvera.encode_documents(D[-2:].clone()))
 
 
@@ -449,7 +452,7 @@ def test_all_documents_as_candidates_are_the_exact_search(corpus, masks, normali
     masked = dict(zip(("q_mask", "d_mask"), both, strict=True)) if masks else {}
     muvera = Muvera(40, 3, 4)
     exact = li.search(Q, D, 6, normalize=normalized, **masked)
-    for coarse in (muvera, muvera.encode_corpus(D, masked.get("d_mask"), normalize=normalized)):
+    for coarse in (muvera, muvera.encode_corpus(li.Tokens(D, masked.get("d_mask")), normalize=normalized)):
         for chunk in (None, 7 * D[0].nbytes):
             options = {"normalize": normalized, "chunk_bytes": chunk, **masked}
             found = li.search(Q, D, 6, coarse=coarse, candidates=120, **options)
@@ -522,10 +525,10 @@ def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
     Q, D, q_mask, d_mask = corpus
     muvera = Muvera(40, 3, 4)
     unit_Q, unit_D = normalize(Q, dim=-1), normalize(D, dim=-1)
-    wanted = muvera.encode_documents(unit_D, d_mask)  # kept, or its memory would be what comes next
-    rough = muvera.encode_queries(unit_Q, q_mask) @ wanted.t()
+    wanted = muvera.encode_documents(li.Tokens(unit_D, d_mask))  # kept: its memory would come next
+    rough = muvera.encode_queries(li.Tokens(unit_Q, q_mask)) @ wanted.t()
     monkeypatch.setattr(encoder, "_BYTES", 20000)
-    encodings = muvera.encode_corpus(D, d_mask, normalize=True)
+    encodings = muvera.encode_corpus(li.Tokens(D, d_mask), normalize=True)
     torch.testing.assert_close(encodings.documents, wanted)
     halves = Encodings(muvera, encodings.documents.half())
     for coarse in (muvera, encodings, halves.to(D.device)):
@@ -640,30 +643,21 @@ def test_bad_parameters(options, error, message):
 
 X = torch.ones(2, 3, 8)
 BAD_TOKENS = [
-    ((X.int(),), TypeError, "D must be bfloat16, float16, float32 or float64, got torch.int32"),
-    ((None,), TypeError, "D must be a torch.Tensor, got NoneType"),
-    ((X[..., :7],), ValueError, r"D must have the d of this Muvera, 8, got \[2, 3, 7\]"),
-    ((X[None],), ValueError, r"D must be \[N, L, d\], \[L, d\] or a list"),
-    (([],), TypeError, "D must be a list of at least one"),
-    (([X[0], X],), ValueError, r"D\[1\] must be \[L, 8\]"),
-    ((X, torch.ones(2, 2)), TypeError, "d_mask must be a dense bool"),
-    ((X, torch.ones(2, 2, dtype=torch.bool)), ValueError, r"d_mask must be \[2, 3\]"),
-    (([X[0]], torch.ones(3, dtype=torch.bool)), ValueError, "d_mask is for D .* got one with a list"),
-    ((X, None, torch.tensor([0, 3])), ValueError, "cu_seqlens is for D"),
-    ((X[0], torch.ones(3, dtype=torch.bool), torch.tensor([0, 3])), ValueError, "without d_mask"),
-    ((X[0, 0], None, torch.tensor([0, 3])), ValueError, r"D must be \[N, L, d\], \[L, d\] or a list"),
-    ((X[0], None, torch.tensor([0, 4])), ValueError, "cu_seqlens must not decrease"),
-    ((torch.ones(2, 3, 9),), ValueError, r"D must have the d of this Muvera, 8, got \[2, 3, 9\]"),
-    (([X[0], X[1]], None, torch.tensor([0, 3])), ValueError, "cu_seqlens is for D .* got one with a list"),
-    ((X[0], torch.ones(2, dtype=torch.bool)), ValueError, r"d_mask must be \[1, 3\]"),
-    ((X[0], None, torch.tensor([0.0, 3])), TypeError, "cu_seqlens must be a dense tensor of int32 or int64"),
+    (X.int(), TypeError, "D must be bfloat16, float16, float32 or float64, got torch.int32"),
+    (None, TypeError, "D must be a torch.Tensor, got NoneType"),
+    (X[..., :7], ValueError, r"D must have the d of this Muvera, 8, got \[2, 3, 7\]"),
+    (torch.ones(2, 3, 9), ValueError, r"D must have the d of this Muvera, 8, got \[2, 3, 9\]"),
+    (X[None], ValueError, r"D must be \[L, d\] or \[N, L, d\], got"),
+    (X[0, 0], ValueError, r"D must be \[L, d\] or \[N, L, d\], got"),
+    ([], TypeError, "D must be a torch.Tensor, got list"),
+    ([X[0], X], ValueError, r"D\[1\] must be \[L, 8\]"),
 ]
 
 
-@pytest.mark.parametrize(("args", "error", "message"), BAD_TOKENS)
-def test_bad_tokens(args, error, message):
+@pytest.mark.parametrize(("tokens", "error", "message"), BAD_TOKENS)
+def test_bad_tokens(tokens, error, message):
     with pytest.raises(error, match=message):
-        Muvera(8).encode_documents(*args)
+        Muvera(8).encode_documents(tokens)
 
 
 @pytest.mark.parametrize(
@@ -685,14 +679,6 @@ def test_states_that_are_refused(change, error, message):
         Muvera.from_state_dict(Muvera(8, k_sim=2, repetitions=2).state_dict() | change)
 
 
-def test_one_document_has_a_mask_of_one_dim():
-    kept = torch.tensor([True, False, True])
-    muvera, D = Muvera(8, k_sim=2, repetitions=2), torch.randn(3, 8)
-    expected = muvera.encode_documents(D[kept])
-    for given in (kept, kept[None]):
-        assert torch.equal(muvera.encode_documents(D, given), expected)
-
-
 def test_bad_encodings():
     muvera, D = Muvera(8, 2, 2), X.repeat(3, 1, 1)
     encodings = muvera.encode_corpus(D)
@@ -706,8 +692,8 @@ def test_bad_encodings():
         (lambda: Encodings(muvera, torch.ones(64)), ValueError, r"documents must be \[Nd, 64\], got \[64\]"),
         (lambda: Encodings(muvera, torch.ones(3, 64, 2)), ValueError, r"documents must be \[Nd, 64\]"),
         (lambda: Encodings(muvera, torch.ones(3, 65)), ValueError, r"documents must be \[Nd, 64\]"),
-        (lambda: muvera.encode_corpus(D[None]), ValueError, r"D must be \[Nd, Ld, d\]"),
-        (lambda: muvera.encode_corpus(D[0]), ValueError, r"D must be \[Nd, Ld, d\], got \[3, 8\]"),
+        (lambda: muvera.encode_corpus(D[None]), ValueError, r"D must be \[N, L, d\]"),
+        (lambda: muvera.encode_corpus(D[0]), ValueError, r"D must be \[N, L, d\], got \[3, 8\]"),
         (lambda: muvera.encode_corpus(D, normalize=1), TypeError, "normalize must be True or False"),
     ):
         with pytest.raises(error, match=message):

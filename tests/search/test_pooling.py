@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from late_interaction import pool_tokens
-from late_interaction.varlen import pack_sequences
 from tests import side_by_side
+from tests.packed import pack_sequences
 
 OPS = torch.ops.late_interaction
 F64 = torch.float64
@@ -286,24 +286,20 @@ def test_every_form_gives_the_same_documents(device, dtype, method):
     for x, own in zip(documents, pooled, strict=True):
         assert torch.equal(pool_tokens(x, **options), own)
 
-    tokens, cu = pack_sequences(documents)
-    packed, cu_pooled = pool_tokens(tokens, cu_seqlens=cu.long(), **options)
-    assert torch.equal(packed, torch.cat(pooled)) and cu_pooled.dtype == torch.int32
-    assert cu_pooled.diff().tolist() == [len(x) for x in pooled]
-    around = torch.cat((tokens[:2], tokens, tokens[:3]))
-    packed, cu_again = pool_tokens(around, cu_seqlens=cu + 2, **options)
-    assert torch.equal(packed, torch.cat(pooled)) and torch.equal(cu_again, cu_pooled)
+    packed = pool_tokens(li.Tokens.from_list(documents), **options)
+    assert torch.equal(packed.values, torch.cat(pooled))
+    assert packed.lengths.tolist() == [len(x) for x in pooled] and packed.max_length == packed.lengths.max()
 
     d_mask = torch.zeros(len(lengths), 40, dtype=torch.bool, device=device)
     for row, n in zip(d_mask, lengths, strict=True):
         row[torch.randperm(40, device=device)[:n]] = True
     padded = torch.full((len(lengths), 40, 16), torch.nan, dtype=dtype, device=device)
-    padded[d_mask] = tokens
-    result, kept = pool_tokens(padded, d_mask=d_mask, **options)
-    assert torch.equal(result[kept], packed) and not result[~kept].any()
-    assert kept.sum(1).tolist() == cu_pooled.diff().tolist()
-    whole, all_kept = pool_tokens(padded.nan_to_num(), **options)
-    assert torch.equal(whole[2][all_kept[2]], pool_tokens(padded[2].nan_to_num(), **options))
+    padded[d_mask] = torch.cat(documents)
+    result = pool_tokens(li.Tokens(padded, d_mask), **options)
+    assert torch.equal(result.pack().values, packed.values) and not result.values[~result.mask].any()
+    assert torch.equal(result.lengths, packed.lengths)
+    whole = pool_tokens(padded.nan_to_num(), **options)
+    assert torch.equal(whole[2], pool_tokens(padded[2].nan_to_num(), **options))
 
 
 def test_what_comes_out_is_scored(device):
@@ -311,16 +307,11 @@ def test_what_comes_out_is_scored(device):
     Q = normalize(torch.randn(2, 5, 16, device=device), dim=-1)
     pooled = pool_tokens(documents, 3, normalize=True)
     wanted = torch.stack([(Q @ x.t()).amax(-1).sum(-1) for x in pooled], 1)
-    tokens, cu = pack_sequences(documents)
-    tokens, cu = pool_tokens(tokens, 3, cu_seqlens=cu, normalize=True)
-    cu_q = offsets([5, 5]).to(device)
-    torch.testing.assert_close(li.maxsim_varlen(Q.flatten(0, 1), tokens, cu_q, cu), wanted)
-    padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
-    d_mask = torch.arange(20, device=device) < torch.tensor([[9], [4], [20]], device=device)
-    D, kept = pool_tokens(padded, 3, d_mask=d_mask, normalize=True)
-    torch.testing.assert_close(li.maxsim(Q, D, None, kept), wanted)
-    _, found = li.search(Q, D, 3, d_mask=kept)
-    assert torch.equal(found, wanted.argsort(1, descending=True))
+    for form in (li.Tokens.from_list(documents), li.Tokens.from_list(documents).to_padded()):
+        D = pool_tokens(form, 3, normalize=True)
+        torch.testing.assert_close(li.maxsim(Q, D), wanted)
+        _, found = li.search(Q, D, 3)
+        assert torch.equal(found, wanted.argsort(1, descending=True))
 
 
 @pytest.mark.parametrize("method", ["ward", "kmeans"])
@@ -339,14 +330,11 @@ def test_gradients_go_through_the_means(device, method):
 
 def test_empty_batches(device):
     assert pool_tokens(torch.empty(0, 8, device=device)).shape == (0, 8)
-    D, kept = pool_tokens(torch.empty(0, 5, 8, device=device))
-    assert D.shape == (0, 0, 8) and kept.shape == (0, 0)
-    D, kept = pool_tokens(torch.empty(3, 0, 8, device=device))
-    assert D.shape == (3, 0, 8) and kept.shape == (3, 0)
-    tokens, cu = pool_tokens(
-        torch.empty(0, 8, device=device), cu_seqlens=torch.zeros(1, dtype=torch.int32, device=device)
-    )
-    assert tokens.shape == (0, 8) and cu.tolist() == [0]
+    for shape in ((0, 5, 8), (3, 0, 8)):
+        pooled = pool_tokens(torch.empty(shape, device=device))
+        assert pooled.values.shape == (shape[0], 0, 8) and pooled.mask.shape == (shape[0], 0)
+    nothing = li.Tokens.packed(torch.empty(0, 8, device=device), offsets([]).to(device))
+    assert len(pool_tokens(nothing)) == 0
 
 
 # ---- operators ----
@@ -456,11 +444,11 @@ def test_similarities_beyond_any_number_are_clamped():
 X = torch.ones(6, 4)
 BAD = {
     "not a tensor": ((None,), {}, TypeError, "D must be a torch.Tensor, got NoneType"),
-    "an empty list": (([],), {}, TypeError, "D must be a list of at least one"),
+    "an empty list": (([],), {}, TypeError, "D must be a torch.Tensor, got list"),
     "two widths": (([X, X[:, :2]],), {}, ValueError, r"D\[1\] must be \[L, 4\]"),
     "integers": ((X.int(),), {}, TypeError, "D must be bfloat16"),
     "no width": ((X[:, :0],), {}, ValueError, "d of at least 1"),
-    "four dims": ((X.view(1, 2, 3, 4),), {}, ValueError, r"D must be \[tokens, d\] or"),
+    "four dims": ((X.view(1, 2, 3, 4),), {}, ValueError, r"D must be \[L, d\] or \[N, L, d\]"),
     "a factor below 1": ((X, 0.5), {}, ValueError, "pool_factor must be at least 1"),
     "a factor of NaN": ((X, math.nan), {}, ValueError, "pool_factor must be at least 1"),
     "an infinite factor": ((X, math.inf), {}, ValueError, "pool_factor must be at least 1 and finite"),
@@ -470,27 +458,12 @@ BAD = {
     "protected, no int": ((X,), {"protected_tokens": 1.0}, TypeError, "protected_tokens must be an int"),
     "normalize": ((X,), {"normalize": 1}, TypeError, "normalize must be True or False"),
     "iterations": ((X,), {"iterations": 0}, ValueError, "iterations must be at least 1"),
-    "a mask of packed": ((X,), {"d_mask": X[:, 0] > 0}, ValueError, r"d_mask is for D \[Nd, Ld, d\]"),
-    "a mask's shape": (
-        (X.view(2, 3, 4),),
-        {"d_mask": torch.ones(2, 2)},
-        TypeError,
-        "d_mask must be a dense bool",
-    ),
-    "a mask of a list": (
-        ([X],),
-        {"d_mask": X[:, 0] > 0},
-        ValueError,
-        "d_mask is for D .* got one with D a list",
-    ),
     "a few of NaN": (
         (torch.ones(5, 4).index_fill(0, torch.tensor([1, 3]), math.nan),),
         {},
         ValueError,
         "got 2 of 5 tokens",
     ),
-    "offsets of a list": (([X],), {"cu_seqlens": offsets([6])}, ValueError, "cu_seqlens is for D"),
-    "offsets beyond": ((X,), {"cu_seqlens": offsets([7])}, ValueError, "cu_seqlens must not decrease"),
     "NaN": ((X.log() / 0,), {}, ValueError, "D must be finite, got 6 of 6 tokens"),
     "infinity": ((X / torch.tensor([0.0, 1, 1, 1]),), {"method": "kmeans"}, ValueError, "D must be finite"),
 }

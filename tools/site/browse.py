@@ -81,13 +81,13 @@ def check_width(page: Page, faults: list[str], name: str) -> None:
 
 def check_search(page: Page, faults: list[str]) -> None:
     page.get_by_role("textbox", name="Search").click()
-    page.keyboard.type("maxsim_varlen", delay=20)
+    page.keyboard.type("maxsim_with_winners", delay=20)
     result = page.locator(".md-search-result__link").first
     result.wait_for(timeout=15_000)
     result.click()
     page.wait_for_load_state()
-    if "maxsim_varlen" not in page.content():
-        faults.append(f"the search for maxsim_varlen led to {page.url}")
+    if "maxsim_with_winners" not in page.content():
+        faults.append(f"the search for maxsim_with_winners led to {page.url}")
 
 
 def check_colours(page: Page, faults: list[str]) -> None:

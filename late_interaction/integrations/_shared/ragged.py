@@ -7,6 +7,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from late_interaction.tokens import Tokens
+
 __all__ = ["Ragged", "blocks"]
 
 
@@ -21,12 +23,12 @@ class Ragged:
     def lengths(self) -> list[int]:
         return [len(x) for x in self.items]
 
-    def packed(self, start: int, end: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The tokens of these items end to end, and the offsets between them."""
+    def packed(self, start: int, end: int, device: torch.device) -> Tokens:
+        """Pack these items, which are not checked."""
         items = self.items[start:end]
-        offsets = list(accumulate((len(x) for x in items), initial=0))
-        tokens = torch.cat(items).to(device)
-        return tokens, torch.tensor(offsets, dtype=torch.int32, device=device)
+        lengths = [len(x) for x in items]
+        offsets = torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
+        return Tokens._made(torch.cat(items).to(device), None, offsets, offsets.new_empty((max(lengths), 0)))
 
 
 def blocks(sizes: list[int], most: int) -> Iterator[tuple[int, int]]:

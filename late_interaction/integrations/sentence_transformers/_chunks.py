@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
-from late_interaction.integrations.sentence_transformers import _weights
 from late_interaction.integrations.sentence_transformers._inputs import (
     Padded,
     Ragged,
@@ -27,12 +26,12 @@ from late_interaction.integrations.sentence_transformers._inputs import (
     mask_fits,
     score_dtype,
     side_of,
+    split_weights,
     takes,
     unfit,
 )
 from late_interaction.integrations.sentence_transformers._originals import PACKAGE, SIMILARITY, own
-from late_interaction.score_pairs import score_pairs_packed
-from late_interaction.varlen import maxsim_varlen
+from late_interaction.tokens import Tokens
 
 __all__ = ["dense", "grid", "pairs", "score_chunk", "score_pairs", "theirs"]
 
@@ -43,12 +42,12 @@ Device = str | torch.device | None
 
 
 def score_chunk(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
-    """``_maxsim_score_documents``: ``[Nq, Nd]``."""
+    """Replace ``_maxsim_score_documents``: ``[Nq, Nd]``."""
     return _chunk("_maxsim_score_documents", a, b, a_mask, b_mask)
 
 
 def score_pairs(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
-    """``_maxsim_score_pairs``: ``[B]``."""
+    """Replace ``_maxsim_score_pairs``: ``[B]``."""
     return _chunk("_maxsim_score_pairs", a, b, a_mask, b_mask)
 
 
@@ -64,7 +63,7 @@ def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tenso
     calls.scored(PACKAGE)
     score = maxsim if name == "_maxsim_score_documents" else maxsim_pairs
     d_mask = None if b_mask is None else b_mask.bool()
-    q_mask, q_weights = _weights.split(a_mask)
+    q_mask, q_weights = split_weights(a_mask)
     # The maxima are float32, and the mask multiplies them.
     dtype = torch.float32 if a_mask is None else torch.promote_types(torch.float32, a_mask.dtype)
     scores = score(a, b, q_mask, d_mask, q_weights=q_weights).to(dtype)
@@ -96,26 +95,24 @@ def grid(
 def _packed_grid(
     queries: Padded | Ragged, documents: Ragged, place: torch.device, home: torch.device, most: int
 ) -> Tensor | None:
-    Q, cu_q = _packed_queries(queries, place)
-    dtype = score_dtype(Q, queries.mask if isinstance(queries, Padded) else None)
+    Q = _packed_queries(queries, place)
+    dtype = score_dtype(Q.values, queries.mask if isinstance(queries, Padded) else None)
     lengths, columns = documents.lengths, []
-    for start, end in blocks(lengths, most // max(Q.shape[1], 1)):
-        D, cu_d = documents.packed(start, end, place)
-        if not takes(Q, D):
+    for start, end in blocks(lengths, most // max(Q.d, 1)):
+        D = documents.packed(start, end, place)
+        if not takes(Q.values, D.values):
             return None
-        columns.append(maxsim_varlen(Q, D, cu_q, cu_d).to(home, dtype))
+        columns.append(maxsim(Q, D).to(home, dtype))
     return _filled(columns[0] if len(columns) == 1 else torch.cat(columns, dim=1), lengths)
 
 
-def _packed_queries(queries: Padded | Ragged, place: torch.device) -> tuple[Tensor, Tensor]:
-    """Queries end to end. The host waits for a GPU to count padded ones."""
+def _packed_queries(queries: Padded | Ragged, place: torch.device) -> Tokens:
+    """Pack queries. The host waits for a GPU to count padded ones."""
     if isinstance(queries, Ragged):
         return queries.packed(0, len(queries.items), place)
     tokens = queries.tokens.to(place)
     live = tokens.any(dim=-1) if queries.mask is None else queries.mask.to(place).bool()
-    offsets = torch.zeros(len(tokens) + 1, dtype=torch.int32, device=place)
-    torch.cumsum(live.sum(dim=1), 0, dtype=torch.int32, out=offsets[1:])
-    return tokens[live], offsets
+    return Tokens._made(tokens, live).pack()
 
 
 def _padded_grid(
@@ -167,21 +164,17 @@ def _packed_pairs(
     sizes = [q + d for q, d in zip(q_lengths, d_lengths, strict=True)]
     parts = []
     for start, end in blocks(sizes, most // max(documents.items[0].shape[1], 1)):
-        Q, cu_q = queries.packed(start, end, place)
-        D, cu_d = documents.packed(start, end, place)
-        if not takes(Q, D):
+        Q, D = queries.packed(start, end, place), documents.packed(start, end, place)
+        if not takes(Q.values, D.values):
             return None
-        numbers = torch.arange(end - start, dtype=torch.int32, device=place)
-        longest = max(q_lengths[start:end])
-        scores = score_pairs_packed(Q, D, cu_q, cu_d, numbers, numbers, max_seqlen_q=longest)
-        parts.append(scores.to(home, score_dtype(Q, None)))
+        parts.append(maxsim_pairs(Q, D).to(home, score_dtype(Q.values, None)))
     return _filled(parts[0] if len(parts) == 1 else torch.cat(parts), d_lengths)
 
 
 def dense(
     score: Callable[..., Tensor], Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
 ) -> Tensor:
-    """Padded tokens with a mask, or whose rows of zeros are padding."""
+    """Score padded tokens with a mask, or whose rows of zeros are padding."""
     if q_mask is not None or learns(Q):  # a padded query adds 0 as it is, but is not to get a gradient
         q_mask = kept(Q, q_mask)
     d_mask = kept(D, d_mask)
@@ -197,7 +190,7 @@ def _filled(scores: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _place(device: Device, home: torch.device) -> torch.device:
-    """Where to score, with the index that tensors there name."""
+    """Return where to score, with the index that tensors there name."""
     if device is None:
         return home
     place = torch.device(device)

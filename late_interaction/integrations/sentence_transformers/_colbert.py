@@ -1,5 +1,7 @@
-"""The six functions of ``sentence_transformers.multi_vector_encoder.scoring.colbert`` on the kernels, with
-its signatures: groups of documents that losses score.
+"""Score groups of documents as the six functions of Sentence Transformers' ``scoring.colbert`` do.
+
+They are those of ``sentence_transformers.multi_vector_encoder.scoring.colbert``, on the kernels, with its
+signatures.
 
 What the kernels do not take goes through Sentence Transformers' own code.
 """
@@ -26,7 +28,7 @@ from late_interaction.integrations.sentence_transformers._originals import (
     module,
     own,
 )
-from late_interaction.integrations.sentence_transformers._similarity import maxsim, maxsim_pairwise
+from late_interaction.integrations.sentence_transformers._similarity import maxsim, maxsim_pairwise, mean_of
 
 __all__ = [
     "colbert_kd_scores",
@@ -46,7 +48,7 @@ def colbert_scores(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    """Scores of every query with the documents of all queries, for a loss over all pairs of a batch.
+    """Score every query with the documents of all queries, for a loss over all pairs of a batch.
 
     All groups of documents are one call of the kernels.
 
@@ -85,7 +87,7 @@ def colbert_scores_pairwise(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    """Scores of the pairs ``(query i, document i)``.
+    """Score the pairs ``(query i, document i)``.
 
     Args:
         queries_embeddings, queries_mask: as in :func:`colbert_scores`.
@@ -116,7 +118,7 @@ def colbert_kd_scores(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    """Scores of each query with its own documents, for distillation, in one call of the kernels.
+    """Score each query with its own documents, for distillation, in one call of the kernels.
 
     Args:
         queries_embeddings, queries_mask: as in :func:`colbert_scores`.
@@ -149,91 +151,9 @@ def colbert_kd_scores(
     return kd_scores
 
 
-def mean_colbert_scores(
-    queries_embeddings: Any,
-    documents_embeddings: Any,
-    queries_mask: Any = None,
-    documents_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-) -> Tensor:
-    """:func:`colbert_scores` divided by each query's number of tokens.
-
-    Args:
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-            length_normalize: as in :func:`colbert_scores`.
-
-    Returns:
-        ``[Nq, Nd * N]``, as :func:`colbert_scores`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction.integrations import sentence_transformers as st
-        >>> st.mean_colbert_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
-        tensor([[2., 2., 2.]])
-    """
-    return colbert_scores(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-        length_normalize,
-    )  # fmt: skip
-
-
-def mean_colbert_scores_pairwise(
-    queries_embeddings: Any,
-    documents_embeddings: Any,
-    queries_mask: Any = None,
-    documents_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-) -> Tensor:
-    """:func:`colbert_scores_pairwise` divided by each query's number of tokens.
-
-    Args:
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-            length_normalize: as in :func:`colbert_scores_pairwise`.
-
-    Returns:
-        ``[Nq]``, as :func:`colbert_scores_pairwise`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction.integrations import sentence_transformers as st
-        >>> st.mean_colbert_scores_pairwise(torch.ones(2, 4, 2), torch.ones(2, 5, 2))
-        tensor([2., 2.])
-    """
-    return colbert_scores_pairwise(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-        length_normalize,
-    )  # fmt: skip
-
-
-def mean_colbert_kd_scores(
-    queries_embeddings: Any,
-    documents_embeddings: Any,
-    queries_mask: Any = None,
-    documents_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-) -> Tensor:
-    """:func:`colbert_kd_scores` divided by each query's number of tokens.
-
-    Args:
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-            length_normalize: as in :func:`colbert_kd_scores`.
-
-    Returns:
-        ``[Nq, N]``, as :func:`colbert_kd_scores`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction.integrations import sentence_transformers as st
-        >>> st.mean_colbert_kd_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
-        tensor([[2., 2., 2.]])
-    """
-    return colbert_kd_scores(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-        length_normalize,
-    )  # fmt: skip
+mean_colbert_scores = mean_of(colbert_scores)
+mean_colbert_scores_pairwise = mean_of(colbert_scores_pairwise)
+mean_colbert_kd_scores = mean_of(colbert_kd_scores)
 
 
 def _is_kd(Q: Tensor, D: Tensor, q_mask: Any) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "mask_fits",
     "score_dtype",
     "side_of",
+    "split_weights",
     "takes",
     "token_counts",
     "unfit",
@@ -44,7 +45,7 @@ class Padded:
 
 
 def side_of(embeddings: Any, mask: Any, name: str) -> Padded | Ragged | None:
-    """One side of a call, or None: what Sentence Transformers' own function is left to take or to refuse."""
+    """Read one side of a call. None: Sentence Transformers' own function takes or refuses it."""
     similarity = module(SIMILARITY)
     embeddings, mask = similarity._canonicalize_side(embeddings, mask, name)
     if isinstance(embeddings, list):
@@ -59,7 +60,7 @@ def side_of(embeddings: Any, mask: Any, name: str) -> Padded | Ragged | None:
 
 
 def each(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """A mask that all sequences share, as one of each."""
+    """Expand a mask that all sequences share to one of each."""
     if mask is not None and mask.shape == (1, *tokens.shape[1:-1]):
         return mask.expand(tokens.shape[:-1])
     return mask
@@ -75,32 +76,36 @@ def _ragged(embeddings: list[Any]) -> Ragged | None:
 
 
 def home_of(documents: Any, queries: Any) -> torch.device:
-    """Where scores go: the documents' device, or the queries' where the documents are arrays."""
+    """Return where scores go: the documents' device, or the queries' where the documents are arrays."""
     find = module(SIMILARITY)._embeddings_device
     return find(documents) or find(queries) or torch.device("cpu")
 
 
 def score_dtype(tokens: Tensor, mask: Any) -> torch.dtype:
-    """Scores are float32, but where the queries' mask is derived from float64 tokens: it has their dtype, and
-    multiplies the maxima."""
+    """Return the dtype of scores: float32, but where the queries' mask is derived from float64 tokens.
+
+    It has their dtype then, and multiplies the maxima.
+    """
     return torch.float64 if mask is None and tokens.dtype == torch.float64 else torch.float32
 
 
 def budget(chunk_elements: int | None) -> int:
-    """How many elements of packed documents are copied at a time."""
+    """Return how many elements of packed documents are copied at a time."""
     return chunk_elements if chunk_elements is not None else module(SIMILARITY)._MAXSIM_CHUNK_ELEMENT_BUDGET
 
 
 def mask_fits(mask: Any, tokens: Tensor) -> bool:
-    """Whether a mask has an entry for every token, where they are."""
+    """Tell whether a mask has an entry for every token, where they are."""
     if mask is None:
         return True
     return isinstance(mask, Tensor) and mask.shape == tokens.shape[:-1] and mask.device == tokens.device
 
 
 def unfit(Q: Tensor, D: Tensor) -> str | None:
-    """Why the kernels do not score these tokens now, if they do not: forward-mode derivatives and vmap are
-    reasons too."""
+    """Say why the kernels do not score these tokens now, if they do not.
+
+    Forward-mode derivatives and vmap are reasons too.
+    """
     reason = why_left(Q, D, PACKAGE)
     if reason is not None or torch.compiler.is_compiling():
         return reason
@@ -118,7 +123,7 @@ def learns(x: Tensor) -> bool:
 
 
 def kept(tokens: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The tokens that a mask, or that none, leaves. None: all, as a CPU can tell for nothing."""
+    """Return which tokens a mask, or none, leaves. None: all, as a CPU can tell for nothing."""
     live = tokens.any(dim=-1) if mask is None else mask.bool()
     if live.device.type == "cpu" and not torch.compiler.is_compiling() and bool(live.all()):
         return None
@@ -126,7 +131,7 @@ def kept(tokens: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def token_counts(scores: Tensor, a: Any, a_mask: Any) -> Tensor:
-    """How many tokens each query counts, at least 1."""
+    """Return how many tokens each query counts, at least 1."""
     similarity = module(SIMILARITY)
     a, a_mask = similarity._canonicalize_side(a, a_mask, "a_mask")
     counts: Tensor = similarity._query_token_counts(a, a_mask)
@@ -137,3 +142,17 @@ def fill_empty(scores: Tensor, empty: Tensor) -> Tensor:
     """Scores of documents without a token that counts: Sentence Transformers' constant, and its warning."""
     filled: Tensor = module(SIMILARITY)._fill_empty_document_scores(scores, empty)
     return filled
+
+
+def split_weights(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Split a query mask, by which the maxima are multiplied, into (what is kept, weights).
+
+    One of both is None. On a CPU numbers that are all 0 or 1 are a mask; a GPU's are not waited for. Integers
+    become float32 weights, as products with scores do.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    readable = mask.device.type == "cpu" and not mask.requires_grad and not torch.compiler.is_compiling()
+    if readable and bool(((mask == 0) | (mask == 1)).all()):
+        return mask.bool(), None
+    return None, mask if mask.is_floating_point() else mask.float()

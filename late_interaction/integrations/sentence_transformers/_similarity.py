@@ -3,7 +3,10 @@
 What the kernels do not take goes through Sentence Transformers' own code.
 """
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -16,6 +19,7 @@ from late_interaction.integrations.sentence_transformers._originals import PACKA
 __all__ = ["maxsim", "maxsim_pairwise", "mean_maxsim", "mean_maxsim_pairwise"]
 
 Device = str | torch.device | None
+_P = ParamSpec("_P")
 
 
 def maxsim(
@@ -71,7 +75,7 @@ def maxsim_pairwise(
     length_normalize: bool = False,
     device: Device = None,
 ) -> Tensor:
-    """Scores of the pairs ``(a[i], b[i])``, differentiable.
+    """Score the pairs ``(a[i], b[i])``, differentiable.
 
     Args:
         a, b, a_mask, b_mask, length_normalize, device: as in :func:`maxsim`, as many queries as documents.
@@ -96,53 +100,25 @@ def maxsim_pairwise(
     return scores / token_counts(scores, a, a_mask) if length_normalize else scores
 
 
-def mean_maxsim(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    device: Device = None,
-) -> Tensor:
-    """:func:`maxsim` divided by each query's number of tokens.
+def mean_of(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """Make the form of a function whose ``length_normalize`` defaults to True."""
+    signature = inspect.signature(function)
+    changed = [
+        x.replace(default=True) if x.name == "length_normalize" else x for x in signature.parameters.values()
+    ]
+    default = [*signature.parameters].index("length_normalize")
 
-    Args:
-        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim`.
+    @wraps(function)
+    def mean(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        if len(args) <= default:
+            kwargs.setdefault("length_normalize", True)
+        return function(*args, **kwargs)
 
-    Returns:
-        ``[Nq, Nd]``, as :func:`maxsim`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction.integrations import sentence_transformers as st
-        >>> st.mean_maxsim([torch.ones(4, 2)], [torch.ones(3, 2)])
-        tensor([[2.]])
-    """
-    return maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+    mean.__name__ = mean.__qualname__ = f"mean_{function.__name__}"
+    mean.__doc__ = f"Divide :func:`{function.__name__}` by each query's number of tokens, in its arguments."
+    mean.__signature__ = signature.replace(parameters=changed)  # type: ignore[attr-defined]
+    return mean
 
 
-def mean_maxsim_pairwise(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    device: Device = None,
-) -> Tensor:
-    """:func:`maxsim_pairwise` divided by each query's number of tokens.
-
-    Args:
-        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim_pairwise`.
-
-    Returns:
-        ``[B]``, as :func:`maxsim`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction.integrations import sentence_transformers as st
-        >>> st.mean_maxsim_pairwise([torch.ones(4, 2)], [torch.ones(3, 2)])
-        tensor([2.])
-    """
-    return maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+mean_maxsim = mean_of(maxsim)
+mean_maxsim_pairwise = mean_of(maxsim_pairwise)

@@ -13,6 +13,7 @@ from late_interaction._torch import (
     _AutoDispatchBelowAutograd,
     _ExcludeDispatchKeyGuard,
     _is_any_autocast_enabled,
+    register_fake,
 )
 from late_interaction.ops._library import library, operators, qualified
 from late_interaction.ops._registration import (
@@ -90,6 +91,8 @@ def _fake_l2_normalize_rows(x: Tensor) -> Tensor:
 
 
 class MaxSimFromHidden(Function):
+    """Differentiate ``maxsim_from_hidden``."""
+
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         Q, H, W, b, _, _, normalize, precision = args
@@ -137,7 +140,7 @@ def _from_hidden(*args: Any) -> Any:
 
 
 def _autocast(op: Any, device_type: str, key: DispatchKey) -> Kernel:
-    """Inputs keep their dtypes: the operator converts a chunk of documents at a time."""
+    """Keep the dtypes of inputs: the operator converts a chunk of documents at a time."""
     exclude = DispatchKeySet(key)
 
     def autocast(*args: Any) -> Any:
@@ -150,6 +153,7 @@ def _autocast(op: Any, device_type: str, key: DispatchKey) -> Kernel:
 
 
 def register() -> None:
+    """Register the operators."""
     register_forward(_scores_op, _fake_scores, _from_hidden, _autocast)
     register_forward(_winners_op, _fake_winners, _from_hidden_winners, _autocast)
     register_backward(_backward_op, _fake_backward)
@@ -158,7 +162,7 @@ def register() -> None:
     register_helper(operators.l2_normalize_rows_.default, _fake_l2_normalize_rows)
     register_helper(operators.maxsim_backward_into_.default, fake_nothing)
     register_helper(operators.wgrad_splitk_.default, fake_nothing)
-    torch.library.register_fake(qualified("argmax_mask"), _fake_argmax_mask)
+    register_fake(library, qualified("argmax_mask"), _fake_argmax_mask)
     for kernel in driver.KERNELS:
         library.impl(kernel.__name__, kernel, "CompositeExplicitAutograd")
     for name, step in fallback.KERNELS.items():

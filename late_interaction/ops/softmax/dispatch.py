@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._torch import register_fake
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import fake_nothing, register_helper
 from late_interaction.ops.softmax import cpu
@@ -19,6 +20,7 @@ def _fake_product_sums(Q: Tensor, *_: Any) -> Tensor:
 
 
 def register() -> None:
+    """Register the operators."""
     for op, kernel, fake in (
         (operators.softmax_row_sums.default, cpu.row_sums, _fake_sums),
         (operators.softmax_rows_.default, cpu.rows, _fake_sums),
@@ -31,4 +33,4 @@ def register() -> None:
         library.impl(op, kernel, "CPU")
     can = operators.can_softmax_product_rows.default
     library.impl(can, cpu.can_product_rows, "CPU")
-    torch.library.register_fake(can.name(), lambda Q, D: False)
+    register_fake(library, can.name(), lambda Q, D: False)
