@@ -169,8 +169,7 @@ class CorpusBuilder:
     def extend(self, corpus: Documents) -> None:
         """Write the documents of another corpus, with their ids if it has any.
 
-        They are encoded anew unless they are codes of this corpus's dtype (and normalized, if this corpus
-        is), which are copied as they are.
+        Codes of its dtype (and normalized, if it is) are copied, all others encoded anew.
 
         Args:
             corpus: a corpus of the same ``d``, on any device.
@@ -285,9 +284,7 @@ class CorpusBuilder:
     # ---- the end ----
 
     def flush(self) -> None:
-        """End the shard here: what was added so far is on the disk and survives a crash.
-
-        A small shard costs a few files more and little else.
+        """End the shard here: what was added survives a crash, at the cost of a few more files.
 
         Raises:
             OSError: as the class says.
@@ -322,9 +319,7 @@ class CorpusBuilder:
         self._cleanup.close()
 
     def finish(self) -> None:
-        """Write the rest and the metadata, after which :meth:`Corpus.open` takes the folder.
-
-        A second call does nothing.
+        """Write the rest and the metadata for :meth:`Corpus.open`. A second call does nothing.
 
         Raises:
             OSError: as the class says.

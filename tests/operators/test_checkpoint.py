@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import late_interaction as li
 from late_interaction.score_pairs import score_pairs_packed
+from tests.packed import scored
 
 CU_Q, CU_D = torch.arange(4, dtype=torch.int32) * 4, torch.arange(5, dtype=torch.int32) * 6
 PAIRS = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([3, 1, 1], dtype=torch.int32)
@@ -29,7 +30,7 @@ FUNCTIONS = {
     "weighted recompute": lambda Q, D, weights: li.maxsim(Q, D, q_weights=weights, winners="recompute"),
     "winners": lambda Q, D, _: li.maxsim_with_winners(Q, D)[0],
     "pairs": lambda Q, D, weights: li.maxsim_pairs(Q, D[:3], q_weights=weights),
-    "varlen": packed(li.lik.maxsim_varlen),
+    "varlen": packed(scored),
     "score_pairs": packed(score_pairs_packed, *PAIRS),
     "smooth": lambda Q, D, _: li.smooth_maxsim(Q, D),
     "xtr": lambda Q, D, weights: li.xtr_scores(Q, D, 5, q_weights=weights),
