@@ -175,7 +175,8 @@ class CrossEntropy:
     def weights(self, step: int, travelled: Tensor | None) -> "Weights":
         columns = None
         if travelled is not None:
-            columns = SoftmaxWeights(*travelled.unbind(0), some_ignored=True)
+            maximum, scale, factor = travelled.unbind(0)
+            columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
         return Weights(self.call, self._rows, columns, step == 0)
 
     def listed(self, step: int) -> Found | None:
