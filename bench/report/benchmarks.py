@@ -45,7 +45,7 @@ LIBRARIES = (OURS, LIK, FLASH, PYTORCH)
 _BESIDE_PEER = (
     (
         "Packed sequences", "varlen",
-        "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often; `padded`: `maxsim_padded`, each "
+        "Packed `Tokens`: lengths up to Lq and Ld, short ones more often; `padded`: with masks, each "
         "query with documents of its own.",
     ),
     (

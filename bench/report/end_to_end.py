@@ -67,10 +67,13 @@ def steps_of(rows: Rows, *modes: str) -> list[Row]:
     return sorted((r for r in rows if r["mode"] in wanted), key=lambda r: (r["batch"], r["mode"] == CACHED))
 
 
+SHOWN = {MAXSIM: "`maxsim`", EXACT: "`losses.contrastive`"}
+
+
 def _columns(rows: Rows) -> dict[str, str]:
     """The variants that were measured, and their titles."""
     found = [name for name in VARIANTS if any(name in r["variants"] for r in rows)]
-    return {name: f"`{name}`" if name in (MAXSIM, EXACT) else name for name in found}
+    return {name: SHOWN.get(name, name) for name in found}
 
 
 def steps_table(rows: Rows) -> str:
@@ -168,7 +171,7 @@ def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
             f"with random weights and random inputs ({packages}; bfloat16 autocast, AdamW, attention by "
             "scaled_dot_product_attention). The loss is cross entropy over the scores of all pairs of the "
             "batch; its time is that of its forward and backward within the step. Vanilla is einsum, max and"
-            ' sum. `contrastive_loss` computes the scores too. "no memory" says what ran out of it.',
+            ' sum. `losses.contrastive` computes the scores too. "no memory" says what ran out of it.',
             stamp(headers),
         ]
         if (headers, rows) in drawn:

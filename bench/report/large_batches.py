@@ -97,7 +97,7 @@ def saved_bytes(size: Sizes) -> float:
 # ---- what was measured ----
 
 _COLUMNS = (
-    ("`contrastive_loss`", OURS, losses.EXACT),
+    ("`losses.contrastive`", OURS, losses.EXACT),
     ("`kept_bytes=0`", OURS, losses.LEAST),
     ("`tail=2**-10`", OURS, losses.WITH_TAIL),
     ("`maxsim`, winners saved", OURS, losses.SAVED),
@@ -106,7 +106,7 @@ _COLUMNS = (
     (EINSUM, EINSUM, losses.SCORED),
 )
 _SINGLE_COLUMNS = (
-    ("`contrastive_loss`", OURS, losses.EXACT),
+    ("`losses.contrastive`", OURS, losses.EXACT),
     ("matmul + cross_entropy, bf16", EINSUM, losses.MATMUL),
     (INF_CL, INF_CL, losses.INFINITE),
     ("`maxsim` + cross_entropy", OURS, losses.SAVED),

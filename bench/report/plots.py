@@ -133,7 +133,7 @@ def batches(record: Record, device: large_batches.Device, target: Path) -> str |
             each.set(xlabel="batch: queries, and as many documents", xscale="log", yscale="log")
             each.set_xticks([1 << n for n in range(11, 21, 3)], [f"$2^{{{n}}}$" for n in range(11, 21, 3)])
             each.minorticks_off()
-        title = f"contrastive_loss, exact: lines are simulated, points measured ({device.name})"
+        title = f"losses.contrastive, exact: lines are simulated, points measured ({device.name})"
         figure.suptitle(title, fontsize=10)
 
     return drawn(target, (9.6, 4.4), draw, ncols=2)

@@ -8,7 +8,7 @@ differs is who computes it:
 - `Sentence Transformers`: its own `maxsim`, which works through the documents in chunks (text alone);
 - `LIK`: `late_interaction_kernels.maxsim`;
 - `maxsim`: late_interaction's, up to a batch of 256 in a step;
-- `contrastive_loss`: late_interaction's.
+- `losses.contrastive`: late_interaction's.
 
 Three things are timed at each batch: the loss alone, on embeddings of the recipe's sizes; a step; and, from
 the batch on that the encoder has no memory for, a step by `cached_contrastive_step` (GradCache), whichever
@@ -60,7 +60,7 @@ ALONE, STEP, CACHED = "loss alone", "step", "GradCache step"
 MODES = (ALONE, STEP, CACHED)
 BATCHES = tuple(32 << n for n in range(9))
 SECONDS = 210.0
-MAXSIM_UP_TO = 256  # in a step; contrastive_loss keeps the winners too where they are small
+MAXSIM_UP_TO = 256  # in a step; losses.contrastive keeps the winners too where they are small
 CHECKED = 128  # queries of the batch whose gradients are compared
 AGAIN = 1.5  # about what GradCache's second forward adds to a step
 LEFT_OUT = "not run"

@@ -63,7 +63,7 @@ class Searches:
     def __init__(self, Q: Tensor, q_mask: Tensor | None, configurations: list[Muvera]) -> None:
         self.exact = li.TopK(Q, TOP, q_mask)
         self.muveras = configurations
-        self.codes = [m.encode_queries(Q, q_mask) for m in configurations]
+        self.codes = [m.encode_queries(li.Tokens(Q, q_mask)) for m in configurations]
         none = torch.empty(len(Q), 0), torch.empty(len(Q), 0, dtype=torch.int64)
         self.best = [none for _ in configurations]
         self.seen = 0
@@ -72,7 +72,7 @@ class Searches:
         self.exact.add(D, d_mask)
         for i, muvera in enumerate(self.muveras):
             scores, places = self.best[i]
-            scores = torch.cat((scores, self.codes[i] @ muvera.encode_documents(D, d_mask).t()), 1)
+            scores = torch.cat((scores, self.codes[i] @ muvera.encode_documents(li.Tokens(D, d_mask)).t()), 1)
             at = torch.arange(self.seen, self.seen + len(D)).expand(len(scores), -1)
             kept, order = scores.topk(min(DEPTH, scores.shape[1]))
             self.best[i] = kept, torch.cat((places, at), 1).gather(1, order)

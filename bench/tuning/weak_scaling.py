@@ -1,4 +1,4 @@
-"""Steps of contrastive_loss over the processes of torchrun, each with its share of a batch.
+"""Steps of losses.contrastive over the processes of torchrun, each with its share of a batch.
 
     torchrun --nproc-per-node 2 -m bench weak-scaling --out bench/results/weak-scaling-<device>.txt
 
@@ -58,7 +58,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def gathered_loss(here: Here) -> Loss:
-    """The mean over all processes' queries, so that gradients are those of contrastive_loss."""
+    """The mean over all processes' queries, so that gradients are those of losses.contrastive."""
     gather: Any = _Gathered.apply
 
     def loss(batch: Batch) -> Tensor:

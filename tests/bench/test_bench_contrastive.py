@@ -179,7 +179,7 @@ def cells(line: str) -> list[str]:
 def test_the_tables_hold_what_was_measured() -> None:
     _, *rows = record()
     lines = large_batches.steps_table(of(record()), single=False).splitlines()
-    assert cells(lines[0])[:3] == ["batch, Lq x Ld", "`contrastive_loss`", "`kept_bytes=0`"]
+    assert cells(lines[0])[:3] == ["batch, Lq x Ld", "`losses.contrastive`", "`kept_bytes=0`"]
     last = cells(lines[-2])  # of 16,384, before 65,536
     row = next(r for r in rows if (r["shape"], r["variant"]) == ("batch-16384", losses.EXACT))
     assert last[0] == "16,384, 32 x 180, d = 128"

@@ -312,8 +312,8 @@ def test_the_section_says_where_the_loss_matters(tmp_path: Path) -> None:
     (tmp_path / "end-to-end-a-gpu.json").write_text(json.dumps(RECORD))
     text = re.sub(" +", " ", benchmarks.steps(tmp_path))
     for line in (
-        "| batch | vanilla | LIK | `contrastive_loss` | loss, vanilla | loss, LIK |"
-        " loss, `contrastive_loss` |",
+        "| batch | vanilla | LIK | `losses.contrastive` | loss, vanilla | loss, LIK |"
+        " loss, `losses.contrastive` |",
         "| 32 | 0.2 / 10.0 | - | 0.199 ± 3% / 9.5 | 1.0% | - | 0.5% |",
         "| 512 | no memory (encoder) | - | no memory (encoder) | - | - | - |",
         "| 1,024, GradCache | 3 / 90.0 | 2.5 / 30.0 | 2.2 / 21.0 | 30% | 20% | 4.5% |",

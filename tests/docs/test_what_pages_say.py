@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import torch
 
 import late_interaction as li
