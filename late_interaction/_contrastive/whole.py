@@ -38,7 +38,7 @@ def _all_scores(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def cross_entropy(call: Call, reduction: str) -> Tensor:
-    """Of this process's queries with all documents of ``call``."""
+    """Compare this process's queries with all documents of ``call``."""
     with _outside_autocast(call):
         scores, own = _all_scores(call)
         every = scores if own is None else torch.cat((scores, own), 1)
