@@ -447,6 +447,12 @@ LACKS = {
         )
         for name in ("W", "b")
     },
+    "approximate scores with a gradient": (
+        lambda: plaid.plaid_approx_score(
+            torch.ones(3, 4, requires_grad=True), RESIDUAL["codes"], RESIDUAL["doc_lengths"]
+        ),
+        "query_centroid_scores must not require a gradient",
+    ),
     "lengths that lie on a GPU": (
         lambda: read_longest("n", torch.tensor((7, 0, 8)), 7),
         r"^n must all be >= 0 and <= 7, got int64 \[3\] with n\[2\] = 8$",
@@ -460,3 +466,15 @@ def test_what_is_wrong_is_said(what):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
         call()
     assert read_longest("n", torch.tensor((7, 0, 3)), 7) == 7
+
+
+def test_packed_functions_take_tensors_without_values():
+    for function, arguments in ((score_pairs_packed, LISTED), (rerank_direct, SPANS)):
+        given = {name: x.to("meta") for name, x in arguments.items()}
+        assert function(**given).shape == (1,)
+    flat = {name: RESIDUAL[name].flatten(0, 1) for name in ("codes", "residuals")}
+    Q, codes, residuals, _, *rest = (
+        x.to("meta") if isinstance(x, torch.Tensor) else x for x in (RESIDUAL | flat).values()
+    )
+    cu = integers(0, 5, 10).to("meta")
+    assert plaid.maxsim_residual_varlen(Q, codes, residuals, cu, *rest).shape == (2, 2)

@@ -186,3 +186,19 @@ def test_a_cuda_graph_captures_scores_and_gradients(name):
         graph.replay()
         for found, wanted in zip(captured, step(f, Q, D), strict=True):
             ref.assert_close(found, wanted.double(), 5e-3)
+
+
+@pytest.mark.parametrize("name", ["maxsim", "varlen", "listed pairs", "XTR"])
+def test_a_precision_that_is_given_beats_autocast(name, device):
+    Q, D = torch.randn(30, 64, device=device), torch.randn(50, 64, device=device)
+    cu = torch.tensor([0, 30], device=device).int(), torch.tensor([0, 50], device=device).int()
+    zero = torch.zeros(1, device=device).int()
+    f = {
+        "maxsim": lambda **how: li.maxsim(Q, D, **how),
+        "varlen": lambda **how: li.maxsim_varlen(Q, D, *cu, **how),
+        "listed pairs": lambda **how: score_pairs_packed(Q, D, *cu, zero, zero, **how),
+        "XTR": lambda **how: li.xtr_scores(Q, D, 50, **how),
+    }[name]
+    exact = f(precision="highest")
+    with torch.autocast(device, torch.bfloat16):
+        assert torch.equal(f(precision="highest"), exact) and not torch.equal(f(), exact)

@@ -10,6 +10,7 @@ from late_interaction.ops import xtr as driver
 from late_interaction.reference import xtr_scores_reference
 from tests import side_by_side
 from tests.cases import mask, tokens
+from tests.maxsim.test_call_edges import Called
 
 OPS = torch.ops.late_interaction
 RULES = ["paper", "pylate"]
@@ -598,3 +599,18 @@ def test_a_gpu_reads_tokens_from_whole_16_bytes_on(offset):
     panels, _ = driver._panels(x, x, 1, "highest")
     assert panels.Q.data_ptr() % 16 == 0 and torch.equal(panels.Q, x.flatten(0, 1))
     assert (panels.Q.data_ptr() == x.data_ptr()) == (offset % 8 == 0)
+
+
+@pytest.mark.parametrize(
+    "given, deterministic, wanted",
+    [("auto", False, "auto"), ("auto", True, "lowmem"), ("unified", True, "unified")],
+)
+def test_a_deterministic_backward_is_lowmem(given, deterministic, wanted):
+    scores = li.xtr_scores(torch.randn(2, 4, 8).requires_grad_(), torch.randn(3, 5, 8), 6, backward=given)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with Called() as called:
+            scores.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert called.arguments[-1]["backward"] == wanted
