@@ -96,7 +96,7 @@ def description(folder):
 def test_links_point_into_the_repository(unpacked):
     links = re.findall(r"\]\(([^)\s]+)\)", description(unpacked))
     release = (unpacked / "VERSION").read_text().strip()
-    assert f"{REPOSITORY}/blob/v{release}/docs/roofline.md" in links
+    assert f"{REPOSITORY}/blob/v{release}/docs/architecture.md" in links
     assert f"{REPOSITORY}/raw/v{release}/bench/results/roofline.png" in links
     assert [link for link in links if not re.match(r"https?://|#", link)] == []
 
@@ -111,7 +111,7 @@ def test_a_package_index_links_to_the_repository(unpacked):
 def test_without_a_repository_no_link_is_left_to_break(unpacked):
     run(sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", unpacked, cwd=unpacked)
     shown = description(unpacked / "late_interaction.egg-info")
-    assert "docs/roofline.md" in shown
+    assert "docs/architecture.md" in shown
     assert [
         link for link in re.findall(r"\]\(([^)\s]+)\)", shown) if not re.match(r"https?://|#", link)
     ] == []
