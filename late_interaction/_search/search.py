@@ -160,7 +160,7 @@ def _of_codes(D: Codes, Q: Any, options: Options) -> Search:
     options.refuse("for Codes", "coarse", "candidates")
     if not isinstance(D.codec, Residual):
         check_precision_of_codes(D.codec, options.normalize, options.precision)
-    # Of what a corpus may hold, documents that are about equally long are padded together, or none.
+    # A corpus pads documents of about equal length alone, or none; other codes are padded to the longest.
     if not D.is_packed or options.d_mask is not None or isinstance(D.codec, Bits) or isinstance(Q, Codes):
         return DenseSearch(D, Q, options)
     from late_interaction.corpus._search import PackedSearch

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from late_interaction._checks.quantized import check_asymmetric, check_hamming
 from late_interaction.ops._arguments import check_scales_and_masks, check_tensor
+from late_interaction.ops._blocks import blocks
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_forward, without_gradients
 from late_interaction.ops.dense import fake_scores
-from late_interaction.ops.quantized import blocks
 
 
 def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:

@@ -16,35 +16,16 @@ of both signs average out over a dot product. Quantization itself erred by up to
 (e5m2) or 1/254 of the row's largest (int8).
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from late_interaction._checks.quantized import check_quantized
 from late_interaction._checks.tensors import CODES
 from late_interaction.ops._arguments import check_scales_and_masks
+from late_interaction.ops._blocks import blocks
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_forward, register_helper, without_gradients
 from late_interaction.ops.dense import fake_scores
-
-# The copy of some documents takes at most this many bytes (one document always fits).
-_BYTES = 64 << 20
-
-
-def _slices(count: int, bytes_each: int) -> Iterator[slice]:
-    size = max(_BYTES // max(bytes_each, 1), 1)
-    for start in range(0, count, size):
-        yield slice(start, start + size)
-
-
-def blocks(D: Tensor, token_bytes: int) -> Iterator[tuple[slice, slice]]:
-    """Yield ranges of queries and documents whose copy fits. Every query meets in-batch documents."""
-    document, N = token_bytes * D.shape[-2], D.shape[-3]
-    queries = [slice(None)] if D.dim() == 3 else _slices(D.shape[0], N * document)
-    for own in queries:
-        for documents in _slices(N, document):
-            yield own, documents
 
 
 def _usable(scale: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import Codes, codecs
-from late_interaction.ops import packed_codes, quantized
+from late_interaction.ops import _blocks, packed_codes
 from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
 from tests import coded, ref
 from tests.cases import mask
@@ -77,7 +77,7 @@ def way(request, monkeypatch):
     if request.param == "operator":
         return CASES, OPS.maxsim_hamming, OPS.maxsim_asymmetric
     if request.param == "one document at a time":
-        monkeypatch.setattr(quantized, "_BYTES", 1)
+        monkeypatch.setattr(_blocks, "_BYTES", 1)
     return CASES[::8] + CASES[1::8], packed_codes._maxsim_hamming, packed_codes._maxsim_asymmetric
 
 

@@ -11,7 +11,7 @@ import torch
 
 from late_interaction import ops
 from late_interaction._scoring import quantized as scoring
-from late_interaction.ops import quantized as copies
+from late_interaction.ops import _blocks
 from late_interaction.reference import maxsim_quantized_reference
 from tests import ref
 from tests.cases import QUANTIZED, code_limit, inputs, mask, tokens, walk
@@ -87,7 +87,7 @@ def way(request, monkeypatch):
     if request.param == "kernel":
         return score
     if request.param == "one document at a time":
-        monkeypatch.setattr(copies, "_BYTES", 1)
+        monkeypatch.setattr(_blocks, "_BYTES", 1)
     return lambda *args: OPS.maxsim_dequantized(*args, *[None] * (6 - len(args)))
 
 

@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import late_interaction as li
 from late_interaction import codecs
 from late_interaction.lik import fp8
-from late_interaction.ops import quantized
+from late_interaction.ops import _blocks
 from tests.cases import QUANTIZED, mask, tokens
 from tests.operators.test_quantized import scales, score
 
@@ -97,7 +97,7 @@ def test_copies_stay_small():
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     OPS.maxsim_dequantized(Q, D, one, one.expand(2**14, 128), None, None)
-    assert torch.cuda.max_memory_allocated() - before < 3 * quantized._BYTES
+    assert torch.cuda.max_memory_allocated() - before < 3 * _blocks._BYTES
 
 
 # ---- the way over dequantized tokens ----

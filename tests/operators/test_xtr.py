@@ -482,7 +482,7 @@ BAD = {
     "bool weights": (
         {"q_weights": torch.ones(2, 3).bool()},
         TypeError,
-        "q_weights must be dense and floating point",
+        "q_weights must be bfloat16",
     ),
     "weights": ({"q_weights": torch.ones(2, 4)}, ValueError, "q_weights must be"),
     "weights of fewer tokens": ({"q_weights": torch.ones(2, 2)}, ValueError, "q_weights must be"),
