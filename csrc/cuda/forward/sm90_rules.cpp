@@ -213,10 +213,10 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
 // Whether most multiprocessors would idle while a few take long documents whole, which sm90_q_longd never
 // splits: one query and document of 120 and 2,590 tokens of 768 dims took 151 us, and 37 by sm80's splits.
 bool idles(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan, const Device& device) {
-  constexpr int64_t kFewestTiles = 4;
+  constexpr int64_t kFewestTiles = 4, kMostRows = 128;
   const bool half = traits.dtype == Dtype::bf16 || traits.dtype == Dtype::fp16;
-  return half && !traits.scaled && !traits.packed && 4 * plan.work_tiles * plan.cluster <= device.sm_count &&
-         s.Ld >= kFewestTiles * plan.tokens;
+  return half && !traits.scaled && !traits.packed && rows_per_document(s) <= kMostRows &&
+         4 * plan.work_tiles * plan.cluster <= device.sm_count && s.Ld >= kFewestTiles * plan.tokens;
 }
 
 // The wgmma kernel for a call, if there is one.
