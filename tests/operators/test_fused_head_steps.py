@@ -1,6 +1,8 @@
 """Steps on hidden states one by one, and what the driver decides for a GPU, seen on a CPU: hidden states in
 its memory say that they are on a GPU, and the steps in plain PyTorch run. Chunks are of a few documents."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -144,3 +146,32 @@ def test_parts_of_the_gradient_of_the_weights_add_up():
     for times, fresh in ((1, True), (2, False)):
         OPS.wgrad_splitk_(parts, grad, hidden, active, fresh)
         torch.testing.assert_close(parts.sum(0), times * wanted)
+
+
+class Kernels:
+    """The operators of a GPU that projects and scores few query tokens in one pass."""
+
+    can_project_rows = SimpleNamespace(default=lambda *_: True)
+
+    def __init__(self):
+        self.calls = []
+        self.project_scores = SimpleNamespace(default=lambda *args: self.calls.append(args) or args[0].sum())
+
+    def __getattr__(self, name):
+        return getattr(OPS, name)
+
+
+@pytest.mark.parametrize(
+    ("Nq", "Lq", "dtype", "once"),
+    [(2, 32, BF16, True), (64, 1, torch.float16, True), (65, 1, BF16, False), (2, 0, BF16, False),
+     (2, 3, F64, False)],
+)  # fmt: skip
+def test_one_kernel_projects_and_scores_few_query_tokens(Nq, Lq, dtype, once, monkeypatch, small_caches):
+    Q, H, W, b, *masks = inputs((Nq, 4, Lq, 7, 16, 24), dtype, "cpu", masks="holes")
+    assert driver._head(H, W, b, Q, False, dtype, False).largest <= 4
+    kernels = Kernels()
+    monkeypatch.setattr(driver, "operators", kernels)
+    driver._forward(Q, H, W, b, *masks, False, "highest", False)
+    assert len(kernels.calls) == once
+    if once:
+        assert torch.equal(kernels.calls[0][1], H.flatten(0, 1)) and kernels.calls[0][-2:] == (7, False)
