@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 pytest.importorskip("tqdm")
+import late_interaction as li
 from demo.encode import Tokens, pad
 from demo.train import new_head
 from examples import large_batch_mrr as example
@@ -32,7 +33,7 @@ def test_parts_give_the_gradients_of_the_whole_batch_within_their_budget():
     heads = [new_head(136, torch.device("cpu")) for _ in range(2)]
     meters = example.Meter(), example.Meter()
     example.loss_of(*example.encode(heads[0], data, pairs, meters[0])).backward()
-    example.cached_contrastive_step(
+    li.cached_contrastive_step(
         lambda part: example.encode(heads[1], data, part, meters[1]), pairs.split(2), example.loss_of
     )
     torch.testing.assert_close(heads[0].weight.grad, heads[1].weight.grad, rtol=1e-4, atol=1e-7)

@@ -105,6 +105,7 @@ def test_scores_and_winners(way, d):
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
 @EVERY
 def test_masked_tokens_have_no_say(way, garbage):
+    garbage = garbage if garbage != 1e30 else torch.finfo(way.dtype).max / 2
     Q, D = problem(way)
     q_mask, d_mask = torch.rand(70, 33, device="cuda") < 0.9, torch.rand(30, 130, device="cuda") < 0.7
     d_mask[3], d_mask[4, 5:] = False, False
@@ -128,7 +129,11 @@ def test_documents_of_each_query(way):
 def test_inputs_that_lie_otherwise(way, form):
     laid, plain = ref.laid(form, *problem(way))
     found, wanted = (li.maxsim_with_winners(*x, **way.options) for x in (laid, plain))
-    assert all(map(torch.equal, found, wanted))
+    if way.words == "3xfp16" and way.normalize:  # norms are summed in the order of the loads
+        ref.assert_close(found[0], wanted[0].double(), way.limit)
+        assert (found[1] == wanted[1]).float().mean() > 0.999
+    else:
+        assert all(map(torch.equal, found, wanted))
 
 
 @EVERY

@@ -303,7 +303,7 @@ def test_documents_that_are_codes(device, kind, dtype, normalize):
         own = codec.decode(codec.encode(Q)).values
     expected = [[by_grid(q, x, normalize=normalize) for x in tokens] for q in own]
     scores = li.maxsim(Q, codes, normalize=normalize)
-    limit = 5e-2 if dtype == torch.bfloat16 else 2e-3  # GPUs round a codebook to bf16 before they add
+    limit = 0.1 if dtype == torch.bfloat16 else 2e-3  # GPUs round a codebook to bf16 before they add
     for form in (codes, codes.to_padded()):
         got = li.explain(Q, form, normalize=normalize)
         for i in range(3):
