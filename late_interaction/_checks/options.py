@@ -4,6 +4,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import BACKWARDS, PRECISIONS, WINNERS, Backward
@@ -21,6 +22,8 @@ def is_integer(value: Any) -> bool:
     """Tell numbers that are indices, or symbols for one, from bools and from arrays, which have a length."""
     if isinstance(value, (bool, Tensor)):
         return False
+    if isinstance(value, (int, torch.SymInt)):  # Dynamo breaks a graph at hasattr of a symbol
+        return True
     return hasattr(value, "__index__") and not hasattr(value, "__len__")
 
 

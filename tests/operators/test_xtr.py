@@ -614,3 +614,10 @@ def test_a_deterministic_backward_is_lowmem(given, deterministic, wanted):
     finally:
         torch.use_deterministic_algorithms(False)
     assert called.arguments[-1]["backward"] == wanted
+
+
+def test_a_k_that_changes_compiles_whole():
+    scored = torch.compile(li.xtr_scores, fullgraph=True, dynamic=True, backend="aot_eager")
+    Q, D = torch.randn(2, 3, 8), torch.randn(4, 5, 8)
+    for k in (3, 5, 7):
+        assert torch.equal(scored(Q, D, k), li.xtr_scores(Q, D, k))
