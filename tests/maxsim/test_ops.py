@@ -380,8 +380,8 @@ def test_no_grad(device):
 def test_a_step_of_pairs_is_one_node(device):
     """Views in between would cost as much of the host's time again."""
     Q, D, *_ = paired_arguments(device)
-    leaves = li.maxsim_pairs(Q, D).grad_fn.next_functions
-    assert {type(node).__name__ for node, _ in leaves if node is not None} <= {
+    scores = li.maxsim_pairs(Q, D)  # its node lives as long
+    assert {type(node).__name__ for node, _ in scores.grad_fn.next_functions if node is not None} <= {
         "AccumulateGrad",
         "SelectBackward0",
     }
