@@ -91,8 +91,8 @@ def contrastive(
             process must call this, and backward, alike. ``"mean"`` and ``"sum"`` are over all processes'
             queries and the same on each; what backward leaves in ``Q`` and ``D`` is the gradient of that one
             loss, summed over the processes; in ``temperature``, this process's share of it. Options that
-            differ between processes are an error on each of them; a temperature on a GPU is not waited for,
-            and makes the loss NaN there.
+            differ between processes raise on every process; a temperature on a GPU is not waited for, and
+            makes the loss NaN there.
         scale_by_world: multiply the loss by the number of processes, as PyLate does: for
             DistributedDataParallel, which averages the processes' gradients instead of summing them.
 
