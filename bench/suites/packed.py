@@ -81,7 +81,8 @@ def _draw(b: Bench, full: bool = False) -> _Batch:
 
 
 def _bound(impl: str, module: str, others: Tensors, options: dict[str, int]) -> Function:
-    f = function(f"{_PACKAGES[impl]}.{module}", f"maxsim_{module}")
+    own = ".lik" if impl == OURS else ""
+    f = function(f"{_PACKAGES[impl]}{own}.{module}", f"maxsim_{module}")
     return lambda Q, D: f(Q, D, *others, **options)
 
 

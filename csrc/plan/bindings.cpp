@@ -99,7 +99,12 @@ PYBIND11_MODULE(late_interaction_plan, m) {
   py::class_<li::ForwardTraits>(m, "ForwardTraits")
       .def(py::init([](li::Dtype dtype, li::Precision precision, bool masked, bool scaled,
                        bool tma_compatible, bool packed) {
-             return li::ForwardTraits{dtype, precision, masked, packed, scaled, tma_compatible};
+             return li::ForwardTraits{.dtype = dtype,
+                                      .precision = precision,
+                                      .masked = masked,
+                                      .packed = packed,
+                                      .scaled = scaled,
+                                      .tma_compatible = tma_compatible};
            }),
            py::arg("dtype") = li::Dtype::bf16, py::arg("precision") = li::Precision::highest,
            py::arg("masked") = false, py::arg("scaled") = false, py::arg("tma_compatible") = true,

@@ -582,7 +582,7 @@ class OnGpu(torch.Tensor):
     ],
 )
 def test_a_gpu_selects_few_in_groups(tokens, d, k, grouped):
-    """Of few selected similarities, in whole vectors, it holds a quarter of the bytes."""
+    """A panel of groups holds a quarter of the bytes, where few are selected and rows are whole vectors."""
     Q, D = torch.randn(1, 3, d), torch.randn(1, tokens, d)
     for dtype, precision in ((torch.bfloat16, "highest"), (torch.float32, "medium"), (torch.float32, "fp16")):
         q, documents = (x.to(dtype).as_subclass(OnGpu) for x in (Q, D))

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+import late_interaction as li
 from late_interaction import Corpus
 from late_interaction.integrations import lancedb
 from tests.build.test_readme import examples
@@ -236,7 +237,7 @@ def test_the_ranking_of_qdrant():
 
 @needs_lancedb
 def test_the_examples_of_the_guide(tmp_path, monkeypatch):
-    names = {"torch": torch, "Corpus": Corpus}
+    names = {"torch": torch, "li": li}
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pages = ("docs/guide/search.md", "docs/guide/libraries.md")
     blocks = [x for page in pages for x in examples(page) if "import pyarrow" in x]

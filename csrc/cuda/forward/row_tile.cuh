@@ -99,10 +99,11 @@ struct WorkRange {
 // Takes from a worker's work tiles [work_tile, end) those of the next row tile: documents [j, end_j).
 template <class Kept>
 __device__ __forceinline__ void take_row_tile(const ForwardArgs& p, Kept& kept, int tile_rows) {
-  const RowTileItems items = take_row_tile_items(kept.work_tile, kept.end, int64_t{p.N});
-  kept.j = items.first;
-  kept.end_j = items.end;
-  kept.tile = row_tile(p, items.row_tile, tile_rows);
+  const int64_t index = kept.work_tile / p.N;
+  kept.j = static_cast<int32_t>(kept.work_tile - index * p.N);
+  kept.end_j = static_cast<int32_t>(min(p.N, kept.j + (kept.end - kept.work_tile)));
+  kept.work_tile += kept.end_j - kept.j;
+  kept.tile = row_tile(p, index, tile_rows);
 }
 
 // The mask of one document, or null.

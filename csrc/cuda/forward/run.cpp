@@ -357,6 +357,7 @@ void score_scaled_fp16(const ForwardCall& call, int terms, cudaStream_t stream) 
 
 }  // namespace
 
+// The copies are made of Q and D; the rest is what an operator has parsed of its call.
 void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normalize,
                 const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners,
                 const TokenScaleViews& token_scales) {

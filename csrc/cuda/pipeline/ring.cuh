@@ -23,7 +23,7 @@ struct PipelineState {
   }
 };
 
-// Of each stage an mbarrier that says it is full, and behind it one that says it is empty.
+// A stage has an mbarrier that says it is full, and behind it one that says it is empty.
 struct Ring {
   static constexpr uint32_t kBytes = 16;  // of a stage
   uint32_t barriers;                      // their address in shared memory

@@ -15,8 +15,7 @@ struct RowTileItems {
 // Takes what work tiles [next, last) have of their first row tile.
 template <class Index>
 __device__ __forceinline__ RowTileItems take_row_tile_items(Index& next, Index last, Index items) {
-  const auto row_tile = static_cast<int32_t>(next / items),
-             first = static_cast<int32_t>(next - row_tile * items);
+  const auto row_tile = static_cast<int32_t>(next / items), first = static_cast<int32_t>(next % items);
   const auto end = static_cast<int32_t>(min(items, first + (last - next)));
   next += end - first;
   return {row_tile, first, end};

@@ -498,9 +498,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
                                                        (threadIdx.x + 1) * Tile::kKeptBytes);
   ring.init();
   const int warp = row_warp<Tile>(), lane = threadIdx.x % 32;
-  const WorkRange range_of_block = WorkRange::mine(p);
-  kept.work_tile = range_of_block.work_tile;
-  kept.end = range_of_block.end;
+  const WorkRange mine = WorkRange::mine(p);
+  kept.work_tile = mine.work_tile, kept.end = mine.end;
   DocumentLoader<Tile> loader(p, kept, stages);
   ring.fill(loader);
   uint32_t n = 0, loaded = 0;  // stages so far; a word that was loaded last

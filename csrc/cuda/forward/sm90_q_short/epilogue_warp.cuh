@@ -58,7 +58,7 @@ struct ShortEpilogueBuffer {
   // Where the epilogue warp keeps winners of rows that it computes again.
   __device__ __forceinline__ uint32_t spill() const { return buffers + 2 * kBufferBytes; }
 
-  // Of the group that a consumer takes as its group-th.
+  // Returns the buffer that a consumer's group-th group is left in.
   static __device__ __forceinline__ PipelineState place(uint32_t group) {
     return {static_cast<int>(group % 2), group / 2 & 1};
   }
