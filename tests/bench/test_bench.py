@@ -323,7 +323,7 @@ def test_who_ran_out_of_time_says_so_and_is_not_asked_again() -> None:
 
 def test_peers_are_called_with_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own functions stand in under late-interaction-kernels' module paths."""
-    for module in ("lik.fp8", "varlen", "padded"):
+    for module in ("lik.fp8", "lik.varlen", "lik.padded"):
         own = importlib.import_module(f"late_interaction.{module}")
         monkeypatch.setitem(sys.modules, f"late_interaction_kernels.{module.removeprefix('lik.')}", own)
     monkeypatch.setitem(sys.modules, "late_interaction_kernels", importlib.import_module("late_interaction"))

@@ -115,7 +115,7 @@ def words(node: ast.AST) -> set[str]:
 
 # Operators that tests call by way of a public function alone, and the test that does.
 BY_WAY = {
-    "explain_packed_plan": "test_every_packed_plan_can_be_read",
+    "explain_packed_plan": "test_the_plan_says_what_stays_in_l2_of_packed_batches",
     "explain_residual_plan": "test_compressed_documents_are_explained",
     # tests/operator_calls.py has calls of these, for tests of every operator.
     "maxsim_pairs_packed_weighted_backward": "test_opcheck",
