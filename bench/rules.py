@@ -53,7 +53,7 @@ def _parsed(command: str) -> tuple[str, argparse.Namespace]:
 
 
 class Coverage:
-    """What a recorded command measures: shapes and variants by suite, and implementations."""
+    """Return what a recorded command measures: shapes and variants by suite, and implementations."""
 
     def __init__(self, header: Row) -> None:
         name, args = _parsed(header["command"])
@@ -127,7 +127,7 @@ def _gradients(rows: Sequence[Row]) -> str | None:
 
 
 def broken_rules(record: Iterable[Row]) -> list[str]:
-    """What is wrong with a record, a line each: its group, and the problem."""
+    """List the faults of a record: a group and its problem each."""
     headers, measured = split(record)
     coverages: dict[str, Coverage | str] = {}
     for header in headers:

@@ -200,7 +200,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 def merge(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list[str]]) -> int:
     """Merge the files of runs into the records of their devices.
 
-    What was measured on one device goes to `<device>.json`, `sweep-<device>.json` and `plans-<device>.json`
+    The rows of one device go to `<device>.json`, `sweep-<device>.json` and `plans-<device>.json`
     in --out. A group (suite, shape, op, winners) of a later file replaces the same group of an earlier file
     and of the record, with all its implementations and variants. A group that lacks an implementation of the
     record is refused, and so is one that breaks a rule of bench/rules.py.

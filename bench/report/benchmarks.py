@@ -280,5 +280,5 @@ def build(directory: Path, device: Sequence[str] | None = None) -> str:
 
 
 def steps(directory: Path, device: Sequence[str] | None = None) -> str:
-    """The same of whole training steps, and of Sentence Transformers with the patch and without."""
+    """Write the pages of whole training steps, and of Sentence Transformers with the patch and without."""
     return _text([*end_to_end.build(directory, device), *sentence_transformers.build(directory, device)])

@@ -203,7 +203,7 @@ def simulated_table(device: Device) -> str:
 
 
 def _headers(record: Record) -> list[Row]:
-    """Those of all runs of this suite, first that of the step which the model is fitted to."""
+    """Return the headers of all runs of this suite, first of the run that the model is fitted to."""
     runs = [row["run"] for row in exact_steps(record)[::-1]]
     return [record.runs[run] for run in dict.fromkeys([*runs, *record.of(SUITE).run])]
 

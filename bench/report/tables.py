@@ -15,7 +15,7 @@ from bench.harness.results import Row, read, split
 from bench.harness.text import number
 
 OVER = "over best other"
-# What a row may lack: figures, which are NaN then, and words, which are "".
+# A row may lack figures, which are NaN then, and words, which are "".
 FIGURES = (
     *("gpu_us", "wall_us", "peak_mib", "rel_err", "gradients_mib", "over_limit_s", "import_ms", "gflops",
     "gbps"),

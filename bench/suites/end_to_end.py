@@ -203,7 +203,7 @@ class RecipeRun:
     def _calls(
         self, mode: str, batch: int, errors: dict[str, float | str], refused: dict[str, Row]
     ) -> dict[str, Call]:
-        """What is timed. `refused` gets the variants that are not, with the reason."""
+        """List the variants to time. `refused` gets the others, with the reason."""
         shape, encoder, calls = self.shape(batch), self.encoder, {}
         drawn = batches.draw_batch(shape, encoder.device, encoder.dtype) if mode == ALONE else None
         for name, method in self.methods(batch).items():

@@ -288,7 +288,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _works(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Row, Callable[[], Row]]]:
-    """What is measured: the head of a row, and what gives the rest."""
+    """List what is measured: the head of a row, and the function that gives the rest."""
     if args.only != "evaluation":
         for name, (build, documents) in losses().items():
             for batch in args.batches:

@@ -1,4 +1,4 @@
-"""What the options of our training step cost, and what the host's time makes of small calls."""
+"""Times the options of our training step, and the host's share of small calls."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Kernels:
 )  # fmt: skip
 def test_one_kernel_projects_and_scores_few_query_tokens(Nq, Lq, dtype, once, monkeypatch, small_caches):
     Q, H, W, b, *masks = inputs((Nq, 4, Lq, 7, 16, 24), dtype, "cpu", masks="holes")
-    assert driver._head(H, W, b, Q, False, dtype, False).largest <= 4
+    assert driver._head(H, W, b, Q, False, dtype, False).size <= 4
     kernels = Kernels()
     monkeypatch.setattr(driver, "operators", kernels)
     driver._forward(Q, H, W, b, *masks, False, "highest", False)

@@ -88,7 +88,8 @@ __device__ __forceinline__ bool keeps_row(const ForwardArgs& p, int32_t row) {
 struct WorkRange {
   int64_t work_tile, end;
 
-  // Those of a block, of which each has equally many; with packed documents, about equally many tokens.
+  // Returns a block's range. Blocks have equally many work tiles; with packed documents, about equally
+  // many tokens.
   static __device__ __forceinline__ WorkRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
     if (p.work_tile_ends != nullptr)
       return {block == 0 ? 0 : p.work_tile_ends[block - 1], p.work_tile_ends[block]};
@@ -96,7 +97,8 @@ struct WorkRange {
   }
 };
 
-// Takes from a worker's work tiles [work_tile, end) those of the next row tile: documents [j, end_j).
+// Takes from a worker's work tiles [work_tile, end) those of the next row tile: documents [j, end_j). A
+// product stands for the remainder of take_row_tile_items, which changes the machine code of sm80_q.
 template <class Kept>
 __device__ __forceinline__ void take_row_tile(const ForwardArgs& p, Kept& kept, int tile_rows) {
   const int64_t index = kept.work_tile / p.N;

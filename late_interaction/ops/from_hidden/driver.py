@@ -53,11 +53,6 @@ class _Head:
     query_tokens: int
     _project: Any = None
 
-    @property
-    def largest(self) -> int:
-        """Documents of the largest chunk."""
-        return self._next(self.H.shape[0])
-
     def _next(self, left: int) -> int:
         """Documents of the next chunk, of those that are left."""
         if not self.alias_into_grad:
