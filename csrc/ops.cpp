@@ -184,6 +184,16 @@ LATE_INTERACTION_LIBRARY(m) {
       "maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, Tensor? d_mask, "
       "int nbits) -> Tensor");
 
+  // The three of them for packed documents, D [tokens, w] with int32 offsets [Nd + 1], as those of
+  // maxsim_varlen; scale_D is 0-dim or [tokens]. Queries are padded: Q [Nq, Lq, w].
+  m.def(
+      "maxsim_quantized_packed(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
+      "Tensor cu_seqlens_d) -> Tensor");
+  m.def("maxsim_hamming_packed(Tensor Q, Tensor D, SymInt d, Tensor? q_mask, Tensor cu_seqlens_d) -> Tensor");
+  m.def(
+      "maxsim_asymmetric_packed(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
+      "Tensor cu_seqlens_d, int nbits) -> Tensor");
+
   // Scores of residual-compressed documents (PLAID): a token is centroids[code] + bucket_weights[bucket of
   // each dim], with nbits (1, 2, 4, 8) a bucket, packed from the lowest bits of a byte on. codes int32 and
   // residuals uint8 are [Nd, Ld] and [Nd, Ld, bytes] with the documents' lengths [Nd] as extents, or [tokens]

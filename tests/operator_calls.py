@@ -90,6 +90,7 @@ PACKED, PACKED_BACK = (CU_Q, CU_D), (CU_Q, CU_D, places("Bd Tq", range(-1, 7), I
 LISTED = (*PACKED, places("P", range(3)), places("P", range(4)))
 LISTED_BACK = (*LISTED, places("P S", range(-1, 7), I16), True, True)
 SCALES = Given("Nq Lq", F32, range(4)), Given("Nd Ld", F32, range(4))
+FLAT_SCALES = SCALES[0], Given("Td", F32, range(4))
 CODES, BITS = Given("Nq Lq d", I8), Given("Nq Lq 2", U8, range(256))
 RESIDUAL = (
     places("Nd Ld", range(9)), Given("Nd Ld 4", U8, range(256)), places("Nd", (7, 0, 3)), Given("C d"),
@@ -151,6 +152,18 @@ CALLS: dict[str, list[tuple]] = {
     "maxsim_asymmetric": [
         (CODES, Given("Nd Ld 8", U8, range(256)), *SCALES, *MASKS, 4),
         (CODES, Given("Nq K Ld 2", U8, range(256)), *[Given("", F32, (1,))] * 2, *OWN_MASKS, 1),
+    ],
+    "maxsim_quantized_packed": [
+        (CODES, Given("Td d", I8), *FLAT_SCALES, mask("Nq Lq"), CU_D),
+        (
+            *(Given("Nq Lq d", torch.float8_e4m3fn), Given("Td d", torch.float8_e4m3fn)),
+            *(Given("", F32, (2,)), FLAT_SCALES[1], None, CU_D),
+        ),
+    ],
+    "maxsim_hamming_packed": [(BITS, Given("Td 2", U8, range(256)), 13, mask("Nq Lq"), CU_D)],
+    "maxsim_asymmetric_packed": [
+        (CODES, Given("Td 8", U8, range(256)), *FLAT_SCALES, mask("Nq Lq"), CU_D, 4),
+        (CODES, Given("Td 2", U8, range(256)), *[Given("", F32, (1,))] * 2, None, CU_D, 1),
     ],
     "maxsim_residual": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],
     "maxsim_residual_winners": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],

@@ -58,4 +58,20 @@ inline QuantizedInputs parse_asymmetric_inputs(const Tensor& Q, const Tensor& D,
   return in;
 }
 
+inline Inputs parse_hamming_packed_inputs(const Tensor& Q, const Tensor& D, int64_t d,
+                                          const std::optional<Tensor>& q_mask, const Tensor& cu_seqlens_d) {
+  return parse_packed_documents(D, cu_seqlens_d, [&](const Tensor& document) {
+    return parse_hamming_inputs(Q, document, d, q_mask, std::nullopt);
+  });
+}
+
+inline QuantizedInputs parse_asymmetric_packed_inputs(const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
+                                                      const Tensor& scale_D,
+                                                      const std::optional<Tensor>& q_mask,
+                                                      const Tensor& cu_seqlens_d, int64_t nbits) {
+  return parse_packed_codes(D, scale_D, cu_seqlens_d, [&](const Tensor& document, const Tensor& scale) {
+    return parse_asymmetric_inputs(Q, document, scale_Q, scale, q_mask, std::nullopt, nbits);
+  });
+}
+
 }  // namespace late_interaction

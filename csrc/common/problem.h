@@ -38,7 +38,7 @@ struct Sizes {
 // Sequences of lengths of their own, end to end: i has tokens [offsets[i], offsets[i + 1]).
 struct Packed {
   int64_t queries = 0;
-  const int32_t* q_offsets = nullptr;  // [queries + 1]
+  const int32_t* q_offsets = nullptr;  // [queries + 1]; null: queries are padded, [queries, Lq]
   const int32_t* d_offsets = nullptr;  // [documents + 1]
 };
 

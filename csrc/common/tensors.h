@@ -85,7 +85,8 @@ inline ScalarType score_type(Dtype dtype) {
 
 inline bool same_place(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
 
-// Packed: sizes are those of one query of all query tokens, and Ld counts the tokens of all documents.
+// Packed: sizes are those of one query of all query tokens (or of padded queries), and Ld counts the tokens
+// of all documents.
 struct Inputs {
   std::optional<Packed> packed;
   bool paired = false;  // per_query with N = 1, and no tensor has the dim N
@@ -200,13 +201,18 @@ inline bool has_shape(const Tensor& x, const std::vector<int64_t>& shape) {
   return same;
 }
 
-inline const int32_t* parse_offsets(const Tensor& offsets, const Tensor& tokens, const char* name) {
+struct Offsets {
+  const int32_t* data;
+  int64_t sequences;
+};
+
+inline Offsets parse_offsets(const Tensor& offsets, const Tensor& tokens, const char* name) {
   STD_TORCH_CHECK(offsets.scalar_type() == ScalarType::Int && offsets.dim() == 1 && offsets.size(0) >= 1 &&
                       offsets.is_contiguous(),
                   "late_interaction: ", name, " must be a contiguous int32 tensor of one dim and not empty");
   STD_TORCH_CHECK(same_place(offsets, tokens), "late_interaction: ", name,
                   " must be on the device of its tokens");
-  return static_cast<const int32_t*>(offsets.const_data_ptr());
+  return {static_cast<const int32_t*>(offsets.const_data_ptr()), offsets.size(0) - 1};
 }
 
 // Q [tokens, d] and D [tokens, d], packed.
@@ -236,9 +242,23 @@ inline Inputs parse_packed(const Tensor& Q, const Tensor& D, const Tensor& cu_se
                            const Tensor& cu_seqlens_d) {
   check_tokens(Q, D);
   Inputs in = packed_inputs(Q, D);
-  in.packed = Packed{cu_seqlens_q.size(0) - 1, parse_offsets(cu_seqlens_q, Q, "cu_seqlens_q"),
-                     parse_offsets(cu_seqlens_d, D, "cu_seqlens_d")};
-  in.sizes.N = cu_seqlens_d.size(0) - 1;
+  const Offsets q = parse_offsets(cu_seqlens_q, Q, "cu_seqlens_q");
+  const Offsets d = parse_offsets(cu_seqlens_d, D, "cu_seqlens_d");
+  in.packed = Packed{q.sequences, q.data, d.data};
+  in.sizes.N = d.sequences;
+  return in;
+}
+
+// Padded queries with packed documents, whose offsets are not looked at. parse: of D as one document that has
+// all tokens.
+template <class Parse>
+auto parse_packed_documents(const Tensor& D, const Tensor& cu_seqlens_d, const Parse& parse) {
+  STD_TORCH_CHECK(D.dim() == 2, "late_interaction: D must be [tokens, d], got rank ", D.dim());
+  const Offsets offsets = parse_offsets(cu_seqlens_d, D, "cu_seqlens_d");
+  auto in = parse(torch::stable::unsqueeze(D, 0));
+  in.packed = Packed{in.sizes.Nq, nullptr, offsets.data};
+  in.sizes.N = offsets.sequences;
+  in.D.item_stride = 0;
   return in;
 }
 
@@ -263,6 +283,28 @@ inline QuantizedInputs parse_quantized_inputs(const Tensor& Q, const Tensor& D, 
                                               const std::optional<Tensor>& d_mask) {
   const Inputs in = parse_inputs(Q, D, q_mask, d_mask, false, parse_quantized_dtype);
   return {in, parse_scale(scale_Q, Q, "scale_Q"), parse_scale(scale_D, D, "scale_D")};
+}
+
+// parse: of D and scale_D as those of one document.
+template <class Parse>
+QuantizedInputs parse_packed_codes(const Tensor& D, const Tensor& scale_D, const Tensor& cu_seqlens_d,
+                                   const Parse& parse) {
+  STD_TORCH_CHECK(scale_D.dim() <= 1, "late_interaction: scale_D must be 0-dim or [tokens], got rank ",
+                  scale_D.dim());
+  QuantizedInputs in = parse_packed_documents(D, cu_seqlens_d, [&](const Tensor& document) {
+    return parse(document, scale_D.dim() == 0 ? scale_D : torch::stable::unsqueeze(scale_D, 0));
+  });
+  in.d_scale.item_stride = 0;
+  return in;
+}
+
+inline QuantizedInputs parse_quantized_packed_inputs(const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
+                                                     const Tensor& scale_D,
+                                                     const std::optional<Tensor>& q_mask,
+                                                     const Tensor& cu_seqlens_d) {
+  return parse_packed_codes(D, scale_D, cu_seqlens_d, [&](const Tensor& document, const Tensor& scale) {
+    return parse_quantized_inputs(Q, document, scale_Q, scale, q_mask, std::nullopt);
+  });
 }
 
 inline ScalarType winner_type(int64_t Ld) { return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short; }

@@ -120,6 +120,7 @@ class Worker {
          const Parts<Real>& parts)
       : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts) {
     panel_rows_ = 2 * m.lanes;
+    if (call.packed) q_offsets_ = call.packed->q_offsets;
     element_ = element_bytes(call.dtype);
     const int64_t block = c.block_rows;
     Scratch& memory = thread_scratch();
@@ -167,14 +168,15 @@ class Worker {
   }
 
   int64_t query_length(int64_t query) const {
-    return call_.packed ? call_.packed->q_offsets[query + 1] - call_.packed->q_offsets[query] : s_.Lq;
+    return q_offsets_ ? q_offsets_[query + 1] - q_offsets_[query] : s_.Lq;
   }
-  const char* query_token(int64_t query, int64_t token) const {
-    return token_at(call_.Q, element_, 0, query, token + (call_.packed ? call_.packed->q_offsets[query] : 0));
+  // The place of a query's token among those of its query, or of all packed queries.
+  int64_t query_place(int64_t query, int64_t token) const {
+    return q_offsets_ ? q_offsets_[query] + token : token;
   }
   // The place of the winner of a query's first token in document j.
   int64_t winner_place(int64_t query, int64_t j) const {
-    return call_.packed ? j * s_.Lq + call_.packed->q_offsets[query] : (query * s_.N + j) * s_.Lq;
+    return q_offsets_ ? j * s_.Lq + q_offsets_[query] : (query * s_.N + j) * s_.Lq;
   }
 
   void score_part(int64_t item) {
@@ -225,7 +227,8 @@ class Worker {
   }
 
   void pack_query_row(int64_t query, int64_t token) {
-    const char* x = query_token(query, token);
+    const int64_t place = query_place(query, token);
+    const char* x = token_at(call_.Q, element_, 0, query, place);
     const auto pack = m_.pack_query ? m_.pack_query : m_.pack_row;
     pack(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
     scatter_row(rows_, packed_row_);
@@ -239,8 +242,7 @@ class Worker {
     } else if (call_.q_scale.data) {
       scale = checked_scale(*scale_at(call_.q_scale, 0, query, token));
     }
-    const int64_t counted = call_.packed ? call_.packed->q_offsets[query] + token : token;
-    scale = weighted(call_.q_weights, query, counted, scale);
+    scale = weighted(call_.q_weights, query, place, scale);
   }
 
   // Rows lie across a panel: [step][row].
@@ -328,6 +330,7 @@ class Worker {
   const Multiplier& m_;
   const Cut& c_;
   const Parts<Real>& parts_;
+  const int32_t* q_offsets_ = nullptr;  // of packed queries
   int64_t panel_rows_, element_;
   // The row block.
   int64_t rows_ = 0;
@@ -388,7 +391,7 @@ void forward(const ForwardCall& call) {
   const Multiplier& m = choose_multiplier(k, call);
   Sizes mean = s;  // of a sequence
   if (call.packed) {
-    mean.Lq = ceil_div(s.Lq, s.Nq);
+    if (call.packed->q_offsets) mean.Lq = ceil_div(s.Lq, s.Nq);
     mean.Ld = ceil_div(s.Ld, s.N);
   } else if (call.residual) {
     mean.Ld =

@@ -8,7 +8,7 @@
 namespace late_interaction::cpu {
 
 struct ForwardCall {
-  Sizes sizes;                             // of packed sequences: Lq and Ld are the tokens of all of them
+  Sizes sizes;                             // Lq and Ld of packed sequences are the tokens of all of them
   std::optional<Packed> packed;            // its queries are sizes.Nq
   std::optional<ResidualTokens> residual;  // in the place of D, whose lengths then are at most sizes.Ld
   Dtype dtype = Dtype::fp32;

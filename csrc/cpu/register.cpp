@@ -28,7 +28,7 @@ Call call_of(const Inputs& in) {
   call.packed = in.packed;
   call.dtype = in.dtype;
   call.Q = in.Q;
-  if (in.packed) call.Q.item_stride = 0;  // offsets say where queries begin
+  if (in.packed && in.packed->q_offsets) call.Q.item_stride = 0;  // offsets say where queries begin
   call.D = in.D;
   call.q_weights = in.q_weights;
   if constexpr (std::is_same_v<Call, ForwardCall>) {
@@ -153,6 +153,7 @@ std::tuple<Tensor, Tensor> maxsim_varlen_weighted_winners(Tensor Q, Tensor D, Te
 
 // Scores of integers or 8-bit floats, whose call says how they multiply.
 Tensor score_codes(ForwardCall call, const Tensor& Q) {
+  if (call.packed) check_offsets(call.packed->d_offsets, call.sizes.N, call.sizes.Ld, "cu_seqlens_d");
   Tensor scores = new_tensor(Q, {call.sizes.Nq, call.sizes.N}, ScalarType::Float);
   call.scores = scores.mutable_data_ptr();
   forward(call);
@@ -180,6 +181,25 @@ Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opt
 
 Tensor maxsim_hamming(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mask, OptionalTensor d_mask) {
   auto call = call_of<ForwardCall>(parse_hamming_inputs(Q, D, d, q_mask, d_mask));
+  call.compared_bits = d;
+  return score_codes(call, Q);
+}
+
+Tensor maxsim_quantized_packed(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                               Tensor cu_seqlens_d) {
+  const QuantizedInputs in = parse_quantized_packed_inputs(Q, D, scale_Q, scale_D, q_mask, cu_seqlens_d);
+  return score_scaled_codes(in, 0, Q);
+}
+
+Tensor maxsim_asymmetric_packed(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                                Tensor cu_seqlens_d, int64_t nbits) {
+  const QuantizedInputs in =
+      parse_asymmetric_packed_inputs(Q, D, scale_Q, scale_D, q_mask, cu_seqlens_d, nbits);
+  return score_scaled_codes(in, static_cast<int>(nbits), Q);
+}
+
+Tensor maxsim_hamming_packed(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mask, Tensor cu_seqlens_d) {
+  auto call = call_of<ForwardCall>(parse_hamming_packed_inputs(Q, D, d, q_mask, cu_seqlens_d));
   call.compared_bits = d;
   return score_codes(call, Q);
 }
@@ -402,6 +422,9 @@ LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::cpu::maxsim_quantized));
   m.impl("maxsim_asymmetric", TORCH_BOX(&late_interaction::cpu::maxsim_asymmetric));
   m.impl("maxsim_hamming", TORCH_BOX(&late_interaction::cpu::maxsim_hamming));
+  m.impl("maxsim_quantized_packed", TORCH_BOX(&late_interaction::cpu::maxsim_quantized_packed));
+  m.impl("maxsim_asymmetric_packed", TORCH_BOX(&late_interaction::cpu::maxsim_asymmetric_packed));
+  m.impl("maxsim_hamming_packed", TORCH_BOX(&late_interaction::cpu::maxsim_hamming_packed));
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::cpu::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_backward));

@@ -13,9 +13,10 @@ Each module of this folder documents its operators, and tells PyTorch their shap
   ``maxsim_pairs_packed_backward``, on listed pairs of them, and ``maxsim_spans``;
   ``maxsim_pairs_packed_weighted``, ``maxsim_pairs_packed_weighted_winners``,
   ``maxsim_pairs_packed_weighted_backward``;
-- :mod:`late_interaction.ops.quantized`: ``maxsim_quantized``, ``maxsim_dequantized``, on codes with scales;
-- :mod:`late_interaction.ops.packed_codes`: ``maxsim_hamming``, ``maxsim_asymmetric``, on 1-bit and
-  4-bit codes;
+- :mod:`late_interaction.ops.quantized`: ``maxsim_quantized``, ``maxsim_quantized_packed``,
+  ``maxsim_dequantized``, on codes with scales;
+- :mod:`late_interaction.ops.packed_codes`: ``maxsim_hamming``, ``maxsim_asymmetric``,
+  ``maxsim_hamming_packed``, ``maxsim_asymmetric_packed``, on 1-bit and 4-bit codes;
 - :mod:`late_interaction.ops.plaid`: ``maxsim_residual``, ``maxsim_residual_winners``,
   ``maxsim_residual_backward``, ``plaid_approx_score``, on compressed documents;
 - :mod:`late_interaction.ops.from_hidden`: ``maxsim_from_hidden``, ``maxsim_from_hidden_winners``,
@@ -104,9 +105,12 @@ maxsim_pairs_packed_weighted_winners = operators.maxsim_pairs_packed_weighted_wi
 maxsim_pairs_packed_weighted_backward = operators.maxsim_pairs_packed_weighted_backward.default
 maxsim_spans = operators.maxsim_spans.default
 maxsim_quantized = operators.maxsim_quantized.default
+maxsim_quantized_packed = operators.maxsim_quantized_packed.default
 maxsim_dequantized = operators.maxsim_dequantized.default
 maxsim_hamming = operators.maxsim_hamming.default
 maxsim_asymmetric = operators.maxsim_asymmetric.default
+maxsim_hamming_packed = operators.maxsim_hamming_packed.default
+maxsim_asymmetric_packed = operators.maxsim_asymmetric_packed.default
 maxsim_residual = operators.maxsim_residual.default
 maxsim_residual_winners = operators.maxsim_residual_winners.default
 maxsim_residual_backward = operators.maxsim_residual_backward.default
@@ -135,6 +139,7 @@ __all__ = [
     "kmeans_labels",
     "maxsim",
     "maxsim_asymmetric",
+    "maxsim_asymmetric_packed",
     "maxsim_backward",
     "maxsim_backward_recompute",
     "maxsim_dequantized",
@@ -142,6 +147,7 @@ __all__ = [
     "maxsim_from_hidden_backward",
     "maxsim_from_hidden_winners",
     "maxsim_hamming",
+    "maxsim_hamming_packed",
     "maxsim_pairs_packed",
     "maxsim_pairs_packed_backward",
     "maxsim_pairs_packed_weighted",
@@ -149,6 +155,7 @@ __all__ = [
     "maxsim_pairs_packed_weighted_winners",
     "maxsim_pairs_packed_winners",
     "maxsim_quantized",
+    "maxsim_quantized_packed",
     "maxsim_residual",
     "maxsim_residual_backward",
     "maxsim_residual_winners",

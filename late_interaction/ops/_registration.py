@@ -128,6 +128,14 @@ def scores_dtype(Q: Tensor) -> torch.dtype:
     return torch.float64 if Q.dtype == torch.float64 else torch.float32
 
 
+def count_sequences(name: str, cu_seqlens: Tensor) -> int:
+    """Count packed sequences by their offsets, of which the kernels check the rest."""
+    torch._check(
+        cu_seqlens.dim() == 1, lambda: f"late_interaction: {name} must be 1-D, got {cu_seqlens.dim()} dims"
+    )
+    return cu_seqlens.shape[0] - 1
+
+
 def check_sums(name: str, sums: Tensor | None, of: Tensor) -> None:
     """On the CPU what the CUDA operators ask of sums that a gradient of ``of`` is added to."""
     wanted = scores_dtype(of)

@@ -41,6 +41,7 @@ from late_interaction.ops._registration import (
     call_in_backward,
     call_in_function,
     call_without_gradients,
+    count_sequences,
     fake_gradient,
     once,
     register_backward,
@@ -82,6 +83,18 @@ def fake_scores(Q: Tensor, D: Tensor, paired: bool = False) -> Tensor:
     """Return empty scores of the shape and dtype that a forward has."""
     _check_ranks(Q, D, paired)
     return Q.new_empty(Q.shape[:1] if paired else (Q.shape[0], D.shape[-3]), dtype=scores_dtype(Q))
+
+
+def fake_packed_scores(Q: Tensor, D: Tensor, cu_seqlens_d: Tensor) -> Tensor:
+    """Return empty scores of padded queries and packed documents."""
+    torch._check(
+        Q.dim() == 3 and D.dim() == 2,
+        lambda: (
+            f"late_interaction: Q must be [Nq, Lq, d] and D [tokens, d], got ranks {Q.dim()} and {D.dim()}"
+        ),
+    )
+    documents = count_sequences("cu_seqlens_d", cu_seqlens_d)
+    return Q.new_empty((Q.shape[0], documents), dtype=torch.float32)
 
 
 def _fake_maxsim(

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from late_interaction.ops._library import operators
-from late_interaction.ops._registration import refuse_without_cuda, register_helper
+from late_interaction.ops._registration import count_sequences, refuse_without_cuda, register_helper
 
 _op = operators.muvera_encode.default
 
@@ -48,7 +48,7 @@ def _fake(
     d_final: int,
     *_: Any,
 ) -> Tensor:
-    count = tokens.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    count = tokens.shape[0] if cu_seqlens is None else count_sequences("cu_seqlens", cu_seqlens)
     dims = repetitions * (1 << k_sim) * (tokens.shape[-1] if projection is None else d_proj)
     return tokens.new_empty((count, dims if buckets is None else d_final), dtype=torch.float32)
 

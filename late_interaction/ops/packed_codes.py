@@ -6,9 +6,13 @@
 ``maxsim_asymmetric(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits) -> scores``
     ``Q`` holds int8 codes, ``D`` codes of ``nbits`` (1: +1 where set, else -1; 4: the value - 8), uint8 of
     ``ceil(d * nbits / 8)`` bytes a token. Scales as in ``maxsim_quantized``.
+``maxsim_hamming_packed(Q, D, d, q_mask, cu_seqlens_d) -> scores``
+``maxsim_asymmetric_packed(Q, D, scale_Q, scale_D, q_mask, cu_seqlens_d, nbits) -> scores``
+    The same of packed documents, as those of ``maxsim_quantized_packed``.
 
-Neither is differentiable. CPUs and GPUs have kernels for both. Where the CUDA library is missing, functions
-of this module unpack the documents to int8, at most 64 MiB at a time, and call ``maxsim_quantized``.
+None is differentiable. CPUs have kernels for all of them, GPUs for the first two. Where the CUDA library is
+missing, functions of this module do these: they unpack the documents to int8, at most 64 MiB at a time, and
+call ``maxsim_quantized``.
 """
 
 import torch
@@ -19,7 +23,7 @@ from late_interaction.ops._arguments import check_scales_and_masks, check_tensor
 from late_interaction.ops._blocks import blocks
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import register_forward, without_gradients
-from late_interaction.ops.dense import fake_scores
+from late_interaction.ops.dense import fake_packed_scores, fake_scores
 
 
 def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:
@@ -91,9 +95,30 @@ def _fake(Q: Tensor, D: Tensor, *_: object) -> Tensor:
     return fake_scores(Q, D)
 
 
+def _fake_hamming_packed(Q: Tensor, D: Tensor, d: int, q_mask: Tensor | None, cu_seqlens_d: Tensor) -> Tensor:
+    return fake_packed_scores(Q, D, cu_seqlens_d)
+
+
+def _fake_asymmetric_packed(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    cu_seqlens_d: Tensor,
+    nbits: int,
+) -> Tensor:
+    return fake_packed_scores(Q, D, cu_seqlens_d)
+
+
 def register() -> None:
     """Register the operators."""
     for op in (operators.maxsim_hamming.default, operators.maxsim_asymmetric.default):
         register_forward(op, _fake, without_gradients(op))
+    for op, fake in (
+        (operators.maxsim_hamming_packed.default, _fake_hamming_packed),
+        (operators.maxsim_asymmetric_packed.default, _fake_asymmetric_packed),
+    ):
+        register_forward(op, fake, without_gradients(op), packed=True)
     library.impl("maxsim_hamming", _maxsim_hamming, "CompositeExplicitAutograd")
     library.impl("maxsim_asymmetric", _maxsim_asymmetric, "CompositeExplicitAutograd")

@@ -28,6 +28,7 @@ from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
     applied,
     call_in_function,
+    count_sequences,
     register_backward,
     register_forward,
     scores_dtype,
@@ -49,7 +50,7 @@ def _fake(Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, *_: Any)
         codes.dim() in (1, 2),
         lambda: f"late_interaction: codes must be [tokens] or [Nd, Ld], got rank {codes.dim()}",
     )
-    N = codes.shape[0] if codes.dim() == 2 else extents.shape[0] - 1
+    N = codes.shape[0] if codes.dim() == 2 else count_sequences("extents", extents)
     return Q.new_empty((Q.shape[0], N), dtype=scores_dtype(Q))
 
 

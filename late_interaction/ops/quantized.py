@@ -4,9 +4,12 @@
     ``Q`` and ``D`` hold codes, both float8_e4m3fn, float8_e5m2 or int8; scales are float32, 0-dim (one for
     all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
     it reaches NaN. Not differentiable.
-``maxsim_dequantized(...the same...) -> scores``
-    The same by way of float32 copies, written here: ``maxsim_quantized`` calls it where a GPU has no kernel
-    for the call (rows that are no whole number of 16 bytes; more than 256 dims on GPUs without wgmma, and
+``maxsim_quantized_packed(Q, D, scale_Q, scale_D, q_mask, cu_seqlens_d) -> scores``
+    The same of packed documents: ``D`` is ``[tokens, d]``, ``scale_D`` 0-dim or ``[tokens]``, and document
+    ``j`` the tokens from ``cu_seqlens_d[j]`` (int32) up to ``cu_seqlens_d[j + 1]``. Queries are padded.
+``maxsim_dequantized(...those of maxsim_quantized...) -> scores``
+    ``maxsim_quantized`` by way of float32 copies, written here. That calls it where a GPU has no kernel for
+    the call (rows that are no whole number of 16 bytes; more than 256 dims on GPUs without wgmma, and
     thousands with short queries on others).
 ``quantize_rows_(rows, codes, scale)``
     On CUDA alone. Writes codes of ``rows`` ``[..., d]``, and the scale of each row, float32 ``[...]``.
@@ -24,8 +27,12 @@ from late_interaction._checks.tensors import CODES
 from late_interaction.ops._arguments import check_scales_and_masks
 from late_interaction.ops._blocks import blocks
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._registration import register_forward, register_helper, without_gradients
-from late_interaction.ops.dense import fake_scores
+from late_interaction.ops._registration import (
+    register_forward,
+    register_helper,
+    without_gradients,
+)
+from late_interaction.ops.dense import fake_packed_scores, fake_scores
 
 
 def _usable(scale: Tensor) -> Tensor:
@@ -35,6 +42,12 @@ def _usable(scale: Tensor) -> Tensor:
 
 def _fake(Q: Tensor, D: Tensor, *_: Tensor | None) -> Tensor:
     return fake_scores(Q, D)
+
+
+def _fake_packed(
+    Q: Tensor, D: Tensor, scale_Q: Tensor, scale_D: Tensor, q_mask: Tensor | None, cu_seqlens_d: Tensor
+) -> Tensor:
+    return fake_packed_scores(Q, D, cu_seqlens_d)
 
 
 def _fake_rows(rows: Tensor, codes: Tensor, scale: Tensor) -> None:
@@ -81,5 +94,7 @@ def register() -> None:
     """Register the operators."""
     for op in (operators.maxsim_quantized.default, operators.maxsim_dequantized.default):
         register_forward(op, _fake, without_gradients(op))
+    packed = operators.maxsim_quantized_packed.default
+    register_forward(packed, _fake_packed, without_gradients(packed), packed=True)
     register_helper(operators.quantize_rows_.default, _fake_rows)
     library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")

@@ -25,7 +25,13 @@ from torch import Tensor
 
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._packed import register_packed
-from late_interaction.ops._registration import check_sums, fake_nothing, register_helper, scores_dtype
+from late_interaction.ops._registration import (
+    check_sums,
+    count_sequences,
+    fake_nothing,
+    register_helper,
+    scores_dtype,
+)
 from late_interaction.ops.winners import packed_winner_dtype
 
 
@@ -34,7 +40,9 @@ def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, prec
         Q.dim() == 2 and D.dim() == 2,
         lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
     )
-    return Q.new_empty((cu_seqlens_q.shape[0] - 1, cu_seqlens_d.shape[0] - 1), dtype=scores_dtype(Q))
+    queries = count_sequences("cu_seqlens_q", cu_seqlens_q)
+    documents = count_sequences("cu_seqlens_d", cu_seqlens_d)
+    return Q.new_empty((queries, documents), dtype=scores_dtype(Q))
 
 
 def _fake_winners(

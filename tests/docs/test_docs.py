@@ -52,8 +52,8 @@ OPERATORS = {
         " maxsim_pairs_packed_weighted maxsim_pairs_packed_weighted_winners"
         " maxsim_pairs_packed_weighted_backward"
     ),
-    "quantized": "maxsim_quantized maxsim_dequantized",
-    "packed_codes": "maxsim_hamming maxsim_asymmetric",
+    "quantized": "maxsim_quantized maxsim_quantized_packed maxsim_dequantized",
+    "packed_codes": "maxsim_hamming maxsim_asymmetric maxsim_hamming_packed maxsim_asymmetric_packed",
     "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
     "smooth": "smooth_maxsim smooth_maxsim_backward",
     "xtr": "xtr_winners",

@@ -25,7 +25,8 @@ DIFFERENTIABLE = [
     for ending in ("", "_winners")
 ] + ["smooth_maxsim", "xtr_winners"]  # fmt: skip
 SCORES = [*DIFFERENTIABLE, "maxsim_spans", "maxsim_quantized", "maxsim_dequantized", "maxsim_hamming",
-          "maxsim_asymmetric", "plaid_approx_score"]  # fmt: skip
+          "maxsim_asymmetric", "maxsim_quantized_packed", "maxsim_hamming_packed", "maxsim_asymmetric_packed",
+          "plaid_approx_score"]  # fmt: skip
 
 
 def on_each_device(names):

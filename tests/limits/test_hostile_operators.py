@@ -71,6 +71,8 @@ SIZES_TOO = {
     "maxsim_quantized": {"scale_Q", "scale_D"},  # 0-dim: one scale for all tokens
     "maxsim_dequantized": {"scale_Q", "scale_D"},
     "maxsim_asymmetric": {"scale_Q", "scale_D"},
+    "maxsim_quantized_packed": {"scale_Q", "scale_D"},
+    "maxsim_asymmetric_packed": {"scale_Q", "scale_D"},
     "maxsim_backward_into_": {"grad_Q", "grad_D", "sums", "d_sums"},  # without elements: not needed
     "maxsim_varlen_backward_into_": {"q_sums", "d_sums"},  # as many elements
     "xtr_select_": {"d_mask"},  # likewise
@@ -93,9 +95,6 @@ OTHER_NAMES = {
     "cpu_isa": ("cpu_isa",),
     "muvera_encode": ("Q and D",),
     **{name: ("rows", "hidden") for name in DTYPES_TOO if name.startswith("maxsim_from_hidden")},
-    **{
-        name: ("aoti_torch_get_size",) for name in CALLS if "varlen" in name or "packed" in name
-    },  # offsets: []
 }
 REFUSALS = (RuntimeError, TypeError, ValueError)
 INTS = (-1, 0, 1 << 31, 1 << 62)
