@@ -41,7 +41,7 @@ ALLOWED = {
     "cuda/backward": BELOW_OPERATORS | {"cuda/forward"},  # the recomputing backward scores again
     "cuda/varlen": BELOW_OPERATORS | {"cuda/forward", "cuda/backward"},
     "cuda/pairs": BELOW_OPERATORS | {"cuda/forward", "cuda/backward", "cuda/varlen"},
-    "cuda/quantized": BELOW_OPERATORS | {"cuda/forward"},
+    "cuda/quantized": BELOW_OPERATORS | {"cuda/forward", "cuda/varlen"},
     "cuda/plaid": BELOW_OPERATORS | {"cuda/forward"},
     "cuda/from_hidden": BELOW_OPERATORS | {"cuda/forward", "cuda/backward"},
     "cuda/xtr": BELOW_OPERATORS,

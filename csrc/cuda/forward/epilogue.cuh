@@ -28,7 +28,7 @@ struct Passage {
   __device__ __forceinline__ Passage(const ForwardArgs& p, int32_t query, int32_t j, Span of)
       : tokens(static_cast<const E*>(p.D.data) + document_offset(p, query, j) + of.first * p.D.token_stride),
         mask(document_mask(p, query, j)),
-        scales(document_scales(p.d_scales, query, j)),
+        scales(document_scales(p, query, j)),
         first(of.first),
         length(of.length) {
     if (mask != nullptr) mask += first * p.d_mask.token_stride;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "../pipeline/schedule.cuh"
+#include "../primitives/token_scales.cuh"
 #include "args.h"
 
 namespace late_interaction {
@@ -76,6 +77,12 @@ __device__ __forceinline__ DocRange range_of(const ForwardArgs& p, int32_t query
 // Offset, in elements, of a range's first token.
 __device__ __forceinline__ int64_t range_offset(const ForwardArgs& p, int32_t query, const DocRange& range) {
   return document_offset(p, query, range.document) + range.first * p.D.token_stride;
+}
+
+// The scales of a document's tokens, or null. Those of packed tokens lie as these do.
+__device__ __forceinline__ const float* document_scales(const ForwardArgs& p, int32_t query, int32_t j) {
+  if (p.d_scales.data == nullptr || !p.packed) return document_scales(p.d_scales, query, j);
+  return p.d_scales.data + p.spans[document_index(p, query, j)].first * p.d_scales.token_stride;
 }
 
 __device__ __forceinline__ bool keeps_row(const ForwardArgs& p, int32_t row) {

@@ -9,19 +9,26 @@
 
 namespace late_interaction {
 
-// Packed documents: codes of d_bits (1 or 4) each. Queries: int8 of d dims, or bits where q_bits is 1.
+// Documents have equally many tokens that all count, or masks, or lengths of their own.
+enum class CodeDocuments { whole, masked, ragged };
+
+// Queries and documents of bits, or documents of 4-bit codes and queries of int8.
 struct PackedCodesCall {
-  Sizes sizes;  // d counts codes
-  int q_bits = 8;
-  int d_bits = 1;
-  TokenView Q, D;  // one byte an element
+  Sizes sizes;     // d counts codes; ragged: Ld, the tokens of all documents
+  TokenView Q, D;  // one byte an element; tokens of D begin at whole 16 bytes
   MaskView q_mask, d_mask;
+  const int32_t* d_offsets = nullptr;   // [N + 1], ragged documents
   ScaleView q_scale, d_scale;           // no data: 1
   const float* shared_scale = nullptr;  // of all documents' tokens, in the place of d_scale
   float* scores = nullptr;              // [Nq, N]
 };
 
 inline constexpr int kPackedRows = 32;  // query rows in a row tile
+
+inline CodeDocuments documents_of(const PackedCodesCall& call) {
+  if (call.d_offsets != nullptr) return CodeDocuments::ragged;
+  return call.d_mask.data != nullptr ? CodeDocuments::masked : CodeDocuments::whole;
+}
 
 // A row tile as the operand of the products. Bytes of the workspace, for each of Nq * row_tiles:
 //   fragments   steps * 4 * 32 uint2: what each lane holds of 8 rows, for 32 dims
@@ -50,12 +57,20 @@ struct HammingLaunch {
   int64_t workspace_bytes = 0;  // where queries have several row tiles, the scores of each
 };
 
-bool takes_hamming(const PackedCodesCall& call);
+inline constexpr int64_t kMostHammingDims = 2048;  // of which a row tile takes 16 KiB of shared memory
 
 HammingLaunch plan_hamming(const PackedCodesCall& call, int multiprocessors);
 
 cudaError_t launch_hamming(const PackedCodesCall& call, const HammingLaunch& launch, void* workspace,
                            cudaStream_t stream);
+
+// Bits [rows, bytes] as int8 codes [rows, width], +1 and -1; behind d zeros.
+struct UnpackArgs {
+  const uint8_t* bits;
+  int64_t rows, bytes, d, width;
+  int8_t* codes;
+};
+cudaError_t launch_unpack_bits(const UnpackArgs& args, cudaStream_t stream);
 
 // Adds the partial sums [Nq * row_tiles, N] of a query's row tiles, in their order, to scores[Nq, N].
 void add_row_tiles(const float* partials, int64_t N, int64_t pairs, int64_t row_tiles, float* scores,

@@ -1,11 +1,18 @@
 // The operators on packed codes on CUDA: parse, plan, launch. Nothing here waits for the device.
+//
+// Codes of 4 bits, and bits of up to kMostHammingDims with bits, have kernels. Other bits are unpacked to
+// int8 and scored by maxsim_quantized.
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
+
+#include <array>
+#include <limits>
 
 #include "../../common/packed_codes_tensors.h"
 #include "../../common/registration.h"
 #include "../runtime/check.h"
 #include "../runtime/device.h"
+#include "../runtime/op_helpers.h"
 #include "../runtime/stream.h"
 #include "args.h"
 
@@ -13,61 +20,133 @@ namespace late_interaction {
 
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
 using torch::stable::accelerator::DeviceGuard;
 
 // Sums of products fit in 32 bits.
 constexpr int64_t kMostDims = int64_t{1} << 19;
 
-PackedCodesCall call_of(const Inputs& in) {
+std::vector<int64_t> shape_with(const Tensor& x, int64_t width) {
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i));
+  shape.push_back(width);
+  return shape;
+}
+
+// Documents whose rows kernels load in vectors of so many bytes, at distances of less than 2^32.
+Tensor loadable(const Tensor& D, int64_t vector, cudaStream_t stream) {
+  const int64_t bytes = D.size(D.dim() - 1), width = round_up(bytes, vector);
+  const TokenView view = view_tokens(D.dim() == 2 ? torch::stable::unsqueeze(D, 0) : D);
+  const bool near = view.token_stride >= 0 && view.token_stride <= std::numeric_limits<uint32_t>::max();
+  if (near && readable_in_vectors(view, bytes, 1, vector)) return D;
+  const Tensor to = new_tensor(D, shape_with(D, width), D.scalar_type()), from = torch::stable::contiguous(D);
+  if (D.numel() == 0) return to;
+  check(cudaMemcpy2DAsync(to.mutable_data_ptr(), width, from.const_data_ptr(), bytes, bytes,
+                          D.numel() / bytes, cudaMemcpyDeviceToDevice, stream),
+        "codes in whole vectors");
+  return to;
+}
+
+PackedCodesCall call_of(const Inputs& in, const Tensor& D, int64_t d) {
   PackedCodesCall call;
   call.sizes = in.sizes;
+  call.sizes.d = d;
   call.Q = in.Q;
-  call.D = in.D;
+  call.D = view_tokens(D.dim() == 2 ? torch::stable::unsqueeze(D, 0) : D);
   call.q_mask = in.q_mask;
   call.d_mask = in.d_mask;
+  if (in.packed) call.d_offsets = in.packed->d_offsets;
   return call;
 }
 
-Tensor score(PackedCodesCall& call, const Tensor& like) {
-  STD_TORCH_CHECK(call.sizes.d <= kMostDims, "late_interaction: d must be at most ", kMostDims,
-                  " on CUDA, got ", call.sizes.d);
-  const int device = like.get_device_index();
+Tensor new_scores(const Inputs& in, const Tensor& like) {
+  return new_tensor(like, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
+}
+
+// Scores of no products: true if there are none.
+bool is_empty(const Inputs& in, const Tensor& scores, cudaStream_t stream) {
+  if (scores.numel() > 0 && in.sizes.Ld > 0 && in.sizes.Lq > 0) return false;
+  fill_zero(scores, stream);
+  return true;
+}
+
+Tensor unpacked(const Tensor& x, int64_t d, cudaStream_t stream) {
+  const int64_t bytes = x.size(x.dim() - 1), width = round_up(d, 16);
+  const Tensor bits = torch::stable::contiguous(x),
+               codes = new_tensor(x, shape_with(x, width), ScalarType::Char);
+  const UnpackArgs args{.bits = static_cast<const uint8_t*>(bits.const_data_ptr()),
+                        .rows = x.numel() / bytes,
+                        .bytes = bytes,
+                        .d = d,
+                        .width = width,
+                        .codes = static_cast<int8_t*>(codes.mutable_data_ptr())};
+  check(launch_unpack_bits(args, stream), "unpacked bits");
+  return codes;
+}
+
+// documents: a mask, or the offsets of packed ones.
+template <class Documents>
+Tensor maxsim_quantized(const char* name, const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
+                        const Tensor& scale_D, const OptionalTensor& q_mask, const Documents& documents) {
+  using torch::stable::detail::from;
+  std::array<StableIValue, 6> stack{from(Q),       from(D),      from(scale_Q),
+                                    from(scale_D), from(q_mask), from(documents)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// ---- bits with bits ----
+
+template <class Documents>
+Tensor score_hamming(const Inputs& in, const Tensor& Q, const Tensor& D, int64_t d,
+                     const OptionalTensor& q_mask, const Documents& documents, const char* quantized) {
+  STD_TORCH_CHECK(d <= kMostDims, "late_interaction: d must be at most ", kMostDims, " on CUDA, got ", d);
+  const int device = Q.get_device_index();
   const DeviceGuard guard(device);
-  const Tensor scores = new_tensor(like, {call.sizes.Nq, call.sizes.N}, ScalarType::Float);
-  if (call.sizes.Nq == 0 || call.sizes.N == 0) return scores;
-  call.scores = static_cast<float*>(scores.mutable_data_ptr());
-  const int multiprocessors = device_properties(device).sm_count;
-  if (takes_hamming(call)) {
-    const HammingLaunch launch = plan_hamming(call, multiprocessors);
-    const Tensor workspace = new_tensor(like, {launch.workspace_bytes}, ScalarType::Byte);
-    check(launch_hamming(call, launch, workspace.mutable_data_ptr(), current_stream(device)), "packed codes");
-    return scores;
+  const cudaStream_t stream = current_stream(device);
+  if (d > kMostHammingDims) {
+    Tensor one = new_tensor(Q, {}, ScalarType::Float);
+    torch::stable::fill_(one, 1.0);
+    return maxsim_quantized(quantized, unpacked(Q, d, stream), unpacked(D, d, stream), one, one, q_mask,
+                            documents);
   }
-  const PackedCodesLaunch launch = plan_packed_codes(call, multiprocessors);
-  const Tensor workspace = new_tensor(like, {launch.workspace_bytes}, ScalarType::Byte);
-  check(launch_packed_codes(call, launch, workspace.mutable_data_ptr(), current_stream(device)),
-        "packed codes");
+  const Tensor scores = new_scores(in, Q);
+  if (is_empty(in, scores, stream)) return scores;
+  const Tensor tokens = loadable(D, 4, stream);
+  PackedCodesCall call = call_of(in, tokens, d);
+  call.scores = static_cast<float*>(scores.mutable_data_ptr());
+  const HammingLaunch launch = plan_hamming(call, device_properties(device).sm_count);
+  const Tensor workspace = new_tensor(Q, {launch.workspace_bytes}, ScalarType::Byte);
+  check(launch_hamming(call, launch, workspace.mutable_data_ptr(), stream), "packed codes");
   return scores;
 }
 
 Tensor maxsim_hamming(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mask, OptionalTensor d_mask) {
-  const Inputs in = parse_hamming_inputs(Q, D, d, q_mask, d_mask);
-  PackedCodesCall call = call_of(in);
-  call.sizes.d = d;
-  call.q_bits = 1;
-  return score(call, Q);
+  return score_hamming(parse_hamming_inputs(Q, D, d, q_mask, d_mask), Q, D, d, q_mask, d_mask,
+                       LATE_INTERACTION_QUALIFIED("maxsim_quantized"));
 }
+
+Tensor maxsim_hamming_packed(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mask, Tensor cu_seqlens_d) {
+  return score_hamming(parse_hamming_packed_inputs(Q, D, d, q_mask, cu_seqlens_d), Q, D, d, q_mask,
+                       cu_seqlens_d, LATE_INTERACTION_QUALIFIED("maxsim_quantized_packed"));
+}
+
+// ---- codes of 4 bits, and bits, with int8 ----
 
 bool one_for_all(const ScaleView& scale) {
   return scale.query_stride == 0 && scale.item_stride == 0 && scale.token_stride == 0;
 }
 
-Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
-                         OptionalTensor d_mask, int64_t nbits) {
-  const QuantizedInputs in = parse_asymmetric_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits);
-  PackedCodesCall call = call_of(in);
-  call.d_bits = static_cast<int>(nbits);
+Tensor score_4_bits(const QuantizedInputs& in, const Tensor& Q, const Tensor& D) {
+  const int64_t d = in.sizes.d;
+  STD_TORCH_CHECK(d <= kMostDims, "late_interaction: d must be at most ", kMostDims, " on CUDA, got ", d);
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const Tensor scores = new_scores(in, Q);
+  if (is_empty(in, scores, stream)) return scores;
+  const Tensor tokens = loadable(D, 16, stream);
+  PackedCodesCall call = call_of(in, tokens, d);
+  call.scores = static_cast<float*>(scores.mutable_data_ptr());
   call.q_scale = in.q_scale;
   // Scales are not negative, so one that all documents' tokens share can multiply their maxima instead.
   if (one_for_all(in.d_scale)) {
@@ -75,7 +154,35 @@ Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opt
   } else {
     call.d_scale = in.d_scale;
   }
-  return score(call, Q);
+  const PackedCodesLaunch launch = plan_packed_codes(call, device_properties(device).sm_count);
+  const Tensor workspace = new_tensor(Q, {launch.workspace_bytes}, ScalarType::Byte);
+  check(launch_packed_codes(call, launch, workspace.mutable_data_ptr(), stream), "packed codes");
+  return scores;
+}
+
+template <class Documents>
+Tensor score_asymmetric(const QuantizedInputs& in, const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
+                        const Tensor& scale_D, const OptionalTensor& q_mask, const Documents& documents,
+                        int64_t nbits, const char* quantized) {
+  if (nbits == 4) return score_4_bits(in, Q, D);
+  const DeviceGuard guard(Q.get_device_index());
+  Tensor codes = unpacked(D, in.sizes.d, current_stream(Q.get_device_index()));
+  codes = torch::stable::narrow(codes, codes.dim() - 1, 0, in.sizes.d);
+  return maxsim_quantized(quantized, Q, codes, scale_Q, scale_D, q_mask, documents);
+}
+
+Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                         OptionalTensor d_mask, int64_t nbits) {
+  return score_asymmetric(parse_asymmetric_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits), Q, D,
+                          scale_Q, scale_D, q_mask, d_mask, nbits,
+                          LATE_INTERACTION_QUALIFIED("maxsim_quantized"));
+}
+
+Tensor maxsim_asymmetric_packed(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                                Tensor cu_seqlens_d, int64_t nbits) {
+  return score_asymmetric(parse_asymmetric_packed_inputs(Q, D, scale_Q, scale_D, q_mask, cu_seqlens_d, nbits),
+                          Q, D, scale_Q, scale_D, q_mask, cu_seqlens_d, nbits,
+                          LATE_INTERACTION_QUALIFIED("maxsim_quantized_packed"));
 }
 
 }  // namespace
@@ -84,5 +191,7 @@ Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opt
 
 LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_hamming", TORCH_BOX(&late_interaction::maxsim_hamming));
+  m.impl("maxsim_hamming_packed", TORCH_BOX(&late_interaction::maxsim_hamming_packed));
   m.impl("maxsim_asymmetric", TORCH_BOX(&late_interaction::maxsim_asymmetric));
+  m.impl("maxsim_asymmetric_packed", TORCH_BOX(&late_interaction::maxsim_asymmetric_packed));
 }

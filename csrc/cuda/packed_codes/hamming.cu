@@ -9,36 +9,35 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int64_t kMostDims = 2048;  // of which a row tile takes 16 KiB of shared memory
-constexpr int kSharedTiles =
-    4;  // row tiles that a warp multiplies its documents with, where queries share them
+// Row tiles that a warp multiplies its documents with, where queries share them.
+constexpr int kSharedTiles = 4;
 
 bool shares_documents(const PackedCodesCall& call) {
   return call.D.query_stride == 0 && call.d_mask.query_stride == 0;
 }
 
-template <int kTiles, bool kLong>
-void score(const HammingArgs& args, bool wide, unsigned blocks, cudaStream_t stream) {
+template <int kTiles, bool kLong, CodeDocuments kDocuments>
+void score_documents(const HammingArgs& args, bool wide, unsigned blocks, cudaStream_t stream) {
   constexpr int kThreads = kHammingWarps * 32;
   const size_t smem = kLong ? args.dim_blocks * 4 * 32 * sizeof(uint2) : 0;
-  if (args.d_mask.data == nullptr) {
-    wide ? score_hamming<kTiles, false, true, kLong><<<blocks, kThreads, smem, stream>>>(args)
-         : score_hamming<kTiles, false, false, kLong><<<blocks, kThreads, smem, stream>>>(args);
-  } else {
-    wide ? score_hamming<kTiles, true, true, kLong><<<blocks, kThreads, smem, stream>>>(args)
-         : score_hamming<kTiles, true, false, kLong><<<blocks, kThreads, smem, stream>>>(args);
+  wide ? score_hamming<kTiles, kDocuments, true, kLong><<<blocks, kThreads, smem, stream>>>(args)
+       : score_hamming<kTiles, kDocuments, false, kLong><<<blocks, kThreads, smem, stream>>>(args);
+}
+
+template <int kTiles, bool kLong>
+void score(const HammingArgs& args, CodeDocuments documents, bool wide, unsigned blocks,
+           cudaStream_t stream) {
+  switch (documents) {
+    case CodeDocuments::whole:
+      return score_documents<kTiles, kLong, CodeDocuments::whole>(args, wide, blocks, stream);
+    case CodeDocuments::masked:
+      return score_documents<kTiles, kLong, CodeDocuments::masked>(args, wide, blocks, stream);
+    case CodeDocuments::ragged:
+      return score_documents<kTiles, kLong, CodeDocuments::ragged>(args, wide, blocks, stream);
   }
 }
 
 }  // namespace
-
-bool takes_hamming(const PackedCodesCall& call) {
-  const int64_t bytes = ceil_div(call.sizes.d, 8);
-  const int64_t last = (call.sizes.Ld - 1) * call.D.token_stride + bytes;
-  return call.q_bits == 1 && call.d_bits == 1 && call.sizes.d <= kMostDims && call.sizes.Ld > 0 &&
-         readable_in_vectors(call.D, bytes, 1, 4) && call.D.token_stride >= 0 &&
-         last <= std::numeric_limits<uint32_t>::max();
-}
 
 HammingLaunch plan_hamming(const PackedCodesCall& call, int multiprocessors) {
   const Sizes& s = call.sizes;
@@ -67,6 +66,7 @@ cudaError_t launch_hamming(const PackedCodesCall& call, const HammingLaunch& lau
                          .D = call.D,
                          .q_mask = call.q_mask,
                          .d_mask = call.d_mask,
+                         .d_offsets = call.d_offsets,
                          .N = s.N,
                          .Lq = static_cast<int32_t>(s.Lq),
                          .Ld = static_cast<int32_t>(s.Ld),
@@ -80,12 +80,13 @@ cudaError_t launch_hamming(const PackedCodesCall& call, const HammingLaunch& lau
                          .out = launch.row_tiles > 1 ? static_cast<float*>(workspace) : call.scores};
   const bool wide = readable_in_vectors(call.D, bytes, 1, 16);
   const auto grid = static_cast<unsigned>(blocks);
+  const CodeDocuments documents = documents_of(call);
   if (s.d > 128) {
-    score<1, true>(args, wide, grid, stream);
+    score<1, true>(args, documents, wide, grid, stream);
   } else if (launch.tiles_of_warp == 1) {
-    score<1, false>(args, wide, grid, stream);
+    score<1, false>(args, documents, wide, grid, stream);
   } else {
-    score<kSharedTiles, false>(args, wide, grid, stream);
+    score<kSharedTiles, false>(args, documents, wide, grid, stream);
   }
   if (launch.row_tiles > 1) {
     add_row_tiles(args.out, s.N, s.Nq * s.N, launch.row_tiles, call.scores, stream);

@@ -25,8 +25,10 @@
 #include <cstdint>
 
 #include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
 #include "../ptx/mma_b1.cuh"
 #include "args.h"
+#include "ragged.cuh"
 #include "row_maxima.cuh"
 
 namespace late_interaction {
@@ -46,6 +48,7 @@ inline constexpr int kHammingBlocksOfFour = hamming_resident_blocks(4);
 struct HammingArgs {
   TokenView Q, D;
   MaskView q_mask, d_mask;
+  const int32_t* d_offsets;  // ragged: of documents, in the Ld tokens of D
   int64_t N;
   int32_t Lq, Ld, d, bytes;  // bytes of a token
   int32_t dim_blocks;        // of 128 dims
@@ -125,11 +128,12 @@ struct HammingRows {
 
 // A place in the documents of a warp: the dims from 128 * block on of 32 tokens from `first` on of document
 // j.
+template <CodeDocuments kDocuments>
 struct HammingCursor {
   const uint8_t* codes;
   const uint8_t* mask;
   int64_t j;
-  int32_t first, block;
+  int32_t first, block, length;
 
   __device__ __forceinline__ HammingCursor(const HammingArgs& args, int64_t query, int64_t document)
       : codes(static_cast<const uint8_t*>(args.D.data) + query * args.D.query_stride +
@@ -137,14 +141,25 @@ struct HammingCursor {
         mask(args.d_mask.data + query * args.d_mask.query_stride + document * args.d_mask.item_stride),
         j(document),
         first(0),
-        block(0) {}
+        block(0),
+        length(args.Ld) {
+    if constexpr (kDocuments == CodeDocuments::ragged) enter(args);
+  }
+
+  __device__ __forceinline__ void enter(const HammingArgs& args) {
+    if (j >= args.N) return;
+    const RaggedDocument document = ragged_document(args.d_offsets, j, args.Ld);
+    codes = static_cast<const uint8_t*>(args.D.data) + document.first * args.D.token_stride;
+    length = document.length;
+  }
 
   // To the next tokens.
   __device__ __forceinline__ void next(const HammingArgs& args, int64_t step) {
     first += kHammingTokens;
-    if (first < args.Ld) return;
+    if (first < length) return;
     first = 0;
     j += step;
+    if constexpr (kDocuments == CodeDocuments::ragged) return enter(args);
     codes += step * args.D.item_stride;
     mask += step * args.d_mask.item_stride;
   }
@@ -163,19 +178,20 @@ struct HammingRing {
   uint32_t* words;  // of the warp
   int stage = 0;    // that is read next
 
-  __device__ __forceinline__ void issue(const HammingArgs& args, const HammingCursor& at, int to) const {
-    const int32_t lane = threadIdx.x % 32, last = args.Ld - 1;
-    const auto begin = static_cast<uint32_t>(__cvta_generic_to_shared(words + to * 4 * kHammingTokens));
+  template <class Cursor>
+  __device__ __forceinline__ void issue(const HammingArgs& args, const Cursor& at, int to) const {
+    const int32_t lane = threadIdx.x % 32, last = max(at.length, 1) - 1;
+    const uint32_t begin = ptx::smem_address(words + to * 4 * kHammingTokens);
     const auto stride = static_cast<uint32_t>(args.D.token_stride);
     if (at.j < args.N) {
       if constexpr (kWide) {
-        const auto token = static_cast<uint32_t>(min(at.first + lane, last));
+        const auto token = static_cast<uint64_t>(min(at.first + lane, last));
         ptx::cp_async_16(begin + 16 * lane, at.codes + (token * stride + 16 * at.block), 16);
       } else {
         const int32_t byte = at.block * 16 + lane % 4 * 4;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const auto token = static_cast<uint32_t>(min(at.first + lane / 4 + 8 * k, last));
+          const auto token = static_cast<uint64_t>(min(at.first + lane / 4 + 8 * k, last));
           ptx::cp_async_narrow<4>(begin + 4 * (32 * k + lane), at.codes + (token * stride + byte),
                                   byte < args.bytes ? 4 : 0);
         }
@@ -185,8 +201,8 @@ struct HammingRing {
   }
 
   // The words of the next stage. The one before it is filled with what `ahead` is at.
-  __device__ __forceinline__ void take(const HammingArgs& args, const HammingCursor& ahead,
-                                       uint32_t (&word)[4]) {
+  template <class Cursor>
+  __device__ __forceinline__ void take(const HammingArgs& args, const Cursor& ahead, uint32_t (&word)[4]) {
     ptx::cp_async_wait<kHammingDepth - 2>();
     __syncwarp();  // other lanes' copies have landed, and the stage before this one has been read
     issue(args, ahead, stage == 0 ? kHammingDepth - 1 : stage - 1);
@@ -236,7 +252,8 @@ __device__ __forceinline__ void hamming_operands(const uint32_t (&word)[4], cons
 }
 
 // Whether the lane's of the 32 tokens at `at` counts.
-__device__ __forceinline__ bool hamming_mask_of_lane(const HammingArgs& args, const HammingCursor& at) {
+template <class Cursor>
+__device__ __forceinline__ bool hamming_mask_of_lane(const HammingArgs& args, const Cursor& at) {
   const int32_t token = at.first + static_cast<int32_t>(threadIdx.x) % 32;
   return at.j < args.N && token < args.Ld && at.mask[token * args.d_mask.token_stride] != 0;
 }
@@ -247,16 +264,15 @@ struct HammingMaxima {
   int32_t best[kTiles][8] = {};
 
   // Folds 32 tokens; their stages come from the ring.
-  template <class Ring>
+  template <class Ring, class Cursor>
   __device__ __forceinline__ void fold(const HammingArgs& args, const HammingRows<kTiles, kLong>& rows,
-                                       Ring& ring, HammingCursor& ahead, int64_t step,
-                                       const uint32_t (&keep)[4]) {
+                                       Ring& ring, Cursor& ahead, int64_t step, const uint32_t (&keep)[4]) {
     uint32_t word[4], a[2][4];
     if constexpr (kLong) {
       Agreements tile[4];
       for (int32_t block = 0; block < args.dim_blocks; ++block) {
         ring.take(args, ahead, word);
-        ahead.next_dims<true>(args, step);
+        ahead.template next_dims<true>(args, step);
         hamming_operands(word, keep, a);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
@@ -271,7 +287,7 @@ struct HammingMaxima {
       for (int n = 0; n < 4; ++n) tile[n].fold(best[0][2 * n], best[0][2 * n + 1]);
     } else {
       ring.take(args, ahead, word);
-      ahead.next_dims<false>(args, step);
+      ahead.template next_dims<false>(args, step);
       hamming_operands(word, keep, a);
 #pragma unroll
       for (int i = 0; i < kTiles * 4; ++i) {
@@ -296,10 +312,11 @@ struct HammingMaxima {
   }
 };
 
-template <int kTiles, bool kMasked, bool kWide, bool kLong>
+template <int kTiles, CodeDocuments kDocuments, bool kWide, bool kLong>
 __global__ void __launch_bounds__(kHammingWarps * 32,
                                   kTiles == 4 ? kHammingBlocksOfFour : hamming_resident_blocks(kTiles))
     score_hamming(const HammingArgs args) {
+  constexpr bool kMasked = kDocuments == CodeDocuments::masked;
   __shared__ __align__(16) uint32_t words[kHammingWarps][kHammingDepth * 4 * kHammingTokens];
   extern __shared__ uint2 fragments[];
   const int64_t group = blockIdx.x / args.blocks;
@@ -312,19 +329,18 @@ __global__ void __launch_bounds__(kHammingWarps * 32,
   if constexpr (kLong) __syncthreads();
   if (j >= args.N) return;
   HammingRing<kWide> ring{words[threadIdx.x / 32]};
-  HammingCursor at(args, query, j);
-  HammingCursor ahead = at;
+  HammingCursor<kDocuments> at(args, query, j), ahead = at;
 #pragma unroll 1
   for (int stage = 0; stage < kHammingDepth - 1; ++stage) {
     ring.issue(args, ahead, stage);
-    ahead.next_dims<kLong>(args, step);
+    ahead.template next_dims<kLong>(args, step);
   }
   const auto tiles = static_cast<int32_t>(last - tile + 1);
   bool mask_ahead = kMasked && hamming_mask_of_lane(args, at);
   while (at.j < args.N) {
     float* out = args.out + tile * args.N + at.j;
     HammingMaxima<kTiles, kLong> maxima;
-    bool any = !kMasked;
+    bool any = !kMasked && at.length > 0;
     do {
       uint32_t keep[4] = {~0u, ~0u, ~0u, ~0u};
       at.next(args, step);

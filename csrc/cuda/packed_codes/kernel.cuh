@@ -1,11 +1,10 @@
-// MaxSim of packed codes: 32 query rows of int8 with documents of 1 or 4 bits a dim, a warp a document.
+// MaxSim of codes of 4 bits: 32 query rows of int8 with documents, a warp a document.
 //
-//   load      a lane has 32 dims of 4 tokens: a word of 1-bit codes, four words of 4-bit codes. cp.async
-//             copies them to shared memory some tiles ahead, also over the end of a document; a lane reads
-//             its own
-//   unpack    a shift and an AND make 4 int8 of a word: a bit as 0 or 2, four bits as 0 to 15
-//   multiply  mma.m16n8k32, 16 tokens by 8 rows; sums begin with what turns 0 and 2 into -1 and 1 (0 to 15
-//             into -8 to 7), which is a multiple of the sum of a row's codes
+//   load      a lane has 32 dims of 4 tokens, 16 bytes each. cp.async copies them to shared memory some tiles
+//             ahead, also over the end of a document; a lane reads its own
+//   unpack    a shift and an AND make 4 int8 of a word: four bits as 0 to 15
+//   multiply  mma.m16n8k32, 16 tokens by 8 rows; sums begin with what turns 0 to 15 into -8 to 7, which is a
+//             multiple of the sum of a row's codes
 //   fold      without scales of tokens as integers, else as floats times the scale of their token
 //
 // A lane keeps the maxima of the 8 rows that its sums belong to; lanes merge theirs when a document ends.
@@ -18,8 +17,10 @@
 #include "../primitives/argmax.cuh"
 #include "../primitives/token_scales.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
 #include "../ptx/mma_int8.cuh"
 #include "args.h"
+#include "ragged.cuh"
 #include "row_maxima.cuh"
 
 namespace late_interaction {
@@ -29,21 +30,22 @@ inline constexpr int kPackedTokens = 32;                // that a warp multiplie
 inline constexpr int32_t kFloatOfInteger = 0x4B400000;  // 1.5 * 2^23 as a float: + x has x in its last bits
 
 // What a kernel is compiled for.
-template <int kBits_, bool kScaled_, bool kAligned_, bool kMasked_, bool kShort_>
+template <CodeDocuments kDocuments, bool kScaled_, bool kShort_>
 struct PackedKind {
-  static constexpr int kBits = kBits_;       // of a code: 1 or 4; also the words that a lane has of 128 dims
+  static constexpr bool kMasked = kDocuments == CodeDocuments::masked;
+  static constexpr bool kRagged = kDocuments == CodeDocuments::ragged;
   static constexpr bool kScaled = kScaled_;  // document tokens have scales of their own
-  static constexpr bool kAligned = kAligned_;  // a lane's words can be loaded at once, at offsets of 32 bits
-  static constexpr bool kMasked = kMasked_;
-  static constexpr bool kShort = kShort_;  // d <= 128: fragments stay in registers
-  // As many as registers allow without spills.
-  static constexpr int kResidentBlocks = kBits == 1 && kShort && !kMasked && !kScaled ? 4 : 3;
+  static constexpr bool kShort = kShort_;    // d <= 128: fragments stay in registers
 };
+
+inline constexpr int kPackedBlocks = 3;  // of a multiprocessor, as many as registers allow without spills
+inline constexpr int kPackedDepth = 4;   // tiles of a warp's ring
 
 struct PackedCodesArgs {
   TokenView D;
   MaskView mask;
   ScaleView scale;
+  const int32_t* offsets;  // ragged: of documents, in the Ld tokens of D
   int64_t N;
   int32_t Ld, bytes, row_tiles, steps;
   uint32_t blocks;
@@ -55,11 +57,13 @@ struct PackedCodesArgs {
   float* out;  // [Nq * row_tiles, N]
 };
 
-// Where a document lies.
+// Where a document lies. Of one without tokens another's is read.
+template <class Kind>
 struct PackedDocument {
   const uint8_t* codes;
   const uint8_t* mask;
   const float* scales;
+  int32_t length;
 
   __device__ __forceinline__ PackedDocument(const PackedCodesArgs& args, int64_t query, int64_t j)
       : codes(static_cast<const uint8_t*>(args.D.data) + query * args.D.query_stride +
@@ -69,53 +73,40 @@ struct PackedDocument {
                  : args.mask.data + query * args.mask.query_stride + j * args.mask.item_stride),
         scales(args.scale.data == nullptr
                    ? nullptr
-                   : args.scale.data + query * args.scale.query_stride + j * args.scale.item_stride) {}
+                   : args.scale.data + query * args.scale.query_stride + j * args.scale.item_stride),
+        length(args.Ld) {
+    if constexpr (Kind::kRagged) enter(args, j);
+  }
 
-  __device__ __forceinline__ void advance(const PackedCodesArgs& args, int64_t documents) {
+  __device__ __forceinline__ void enter(const PackedCodesArgs& args, int64_t j) {
+    if (j >= args.N) return;
+    const RaggedDocument span = ragged_document(args.offsets, j, args.Ld);
+    codes = static_cast<const uint8_t*>(args.D.data) + span.first * args.D.token_stride;
+    if constexpr (Kind::kScaled) scales = args.scale.data + span.first * args.scale.token_stride;
+    length = span.length;
+  }
+
+  // To document j, `documents` behind this one.
+  __device__ __forceinline__ void advance(const PackedCodesArgs& args, int64_t j, int64_t documents) {
+    if constexpr (Kind::kRagged) return enter(args, j);
     codes += documents * args.D.item_stride;
     if (mask != nullptr) mask += documents * args.mask.item_stride;
     if (scales != nullptr) scales += documents * args.scale.item_stride;
   }
-};
 
-// The k-th of the four tokens that a lane has from `first` on.
-__device__ __forceinline__ int32_t packed_token(const PackedCodesArgs& args, int32_t first, int k) {
-  return min(first + static_cast<int32_t>(threadIdx.x % 32) / 4 + 8 * k, args.Ld - 1);
-}
-
-// The first byte that a lane has of 128 dims.
-template <class Kind>
-__device__ __forceinline__ int32_t packed_byte(int32_t block) {
-  return (block * 4 + static_cast<int32_t>(threadIdx.x % 4)) * 4 * Kind::kBits;
-}
-
-// The words that a lane has of 4 tokens, 8 apart, and 128 dims.
-template <class Kind>
-struct PackedWords {
-  uint32_t word[4][Kind::kBits];
-
-  // Loads the dims from 128 * block on of tokens [first, first + 32), byte by byte. Past the document's end
-  // its last token is read again.
-  __device__ __forceinline__ void load_bytes(const PackedCodesArgs& args, const uint8_t* codes, int32_t first,
-                                             int32_t block) {
-    const int32_t byte = packed_byte<Kind>(block);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const uint8_t* token = codes + packed_token(args, first, k) * args.D.token_stride;
-#pragma unroll
-      for (int i = 0; i < Kind::kBits; ++i) {
-        word[k][i] = 0;
-        for (int b = 0; b < 4 && byte + 4 * i + b < args.bytes; ++b) {
-          word[k][i] |= static_cast<uint32_t>(token[(byte + 4 * i + b) * args.D.dim_stride]) << 8 * b;
-        }
-      }
-    }
+  // The k-th of the four tokens that a lane has from `first` on. Past the document's end its last one.
+  __device__ __forceinline__ int32_t token(int32_t first, int k) const {
+    return min(first + static_cast<int32_t>(threadIdx.x % 32) / 4 + 8 * k, max(length, 1) - 1);
   }
 };
 
+// The words that a lane has of 4 tokens, 8 apart, and 128 dims.
+using PackedWords = uint32_t[4][4];
+
 // Walks over all documents of a warp, 128 dims of 32 tokens at a time.
+template <class Kind>
 struct PackedCursor {
-  PackedDocument doc;
+  PackedDocument<Kind> doc;
   int64_t j;
   int32_t first = 0, block = 0;
 
@@ -123,49 +114,38 @@ struct PackedCursor {
     if (++block < blocks_of_dims) return;
     block = 0;
     first += kPackedTokens;
-    if (first < args.Ld) return;
+    if (first < doc.length) return;
     first = 0;
     j += step;
-    doc.advance(args, step);
+    doc.advance(args, j, step);
   }
 };
 
 // Words, and the scales of their tokens, on their way to shared memory.
 template <class Kind>
 struct PackedRing {
-  static constexpr int kDepth = Kind::kAligned ? (Kind::kBits == 1 ? 6 : 4) : 1;
-  using Words = std::conditional_t<Kind::kBits == 1, uint32_t, uint4>;
   struct Stage {
-    Words words[4][32];
+    uint4 words[4][32];
     float scales[4][Kind::kScaled ? 32 : 1];
   };
   Stage* stages;  // of the warp
 
-  // Copies an element, or writes zeros where `there` is false.
-  template <class T>
-  static __device__ __forceinline__ void copy(T* to, const void* from, bool there) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    if constexpr (sizeof(T) == 16) {
-      ptx::cp_async_16(address, from, there ? 16 : 0);
-    } else {
-      ptx::cp_async_narrow<sizeof(T)>(address, from, there ? sizeof(T) : 0);
-    }
-  }
-  __device__ __forceinline__ void issue(const PackedCodesArgs& args, const PackedCursor& at,
+  __device__ __forceinline__ void issue(const PackedCodesArgs& args, const PackedCursor<Kind>& at,
                                         int stage) const {
     if (at.j < args.N) {
       const int lane = threadIdx.x % 32;
-      const int32_t byte = packed_byte<Kind>(at.block);
+      const int32_t byte = (at.block * 4 + lane % 4) * 16;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int32_t token = packed_token(args, at.first, k);
-        const uint32_t offset =
-            static_cast<uint32_t>(token) * static_cast<uint32_t>(args.D.token_stride) + byte;
-        copy(&stages[stage].words[k][lane], at.doc.codes + offset, byte < args.bytes);
+        const int32_t token = at.doc.token(at.first, k);
+        const uint64_t offset =
+            static_cast<uint64_t>(token) * static_cast<uint32_t>(args.D.token_stride) + byte;
+        ptx::cp_async_16(ptx::smem_address(&stages[stage].words[k][lane]), at.doc.codes + offset,
+                         byte < args.bytes ? 16 : 0);
         if constexpr (Kind::kScaled) {
           if (at.block == 0) {
             const float* scale = at.doc.scales + int64_t{token} * args.scale.token_stride;
-            copy(&stages[stage].scales[k][lane], scale, true);
+            ptx::cp_async_narrow<4>(ptx::smem_address(&stages[stage].scales[k][lane]), scale, 4);
           }
         }
       }
@@ -173,33 +153,21 @@ struct PackedRing {
     ptx::cp_async_commit();
   }
 
-  __device__ __forceinline__ PackedWords<Kind> take(int stage, bool first_block, float (&factor)[4]) const {
+  __device__ __forceinline__ void take(int stage, bool first_block, PackedWords& word,
+                                       float (&factor)[4]) const {
     const int lane = threadIdx.x % 32;
-    ptx::cp_async_wait<kDepth - 1>();
-    PackedWords<Kind> out;
+    ptx::cp_async_wait<kPackedDepth - 1>();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const Words words = stages[stage].words[k][lane];
-      if constexpr (Kind::kBits == 1) {
-        out.word[k][0] = words;
-      } else {
-        out.word[k][0] = words.x;
-        out.word[k][1] = words.y;
-        out.word[k][2] = words.z;
-        out.word[k][3] = words.w;
-      }
+      const uint4 words = stages[stage].words[k][lane];
+      word[k][0] = words.x;
+      word[k][1] = words.y;
+      word[k][2] = words.z;
+      word[k][3] = words.w;
       if (Kind::kScaled && first_block) factor[k] = usable_scale(stages[stage].scales[k][lane]);
     }
-    return out;
   }
 };
-
-// Four codes of a word: part 0 to 7 of 1-bit codes, 0 to 1 of 4-bit codes.
-template <int kBits>
-__device__ __forceinline__ uint32_t unpacked(uint32_t word, int part) {
-  if constexpr (kBits == 1) return (part == 0 ? word << 1 : word >> (part - 1)) & 0x02020202u;
-  return (part == 0 ? word : word >> 4) & 0x0F0F0F0Fu;
-}
 
 // Sums of 32 tokens with 32 rows.
 struct PackedSums {
@@ -207,8 +175,8 @@ struct PackedSums {
 
   // Adds the products of 128 dims with the row tile's operands fragment(step, n). If `first`, sums begin
   // with `start`.
-  template <int kBits, class Fragment>
-  __device__ __forceinline__ void add(const uint32_t (&word)[4][kBits], const Fragment& fragment, bool first,
+  template <class Fragment>
+  __device__ __forceinline__ void add(const PackedWords& word, const Fragment& fragment, bool first,
                                       const int32_t (&start)[4][2]) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -217,8 +185,7 @@ struct PackedSums {
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int part = kBits == 1 ? 2 * step + i / 2 : i / 2;
-          a[m][i] = unpacked<kBits>(word[2 * m + i % 2][kBits == 1 ? 0 : step], part);
+          a[m][i] = word[2 * m + i % 2][step] >> (i / 2 * 4) & 0x0F0F0F0Fu;
         }
       }
 #pragma unroll
@@ -323,7 +290,7 @@ __device__ __forceinline__ void load_starts(const PackedCodesArgs& args, int64_t
 }
 
 template <class Kind>
-__global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
+__global__ void __launch_bounds__(kPackedWarps * 32, kPackedBlocks)
     score_packed_codes(const PackedCodesArgs args) {
   const int lane = threadIdx.x % 32;
   const int64_t tile = blockIdx.x / args.blocks, query = tile / args.row_tiles;
@@ -343,49 +310,40 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
   }
   extern __shared__ __align__(16) char shared[];
   using Ring = PackedRing<Kind>;
-  const Ring ring{reinterpret_cast<typename Ring::Stage*>(shared) + threadIdx.x / 32 * Ring::kDepth};
-  PackedCursor at{PackedDocument(args, query, j), j};
-  PackedCursor ahead = at;
-  if constexpr (Kind::kAligned) {
+  const Ring ring{reinterpret_cast<typename Ring::Stage*>(shared) + threadIdx.x / 32 * kPackedDepth};
+  PackedCursor<Kind> at{PackedDocument<Kind>(args, query, j), j};
+  PackedCursor<Kind> ahead = at;
 #pragma unroll
-    for (int stage = 0; stage < Ring::kDepth; ++stage, ahead.next(args, blocks_of_dims, step)) {
-      ring.issue(args, ahead, stage);
-    }
+  for (int stage = 0; stage < kPackedDepth; ++stage, ahead.next(args, blocks_of_dims, step)) {
+    ring.issue(args, ahead, stage);
   }
   int stage = 0;
   while (at.j < args.N) {
     j = at.j;
     PackedMaxima<Kind> maxima;
-    bool any = !Kind::kMasked;
+    bool any = !Kind::kMasked && (!Kind::kRagged || at.doc.length > 0);
     do {
       bool keep[4];
       float factor[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int64_t token = packed_token(args, at.first, k);
+        const int64_t token = at.doc.token(at.first, k);
         keep[k] =
             !Kind::kMasked || at.doc.mask == nullptr || at.doc.mask[token * args.mask.token_stride] != 0;
-        any |= keep[k];
-        if constexpr (Kind::kScaled && !Kind::kAligned) {
-          factor[k] = usable_scale(at.doc.scales[token * args.scale.token_stride]);
-        }
+        if constexpr (Kind::kMasked) any |= keep[k];
       }
       PackedSums sums;
       for (int32_t block = 0; block < blocks_of_dims; ++block) {
-        PackedWords<Kind> words;
-        if constexpr (Kind::kAligned) {
-          words = ring.take(stage, block == 0, factor);
-          ring.issue(args, ahead, stage);
-          ahead.next(args, blocks_of_dims, step);
-          stage = stage + 1 == Ring::kDepth ? 0 : stage + 1;
-        } else {
-          words.load_bytes(args, at.doc.codes, at.first, block);
-        }
+        PackedWords word;
+        ring.take(stage, block == 0, word, factor);
+        ring.issue(args, ahead, stage);
+        ahead.next(args, blocks_of_dims, step);
+        stage = stage + 1 == kPackedDepth ? 0 : stage + 1;
         const auto fragment = [&](int its_step, int n) { return rows.at(block, its_step, n); };
         if (block == 0) {
-          sums.add(words.word, fragment, true, start);
+          sums.add(word, fragment, true, start);
         } else {
-          sums.add(words.word, fragment, false, start);
+          sums.add(word, fragment, false, start);
         }
       }
       maxima.fold(sums, keep, factor, args.small);
@@ -395,7 +353,7 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
     if (!row_counts) sum = 0.0f;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kFullWarp, sum, offset);
-    if (Kind::kMasked && !__any_sync(kFullWarp, any)) sum = 0.0f;
+    if ((Kind::kMasked || Kind::kRagged) && !__any_sync(kFullWarp, any)) sum = 0.0f;
     if (lane == 0) args.out[tile * args.N + j] = sum;
   }
 }

@@ -26,20 +26,10 @@ struct PackedQueryArgs {
 };
 
 // Dim `byte` of the word that a lane has in operand `half` of a step.
-template <int kDocumentBits>
 __device__ __forceinline__ int32_t packed_dim(int32_t step, int32_t half, int32_t lane, int32_t byte) {
-  if constexpr (kDocumentBits == 1) return step / 4 * 128 + lane % 4 * 32 + byte * 8 + step % 4 * 2 + half;
   return step / 4 * 128 + lane % 4 * 32 + step % 4 * 8 + byte * 2 + half;
 }
 
-template <int kQueryBits>
-__device__ __forceinline__ int32_t query_code(const PackedQueryArgs& args, const int8_t* row, int32_t dim) {
-  if (dim >= args.d) return 0;
-  if constexpr (kQueryBits == 8) return row[dim * args.Q.dim_stride];
-  return (row[dim / 8 * args.Q.dim_stride] >> dim % 8 & 1) * 2 - 1;
-}
-
-template <int kQueryBits, int kDocumentBits>
 __global__ void __launch_bounds__(kPackedQueryThreads) prepare_queries(const PackedQueryArgs args) {
   __shared__ uint32_t kept;
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -55,13 +45,13 @@ __global__ void __launch_bounds__(kPackedQueryThreads) prepare_queries(const Pac
                        args.mask.data[query * args.mask.item_stride + token * args.mask.token_stride] != 0);
     int32_t sum = 0;
     for (int32_t dim = lane; keep && dim < args.d; dim += 32) {
-      sum += query_code<kQueryBits>(args, codes + token * args.Q.token_stride, dim);
+      sum += codes[token * args.Q.token_stride + dim * args.Q.dim_stride];
     }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
     if (lane == 0) {
       const int64_t place = int64_t{blockIdx.x} * kPackedRows + row;
-      args.starts[place] = kDocumentBits == 1 ? -sum : -8 * sum;
+      args.starts[place] = -8 * sum;
       args.scales[place] = keep ? row_scale(args.scale, args.shared_scale, query, first + row) : 0.0f;
       if (keep) atomicOr(&kept, 1u << row);
     }
@@ -76,8 +66,9 @@ __global__ void __launch_bounds__(kPackedQueryThreads) prepare_queries(const Pac
       const int8_t* token = codes + (first + row) * args.Q.token_stride;
 #pragma unroll
       for (int byte = 0; byte < 4; ++byte) {
-        const int32_t dim = packed_dim<kDocumentBits>(i / 256, half, its_lane, byte);
-        word |= (static_cast<uint32_t>(query_code<kQueryBits>(args, token, dim)) & 0xFF) << 8 * byte;
+        const int32_t dim = packed_dim(i / 256, half, its_lane, byte);
+        const uint32_t code = dim < args.d ? static_cast<uint8_t>(token[dim * args.Q.dim_stride]) : 0;
+        word |= code << 8 * byte;
       }
     }
     fragments[i] = word;

@@ -19,11 +19,8 @@ T* at(void* workspace, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
 }
 
-// Sums of d products of codes, and what they begin with, stay below this.
-int64_t largest_sum(const PackedCodesCall& call) {
-  const int64_t query = call.q_bits == 8 ? 128 : 1, document = call.d_bits == 1 ? 3 : 15 + 8;
-  return query * document * call.sizes.d;
-}
+// Sums of d products of codes of 8 and 4 bits, and what they begin with, stay below this.
+int64_t largest_sum(const PackedCodesCall& call) { return 128 * (15 + 8) * call.sizes.d; }
 
 void prepare(const PackedCodesCall& call, const PackedCodesLaunch& launch, void* workspace,
              cudaStream_t stream) {
@@ -40,42 +37,27 @@ void prepare(const PackedCodesCall& call, const PackedCodesLaunch& launch, void*
                              .scales = at<float>(workspace, launch.scales),
                              .kept = at<uint32_t>(workspace, launch.kept)};
   const auto tiles = static_cast<unsigned>(call.sizes.Nq * launch.row_tiles);
-  if (call.q_bits == 1) {
-    prepare_queries<1, 1><<<tiles, kPackedQueryThreads, 0, stream>>>(args);
-  } else if (call.d_bits == 1) {
-    prepare_queries<8, 1><<<tiles, kPackedQueryThreads, 0, stream>>>(args);
-  } else {
-    prepare_queries<8, 4><<<tiles, kPackedQueryThreads, 0, stream>>>(args);
-  }
+  prepare_queries<<<tiles, kPackedQueryThreads, 0, stream>>>(args);
 }
 
-template <class Kind>
+template <CodeDocuments kDocuments, bool kScaled, bool kShort>
 void score(const PackedCodesArgs& args, unsigned blocks, cudaStream_t stream) {
-  using Ring = PackedRing<Kind>;
-  constexpr int kSmem = Kind::kAligned ? kPackedWarps * Ring::kDepth * int{sizeof(typename Ring::Stage)} : 0;
+  using Kind = PackedKind<kDocuments, kScaled, kShort>;
+  constexpr int kSmem = kPackedWarps * kPackedDepth * int{sizeof(typename PackedRing<Kind>::Stage)};
   static_assert(kSmem <= 48 << 10, "a kernel has no more shared memory unless it asks");
   score_packed_codes<Kind><<<blocks, kPackedWarps * 32, kSmem, stream>>>(args);
 }
 
-template <int kBits, bool kScaled>
-void score(const PackedCodesArgs& args, bool aligned, unsigned blocks, cudaStream_t stream) {
-  const bool masked = args.mask.data != nullptr, is_short = args.steps == 4;
-  if (!aligned) return score<PackedKind<kBits, kScaled, false, true, false>>(args, blocks, stream);
-  if (is_short) {
-    masked ? score<PackedKind<kBits, kScaled, true, true, true>>(args, blocks, stream)
-           : score<PackedKind<kBits, kScaled, true, false, true>>(args, blocks, stream);
+template <CodeDocuments kDocuments>
+void score(const PackedCodesArgs& args, unsigned blocks, cudaStream_t stream) {
+  const bool scaled = args.scale.data != nullptr, is_short = args.steps == 4;
+  if (scaled) {
+    is_short ? score<kDocuments, true, true>(args, blocks, stream)
+             : score<kDocuments, true, false>(args, blocks, stream);
   } else {
-    masked ? score<PackedKind<kBits, kScaled, true, true, false>>(args, blocks, stream)
-           : score<PackedKind<kBits, kScaled, true, false, false>>(args, blocks, stream);
+    is_short ? score<kDocuments, false, true>(args, blocks, stream)
+             : score<kDocuments, false, false>(args, blocks, stream);
   }
-}
-
-// A lane's words of 128 dims can be loaded at once, at offsets of 32 bits from their document.
-bool loads_words(const PackedCodesCall& call, int64_t bytes) {
-  const int64_t at_once = 4 * call.d_bits;
-  const int64_t last = (call.sizes.Ld - 1) * call.D.token_stride + bytes;
-  return readable_in_vectors(call.D, bytes, 1, at_once) && call.D.token_stride >= 0 &&
-         last <= std::numeric_limits<uint32_t>::max();
 }
 
 }  // namespace
@@ -112,13 +94,14 @@ PackedCodesLaunch plan_packed_codes(const PackedCodesCall& call, int multiproces
 cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLaunch& launch, void* workspace,
                                 cudaStream_t stream) {
   const Sizes& s = call.sizes;
-  const int64_t bytes = ceil_div(s.d * call.d_bits, 8), tiles = s.Nq * launch.row_tiles;
+  const int64_t bytes = ceil_div(s.d, 2), tiles = s.Nq * launch.row_tiles;
   if (tiles * launch.blocks > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidConfiguration;
   prepare(call, launch, workspace, stream);
   const PackedCodesArgs args{
       .D = call.D,
       .mask = call.d_mask,
       .scale = call.d_scale,
+      .offsets = call.d_offsets,
       .N = s.N,
       .Ld = static_cast<int32_t>(s.Ld),
       .bytes = static_cast<int32_t>(bytes),
@@ -132,11 +115,16 @@ cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLa
       .kept = at<const uint32_t>(workspace, launch.kept),
       .out = launch.row_tiles > 1 ? at<float>(workspace, launch.partials) : call.scores};
   const auto blocks = static_cast<unsigned>(tiles * launch.blocks);
-  const bool scaled = call.d_scale.data != nullptr, aligned = loads_words(call, bytes);
-  if (call.d_bits == 1) {
-    scaled ? score<1, true>(args, aligned, blocks, stream) : score<1, false>(args, aligned, blocks, stream);
-  } else {
-    scaled ? score<4, true>(args, aligned, blocks, stream) : score<4, false>(args, aligned, blocks, stream);
+  switch (documents_of(call)) {
+    case CodeDocuments::whole:
+      score<CodeDocuments::whole>(args, blocks, stream);
+      break;
+    case CodeDocuments::masked:
+      score<CodeDocuments::masked>(args, blocks, stream);
+      break;
+    case CodeDocuments::ragged:
+      score<CodeDocuments::ragged>(args, blocks, stream);
+      break;
   }
   if (launch.row_tiles > 1) {
     add_row_tiles(args.out, s.N, s.Nq * s.N, launch.row_tiles, call.scores, stream);

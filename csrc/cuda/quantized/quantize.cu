@@ -1,11 +1,14 @@
-// A warp a row: its largest magnitude, the scale that maps that to the largest code, and the codes. The same
-// operations in the same order as in late_interaction/_scoring/quantized.py, and so the same bits.
+// Rows to codes, a warp a row: its largest magnitude, the scale that maps that to the largest code, and the
+// codes. The same operations in the same order as in late_interaction/_scoring/quantized.py, and so the same
+// bits. And codes to rows.
+#include <algorithm>
 #include <type_traits>
 
 #include "../../common/arithmetic.h"
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"
 #include "../primitives/element_dispatch.h"
+#include "../primitives/token_scales.cuh"
 #include "quantize.h"
 
 namespace late_interaction {
@@ -57,6 +60,24 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(const QuantizeArgs arg
 }
 
 template <class Code>
+__global__ void __launch_bounds__(kThreads) dequantize_rows(const DequantizeArgs args) {
+  const int64_t count = args.count * args.d;
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kThreads) {
+    const float scale = usable_scale(args.scale.data[at / args.d * args.scale.token_stride]);
+    args.rows[at] = widen(static_cast<const Code*>(args.codes)[at]) * scale;
+  }
+}
+
+template <class Code>
+cudaError_t launch(const DequantizeArgs& args, cudaStream_t stream) {
+  const int64_t blocks = std::min<int64_t>(ceil_div(args.count * args.d, kThreads), 1 << 16);
+  if (blocks == 0) return cudaSuccess;
+  dequantize_rows<Code><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class Code>
 cudaError_t launch(const QuantizeArgs& args, cudaStream_t stream) {
   return with_element(args.dtype, [&]<class T>() {
     const auto blocks = static_cast<unsigned>(ceil_div(args.count, kWarps));
@@ -65,9 +86,8 @@ cudaError_t launch(const QuantizeArgs& args, cudaStream_t stream) {
   });
 }
 
-}  // namespace
-
-cudaError_t launch_quantize_rows(const QuantizeArgs& args, cudaStream_t stream) {
+template <class Args>
+cudaError_t launch_codes(const Args& args, cudaStream_t stream) {
   switch (args.code_dtype) {
     case Dtype::e4m3:
       return launch<__nv_fp8_e4m3>(args, stream);
@@ -78,6 +98,16 @@ cudaError_t launch_quantize_rows(const QuantizeArgs& args, cudaStream_t stream) 
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+}  // namespace
+
+cudaError_t launch_quantize_rows(const QuantizeArgs& args, cudaStream_t stream) {
+  return launch_codes(args, stream);
+}
+
+cudaError_t launch_dequantize_rows(const DequantizeArgs& args, cudaStream_t stream) {
+  return launch_codes(args, stream);
 }
 
 }  // namespace late_interaction

@@ -18,4 +18,14 @@ struct QuantizeArgs {
 };
 cudaError_t launch_quantize_rows(const QuantizeArgs& args, cudaStream_t stream);
 
+// What codes stand for: floats [count, d]. scale: a number a row, or one for all.
+struct DequantizeArgs {
+  const void* codes;  // [count, d]
+  int64_t count, d;
+  ScaleView scale;
+  float* rows;
+  Dtype code_dtype;
+};
+cudaError_t launch_dequantize_rows(const DequantizeArgs& args, cudaStream_t stream);
+
 }  // namespace late_interaction

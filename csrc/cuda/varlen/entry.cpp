@@ -18,32 +18,6 @@ namespace {
 
 using torch::stable::accelerator::DeviceGuard;
 
-void score_varlen(const Inputs& in, Precision precision, const Tensor& scores,
-                  const OptionalTensor& winners) {
-  const int index = scores.get_device_index();
-  const int64_t documents = in.sizes.N, mean = mean_document(in.sizes);
-  Sizes sizes = in.sizes;
-  sizes.Ld = mean;
-  const int64_t at_once = documents_at_once(sizes, in.dtype, device_properties(index));
-  for (int64_t first = 0; first < std::max<int64_t>(documents, 1); first += std::max<int64_t>(at_once, 1)) {
-    Inputs some = in;
-    some.sizes.N = std::min(at_once, documents - first);
-    some.packed->d_offsets += first;
-    const PackedScores made = score_packed({.in = some,
-                                            .precision = precision,
-                                            .scores = scores,
-                                            .winners = winners,
-                                            .first_document = first,
-                                            .all_documents = documents},
-                                           mean);
-    if (made.partial_rows == 0) continue;
-    check(launch_reduce_packed_partials(made.args, made.partial_rows,
-                                        static_cast<float*>(scores.data_ptr()) + first, documents,
-                                        current_stream(index)),
-          "sum of partials");
-  }
-}
-
 std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor& D, const Tensor* weights,
                                                   const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
                                                   const std::string& precision_name, bool want_winners) {
@@ -63,7 +37,7 @@ std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor&
     std::tie(half_Q, half_D) = std::pair(torch::stable::to(Q, *type), torch::stable::to(D, *type));
     in = parse(half_Q, half_D);
   }
-  score_varlen(in, precision, scores, winners);
+  packed_scores_into({.in = in, .precision = precision, .scores = scores, .winners = winners});
   return {scores, winners};
 }
 

@@ -130,14 +130,25 @@ __device__ void copy_short_document(const PackedIndex& p, int64_t document) {
   copy_rows({p.rows + first, p.row_stride, p.compacted.token_vecs},
             p.compacted.tokens + slot * p.compacted.token_vecs, p.compacted.least, source,
             [](int k) { return k; });
-  for (int k = threadIdx.x; k < p.compacted.least; k += kThreads) p.compacted.positions[slot + k] = source(k);
+  for (int k = threadIdx.x; k < p.compacted.least; k += kThreads) {
+    p.compacted.positions[slot + k] = source(k);
+    if (p.compacted.scales == nullptr) continue;
+    p.compacted.scales[slot + k] = p.d_scales.data[(span.first + source(k)) * p.d_scales.token_stride];
+  }
 }
 
 // Two blocks a multiprocessor are enough: with three, ptxas would spill on compute capability 8.6.
 __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constant__ PackedIndex p) {
   ptx::pdl_wait_and_launch_dependents();
   const int64_t each = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads;
-  if (first < p.q_tokens) {
+  if (p.equal_offsets != nullptr) {
+    const int32_t length = p.q_tokens / static_cast<int32_t>(p.queries);
+    for (int64_t at = first + threadIdx.x; at < p.q_tokens; at += each) {
+      p.row_queries[at] = static_cast<int32_t>(at) / length;
+      if (at < p.queries) p.equal_offsets[at + 1] = static_cast<int32_t>(at + 1) * length;
+      if (at == 0) p.equal_offsets[0] = 0;
+    }
+  } else if (first < p.q_tokens) {
     const int32_t* offsets = near_offsets(p);
     for (int64_t at = first + threadIdx.x; at < p.q_tokens; at += each) {
       p.row_queries[at] = query_of(offsets, p.queries, at);

@@ -6,6 +6,7 @@
 namespace late_interaction {
 
 struct PackedIndex {
+  int32_t* equal_offsets;    // [queries + 1], an output where queries have equally many tokens, else null
   const int32_t* q_offsets;  // [queries + 1]
   const int32_t* d_offsets;  // [documents + 1]
   int64_t queries, documents;
@@ -19,6 +20,7 @@ struct PackedIndex {
   int64_t document_tokens;  // what a document costs a block beside its tokens, in tokens
   bool lpt;  // each row tile has blocks of its own, and documents are dealt to them, long ones first
   CompactedTokens compacted;
+  ScaleView d_scales;
   // The rows of D, in 16 bytes, where short documents are copied.
   const uint4* rows;
   int64_t row_stride;

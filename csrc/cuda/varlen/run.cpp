@@ -1,5 +1,6 @@
 #include "run.h"
 
+#include "../../plan/l2_parts.h"
 #include "../runtime/device.h"
 #include "../runtime/plan_override.h"
 #include "../runtime/stream.h"
@@ -14,7 +15,9 @@ ForwardPlan plan_packed(const ForwardCall& call, int64_t mean, const Device& dev
   Sizes sizes = in.sizes;
   sizes.Ld = mean;
   if (in.dtype == Dtype::fp64) sizes.Nq = in.packed->queries;
-  return chosen_plan(sizes, traits_of(in, call.precision, false), call.winners.has_value(), device);
+  ForwardTraits traits = traits_of(in, call.precision, call.token_scales.d.data != nullptr);
+  traits.given_scales = traits.scaled;
+  return chosen_plan(sizes, traits, call.winners.has_value(), device);
 }
 
 // Where documents lie for the kernels that read token ranges, and how their blocks share them.
@@ -26,7 +29,8 @@ struct Shares {
       : doc_ranges(in, plan, like),
         work_tile_ends(new_tensor(like, {plan.work_tiles <= INT32_MAX ? plan.grid : 0}, ScalarType::Int)) {}
 
-  void add_to(PackedIndex& index, const Inputs& in, const ForwardPlan& plan) const {
+  void add_to(PackedIndex& index, const ForwardCall& call, const ForwardPlan& plan) const {
+    const Inputs& in = call.in;
     index.doc_ranges = doc_ranges.data();
     if (work_tile_ends.numel() > 0) index.work_tile_ends = static_cast<int32_t*>(work_tile_ends.data_ptr());
     index.blocks = plan.grid;
@@ -36,6 +40,7 @@ struct Shares {
     index.compacted = doc_ranges.compacted;
     index.rows = static_cast<const uint4*>(in.D.data);
     index.row_stride = in.D.token_stride * element_bytes(in.dtype) / 16;
+    index.d_scales = call.token_scales.d;
   }
 };
 
@@ -94,7 +99,7 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
   std::optional<Shares> shares;
   if (plan.kernel->takes_shares) {
     shares.emplace(in, plan, call.scores);
-    shares->add_to(index, in, plan);
+    shares->add_to(index, call, plan);
   }
   check(launch_packed_index(index, stream), "index of packed sequences");
   take_index(made.args, index);
@@ -120,6 +125,33 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
   }
   check(ForwardInstance<>::launch({made.args, plan, stream}), "forward");
   return made;
+}
+
+void packed_scores_into(const ForwardCall& call) {
+  const Inputs& in = call.in;
+  const int index = call.scores.get_device_index();
+  const int64_t documents = in.sizes.N, mean = mean_document(in.sizes);
+  Sizes sizes = in.sizes;
+  sizes.Ld = mean;
+  const int64_t at_once = documents_at_once(sizes, in.dtype, device_properties(index));
+  for (int64_t first = 0; first < std::max<int64_t>(documents, 1); first += std::max<int64_t>(at_once, 1)) {
+    Inputs some = in;
+    some.sizes.N = std::min(at_once, documents - first);
+    some.packed->d_offsets += first;
+    const PackedScores made = score_packed({.in = some,
+                                            .precision = call.precision,
+                                            .token_scales = call.token_scales,
+                                            .scores = call.scores,
+                                            .winners = call.winners,
+                                            .first_document = first,
+                                            .all_documents = documents},
+                                           mean);
+    if (made.partial_rows == 0) continue;
+    check(launch_reduce_packed_partials(made.args, made.partial_rows,
+                                        static_cast<float*>(call.scores.data_ptr()) + first, documents,
+                                        current_stream(index)),
+          "sum of partials");
+  }
 }
 
 }  // namespace late_interaction

@@ -21,4 +21,8 @@ struct PackedScores {
 // of a document.
 PackedScores score_packed(const ForwardCall& call, int64_t mean);
 
+// Scores all packed queries with all packed documents, as many of them at once as L2 holds, and adds partial
+// sums up.
+void packed_scores_into(const ForwardCall& call);
+
 }  // namespace late_interaction

@@ -17,14 +17,20 @@ inline int64_t mean_document(const Sizes& s) {
 // Where packed documents lie, and the query of each row.
 struct PackedIndexBuffers {
   Tensor spans, row_queries;
+  OptionalTensor equal_offsets;
 
   PackedIndexBuffers(const Inputs& in, const Tensor& like)
       : spans(new_tensor(like, {in.sizes.N, 2}, ScalarType::Int)),
-        row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)) {}
+        row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)) {
+    if (in.packed->q_offsets == nullptr) {
+      equal_offsets = new_tensor(like, {in.packed->queries + 1}, ScalarType::Int);
+    }
+  }
 
   PackedIndex index(const Inputs& in) const {
     PackedIndex index{};
-    index.q_offsets = in.packed->q_offsets;
+    if (equal_offsets) index.equal_offsets = static_cast<int32_t*>(equal_offsets->data_ptr());
+    index.q_offsets = equal_offsets ? index.equal_offsets : in.packed->q_offsets;
     index.d_offsets = in.packed->d_offsets;
     index.queries = in.packed->queries;
     index.documents = in.sizes.N;

@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
       const DocRange range = range_of<true>(p, kept.tile.query, kept.j);
       const int32_t length = range.length;
       const uint8_t* mask = range_mask(p, kept.tile.query, range);
-      const float* scales = document_scales(p.d_scales, kept.tile.query, range.document);
+      const float* scales = document_scales(p, kept.tile.query, range.document);
       if (scales != nullptr) scales += range.first * p.d_scales.token_stride;
 #pragma unroll
       for (auto& best : state.best) best.clear();

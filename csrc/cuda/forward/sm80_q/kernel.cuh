@@ -550,8 +550,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           loaded = state.take_whole_stage(tokens, group);
         } else {
           const DocRange range = range_of<Tile::kMaySplit>(p, kept.tile.query, kept.j);
-          TokenScales scales{document_scales(p.d_scales, kept.tile.query, range.document),
-                             p.d_scales.token_stride};
+          TokenScales scales{document_scales(p, kept.tile.query, range.document), p.d_scales.token_stride};
           if (scaled) scales.data += (range.first + kept.length - left) * scales.stride;
           loaded = state.take_stage(tokens, group, min(left, Tile::kTokens), counted, scales);
         }

@@ -261,11 +261,11 @@ template <class Tile>
 __device__ __forceinline__ void load_token_scales(const typename Tile::Args& p,
                                                   const Sm90DShared<Tile>& memory, int warpgroup,
                                                   const PipelineState& at,
-                                                  const typename Tile::Scheduler& scheduler,
-                                                  const DocRange& doc_range, int32_t t) {
+                                                  const typename Tile::Scheduler& scheduler, int32_t document,
+                                                  int32_t token) {
   if constexpr (!Tile::kListed) {
     const auto copy = [&](uint32_t to, const auto& line) {
-      const int32_t first = line.begin(scheduler.row_tile, doc_range) + t;
+      const int32_t first = line.begin(scheduler.row_tile, document) + token;
       ptx::tma_load_1d(to, &line.map, memory.ring().full(memory.place(warpgroup, at).stage),
                        first & -line.kWhole);
     };
@@ -278,16 +278,16 @@ template <class Tile>
 __device__ __forceinline__ void load_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                const Sm90DShared<Tile>& memory, int team) {
   constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
-  const bool packed = !Tile::kQuantized && p.packed;   // quantized tokens never are
   PipelineState first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
   for (typename Tile::Scheduler scheduler(p, team); scheduler.left > 0; scheduler.advance(p, p.teams)) {
     const DocRange doc_range = scheduled_doc_range(p, scheduler);
-    for (int32_t t = 0; t < doc_range.length; t += Tile::kTokens) {
+    int32_t token = doc_range.first;
+    for (int32_t left = doc_range.length; left > 0; left -= Tile::kTokens, token += Tile::kTokens) {
       PipelineState at = first;
       // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
       // has tokens for.
-      const int tails = packed ? min((doc_range.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
+      const int tails = p.packed ? min((left + kTailTokens - 1) / kTailTokens, kTails) : kTails;
       const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
       const int boxes = tails == kTails ? 1 : tails;
       for (int k_chunk = 0; k_chunk < p.k_chunks; k_chunk += Tile::kKChunks) {
@@ -297,7 +297,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
         memory.ring().producer_acquire(place);
         if (k_chunk == 0) {
           memory.ring().producer_expect(place.stage, bytes + token_scales_of_tile<Tile>(p));
-          load_token_scales<Tile>(p, memory, warpgroup, at, scheduler, doc_range, t);
+          load_token_scales<Tile>(p, memory, warpgroup, at, scheduler, doc_range.document, token);
         } else {
           memory.ring().producer_expect(place.stage, bytes);
         }
@@ -308,7 +308,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
             ptx::tma_load_4d(
                 memory.stage(warpgroup, at) + c * Tile::kDKChunkBytes + i * kTailTokens * kKChunkBytes, map,
                 memory.ring().full(place.stage), (k_chunk + c) * Tile::kKChunkElements,
-                doc_range.first + t + i * kTailTokens, packed ? 0 : doc_range.document, scheduler.row_tile);
+                token + i * kTailTokens, p.packed ? 0 : doc_range.document, scheduler.row_tile);
           }
         }
         at.advance(memory.share);

@@ -21,13 +21,13 @@ struct TokenScaleLine {
   bool rides;  // false: there is no view, its tokens lie apart, or a coordinate does not count so far
   int32_t first, query_stride, item_stride;
 
-  // Where the first token of a document range lies: in the line; and in its box, as the first of each tile
+  // Where a document lies in the line. And the first token of a range in its box, as the first of each tile
   // does.
-  __host__ __device__ int32_t begin(int32_t query, const DocRange& doc_range) const {
-    return first + query * query_stride + doc_range.document * item_stride + doc_range.first;
+  __device__ int32_t begin(int32_t query, int32_t document) const {
+    return first + query * query_stride + document * item_stride;
   }
-  __host__ __device__ int32_t shift(int32_t query, const DocRange& doc_range) const {
-    return begin(query, doc_range) & (kWhole - 1);
+  __device__ int32_t shift(int32_t query, const DocRange& doc_range) const {
+    return (begin(query, doc_range.document) + doc_range.first) & (kWhole - 1);
   }
 };
 
