@@ -126,7 +126,7 @@ class Worker {
     Scratch& memory = thread_scratch();
     memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(c.row_bytes) +
                  2 * Scratch::size_of<Real>(block) + 2 * Scratch::size_of<Index>(block) +
-                 TileStage<Real>::bytes(call, c));
+                 TileStage<Real>::bytes(call, m, c));
     panels_ = memory.take<char>(block * c.row_bytes);
     packed_row_ = memory.take<char>(c.row_bytes);
     best_ = memory.take<Real>(block);
@@ -149,9 +149,9 @@ class Worker {
  private:
   void score_pairs(int64_t item) {
     const int64_t i0 = item / c_.document_items * c_.queries;
-    const int64_t j0 = item % c_.document_items * c_.documents;
+    const int64_t j0 = first_document(item % c_.document_items);
     const int64_t i1 = std::min(i0 + c_.queries, s_.Nq);
-    const int64_t j1 = std::min(j0 + c_.documents, s_.N);
+    const int64_t j1 = first_document(item % c_.document_items + 1);
     open_sums_.clear();
     for (int64_t query = i0, token = 0; query < i1;) {
       next_block(query, token, i1, s_.Lq);
@@ -165,6 +165,14 @@ class Worker {
         }
       }
     }
+  }
+
+  // Of the n-th range of documents. Packed documents are cut into ranges of about as many tokens.
+  int64_t first_document(int64_t n) const {
+    if (!call_.packed || n == c_.document_items) return std::min(n * c_.documents, s_.N);
+    const int32_t *begin = call_.packed->d_offsets, *end = begin + s_.N;
+    const int64_t tokens = *end - *begin;
+    return std::lower_bound(begin, end, *begin + tokens * n / c_.document_items) - begin;
   }
 
   int64_t query_length(int64_t query) const {

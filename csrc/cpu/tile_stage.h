@@ -37,7 +37,7 @@ inline const char* token_at(const TokenView& x, int64_t bytes, int64_t query, in
 template <class Real>
 class TileStage {
  public:
-  // Takes its memory from `memory`, which has room for bytes(call, c) more.
+  // Takes its memory from `memory`, which has room for bytes(call, m, c) more.
   TileStage(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c, Scratch& memory)
       : call_(call),
         s_(call.sizes),
@@ -52,12 +52,12 @@ class TileStage {
       if (m.widening && !call.d_bits) widening_ = m.widening(call.dtype);
       if (m.widening_packed && call.d_bits) widening_ = m.widening_packed(call.d_bits);
     }
-    const int64_t tile = c.tile_tokens;
+    const int64_t tile = c.tile_tokens, padded = tile + m.group_tokens;
     buffer_ = memory.take<char>(tile * c.row_bytes);
     token_scale_ = memory.take<Real>(tile);
-    offsets_ = memory.take<int64_t>(tile);
+    offsets_ = memory.take<int64_t>(padded);
     packed_offsets_ = memory.take<int64_t>(tile);
-    ids_ = memory.take<int32_t>(tile);
+    ids_ = memory.take<int32_t>(padded);
     corrections_ = memory.take<int32_t>(tile);
     rounded_ = memory.take<Real>(row_room(call));
     decompressed_ = memory.take<Real>(kRowsAtOnce * row_room(call));
@@ -76,10 +76,11 @@ class TileStage {
       std::memset(buffer_, 0, static_cast<size_t>(tile * c.row_bytes));
   }
 
-  static size_t bytes(const ForwardCall& call, const Cut& c) {
-    const int64_t tile = c.tile_tokens;
+  static size_t bytes(const ForwardCall& call, const Multiplier& m, const Cut& c) {
+    const int64_t tile = c.tile_tokens, padded = tile + m.group_tokens;
     return Scratch::size_of<char>(tile * c.row_bytes) + Scratch::size_of<Real>(tile) +
-           2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile) +
+           Scratch::size_of<int64_t>(tile) + Scratch::size_of<int64_t>(padded) +
+           Scratch::size_of<int32_t>(tile) + Scratch::size_of<int32_t>(padded) +
            Scratch::size_of<Real>(row_room(call)) + Scratch::size_of<Real>(kRowsAtOnce * row_room(call)) +
            Scratch::size_of<uint8_t>(packed_bytes(call)) + Scratch::size_of<int8_t>(call.sizes.d);
   }
@@ -141,21 +142,36 @@ class TileStage {
     return call_.packed ? call_.packed->d_offsets[j] + token : token;
   }
 
-  // Takes the next tokens without a mask. Short documents mostly have the ids of the one before, which stay.
+  // Takes the next tokens without a mask. Of two tiles that begin at one token the second keeps the ids of
+  // the first, and writes as many whatever its count is: documents of every length have the same branches.
   int64_t gather_range(int64_t& token, int64_t end) {
     int64_t count = end - token;
     if (count > c_.tile_tokens) {
       const int64_t tiles = ceil_div(count, c_.tile_tokens);
       count = std::min(round_up(ceil_div(count, tiles), m_.group_tokens), count);
     }
-    if (token != range_first_ || count != range_count_) {
-      for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
-      place(count);
+    if (token != range_first_) {
       range_first_ = token;
-      range_count_ = count;
+      count_up(0, c_.tile_tokens);
+    } else {
+      count_up(range_count_, m_.group_tokens);  // where padding was
     }
+    for (int64_t n = 0; n < m_.group_tokens; ++n) {
+      ids_[count + n] = ids_[count - 1];
+      offsets_[count + n] = offsets_[count - 1];
+    }
+    range_count_ = count;
     token += count;
     return count;
+  }
+
+  // Lets ids_ [n, n + count) be those of the range, and says where they lie.
+  void count_up(int64_t n, int64_t count) {
+    const int64_t token_bytes = call_.D.token_stride * element_;
+    for (const int64_t end = n + count; n < end; ++n) {
+      ids_[n] = static_cast<int32_t>(range_first_ + n);
+      offsets_[n] = (range_first_ + n) * token_bytes;
+    }
   }
 
   // Pads ids_ [0, count) to whole steps, and says where they lie, for whole groups.
