@@ -237,10 +237,16 @@ class Codes:
         """Documents of each query's own as documents."""
         return self._shaped(lambda x: x.flatten(0, 1)) if self.values.dim() == 4 else self
 
-    def _as_documents(self, paired: bool) -> "Codes":
-        """Pad documents, as operators take them: of pairs one of each query's own."""
+    def _as_documents(self, paired: bool) -> "tuple[Codes, str, Tensor | None]":
+        """Lay documents as operators take them: packed, or padded, of pairs one of each query's own.
+
+        Returns the codes, the ending of these operators' names, and the offsets or the mask.
+        """
+        if self.offsets is not None and not paired:
+            return self, "_packed", self.offsets.to(torch.int32).contiguous()
         padded = self.to_padded()
-        return padded._shaped(lambda x: x.unsqueeze(1)) if paired else padded
+        padded = padded._shaped(lambda x: x.unsqueeze(1)) if paired else padded
+        return padded, "", padded.mask
 
     def pack(self) -> "Codes":
         """Pack padded sequences, without the tokens that the mask leaves out; packed ones as they are.

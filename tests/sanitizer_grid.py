@@ -420,6 +420,11 @@ QUANTIZED_CALLS = {
 }
 
 
+def ragged(Ld):
+    """Offsets of documents of Ld tokens, of none and of one fewer, with a token of no document in front."""
+    return torch.tensor([1, 1 + Ld, 1 + Ld, 2 * Ld], dtype=torch.int32, device="cuda")
+
+
 def run_quantized(name, Nq, Nd, Lq, Ld, d):
     def scales(*shape):
         return torch.rand(shape, device="cuda")
@@ -434,6 +439,10 @@ def run_quantized(name, Nq, Nd, Lq, Ld, d):
             for scale_D, kept in ((per_token, None), (scales(), None), (per_token, d_mask)):
                 scores = ops.maxsim_quantized(Q, D, scales(Nq, Lq), scale_D, None, kept)
                 finite(name, scores)
+        D = torch.randint(-9, 10, (2 * Ld + 1, d), device="cuda").to(dtype)
+        for scale_D in (scales(2 * Ld + 1), scales()):
+            scores = ops.maxsim_quantized_packed(Q, D, scales(Nq, Lq), scale_D, None, ragged(Ld))
+            finite(name, scores)
 
 
 def run_hot_tokens(name):
@@ -540,6 +549,12 @@ def run_bits(name, Lq, Ld, d):
             if nbits == 1:
                 for mask in (None, d_mask):
                     ops.maxsim_hamming(D[:, 0] if D.dim() == 4 else D[:2], D, d, None, mask)
+    for nbits in (1, 4):
+        D = torch.randint(256, (2 * Ld + 1, -(-d * nbits // 8)), dtype=torch.uint8, device="cuda")
+        for scale in (one, torch.rand(2 * Ld + 1, device="cuda")):
+            finite(name, ops.maxsim_asymmetric_packed(Q, D, one, scale, q_mask, ragged(Ld), nbits))
+        if nbits == 1:
+            ops.maxsim_hamming_packed(D[: 2 * Ld].view(2, Ld, -1), D, d, None, ragged(Ld))
 
 
 def run_ward(name, lengths, divisor):

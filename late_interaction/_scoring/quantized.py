@@ -78,5 +78,11 @@ def call_without_gradients(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
             scores = op(Q, D, *rest)
         return scores
     except RuntimeError as error:
-        _oom.forward_failed(error, Q, D, False)
+        packed = D.dim() == 2
+        documents = next(x.shape[0] - 1 for x in rest if _is_offsets(x)) if packed else D.shape[-3]
+        _oom.codes_failed(error, Q, documents)
         raise
+
+
+def _is_offsets(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.int32

@@ -22,7 +22,7 @@ def score(args: tuple[Any, ...], normalize: bool, precision: str | None = None) 
         scores: Tensor = op(*args, normalize, precision or multiplying(args[0]))
     except RuntimeError as error:
         documents = args[3].shape[0] - (args[1].dim() == 1)
-        _oom.residual_failed(error, args[0], documents)
+        _oom.codes_failed(error, args[0], documents)
         raise
     return scores
 

@@ -15,7 +15,7 @@ from late_interaction._search.dense import DenseSearch
 from late_interaction._search.first_pass import CoarseSearch
 from late_interaction._search.prepare import Options, Search, prepare
 from late_interaction._search.result import SearchResult, ids_at
-from late_interaction.codecs import Bits, Codec, Residual
+from late_interaction.codecs import Codec, Residual
 from late_interaction.codes import Codes
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.tokens import Tokens, TokensLike
@@ -160,8 +160,7 @@ def _of_codes(D: Codes, Q: Any, options: Options) -> Search:
     options.refuse("for Codes", "coarse", "candidates")
     if not isinstance(D.codec, Residual):
         check_precision_of_codes(D.codec, options.normalize, options.precision)
-    # A corpus pads documents of about equal length alone, or none; other codes are padded to the longest.
-    if not D.is_packed or options.d_mask is not None or isinstance(D.codec, Bits) or isinstance(Q, Codes):
+    if not D.is_packed or options.d_mask is not None or isinstance(Q, Codes):
         return DenseSearch(D, Q, options)
     from late_interaction.corpus._search import PackedSearch
 

@@ -103,26 +103,28 @@ class Bits(Codec):
             raise ValueError(f"scales must be None for {self}, got {abbreviate(scales)}")
         return None
 
+    def _encode_queries(self, q: Tokens) -> Codes:
+        return (Int8() if self.scales else self).encode(q)
+
     def _met(self, q: Tokens, normalize: bool, precision: Any) -> Tokens:
         return (Int8()._met if self.scales else super()._met)(q, normalize, precision)
 
     def _score(self, q: Tokens | Codes, D: Codes, paired: bool, normalize: bool, precision: Any) -> Tensor:
         check_precision_of_codes(self, normalize, precision)
-        D = D._as_documents(paired)
-        as_bits = not self.scales
         if isinstance(q, Tokens):
             check_gradients(self, q.values)
-        elif isinstance(q.codec, Bits) and q.codec.nbits == self.nbits == 1:
-            as_bits = True
-        elif as_bits or not isinstance(q.codec, Int8):
-            wanted = "Bits(1)" if as_bits else f"Int8(){' or Bits(1)' * (self.nbits == 1)}"
+            q = self._encode_queries(q)
+        as_bits = isinstance(q.codec, Bits) and q.codec.nbits == self.nbits == 1
+        if not (as_bits or (self.scales and isinstance(q.codec, Int8))):
+            wanted = f"Int8(){' or Bits(1)' * (self.nbits == 1)}" if self.scales else "Bits(1)"
             raise ValueError(f"Q must be embeddings or codes of {wanted} for D of {self}, got {q.codec}")
+        D, packed, extents = D._as_documents(paired)
         if as_bits:
-            values = _in_parts(_signs, q.values)[0] if isinstance(q, Tokens) else q.values
-            return call_without_gradients(ops.maxsim_hamming, values, D.values, D.d, q.mask, D.mask)
-        codes = q if isinstance(q, Codes) else Int8().encode(q)
-        rest = codes.scales, D.scales, q.mask, D.mask, self.nbits
-        return call_without_gradients(ops.maxsim_asymmetric, codes.values, D.values, *rest)
+            op = getattr(ops, f"maxsim_hamming{packed}")
+            return call_without_gradients(op, q.values, D.values, D.d, q.mask, extents)
+        op = getattr(ops, f"maxsim_asymmetric{packed}")
+        rest = q.scales, D.scales, q.mask, extents, self.nbits
+        return call_without_gradients(op, q.values, D.values, *rest)
 
 
 def _in_parts(make: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -105,6 +105,10 @@ class Codec(ABC):
     def _score(self, q: Tokens | Codes, D: Codes, paired: bool, normalize: bool, precision: Any) -> Tensor:
         """Scores ``[Nq, Nd]`` or ``[Nq, K]`` of padded queries that fit; ``[N, 1]`` of pairs."""
 
+    def _encode_queries(self, q: Tokens) -> Codes:
+        """Encode queries as codes of documents meet them."""
+        return self.encode(q)
+
     def _met(self, q: Tokens, normalize: bool, precision: Any) -> Tokens:
         """Return the queries that documents meet, as embeddings."""
         check_precision_of_codes(self, normalize, precision)

@@ -31,11 +31,11 @@ class Quantized(Codec):
         check_precision_of_codes(self, normalize, precision)
         if isinstance(q, Tokens):
             check_gradients(self, q.values)
-            q = self.encode(q)
+            q = self._encode_queries(q)
         self._check_own("Q", q)
-        D = D._as_documents(paired)
-        rest = q.scales, D.scales, q.mask, D.mask
-        return call_without_gradients(ops.maxsim_quantized, q.values, D.values, *rest)
+        D, packed, extents = D._as_documents(paired)
+        op = getattr(ops, f"maxsim_quantized{packed}")
+        return call_without_gradients(op, q.values, D.values, q.scales, D.scales, q.mask, extents)
 
 
 @register

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.tensors import check_same_dtype_and_d
+from late_interaction._checks.tensors import check_not_meta, check_rising, check_same_dtype_and_d
 from late_interaction._progress import reporter
 from late_interaction._scoring.sequences import as_tokens, of_tensor
 from late_interaction._search import group_search
@@ -16,6 +16,7 @@ from late_interaction.codecs import Residual
 from late_interaction.codes import Codes
 from late_interaction.corpus import _chunks, _queries
 from late_interaction.corpus._documents import Documents
+from late_interaction.corpus._shards import Shard
 from late_interaction.tokens import Tokens
 
 # A search scores chunks of at most this many bytes of tokens; where a CPU makes a copy of each, of fewer, so
@@ -98,12 +99,23 @@ class PackedSearch(CorpusSearch):
         if D is None:
             documents = Documents([], {"d": 0, "dtype": torch.float32, "normalized": False})
         elif isinstance(D, Codes):
-            documents = Documents.from_codes(D)
+            documents = _documents_of(D)
         else:
             documents = Documents.from_packed(D.values.contiguous(), D.offsets)  # type: ignore[arg-type]
         super().__init__(documents, Q, options)
         if isinstance(D, Tokens) and self._found:
             check_same_dtype_and_d(self._found[0], D.values)
+
+
+def _documents_of(D: Codes) -> Documents:
+    """Return documents over packed codes, of codecs as well that no corpus stores."""
+    assert D.offsets is not None
+    check_not_meta("D", D.values)
+    offsets, beside = D.offsets.cpu(), D.scales if D.centroids is None else D.centroids
+    check_rising("offsets", offsets, D.values.shape[0])
+    beside = None if beside is None else beside.contiguous()
+    shard = Shard(D.values.contiguous(), offsets, beside, None, D.codec)
+    return Documents([shard], {"d": D.d, "dtype": D.values.dtype, "codec": D.codec, "normalized": False})
 
 
 def _tokens_of(Q: Any, q_mask: Tensor | None, d: int) -> Tokens:

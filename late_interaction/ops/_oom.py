@@ -57,8 +57,8 @@ def pairs_failed(error: RuntimeError, Q: Tensor, D: Tensor, pairs: int, longest_
     _ask_again_with_operands(error, Q, D, wanted)
 
 
-def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
-    """Ask again for what a forward of compressed documents wants: scores, and winners for a gradient of Q."""
+def codes_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
+    """Ask again for what a forward of codes wants: scores, and winners for a gradient of Q."""
     wanted: _Wanted = [((Q.shape[0], documents), torch.float32)]
     if Q.requires_grad:
         wanted.append(((Q.shape[0], documents, Q.shape[1]), torch.int32))

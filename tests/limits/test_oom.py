@@ -125,7 +125,11 @@ def failing(monkeypatch, module, name):
     [
         (
             lambda: li.maxsim(Q3, codecs.Int8().encode(D3)),
-            (ops, "maxsim_quantized"), "forward_failed", [(2, 3, 8), (4, 5, 8), False],
+            (ops, "maxsim_quantized"), "codes_failed", [(2, 3, 8), 4],
+        ),
+        (
+            lambda: li.maxsim(Q3, codecs.Bits(4).encode([*D3, D3[0]])),
+            (ops, "maxsim_asymmetric_packed"), "codes_failed", [(2, 3, 8), 5],
         ),
         (
             lambda: li.maxsim(Q3, D3, winners="recompute"),
@@ -141,13 +145,13 @@ def failing(monkeypatch, module, name):
         ),
         (
             lambda: plaid.maxsim_residual(Q3, *CODES, *INDEX),
-            (ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 2],
+            (ops, "maxsim_residual"), "codes_failed", [(2, 3, 8), 2],
         ),
         (
             lambda: plaid.maxsim_residual_varlen(
                 Q3, CODES[0].flatten(), CODES[1].flatten(0, 1), torch.tensor([0, 4, 6, 10]), *INDEX[1:]
             ),
-            (ops, "maxsim_residual"), "residual_failed", [(2, 3, 8), 3],
+            (ops, "maxsim_residual"), "codes_failed", [(2, 3, 8), 3],
         ),
     ],
 )  # fmt: skip
@@ -178,9 +182,9 @@ WANTED = {
         lambda Q, D: (Q[0], D[0], 5, 30),
         [((30,), torch.float32), ((5, 30), torch.int16)],
     ),
-    "residual": (_oom.residual_failed, lambda Q, D: (Q, 7), [((2, 7), torch.float32)]),
+    "residual": (_oom.codes_failed, lambda Q, D: (Q, 7), [((2, 7), torch.float32)]),
     "residual, winners": (
-        _oom.residual_failed,
+        _oom.codes_failed,
         lambda Q, D: (learned(Q), 7),
         [((2, 7), torch.float32), ((2, 7, 3), torch.int32)],
     ),

@@ -96,6 +96,24 @@ def test_scores_have_the_bits_of_the_operator(name, device):
 
 
 @pytest.mark.parametrize("name", PAIRED)
+def test_packed_documents_are_not_padded(name, device):
+    """To the longest they would take terabytes."""
+    codec, lengths = codec_on(name, device), torch.ones(1_000_001, dtype=torch.int32, device=device)
+    lengths[7] = 4_000_000
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    one = codec.encode(torch.tensor([[-1.0, 1.0]], device=device))
+    values = one.values[0].view(torch.uint8).expand(int(offsets[-1]), -1).contiguous().view(one.values.dtype)
+    scales = None if one.scales is None else torch.ones(len(values), device=device)
+    if scales is not None:
+        scales[5_000] = 4.0  # of document 7
+    codes = Codes.packed(codec, values, offsets, scales, d=2)
+    Q = torch.tensor([[-2.0, 2.0]], device=device)
+    scores, found = li.maxsim(Q, codes), li.search(Q, codes, 2)
+    assert torch.equal(scores[found.indices], found.scores)
+    assert found.indices.tolist() == ([0, 1] if scales is None else [7, 0])
+
+
+@pytest.mark.parametrize("name", PAIRED)
 def test_documents_of_each_query_and_pairs(name, device):
     codec = codec_on(name, device)
     Q, D = torch.randn(3, 5, D_MODEL, device=device), torch.randn(3, 2, 7, D_MODEL, device=device)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, _chunks, _queries, _tokens
+from late_interaction.corpus import Corpus, _chunks, _tokens
 from late_interaction.lik.varlen import maxsim_varlen
 from tests import ref
 from tests.cases import code_limit
@@ -177,16 +177,6 @@ def test_progress_and_precision():
     expected = li.maxsim(Q, docs[11], normalize=True, precision="medium")
     place = (got.indices[0] == 11).nonzero()
     assert len(place) and abs(float(got.scores[0, place[0]]) - float(expected[0])) < 0.05
-
-
-def test_lengths_of_copies_of_codes():
-    lengths = torch.arange(5000)
-    met = torch.zeros(5000, dtype=torch.int64)
-    groups = list(_queries._groups(lengths))
-    for own, longest in groups:
-        met[own] += 1
-        assert int(lengths[own].max()) <= longest and longest < int(lengths[own].min()) * 17 / 16 + 1
-    assert met.tolist() == [0] + [1] * 4999 and len(groups) < 160
 
 
 # ---- what a corpus holds ----
@@ -408,19 +398,6 @@ def test_a_part_without_documents_has_no_ids(ids):
     assert (some.ids is None) == (ids is None) and none.ids is None and len(none) == 0
 
 
-def test_which_documents_of_codes_need_no_copy():
-    offsets = torch.tensor([0, 3, 6, 8, 11, 14])
-    for documents_, longest, rows in (
-        ([0, 1], 3, slice(0, 6)),
-        ([3, 4], 3, slice(8, 14)),
-        ([2], 2, slice(6, 8)),
-        ([0, 1, 3], 3, None),  # no neighbours
-        ([1, 2], 3, None),  # not equally long
-        ([0, 3], 3, None),
-    ):
-        assert _queries._together(offsets, torch.tensor(documents_), longest) == rows
-
-
 def test_tokens_of_one_dim_and_of_none():
     corpus = Corpus.from_packed(torch.tensor([[1.0], [3.0], [2.0]]), torch.tensor([0, 1, 3]))
     scores, found = corpus.search(torch.ones(1, 1, 1), 2, normalize=False)
@@ -437,13 +414,3 @@ def test_queries_of_another_d(d):
     for Q in (torch.ones(2, 3, d), [torch.ones(3, d), torch.ones(1, d)], torch.ones(0, 3, d)):
         with pytest.raises(ValueError, match="Q must have the d of the corpus, 8"):
             corpus.search(Q, 1)
-
-
-def test_codes_are_copied_a_document_at_a_time_if_need_be(tmp_path, monkeypatch):
-    with Corpus.create(tmp_path, d=8, codec=INT8) as builder:
-        builder.add(documents([3, 33, 1, 0, 34, 7, 17, 2, 33], 8))
-    queries = documents([5, 2], 8)
-    expected = Corpus.open(tmp_path).search(queries, 9)
-    monkeypatch.setattr(_queries, "_COPY_BYTES", 1)
-    for got, wanted in zip(Corpus.open(tmp_path).search(queries, 9), expected, strict=True):
-        assert torch.equal(got, wanted)

@@ -64,6 +64,7 @@ def test_one_query_of_every_kind_of_documents(device):
 CODECS = {
     "Int8": INT8,
     "Fp8": FP8,
+    "e5m2": codecs.Fp8(torch.float8_e5m2),
     "Bits(1)": BITS,
     "Bits(4)": FOUR,
     "signs": codecs.Bits(1, scales=False),
