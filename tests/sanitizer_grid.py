@@ -445,6 +445,14 @@ def run_quantized(name, Nq, Nd, Lq, Ld, d):
             finite(name, scores)
 
 
+def run_ragged(name, Nq, Lq, lengths, d):
+    cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    scales = torch.rand(Nq, Lq, device="cuda"), torch.rand(sum(lengths), device="cuda")
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        Q, D = (torch.randint(-9, 10, (*x.shape, d), device="cuda").to(dtype) for x in scales)
+        finite(name, ops.maxsim_quantized_packed(Q, D, *scales, None, cu_seqlens))
+
+
 def run_hot_tokens(name):
     # More winners than a block orders at a time fall on one token.
     Q = torch.randn(400, 40, 64, device="cuda", dtype=BF16)
@@ -728,6 +736,7 @@ if __name__ == "__main__":
         *((run_gathered_grad_q, name, arguments) for name, arguments in GATHERED_GRAD_Q.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
+        (run_ragged, "quantized, short documents copied", (80, 32, [40, 300, 0, 90] * 80, 128)),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_bits, "bits, words", (32, 70, 128)),

@@ -389,7 +389,7 @@ struct LaneTokenScales {
     const bool scales_apart = Tile::kQuantized && p.d_scales.data != nullptr && !p.scales.rides;
     if (!mask_apart && !scales_apart) return;
     const DocRange doc_range = doc_range_of(p, row_tile, j);
-    first_token += doc_range.argmax_base;
+    first_token += doc_range.first;
     if (mask_apart) {
       const uint8_t* mask = document_mask(p, row_tile, doc_range.document);
 #pragma unroll
