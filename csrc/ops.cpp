@@ -216,6 +216,15 @@ LATE_INTERACTION_LIBRARY(m) {
       "Tensor extents, Tensor centroids, Tensor bucket_weights, Tensor winners, int nbits, "
       "bool normalize=True) -> Tensor");
 
+  // maxsim_residual on CUDA for 128 dims of 2 bits, float32 scores. Q and tokens are normalized if there are
+  // inverse_norms, float16 in the shape of codes: 1 / norm of what each token stands for. Neither tokens nor
+  // centroids are read: a token's similarities are those of its centroid, found once, and those of its
+  // residual, for which Q and bucket_weights are rounded to int8.
+  m.def(
+      "maxsim_residual_normed(Tensor Q, Tensor codes, Tensor residuals, Tensor? inverse_norms, Tensor "
+      "extents, "
+      "Tensor centroids, Tensor bucket_weights) -> Tensor");
+
   // Scores [B] of one query by centroids alone: query_centroid_scores [n, Lq] fp32 or fp64, codes int32
   // [B, Ld], doc_lengths [B], int32 or int64. Not differentiable.
   m.def("plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) -> Tensor");

@@ -167,6 +167,18 @@ CALLS: dict[str, list[tuple]] = {
     ],
     "maxsim_residual": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],
     "maxsim_residual_winners": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],
+    "maxsim_residual_normed": [
+        (
+            Given("Nq Lq 128"),
+            places("Td", range(9)),
+            Given("Td 32", U8, range(256)),
+            norms,
+            CU_D,
+            Given("C 128"),
+            Given("4"),
+        )
+        for norms in (Given("Td", F16), None)
+    ],  # fmt: skip
     "maxsim_residual_backward": [
         (GRAD, Q, *RESIDUAL, WINNERS, 2, True),
         (Given("Nq Bd"), Q, *FLAT_RESIDUAL, places("Nq Bd Lq", range(-1, 7)), 2, True),
@@ -263,6 +275,7 @@ CALLS: dict[str, list[tuple]] = {
 # Operators without a kernel on the CPU.
 OF_CUDA = {
     "quantize_rows_", "xtr_group_maxima_", "xtr_select_in_groups_", "project_scores", "send_bytes_",
+    "maxsim_residual_normed",
     "smooth_logs", "smooth_gradient", "cuda_capability", "forced_plan",
 }  # fmt: skip
 # For GPUs that wgmma is for.

@@ -24,6 +24,10 @@ from late_interaction.corpus._documents import Documents
 from late_interaction.tokens import Tokens
 
 
+# What maxsim_residual_normed takes, and how many documents give every warp some.
+_NORMED_DIMS, _NORMED_DOCUMENTS = 128, 4096
+
+
 class Queries(ABC):
     """Queries in the form that what a corpus stores wants."""
 
@@ -78,11 +82,31 @@ class _OfResiduals(Queries):
         residuals, codes = sources
         cu_seqlens = to_device(chunk.offsets(), self.device)
         codec, op = self._codec, cast("Any", ops.maxsim_residual)
+        if self._takes_norms(chunk):
+            rows = chunk.shard.rows(chunk.first, chunk.stop)
+            norms = chunk.shard.inverse_norms[rows] if self._normalize else None
+            op = cast("Any", ops.maxsim_residual_normed)
+            found: Tensor = op(
+                self._tokens, codes, residuals, norms, cu_seqlens, codec.centroids, codec.bucket_weights
+            )
+            return found
         scores: Tensor = op(
             self._tokens, codes, residuals, cu_seqlens, codec.centroids, codec.bucket_weights, codec.nbits,
             self._normalize, self._precision,
         )  # fmt: skip
         return scores
+
+
+    def _takes_norms(self, chunk: Chunk) -> bool:
+        """Whether no token needs to be decompressed: on a GPU that holds them, with enough for its warps."""
+        tokens, codec = chunk.shard.tokens, self._codec
+        return (
+            tokens.is_cuda
+            and codec.nbits == 2
+            and codec.d == _NORMED_DIMS
+            and self._tokens.dtype in (torch.float16, torch.bfloat16)
+            and chunk.stop - chunk.first >= _NORMED_DOCUMENTS
+        )
 
 
 class _OfCodes(Queries):

@@ -16,6 +16,9 @@ from late_interaction.codecs import Codec
 from late_interaction.corpus import _files, _ids, _tokens
 
 
+_AT_ONCE = 1 << 20  # tokens that are decompressed to find their norms
+
+
 @dataclass(frozen=True)
 class Shard:
     """Document i has the tokens from offsets[i] up to offsets[i + 1].
@@ -42,6 +45,12 @@ class Shard:
     @cached_property
     def has_empty_documents(self) -> bool:
         return bool((self.offsets[1:] == self.offsets[:-1]).any())
+
+    @cached_property
+    def inverse_norms(self) -> Tensor:
+        """1 / norm of each token that codes stand for, float16 beside the tokens, found once."""
+        norms = [self.floats(slice(i, i + _AT_ONCE)).norm(dim=-1) for i in range(0, len(self.tokens), _AT_ONCE)]
+        return (1 / torch.cat([self.tokens.new_empty(0, dtype=torch.float32), *norms]).clamp_min(1e-4)).half()
 
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""

@@ -18,7 +18,7 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.packed_codes`: ``maxsim_hamming``, ``maxsim_asymmetric``,
   ``maxsim_hamming_packed``, ``maxsim_asymmetric_packed``, on 1-bit and 4-bit codes;
 - :mod:`late_interaction.ops.plaid`: ``maxsim_residual``, ``maxsim_residual_winners``,
-  ``maxsim_residual_backward``, ``plaid_approx_score``, on compressed documents;
+  ``maxsim_residual_backward``, ``maxsim_residual_normed``, ``plaid_approx_score``, on compressed documents;
 - :mod:`late_interaction.ops.from_hidden`: ``maxsim_from_hidden``, ``maxsim_from_hidden_winners``,
   ``maxsim_from_hidden_backward``, on hidden states;
 - :mod:`late_interaction.ops.smooth`: ``smooth_maxsim`` and ``smooth_maxsim_backward``, with a smooth maximum;
@@ -114,6 +114,7 @@ maxsim_asymmetric_packed = operators.maxsim_asymmetric_packed.default
 maxsim_residual = operators.maxsim_residual.default
 maxsim_residual_winners = operators.maxsim_residual_winners.default
 maxsim_residual_backward = operators.maxsim_residual_backward.default
+maxsim_residual_normed = operators.maxsim_residual_normed.default
 plaid_approx_score = operators.plaid_approx_score.default
 maxsim_from_hidden = operators.maxsim_from_hidden.default
 maxsim_from_hidden_winners = operators.maxsim_from_hidden_winners.default
@@ -158,6 +159,7 @@ __all__ = [
     "maxsim_quantized_packed",
     "maxsim_residual",
     "maxsim_residual_backward",
+    "maxsim_residual_normed",
     "maxsim_residual_winners",
     "maxsim_spans",
     "maxsim_varlen",

@@ -54,7 +54,8 @@ OPERATORS = {
     ),
     "quantized": "maxsim_quantized maxsim_quantized_packed maxsim_dequantized",
     "packed_codes": "maxsim_hamming maxsim_asymmetric maxsim_hamming_packed maxsim_asymmetric_packed",
-    "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
+    "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward maxsim_residual_normed"
+    " plaid_approx_score",
     "smooth": "smooth_maxsim smooth_maxsim_backward",
     "xtr": "xtr_winners",
     "pooling": "ward_labels kmeans_labels",

@@ -46,6 +46,7 @@ DTYPES_TOO: dict[str, dict[str, Any]] = {
     "maxsim_residual": {"Q": FLOATS, "extents": INDEX, "centroids": FLOATS},
     "maxsim_residual_winners": {"Q": FLOATS, "extents": INDEX, "centroids": FLOATS},
     "maxsim_residual_backward": {"Q": HALVES, "extents": INDEX, "centroids": FLOATS},
+    "maxsim_residual_normed": {"Q": HALVES, "extents": INDEX, "centroids": FLOATS},
     "plaid_approx_score": {"query_centroid_scores": {F64}, "doc_lengths": INDEX},
     "ward_labels": {"tokens": FLOATS},
     "kmeans_labels": {"tokens": FLOATS},

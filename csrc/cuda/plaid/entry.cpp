@@ -249,6 +249,53 @@ Tensor maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tens
   return grad_Q;
 }
 
+// Query rows of 32 at a time, whose scores with all documents are added up.
+Tensor maxsim_residual_normed(Tensor Q, Tensor codes, Tensor residuals, OptionalTensor inverse_norms,
+                              Tensor extents, Tensor centroids, Tensor bucket_weights) {
+  constexpr int64_t kBits = 2, kDims = 128, kRows = 32;
+  const ResidualInputs in =
+      parse_residual_inputs(Q, codes, residuals, extents, centroids, bucket_weights, kBits);
+  const Sizes& s = in.sizes;
+  STD_TORCH_CHECK(in.dtype != Dtype::fp64, "late_interaction: Q must be bfloat16, float16 or float32");
+  STD_TORCH_CHECK(s.d == kDims, "late_interaction: Q must have 128 dims, got ", s.d);
+  STD_TORCH_CHECK(!inverse_norms || (inverse_norms->scalar_type() == ScalarType::Half &&
+                                     same_place(*inverse_norms, codes) && inverse_norms->is_contiguous() &&
+                                     inverse_norms->numel() == codes.numel()),
+                  "late_interaction: inverse_norms must be contiguous float16, a number for each of codes");
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const Tensor scores = new_tensor(Q, {s.Nq, s.N}, ScalarType::Float);
+  if (scores.numel() > 0 && (s.Lq == 0 || s.Ld == 0)) {
+    check(cudaMemsetAsync(scores.data_ptr(), 0, 4 * scores.numel(), stream), "scores");
+  }
+  if (scores.numel() == 0 || s.Lq == 0 || s.Ld == 0) return scores;
+  const DenseInputs dense(Q, codes, residuals, extents, centroids, bucket_weights, ScalarType::Half);
+  const Tensor rows = torch::stable::contiguous(torch::stable::to(Q, ScalarType::Float)),
+               aligned_residuals = is_aligned(dense.residuals.const_data_ptr(), 16)
+                                       ? dense.residuals
+                                       : torch::stable::clone(dense.residuals),
+               half_rows = new_tensor(Q, {kRows, kDims}, ScalarType::Half),
+               query = new_tensor(Q, {static_cast<int64_t>(sizeof(CentroidRowsQuery))}, ScalarType::Byte);
+  CentroidRowsArgs args{.documents = dense.args(in, kBits, false).documents,
+                        .inverse_norms = inverse_norms ? inverse_norms->const_data_ptr() : nullptr,
+                        .half_rows = half_rows.data_ptr(),
+                        .query = static_cast<CentroidRowsQuery*>(query.data_ptr())};
+  args.documents.residuals = static_cast<const uint8_t*>(aligned_residuals.const_data_ptr());
+  for (int64_t at = 0; at < s.Nq * s.Lq; at += args.rows) {
+    const int64_t i = at / s.Lq, first = at % s.Lq;
+    args.Q = static_cast<const float*>(rows.const_data_ptr()) + at * kDims;
+    args.rows = static_cast<int32_t>(std::min(kRows, s.Lq - first));
+    args.adds = first > 0;
+    args.scores = static_cast<float*>(scores.data_ptr()) + i * s.N;
+    check(launch_prepare_rows(args, stream), "query rows");
+    const Tensor table = torch::stable::matmul(dense.centroids, torch::stable::transpose(half_rows, 0, 1));
+    args.centroid_scores = static_cast<const uint4*>(table.const_data_ptr());
+    check(launch_centroid_rows(args, device_properties(device).sm_count, stream), "compressed documents");
+  }
+  return scores;
+}
+
 Tensor plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) {
   const Tensor &table = query_centroid_scores, &lengths = doc_lengths;
   check_centroid_scores(table, codes, lengths);
@@ -280,5 +327,6 @@ LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_residual", TORCH_BOX(&late_interaction::maxsim_residual));
   m.impl("maxsim_residual_winners", TORCH_BOX(&late_interaction::maxsim_residual_winners));
   m.impl("maxsim_residual_backward", TORCH_BOX(&late_interaction::maxsim_residual_backward));
+  m.impl("maxsim_residual_normed", TORCH_BOX(&late_interaction::maxsim_residual_normed));
   m.impl("plaid_approx_score", TORCH_BOX(&late_interaction::plaid_approx_score));
 }
