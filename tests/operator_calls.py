@@ -97,6 +97,9 @@ RESIDUAL = (
     Given("4"),
 )  # fmt: skip
 FLAT_RESIDUAL = places("Td", range(9)), Given("Td 4", U8, range(256)), CU_D, *RESIDUAL[3:]
+NORMED = (
+    Given("Nq Lq 128"), (places("Td", range(9)), Given("Td 32", U8, range(256))), (Given("C 128"), Given("4")),
+)  # fmt: skip
 HIDDEN = Q, Given("Nd Ld model"), Given("d model"), Given("d")
 CLUSTERED = Given("Td d"), CU_D, places("Bd", (2, 1, 1, 3))
 INVERSE, FACTOR, LABELS = Given("", F32, (3,)), Given("R"), places("R", (0, 8, -100, 3, 2), I64)
@@ -168,17 +171,8 @@ CALLS: dict[str, list[tuple]] = {
     "maxsim_residual": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],
     "maxsim_residual_winners": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],
     "maxsim_residual_normed": [
-        (
-            Given("Nq Lq 128"),
-            places("Td", range(9)),
-            Given("Td 32", U8, range(256)),
-            norms,
-            CU_D,
-            Given("C 128"),
-            Given("4"),
-        )
-        for norms in (Given("Td", F16), None)
-    ],  # fmt: skip
+        (NORMED[0], *NORMED[1], norms, CU_D, *NORMED[2]) for norms in (Given("Td", torch.float16), None)
+    ],
     "maxsim_residual_backward": [
         (GRAD, Q, *RESIDUAL, WINNERS, 2, True),
         (Given("Nq Bd"), Q, *FLAT_RESIDUAL, places("Nq Bd Lq", range(-1, 7)), 2, True),

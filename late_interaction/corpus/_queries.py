@@ -23,7 +23,6 @@ from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
 from late_interaction.tokens import Tokens
 
-
 # What maxsim_residual_normed takes, and how many documents give every warp some.
 _NORMED_DIMS, _NORMED_DOCUMENTS = 128, 4096
 
@@ -95,7 +94,6 @@ class _OfResiduals(Queries):
             self._normalize, self._precision,
         )  # fmt: skip
         return scores
-
 
     def _takes_norms(self, chunk: Chunk) -> bool:
         """Whether no token needs to be decompressed: on a GPU that holds them, with enough for its warps."""

@@ -15,7 +15,6 @@ from late_interaction._checks.messages import describe_bad_entries
 from late_interaction.codecs import Codec
 from late_interaction.corpus import _files, _ids, _tokens
 
-
 _AT_ONCE = 1 << 20  # tokens that are decompressed to find their norms
 
 
@@ -49,8 +48,11 @@ class Shard:
     @cached_property
     def inverse_norms(self) -> Tensor:
         """1 / norm of each token that codes stand for, float16 beside the tokens, found once."""
-        norms = [self.floats(slice(i, i + _AT_ONCE)).norm(dim=-1) for i in range(0, len(self.tokens), _AT_ONCE)]
-        return (1 / torch.cat([self.tokens.new_empty(0, dtype=torch.float32), *norms]).clamp_min(1e-4)).half()
+        found = torch.empty(len(self.tokens), dtype=torch.float16, device=self.tokens.device)
+        for first in range(0, len(found), _AT_ONCE):
+            rows = slice(first, first + _AT_ONCE)
+            found[rows] = 1 / self.floats(rows).norm(dim=-1).clamp_min(1e-4)
+        return found
 
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""

@@ -277,10 +277,11 @@ Tensor maxsim_residual_normed(Tensor Q, Tensor codes, Tensor residuals, Optional
                                        : torch::stable::clone(dense.residuals),
                half_rows = new_tensor(Q, {kRows, kDims}, ScalarType::Half),
                query = new_tensor(Q, {static_cast<int64_t>(sizeof(CentroidRowsQuery))}, ScalarType::Byte);
-  CentroidRowsArgs args{.documents = dense.args(in, kBits, false).documents,
-                        .inverse_norms = inverse_norms ? inverse_norms->const_data_ptr() : nullptr,
-                        .half_rows = half_rows.data_ptr(),
-                        .query = static_cast<CentroidRowsQuery*>(query.data_ptr())};
+  CentroidRowsArgs args{};
+  args.documents = dense.args(in, kBits, false).documents;
+  args.inverse_norms = inverse_norms ? inverse_norms->const_data_ptr() : nullptr;
+  args.half_rows = half_rows.data_ptr();
+  args.query = static_cast<CentroidRowsQuery*>(query.data_ptr());
   args.documents.residuals = static_cast<const uint8_t*>(aligned_residuals.const_data_ptr());
   for (int64_t at = 0; at < s.Nq * s.Lq; at += args.rows) {
     const int64_t i = at / s.Lq, first = at % s.Lq;
