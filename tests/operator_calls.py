@@ -98,8 +98,10 @@ RESIDUAL = (
 )  # fmt: skip
 FLAT_RESIDUAL = places("Td", range(9)), Given("Td 4", U8, range(256)), CU_D, *RESIDUAL[3:]
 NORMED = (
-    Given("Nq Lq 128"), (places("Td", range(9)), Given("Td 32", U8, range(256))), (Given("C 128"), Given("4")),
-)  # fmt: skip
+    Given("Nq Lq 128"),
+    (places("Td", range(9)), Given("Td 32", U8, range(256))),
+    (Given("C 128"), Given("4")),
+)
 HIDDEN = Q, Given("Nd Ld model"), Given("d model"), Given("d")
 CLUSTERED = Given("Td d"), CU_D, places("Bd", (2, 1, 1, 3))
 INVERSE, FACTOR, LABELS = Given("", F32, (3,)), Given("R"), places("R", (0, 8, -100, 3, 2), I64)
