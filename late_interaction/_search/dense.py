@@ -16,6 +16,7 @@ class DenseSearch(Search):
     """A search of documents ``[Nd, Ld, d]``, or of codes of them."""
 
     def __init__(self, D: Any, Q: Any, options: Options) -> None:
+        options.refuse("but for a Corpus with columns", "filter")
         self._options, self.one_query = options, isinstance(Q, Tensor) and Q.dim() == 2
         self._given = Q, options.k, options.q_mask
         self._best = self._made()

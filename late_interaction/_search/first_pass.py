@@ -32,6 +32,7 @@ class CoarseSearch(Search):
     """A search of documents ``[Nd, Ld, d]`` by way of ``coarse``."""
 
     def __init__(self, D: Any, Q: Any, options: Options) -> None:
+        options.refuse("but for a Corpus with columns", "filter")
         if options.coarse is None:
             options.refuse("without coarse", "candidates")
         options.refuse("with coarse", "group")

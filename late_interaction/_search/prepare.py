@@ -39,6 +39,7 @@ class Options:
     q_mask: Tensor | None = None
     d_mask: Tensor | None = None
     subset: Any = None
+    filter: Any = None
     normalize: bool = False
     largest: bool = True
     keep_empty: bool = False

@@ -31,6 +31,7 @@ def search(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     subset: Any = None,
+    filter: Any = None,
     normalize: bool = False,
     largest: bool = True,
     keep_empty: bool = False,
@@ -62,6 +63,8 @@ def search(
             Codes hold their own.
         subset: the documents that may be found: bool ``[N]``, or a tensor or list of indices, or a list of
             ids of a corpus that has ids. All are scored. None: every document.
+        filter: for a corpus with columns: a ``pyarrow.compute.Expression``, as ``pc.field("year") > 2020``.
+            Documents that do not meet it, or where it is null, are left out as by ``subset``.
         normalize: L2-normalize every token first. Those of a corpus that is known to be ``normalized`` are
             taken as they are; codes cannot be normalized; decompressed tokens are where they are multiplied.
         largest: the highest scores, or else the lowest.
@@ -116,8 +119,8 @@ def search(
 
     def prepared() -> Search:
         options = Options(
-            k, q_mask, d_mask, subset, normalize, largest, keep_empty, precision, coarse, candidates,
-            chunk_bytes, progress, group,
+            k, q_mask, d_mask, subset, filter, normalize, largest, keep_empty, precision, coarse,
+            candidates, chunk_bytes, progress, group,
         )  # fmt: skip
         made.append(prepare(D, Q, options))
         return made[0]

@@ -7,15 +7,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from late_interaction._checks.options import check_positive
+from late_interaction.corpus._columns import import_pyarrow
 from late_interaction.corpus._shards import Shard
-
-
-def import_pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError("Arrow arrays need pyarrow: pip install 'late-interaction[arrow]'") from error
-    return pyarrow
 
 
 def shards_of(documents: Any, d: int | None, first_row: int = 0) -> tuple[list[Shard], int]:

@@ -31,12 +31,7 @@ def write(folder: Path, codec: Codec | None) -> None:
         try:
             _files.check_checksum(folder / _name_of(part), wanted)
         except _files.CorpusError:
-            file = _files.HashedFile(folder / _name_of(part))
-            try:
-                file.write(_files.bytes_of(getattr(codec, part)))
-                file.finish()
-            finally:
-                file.close()
+            _files.write_file(folder / _name_of(part), getattr(codec, part))
 
 
 def check(folder: Path, entry: dict[str, Any] | None) -> None:

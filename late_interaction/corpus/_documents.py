@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
 from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction._checks.tensors import check_integers
 from late_interaction.codecs import Codec
 from late_interaction.codes import Codes
-from late_interaction.corpus import _arrow, _ids, _memory, _shards
+from late_interaction.corpus import _arrow, _columns, _generations, _ids, _memory, _shards
 from late_interaction.corpus._files import CorpusError
 
 if TYPE_CHECKING:
@@ -22,19 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """Documents [first, stop) of a folder, and the checksum of its metadata when it was opened."""
+    """Documents [first, stop) of a generation of a folder, with the checksum of what it is made of."""
 
     folder: Path
-    checksum: str
+    generation: int
+    identity: str
     first: int
     stop: int
 
 
 def _reopened(kind: "type[Documents]", opened: Opened) -> "Documents":
-    corpus: Documents = kind.open(opened.folder)  # type: ignore[attr-defined]  # Corpus has it
-    assert corpus._opened is not None
-    if corpus._opened.checksum != opened.checksum:
+    generation = _generations.load(opened.folder, opened.generation)
+    if _generations.identity_of(generation.entries) != opened.identity:
         raise CorpusError(f"{opened.folder} holds another corpus than the one that was pickled")
+    corpus: Documents = kind._of(opened.folder, generation)  # type: ignore[attr-defined]  # Corpus has it
     return corpus if corpus._opened == opened else corpus._between(opened.first, opened.stop)
 
 
@@ -48,11 +50,11 @@ class Documents:
         self.codec: Codec | None = options.get("codec")
         self.normalized: bool = options["normalized"]
         self.path: Path | None = options.get("path")
-        self._metadata: dict[str, Any] | None = options.get("metadata")
+        self._generation: _generations.Generation | None = options.get("generation")
         self._opened: Opened | None = options.get("opened")
         self._ends = list(accumulate(shard.documents for shard in self.shards))
         self.tokens = sum(shard.token_count for shard in self.shards)
-        self.ids: Sequence[str] | None = None
+        self.ids: _ids.JoinedIds | None = None
         parts = [shard.ids for shard in self.shards if shard.ids is not None]
         if len(parts) == len(self.shards) and parts:
             self.ids = _ids.JoinedIds(parts)
@@ -60,16 +62,56 @@ class Documents:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> Tensor:
+    @overload
+    def __getitem__(self, index: int | str) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice | list[int] | list[str] | Tensor) -> list[Tensor]: ...
+    def __getitem__(self, index: Any) -> Tensor | list[Tensor]:
+        own = self._snapshot()
+        if isinstance(index, slice):
+            index = range(len(own))[index]
+        elif isinstance(index, Tensor):
+            check_integers("index", index, 1, "[n]", "index", index.device)
+            index = index.tolist()
+        if isinstance(index, (list, range)):
+            return [own[i] for i in index]
+        if isinstance(index, str):
+            if own.ids is None or index not in own.ids.places:
+                raise KeyError(f"no document has the id {index!r}")
+            index = own.ids.places[index]
         check_integer("index", index)
-        shard, rows = self._stored_at(range(len(self))[index])
+        shard, rows = own._stored_at(range(len(own))[index])
         return shard.floats(rows)
+
+    def _snapshot(self) -> "Self":
+        """Return the documents that there are now: writing, and refreshing, gives the corpus others."""
+        own = object.__new__(type(self))
+        own.__dict__ = self.__dict__
+        return own
+
+    @property
+    def columns(self) -> Any:
+        """A ``pyarrow.Table`` with a row for each document, or None."""
+        parts = [shard.columns for shard in self._snapshot().shards]
+        return _columns.stacked(parts) if parts and all(x is not None for x in parts) else None
+
+    def _where(self, condition: Any) -> Tensor:
+        """Tell which documents meet a condition on their columns: bool, on the CPU."""
+        _columns.check_filter(condition)
+        found = [torch.empty(0, dtype=torch.bool, device="cpu")]
+        for shard in self.shards:
+            if shard.columns is None:
+                raise ValueError("filter must be None for documents without columns")
+            found.append(shard.columns.where(condition))
+        return torch.cat(found)
 
     def _stored_at(self, index: int) -> tuple[_shards.Shard, slice]:
         """Return the shard of a document, and where its tokens lie in it."""
         part = bisect_right(self._ends, index)
         first = index - (self._ends[part - 1] if part else 0)
-        return self.shards[part], self.shards[part].rows(first, first + 1)
+        rows = self.shards[part].rows(first, first + 1)
+        assert isinstance(rows, slice)
+        return self.shards[part], rows
 
     def _length(self, index: int) -> int:
         """Return how many tokens a document has."""
@@ -78,11 +120,12 @@ class Documents:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path of documents that were opened from a folder, and other documents whole."""
-        if self._opened is not None:
-            return _reopened, (type(self), self._opened)
+        own = self._snapshot()
+        if own._opened is not None:
+            return _reopened, (type(self), own._opened)
         # Kept, as a process that is spawned maps the memory of these tensors once it has started.
-        self.shards = tuple(shard.compact() for shard in self.shards)
-        return type(self), (self.shards, self._kind())
+        own.shards = tuple(shard.compact() for shard in own.shards)
+        return type(self), (own.shards, own._kind())
 
     def _kind(self) -> dict[str, Any]:
         return {"d": self.d, "dtype": self.dtype, "codec": self.codec, "normalized": self.normalized}
@@ -123,8 +166,9 @@ class Documents:
             [3, 3]
         """
         check_positive("count", count)
-        counts = (sum(x.documents for x in part) for part in _shards.parts(self.shards, count))
-        return [self._between(*edges) for edges in pairwise(accumulate(counts, initial=0))]
+        own = self._snapshot()
+        counts = (sum(x.documents for x in part) for part in _shards.parts(own.shards, count))
+        return [own._between(*edges) for edges in pairwise(accumulate(counts, initial=0))]
 
     @classmethod
     def from_packed(

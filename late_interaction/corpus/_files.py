@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT, VERSION = "late_interaction corpus", 1
-METADATA, BUILDING = "metadata.json", "building.json"
+METADATA = "metadata.json"
 _READ = 8 << 20
 # The errors of a filesystem without locks. A folder there does not keep a second builder out.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -88,6 +88,16 @@ class HashedFile:
         self._file.close()
 
 
+def write_file(path: Path, x: Tensor) -> dict[str, Any]:
+    """Write a contiguous CPU tensor to the disk, and return the file's entry in the metadata."""
+    file = HashedFile(path)
+    try:
+        file.write(bytes_of(x))
+        return file.finish()
+    finally:
+        file.close()
+
+
 def entry_of(x: Tensor) -> dict[str, Any]:
     """Return the entry in the metadata of a file that holds a contiguous CPU tensor."""
     own, data = _new_hash(), bytes_of(x)
@@ -124,8 +134,7 @@ def write_metadata(path: Path, entries: dict[str, Any]) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Make the folder, and keep other builders out of it until the handle that is returned is closed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Keep other writers out of a folder until :func:`unlock` has the handle that is returned."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,9 +143,17 @@ def lock_folder(folder: Path) -> int:
             return handle
         os.close(handle)
         if isinstance(error, BlockingIOError):
-            raise RuntimeError(f"{folder} is being written by another CorpusBuilder") from None
+            raise RuntimeError(f"{folder} is being written by another process or thread") from None
         raise
     return handle
+
+
+def unlock(handle: int, owner: int) -> None:
+    """Let other writers in. owner: the process that holds the lock, of which a fork has the handle, too."""
+    if os.getpid() == owner:
+        with suppress(OSError):  # a filesystem without locks
+            fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:
@@ -149,7 +166,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read the entries of metadata.json or building.json, as they were written."""
+    """Read the entries of metadata.json, as they were written."""
     if path.exists() and not path.is_file():  # a pipe or a device may have no end
         raise CorpusError(f"{path} must be the metadata of a corpus, got no regular file")
     try:
@@ -195,13 +212,8 @@ def check_checksum(path: Path, entry: dict[str, Any]) -> None:
         raise CorpusError(f"{path} does not have the checksum that it was written with: it was changed")
 
 
-def writing_failed(error: OSError, path: Path, kept: int) -> OSError:
+def writing_failed(error: OSError, path: Path, state: str, then: str) -> OSError:
     """Make the error of a corpus that could not be written on, which says what is kept and what to do."""
     cause = error.strerror or str(error)
     advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that"
-    return OSError(
-        error.errno,
-        f"{cause}: the corpus is not finished. The first {kept} documents are kept; {advice}, and go on from"
-        " them with Corpus.create(..., resume=True)",
-        str(error.filename or path),
-    )
+    return OSError(error.errno, f"{cause}: {state}; {advice}, and {then}", str(error.filename or path))

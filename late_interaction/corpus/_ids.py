@@ -1,7 +1,8 @@
 """The ids of documents: checked, and read from where they are stored."""
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Container, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, compress, pairwise
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,11 +13,8 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction.corpus import _files
 
 
-def check_ids(ids: Any, documents: int, *known: set[str]) -> set[str]:
-    """Check that ids are a string for each document, which no other one has, nor one of the known.
-
-    Return the set of them.
-    """
+def check_ids(ids: Any, documents: int, *known: Container[str]) -> None:
+    """Check that ids are a string for each document, which no other one has, nor one of the known."""
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise TypeError(f"ids must be a list of strings or None, got {type(ids).__name__}")
     if len(ids) != documents:
@@ -28,7 +26,6 @@ def check_ids(ids: Any, documents: int, *known: set[str]) -> set[str]:
         if x in own or any(x in others for others in known):
             raise ValueError(f"ids must differ, got ids[{i}] = {abbreviate(x)}, which another document has")
         own.add(x)
-    return own
 
 
 class _Ids(Sequence[str]):
@@ -83,19 +80,32 @@ class JoinedIds(_Ids):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._parts)
+
     def _at(self, index: int) -> str:
         part = int(torch.searchsorted(self._ends, index, right=True))
         return self._parts[part][index - int(self._ends[part - 1]) if part else index]
 
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The index of each id."""
+        return {x: i for i, x in enumerate(self)}
 
-class PartOfIds(_Ids):
-    """Ids [first, stop) of others."""
 
-    def __init__(self, ids: Sequence[str], first: int, stop: int) -> None:
-        self._ids, self._places = ids, range(first, stop)
+class SelectedIds(_Ids):
+    """Some ids of others: those at rising places."""
+
+    def __init__(self, ids: Sequence[str], places: Tensor) -> None:
+        self._ids, self._places = ids, places
 
     def __len__(self) -> int:
         return len(self._places)
 
+    def __iter__(self) -> Iterator[str]:
+        chosen = torch.zeros(len(self._ids), dtype=torch.bool, device="cpu")
+        chosen[self._places] = True
+        return compress(self._ids, chosen.tolist())
+
     def _at(self, index: int) -> str:
-        return self._ids[self._places[index]]
+        return self._ids[int(self._places[index])]

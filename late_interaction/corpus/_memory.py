@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from late_interaction._checks.tensors import check_integers, check_not_meta, che
 from late_interaction.codes import Codes
 from late_interaction.corpus import _shards, _tokens
 from late_interaction.corpus._ids import check_ids
+from late_interaction.corpus._intake import Intake
+from late_interaction.corpus._options import SHARD_BYTES
 
 
 def from_array(name: str, array: Any) -> Tensor:
@@ -86,3 +89,57 @@ def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Sh
         replace(shard, ids=list(ids[end - shard.documents : end]))
         for shard, end in zip(shards, ends, strict=True)
     ]
+
+
+class MemoryWriter:
+    """Changes documents in memory: makes the shards of a corpus that takes the place of the one before.
+
+    Attributes:
+        shards: of that corpus.
+        blocks: of the one before.
+        intake: what checks documents, and knows their ids.
+    """
+
+    def __init__(self, documents: Any) -> None:
+        self.blocks = documents.shards
+        self.shards: list[_shards.Shard] = list(documents.shards)
+        codec = None if documents.codec is None else documents.codec.to("cpu")
+        stored = _tokens.Stored(documents.d, documents.dtype, codec)
+        columns = any(shard.columns is not None for shard in self.shards)
+        has: dict[str, bool | None] = {"ids": None, "columns": None}
+        if len(documents):
+            has = {"ids": documents.ids is not None, "columns": columns}
+        ids = {x: i for i, x in enumerate(documents.ids or ())}
+        self.intake = Intake(stored, documents.normalized, self.shards, has, ids)
+
+    def add(self, shards: Sequence[_shards.Shard], name: str) -> None:
+        """Check documents, and take them."""
+        device = self.shards[0].tokens.device if self.shards else torch.device("cpu")
+        for shard in self.intake.check(shards, name):
+            blocks = [self.intake.encode(shard, *edges, False) for edges in self.intake.blocks(shard)]
+            if blocks:
+                own = _shards.joined(blocks)
+                beside = None if own.beside is None else own.beside.to(device)
+                self.shards.append(replace(own, tokens=own.tokens.to(device), beside=beside))
+
+    def delete(self, numbers: list[int]) -> None:
+        """Leave out documents, by their places."""
+        dead = torch.zeros(sum(x.documents for x in self.shards), dtype=torch.bool, device="cpu")
+        dead[numbers] = True
+        self.shards = _shards.without(self.shards, dead)
+
+    def numbers_at(self, indices: Tensor, _: object) -> list[int]:
+        """Return indices: here they are the numbers."""
+        numbers: list[int] = indices.tolist()
+        return numbers
+
+    def commit(self) -> None:
+        """Do nothing: the shards are those of the corpus to be."""
+
+    def compact(self) -> None:
+        """Copy shards that hold deleted documents to memory without them, small ones joined."""
+        whole = [shard.starts is None for shard in self.shards]
+        kept = _shards.to_keep(self.shards, whole, self.intake.stored.row_bytes, SHARD_BYTES)
+        groups = groupby(zip(self.shards, kept, strict=True), key=itemgetter(1))
+        runs = ((keep, [shard for shard, _ in run]) for keep, run in groups)
+        self.shards = [x for keep, run in runs for x in (run if keep else [_shards.joined(run)])]

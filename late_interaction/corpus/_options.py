@@ -10,6 +10,8 @@ from late_interaction._progress import Progress
 from late_interaction.codecs import Codec, Residual
 from late_interaction.corpus import _tokens
 
+SHARD_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class BuilderOptions:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from late_interaction.corpus._arrow import check_type, find_d, first_null, import_pyarrow, shards_of
+from late_interaction.corpus._arrow import check_type, find_d, first_null, shards_of
+from late_interaction.corpus._columns import import_pyarrow
 from late_interaction.corpus._shards import Shard
 from late_interaction.corpus.builder import CorpusBuilder
 

@@ -29,6 +29,7 @@ class CorpusSearch(Search):
 
     def __init__(self, corpus: Documents, Q: Any, options: Options) -> None:
         options.refuse("for a Corpus", "d_mask", "coarse", "candidates")
+        corpus = corpus._snapshot()
         self._corpus, self._options, self.ids = corpus, options, corpus.ids
         # Whether documents are normalized in a copy.
         self._unit = options.normalize and not corpus.normalized and not isinstance(corpus.codec, Residual)
@@ -45,6 +46,9 @@ class CorpusSearch(Search):
         self._found = list(tokens)
         self.queries = (self._found, None) if self._found and len(corpus) else None
         self._left_out = left_out(options.subset, len(corpus), corpus.ids, torch.device("cpu"))
+        if options.filter is not None:
+            out = torch.logical_not(corpus._where(options.filter))
+            self._left_out = out if self._left_out is None else self._left_out | out
 
     def as_query(self) -> group_search.Query:
         lengths = torch.tensor([len(x) for x in self._found], device="cpu")
@@ -67,7 +71,8 @@ class CorpusSearch(Search):
         with torch.no_grad():
             queries = _queries.prepare(corpus, self._found, options.normalize, options.precision)
             most = max(MOST_SCORES // max(queries.count, 1), 1)
-            copied = self._unit and queries.device.type == "cpu"
+            gathered = any(shard.starts is not None for shard in corpus.shards)
+            copied = (self._unit or gathered) and queries.device.type == "cpu"
             size = options.chunk_bytes or (_BYTES_COPIED if copied else _BYTES)
             chunks = _chunks.plan(corpus.shards, size, most)
             with reporter(options.progress, len(corpus)) as report:

@@ -13,18 +13,19 @@ from torch import Tensor
 
 from late_interaction._checks.messages import describe_bad_entries
 from late_interaction.codecs import Codec
-from late_interaction.corpus import _files, _ids, _tokens
+from late_interaction.corpus import _columns, _files, _ids, _tokens
+from late_interaction.corpus._columns import Columns
 
 _AT_ONCE = 1 << 20  # tokens that are decompressed to find their norms
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Document i has the tokens from offsets[i] up to offsets[i + 1].
+    """Document i has offsets[i + 1] - offsets[i] tokens: those from offsets[i] on, or from starts[i] on.
 
     tokens: [T, d], or the codes of codec, [T, w]. offsets: [documents + 1], integers on the CPU; they may
     begin and end within the tokens. beside: what codec stores beside each token, [T]: a float32 scale, or the
-    int32 index of its centroid.
+    int32 index of its centroid. starts: [documents], where tokens of no document lie between those of others.
     """
 
     tokens: Tensor
@@ -32,6 +33,8 @@ class Shard:
     beside: Tensor | None = None
     ids: Sequence[str] | None = None
     codec: Codec | None = None
+    columns: Columns | None = None
+    starts: Tensor | None = None
 
     @property
     def documents(self) -> int:
@@ -56,30 +59,51 @@ class Shard:
 
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""
-        ids = None if self.ids is None else _ids.PartOfIds(self.ids, first, stop)
-        return replace(self, offsets=self.offsets[first : stop + 1], ids=ids)
+        part = self._labelled(torch.arange(first, stop, device="cpu"))
+        starts = None if self.starts is None else self.starts[first:stop]
+        return replace(part, offsets=self.offsets[first : stop + 1], starts=starts)
+
+    def select(self, places: Tensor) -> "Shard":
+        """Documents at these rising places, over the same memory."""
+        begins = self.offsets[:-1] if self.starts is None else self.starts
+        lengths = self.offsets.diff()[places]
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        return replace(self._labelled(places), offsets=offsets, starts=begins[places].to(torch.int64))
+
+    def _labelled(self, places: Tensor) -> "Shard":
+        """Replace the ids and the columns by those of the documents at these places."""
+        ids = None if self.ids is None else _ids.SelectedIds(self.ids, places)
+        return replace(self, ids=ids, columns=None if self.columns is None else self.columns.select(places))
 
     def compact(self) -> "Shard":
         """Copy the documents to memory that holds no others."""
-        rows = self.rows(0, self.documents)
-        offsets = self.offsets - self.offsets[0] if rows.start else self.offsets
+        tokens, beside = self.stored(self.rows(0, self.documents))
         return replace(
             self,
-            tokens=_alone(self.tokens[rows]),
-            offsets=_alone(offsets),
-            beside=None if self.beside is None else _alone(self.beside[rows]),
+            tokens=_alone(tokens),
+            offsets=_alone(self.offsets - self.offsets[0] if int(self.offsets[0]) else self.offsets),
+            beside=None if beside is None else _alone(beside),
             ids=None if self.ids is None else list(self.ids),
+            columns=None if self.columns is None else self.columns.compact(),
+            starts=None,
         )
 
-    def rows(self, first: int, stop: int) -> slice:
-        """Return where the tokens of these documents lie."""
-        return slice(int(self.offsets[first]), int(self.offsets[stop]))
+    def rows(self, first: int, stop: int) -> slice | Tensor:
+        """Return where the tokens of these documents lie: a range, or indices where others lie between."""
+        own = self.offsets[first : stop + 1]
+        if self.starts is None or first == stop:
+            return slice(int(own[0]), int(own[-1]))
+        shifts = self.starts[first:stop] - own[:-1]
+        if int(shifts[0]) == int(shifts[-1]):  # they rise by the tokens that lie between
+            return slice(int(own[0] + shifts[0]), int(own[-1] + shifts[0]))
+        places = torch.arange(int(own[0]), int(own[-1]), device="cpu")
+        return places + shifts.repeat_interleave(own.diff())
 
-    def stored(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+    def stored(self, rows: slice | Tensor) -> tuple[Tensor, Tensor | None]:
         """Return these tokens as they are stored, and what is stored beside each."""
-        return self.tokens[rows], None if self.beside is None else self.beside[rows]
+        return _at(self.tokens, rows), None if self.beside is None else _at(self.beside, rows)
 
-    def floats(self, rows: slice) -> Tensor:
+    def floats(self, rows: slice | Tensor) -> Tensor:
         """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
         return _tokens.decode(*self.stored(rows), self.codec)
 
@@ -98,6 +122,14 @@ class Shard:
             first = stop
 
 
+def _at(x: Tensor, rows: slice | Tensor) -> Tensor:
+    """Return a view of a range of rows, or a copy of others."""
+    if isinstance(rows, slice):
+        return x[rows]
+    bits = x.view(torch.uint8) if x.itemsize == 1 else x  # what float8 tensors lack operators for
+    return bits.index_select(0, rows.to(x.device)).view(x.dtype)
+
+
 def _alone(x: Tensor) -> Tensor:
     """Return the tensor, or a copy of it where it is a part of a larger block of memory."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
@@ -112,6 +144,44 @@ def between(shards: Sequence[Shard], first: int, stop: int) -> list[Shard]:
             found.append(shard.part(begin, end))
         done += shard.documents
     return found
+
+
+def without(shards: Sequence[Shard], dead: Tensor) -> list[Shard]:
+    """Take away deleted documents: bool, of all the shards. Shards without one stay as they are."""
+    found = []
+    for shard, own in zip(shards, dead.split([x.documents for x in shards]), strict=True):
+        found.append(shard.select(torch.logical_not(own).nonzero().squeeze(1)) if bool(own.any()) else shard)
+    return found
+
+
+def joined(shards: Sequence[Shard]) -> Shard:
+    """Copy documents of several shards into one."""
+    if len(shards) == 1:
+        return shards[0].compact()
+    tokens, beside = zip(*(x.stored(x.rows(0, x.documents)) for x in shards), strict=True)
+    first, lengths = shards[0], torch.cat([x.offsets.diff() for x in shards]).to(torch.int64)
+    return Shard(
+        tokens=torch.cat([x.view(torch.uint8) if x.itemsize == 1 else x for x in tokens]).view(
+            first.tokens.dtype
+        ),
+        offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        beside=None if first.beside is None else torch.cat(beside),
+        ids=None if first.ids is None else [x for shard in shards for x in shard.ids or ()],
+        codec=first.codec,
+        columns=None
+        if first.columns is None
+        else _columns.of_table(_columns.stacked([x.columns for x in shards])),
+    )
+
+
+def to_keep(shards: Sequence[Shard], whole: Sequence[bool], row_bytes: int, shard_bytes: int) -> list[bool]:
+    """Tell which shards compaction leaves as they are.
+
+    Those are whole, without deleted documents, and are large or have no other beside them to be joined with.
+    """
+    sizes = [shard.token_count * row_bytes + 8 * shard.documents for shard in shards]
+    large = [True, *(a and 2 * b >= shard_bytes for a, b in zip(whole, sizes, strict=True)), True]
+    return [own and (large[i + 1] or (large[i] and large[i + 2])) for i, own in enumerate(whole)]
 
 
 def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
@@ -131,13 +201,13 @@ def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
 
 _TYPES = {
     "offsets": torch.int64, "scales": torch.float32, "codes": torch.int32, "ids": torch.uint8,
-    "id_offsets": torch.int64,
+    "id_offsets": torch.int64, "columns": torch.uint8,
 }  # fmt: skip
 
 
-def name_of(index: int, kind: str) -> str:
+def name_of(number: int, kind: str) -> str:
     """Return the name of a shard's file."""
-    return f"shard-{index:05d}.{kind}"
+    return f"shard-{number:05d}.{kind}"
 
 
 def _check_stored(path: Path, offsets: Tensor, total: int) -> None:
@@ -151,9 +221,9 @@ def _check_stored(path: Path, offsets: Tensor, total: int) -> None:
         )
 
 
-def open_shard(folder: Path, index: int, entry: dict[str, Any], stored: _tokens.Stored) -> Shard:
+def open_shard(folder: Path, entry: dict[str, Any], stored: _tokens.Stored) -> Shard:
     """Map a shard of a folder. Sizes and offsets are checked."""
-    documents, tokens = entry["documents"], entry["tokens"]
+    documents, tokens, index = entry["documents"], entry["tokens"], entry["number"]
     wanted = {
         "tokens": tokens * stored.width * stored.dtype.itemsize,
         "scales": 4 * tokens,
@@ -177,20 +247,23 @@ def open_shard(folder: Path, index: int, entry: dict[str, Any], stored: _tokens.
         ids = _ids.StoredIds(found["ids"], found["id_offsets"], folder / name_of(index, "ids"))
     rows = found["tokens"].view(tokens, stored.width)
     beside = None if stored.beside is None else found[stored.beside]
-    return Shard(rows, found["offsets"], beside, ids, stored.codec)
+    columns = Columns(found["columns"]) if "columns" in found else None
+    return Shard(rows, found["offsets"], beside, ids, stored.codec, columns)
 
 
 class ShardFiles:
-    """The files of the shard that is being written."""
+    """The files of the shard that is being written, with the number that their names have."""
 
-    def __init__(self, folder: Path, index: int, kinds: Sequence[str], beside: str | None) -> None:
+    def __init__(self, folder: Path, number: int, like: Shard, beside: str | None) -> None:
         self.documents = self.tokens = 0
-        self._beside = beside
-        kinds = [*kinds, beside] if beside else kinds
+        self._number, self._beside = number, beside
+        self._columns: list[Columns] = []
+        kinds = ["tokens", "offsets", *([beside] if beside else [])]
+        kinds += ["ids", "id_offsets"] * (like.ids is not None) + ["columns"] * (like.columns is not None)
         self.files: dict[str, _files.HashedFile] = {}
         try:
             for kind in kinds:
-                self.files[kind] = _files.HashedFile(folder / name_of(index, kind))
+                self.files[kind] = _files.HashedFile(folder / name_of(number, kind))
             for kind in {"offsets", "id_offsets"} & set(kinds):
                 self._write_integers(kind, [0])
         except OSError:
@@ -200,26 +273,30 @@ class ShardFiles:
     def _write_integers(self, kind: str, numbers: Sequence[int]) -> None:
         self.files[kind].write(memoryview(array("q", numbers)).cast("B"))
 
-    def write(
-        self, tokens: Tensor, beside: Tensor | None, ends: list[int], ids: Sequence[str] | None
-    ) -> None:
-        """Documents end to end, of which the first begins at 0 and each ends at its entry of ends."""
-        self.files["tokens"].write(_files.bytes_of(tokens))
-        if self._beside is not None and beside is not None:
-            self.files[self._beside].write(_files.bytes_of(beside))
-        self._write_integers("offsets", [self.tokens + end for end in ends])
-        if ids is not None:
-            texts = [text.encode() for text in ids]
+    def write(self, part: Shard) -> None:
+        """Write documents that are encoded, and end to end."""
+        self.files["tokens"].write(_files.bytes_of(part.tokens))
+        if self._beside is not None and part.beside is not None:
+            self.files[self._beside].write(_files.bytes_of(part.beside))
+        self._write_integers("offsets", (part.offsets[1:] + self.tokens).tolist())
+        if part.ids is not None:
+            texts = [text.encode() for text in part.ids]
             begin = self.files["ids"].bytes
             self.files["ids"].write(memoryview(b"".join(texts)))
             self._write_integers("id_offsets", list(accumulate(map(len, texts), initial=begin))[1:])
-        self.documents += len(ends)
-        self.tokens += tokens.shape[0]
+        if part.columns is not None:
+            self._columns.append(part.columns)
+        self.documents += part.documents
+        self.tokens += part.tokens.shape[0]
 
     def finish(self) -> dict[str, Any]:
         """Return the shard's entry in the metadata, once all of it is on the disk."""
+        if self._columns:
+            self.files["columns"].write(
+                _files.bytes_of(_columns.of_table(_columns.stacked(self._columns)).data)
+            )
         files = {kind: file.finish() for kind, file in self.files.items()}
-        return {"documents": self.documents, "tokens": self.tokens, "files": files}
+        return {"number": self._number, "documents": self.documents, "tokens": self.tokens, "files": files}
 
     def remove(self) -> None:
         for file in self.files.values():

@@ -14,19 +14,17 @@ from late_interaction._search.prepare import prepare
 from late_interaction._search.result import SearchResult
 from late_interaction._search.search import search
 from late_interaction.codecs import Codec
-from late_interaction.corpus import _codec_files, _files, _parquet, _search, _shards, _tokens
-from late_interaction.corpus._documents import Documents, Opened
+from late_interaction.corpus import _files, _generations, _parquet, _search
 from late_interaction.corpus._files import CorpusError
-from late_interaction.corpus._options import BuilderOptions
+from late_interaction.corpus._living import Living
+from late_interaction.corpus._options import SHARD_BYTES, BuilderOptions
 from late_interaction.corpus.builder import CorpusBuilder
 from late_interaction.tokens import TokensLike
 
 __all__ = ["Corpus", "CorpusError"]
 
-_SHARD_BYTES = 1 << 30
 
-
-class Corpus(Documents):
+class Corpus(Living):
     """Documents of different lengths, their tokens end to end: searched exactly, chunk by chunk.
 
     Made by :meth:`open` (a folder, mapped into memory), :meth:`from_packed`, :meth:`from_codes`,
@@ -71,7 +69,7 @@ class Corpus(Documents):
         codec: Codec | None = None,
         normalize: bool = False,
         resume: bool = False,
-        shard_bytes: int = _SHARD_BYTES,
+        shard_bytes: int = SHARD_BYTES,
         progress: Progress = False,
         total: int | None = None,
     ) -> CorpusBuilder:
@@ -150,26 +148,7 @@ class Corpus(Documents):
         """
         check_flag("verify", verify)
         folder = Path(path)
-        metadata = folder / _files.METADATA
-        if not metadata.exists():
-            if (folder / _files.BUILDING).exists():
-                done = _files.read_metadata(folder / _files.BUILDING)["documents"]
-                raise CorpusError(
-                    f"{folder} holds a corpus that is not finished, with {done} documents so far: go on with"
-                    " Corpus.create(..., resume=True)"
-                )
-            raise FileNotFoundError(f"there is no corpus in {folder}: it has no {_files.METADATA}")
-        entries = _files.read_metadata(metadata)
-        codec = _codec_files.open_codec(folder, entries)
-        dtype = codec.stored if codec else _tokens.NAMES[entries["dtype"]]
-        stored = _tokens.Stored(entries["d"], dtype, codec)
-        shards = [
-            _shards.open_shard(folder, index, shard, stored) for index, shard in enumerate(entries["shards"])
-        ]
-        options = {"d": stored.d, "dtype": dtype, "codec": codec, "normalized": entries["normalized"]}
-        documents = sum(shard.documents for shard in shards)
-        opened = Opened(folder.absolute(), _files.checksum_of_entries(entries), 0, documents)
-        corpus = cls(shards, options | {"path": folder, "metadata": entries, "opened": opened})
+        corpus = cls._of(folder, _generations.load(folder))
         if verify:
             corpus.verify()
         return corpus
@@ -229,11 +208,12 @@ class Corpus(Documents):
 
         Complexity: reads every byte once, at about 1 GB/s.
         """
-        if self.path is None or self._metadata is None:
+        own = self._generation
+        if own is None:
             return
-        for index, shard in enumerate(self._metadata["shards"]):
-            for kind, entry in shard["files"].items():
-                _files.check_checksum(self.path / _shards.name_of(index, kind), entry)
+        _generations.at(own.folder, _generations.read(own.folder), own.number)  # an error after compact
+        for name, entry in _generations.files_of(own.entries).items():
+            _files.check_checksum(own.folder / name, entry)
 
     def search(
         self,
@@ -242,6 +222,7 @@ class Corpus(Documents):
         *,
         q_mask: Tensor | None = None,
         subset: Any = None,
+        filter: Any = None,
         normalize: bool = False,
         largest: bool = True,
         keep_empty: bool = False,
@@ -261,7 +242,7 @@ class Corpus(Documents):
             SearchResult(scores=tensor([[0.8000]]), indices=tensor([[1]]), ids=[['second']])
         """
         return search(
-            Q, self, k, q_mask=q_mask, subset=subset, normalize=normalize, largest=largest,
+            Q, self, k, q_mask=q_mask, subset=subset, filter=filter, normalize=normalize, largest=largest,
             keep_empty=keep_empty, precision=precision, chunk_bytes=chunk_bytes, progress=progress,
             group=group,
         )  # fmt: skip

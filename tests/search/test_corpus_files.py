@@ -77,8 +77,8 @@ def test_killed_and_resumed(whole, tmp_path):
         CorpusError, match=r"not finished, with \d+ documents so far: go on with Corpus.create"
     ):
         Corpus.open(path)
-    kept = json.loads((path / "building.json").read_text())["documents"]
-    begun = f"shard-{len(json.loads((path / 'building.json').read_text())['shards']):05d}.tokens"
+    shards = json.loads((path / "metadata.json").read_text())["shards"]
+    kept, begun = sum(shard["documents"] for shard in shards), f"shard-{len(shards):05d}.tokens"
     assert 0 < kept < 80 and (path / begun).exists()
     assert finish(path)[0] == kept
     same(path, whole)
@@ -104,7 +104,7 @@ def test_resuming_removes_what_no_finished_shard_names(whole, tmp_path):
         add(builder, documents(50))
         builder.flush()
         builder._cut_away("closed by this test")
-    left, own = ("shard-00099.tokens", "building.old", "metadata.new"), "shards of my own"
+    left, own = ("shard-00099.tokens", "deleted-00099", "metadata.new"), "shards of my own"
     for name in (*left, own):
         (path / name).write_text("left")
     with Corpus.create(path, resume=True, **OPTIONS) as builder:
@@ -150,7 +150,7 @@ def test_resuming_what_was_never_begun(whole, tmp_path):
 def test_resuming_otherwise(change, message, tmp_path):
     with Corpus.create(tmp_path / "corpus", **OPTIONS) as builder:
         builder.flush()
-        with pytest.raises(RuntimeError, match="being written by another CorpusBuilder"):
+        with pytest.raises(RuntimeError, match="is being written by another process or thread"):
             Corpus.create(tmp_path / "corpus", resume=True, **OPTIONS)
         builder._cut_away("closed by this test")
     with pytest.raises(ValueError, match=message):
@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_locked(whole, tmp_path, monkeypatch):
 def test_a_disk_that_is_full_from_the_beginning(whole, tmp_path):
     path = tmp_path / "corpus"
     path.mkdir()
-    os.symlink("/dev/full", path / "building.new")
+    os.symlink("/dev/full", path / "metadata.new")
     with pytest.raises(OSError, match="No space left on device"):
         Corpus.create(path, **OPTIONS)
     finish(path)
@@ -256,7 +256,7 @@ def test_a_shard_that_cannot_be_made_durable(tmp_path, monkeypatch):
         add(builder, documents(4))
 
 
-@pytest.mark.parametrize("name", ["building.new", "metadata.new"])
+@pytest.mark.parametrize("name", ["metadata.new"])
 def test_a_disk_that_is_full_for_the_metadata(name, whole, tmp_path):
     path = tmp_path / "corpus"
     builder = Corpus.create(path, **OPTIONS)
@@ -555,7 +555,7 @@ def test_documents_are_encoded_block_by_block(monkeypatch, tmp_path):
     docs = documents(100)
     for block, name in ((1 << 20, "whole"), (100, "blocks"), (400, "larger blocks")):
         counts.clear()
-        monkeypatch.setattr("late_interaction.corpus.builder._BLOCK_BYTES", block)
+        monkeypatch.setattr("late_interaction.corpus._intake._BLOCK_BYTES", block)
         with Corpus.create(tmp_path / name, **OPTIONS) as builder:
             builder.add(docs, IDS)
         assert sum(counts) == sum(map(len, docs)) and (len(counts) == 1) == (name == "whole")
@@ -620,7 +620,7 @@ def test_ids_of_several_shards():
     assert (
         list(_ids.JoinedIds([])) == []
         and len(_ids.JoinedIds([])) == 0
-        and len(_ids.PartOfIds(joined, 1, 3)) == 2
+        and len(_ids.SelectedIds(joined, torch.arange(1, 3))) == 2
     )
     text, offsets = torch.tensor(list(b"aabb")).to(torch.uint8), torch.tensor([0, 1, 1, 4])
     stored = _ids.StoredIds(text, offsets, Path("file"))
