@@ -5,7 +5,7 @@
 #   make test     builds as make demo does, and runs the tests that take no longer than ten minutes on two cores
 #   make ci       what CI runs: make test, then what it leaves out, in half an hour: lint, types, the web site, the C++
 #                 tests, CUDA code for 8.0 and 9.0a where nvcc is (no GPU needed), and the tests of all of these
-#   make nightly  make ci with more and other random examples, then make asan
+#   make nightly  make ci with more and other random examples, then make crash and make asan
 #   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
@@ -15,6 +15,7 @@
 #   make site     the documentation as a web site, in .venv/build/site; a warning of its builder is an error
 #   make browse   opens that site in Chromium (installs it as root on Debian), and writes pictures of its pages
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
+#   make crash    kills a process that changes a corpus a thousand times, and reads one for ten minutes while it changes
 #   make mutants  which changes of MODULE (a file or folder) the tests TESTS do not notice, by cosmic-ray: a night
 #   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
@@ -63,7 +64,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DELETE_ON_ERROR:
 .PHONY: demo test ci nightly build requirements cuda checks bench wheel hub docs site browse lint ruff clang-format actionlint includes types ctest \
-  asan fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
+  asan crash fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -194,7 +195,7 @@ checks: lint types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 
 nightly: export LATE_INTERACTION_NIGHTLY := 1
 nightly: ci
-	$(MAKE) --no-print-directory asan
+	$(MAKE) --no-print-directory crash asan
 
 # Each part is a hook of .pre-commit-config.yaml, by the same name.
 lint: ruff clang-format actionlint includes
@@ -233,6 +234,10 @@ asan: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 	$(VENV)/bin/cmake --build $(ASAN_BUILD) --target late_interaction
 	$(PY) tests/sanitized.py $(ASAN_BUILD)/liblate_interaction.so -n 2
 
+crash: | $(VENV)/.dev-requirements
+	$(PY) -m tests.corpus_crash kill $(or $(KILLS),1000)
+	$(PY) -m tests.corpus_crash read $(or $(READ_SECONDS),600)
+
 fast-plaid: build $(FAST_PLAID)/.installed
 	$(FAST_PLAID)/bin/python -m pytest tests/search/test_fast_plaid.py
 
@@ -244,7 +249,7 @@ pylate: build $(PYLATE)/.installed
 	$(PY) -m pytest tests/docs/test_example_programs.py -k pylate
 
 lancedb: build $(LANCEDB)/.installed
-	$(LANCEDB)/bin/python -m pytest tests/search/test_lancedb.py tests/search/test_corpus_arrow.py tests/search/test_muvera.py
+	$(LANCEDB)/bin/python -m pytest tests/search/test_lancedb.py tests/search/test_corpus_arrow.py tests/search/test_corpus_living.py tests/search/test_muvera.py
 
 ray: build $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/search/test_ray.py

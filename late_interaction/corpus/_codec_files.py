@@ -42,7 +42,7 @@ def check(folder: Path, entry: dict[str, Any] | None) -> None:
 
 def open_codec(folder: Path, entries: dict[str, Any]) -> Codec | None:
     """Read the codec of a folder, on the CPU."""
-    entry = entries.get("codec")
+    entry = entries["codec"]
     if entry is None:
         return _tokens.CODECS.get(entries["dtype"])
     check(folder, entry)

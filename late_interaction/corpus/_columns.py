@@ -39,11 +39,13 @@ class Columns:
         return of_table(self.table())
 
     def where(self, condition: Any) -> Tensor:
-        """Tell which rows meet a condition, a pyarrow.compute.Expression: bool, on the CPU."""
-        import pyarrow.dataset as ds
-
+        """Tell which rows meet a condition: bool, on the CPU."""
         pa, table = import_pyarrow(), self._stored()
-        found = ds.dataset(table).to_table(columns={"kept": condition})["kept"].combine_chunks()
+        from pyarrow import compute, dataset
+
+        if not isinstance(condition, compute.Expression):
+            raise TypeError(f"filter must be a pyarrow.compute.Expression, got {abbreviate(condition)}")
+        found = dataset.dataset(table).to_table(columns={"kept": condition})["kept"].combine_chunks()
         if not pa.types.is_boolean(found.type):
             raise TypeError(f"filter must be a condition, whose type is bool, got one of {found.type}")
         kept = torch.from_numpy(found.fill_null(False).to_numpy(zero_copy_only=False))
@@ -71,28 +73,21 @@ def stacked(parts: Sequence[Columns | None]) -> Any:
     return import_pyarrow().concat_tables([part.table() for part in parts if part is not None])
 
 
-def of_documents(columns: Any, documents: int, like: Columns | None) -> Columns:
-    """Check columns of documents that are added, and cast them to the types that those of others have."""
+def of_documents(columns: Any, documents: int) -> Columns:
+    """Check columns as a user gives them."""
     pa = import_pyarrow()
     if not isinstance(columns, (pa.Table, pa.RecordBatch, dict)):
         raise TypeError(f"columns must be a pyarrow.Table or a dict of lists, got {abbreviate(columns)}")
     table = pa.table(columns).replace_schema_metadata(None)
     if len(table) != documents:
         raise ValueError(f"columns must have a row for each of the {documents} documents, got {len(table)}")
-    if like is not None:
-        schema = like._stored().schema
-        if sorted(table.column_names) != sorted(schema.names):
-            raise ValueError(
-                f"columns must be {', '.join(schema.names)}, as those of other documents of the corpus, got"
-                f" {', '.join(table.column_names)}"
-            )
-        table = table.select(schema.names).cast(schema)
     return of_table(table)
 
 
-def check_filter(condition: Any) -> None:
-    import_pyarrow()
-    from pyarrow.compute import Expression
-
-    if not isinstance(condition, Expression):
-        raise TypeError(f"filter must be a pyarrow.compute.Expression, got {abbreviate(condition)}")
+def cast(columns: Columns, like: Columns) -> Columns:
+    """Cast columns to the types of those of other documents."""
+    table, schema = columns.table(), like._stored().schema
+    if sorted(table.column_names) != sorted(schema.names):
+        names, wanted = ", ".join(table.column_names), ", ".join(schema.names)
+        raise ValueError(f"columns must be {wanted}, as those of the documents before, got {names}")
+    return of_table(table.select(schema.names).cast(schema))

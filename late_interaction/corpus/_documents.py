@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -21,23 +20,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-@dataclass(frozen=True)
-class Opened:
-    """Documents [first, stop) of a generation of a folder, with the checksum of what it is made of."""
-
-    folder: Path
-    generation: int
-    identity: str
-    first: int
-    stop: int
-
-
-def _reopened(kind: "type[Documents]", opened: Opened) -> "Documents":
-    generation = _generations.load(opened.folder, opened.generation)
-    if _generations.identity_of(generation.entries) != opened.identity:
-        raise CorpusError(f"{opened.folder} holds another corpus than the one that was pickled")
-    corpus: Documents = kind._of(opened.folder, generation)  # type: ignore[attr-defined]  # Corpus has it
-    return corpus if corpus._opened == opened else corpus._between(opened.first, opened.stop)
+def _reopened(
+    kind: "type[Documents]", folder: Path, number: int, identity: str, edges: tuple[int, int] | None
+) -> "Documents":
+    generation = _generations.load(folder, number)
+    if generation.identity != identity:
+        raise CorpusError(f"{folder} holds another corpus than the one that was pickled")
+    corpus: Documents = kind._of(folder, generation)  # type: ignore[attr-defined]  # Corpus has it
+    return corpus if edges is None else corpus._between(*edges)
 
 
 class Documents:
@@ -51,12 +41,15 @@ class Documents:
         self.normalized: bool = options["normalized"]
         self.path: Path | None = options.get("path")
         self._generation: _generations.Generation | None = options.get("generation")
-        self._opened: Opened | None = options.get("opened")
+        # Which of its documents these are; None for all.
+        self._edges: tuple[int, int] | None = options.get("edges")
         self._ends = list(accumulate(shard.documents for shard in self.shards))
         self.tokens = sum(shard.token_count for shard in self.shards)
         self.ids: _ids.JoinedIds | None = None
-        parts = [shard.ids for shard in self.shards if shard.ids is not None]
-        if len(parts) == len(self.shards) and parts:
+        # Empty shards may lack what the others have.
+        self._labelled = [shard for shard in self.shards if shard.documents] or self.shards
+        parts = [shard.ids for shard in self._labelled if shard.ids is not None]
+        if len(parts) == len(self._labelled) and parts:
             self.ids = _ids.JoinedIds(parts)
 
     def __len__(self) -> int:
@@ -92,14 +85,13 @@ class Documents:
     @property
     def columns(self) -> Any:
         """A ``pyarrow.Table`` with a row for each document, or None."""
-        parts = [shard.columns for shard in self._snapshot().shards]
+        parts = [shard.columns for shard in self._labelled]
         return _columns.stacked(parts) if parts and all(x is not None for x in parts) else None
 
     def _where(self, condition: Any) -> Tensor:
         """Tell which documents meet a condition on their columns: bool, on the CPU."""
-        _columns.check_filter(condition)
         found = [torch.empty(0, dtype=torch.bool, device="cpu")]
-        for shard in self.shards:
+        for shard in self._labelled:
             if shard.columns is None:
                 raise ValueError("filter must be None for documents without columns")
             found.append(shard.columns.where(condition))
@@ -121,8 +113,8 @@ class Documents:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path of documents that were opened from a folder, and other documents whole."""
         own = self._snapshot()
-        if own._opened is not None:
-            return _reopened, (type(self), own._opened)
+        if (made := own._generation) is not None:
+            return _reopened, (type(self), made.folder, made.number, made.identity, own._edges)
         # Kept, as a process that is spawned maps the memory of these tensors once it has started.
         own.shards = tuple(shard.compact() for shard in own.shards)
         return type(self), (own.shards, own._kind())
@@ -132,10 +124,9 @@ class Documents:
 
     def _between(self, first: int, stop: int) -> "Self":
         """Documents [first, stop), over the same memory."""
-        own, opened = self._opened, None
-        if own is not None:
-            opened = replace(own, first=own.first + first, stop=own.first + stop)
-        return type(self)(_shards.between(self.shards, first, stop), self._kind() | {"opened": opened})
+        begin, _ = self._edges or (0, 0)
+        own = {"generation": self._generation, "edges": (begin + first, begin + stop)}
+        return type(self)(_shards.between(self.shards, first, stop), self._kind() | own)
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else f"in {str(self.path)!r}"
@@ -167,8 +158,7 @@ class Documents:
         """
         check_positive("count", count)
         own = self._snapshot()
-        counts = (sum(x.documents for x in part) for part in _shards.parts(own.shards, count))
-        return [own._between(*edges) for edges in pairwise(accumulate(counts, initial=0))]
+        return [own._between(*edges) for edges in pairwise(_shards.edges_of_parts(own.shards, count))]
 
     @classmethod
     def from_packed(

@@ -33,8 +33,13 @@ class Generation:
 
     @property
     def number(self) -> int:
-        found: int = self.entries["generation"]
-        return found
+        return int(self.entries["generation"])
+
+    @property
+    def identity(self) -> str:
+        """Return a checksum of all that the documents are made of."""
+        names = ("dtype", "d", "normalized", "codec", *_GROWING)
+        return _files.checksum_of_entries({name: self.entries[name] for name in names})
 
     def live(self) -> list[Shard]:
         """Return the shards without deleted documents."""
@@ -54,12 +59,6 @@ def files_of(entries: dict[str, Any]) -> dict[str, dict[str, Any]]:
         for kind, file in shard["files"].items()
     }
     return shards | {name_of(x["generation"]): x["file"] for x in entries["deleted"]}
-
-
-def identity_of(entries: dict[str, Any]) -> str:
-    """Return a checksum of all that documents of a generation are made of."""
-    names = ("dtype", "d", "normalized", *_GROWING)
-    return _files.checksum_of_entries({name: entries[name] for name in names})
 
 
 def documents_of(entries: dict[str, Any]) -> int:
@@ -100,7 +99,7 @@ def load(folder: Path, number: int | None = None, known: Generation | None = Non
         try:
             own = entries if number is None else at(folder, entries, number)
             return opened(folder, own, known)
-        except (CorpusError, RuntimeError):  # a writer may have removed files meanwhile
+        except (CorpusError, RuntimeError, FileNotFoundError):  # a writer may have removed files meanwhile
             newer = read(folder)
             if newer["generation"] == entries["generation"]:
                 raise
@@ -110,7 +109,7 @@ def load(folder: Path, number: int | None = None, known: Generation | None = Non
 def opened(folder: Path, entries: dict[str, Any], known: Generation | None = None) -> Generation:
     """Map the files of a generation. Sizes and offsets are checked."""
     mapped: dict[str, Shard] = {}
-    if known is not None and all(known.entries.get(x) == entries.get(x) for x in ("dtype", "d", "codec")):
+    if known is not None and all(known.entries[x] == entries[x] for x in ("dtype", "d", "codec")):
         stored = known.stored
         mapped = {repr(x): block for x, block in zip(known.entries["shards"], known.blocks, strict=True)}
     else:

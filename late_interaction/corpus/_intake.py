@@ -1,6 +1,6 @@
 """Documents on their way into a corpus: :class:`Intake` checks and encodes them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -53,7 +53,7 @@ class Intake:
             tokens = torch.cat(tuple(documents)).cpu()
         ends = list(accumulate((len(x) for x in documents), initial=0))
         offsets = torch.tensor(ends, dtype=torch.int64, device="cpu")
-        rows = None if columns is None else _columns.of_documents(columns, len(documents), self._like)
+        rows = None if columns is None else _columns.of_documents(columns, len(documents))
         return Shard(tokens, offsets, None, ids, None, rows)
 
     def check(self, shards: Sequence[Shard], name: str, place: int = 0) -> list[Shard]:
@@ -80,11 +80,9 @@ class Intake:
                 check_ids(shard.ids, shard.documents, self.ids, ids)
                 ids.update((x, written + i) for i, x in enumerate(shard.ids))
             if shard.columns is not None:
-                columns = shard.columns
-                if like is not None and columns is not like:
-                    columns = _columns.of_documents(columns.table(), shard.documents, like)
-                like, shard = like or columns, replace(shard, columns=columns)
-            for first, stop in self.blocks(shard):
+                like = like or shard.columns
+                shard = replace(shard, columns=_columns.cast(shard.columns, like))
+            for first, stop in self.ranges(shard):
                 self._check_tokens(shard, first, stop, name, place)
             place, written = place + shard.documents, written + shard.documents
             found.append(shard)
@@ -101,9 +99,26 @@ class Intake:
             raise ValueError(f"ids must be those of documents, got {abbreviate(unknown)}, which none has")
         return [self.ids.pop(x) for x in dict.fromkeys(ids)]
 
-    def blocks(self, shard: Shard) -> list[tuple[int, int]]:
-        """Return ranges of the documents of a shard to encode at a time."""
+    def ranges(self, shard: Shard) -> list[tuple[int, int]]:
+        """Return the documents of a shard that are encoded at a time."""
         return list(shard.ranges(max(_BLOCK_BYTES // self.stored.row_bytes, 1), 1 << 20))
+
+    def blocks_of(
+        self, shards: Sequence[Shard], name: str, as_they_are: bool = False, place: int = 0
+    ) -> Iterator[Shard]:
+        """Check all documents, as :meth:`check`, and then yield them as the corpus stores them.
+
+        as_they_are: they are so already.
+        """
+        for shard in self.check(shards, name, place):
+            for first, stop in self.ranges(shard):
+                part = shard.part(first, stop)
+                if not as_they_are:
+                    tokens = shard.floats(shard.rows(first, stop)).cpu()
+                    tokens, beside = _tokens.encode(tokens, self.stored, self._normalize)
+                    offsets, codec = part.offsets - part.offsets[0], self.stored.codec
+                    part = Shard(tokens, offsets, beside, part.ids, codec, part.columns)
+                yield part
 
     def _check_tokens(self, shard: Shard, first: int, stop: int, name: str, place: int) -> None:
         tokens = shard.floats(shard.rows(first, stop))
@@ -117,14 +132,3 @@ class Intake:
             )
         if not self._normalize:
             look("Corpus.create", tokens, called="the corpus")
-
-    def encode(self, shard: Shard, first: int, stop: int, as_they_are: bool) -> Shard:
-        """Return these documents as the corpus stores them, on the CPU. as_they_are: they are so already."""
-        part, rows = shard.part(first, stop), shard.rows(first, stop)
-        if as_they_are:
-            tokens, beside = (None if x is None else x.cpu() for x in shard.stored(rows))
-        else:
-            tokens, beside = _tokens.encode(shard.floats(rows).cpu(), self.stored, self._normalize)
-        assert tokens is not None
-        offsets = (part.offsets - part.offsets[0]).to(torch.int64)
-        return Shard(tokens, offsets, beside, part.ids, self.stored.codec, part.columns)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from late_interaction._search.prepare import left_out
 from late_interaction.corpus import _columns, _files, _generations
-from late_interaction.corpus._documents import Documents, Opened
+from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._generations import Generation
 from late_interaction.corpus._ids import check_ids
 from late_interaction.corpus._memory import MemoryWriter
@@ -32,35 +32,35 @@ class Living(Documents):
     @classmethod
     def _of(cls, path: Path, generation: Generation) -> "Self":
         """Make the corpus of a generation of the folder at a path."""
-        stored, shards = generation.stored, generation.live()
-        identity = _generations.identity_of(generation.entries)
-        documents = sum(shard.documents for shard in shards)
-        opened = Opened(path.absolute(), generation.number, identity, 0, documents)
-        kind = {"d": stored.d, "dtype": stored.dtype, "codec": stored.codec}
-        kind["normalized"] = generation.entries["normalized"]
-        return cls(shards, kind | {"path": path, "generation": generation, "opened": opened})
+        own = generation.stored
+        kind = {"d": own.d, "dtype": own.dtype, "codec": own.codec}
+        kind |= {"normalized": generation.entries["normalized"], "path": path, "generation": generation}
+        return cls(generation.live(), kind)
+
+    @property
+    def generation(self) -> int | None:
+        """The number of what was written to the folder, or None in memory."""
+        return None if self._generation is None else self._generation.number
 
     @contextmanager
     def _edit(self) -> "Iterator[Writer | MemoryWriter]":
         """Lend what changes the documents, and then have them as they are."""
-        if self.path is None or self._opened is None:
+        known = self._generation
+        if self.path is None or known is None:
             with _IN_MEMORY:
                 editor = MemoryWriter(self)
                 yield editor
                 self.__dict__ = type(self)(editor.shards, self._kind()).__dict__
             return
-        folder = self._opened.folder
         try:
-            with Writer(folder) as writer:
-                writer.take_up(_generations.read(folder), self._generation)
+            with Writer(known.folder) as writer:
+                writer.take_up(_generations.read(known.folder), known)
                 yield writer
         except OSError as error:
             if error.errno is None:
                 raise
-            state = (
-                f"the corpus has the documents that it had before, generation {writer.entries['generation']}"
-            )
-            raise _files.writing_failed(error, folder, state, "call this again") from error
+            state = "the corpus has the documents that it had before"
+            raise _files.writing_failed(error, known.folder, state, "call this again") from error
         self.refresh()
 
     def add(self, documents: Sequence[Tensor], ids: Sequence[str] | None = None, columns: Any = None) -> None:
@@ -94,7 +94,10 @@ class Living(Documents):
             (['b', 'c'], torch.Size([2, 3]))
         """
         with torch.no_grad(), self._edit() as writer:
-            writer.add([writer.intake.shard_of(documents, ids, columns)], "documents")
+            for block in writer.intake.blocks_of(
+                [writer.intake.shard_of(documents, ids, columns)], "documents"
+            ):
+                writer.write(block)
             writer.commit()
 
     def delete(self, subset: Any) -> None:
@@ -141,7 +144,8 @@ class Living(Documents):
                 columns = _columns.stacked([x.columns for x in writer.blocks]).take(numbers)
             added = writer.intake.shard_of(documents, ids, columns)
             writer.delete(numbers)
-            writer.add([added], "documents")
+            for block in writer.intake.blocks_of([added], "documents"):
+                writer.write(block)
             writer.commit()
 
     def compact(self) -> None:

@@ -112,15 +112,11 @@ class MemoryWriter:
         ids = {x: i for i, x in enumerate(documents.ids or ())}
         self.intake = Intake(stored, documents.normalized, self.shards, has, ids)
 
-    def add(self, shards: Sequence[_shards.Shard], name: str) -> None:
-        """Check documents, and take them."""
-        device = self.shards[0].tokens.device if self.shards else torch.device("cpu")
-        for shard in self.intake.check(shards, name):
-            blocks = [self.intake.encode(shard, *edges, False) for edges in self.intake.blocks(shard)]
-            if blocks:
-                own = _shards.joined(blocks)
-                beside = None if own.beside is None else own.beside.to(device)
-                self.shards.append(replace(own, tokens=own.tokens.to(device), beside=beside))
+    def write(self, block: _shards.Shard) -> None:
+        """Take documents as the corpus stores them."""
+        device = self.blocks[0].tokens.device if self.blocks else torch.device("cpu")
+        beside = None if block.beside is None else block.beside.to(device)
+        self.shards.append(replace(block, tokens=block.tokens.to(device), beside=beside).compact())
 
     def delete(self, numbers: list[int]) -> None:
         """Leave out documents, by their places."""
@@ -138,6 +134,7 @@ class MemoryWriter:
 
     def compact(self) -> None:
         """Copy shards that hold deleted documents to memory without them, small ones joined."""
+        self.shards = [shard for shard in self.shards if shard.documents]
         whole = [shard.starts is None for shard in self.shards]
         kept = _shards.to_keep(self.shards, whole, self.intake.stored.row_bytes, SHARD_BYTES)
         groups = groupby(zip(self.shards, kept, strict=True), key=itemgetter(1))

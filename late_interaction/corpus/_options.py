@@ -1,6 +1,7 @@
 """The options of a corpus that is written."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -8,7 +9,7 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive
 from late_interaction._progress import Progress
 from late_interaction.codecs import Codec, Residual
-from late_interaction.corpus import _tokens
+from late_interaction.corpus import _codec_files, _files, _tokens
 
 SHARD_BYTES = 1 << 30
 
@@ -52,6 +53,25 @@ class BuilderOptions:
             raise ValueError(f"dtype must be None where a codec is given, got {abbreviate(self.dtype)}")
         if isinstance(self.codec, Residual) and self.codec.d != self.d:
             raise ValueError(f"codec must be for d = {self.d}, got one for {self.codec.d}")
+
+    def entries(self) -> dict[str, Any]:
+        """Return the metadata of generation 0 of the corpus, which has no document."""
+        return {
+            "format": _files.FORMAT,
+            "version": _files.VERSION,
+            "dtype": self.stored.name,
+            "d": self.d,
+            "normalized": self.normalize,
+            "codec": _codec_files.entry_of(self.stored.codec),
+            "shard_bytes": self.shard_bytes,
+            "has": {"ids": None, "columns": None},
+            "complete": False,
+            "generation": 0,
+            "compacted": 0,
+            "next_shard": 0,
+            "shards": [],
+            "deleted": [],
+        }
 
     @property
     def stored(self) -> _tokens.Stored:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +161,7 @@ def joined(shards: Sequence[Shard]) -> Shard:
     tokens, beside = zip(*(x.stored(x.rows(0, x.documents)) for x in shards), strict=True)
     first, lengths = shards[0], torch.cat([x.offsets.diff() for x in shards]).to(torch.int64)
     return Shard(
-        tokens=torch.cat([x.view(torch.uint8) if x.itemsize == 1 else x for x in tokens]).view(
-            first.tokens.dtype
-        ),
+        tokens=torch.cat(tokens),
         offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
         beside=None if first.beside is None else torch.cat(beside),
         ids=None if first.ids is None else [x for shard in shards for x in shard.ids or ()],
@@ -184,19 +182,14 @@ def to_keep(shards: Sequence[Shard], whole: Sequence[bool], row_bytes: int, shar
     return [own and (large[i + 1] or (large[i] and large[i + 2])) for i, own in enumerate(whole)]
 
 
-def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
-    """Cut shards into parts of about equally many tokens: a document goes where its first token lies."""
-    total, done = sum(shard.token_count for shard in shards), 0
-    found: list[list[Shard]] = [[] for _ in range(count)]
-    for shard in shards:
-        places = done + (shard.offsets[:-1] - shard.offsets[:1])  # of each document's first token
-        owners = (places * count // max(total, 1)).clamp_max(count - 1)
-        edges = torch.searchsorted(owners, torch.arange(count + 1, device=owners.device)).tolist()
-        for own, (first, stop) in zip(found, pairwise(edges), strict=True):
-            if first < stop:
-                own.append(shard.part(first, stop))
-        done += shard.token_count
-    return found
+def edges_of_parts(shards: Sequence[Shard], count: int) -> list[int]:
+    """Cut documents into parts of about equally many tokens: one goes where its first token lies."""
+    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+    lengths = torch.cat([none, *(shard.offsets.diff() for shard in shards)])
+    places = lengths.cumsum(0) - lengths  # of each document's first token
+    owners = (places * count // max(int(lengths.sum()), 1)).clamp_max(count - 1)
+    edges: list[int] = torch.searchsorted(owners, torch.arange(count + 1, device="cpu")).tolist()
+    return edges
 
 
 _TYPES = {
@@ -254,11 +247,13 @@ def open_shard(folder: Path, entry: dict[str, Any], stored: _tokens.Stored) -> S
 class ShardFiles:
     """The files of the shard that is being written, with the number that their names have."""
 
-    def __init__(self, folder: Path, number: int, like: Shard, beside: str | None) -> None:
+    def __init__(self, folder: Path, number: int, like: Shard) -> None:
         self.documents = self.tokens = 0
-        self._number, self._beside = number, beside
-        self._columns: list[Columns] = []
-        kinds = ["tokens", "offsets", *([beside] if beside else [])]
+        self._number, self._columns = number, list[Columns]()
+        self._beside = (
+            None if like.beside is None else "scales" if like.beside.is_floating_point() else "codes"
+        )
+        kinds = ["tokens", "offsets", *([self._beside] if self._beside else [])]
         kinds += ["ids", "id_offsets"] * (like.ids is not None) + ["columns"] * (like.columns is not None)
         self.files: dict[str, _files.HashedFile] = {}
         try:
@@ -274,11 +269,12 @@ class ShardFiles:
         self.files[kind].write(memoryview(array("q", numbers)).cast("B"))
 
     def write(self, part: Shard) -> None:
-        """Write documents that are encoded, and end to end."""
-        self.files["tokens"].write(_files.bytes_of(part.tokens))
-        if self._beside is not None and part.beside is not None:
-            self.files[self._beside].write(_files.bytes_of(part.beside))
-        self._write_integers("offsets", (part.offsets[1:] + self.tokens).tolist())
+        """Write documents that are stored as those of the corpus are."""
+        tokens, beside = part.stored(part.rows(0, part.documents))
+        self.files["tokens"].write(_files.bytes_of(tokens.cpu()))
+        if self._beside is not None and beside is not None:
+            self.files[self._beside].write(_files.bytes_of(beside.cpu()))
+        self._write_integers("offsets", (part.offsets[1:] - part.offsets[0] + self.tokens).tolist())
         if part.ids is not None:
             texts = [text.encode() for text in part.ids]
             begin = self.files["ids"].bytes
@@ -287,7 +283,7 @@ class ShardFiles:
         if part.columns is not None:
             self._columns.append(part.columns)
         self.documents += part.documents
-        self.tokens += part.tokens.shape[0]
+        self.tokens += part.token_count
 
     def finish(self) -> dict[str, Any]:
         """Return the shard's entry in the metadata, once all of it is on the disk."""

@@ -2,19 +2,17 @@
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from late_interaction.corpus import _codec_files, _files, _generations, _shards
+from late_interaction.corpus import _files, _generations, _shards
 from late_interaction.corpus._generations import Generation
 from late_interaction.corpus._intake import Intake
-from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus._shards import Shard, ShardFiles
 
 # Names of files that a writer may remove where no generation names them.
@@ -45,32 +43,17 @@ class Writer:
 
     # ---- the folder, before and after ----
 
-    def begin(self, options: BuilderOptions) -> None:
-        """Make the first generation of a corpus, which has no document."""
-        self.entries = first_entries(options)
-        none = torch.zeros(0, dtype=torch.bool, device="cpu")
-        self._use(Generation(self.folder, self.entries, options.stored, [], none), {})
-        self.commit()
-        _codec_files.write(self.folder, options.stored.codec)
-
     def take_up(self, entries: dict[str, Any], known: Generation | None = None) -> None:
-        """Go on with a corpus, without what no generation names."""
+        """Go on with a corpus, without files that no generation names."""
         _files.sync_folder(self.folder)  # a writer that met an error may have left it undone
-        self.entries = entries
+        self.entries, self._shards = entries, list(entries["shards"])
+        self._next: int = entries["next_shard"]
         self._remove_others()
-        generation = _generations.opened(self.folder, entries, known)
-        ids: dict[str, int] = {}
-        done = 0
-        for block in generation.blocks:
-            ids.update((x, done + i) for i, x in enumerate(block.ids or ()) if not generation.dead[done + i])
-            done += block.documents
-        self._use(generation, ids)
-
-    def _use(self, generation: Generation, ids: dict[str, int]) -> None:
-        self.generation, self._shards = generation, list(self.entries["shards"])
-        self._next: int = self.entries["next_shard"]
-        normalize, has = self.entries["normalized"], self.entries["has"]
-        self.intake = Intake(generation.stored, normalize, generation.blocks, has, ids)
+        self.generation = own = _generations.opened(self.folder, entries, known)
+        numbers = torch.logical_not(own.dead).nonzero().squeeze(1).tolist()
+        ids = chain.from_iterable(shard.ids or () for shard in own.live())
+        known_ids = dict(zip(ids, numbers, strict=False))
+        self.intake = Intake(own.stored, entries["normalized"], own.blocks, entries["has"], known_ids)
 
     def _remove_others(self) -> None:
         kept = {_files.METADATA, *_generations.files_of(self.entries)}
@@ -107,38 +90,31 @@ class Writer:
         written = [int(shard["documents"]) for shard in self._shards]
         return sum(written) + (0 if self._shard is None else self._shard.documents)
 
-    def add(self, shards: Sequence[Shard], name: str) -> None:
-        """Check documents, and write them."""
-        for shard in self.intake.check(shards, name):
-            for first, stop in self.intake.blocks(shard):
-                self.write(self.intake.encode(shard, first, stop, False))
-
     def write(self, block: Shard) -> None:
-        """Write documents that are encoded, into as many shards as they take."""
-        for first, stop in self._parts(block.offsets.tolist()):
-            part, rows = block.part(first, stop), block.rows(first, stop)
-            tokens, beside = part.stored(rows)
+        """Write documents as the corpus stores them, into as many shards as they take."""
+        first = 0
+        while first < block.documents:
+            stop = self._stop(block, first)
+            if stop == first:
+                self.end_shard()
+                continue
+            part = block.part(first, stop)
             if self._shard is None:
-                self._shard = ShardFiles(self.folder, self._next, part, self.generation.stored.beside)
+                self._shard = ShardFiles(self.folder, self._next, part)
                 self._next += 1
                 self._made += [file.path for file in self._shard.files.values()]
-            offsets = part.offsets - part.offsets[0]
-            self._shard.write(Shard(tokens, offsets, beside, part.ids, part.codec, part.columns))
+            self._shard.write(part)
+            first = stop
 
-    def _parts(self, offsets: list[int]) -> Iterator[tuple[int, int]]:
-        """Documents in ranges, each of which goes to one shard: a full one is finished in between."""
-        begin, used, row_bytes = 0, 0, self.generation.stored.row_bytes
+    def _stop(self, block: Shard, first: int) -> int:
+        """Return how far the documents from the first one on fit into the open shard; a new one takes one."""
+        row_bytes, used = self.generation.stored.row_bytes, 0
         if self._shard is not None:
             used = self._shard.tokens * row_bytes + 8 * self._shard.documents
-        for i, (start, stop) in enumerate(pairwise(offsets)):
-            size = (stop - start) * row_bytes + 8
-            if used and used + size > self.entries["shard_bytes"]:
-                if i > begin:
-                    yield begin, i
-                self.end_shard()
-                begin, used = i, 0
-            used += size
-        yield begin, len(offsets) - 1
+        own = block.offsets[first:].to(torch.int64)
+        sizes = (own - own[0]) * row_bytes + 8 * torch.arange(len(own), device="cpu")
+        count = int(torch.searchsorted(sizes, self.entries["shard_bytes"] - used, right=True)) - 1
+        return first + max(count, 0 if used else 1)
 
     def end_shard(self) -> None:
         """Make the shard durable. A corpus that is not complete has a generation of it, too."""
@@ -201,28 +177,8 @@ class Writer:
                 self.end_shard()
                 self._shards.append(entry)
             else:
-                for first, stop in self.intake.blocks(shard):
-                    self.write(self.intake.encode(shard, first, stop, True))
+                for edges in self.intake.ranges(shard):
+                    self.write(shard.part(*edges))
         self.commit(deleted=[], compacted=generation.number + 1)
         with suppress(OSError):
             self._remove_others()
-
-
-def first_entries(options: BuilderOptions) -> dict[str, Any]:
-    """Return the metadata of a corpus before its first generation."""
-    stored, codec = options.stored, _codec_files.entry_of(options.stored.codec)
-    return ({} if codec is None else {"codec": codec}) | {
-        "format": _files.FORMAT,
-        "version": _files.VERSION,
-        "dtype": stored.name,
-        "d": stored.d,
-        "normalized": options.normalize,
-        "shard_bytes": options.shard_bytes,
-        "has": {"ids": None, "columns": None},
-        "complete": False,
-        "generation": -1,
-        "compacted": 0,
-        "next_shard": 0,
-        "shards": [],
-        "deleted": [],
-    }

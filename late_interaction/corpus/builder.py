@@ -16,7 +16,7 @@ from late_interaction.corpus import _codec_files, _files
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus._shards import Shard
-from late_interaction.corpus._writer import Writer, first_entries
+from late_interaction.corpus._writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,23 +78,21 @@ class CorpusBuilder:
         return self._writer.documents
 
     def _start(self, options: BuilderOptions) -> None:
-        metadata = self._path / _files.METADATA
+        metadata, mine = self._path / _files.METADATA, options.entries()
         if not metadata.exists():
             if any(path.name != "metadata.new" for path in self._path.iterdir()):
                 raise FileExistsError(f"{self._path} must be an empty folder, or one that is not there yet")
-            self._writer.begin(options)
-            return
-        entries = _files.read_metadata(metadata)
-        if entries["complete"]:
+            _files.write_metadata(metadata, mine)
+        elif _files.read_metadata(metadata)["complete"]:
             raise FileExistsError(f"{self._path} holds a finished corpus: open it, or name another folder")
-        if not options.resume:
+        elif not options.resume:
             raise FileExistsError(
                 f"{self._path} holds a corpus that is not finished: go on with resume=True, or delete it"
             )
-        mine = first_entries(options)
+        entries = _files.read_metadata(metadata)
         for name in ("dtype", "d", "normalized", "codec"):
-            if entries.get(name) != mine.get(name):
-                theirs, own = abbreviate(entries.get(name)), abbreviate(mine.get(name))
+            if entries[name] != mine[name]:
+                theirs, own = abbreviate(entries[name]), abbreviate(mine[name])
                 raise ValueError(f"{name} of the corpus to resume is {theirs}, got {own}")
         _codec_files.write(self._path, options.stored.codec)
         self._writer.take_up(entries | {"shard_bytes": options.shard_bytes})
@@ -144,12 +142,10 @@ class CorpusBuilder:
                 raise RuntimeError(
                     f"the builder of {self._path} is {self._state}: it takes no more documents"
                 )
-            intake = self._writer.intake
-            for shard in intake.check(shards, name, place):
-                for first, stop in intake.blocks(shard):
-                    with self._writing():
-                        self._writer.write(intake.encode(shard, first, stop, as_they_are))
-                    self._report(self.documents)
+            for block in self._writer.intake.blocks_of(shards, name, as_they_are, place):
+                with self._writing():
+                    self._writer.write(block)
+                self._report(self.documents)
 
     # ---- the end ----
 

@@ -148,7 +148,7 @@ class Corpus(Living):
         """
         check_flag("verify", verify)
         folder = Path(path)
-        corpus = cls._of(folder, _generations.load(folder))
+        corpus = cls._of(folder, _generations.load(folder.absolute()))
         if verify:
             corpus.verify()
         return corpus
@@ -209,7 +209,7 @@ class Corpus(Living):
         Complexity: reads every byte once, at about 1 GB/s.
         """
         own = self._generation
-        if own is None:
+        if own is None or self.path is None:
             return
         _generations.at(own.folder, _generations.read(own.folder), own.number)  # an error after compact
         for name, entry in _generations.files_of(own.entries).items():

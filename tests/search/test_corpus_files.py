@@ -659,8 +659,9 @@ def test_documents_go_to_the_part_in_which_their_first_token_lies(shards, count)
         for length in lengths:
             wanted[min(done * count // max(total, 1), count - 1)].append(length)
             done += length
-    found = _shards.parts([shard_of(lengths, first=2) for lengths in shards], count)
-    assert [[n for shard in part for n in shard.offsets.diff().tolist()] for part in found] == wanted
+    kind = {"d": 2, "dtype": torch.float32, "normalized": False}
+    found = Corpus([shard_of(lengths, first=2) for lengths in shards], kind).parts(count)
+    assert [[len(x) for x in part] for part in found] == wanted
 
 
 def test_metadata_that_cannot_be_written_says_why(tmp_path, monkeypatch):
