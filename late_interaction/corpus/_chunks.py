@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._search import stream
+from late_interaction.corpus import _shards
 from late_interaction.corpus._shards import Shard
 
 # The operators' offsets are int32.
@@ -35,17 +36,20 @@ class Chunk:
         found = self.shard.stored(self.shard.rows(self.first, self.stop))
         return [x for x in found if x is not None]
 
-    def offsets(self) -> Tensor:
-        """Return int32 offsets, from 0, on the CPU."""
-        own = self.shard.offsets[self.first : self.stop + 1]
-        return (own - own[0]).to(torch.int32)
+    def offsets(self, device: torch.device) -> Tensor:
+        """Return int32 offsets, from 0."""
+        resident = self.shard.tokens.device == device
+        every = self.shard.offsets_beside if resident else self.shard.offsets
+        own = every[self.first : self.stop + 1]
+        return stream.to_device((own - own[0] if self.first or not resident else own).to(torch.int32), device)
 
-    def empty_documents(self) -> Tensor | None:
-        """Tell which documents have no token: bool on the CPU. None where all have one."""
-        if not self.shard.has_empty_documents:
-            return None
-        own = self.shard.offsets[self.first : self.stop + 1]
-        return own[1:] == own[:-1]
+    def empty_documents(self, device: torch.device) -> Tensor | None:
+        """Tell which documents have no token. None where all have one."""
+        return self.offsets(device).diff() == 0 if self.shard.has_empty_documents else None
+
+    def inverse_norms(self) -> Tensor:
+        """Return those of the shard that are of these documents."""
+        return _shards.at(self.shard.inverse_norms, self.shard.rows(self.first, self.stop))
 
 
 def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[Chunk]:

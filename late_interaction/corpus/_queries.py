@@ -60,7 +60,7 @@ class _OfFloats(Queries):
 
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         tokens = _tokens.unit(sources[0]) if self._normalize else sources[0]
-        documents = Tokens._made(tokens, None, to_device(chunk.offsets(), self.device))
+        documents = Tokens._made(tokens, None, chunk.offsets(self.device))
         scores: Tensor = unwatched(maxsim, self._queries, documents, precision=self._precision)
         return scores
 
@@ -79,11 +79,10 @@ class _OfResiduals(Queries):
 
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         residuals, codes = sources
-        cu_seqlens = to_device(chunk.offsets(), self.device)
+        cu_seqlens = chunk.offsets(self.device)
         codec, op = self._codec, cast("Any", ops.maxsim_residual)
         if self._takes_norms(chunk):
-            rows = chunk.shard.rows(chunk.first, chunk.stop)
-            norms = chunk.shard.inverse_norms[rows] if self._normalize else None
+            norms = chunk.inverse_norms() if self._normalize else None
             op = cast("Any", ops.maxsim_residual_normed)
             found: Tensor = op(
                 self._tokens, codes, residuals, norms, cu_seqlens, codec.centroids, codec.bucket_weights
@@ -123,6 +122,6 @@ class _OfCodes(Queries):
         values, *scales = sources
         documents = Codes._made(
             self._codec, self._d, values=values, scales=scales[0] if scales else None,
-            offsets=to_device(chunk.offsets(), self.device),
+            offsets=chunk.offsets(self.device),
         )  # fmt: skip
         return self._codec._score(self._codes, documents, False, False, None)

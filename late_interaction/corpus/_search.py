@@ -22,6 +22,7 @@ from late_interaction.tokens import Tokens
 # A search scores chunks of at most this many bytes of tokens; where a CPU makes a copy of each, of fewer, so
 # that the copy stays in its caches and in memory that the process has already.
 _BYTES, _BYTES_COPIED = 256 << 20, 4 << 20
+_ALL_BYTES = 1 << 62  # where documents lie on the GPU that scores them, and no copy is made
 
 
 class CorpusSearch(Search):
@@ -73,7 +74,9 @@ class CorpusSearch(Search):
             most = max(MOST_SCORES // max(queries.count, 1), 1)
             gathered = any(shard.starts is not None for shard in corpus.shards)
             copied = (self._unit or gathered) and queries.device.type == "cpu"
-            size = options.chunk_bytes or (_BYTES_COPIED if copied else _BYTES)
+            resident = queries.device.type == "cuda" and corpus.shards[0].tokens.is_cuda
+            whole = resident and not (self._unit or gathered)
+            size = options.chunk_bytes or (_BYTES_COPIED if copied else _ALL_BYTES if whole else _BYTES)
             chunks = _chunks.plan(corpus.shards, size, most)
             with reporter(options.progress, len(corpus)) as report:
                 return self._best(queries, chunks, report)
@@ -86,10 +89,10 @@ class CorpusSearch(Search):
             found = queries.scores(chunk, sources)
             end = chunk.place + found.shape[1]
             out = None if self._left_out is None else self._left_out[chunk.place : end]
-            empty = None if options.keep_empty else chunk.empty_documents()
+            out = None if out is None else to_device(out, device)
+            empty = None if options.keep_empty else chunk.empty_documents(device)
             if empty is not None:
                 out = empty if out is None else empty | out
-            out = None if out is None else to_device(out, device)
             scores, indices = select_next(
                 found, chunk.place, (scores, indices), options.k, options.largest, out
             )

@@ -49,6 +49,11 @@ class Shard:
         return bool((self.offsets[1:] == self.offsets[:-1]).any())
 
     @cached_property
+    def offsets_beside(self) -> Tensor:
+        """The offsets, from 0, on the device of the tokens: a search sends none."""
+        return (self.offsets - self.offsets[0]).to(self.tokens.device)
+
+    @cached_property
     def inverse_norms(self) -> Tensor:
         """1 / norm of each token that codes stand for, float16 beside the tokens, found once."""
         found = torch.empty(len(self.tokens), dtype=torch.float16, device=self.tokens.device)
@@ -101,7 +106,7 @@ class Shard:
 
     def stored(self, rows: slice | Tensor) -> tuple[Tensor, Tensor | None]:
         """Return these tokens as they are stored, and what is stored beside each."""
-        return _at(self.tokens, rows), None if self.beside is None else _at(self.beside, rows)
+        return at(self.tokens, rows), None if self.beside is None else at(self.beside, rows)
 
     def floats(self, rows: slice | Tensor) -> Tensor:
         """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
@@ -122,7 +127,7 @@ class Shard:
             first = stop
 
 
-def _at(x: Tensor, rows: slice | Tensor) -> Tensor:
+def at(x: Tensor, rows: slice | Tensor) -> Tensor:
     """Return a view of a range of rows, or a copy of others."""
     if isinstance(rows, slice):
         return x[rows]

@@ -222,7 +222,7 @@ def layouts(given: Given, x: Tensor) -> Iterator[Change]:
 
 def contents(given: Given, x: Tensor) -> Iterator[Change]:
     if x.dtype in (BF16, F16, F32, F64):
-        for number in (float("nan"), float("inf"), -float("inf"), 3e38, -0.0):
+        for number in (float("nan"), float("inf"), -float("inf"), 3e4 if x.dtype == F16 else 3e38, -0.0):
             one, every = x.clone(), torch.full_like(x, number)
             one.view(-1)[-1:] = number
             yield Change(f"one {number}", one, "any")

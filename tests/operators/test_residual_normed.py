@@ -59,12 +59,8 @@ def test_scores(lengths, queries, normalized):
         found = OPS.maxsim_residual_normed(Q, codes, residuals, norms, cu, table, weights)
         wanted = expected(torch.nn.functional.normalize(Q.double(), dim=-1) if normalized else Q, x, cu)
         assert found.dtype == torch.float32
-        # A similarity errs by 1e-3: its centroid's score and its norm are of half precision.
-        assert (
-            (found - wanted).abs().max() <= 1e-3 * queries[1]
-            if wanted.numel()
-            else found.shape == wanted.shape
-        )
+        # These residuals have norms of about 1, and their similarities err by a step of int8 of Q.
+        assert found.shape == wanted.shape and bool(((found - wanted).abs() <= 3e-3 * queries[1]).all())
         assert torch.equal(found, OPS.maxsim_residual_normed(Q, codes, residuals, norms, cu, table, weights))
 
 

@@ -28,7 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.mark.skipif(HERE, reason="lancedb runs in this environment")
 def test_all_of_these_in_their_environment():
-    living = [f"tests/search/test_corpus_living.py::{x}" for x in ("TestHistory", "test_filters", "test_columns")]
+    living = [
+        f"tests/search/test_corpus_living.py::{x}" for x in ("TestHistory", "test_filters", "test_columns")
+    ]
     run_there("tests/search/test_lancedb.py", "tests/search/test_corpus_arrow.py", *living, FAISS)
 
 

@@ -129,16 +129,16 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
 
 namespace {
 
-// Packed documents that are scored at once: what L2 holds for many row tiles, and where wgmma has many rows,
-// as many as have room for copies of short ones (sm90_rules.cpp, worth_copying).
-int64_t documents_at_once_of(const Inputs& in, int64_t mean, const Device& device) {
+// Packed documents that are scored at once: what L2 holds for many row tiles, and of codes with scales, whose
+// masked tiles take long, as many as have room for copies of short ones (sm90_rules.cpp, worth_copying).
+int64_t documents_at_once_of(const ForwardCall& call, int64_t mean, const Device& device) {
   constexpr int64_t kManyRows = 512, kCopies = int64_t{1} << 29, kSlot = 160;
-  Sizes sizes = in.sizes;
+  Sizes sizes = call.in.sizes;
   sizes.Ld = mean;
-  const int64_t at_once = documents_at_once(sizes, in.dtype, device);
-  if (!device.wgmma || sizes.Lq < kManyRows) return at_once;
-  const int64_t slot = kSlot * std::max<int64_t>(sizes.d * element_bytes(in.dtype), 1);
-  return std::min(at_once, std::max<int64_t>(kCopies / slot, 1));
+  const int64_t at_once = documents_at_once(sizes, call.in.dtype, device);
+  if (!device.wgmma || sizes.Lq < kManyRows || call.token_scales.d.data == nullptr) return at_once;
+  const int64_t slot = kSlot * sizes.d * element_bytes(call.in.dtype);
+  return std::min(at_once, std::max<int64_t>(kCopies / std::max<int64_t>(slot, 1), 1));
 }
 
 }  // namespace
@@ -147,7 +147,7 @@ void packed_scores_into(const ForwardCall& call) {
   const Inputs& in = call.in;
   const int index = call.scores.get_device_index();
   const int64_t documents = in.sizes.N, mean = mean_document(in.sizes);
-  const int64_t at_once = documents_at_once_of(in, mean, device_properties(index));
+  const int64_t at_once = documents_at_once_of(call, mean, device_properties(index));
   for (int64_t first = 0; first < std::max<int64_t>(documents, 1); first += std::max<int64_t>(at_once, 1)) {
     Inputs some = in;
     some.sizes.N = std::min(at_once, documents - first);
