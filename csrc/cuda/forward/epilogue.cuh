@@ -12,6 +12,7 @@
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"
 #include "../primitives/token_scales.cuh"
+#include "../ptx/ld_st.cuh"
 #include "args.h"
 #include "row_tile.cuh"
 
@@ -158,9 +159,25 @@ __device__ __forceinline__ int slot_after_quad(int warp_m, int lane, int o) {
   return warp_m * kWarpRows + (held / 2) * 16 + (held % 2) * 8 + lane / 4;
 }
 
+// Row of the o-th maximum a lane is left with after reduce_halving over lanes 16, 8 and 4 apart, where lane q
+// of a quad holds rows 2q and 2q + 1 of every 8, in that order.
+template <int kLaneRows>
+__device__ __forceinline__ int slot_after_halving(int lane, int o) {
+  const int held = ((lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1)) * kLaneRows + o;
+  return held / 2 * 8 + held % 2 + lane % 4 * 2;
+}
+
+// The order of maxima that may be computed again (keep_better).
+template <bool kWinners>
+struct KeepBetter {
+  static __device__ __forceinline__ void keep(float& m, int32_t& token, float other, int32_t other_token) {
+    keep_better<kWinners>(m, token, other, other_token);
+  }
+};
+
 // One exchange of a butterfly that halves what lanes carry: of two maxima, the lane keeps the low one (the
 // high one if it is the upper of the two lanes), merged with what its partner has for it.
-template <bool kWinners>
+template <bool kWinners, class Order>
 __device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, float high,
                                                 int32_t high_token, bool upper, int partner) {
   const float got = __shfl_xor_sync(kFullWarp, upper ? low : high, partner);
@@ -170,13 +187,13 @@ __device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, 
     got_token = __shfl_xor_sync(kFullWarp, upper ? low_token : high_token, partner);
     low_token = upper ? high_token : low_token;
   }
-  keep_better<kWinners>(low, low_token, got, got_token);
+  Order::keep(low, low_token, got, got_token);
 }
 
 // A butterfly of kSteps exchanges, over lanes that each saw other columns (or tokens) of the same kHeld rows.
 // Each exchange halves the rows that a lane carries; it is left with the result of its own rows, in front.
 // The first partner is kPartner lanes away, the next one half as far.
-template <int kPartner, int kSteps, int kHeld, bool kWinners>
+template <int kPartner, int kSteps, int kHeld, bool kWinners, class Order = KeepBetter<kWinners>>
 __device__ __forceinline__ void reduce_halving(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -185,7 +202,8 @@ __device__ __forceinline__ void reduce_halving(float (&maximum)[kHeld], int32_t 
 #pragma unroll
     for (int h = 0; h < kHeld / 2; ++h) {
       if (h >= half) break;
-      exchange_halves<kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper, partner);
+      exchange_halves<kWinners, Order>(maximum[h], token[h], maximum[h + half], token[h + half], upper,
+                                       partner);
     }
   }
 }
@@ -232,21 +250,26 @@ __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile&
   if (rare) best = exact;
 }
 
+// What a row adds to the score of its query, and its winner. A masked row adds 0, whatever its maximum is; so
+// does a row over no token, whatever its scale is.
+__device__ __forceinline__ Maximum scaled(const Maximum& best, float scale) {
+  const bool none = best.value == -INFINITY && best.token == kSentinel;
+  if (none || scale == kMaskedRow) return {0.0f, kSentinel};
+  return {best.value * scale, best.token};
+}
+
 // Applies the query mask and the scales to the maxima, and stores the argmax.
 template <class Tile, bool kWinners>
 __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, const LaneRows<Tile>& own,
                                                          int32_t j, Maximum (&best)[Tile::kLaneRows]) {
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
-    // A masked row adds 0, whatever its maximum is; so does a row without a token, whatever its scale is.
-    const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
-    const bool counts = !none && own.scale[o] != kMaskedRow;
-    best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
+    best[o] = scaled(best[o], own.scale[o]);
     if constexpr (kWinners) {
       if (own.query[o] >= 0) {
         const int64_t at =
             ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.winners_stride + j) * p.Lq + own.place[o];
-        store_winner(p.winners, p.wide_winners, at, counts ? best[o].token : kSentinel);
+        store_winner(p.winners, p.wide_winners, at, best[o].token);
       }
     }
   }

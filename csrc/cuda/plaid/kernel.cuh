@@ -38,6 +38,7 @@
 
 #include <cuda_runtime.h>
 
+#include "../forward/epilogue.cuh"
 #include "../primitives/argmax.cuh"
 #include "../primitives/ordered_key.cuh"
 #include "../ptx/ld_st.cuh"
@@ -295,17 +296,14 @@ struct TileProducts {
   }
 };
 
-// PyTorch's max: NaN is the largest, and the first of equals wins.
+// PyTorch's order of maxima, for no row is computed again.
 template <bool kWinners>
-__device__ __forceinline__ void keep_first(float& m, int32_t& token, float other, int32_t other_token) {
-  if constexpr (kWinners) {
-    const bool equal = other == m || (isnan(other) && isnan(m));
-    const bool take = other > m || (isnan(other) && !isnan(m)) ||
-                      (equal && static_cast<uint32_t>(other_token) < static_cast<uint32_t>(token));
-    token = take ? other_token : token;
+struct KeepFirst {
+  static __device__ __forceinline__ void keep(float& m, int32_t& token, float other, int32_t other_token) {
+    if constexpr (kWinners) token = beats(other, other_token, m, token) ? other_token : token;
+    m = max_keeping_nan(m, other);
   }
-  m = max_keeping_nan(m, other);
-}
+};
 
 // The lane's running maxima of a document: of columns 8 * block + 2 * (lane % 4) + e, over the tokens it
 // sees.
@@ -313,7 +311,7 @@ template <class Tile>
 struct ColumnMaxima {
   static constexpr bool kWinners = Tile::kWinners;
   float value[Tile::kHeld];
-  int32_t token[kWinners ? Tile::kHeld : 1];
+  int32_t token[Tile::kHeld];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -321,8 +319,6 @@ struct ColumnMaxima {
 #pragma unroll
     for (int32_t& t : token) t = kSentinel;
   }
-  __device__ __forceinline__ int32_t& token_of(int h) { return token[kWinners ? h : 0]; }
-
   __device__ __forceinline__ void fold(const ResidualArgs& p, const TileProducts<Tile>& products,
                                        int32_t tile, int32_t count) {
 #pragma unroll
@@ -335,39 +331,15 @@ struct ColumnMaxima {
         for (int e = 0; e < 2; ++e) {
           const int h = 2 * block + e;
           const float x = products.scores[block][2 * i + e] * inverse;
-          keep_first<kWinners>(value[h], token_of(h), t < count ? x : -INFINITY, t < count ? t : kSentinel);
+          KeepFirst<kWinners>::keep(value[h], token[h], t < count ? x : -INFINITY, t < count ? t : kSentinel);
         }
       }
     }
   }
 
-  // Over the eight lanes that hold the same columns. Each step halves what a lane carries: it keeps the lower
-  // half, or the upper one, merged with what its partner has of it.
+  // Over the eight lanes that hold the same columns; a lane is left with kLaneRows of them.
   __device__ __forceinline__ void merge_lanes() {
-#pragma unroll
-    for (int step = 0; step < 3; ++step) {
-      const int half = Tile::kHeld >> (step + 1), partner = 16 >> step;
-      const bool upper = threadIdx.x & partner;
-#pragma unroll
-      for (int h = 0; h < Tile::kHeld / 2; ++h) {
-        if (h >= half) break;
-        const float got = __shfl_xor_sync(kFullWarp, upper ? value[h] : value[h + half], partner);
-        value[h] = upper ? value[h + half] : value[h];
-        int32_t got_token = 0;
-        if constexpr (kWinners) {
-          got_token = __shfl_xor_sync(kFullWarp, upper ? token[h] : token[h + half], partner);
-          token[h] = upper ? token[h + half] : token[h];
-        }
-        keep_first<kWinners>(value[h], token_of(h), got, got_token);
-      }
-    }
-  }
-  // The column of the o-th maximum that a lane is left with.
-  static __device__ __forceinline__ int column(int o) {
-    const int lane = threadIdx.x % 32;
-    const int eighth = (lane / 16 % 2) * 4 + (lane / 8 % 2) * 2 + lane / 4 % 2;
-    const int h = eighth * (Tile::kHeld / 8) + o;
-    return h / 2 * 8 + 2 * (lane % 4) + h % 2;
+    reduce_halving<16, 3, Tile::kHeld, kWinners, KeepFirst<kWinners>>(value, token);
   }
 };
 
@@ -463,8 +435,8 @@ __device__ __forceinline__ void finish_residual_document(const ResidualArgs& p,
     if (column >= 8 * p.column_blocks) continue;
 #pragma unroll
     for (int warp = 0; warp < Tile::kWarps; ++warp) {
-      keep_first<Tile::kWinners>(value[o], token[o], exchange.maximum[set][warp][column],
-                                 Tile::kWinners ? exchange.token[set][warp][column] : 0);
+      KeepFirst<Tile::kWinners>::keep(value[o], token[o], exchange.maximum[set][warp][column],
+                                      Tile::kWinners ? exchange.token[set][warp][column] : 0);
     }
   }
   if (work_tile.split.slot >= 0 && !combine_split<Tile>(p, work_tile, value, token)) return;
@@ -578,11 +550,11 @@ __device__ __forceinline__ void multiply_residual_tile(const ResidualArgs& p,
 template <class Tile>
 __device__ __forceinline__ void store_warp_maxima(ColumnMaxima<Tile>& maxima,
                                                   ResidualExchange<Tile>& exchange, int set) {
-  const int warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   maxima.merge_lanes();
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
-    const int column = ColumnMaxima<Tile>::column(o);
+    const int column = slot_after_halving<Tile::kLaneRows>(lane, o);
     exchange.maximum[set][warp][column] = maxima.value[o];
     if constexpr (Tile::kWinners) exchange.token[set][warp][column] = maxima.token[o];
   }

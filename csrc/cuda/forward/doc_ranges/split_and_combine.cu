@@ -14,13 +14,11 @@
 #include <algorithm>
 
 #include "../../../common/arithmetic.h"
-#include "../../primitives/argmax.cuh"
-#include "../../primitives/token_scales.cuh"
 #include "../../ptx/pdl.cuh"
 #include "../../runtime/device.h"
 #include "../../runtime/launch_config.cuh"
+#include "../epilogue.cuh"
 #include "../launch.h"
-#include "../row_tile.cuh"
 
 namespace late_interaction {
 
@@ -105,19 +103,16 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (turn == 0) {
     for (int i = 1; i < depth; ++i) keep_first(best, met[warp + i][lane]);
-    // The same rules as apply_scale_store_argmax (forward/epilogue.cuh).
-    const bool none = best.value == -INFINITY && best.token == kSentinel;
-    const bool counts = exists && !none && keeps_row(p, static_cast<int32_t>(row));
+    const bool counts = exists && keeps_row(p, static_cast<int32_t>(row));
+    const float scale =
+        counts ? weighted(p.q_weights, query, place, row_scale(p.q_scales, p.shared_scale, query, place))
+               : kMaskedRow;
+    best = scaled(best, scale);
     if (p.winners != nullptr && exists) {
       const int64_t at = (query * p.winners_stride + j) * p.Lq + place;
-      store_winner(p.winners, p.wide_winners, at, counts ? best.token : kSentinel);
+      store_winner(p.winners, p.wide_winners, at, best.token);
     }
-    float value = 0.0f;
-    if (counts) {
-      value = best.value *
-              weighted(p.q_weights, query, place, row_scale(p.q_scales, p.shared_scale, query, place));
-    }
-    const float sum = warp_sum(value);
+    const float sum = warp_sum(best.value);
     if (lane == 0) sums[group] = sum;
   }
   __syncthreads();

@@ -58,10 +58,8 @@ struct Sm80DTile {
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
   static constexpr int kSmemBytes = kRingBytes + kThreads * kKeptBytes;
 
-  // The o-th row that a lane is left with by reduce_halving over lanes 16, 8 and 4 apart.
   static __device__ __forceinline__ int slot(int, int lane, int o) {
-    const int held = ((lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1)) * kLaneRows + o;
-    return held / 2 * 8 + held % 2 + lane % 4 * 2;
+    return slot_after_halving<kLaneRows>(lane, o);
   }
 };
 

@@ -545,11 +545,9 @@ template <class Tile>
 __device__ __forceinline__ void hand_over(typename Tile::Maxima& to, const float (&maximum)[Tile::kHeld],
                                           const int32_t (&token)[Tile::kHeld]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % Tile::kWarps;
-  const int first_held = (lane / 16) * (Tile::kHeld / 2) + (lane / 8 % 2) * (Tile::kHeld / 4) +
-                         (lane / 4 % 2) * (Tile::kHeld / 8);
 #pragma unroll
   for (int h = 0; h < Tile::kHeld / 8; ++h) {
-    const int held = first_held + h, column = 8 * (held / 2) + 2 * (lane % 4) + held % 2;
+    const int column = slot_after_halving<Tile::kHeld / 8>(lane, h);
     to.maximum[warp][column] = maximum[h];
     if constexpr (Tile::kWinners) to.token[warp][column] = token[h];
   }

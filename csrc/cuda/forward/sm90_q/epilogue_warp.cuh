@@ -166,29 +166,22 @@ struct EpilogueRows {
   }
 };
 
-// Applies the query mask and the scales to the maxima, and stores winners, by the rules of
-// apply_scale_store_argmax (../epilogue.cuh).
+// Applies the query mask and the scales to the maxima, and stores winners.
 template <class Tile>
 __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, const EpilogueRows<Tile>& rows,
                                                         int32_t j, Maximum (&best)[4]) {
   const int lane = threadIdx.x % 32;
   const float4 loaded = rows.scale[lane];
   const float scale[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-  bool counts[4];
 #pragma unroll
-  for (int o = 0; o < 4; ++o) {
-    const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
-    counts[o] = !none && scale[o] != kMaskedRow;
-    best[o].value = counts[o] ? best[o].value * scale[o] : 0.0f;
-  }
+  for (int o = 0; o < 4; ++o) best[o] = scaled(best[o], scale[o]);
   if constexpr (Tile::kWinners) {
     const int64_t first = int64_t{j} * p.Lq;
     const longlong2 low = rows.winner_at[0][lane], high = rows.winner_at[1][lane];
     const int64_t at[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      if (at[o] >= 0)
-        store_winner(p.winners, p.wide_winners, at[o] + first, counts[o] ? best[o].token : kSentinel);
+      if (at[o] >= 0) store_winner(p.winners, p.wide_winners, at[o] + first, best[o].token);
     }
   }
 }

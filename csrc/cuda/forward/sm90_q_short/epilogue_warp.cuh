@@ -266,8 +266,7 @@ struct ShortEpilogue {
   __device__ __forceinline__ void scale_and_store_winners(int32_t j, uint32_t values) {
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      const bool counts = row_counts(o) && best[o].token != kSentinel;
-      best[o] = counts ? Maximum{best[o].value * scale_of(o), best[o].token} : Maximum{0.0f, kSentinel};
+      best[o] = scaled(best[o], row_counts(o) ? scale_of(o) : kMaskedRow);
     }
     ptx::st_shared_v4_f32(values + 16 * (ptx::tid_x() % 32),
                           {best[0].value, best[1].value, best[2].value, best[3].value});
