@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import REDUCTIONS
-from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor
+from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor, shape_of
 from late_interaction._checks.options import check_integer, is_one_of
-from late_interaction._checks.tensors import has_values_on_cpu
+from late_interaction._checks.tensors import check_mask_kind, has_values_on_cpu
 
 IGNORED = -100  # as torch.nn.functional.cross_entropy's ignore_index
 _MOST_RANK = 1 << 53  # beyond all documents; a float64 holds it
@@ -52,6 +52,17 @@ def check_symmetric(labels: Tensor | None, queries: int, documents: int) -> None
         used = labels[labels != IGNORED]
         if len(used.unique()) != len(used):
             raise ValueError("symmetric needs labels that no two queries share")
+
+
+def check_candidates(mask: Any, shape: tuple[int, int], device: torch.device) -> Tensor | None:
+    """Require bool (or integer) ``[B, K]``, which comes back as bool."""
+    if mask is None:
+        return None
+    check_mask_kind("candidate_mask", mask, "Q", device)
+    if mask.shape != shape:
+        raise ValueError(f"candidate_mask must be [B, K] = {list(shape)}, got {shape_of(mask)}")
+    found: Tensor = mask if mask.dtype == torch.bool else mask != 0
+    return found
 
 
 def check_reduction(reduction: Any) -> None:

@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import check_flag, check_precision
 from late_interaction._checks.tensors import check_same_kind, has_values_on_cpu, is_autocasting
 from late_interaction._contrastive.call import Call, fits_whole
+from late_interaction._contrastive.candidates import Candidates
 from late_interaction._contrastive.kernels import choose
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.ring import Ring, join
@@ -22,22 +24,20 @@ from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import unit
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._scoring.sequences import as_tokens, is_sequences
-from late_interaction.tokens import Tokens, TokensLike
-
-Inputs = tuple[TokensLike, TokensLike, TokensLike | None]  # queries, documents, hard negatives
+from late_interaction.tokens import Tokens
 
 # Options that some losses do not have.
 _NONE: dict[str, Any] = {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None}
 _OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
-def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = False) -> Call:
-    """``given``: the options as the caller gave them. ``listed``: the backward takes listed pairs of a batch
-    that is not kept as a whole."""
+def read(name: str, given: dict[str, Any], *, listed: bool = False) -> Call:
+    """``given``: the arguments as the caller gave them. ``listed``: the backward takes listed pairs of a
+    batch that is not kept as a whole."""
     given, group = _NONE | given, given["group"]
     alone = group is None
     try:
-        call = _checked(name, inputs, given)
+        call = _checked(name, given)
         listed = listed or call.tail > 0
         call = replace(call, whole=alone and fits_whole(call, listed))
         listed = listed and not call.whole
@@ -45,7 +45,7 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
     except (TypeError, ValueError):
         if not alone:  # the others learn that this process refused its arguments
             with suppress(RuntimeError):  # which says so
-                join(name, group, None, {}, _device_of(inputs))
+                join(name, group, None, {}, _device_of(given["Q"], given["D"], given["hard_negatives"]))
         raise
     if not alone:
         call = _joined(call, given, listed)
@@ -90,7 +90,7 @@ def _sides(Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens | None, int]:
     return found["Q"], found["D"], found.get("hard_negatives"), each
 
 
-def _device_of(tokens: tuple[Any, ...]) -> torch.device:
+def _device_of(*tokens: Any) -> torch.device:
     """The device of what came, of whatever kind it is."""
     for x in tokens:
         first = x[0] if is_sequences(x) and not isinstance(x, Tokens) else x
@@ -102,9 +102,10 @@ def _device_of(tokens: tuple[Any, ...]) -> torch.device:
 # ---- options ----
 
 
-def _checked(name: str, inputs: Inputs, given: dict[str, Any]) -> Call:
+def _checked(name: str, given: dict[str, Any]) -> Call:
     """The call as this process alone would make it, before tokens are normalized."""
-    q, d, h, each = _sides(*inputs)
+    q, d, h, each = _sides(given["Q"], given["D"], given["hard_negatives"])
+    h, own_candidates = _own_candidates(given["candidate_mask"], h, (len(q), each), q.device)
     for flag in ("symmetric", "normalize", "scale_by_world"):
         check_flag(flag, given[flag])
     check.check_reduction(given["reduction"])
@@ -130,9 +131,38 @@ def _checked(name: str, inputs: Inputs, given: dict[str, Any]) -> Call:
     )
     ring = Ring.alone(len(q), len(d), d.values.requires_grad)
     return Call(
-        name, kernels, q, d, h, each, labels, temperature, given["reduction"], ring, keeps,
-        numbers and keeps, columns, smoothing, tail, kept, **own,
+        name, kernels, q, d, h, each, labels, temperature, given["reduction"], ring,
+        Candidates(own_candidates), keeps, numbers and keeps, columns, smoothing, tail, kept, **own,
     )  # fmt: skip
+
+
+def _own_candidates(
+    mask: Any, h: Tokens | None, shape: tuple[int, int], device: torch.device
+) -> tuple[Tokens | None, Tensor | None]:
+    """Hard negatives, of which those that are left out reach nothing, and which are candidates: those that
+    the mask keeps and that have tokens. None: all of them, or on a GPU all that can be told."""
+    kept = check.check_candidates(mask, shape, device)
+    if h is None:
+        if kept is not None:
+            raise ValueError("candidate_mask must be None without hard_negatives")
+        return None, None
+    found: Tensor | None = None
+    if h.offsets is not None:
+        if kept is not None or any(a == b for a, b in pairwise(h._bounds)):
+            found = h.offsets.diff().view(shape) > 0
+        if kept is not None and found is not None:
+            h, found = _zeroed(h, ~kept.flatten()), found & kept
+    else:
+        tokens = h.mask
+        if kept is not None or not h.values.shape[1]:
+            of_tokens = kept.flatten().unsqueeze(1) if kept is not None else h.values.new_zeros(1, 1).bool()
+            of_tokens = of_tokens.expand(h.values.shape[:2])
+            tokens = of_tokens if tokens is None else tokens & of_tokens
+        h = Tokens._made(h.values, tokens)
+        found = None if tokens is None else tokens.any(1).view(shape)
+    if found is not None and found.device.type == "cpu" and bool(found.all()):
+        found = None
+    return h, found
 
 
 def _own_options(given: dict[str, Any], Q: Tensor) -> dict[str, Any]:

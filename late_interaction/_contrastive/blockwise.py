@@ -37,8 +37,8 @@ class Loss(Protocol):
     def add_own(self, logits: Tensor, rows: Block) -> None:
         """Take the logits of a block of queries with their hard negatives."""
 
-    def begin(self, grid: Grid, step: int) -> None:
-        """Expect the panels of a step's shard."""
+    def begin(self, grid: Grid | None, step: int) -> None:
+        """Expect the panels of a step's shard. Without a grid it comes as a whole, and nothing is listed."""
 
     def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
         """Take a panel: a block of queries with a run of blocks of documents."""

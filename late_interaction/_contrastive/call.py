@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._contrastive.candidates import Candidates
 from late_interaction._contrastive.kept_blocks import KeptBlocks
 from late_interaction._contrastive.kernels import Kernels
 from late_interaction._contrastive.labels import Labels
@@ -35,6 +36,7 @@ class Call:
     temperature: Tensor | float
     reduction: str
     ring: Ring
+    candidates: Candidates
     keeps: bool  # a backward may follow
     learns: bool  # the temperature or the bias has a gradient
     column_labels: Labels | None = None  # of the documents, among the queries, where the loss is symmetric
@@ -60,6 +62,11 @@ class Call:
     def column_classes(self) -> int:
         """Queries of all processes."""
         return sum(self.ring.queries)
+
+    @property
+    def plain(self) -> bool:
+        """Whether PyTorch's cross entropy is the loss: it shares smoothing among all classes."""
+        return self.candidates.own is None or not self.smoothing
 
     @property
     def tensors(self) -> tuple[Any, ...]:

@@ -47,10 +47,14 @@ class CrossEntropy:
 
     @staticmethod
     def start(call: Call) -> "CrossEntropy":
-        Q = call.q.values
-        sums = (sum_dtype(Q), call.learns, call.smoothing > 0)
-        columns = RunningSoftmax.empty(len(call.d), Q, *sums) if call.symmetric else None
-        return CrossEntropy(call, RunningSoftmax.empty(len(call.q), Q, *sums), columns)
+        return CrossEntropy.of(call, call.q.values.new_empty(len(call.q), dtype=sum_dtype(call.q.values)))
+
+    @staticmethod
+    def of(call: Call, like: Tensor) -> "CrossEntropy":
+        """``like``: numbers of the queries."""
+        sums = (like, like.dtype, call.learns, call.smoothing > 0)
+        columns = RunningSoftmax.empty(call.ring.documents[call.ring.rank], *sums) if call.symmetric else None
+        return CrossEntropy(call, RunningSoftmax.empty(len(like), *sums), columns)
 
     # ---- forward ----
 
@@ -61,10 +65,10 @@ class CrossEntropy:
     def add_own(self, logits: Tensor, rows: Block) -> None:
         self.rows.add(rows[0], logits)
 
-    def begin(self, grid: Grid, step: int) -> None:
+    def begin(self, grid: Grid | None, step: int) -> None:
         call = self.call
         shard = _Shard(step == 0)
-        if call.tail and call.keeps:
+        if call.tail and call.keeps and grid is not None:
             shard.holds = self._holds(grid)
             shard.found = PairList(alone=shard.holds)
             shard.find_starts = lambda: self._starts(grid, shard.own)
@@ -152,7 +156,7 @@ class CrossEntropy:
 
         def rebuild(call: Call, saved: Sequence[Any]) -> CrossEntropy:
             parts = split(saved, sizes)
-            sums = [RunningSoftmax.of(x, []) for x in parts[:sides]]
+            sums = [RunningSoftmax.of(x) for x in parts[:sides]]
             found = [of_list(x) for of_list, x in zip(again, parts[sides:], strict=True)]
             return CrossEntropy(call, sums[0], sums[1] if sides > 1 else None, found)
 
@@ -166,17 +170,18 @@ class CrossEntropy:
         if self.columns is None:
             return None
         x = self._of_sums(self.columns, self._amounts[1])
-        return torch.stack((x.maximum, x.scale, x.factor))
+        return torch.stack([x.maximum, x.scale, x.factor] + ([] if x.smoothed is None else [x.smoothed]))
 
     def _of_sums(self, sums: RunningSoftmax, amount: Tensor) -> SoftmaxWeights:
-        factor = amount / self.call.temperature
-        return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, self.call.labels.index is not None)
+        factor, ignored = amount / self.call.temperature, self.call.labels.index is not None
+        smoothed = None if sums.seen is None else factor * self.call.smoothing / sums.seen
+        return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, ignored, smoothed)
 
     def weights(self, step: int, travelled: Tensor | None) -> "Weights":
         columns = None
         if travelled is not None:
-            maximum, scale, factor = travelled.unbind(0)
-            columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
+            maximum, scale, factor, *smoothed = travelled.unbind(0)
+            columns = SoftmaxWeights(maximum, scale, factor, True, *smoothed)
         return Weights(self.call, self._rows, columns, step == 0)
 
     def listed(self, step: int) -> Found | None:
@@ -195,9 +200,7 @@ class CrossEntropy:
 def loss_and_counts(
     call: Call, rows: RunningSoftmax, columns: RunningSoftmax | None
 ) -> tuple[Tensor, Tensor]:
-    losses = [rows.losses(call.smoothing, call.classes)]
-    if columns is not None:
-        losses.append(columns.losses(call.smoothing, call.column_classes))
+    losses = [sums.losses(call.smoothing) for sums in (rows, columns) if sums is not None]
     losses, total, counts = reduced(call, losses)
     share = call.scale / len(losses)
     if total is None:
@@ -213,9 +216,7 @@ def _pass_columns(call: Call, step: int, columns: RunningSoftmax) -> RunningSoft
     arriving = leaving.new_empty(leaving.shape[0], ring.documents[coming])
     (arrived,) = ring.exchange([leaving], [arriving], "sums").wait()
     places = iter(arrived.unbind(0))
-    taken = [None if x is None else next(places) for x in parts]
-    met = sum(ring.queries[(coming + i) % ring.world] for i in range(step + 1))
-    return RunningSoftmax.of(taken, [met] * ring.documents[coming])
+    return RunningSoftmax.of([None if x is None else next(places) for x in parts])
 
 
 # ---- derivatives ----
@@ -243,10 +244,9 @@ def temperature_gradient(
     """``amounts``: what :func:`factors` returned."""
     T = call.temperature
     assert isinstance(T, Tensor)
-    total = times_number(rows.logit_products(call.smoothing, call.classes), amounts[0], rows.weight)
+    total = times_number(rows.logit_products(call.smoothing), amounts[0], rows.weight)
     if columns is not None:
-        products = columns.logit_products(call.smoothing, call.column_classes)
-        total = total + times_number(products, amounts[1], rows.weight)
+        total = total + times_number(columns.logit_products(call.smoothing), amounts[1], rows.weight)
     return (-total / T).to(T.dtype)
 
 
@@ -262,29 +262,22 @@ class Weights:
     def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
         logits, call = scores / self.call.temperature, self.call
         weights = self.rows.of_block(rows[0], logits)
-        self._subtract(weights, self.rows.factor, call.classes, call.labels, (rows, columns))
+        self._subtract(weights, self.rows.factor, call.labels, (rows, columns))
         if self.columns is not None:
             back = self.columns.of_block(columns[0], logits.t())
-            labels = call.column_labels
-            self._subtract(back, self.columns.factor, call.column_classes, labels, (columns, rows))
+            self._subtract(back, self.columns.factor, call.column_labels, (columns, rows))
             weights.add_(back.t())
         return weights
 
     def of_own(self, scores: Tensor, rows: Block) -> Tensor:
-        weights = self.rows.of_block(rows[0], scores.div_(self.call.temperature))
-        self._smooth(weights, self.rows.factor, self.call.classes, rows)
-        return weights
+        logits = self.call.candidates.of_own(scores.div_(self.call.temperature), rows)
+        return self.rows.of_block(rows[0], logits)
 
     def _subtract(
-        self, weights: Tensor, factor: Tensor, classes: int, labels: Labels | None, at: tuple[Block, Block]
+        self, weights: Tensor, factor: Tensor, labels: Labels | None, at: tuple[Block, Block]
     ) -> None:
-        self._smooth(weights, factor, classes, at[0])
         if self.own and labels is not None:
             labels.subtract(weights, factor * (1 - self.call.smoothing), *at)
-
-    def _smooth(self, weights: Tensor, factor: Tensor, classes: int, rows: Block) -> None:
-        if self.call.smoothing:
-            weights.sub_(factor[slice(*rows)].unsqueeze(1) * (self.call.smoothing / classes))
 
     def of_pairs(
         self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool

@@ -54,7 +54,7 @@ def score_own(call: Call, take: Callable[[Tensor, Block], None]) -> None:
     if call.h is not None and call.each:
         for block, queries, negatives, _ in own_blocks(call):
             scores, _ = call.kernels.own_scores(queries, negatives, call.each)
-            take(scores.div_(call.temperature), block)
+            take(call.candidates.of_own(scores.div_(call.temperature), block), block)
 
 
 def own_blocks(call: Call) -> list[tuple[Block, Tokens, Tokens, Block]]:

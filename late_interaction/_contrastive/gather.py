@@ -29,7 +29,7 @@ _MOST_BYTES = 512 << 20  # of the documents of all processes
 def takes(call: Call) -> bool:
     """Whether the processes gather: the same answer on each of them."""
     ring, values = call.ring, call.d.values
-    if ring.group is None or call.symmetric or call.tail or call.kernels.way == "matrix":
+    if ring.group is None or call.symmetric or call.tail or call.kernels.way == "matrix" or not ring.plain:
         return False
     if any(ring.wants) != all(ring.wants):  # every process takes part in a backward, or none
         return False

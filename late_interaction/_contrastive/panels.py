@@ -83,6 +83,7 @@ class Batch:
             target=(target - maximum) * self.inverse,
             moment=moment * self.inverse if self.call.learns else None,
             total=(total - count * maximum) * self.inverse if self.call.smoothing else None,
+            seen=torch.full_like(weight, count) if self.call.smoothing else None,
         )
 
     def no_target(self) -> Tensor:

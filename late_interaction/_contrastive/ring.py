@@ -33,7 +33,7 @@ from late_interaction.tokens import Tokens
 
 # A process's facts, before the numbers that stand for its options.
 _FACTS = ("queries", "documents", "rows", "columns", "d", "masked", "each", "longest", "wants", "any_mask",
-          "single")  # fmt: skip
+          "single", "plain")  # fmt: skip
 
 
 @dataclass
@@ -71,6 +71,7 @@ class Ring:
     wants: list[bool] = field(default_factory=list)  # whether each has a gradient of its documents
     longest_query: int = 0  # tokens, over all processes
     single: bool = False  # all queries and documents of all processes have one token
+    plain: bool = True  # :attr:`Call.plain` on all processes
     caller: str = ""  # the function that messages name
 
     @staticmethod
@@ -189,7 +190,7 @@ def join(
         any_mask = any(x is not None and x.mask is not None for x in (own.q, d, own.h))
         single = is_single(own.q) and is_single(d)
         sizes = len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None, each
-        of_any = longest(own.q), d.values.requires_grad, any_mask, single
+        of_any = longest(own.q), d.values.requires_grad, any_mask, single, own.plain
         facts = [*map(float, (*sizes, *of_any)), *agreed.facts()]
     rows = exchanged_facts(caller, group, facts, device)
     check_refused(caller, rows)
@@ -202,6 +203,6 @@ def join(
     )
     return Ring(
         group, rank, world, queries, documents, list(zip(*shapes, strict=True)), masked=any(table["masked"]),
-        any_mask=any(table["any_mask"]), wants=[bool(x) for x in table["wants"]],
-        longest_query=int(max(table["longest"])), single=all(table["single"]), caller=caller,
+        any_mask=any(table["any_mask"]), wants=[bool(x) for x in table["wants"]], caller=caller,
+        longest_query=int(max(table["longest"])), single=all(table["single"]), plain=all(table["plain"]),
     )  # fmt: skip

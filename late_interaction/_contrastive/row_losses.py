@@ -62,13 +62,18 @@ class RowLoss:
         positives = torch.full((len(call.q),), torch.nan, dtype=sum_dtype(values), device=values.device)
         if cls.needs_positives:
             positives = label_logits(call, Grid.of(call.kernels, call.q, call.d), positives)
+        return cls.of(call, positives)
+
+    @classmethod
+    def of(cls, call: Call, positives: Tensor) -> "RowLoss":
+        """``positives``: the logit of each query with its label, or NaN."""
         return cls(call, cls.empty(call, positives))
 
     # ---- what a loss is ----
 
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
-        """Sums over no logits. ``positives``: the logit of each query with its label, or NaN."""
+        """Sums over no logits. ``positives``: as in :meth:`of`."""
         raise NotImplementedError
 
     def add(self, panel: Panel) -> None:
@@ -94,7 +99,7 @@ class RowLoss:
     def add_own(self, logits: Tensor, rows: Block) -> None:
         self.add(Panel(logits, rows, self.call.classes - self.call.each))
 
-    def begin(self, grid: Grid, step: int) -> None:
+    def begin(self, grid: Grid | None, step: int) -> None:
         self._step = step
 
     def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
@@ -161,7 +166,8 @@ class Weights:
 
     def of_own(self, scores: Tensor, rows: Block) -> Tensor:
         first = self.call.classes - self.call.each
-        return self._of(Panel(scores.div_(self.call.temperature), rows, first))
+        logits = self.call.candidates.of_own(scores.div_(self.call.temperature), rows)
+        return self._of(Panel(logits, rows, first))
 
     def _of(self, panel: Panel) -> Tensor:
         factor = self.factor[panel.part].unsqueeze(1)
@@ -253,7 +259,8 @@ class Sigmoid(RowLoss):
         if self.call.learns:
             weights = panel.negate_labels(x.sigmoid_())
             self.sums["slope"][panel.part].add_(weights.sum(1))
-            self.sums["moment"][panel.part].add_(weights.mul_(panel.logits).sum(1))
+            finite = panel.logits.clamp_min_(torch.finfo(weights.dtype).min)  # 0 times minus infinity is NaN
+            self.sums["moment"][panel.part].add_(weights.mul_(finite).sum(1))
 
     def losses(self) -> Tensor:
         return self.sums["loss"]

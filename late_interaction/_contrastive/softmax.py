@@ -6,11 +6,12 @@ For each row three sums run over the logits ``l`` seen so far, relative to their
 
 A new block moves the maximum and rescales the sums (the online softmax of https://arxiv.org/abs/1805.02867).
 ``log weight - (l_target - m)`` is the cross entropy of a row. It keeps its precision where the logits are
-large and the loss is small, which a log-sum-exp in one number would lose.
+large and the loss is small, which a log-sum-exp in one number would lose. A logit of minus infinity, of a
+document that is no candidate, has no part in any sum.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class RunningSoftmax:
     target: Tensor  # the logit of each row's label
     moment: Tensor | None
     total: Tensor | None
-    seen: list[int] = field(default_factory=list)  # logits of each row so far
+    seen: Tensor | None  # logits of each row so far, beside ``total``
 
     @staticmethod
     def empty(n: int, like: Tensor, dtype: torch.dtype, moment: bool, total: bool) -> "RunningSoftmax":
@@ -39,7 +40,7 @@ class RunningSoftmax:
             target=full(float("nan")),
             moment=full(0.0) if moment else None,
             total=full(0.0) if total else None,
-            seen=[0] * n,
+            seen=full(0.0) if total else None,
         )
 
     def add(self, begin: int, logits: Tensor) -> None:
@@ -52,44 +53,45 @@ class RunningSoftmax:
         moved = (self.maximum[rows] - maximum).masked_fill_(self.weight[rows] == 0, 0.0)
         scale = moved.exp()
         relative = logits - maximum.unsqueeze(1)
-        if self.total is not None:
-            seen = self.seen[begin]
-            self.total[rows].add_(moved, alpha=seen).add_(relative.sum(1))
-            self.seen[rows] = [seen + logits.shape[1]] * logits.shape[0]
+        if self.total is not None and self.seen is not None:
+            none = relative == -torch.inf
+            self.total[rows].addcmul_(moved, self.seen[rows]).add_(relative.masked_fill(none, 0.0).sum(1))
+            self.seen[rows].add_((~none).sum(1))
         if self.moment is not None:
             self.moment[rows].addcmul_(moved, self.weight[rows]).mul_(scale)
             weights = relative.exp()
-            self.moment[rows].add_(relative.mul_(weights).sum(1))
+            finite = relative.clamp_min_(torch.finfo(relative.dtype).min)  # 0 times minus infinity is NaN
+            self.moment[rows].add_(finite.mul_(weights).sum(1))
         else:
             weights = relative.exp_()
         self.weight[rows].mul_(scale).add_(weights.sum(1))
         self.maximum[rows] = maximum
 
     def tensors(self) -> list[Tensor | None]:
-        return [self.maximum, self.weight, self.target, self.moment, self.total]
+        return [self.maximum, self.weight, self.target, self.moment, self.total, self.seen]
 
     @staticmethod
-    def of(tensors: Sequence[Tensor | None], seen: list[int]) -> "RunningSoftmax":
+    def of(tensors: Sequence[Tensor | None]) -> "RunningSoftmax":
         """From what ``tensors()`` returned."""
-        maximum, weight, target, moment, total = tensors
+        maximum, weight, target, moment, total, seen = tensors
         assert maximum is not None and weight is not None and target is not None
         return RunningSoftmax(maximum, weight, target, moment, total, seen)
 
-    def losses(self, smoothing: float, classes: int) -> Tensor:
+    def losses(self, smoothing: float) -> Tensor:
         """The cross entropy of each row."""
         log = self.weight.log()
         loss = log - (self.target - self.maximum)
-        if self.total is not None:
-            loss = loss.lerp(log - self.total / classes, smoothing)
+        if self.total is not None and self.seen is not None:
+            loss = loss.lerp(log - self.total / self.seen, smoothing)
         return loss
 
-    def logit_products(self, smoothing: float, classes: int) -> Tensor:
+    def logit_products(self, smoothing: float) -> Tensor:
         """For each row the sum over its logits of logit times the loss's derivative in it."""
         assert self.moment is not None
         mean = self.moment / self.weight
         product = mean - (self.target - self.maximum)
-        if self.total is not None:
-            product = product.lerp(mean - self.total / classes, smoothing)
+        if self.total is not None and self.seen is not None:
+            product = product.lerp(mean - self.total / self.seen, smoothing)
         return product
 
     def log_sum(self, rows: slice = slice(None)) -> Tensor:
@@ -99,18 +101,21 @@ class RunningSoftmax:
 
 @dataclass(frozen=True)
 class SoftmaxWeights:
-    """What the backward keeps of a softmax: ``scale * exp(logit - maximum)`` is the derivative of the loss in
-    a score, but for the label's and smoothing's part."""
+    """What the backward keeps of a softmax: ``scale * exp(logit - maximum) - smoothed`` is the derivative of
+    the loss in a score, but for the label's part."""
 
     maximum: Tensor
     scale: Tensor  # factor / weight
     factor: Tensor  # the derivative of the loss in a row's cross entropy, divided by the temperature
     some_ignored: bool  # rows with a factor of 0 may be there, whose logits reach nothing, NaN included
+    smoothed: Tensor | None = None  # smoothing's part
 
     def of_block(self, begin: int, logits: Tensor) -> Tensor:
         """For ``[rows, columns]`` logits of the rows from ``begin`` on."""
         rows = slice(begin, begin + logits.shape[0])
         weights = (logits - self.maximum[rows].unsqueeze(1)).exp_().mul_(self.scale[rows].unsqueeze(1))
+        if self.smoothed is not None:
+            weights.sub_(torch.where(logits == -torch.inf, 0.0, self.smoothed[rows].unsqueeze(1)))
         if self.some_ignored:
             weights.masked_fill_((self.factor[rows] == 0).unsqueeze(1), 0.0)
         return weights

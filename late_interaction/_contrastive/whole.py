@@ -3,6 +3,7 @@ own formulas differentiate."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import cross_entropy as of_rows
 
-from late_interaction._contrastive.blockwise import Gradients, once
+from late_interaction._contrastive.blockwise import Gradients, Loss, once
 from late_interaction._contrastive.call import Call, split
-from late_interaction._contrastive.row_losses import Panel, RowLoss, panel_of
 from late_interaction._scoring.precision import without_autocast
 from late_interaction._scoring.untransformed import applied
 from late_interaction._torch import _is_any_autocast_enabled
@@ -46,6 +46,9 @@ def cross_entropy(call: Call, reduction: str) -> Tensor:
         if left_out is not None:  # a gradient of 0 times NaN is NaN
             every = every.masked_fill(left_out.unsqueeze(1), 0.0)
         every = every / call.temperature
+        if call.candidates.own is not None:
+            of_own = every[:, scores.shape[1] :].masked_fill(~call.candidates.own, -torch.inf)
+            every = torch.cat((every[:, : scores.shape[1]], of_own), 1)
         labels = torch.arange(len(call.q), device=scores.device) if index is None else index
         rows = of_rows(every, labels, label_smoothing=call.smoothing, reduction=reduction)
         if call.column_labels is None:
@@ -56,25 +59,27 @@ def cross_entropy(call: Call, reduction: str) -> Tensor:
         return (rows + (call.labels.chosen(columns) if reduction == "none" else columns)) / 2
 
 
-# ---- losses of rows ----
+# ---- any loss ----
 
 
 class ScoresFunction(Function):
-    """A loss of rows from the scores of all pairs, and of the queries with their hard negatives."""
+    """A loss from the scores of all pairs, and of the queries with their hard negatives."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, kind: type[RowLoss], *tensors: Any) -> Tensor:
+    def forward(ctx: Any, call: Call, kind: Any, *tensors: Any) -> Tensor:
         scores, own, *numbers = tensors
         bare, call = call, _with_numbers(call, numbers)
-        panels = [_all(call, scores)]
-        if own is not None:
-            panels.append(Panel(own / call.temperature, (0, len(own)), scores.shape[1]))
+        rows, columns = (0, scores.shape[0]), (0, scores.shape[1])
+        logits = scores / call.temperature
         positives = torch.full_like(scores[:, :0].sum(1), torch.nan)
-        call.labels.read(positives, panels[0].logits, panels[0].rows, panels[0].columns)
-        loss = kind(call, kind.empty(call, positives))
-        for panel in panels:
-            if panel.logits.numel():
-                loss.add(panel)
+        call.labels.read(positives, logits, rows, columns)
+        loss: Loss = kind.of(call, positives)
+        if own is not None and own.numel():
+            loss.add_own(call.candidates.of_own(own / call.temperature, rows), rows)
+        loss.begin(None, 0)
+        if logits.numel():
+            loss.take(logits, rows, [columns])
+        loss.end(0)
         result, counts = loss.result()
         if call.keeps:
             of_sums, ctx.rebuild = loss.save()
@@ -91,11 +96,10 @@ class ScoresFunction(Function):
         call = _with_numbers(ctx.call, numbers)
 
         def gradients() -> Gradients:
-            loss = ctx.rebuild(call, of_sums)
-            loss.derive(grad, counts)
-            weights, rows = loss.weights(0, None), (0, scores.shape[0])
-            of_scores = weights.of_block(scores, rows, (0, scores.shape[1]))
-            of_own = None if own is None else weights.of_own(own.clone(), rows)
+            loss: Loss = ctx.rebuild(call, of_sums)
+            travels, rows = loss.derive(grad, counts), (0, scores.shape[0])
+            of_scores = loss.weights(0, travels).of_block(scores, rows, (0, scores.shape[1]))
+            of_own = None if own is None else loss.weights(-1, None).of_own(own.clone(), rows)
             return of_scores, of_own, *loss.of_numbers(*ctx.needs_input_grad[4:])
 
         return None, None, *once(call.name, gradients, (grad, scores, own, *numbers))
@@ -104,15 +108,12 @@ class ScoresFunction(Function):
 _of_scores = applied(ScoresFunction)
 
 
-def row_loss(call: Call, kind: type[RowLoss]) -> Tensor:
+def loss(call: Call, kind: Any) -> Tensor:
+    """``kind``: the class of the loss. Nothing is left out for a tail."""
     with _outside_autocast(call):
-        loss: Tensor = _of_scores(call.bare(), kind, *_all_scores(call), *call.numbers)
+        loss: Tensor = _of_scores(replace(call.bare(), tail=0.0), kind, *_all_scores(call), *call.numbers)
     return loss
 
 
 def _with_numbers(call: Call, numbers: Sequence[Any]) -> Call:
     return call.of((None, None, None, *numbers))
-
-
-def _all(call: Call, scores: Tensor) -> Panel:
-    return panel_of(call, 0, scores / call.temperature, (0, scores.shape[0]), (0, scores.shape[1]))

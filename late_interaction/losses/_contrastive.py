@@ -24,6 +24,7 @@ def contrastive(
     labels: Tensor | None = None,
     *,
     hard_negatives: TokensLike | None = None,
+    candidate_mask: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     symmetric: bool = False,
     normalize: bool = False,
@@ -52,7 +53,11 @@ def contrastive(
             with an assertion on the device, as ``cross_entropy`` does.
         hard_negatives: ``[Nq, K, Lh, d]``: ``K`` further documents that only their own query meets. They are
             no queries' labels, and have no part in the other direction of a symmetric loss. As Tokens or a
-            list ``Nq * K`` sequences, ``i * K + k`` belonging to query ``i``.
+            list ``Nq * K`` sequences, ``i * K + k`` belonging to query ``i``. One without tokens, of length 0
+            or all masked, is padding and no candidate.
+        candidate_mask: ``[Nq, K]``, bool (or integer, nonzero = True), True = keep: the hard negatives that
+            each query has. The loss is that of the shorter lists, and nothing depends on what others hold.
+            Packed tokens are copied for it.
         temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
             gradient if it requires one. 1 suits sums over the tokens of a query. Scores of single vectors are
             cosines, and want less, say 0.05; a sum of 32 cosines divided by 0.05 saturates the softmax: the
@@ -98,7 +103,7 @@ def contrastive(
 
     Returns:
         The loss, float32 (float64 for float64 inputs): 0-dim, or ``[Nq]``. NaN in a score makes its row's
-        loss NaN, as in PyTorch. An empty document scores 0.
+        loss NaN, as in PyTorch. An empty document scores 0, but an empty hard negative is none.
 
     Raises:
         TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, by name. In a group
@@ -137,14 +142,9 @@ def contrastive(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4076, torch.Size([2, 1, 2]))
     """
-    given = {
-        "labels": labels, "temperature": temperature, "symmetric": symmetric, "normalize": normalize,
-        "precision": precision, "label_smoothing": label_smoothing, "tail": tail, "reduction": reduction,
-        "scale_by_world": scale_by_world, "group": group, "kept_bytes": kept_bytes,
-    }  # fmt: skip
-    call = read("losses.contrastive", (Q, D, hard_negatives), given)
+    call = read("losses.contrastive", locals())
     if call.whole:
-        return whole.cross_entropy(call, reduction)
+        return whole.cross_entropy(call, reduction) if call.plain else whole.loss(call, CrossEntropy)
     if gather.takes(call):
         return gather.loss(call)
     if single.takes(call):
@@ -195,9 +195,4 @@ class Contrastive(BatchLoss):
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:
-        options = {
-            "symmetric": symmetric, "normalize": normalize, "precision": precision, "tail": tail,
-            "label_smoothing": label_smoothing, "reduction": reduction, "group": group,
-            "scale_by_world": scale_by_world, "kept_bytes": kept_bytes,
-        }  # fmt: skip
-        super().__init__(contrastive, temperature, learnable, options)
+        super().__init__(contrastive, locals())

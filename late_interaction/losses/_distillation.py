@@ -34,8 +34,9 @@ def distill_kl_div(
 
         KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)) * temperature ** 2
 
-    It equals Sentence Transformers' MultiVectorDistillKLDivLoss, which scores a document without tokens
-    -1e9: it has no share of the student's softmax, and here none of the teacher's either. With
+    Of documents that have tokens it equals Sentence Transformers' MultiVectorDistillKLDivLoss. There one
+    without tokens scores -1e9 and keeps its share of the teacher's softmax, so that the loss is 1e9 times
+    that share; here it is left out of both. With
     ``normalize_scores=True`` it equals PyLate's Distillation, which has that on by default and no
     temperature. ColBERTv2 (https://arxiv.org/abs/2112.01488) trains like this.
 

@@ -11,6 +11,9 @@ from late_interaction._checks.losses import check_above_0
 from late_interaction._checks.options import check_flag
 from late_interaction.tokens import Tokens, TokensLike
 
+# Names in the scope of a module's __init__ that are passed otherwise than as options, or not at all.
+_NO_OPTIONS = {"self", "__class__", "learnable", "temperature", "bias", "group"}
+
 
 class _Shared:
     """The process group of a module, which its copies share. It belongs to this process alone."""
@@ -36,15 +39,17 @@ class BatchLoss(torch.nn.Module):
 
     log_temperature: Tensor
 
-    def __init__(
-        self, function: Callable[..., Tensor], temperature: float, learnable: bool, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, function: Callable[..., Tensor], given: dict[str, Any]) -> None:
+        """``given``: the arguments of the module, by name."""
         super().__init__()
+        learnable = given.get("learnable", False)
         check_flag("learnable", learnable)
         self._function = function
-        self._shared = _Shared(options.pop("group"))
-        self.options = options
-        self._learn("log_temperature", math.log(check_above_0("temperature", temperature)), learnable)
+        self._shared = _Shared(given["group"])
+        self.options = {name: x for name, x in given.items() if name not in _NO_OPTIONS}
+        self._learn(
+            "log_temperature", math.log(check_above_0("temperature", given["temperature"])), learnable
+        )
 
     def _learn(self, name: str, start: float, learnable: bool) -> None:
         """Add a number that is a parameter, or a buffer where it is not learned."""
@@ -72,14 +77,15 @@ class BatchLoss(torch.nn.Module):
         labels: Tensor | None = None,
         *,
         hard_negatives: TokensLike | None = None,
+        candidate_mask: Tensor | None = None,
     ) -> Tensor:
         numbers = self.numbers()
         first = Q[0] if isinstance(Q, list | tuple) and Q else Q
         if not self._parameters and isinstance(first, Tensor | Tokens):
             # Constants need not be moved to the tokens' device by the caller.
             numbers = {name: x.to(first.device, non_blocking=True) for name, x in numbers.items()}
-        given = {"hard_negatives": hard_negatives, "group": self._shared.group, **numbers, **self.options}
-        return self._function(Q, D, labels, **given)
+        given = {"hard_negatives": hard_negatives, "candidate_mask": candidate_mask} | numbers | self.options
+        return self._function(Q, D, labels, group=self._shared.group, **given)
 
     def numbers(self) -> dict[str, Tensor]:
         """Return the arguments that may be learned."""

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision
+from late_interaction._checks.losses import check_candidates
 from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import check_flag
-from late_interaction._checks.tensors import check_has_d, check_mask_kind
+from late_interaction._checks.tensors import check_has_d
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction._scoring.normalized import unit_packed
@@ -31,7 +32,7 @@ def own_scores(
             f"D must hold as many documents for each of the {len(q)} queries, got {len(d)} in all"
         )
     shape = len(q), D.shape[1] if isinstance(D, Tensor) else each
-    candidates = _checked_candidates(candidate_mask, shape, q.device)
+    candidates = check_candidates(candidate_mask, shape, q.device)
     found: tuple[Tensor, Tensor | None]
     if q.is_packed or d.is_packed:
         found = _packed_scores(q.pack(), d.pack(), candidates, shape, normalize, precision)
@@ -97,12 +98,3 @@ def _packed_scores(
         score_pairs_packed, Q, D, cu_q, cu_d, rows, pairs, max_seqlen_q=q.max_length, precision=precision
     )
     return scores.view(shape), kept
-
-
-def _checked_candidates(mask: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor | None:
-    if mask is None:
-        return None
-    check_mask_kind("candidate_mask", mask, "Q", device)
-    if mask.shape != shape:
-        raise ValueError(f"candidate_mask must be [B, K] = {list(shape)}, got {shape_of(mask)}")
-    return mask if mask.dtype == torch.bool else mask != 0

@@ -18,6 +18,7 @@ def pairwise(
     labels: Tensor | None = None,
     *,
     hard_negatives: TokensLike | None = None,
+    candidate_mask: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     normalize: bool = False,
     precision: Precision | None = None,
@@ -32,7 +33,7 @@ def pairwise(
     ``Q`` by that number.
 
     Args:
-        Q, D, labels, normalize, precision, reduction, scale_by_world: as in
+        Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in
             :func:`late_interaction.losses.contrastive`.
         temperature: as in :func:`late_interaction.losses.contrastive`.
         hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.losses.contrastive`: the hardest
@@ -63,13 +64,9 @@ def pairwise(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4076, torch.Size([2, 1, 2]))
     """
-    given = {
-        "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
-        "reduction": reduction, "scale_by_world": scale_by_world, "group": group,
-    }  # fmt: skip
-    call = read("losses.pairwise", (Q, D, hard_negatives), given, listed=True)
+    call = read("losses.pairwise", locals(), listed=True)
     if call.whole:
-        return whole.row_loss(call, row_losses.Pairwise)
+        return whole.loss(call, row_losses.Pairwise)
     return blockwise.loss(call, row_losses.Pairwise.start)
 
 
@@ -108,8 +105,4 @@ class Pairwise(BatchLoss):
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:
-        options = {
-            "normalize": normalize, "precision": precision, "reduction": reduction, "group": group,
-            "scale_by_world": scale_by_world,
-        }  # fmt: skip
-        super().__init__(pairwise, temperature, learnable, options)
+        super().__init__(pairwise, locals())

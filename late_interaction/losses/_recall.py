@@ -19,6 +19,7 @@ def recall(
     labels: Tensor | None = None,
     *,
     hard_negatives: TokensLike | None = None,
+    candidate_mask: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     k: int | Sequence[int] = (1, 2, 4, 8, 16),
     rank_temperature: float = 1.0,
@@ -39,7 +40,7 @@ def recall(
     The mean over queries is the loss. A larger batch makes the estimate of the rank better.
 
     Args:
-        Q, D, labels, normalize, precision, reduction, scale_by_world: as in
+        Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in
             :func:`late_interaction.losses.contrastive`.
         k: one rank, or several over which the mean is taken, each at least 1. The default is the paper's.
         temperature: of the sigmoid over differences of scores: a number above 0, or a tensor of one element,
@@ -74,14 +75,9 @@ def recall(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4312, torch.Size([2, 1, 2]))
     """
-    given = {
-        "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
-        "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "k": k,
-        "rank_temperature": rank_temperature,
-    }  # fmt: skip
-    call = read("losses.recall", (Q, D, hard_negatives), given)
+    call = read("losses.recall", locals())
     if call.whole:
-        return whole.row_loss(call, row_losses.Recall)
+        return whole.loss(call, row_losses.Recall)
     return blockwise.loss(call, row_losses.Recall.start)
 
 
@@ -120,8 +116,4 @@ class Recall(BatchLoss):
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:
-        options = {
-            "k": k, "rank_temperature": rank_temperature, "normalize": normalize, "precision": precision,
-            "reduction": reduction, "group": group, "scale_by_world": scale_by_world,
-        }  # fmt: skip
-        super().__init__(recall, temperature, False, options)
+        super().__init__(recall, locals())

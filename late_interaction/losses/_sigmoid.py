@@ -19,6 +19,7 @@ def sigmoid(
     labels: Tensor | None = None,
     *,
     hard_negatives: TokensLike | None = None,
+    candidate_mask: Tensor | None = None,
     temperature: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
     normalize: bool = False,
@@ -37,7 +38,7 @@ def sigmoid(
     query's tokens, is had by dividing ``Q`` by that number.
 
     Args:
-        Q, D, labels, normalize, precision, reduction, scale_by_world: as in
+        Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in
             :func:`late_interaction.losses.contrastive`.
         temperature: as in :func:`late_interaction.losses.contrastive`.
         bias: added to every score once divided: a finite number, or a tensor of one element, which gets a
@@ -66,13 +67,9 @@ def sigmoid(
         >>> round(loss.item(), 4), Q.grad.shape
         (1.1008, torch.Size([2, 1, 2]))
     """
-    given = {
-        "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
-        "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "bias": bias,
-    }  # fmt: skip
-    call = read("losses.sigmoid", (Q, D, hard_negatives), given)
+    call = read("losses.sigmoid", locals())
     if call.whole:
-        return whole.row_loss(call, row_losses.Sigmoid)
+        return whole.loss(call, row_losses.Sigmoid)
     return blockwise.loss(call, row_losses.Sigmoid.start)
 
 
@@ -116,11 +113,7 @@ class Sigmoid(BatchLoss):
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:
-        options = {
-            "normalize": normalize, "precision": precision, "reduction": reduction, "group": group,
-            "scale_by_world": scale_by_world,
-        }  # fmt: skip
-        super().__init__(sigmoid, temperature, learnable, options)
+        super().__init__(sigmoid, locals())
         self._learn("bias", check_number("bias", bias), learnable)
 
     def numbers(self) -> dict[str, Tensor]:

@@ -65,8 +65,10 @@ def logits(Q, D, T, H=None, masks=(None, None, None), normalize=False):
     q_mask, d_mask, h_mask = masks
     S = maxsim_reference(Q.double(), D.double(), q_mask, d_mask, normalize=normalize)
     if H is not None:
-        own = maxsim_reference(Q.double(), H.double(), q_mask, h_mask, normalize=normalize)
-        S = torch.cat((S, own), 1)
+        own = maxsim_reference(Q.double(), H.double(), q_mask, h_mask, normalize=normalize) / T
+        if h_mask is not None:  # without tokens it is no candidate
+            own = own.masked_fill(~h_mask.any(-1), -torch.inf)
+        return torch.cat((S / T, own), 1)
     return S / T
 
 
@@ -77,7 +79,13 @@ def reference(
     """The loss by definition, in float64 and with all scores at once."""
     S = logits(Q, D, T, H, masks, normalize)
     own = labels if labels is not None else torch.arange(len(Q), device=Q.device)
-    loss = F.cross_entropy(S, own, label_smoothing=smoothing, reduction=reduction)
+    if smoothing and S.isneginf().any():  # which is shared among the candidates
+        log, kept = S.log_softmax(1), ~S.isneginf()
+        even = -log.masked_fill(~kept, 0.0).sum(1) / kept.sum(1)
+        loss = (1 - smoothing) * F.nll_loss(log, own, reduction="none") + smoothing * even
+        loss = {"mean": loss.mean(), "none": loss, "sum": loss.sum()}[reduction]
+    else:
+        loss = F.cross_entropy(S, own, label_smoothing=smoothing, reduction=reduction)
     if not symmetric:
         return loss
     back = torch.full((len(D),), -100, device=Q.device)
