@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import REDUCTIONS
+from late_interaction._checks.choices import MULTI_POSITIVES, REDUCTIONS, MultiPositive
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor, shape_of
 from late_interaction._checks.options import check_integer, is_one_of
 from late_interaction._checks.tensors import check_mask_kind, has_values_on_cpu
@@ -16,7 +16,7 @@ _MOST_RANK = 1 << 53  # beyond all documents; a float64 holds it
 
 
 def check_labels(labels: Any, queries: int, documents: int, device: torch.device) -> Tensor | None:
-    """Require a document for each query, or IGNORED. int64 comes back; a GPU's are not waited for."""
+    """Require documents for each query, or None where they are those of the same number."""
     if labels is None:
         if documents < queries:
             raise ValueError(
@@ -24,34 +24,88 @@ def check_labels(labels: Any, queries: int, documents: int, device: torch.device
                 " to, got None, which is document i for query i"
             )
         return None
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a torch.Tensor or None, got {no_tensor('labels', labels)}")
-    if labels.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"labels must be int64 (or int32), got {labels.dtype}")
-    if labels.shape != (queries,):
-        raise ValueError(f"labels must be [{queries}], a document for each query, got {list(labels.shape)}")
-    if labels.device != device:
-        raise ValueError(f"labels must be on the device of Q, {device}, got {labels.device}")
-    if labels.device.type == "cpu":
-        bad = ((labels < 0) | (labels >= documents)) & (labels != IGNORED)
+    return check_documents("labels", labels, queries, documents, device)
+
+
+def check_documents(name: str, value: Any, queries: int, documents: int, device: torch.device) -> Tensor:
+    """Require documents of each query: int ``[queries]`` or ``[queries, P]``, two tensors or a list of lists.
+
+    int64 ``[queries, P]`` comes back, with each document once, or IGNORED. A GPU's are not waited for, but
+    for how many a query has where two tensors name pairs.
+    """
+    if isinstance(value, list):
+        index = _padded(name, *_pairs_of_lists(name, value, queries), queries)
+    elif isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, Tensor) for x in value):
+        for x in value:
+            _check_whole_numbers(name, x, device)
+        if value[0].dim() != 1 or value[0].shape != value[1].shape:
+            got = " and ".join(shape_of(x) for x in value)
+            raise ValueError(f"{name} as pairs must be two tensors [n], queries and documents, got {got}")
+        index = _padded(name, *value, queries)
+    elif isinstance(value, Tensor):
+        _check_whole_numbers(name, value, device)
+        if value.dim() not in (1, 2) or value.shape[0] != queries:
+            raise ValueError(f"{name} must be [{queries}] or [{queries}, P], got {shape_of(value)}")
+        index = value.reshape(queries, -1) if value.numel() else value.new_full((queries, 1), IGNORED)
+    else:
+        raise TypeError(
+            f"{name} must be a torch.Tensor, two of them (queries and documents), or a list of lists, got"
+            f" {no_tensor(name, value)}"
+        )
+    if index.device.type == "cpu":
+        bad = ((index < 0) | (index >= documents)) & (index != IGNORED)
         if bool(bad.any()):
             raise ValueError(
-                f"labels must lie in [0, {documents}), or be {IGNORED} for a query that is left out, got"
-                f" {describe_bad_entries('labels', labels, bad)}"
+                f"{name} must lie in [0, {documents}), or be {IGNORED} for none, got"
+                f" {describe_bad_entries(name, index, bad)}"
             )
-    return labels.long()
+    index = index.long().to(device)
+    if index.shape[1] > 1:
+        index = index.sort(1).values
+        again = index[:, 1:] == index[:, :-1]
+        index[:, 1:].masked_fill_(again, IGNORED)
+    return index
 
 
-def check_symmetric(labels: Tensor | None, queries: int, documents: int) -> None:
-    """Require what the other direction of a loss needs."""
-    if queries != documents:
-        raise ValueError(
-            f"symmetric needs as many documents as queries, got {documents} documents and {queries} queries"
-        )
-    if labels is not None and labels.device.type == "cpu":
-        used = labels[labels != IGNORED]
-        if len(used.unique()) != len(used):
-            raise ValueError("symmetric needs labels that no two queries share")
+def _check_whole_numbers(name: str, x: Tensor, device: torch.device) -> None:
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int64 (or int32), got {x.dtype}")
+    if x.device != device:
+        raise ValueError(f"{name} must be on the device of Q, {device}, got {x.device}")
+
+
+def _pairs_of_lists(name: str, value: list[Any], queries: int) -> tuple[Tensor, Tensor]:
+    for each in value:
+        if not isinstance(each, list | tuple | range) or any(type(x) is not int for x in each):
+            got = no_tensor(name, value) if isinstance(each, int) else abbreviate(each)
+            raise TypeError(f"{name} must hold a list of ints for each query, got {got}")
+    if len(value) != queries:
+        raise ValueError(f"{name} must hold a list for each of the {queries} queries, got {len(value)}")
+    rows = [i for i, each in enumerate(value) for _ in each]
+    columns = [x for each in value for x in each]
+    return tuple(torch.tensor(x, dtype=torch.int64, device="cpu") for x in (rows, columns))  # type: ignore
+
+
+def _padded(name: str, rows: Tensor, columns: Tensor, queries: int) -> Tensor:
+    """Pairs as ``[queries, P]``."""
+    if rows.device.type == "cpu" and bool(((rows < 0) | (rows >= queries)).any()):
+        bad = (rows < 0) | (rows >= queries)
+        got = describe_bad_entries(f"{name}[0]", rows, bad)
+        raise ValueError(f"{name} must name queries in [0, {queries}), got {got}")
+    counts = torch.bincount(rows, minlength=queries)
+    most = int(counts.amax()) if len(rows) else 1
+    order = rows.argsort(stable=True)
+    rows, columns = rows[order].long(), columns[order].long()
+    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    index = torch.full((queries, most), IGNORED, dtype=torch.int64, device=rows.device)
+    return index.index_put_((rows, place), columns)
+
+
+def check_multi_positive(value: Any) -> MultiPositive:
+    if not is_one_of(value, MULTI_POSITIVES):
+        raise ValueError(f"multi_positive must be one of {MULTI_POSITIVES}, got {abbreviate(value)}")
+    found: MultiPositive = value
+    return found
 
 
 def check_candidates(mask: Any, shape: tuple[int, int], device: torch.device) -> Tensor | None:

@@ -2,7 +2,8 @@
 
 ``arguments``       the arguments of a public loss: checked, prepared, and agreed on with the group
 ``call``            what they become: what one call computes
-``labels``          which logit of a row is its label's
+``labels``          which logits of a row are its labels', and what they take from the loss
+``candidates``      which documents a query is compared with
 ``sequences``       parts and blocks of Tokens
 ``kernels``         how the operators score and differentiate a block, and ``blocks``, how large one is
 ``forward``         the forward pass over a shard of documents, and ``kept_blocks``, what stays of it

@@ -27,7 +27,9 @@ from late_interaction._scoring.sequences import as_tokens, is_sequences
 from late_interaction.tokens import Tokens
 
 # Options that some losses do not have.
-_NONE: dict[str, Any] = {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None}
+_NONE: dict[str, Any] = {
+    "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None, "multi_positive": "mean",
+}  # fmt: skip
 _OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
@@ -118,9 +120,6 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     if given["group"] is None and len(d) + each == 0:
         raise ValueError("D must hold at least one document, got none")
     labels = Labels(check.check_labels(given["labels"], len(q), len(d), q.device))
-    if given["symmetric"]:
-        check.check_symmetric(labels.index, len(q), len(d))
-    columns = labels.inverse(len(d)) if given["symmetric"] else None
     temperature = check.check_learned("temperature", given["temperature"], q.values, positive=True)
     kernels = choose(q, is_single(q) and is_single(d), False, _precision(given["precision"], q.values))
     kept = check.check_kept_bytes(given["kept_bytes"])
@@ -132,7 +131,8 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     ring = Ring.alone(len(q), len(d), d.values.requires_grad)
     return Call(
         name, kernels, q, d, h, each, labels, temperature, given["reduction"], ring,
-        Candidates(own_candidates), keeps, numbers and keeps, columns, smoothing, tail, kept, **own,
+        Candidates(own_candidates), keeps, numbers and keeps, given["symmetric"],
+        check.check_multi_positive(given["multi_positive"]), smoothing, tail, kept, **own,
     )  # fmt: skip
 
 
@@ -270,6 +270,7 @@ def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
         "normalize": given["normalize"],
         "label_smoothing": call.smoothing,
         "tail": call.tail,
+        "multi_positive": call.multi_positive,
         "reduction": call.reduction,
         "precision": call.kernels.precision,
         "scale_by_world": given["scale_by_world"],

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.choices import MultiPositive
 from late_interaction._contrastive.candidates import Candidates
 from late_interaction._contrastive.kept_blocks import KeptBlocks
 from late_interaction._contrastive.kernels import Kernels
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.sequences import longest, with_values
+from late_interaction._contrastive.sequences import longest, sum_dtype, with_values
 from late_interaction.tokens import Tokens
 
 # Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
@@ -39,7 +40,8 @@ class Call:
     candidates: Candidates
     keeps: bool  # a backward may follow
     learns: bool  # the temperature or the bias has a gradient
-    column_labels: Labels | None = None  # of the documents, among the queries, where the loss is symmetric
+    symmetric: bool = False
+    multi_positive: MultiPositive = "mean"
     smoothing: float = 0.0
     tail: float = 0.0
     kept_bytes: int | None = None  # None: the device's default
@@ -49,9 +51,10 @@ class Call:
     scale: float = 1.0  # of the loss: the number of processes, or 1
     whole: bool = False  # all scores and winners are kept
 
-    @property
-    def symmetric(self) -> bool:
-        return self.column_labels is not None
+    def no_logits(self) -> Tensor:
+        """NaN for the logit of each label, ``[queries, P]``."""
+        Q, shape = self.q.values, (len(self.q), self.labels.most)
+        return torch.full(shape, torch.nan, dtype=sum_dtype(Q), device=Q.device)
 
     @property
     def classes(self) -> int:
@@ -65,8 +68,19 @@ class Call:
 
     @property
     def plain(self) -> bool:
-        """Whether PyTorch's cross entropy is the loss: it shares smoothing among all classes."""
-        return self.candidates.own is None or not self.smoothing
+        """Whether PyTorch's cross entropy is the loss. It takes one label of a row or column, and shares
+        smoothing among all classes."""
+        one = self.labels.most == 1 and self.column_labels_are_plain
+        return one and (self.candidates.own is None or not self.smoothing)
+
+    @property
+    def column_labels_are_plain(self) -> bool:
+        """Whether each document is the label of the query of its number, if the loss has that direction."""
+        return not self.symmetric or (self.labels.index is None and len(self.q) == len(self.d))
+
+    @property
+    def own_documents(self) -> int:
+        return self.ring.documents[self.ring.rank]
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -137,9 +151,8 @@ def reduced(call: Call, losses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor 
     (or sums) over all processes, or None where they are not reduced; and how many rows and columns have a
     label, in all processes where they are reduced."""
     found, counts = [], []
-    for loss, labels in zip(losses, (call.labels, call.column_labels), strict=False):
+    for loss, left_out in zip(losses, left_out_of(call, losses[0]), strict=True):
         count = torch.full_like(loss[:0].sum(), loss.numel())
-        left_out = None if labels is None else labels.left_out
         if left_out is not None:
             loss, count = loss.masked_fill(left_out, 0.0), count - left_out.sum()
         found.append(loss)
@@ -151,9 +164,15 @@ def reduced(call: Call, losses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor 
     return found, (total / count if call.reduction == "mean" else total).sum(), count
 
 
-def row_factor(each: Tensor, labels: Labels, like: Tensor) -> Tensor:
+def left_out_of(call: Call, rows: Tensor) -> list[Tensor | None]:
+    """Which rows, and columns where the loss is symmetric, have no label. ``rows``: numbers of the rows."""
+    columns = [call.labels.left_out_columns(rows, call.own_documents)] if call.symmetric else []
+    return [call.labels.left_out, *columns]
+
+
+def row_factor(each: Tensor, left_out: Tensor | None, like: Tensor) -> Tensor:
     """The derivative of the result in each row's loss: ``each``, but 0 where there is no label."""
-    each, left_out = each.expand_as(like), labels.left_out
+    each = each.expand_as(like)
     return each if left_out is None else each.masked_fill(left_out, 0.0)
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from late_interaction._contrastive import pair_list
 from late_interaction._contrastive.backward import Found
 from late_interaction._contrastive.blocks import Grid
-from late_interaction._contrastive.call import Call, reduced, row_factor, split, times_number
+from late_interaction._contrastive.call import Call, left_out_of, reduced, row_factor, split, times_number
 from late_interaction._contrastive.forward import label_logits
-from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.labels import Targets
 from late_interaction._contrastive.pair_list import PairList
 from late_interaction._contrastive.sequences import Block, sum_dtype
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
@@ -29,32 +29,34 @@ class _Shard:
     found: PairList | None = None
     # Logits of the labels, where pairs are listed. They are found behind the first panel's scores: a device
     # has these to do meanwhile.
-    find_starts: Callable[[], tuple[Tensor, Tensor | None]] | None = None
-    starts: tuple[Tensor, Tensor | None] | None = None
+    find_starts: Callable[[], tuple[Tensor | None, Tensor | None]] | None = None
+    starts: tuple[Tensor | None, Tensor | None] | None = None
     holds: bool = False  # the one panel, until the sums over all shards are known
     held: tuple[Tensor, Block, list[Block]] | None = None
 
 
 @dataclass
 class CrossEntropy:
-    """The sums of the queries' rows and of the documents' columns, and the list of each shard."""
+    """The sums of the queries' rows and of the documents' columns, the logits of labels, and the list of each
+    shard."""
 
     call: Call
     rows: RunningSoftmax
     columns: RunningSoftmax | None
+    of_labels: Tensor  # [queries, P]
     found: list[PairList] = field(default_factory=list)
     shards: list[_Shard] = field(default_factory=list)
 
     @staticmethod
     def start(call: Call) -> "CrossEntropy":
-        return CrossEntropy.of(call, call.q.values.new_empty(len(call.q), dtype=sum_dtype(call.q.values)))
+        return CrossEntropy.of(call, call.no_logits())
 
     @staticmethod
-    def of(call: Call, like: Tensor) -> "CrossEntropy":
-        """``like``: numbers of the queries."""
-        sums = (like, like.dtype, call.learns, call.smoothing > 0)
-        columns = RunningSoftmax.empty(call.ring.documents[call.ring.rank], *sums) if call.symmetric else None
-        return CrossEntropy(call, RunningSoftmax.empty(len(like), *sums), columns)
+    def of(call: Call, of_labels: Tensor) -> "CrossEntropy":
+        """``of_labels``: NaN of logits that are still to be seen."""
+        sums = (of_labels, of_labels.dtype, call.learns, call.smoothing > 0)
+        columns = RunningSoftmax.empty(call.own_documents, *sums) if call.symmetric else None
+        return CrossEntropy(call, RunningSoftmax.empty(len(of_labels), *sums), columns, of_labels)
 
     # ---- forward ----
 
@@ -78,11 +80,9 @@ class CrossEntropy:
         call, shard, columns = self.call, self.shards[-1], (run[0][0], run[-1][1])
         self.rows.add(rows[0], logits)
         if shard.own:
-            call.labels.read(self.rows.target, logits, rows, columns)
+            call.labels.read(self.of_labels, logits, rows, columns)
         if self.columns is not None:
             self.columns.add(columns[0], logits.t())
-            if shard.own and call.column_labels is not None:
-                call.column_labels.read(self.columns.target, logits.t(), columns, rows)
         if shard.holds:
             shard.held = logits, rows, run
         elif shard.find_starts is not None:
@@ -102,12 +102,11 @@ class CrossEntropy:
 
     def result(self) -> tuple[Tensor, Tensor]:
         """The loss, and how many rows and columns it is the mean over."""
-        of_labels = self.rows.target, None if self.columns is None else self.columns.target
         for shard in self.shards:
             if shard.held is not None:  # listed by the sums of all shards
-                self._list(shard, shard.held, of_labels)
+                self._list(shard, shard.held, (None, None))
         self.shards.clear()
-        found = loss_and_counts(self.call, self.rows, self.columns)
+        found = loss_and_counts(self.call, self._sides())
         for pairs in self.found:
             if not pairs.alone:
                 pairs.finish()
@@ -122,20 +121,28 @@ class CrossEntropy:
         held = sum(shard.held[0].numel() for shard in self.shards if shard.held is not None)
         return (len(grid.q) * len(grid.d) + held) * sum_dtype(grid.q.values).itemsize <= _HELD_BYTES
 
-    def _starts(self, grid: Grid, own: bool) -> tuple[Tensor, Tensor | None]:
-        """The logits of queries with their labels, and of documents with theirs. They are part of every sum
-        in the end, and known before it begins. For another process's documents they have been read."""
+    def _sides(self) -> "list[Side]":
+        labels, form = self.call.labels, self.call.multi_positive
+        found = [(self.rows, Targets.of_rows(labels, self.of_labels, form))]
+        if self.columns is not None:
+            targets = Targets.of_columns(labels, self.of_labels, self.call.own_documents, form)
+            found.append((self.columns, targets))
+        return found
+
+    def _starts(self, grid: Grid, own: bool) -> tuple[Tensor | None, Tensor | None]:
+        """The greatest logits of queries with their labels, and of documents with theirs. They are part of
+        every sum in the end, and known before it begins. Sums over another process's documents have them."""
         if not own:
-            return self.rows.target, None if self.columns is None else self.columns.target
-        logits = label_logits(self.call, grid, self.rows.target)
-        labels = self.call.column_labels
-        return logits, None if labels is None else labels.chosen(logits, torch.nan)
+            return None, None
+        logits, labels = label_logits(self.call, grid, self.of_labels), self.call.labels
+        of_columns = None if self.columns is None else labels.peaks(logits, self.call.own_documents)
+        return torch.where(logits.isnan(), -torch.inf, logits).amax(1), of_columns
 
     def _list(
         self,
         shard: _Shard,
         panel: tuple[Tensor, Block, list[Block]],
-        of_labels: tuple[Tensor, Tensor | None],
+        of_labels: tuple[Tensor | None, Tensor | None],
     ) -> None:
         if shard.found is not None:
             logits, rows, run = panel
@@ -151,25 +158,30 @@ class CrossEntropy:
         lists = [found.save(self.rows.weight) for found in self.found]
         groups: list[list[Any]] = [x.tensors() for x in (self.rows, self.columns) if x is not None]
         sides, again = len(groups), [of_list for _, of_list in lists]
-        groups += [tensors for tensors, _ in lists]
+        groups += [[self.of_labels], *(tensors for tensors, _ in lists)]
         sizes = [len(tensors) for tensors in groups]
 
         def rebuild(call: Call, saved: Sequence[Any]) -> CrossEntropy:
             parts = split(saved, sizes)
             sums = [RunningSoftmax.of(x) for x in parts[:sides]]
-            found = [of_list(x) for of_list, x in zip(again, parts[sides:], strict=True)]
-            return CrossEntropy(call, sums[0], sums[1] if sides > 1 else None, found)
+            found = [of_list(x) for of_list, x in zip(again, parts[sides + 1 :], strict=True)]
+            return CrossEntropy(call, sums[0], sums[1] if sides > 1 else None, parts[sides][0], found)
 
         return [x for tensors in groups for x in tensors], rebuild
 
     # ---- backward ----
 
     def derive(self, grad: Tensor, counts: Tensor) -> Tensor | None:
-        self._amounts = factors(self.call, grad, self.rows, self.columns, counts)
+        call, labels, sides = self.call, self.call.labels, self._sides()
+        self._amounts = factors(call, grad, sides, counts)
         self._rows = self._of_sums(self.rows, self._amounts[0])
+        amount = self._rows.factor.unsqueeze(1) * sides[0][1].share  # at each label
         if self.columns is None:
+            self._at_labels = amount * (1 - call.smoothing)
             return None
         x = self._of_sums(self.columns, self._amounts[1])
+        amount = amount + labels.of_columns(x.factor, len(amount)) * sides[1][1].share
+        self._at_labels = amount * (1 - call.smoothing)
         return torch.stack([x.maximum, x.scale, x.factor] + ([] if x.smoothed is None else [x.smoothed]))
 
     def _of_sums(self, sums: RunningSoftmax, amount: Tensor) -> SoftmaxWeights:
@@ -182,7 +194,7 @@ class CrossEntropy:
         if travelled is not None:
             maximum, scale, factor, *smoothed = travelled.unbind(0)
             columns = SoftmaxWeights(maximum, scale, factor, True, *smoothed)
-        return Weights(self.call, self._rows, columns, step == 0)
+        return Weights(self.call, self._rows, columns, self._at_labels if step == 0 else None)
 
     def listed(self, step: int) -> Found | None:
         if not self.found:
@@ -194,17 +206,21 @@ class CrossEntropy:
     def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, None]:
         if not needs_T:
             return None, None
-        return temperature_gradient(self.call, self.rows, self.columns, self._amounts), None
+        return temperature_gradient(self.call, self._sides(), self._amounts), None
 
 
-def loss_and_counts(
-    call: Call, rows: RunningSoftmax, columns: RunningSoftmax | None
-) -> tuple[Tensor, Tensor]:
-    losses = [sums.losses(call.smoothing) for sums in (rows, columns) if sums is not None]
+Side = tuple[RunningSoftmax, Targets]  # of the rows, or of the columns
+
+
+def loss_and_counts(call: Call, sides: list[Side]) -> tuple[Tensor, Tensor]:
+    losses = [sums.losses(targets.logit, call.smoothing) for sums, targets in sides]
     losses, total, counts = reduced(call, losses)
     share = call.scale / len(losses)
     if total is None:
-        total = losses[0] if columns is None else losses[0] + call.labels.chosen(losses[1])
+        total = losses[0]
+        if len(losses) > 1:  # the mean over the documents of a query
+            back = call.labels.of_columns(losses[1], len(total))
+            total = total + (back * call.labels.even(back)).sum(1)
     return total * share, counts
 
 
@@ -222,32 +238,28 @@ def _pass_columns(call: Call, step: int, columns: RunningSoftmax) -> RunningSoft
 # ---- derivatives ----
 
 
-def factors(
-    call: Call, grad: Tensor, rows: RunningSoftmax, columns: RunningSoftmax | None, counts: Tensor
-) -> list[Tensor]:
+def factors(call: Call, grad: Tensor, sides: list[Side], counts: Tensor) -> list[Tensor]:
     """The derivatives of the loss in the cross entropies of rows, and of columns."""
-    sides: list[tuple[RunningSoftmax, Labels]] = [(rows, call.labels)]
-    if columns is not None and call.column_labels is not None:
-        sides.append((columns, call.column_labels))
-    grad, found = grad.to(rows.weight.dtype) * (call.scale / len(sides)), []
-    for i, (sums, labels) in enumerate(sides):
+    weights = [sums.weight for sums, _ in sides]
+    grad, found = grad.to(weights[0].dtype) * (call.scale / len(sides)), []
+    for i, (like, left_out) in enumerate(zip(weights, left_out_of(call, weights[0]), strict=True)):
         each = grad if call.reduction != "mean" else grad / counts[i]
         if call.reduction == "none" and i == 1:
-            each = labels.chosen(grad)
-        found.append(row_factor(each, labels, sums.weight))
+            of_labels = grad.unsqueeze(1).expand(-1, call.labels.most)
+            each = call.labels.by_column(of_labels * call.labels.even(of_labels), len(like))
+        found.append(row_factor(each, left_out, like))
     return found
 
 
-def temperature_gradient(
-    call: Call, rows: RunningSoftmax, columns: RunningSoftmax | None, amounts: list[Tensor]
-) -> Tensor:
+def temperature_gradient(call: Call, sides: list[Side], amounts: list[Tensor]) -> Tensor:
     """``amounts``: what :func:`factors` returned."""
     T = call.temperature
     assert isinstance(T, Tensor)
-    total = times_number(rows.logit_products(call.smoothing), amounts[0], rows.weight)
-    if columns is not None:
-        total = total + times_number(columns.logit_products(call.smoothing), amounts[1], rows.weight)
-    return (-total / T).to(T.dtype)
+    found = [
+        times_number(sums.logit_products(targets.product, call.smoothing), amount, sums.weight)
+        for (sums, targets), amount in zip(sides, amounts, strict=True)
+    ]
+    return (-torch.stack(found).sum() / T).to(T.dtype)
 
 
 @dataclass(frozen=True)
@@ -257,27 +269,20 @@ class Weights:
     call: Call
     rows: SoftmaxWeights
     columns: SoftmaxWeights | None
-    own: bool
+    at_labels: Tensor | None  # what is subtracted at each label, where labels lie in the shard
 
     def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
         logits, call = scores / self.call.temperature, self.call
         weights = self.rows.of_block(rows[0], logits)
-        self._subtract(weights, self.rows.factor, call.labels, (rows, columns))
         if self.columns is not None:
-            back = self.columns.of_block(columns[0], logits.t())
-            self._subtract(back, self.columns.factor, call.column_labels, (columns, rows))
-            weights.add_(back.t())
+            weights.add_(self.columns.of_block(columns[0], logits.t()).t())
+        if self.at_labels is not None:
+            call.labels.subtract(weights, self.at_labels, rows, columns)
         return weights
 
     def of_own(self, scores: Tensor, rows: Block) -> Tensor:
         logits = self.call.candidates.of_own(scores.div_(self.call.temperature), rows)
         return self.rows.of_block(rows[0], logits)
-
-    def _subtract(
-        self, weights: Tensor, factor: Tensor, labels: Labels | None, at: tuple[Block, Block]
-    ) -> None:
-        if self.own and labels is not None:
-            labels.subtract(weights, factor * (1 - self.call.smoothing), *at)
 
     def of_pairs(
         self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
@@ -285,18 +290,16 @@ class Weights:
         """What counts are labels, and pairs above the threshold."""
         rows, columns = rows.long(), columns.long()  # each index would be converted again
         amount, factor = self.rows.of_pairs(rows, logits)
-        labels = self.call.labels.of_pairs(rows, columns) if self.own else None
         counts = None if final else self._above(amount, factor, self.call.classes)
-        if labels is not None:
-            counts = None if counts is None else counts.logical_or_(labels)
-            amount -= torch.where(labels, factor, 0.0)
         if self.columns is not None:
             back, factor = self.columns.of_pairs(columns, logits)
             if counts is not None:
                 counts.logical_or_(self._above(back, factor, self.call.column_classes))
-            if labels is not None:
-                back -= torch.where(labels, factor, 0.0)
             amount += back
+        if self.at_labels is not None:
+            hits = self.call.labels.of_pairs(rows, columns)
+            counts = None if counts is None else counts.logical_or_(hits.any(1))
+            amount -= torch.where(hits, self.at_labels[rows], 0.0).sum(1)
         return amount, counts
 
     def _above(self, amount: Tensor, factor: Tensor, classes: int) -> Tensor:

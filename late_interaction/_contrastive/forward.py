@@ -68,15 +68,16 @@ def own_blocks(call: Call) -> list[tuple[Block, Tokens, Tokens, Block]]:
 
 
 def label_logits(call: Call, grid: Grid, like: Tensor) -> Tensor:
-    """The logit of every query with the document that is its label; NaN for a query that is left out."""
+    """The logits of every query with the documents that are its labels, and NaN: ``[queries, P]``."""
     n, index = len(grid.q), call.labels.index
     logits = torch.full_like(like, torch.nan)
     for block in even_blocks(n if index is not None else min(n, len(grid.d)), max(grid.most_queries, 1)):
-        own = None if index is None else index[slice(*block)]
-        scores = _scores_of_labels(call, grid, block, own)
-        if own is not None:
-            scores = scores.masked_fill(own < 0, torch.nan)
-        logits[slice(*block)] = scores / call.temperature
+        for place in range(call.labels.most):
+            own = None if index is None else index[slice(*block), place]
+            scores = _scores_of_labels(call, grid, block, own)
+            if own is not None:
+                scores = scores.masked_fill(own < 0, torch.nan)
+            logits[slice(*block), place] = scores / call.temperature
     return logits
 
 

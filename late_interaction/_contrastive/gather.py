@@ -46,7 +46,7 @@ def loss(call: Call) -> Tensor:
     first = sum(ring.documents[: ring.rank])
     index = call.labels.index
     if index is None:
-        index = torch.arange(len(call.q), device=d.device) + first
+        index = torch.arange(len(call.q), device=d.device).unsqueeze(1) + first
     else:
         index = torch.where(index == IGNORED, IGNORED, index + first)
     labels = Labels(index)

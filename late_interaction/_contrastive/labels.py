@@ -1,88 +1,185 @@
-"""Which logit of a row is its label's, in blocks and in lists."""
+"""Which logits of a row are its labels', in blocks and in lists, and what they take from the loss."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from late_interaction._checks.choices import MultiPositive
 from late_interaction._checks.losses import IGNORED
 from late_interaction._contrastive.sequences import Block
 
 
 @dataclass(frozen=True)
 class Labels:
-    """``index`` int64 ``[rows]``, or None: row ``i`` has label ``i``."""
+    """``index`` int64 ``[rows, P]``: up to ``P`` labels of each row, each once, and IGNORED. None: row ``i``
+    has label ``i``. What belongs to labels is ``[rows, P]``, too."""
 
     index: Tensor | None
 
     @property
+    def most(self) -> int:
+        """Labels that a row may have."""
+        return 1 if self.index is None else self.index.shape[1]
+
+    @property
     def left_out(self) -> Tensor | None:
         """bool ``[rows]`` of those without a label; None where all have one."""
-        return None if self.index is None else self.index == IGNORED
+        return None if self.index is None else (self.index == IGNORED).all(1)
 
-    def inverse(self, columns: int) -> "Labels":
-        """The rows that columns are the label of, of labels that no two rows share."""
-        if self.index is None:
-            return self
-        rows = torch.arange(len(self.index), device=self.index.device)
-        found = self.index.new_full((columns + 1,), IGNORED)
-        # Rows that are left out write to a place behind the last column.
-        found[torch.where(self.index == IGNORED, columns, self.index)] = rows
-        return Labels(found[:columns])
+    def left_out_columns(self, like: Tensor, columns: int) -> Tensor | None:
+        """bool ``[columns]`` of those that are no label; None where all are one. ``like [rows]``."""
+        if self.index is None and len(like) == columns:
+            return None
+        ones = torch.ones_like(like).unsqueeze(1) if self.index is None else torch.ones_like(self.index)
+        return self.by_column(ones, columns) == 0
 
-    def chosen(self, values: Tensor, otherwise: float = 0.0) -> Tensor:
-        """``values[label]`` of each row, and something else where there is no label."""
+    def at(self, place: int) -> "Labels":
+        """One label of each row."""
+        return self if self.index is None else Labels(self.index[:, place : place + 1])
+
+    # ---- sums over labels ----
+
+    def kept(self, values: Tensor) -> Tensor:
+        """``values``, but 0 where there is no label."""
+        return values if self.index is None else values.masked_fill(self.index == IGNORED, 0.0)
+
+    def even(self, like: Tensor) -> Tensor:
+        """Weights of the mean over the labels of each row."""
+        found = self.kept(torch.ones_like(like))
+        return found / found.sum(1, keepdim=True).clamp_min(1.0)
+
+    def by_column(self, values: Tensor, columns: int) -> Tensor:
+        """The sum of the values of the rows that have each column as a label, the same bits on every run."""
+        sums = torch.zeros(columns + 1, dtype=torch.float64, device=values.device)
         if self.index is None:
-            return values
-        return values[self.index.clamp_min(0)].masked_fill(self.index < 0, otherwise)
+            sums[: len(values)] = values[:, 0]
+        else:  # what is no label adds to a place behind the last column
+            sums.index_put_((self._or_behind(columns),), values.double(), accumulate=True)
+        return sums[:columns].to(values.dtype)
+
+    def peaks(self, values: Tensor, columns: int) -> Tensor:
+        """The greatest value of the rows that have each column as a label, or minus infinity."""
+        found = values.new_full((columns + 1,), -torch.inf)
+        if self.index is None:
+            found[: len(values)] = values[:, 0]
+        else:
+            found.scatter_reduce_(0, self._or_behind(columns).flatten(), values.flatten(), "amax")
+        return found[:columns]
+
+    def of_columns(self, values: Tensor, rows: int) -> Tensor:
+        """``values[label]``, or 0."""
+        if self.index is None:
+            return values[:rows].unsqueeze(1)
+        return self.kept(values[self.index.clamp_min(0)])
+
+    def _or_behind(self, columns: int) -> Tensor:
+        assert self.index is not None
+        return self.index.masked_fill(self.index == IGNORED, columns)
+
+    # ---- in a block ----
 
     def read(self, targets: Tensor, logits: Tensor, rows: Block, columns: Block) -> None:
         """Take over the labels' logits that lie in this block."""
         if self.index is None:
-            targets[_common(rows, columns)] = _diagonal(logits, rows, columns)
+            targets[_common(rows, columns), 0] = _diagonal(logits, rows, columns)
             return
         part, place = targets[slice(*rows)], self.index[slice(*rows)] - columns[0]
         inside = (place >= 0) & (place < logits.shape[1])
-        found = logits.gather(1, place.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1)
-        part.copy_(torch.where(inside, found, part))
+        part.copy_(torch.where(inside, logits.gather(1, place.clamp(0, logits.shape[1] - 1)), part))
 
     def subtract(self, x: Tensor, amount: Tensor, rows: Block, columns: Block) -> None:
-        """Subtract ``amount[row]`` at the label of each row, in place."""
+        """Subtract an amount at each label, in place."""
         if self.index is None:
-            _diagonal(x, rows, columns).sub_(amount[_common(rows, columns)])
+            _diagonal(x, rows, columns).sub_(amount[_common(rows, columns), 0])
         else:
-            torch.where(self.hits(rows, columns), x - amount[slice(*rows)].unsqueeze(1), x, out=x)
+            x.sub_(self._placed(amount, rows, columns))
 
     def negate(self, x: Tensor, rows: Block, columns: Block) -> None:
-        """Change the sign at the label of each row, in place."""
+        """Change the sign at each label, in place."""
         if self.index is None:
             _diagonal(x, rows, columns).neg_()
         else:
             torch.where(self.hits(rows, columns), -x, x, out=x)
 
     def write(self, x: Tensor, values: Tensor, rows: Block, columns: Block) -> None:
-        """Put ``values[row]`` at the label of each row, in place."""
+        """Put a value at each label, in place."""
         if self.index is None:
-            _diagonal(x, rows, columns).copy_(values[_common(rows, columns)])
+            _diagonal(x, rows, columns).copy_(values[_common(rows, columns), 0])
         else:
-            torch.where(self.hits(rows, columns), values[slice(*rows)].unsqueeze(1), x, out=x)
+            torch.where(self.hits(rows, columns), self._placed(values, rows, columns), x, out=x)
 
-    def mark(self, marks: Tensor, rows: Block, columns: Block) -> None:
-        """Set the labels' entries of bool ``[rows, columns]``."""
+    def clear(self, marks: Tensor, rows: Block, columns: Block) -> None:
+        """Clear the labels' entries of bool ``[rows, columns]``."""
         if self.index is None:
-            _diagonal(marks, rows, columns).fill_(True)
+            _diagonal(marks, rows, columns).fill_(False)
         else:
-            marks.logical_or_(self.hits(rows, columns))
+            marks.logical_and_(~self.hits(rows, columns))
 
     def hits(self, rows: Block, columns: Block) -> Tensor:
         """bool ``[rows, columns]`` of labels in a block."""
         assert self.index is not None
-        places = torch.arange(*columns, device=self.index.device)
-        return self.index[slice(*rows)].unsqueeze(1) == places
+        if self.most == 1:
+            return self.index[slice(*rows)] == torch.arange(*columns, device=self.index.device)
+        places = self._places(rows, columns)
+        found = torch.zeros(len(places), columns[1] - columns[0] + 1, dtype=torch.bool, device=places.device)
+        return found.scatter_(1, places, True)[:, :-1]
+
+    def _placed(self, values: Tensor, rows: Block, columns: Block) -> Tensor:
+        """Values at the labels of a block, and 0 elsewhere."""
+        if self.most == 1:
+            return torch.where(self.hits(rows, columns), values[slice(*rows)], 0.0)
+        places = self._places(rows, columns)
+        found = values.new_zeros(len(places), columns[1] - columns[0] + 1)
+        return found.scatter_(1, places, values[slice(*rows)])[:, :-1]
+
+    def _places(self, rows: Block, columns: Block) -> Tensor:
+        """The labels' columns in a block, and one behind them for those outside."""
+        assert self.index is not None
+        place, count = self.index[slice(*rows)] - columns[0], columns[1] - columns[0]
+        return place.masked_fill_((place < 0) | (place > count), count)
 
     def of_pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Which of the listed pairs are a row and its label."""
-        return rows == columns if self.index is None else self.index[rows] == columns
+        """bool ``[pairs, P]``: which of the listed pairs are a row and its label."""
+        return (rows.unsqueeze(1) if self.index is None else self.index[rows]) == columns.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What labels take from the cross entropy of rows (or columns): ``logit``, the mean of their logits or
+    the logarithm of their exponentials' sum. ``share``: its derivatives in these logits, ``[rows, P]``;
+    ``product``: the sum of logits times shares."""
+
+    logit: Tensor
+    share: Tensor
+    product: Tensor
+
+    @staticmethod
+    def of_rows(labels: Labels, logits: Tensor, form: MultiPositive) -> "Targets":
+        if labels.most == 1:
+            return Targets(logits[:, 0], torch.ones_like(logits), logits[:, 0])
+        share = labels.even(logits)
+        product = logit = labels.kept(logits * share).sum(1)
+        if form == "softmax":
+            assert labels.index is not None
+            logit = logits.masked_fill(labels.index == IGNORED, -torch.inf).logsumexp(1)
+            share = labels.kept((logits - logit.unsqueeze(1)).exp())
+            product = labels.kept(logits * share).sum(1)
+        return Targets(logit, share, product)
+
+    @staticmethod
+    def of_columns(labels: Labels, logits: Tensor, columns: int, form: MultiPositive) -> "Targets":
+        """The rows that have a column as their label are its labels."""
+        n = len(logits)
+        if form == "softmax" and labels.index is not None:
+            peaks = labels.peaks(logits, columns)
+            logit = labels.by_column((logits - labels.of_columns(peaks, n)).exp(), columns).log() + peaks
+            share = labels.kept((logits - labels.of_columns(logit, n)).exp())
+        else:
+            counts = labels.by_column(torch.ones_like(logits), columns)
+            share = labels.kept(1 / labels.of_columns(counts, n))
+            logit = labels.by_column(logits * share, columns)
+        return Targets(logit, share, labels.by_column(logits * share, columns))
 
 
 def _common(rows: Block, columns: Block) -> slice:

@@ -127,27 +127,28 @@ def mark(
     call: Call,
     logits: Tensor,
     sums: tuple[RunningSoftmax, RunningSoftmax | None],
-    labels_logits: tuple[Tensor, Tensor | None],
+    labels_logits: tuple[Tensor | None, Tensor | None],
     at: tuple[Block, Block],
     own: bool,
 ) -> Tensor:
     """bool, which of a panel's pairs may have a weight above the threshold. ``sums`` have seen the panel;
-    ``own``: labels lie in it."""
+    ``labels_logits``: of rows and columns, where sums may not have seen them; ``own``: labels lie in it."""
     rows, columns = at
     lowest = _lowest(call.tail, call.classes, sums[0], labels_logits[0], rows)
     marks = logits.lt(lowest.unsqueeze(1))  # so that NaN is not below
     if sums[1] is not None:
-        assert labels_logits[1] is not None
         lowest = _lowest(call.tail, call.column_classes, sums[1], labels_logits[1], columns)
         marks.logical_and_(logits.lt(lowest))
-    marks.logical_not_()
     if own:
-        call.labels.mark(marks, rows, columns)
-    return marks
+        call.labels.clear(marks, rows, columns)
+    return marks.logical_not_()
 
 
-def _lowest(tail: float, classes: int, sums: RunningSoftmax, label_logits: Tensor, block: Block) -> Tensor:
+def _lowest(
+    tail: float, classes: int, sums: RunningSoftmax, label_logits: Tensor | None, block: Block
+) -> Tensor:
     part = slice(*block)
-    # A row without a label, or with NaN in it, has a NaN here, which fmax leaves out.
-    bound = torch.fmax(sums.log_sum(part), label_logits[part])
+    bound = sums.log_sum(part)
+    if label_logits is not None:  # NaN of a row without a label, or with NaN in it: fmax leaves it out
+        bound = torch.fmax(bound, label_logits[part])
     return bound + (math.log(tail / classes) - _ROUNDING)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._contrastive.call import Call
+from late_interaction._contrastive.cross_entropy import Side
+from late_interaction._contrastive.labels import Targets
 from late_interaction._contrastive.sequences import Block, sum_dtype
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._scoring.products import add_product, product
@@ -72,19 +74,29 @@ class Batch:
     def labels(self, block: Block) -> tuple[Tensor | None, int]:
         """The labels of a panel's rows, as the operators take them."""
         index = self.call.labels.index
-        return (None, block[0]) if index is None else (index[slice(*block)].contiguous(), 0)
+        return (None, block[0]) if index is None else (index[slice(*block), 0].contiguous(), 0)
 
-    def running(self, sums: Tensor, target: Tensor, count: int) -> RunningSoftmax:
+    def running(self, sums: Tensor, count: int) -> RunningSoftmax:
         """Sums over ``count`` scores each, as those of logits relative to their maximum."""
         maximum, weight, moment, total = sums.unbind(0)
         return RunningSoftmax(
             maximum=torch.zeros_like(maximum),
             weight=weight,
-            target=(target - maximum) * self.inverse,
             moment=moment * self.inverse if self.call.learns else None,
             total=(total - count * maximum) * self.inverse if self.call.smoothing else None,
             seen=torch.full_like(weight, count) if self.call.smoothing else None,
         )
+
+    def rows(self, sums: Tensor, target: Tensor) -> Side:
+        """Sums of the queries. ``target``: the score of each with its label."""
+        logits = ((target - sums[0]) * self.inverse).unsqueeze(1)
+        return self.running(sums, len(self.D)), Targets.of_rows(self.call.labels, logits, "mean")
+
+    def columns(self, sums: Tensor, target: Tensor) -> Side:
+        """Sums of the documents."""
+        labels, count = self.call.labels, len(self.D)
+        logits = (target.unsqueeze(1) - labels.of_columns(sums[0], len(self.Q))) * self.inverse
+        return self.running(sums, len(self.Q)), Targets.of_columns(labels, logits, count, "mean")
 
     def no_target(self) -> Tensor:
         return self.inverse.new_full((len(self.Q),), torch.nan)

@@ -16,8 +16,8 @@ from late_interaction._contrastive.backward import Found
 from late_interaction._contrastive.blocks import Grid
 from late_interaction._contrastive.call import Call, reduced, row_factor, times_number
 from late_interaction._contrastive.forward import label_logits
-from late_interaction._contrastive.labels import Labels
-from late_interaction._contrastive.sequences import Block, sum_dtype
+from late_interaction._contrastive.labels import Labels, Targets
+from late_interaction._contrastive.sequences import Block
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Panel:
         return x
 
     def set_labels(self, x: Tensor, values: Tensor) -> Tensor:
-        """Put ``values[row]`` (of all rows) at the label of each row, in place."""
+        """Put ``values [queries, P]`` at the labels of each row, in place."""
         if self.labels is not None:
             self.labels.write(x, values, self.rows, self.columns)
         return x
@@ -58,15 +58,14 @@ class RowLoss:
 
     @classmethod
     def start(cls, call: Call) -> "RowLoss":
-        values = call.q.values
-        positives = torch.full((len(call.q),), torch.nan, dtype=sum_dtype(values), device=values.device)
+        positives = call.no_logits()
         if cls.needs_positives:
             positives = label_logits(call, Grid.of(call.kernels, call.q, call.d), positives)
         return cls.of(call, positives)
 
     @classmethod
     def of(cls, call: Call, positives: Tensor) -> "RowLoss":
-        """``positives``: the logit of each query with its label, or NaN."""
+        """``positives [queries, P]``: the logits of the queries with their labels, or NaN."""
         return cls(call, cls.empty(call, positives))
 
     # ---- what a loss is ----
@@ -122,9 +121,10 @@ class RowLoss:
 
     def derive(self, grad: Tensor, counts: Tensor) -> None:
         call, like = self.call, next(iter(self.sums.values()))
+        like = like if like.dim() == 1 else like[:, 0]
         grad = grad.to(like.dtype) * call.scale
         each = grad / counts[0] if call.reduction == "mean" else grad
-        self._factor = row_factor(each, call.labels, like)  # the derivative in each row's loss
+        self._factor = row_factor(each, call.labels.left_out, like)  # the derivative in each row's loss
         self._scaled = self._factor / call.temperature
 
     def weights(self, step: int, travelled: Tensor | None) -> "Weights":
@@ -189,16 +189,18 @@ class Weights:
 
 class Pairwise(RowLoss):
     """``softplus(hardest - label)``, where ``hardest`` is the greatest logit of all others, among equals
-    that of the lowest number. 0 for a query without a negative."""
+    that of the lowest number. 0 for a query without a negative. Of several labels the mean, or that of the
+    logarithm of their exponentials' sum."""
 
     lists = True
 
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
+        each = positives[:, 0]
         return {
             "label": torch.full_like(positives, torch.nan),
-            "hardest": torch.full_like(positives, -torch.inf),
-            "place": torch.full_like(positives, -1, dtype=torch.int64),
+            "hardest": torch.full_like(each, -torch.inf),
+            "place": torch.full_like(each, -1, dtype=torch.int64),
         }
 
     def add(self, panel: Panel) -> None:
@@ -215,14 +217,21 @@ class Pairwise(RowLoss):
         hardest.copy_(torch.maximum(hardest, found))
 
     def losses(self) -> Tensor:
-        gap = self.sums["hardest"] - self.sums["label"]
-        pull = self.sums["pull"] = gap.sigmoid()
+        labels, label, hardest = self.call.labels, self.sums["label"], self.sums["hardest"].unsqueeze(1)
+        if self.call.multi_positive == "softmax":
+            targets = Targets.of_rows(labels, label, "softmax")
+            gap, share = hardest - targets.logit.unsqueeze(1), targets.share
+            losses = -logsigmoid(-gap).squeeze(1)
+        else:
+            gap, share = hardest - label, labels.even(label)
+            losses = labels.kept(share * -logsigmoid(-gap)).sum(1)
+        pull = self.sums["pull"] = labels.kept(share * gap.sigmoid())
         if self.call.learns:
-            self.sums["moment"] = torch.where(pull == 0, 0.0, pull * gap)
-        return -logsigmoid(-gap)
+            self.sums["moment"] = torch.where(pull == 0, 0.0, pull * (hardest - label)).sum(1)
+        return losses
 
     def derivatives(self, panel: Panel) -> Tensor:
-        pull, weights = self.sums["pull"][panel.part], torch.zeros_like(panel.logits)
+        pull, weights = self.sums["pull"][panel.part].sum(1), torch.zeros_like(panel.logits)
         if weights.numel():
             place = self.sums["place"][panel.part] - panel.first
             inside = (place >= 0) & (place < weights.shape[1])
@@ -237,11 +246,12 @@ class Pairwise(RowLoss):
         pull, place = self.sums["pull"], self.sums["place"]
         rows = torch.arange(len(pull), device=pull.device)
         inside = (place >= shard[0]) & (place < shard[1])
-        columns, amount = torch.where(inside, place - shard[0], 0), torch.where(inside, pull, 0.0)
+        columns, amount = torch.where(inside, place - shard[0], 0), torch.where(inside, pull.sum(1), 0.0)
         if labels is None:
             return rows, columns, amount
-        own = rows if labels.index is None else labels.index.clamp_min(0)
-        return torch.cat((rows, rows)), torch.cat((columns, own)), torch.cat((amount, -pull))
+        own = rows if labels.index is None else labels.index.clamp_min(0).flatten()
+        both = torch.cat((rows, rows.repeat_interleave(labels.most)))
+        return both, torch.cat((columns, own)), torch.cat((amount, -pull.flatten()))
 
 
 class Sigmoid(RowLoss):
@@ -251,7 +261,7 @@ class Sigmoid(RowLoss):
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
         names = ("loss", "slope", "moment") if call.learns else ("loss",)
-        return {name: torch.zeros_like(positives) for name in names}
+        return {name: torch.zeros_like(positives[:, 0]) for name in names}
 
     def add(self, panel: Panel) -> None:
         x = panel.negate_labels(panel.logits + self.call.bias)
@@ -271,38 +281,49 @@ class Sigmoid(RowLoss):
 
 class Recall(RowLoss):
     """``1 - mean over k of sigmoid((k - 1 - ahead) / temperature)``, where ``ahead`` is the sum of
-    ``sigmoid(logit - positive's logit)`` over all other documents, a smooth count of those ahead of it:
-    https://arxiv.org/abs/2108.11179."""
+    ``sigmoid(logit - positive's logit)`` over all other documents, a smooth count of those ahead of it; the
+    mean over a query's positives: https://arxiv.org/abs/2108.11179."""
 
     needs_positives = True
 
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
         names = ("ahead", "slope_of_ahead") if call.keeps else ("ahead",)
+        positives = call.labels.kept(positives)  # what is none counts for nothing, but not as NaN
         return {"positive": positives} | {name: torch.zeros_like(positives) for name in names}
 
     def add(self, panel: Panel) -> None:
-        steps = self._steps(panel)
-        self.sums["ahead"][panel.part].add_(steps.sum(1))
-        if self.call.keeps:
-            self.sums["slope_of_ahead"][panel.part].add_(_slope(steps).sum(1))
+        for i in range(self.call.labels.most):
+            steps = self._steps(panel, i)
+            self.sums["ahead"][panel.part, i].add_(steps.sum(1))
+            if self.call.keeps:
+                self.sums["slope_of_ahead"][panel.part, i].add_(_slope(steps).sum(1))
 
     def losses(self) -> Tensor:
         each = [((k - 1 - self.sums["ahead"]) / self.call.rank_temperature).sigmoid() for k in self.call.k]
-        recalls = torch.stack(each, 1)
+        recalls, share = torch.stack(each, 2), self.call.labels.even(self.sums["ahead"])
         if self.call.keeps:
-            by_ahead = self.sums["by_ahead"] = _slope(recalls).mean(1) / self.call.rank_temperature
-            self.sums["by_positive"] = -by_ahead * self.sums["slope_of_ahead"]
-        return 1 - recalls.mean(1)
+            by_ahead = share * _slope(recalls).mean(2) / self.call.rank_temperature
+            self.sums["by_ahead"], self.sums["by_positive"] = by_ahead, by_ahead * self.sums["slope_of_ahead"]
+        return 1 - (share * recalls.mean(2)).sum(1)
 
     def derivatives(self, panel: Panel) -> Tensor:
-        weights = _slope(self._steps(panel)).mul_(self.sums["by_ahead"][panel.part].unsqueeze(1))
-        return panel.set_labels(weights, self.sums["by_positive"])
+        weights = torch.zeros_like(panel.logits)
+        for i in range(self.call.labels.most):
+            slope = _slope(self._steps(panel, i))
+            weights.add_(slope.mul_(self.sums["by_ahead"][panel.part, i].unsqueeze(1)))
+        if panel.labels is not None:
+            panel.labels.subtract(weights, self.sums["by_positive"], panel.rows, panel.columns)
+        return weights
 
-    def _steps(self, panel: Panel) -> Tensor:
-        positive = self.sums["positive"]
-        x = panel.logits - positive[panel.part].unsqueeze(1)
-        return panel.set_labels(x, torch.full_like(positive, -torch.inf)).sigmoid_()
+    def _steps(self, panel: Panel, place: int) -> Tensor:
+        """Of one label of each query, at which it is 0."""
+        positive = self.sums["positive"][:, place : place + 1]
+        x = panel.logits - positive[panel.part]
+        if panel.labels is not None:
+            left_out = torch.full_like(positive, -torch.inf)
+            panel.labels.at(place).write(x, left_out, panel.rows, panel.columns)
+        return x.sigmoid_()
 
 
 def _slope(sigmoid: Tensor) -> Tensor:

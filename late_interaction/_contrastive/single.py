@@ -22,10 +22,9 @@ from torch.autograd import Function
 from late_interaction._contrastive import product_panels
 from late_interaction._contrastive.blockwise import Gradients, once
 from late_interaction._contrastive.call import KEPT_BYTES, Call, row_factor
-from late_interaction._contrastive.cross_entropy import factors, loss_and_counts, temperature_gradient
+from late_interaction._contrastive.cross_entropy import Side, factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.panels import Batch, Sums, add_panels, scaled
 from late_interaction._contrastive.sequences import Block
-from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._scoring.precision import without_autocast
 from late_interaction._scoring.untransformed import applied
 from late_interaction.ops._library import cuda_missing
@@ -37,6 +36,9 @@ _BELOW_ALL = torch.finfo(torch.float32).min  # the maximum of no scores, which t
 def takes(call: Call) -> bool:
     """Whether this way computes the loss exactly as it was asked for."""
     plain = call.h is None and call.q.mask is None and call.d.mask is None and not call.tail
+    plain = plain and call.labels.most == 1
+    if not call.column_labels_are_plain:  # documents without a query, or with several whose mean counts
+        plain = plain and not call.smoothing and call.multi_positive == "mean"
     alone, values = call.ring.group is None and call.kernels.way == "matrix", call.q.values
     kernels = not values.is_cuda or (cuda_missing is None and values.dtype is not torch.float64)
     return plain and alone and kernels and len(call.q) > 0 and len(call.d) > 0
@@ -98,12 +100,12 @@ def _with_gradients(
     plain = call.labels.index is None and not call.smoothing  # labels may leave rows out, without a target
     if plain and isinstance(share, float) and not isinstance(T, Tensor):
         return _loss_of_rows(of_rows, target, T, share), [sums.q, sums.d, None], after
-    running = batch.running(of_rows, target, len(batch.D))
-    result, counts = loss_and_counts(call, running, None)
+    sides = [batch.rows(of_rows, target)]
+    result, counts = loss_and_counts(call, sides)
     of_temperature = None
     if needs[2]:
-        amounts = factors(call, torch.ones_like(result), running, None, counts)
-        of_temperature = temperature_gradient(call, running, None, amounts)
+        amounts = factors(call, torch.ones_like(result), sides, counts)
+        of_temperature = temperature_gradient(call, sides, amounts)
     return result, [sums.q, sums.d, of_temperature], after
 
 
@@ -114,7 +116,7 @@ def _panels_of_scores(
     labels, smoothing, of_rows = batch.call.labels, batch.call.smoothing, []
 
     def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
-        labels.read(target, scores, block, (0, len(batch.D)))
+        labels.read(target.unsqueeze(1), scores, block, (0, len(batch.D)))
         given = (*batch.labels(block), factor[slice(*block)], smoothing, weights)
         of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
 
@@ -140,7 +142,7 @@ def _factor(batch: Batch, share: Tensor | float, like: Tensor, scaled: bool) -> 
     if labels.index is None and isinstance(share, float) and not isinstance(T, Tensor):
         return torch.full_like(like, share / T if scaled else 1.0)
     each = batch.inverse * share if scaled else torch.ones_like(batch.inverse)
-    return row_factor(each.reshape(()), labels, like).contiguous()
+    return row_factor(each.reshape(()), labels.left_out, like).contiguous()
 
 
 def _loss_of_rows(sums: Tensor, target: Tensor, temperature: float, share: float) -> Tensor:
@@ -163,7 +165,7 @@ class _TwoPasses(Function):
         with without_autocast(Q.device.type):
             batch = Batch.of(_of(call, Q, D, temperature))
             found = _all_sums(batch)
-            result, counts = loss_and_counts(batch.call, *found.running(batch))
+            result, counts = loss_and_counts(batch.call, found.sides(batch))
         if call.keeps:
             given = temperature if isinstance(temperature, Tensor) else None
             ctx.temperature, ctx.call = None if given is not None else temperature, call
@@ -193,11 +195,9 @@ class _AllSums:
     columns: Tensor | None  # [4, documents]
     scores: Tensor | None  # all of them, where they are kept
 
-    def running(self, batch: Batch) -> tuple[RunningSoftmax, RunningSoftmax | None]:
-        rows, labels = batch.running(self.rows, self.target, len(batch.D)), batch.call.column_labels
-        if self.columns is None or labels is None:
-            return rows, None
-        return rows, batch.running(self.columns, labels.chosen(self.target, torch.nan), len(batch.Q))
+    def sides(self, batch: Batch) -> list[Side]:
+        found = [batch.rows(self.rows, self.target)]
+        return found if self.columns is None else [*found, batch.columns(self.columns, self.target)]
 
 
 def _all_sums(batch: Batch) -> _AllSums:
@@ -212,7 +212,7 @@ def _all_sums(batch: Batch) -> _AllSums:
     of_rows = []
     for block in blocks:
         scores = batch.score(block, buffer[slice(*block)] if keeps else buffer)
-        call.labels.read(target, scores, block, (0, len(batch.D)))
+        call.labels.read(target.unsqueeze(1), scores, block, (0, len(batch.D)))
         if columns is None:
             of_rows.append(_ops.softmax_row_sums.default(scores, batch.inverse))
         else:
@@ -224,9 +224,9 @@ def _gradients(
     grad: Tensor, batch: Batch, found: _AllSums, counts: Tensor, needs: tuple[bool, ...]
 ) -> Gradients:
     """The gradients of Q, D and the temperature."""
-    call, running = batch.call, found.running(batch)
-    amounts = factors(call, grad, *running, counts)
-    of_temperature = temperature_gradient(call, *running, amounts) if needs[2] else None
+    call, sides = batch.call, found.sides(batch)
+    amounts = factors(call, grad, sides, counts)
+    of_temperature = temperature_gradient(call, sides, amounts) if needs[2] else None
     if not (needs[0] or needs[1]):
         return None, None, of_temperature
     scale, like = batch.inverse, (call.q.values, call.d.values)
@@ -236,7 +236,14 @@ def _gradients(
     else:
         amounts, scale = [x * scale for x in amounts], torch.ones_like(scale)
     rows = _terms(found.rows, amounts[0])
-    columns = None if found.columns is None else _terms(found.columns, amounts[1])
+    columns = None
+    if found.columns is not None:
+        columns = _terms(found.columns, amounts[1])
+        if (
+            not call.column_labels_are_plain
+        ):  # it is subtracted at each query of a document, whose mean counts
+            counts = call.labels.by_column(torch.ones_like(found.target).unsqueeze(1), len(batch.D))
+            columns[2] /= counts.clamp_min(1.0)
 
     def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
         of_rows = rows[:, slice(*block)].contiguous()

@@ -24,7 +24,6 @@ class RunningSoftmax:
 
     maximum: Tensor
     weight: Tensor
-    target: Tensor  # the logit of each row's label
     moment: Tensor | None
     total: Tensor | None
     seen: Tensor | None  # logits of each row so far, beside ``total``
@@ -37,7 +36,6 @@ class RunningSoftmax:
         return RunningSoftmax(
             maximum=full(torch.finfo(dtype).min),  # finite, if all logits are -inf too
             weight=full(0.0),
-            target=full(float("nan")),
             moment=full(0.0) if moment else None,
             total=full(0.0) if total else None,
             seen=full(0.0) if total else None,
@@ -68,28 +66,29 @@ class RunningSoftmax:
         self.maximum[rows] = maximum
 
     def tensors(self) -> list[Tensor | None]:
-        return [self.maximum, self.weight, self.target, self.moment, self.total, self.seen]
+        return [self.maximum, self.weight, self.moment, self.total, self.seen]
 
     @staticmethod
     def of(tensors: Sequence[Tensor | None]) -> "RunningSoftmax":
         """From what ``tensors()`` returned."""
-        maximum, weight, target, moment, total, seen = tensors
-        assert maximum is not None and weight is not None and target is not None
-        return RunningSoftmax(maximum, weight, target, moment, total, seen)
+        maximum, weight, moment, total, seen = tensors
+        assert maximum is not None and weight is not None
+        return RunningSoftmax(maximum, weight, moment, total, seen)
 
-    def losses(self, smoothing: float) -> Tensor:
-        """The cross entropy of each row."""
+    def losses(self, target: Tensor, smoothing: float) -> Tensor:
+        """The cross entropy of each row. ``target``: what its labels take from it."""
         log = self.weight.log()
-        loss = log - (self.target - self.maximum)
+        loss = log - (target - self.maximum)
         if self.total is not None and self.seen is not None:
             loss = loss.lerp(log - self.total / self.seen, smoothing)
         return loss
 
-    def logit_products(self, smoothing: float) -> Tensor:
-        """For each row the sum over its logits of logit times the loss's derivative in it."""
+    def logit_products(self, of_labels: Tensor, smoothing: float) -> Tensor:
+        """For each row the sum over its logits of logit times the loss's derivative in it. ``of_labels``: the
+        same sum over what labels take."""
         assert self.moment is not None
         mean = self.moment / self.weight
-        product = mean - (self.target - self.maximum)
+        product = mean - (of_labels - self.maximum)
         if self.total is not None and self.seen is not None:
             product = product.lerp(mean - self.total / self.seen, smoothing)
         return product

@@ -38,7 +38,7 @@ def _all_scores(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def cross_entropy(call: Call, reduction: str) -> Tensor:
-    """Compare this process's queries with all documents of ``call``."""
+    """Compare this process's queries with all documents of ``call``, which is plain."""
     with _outside_autocast(call):
         scores, own = _all_scores(call)
         every = scores if own is None else torch.cat((scores, own), 1)
@@ -49,14 +49,12 @@ def cross_entropy(call: Call, reduction: str) -> Tensor:
         if call.candidates.own is not None:
             of_own = every[:, scores.shape[1] :].masked_fill(~call.candidates.own, -torch.inf)
             every = torch.cat((every[:, : scores.shape[1]], of_own), 1)
-        labels = torch.arange(len(call.q), device=scores.device) if index is None else index
+        labels = torch.arange(len(call.q), device=scores.device) if index is None else index[:, 0]
         rows = of_rows(every, labels, label_smoothing=call.smoothing, reduction=reduction)
-        if call.column_labels is None:
+        if not call.symmetric:
             return rows
-        back = labels if call.column_labels.index is None else call.column_labels.index
-        logits = every if every.shape == scores.shape and left_out is None else scores / call.temperature
-        columns = of_rows(logits.t(), back, label_smoothing=call.smoothing, reduction=reduction)
-        return (rows + (call.labels.chosen(columns) if reduction == "none" else columns)) / 2
+        logits = every[:, : scores.shape[1]]
+        return (rows + of_rows(logits.t(), labels, label_smoothing=call.smoothing, reduction=reduction)) / 2
 
 
 # ---- any loss ----
@@ -71,7 +69,7 @@ class ScoresFunction(Function):
         bare, call = call, _with_numbers(call, numbers)
         rows, columns = (0, scores.shape[0]), (0, scores.shape[1])
         logits = scores / call.temperature
-        positives = torch.full_like(scores[:, :0].sum(1), torch.nan)
+        positives = torch.full_like(scores[:, :1].expand(-1, call.labels.most), torch.nan)
         call.labels.read(positives, logits, rows, columns)
         loss: Loss = kind.of(call, positives)
         if own is not None and own.numel():

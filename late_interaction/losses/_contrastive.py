@@ -9,20 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision, Reduction
+from late_interaction._checks.choices import MultiPositive, Precision, Reduction
 from late_interaction._contrastive import blockwise, gather, single, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.cross_entropy import CrossEntropy
 from late_interaction._scoring.traced import leave_untraced
-from late_interaction.losses._module import BatchLoss
+from late_interaction.losses._module import BatchLoss, Labels
 from late_interaction.tokens import TokensLike
 
 
 def contrastive(
     Q: TokensLike,
     D: TokensLike,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     *,
+    multi_positive: MultiPositive = "mean",
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
     temperature: float | Tensor = 1.0,
@@ -46,11 +47,18 @@ def contrastive(
             ``D`` and ``hard_negatives`` is packed or a list, the others are packed, too. The host waits for
             the offsets of packed Tokens on a GPU once, and for masks of those that are packed.
         labels: ``[Nq]``, int64 (or int32): the document that each query belongs to. None: query ``i`` belongs
-            to document ``i``. A query of label -100 is left out with its hard negatives, whatever they hold;
-            documents of a symmetric loss are compared with it still. For that, labels on a GPU (on a CPU one
-            of -100) cost a copy of the queries and hard negatives. On a CPU another label that is no document
-            is a ValueError; a GPU's labels are not waited for, and with such a one the loss is NaN, or stops
-            with an assertion on the device, as ``cross_entropy`` does.
+            to document ``i``. Several documents of a query are a list for each query, ``[Nq, P]`` padded with
+            -100, or pairs: two tensors, queries and documents, as ``relevant.nonzero(as_tuple=True)`` returns
+            them (for pairs on a GPU the host waits). A query without a document (-100, an empty list) is left
+            out with its hard negatives, whatever they hold; documents of a symmetric loss are compared with
+            it still. For that, labels on a GPU (on a CPU one of -100) cost a copy of the queries and hard
+            negatives. On a CPU another label that is no document is a ValueError; a GPU's labels are not
+            waited for, and with such a one the loss is NaN, or stops with an assertion on the device, as
+            ``cross_entropy`` does.
+        multi_positive: how several documents of a query count. ``"mean"``: the mean of their cross entropies,
+            each among all documents (SupCon's outer sum, https://arxiv.org/abs/2004.11362); ``"softmax"``:
+            the negative logarithm of the share of the softmax that they have together (MIL-NCE,
+            https://arxiv.org/abs/1912.06430).
         hard_negatives: ``[Nq, K, Lh, d]``: ``K`` further documents that only their own query meets. They are
             no queries' labels, and have no part in the other direction of a symmetric loss. As Tokens or a
             list ``Nq * K`` sequences, ``i * K + k`` belonging to query ``i``. One without tokens, of length 0
@@ -63,7 +71,9 @@ def contrastive(
             cosines, and want less, say 0.05; a sum of 32 cosines divided by 0.05 saturates the softmax: the
             loss of a trained model's batch is 0, and so is its gradient.
         symmetric: the mean of both directions: queries among the documents, and documents among the queries.
-            Needs as many documents as queries, and labels that no two queries share.
+            Queries that share a document, such as the captions of an image, are its positives, and count as
+            ``multi_positive`` says; a document without a query is a negative alone. With ``"none"`` the loss
+            of a query has the mean of its documents'.
         normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed
             tokens, single ones (``Lq == Ld == 1``) and those of a call with ``tail`` are copied for it, and
             rounded to the dtype of the inputs, as by ``torch.nn.functional.normalize``.
@@ -164,8 +174,8 @@ class Contrastive(BatchLoss):
         temperature: at the start; a number above 0, as in :func:`contrastive`. One that is learned from
             a saturated start has a gradient of 0, and stays.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
-        symmetric, normalize, precision, label_smoothing, tail, kept_bytes, reduction, group, scale_by_world:
-            as in :func:`contrastive`.
+        multi_positive, symmetric, normalize, precision, label_smoothing, tail, kept_bytes, reduction, group,
+            scale_by_world: as in :func:`contrastive`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
@@ -185,6 +195,7 @@ class Contrastive(BatchLoss):
         *,
         temperature: float = 1.0,
         learnable: bool = False,
+        multi_positive: MultiPositive = "mean",
         symmetric: bool = False,
         normalize: bool = False,
         precision: Precision | None = None,

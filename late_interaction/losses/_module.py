@@ -11,6 +11,8 @@ from late_interaction._checks.losses import check_above_0
 from late_interaction._checks.options import check_flag
 from late_interaction.tokens import Tokens, TokensLike
 
+# Documents of each query: [Nq], [Nq, P], pairs as two tensors, or a list for each query.
+Labels = Tensor | tuple[Tensor, Tensor] | list[list[int]]
 # Names in the scope of a module's __init__ that are passed otherwise than as options, or not at all.
 _NO_OPTIONS = {"self", "__class__", "learnable", "temperature", "bias", "group"}
 
@@ -74,7 +76,7 @@ class BatchLoss(torch.nn.Module):
         self,
         Q: TokensLike,
         D: TokensLike,
-        labels: Tensor | None = None,
+        labels: Labels | None = None,
         *,
         hard_negatives: TokensLike | None = None,
         candidate_mask: Tensor | None = None,

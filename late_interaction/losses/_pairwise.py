@@ -4,19 +4,20 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision, Reduction
+from late_interaction._checks.choices import MultiPositive, Precision, Reduction
 from late_interaction._contrastive import blockwise, row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._scoring.traced import leave_untraced
-from late_interaction.losses._module import BatchLoss
+from late_interaction.losses._module import BatchLoss, Labels
 from late_interaction.tokens import TokensLike
 
 
 def pairwise(
     Q: TokensLike,
     D: TokensLike,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     *,
+    multi_positive: MultiPositive = "mean",
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
     temperature: float | Tensor = 1.0,
@@ -35,6 +36,8 @@ def pairwise(
     Args:
         Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in
             :func:`late_interaction.losses.contrastive`.
+        multi_positive: how several documents of a query count: ``"mean"``, the mean of their losses, or
+            ``"softmax"``, the loss of the logarithm of their exponentials' sum. None of them is a negative.
         temperature: as in :func:`late_interaction.losses.contrastive`.
         hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.losses.contrastive`: the hardest
             negative is looked for among them, too.
@@ -79,7 +82,7 @@ class Pairwise(BatchLoss):
     Args:
         temperature: at the start; a number above 0.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
-        normalize, precision, reduction, group, scale_by_world: as in :func:`pairwise`.
+        multi_positive, normalize, precision, reduction, group, scale_by_world: as in :func:`pairwise`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
@@ -99,6 +102,7 @@ class Pairwise(BatchLoss):
         *,
         temperature: float = 1.0,
         learnable: bool = False,
+        multi_positive: MultiPositive = "mean",
         normalize: bool = False,
         precision: Precision | None = None,
         reduction: Reduction = "mean",

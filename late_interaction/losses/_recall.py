@@ -9,14 +9,14 @@ from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._contrastive import blockwise, row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._scoring.traced import leave_untraced
-from late_interaction.losses._module import BatchLoss
+from late_interaction.losses._module import BatchLoss, Labels
 from late_interaction.tokens import TokensLike
 
 
 def recall(
     Q: TokensLike,
     D: TokensLike,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     *,
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
@@ -30,14 +30,14 @@ def recall(
     scale_by_world: bool = False,
 ) -> Tensor:
     """A surrogate of ``1 - recall@k`` that has gradients: Patel, Tolias and Matas, "Recall@k Surrogate Loss
-    with Large Batches and Similarity Mixup" (https://arxiv.org/abs/2108.11179), for one positive a query and
-    without the mixup. Step functions become sigmoids, in the rank of each query's own document and in its
-    comparison with ``k``::
+    with Large Batches and Similarity Mixup" (https://arxiv.org/abs/2108.11179), without the mixup. Step
+    functions become sigmoids, in the rank of each query's own document and in its comparison with ``k``::
 
         rank_i = 1 + sum over j other than positive of sigmoid((score_ij - score_i,positive) / temperature)
         loss_i = 1 - mean over k of sigmoid((k - rank_i) / rank_temperature)
 
-    The mean over queries is the loss. A larger batch makes the estimate of the rank better.
+    The mean over queries is the loss; that of a query with several documents is the mean over these. A larger
+    batch makes the estimate of the rank better.
 
     Args:
         Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in

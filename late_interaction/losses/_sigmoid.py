@@ -9,14 +9,14 @@ from late_interaction._checks.losses import check_number
 from late_interaction._contrastive import blockwise, row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._scoring.traced import leave_untraced
-from late_interaction.losses._module import BatchLoss
+from late_interaction.losses._module import BatchLoss, Labels
 from late_interaction.tokens import TokensLike
 
 
 def sigmoid(
     Q: TokensLike,
     D: TokensLike,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     *,
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
@@ -30,7 +30,7 @@ def sigmoid(
 ) -> Tensor:
     """The sigmoid loss over all pairs, of SigLIP (https://arxiv.org/abs/2303.15343):
     ``sum_j softplus(-z_ij * (score_ij / temperature + bias))`` for query ``i``, with ``z_ij`` 1 for its own
-    document and -1 for every other.
+    document (or each of them) and -1 for every other.
 
     With ``reduction="mean"`` that is the mean over queries of sums over documents, as in SigLIP. Divided by
     the number of documents (hard negatives included) and without bias it is colpali-engine's

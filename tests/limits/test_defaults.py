@@ -30,6 +30,7 @@ BITS = codecs.Bits(1).encode(D)
 REDUCED = {"reduction": "mean", "scale_by_world": False}
 SEARCH = {"largest": True, "progress": False, "keep_empty": False}
 LOSS = {"normalize": False, **REDUCED}
+SEVERAL = {"multi_positive": "mean"}
 MODULE = {"temperature": 1.0, "learnable": False, **LOSS}
 EXPLAINED = li.explain(Q[0], D[0])
 
@@ -146,18 +147,20 @@ DEFAULTS = {
     ),
     "losses.contrastive": (
         li.losses.contrastive,
-        {"temperature": 1.0, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **LOSS},
+        {"temperature": 1.0, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **SEVERAL, **LOSS},
         partial(li.losses.contrastive, Q, D[:3]),
     ),
     "losses.Contrastive": (
         li.losses.Contrastive.__init__,
-        MODULE | {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
+        MODULE | SEVERAL | {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
         partial(of_module, li.losses.Contrastive),
     ),
     "losses.pairwise": (
-        li.losses.pairwise, {"temperature": 1.0, **LOSS}, partial(li.losses.pairwise, Q, D[:3])
+        li.losses.pairwise, {"temperature": 1.0, **SEVERAL, **LOSS}, partial(li.losses.pairwise, Q, D[:3])
     ),
-    "losses.Pairwise": (li.losses.Pairwise.__init__, MODULE, partial(of_module, li.losses.Pairwise)),
+    "losses.Pairwise": (
+        li.losses.Pairwise.__init__, MODULE | SEVERAL, partial(of_module, li.losses.Pairwise)
+    ),
     "losses.sigmoid": (
         li.losses.sigmoid, {"temperature": 1.0, "bias": 0.0, **LOSS}, partial(li.losses.sigmoid, Q, D[:3])
     ),

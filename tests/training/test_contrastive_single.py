@@ -42,7 +42,8 @@ def both(
     with small_blocks(side, kept=kept), mock.patch.object(single, "loss", wraps=single.loss) as taken:
         ours = li.losses.contrastive(Q, D, temperature=temperature, label_smoothing=smoothing, **options)
         ours = gradients(ours, leaves)
-    assert taken.call_count == 1
+    # Documents that queries may share are smoothed by blocks.
+    assert taken.call_count == (not (symmetric and smoothing and labels is not None))
     wanted = reference(Q, D, temperature, smoothing=smoothing, **options)
     return ours, gradients(wanted, leaves)
 

@@ -266,6 +266,6 @@ def test_a_row_without_logits_has_a_low_sum():
     sums = sums_of([0.0, 0.0])
     empty = RunningSoftmax.empty(2, torch.ones(()), torch.float64, moment=True, total=True)
     empty.add(0, torch.empty(2, 0, dtype=torch.float64))
-    assert (empty.log_sum() < -1e29).all() and empty.target.isnan().all()
+    assert (empty.log_sum() < -1e29).all()
     empty.add(0, torch.zeros(2, 1, dtype=torch.float64))
     torch.testing.assert_close(empty.log_sum(), sums.log_sum())
