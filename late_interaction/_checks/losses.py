@@ -1,6 +1,7 @@
 """Checks of what losses take beside tokens: labels and numbers."""
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def check_documents(name: str, value: Any, queries: int, documents: int, device:
                 f"{name} must lie in [0, {documents}), or be {IGNORED} for none, got"
                 f" {describe_bad_entries(name, index, bad)}"
             )
-    index = index.long().to(device)
+    index = index.long().to(device, non_blocking=True)
     if index.shape[1] > 1:
         index = index.sort(1).values
         again = index[:, 1:] == index[:, :-1]
@@ -106,6 +107,19 @@ def check_multi_positive(value: Any) -> MultiPositive:
         raise ValueError(f"multi_positive must be one of {MULTI_POSITIVES}, got {abbreviate(value)}")
     found: MultiPositive = value
     return found
+
+
+def check_excluded(value: Any, queries: int, documents: int | None, device: torch.device) -> Tensor:
+    """Require documents of each query, or bool ``[queries, documents]``. documents: None where not known."""
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        return check_documents(
+            "exclude", value, queries, sys.maxsize if documents is None else documents, device
+        )
+    check_mask_kind("exclude", value, "Q", device)
+    wanted = (queries, value.shape[-1] if documents is None else documents)
+    if value.shape != wanted:
+        raise ValueError(f"exclude must be [Nq, Nd] = {list(wanted)} as a mask, got {shape_of(value)}")
+    return value
 
 
 def check_candidates(mask: Any, shape: tuple[int, int], device: torch.device) -> Tensor | None:

@@ -13,8 +13,10 @@ from late_interaction._checks import losses as check
 from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import check_flag, check_precision
 from late_interaction._checks.tensors import check_same_kind, has_values_on_cpu, is_autocasting
+from late_interaction._contrastive.blocks import Grid
 from late_interaction._contrastive.call import Call, fits_whole
 from late_interaction._contrastive.candidates import Candidates
+from late_interaction._contrastive.forward import label_logits
 from late_interaction._contrastive.kernels import choose
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.ring import Ring, join
@@ -22,7 +24,7 @@ from late_interaction._contrastive.sequences import is_single, with_bounds, with
 from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import unit
-from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.precision import float32_precision, without_autocast
 from late_interaction._scoring.sequences import as_tokens, is_sequences
 from late_interaction.tokens import Tokens
 
@@ -53,7 +55,16 @@ def read(name: str, given: dict[str, Any], *, listed: bool = False) -> Call:
         call = _joined(call, given, listed)
     if not given["normalize"]:
         look(name, call.q.values, call.q.mask)
-    return call
+    return call if call.candidates.margin is None else _bounded(call)
+
+
+def _bounded(call: Call) -> Call:
+    """The same, with the greatest logit that a negative of each query may have."""
+    assert call.candidates.margin is not None
+    with torch.no_grad(), without_autocast(call.q.device.type):
+        of_labels = label_logits(call, Grid.of(call.kernels, call.q, call.d), call.no_logits())
+        bound = call.labels.kept(of_labels, math.inf).amin(1) - call.candidates.margin / call.temperature
+    return replace(call, candidates=replace(call.candidates, bound=bound))
 
 
 # ---- tokens ----
@@ -120,6 +131,13 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     if given["group"] is None and len(d) + each == 0:
         raise ValueError("D must hold at least one document, got none")
     labels = Labels(check.check_labels(given["labels"], len(q), len(d), q.device))
+    excluded = given["exclude"]
+    if excluded is not None:
+        documents = len(d) if given["group"] is None else None
+        excluded = check.check_excluded(excluded, len(q), documents, q.device)
+        excluded = excluded if excluded.dtype is torch.bool else Labels(excluded)
+    margin = given["exclude_above"]
+    margin = None if margin is None else check.check_number("exclude_above", margin)
     temperature = check.check_learned("temperature", given["temperature"], q.values, positive=True)
     kernels = choose(q, is_single(q) and is_single(d), False, _precision(given["precision"], q.values))
     kept = check.check_kept_bytes(given["kept_bytes"])
@@ -131,7 +149,7 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     ring = Ring.alone(len(q), len(d), d.values.requires_grad)
     return Call(
         name, kernels, q, d, h, each, labels, temperature, given["reduction"], ring,
-        Candidates(own_candidates), keeps, numbers and keeps, given["symmetric"],
+        Candidates(own_candidates, excluded, margin), keeps, numbers and keeps, given["symmetric"],
         check.check_multi_positive(given["multi_positive"]), smoothing, tail, kept, **own,
     )  # fmt: skip
 
@@ -271,6 +289,7 @@ def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
         "label_smoothing": call.smoothing,
         "tail": call.tail,
         "multi_positive": call.multi_positive,
+        "exclude_above": call.candidates.margin,
         "reduction": call.reduction,
         "precision": call.kernels.precision,
         "scale_by_world": given["scale_by_world"],

@@ -138,7 +138,11 @@ def _forward(call: Call, state: Loss, blocks: KeptBlocks | None) -> tuple[Tensor
     for step, (_, documents, _) in enumerate(call.ring.shards(call.d)):
         grid = Grid.of(call.kernels, call.q, documents)
         state.begin(grid, step)
-        score_shard(call, grid, state.take, None if blocks is None else blocks.of_shard(step))
+
+        def take(logits: Tensor, rows: Block, run: list[Block], step: int = step) -> None:
+            state.take(call.kept(logits, step, rows, (run[0][0], run[-1][1])), rows, run)
+
+        score_shard(call, grid, take, None if blocks is None else blocks.of_shard(step))
         state.end(step)
     return *state.result(), documents
 

@@ -13,7 +13,7 @@ from late_interaction._contrastive.kept_blocks import KeptBlocks
 from late_interaction._contrastive.kernels import Kernels
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.sequences import longest, sum_dtype, with_values
+from late_interaction._contrastive.sequences import Block, longest, sum_dtype, with_values
 from late_interaction.tokens import Tokens
 
 # Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
@@ -56,6 +56,11 @@ class Call:
         Q, shape = self.q.values, (len(self.q), self.labels.most)
         return torch.full(shape, torch.nan, dtype=sum_dtype(Q), device=Q.device)
 
+    def kept(self, logits: Tensor, step: int, rows: Block, columns: Block) -> Tensor:
+        """Keep the candidates in a block of a step's shard, in place."""
+        first = sum(self.ring.documents[: self.ring.owner(step)])
+        return self.candidates.of_documents(logits, rows, columns, first, self.labels if step == 0 else None)
+
     @property
     def classes(self) -> int:
         """Documents of all shards, and hard negatives of a query."""
@@ -71,7 +76,7 @@ class Call:
         """Whether PyTorch's cross entropy is the loss. It takes one label of a row or column, and shares
         smoothing among all classes."""
         one = self.labels.most == 1 and self.column_labels_are_plain
-        return one and (self.candidates.own is None or not self.smoothing)
+        return one and self.candidates.are_all and (self.candidates.own is None or not self.smoothing)
 
     @property
     def column_labels_are_plain(self) -> bool:

@@ -123,9 +123,11 @@ class CrossEntropy:
 
     def _sides(self) -> "list[Side]":
         labels, form = self.call.labels, self.call.multi_positive
-        found = [(self.rows, Targets.of_rows(labels, self.of_labels, form))]
+        logits = self.of_labels - self.rows.maximum.unsqueeze(1)
+        found = [(self.rows, Targets.of_rows(labels, logits, form))]
         if self.columns is not None:
-            targets = Targets.of_columns(labels, self.of_labels, self.call.own_documents, form)
+            logits = self.of_labels - labels.of_columns(self.columns.maximum, len(logits))
+            targets = Targets.of_columns(labels, logits, self.call.own_documents, form)
             found.append((self.columns, targets))
         return found
 
@@ -194,7 +196,7 @@ class CrossEntropy:
         if travelled is not None:
             maximum, scale, factor, *smoothed = travelled.unbind(0)
             columns = SoftmaxWeights(maximum, scale, factor, True, *smoothed)
-        return Weights(self.call, self._rows, columns, self._at_labels if step == 0 else None)
+        return Weights(self.call, self._rows, columns, self._at_labels if step == 0 else None, step)
 
     def listed(self, step: int) -> Found | None:
         if not self.found:
@@ -270,9 +272,11 @@ class Weights:
     rows: SoftmaxWeights
     columns: SoftmaxWeights | None
     at_labels: Tensor | None  # what is subtracted at each label, where labels lie in the shard
+    step: int
 
     def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
-        logits, call = scores / self.call.temperature, self.call
+        call = self.call
+        logits = call.kept(scores / call.temperature, self.step, rows, columns)
         weights = self.rows.of_block(rows[0], logits)
         if self.columns is not None:
             weights.add_(self.columns.of_block(columns[0], logits.t()).t())

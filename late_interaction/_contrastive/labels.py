@@ -40,9 +40,9 @@ class Labels:
 
     # ---- sums over labels ----
 
-    def kept(self, values: Tensor) -> Tensor:
-        """``values``, but 0 where there is no label."""
-        return values if self.index is None else values.masked_fill(self.index == IGNORED, 0.0)
+    def kept(self, values: Tensor, otherwise: float = 0.0) -> Tensor:
+        """``values``, but something else where there is no label."""
+        return values if self.index is None else values.masked_fill(self.index == IGNORED, otherwise)
 
     def even(self, like: Tensor) -> Tensor:
         """Weights of the mean over the labels of each row."""
@@ -148,7 +148,7 @@ class Labels:
 class Targets:
     """What labels take from the cross entropy of rows (or columns): ``logit``, the mean of their logits or
     the logarithm of their exponentials' sum. ``share``: its derivatives in these logits, ``[rows, P]``;
-    ``product``: the sum of logits times shares."""
+    ``product``: the sum of logits times shares. Logits are relative to something of each row (or column)."""
 
     logit: Tensor
     share: Tensor
@@ -161,8 +161,7 @@ class Targets:
         share = labels.even(logits)
         product = logit = labels.kept(logits * share).sum(1)
         if form == "softmax":
-            assert labels.index is not None
-            logit = logits.masked_fill(labels.index == IGNORED, -torch.inf).logsumexp(1)
+            logit = labels.kept(logits, -torch.inf).logsumexp(1)
             share = labels.kept((logits - logit.unsqueeze(1)).exp())
             product = labels.kept(logits * share).sum(1)
         return Targets(logit, share, product)

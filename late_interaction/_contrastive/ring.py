@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.sequences import is_single, longest
 from late_interaction._group import (
     REFUSED,
@@ -33,7 +34,7 @@ from late_interaction.tokens import Tokens
 
 # A process's facts, before the numbers that stand for its options.
 _FACTS = ("queries", "documents", "rows", "columns", "d", "masked", "each", "longest", "wants", "any_mask",
-          "single", "plain")  # fmt: skip
+          "single", "plain", "reach", "width")  # fmt: skip
 
 
 @dataclass
@@ -162,6 +163,26 @@ def mask_bytes(x: Tokens) -> Tensor:
     return x.mask.to(torch.uint8).contiguous()
 
 
+def reach_of(excluded: Any) -> tuple[int, int]:
+    """How many documents a process names as left out, by number or by the width of a mask; 0: none. A GPU's
+    numbers are not waited for."""
+    if isinstance(excluded, Labels) and excluded.index is not None:
+        index = excluded.index
+        return int(index.max()) + 1 if index.device.type == "cpu" and index.numel() else 0, 0
+    return 0, 0 if excluded is None else excluded.shape[1]
+
+
+def check_reach(caller: str, reach: Sequence[float], width: Sequence[float], documents: int) -> None:
+    """Require numbers of documents of all processes."""
+    for rank, (most, columns) in enumerate(zip(reach, width, strict=True)):
+        if most > documents or columns not in (0, documents):
+            got = f"{int(most) - 1}" if most > documents else f"a mask of {int(columns)} documents"
+            raise ValueError(
+                f"{caller}: exclude must speak of the {documents} documents of all ranks, got {got} on rank"
+                f" {rank}"
+            )
+
+
 def join(
     caller: str,
     group: Any,
@@ -190,12 +211,20 @@ def join(
         any_mask = any(x is not None and x.mask is not None for x in (own.q, d, own.h))
         single = is_single(own.q) and is_single(d)
         sizes = len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None, each
-        of_any = longest(own.q), d.values.requires_grad, any_mask, single, own.plain
+        of_any = (
+            longest(own.q),
+            d.values.requires_grad,
+            any_mask,
+            single,
+            own.plain,
+            *reach_of(own.candidates.excluded),
+        )
         facts = [*map(float, (*sizes, *of_any)), *agreed.facts()]
     rows = exchanged_facts(caller, group, facts, device)
     check_refused(caller, rows)
     agreed.check(caller, group, [row[len(_FACTS) :] for row in rows], device)
     table = dict(zip(_FACTS, zip(*rows, strict=True), strict=False))
+    check_reach(caller, table["reach"], table["width"], int(sum(table["documents"])))
     negatives = [None if math.isnan(x) else int(x) for x in table["each"]]
     check_alike(caller, {"number of hard negatives": negatives})
     queries, documents, *shapes = (

@@ -162,7 +162,8 @@ class Weights:
     step: int
 
     def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
-        return self._of(panel_of(self.call, self.step, scores / self.call.temperature, rows, columns))
+        logits = self.call.kept(scores / self.call.temperature, self.step, rows, columns)
+        return self._of(panel_of(self.call, self.step, logits, rows, columns))
 
     def of_own(self, scores: Tensor, rows: Block) -> Tensor:
         first = self.call.classes - self.call.each

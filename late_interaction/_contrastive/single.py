@@ -36,7 +36,7 @@ _BELOW_ALL = torch.finfo(torch.float32).min  # the maximum of no scores, which t
 def takes(call: Call) -> bool:
     """Whether this way computes the loss exactly as it was asked for."""
     plain = call.h is None and call.q.mask is None and call.d.mask is None and not call.tail
-    plain = plain and call.labels.most == 1
+    plain = plain and call.labels.most == 1 and call.candidates.are_all
     if not call.column_labels_are_plain:  # documents without a query, or with several whose mean counts
         plain = plain and not call.smoothing and call.multi_positive == "mean"
     alone, values = call.ring.group is None and call.kernels.way == "matrix", call.q.values

@@ -76,19 +76,19 @@ class RunningSoftmax:
         return RunningSoftmax(maximum, weight, moment, total, seen)
 
     def losses(self, target: Tensor, smoothing: float) -> Tensor:
-        """The cross entropy of each row. ``target``: what its labels take from it."""
+        """The cross entropy of each row. ``target``: what its labels take, relative to the maximum."""
         log = self.weight.log()
-        loss = log - (target - self.maximum)
+        loss = log - target
         if self.total is not None and self.seen is not None:
             loss = loss.lerp(log - self.total / self.seen, smoothing)
         return loss
 
     def logit_products(self, of_labels: Tensor, smoothing: float) -> Tensor:
         """For each row the sum over its logits of logit times the loss's derivative in it. ``of_labels``: the
-        same sum over what labels take."""
+        same sum over what labels take, relative to the maximum."""
         assert self.moment is not None
         mean = self.moment / self.weight
-        product = mean - (of_labels - self.maximum)
+        product = mean - of_labels
         if self.total is not None and self.seen is not None:
             product = product.lerp(mean - self.total / self.seen, smoothing)
         return product

@@ -68,7 +68,7 @@ class ScoresFunction(Function):
         scores, own, *numbers = tensors
         bare, call = call, _with_numbers(call, numbers)
         rows, columns = (0, scores.shape[0]), (0, scores.shape[1])
-        logits = scores / call.temperature
+        logits = call.kept(scores / call.temperature, 0, rows, columns)
         positives = torch.full_like(scores[:, :1].expand(-1, call.labels.most), torch.nan)
         call.labels.read(positives, logits, rows, columns)
         loss: Loss = kind.of(call, positives)

@@ -26,6 +26,8 @@ def contrastive(
     multi_positive: MultiPositive = "mean",
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
+    exclude: Labels | None = None,
+    exclude_above: float | None = None,
     temperature: float | Tensor = 1.0,
     symmetric: bool = False,
     normalize: bool = False,
@@ -66,6 +68,16 @@ def contrastive(
         candidate_mask: ``[Nq, K]``, bool (or integer, nonzero = True), True = keep: the hard negatives that
             each query has. The loss is that of the shorter lists, and nothing depends on what others hold.
             Packed tokens are copied for it.
+        exclude: pairs that are left out as negatives, of both directions, because they may be positives: bool
+            ``[Nq, Nd]``, True = left out, or documents of each query, spelled as ``labels``. A query's own
+            documents stay. In a group documents are numbered over all processes in the order of ranks, and
+            a mask has a column for each. What is left out is scored still, so its tokens must be finite.
+        exclude_above: leave out documents and hard negatives whose score is greater than the score of the
+            query's lowest-scored positive minus this margin: GISTEmbed's filter of false negatives
+            (https://arxiv.org/abs/2402.16829; Sentence Transformers' ``margin_strategy="absolute"``,
+            NV-Retriever's TopK-MarginPos, https://arxiv.org/abs/2407.15831), guided by the scores of this
+            loss, before the temperature. A copy of the positive scores as high, and stays at a margin of 0.
+            None: nothing. The choice has no gradient, and the scores of labels are computed first.
         temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
             gradient if it requires one. 1 suits sums over the tokens of a query. Scores of single vectors are
             cosines, and want less, say 0.05; a sum of 32 cosines divided by 0.05 saturates the softmax: the
@@ -131,7 +143,8 @@ def contrastive(
     waits for the device at times; else, of padded tokens, only to look at norms in the process's first call.
     Under ``torch.compile`` the call is a graph break.
 
-    With one token a side and nothing masked (CLIP's loss; no hard negatives, ``tail`` or ``group``) the
+    With one token a side and nothing masked (CLIP's loss; one label a query, no hard negatives, ``exclude``,
+    ``exclude_above``, ``tail`` or ``group``) the
     forward of a loss that is reduced and not symmetric computes the gradients too, so that scores are
     computed once. Until backward it holds the queries' gradient in their dtype and the documents' in float32;
     beside these it needs 384 MiB on a GPU, or 6 KiB a document where that is more. In bf16 on compute
@@ -151,6 +164,10 @@ def contrastive(
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4076, torch.Size([2, 1, 2]))
+        >>> round(losses.contrastive(Q, D, labels=[[0, 1], [1]]).item(), 4)  # two positives of query 0
+        0.6326
+        >>> round(losses.contrastive(Q, D, exclude=[[1], []]).item(), 4)  # no negative of query 0
+        0.237
     """
     call = read("losses.contrastive", locals())
     if call.whole:
@@ -174,8 +191,8 @@ class Contrastive(BatchLoss):
         temperature: at the start; a number above 0, as in :func:`contrastive`. One that is learned from
             a saturated start has a gradient of 0, and stays.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
-        multi_positive, symmetric, normalize, precision, label_smoothing, tail, kept_bytes, reduction, group,
-            scale_by_world: as in :func:`contrastive`.
+        multi_positive, exclude_above, symmetric, normalize, precision, label_smoothing, tail, kept_bytes,
+            reduction, group, scale_by_world: as in :func:`contrastive`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
@@ -197,6 +214,7 @@ class Contrastive(BatchLoss):
         learnable: bool = False,
         multi_positive: MultiPositive = "mean",
         symmetric: bool = False,
+        exclude_above: float | None = None,
         normalize: bool = False,
         precision: Precision | None = None,
         label_smoothing: float = 0.0,

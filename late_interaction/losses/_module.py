@@ -80,14 +80,16 @@ class BatchLoss(torch.nn.Module):
         *,
         hard_negatives: TokensLike | None = None,
         candidate_mask: Tensor | None = None,
+        exclude: Labels | None = None,
     ) -> Tensor:
         numbers = self.numbers()
         first = Q[0] if isinstance(Q, list | tuple) and Q else Q
         if not self._parameters and isinstance(first, Tensor | Tokens):
             # Constants need not be moved to the tokens' device by the caller.
             numbers = {name: x.to(first.device, non_blocking=True) for name, x in numbers.items()}
-        given = {"hard_negatives": hard_negatives, "candidate_mask": candidate_mask} | numbers | self.options
-        return self._function(Q, D, labels, group=self._shared.group, **given)
+        beside = {"hard_negatives": hard_negatives, "candidate_mask": candidate_mask, "exclude": exclude}
+        options = numbers | self.options
+        return self._function(Q, D, labels, group=self._shared.group, **beside, **options)
 
     def numbers(self) -> dict[str, Tensor]:
         """Return the arguments that may be learned."""

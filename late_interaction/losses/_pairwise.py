@@ -20,6 +20,8 @@ def pairwise(
     multi_positive: MultiPositive = "mean",
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
+    exclude: Labels | None = None,
+    exclude_above: float | None = None,
     temperature: float | Tensor = 1.0,
     normalize: bool = False,
     precision: Precision | None = None,
@@ -34,8 +36,8 @@ def pairwise(
     ``Q`` by that number.
 
     Args:
-        Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in
-            :func:`late_interaction.losses.contrastive`.
+        Q, D, labels, candidate_mask, exclude, exclude_above, normalize, precision, reduction, scale_by_world:
+            as in :func:`late_interaction.losses.contrastive`.
         multi_positive: how several documents of a query count: ``"mean"``, the mean of their losses, or
             ``"softmax"``, the loss of the logarithm of their exponentials' sum. None of them is a negative.
         temperature: as in :func:`late_interaction.losses.contrastive`.
@@ -82,7 +84,8 @@ class Pairwise(BatchLoss):
     Args:
         temperature: at the start; a number above 0.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
-        multi_positive, normalize, precision, reduction, group, scale_by_world: as in :func:`pairwise`.
+        multi_positive, exclude_above, normalize, precision, reduction, group, scale_by_world: as in
+            :func:`pairwise`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
@@ -103,6 +106,7 @@ class Pairwise(BatchLoss):
         temperature: float = 1.0,
         learnable: bool = False,
         multi_positive: MultiPositive = "mean",
+        exclude_above: float | None = None,
         normalize: bool = False,
         precision: Precision | None = None,
         reduction: Reduction = "mean",

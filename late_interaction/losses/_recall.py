@@ -20,6 +20,8 @@ def recall(
     *,
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
+    exclude: Labels | None = None,
+    exclude_above: float | None = None,
     temperature: float | Tensor = 1.0,
     k: int | Sequence[int] = (1, 2, 4, 8, 16),
     rank_temperature: float = 1.0,
@@ -40,8 +42,8 @@ def recall(
     batch makes the estimate of the rank better.
 
     Args:
-        Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in
-            :func:`late_interaction.losses.contrastive`.
+        Q, D, labels, candidate_mask, exclude, exclude_above, normalize, precision, reduction, scale_by_world:
+            as in :func:`late_interaction.losses.contrastive`.
         k: one rank, or several over which the mean is taken, each at least 1. The default is the paper's.
         temperature: of the sigmoid over differences of scores: a number above 0, or a tensor of one element,
             which gets no gradient. It is the width of a step, no scale of a softmax: the narrower, the nearer
@@ -88,8 +90,8 @@ class Recall(BatchLoss):
     """:func:`recall` as a module. Nothing of it is learned.
 
     Args:
-        k, temperature, rank_temperature, normalize, precision, reduction, group, scale_by_world: as in
-            :func:`recall`.
+        k, temperature, rank_temperature, exclude_above, normalize, precision, reduction, group,
+            scale_by_world: as in :func:`recall`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
@@ -110,6 +112,7 @@ class Recall(BatchLoss):
         k: int | Sequence[int] = (1, 2, 4, 8, 16),
         temperature: float = 1.0,
         rank_temperature: float = 1.0,
+        exclude_above: float | None = None,
         normalize: bool = False,
         precision: Precision | None = None,
         reduction: Reduction = "mean",

@@ -20,6 +20,8 @@ def sigmoid(
     *,
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
+    exclude: Labels | None = None,
+    exclude_above: float | None = None,
     temperature: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
     normalize: bool = False,
@@ -38,8 +40,8 @@ def sigmoid(
     query's tokens, is had by dividing ``Q`` by that number.
 
     Args:
-        Q, D, labels, candidate_mask, normalize, precision, reduction, scale_by_world: as in
-            :func:`late_interaction.losses.contrastive`.
+        Q, D, labels, candidate_mask, exclude, exclude_above, normalize, precision, reduction, scale_by_world:
+            as in :func:`late_interaction.losses.contrastive`.
         temperature: as in :func:`late_interaction.losses.contrastive`.
         bias: added to every score once divided: a finite number, or a tensor of one element, which gets a
             gradient if it requires one. A large negative one outweighs the many negatives of a new model.
@@ -83,7 +85,7 @@ class Sigmoid(BatchLoss):
         temperature: at the start; a number above 0. SigLIP starts from 0.1, for single vectors.
         bias: at the start; a finite number. SigLIP starts from -10.
         learnable: whether ``log_temperature`` and ``bias`` are parameters; else they are buffers.
-        normalize, precision, reduction, group, scale_by_world: as in :func:`sigmoid`.
+        exclude_above, normalize, precision, reduction, group, scale_by_world: as in :func:`sigmoid`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0, a bias that is no finite number; the
@@ -107,6 +109,7 @@ class Sigmoid(BatchLoss):
         temperature: float = 1.0,
         bias: float = 0.0,
         learnable: bool = False,
+        exclude_above: float | None = None,
         normalize: bool = False,
         precision: Precision | None = None,
         reduction: Reduction = "mean",

@@ -86,17 +86,20 @@ def gradients(
     sizes=None,
     last_bytes=None,
     watch=False,
+    excluded=None,
     **options,
 ):
     """Loss and gradients of this rank, in each of several runs. gathers: documents, instead of passing them
     round a ring. sizes: arguments of small_blocks. last_bytes: of two ranks, how large the other's documents
-    may be to stay for the backward. watch: returns what watched() sees of forward and backward instead."""
+    may be to stay for the backward. watch: returns what watched() sees of forward and backward instead.
+    excluded: what each rank leaves out."""
     group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
     found = []
     for _ in range(runs):
         symmetric = options.get("symmetric", False)
         Q, D = shards(world, kind, symmetric=symmetric)[rank]
         mine = None if labels is None else labels[rank]
+        options |= {} if excluded is None else {"exclude": excluded[rank]}
         counting = mock.patch.object(gather, "loss", wraps=gather.loss)
         given = {"kept": 1 << 30 if gathers else 0} | (sizes or {})
         with contextlib.ExitStack() as stack:

@@ -21,7 +21,7 @@ def of_lists(kind, positives, negatives, form="mean", smoothing=0.0):
     every = torch.cat((positives, negatives))
     if kind == "contrastive":
         each = every.logsumexp(0) - (positives.mean() if form == "mean" else positives.logsumexp(0))
-        return (1 - smoothing) * each + smoothing * (every.logsumexp(0) - every).mean()
+        return each.lerp((every.logsumexp(0) - every).mean(), smoothing) if smoothing else each
     if kind == "pairwise":
         if not len(negatives):
             return 0.0 * positives.sum()
@@ -69,8 +69,8 @@ def padded(lists, device="cpu"):
     return torch.tensor([[*x, *[-100] * (most - len(x))] for x in lists], device=device)
 
 
-def made(device, lists=LISTS, Nd=9, H=False, L=(5, 7)):
-    Q, D = batch(len(lists), Nd, *L, device=device)
+def made(device, lists=LISTS, Nd=9, H=False, L=(5, 7), planted=1.0):
+    Q, D = batch(len(lists), Nd, *L, device=device, planted=planted)
     H = torch.randn(len(lists), 2, 6, 8, dtype=Q.dtype, device=device, requires_grad=True) if H else None
     return Q, D, H, hits_of(lists, Nd, device)
 
@@ -208,6 +208,77 @@ def test_modules_take_labels(kind, device):
     torch.testing.assert_close(got, getattr(li.losses, kind)(Q, D, LISTS, **more, **options))
 
 
+# ---- pairs that are left out ----
+
+
+OUT = [[1, 2], [], [0, 8], [4], [7, 6, 5], [0], [3]]  # of the 7 queries
+
+
+@every
+@keeps
+@pytest.mark.parametrize("spelling", ["lists", "padded", "pairs", "mask"])
+def test_pairs_that_are_left_out(kind, kept, spelling, device):
+    Q, D, H, hit = made(device, H=True)
+    out = hits_of(OUT, 9, device)
+    out[1, 3] = True  # a positive, which stays
+    lists = [row.nonzero().flatten().tolist() for row in out]
+    pairs = out.nonzero(as_tuple=True)
+    given = {"lists": lists, "padded": padded(lists, device), "pairs": pairs, "mask": out}[spelling]
+    for reduction in ("mean", "none"):
+        with small_blocks(kept=kept):
+            assert_close(*both(kind, (Q, D, H), hit, LISTS, reduction, out=out, ours={"exclude": given}))
+
+
+@keeps
+@pytest.mark.parametrize("options", [
+    {"symmetric": True}, {"symmetric": True, "smoothing": 0.2}, {"ours": {"tail": 1e-9}},
+    {"symmetric": True, "ours": {"tail": 1e-9}},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("L", [(5, 7), (1, 1)], ids=str)
+def test_pairs_that_are_left_out_of_both_directions(options, kept, L, device):
+    Q, D, _, hit = made(device, [[i] for i in range(7)], L=L)
+    out = torch.rand(7, 9, device=device) < 0.3
+    ours = {"exclude": out} | options.get("ours", {})
+    for labels in (None, torch.arange(7, device=device)):
+        with small_blocks(kept=kept):
+            found = both("contrastive", (Q, D, None), hit, labels, out=out, **options | {"ours": ours})
+            assert_close(*found, 1e-7)
+
+
+def test_the_same_positive_twice(device):
+    """It is no negative of itself: 0.693 less."""
+    Q, D = batch(2, 2, device=device, planted=9.0)
+    Q, D = (x.detach()[[0, 0]] for x in (Q, D))
+    assert li.losses.contrastive(Q, D) == pytest.approx(0.6931, abs=1e-4)
+    for options in ({"exclude": [[1], [0]]}, {"labels": [[0, 1], [0, 1]], "multi_positive": "softmax"},
+                    {"exclude_above": 0.1}):  # fmt: skip
+        assert li.losses.contrastive(Q, D, **options) == 0
+
+
+@every
+@keeps
+@pytest.mark.parametrize("margin", [0.0, 0.4, -0.3])
+@pytest.mark.parametrize("lists", [LISTS, [[i] for i in range(7)]], ids=["several", "one"])
+def test_documents_that_score_above_a_margin(kind, kept, margin, lists, device):
+    """GISTEmbed's filter by an absolute margin, from the lowest-scored positive as in hard_negatives."""
+    Q, D, H, hit = made(device, lists, H=True, planted=0.3)
+    S, own = maxsim_reference(Q, D), maxsim_reference(Q, H)
+    limit = S.masked_fill(~hit, torch.inf).amin(1, keepdim=True) - margin
+    out, has = limit < S, own <= limit
+    assert (out & ~hit).any() and not has.all()
+    ours = {"exclude_above": margin, "temperature": T}
+    with small_blocks(kept=kept):
+        loss = getattr(li.losses, kind)(Q, D, lists, hard_negatives=H, **ours)
+        found = gradients(loss, (Q, D, H))
+    wanted = definition(kind, S / T, hit, (own / T).masked_fill(~has, -torch.inf), out)
+    assert_close(found, gradients(wanted, (Q, D, H)))
+    if kind == "contrastive" and margin > 0:
+        options = {"symmetric": True, "ours": {"exclude_above": margin, "exclude": OUT}}
+        with small_blocks(kept=kept):
+            found = both(kind, (Q, D, None), hit, lists, out=out | hits_of(OUT, 9, device), **options)
+            assert_close(*found)
+
+
 # ---- groups ----
 
 
@@ -239,6 +310,28 @@ def test_documents_that_queries_of_a_rank_share():
         check(on_ranks(3, "gradients", labels=labels, **options), 3, labels=labels, **options)
 
 
+@needs_gloo
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_groups_leave_out_documents_of_all_ranks(symmetric):
+    every = torch.rand(16, 16 if symmetric else 21, generator=torch.Generator().manual_seed(3)) < 0.3
+    masks = list(every.split((5, 8, 3)))
+    excluded = [
+        masks[0],
+        masks[1].nonzero(as_tuple=True),
+        padded([x.nonzero().flatten().tolist() for x in masks[2]]),
+    ]
+    options = {"symmetric": True} if symmetric else {"label_smoothing": 0.1}
+    ranks = on_ranks(3, "gradients", excluded=excluded, **options)
+    check(ranks, 3, exclude=every, **options)
+    ranks = on_ranks(2, "gradients", exclude_above=0.5, kind="masked", **options)
+    check(ranks, 2, "masked", exclude_above=0.5, **options)
+    for message in on_ranks(3, "gradients", excluded=[None, [[21]] + [[]] * 7, None]):
+        assert message.startswith(
+            "ValueError: losses.contrastive: exclude must speak of the 21 documents of all ranks"
+        )
+        assert "got 21 on rank 1" in message
+
+
 # ---- refusals ----
 
 
@@ -253,6 +346,11 @@ def refusals():
     yield ValueError, r"labels as pairs must be two tensors \[n\]", (pairs[0], pairs[1][:1]), {}
     yield TypeError, "labels must be int64", (pairs[0], pairs[1].float()), {}
     yield TypeError, "labels must be a torch.Tensor, two of them", 3, {}
+    yield ValueError, r"exclude must lie in \[0, 5\)", None, {"exclude": [[0], [1], [5]]}
+    yield ValueError, r"exclude must be \[Nq, Nd\] = \[3, 5\]", None, {"exclude": torch.ones(3, 4).bool()}
+    yield TypeError, "exclude must be int64", None, {"exclude": torch.ones(3, 5)}
+    yield TypeError, "exclude_above must be a float", None, {"exclude_above": True}
+    yield ValueError, "exclude_above must be finite", None, {"exclude_above": float("inf")}
     yield ValueError, "multi_positive must be one of", None, {"multi_positive": "all"}
 
 

@@ -510,7 +510,7 @@ def test_modules(device, learnable):
 def test_a_module_and_its_function_have_the_same_options(function, module):
     ours = inspect.signature(module).parameters
     theirs = inspect.signature(function).parameters
-    inputs = {"labels", "hard_negatives", "candidate_mask"}
+    inputs = {"labels", "hard_negatives", "candidate_mask", "exclude"}
     assert inputs < set(theirs) and set(inspect.signature(module.forward).parameters) > inputs
     assert set(ours) - {"learnable"} == set(theirs) - inputs - {"Q", "D"}
     for name in set(ours) - {"learnable"}:
