@@ -164,23 +164,22 @@ def _own_candidates(
         if kept is not None:
             raise ValueError("candidate_mask must be None without hard_negatives")
         return None, None
-    found: Tensor | None = None
     if h.offsets is not None:
-        if kept is not None or any(a == b for a, b in pairwise(h._bounds)):
-            found = h.offsets.diff().view(shape) > 0
-        if kept is not None and found is not None:
+        if kept is None and not any(a == b for a, b in pairwise(h._bounds)):
+            return h, None
+        found = h.offsets.diff().view(shape) > 0
+        if kept is not None:
             h, found = _zeroed(h, ~kept.flatten()), found & kept
     else:
         tokens = h.mask
-        if kept is not None or not h.values.shape[1]:
-            of_tokens = kept.flatten().unsqueeze(1) if kept is not None else h.values.new_zeros(1, 1).bool()
-            of_tokens = of_tokens.expand(h.values.shape[:2])
-            tokens = of_tokens if tokens is None else tokens & of_tokens
-        h = Tokens._made(h.values, tokens)
-        found = None if tokens is None else tokens.any(1).view(shape)
-    if found is not None and found.device.type == "cpu" and bool(found.all()):
-        found = None
-    return h, found
+        if tokens is None and kept is None and h.values.shape[1]:
+            return h, None
+        if tokens is None:
+            tokens = torch.ones(h.values.shape[:2], dtype=torch.bool, device=device)
+        if kept is not None:
+            tokens = tokens & kept.flatten().unsqueeze(1)
+        h, found = Tokens._made(h.values, tokens), tokens.any(1).view(shape)
+    return h, None if found.device.type == "cpu" and bool(found.all()) else found
 
 
 def _own_options(given: dict[str, Any], Q: Tensor) -> dict[str, Any]:

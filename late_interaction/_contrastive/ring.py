@@ -211,15 +211,8 @@ def join(
         any_mask = any(x is not None and x.mask is not None for x in (own.q, d, own.h))
         single = is_single(own.q) and is_single(d)
         sizes = len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None, each
-        of_any = (
-            longest(own.q),
-            d.values.requires_grad,
-            any_mask,
-            single,
-            own.plain,
-            *reach_of(own.candidates.excluded),
-        )
-        facts = [*map(float, (*sizes, *of_any)), *agreed.facts()]
+        of_any = longest(own.q), d.values.requires_grad, any_mask, single, own.plain
+        facts = [*map(float, (*sizes, *of_any, *reach_of(own.candidates.excluded))), *agreed.facts()]
     rows = exchanged_facts(caller, group, facts, device)
     check_refused(caller, rows)
     agreed.check(caller, group, [row[len(_FACTS) :] for row in rows], device)

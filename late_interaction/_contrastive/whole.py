@@ -69,8 +69,9 @@ class ScoresFunction(Function):
         bare, call = call, _with_numbers(call, numbers)
         rows, columns = (0, scores.shape[0]), (0, scores.shape[1])
         logits = call.kept(scores / call.temperature, 0, rows, columns)
-        positives = torch.full_like(scores[:, :1].expand(-1, call.labels.most), torch.nan)
-        call.labels.read(positives, logits, rows, columns)
+        positives = scores.new_full((len(scores), call.labels.most), torch.nan)
+        if logits.numel():
+            call.labels.read(positives, logits, rows, columns)
         loss: Loss = kind.of(call, positives)
         if own is not None and own.numel():
             loss.add_own(call.candidates.of_own(own / call.temperature, rows), rows)

@@ -14,19 +14,19 @@ from late_interaction._contrastive import blockwise, gather, single, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.cross_entropy import CrossEntropy
 from late_interaction._scoring.traced import leave_untraced
-from late_interaction.losses._module import BatchLoss, Labels
+from late_interaction.losses._module import BatchLoss, LabelsLike
 from late_interaction.tokens import TokensLike
 
 
 def contrastive(
     Q: TokensLike,
     D: TokensLike,
-    labels: Labels | None = None,
+    labels: LabelsLike | None = None,
     *,
     multi_positive: MultiPositive = "mean",
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
-    exclude: Labels | None = None,
+    exclude: LabelsLike | None = None,
     exclude_above: float | None = None,
     temperature: float | Tensor = 1.0,
     symmetric: bool = False,

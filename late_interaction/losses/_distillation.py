@@ -13,6 +13,7 @@ from late_interaction._checks.losses import check_above_0, check_reduction
 from late_interaction._checks.messages import no_tensor
 from late_interaction._checks.options import check_flag
 from late_interaction._scoring.normalized import min_max
+from late_interaction.losses._module import options_of
 from late_interaction.losses._own_scores import own_scores
 from late_interaction.tokens import TokensLike
 
@@ -211,10 +212,11 @@ def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
 class _Distillation(torch.nn.Module):
     """Apply a function of queries, their documents and a teacher's scores, with its options."""
 
-    def __init__(self, function: Any, options: dict[str, Any]) -> None:
+    def __init__(self, function: Any, given: dict[str, Any]) -> None:
+        """``given``: what is in the scope of the module's own __init__."""
         super().__init__()
         self._function = function
-        self.options = options
+        self.options = options_of(given)
 
     def forward(
         self, Q: TokensLike, D: TokensLike, teacher: Tensor, *, candidate_mask: Tensor | None = None
@@ -255,12 +257,7 @@ class DistillKLDiv(_Distillation):
         precision: Precision | None = None,
         reduction: Reduction = "mean",
     ) -> None:
-        options = {
-            "temperature": temperature, "teacher_temperature": teacher_temperature,
-            "normalize_scores": normalize_scores, "normalize": normalize, "precision": precision,
-            "reduction": reduction,
-        }  # fmt: skip
-        super().__init__(distill_kl_div, options)
+        super().__init__(distill_kl_div, locals())
 
 
 class MarginMSE(_Distillation):
@@ -284,5 +281,4 @@ class MarginMSE(_Distillation):
     def __init__(
         self, *, normalize: bool = False, precision: Precision | None = None, reduction: Reduction = "mean"
     ) -> None:
-        options = {"normalize": normalize, "precision": precision, "reduction": reduction}
-        super().__init__(margin_mse, options)
+        super().__init__(margin_mse, locals())

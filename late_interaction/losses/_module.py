@@ -1,7 +1,7 @@
 """What the modules of losses over a batch have in common."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -12,9 +12,12 @@ from late_interaction._checks.options import check_flag
 from late_interaction.tokens import Tokens, TokensLike
 
 # Documents of each query: [Nq], [Nq, P], pairs as two tensors, or a list for each query.
-Labels = Tensor | tuple[Tensor, Tensor] | list[list[int]]
-# Names in the scope of a module's __init__ that are passed otherwise than as options, or not at all.
-_NO_OPTIONS = {"self", "__class__", "learnable", "temperature", "bias", "group"}
+LabelsLike = Tensor | tuple[Tensor, Tensor] | list[list[int]]
+
+
+def options_of(scope: dict[str, Any], others: Container[str] = ()) -> dict[str, Any]:
+    """Return the arguments of a module's __init__, from its ``locals()``, without ``others``."""
+    return {k: x for k, x in scope.items() if k not in ("self", "__class__") and k not in others}
 
 
 class _Shared:
@@ -42,13 +45,13 @@ class BatchLoss(torch.nn.Module):
     log_temperature: Tensor
 
     def __init__(self, function: Callable[..., Tensor], given: dict[str, Any]) -> None:
-        """``given``: the arguments of the module, by name."""
+        """``given``: what is in the scope of the module's own __init__."""
         super().__init__()
         learnable = given.get("learnable", False)
         check_flag("learnable", learnable)
         self._function = function
         self._shared = _Shared(given["group"])
-        self.options = {name: x for name, x in given.items() if name not in _NO_OPTIONS}
+        self.options = options_of(given, {"learnable", "temperature", "bias", "group"})
         self._learn(
             "log_temperature", math.log(check_above_0("temperature", given["temperature"])), learnable
         )
@@ -76,11 +79,11 @@ class BatchLoss(torch.nn.Module):
         self,
         Q: TokensLike,
         D: TokensLike,
-        labels: Labels | None = None,
+        labels: LabelsLike | None = None,
         *,
         hard_negatives: TokensLike | None = None,
         candidate_mask: Tensor | None = None,
-        exclude: Labels | None = None,
+        exclude: LabelsLike | None = None,
     ) -> Tensor:
         numbers = self.numbers()
         first = Q[0] if isinstance(Q, list | tuple) and Q else Q

@@ -9,18 +9,18 @@ from late_interaction._checks.losses import check_number
 from late_interaction._contrastive import blockwise, row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._scoring.traced import leave_untraced
-from late_interaction.losses._module import BatchLoss, Labels
+from late_interaction.losses._module import BatchLoss, LabelsLike
 from late_interaction.tokens import TokensLike
 
 
 def sigmoid(
     Q: TokensLike,
     D: TokensLike,
-    labels: Labels | None = None,
+    labels: LabelsLike | None = None,
     *,
     hard_negatives: TokensLike | None = None,
     candidate_mask: Tensor | None = None,
-    exclude: Labels | None = None,
+    exclude: LabelsLike | None = None,
     exclude_above: float | None = None,
     temperature: float | Tensor = 1.0,
     bias: float | Tensor = 0.0,
