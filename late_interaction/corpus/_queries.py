@@ -111,10 +111,11 @@ class _OfCodes(Queries):
 
     def __init__(self, Q: list[Tensor], codec: Codec) -> None:
         super().__init__(Q)
-        padded = pad_sequence(Q, batch_first=True)
-        lengths = torch.tensor([len(x) for x in Q], device="cpu")
-        kept = torch.arange(padded.shape[1], device="cpu") < lengths.unsqueeze(1)
-        mask = None if bool(kept.all()) else to_device(kept, self.device)
+        padded, lengths = pad_sequence(Q, batch_first=True), [len(x) for x in Q]
+        mask = None
+        if min(lengths) < max(lengths):
+            ends = torch.tensor(lengths, device="cpu").unsqueeze(1)
+            mask = to_device(torch.arange(padded.shape[1], device="cpu") < ends, self.device)
         self._codec, self._d = codec, padded.shape[2]
         self._codes = codec._encode_queries(Tokens._made(padded, mask))
 
