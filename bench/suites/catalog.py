@@ -59,9 +59,13 @@ SUITES: dict[str, Suite] = {
         "fp8 and int8 inputs",
         shapes.named(shapes.QUANTIZED), codes.measure_quantized, shapes.TINY_FORWARD, codes.QUANTIZED,
     ),
+    "ragged-codes": Suite(
+        "packed documents of different lengths and of one, in bf16 and as codes",
+        shapes.RAGGED, codes.measure_ragged, shapes.TINY_FORWARD, codes.RAGGED,
+    ),
     "plaid": Suite(
         "residual-compressed documents",
-        shapes.PLAID, codes.measure_plaid, shapes.TINY_PLAID, (codes.PACKED, codes.CENTROIDS),
+        shapes.PLAID, codes.measure_plaid, shapes.TINY_PLAID, codes.PLAID,
     ),
     "fused-head": Suite(
         "scores from hidden states: projection, normalization and MaxSim in one call",

@@ -6,20 +6,21 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from bench.harness.inputs import FP8, INT8, draw, quantize, sets_of_bytes
+from bench.harness.inputs import FP8, INT8, draw, draw_packed, quantize, sets_of_bytes
 from bench.harness.library import LIK, OURS
 from bench.harness.measuring import Bench, Function, Timed, function
 from bench.harness.parity import reference_scores, relative_error
 from bench.harness.results import Row
 from bench.harness.shape import Shape
 from bench.harness.timing import wall_seconds
+from bench.suites.packed import reference as packed_reference
 
 # ---- 8-bit inputs: every library gets the same quantized tensors ----
 
@@ -66,9 +67,45 @@ def measure_quantized(b: Bench) -> list[Row]:
     return b.measure(timed)
 
 
+# ---- a corpus of documents of different lengths, and one of as many tokens in documents of one length ----
+
+RAGGED_KINDS = {BF16: None, PER_TOKEN: FP8, INT8_PER_TOKEN: INT8}
+RAGGED = tuple(f"{kind}, {lengths}" for lengths in ("ragged", "equal") for kind in RAGGED_KINDS)
+
+
+def measure_ragged(b: Bench) -> list[Row]:
+    """Packed documents in bf16 and as codes with a scale per token."""
+    lib, library = function("late_interaction", "maxsim"), __import__("late_interaction")
+    timed = []
+    for lengths in ("ragged", "equal"):
+        Q, D, _, cu_d = draw_packed(b.shape, b.settings.device, torch.bfloat16)
+        queries = F.normalize(torch.randn(b.shape.Nq, b.shape.Lq, b.shape.d, device=Q.device), dim=-1)
+        if lengths == "equal":
+            each = len(D) // b.shape.Nd
+            D, cu_d = D[: each * b.shape.Nd], torch.arange(b.shape.Nd + 1, device=Q.device).int() * each
+        cu_q = torch.arange(b.shape.Nq + 1, device=Q.device).int() * b.shape.Lq
+        tokens = library.Tokens.packed(D, cu_d)
+        for kind, dtype in RAGGED_KINDS.items():
+            q, documents, x, y = queries.to(D.dtype), tokens, queries.to(D.dtype), D
+            if dtype is not None:
+                codec = library.codecs.Int8() if dtype == INT8 else library.codecs.Fp8(dtype)
+                q, documents = codec.encode(q), codec.encode(tokens)
+                x, y = (_restored(c.values, c.scales) for c in (q, documents))
+            wanted = packed_reference(x.flatten(0, 1), y, cu_q, cu_d)
+            variant = f"{kind}, {lengths}"
+            make: Any = partial(partial, lib)
+            timed.append(
+                b.forward(
+                    OURS, variant, make, [(q, documents)], wanted, dtype=dtype or D.dtype, tokens_d=len(D)
+                )
+            )
+    return b.measure(timed)
+
+
 # ---- residual-compressed documents: every library gets the same index of random codes ----
 
-PACKED, CENTROIDS = "packed", "centroids alone"
+PACKED, NORMED, CENTROIDS = "packed", "norms known", "centroids alone"
+PLAID = (PACKED, NORMED, CENTROIDS)
 N_CENTROIDS = 65536
 _LIK_BYTES = 2**31 - 1
 
@@ -84,6 +121,17 @@ class Index:
     weights: torch.Tensor
     nbits: int
     table: torch.Tensor  # fp32 [n, Lq], similarities of the centroids
+
+    @cached_property
+    def inverse_norms(self) -> torch.Tensor:
+        """float16 [tokens], of what they decompress to, in bf16 as the queries."""
+        found = []
+        for codes, residuals in zip(self.codes.split(1000), self.residuals.split(1000), strict=True):
+            shifts = torch.arange(0, 8, self.nbits, device=codes.device, dtype=torch.uint8)
+            buckets = (residuals.unsqueeze(-1) >> shifts & 2**self.nbits - 1).flatten(2)
+            tokens = self.centroids[codes].float() + self.weights[buckets.int()]
+            found.append((1 / tokens.norm(dim=-1)).half().flatten())
+        return torch.cat(found)
 
 
 def draw_index(shape: Shape, device: torch.device, dtype: torch.dtype, n: int = N_CENTROIDS) -> Index:
@@ -121,6 +169,12 @@ def _plaid(module: str, variant: str) -> Callable[[Index], torch.Tensor]:
     approximate = function(module, "plaid_approx_score")
     if variant == CENTROIDS:
         return lambda x: approximate(x.table, x.codes, x.lengths)
+    if variant == NORMED:
+        op: Any = function("late_interaction.ops", "maxsim_residual_normed")
+        return lambda x: op(
+            x.Q[None], x.codes.flatten(), x.residuals.flatten(0, 1), x.inverse_norms, x.offsets, x.centroids,
+            x.weights,
+        ).squeeze(0)  # fmt: skip
     packed = function(module, "maxsim_residual_varlen")
     return lambda x: packed(
         x.Q, x.codes.flatten(), x.residuals.flatten(0, 1), x.offsets, x.centroids, x.weights, x.nbits,
@@ -132,7 +186,9 @@ def measure_plaid(b: Bench) -> list[Row]:
     """Decompression and MaxSim in one call, and scores by centroids alone."""
     rows = []
     n = N_CENTROIDS if b.settings.on_gpu else 64
-    for variant in (PACKED, CENTROIDS):
+    for variant in PLAID:
+        if variant == NORMED and not (b.settings.on_gpu and b.shape.d == 128 and b.shape.name.endswith("-2")):
+            continue
         first = draw_index(b.shape, b.settings.device, torch.bfloat16, n)
         size = first.codes.nbytes + (first.table if variant == CENTROIDS else first.residuals).nbytes
         count = sets_of_bytes(size, b.settings.cache_bytes)
@@ -141,7 +197,7 @@ def measure_plaid(b: Bench) -> list[Row]:
         wanted = exact_scores(first, variant)
         timed, skipped = [], []
         for impl, module in ((OURS, "late_interaction.lik.plaid"), (LIK, "late_interaction_kernels.plaid")):
-            if impl != OURS and not b.has(impl):
+            if impl != OURS and (variant == NORMED or not b.has(impl)):
                 continue
             waits = impl == LIK and variant == PACKED  # its assertion reads from the device
             make, options = partial(_plaid, module, variant), {"capture": not waits, "nbits": first.nbits}

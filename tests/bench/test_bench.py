@@ -195,7 +195,8 @@ def test_dry_run_takes_every_library_through_and_records_every_key(tmp_path: Pat
 
 
 def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
-    suites = ("variants", "fp32", "quantized", "plaid", "fused-head", "retrieve", "varlen", "pairs-packed")
+    suites = ("variants", "fp32", "quantized", "ragged-codes", "plaid", "fused-head", "retrieve", "varlen",
+              "pairs-packed")  # fmt: skip
     rows = dry_run(tmp_path, ",".join(suites), "ours")
     by_suite = {s: [r for r in rows if r["suite"] == s] for s in suites}
     limits = {"fused-head": hidden.GRADIENTS}
