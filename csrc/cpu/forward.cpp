@@ -216,8 +216,8 @@ class Worker {
     segments_.clear();
     while (query < end && rows_ < c_.block_rows) {
       Segment segment{query, token, token, rows_, 0};
-      const int64_t its_end = std::min(end_token, query_length(query));
-      for (; token < its_end && rows_ < c_.block_rows; ++token) {
+      const int64_t query_end = std::min(end_token, query_length(query));
+      for (; token < query_end && rows_ < c_.block_rows; ++token) {
         if (!keeps(call_.q_mask, 0, query, token)) continue;
         pack_query_row(query, token);
         row_token_[rows_++] = static_cast<Index>(token);
@@ -225,7 +225,7 @@ class Worker {
       segment.end_token = token;
       segment.rows = rows_ - segment.first_row;
       segments_.push_back(segment);
-      if (token == its_end) {
+      if (token == query_end) {
         ++query;
         token = 0;
       }
@@ -235,8 +235,8 @@ class Worker {
   }
 
   void pack_query_row(int64_t query, int64_t token) {
-    const int64_t place = query_place(query, token);
-    const char* x = token_at(call_.Q, element_, 0, query, place);
+    const int64_t index = query_place(query, token);
+    const char* x = token_at(call_.Q, element_, 0, query, index);
     const auto pack = m_.pack_query ? m_.pack_query : m_.pack_row;
     pack(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
     scatter_row(rows_, packed_row_);
@@ -250,7 +250,7 @@ class Worker {
     } else if (call_.q_scale.data) {
       scale = checked_scale(*scale_at(call_.q_scale, 0, query, token));
     }
-    scale = weighted(call_.q_weights, query, place, scale);
+    scale = weighted(call_.q_weights, query, index, scale);
   }
 
   // Rows lie across a panel: [step][row].
@@ -308,11 +308,11 @@ class Worker {
       sum = ScoreSum();
     }
     if (!call_.winners) return;
-    const int64_t place = winner_place(segment.query, j);
+    const int64_t index = winner_place(segment.query, j);
     if (call_.wide || wide_winners(s_.Ld)) {
-      write_winners(static_cast<int32_t*>(call_.winners) + place, segment, scored);
+      write_winners(static_cast<int32_t*>(call_.winners) + index, segment, scored);
     } else {
-      write_winners(static_cast<uint16_t*>(call_.winners) + place, segment, scored);
+      write_winners(static_cast<uint16_t*>(call_.winners) + index, segment, scored);
     }
   }
 

@@ -39,17 +39,17 @@ Range document_of(const Pairs& p, int64_t pair) {
 }
 
 // Winners in the width that documents of Ld tokens have.
-int32_t get_winner(const void* winners, int64_t Ld, int64_t at) {
-  if (wide_winners(Ld)) return static_cast<const int32_t*>(winners)[at];
-  const uint16_t winner = static_cast<const uint16_t*>(winners)[at];
+int32_t get_winner(const void* winners, int64_t Ld, int64_t index) {
+  if (wide_winners(Ld)) return static_cast<const int32_t*>(winners)[index];
+  const uint16_t winner = static_cast<const uint16_t*>(winners)[index];
   return winner == kNarrowSentinel ? kSentinel : winner;
 }
 
-void set_winner(void* winners, int64_t Ld, int64_t at, int32_t winner) {
+void set_winner(void* winners, int64_t Ld, int64_t index, int32_t winner) {
   if (wide_winners(Ld)) {
-    static_cast<int32_t*>(winners)[at] = winner;
+    static_cast<int32_t*>(winners)[index] = winner;
   } else {
-    static_cast<uint16_t*>(winners)[at] = static_cast<uint16_t>(winner);
+    static_cast<uint16_t*>(winners)[index] = static_cast<uint16_t>(winner);
   }
 }
 

@@ -228,8 +228,8 @@ class WardClusterer {
 
   // The union takes the place of y.
   void join(int64_t x, int64_t y, double distance) {
-    int32_t* place = std::lower_bound(live_, live_ + live_count_, static_cast<int32_t>(x));
-    std::copy(place + 1, live_ + live_count_--, place);
+    int32_t* position = std::lower_bound(live_, live_ + live_count_, static_cast<int32_t>(x));
+    std::copy(position + 1, live_ + live_count_--, position);
     double* row = distances_ + y * width_;
     for (int64_t l = 0; l < live_count_; ++l) {
       __builtin_prefetch(distances_ + live_[l] * width_ + y, 1);  // column y, a line a row, is written below
@@ -247,9 +247,9 @@ class WardClusterer {
 
   // Drops the rows and columns of dead clusters: half of the matrix is a quarter to read.
   void compact(int64_t chain_length) {
-    int32_t* place = stack_;  // of a live cluster
-    for (int64_t l = 0; l < live_count_; ++l) place[live_[l]] = static_cast<int32_t>(l);
-    for (int64_t c = 0; c < chain_length; ++c) chain_[c] = place[chain_[c]];
+    int32_t* live_index = stack_;  // of a live cluster
+    for (int64_t l = 0; l < live_count_; ++l) live_index[live_[l]] = static_cast<int32_t>(l);
+    for (int64_t c = 0; c < chain_length; ++c) chain_[c] = live_index[chain_[c]];
     for (int64_t l = 0; l < live_count_; ++l) {
       const double* from = distances_ + live_[l] * width_;
       double* to = distances_ + l * live_count_;

@@ -63,9 +63,9 @@ constexpr int second_width(int columns) { return columns == 128 ? 104 : columns 
 
 // ---- forward/sm90_q_short ----
 
-// A tile of tokens: `docs` documents of up to `span` tokens.
+// A tile of tokens: `docs` documents of up to `slot_tokens` tokens.
 struct ShortTile {
-  int span, docs;
+  int slot_tokens, docs;
 };
 inline constexpr std::array kShortTiles = {ShortTile{8, 16}, ShortTile{16, 8}, ShortTile{24, 6},
                                            ShortTile{32, 4}, ShortTile{48, 3}, ShortTile{64, 2}};
@@ -73,7 +73,7 @@ inline constexpr std::array kShortTiles = {ShortTile{8, 16}, ShortTile{16, 8}, S
 // The tile for documents of up to Ld tokens; the last one for longer ones.
 constexpr ShortTile short_tile(int64_t Ld) {
   for (const ShortTile tile : kShortTiles) {
-    if (Ld <= tile.span) return tile;
+    if (Ld <= tile.slot_tokens) return tile;
   }
   return kShortTiles.back();
 }

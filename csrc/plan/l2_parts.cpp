@@ -9,15 +9,15 @@ namespace late_interaction {
 
 namespace {
 
-// Rows of a forward's tile, about: what this is for has many of them.
+// Rows of a forward's tile, about.
 constexpr int64_t kTileRows = 128;
 
-// Winners and scores in all, from which on a batch is large: what its parts take beside them is little.
+// Bytes of winners and scores from which on a batch is large: the sums over parts are small beside them.
 constexpr int64_t kManyWinners = 256 << 20;
 
 int64_t winner_bytes(const Sizes& s) { return s.Nq * s.N * ((wide_winners(s.Ld) ? 4 : 2) * s.Lq + 4); }
 
-// The most that `bytes` hold, in parts of about the same size.
+// The largest part that `bytes` hold, where `count` falls into parts of about the same size.
 int64_t even_part(int64_t count, int64_t bytes_each, int64_t bytes) {
   const int64_t most = std::max<int64_t>(1, bytes / std::max<int64_t>(bytes_each, 1));
   return ceil_div(count, ceil_div(count, most));
@@ -44,7 +44,7 @@ BatchPart backward_part(const Sizes& s, Dtype dtype, const Device& device, Backw
       (s.Nq * query <= device.l2_bytes / 8 && s.N * document <= device.l2_bytes / 2)) {
     return {s.Nq, s.N};
   }
-  // Documents that are not read bound what their gradients' sums take.
+  // Documents that are not gathered count for the sums of their gradients.
   const int64_t documents = reads == BackwardReads::both_sides ? device.l2_bytes / 4 : device.l2_bytes;
   return {even_part(s.Nq, query, device.l2_bytes / 8), even_part(s.N, document, documents)};
 }
@@ -53,8 +53,8 @@ BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
   constexpr int64_t kMostWinners = 64 << 20;
   BatchPart part = backward_part(s, dtype, device, BackwardReads::both_sides, false);
   if (part.queries >= s.Nq && part.documents >= s.N) return part;
-  // More queries than a backward's part: the kernels of grad_Q that read documents
-  // from shared memory fill the device then.
+  // More queries than in backward_part, to fill the device with the kernels of grad_Q that read documents
+  // from shared memory.
   part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 2);
   part.documents = std::min(
       part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
@@ -69,11 +69,11 @@ PackedParts packed_backward_parts(const Sizes& s, Dtype dtype, const Device& dev
   const PackedParts whole{s.N, s.Lq};
   const int64_t row = s.d * element_bytes(dtype), document = s.Ld * row;
   const int64_t winner = wide_winners(s.N * s.Ld) ? 4 : 2, winners = winner * s.N * s.Lq;
-  // Less is over before launches and sums would be worth it. A copy by rows has a pitch of 31 bits.
+  // A smaller batch does not repay launches and sums. A copy by rows has a pitch of 31 bits.
   const bool large = winners >= 4 * device.l2_bytes && winner * s.Lq <= INT32_MAX;
   if (dtype == Dtype::fp64 || !large) return whole;
   PackedParts parts = whole;
-  // With fewer rows than fill the device, a part of the documents would be over too soon.
+  // With fewer rows than fill the device, a part of the documents would be too little work.
   const bool many_rows = s.Lq >= kTileRows * device.sm_count / 2;
   if (many_rows && s.N * document > device.l2_bytes / 2) {
     parts.documents = even_part(s.N, document, device.l2_bytes / 4);
@@ -82,7 +82,7 @@ PackedParts packed_backward_parts(const Sizes& s, Dtype dtype, const Device& dev
     constexpr int64_t kStep = 64;  // so that winners of a part are aligned
     parts.rows = std::min(s.Lq, round_up(even_part(s.Lq, row, device.l2_bytes / 8), kStep));
   }
-  // What this takes beside the gradients: their sums, and the winners of a part of the rows.
+  // Bytes beside the gradients: sums over parts, and the winners of a part of the rows.
   const int64_t sum = element_bytes(dtype) == 4 ? 0 : 4 * s.d;
   const bool by_documents = parts.documents < s.N, by_rows = parts.rows < s.Lq;
   const int64_t taken =

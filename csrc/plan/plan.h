@@ -1,5 +1,5 @@
-// The planner: which kernel, tile and grid a CUDA launch gets. The host decides it by plain arithmetic, so
-// that a plan can be read, printed and tested on a machine without a GPU.
+// The planner: which kernel, tile and grid a CUDA launch gets. It is plain host arithmetic, so plans can be
+// read, printed and tested without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -30,52 +30,51 @@ struct ForwardPlan {
   int k_chunks = 0;        // 128-byte slices of an embedding; a stage of the ring holds one or two
   int stages = 0;          // depth of the ring
   int num_splits = 1;      // ranges that each document is split into
-  int split_tokens = 0;    // tokens of such a range, where kernels count them off themselves
+  int split_tokens = 0;    // tokens of such a range, where the kernel finds the ranges
   bool lpt = false;        // packed: documents go to the blocks of a row tile longest first
   int smem_bytes = 0;      // dynamic shared memory of a block
   int blocks_per_sm = 0;   // blocks that a multiprocessor holds at a time
   int64_t row_tiles = 0;   // tiles of query rows
   int64_t work_tiles = 0;  // (row tile, split of a document) pairs; a block takes a contiguous range
   int64_t grid = 0;        // blocks
-  int partial_rows = 0;    // query rows that are summed together: those of one warp, or of a block that
-                           // combines splits
+  int partial_rows = 0;    // query rows of a partial: of one warp, or of a block that combines splits
   int partials = 1;        // partial sums of a query's score; more than one need a second, small kernel
 
-  // What some kernels are told besides.
-  int steps = 0;            // products of 32 bytes that an embedding takes, of a kernel for so many
+  // For some kernels.
+  int steps = 0;            // products of 32 bytes that an embedding takes, where instances differ in it
   bool many_rows = false;   // the wider of a kernel's two tiles of query rows
-  int teams = 1;            // warpgroups, or warps, that have documents of their own
-  int members = 1;          // those that share a document, or a work tile
+  int teams = 1;            // teams of warpgroups, or of warps, each with other documents
+  int members = 1;          // of a team, which share a document, or a work tile
   int cluster = 1;          // blocks of a cluster, which load query rows for each other
   bool stream_q = false;    // Q streams through the ring with D instead of staying in shared memory
-  int docs = 1;             // documents that share a tile,
-  int doc_columns = 0;      // and columns that each then has
+  int docs = 1;             // documents that share a tile
+  int doc_columns = 0;      // columns of each of them
   bool masked = false;      // columns of a tile may be masked one by one
   bool scaled = false;      // each column of a tile has a scale
   bool trimmed = false;     // a kernel before finds the first and the last kept token of each document
   bool compacted = false;   // a kernel before copies each document's kept tokens, so that no column is masked
   bool two_widths = false;  // each document has two tiles, of which the second is second_width() wide
-  int end_tokens = 32;      // packed: tokens that take as long as a document's end, for equal shares
+  int end_tokens = 32;      // packed: a document's end takes as long as so many tokens, for equal shares
 };
 
-// What a forward plan depends on besides sizes.
+// What a forward plan depends on beside sizes and device.
 struct ForwardTraits {
   Dtype dtype = Dtype::bf16;
   Precision precision = Precision::highest;
   bool masked = false;        // documents have a mask
-  bool packed = false;        // and lengths of their own: sizes are those of a document of mean length
-  bool scaled = false;        // documents' tokens have scales of their own (normalize, a scale a token)
-  bool given_scales = false;  // those are a scale a token, which kernels that find norms do not know
+  bool packed = false;        // documents differ in length: Ld is the mean
+  bool scaled = false;        // each document token has a scale (normalize, or a given one)
+  bool given_scales = false;  // the caller gives those scales, so kernels that find norms do not serve
   // TMA can describe the inputs: strides are multiples of 16 bytes, and the rows of Q have one stride.
   bool tma_compatible = true;
-  // Operands are fp32 numbers as two fp16 numbers an element, whose sizes are those of the fp32 inputs.
+  // Operands are two fp16 numbers for each fp32 element; sizes are those of the fp32 inputs.
   bool two_terms = false;
 };
 
 ForwardPlan plan_forward(const Sizes& sizes, const ForwardTraits& traits, const Device& device);
 
-// In a batch of one query every document belongs to that query alone. It has few winners, so the backward
-// finds them without a sort (backward/grad_d_single_query.cuh), and writes zeros nearly everywhere.
+// In a batch of one query every document belongs to that query alone, and has few winners: the backward finds
+// them without a sort (backward/grad_d_single_query.cuh), and writes zeros nearly everywhere.
 inline Sizes with_own_documents(Sizes s) {
   if (s.Nq == 1 && s.Lq <= kSingleQueryWinners) s.layout = Layout::per_query;
   return s;
@@ -106,19 +105,19 @@ struct BackwardPlan {
   int lowmem_smem_bytes = 0;  // of a block of either kind: one kernel has both
 };
 
-// vectors: Q and D are aligned and dense enough for vector loads.
+// vectors: Q and D allow vector loads.
 BackwardPlan plan_backward(const Sizes& sizes, Dtype dtype, bool vectors, bool normalize, Backward method,
                            const Device& device);
 
-// grad_Q of many query rows, apart from grad_D: documents pass through shared memory.
+// grad_Q of many query rows, by a kernel without grad_D: documents pass through shared memory.
 struct TiledGradQPlan {
-  int slices = 0;  // blocks that share a row tile, each some of the dims
+  int slices = 0;  // blocks that share a row tile, each with some of the dims
   int64_t grid = 0;
   int smem_bytes = 0;
   bool pdl = false;  // as in BackwardPlan
 };
 
-// None where the gather of plan_backward is the way. aligned: TMA could read the rows (16 bytes).
+// None where the gather of plan_backward is faster. aligned: TMA could read the rows (16 bytes).
 std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& sizes, Dtype dtype, bool aligned,
                                                 const Device& device);
 

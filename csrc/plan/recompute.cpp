@@ -6,8 +6,7 @@ namespace late_interaction {
 
 namespace {
 
-// All there may be beside the gradients is 16 MiB, the scores of the step among it; and the allocator rounds
-// up what it gives.
+// A step may take 16 MiB beside the gradients, scores included; the allocator rounds sizes up.
 constexpr int64_t kMostBytes = 12 << 20, kLeastBytes = 8 << 20;
 
 int64_t fitting(int64_t capacity, int64_t bytes_each, int64_t count) {
@@ -21,7 +20,7 @@ RecomputePlan plan_recompute(const Sizes& s, const RecomputeBytes& bytes, bool b
   const int64_t pair = (wide_winners(s.Ld) ? 4 : 2) * s.Lq + 4;  // winners and a score
   const int64_t document = std::max(bytes.forward, bytes.backward);
   const int64_t capacity = std::max(kLeastBytes, kMostBytes - 4 * s.Nq * s.N);
-  // What the forward took is free again before gradients are allocated, if there is one forward alone.
+  // A single forward's memory is free again before gradients are allocated.
   const int64_t all = s.Nq * s.N * pair + s.documents() * bytes.backward;
   if (all <= capacity || s.Nq == 0 || s.N == 0) return {Parts::none, s.Nq, s.N};
   if (s.layout == Layout::per_query) {

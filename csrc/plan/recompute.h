@@ -1,5 +1,5 @@
-// Winners that were not kept are found again in the backward: of some queries with some documents at a time,
-// where those of all, and what finding them takes, would be too much memory beside the gradients.
+// The backward finds winners again that the forward did not keep: for some queries and documents at a time,
+// if all winners, and the memory for finding them, are too much beside the gradients.
 #pragma once
 
 #include "../common/problem.h"
@@ -16,11 +16,11 @@ struct RecomputeBytes {
 struct RecomputePlan {
   enum class Parts {
     none,       // all at once
-    queries,    // some queries with all they meet give both gradients: documents are each query's own
+    queries,    // some queries with all they meet give both gradients: no two queries share a document
     documents,  // some documents with all queries give both; grad_Q is summed over the parts
     apart,      // some queries give grad_Q, then some documents grad_D: no memory for those sums
-    blocks,     // some queries with some documents, of a batch larger than L2 (l2_parts.h): the gradients of
-                // queries are summed over all documents, those of a part's documents over the queries
+    blocks,     // some queries with some documents, of a batch larger than L2 (l2_parts.h): grad_Q is summed
+                // over all documents, grad_D of a part's documents over the queries
   };
   Parts parts = Parts::none;
   int64_t queries = 0, documents = 0;  // of a part

@@ -279,13 +279,13 @@ void test_parts_of_recomputed_winners_fill_the_device() {
 void check_gathered(const Sizes& s, const GatheredGradQPlan& plan, const Device& device) {
   const int docs = gathered_docs(plan.tma);
   EXPECT(plan.tma == device.wgmma && plan.pdl == (device.capability >= 90));
-  const int64_t rows = int64_t{plan.groups} * kGatheredGroupRows;
-  EXPECT(plan.groups >= 1 && plan.groups <= kGatheredWarps * kGatheredMostGroups);
+  const int64_t rows = int64_t{plan.octets} * kGatheredOctetRows;
+  EXPECT(plan.octets >= 1 && plan.octets <= kGatheredWarps * kGatheredMostOctets);
   EXPECT(plan.slices * kGatheredDims >= s.d && (plan.slices - 1) * kGatheredDims < s.d);
   EXPECT(plan.grid % plan.slices == 0 && plan.grid / plan.slices * rows >= s.Nq * s.Lq);
   EXPECT((plan.grid / plan.slices - 1) * rows < s.Nq * s.Lq);
   EXPECT(plan.stages >= 2 && plan.stages <= kGatheredMostStages);
-  const int side = plan.groups * gathered_side_bytes(docs);
+  const int side = plan.octets * gathered_side_bytes(docs);
   EXPECT(plan.stages * (gathered_tile_bytes(s.Ld, docs) + side) <= plan.smem_bytes);
   EXPECT(rows * (kGatheredDims + kGatheredSumPadding) * 4 <= plan.smem_bytes);
   EXPECT(plan.smem_bytes + 1024 <= device.smem_per_block);

@@ -121,8 +121,8 @@ struct WinnerOrder {
     uint32_t* counts = cursors + warp * tile.tokens;
     for (int t = lane; t < tile.tokens; t += 32) counts[t] = 0;
     __syncwarp();
-    const Segment mine = segment(first);
-    const uint32_t length = mine.end - mine.begin;
+    const Segment range = segment(first);
+    const uint32_t length = range.end - range.begin;
     found = p.compact ? 0 : length;
     for (uint32_t base = 0; base < length; base += kAhead * kStep) {
       TokenVec ahead[kAhead];
@@ -130,7 +130,7 @@ struct WinnerOrder {
       for (int u = 0; u < kAhead; ++u) {
         const uint32_t at = base + u * kStep + lane * kWidth;
         if (at < length) {
-          ahead[u] = load<kWidth>(first + mine.begin + at);
+          ahead[u] = load<kWidth>(first + range.begin + at);
         } else {
 #pragma unroll
           for (int k = 0; k < kWidth; ++k) ahead[u].token[k] = kElsewhere;
@@ -181,7 +181,7 @@ struct WinnerOrder {
     const int each = (tile.tokens + kBackwardThreads - 1) / kBackwardThreads;
     const int begin = min(static_cast<int>(threadIdx.x) * each, tile.tokens);
     const int end = min(begin + each, tile.tokens);
-    uint32_t mine = 0;
+    uint32_t sum_of_thread = 0;
     chunk = p.compact ? max(1u, min(entries, p.segments << 16)) : p.chunk;
     for (uint32_t first = 0; first == 0 || first < entries; first += chunk) {  // of no entries: zeros
       if (first > 0) __syncthreads();
@@ -190,12 +190,12 @@ struct WinnerOrder {
         uint32_t sum = 0;
         for (int s = 0; s < p.segments; ++s) sum += cursors[s * tile.tokens + t];
         next[t] = first == 0 ? sum : next[t] + sum;
-        mine += sum;
+        sum_of_thread += sum;
       }
     }
-    uint32_t before = sum_up_to_lane(mine);
+    uint32_t before = sum_up_to_lane(sum_of_thread);
     if (lane == 31) warp_totals[warp] = before;
-    before -= mine;
+    before -= sum_of_thread;
     __syncthreads();
     for (int w = 0; w < warp; ++w) before += warp_totals[w];
     for (int t = begin; t < end; ++t) {

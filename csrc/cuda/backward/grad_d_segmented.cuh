@@ -81,12 +81,12 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kScales, Args> {
       started_here = starts[t] == begin;
       for (uint32_t batch = begin; batch < end; batch += 32) {
         const uint32_t at = min(batch + lane, end - 1);
-        int mine = t;  // the token that has won this place
-        if (starts[t + 1] < batch + 32) mine = order.token_at(at, t, to);
+        int lane_token = t;  // the token that has won this place
+        if (starts[t + 1] < batch + 32) lane_token = order.token_at(at, t, to);
         __syncwarp();
         queue[lane] = batch + lane < end ? pick(order.listed(at - base)) : GatherEntry<S>{};
         // Places behind which rows are complete. What follows the share's last one is for later.
-        const unsigned ends = __ballot_sync(kFullWarp, at + 1 < end && starts[mine + 1] == at + 1);
+        const unsigned ends = __ballot_sync(kFullWarp, at + 1 < end && starts[lane_token + 1] == at + 1);
         __syncwarp();
         for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kRowsInFlight) {
           RawRow<T, kFragments> rows[kRowsInFlight];
@@ -100,7 +100,7 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kScales, Args> {
             scale = next_scale;
             if (ends >> (k0 + u) & 1) {
               if (started_here) {
-                write_row(__shfl_sync(kFullWarp, mine, k0 + u), sum, first);
+                write_row(__shfl_sync(kFullWarp, lane_token, k0 + u), sum, first);
               } else {
                 sum.put(shared.sums[warp]);
               }
@@ -109,16 +109,16 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kScales, Args> {
             }
           }
         }
-        t = __shfl_sync(kFullWarp, mine, 31);
+        t = __shfl_sync(kFullWarp, lane_token, 31);
       }
       if (!started_here) sum.put(shared.sums[warp]);
     }
     __syncthreads();
     if (begin < end && started_here) {
       for (int other = warp + 1; other < kBackwardWarps; ++other) {
-        const uint32_t its_begin = base + share(count, other);
-        if (its_begin >= starts[t + 1]) break;
-        if (its_begin < base + share(count, other + 1)) sum.add(shared.sums[other]);
+        const uint32_t share_begin = base + share(count, other);
+        if (share_begin >= starts[t + 1]) break;
+        if (share_begin < base + share(count, other + 1)) sum.add(shared.sums[other]);
       }
       write_row(t, sum, first);
     }

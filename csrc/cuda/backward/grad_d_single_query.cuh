@@ -102,11 +102,11 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
     const int64_t document_at = i * p.D.query_stride + j * p.D.item_stride;
     int turn = 0;  // whose the next row is
     for (int base = 0; base < p.chunk; base += 32) {
-      const uint16_t mine = token_of[base + lane];
-      const bool is_first = mine != kElsewhere && first_entry[mine] == static_cast<uint32_t>(base + lane);
+      const uint16_t token = token_of[base + lane];
+      const bool is_first = token != kElsewhere && first_entry[token] == static_cast<uint32_t>(base + lane);
       for (unsigned firsts = __ballot_sync(kFullWarp, is_first); firsts != 0; firsts &= firsts - 1) {
         if (turn++ % kBackwardWarps != warp) continue;
-        const int t = __shfl_sync(kFullWarp, mine, __ffs(firsts) - 1);
+        const int t = __shfl_sync(kFullWarp, token, __ffs(firsts) - 1);
         const int64_t x = document_at + (first_token + t) * p.D.token_stride;
         for (int first = 0; first < p.d; first += Row::kDims) {
           Row sum;
@@ -153,21 +153,21 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
   ptx::pdl_wait_and_launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first_row = (block * kBackwardWarps + warp) * kRowsInFlight, rows = int64_t{p.Nq} * p.Lq;
-  GatherEntry<S> mine;
+  GatherEntry<S> entry;
   if (lane < kRowsInFlight && first_row + lane < rows) {
     const int32_t row = static_cast<int32_t>(first_row) + lane, i = p.by_Lq.quotient(row);
     const int32_t token = load_winner(p.winners, p.wide_winners, row);
     const S grad = static_cast<const S*>(p.grad)[i * p.grad_query_stride];
     if (token >= 0 && token < p.Ld) {
-      mine = {i * p.D.query_stride + token * p.D.token_stride, grad};
-      if (normalizes_D) mine.scale *= static_cast<const S*>(p.d_inverse)[i * int64_t{p.Ld} + token];
+      entry = {i * p.D.query_stride + token * p.D.token_stride, grad};
+      if (normalizes_D) entry.scale *= static_cast<const S*>(p.d_inverse)[i * int64_t{p.Ld} + token];
     }
   }
   for (int first = 0; first < p.d; first += Row::kDims) {
     RawRow<T, kFragments> fetched[kRowsInFlight];
 #pragma unroll
     for (int u = 0; u < kRowsInFlight; ++u) {
-      const int64_t offset = __shfl_sync(kFullWarp, mine.offset, u);
+      const int64_t offset = __shfl_sync(kFullWarp, entry.offset, u);
       fetched[u] =
           Row::fetch(static_cast<const T*>(p.D.data) + offset, p.D.dim_stride, first, p.d, offset >= 0);
     }
@@ -177,7 +177,7 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
       if (row >= rows) break;
       Row gradient;
       gradient.clear();
-      gradient.add_scaled(fetched[u], __shfl_sync(kFullWarp, mine.scale, u));
+      gradient.add_scaled(fetched[u], __shfl_sync(kFullWarp, entry.scale, u));
       if (kNormalized && p.grad_Q_sums != nullptr) {
         gradient.store(static_cast<S*>(p.grad_Q_sums) + row * p.d, first, p.d);
         continue;
@@ -189,9 +189,9 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
       if constexpr (kScales == RowScales::weights) weigh_gradient(p, row, query_token(), first, gradient);
       if (normalizes_Q) {
         const S inverse = static_cast<const S*>(p.q_inverse)[row];
-        Row own;
-        own.load(query_token(), p.Q.dim_stride, first, p.d);
-        gradient.through_normalization(own, inverse, inverse);
+        Row query;
+        query.load(query_token(), p.Q.dim_stride, first, p.d);
+        gradient.through_normalization(query, inverse, inverse);
       }
       gradient.store(static_cast<T*>(p.grad_Q) + row * p.d, first, p.d);
     }

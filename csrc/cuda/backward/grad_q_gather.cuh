@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_queued_rows(const BackwardArgs& p, const T* 
                                                 const GatherShared<T, kFragments, kVectors, kScatter>& shared,
                                                 int32_t j0, int32_t end_j, int first,
                                                 RowVector<T, kFragments, kVectors>& sum,
-                                                const RowVector<T, kFragments, kVectors>& own) {
+                                                const RowVector<T, kFragments, kVectors>& q_row) {
   using Row = RowVector<T, kFragments, kVectors>;
   using S = typename Row::S;
   constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_queued_rows(const BackwardArgs& p, const T* 
       for (int u = 0; u < kRowsInFlight; ++u) {
         if (queue[k0 + u].offset < 0) continue;
         const Destination<S> to = shared.destinations[warp][k0 + u];
-        own.add_product_to(static_cast<S*>(p.grad_D_sums) + to.offset, to.scale, first, p.d);
+        q_row.add_product_to(static_cast<S*>(p.grad_D_sums) + to.offset, to.scale, first, p.d);
       }
     }
   }
@@ -97,15 +97,15 @@ __device__ __forceinline__ void add_queued_rows(const BackwardArgs& p, const T* 
 // Epilogue: dims from `first` on of row `row` of grad_Q, whose query token is q.
 template <class T, class Row, class S = typename Row::S>
 __device__ __forceinline__ void write_grad_q(const BackwardArgs& p, int32_t row, const T* q,
-                                             const Normalization<S>& norms, int first, Row& sum, Row& own) {
+                                             const Normalization<S>& norms, int first, Row& sum, Row& q_row) {
   const int64_t at = int64_t{row} * p.d;
   if (p.grad_Q_sums != nullptr) {
     if (p.adds_to_sums) sum.add_stored(static_cast<const S*>(p.grad_Q_sums) + at, first, p.d);
     sum.store(static_cast<S*>(p.grad_Q_sums) + at, first, p.d);
   } else {
     if (norms.of_Q) {
-      own.load(q, p.Q.dim_stride, first, p.d);
-      sum.through_normalization(own, norms.q_inverse, norms.q_inverse);
+      q_row.load(q, p.Q.dim_stride, first, p.d);
+      sum.through_normalization(q_row, norms.q_inverse, norms.q_inverse);
     }
     sum.store(static_cast<T*>(p.grad_Q) + at, first, p.d);
   }
@@ -136,18 +136,18 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
   const Normalization<S> norms{of_Q, of_D, of_Q ? static_cast<const S*>(p.q_inverse)[row] : S(1)};
 
   for (int first = 0; first < p.d; first += Row::kDims) {
-    Row sum, own;
+    Row sum, q_row;
     sum.clear();
-    if (kScatter) own.load(q, p.Q.dim_stride, first, p.d);
+    if (kScatter) q_row.load(q, p.Q.dim_stride, first, p.d);
     for (int32_t j0 = first_j; j0 < end_j; j0 += 32) {
-      GatherEntry<S> mine;
+      GatherEntry<S> entry;
       Destination<S> destination{};
-      if (j0 + lane < end_j) look_up_winner(p, token, j0 + lane, grad, norms, mine, destination);
+      if (j0 + lane < end_j) look_up_winner(p, token, j0 + lane, grad, norms, entry, destination);
       __syncwarp();
-      shared.queue[warp][lane] = mine;
+      shared.queue[warp][lane] = entry;
       if constexpr (kScatter) shared.destinations[warp][lane] = destination;
       __syncwarp();
-      add_queued_rows<T, kFragments, kVectors, kScatter>(p, documents, shared, j0, end_j, first, sum, own);
+      add_queued_rows<T, kFragments, kVectors, kScatter>(p, documents, shared, j0, end_j, first, sum, q_row);
     }
     if (p.grad_Q == nullptr && p.grad_Q_sums == nullptr) continue;
 
@@ -161,7 +161,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
     }
     if (share != 0 || !exists) continue;
     if constexpr (kScales == RowScales::weights) weigh_gradient(p, row, q, first, sum);
-    write_grad_q(p, row, q, norms, first, sum, own);
+    write_grad_q(p, row, q, norms, first, sum, q_row);
   }
 }
 

@@ -29,14 +29,14 @@ inline constexpr int kSliceBytes = 2 * kSliceDims;  // of a token in shared memo
 
 // The query rows of a half-warp.
 struct RowGroup {
-  int32_t query, place, rows;  // rows: none past the last query
+  int32_t query, first_token, rows;  // rows: none past the last query
 
   __device__ __forceinline__ RowGroup(const BackwardArgs& p, int64_t group) {
     const int32_t groups = (p.Lq + kGroupRows - 1) / kGroupRows;  // of a query
     const int64_t whose = group / groups;
     query = static_cast<int32_t>(min(whose, int64_t{p.Nq} - 1));
-    place = static_cast<int32_t>(group - whose * groups) * kGroupRows;
-    rows = whose < p.Nq ? min(kGroupRows, p.Lq - place) : 0;
+    first_token = static_cast<int32_t>(group - whose * groups) * kGroupRows;
+    rows = whose < p.Nq ? min(kGroupRows, p.Lq - first_token) : 0;
   }
 };
 
@@ -99,9 +99,9 @@ struct TiledSums {
   // products of the rows before that with those of Q, of this slice's dims.
   __device__ __forceinline__ void weigh(const BackwardArgs& p, const RowGroup& group, int slice) {
     const int lane = threadIdx.x % 32, dim = slice * kSliceDims + threadIdx.x % 16 * 4;
-    const int64_t first = int64_t{group.query} * p.Lq + group.place;
+    const int64_t first = int64_t{group.query} * p.Lq + group.first_token;
     const T* q = static_cast<const T*>(p.Q.data) + group.query * p.Q.item_stride +
-                 group.place * p.Q.token_stride + dim * p.Q.dim_stride;
+                 group.first_token * p.Q.token_stride + dim * p.Q.dim_stride;
 #pragma unroll
     for (int r = 0; r < kGroupRows; ++r) {
       const bool exists = r < group.rows, any = x[r][0] != 0 || x[r][1] != 0 || x[r][2] != 0 || x[r][3] != 0;
@@ -129,7 +129,7 @@ struct TiledSums {
   __device__ __forceinline__ void write(const BackwardArgs& p, const RowGroup& group, int slice) const {
     const int dim = slice * kSliceDims + threadIdx.x % 16 * 4;
     if (dim >= p.d) return;
-    const int64_t first = (int64_t{group.query} * p.Lq + group.place) * p.d + dim;
+    const int64_t first = (int64_t{group.query} * p.Lq + group.first_token) * p.d + dim;
 #pragma unroll
     for (int r = 0; r < kGroupRows; ++r) {
       if (r >= group.rows) return;
@@ -155,15 +155,15 @@ struct GroupWinners {
   float grad;                // with document lane % kAtOnce of them
 
   __device__ __forceinline__ void load(const BackwardArgs& p, const RowGroup& group, int32_t j0) {
-    const int own = threadIdx.x % 16;
-    const bool exists = own < group.rows;
+    const int lane_row = threadIdx.x % 16;
+    const bool exists = lane_row < group.rows;
     const auto* from = static_cast<const uint16_t*>(p.winners) +
-                       (group.query * p.winners_stride + j0) * p.Lq + group.place + own;
+                       (group.query * p.winners_stride + j0) * p.Lq + group.first_token + lane_row;
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       winner[u] = exists && j0 + u < p.N ? from[int64_t{u} * p.Lq] : uint32_t{kNarrowSentinel};
     }
-    const int64_t j = j0 + own % kAtOnce;
+    const int64_t j = j0 + lane_row % kAtOnce;
     grad = group.rows > 0 && j < p.N
                ? static_cast<const float*>(p.grad)[group.query * p.grad_query_stride + j * p.grad_item_stride]
                : 0.0f;

@@ -48,9 +48,9 @@ __device__ __forceinline__ void weigh_gradient(const BackwardArgs& p, int64_t ro
   if (p.grad_weights != nullptr) {
     S product = 0;
     if (any) {
-      Row own;
-      own.load(q, p.Q.dim_stride, first, p.d);
-      product = gradient.dot(own);
+      Row q_row;
+      q_row.load(q, p.Q.dim_stride, first, p.d);
+      product = gradient.dot(q_row);
     }
     auto* to = static_cast<S*>(p.grad_weights) + row;
     if (threadIdx.x % 32 == 0) *to = first == 0 ? product : *to + product;
@@ -118,10 +118,10 @@ struct TileRows {
     }
     if constexpr (kNormalized) {
       if (p.d_inverse != nullptr) {
-        Row own;
-        own.load(static_cast<const T*>(p.D.data) + x, p.D.dim_stride, first, p.d);
+        Row d_row;
+        d_row.load(static_cast<const T*>(p.D.data) + x, p.D.dim_stride, first, p.d);
         const S inverse = static_cast<const S*>(p.d_inverse)[row];
-        sum.through_normalization(own, inverse, p.normalized_documents ? S(1) : inverse);
+        sum.through_normalization(d_row, inverse, p.normalized_documents ? S(1) : inverse);
       }
     }
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);

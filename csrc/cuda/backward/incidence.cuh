@@ -43,16 +43,16 @@ __device__ __forceinline__ QueryRow query_row(const BackwardArgs& p, int32_t row
 
 struct PairedRow {
   static constexpr int32_t i = 0;
-  int32_t s, place;    // among all tokens of Q, and within its query
-  int32_t begin, end;  // its pairs, by query
+  int32_t s, query_token;  // among all tokens of Q, and within its query
+  int32_t begin, end;      // its pairs, by query
 
   __device__ __forceinline__ int64_t documents(const PairBackwardArgs&) const { return end - begin; }
   __device__ __forceinline__ int64_t first_grad(const PairBackwardArgs&) const { return 0; }
   __device__ __forceinline__ MetDocument meets(const PairBackwardArgs& p, int32_t k) const {
     const int64_t pair = p.by_query[begin + k];
     const int32_t j = p.pair_document[pair];
-    if (j < 0 || j >= p.N) return {0, pair * p.Lq + place, pair * p.grad_item_stride};  // has no winner
-    return {j, pair * p.Lq + place, pair * p.grad_item_stride};
+    if (j < 0 || j >= p.N) return {0, pair * p.Lq + query_token, pair * p.grad_item_stride};  // has no winner
+    return {j, pair * p.Lq + query_token, pair * p.grad_item_stride};
   }
 };
 
@@ -61,9 +61,9 @@ __device__ __forceinline__ int64_t count_query_rows(const PairBackwardArgs& p) {
 __device__ __forceinline__ PairedRow query_row(const PairBackwardArgs& p, int32_t row, bool exists) {
   const int32_t query = exists ? p.row_queries[row] : -1;
   if (query < 0) return {row, 0, 0, 0};
-  const int32_t place = row - p.q_offsets[query];
-  if (place < 0 || place >= p.Lq) return {row, 0, 0, 0};  // which winners have no room for
-  return {row, place, p.query_begins[query], p.query_begins[query + 1]};
+  const int32_t query_token = row - p.q_offsets[query];
+  if (query_token < 0 || query_token >= p.Lq) return {row, 0, 0, 0};  // which winners have no room for
+  return {row, query_token, p.query_begins[query], p.query_begins[query + 1]};
 }
 
 // ---- what a document met ----

@@ -35,45 +35,43 @@ struct ForwardArgs {
   TokenView Q, D;
   MaskView q_mask, d_mask;
   bool normalize;
-  bool q_aligned, d_aligned;  // rows can be copied 16 bytes at a time
-  bool wide_winners;          // winners are int32, else int16
-  void* scores;               // [Nq, N]; with partials > 1 the partial sums [Nq, partials, N]
-  void* winners;              // [Nq, N, Lq] or null
-  // Documents that `scores` and `winners` have room for, from one query to the next: N, or more where these
-  // documents are some of a larger call's.
-  int64_t scores_stride, winners_stride;
-  bool packed;        // Q and D are packed sequences, and the next five describe them
-  const Span* spans;  // the tokens of each document
+  bool q_aligned, d_aligned;              // rows can be copied 16 bytes at a time
+  bool wide_winners;                      // winners are int32, else int16
+  void* scores;                           // [Nq, N]; with partials > 1 the partial sums [Nq, partials, N]
+  void* winners;                          // [Nq, N, Lq] or null
+  int64_t scores_stride, winners_stride;  // documents of the whole call, of which these N may be some
+  bool packed;                            // Q and D are packed sequences, and the next five describe them
+  const Span* spans;                      // the tokens of each document
   int32_t queries;
   const int32_t* q_offsets;       // query i has tokens [q_offsets[i], q_offsets[i + 1])
   const int32_t* row_queries;     // the query of each row; ~query: the row lies outside all queries
   const int32_t* work_tile_ends;  // the end of each block's work tiles; null: equal shares
-  // sm90_q, sm90_d: the token ranges of documents [Nq or 1, N], in the order in which they are scored. Null:
-  // documents are whole, and scored in their order.
+  // sm90_q, sm90_d: the token ranges of documents [Nq or 1, N], in the order of scoring. Null: documents are
+  // whole, and scored in order.
   const DocRange* doc_ranges;
   CompactedTokens compacted;  // sm90_q: the tokens that compacted ranges read
-  // Ranges that each document is split into. The kernel writes the maxima of their rows to `maxima`,
-  // [N, Nq * Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). With null `maxima` the
-  // kernel sums the rows itself.
+  // Ranges that each document is split into. The kernel writes each range's row maxima to `maxima`,
+  // [N, Nq * Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). If `maxima` is null,
+  // the kernel sums the rows.
   int32_t num_splits = 1;
   int32_t split_tokens;  // of a split, where doc_ranges is null
   Maximum* maxima;
   int32_t partials;
-  // sm80_q: lanes of a quad that have rows of one query, 1, 2 or 4; 0: a lane may have rows of two.
+  // sm80_q: lanes of a quad that share a query, 1, 2 or 4; 0: a lane may have rows of two queries.
   int32_t query_lanes = 0;
   int32_t k_chunks, stages;
   int32_t tile_docs, doc_columns;  // sm80, shared tiles: documents of a tile, and columns of each
   int32_t teams;                   // sm90_d: of a block
   int32_t members;      // sm90_d: warpgroups of a team; sm80_short_docs, sm80_d: warps of a work tile
   bool stream_q;        // Q streams through the ring with D
-  Fp16x2Tokens fp16x2;  // sm80_3xfp16: what it multiplies instead of Q and D
+  Fp16x2Tokens fp16x2;  // sm80_3xfp16: the operands, instead of Q and D
   int32_t cluster;      // sm90_q_longd: blocks that load a row tile's k chunks for each other
   int64_t row_tiles, work_tiles;
   // Inverse norms of query tokens, or their quantization scales (primitives/token_scales.cuh). Null: 1.
   ScaleView q_scales;
   WeightView q_weights;
   float zeros[4];             // zeros that the compiler does not know to be zeros
-  ScaleView d_scales;         // the same of document tokens
+  ScaleView d_scales;         // of document tokens, as q_scales
   const float* shared_scale;  // one scale of all document tokens
 
   int64_t documents() const { return N / num_splits; }  // that each query meets
@@ -81,7 +79,7 @@ struct ForwardArgs {
 
 inline constexpr int kTailTokens = 16;  // of the boxes that end a packed document (TensorMaps::D_tail)
 
-// Q and D as TMA sees them, [outer, items, tokens, d]. What lies outside reads as zeros.
+// Q and D as TMA sees them, [outer, items, tokens, d]. Elements outside read as zeros.
 struct TensorMaps {
   CUtensorMap Q;          // in_batch: [1, 1, Nq * Lq, d]; per_query: [1, Nq, Lq, d]
   CUtensorMap D;          // [Nq or 1, N, Ld, d]; packed: [1, 1, tokens, d]
@@ -91,7 +89,7 @@ struct TensorMaps {
 
 // Listed pairs of packed queries and documents (listed_pairs.cuh).
 struct PairArgs : ForwardArgs {
-  const Span* rows;       // [N] of each pair's query among the packed rows; length -1: its score is NaN
+  const Span* rows;       // [N] packed rows of each pair's query; length -1: the score is NaN
   int32_t winner_stride;  // winners are [N, winner_stride]
 };
 

@@ -1,8 +1,8 @@
 // The epilogue of every tensor-core forward, at the end of a document: reduces each row's maximum over lanes,
 // computes rare rows again, applies the query mask and scales, stores winners, and sums each query's rows.
 //
-// A Tile says which rows a lane owns: kLaneRows of them, of which Tile::slot(warp_m, lane, o) is the row of
-// the o-th within the tile. A warp has kWarpRows neighbouring rows. kPacked: its kernel takes packed queries.
+// A lane has Tile::kLaneRows rows: Tile::slot(warp_m, lane, o) is the index in the tile of the o-th. A warp
+// has kWarpRows neighbouring rows. kPacked: the kernel takes packed queries.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -41,9 +41,9 @@ __device__ __forceinline__ Span whole_document(const ForwardArgs& p, int32_t que
   return {0, document_length(p, query, j)};
 }
 
-// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. Rows that
-// are normalized have a finite similarity unless a norm overflows: such a row counts as zeros, as
-// torch.nn.functional.normalize returns it, or unless an element is not finite.
+// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. If a norm
+// of finite elements overflows, the normalized row counts as zeros, as torch.nn.functional.normalize returns
+// it.
 template <class E>
 __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
   Maximum best{-INFINITY, kSentinel};
@@ -82,55 +82,55 @@ __device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const Passa
   return false;
 }
 
-// Computes rows again whose maximum is NaN or infinite. Of NaN the first token wins, as in PyTorch. Minus
-// infinity without a winner says that the document has no token that counts: the row then counts 0. Each rare
-// lane has one row. Out of line, so that the common case does not pay for its registers.
+// Computes rows again whose maximum is NaN or infinite. The first NaN wins, as in PyTorch. Minus infinity
+// without a winner says that the document has no token that counts: the row then counts 0. Each rare lane has
+// one row. Out of line, so that the common case does not pay for the registers.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
                                                   int32_t j, Span tokens) {
   const Passage<E> passage(p, query, j, tokens);
-  Maximum mine{-INFINITY, kSentinel};
-  if (!any_token_kept(p, passage)) return mine;
+  Maximum resolved{-INFINITY, kSentinel};
+  if (!any_token_kept(p, passage)) return resolved;
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
-    const int32_t its_row = __shfl_sync(kFullWarp, row, who);
-    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row), passage);
-    if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
+    const int32_t rare_row = __shfl_sync(kFullWarp, row, who);
+    const Maximum exact =
+        recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, rare_row), passage);
+    if (static_cast<int>(threadIdx.x % 32) == who) resolved = exact;
   }
-  return mine;
+  return resolved;
 }
 
-// The rows a lane owns, and the queries its warp sums, for as long as its block stays on one row tile.
+// The rows of a lane, and the queries that its warp sums, while the block stays on one row tile.
 //
-// A partial is the sum of one query's rows in one warp. For packed queries, partial (warp, query) lies at
-// place warp + query. From one row to the next the warp, the query or both increase, so no two partials share
-// a place.
+// A partial is the sum of one query's rows in one warp. For packed queries, partial (warp, query) has the
+// index warp + query: from one row to the next the warp, the query or both increase, so no two partials share
+// one.
 template <class Tile>
 struct LaneRows {
-  // What a row's maximum is multiplied by; kMaskedRow if it is masked, or does not exist.
-  float scale[Tile::kLaneRows];
-  int32_t query[Tile::kLaneRows];   // -1: the row does not exist
-  int32_t place[Tile::kLaneRows];   // of the row within its query
-  int32_t first_query, last_query;  // of the warp; none if last < first
-  int32_t first_partial;  // which partial of the first query this is: it may have begun in another warp
+  float scale[Tile::kLaneRows];          // of a row's maximum; kMaskedRow: masked, or there is no such row
+  int32_t query[Tile::kLaneRows];        // -1: there is no such row
+  int32_t query_token[Tile::kLaneRows];  // the row's index in its query
+  int32_t first_query, last_query;       // of the warp; none if last < first
+  int32_t first_partial;  // index of this warp's partial of the first query, which may begin in another warp
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
 #pragma unroll
     for (int o = 0; o < Tile::kLaneRows; ++o) {
-      const int at = Tile::slot(warp_m, threadIdx.x % 32, o);
-      const int32_t row = tile.first + at;
-      const bool exists = at < tile.count;
+      const int index = Tile::slot(warp_m, threadIdx.x % 32, o);
+      const int32_t row = tile.first + index;
+      const bool exists = index < tile.count;
       query[o] = exists ? row / p.Lq : -1;
-      place[o] = row - query[o] * p.Lq;
+      query_token[o] = row - query[o] * p.Lq;
       scale[o] = kMaskedRow;
       if (exists && keeps_row(p, row)) {
-        scale[o] = weighted(p.q_weights, query[o], place[o],
-                            row_scale(p.q_scales, p.shared_scale, query[o], place[o]));
+        scale[o] = weighted(p.q_weights, query[o], query_token[o],
+                            row_scale(p.q_scales, p.shared_scale, query[o], query_token[o]));
       }
       if (Tile::kPacked && p.packed && exists) {
-        const int32_t its = p.row_queries[row];
-        query[o] = max(its, ~its);
-        if (its < 0) scale[o] = kMaskedRow;
+        const int32_t row_query = p.row_queries[row];
+        query[o] = max(row_query, ~row_query);
+        if (row_query < 0) scale[o] = kMaskedRow;
       }
     }
     const int32_t first = tile.first + warp_m * Tile::kWarpRows;
@@ -144,14 +144,14 @@ struct LaneRows {
 
   __device__ __forceinline__ void take_packed_queries(const ForwardArgs& p, int32_t first, int32_t count) {
     const auto query_of = [&](int32_t row) { return max(p.row_queries[row], ~p.row_queries[row]); };
-    const bool alone = p.Lq <= Tile::kWarpRows;  // its partials are the scores, so none may be missing
+    const bool alone = p.Lq <= Tile::kWarpRows;  // partials are the scores, so none may be missing
     first_query = count <= 0 || alone ? 0 : query_of(first);
     last_query = count <= 0 ? -1 : alone ? p.queries - 1 : query_of(first + count - 1);
     first_partial = first / Tile::kWarpRows;
   }
 };
 
-// Row of the o-th maximum a lane is left with after reduce_quad, where a warp's rows are blocks of 16 and a
+// The row of the o-th maximum that reduce_quad leaves to a lane, where a warp's rows are blocks of 16 and a
 // lane holds rows lane / 4 and lane / 4 + 8 of each, in that order.
 template <int kWarpRows, int kLaneRows>
 __device__ __forceinline__ int slot_after_quad(int warp_m, int lane, int o) {
@@ -190,9 +190,9 @@ __device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, 
   Order::keep(low, low_token, got, got_token);
 }
 
-// A butterfly of kSteps exchanges, over lanes that each saw other columns (or tokens) of the same kHeld rows.
-// Each exchange halves the rows that a lane carries; it is left with the result of its own rows, in front.
-// The first partner is kPartner lanes away, the next one half as far.
+// A butterfly of kSteps exchanges between lanes that each saw other columns (or tokens) of the same kHeld
+// rows. Each exchange halves the rows that a lane carries; the rest come to lie in front. The first partner
+// is kPartner lanes away, the next one half as far.
 template <int kPartner, int kSteps, int kHeld, bool kWinners, class Order = KeepBetter<kWinners>>
 __device__ __forceinline__ void reduce_halving(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
 #pragma unroll
@@ -237,7 +237,7 @@ __device__ __forceinline__ void merge_warps(float& maximum, int32_t& token) {
   }
 }
 
-// Computes the lane's row, at place `slot` of the tile, again if its maximum over the range is not finite.
+// Computes the lane's row, the tile's row `slot`, again if its maximum over the range is not finite.
 template <class E>
 __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot,
                                             const DocRange& range, Maximum& best) {
@@ -260,25 +260,27 @@ __device__ __forceinline__ Maximum scaled(const Maximum& best, float scale) {
 
 // Applies the query mask and the scales to the maxima, and stores the argmax.
 template <class Tile, bool kWinners>
-__device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, const LaneRows<Tile>& own,
-                                                         int32_t j, Maximum (&best)[Tile::kLaneRows]) {
+__device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p,
+                                                         const LaneRows<Tile>& lane_rows, int32_t j,
+                                                         Maximum (&best)[Tile::kLaneRows]) {
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
-    best[o] = scaled(best[o], own.scale[o]);
+    best[o] = scaled(best[o], lane_rows.scale[o]);
     if constexpr (kWinners) {
-      if (own.query[o] >= 0) {
-        const int64_t at =
-            ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.winners_stride + j) * p.Lq + own.place[o];
-        store_winner(p.winners, p.wide_winners, at, best[o].token);
+      if (lane_rows.query[o] >= 0) {
+        const int64_t index =
+            ((Tile::kPacked && p.packed ? 0 : lane_rows.query[o]) * p.winners_stride + j) * p.Lq +
+            lane_rows.query_token[o];
+        store_winner(p.winners, p.wide_winners, index, best[o].token);
       }
     }
   }
 }
 
-// Each query's sum over the rows of this warp, where lanes of one place in their quads have rows of one query
+// Each query's sum over the rows of this warp, where lanes with equal lane % 4 have rows of one query
 // (ForwardArgs::query_lanes). It adds in the order of sum_queries.
 template <class Tile>
-__device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const LaneRows<Tile>& own,
+__device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const LaneRows<Tile>& lane_rows,
                                                     int32_t j, const Maximum (&best)[Tile::kLaneRows]) {
   const int lane = threadIdx.x % 32;
   float sum = 0.0f;
@@ -288,29 +290,30 @@ __device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const 
   for (int partner = 16; partner >= 4; partner /= 2) sum += __shfl_xor_sync(kFullWarp, sum, partner);
   if (p.query_lanes > 2) sum += __shfl_xor_sync(kFullWarp, sum, 2);
   if (p.query_lanes > 1) sum += __shfl_xor_sync(kFullWarp, sum, 1);
-  if (lane >= 4 || (lane & (p.query_lanes - 1)) != 0 || own.query[0] < 0) return;
-  const int64_t at = int64_t{own.query[0]} * p.partials + own.first_partial;
-  static_cast<float*>(p.scores)[at * p.scores_stride + j] = sum;
+  if (lane >= 4 || (lane & (p.query_lanes - 1)) != 0 || lane_rows.query[0] < 0) return;
+  const int64_t index = int64_t{lane_rows.query[0]} * p.partials + lane_rows.first_partial;
+  static_cast<float*>(p.scores)[index * p.scores_stride + j] = sum;
 }
 
 // Each query's sum over the rows of this warp, of kTogether queries at once: a butterfly whose first
 // exchanges halve the sums that a lane carries. It adds in the same order whatever kTogether is.
 template <class Tile>
-__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
+__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& lane_rows, int32_t j,
                                             const Maximum (&best)[Tile::kLaneRows]) {
   if constexpr (requires { Tile::kQuadRows; }) {
-    if (p.query_lanes != 0) return sum_aligned_queries<Tile>(p, own, j, best);
+    if (p.query_lanes != 0) return sum_aligned_queries<Tile>(p, lane_rows, j, best);
   }
   constexpr int kTogether = Tile::kLaneRows > 1 ? 4 : 2, kLanes = 32 / kTogether;  // lanes a sum
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int32_t first = own.first_query; first <= own.last_query; first += kTogether) {
+  for (int32_t first = lane_rows.first_query; first <= lane_rows.last_query; first += kTogether) {
     float sums[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       sums[i] = 0.0f;
 #pragma unroll
-      for (int o = 0; o < Tile::kLaneRows; ++o) sums[i] += own.query[o] == first + i ? best[o].value : 0.0f;
+      for (int o = 0; o < Tile::kLaneRows; ++o)
+        sums[i] += lane_rows.query[o] == first + i ? best[o].value : 0.0f;
     }
 #pragma unroll
     for (int half = kTogether / 2; half > 0; half /= 2) {
@@ -327,11 +330,11 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows
       sums[0] += __shfl_xor_sync(kFullWarp, sums[0], partner);
     }
     const int32_t query = first + lane / kLanes;
-    if (lane % kLanes != 0 || query > own.last_query) continue;
+    if (lane % kLanes != 0 || query > lane_rows.last_query) continue;
     // Queries but the first begin in this warp: their partial 0.
-    const bool begun = query == own.first_query || (Tile::kPacked && p.packed);
-    const int64_t at = int64_t{query} * p.partials + (begun ? own.first_partial : 0);
-    static_cast<float*>(p.scores)[at * p.scores_stride + j] = sums[0];
+    const bool begun = query == lane_rows.first_query || (Tile::kPacked && p.packed);
+    const int64_t index = int64_t{query} * p.partials + (begun ? lane_rows.first_partial : 0);
+    static_cast<float*>(p.scores)[index * p.scores_stride + j] = sums[0];
   }
 }
 
@@ -354,7 +357,7 @@ inline constexpr bool kMaySplit = requires { requires Tile::kMaySplit; };
 // Finishes a document, or a split of one, in a kernel whose warps deliver the maxima that they found.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
-                                                const LaneRows<Tile>& own, int warp_m, int32_t j,
+                                                const LaneRows<Tile>& lane_rows, int warp_m, int32_t j,
                                                 const float* maximum, const int32_t* token) {
   const DocRange range = range_of<kMaySplit<Tile>>(p, tile.query, j);
   Maximum best[Tile::kLaneRows];
@@ -377,8 +380,8 @@ __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowT
     }
   }
   if (kMaySplit<Tile> && p.num_splits > 1) return leave_maxima<Tile>(p, tile, warp_m, j, best);
-  apply_scale_store_argmax<Tile, kWinners>(p, own, j, best);
-  sum_queries<Tile>(p, own, j, best);
+  apply_scale_store_argmax<Tile, kWinners>(p, lane_rows, j, best);
+  sum_queries<Tile>(p, lane_rows, j, best);
 }
 
 }  // namespace late_interaction

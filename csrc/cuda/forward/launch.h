@@ -14,12 +14,12 @@ struct ForwardLaunch {
   const Args& args;
   const ForwardPlan& plan;
   cudaStream_t stream;
-  // What kernels of fp16x2 multiply. args has the fp32 inputs, and scales that undo those of these operands.
+  // Operands of fp16x2 kernels. args has the fp32 inputs, and the scales that undo the operands' scales.
   const Fp16x2Tokens* fp16x2 = nullptr;
 };
 
-// A launcher of a kernel for one element type, and for so many steps where the kernel has instances for each.
-// A variable of this type in the kernel's instances/ makes it known.
+// Registers a kernel's launcher for one element type, and for one number of steps where instances differ in
+// it. Each file of the kernel's instances/ has a variable of this type.
 template <class Args = ForwardArgs>
 class ForwardInstance {
  public:
@@ -54,14 +54,13 @@ class ForwardInstance {
   }
 };
 
-// Writes the token range that the mask leaves of each document: from the first kept token to the last. With
-// buffers in `copies` a range has the kept tokens alone, compacted; a token then is at most 16 whole vectors
-// of 16 bytes.
+// Writes each document's token range: from the first kept token to the last. With buffers in `copies` a range
+// has the kept tokens alone, compacted; a token then is at most 16 whole vectors of 16 bytes.
 cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const CompactedTokens& copies,
                               DocRange* doc_ranges, cudaStream_t stream);
 
-// Writes the ranges [documents * num_splits] of documents that are split: args.num_splits ranges of whole
-// tiles of tile_tokens each. Tokens that the mask drops at either end of a split are left out.
+// Writes the ranges [documents * num_splits] of split documents: whole tiles of tile_tokens, less the tokens
+// that the mask drops at either end of a split.
 cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, DocRange* doc_ranges,
                                     cudaStream_t stream);
 
@@ -79,8 +78,8 @@ struct ShortSlots {
 };
 cudaError_t launch_short_slots(const ShortSlots& slots, cudaStream_t stream);
 
-// Combines the maxima that the splits of documents left: writes scores, and winners where args has them. A
-// query of more rows than a block combines leaves its score in partials [Nq, args.partials, documents].
+// Combines the maxima of splits into scores, and winners where args has them. If a query has more rows than a
+// block combines, `scores` are partials [Nq, args.partials, documents].
 cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream);
 
 // scores[i * stride + j] = sum over p of partials[i, p, j], in order.

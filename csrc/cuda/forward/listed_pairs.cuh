@@ -1,9 +1,9 @@
 // The layout policy for listed pairs of packed queries and documents: query rows change with the document.
 //
-// A kernel sees an in_batch call of N documents, one for each pair, in the order of the list. The document of
-// pair j lies at spans[j], and its query at rows[j] of the packed rows: that is the row tile of document j
-// alone. Neighbouring pairs with one query find its rows loaded. A query of more rows than a tile takes its
-// document once for each of its tiles, one after the other, and adds up its score in that order.
+// A kernel sees an in_batch call of N documents, one for each pair, in the order of the list. Pair j has the
+// tokens spans[j], and the packed rows rows[j] as a row tile. Neighbouring pairs with one query find the rows
+// loaded. If a query has more rows than a tile, the kernel takes the document once for each tile of the
+// query, and adds up the score in that order.
 #pragma once
 
 #include "epilogue.cuh"

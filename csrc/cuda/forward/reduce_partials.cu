@@ -1,4 +1,4 @@
-// A query longer than the rows of a warp leaves its score in partials; this kernel adds them, in order.
+// Adds the partials of queries that have more rows than a warp, in order.
 #include <algorithm>
 
 #include "../../common/arithmetic.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The partials a query has: the blocks of `rows` rows it touches, counted from the start of its row tiles.
-__device__ int parts_of(const ForwardArgs& p, int64_t query, int rows) {
+// A query's partials: the blocks of `rows` rows that it touches, counted from the start of its row tiles.
+__device__ int count_partials(const ForwardArgs& p, int64_t query, int rows) {
   if (p.layout == Layout::per_query) return p.partials;
   const int64_t first = query * p.Lq;
   return static_cast<int>((first + p.Lq - 1) / rows - first / rows) + 1;
@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(kThreads)
        at += int64_t{gridDim.x} * kThreads) {
     const int64_t query = at / p.N, j = at % p.N;
     const float* partials = static_cast<const float*>(p.scores) + query * p.partials * p.N + j;
-    const int n = parts_of(p, query, rows);
+    const int n = count_partials(p, query, rows);
     float sum = 0.0f;
-    for (int part = 0; part < n; ++part) sum += partials[part * p.N];
+    for (int partial = 0; partial < n; ++partial) sum += partials[partial * p.N];
     scores[query * stride + j] = sum;
   }
 }

@@ -1,12 +1,11 @@
 // The layout policy: which query rows form a tile, and which documents they are scored against.
 //
-//   in_batch   the rows of all queries are contiguous, [Nq * Lq], and are cut into tiles wherever
-//              a tile is full: short queries share one, long queries span several. All tiles meet all
-//              documents.
+//   in_batch   the rows of all queries are contiguous, [Nq * Lq], and cut into full tiles: short queries
+//   share
+//              one, long queries take several. All tiles meet all documents.
 //   packed     in_batch, with one query of all tokens: spans say where documents lie, and the epilogue knows
-//   the
-//              query of each row (epilogue.cuh).
-//   per_query  each query is cut on its own, since no other query meets its documents.
+//              the query of each row (epilogue.cuh).
+//   per_query  each query is cut apart, since no other query meets its documents.
 //
 // Everything after the choice of a tile (loads, products, maxima, sums) is the same for all.
 #pragma once
@@ -21,7 +20,7 @@ struct RowTile {
   int32_t first;   // first row of the tile among [Nq * Lq]
   int32_t count;   // rows that exist
   int32_t origin;  // row that blocks of rows are counted from
-  int32_t query;   // per_query: whose documents; in_batch: 0 (documents have no query stride)
+  int32_t query;   // per_query: the query; in_batch: 0 (documents have no query stride)
 };
 
 __device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index, int tile_rows) {
@@ -35,8 +34,8 @@ __device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index,
   return {query * p.Lq + offset, min(tile_rows, p.Lq - offset), query * p.Lq, query};
 }
 
-// Sequence i of `total` tokens packed end to end. Offsets outside of them are clamped, so that no kernel
-// reads beyond the tensor.
+// Sequence i of `total` tokens packed end to end. Offsets are clamped, so that no kernel reads beyond the
+// tensor.
 __device__ __forceinline__ Span packed_span(const int32_t* offsets, int64_t i, int32_t total) {
   const int32_t first = min(max(offsets[i], 0), total);
   return {first, min(max(offsets[i + 1], first), total) - first};
@@ -79,7 +78,7 @@ __device__ __forceinline__ int64_t range_offset(const ForwardArgs& p, int32_t qu
   return document_offset(p, query, range.document) + range.first * p.D.token_stride;
 }
 
-// The scales of a document's tokens, or null. Those of packed tokens lie as these do.
+// The scales of a document's tokens, or null. Scales of packed documents are packed as their tokens are.
 __device__ __forceinline__ const float* document_scales(const ForwardArgs& p, int32_t query, int32_t j) {
   if (p.d_scales.data == nullptr || !p.packed) return document_scales(p.d_scales, query, j);
   return p.d_scales.data + p.spans[document_index(p, query, j)].first * p.d_scales.token_stride;
@@ -91,21 +90,20 @@ __device__ __forceinline__ bool keeps_row(const ForwardArgs& p, int32_t row) {
   return p.q_mask.data[query * p.q_mask.item_stride + (row - query * p.Lq) * p.q_mask.token_stride] != 0;
 }
 
-// A worker's work tiles (pipeline/schedule.cuh), whose items are documents.
+// A block's work tiles (pipeline/schedule.cuh), whose items are documents.
 struct WorkRange {
   int64_t work_tile, end;
 
-  // Returns a block's range. Blocks have equally many work tiles; with packed documents, about equally
-  // many tokens.
-  static __device__ __forceinline__ WorkRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
+  // Blocks have equally many work tiles; with packed documents, about equally many tokens.
+  static __device__ __forceinline__ WorkRange of_block(const ForwardArgs& p, uint32_t block = blockIdx.x) {
     if (p.work_tile_ends != nullptr)
       return {block == 0 ? 0 : p.work_tile_ends[block - 1], p.work_tile_ends[block]};
     return {p.work_tiles * block / gridDim.x, p.work_tiles * (block + 1) / gridDim.x};
   }
 };
 
-// Takes from a worker's work tiles [work_tile, end) those of the next row tile: documents [j, end_j). A
-// product stands for the remainder of take_row_tile_items, which changes the machine code of sm80_q.
+// Takes the next row tile's documents [j, end_j) from work tiles [work_tile, end). As take_row_tile_items,
+// but by a product: a remainder changes the machine code of sm80_q.
 template <class Kept>
 __device__ __forceinline__ void take_row_tile(const ForwardArgs& p, Kept& kept, int tile_rows) {
   const int64_t index = kept.work_tile / p.N;
@@ -115,13 +113,13 @@ __device__ __forceinline__ void take_row_tile(const ForwardArgs& p, Kept& kept, 
   kept.tile = row_tile(p, index, tile_rows);
 }
 
-// The mask of one document, or null.
+// The mask of a document, or null.
 __device__ __forceinline__ const uint8_t* document_mask(const ForwardArgs& p, int32_t query, int32_t j) {
   if (p.d_mask.data == nullptr) return nullptr;
   return p.d_mask.data + query * p.d_mask.query_stride + j * p.d_mask.item_stride;
 }
 
-// That of a range of one.
+// The mask of a range of a document, or null.
 __device__ __forceinline__ const uint8_t* range_mask(const ForwardArgs& p, int32_t query,
                                                      const DocRange& range) {
   const uint8_t* mask = document_mask(p, query, range.document);

@@ -17,7 +17,7 @@ namespace late_interaction {
 
 namespace {
 
-// Return whether TMA can describe both inputs. Rows of Q must lie at even distances.
+// Returns whether TMA can describe both inputs. Rows of Q must lie at even distances.
 bool fits_tensor_maps(const Inputs& in) {
   const Sizes& s = in.sizes;
   const bool even =
@@ -34,7 +34,7 @@ ScaleView document_scales(const Sizes& s, const float* scales) {
 
 float* floats(const Tensor& x) { return static_cast<float*>(x.data_ptr()); }
 
-// Where the score of the first query with the first document goes.
+// The score of the first query with the first document.
 float* first_score(const ForwardCall& call) { return floats(call.scores) + call.first_document; }
 
 // ---- plan ----
@@ -65,13 +65,13 @@ void take_plan(ForwardArgs& args, const ForwardPlan& plan) {
 
 // ---- norms ----
 
-// Inverse norms; they must live until the kernels that read them are launched.
+// Inverse norms, kept until the kernels that read them are launched.
 struct InverseNorms {
   OptionalTensor q, d;
 };
 
-// Some kernels find norms themselves, but not where a second kernel combines splits. Operands of two terms
-// are normalized already.
+// Some kernels find norms themselves, but not of split documents. Operands of two terms are normalized
+// already.
 InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args,
                         cudaStream_t stream) {
   const bool kernel_finds_them = plan.kernel->finds_norms && plan.num_splits == 1;
@@ -281,7 +281,7 @@ OperandConversion operand_conversion(const Inputs& in, const std::string& precis
 
 namespace {
 
-// The call's inputs with these for Q and D.
+// The inputs `in` with other Q and D.
 Inputs converted_inputs(const Inputs& in, const Tensor& Q, const Tensor& D) {
   Inputs out = in;
   out.dtype = parse_dtype(Q.scalar_type());

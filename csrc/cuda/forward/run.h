@@ -11,7 +11,7 @@
 
 namespace late_interaction {
 
-// Scales that similarities are multiplied by (primitives/token_scales.cuh).
+// Factors of similarities (primitives/token_scales.cuh).
 struct TokenScaleViews {
   ScaleView q, d;
   const float* shared = nullptr;
@@ -19,14 +19,14 @@ struct TokenScaleViews {
 
 // The kernel reads these operands and writes these results.
 struct ForwardCall {
-  const Inputs& in;  // in the dtype that they multiply in
+  const Inputs& in;  // in the dtype of the products
   Precision precision = Precision::highest;
   bool normalize = false;
   TokenScaleViews token_scales{};
   const Tensor& scores;
   const OptionalTensor& winners;
   const Fp16x2Tokens* fp16x2 = nullptr;  // operands that multiply instead of the inputs
-  // The documents of `in` are those from this one on, of as many as scores and winners have room for.
+  // scores and winners have room for all_documents, of which `in` has in.sizes.N from first_document on.
   int64_t first_document = 0, all_documents = in.sizes.N;
 
   // No products: every score is an empty sum.
@@ -43,7 +43,7 @@ void fill_empty(const ForwardCall& call, cudaStream_t stream);
 // The kernels' arguments, but for what later stages add.
 ForwardArgs forward_args(const ForwardCall& call, const ForwardPlan& plan);
 
-// Token ranges of documents, and the compacted tokens that some of them read.
+// Token ranges of documents, and the compacted tokens that some ranges read.
 struct DocRangeBuffers {
   Tensor doc_ranges;
   OptionalTensor tokens, token_scales, positions;
@@ -58,7 +58,7 @@ struct DocRangeBuffers {
 // Computes scores, and winners where the call has them.
 void forward_into(const ForwardCall& call);
 
-// Whether the inputs of a call multiply as they are, or which operands they are converted to.
+// The operands that the inputs of a call are converted to, if any.
 OperandConversion operand_conversion(const Inputs& in, const std::string& precision, bool normalize,
                                      int device);
 

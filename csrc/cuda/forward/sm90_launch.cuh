@@ -40,7 +40,7 @@ struct WgmmaOperand<Compute::int8> : Operand<ptx::WgmmaInt8, int8_t> {};
 template <class Element>
 inline constexpr bool kMayWantWinners = sizeof(Element) > 1;
 
-// launch.operator()<kTokens>() for the plan's width, one of those that the type has.
+// Calls launch.operator()<kTokens>() with the plan's width.
 template <class Type, class Launch>
 cudaError_t choose_width(const ForwardPlan& plan, Launch launch) {
   static constexpr auto kWidths = [] {

@@ -16,13 +16,12 @@ __device__ __forceinline__ int first_query_token(const ForwardArgs& p, const Row
   return p.layout == Layout::in_batch ? tile.first : tile.first - tile.query * p.Lq;
 }
 
-// One thread: loads a Q tile of 128 rows for each consumer warpgroup, once the rows before are no longer
-// read.
+// One thread: loads a Q tile of 128 rows for each consumer warpgroup, once nobody reads the tile before.
 template <class Tile>
 __device__ __forceinline__ void load_q_tile(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
-                                            uint32_t q, const Ring& ring, const PipelineState& at) {
+                                            uint32_t q, const Ring& ring, const PipelineState& state) {
   constexpr int kElements = kKChunkBytes / sizeof(typename Tile::Element);
-  ring.producer_acquire(at);
+  ring.producer_acquire(state);
   ring.producer_expect(0, Tile::kKChunks * Tile::kQKChunkBytes);
   const int first = first_query_token(p, tile);
   for (int group = 0; group < Tile::kConsumers; ++group) {

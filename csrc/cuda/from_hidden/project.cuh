@@ -65,9 +65,9 @@ struct ProjectRows : ProjectTile {
   // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are active.
   __device__ __forceinline__ void tma_load_boxes(const ProjectMaps& maps, const Stages& ring, int tile,
                                                  int end, int dim) const {
-    const uint32_t stage = ring.stage(), full = ring.full(ring.place.stage);
+    const uint32_t stage = ring.stage(), full = ring.full(ring.state.stage);
     const int boxes = p.active_rows == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
-    ring.producer_expect(ring.place.stage, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
+    ring.producer_expect(ring.state.stage, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
     ptx::tma_load_4d(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
 #pragma unroll 1
     for (int box = 0; box < boxes; ++box) {
@@ -105,7 +105,7 @@ struct ProjectRows : ProjectTile {
         __syncwarp();
         if (gathered) {
           copy_rows(ring.stage(), tile, end, dim);
-          ring.producer_commit_cp_async(ring.place.stage);
+          ring.producer_commit_cp_async(ring.state.stage);
         }
         ring.advance();
       }
@@ -177,7 +177,7 @@ struct ProjectRows : ProjectTile {
   // finish(sums, first, end): what becomes of 64 rows.
   template <class Finish>
   __device__ __forceinline__ void multiply_tiles(Stages& ring, const Finish& finish) const {
-    const int rows = tile_rows(), mine = threadIdx.x / 128 * (kBlocks * 64);
+    const int rows = tile_rows(), first_row = threadIdx.x / 128 * (kBlocks * 64);
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
       float c[kBlocks][kAccumulators] = {};  // else their registers stay taken while a tile is finished
@@ -189,7 +189,7 @@ struct ProjectRows : ProjectTile {
       }
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-        finish(c[block], tile + mine + block * 64, min(tile + rows, listed));
+        finish(c[block], tile + first_row + block * 64, min(tile + rows, listed));
       }
     }
   }

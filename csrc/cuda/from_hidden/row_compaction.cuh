@@ -22,12 +22,13 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
   constexpr int kWarps = kThreads / 32;
   __shared__ int warp_totals[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int mine = threadIdx.x * kRowsOfThread;
+  const int first_of_thread = threadIdx.x * kRowsOfThread;
   // All of a thread's flags are on their way together.
   uint32_t flags = 0;
 #pragma unroll
   for (int k = 0; k < kRowsOfThread; ++k) {
-    const bool listed = mine + k < count && (active_rows == nullptr || active_rows[first + mine + k] != 0);
+    const bool listed = first_of_thread + k < count &&
+                        (active_rows == nullptr || active_rows[first + first_of_thread + k] != 0);
     flags |= uint32_t{listed} << k;
   }
   int before = sum_up_to_lane(__popc(flags));
@@ -41,7 +42,8 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
     before += w < warp ? warp_totals[w] : 0;
     all += warp_totals[w];
   }
-  for (; flags != 0; flags &= flags - 1) list[before++] = static_cast<uint16_t>(mine + __ffs(flags) - 1);
+  for (; flags != 0; flags &= flags - 1)
+    list[before++] = static_cast<uint16_t>(first_of_thread + __ffs(flags) - 1);
   __syncthreads();
   return all;
 }
@@ -66,7 +68,7 @@ struct RowRing : Ring {
   static constexpr int kBarriers = 2 * kStages;
   static constexpr int kAlignment = 1024;  // as the swizzle wants it
   uint32_t stages;
-  PipelineState place{};
+  PipelineState state{};
 
   __device__ __forceinline__ RowRing(uint8_t* shared, const uint64_t (&barriers)[kBarriers])
       : Ring{ptx::smem_address(barriers)} {
@@ -85,17 +87,17 @@ struct RowRing : Ring {
     ptx::fence_mbarrier_init();
   }
 
-  __device__ __forceinline__ uint32_t stage() const { return stages + place.stage * kStageBytes; }
-  __device__ __forceinline__ void advance() { place.advance(kStages); }
+  __device__ __forceinline__ uint32_t stage() const { return stages + state.stage * kStageBytes; }
+  __device__ __forceinline__ void advance() { state.advance(kStages); }
 
-  __device__ __forceinline__ void producer_acquire() const { Ring::producer_acquire(place); }
+  __device__ __forceinline__ void producer_acquire() const { Ring::producer_acquire(state); }
   __device__ __forceinline__ void consumer_wait() const {
-    Ring::consumer_wait(place);
+    Ring::consumer_wait(state);
     ptx::fence_proxy_async();
   }
   // By a warp whose wgmma have read the stage.
   __device__ __forceinline__ void consumer_release() {
-    if (threadIdx.x % 32 == 0) Ring::consumer_release(place.stage);
+    if (threadIdx.x % 32 == 0) Ring::consumer_release(state.stage);
     advance();
   }
 };

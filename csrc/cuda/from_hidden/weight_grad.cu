@@ -142,7 +142,7 @@ struct WeightGradTile {
     for (int from = 0; from < listed; from += kStep) {
       ring.producer_acquire();
       fetch_stage(ring.stage(), from, listed);
-      ring.producer_commit_cp_async(ring.place.stage);
+      ring.producer_commit_cp_async(ring.state.stage);
       ring.advance();
     }
   }
@@ -208,7 +208,7 @@ struct WeightGradTile {
 };
 
 template <class Product>
-__device__ __forceinline__ void own_tile(const WeightGradArgs& p) {
+__device__ __forceinline__ void sum_tile(const WeightGradArgs& p) {
   extern __shared__ uint8_t shared[];
   __shared__ alignas(8) uint64_t barriers[ProductRing<Product>::kBarriers];
   ProductRing<Product> ring(shared, barriers);
@@ -248,9 +248,9 @@ template <class Product>
 __global__ void __launch_bounds__(Product::kThreads, 1)
     weight_grad(const __grid_constant__ WeightGradArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  own_tile<Product>(p);
+  sum_tile<Product>(p);
 #else
-  if constexpr (!Product::kWgmma) own_tile<Product>(p);
+  if constexpr (!Product::kWgmma) sum_tile<Product>(p);
 #endif
 }
 

@@ -216,9 +216,9 @@ __device__ __forceinline__ Job job_at(const BlockArgs<T>& args, int32_t index) {
 
 // 32 tokens, one a lane, and which of them belong to the lane's partition.
 struct TokenBatch {
-  uint32_t own;  // of the partition of this lane
-  uint32_t low;  // partition of the lane's token within the job
-  bool counts;   // the lane's token is one of the job
+  uint32_t lane_tokens;  // of the partition of this lane
+  uint32_t low;          // partition of the lane's token within the job
+  bool counts;           // the lane's token is one of the job
 
   template <class T>
   __device__ __forceinline__ TokenBatch(const BlockArgs<T>& args, const Sequence<T>& sequence, const Job& job,
@@ -230,11 +230,11 @@ struct TokenBatch {
         kept && sequence.codes != nullptr ? sequence.codes[job.repetition * args.rows + token] : 0;
     low = code % kJobPartitions;
     counts = kept && code / kJobPartitions == job.chunk;
-    own = __ballot_sync(kFullWarp, counts);
+    lane_tokens = __ballot_sync(kFullWarp, counts);
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
       const uint32_t set = __ballot_sync(kFullWarp, (low >> bit & 1) != 0);
-      own &= (lane >> bit & 1) != 0 ? set : ~set;
+      lane_tokens &= (lane >> bit & 1) != 0 ? set : ~set;
     }
   }
 };
@@ -250,8 +250,8 @@ __device__ __forceinline__ PartitionCount count_tokens(const BlockArgs<T>& args,
   PartitionCount count;
   for (int32_t at = begin; at < end; at += 32) {
     const TokenBatch batch(args, sequence, job, at, end);
-    if (count.first < 0 && batch.own != 0) count.first = at + __ffs(batch.own) - 1;
-    count.tokens += __popc(batch.own);
+    if (count.first < 0 && batch.lane_tokens != 0) count.first = at + __ffs(batch.lane_tokens) - 1;
+    count.tokens += __popc(batch.lane_tokens);
   }
   return count;
 }
@@ -285,25 +285,25 @@ __device__ __forceinline__ int32_t find_nearest(const BlockArgs<T>& args, const 
 
 // Where the list of this lane's partition begins.
 __device__ __forceinline__ int32_t place_of_list(int32_t tokens) {
-  const int32_t own = (tokens + kListed - 1) / kListed * kListed;
-  return sum_up_to_lane(own) - own;
+  const int32_t padded = (tokens + kListed - 1) / kListed * kListed;
+  return sum_up_to_lane(padded) - padded;
 }
 
 // Tokens of [begin, end) by partition, counted from begin. `place`: where this lane's partition begins.
 template <class T>
 __device__ __forceinline__ void list_tokens(const BlockArgs<T>& args, const Sequence<T>& sequence,
-                                            const Job& job, int32_t begin, int32_t end, int32_t place,
+                                            const Job& job, int32_t begin, int32_t end, int32_t list_begin,
                                             WarpSmem& smem) {
   const int lane = threadIdx.x % 32;
   __syncwarp();  // the list before it has been read
   for (int32_t at = begin; at < end; at += 32) {
     const TokenBatch batch(args, sequence, job, at, end);
-    const uint32_t same = __shfl_sync(kFullWarp, batch.own, static_cast<int>(batch.low));
-    const int32_t to = __shfl_sync(kFullWarp, place, static_cast<int>(batch.low));
+    const uint32_t same = __shfl_sync(kFullWarp, batch.lane_tokens, static_cast<int>(batch.low));
+    const int32_t to = __shfl_sync(kFullWarp, list_begin, static_cast<int>(batch.low));
     if (batch.counts) {
       smem.list[to + __popc(same & ((1u << lane) - 1))] = static_cast<uint16_t>(at + lane - begin);
     }
-    place += __popc(batch.own);
+    list_begin += __popc(batch.lane_tokens);
   }
   __syncwarp();
 }
@@ -373,13 +373,13 @@ __device__ __forceinline__ void sum_partitions(const BlockArgs<T>& args, const S
     const int32_t end = min(begin + kListTokens, sequence.length);
     const int32_t tokens =
         one_segment ? partition.tokens : count_tokens(args, sequence, job, begin, end).tokens;
-    const int32_t place = place_of_list(tokens);
-    if (!listed) list_tokens(args, sequence, job, begin, end, place, smem);
+    const int32_t list_begin = place_of_list(tokens);
+    if (!listed) list_tokens(args, sequence, job, begin, end, list_begin, smem);
     const bool last = end == sequence.length;
 #pragma unroll 1
     for (int p = 0; p < job.partitions; ++p) {
       const int32_t count = __shfl_sync(kFullWarp, tokens, p);
-      const uint16_t* list = smem.list + __shfl_sync(kFullWarp, place, p);
+      const uint16_t* list = smem.list + __shfl_sync(kFullWarp, list_begin, p);
       float2* const at = reinterpret_cast<float2*>(smem.sums + p * kSumPitch) + lane;
       float2 sum = begin == 0 ? float2{0.0f, 0.0f} : *at;
       sum = add_listed(rows, list, count, begin, dims.first + 2 * lane, active, sum);

@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kScanThreads) start_buckets(const __grid_const
   for (int64_t first = 0; first < sketch.d_final; first += kScanThreads) {
     const int64_t bucket = first + threadIdx.x;
     int32_t all;
-    const int32_t mine = bucket < sketch.d_final ? sketch.counts[bucket] : 0;
-    const int32_t start = before + sum_before<kScanThreads / 32>(mine, all);
+    const int32_t bucket_count = bucket < sketch.d_final ? sketch.counts[bucket] : 0;
+    const int32_t start = before + sum_before<kScanThreads / 32>(bucket_count, all);
     if (bucket < sketch.d_final) sketch.starts[bucket] = start;
     before += all;
   }
@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kThreads) scatter_dims(const __grid_constant__
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < sketch.dims; i += step) {
     const int32_t bucket = sketch.buckets[i];
     if (bucket < 0 || bucket >= sketch.d_final) continue;
-    const int32_t place = atomicSub(&sketch.counts[bucket], 1) - 1;
-    sketch.unordered[sketch.starts[bucket] + place] = static_cast<int32_t>(i);
+    const int32_t index = atomicSub(&sketch.counts[bucket], 1) - 1;
+    sketch.unordered[sketch.starts[bucket] + index] = static_cast<int32_t>(i);
   }
 }
 
@@ -74,9 +74,9 @@ __global__ void __launch_bounds__(kThreads) sort_buckets(const __grid_constant__
     }
     for (int64_t first = 0; first < sketch.dims; first += 32) {
       const int64_t i = first + lane;
-      const bool own = i < sketch.dims && sketch.buckets[i] == bucket;
-      const unsigned found = __ballot_sync(kFullWarp, own);
-      if (own) to[__popc(found & ((1u << lane) - 1))] = static_cast<int32_t>(i);
+      const bool in_bucket = i < sketch.dims && sketch.buckets[i] == bucket;
+      const unsigned found = __ballot_sync(kFullWarp, in_bucket);
+      if (in_bucket) to[__popc(found & ((1u << lane) - 1))] = static_cast<int32_t>(i);
       to += __popc(found);
     }
   }

@@ -199,8 +199,8 @@ class Csr {
     const int64_t pairs = names.size(0), workspace = counting_buffer_size(pairs, count);
     auto* first = static_cast<int32_t*>(begins.data_ptr());
     if (workspace == 0) {
-      const auto [sorted, places] = sort(names);
-      order = places;
+      const auto [sorted, order_data] = sort(names);
+      order = order_data;
       const auto* keys = static_cast<const int32_t*>(sorted.const_data_ptr());
       check(launch_csr_of_sorted(keys, pairs, count, first, stream), "order of pairs");
       return;
@@ -217,7 +217,7 @@ class Csr {
     check(launch_csr_by_counting(csr, stream), "order of pairs");
   }
 
-  const int64_t* places() const { return static_cast<const int64_t*>(order.const_data_ptr()); }
+  const int64_t* order_data() const { return static_cast<const int64_t*>(order.const_data_ptr()); }
   const int32_t* first() const { return static_cast<const int32_t*>(begins.const_data_ptr()); }
 
  private:
@@ -264,9 +264,9 @@ void pair_gradients(const PairInputs& in, const Tensor& pair_q, const Tensor& pa
   args.q_offsets = in.pairs.q_offsets;
   args.pair_query = in.pairs.query;
   args.pair_document = in.pairs.document;
-  args.by_query = by_query.places();
+  args.by_query = by_query.order_data();
   args.query_begins = by_query.first();
-  args.by_document = by_document.places();
+  args.by_document = by_document.order_data();
   args.document_begins = by_document.first();
   launch_packed(in, plan, args, grads, stream);
 }

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-struct PairPlace {
+struct PairSpans {
   Span rows, tokens;
 };
 
@@ -32,20 +32,20 @@ __device__ Span sequence(const int32_t* offsets, int64_t count, int32_t i, int32
   return packed_span(offsets, i, total);
 }
 
-__device__ PairPlace place_of(const Pairs& p, int64_t pair, int32_t longest_query) {
-  PairPlace place{{0, p.q_tokens}, {0, -1}};
+__device__ PairSpans spans_of(const Pairs& p, int64_t pair, int32_t longest_query) {
+  PairSpans spans{{0, p.q_tokens}, {0, -1}};
   if (p.scattered) {
     const int32_t start = p.starts[pair], length = p.lengths[pair];
     if (start >= 0 && length >= 0 && start <= p.d_tokens && length <= p.d_tokens - start) {
-      place.tokens = {start, length};
+      spans.tokens = {start, length};
     }
   } else {
-    place.rows = sequence(p.q_offsets, p.queries, p.query[pair], p.q_tokens);
-    place.tokens = sequence(p.d_offsets, p.documents, p.document[pair], p.d_tokens);
+    spans.rows = sequence(p.q_offsets, p.queries, p.query[pair], p.q_tokens);
+    spans.tokens = sequence(p.d_offsets, p.documents, p.document[pair], p.d_tokens);
   }
   const bool scored =
-      place.rows.length >= 0 && place.tokens.length >= 0 && place.rows.length <= longest_query;
-  return scored ? place : PairPlace{{0, -1}, {0, 0}};
+      spans.rows.length >= 0 && spans.tokens.length >= 0 && spans.rows.length <= longest_query;
+  return scored ? spans : PairSpans{{0, -1}, {0, 0}};
 }
 
 // A chunk of kThreads pairs a block.
@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ 
   const int64_t pair = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   int64_t cost = 0;
   if (pair < p.pairs.count) {
-    const PairPlace place = place_of(p.pairs, pair, p.longest_query);
-    p.rows[pair] = place.rows;
-    p.spans[pair] = place.tokens;
-    cost = place.tokens.length + p.pair_tokens;
+    const PairSpans spans = spans_of(p.pairs, pair, p.longest_query);
+    p.rows[pair] = spans.rows;
+    p.spans[pair] = spans.tokens;
+    cost = spans.tokens.length + p.pair_tokens;
   }
   if (p.work_tile_ends == nullptr) return;
   int64_t all;
@@ -68,19 +68,19 @@ __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ 
 // Among `count` costs, a run of them a thread, the place before which `wanted` is reached; and by how much
 // the places before it fall short. One thread finds it. Each thread leaves with both.
 struct Found {
-  int64_t place, rest;
+  int64_t index, rest;
 };
 template <class Cost>
 __device__ Found find_place(int64_t count, int64_t wanted, Cost cost) {
   __shared__ Found found;
   const int64_t each = (count + kThreads - 1) / kThreads;
   const int64_t begin = min(threadIdx.x * each, count), end = min(begin + each, count);
-  int64_t mine = 0, all;
-  for (int64_t k = begin; k < end; ++k) mine += cost(k);
-  int64_t before = sum_before<kWarps>(mine, all);
+  int64_t sum = 0, all;
+  for (int64_t k = begin; k < end; ++k) sum += cost(k);
+  int64_t before = sum_before<kWarps>(sum, all);
   if (threadIdx.x == 0) found = {count, wanted - all};
   __syncthreads();
-  if (before <= wanted && wanted < before + mine) {
+  if (before <= wanted && wanted < before + sum) {
     int64_t k = begin;
     for (; wanted >= before + cost(k); ++k) before += cost(k);
     found = {k, wanted - before};
@@ -93,18 +93,18 @@ __device__ Found find_place(int64_t count, int64_t wanted, Cost cost) {
 
 __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ PairIndex p, int64_t chunks) {
   ptx::pdl_wait_and_launch_dependents();
-  int64_t mine = 0, all;
-  for (int64_t k = threadIdx.x; k < chunks; k += kThreads) mine += p.chunk_costs[k];
-  sum_before<kWarps>(mine, all);
+  int64_t sum = 0, all;
+  for (int64_t k = threadIdx.x; k < chunks; k += kThreads) sum += p.chunk_costs[k];
+  sum_before<kWarps>(sum, all);
   const int64_t wanted = all / p.blocks * (blockIdx.x + 1) + all % p.blocks * (blockIdx.x + 1) / p.blocks;
   int64_t end = p.pairs.count;
   if (blockIdx.x + 1 < p.blocks) {
     const Found chunk = find_place(chunks, wanted, [&](int64_t k) { return p.chunk_costs[k]; });
-    const int64_t first = chunk.place * kThreads, count = min(int64_t{kThreads}, p.pairs.count - first);
+    const int64_t first = chunk.index * kThreads, count = min(int64_t{kThreads}, p.pairs.count - first);
     const auto cost = [&](int64_t k) { return int64_t{p.spans[first + k].length + p.pair_tokens}; };
     const Found pair = find_place(count, chunk.rest, cost);
     // Before the pair or behind it, whichever is nearer.
-    end = first + pair.place + (pair.place < count && 2 * pair.rest > cost(pair.place));
+    end = first + pair.index + (pair.index < count && 2 * pair.rest > cost(pair.index));
   }
   if (threadIdx.x == 0) p.work_tile_ends[blockIdx.x] = static_cast<int32_t>(end);
 }
@@ -117,23 +117,23 @@ __global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ P
   const int64_t pair = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   if (pair >= p.pairs.count) return;
   const int lane = threadIdx.x % kLanes;
-  const PairPlace place = place_of(p.pairs, pair, p.longest_query);
-  const bool scored = place.rows.length >= 0 && p.grid != nullptr;
+  const PairSpans spans = spans_of(p.pairs, pair, p.longest_query);
+  const bool scored = spans.rows.length >= 0 && p.grid != nullptr;
   const int64_t query = scored ? p.pairs.query[pair] : 0, document = scored ? p.pairs.document[pair] : 0;
   if (p.grid != nullptr) ptx::pdl_wait_and_launch_dependents();
   if (lane == 0) {
-    float score = place.rows.length < 0 ? __int_as_float(0x7FC00000) : 0.0f;
+    float score = spans.rows.length < 0 ? __int_as_float(0x7FC00000) : 0.0f;
     if (scored && p.partial_rows == 0) score = p.grid[query * p.pairs.documents + document];
     if (scored && p.partial_rows > 0) {
-      score = sum_of_partials(p.grid, p.partial_rows, query, place.rows, document, p.pairs.documents);
+      score = sum_of_partials(p.grid, p.partial_rows, query, spans.rows, document, p.pairs.documents);
     }
     p.scores[pair] = score;
   }
   if (p.winners == nullptr) return;
   for (int32_t s = lane; s < p.winner_stride; s += kLanes) {
     int32_t winner = kSentinel;
-    if (scored && s < place.rows.length) {
-      const int64_t from = document * p.pairs.q_tokens + place.rows.first + s;
+    if (scored && s < spans.rows.length) {
+      const int64_t from = document * p.pairs.q_tokens + spans.rows.first + s;
       winner = load_winner(p.grid_winners, p.wide_winners, from);
     }
     store_winner(p.winners, p.wide_winners, pair * p.winner_stride + s, winner);

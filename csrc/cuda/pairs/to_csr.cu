@@ -56,20 +56,20 @@ __global__ void __launch_bounds__(kThreads)
     const auto name = first + static_cast<int32_t>(threadIdx.x);
     int32_t* const counts = csr.counts + name;
     const int32_t mine_end = name < names ? chunks * names : 0;
-    int32_t mine = 0, all;
+    int32_t count_of_thread = 0, all;
 #pragma unroll kAtOnce
-    for (int32_t at = 0; at < mine_end; at += names) mine += counts[at];
-    int32_t place = before + sum_before<kWarps>(mine, all);
+    for (int32_t at = 0; at < mine_end; at += names) count_of_thread += counts[at];
+    int32_t index = before + sum_before<kWarps>(count_of_thread, all);
     before += all;
-    if (name < names) csr.begins[name] = place;
+    if (name < names) csr.begins[name] = index;
     for (int32_t at = 0; at < mine_end; at += kAtOnce * names) {
       int32_t count[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) count[i] = at + i * names < mine_end ? counts[at + i * names] : 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (at + i * names < mine_end) counts[at + i * names] = place;
-        place += count[i];
+        if (at + i * names < mine_end) counts[at + i * names] = index;
+        index += count[i];
       }
     }
   }
@@ -84,16 +84,16 @@ __global__ void __launch_bounds__(kThreads) place_pairs(const __grid_constant__ 
   const int32_t name = pair < csr.pairs ? name_of(csr, pair) : -1;
   const unsigned same = __match_any_sync(kFullWarp, name);
   const int leader = __ffs(same) - 1;
-  int32_t place = 0;
+  int32_t index = 0;
   for (int turn = 0; turn < kWarps; ++turn) {
     __syncthreads();
     if (turn == warp && lane == leader && name >= 0) {
-      place = next[name];
-      next[name] = place + __popc(same);
+      index = next[name];
+      next[name] = index + __popc(same);
     }
   }
-  place = __shfl_sync(kFullWarp, place, leader) + __popc(same & ((1u << lane) - 1));
-  if (name >= 0) csr.order[place] = pair;
+  index = __shfl_sync(kFullWarp, index, leader) + __popc(same & ((1u << lane) - 1));
+  if (name >= 0) csr.order[index] = pair;
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -1,5 +1,5 @@
-// A ring of stages in shared memory that all warps of a block fill by cp.async and read. Its mbarriers let
-// one warp be ahead of another, where __syncthreads would have all of them meet at each stage.
+// A ring of stages in shared memory that all warps of a block fill by cp.async and read. By mbarriers one
+// warp may be ahead of another; __syncthreads would have all warps meet at each stage.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace late_interaction {
 
-// Every thread copies its part of each stage, and every warp reads all stages. Stage n lies at place
-// n % kStages. A thread that has waited for stage n
-//   begins its copies of stage n + kAhead, in the place of stage n - kAhead, and commits them,
-//   arrives for stage n + kAhead - 1, once its copies of that have landed, and then reads stage n.
-// All threads have then read stage n - kAhead, since they have arrived for n. One barrier a stage does for
-// both, and a warp may be kAhead - 1 stages ahead of another.
+// Every thread copies some of each stage, and every warp reads all stages. Fill n goes to stage n % kStages.
+// A thread that has waited for fill n
+//   begins the copies of fill n + kAhead, over fill n - kAhead, and commits them,
+//   arrives for fill n + kAhead - 1, once the copies of that have landed, and then reads fill n.
+// Who arrives for fill n has read fill n - kAhead, so one mbarrier a stage says both that it is full and that
+// it is free. A warp may be kAhead - 1 fills ahead of another.
 template <int kThreads, int kStages>
 struct CpAsyncRing {
   static constexpr int kAhead = kStages / 2, kBarrierBytes = 8 * kStages;
@@ -22,15 +22,15 @@ struct CpAsyncRing {
 
   uint32_t barriers;  // their address in shared memory
 
-  static __device__ __forceinline__ uint32_t place(uint32_t n) { return n % kStages; }
-  __device__ __forceinline__ uint32_t full(uint32_t n) const { return barriers + 8 * place(n); }
+  static __device__ __forceinline__ uint32_t stage_of(uint32_t n) { return n % kStages; }
+  __device__ __forceinline__ uint32_t full(uint32_t n) const { return barriers + 8 * stage_of(n); }
 
-  // By all threads, before anything else.
+  // By all threads, first.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x < kStages) ptx::mbarrier_init(full(threadIdx.x), kThreads);
     __syncthreads();
   }
-  // copy(place): begins the thread's copies of the next stage.
+  // copy(stage): begins the thread's copies of the next fill.
   template <class Copy>
   __device__ __forceinline__ void fill(Copy& copy) const {
 #pragma unroll
@@ -43,10 +43,10 @@ struct CpAsyncRing {
   __device__ __forceinline__ void wait(uint32_t n) const {
     ptx::mbarrier_wait_parity(full(n), n / kStages % 2);
   }
-  // At stage n. loaded: a word of the thread's last load from the stage before.
+  // After wait(n). loaded: a word of the thread's last load from fill n - 1.
   template <class Copy>
   __device__ __forceinline__ void refill(uint32_t n, uint32_t loaded, Copy& copy) const {
-    copy(place(n + kAhead));
+    copy(stage_of(n + kAhead));
     ptx::cp_async_commit();
     arrive(n + kAhead - 1, loaded);
   }

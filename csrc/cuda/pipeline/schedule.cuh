@@ -1,18 +1,18 @@
-// Work tiles are pairs of a row tile and one of the items that every row tile meets (documents, groups of
-// them, tiles of tokens). They are numbered row tile by row tile, and a worker takes a contiguous range of
-// them.
+// A work tile is a pair of a row tile and an item: a document, a document group or a tile of tokens. Every
+// row tile meets all items. Work tiles are numbered row tile by row tile, and a worker takes a contiguous
+// range.
 #pragma once
 
 #include <cstdint>
 
 namespace late_interaction {
 
-// What a range has of one row tile: items [first, end).
+// Items [first, end) of one row tile.
 struct RowTileItems {
   int32_t row_tile, first, end;
 };
 
-// Takes what work tiles [next, last) have of their first row tile.
+// Takes the first row tile's items from work tiles [next, last).
 template <class Index>
 __device__ __forceinline__ RowTileItems take_row_tile_items(Index& next, Index last, Index items) {
   const auto row_tile = static_cast<int32_t>(next / items), first = static_cast<int32_t>(next % items);

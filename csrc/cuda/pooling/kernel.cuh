@@ -103,23 +103,24 @@ struct Nearest {
 };
 
 // The nearest of all threads. places: two sets, used in turn, so that one barrier is enough.
-__device__ inline Nearest nearest_of_block(Nearest mine, Nearest (*places)[kWardThreads / 32], int& turn) {
+__device__ inline Nearest nearest_of_block(Nearest nearest, Nearest (*of_warps)[kWardThreads / 32],
+                                           int& turn) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
-    const Nearest other{__shfl_xor_sync(0xFFFFFFFFu, mine.distance, offset),
-                        __shfl_xor_sync(0xFFFFFFFFu, mine.token, offset)};
-    if (other < mine) mine = other;
+    const Nearest other{__shfl_xor_sync(0xFFFFFFFFu, nearest.distance, offset),
+                        __shfl_xor_sync(0xFFFFFFFFu, nearest.token, offset)};
+    if (other < nearest) nearest = other;
   }
   turn ^= 1;
-  if (threadIdx.x % 32 == 0) places[turn][threadIdx.x / 32] = mine;
+  if (threadIdx.x % 32 == 0) of_warps[turn][threadIdx.x / 32] = nearest;
   __syncthreads();
-  mine = places[turn][0];
+  nearest = of_warps[turn][0];
 #pragma unroll
   for (int warp = 1; warp < kWardThreads / 32; ++warp) {
-    const Nearest other = places[turn][warp];
-    if (other < mine) mine = other;
+    const Nearest other = of_warps[turn][warp];
+    if (other < nearest) nearest = other;
   }
-  return mine;
+  return nearest;
 }
 
 // Distances of a document: what lies above the diagonal of its similarities, and what mirrors it. False, to
@@ -166,12 +167,12 @@ struct WardChain {
   double* distances;
   WardClusters state;
   int32_t n;
-  Nearest (*places)[kWardThreads / 32];
+  Nearest (*of_warps)[kWardThreads / 32];
   int turn = 0;
   int32_t clock = 0;
 
-  __device__ WardChain(double* distances_, char* memory, int32_t n_, Nearest (*places_)[kWardThreads / 32])
-      : distances(distances_), state(memory, n_), n(n_), places(places_) {
+  __device__ WardChain(double* distances_, char* memory, int32_t n_, Nearest (*of_warps_)[kWardThreads / 32])
+      : distances(distances_), state(memory, n_), n(n_), of_warps(of_warps_) {
     for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
       state.size[i] = 1;
       state.stamp[i] = 0;
@@ -184,7 +185,7 @@ struct WardChain {
 
   // Cluster x's nearest, the lowest of equals.
   __device__ Nearest scan(int32_t x) {
-    double* own = row(x);
+    double* row_x = row(x);
     const int32_t stamp = state.stamp[x];
     Nearest nearest{__longlong_as_double(0x7FF0000000000000), INT32_MAX};
     for (int32_t base = threadIdx.x; base < n; base += kWardThreads * kWardBatch) {
@@ -195,16 +196,16 @@ struct WardChain {
         const int32_t i = base + b * kWardThreads;
         lives[b] = i < n && i != x && state.size[i] != 0;
         younger[b] = lives[b] && state.stamp[i] > stamp;
-        if (lives[b]) distance[b] = *(younger[b] ? row(i) + x : own + i);
+        if (lives[b]) distance[b] = *(younger[b] ? row(i) + x : row_x + i);
       }
 #pragma unroll
       for (int b = 0; b < kWardBatch; ++b) {
         const int32_t i = base + b * kWardThreads;
         if (lives[b] && distance[b] < nearest.distance) nearest = {distance[b], i};
-        if (younger[b]) own[i] = distance[b];
+        if (younger[b]) row_x[i] = distance[b];
       }
     }
-    nearest = nearest_of_block(nearest, places, turn);
+    nearest = nearest_of_block(nearest, of_warps, turn);
     ++clock;
     if (static_cast<int32_t>(threadIdx.x) ==
         x % kWardThreads) {  // who alone reads the stamp before a barrier
@@ -254,7 +255,7 @@ struct WardChain {
         keep_nearest(i, x, y, joined);
       }
     }
-    nearest = nearest_of_block(nearest, places, turn);
+    nearest = nearest_of_block(nearest, of_warps, turn);
     ++clock;
     if (threadIdx.x == 0) {
       state.size[x] = 0;
@@ -403,7 +404,7 @@ __device__ bool lies_within(const WardArgs<Real>& args, int64_t first, int64_t n
 template <class Real>
 __global__ void __launch_bounds__(kWardThreads, kWardBlocks) ward_cut(const WardArgs<Real> args) {
   extern __shared__ double shared[];
-  __shared__ Nearest places[2][kWardThreads / 32];
+  __shared__ Nearest of_warps[2][kWardThreads / 32];
   char* memory =
       args.state == nullptr ? reinterpret_cast<char*>(shared) : args.state + blockIdx.x * args.state_bytes;
   double* distances = args.distances + blockIdx.x * args.longest * args.longest;
@@ -431,7 +432,7 @@ __global__ void __launch_bounds__(kWardThreads, kWardBlocks) ward_cut(const Ward
       continue;
     }
     WardMerge* merges = args.merges + blockIdx.x * args.longest;
-    WardChain(distances, memory, n, places).find_merges(merges);
+    WardChain(distances, memory, n, of_warps).find_merges(merges);
     const WardState state(memory, n);
     for (int32_t m = threadIdx.x; m < n - 1; m += kWardThreads) {
       state.merge_distance[m] = merges[m].distance;

@@ -1,5 +1,5 @@
-// Reductions over document tokens: what a lane keeps of one query row, over the columns that it sees of
-// accumulators. Each fold has clear, fold, merge (with what another lane saw) and what it ends in:
+// Reductions over document tokens: a lane's state for one query row, over the columns of accumulators that it
+// sees. Each fold has clear, fold, merge (with another lane's state) and a result:
 //   MaximumFold      the maximum, alone or with its winner
 //   CodeMaximumFold  the maximum of quantized tokens (code_fold.cuh)
 //   LogSumFold       the log of a sum of powers (log_sum_fold.cuh)
@@ -11,16 +11,16 @@
 
 namespace late_interaction {
 
-// Columns are folded in pairs. The winner is the first column of the winning pair if its similarity, `first`,
-// is the maximum; else the second. A pair takes five instructions: max, compare and max on the ALU, and two
-// predicated ones on the FMA pipe, which has nothing else to do. Those copy a number by adding `zero` to it,
-// which the compiler must not know to be zero: it would copy by selects, on the ALU. Without winners an
-// element takes one instruction.
+// Columns are folded in pairs. The winner is the first column of the winning pair if that column's
+// similarity, `first`, is the maximum; else the second. A pair takes five instructions: max, compare and max
+// on the ALU, and two predicated additions of `zero` on the FMA pipe, which is idle otherwise. The compiler
+// must not know `zero` to be zero, or it copies by selects, on the ALU. Without winners an element takes one
+// instruction.
 template <bool kWinners>
 struct MaximumFold {
   float value;
   float first;  // similarity of the winning pair's first column
-  float pair;   // place of that pair; below 0: none
+  float pair;   // token of that pair's first column; below 0: none
 
   __device__ __forceinline__ void clear() {
     value = -INFINITY;
@@ -28,7 +28,7 @@ struct MaximumFold {
     pair = -1.0f;
   }
 
-  // wgmma: the pair's place is first_token + column.
+  // wgmma: the pair's token is first_token + column.
   __device__ __forceinline__ void fold(float a, float b, float first_token, float column, float zero) {
     if constexpr (kWinners) {
       asm("{\n.reg .pred better;\n.reg .f32 m;\n"
@@ -44,10 +44,10 @@ struct MaximumFold {
     }
   }
 
-  // mma.sync: `place` is copied as zero * m + place. A sum that is the same for all rows would be computed
-  // once, and copied by selects again. Where m is infinite or NaN the row is computed again
+  // mma.sync: zero * m + pair_token copies pair_token. A sum that is equal in all rows would be computed
+  // once, and copied by selects again. If m is infinite or NaN the row is computed again
   // (forward/epilogue.cuh).
-  __device__ __forceinline__ void fold(float a, float b, float place, float zero) {
+  __device__ __forceinline__ void fold(float a, float b, float pair_token, float zero) {
     if constexpr (kWinners) {
       asm("{\n.reg .pred better;\n.reg .f32 m;\n"
           "max.NaN.f32 m, %3, %4;\n"
@@ -56,14 +56,14 @@ struct MaximumFold {
           "@better add.f32 %2, %3, %6;\n"
           "max.NaN.f32 %0, %0, m;\n}\n"
           : "+f"(value), "+f"(pair), "+f"(first)
-          : "f"(a), "f"(b), "f"(place), "f"(zero));
+          : "f"(a), "f"(b), "f"(pair_token), "f"(zero));
     } else {
       fold_values(a, b);
     }
   }
 
   __device__ __forceinline__ float maximum() const { return value; }
-  // The winner, where the columns of a pair are neighbours, and places count tokens.
+  // The winner, where the columns of a pair are neighbouring tokens.
   __device__ __forceinline__ int32_t token() const {
     return pair < 0.0f ? kSentinel : static_cast<int32_t>(pair) + (first == value ? 0 : 1);
   }

@@ -26,17 +26,16 @@ struct KthLargest {
   uint32_t equal;  // how many have these digits
 };
 
-// One warp finds the digit of the rank-th largest of the keys that were counted. First each lane sums the
-// counts of eight digits, lane 0 of the highest; then eight lanes take one each of the eight digits that were
-// found.
+// One warp finds the digit of the rank-th largest of the counted keys. First each lane sums the counts of
+// eight digits, lane 0 of the highest; then each of eight lanes takes one of the eight digits found.
 __device__ __forceinline__ void find_digit(DigitHistogram& histogram, const uint32_t (&counts)[kDigits],
                                            uint32_t rank) {
   constexpr int kOwn = kDigits / 32;
   static_assert(kOwn == 8);
   const int lane = threadIdx.x % 32;
-  const auto* own = reinterpret_cast<const uint4*>(&counts[kDigits - (lane + 1) * kOwn]);
-  uint32_t sum = own[0].x + own[0].y + own[0].z + own[0].w;
-  sum += own[1].x + own[1].y + own[1].z + own[1].w;
+  const auto* digits = reinterpret_cast<const uint4*>(&counts[kDigits - (lane + 1) * kOwn]);
+  uint32_t sum = digits[0].x + digits[0].y + digits[0].z + digits[0].w;
+  sum += digits[1].x + digits[1].y + digits[1].z + digits[1].w;
   uint32_t upto = sum_up_to_lane(sum);
   const int holder = __ffs(__ballot_sync(kFullWarp, rank <= upto)) - 1;
   rank -= __shfl_sync(kFullWarp, upto - sum, holder);

@@ -19,15 +19,15 @@ __device__ __forceinline__ T sum_up_to_lane(T sum) {
 
 // Sums of the threads before this one, itself not included, and `all` of the block. All threads take part.
 template <int kWarps, class T>
-__device__ T sum_before(T mine, T& all) {
+__device__ T sum_before(T value, T& all) {
   __shared__ T warp_sums[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T sum = sum_up_to_lane(mine);
+  const T sum = sum_up_to_lane(value);
   __syncthreads();
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
   all = 0;
-  T before = sum - mine;
+  T before = sum - value;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     if (w < warp) before += warp_sums[w];

@@ -17,10 +17,10 @@ __device__ __forceinline__ float usable_scale(float x) {
 
 // The scale of token `place` of a query, times the scale that all documents share. No data: 1.
 __device__ __forceinline__ float row_scale(const ScaleView& q_scales, const float* shared_scale,
-                                           int32_t query, int32_t place) {
+                                           int32_t query, int32_t token) {
   float scale = 1.0f;
   if (q_scales.data != nullptr) {
-    scale = usable_scale(q_scales.data[query * q_scales.item_stride + place * q_scales.token_stride]);
+    scale = usable_scale(q_scales.data[query * q_scales.item_stride + token * q_scales.token_stride]);
   }
   if (shared_scale != nullptr) scale *= usable_scale(*shared_scale);
   return scale;
@@ -34,11 +34,11 @@ __device__ __forceinline__ float finite_or_nan(float x) {
 }
 
 // `scale`, times the weight of token `place` of a query. No data: 1.
-__device__ __forceinline__ float weighted(const WeightView& weights, int32_t query, int32_t place,
+__device__ __forceinline__ float weighted(const WeightView& weights, int32_t query, int32_t token,
                                           float scale) {
   if (weights.data == nullptr) return scale;
   const auto* data = static_cast<const float*>(weights.data);
-  return finite_or_nan(scale * data[query * weights.item_stride + place * weights.token_stride]);
+  return finite_or_nan(scale * data[query * weights.item_stride + token * weights.token_stride]);
 }
 
 // The scales of a document's tokens; null: they have none.

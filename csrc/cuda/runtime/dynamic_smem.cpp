@@ -10,7 +10,7 @@ namespace late_interaction {
 namespace {
 
 constexpr int kDevices = 64;
-constexpr size_t kPlaces = 4096;  // more than there are kernels, by devices of a machine
+constexpr size_t kSlots = 4096;  // more than there are kernels, by devices of a machine
 
 // An entry of the table: `bytes` of dynamic shared memory are allowed to a kernel on a device, which `key`
 // names. Once `key` is set it stays.
@@ -24,16 +24,16 @@ uint64_t key_of(const void* kernel, int device) {
   return reinterpret_cast<uintptr_t>(kernel) | uint64_t{static_cast<unsigned>(device) + 1} << 56;
 }
 
-std::array<Allowed, kPlaces> places;
+std::array<Allowed, kSlots> slots;
 std::mutex mutex;  // of whoever adds a place, or asks the runtime
 
 // The key's place, or the empty one that it would take; null: all are taken.
 Allowed* find(uint64_t key) {
   size_t at = (key ^ key >> 56) * 0x9E3779B97F4A7C15u >> 52;
-  static_assert(kPlaces == size_t{1} << 12);
-  for (size_t tries = 0; tries < kPlaces; ++tries, at = (at + 1) % kPlaces) {
-    const uint64_t found = places[at].key.load(std::memory_order_acquire);
-    if (found == key || found == 0) return &places[at];
+  static_assert(kSlots == size_t{1} << 12);
+  for (size_t tries = 0; tries < kSlots; ++tries, at = (at + 1) % kSlots) {
+    const uint64_t found = slots[at].key.load(std::memory_order_acquire);
+    if (found == key || found == 0) return &slots[at];
   }
   return nullptr;
 }
@@ -56,13 +56,13 @@ cudaError_t allow_dynamic_smem(const void* kernel, int bytes) {
     return cudaSuccess;
   }
   const std::lock_guard lock(mutex);  // or a thread that wants less could have the last word
-  Allowed* place = find(key);
-  if (place == nullptr) return ask_runtime(kernel, bytes);
-  if (place->key.load() == key && place->bytes.load() >= bytes) return cudaSuccess;
+  Allowed* slot = find(key);
+  if (slot == nullptr) return ask_runtime(kernel, bytes);
+  if (slot->key.load() == key && slot->bytes.load() >= bytes) return cudaSuccess;
   const cudaError_t refused = ask_runtime(kernel, bytes);
   if (refused != cudaSuccess) return refused;
-  place->bytes.store(bytes, std::memory_order_release);
-  place->key.store(key, std::memory_order_release);
+  slot->bytes.store(bytes, std::memory_order_release);
+  slot->key.store(key, std::memory_order_release);
   return cudaSuccess;
 }
 

@@ -71,8 +71,8 @@ struct SmoothSplit {
 
   // X, from a row tile's first row.
   template <class E>
-  static __device__ __forceinline__ const E* own(const SmoothArgs& p, const SmoothWork& work,
-                                                 const SmoothRowTile& row_tile) {
+  static __device__ __forceinline__ const E* row_data(const SmoothArgs& p, const SmoothWork& work,
+                                                      const SmoothRowTile& row_tile) {
     const int64_t before =
         kOwnsDocuments ? (work.group * p.documents + row_tile.document) * p.Ld : work.group * p.rows;
     return static_cast<const E*>(kOwnsDocuments ? p.D : p.Q) + (before + row_tile.first) * p.d;

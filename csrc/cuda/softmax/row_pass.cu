@@ -27,22 +27,22 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // Adds up the sums of all threads, in the order of warps. Every thread has the result.
-__device__ SoftmaxSums sum_over_block(SoftmaxSums mine, float scale) {
+__device__ SoftmaxSums sum_over_block(SoftmaxSums sums, float scale) {
   constexpr int kMostWarps = kMostThreads / 32;
   __shared__ float maxima[kMostWarps];
   __shared__ float4 partials[kMostWarps];
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const float of_warp = warp_max(mine.maximum);
+  const float of_warp = warp_max(sums.maximum);
   if (threadIdx.x % 32 == 0) maxima[warp] = of_warp;
   __syncthreads();
   float maximum = maxima[0];
 #pragma unroll 1
   for (int w = 1; w < warps; ++w) maximum = fmaxf(maximum, maxima[w]);
-  mine.move_to(maximum, scale);
-  mine.weight = warp_sum(mine.weight);
-  mine.moment = warp_sum(mine.moment);
-  mine.total = warp_sum(mine.total);
-  if (threadIdx.x % 32 == 0) partials[warp] = mine.packed();
+  sums.move_to(maximum, scale);
+  sums.weight = warp_sum(sums.weight);
+  sums.moment = warp_sum(sums.moment);
+  sums.total = warp_sum(sums.total);
+  if (threadIdx.x % 32 == 0) partials[warp] = sums.packed();
   __syncthreads();
   SoftmaxSums all = SoftmaxSums::of(partials[0]);
 #pragma unroll 1
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kMostThreads, 3)
   const int count = in.columns / kVec, behind = count * kVec + thread;  // a column behind the last group
   const float scale = *in.inverse_temperature * kLog2e;
 
-  SoftmaxSums mine;
+  SoftmaxSums sums;
   for (int first = thread; first < count; first += kAhead * threads) {
     ScoreGroup<kVec> ahead[kAhead];
 #pragma unroll
@@ -123,12 +123,12 @@ __global__ void __launch_bounds__(kMostThreads, 3)
       const int at = first + i * threads;
       if (at >= count) break;
       if (kWrites && at < held) kept[at] = ahead[i];
-      add_group(mine, ahead[i], scale);
+      add_group(sums, ahead[i], scale);
     }
   }
   const ScoreGroup<1> last{behind < in.columns ? scores[behind] : 0.0f};
-  if (behind < in.columns) add_group(mine, last, scale);
-  const SoftmaxSums all = sum_over_block(mine, scale);
+  if (behind < in.columns) add_group(sums, last, scale);
+  const SoftmaxSums all = sum_over_block(sums, scale);
   if (thread == 0) all.store(args.sums, in.rows, row);
 
   if constexpr (kWrites) {

@@ -34,8 +34,8 @@ constexpr uint32_t kWeights = 8191;
 constexpr int64_t kVector = 16;  // bytes that a thread reads at once
 
 // The weighted sum of `count` bytes at `bytes`, the first of which has the place `place`.
-__device__ __forceinline__ uint32_t weighted_sum(const uint8_t* bytes, int count, int64_t place) {
-  auto weight = static_cast<uint32_t>(place % kWeights) + 1;
+__device__ __forceinline__ uint32_t weighted_sum(const uint8_t* bytes, int count, int64_t index) {
+  auto weight = static_cast<uint32_t>(index % kWeights) + 1;
   uint32_t sum = 0;
   for (int i = 0; i < count; ++i) {
     sum += bytes[i] * weight;
@@ -49,18 +49,20 @@ __global__ void __launch_bounds__(kThreads)
     add_checksum(const uint8_t* bytes, int64_t count, int64_t vectors, uint64_t factor, int64_t* sum) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
                 threads = int64_t{gridDim.x} * kThreads;
-  uint64_t own = 0;
+  uint64_t sum_of_thread = 0;
   for (int64_t i = thread; i < vectors; i += threads) {
     alignas(kVector) uint8_t vector[kVector];
     *reinterpret_cast<uint4*>(vector) = reinterpret_cast<const uint4*>(bytes)[i];
-    own += weighted_sum(vector, kVector, i * kVector);
+    sum_of_thread += weighted_sum(vector, kVector, i * kVector);
   }
-  for (int64_t i = vectors * kVector + thread; i < count; i += threads) own += weighted_sum(bytes + i, 1, i);
+  for (int64_t i = vectors * kVector + thread; i < count; i += threads)
+    sum_of_thread += weighted_sum(bytes + i, 1, i);
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) own += __shfl_xor_sync(kFullWarp, own, step);
+  for (int step = 16; step > 0; step /= 2) sum_of_thread += __shfl_xor_sync(kFullWarp, sum_of_thread, step);
   // Integers add up to the same sum in any order.
   if (threadIdx.x % 32 == 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(own * factor));
+    atomicAdd(reinterpret_cast<unsigned long long*>(sum),
+              static_cast<unsigned long long>(sum_of_thread * factor));
   }
 }
 

@@ -47,11 +47,13 @@ struct KeyItems {
   }
 
   __device__ __forceinline__ RankingKey key(int64_t row, uint32_t i, const uint32_t* first) const {
-    const uint32_t list = by_width.quotient(i), place = i - list * static_cast<uint32_t>(from.width);
-    const auto key = static_cast<RankingKey>(from.data[list * from.list_stride + row * from.width + place]);
+    const uint32_t list = by_width.quotient(i), column = i - list * static_cast<uint32_t>(from.width);
+    const auto key = static_cast<RankingKey>(from.data[list * from.list_stride + row * from.width + column]);
     if (from.counts == nullptr) return key;
-    const RankingKey own = key ^ kSignBit;
-    return own == kNoDocument ? own : own - first[list];  // the index lies in the lower bits, complemented
+    const RankingKey document_key = key ^ kSignBit;
+    return document_key == kNoDocument
+               ? document_key
+               : document_key - first[list];  // the index lies in the lower bits, complemented
   }
 };
 
@@ -95,31 +97,31 @@ __device__ __forceinline__ void sort_descending(RankingKey* keys, uint32_t n) {
 }
 
 // Adds up `mine` over the block.
-__device__ __forceinline__ void add_of_warp(uint32_t& sum, uint32_t mine) {
-  mine = __reduce_add_sync(kFullWarp, mine);
-  if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(&sum, mine);
+__device__ __forceinline__ void add_of_warp(uint32_t& sum, uint32_t count_of_lane) {
+  count_of_lane = __reduce_add_sync(kFullWarp, count_of_lane);
+  if (threadIdx.x % 32 == 0 && count_of_lane != 0) atomicAdd(&sum, count_of_lane);
 }
 
 // A threshold that the `take` largest of the block's keys reach. Above it are at most `capacity` keys; where
 // they are fewer than `take`, the others equal it. Keys that are not among them may become kNoDocument.
-__device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems], uint32_t count,
+__device__ __forceinline__ RankingKey threshold_of(RankingKey (&lane_keys)[kLaneItems], uint32_t count,
                                                    uint32_t take, uint32_t capacity, TopkSmem& smem) {
   constexpr int kBoundDigits =
       3;  // sign, exponent and 15 bits of a score let few pass that the rest would not
   uint32_t left = smem.valid;
   if (left <= capacity) return kNoDocument;
-  RankingKey maximum = own[0];
+  RankingKey maximum = lane_keys[0];
 #pragma unroll
-  for (int j = 1; j < kOwnItems; ++j) maximum = own[j] > maximum ? own[j] : maximum;
+  for (int j = 1; j < kLaneItems; ++j) maximum = lane_keys[j] > maximum ? lane_keys[j] : maximum;
   const auto maxima = static_cast<uint32_t>(__syncthreads_count(maximum != kNoDocument));
   if (take <= maxima && count > 2 * kTopkThreads) {
     const auto bound = kth_largest_of_each<kTopkThreads, kBoundDigits, RankingKey>(
         smem.histogram, take, maxima, [&](const auto& visit) { visit(maximum, maximum != kNoDocument); });
     uint32_t kept = 0;
 #pragma unroll
-    for (int j = 0; j < kOwnItems; ++j) {
-      own[j] = own[j] < bound.key ? kNoDocument : own[j];
-      kept += own[j] != kNoDocument;
+    for (int j = 0; j < kLaneItems; ++j) {
+      lane_keys[j] = lane_keys[j] < bound.key ? kNoDocument : lane_keys[j];
+      kept += lane_keys[j] != kNoDocument;
     }
     add_of_warp(smem.kept, kept);
     __syncthreads();
@@ -129,8 +131,8 @@ __device__ __forceinline__ RankingKey threshold_of(RankingKey (&own)[kOwnItems],
   const auto found = kth_largest_of_each<kTopkThreads, sizeof(RankingKey), RankingKey, true>(
       smem.histogram, take, left, [&](const auto& visit) {
 #pragma unroll
-        for (int j = 0; j < kOwnItems; ++j) {
-          if (j * kTopkThreads < count) visit(own[j], own[j] != kNoDocument);
+        for (int j = 0; j < kLaneItems; ++j) {
+          if (j * kTopkThreads < count) visit(lane_keys[j], lane_keys[j] != kNoDocument);
         }
       });
   return found.key;
@@ -142,41 +144,41 @@ __global__ void __launch_bounds__(kTopkThreads) select_best(const TopkArgs<Items
   const bool last = args.keys == nullptr;
   const int64_t row = blockIdx.x / args.segments;
   const uint32_t begin = blockIdx.x % args.segments * args.segment_items;
-  const uint32_t own_items = min(args.segment_items, args.items - min(begin, args.items));
-  const uint32_t count = own_items + (last ? static_cast<uint32_t>(args.found.count) : 0);
+  const uint32_t segment_count = min(args.segment_items, args.items - min(begin, args.items));
+  const uint32_t count = segment_count + (last ? static_cast<uint32_t>(args.found.count) : 0);
   if (threadIdx.x == 0) smem.valid = smem.kept = smem.chosen = 0;
   args.from.prepare(smem.first);
   __syncthreads();
-  RankingKey own[kOwnItems];
+  RankingKey lane_keys[kLaneItems];
   uint32_t documents = 0;
 #pragma unroll
-  for (int j = 0; j < kOwnItems; ++j) {
+  for (int j = 0; j < kLaneItems; ++j) {
     const uint32_t i = j * kTopkThreads + threadIdx.x;
-    own[j] = kNoDocument;
-    if (i < own_items) {
-      own[j] = args.from.key(row, begin + i, smem.first);
+    lane_keys[j] = kNoDocument;
+    if (i < segment_count) {
+      lane_keys[j] = args.from.key(row, begin + i, smem.first);
     } else if (i < count) {
-      const int64_t at = row * args.found.count + (i - own_items);
-      own[j] = ranking_key(args.found.scores[at], args.found.indices[at], args.largest);
+      const int64_t at = row * args.found.count + (i - segment_count);
+      lane_keys[j] = ranking_key(args.found.scores[at], args.found.indices[at], args.largest);
     }
-    documents += own[j] != kNoDocument;
+    documents += lane_keys[j] != kNoDocument;
   }
   add_of_warp(smem.valid, documents);
   __syncthreads();
   const uint32_t capacity = last ? static_cast<uint32_t>(kMostBest) : args.room;
   const uint32_t take = min(args.k, smem.valid);
-  const RankingKey threshold = threshold_of(own, count, take, capacity, smem);
+  const RankingKey threshold = threshold_of(lane_keys, count, take, capacity, smem);
   auto* keys = last ? smem.best : reinterpret_cast<RankingKey*>(args.keys) + int64_t{blockIdx.x} * args.room;
 #pragma unroll
-  for (int j = 0; j < kOwnItems; ++j) {
-    const bool chosen = own[j] > threshold;
+  for (int j = 0; j < kLaneItems; ++j) {
+    const bool chosen = lane_keys[j] > threshold;
     const unsigned lanes = __ballot_sync(kFullWarp, chosen);
     if (lanes == 0) continue;
     const int lane = threadIdx.x % 32;
     uint32_t slot = 0;
     if (lane == 0) slot = atomicAdd(&smem.chosen, static_cast<uint32_t>(__popc(lanes)));
     slot = __shfl_sync(kFullWarp, slot, 0) + __popc(lanes & ((1u << lane) - 1));
-    if (chosen) keys[slot] = own[j];
+    if (chosen) keys[slot] = lane_keys[j];
   }
   __syncthreads();
   uint32_t room = args.room;

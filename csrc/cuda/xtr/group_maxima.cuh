@@ -84,12 +84,12 @@ __device__ __forceinline__ void store_group_maxima(const GroupMaximaArgs& p, int
   for (int h = 0; h < kRows; ++h) {
     const int32_t row = first_row + row_of(h);
     E* to = static_cast<E*>(p.group_maxima) + row * p.row_stride + at;
-    const auto own = [&](int n, int e) { return cell(h, n, e); };
+    const auto row_cell = [&](int n, int e) { return cell(h, n, e); };
     if (row < p.rows) {
       if (all) {
-        store_row_maxima<false, E>(to, counted, own);
+        store_row_maxima<false, E>(to, counted, row_cell);
       } else {
-        store_row_maxima<true, E>(to, counted, own);
+        store_row_maxima<true, E>(to, counted, row_cell);
       }
     }
   }

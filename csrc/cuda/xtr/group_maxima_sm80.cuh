@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(GroupTile::kThreads, GroupTile::kBlocksPerSm)
   int64_t work = first_work_tile(p, blockIdx.x);
   const int64_t end = first_work_tile(p, blockIdx.x + 1);
   while (work < end) {
-    const RowTileItems part = take_row_tile_items(work, end, int64_t{p.token_tiles});
-    GroupLoader<E> loader{p, part.row_tile * Tile::kRows, part.first, part.end, 0};
+    const RowTileItems items = take_row_tile_items(work, end, int64_t{p.token_tiles});
+    GroupLoader<E> loader{p, items.row_tile * Tile::kRows, items.first, items.end, 0};
     __syncthreads();  // the readers of the last row tile are done with shared memory
     if (!p.stream_q) {
       for (int chunk = 0; chunk < p.k_chunks; ++chunk)
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(GroupTile::kThreads, GroupTile::kBlocksPerSm)
     }
     for (int i = 0; i < p.stages - 1; ++i) loader.load_stage(ring + i * stage_bytes);
     int stage = 0, free_stage = p.stages - 1;
-    for (int32_t tile = part.first; tile < part.end; ++tile) {
+    for (int32_t tile = items.first; tile < items.end; ++tile) {
       ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
       for (int chunk = 0; chunk < p.k_chunks; ++chunk) {
         wait_stage(p.stages);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(GroupTile::kThreads, GroupTile::kBlocksPerSm)
       }
       const auto lane_row = static_cast<int>(threadIdx.x % 32 / 4);
       store_group_maxima<E, 2 * Tile::kRowBlocks>(
-          p, part.row_tile * Tile::kRows + warp * Tile::kWarpRows + lane_row, tile,
+          p, items.row_tile * Tile::kRows + warp * Tile::kWarpRows + lane_row, tile,
           [](int h) { return h / 2 * 16 + h % 2 * 8; },
           [&](int h, int n, int e) { return acc[h / 2][n][h % 2 * 2 + e]; });
     }

@@ -51,26 +51,27 @@ struct Sm90GroupShared {
 
 template <class Tile>
 __device__ __forceinline__ void load_group_tiles(const GroupMaximaArgs& p, const GroupTensorMaps& maps,
-                                                 const Sm90GroupShared<Tile>& at, int64_t work, int64_t end) {
-  PipelineState place;
-  for (PipelineState q_place; work < end; q_place.advance(1)) {
-    const RowTileItems part = take_row_tile_items(work, end, int64_t{p.token_tiles});
-    at.q_ring().producer_acquire(q_place);
-    at.q_ring().producer_expect(0, Tile::kQBytes);
+                                                 const Sm90GroupShared<Tile>& smem, int64_t work,
+                                                 int64_t end) {
+  PipelineState state;
+  for (PipelineState q_state; work < end; q_state.advance(1)) {
+    const RowTileItems items = take_row_tile_items(work, end, int64_t{p.token_tiles});
+    smem.q_ring().producer_acquire(q_state);
+    smem.q_ring().producer_expect(0, Tile::kQBytes);
     for (int chunk = 0; chunk < Tile::kKChunks; ++chunk) {
       for (int box = 0; box < Tile::kConsumers; ++box) {
-        const uint32_t to = at.q + chunk * Tile::kQKChunkBytes + box * Tile::kBoxRows * kKChunkBytes;
-        ptx::tma_load_4d(to, &maps.Q, at.q_ring().full(0), chunk * Tile::kKChunkElements,
-                         part.row_tile * Tile::kRows + box * Tile::kBoxRows, 0, 0);
+        const uint32_t to = smem.q + chunk * Tile::kQKChunkBytes + box * Tile::kBoxRows * kKChunkBytes;
+        ptx::tma_load_4d(to, &maps.Q, smem.q_ring().full(0), chunk * Tile::kKChunkElements,
+                         items.row_tile * Tile::kRows + box * Tile::kBoxRows, 0, 0);
       }
     }
-    for (int32_t tile = part.first; tile < part.end; ++tile, place.advance(Tile::kStages)) {
-      at.ring().producer_acquire(place);
-      at.ring().producer_expect(place.stage, Tile::kStageBytes);
+    for (int32_t tile = items.first; tile < items.end; ++tile, state.advance(Tile::kStages)) {
+      smem.ring().producer_acquire(state);
+      smem.ring().producer_expect(state.stage, Tile::kStageBytes);
       for (int chunk = 0; chunk < Tile::kKChunks; ++chunk) {
-        ptx::tma_load_4d(at.stage(place.stage) + chunk * Tile::kStageKChunkBytes, &maps.D,
-                         at.ring().full(place.stage), chunk * Tile::kKChunkElements, tile * Tile::kColumns, 0,
-                         0);
+        ptx::tma_load_4d(smem.stage(state.stage) + chunk * Tile::kStageKChunkBytes, &maps.D,
+                         smem.ring().full(state.stage), chunk * Tile::kKChunkElements, tile * Tile::kColumns,
+                         0, 0);
       }
     }
   }
@@ -80,13 +81,13 @@ template <class Tile>
 struct Sm90GroupConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
   const GroupMaximaArgs& p;
-  const Sm90GroupShared<Tile>& at;
+  const Sm90GroupShared<Tile>& smem;
   int consumer;
 
   // Starts the product of block `block` of this warpgroup's rows with a stage.
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int block, int stage) const {
-    const uint32_t rows = at.q + (2 * consumer + block) * 64 * kKChunkBytes;
-    const uint32_t q = ptx::smem_desc_low(rows), d = ptx::smem_desc_low(at.stage(stage));
+    const uint32_t rows = smem.q + (2 * consumer + block) * 64 * kKChunkBytes;
+    const uint32_t q = ptx::smem_desc_low(rows), d = ptx::smem_desc_low(smem.stage(stage));
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4 * Tile::kKChunks; ++k) {
@@ -103,32 +104,32 @@ struct Sm90GroupConsumer {
     const int32_t row =
         row_tile * Tile::kRows + consumer * Tile::kBoxRows + block * 64 + warp * 16 + lane_row;
 #pragma unroll
-    for (int part = 0; part < Tile::kGroupTiles; ++part) {
-      const int32_t group_tile = tile * Tile::kGroupTiles + part;
+    for (int half_tile = 0; half_tile < Tile::kGroupTiles; ++half_tile) {
+      const int32_t group_tile = tile * Tile::kGroupTiles + half_tile;
       if (group_tile * kGroupsOfATile >= p.row_stride) break;
       store_group_maxima<typename Tile::Element, 2>(
           p, row, group_tile, [](int h) { return 8 * h; },
-          [&](int h, int n, int e) { return c[4 * (8 * part + n) + 2 * h + e]; });
+          [&](int h, int n, int e) { return c[4 * (8 * half_tile + n) + 2 * h + e]; });
     }
   }
 
   __device__ __forceinline__ void run(int64_t work, int64_t end) const {
-    PipelineState place;
-    for (PipelineState q_place; work < end; q_place.advance(1)) {
-      const RowTileItems part = take_row_tile_items(work, end, int64_t{p.token_tiles});
-      at.q_ring().consumer_wait(q_place);
-      for (int32_t tile = part.first; tile < part.end; ++tile, place.advance(Tile::kStages)) {
+    PipelineState state;
+    for (PipelineState q_state; work < end; q_state.advance(1)) {
+      const RowTileItems items = take_row_tile_items(work, end, int64_t{p.token_tiles});
+      smem.q_ring().consumer_wait(q_state);
+      for (int32_t tile = items.first; tile < items.end; ++tile, state.advance(Tile::kStages)) {
         float c[2][kAccumulators];
-        at.ring().consumer_wait(place);
-        multiply(c[0], 0, place.stage);
-        multiply(c[1], 1, place.stage);
+        smem.ring().consumer_wait(state);
+        multiply(c[0], 0, state.stage);
+        multiply(c[1], 1, state.stage);
         ptx::wgmma_wait<1>();
-        store(c[0], 0, part.row_tile, tile);
+        store(c[0], 0, items.row_tile, tile);
         ptx::wgmma_wait<0>();
-        if (threadIdx.x % 32 == 0) at.ring().consumer_release(place.stage);
-        store(c[1], 1, part.row_tile, tile);
+        if (threadIdx.x % 32 == 0) smem.ring().consumer_release(state.stage);
+        store(c[1], 1, items.row_tile, tile);
       }
-      if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
+      if (threadIdx.x % 32 == 0) smem.q_ring().consumer_release(0);
     }
   }
 };
@@ -139,11 +140,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                           const __grid_constant__ GroupTensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const Sm90GroupShared<Tile> at{ptx::smem_address(shared)};
+  const Sm90GroupShared<Tile> smem{ptx::smem_address(shared)};
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = 4 * Tile::kConsumers;
-    at.ring().init(Tile::kStages, 1, kConsumerWarps);
-    at.q_ring().init(1, 1, kConsumerWarps);
+    smem.ring().init(Tile::kStages, 1, kConsumerWarps);
+    smem.q_ring().init(1, 1, kConsumerWarps);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -152,10 +153,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
     ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-    if (threadIdx.x == 128 * Tile::kConsumers) load_group_tiles<Tile>(p, maps, at, work, end);
+    if (threadIdx.x == 128 * Tile::kConsumers) load_group_tiles<Tile>(p, maps, smem, work, end);
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    Sm90GroupConsumer<Tile>{p, at, warpgroup}.run(work, end);
+    Sm90GroupConsumer<Tile>{p, smem, warpgroup}.run(work, end);
   }
 #endif
 }

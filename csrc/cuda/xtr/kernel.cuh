@@ -93,15 +93,15 @@ __device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& a
   const auto several_chunks = [&]<uint32_t kPacks>() {  // at once, to wait for memory less often
     constexpr uint32_t kChunks = kAtOnce / kPacks;
     for (; chunk + (kChunks - 1) * kWarps < packs / (32 * kPacks); chunk += kChunks * kWarps) {
-      typename Cell::Pack own[kAtOnce];
+      typename Cell::Pack loaded[kAtOnce];
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {
-        own[i] = items.pack(((chunk + i / kPacks * kWarps) * kPacks + i % kPacks) * 32 + lane);
+        loaded[i] = items.pack(((chunk + i / kPacks * kWarps) * kPacks + i % kPacks) * 32 + lane);
       }
 #pragma unroll
       for (uint32_t i = 0; i < kChunks; ++i) {
-        auto maximum = own[i * kPacks];
-        if constexpr (kPacks == 2) maximum = Cell::larger(maximum, own[i * kPacks + 1]);
+        auto maximum = loaded[i * kPacks];
+        if constexpr (kPacks == 2) maximum = Cell::larger(maximum, loaded[i * kPacks + 1]);
         store(chunk + i * kWarps, maximum);
       }
     }
@@ -131,8 +131,8 @@ __device__ __forceinline__ uint32_t list_segments(const SelectArgs<Element>& arg
                                                   SelectSmem<Key>& smem) {
   for (uint32_t i = threadIdx.x; i < args.chunks * 32; i += kSelectThreads<Element>) {
     if (smem.segments[i] < bound) continue;
-    const uint32_t place = atomicAdd(&smem.listed, 1u);
-    if (place < smem.kMostListed) smem.listed_segments()[place] = static_cast<uint16_t>(i);
+    const uint32_t slot = atomicAdd(&smem.listed, 1u);
+    if (slot < smem.kMostListed) smem.listed_segments()[slot] = static_cast<uint16_t>(i);
   }
   __syncthreads();
   return smem.listed;
@@ -153,18 +153,18 @@ __device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& arg
     const uint32_t begin = segment / 32 * 32 * args.lane_packs + segment % 32;
     const uint32_t end = min((segment / 32 + 1) * 32 * args.lane_packs, packs);
     for (uint32_t first = begin; first < end; first += 32 * kAtOnce) {
-      typename Cell::Pack own[kAtOnce];
+      typename Cell::Pack loaded[kAtOnce];
 #pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) own[i] = items.pack(min(first + 32 * i, end - 1));
+      for (uint32_t i = 0; i < kAtOnce; ++i) loaded[i] = items.pack(min(first + 32 * i, end - 1));
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce * kItems; ++i) {
         const uint32_t pack = first + i / kItems * 32;
-        const Key key = OrderedKey<typename Cell::Real>::of(Cell::item(own[i / kItems], i % kItems));
+        const Key key = OrderedKey<typename Cell::Real>::of(Cell::item(loaded[i / kItems], i % kItems));
         if (pack >= end || key < bound) continue;
-        const uint32_t place = atomicAdd(&smem.candidates, 1u);
-        if (place < kMostCandidates<Key>) {
-          smem.candidate_keys[place] = key;
-          smem.candidate_cells[place] = pack * kItems + i % kItems;
+        const uint32_t slot = atomicAdd(&smem.candidates, 1u);
+        if (slot < kMostCandidates<Key>) {
+          smem.candidate_keys[slot] = key;
+          smem.candidate_cells[slot] = pack * kItems + i % kItems;
         }
       }
     }
@@ -228,10 +228,10 @@ __device__ __forceinline__ void add_candidates(const ExactCells<Element, kMasked
   const float rounded = Panel<Element>::widened(narrow<Element>(OrderedKey<float>::number(key)));
   const bool reaches = key == largest || OrderedKey<float>::of(rounded) >= cells.bound;
   if (!exists || !reaches || threadIdx.x % 4 != 0) return;
-  const uint32_t place = atomicAdd(&smem.candidates, 1u);
-  if (place < kMostCandidates<uint32_t>) {
-    smem.candidate_keys[place] = key;
-    smem.candidate_cells[place] = cell;
+  const uint32_t slot = atomicAdd(&smem.candidates, 1u);
+  if (slot < kMostCandidates<uint32_t>) {
+    smem.candidate_keys[slot] = key;
+    smem.candidate_cells[slot] = cell;
   }
 }
 
@@ -247,15 +247,16 @@ __device__ __forceinline__ bool multiply_groups(const ExactCells<Element, kMaske
   static_assert(kGroupCells == 2 && kLanes == 16);
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t first = threadIdx.x / 32; first < smem.listed; first += kAtOnce * kWarps) {
-    uint32_t own[kAtOnce];
+    uint32_t lane_cells[kAtOnce];
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t at = first + i * kWarps;
-      own[i] = at < smem.listed ? cell_of_group(smem.segments[at], lane / kLanes) : UINT_MAX;
+      lane_cells[i] = at < smem.listed ? cell_of_group(smem.segments[at], lane / kLanes) : UINT_MAX;
     }
     float shares[kAtOnce];
-    cells.share(own, lane % kLanes, shares);
-    const uint32_t even = lane & 8 ? own[2] : own[0], odd = lane & 8 ? own[3] : own[1];
+    cells.share(lane_cells, lane % kLanes, shares);
+    const uint32_t even = lane & 8 ? lane_cells[2] : lane_cells[0],
+                   odd = lane & 8 ? lane_cells[3] : lane_cells[1];
     add_candidates(cells, smem, lane & 4 ? odd : even, sums_of_lanes(shares, lane));
   }
   __syncthreads();

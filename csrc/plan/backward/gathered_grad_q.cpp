@@ -18,19 +18,19 @@ constexpr double kRowClocks = 5.0, kBlockClocks = 12000, kGatherClocks = 2.2;
 // And a stage's copy from L2: until it begins to arrive, and bytes a clock while all multiprocessors copy.
 constexpr double kCopyLatency = 900, kCopyBytes = 40;
 
-int64_t groups_of(const Sizes& s) { return s.Nq * ceil_div(s.Lq, int64_t{kGatheredGroupRows}); }
+int64_t octets_of(const Sizes& s) { return s.Nq * ceil_div(s.Lq, int64_t{kGatheredOctetRows}); }
 
-// Blocks of so many groups; smem_bytes is 0 where they do not fit.
-GatheredGradQPlan blocks_of(const Sizes& s, int groups, const Device& device) {
+// Blocks of so many octets; smem_bytes is 0 where they do not fit.
+GatheredGradQPlan blocks_of(const Sizes& s, int octets, const Device& device) {
   GatheredGradQPlan plan;
   plan.tma = device.wgmma;
   plan.pdl = device.pdl();
   plan.slices = static_cast<int>(ceil_div(s.d, int64_t{kGatheredDims}));
-  plan.groups = groups;
-  const int rows = groups * kGatheredGroupRows;
-  plan.grid = ceil_div(groups_of(s), int64_t{groups}) * plan.slices;
+  plan.octets = octets;
+  const int rows = octets * kGatheredOctetRows;
+  plan.grid = ceil_div(octets_of(s), int64_t{octets}) * plan.slices;
   const int docs = gathered_docs(plan.tma);
-  const int stage = gathered_tile_bytes(s.Ld, docs) + groups * gathered_side_bytes(docs);
+  const int stage = gathered_tile_bytes(s.Ld, docs) + octets * gathered_side_bytes(docs);
   const int room = device.smem_per_block - kBarrierBytes;
   plan.stages = std::min(room / stage, kMostStages);
   const int sums = rows * (kGatheredDims + kGatheredSumPadding) * 4;
@@ -46,7 +46,7 @@ double clocks(const Sizes& s, const GatheredGradQPlan& plan, const Device& devic
   const double bytes = gathered_tile_bytes(s.Ld, docs);
   // Shared memory takes 128 bytes a clock, of copies and of rows that are read. A copy begins when its stage
   // is free, and must end while the others are read.
-  const double busy = plan.groups * kGatheredGroupRows * kRowClocks * docs / 8 + bytes / 128;
+  const double busy = plan.octets * kGatheredOctetRows * kRowClocks * docs / 8 + bytes / 128;
   const double refill = (kCopyLatency + bytes / kCopyBytes) / (plan.stages - 1);
   return waves * (kBlockClocks + stages * std::max(busy, refill));
 }
@@ -58,18 +58,18 @@ std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& s, Dtype dtyp
   constexpr int64_t kMostTokens = 255, kFewestDocuments = 32, kMostRows = int64_t{1} << 30;
   const bool served = s.layout == Layout::in_batch && aligned && dtype == Dtype::bf16 && s.d % 8 == 0 &&
                       s.Ld <= kMostTokens && s.N >= kFewestDocuments && s.N <= kMostRows &&
-                      groups_of(s) <= kMostRows;
+                      octets_of(s) <= kMostRows;
   if (!served) return std::nullopt;
-  const int64_t all_groups = groups_of(s), slices = ceil_div(s.d, int64_t{kGatheredDims});
-  // As many groups as fill so many waves, from the fewest waves on that have blocks of the largest size.
-  const int64_t most = kGatheredWarps * kGatheredMostGroups;
-  const int64_t fewest = ceil_div(ceil_div(all_groups, most) * slices, int64_t{device.sm_count});
+  const int64_t all_octets = octets_of(s), slices = ceil_div(s.d, int64_t{kGatheredDims});
+  // As many octets as fill so many waves, from the fewest waves on that have blocks of the largest size.
+  const int64_t most = kGatheredWarps * kGatheredMostOctets;
+  const int64_t fewest = ceil_div(ceil_div(all_octets, most) * slices, int64_t{device.sm_count});
   std::optional<GatheredGradQPlan> best;
   double least = kGatherClocks * static_cast<double>(s.Nq * s.Lq * s.N * slices) / device.sm_count;
   for (int64_t waves = fewest; waves < fewest + 4; ++waves) {
     const int64_t tiles = std::max<int64_t>(waves * device.sm_count / slices, 1);
-    const auto groups = static_cast<int>(std::min(most, ceil_div(all_groups, tiles)));
-    const GatheredGradQPlan plan = blocks_of(s, groups, device);
+    const auto octets = static_cast<int>(std::min(most, ceil_div(all_octets, tiles)));
+    const GatheredGradQPlan plan = blocks_of(s, octets, device);
     const double time = clocks(s, plan, device);
     if (plan.smem_bytes > 0 && time < least) best = plan, least = time;
   }
@@ -79,7 +79,7 @@ std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& s, Dtype dtyp
 std::string explain(const std::optional<GatheredGradQPlan>& plan) {
   if (!plan) return "";
   return "gathered   grad_Q by " + std::to_string(plan->grid) + " blocks instead, up to " +
-         std::to_string(plan->groups * kGatheredGroupRows) + " query rows and " +
+         std::to_string(plan->octets * kGatheredOctetRows) + " query rows and " +
          std::to_string(kGatheredDims) + " dims each: " + std::to_string(gathered_docs(plan->tma)) +
          " documents at a time in shared memory\n";
 }

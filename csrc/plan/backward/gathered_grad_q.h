@@ -11,9 +11,9 @@
 namespace late_interaction {
 
 inline constexpr int kGatheredDims = 32;        // of an embedding, that a block has
-inline constexpr int kGatheredGroupRows = 8;    // query rows of one query, four columns of an accumulator
+inline constexpr int kGatheredOctetRows = 8;    // query rows of one query, four columns of an accumulator
 inline constexpr int kGatheredWarps = 12;       // that add up
-inline constexpr int kGatheredMostGroups = 12;  // of a warp, as registers allow
+inline constexpr int kGatheredMostOctets = 12;  // of a warp, as registers allow
 inline constexpr int kGatheredMostStages = 4;
 inline constexpr int kGatheredSumPadding = 8;  // floats between rows of sums in shared memory
 
@@ -21,8 +21,8 @@ inline constexpr int kGatheredSumPadding = 8;  // floats between rows of sums in
 // shared memory.
 constexpr int gathered_docs(bool tma) { return tma ? 8 : 4; }
 
-// Bytes of a group's winners and of its gradients with the documents of a stage.
-constexpr int gathered_winner_bytes(int docs) { return 2 * docs * kGatheredGroupRows; }
+// Bytes of an octet's winners and of its gradients with the documents of a stage.
+constexpr int gathered_winner_bytes(int docs) { return 2 * docs * kGatheredOctetRows; }
 constexpr int gathered_side_bytes(int docs) { return gathered_winner_bytes(docs) + 4 * docs; }
 
 // Bytes of a stage's documents: their tokens, and one of zeros behind them.
@@ -33,7 +33,7 @@ constexpr int gathered_tile_bytes(int64_t Ld, int docs) {
 struct GatheredGradQPlan {
   bool tma = false;
   int slices = 0;  // blocks that share query rows, each with some of the dims
-  int groups = 0;  // of a block
+  int octets = 0;  // of a block
   int stages = 0;
   int smem_bytes = 0;
   int64_t grid = 0;

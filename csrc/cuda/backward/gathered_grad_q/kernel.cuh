@@ -12,9 +12,9 @@
 // product each: they differ from it by 2^-17 of its size at most.
 //
 // Who owns what
-//   block     some groups of query rows, and a slice of dims: documents pass through shared memory once for
+//   block     some octets of query rows, and a slice of dims: documents pass through shared memory once for
 //             all of these rows
-//   warp      of 12, its share of the groups
+//   warp      of 12, its share of the octets
 //   producer  a warp that starts TMA's copies of documents, and three that copy winners and gradients
 //             (cp.async); before sm_90, four that copy documents too
 //
@@ -32,8 +32,8 @@ template <int kDocs>
 class GatheredConsumer {
  public:
   __device__ __forceinline__ GatheredConsumer(const GatheredGradQArgs& args, const GatheredRing& ring,
-                                              const WarpGroups& own)
-      : p(args), ring(ring), own(own) {
+                                              const WarpOctets& octets)
+      : p(args), ring(ring), octets(octets) {
     const int lane = threadIdx.x % 32, doc = lane % kDocs;
     // TMA's swizzle permutes the four chunks of a row like this. A matrix's second row begins with the third.
     lane_bytes = doc * kRowBytes + (doc / 2 ^ lane % 8 / kDocs * 2) * 16;
@@ -57,7 +57,7 @@ class GatheredConsumer {
   using Words = IncidenceWords<__nv_bfloat16>;
   const GatheredGradQArgs& p;
   const GatheredRing& ring;
-  const WarpGroups& own;
+  const WarpOctets& octets;
   uint32_t lane_bytes;  // what the lane's first chunk lies behind the first row of its winner's token
 
   // High and low parts of the gradients with two documents.
@@ -75,22 +75,22 @@ class GatheredConsumer {
     }
   };
 
-  // Lanes have winners [quarter of the warp: two rows of a group][document], or, of four documents, [quarter]
-  // [row][document]. Of gradients, those below 16 have the ones of even groups, the others those of the next
-  // group, each with two documents.
+  // Lanes have winners [quarter of the warp: two rows of an octet][document], or, of four documents,
+  // [quarter] [row][document]. Of gradients, those below 16 have the ones of even octets, the others those of
+  // the next octet, each with two documents.
   __device__ __forceinline__ void add_stage(int stage, GatheredSums& sums) const {
     const int lane = threadIdx.x % 32;
     const uint32_t tile = ring.tile(stage) + lane_bytes;
-    const uint32_t winners = ring.winners(stage) + own.first * kWinnerBytes + lane % kDocs * 16 +
+    const uint32_t winners = ring.winners(stage) + octets.first * kWinnerBytes + lane % kDocs * 16 +
                              lane / 8 * 4 + lane % 8 / kDocs * 2;
     const uint32_t grads = ring.grads(stage) + lane % (kDocs / 2) * 8;
     SplitGrads both(0u, 0u);
 #pragma unroll
-    for (int g = 0; g < kGatheredMostGroups; ++g) {
-      if (g >= own.count) break;
+    for (int g = 0; g < kGatheredMostOctets; ++g) {
+      if (g >= octets.count) break;
       if (g % 2 == 0) {
-        const int group = min(own.first + g + lane / 16, p.groups - 1);
-        both = SplitGrads(ptx::ld_shared_v2_b32(grads + group * 4 * kDocs));
+        const int octet = min(octets.first + g + lane / 16, p.octets - 1);
+        both = SplitGrads(ptx::ld_shared_v2_b32(grads + octet * 4 * kDocs));
       }
       const uint32_t none = p.Ld | p.Ld << 16;  // the token of zeros
       const SplitGrads split = both.where(lane / 16 == g % 2);
@@ -105,13 +105,13 @@ class GatheredConsumer {
     }
   }
 
-  // Adds four rows: two to column `column` of the group's four, two to the next one. from: the address of the
+  // Adds four rows: two to column `column` of the octet's four, two to the next one. from: the address of the
   // lane's row. Of four documents, eight rows: a lane's gradients are those of one column.
   __device__ __forceinline__ void add_rows(ptx::Accumulator (&sums)[GatheredSums::kBlocks], uint32_t from,
                                            int column, const SplitGrads& split) const {
-    const int own_column = threadIdx.x % 16 / 4;
-    const SplitGrads first = split.where(own_column == column),
-                     second = split.where(own_column == column + 1);
+    const int lane_column = threadIdx.x % 16 / 4;
+    const SplitGrads first = split.where(lane_column == column),
+                     second = split.where(lane_column == column + 1);
 #pragma unroll
     for (int m = 0; m < GatheredSums::kBlocks; ++m) {
       ptx::MmaBf16::A rows;
@@ -141,24 +141,24 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
     ptx::pdl_wait_and_launch_dependents();
     const int tile = static_cast<int>(blockIdx.x) / p.slices;
     const int first_dim = (static_cast<int>(blockIdx.x) - tile * p.slices) * kGatheredDims;
-    const int first_group = tile * p.groups;
+    const int first_octet = tile * p.octets;
     const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
     if (warp >= kGatheredWarps) {
       if constexpr (Documents::kTma) {
         ptx::setmaxnreg_dec<56>();
         if (warp == kGatheredWarps) return documents.load(p, ring, first_dim);
       }
-      LookUp(p, ring, first_group, first_dim, threadIdx.x - (kGatheredThreads - kLookUpThreads)).run();
+      LookUp(p, ring, first_octet, first_dim, threadIdx.x - (kGatheredThreads - kLookUpThreads)).run();
     } else {
       if constexpr (Documents::kTma) ptx::setmaxnreg_inc<152>();
       GatheredSums sums;
       sums.clear();
-      const WarpGroups own(p.groups, warp);
-      GatheredConsumer<Documents::kDocs>(p, ring, own).add_to(sums);
+      const WarpOctets octets(p.octets, warp);
+      GatheredConsumer<Documents::kDocs>(p, ring, octets).add_to(sums);
       ptx::named_barrier_sync(1, 32 * kGatheredWarps);  // all have left the ring
-      sums.put<Documents::kDocs>(reinterpret_cast<float*>(shared), own);
+      sums.put<Documents::kDocs>(reinterpret_cast<float*>(shared), octets);
       ptx::named_barrier_sync(1, 32 * kGatheredWarps);
-      write_summed_rows<T>(p, ring.tiles, first_group, first_dim);
+      write_summed_rows<T>(p, ring.tiles, first_octet, first_dim);
     }
   }
 }

@@ -12,15 +12,15 @@ inline GatheredGradQArgs gathered_args(const BackwardArgs& common, const Gathere
   GatheredGradQArgs args{};
   static_cast<BackwardArgs&>(args) = common;
   args.slices = plan.slices;
-  args.groups = plan.groups;
+  args.octets = plan.octets;
   args.stages = plan.stages;
   const int docs = gathered_docs(plan.tma);
   args.tile_bytes = gathered_tile_bytes(common.Ld, docs);
-  args.winner_bytes = plan.groups * gathered_winner_bytes(docs);
-  args.side_bytes = plan.groups * gathered_side_bytes(docs);
-  args.query_groups = (common.Lq + kGatheredGroupRows - 1) / kGatheredGroupRows;
-  args.all_groups = common.Nq * args.query_groups;
-  args.by_query_groups = Divider(static_cast<uint32_t>(args.query_groups));
+  args.winner_bytes = plan.octets * gathered_winner_bytes(docs);
+  args.side_bytes = plan.octets * gathered_side_bytes(docs);
+  args.query_octets = (common.Lq + kGatheredOctetRows - 1) / kGatheredOctetRows;
+  args.all_octets = common.Nq * args.query_octets;
+  args.by_query_octets = Divider(static_cast<uint32_t>(args.query_octets));
   args.query_winner_bytes = 2 * common.winners_stride * common.Lq;
   return args;
 }
@@ -29,7 +29,7 @@ template <class T>
 cudaError_t GatheredGradQLauncher<T>::grad_q(const BackwardArgs& common, const GatheredGradQPlan& plan,
                                              cudaStream_t stream) {
   const GatheredGradQArgs args = gathered_args(common, plan);
-  const bool aligned = common.Lq % kGatheredGroupRows == 0 && is_aligned(common.winners, 16);
+  const bool aligned = common.Lq % kGatheredOctetRows == 0 && is_aligned(common.winners, 16);
   const LaunchShape shape{plan.grid, kGatheredThreads, plan.smem_bytes, plan.pdl};
   if (!plan.tma) {
     const auto kernel =

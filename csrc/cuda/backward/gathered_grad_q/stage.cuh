@@ -4,8 +4,8 @@
 //            TMA's swizzle does where documents are the inner axis of its box, so that rows of the stage's
 //            documents share no bank, whichever tokens they are. Behind the last token lies one of zeros,
 //            which is the winner of query rows that have none.
-//   winners  [group][document][row of the group], as they lie in memory
-//   grads    [group][document], of the group's query
+//   winners  [octet][document][row of the octet], as they lie in memory
+//   grads    [octet][document], of the octet's query
 #pragma once
 
 #include "../../pipeline/ring.cuh"
@@ -89,11 +89,11 @@ __device__ __forceinline__ uint4 shifted_winners(const uint4& low, const uint4& 
   return {word[0], word[1], word[2], word[3]};
 }
 
-// Winners and gradients of the block's groups, from group `first` of all on. A thread has one of the
-// documents of each stage, and every so-many-th group. Behind the last group and the last document there
+// Winners and gradients of the block's octets, from octet `first` of all on. A thread has one of the
+// documents of each stage, and every so-many-th octet. Behind the last octet and the last document there
 // are zeros; behind the last row of a query, whatever lies there.
 //
-// kAligned: a group's winners start at a multiple of 16 bytes, so cp.async copies them. Else a thread loads
+// kAligned: an octet's winners start at a multiple of 16 bytes, so cp.async copies them. Else a thread loads
 // the two vectors that they lie in, or the one, and stores them as they are wanted.
 template <bool kAligned, class Documents>
 class WinnerLookUp {
@@ -109,7 +109,7 @@ class WinnerLookUp {
         first_dim(first_dim),
         thread(thread),
         doc(thread % kDocs),
-        group(thread / kDocs) {}
+        octet(thread / kDocs) {}
 
   __device__ __forceinline__ void run() const {
     const auto N = static_cast<int32_t>(p.N);
@@ -129,17 +129,17 @@ class WinnerLookUp {
   const GatheredGradQArgs& p;
   const GatheredRing& ring;
   const int32_t first;
-  const int first_dim, thread, doc, group;
+  const int first_dim, thread, doc, octet;
 
   __device__ __forceinline__ void copy(int32_t j, int stage) const {
     const uint32_t winners = ring.winners(stage) + doc * 16, grads = ring.grads(stage) + doc * 4;
 #pragma unroll 2  // Four spill registers.
-    for (int g = group; g < p.groups; g += kStep) {
-      const bool exists = first + g < p.all_groups && j < p.N;
-      const int32_t whole = min(first + g, p.all_groups - 1);
-      const int32_t i = p.by_query_groups.quotient(whole), place = whole - i * p.query_groups;
+    for (int g = octet; g < p.octets; g += kStep) {
+      const bool exists = first + g < p.all_octets && j < p.N;
+      const int32_t whole = min(first + g, p.all_octets - 1);
+      const int32_t i = p.by_query_octets.quotient(whole), place = whole - i * p.query_octets;
       const uint8_t* from = static_cast<const uint8_t*>(p.winners) + i * p.query_winner_bytes +
-                            2 * (int64_t{j} * p.Lq + place * kGatheredGroupRows);
+                            2 * (int64_t{j} * p.Lq + place * kGatheredOctetRows);
       const float* grad =
           static_cast<const float*>(p.grad) + i * p.grad_query_stride + j * p.grad_item_stride;
       const uint32_t to = winners + g * gathered_winner_bytes(kDocs), grad_to = grads + g * 4 * kDocs;
@@ -147,7 +147,7 @@ class WinnerLookUp {
         ptx::cp_async_16(to, from, exists ? 16 : 0);
         ptx::cp_async_narrow<4>(grad_to, grad, exists ? 4 : 0);
       } else {
-        const int rows = min(p.Lq - place * kGatheredGroupRows, kGatheredGroupRows);
+        const int rows = min(p.Lq - place * kGatheredOctetRows, kGatheredOctetRows);
         const uint4 found = exists ? load(from, 2 * rows) : uint4{};
         ptx::st_shared_v4_f32(to, {__uint_as_float(found.x), __uint_as_float(found.y),
                                    __uint_as_float(found.z), __uint_as_float(found.w)});

@@ -9,23 +9,23 @@
 
 namespace late_interaction {
 
-// A warp's share of a block's groups.
-struct WarpGroups {
+// A warp's share of a block's octets.
+struct WarpOctets {
   int first, count;
-  __device__ __forceinline__ WarpGroups(int groups, int warp)
-      : first(groups * warp / kGatheredWarps), count(groups * (warp + 1) / kGatheredWarps - first) {}
+  __device__ __forceinline__ WarpOctets(int octets, int warp)
+      : first(octets * warp / kGatheredWarps), count(octets * (warp + 1) / kGatheredWarps - first) {}
 };
 
-// Two groups are the columns of each accumulator, which has 8 dims of 16 rows.
+// Two octets are the columns of each accumulator, which has 8 dims of 16 rows.
 struct GatheredSums {
   static constexpr int kBlocks = kGatheredDims / 8, kWidth = kGatheredDims + kGatheredSumPadding;
-  ptx::Accumulator x[kGatheredMostGroups / 2][kBlocks];
+  ptx::Accumulator x[kGatheredMostOctets / 2][kBlocks];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (auto& groups : x) {
+    for (auto& octets : x) {
 #pragma unroll
-      for (auto& block : groups) {
+      for (auto& block : octets) {
 #pragma unroll
         for (float& sum : block) sum = 0.0f;
       }
@@ -33,18 +33,18 @@ struct GatheredSums {
   }
 
   // To shared memory, [row of the block][kWidth]. Of stages of four documents, the lane's odd rows have the
-  // dims of the block after the next one. Columns 0 and 2 of a group have its first two rows and, in
+  // dims of the block after the next one. Columns 0 and 2 of an octet have its first two rows and, in
   // the lower half, its third and fourth; columns 1 and 3 those four rows behind them.
   template <int kDocs>
-  __device__ __forceinline__ void put(float* to, const WarpGroups& own) const {
-    const int lane = threadIdx.x % 32, group = lane % 4 / 2, row = lane % 2, other = kDocs == 4 ? 2 * row : 0;
-    to += ((own.first + group) * kGatheredGroupRows + row) * kWidth + lane / 4;
+  __device__ __forceinline__ void put(float* to, const WarpOctets& octets) const {
+    const int lane = threadIdx.x % 32, octet = lane % 4 / 2, row = lane % 2, other = kDocs == 4 ? 2 * row : 0;
+    to += ((octets.first + octet) * kGatheredOctetRows + row) * kWidth + lane / 4;
 #pragma unroll
-    for (int g = 0; g < kGatheredMostGroups; g += 2) {
-      if (g + group >= own.count) break;
+    for (int g = 0; g < kGatheredMostOctets; g += 2) {
+      if (g + octet >= octets.count) break;
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
-        float* const block = to + g * kGatheredGroupRows * kWidth + 8 * (m ^ other);
+        float* const block = to + g * kGatheredOctetRows * kWidth + 8 * (m ^ other);
         block[0] = x[g / 2][m][0];
         block[4 * kWidth] = x[g / 2][m][1];
         block[2 * kWidth] = x[g / 2][m][2];
@@ -91,18 +91,18 @@ __device__ __forceinline__ void write_dims(const GatheredGradQArgs& p, int64_t a
   to[1] = {high.x + sum[4], high.y + sum[5], high.z + sum[6], high.w + sum[7]};
 }
 
-// Writes what the block's warps have put into shared memory. first_group: of all groups.
+// Writes what the block's warps have put into shared memory. first_octet: of all octets.
 template <class T>
 __device__ __forceinline__ void write_summed_rows(const GatheredGradQArgs& p, uint32_t memory,
-                                                  int32_t first_group, int first_dim) {
+                                                  int32_t first_octet, int first_dim) {
   constexpr int kVecs = GatheredSums::kBlocks, kWidth = GatheredSums::kWidth;
-  const int rows = min(p.groups, p.all_groups - first_group) * kGatheredGroupRows;
+  const int rows = min(p.octets, p.all_octets - first_octet) * kGatheredOctetRows;
 #pragma unroll 2
   for (int v = threadIdx.x; v < rows * kVecs; v += 32 * kGatheredWarps) {
     const int row = v / kVecs, dim = v % kVecs * 8;
-    const int32_t group = first_group + row / kGatheredGroupRows;
-    const int32_t i = p.by_query_groups.quotient(group);
-    const int s = (group - i * p.query_groups) * kGatheredGroupRows + row % kGatheredGroupRows;
+    const int32_t octet = first_octet + row / kGatheredOctetRows;
+    const int32_t i = p.by_query_octets.quotient(octet);
+    const int s = (octet - i * p.query_octets) * kGatheredOctetRows + row % kGatheredOctetRows;
     if (first_dim + dim >= p.d || s >= p.Lq) continue;
     const uint32_t from = memory + (row * kWidth + dim) * 4;
     const float4 low = ptx::ld_shared_v4_f32(from), high = ptx::ld_shared_v4_f32(from + 16);

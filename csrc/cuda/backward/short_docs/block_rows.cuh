@@ -50,16 +50,16 @@ __device__ __noinline__ void write_row_one_by_one(const IncidenceArgs& p, int64_
   using T = typename Tile::T;
   float sum[8] = {};
   const int length = Tile::kGradQ ? p.Lq : p.Ld;
-  const int64_t owner = row / length, own = row - owner * length;
+  const int64_t owner = row / length, token = row - owner * length;
   const int64_t items = Tile::kGradQ ? p.N : p.Nq;
   for (int64_t item = 0; item < items; ++item) {
     const int64_t i = Tile::kGradQ ? owner : item, j = Tile::kGradQ ? item : owner;
     const auto* winners = static_cast<const uint16_t*>(p.winners) + (i * p.winners_stride + j) * p.Lq;
     const float grad = static_cast<const float*>(p.grad)[i * p.grad_query_stride + j * p.grad_item_stride];
-    const int first = Tile::kGradQ ? static_cast<int>(own) : 0, last = Tile::kGradQ ? first + 1 : p.Lq;
+    const int first = Tile::kGradQ ? static_cast<int>(token) : 0, last = Tile::kGradQ ? first + 1 : p.Lq;
     for (int s = first; s < last; ++s) {
       const int w = winners[s];
-      if (Tile::kGradQ ? w >= p.Ld : w != own) continue;
+      if (Tile::kGradQ ? w >= p.Ld : w != token) continue;
       const T* x = static_cast<const T*>(p.items.data) + item * p.items.item_stride +
                    (Tile::kGradQ ? w : s) * p.items.token_stride + dim;
 #pragma unroll

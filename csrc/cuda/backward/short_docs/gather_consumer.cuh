@@ -63,8 +63,9 @@ class GatherPipeline {
 #pragma unroll
     for (int k = 0; k < kPlaces; ++k) {
       const uint32_t found = BlockQueryRow(p, first_row, row + k * kPlaceRows, kPlaceRows).at;
-      const uint32_t place = BlockQueryRow::place(found, static_cast<uint32_t>(begin + lane % 8) * 2 * p.Lq);
-      at[k / 2] = (k % 2 == 0 ? 0 : at[k / 2]) | place << k % 2 * 16;
+      const uint32_t offset =
+          BlockQueryRow::offset(found, static_cast<uint32_t>(begin + lane % 8) * 2 * p.Lq);
+      at[k / 2] = (k % 2 == 0 ? 0 : at[k / 2]) | offset << k % 2 * 16;
     }
 #pragma unroll
     for (int g = 0; g < kGatherRows / 4; ++g) {
@@ -105,11 +106,11 @@ class GatherPipeline {
     } else {
 #pragma unroll
       for (int k = 0; k < kPlaces / 2; ++k) {
-        uint32_t places = at[k];
+        uint32_t two_offsets = at[k];
         // Without TMA no registers are left in which the compiler could keep either half.
-        if constexpr (!Tile::kTma) asm volatile("" : "+r"(places));
-        winners[k] = ptx::ld_shared_u16(from + (places & 0xFFFF)) | ptx::ld_shared_u16(from + (places >> 16))
-                                                                        << 16;
+        if constexpr (!Tile::kTma) asm volatile("" : "+r"(two_offsets));
+        winners[k] = ptx::ld_shared_u16(from + (two_offsets & 0xFFFF)) |
+                     ptx::ld_shared_u16(from + (two_offsets >> 16)) << 16;
       }
     }
   }

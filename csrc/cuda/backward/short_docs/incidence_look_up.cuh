@@ -118,19 +118,19 @@ struct RowLookUp {
     const auto last = static_cast<int>(p.N - 1 - first_j);
     const uint8_t* first = first_winner(p, 0, first_j, 0);
 #pragma unroll 1
-    for (int place = lane; place < runs * p.run_vecs; place += 32) {
-      const int run = p.by_run_vecs.quotient(place), vec = place - run * p.run_vecs;
+    for (int index = lane; index < runs * p.run_vecs; index += 32) {
+      const int run = p.by_run_vecs.quotient(index), vec = index - run * p.run_vecs;
       const int u = p.by_docs.quotient(run), doc = min(run - u * p.block_docs, last);
       const int32_t i = p.by_units.quotient(unit + u), s = (unit + u - i * p.units) * Tile::kUnitRows;
       const int64_t begin = i * p.query_bytes + 2 * (int64_t{doc} * p.Lq + s) + 16 * vec;
-      copy_run_vec(winners + 16 * place, first + begin, 2 * min(Tile::kUnitRows, p.Lq - s) - 16 * vec);
+      copy_run_vec(winners + 16 * index, first + begin, 2 * min(Tile::kUnitRows, p.Lq - s) - 16 * vec);
     }
     const float* first_grad = static_cast<const float*>(p.grad) + first_j * p.grad_item_stride;
 #pragma unroll 1
-    for (int place = lane; place < runs; place += 32) {
-      const int u = p.by_docs.quotient(place), doc = min(place - u * p.block_docs, last);
+    for (int index = lane; index < runs; index += 32) {
+      const int u = p.by_docs.quotient(index), doc = min(index - u * p.block_docs, last);
       const int32_t i = p.by_units.quotient(unit + u);
-      ptx::cp_async_narrow<4>(grads + 4 * place,
+      ptx::cp_async_narrow<4>(grads + 4 * index,
                               first_grad + i * p.grad_query_stride + doc * p.grad_item_stride, 4);
     }
   }
@@ -158,9 +158,9 @@ struct IncidenceLookUp {
                 : nullptr;
   }
 
-  __device__ __forceinline__ void take_vec(const BlockQueries& queries, int32_t first_row, int place, int k) {
-    const int later = place - queries.first_vecs, query = later < 0 ? 0 : 1 + later / queries.vecs;
-    const int vec = place - queries.first_vec(query), s = queries.begin(query);
+  __device__ __forceinline__ void take_vec(const BlockQueries& queries, int32_t first_row, int index, int k) {
+    const int later = index - queries.first_vecs, query = later < 0 ? 0 : 1 + later / queries.vecs;
+    const int vec = index - queries.first_vec(query), s = queries.begin(query);
     const int row = (queries.first + query) * p.Lq + s - first_row;  // of the block
     const int rows = min(p.Lq - s, static_cast<int>(min(int64_t{p.block_rows}, p.rows - first_row)) - row);
     bytes[k] = query < queries.count ? 2 * rows - 16 * vec : kNothing;
@@ -179,8 +179,8 @@ struct IncidenceLookUp {
     if (grads == nullptr) return;
 #pragma unroll 1
     for (int u = lane / kMostIncidenceQueries; u < Tile::kUnits; u += 32 / kMostIncidenceQueries) {
-      const int place = u * kMostIncidenceQueries + lane % kMostIncidenceQueries;
-      ptx::cp_async_narrow<4>(to_grads + 4 * place, grads + (unit + u) * p.grad_item_stride,
+      const int index = u * kMostIncidenceQueries + lane % kMostIncidenceQueries;
+      ptx::cp_async_narrow<4>(to_grads + 4 * index, grads + (unit + u) * p.grad_item_stride,
                               u < units ? 4 : 0);
     }
   }

@@ -44,11 +44,11 @@ struct OwnedRows {
   __device__ __forceinline__ void read_grads(const IncidenceArgs& p, uint32_t stage_grads, int u,
                                              float (&found)[2]) const {
     const int unit = u * (Tile::kGradQ ? kMostIncidenceQueries : p.block_docs);
-    uint32_t places = grads;
+    uint32_t two_offsets = grads;
     // With three steps or more, no register is left in which the compiler could keep either half.
-    if constexpr (Tile::kSteps > 2) asm volatile("" : "+r"(places));
-    found[0] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (places & 0xFFFF)));
-    found[1] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (places >> 16)));
+    if constexpr (Tile::kSteps > 2) asm volatile("" : "+r"(two_offsets));
+    found[0] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (two_offsets & 0xFFFF)));
+    found[1] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (two_offsets >> 16)));
   }
 
   // Reads the winners of the u-th unit of a stage, that of a certain item, for the rows. kAligned: runs start
@@ -56,15 +56,15 @@ struct OwnedRows {
   template <bool kAligned>
   __device__ __forceinline__ void read(const IncidenceArgs& p, uint32_t winners, int u, int32_t item,
                                        UnitWinners<Tile>& codes) const {
-    const auto place = [&](int h) {
+    const auto offset = [&](int h) {
       if (kAligned) return at[h];
       const auto step = Tile::kGradQ ? 2u * p.Lq : static_cast<uint32_t>(p.query_bytes);
-      return BlockQueryRow::place(at[h], static_cast<uint32_t>(item) * step);
+      return BlockQueryRow::offset(at[h], static_cast<uint32_t>(item) * step);
     };
     if constexpr (Tile::kGradQ) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        codes[h] = ptx::ld_shared_u16(winners + u * kIncidenceUnitVecs * 16 + place(h));
+        codes[h] = ptx::ld_shared_u16(winners + u * kIncidenceUnitVecs * 16 + offset(h));
       }
     } else if constexpr (kAligned) {
 #pragma unroll
@@ -77,7 +77,7 @@ struct OwnedRows {
     } else {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint32_t from = winners + u * p.block_docs * p.run_vecs * 16 + place(h);
+        const uint32_t from = winners + u * p.block_docs * p.run_vecs * 16 + offset(h);
 #pragma unroll
         for (int k = 0; k < 2 * Tile::kSteps; ++k) {
           codes[2 * k + h] = ptx::ld_shared_u16(from + 16 * k) | ptx::ld_shared_u16(from + 16 * k + 2) << 16;
@@ -102,9 +102,9 @@ struct OwnedRows {
 
  private:
   __device__ __forceinline__ void own_query_row(const IncidenceArgs& p, int32_t first_row, int row, int h) {
-    const BlockQueryRow own(p, first_row, row, 1);
-    at[h] = own.at;
-    grads |= 4 * own.query << 16 * h;
+    const BlockQueryRow query_row(p, first_row, row, 1);
+    at[h] = query_row.at;
+    grads |= 4 * query_row.query << 16 * h;
   }
 
   static __device__ __forceinline__ int doc_of(const IncidenceArgs& p, int row) {

@@ -123,7 +123,7 @@ struct BlockQueryRow {
          ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
   }
   // Where the winner lies, with a document `further` bytes behind document 0.
-  static __device__ __forceinline__ uint32_t place(uint32_t at, uint32_t further) {
+  static __device__ __forceinline__ uint32_t offset(uint32_t at, uint32_t further) {
     return (at & 0xFFFF) + (((at >> 16) + further) & 15);
   }
 };

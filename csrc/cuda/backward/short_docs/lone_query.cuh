@@ -35,10 +35,10 @@ namespace late_interaction {
 // grad_D of document j, dims [first_dim, first_dim + dims), one winner after the other. own: the lane's.
 template <class T>
 __device__ __forceinline__ void add_one_by_one(const LoneQueryArgs& p, int64_t j, int first_dim, int dims,
-                                               uint32_t own, float grad) {
+                                               uint32_t winner, float grad) {
   const int lane = threadIdx.x % 32;
   for (int t = 0; t < p.Ld; ++t) {
-    const unsigned winners = __ballot_sync(kFullWarp, own == static_cast<uint32_t>(t));
+    const unsigned winners = __ballot_sync(kFullWarp, winner == static_cast<uint32_t>(t));
     for (int dim = first_dim + lane; dim < first_dim + dims; dim += 32) {
       const T* from = static_cast<const T*>(p.Q.data) + dim * p.Q.dim_stride;
       float sum = 0.0f;
@@ -107,14 +107,14 @@ struct LoneQueryWarp {
   }
 
   // Winners' rows of a document, four rows a load: a lane has 16 bytes of row 4 * u + lane / 8.
-  __device__ __forceinline__ void fetch(int64_t j, uint32_t own, uint4 (&rows)[kLoads],
+  __device__ __forceinline__ void fetch(int64_t j, uint32_t winner, uint4 (&rows)[kLoads],
                                         uint32_t& found) const {
     const T* document = static_cast<const T*>(p.D.data) + j * p.D.item_stride + first_dim + lane % 8 * 8;
     const bool here = lane % 8 * 8 < dims;
     found = 0;
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
-      const uint32_t token = __shfl_sync(kFullWarp, own, 4 * u + lane / 8);
+      const uint32_t token = __shfl_sync(kFullWarp, winner, 4 * u + lane / 8);
       const bool exists = here && token != kNoWinner;
       rows[u] = uint4{};
       if (exists) {
@@ -132,8 +132,8 @@ struct LoneQueryWarp {
   }
 
   // grad_D of document j by products. own: the lane's winner.
-  __device__ __forceinline__ void multiply(int64_t j, uint32_t own, float grad) const {
-    const uint32_t code = token_code(own);
+  __device__ __forceinline__ void multiply(int64_t j, uint32_t winner, float grad) const {
+    const uint32_t code = token_code(winner);
     const uint32_t pair = code | __shfl_down_sync(kFullWarp, code, 1) << 16;  // of even lanes
     uint32_t won[kSteps][2];
 #pragma unroll
@@ -179,9 +179,9 @@ struct LoneQueryWarp {
   }
 
   // Asks L2 for the winners' rows of document j: a lane for that of its own query row.
-  __device__ __forceinline__ void prefetch(int64_t j, uint32_t own) const {
-    if (p.grad_Q == nullptr || own == kNoWinner) return;
-    ptx::prefetch_l2(static_cast<const T*>(p.D.data) + j * p.D.item_stride + own * p.D.token_stride +
+  __device__ __forceinline__ void prefetch(int64_t j, uint32_t winner) const {
+    if (p.grad_Q == nullptr || winner == kNoWinner) return;
+    ptx::prefetch_l2(static_cast<const T*>(p.D.data) + j * p.D.item_stride + winner * p.D.token_stride +
                      first_dim);
   }
 
@@ -190,8 +190,8 @@ struct LoneQueryWarp {
   __device__ __forceinline__ void run(int64_t first, int64_t step) {
     const auto* grads = static_cast<const float*>(p.grad);
     const int64_t last = p.N - 1;
-    const auto look_up = [&](int64_t k, uint32_t& own, float& grad) {
-      own = k < p.N ? load_own_winner(last - k) : kNoWinner;
+    const auto look_up = [&](int64_t k, uint32_t& winner, float& grad) {
+      winner = k < p.N ? load_own_winner(last - k) : kNoWinner;
       grad = k < p.N ? grads[(last - k) * p.grad_item_stride] : 0.0f;
     };
     uint32_t next, after;
@@ -200,19 +200,19 @@ struct LoneQueryWarp {
     look_up(first + step, after, after_grad);
     for (int64_t k = first; k < p.N; k += step) {
       const int64_t j = last - k;
-      const uint32_t own = next;
+      const uint32_t winner = next;
       const float grad = next_grad;
       uint4 rows[kLoads];
       uint32_t found = 0;
-      if (p.grad_Q != nullptr) fetch(j, own, rows, found);
+      if (p.grad_Q != nullptr) fetch(j, winner, rows, found);
       next = after, next_grad = after_grad;
       prefetch(j - step, next);
       look_up(k + 2 * step, after, after_grad);
       if (p.grad_D != nullptr) {
         if (rare || !(fabsf(grad) < INFINITY)) {
-          add_one_by_one<T>(p, j, first_dim, dims, own, grad);
+          add_one_by_one<T>(p, j, first_dim, dims, winner, grad);
         } else {
-          multiply(j, own, grad);
+          multiply(j, winner, grad);
         }
       }
       if (p.grad_Q != nullptr) add(rows, found, grad);
@@ -241,13 +241,13 @@ __global__ void __launch_bounds__(32 * lone_query_warps(kSteps), 1)
   extern __shared__ __align__(16) float block_sums[];  // [Lq, d]
   constexpr int kWarps = lone_query_warps(kSteps);
   const int warp = threadIdx.x / 32, at_once = kWarps / p.slices, turn = warp / p.slices;
-  LoneQueryWarp<T, kSteps> own(p, warp % p.slices);
+  LoneQueryWarp<T, kSteps> lone_query(p, warp % p.slices);
   ptx::pdl_wait_and_launch_dependents();
-  own.load_query();
-  if (turn < at_once) own.run(int64_t{blockIdx.x} * at_once + turn, int64_t{gridDim.x} * at_once);
+  lone_query.load_query();
+  if (turn < at_once) lone_query.run(int64_t{blockIdx.x} * at_once + turn, int64_t{gridDim.x} * at_once);
   if (p.grad_Q == nullptr) return;
   for (int other = 0; other < at_once; ++other) {
-    if (turn == other) own.put(block_sums, other > 0);
+    if (turn == other) lone_query.put(block_sums, other > 0);
     __syncthreads();
   }
   const int count = p.Lq * p.d / 4;

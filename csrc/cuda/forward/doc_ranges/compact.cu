@@ -80,7 +80,7 @@ __device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document,
   constexpr int kWords = 4;  // of 32 tokens, in flight at a time
   __shared__ Kept shared[kWarps];
   const int lane = threadIdx.x % 32;
-  Kept mine{0, 0, p.Ld, 0};
+  Kept lane_kept{0, 0, p.Ld, 0};
   for (int32_t begin = 0; begin < p.Ld; begin += kCopyThreads * kWords) {
     bool kept[kWords];
 #pragma unroll
@@ -93,13 +93,13 @@ __device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document,
       const int32_t first = begin + w * kCopyThreads + static_cast<int32_t>(threadIdx.x) - lane;
       if (lane == 0 && first >= here && first < here + kSegmentTokens) segment[(first - here) / 32] = bits;
       if (bits == 0) continue;
-      mine.count += __popc(bits);
-      mine.before += first < here ? __popc(bits) : 0;
-      mine.first = min(mine.first, first + __ffs(bits) - 1);
-      mine.end = first + 32 - __clz(bits);
+      lane_kept.count += __popc(bits);
+      lane_kept.before += first < here ? __popc(bits) : 0;
+      lane_kept.first = min(lane_kept.first, first + __ffs(bits) - 1);
+      lane_kept.end = first + 32 - __clz(bits);
     }
   }
-  if (lane == 0) shared[threadIdx.x / 32] = mine;
+  if (lane == 0) shared[threadIdx.x / 32] = lane_kept;
   __syncthreads();
   Kept all = shared[0];
 #pragma unroll
@@ -143,13 +143,13 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
 #pragma unroll
   for (int w = 0; w < kSegmentTokens / 32; ++w) of_word[w] = __popc(kept[w]);
   const auto source = [&](int k) { return kept[k / 32] >> (k % 32) & 1 ? here + k : -1; };
-  const auto place = [&](int k) {
+  const auto destination = [&](int k) {
     int32_t before = all.before + __popc(kept[k / 32] & ((1u << (k % 32)) - 1));
 #pragma unroll
     for (int w = 0; w + 1 < kSegmentTokens / 32; ++w) before += w < k / 32 ? of_word[w] : 0;
     return before;
   };
-  copy_rows(rows, to, kSegmentTokens, source, place);
+  copy_rows(rows, to, kSegmentTokens, source, destination);
   const int repeated = here == 0 ? max(0, compacted_to.least - all.count) : 0;
   copy_rows(rows, to, repeated, [&](int) { return all.end - 1; }, [&](int k) { return all.count + k; });
 
@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
     compacted_to.positions[slot + k] = token;
     if (scales != nullptr) compacted_to.scales[slot + k] = scales[token * p.d_scales.token_stride];
   };
-  if (warp < kSegmentTokens / 32 && (kept[warp] >> lane & 1)) note(here + threadIdx.x, place(threadIdx.x));
+  if (warp < kSegmentTokens / 32 && (kept[warp] >> lane & 1))
+    note(here + threadIdx.x, destination(threadIdx.x));
   for (int k = threadIdx.x; k < repeated; k += kCopyThreads) note(all.end - 1, all.count + k);
 }
 

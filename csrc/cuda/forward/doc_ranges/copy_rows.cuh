@@ -16,9 +16,9 @@ struct VecRows {
 
 // Copies row source(k) to row place(k) of `to`, whose rows are contiguous, for each k of [0, count); none
 // where source(k) is negative.
-template <class Source, class Place>
+template <class Source, class Destination>
 __device__ __forceinline__ void copy_rows(const VecRows& from, uint4* to, int count, Source source,
-                                          Place place) {
+                                          Destination destination) {
   constexpr int kLanes = 16, kAtOnce = kCopyThreads / kLanes, kUnroll = 8;
   const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes;
   if (lane >= from.vecs) return;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_rows(const VecRows& from, uint4* to, int co
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int k = base + u * kAtOnce;
-      if (k < count && source(k) >= 0) to[int64_t{place(k)} * from.vecs + lane] = row[u];
+      if (k < count && source(k) >= 0) to[int64_t{destination(k)} * from.vecs + lane] = row[u];
     }
   }
 }

@@ -87,11 +87,11 @@ __global__ void __launch_bounds__(kThreads)
   ptx::pdl_wait_and_launch_dependents();
   const int64_t documents = p.N / p.num_splits, j = blockIdx.x % documents, of_query = blockIdx.x / documents;
   const auto query = static_cast<int32_t>(of_query / p.partials);
-  const auto part = static_cast<int32_t>(of_query % p.partials);
+  const auto partial = static_cast<int32_t>(of_query % p.partials);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / depth, turn = warp % depth;
-  const int32_t place = part * kCombineRows + 32 * group + lane;
-  const bool exists = place < p.Lq;
-  const int64_t row = int64_t{query} * p.Lq + place, rows = int64_t{p.Nq} * p.Lq;
+  const int32_t query_token = partial * kCombineRows + 32 * group + lane;
+  const bool exists = query_token < p.Lq;
+  const int64_t row = int64_t{query} * p.Lq + query_token, rows = int64_t{p.Nq} * p.Lq;
 
   Maximum best{-INFINITY, kSentinel};
   if (exists) {
@@ -104,12 +104,12 @@ __global__ void __launch_bounds__(kThreads)
   if (turn == 0) {
     for (int i = 1; i < depth; ++i) keep_first(best, met[warp + i][lane]);
     const bool counts = exists && keeps_row(p, static_cast<int32_t>(row));
-    const float scale =
-        counts ? weighted(p.q_weights, query, place, row_scale(p.q_scales, p.shared_scale, query, place))
-               : kMaskedRow;
+    const float scale = counts ? weighted(p.q_weights, query, query_token,
+                                          row_scale(p.q_scales, p.shared_scale, query, query_token))
+                               : kMaskedRow;
     best = scaled(best, scale);
     if (p.winners != nullptr && exists) {
-      const int64_t at = (query * p.winners_stride + j) * p.Lq + place;
+      const int64_t at = (query * p.winners_stride + j) * p.Lq + query_token;
       store_winner(p.winners, p.wide_winners, at, best.token);
     }
     const float sum = warp_sum(best.value);

@@ -87,16 +87,16 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ uint32_t of_block;
   if (threadIdx.x == 0) of_block = 0;
   __syncthreads();
-  uint32_t mine = 0;
+  uint32_t of_lane = 0;
   const int64_t step = int64_t{gridDim.x} * kRowsOfBlock;
   for (int64_t row = blockIdx.x * int64_t{kRowsOfBlock} + threadIdx.x / kLanes; row < rows.in.rows;
        row += step) {
     if (!keeps(rows, row)) continue;
     each_element<kVectors>(rows.in.template row<float>(row), rows.in.view.dim_stride, rows.d,
-                           [&](float x, int) { mine = max(mine, magnitude(x)); });
+                           [&](float x, int) { of_lane = max(of_lane, magnitude(x)); });
   }
-  mine = __reduce_max_sync(kFullWarp, mine);
-  if (threadIdx.x % 32 == 0) atomicMax(&of_block, mine);
+  of_lane = __reduce_max_sync(kFullWarp, of_lane);
+  if (threadIdx.x % 32 == 0) atomicMax(&of_block, of_lane);
   __syncthreads();
   if (threadIdx.x == 0) atomicMax(largest, of_block);
 }

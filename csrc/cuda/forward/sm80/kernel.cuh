@@ -444,7 +444,8 @@ struct Sm80Block {
   }
 
   // Scores documents that share a tile, from j on: each lies in the columns of one warp.
-  __device__ __forceinline__ void take_documents(const Work& work, const LaneRows<Tile>& own, int32_t j) {
+  __device__ __forceinline__ void take_documents(const Work& work, const LaneRows<Tile>& lane_rows,
+                                                 int32_t j) {
     const int docs = p.tile_docs / Tile::kWarpsN;
     const bool masked = p.d_mask.data != nullptr;
     ColumnMask<Tile> column_mask;
@@ -462,11 +463,12 @@ struct Sm80Block {
       clear_maxima(maximum, token);
       fold_tile<Tile, kWinners>(acc, maximum, token, -first, kept & existing_columns<Tile>(p.Ld) << first);
       reduce_quad<Tile::kHeld, kWinners>(maximum, token);
-      finish_document<E, Tile, kWinners>(p, work.tile, own, warp_m, j, maximum, token);
+      finish_document<E, Tile, kWinners>(p, work.tile, lane_rows, warp_m, j, maximum, token);
     }
   }
 
-  __device__ __forceinline__ void take_document(const Work& work, const LaneRows<Tile>& own, int32_t j) {
+  __device__ __forceinline__ void take_document(const Work& work, const LaneRows<Tile>& lane_rows,
+                                                int32_t j) {
     const DocRange range = Loader<E, Tile>::range(p, work.tile.query, j);
     const uint8_t* mask = range_mask(p, work.tile.query, range);
     const int32_t length = range.length;
@@ -484,7 +486,7 @@ struct Sm80Block {
     if constexpr (Tile::kListed) {
       finish_pair<E, Tile, kWinners>(p, work.tile, work.begun, j, maximum, token);
     } else {
-      finish_document<E, Tile, kWinners>(p, work.tile, own, warp_m, j, maximum, token);
+      finish_document<E, Tile, kWinners>(p, work.tile, lane_rows, warp_m, j, maximum, token);
     }
   }
 };
@@ -509,8 +511,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   int32_t begun = 0;
   while (work_tile < end_work_tile) {
     const Work work = take_work<Tile>(p, work_tile, end_work_tile, begun);
-    LaneRows<Tile> own;
-    if constexpr (!Tile::kListed) own.take(p, work.tile, warp_m);
+    LaneRows<Tile> lane_rows;
+    if constexpr (!Tile::kListed) lane_rows.take(p, work.tile, warp_m);
     auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
     Sm80Block<Mma, Tile, kWinners> block{
         p,      exchange,
@@ -518,9 +520,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         warp_m, warp_n};
     block.begin();
     if constexpr (Tile::kShared) {
-      for (int32_t j = work.first_j; j < work.end_j; j += p.tile_docs) block.take_documents(work, own, j);
+      for (int32_t j = work.first_j; j < work.end_j; j += p.tile_docs)
+        block.take_documents(work, lane_rows, j);
     } else {
-      for (int32_t j = work.first_j; j < work.end_j; ++j) block.take_document(work, own, j);
+      for (int32_t j = work.first_j; j < work.end_j; ++j) block.take_document(work, lane_rows, j);
     }
   }
 }

@@ -215,8 +215,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     left -= end_j - j;
     Share<E> q[Tile::kHeld][Tile::kSteps];
     if constexpr (!Tile::kLong) rows.load(p, q, q_width, 0);
-    LaneRows<Tile> own;
-    own.take(p, tile, 0);
+    LaneRows<Tile> lane_rows;
+    lane_rows.take(p, tile, 0);
 
     const int32_t step = p.members * Tile::kColumns;
     TokenShares<Tile> tokens;
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         merge_warps<kWinners, Tile::kWarps>(maximum[0], token[0]);
         if (warp > 0) continue;
       }
-      finish_document<E, Tile, kWinners>(p, tile, own, 0, j, maximum, token);
+      finish_document<E, Tile, kWinners>(p, tile, lane_rows, 0, j, maximum, token);
     }
     if (left == 0) break;
     j = 0;

@@ -311,8 +311,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
   state.zero = p.zeros[0];
   while (kept.work_tile < kept.end) {
     take_row_tile(p, kept, Tile::kRows);
-    LaneRows<Tile> own;
-    if (!Tile::kWide) own.take(p, kept.tile, 0);
+    LaneRows<Tile> lane_rows;
+    if (!Tile::kWide) lane_rows.take(p, kept.tile, 0);
     state.q.load(p, kept.tile);
     for (; kept.j < kept.end_j; ++kept.j) {
       const DocRange range = range_of<true>(p, kept.tile.query, kept.j);
@@ -354,8 +354,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
         for (int o = 0; o < Tile::kLaneRows; ++o) merge_warps<kWinners, Tile::kWarps>(maximum[o], token[o]);
         if (warp > 0) continue;
       }
-      if (Tile::kWide) own.take(p, kept.tile, 0);
-      finish_document<typename Tile::Element, Tile, kWinners>(p, kept.tile, own, 0, kept.j, maximum, token);
+      if (Tile::kWide) lane_rows.take(p, kept.tile, 0);
+      finish_document<typename Tile::Element, Tile, kWinners>(p, kept.tile, lane_rows, 0, kept.j, maximum,
+                                                              token);
     }
   }
   ptx::cp_async_wait_all();

@@ -191,9 +191,9 @@ struct DocumentLoader {
   }
 
   // Copies the next stage, if there is one, to a place of the ring.
-  __device__ __forceinline__ void operator()(int place) {
+  __device__ __forceinline__ void operator()(int stage) {
     if (rest <= 0) return;
-    const uint32_t first = to + place * Tile::kStageBytes;
+    const uint32_t first = to + stage * Tile::kStageBytes;
 #pragma unroll
     for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
       ptx::cp_async_16_if(row() + i * kRowStep < rest, first + i * kRowStep * Tile::kPitch,
@@ -498,8 +498,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
                                                        (threadIdx.x + 1) * Tile::kKeptBytes);
   ring.init();
   const int warp = row_warp<Tile>(), lane = threadIdx.x % 32;
-  const WorkRange mine = WorkRange::mine(p);
-  kept.work_tile = mine.work_tile, kept.end = mine.end;
+  const WorkRange range = WorkRange::of_block(p);
+  kept.work_tile = range.work_tile, kept.end = range.end;
   DocumentLoader<Tile> loader(p, kept, stages);
   ring.fill(loader);
   uint32_t n = 0, loaded = 0;  // stages so far; a word that was loaded last
@@ -529,7 +529,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           whole = counts.bits(counted);
           counts.load(p, kept.mask, kept.length - left + Tile::kTokens, kept.length);
         }
-        const uint32_t tokens = lane_tokens + Tile::Ring::place(n) * Tile::kStageBytes;
+        const uint32_t tokens = lane_tokens + Tile::Ring::stage_of(n) * Tile::kStageBytes;
         const float group = static_cast<float>((kept.length - left) / 16);
         ++n;
         if (idle) {

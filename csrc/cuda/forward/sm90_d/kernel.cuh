@@ -129,20 +129,20 @@ struct Sm90DShared {
     return !Tile::kListed && (p.d_mask.data != nullptr || (Tile::kQuantized && p.d_scales.data != nullptr));
   }
 
-  __device__ __forceinline__ uint32_t stage(int warpgroup, const PipelineState& at) const {
-    return first_stage + (warpgroup * share + at.stage) * Tile::kStageBytes;
+  __device__ __forceinline__ uint32_t stage(int warpgroup, const PipelineState& state) const {
+    return first_stage + (warpgroup * share + state.stage) * Tile::kStageBytes;
   }
   // Where the token mask of a stage lies.
-  __device__ __forceinline__ uint32_t mask_of(int warpgroup, const PipelineState& at) const {
-    return token_scales + (warpgroup * share + at.stage) * Tile::kTokenScaleBytes;
+  __device__ __forceinline__ uint32_t mask_of(int warpgroup, const PipelineState& state) const {
+    return token_scales + (warpgroup * share + state.stage) * Tile::kTokenScaleBytes;
   }
-  __device__ __forceinline__ uint32_t scales_of(int warpgroup, const PipelineState& at) const {
-    return mask_of(warpgroup, at) + mask_bytes(Tile::kShape);
+  __device__ __forceinline__ uint32_t scales_of(int warpgroup, const PipelineState& state) const {
+    return mask_of(warpgroup, state) + mask_bytes(Tile::kShape);
   }
   __device__ __forceinline__ Ring ring() const { return {barriers}; }
   // Where a warpgroup is in the whole ring.
-  __device__ __forceinline__ PipelineState place(int warpgroup, const PipelineState& at) const {
-    return {warpgroup * share + at.stage, at.parity};
+  __device__ __forceinline__ PipelineState ring_state(int warpgroup, const PipelineState& state) const {
+    return {warpgroup * share + state.stage, state.parity};
   }
   __device__ __forceinline__ int q_owner(int team) const { return one_q ? 0 : team; }
   __device__ __forceinline__ uint32_t query(int team) const { return q + q_owner(team) * q_bytes; }
@@ -170,7 +170,7 @@ struct DocumentScheduler {
       row_tile = 0;
       j = static_cast<int32_t>(blockIdx.x);
     } else {
-      const WorkRange range = WorkRange::mine(p);
+      const WorkRange range = WorkRange::of_block(p);
       left = static_cast<int32_t>(range.end - range.work_tile);
       row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.work_tile / p.N);
       j = static_cast<int32_t>(range.work_tile - row_tile * p.N);
@@ -198,7 +198,7 @@ struct PairScheduler {
   Span rows, tokens;
 
   __device__ __forceinline__ PairScheduler(const PairArgs& p, int first) {
-    const WorkRange range = WorkRange::mine(p);
+    const WorkRange range = WorkRange::of_block(p);
     left = static_cast<int32_t>(range.end - range.work_tile);
     j = static_cast<int32_t>(range.work_tile);
     step(p, first);
@@ -260,17 +260,17 @@ __device__ __forceinline__ uint32_t token_scales_of_tile(const typename Tile::Ar
 template <class Tile>
 __device__ __forceinline__ void load_token_scales(const typename Tile::Args& p,
                                                   const Sm90DShared<Tile>& memory, int warpgroup,
-                                                  const PipelineState& at,
+                                                  const PipelineState& state,
                                                   const typename Tile::Scheduler& scheduler, int32_t document,
                                                   int32_t token) {
   if constexpr (!Tile::kListed) {
     const auto copy = [&](uint32_t to, const auto& line) {
       const int32_t first = line.begin(scheduler.row_tile, document) + token;
-      ptx::tma_load_1d(to, &line.map, memory.ring().full(memory.place(warpgroup, at).stage),
+      ptx::tma_load_1d(to, &line.map, memory.ring().full(memory.ring_state(warpgroup, state).stage),
                        first & -line.kWhole);
     };
-    if (p.mask.rides) copy(memory.mask_of(warpgroup, at), p.mask);
-    if (Tile::kQuantized && p.scales.rides) copy(memory.scales_of(warpgroup, at), p.scales);
+    if (p.mask.rides) copy(memory.mask_of(warpgroup, state), p.mask);
+    if (Tile::kQuantized && p.scales.rides) copy(memory.scales_of(warpgroup, state), p.scales);
   }
 }
 
@@ -284,7 +284,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
     const DocRange doc_range = scheduled_doc_range(p, scheduler);
     int32_t token = doc_range.first;
     for (int32_t left = doc_range.length; left > 0; left -= Tile::kTokens, token += Tile::kTokens) {
-      PipelineState at = first;
+      PipelineState state = first;
       // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
       // has tokens for.
       const int tails = p.packed ? min((left + kTailTokens - 1) / kTailTokens, kTails) : kTails;
@@ -292,30 +292,30 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
       const int boxes = tails == kTails ? 1 : tails;
       for (int k_chunk = 0; k_chunk < p.k_chunks; k_chunk += Tile::kKChunks) {
         const int warpgroup = team * p.members + member;
-        const PipelineState place = memory.place(warpgroup, at);
+        const PipelineState ring_state = memory.ring_state(warpgroup, state);
         const uint32_t bytes = tails * (Tile::kStageBytes / kTails);
-        memory.ring().producer_acquire(place);
+        memory.ring().producer_acquire(ring_state);
         if (k_chunk == 0) {
-          memory.ring().producer_expect(place.stage, bytes + token_scales_of_tile<Tile>(p));
-          load_token_scales<Tile>(p, memory, warpgroup, at, scheduler, doc_range.document, token);
+          memory.ring().producer_expect(ring_state.stage, bytes + token_scales_of_tile<Tile>(p));
+          load_token_scales<Tile>(p, memory, warpgroup, state, scheduler, doc_range.document, token);
         } else {
-          memory.ring().producer_expect(place.stage, bytes);
+          memory.ring().producer_expect(ring_state.stage, bytes);
         }
 #pragma unroll 1
         for (int i = 0; i < boxes; ++i) {
 #pragma unroll
           for (int c = 0; c < Tile::kKChunks; ++c) {
             ptx::tma_load_4d(
-                memory.stage(warpgroup, at) + c * Tile::kDKChunkBytes + i * kTailTokens * kKChunkBytes, map,
-                memory.ring().full(place.stage), (k_chunk + c) * Tile::kKChunkElements,
+                memory.stage(warpgroup, state) + c * Tile::kDKChunkBytes + i * kTailTokens * kKChunkBytes,
+                map, memory.ring().full(ring_state.stage), (k_chunk + c) * Tile::kKChunkElements,
                 token + i * kTailTokens, p.packed ? 0 : doc_range.document, scheduler.row_tile);
           }
         }
-        at.advance(memory.share);
+        state.advance(memory.share);
       }
       if (++member == p.members) {
         member = 0;
-        first = at;
+        first = state;
       }
     }
   }
@@ -337,7 +337,7 @@ __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMap
 
 // Scales the lane's rows by their inverse norms, taken from Q in shared memory.
 template <class Tile>
-__device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q, LaneRows<Tile>& own) {
+__device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q, LaneRows<Tile>& lane_rows) {
   using Element = typename Tile::Element;
   constexpr int kElements = 16 / sizeof(Element);
   const int lane = threadIdx.x % 32;
@@ -356,12 +356,13 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
 #pragma unroll
       for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
     }
-    if (own.scale[o] != kMaskedRow) own.scale[o] = finite_or_nan(own.scale[o] * inverse_norm(squares));
+    if (lane_rows.scale[o] != kMaskedRow)
+      lane_rows.scale[o] = finite_or_nan(lane_rows.scale[o] * inverse_norm(squares));
   }
 }
 
 // Where the mask and scale of the lane's first token lie among those that come with a tile.
-struct TokenScalePlaces {
+struct TokenScaleIndices {
   int32_t mask, scale;
 };
 
@@ -394,22 +395,22 @@ struct LaneTokenScales {
       const uint8_t* mask = document_mask(p, row_tile, doc_range.document);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-        const int32_t at = token(first_token, i / 2, i % 2);
-        if (keeps[i / 2][i % 2] != 0) keeps[i / 2][i % 2] = mask[at * p.d_mask.token_stride];
+        const int32_t index = token(first_token, i / 2, i % 2);
+        if (keeps[i / 2][i % 2] != 0) keeps[i / 2][i % 2] = mask[index * p.d_mask.token_stride];
       }
     }
     if (scales_apart) {
       const float* all = document_scales(p.d_scales, row_tile, doc_range.document);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-        const int32_t at = token(first_token, i / 2, i % 2);
-        scales[i / 2][i % 2] = at < p.Ld ? all[at * p.d_scales.token_stride] : 0.0f;
+        const int32_t index = token(first_token, i / 2, i % 2);
+        scales[i / 2][i % 2] = index < p.Ld ? all[index * p.d_scales.token_stride] : 0.0f;
       }
     }
   }
   // Takes those that came with the tile. Returns bits of all that it loads.
   __device__ __forceinline__ uint32_t take(const TokenScaleArgs& p, uint32_t mask, uint32_t all,
-                                           const TokenScalePlaces& first) {
+                                           const TokenScaleIndices& first) {
     uint32_t loaded = 0;
     if (p.mask.rides) {
 #pragma unroll
@@ -466,13 +467,13 @@ struct TokenGram {
 // The products of a tile, summed over the stages of its embeddings.
 template <class Tile>
 __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, const Sm90DShared<Tile>& memory,
-                                              int warpgroup, uint32_t q, PipelineState& at,
+                                              int warpgroup, uint32_t q, PipelineState& state,
                                               typename Tile::Products& c, TokenGram<Tile>& squares,
                                               LaneTokenScales<Tile>& token_scales,
-                                              const TokenScalePlaces& places) {
+                                              const TokenScaleIndices& indices) {
   for (int first_chunk = 0; first_chunk < p.k_chunks; first_chunk += Tile::kKChunks) {
-    memory.ring().consumer_wait(memory.place(warpgroup, at));
-    const uint32_t stage = memory.stage(warpgroup, at);
+    memory.ring().consumer_wait(memory.ring_state(warpgroup, state));
+    const uint32_t stage = memory.stage(warpgroup, state);
     const uint32_t tokens = ptx::smem_desc_low(stage);
     const uint32_t rows = ptx::smem_desc_low(q + first_chunk * Tile::kQKChunkBytes);
     ptx::wgmma_fence();
@@ -494,13 +495,15 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, cons
     uint32_t loaded = 0;
     if constexpr (!Tile::kListed) {
       if (first_chunk == 0) {
-        loaded = token_scales.take(p, memory.mask_of(warpgroup, at), memory.scales_of(warpgroup, at), places);
+        loaded = token_scales.take(p, memory.mask_of(warpgroup, state), memory.scales_of(warpgroup, state),
+                                   indices);
       }
     }
     ptx::wgmma_wait<0>();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) memory.ring().consumer_release(memory.place(warpgroup, at).stage, loaded);
-    at.advance(memory.share);
+    if (threadIdx.x % 32 == 0)
+      memory.ring().consumer_release(memory.ring_state(warpgroup, state).stage, loaded);
+    state.advance(memory.share);
   }
 }
 
@@ -528,12 +531,12 @@ __device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, fl
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool valid = token_scales.keeps[block][half] != 0;
-      const int32_t at = token_scales.token(first_token, block, half);
+      const int32_t token_index = token_scales.token(first_token, block, half);
       const float scale = Tile::kQuantized ? usable_scale(token_scales.scales[block][half]) : 1.0f;
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) {
         const float value = similarity<Tile::kQuantized>(c[block][4 * (h / 2) + 2 * half + h % 2], scale);
-        if constexpr (Tile::kWinners) token[h] = valid && value > maximum[h] ? at : token[h];
+        if constexpr (Tile::kWinners) token[h] = valid && value > maximum[h] ? token_index : token[h];
         if (valid) maximum[h] = max_keeping_nan(maximum[h], value);
       }
     }
@@ -564,9 +567,9 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
       const int row = Tile::slot(0, threadIdx.x % 32, o);
 #pragma unroll
       for (int w = 0; w < Tile::kWarps; ++w) {
-        int32_t its_token = 0;
-        if constexpr (Tile::kWinners) its_token = from[i].token[w][row];
-        keep_better<Tile::kWinners>(best[o], best_token[o], from[i].maximum[w][row], its_token);
+        int32_t other_token = 0;
+        if constexpr (Tile::kWinners) other_token = from[i].token[w][row];
+        keep_better<Tile::kWinners>(best[o], best_token[o], from[i].maximum[w][row], other_token);
       }
     }
   }
@@ -586,7 +589,7 @@ __device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, boo
 // A finished document range, by the warp that merged its maxima.
 template <class Tile>
 __device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const RowTile& tile,
-                                                 const LaneRows<Tile>& own, int32_t row_tile, int32_t j,
+                                                 const LaneRows<Tile>& lane_rows, int32_t row_tile, int32_t j,
                                                  const float (&maximum)[Tile::kLaneRows],
                                                  const int32_t (&token)[Tile::kLaneRows]) {
   Maximum best[Tile::kLaneRows];
@@ -606,23 +609,24 @@ __device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const Row
     leave_maxima<Tile>(p, tile, 0, j, best);
   } else {
     const int32_t document = doc_range_of(p, row_tile, j).document;
-    apply_scale_store_argmax<Tile, Tile::kWinners>(p, own, document, best);
-    sum_queries<Tile>(p, own, document, best);
+    apply_scale_store_argmax<Tile, Tile::kWinners>(p, lane_rows, document, best);
+    sum_queries<Tile>(p, lane_rows, document, best);
   }
 }
 
 // One warp: merges what the team's warps handed over, and finishes the document or the tile of a pair's rows.
 template <class Tile>
 __device__ __forceinline__ void merge_and_finish(const typename Tile::Args& p, const RowTile& tile,
-                                                 const LaneRows<Tile>& own, int32_t row_tile, int32_t begun,
-                                                 int32_t j, const typename Tile::Maxima* maxima) {
+                                                 const LaneRows<Tile>& lane_rows, int32_t row_tile,
+                                                 int32_t begun, int32_t j,
+                                                 const typename Tile::Maxima* maxima) {
   float best[Tile::kLaneRows];
   int32_t best_token[Tile::kLaneRows];
   merge_warps<Tile>(maxima, p.members, best, best_token);
   if constexpr (Tile::kListed) {
     finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
   } else {
-    finish_doc_range<Tile>(p, tile, own, row_tile, j, best, best_token);
+    finish_doc_range<Tile>(p, tile, lane_rows, row_tile, j, best, best_token);
   }
 }
 
@@ -639,11 +643,11 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
   // The members take tiles in turn, across the ends of documents.
   int first_tile = member;  // this warpgroup's first tile of the current document; may lie past its end
 
-  PipelineState at;
+  PipelineState state;
   uint32_t q_parity = 0;
   int turn = 0;  // of the team's warps
   RowTile tile;
-  LaneRows<Tile> own;
+  LaneRows<Tile> lane_rows;
   typename Tile::Scheduler scheduler(p, team);
   decltype(scheduler.rows_id()) held_rows = -1;
   int32_t next_length = scheduled_doc_range(p, scheduler).length;
@@ -653,13 +657,13 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       held_rows = scheduler.rows_id();
       if constexpr (!Tile::kListed) {
         tile = row_tile(p, held_rows, Tile::kRows);
-        own.take(p, tile, 0);
+        lane_rows.take(p, tile, 0);
       }
       ptx::named_barrier_sync(barrier, team_threads);
       if (memory.q_owner(team) == team && thread == 0) load_query<Tile>(p, maps, memory, team, tile);
       memory.q_ring(team).consumer_wait({0, q_parity});
       q_parity ^= 1;
-      if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
+      if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), lane_rows);
     }
     const int32_t j = scheduler.j, rows = Tile::kListed ? 0 : static_cast<int32_t>(held_rows);
     const int32_t length = next_length;
@@ -671,11 +675,11 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;
 
-    TokenScalePlaces places{lane_token, lane_token};
+    TokenScaleIndices indices{lane_token, lane_token};
     if constexpr (!Tile::kListed) {
       const DocRange doc_range = doc_range_of(p, rows, j);
-      places.mask += p.mask.shift(rows, doc_range);
-      places.scale += p.scales.shift(rows, doc_range);
+      indices.mask += p.mask.shift(rows, doc_range);
+      indices.scale += p.scales.shift(rows, doc_range);
     }
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
@@ -685,8 +689,8 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       if constexpr (!Tile::kListed) token_scales.load(p, rows, j, t + lane_token);
       typename Tile::Products products;
       TokenGram<Tile> squares;
-      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares, token_scales,
-                          places);
+      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), state, products, squares, token_scales,
+                          indices);
       if constexpr (!Tile::kQuantized) {
         if (p.normalize) normalize_tokens<Tile>(products, squares);
       }
@@ -699,7 +703,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     typename Tile::Maxima* maxima = &memory.exchange[turn % 2][team * p.members];
     hand_over<Tile>(maxima[member], maximum, token);
     ptx::named_barrier_sync(barrier, team_threads);
-    if (turn == thread / 32) merge_and_finish<Tile>(p, tile, own, rows, begun, j, maxima);
+    if (turn == thread / 32) merge_and_finish<Tile>(p, tile, lane_rows, rows, begun, j, maxima);
     if (++turn == team_threads / 32) turn = 0;
   }
 }

@@ -1,12 +1,11 @@
 // The end of a document in kernel.cuh: a consumer warpgroup leaves the maxima of its 128 rows in shared
 // memory and goes on. Its epilogue warp computes rare rows again, scales the maxima, sums and stores them.
 //
-//     consumer        lane: what it saw of four rows      ->  EpilogueBuffer: 128 rows x 4 lanes of a quad
+//     consumer        lane: its maxima of four rows       ->  EpilogueBuffer: 128 rows x 4 lanes of a quad
 //     epilogue warp   lane: the maxima of every 32nd row  <-
 //
 // The buffer holds one document, which the epilogue warp reads at once; the next one comes some thousand
-// clocks later. A split of a document is treated like a document, but its rows' maxima are stored as they
-// are, neither scaled nor summed.
+// clocks later. Of a split, the row maxima are stored, neither scaled nor summed.
 #pragma once
 
 #include "../epilogue.cuh"
@@ -14,7 +13,7 @@
 
 namespace late_interaction {
 
-// The token range at place j.
+// The j-th token range.
 template <class Tile>
 __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
   if (Tile::kWhole || (!Tile::kDocRanges && (p.doc_ranges == nullptr || j >= p.N))) return {0, p.Ld, j, 0};
@@ -27,7 +26,7 @@ __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
   return !Tile::kWhole && p.maxima != nullptr;
 }
 
-// All lanes of both sides arrive on the mbarriers, since each writes, or reads, words of its own.
+// All lanes of both sides arrive on the mbarriers, since each writes, or reads, different words.
 template <class Tile>
 struct EpilogueBuffer {
   static constexpr uint32_t kValueBytes = 128 * 16, kBytes = kValueBytes * (Tile::kWinners ? 2 : 1);
@@ -38,10 +37,10 @@ struct EpilogueBuffer {
   template <class Best>
   __device__ __forceinline__ void give(Best (&best)[4], uint32_t parity) const {
     ring.producer_acquire({0, parity});
-    const uint32_t mine = buffer + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32);
+    const uint32_t lane_words = buffer + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32);
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
-      const uint32_t to = mine + 1024 * (h / 2) + 128 * (h % 2);
+      const uint32_t to = lane_words + 1024 * (h / 2) + 128 * (h % 2);
       ptx::st_shared(to, __float_as_uint(best[h].maximum()));
       if constexpr (Tile::kWinners) ptx::st_shared(to + kValueBytes, best[h].token());
       best[h].clear();
@@ -49,7 +48,7 @@ struct EpilogueBuffer {
     ring.producer_commit(0);
   }
 
-  // Takes the maxima of rows lane, lane + 32, ... Of equal ones the lowest token wins; the sentinel, as
+  // Takes the maxima of rows lane, lane + 32, ... Of equal maxima the lowest token wins; the sentinel, as
   // unsigned, is the highest.
   __device__ __forceinline__ void take(Maximum (&best)[4], uint32_t parity) const {
     ring.consumer_wait({0, parity});
@@ -61,7 +60,7 @@ struct EpilogueBuffer {
       best[o] = {value, kSentinel};
       if constexpr (Tile::kWinners) {
         const uint4 tokens = ptx::ld_shared_v4_b32(from + kValueBytes);
-        const auto where_best = [&](float mine, uint32_t token) { return mine == value ? token : ~0u; };
+        const auto where_best = [&](float value, uint32_t token) { return value == value ? token : ~0u; };
         best[o].token = static_cast<int32_t>(min(min(where_best(m.x, tokens.x), where_best(m.y, tokens.y)),
                                                  min(where_best(m.z, tokens.z), where_best(m.w, tokens.w))));
       }
@@ -69,9 +68,9 @@ struct EpilogueBuffer {
   }
 };
 
-// Computes rows again whose maximum is NaN or infinite, one after the other, as resolve_rare_rows does. That
-// function is not called, since it has more registers than an epilogue warp. The maxima wait in the buffer,
-// so that the rare case costs the common one no registers.
+// Computes rows again, one after the other, whose maximum is NaN or infinite, as resolve_rare_rows, which
+// takes more registers than an epilogue warp has. The maxima wait in the buffer, so that the rare case costs
+// the common one no registers.
 template <class Tile>
 __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile& tile, int group,
                                              const DocRange& doc_range, uint32_t buffer,
@@ -90,74 +89,75 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
     for (int o = 0; o < Tile::kLaneRows; ++o) best[o] = {-INFINITY, kSentinel};
     return;
   }
-  const auto place = [&](int row) { return buffer + 16 * row; };
+  const auto address = [&](int row) { return buffer + 16 * row; };
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
-    ptx::st_shared(place(32 * o + threadIdx.x % 32), __float_as_uint(best[o].value));
-    ptx::st_shared(place(32 * o + threadIdx.x % 32) + 4, best[o].token);
+    ptx::st_shared(address(32 * o + threadIdx.x % 32), __float_as_uint(best[o].value));
+    ptx::st_shared(address(32 * o + threadIdx.x % 32) + 4, best[o].token);
   }
   __syncwarp();
 #pragma unroll 1
   for (int of_group = 0; of_group < 128; ++of_group) {
     const int slot = 128 * group + of_group;
-    const float value = __uint_as_float(ptx::ld_shared(place(of_group)));
+    const float value = __uint_as_float(ptx::ld_shared(address(of_group)));
     if (fabsf(value) < INFINITY || slot >= tile.count || !keeps_row(p, tile.first + slot)) continue;
     const Maximum exact =
         recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, tile.first + slot), passage);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      ptx::st_shared(place(of_group), __float_as_uint(exact.value));
-      ptx::st_shared(place(of_group) + 4, exact.token);
+      ptx::st_shared(address(of_group), __float_as_uint(exact.value));
+      ptx::st_shared(address(of_group) + 4, exact.token);
     }
   }
   __syncwarp();
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
-    best[o] = {__uint_as_float(ptx::ld_shared(place(32 * o + threadIdx.x % 32))),
-               static_cast<int32_t>(ptx::ld_shared(place(32 * o + threadIdx.x % 32) + 4))};
+    best[o] = {__uint_as_float(ptx::ld_shared(address(32 * o + threadIdx.x % 32))),
+               static_cast<int32_t>(ptx::ld_shared(address(32 * o + threadIdx.x % 32) + 4))};
   }
 }
 
-// What an epilogue warp keeps in shared memory, since its lanes have few registers: for as long as its block
-// stays on one row tile, the tile, and what of its rows is the same for all documents.
+// The row tile of an epilogue warp and what depends on it alone. It lies in shared memory, since the lanes
+// have few registers.
 template <class Tile>
 struct EpilogueRows {
   static_assert(Tile::kLaneRows == 4);
   // Scales and queries of a lane's rows, as in LaneRows.
   float4 scale[32];
   int4 query[32];
-  // Places, for document 0, of the winners of a lane's rows, and of the score of the query that the lane
-  // stores, lane / 8 behind the first. -1: there is no such row, or score.
+  // Offsets, for document 0, of the winners of a lane's rows, and of the score that the lane stores, of the
+  // query lane / 8 behind the first. -1: there is no such row, or score.
   longlong2 winner_at[Tile::kWinners ? 2 : 1][32];
   int64_t score_at[32];
   RowTile tile;
   int32_t first_query, last_query, first_partial;
-  // How many blocks of 32 rows each query has in this warp: 1, 2 or 4. 0: some block is not of one query.
+  // Blocks of 32 rows that each query has in this warp: 1, 2 or 4. 0: some block has rows of two queries.
   int32_t blocks;
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& of, int consumer) {
     const int lane = threadIdx.x % 32;
-    LaneRows<Tile> own;
-    own.take(p, of, consumer);
-    scale[lane] = {own.scale[0], own.scale[1], own.scale[2], own.scale[3]};
-    query[lane] = {own.query[0], own.query[1], own.query[2], own.query[3]};
+    LaneRows<Tile> lane_rows;
+    lane_rows.take(p, of, consumer);
+    scale[lane] = {lane_rows.scale[0], lane_rows.scale[1], lane_rows.scale[2], lane_rows.scale[3]};
+    query[lane] = {lane_rows.query[0], lane_rows.query[1], lane_rows.query[2], lane_rows.query[3]};
     if constexpr (Tile::kWinners) {
       const auto at = [&](int o) -> int64_t {
-        const int64_t its = p.packed ? 0 : own.query[o];
-        return own.query[o] < 0 ? -1 : its * p.winners_stride * p.Lq + own.place[o];
+        const int64_t query_index = p.packed ? 0 : lane_rows.query[o];
+        return lane_rows.query[o] < 0 ? -1 : query_index * p.winners_stride * p.Lq + lane_rows.query_token[o];
       };
       winner_at[0][lane] = {at(0), at(1)};
       winner_at[1][lane] = {at(2), at(3)};
     }
-    const int32_t its = own.first_query + lane / 8;
-    const int64_t partial = int64_t{its} * p.partials + (its == own.first_query ? own.first_partial : 0);
-    score_at[lane] = lane % 8 == 0 && its <= own.last_query ? partial * p.scores_stride : -1;
+    const int32_t lane_query = lane_rows.first_query + lane / 8;
+    const int64_t partial = int64_t{lane_query} * p.partials +
+                            (lane_query == lane_rows.first_query ? lane_rows.first_partial : 0);
+    score_at[lane] = lane % 8 == 0 && lane_query <= lane_rows.last_query ? partial * p.scores_stride : -1;
     __syncwarp();
     if (lane == 0) {
       tile = of;
-      first_query = own.first_query;
-      last_query = own.last_query;
-      first_partial = own.first_partial;
+      first_query = lane_rows.first_query;
+      last_query = lane_rows.last_query;
+      first_partial = lane_rows.first_partial;
       const bool full = !p.packed && of.count >= Tile::kWarpRows * (consumer + 1);
       const bool whole_queries = p.Lq % 32 == 0 && Tile::kWarpRows % p.Lq == 0;
       blocks = !full ? 0 : whole_queries ? p.Lq / 32 : p.Lq % Tile::kWarpRows == 0 ? 4 : 0;
@@ -186,8 +186,8 @@ __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, co
   }
 }
 
-// Adds, of four queries, each sum over all lanes: a butterfly whose first two exchanges also give each of the
-// four to eight lanes.
+// Sums each of four queries over all lanes: a butterfly whose first two exchanges also give each sum to eight
+// lanes.
 __device__ __forceinline__ float sum_of_four(float (&sum)[4]) {
 #pragma unroll
   for (int half = 2; half > 0; half /= 2) {
@@ -203,8 +203,8 @@ __device__ __forceinline__ float sum_of_four(float (&sum)[4]) {
   return sum[0];
 }
 
-// Stores each query's sum over the rows of this warp, four queries at a time. A query of whole blocks of 32
-// rows takes the sums of these as they are; the order of additions is the same.
+// Stores each query's sum over the rows of this warp, four queries at a time. The sums of whole blocks of 32
+// rows need no selection; the order of additions is the same.
 template <class Tile>
 __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueRows<Tile>& rows, int32_t j,
                                            const Maximum (&best)[4]) {
@@ -234,10 +234,11 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
       for (int o = 0; o < 4; ++o) sum[i] += query[o] == first + i ? best[o].value : 0.0f;
     }
     const float total = sum_of_four(sum);
-    const int32_t its = first + lane / 8;
-    if (lane % 8 == 0 && its <= rows.last_query) {
-      const bool begun = its == rows.first_query || p.packed;  // false: the query begins here, with partial 0
-      const int64_t partial = int64_t{its} * p.partials + (begun ? rows.first_partial : 0);
+    const int32_t lane_query = first + lane / 8;
+    if (lane % 8 == 0 && lane_query <= rows.last_query) {
+      const bool begun =
+          lane_query == rows.first_query || p.packed;  // false: the query begins here, with partial 0
+      const int64_t partial = int64_t{lane_query} * p.partials + (begun ? rows.first_partial : 0);
       scores[partial * p.scores_stride + j] = total;
     }
   }
@@ -253,7 +254,7 @@ __device__ __forceinline__ int followed_consumer() {
 template <class Tile>
 __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Tile>& from,
                                   EpilogueRows<Tile>& rows) {
-  const WorkRange range = WorkRange::mine(p);
+  const WorkRange range = WorkRange::of_block(p);
   auto documents = static_cast<int32_t>(range.end - range.work_tile);
   auto tile_index = static_cast<int32_t>(range.work_tile / p.N);
   auto j = static_cast<int32_t>(range.work_tile % p.N);

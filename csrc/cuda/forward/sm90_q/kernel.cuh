@@ -12,16 +12,15 @@
 //   producer   one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the ring's
 //              stages.
 //   token-scale producer
-//              the next warp of warpgroup 2, where columns do not count alike: it writes the token mask of a
-//              stage (kMasked), and the scales that its columns are multiplied by (kScaled: inverse norms,
-//              or the scales of quantized tokens).
+//              the next warp of warpgroup 2, where columns do not count alike: it writes each stage's token
+//              mask (kMasked) and token scales (kScaled: inverse norms, or scales of quantized tokens).
 //   epilogue   the other two warps of warpgroup 2, one for each consumer. At the end of a document a consumer
 //              leaves the maxima of its 128 rows in the EpilogueBuffer and goes on; its epilogue warp
 //              resolves, sums and stores them while the wgmma of the next document run.
 //
-// The tensor cores do not wait for a fold: one consumer folds while the wgmma of the other one run. For folds
-// that take longer than those, the body of the loop has unroll_tiles tiles, in which a consumer has the wgmma
-// of one block in flight while it folds the other.
+// The tensor cores do not wait for a fold: one consumer folds while the other consumer's wgmma run. For
+// longer folds, the body of the loop has unroll_tiles tiles, in which a consumer folds one block while the
+// wgmma of the other block are in flight.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
 //     block 1              | multiply t     | fold t, epilogue?  | multiply t+1 ...
@@ -29,22 +28,22 @@
 // No wgmma may be in flight across the back edge of a loop (ptxas would serialize them all): after the last
 // tile of the body this warpgroup has none in flight.
 //
-// A consumer reads the tokens that a document's DocRange names (../doc_ranges/doc_range.h): of a masked
-// document those from the first kept token to the last; of a compacted one its kept tokens alone. The last
-// tile is moved back to end with the range: a token that is seen twice changes neither the maximum nor, since
-// ties keep the earlier one, the argmax. So columns are masked one by one only where a document is not
-// compacted and has a mask, or is shorter than a tile.
+// A consumer reads the tokens of a document's DocRange (../doc_ranges/doc_range.h): of a masked document from
+// the first kept token to the last; of a compacted one the kept tokens alone. The last tile is moved back to
+// end with the range: a token that is seen twice changes neither the maximum nor, since ties keep the earlier
+// token, the argmax. So columns are masked one by one only where a document is not compacted and has a mask,
+// or is shorter than a tile.
 //
-// Where all columns of a range count alike (kDocRanges), its last tile is a tail, which is narrower, if the
-// tokens that remain fit one. The producer writes beside each stage what the stage holds, a StageTile, so
-// that a consumer chooses between a tile and a tail without a load from global memory.
+// Where all columns of a range count alike (kDocRanges), the last tile is a narrower tail, if the remaining
+// tokens fit one. The producer writes a StageTile beside each stage, so that a consumer chooses between a
+// tile and a tail without a load from global memory.
 //
 //     a document of 240 tokens   |<------ tile, 152 ------>|
 //                                                   |<-- tail, 104 -->|
 //
 // mbarriers: full and empty for each stage, and for the Q tile. Each consumer warp arrives once on an empty
-// mbarrier. Where columns have masks or scales, each of its lanes does, since each reads its own, and each
-// lane of the token-scale producer arrives on the full mbarrier.
+// mbarrier. If columns have masks or scales, each consumer lane does, since each reads different ones, and
+// each lane of the token-scale producer arrives on the full mbarrier.
 #pragma once
 
 #include "../../../plan/kernel_limits.h"
@@ -71,8 +70,8 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
   // Shared memory is busy with the wgmma, so scales are read early where there are registers for it.
   policy.reads_ahead = scaled && !masked && !winners && (quantized ? k_chunks == 1 : columns <= 128);
   // One: the shortest fold hides behind the other warpgroup's wgmma, and a short body is fetched faster.
-  // Four: longer folds need wgmma of their own warpgroup beside them. Two: where registers are short, or four
-  // bodies do not fit the instruction cache.
+  // Four: longer folds also need wgmma of the same warpgroup. Two: registers are short, or four bodies do not
+  // fit the instruction cache.
   const bool shortest_fold = !masked && !scaled && !quantized && !winners;
   const bool long_body = (masked || scaled) && (quantized || winners || (masked && scaled));
   policy.unroll_tiles = shortest_fold || (masked && winners && !scaled) ? 1 : long_body ? 2 : 4;
@@ -84,11 +83,9 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
   return policy;
 }
 
-// kMasked: some tokens of a document may not count, or it may be shorter than a tile.
-// kScaled: each column's similarities have a scale of their own: its token's inverse norm, or its
-// quantization scale. kDocRanges: documents have ranges, and all columns count alike.
-// kTail: columns of a document's last tile, where the tokens that remain fit it; kColumns: no tile is
-// narrower.
+// kMasked: some tokens may not count, or a document may be shorter than a tile. kScaled: each token has a
+// scale, an inverse norm or a quantization scale. kDocRanges: documents have ranges, and all columns count
+// alike. kTail: columns of a tail; kColumns: no tile is narrower.
 template <class Type_, class Element_, int kColumns_, int kKChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_, bool kDocRanges_, int kTail_>
 struct Sm90QTile {
@@ -101,7 +98,7 @@ struct Sm90QTile {
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kMaskedOrScaled = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
   static constexpr bool kDocRanges = kDocRanges_;
-  // All documents are as long as the longest, and read where they lie.
+  // All documents have Ld tokens, none compacted.
   static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
   static constexpr int kTail = kTail_;
   // Each document has two tiles, the second one narrower.
@@ -119,8 +116,8 @@ struct Sm90QTile {
   static constexpr uint32_t kQKChunkBytes = kRows * kKChunkBytes;
   static constexpr uint32_t kStageKChunkBytes = kColumns * kKChunkBytes;
   static constexpr uint32_t kStageBytes = kKChunks * kStageKChunkBytes;
-  // What a stage holds beside tokens: for each lane of a quad a bit for each of its columns, then the
-  // columns' scales.
+  // A stage also holds, for each lane of a quad, a bit for each of the lane's columns, then the columns'
+  // scales.
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
   static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
@@ -130,8 +127,8 @@ struct Sm90QTile {
   }
 };
 
-// Shared memory of a block, in this order: the Q tile, the ring, token masks and scales, the epilogue
-// buffers, the rows of epilogue warps, mbarriers, StageTiles, and what consumers spill.
+// Shared memory of a block, in this order: the Q tile, the ring, token masks and scales, epilogue buffers,
+// EpilogueRows, mbarriers, StageTiles, and consumers' spilled values.
 template <class Tile>
 struct Sm90QShared {
   static constexpr uint32_t kEpilogueBytes =
@@ -167,11 +164,11 @@ struct Sm90QShared {
 
 enum class Width : uint32_t { none, full, tail };
 
-// What a stage of the ring holds: a tile of a document range.
+// The tile of a document range that a stage holds.
 struct StageTile {
-  int32_t begin;      // its first token
-  Width width, next;  // next: of the tile after it against the same rows
-  bool ends;          // it is the last tile of its document range
+  int32_t begin;      // first token
+  Width width, next;  // next: of the following tile against the same rows
+  bool ends;          // the last tile of the document range
 
   // As the producer writes it beside a stage.
   __device__ __forceinline__ uint32_t packed() const {
@@ -188,7 +185,7 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
   return max(1, (length + Tile::kColumns - 1) / Tile::kColumns);
 }
 
-// Where the tile at t of a document range begins: the last tile is moved back to end with the range.
+// The first token of the tile at t of a document range: the last tile is moved back to end with the range.
 template <class Tile>
 __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t columns = Tile::kColumns) {
   return max(0, min(t, length - columns));
@@ -208,19 +205,19 @@ __device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
           ends ? Width::none : tile_width<Tile>(length, t + Tile::kColumns), ends};
 }
 
-// Where the scale of a column lies among those of its stage: neighbours swap places. Accumulators of even
-// columns are in even registers, and a load of two numbers puts the first into an even register. Swapped, the
-// operands of a product are in different banks, and it reads both at once.
-__device__ __forceinline__ int scale_place(int column) { return column ^ 1; }
+// The index of a column's scale in its stage: neighbours are swapped. Accumulators of even columns are in
+// even registers, and a load of two numbers puts the first into an even register. Swapped, the operands of a
+// product are in different banks, and it reads both at once.
+__device__ __forceinline__ int scale_index(int column) { return column ^ 1; }
 
 // The token mask and scales of a stage, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit
-// 2 * n + e of `kept` says whether such a column counts, and scales(n) are what the two are multiplied by.
-// With reads_ahead the scale of the next tile replaces each scale that was used.
+// 2 * n + e of `kept` says whether such a column counts, and scales(n) are the two scales. With reads_ahead
+// the scale of the next tile replaces each scale after use.
 template <class Tile>
 struct ColumnScales {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
   float2 ahead[Tile::kPolicy.reads_ahead ? Tile::kColumns / 8 : 1];
-  uint32_t mine;  // where the scales of this lane's columns lie
+  uint32_t lane_scales;  // address of the scales of this lane's columns
 
   __device__ __forceinline__ void enter(uint32_t token_scales) {
     const uint32_t quad = ptx::tid_x() % 4;
@@ -230,24 +227,24 @@ struct ColumnScales {
         kept[w] = ptx::ld_shared(token_scales + (quad * Tile::kMaskWords + w) * 4);
       }
     }
-    if constexpr (Tile::kScaled) mine = token_scales + Tile::kMaskBytes + quad * 8;
+    if constexpr (Tile::kScaled) lane_scales = token_scales + Tile::kMaskBytes + quad * 8;
   }
 
   __device__ __forceinline__ float2 load(int n) const {
-    const float2 swapped = ptx::ld_shared_v2_f32(mine + n * 32);
+    const float2 swapped = ptx::ld_shared_v2_f32(lane_scales + n * 32);
     return {swapped.y, swapped.x};
   }
   __device__ __forceinline__ float2 scales(int n) const {
     return Tile::kPolicy.reads_ahead ? ahead[n] : load(n);
   }
 
-  // The six bits from column 8 * n on, in places 1 to 6, where a single instruction makes predicates of them.
-  // The compiler must not know where they come from: it would test them one by one.
+  // Bits 1 to 6 of the result are the six bits from column 8 * n on: a single instruction makes predicates of
+  // them. The compiler must not know the source, or it tests bit by bit.
   __device__ __forceinline__ uint32_t six_bits(int n) const {
-    const int first = 2 * n, word = first / 32, place = first % 32;
-    uint32_t bits = place == 0 ? kept[word] << 1 : kept[word] >> (place - 1);
-    if (place > 26 && word + 1 < Tile::kMaskWords) {
-      bits = __funnelshift_r(kept[word], kept[word + 1], place - 1);
+    const int first = 2 * n, word = first / 32, shift = first % 32;
+    uint32_t bits = shift == 0 ? kept[word] << 1 : kept[word] >> (shift - 1);
+    if (shift > 26 && word + 1 < Tile::kMaskWords) {
+      bits = __funnelshift_r(kept[word], kept[word + 1], shift - 1);
     }
     asm volatile("" : "+r"(bits));
     return bits;
@@ -336,31 +333,31 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
 
 // The producer, one thread: loads Q tiles and the tiles of documents.
 template <class Tile>
-__device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& at) {
-  PipelineState place, q_place;
-  for (WorkRange range = WorkRange::mine(p); range.work_tile < range.end; q_place.advance(1)) {
-    const RowTileItems part = take_row_tile_items(range.work_tile, range.end, int64_t{p.N});
-    const RowTile rows = row_tile(p, part.row_tile, Tile::kRows);
-    load_q_tile<Tile>(p, maps, rows, at.q, at.q_ring(), q_place);
-    for (int32_t j = part.first; j < part.end; ++j) {
+__device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& smem) {
+  PipelineState state, q_state;
+  for (WorkRange range = WorkRange::of_block(p); range.work_tile < range.end; q_state.advance(1)) {
+    const RowTileItems items = take_row_tile_items(range.work_tile, range.end, int64_t{p.N});
+    const RowTile rows = row_tile(p, items.row_tile, Tile::kRows);
+    load_q_tile<Tile>(p, maps, rows, smem.q, smem.q_ring(), q_state);
+    for (int32_t j = items.first; j < items.end; ++j) {
       const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
       const CUtensorMap* map = doc_range.compacted() ? &maps.compacted : &maps.D;
       const int32_t item = doc_range.compacted() || p.packed ? 0 : doc_range.document;
       const int32_t outer = doc_range.compacted() ? 0 : rows.query;
       for (int32_t t = 0; t < max(doc_range.length, 1); t += Tile::kColumns) {
         StageTile tile = tile_at<Tile>(doc_range.length, t);
-        if (Tile::kDocRanges && tile.ends && j + 1 < part.end) {
+        if (Tile::kDocRanges && tile.ends && j + 1 < items.end) {
           tile.next = tile_width<Tile>(doc_range_at<Tile>(p, rows, j + 1).length, 0);
         }
-        at.ring().producer_acquire(place);
-        if constexpr (Tile::kDocRanges) ptx::st_shared(at.stage_tile(place.stage), tile.packed());
-        at.ring().producer_expect(place.stage, Tile::kStageBytes);
+        smem.ring().producer_acquire(state);
+        if constexpr (Tile::kDocRanges) ptx::st_shared(smem.stage_tile(state.stage), tile.packed());
+        smem.ring().producer_expect(state.stage, Tile::kStageBytes);
         for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
-          ptx::tma_load_4d(at.stage(place.stage) + k_chunk * Tile::kStageKChunkBytes, map,
-                           at.ring().full(place.stage), k_chunk * Tile::kKChunkElements,
+          ptx::tma_load_4d(smem.stage(state.stage) + k_chunk * Tile::kStageKChunkBytes, map,
+                           smem.ring().full(state.stage), k_chunk * Tile::kKChunkElements,
                            doc_range.begin() + tile.begin, item, outer);
         }
-        place.advance(p.stages);
+        state.advance(p.stages);
       }
     }
   }
@@ -373,41 +370,41 @@ struct TokenScaleProducer {
   static constexpr int kRounds = (Tile::kColumns + 31) / 32;
 
   const ForwardArgs& p;
-  const Sm90QShared<Tile>& at;
-  PipelineState place;
+  const Sm90QShared<Tile>& smem;
+  PipelineState state;
 
-  struct Looked {
+  struct Columns {
     bool kept[kRounds];
     float scale[kRounds];
   };
 
-  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* scales, int64_t stride, Span span,
-                                         int32_t t) const {
-    Looked looked;
+  __device__ __forceinline__ Columns load_columns(const uint8_t* mask, const float* scales, int64_t stride,
+                                                  Span span, int32_t t) const {
+    Columns loaded;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int32_t token = span.first + tile_begin<Tile>(span.length, t) + 32 * i + ptx::tid_x() % 32;
       const bool exists = token < span.first + span.length && 32 * i + ptx::tid_x() % 32 < Tile::kColumns;
       if constexpr (Tile::kMasked) {
-        looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
+        loaded.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
-      if constexpr (Tile::kScaled) looked.scale[i] = exists ? usable_scale(scales[token * stride]) : 0.0f;
+      if constexpr (Tile::kScaled) loaded.scale[i] = exists ? usable_scale(scales[token * stride]) : 0.0f;
     }
-    return looked;
+    return loaded;
   }
 
-  __device__ __forceinline__ void store(const Looked& looked) {
+  __device__ __forceinline__ void store(const Columns& loaded) {
     const int lane = ptx::tid_x() % 32;
-    const uint32_t token_scales = at.token_scales_of(place.stage);
+    const uint32_t token_scales = smem.token_scales_of(state.stage);
     if constexpr (Tile::kMasked) {
       uint32_t words[Tile::kMaskWords] = {};
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
-        const uint32_t bits = __ballot_sync(kFullWarp, looked.kept[i]);
-        // Lane % 4 of a quad sees two of each eight columns: their bits are gathered in eight bits.
-        uint32_t mine = (bits >> (2 * (lane % 4))) & 0x03030303u;
-        mine = (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xFF;
-        words[i / 4] |= mine << (8 * (i % 4));
+        const uint32_t bits = __ballot_sync(kFullWarp, loaded.kept[i]);
+        // A lane of a quad sees two of each eight columns: eight bits hold those of 32 columns.
+        uint32_t lane_bits = (bits >> (2 * (lane % 4))) & 0x03030303u;
+        lane_bits = (lane_bits | lane_bits >> 6 | lane_bits >> 12 | lane_bits >> 18) & 0xFF;
+        words[i / 4] |= lane_bits << (8 * (i % 4));
       }
 #pragma unroll
       for (int w = 0; w < Tile::kMaskWords; ++w) {
@@ -419,17 +416,17 @@ struct TokenScaleProducer {
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
-          ptx::st_shared(token_scales + Tile::kMaskBytes + 4 * scale_place(column),
-                         __float_as_uint(looked.scale[i]));
+          ptx::st_shared(token_scales + Tile::kMaskBytes + 4 * scale_index(column),
+                         __float_as_uint(loaded.scale[i]));
         }
       }
     }
-    at.ring().producer_commit(place.stage);
-    place.advance(p.stages);
+    smem.ring().producer_commit(state.stage);
+    state.advance(p.stages);
   }
 
   __device__ __forceinline__ void run() {
-    const WorkRange range = WorkRange::mine(p);
+    const WorkRange range = WorkRange::of_block(p);
     int64_t documents = range.end - range.work_tile;
     int32_t tile = static_cast<int32_t>(range.work_tile / p.N),
             j = static_cast<int32_t>(range.work_tile % p.N);
@@ -442,13 +439,13 @@ struct TokenScaleProducer {
                                   ? p.compacted.scales
                                   : document_scales(p.d_scales, rows.query, doc_range.document);
         const int64_t stride = doc_range.compacted() ? 1 : p.d_scales.token_stride;
-        // Compacted tokens fill a tile: their last one is repeated.
+        // Compacted tokens fill a tile: the last one is repeated.
         const Span span{doc_range.begin(),
                         doc_range.compacted() ? max(doc_range.length, Tile::kColumns) : doc_range.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
-          const Looked looked = look(mask, scales, stride, span, t);
-          at.ring().producer_acquire(place);
-          store(looked);
+          const Columns loaded = load_columns(mask, scales, stride, span, t);
+          smem.ring().producer_acquire(state);
+          store(loaded);
         }
       }
     }
@@ -459,10 +456,10 @@ template <class Tile>
 struct Sm90QConsumer {
   using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
-  const Sm90QShared<Tile>& at;
+  const Sm90QShared<Tile>& smem;
   const EpilogueBuffer<Tile> epilogue_buffer;
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
-  PipelineState place;
+  PipelineState state;
   typename Tile::Best best[Tile::kHeld];
   ColumnScales<Tile> token_scales;
   int32_t t;        // the current tile's first token in its document range
@@ -472,9 +469,9 @@ struct Sm90QConsumer {
   template <int kWidth>
   __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
     const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kKChunkBytes),
-                   d = ptx::smem_desc_low(at.stage(place.stage));
-    // The first wgmma overwrites them. But where tiles of two widths meet, ptxas does not know that what they
-    // held is dead, and would keep it.
+                   d = ptx::smem_desc_low(smem.stage(state.stage));
+    // The first wgmma overwrites them. But where tiles of two widths meet, ptxas does not know that the old
+    // values are dead, and would keep them.
     if constexpr (Tile::kDocRanges || Tile::kTwoWidths) {
 #pragma unroll
       for (Accumulator& x : c) x = 0;
@@ -489,20 +486,20 @@ struct Sm90QConsumer {
     }
     ptx::wgmma_commit();
   }
-  // Zero, but not to the compiler. What it knows to be the same in all lanes it computes between wgmma, and
-  // each such pause lets in wgmma of the other consumer, until both wait for theirs at once. So where folds
-  // are so short that only their wgmma keep the consumers apart, it must not know that of the stage: plain
+  // Zero, but not to the compiler. It computes values that are equal in all lanes between wgmma, and each
+  // such pause lets in wgmma of the other consumer, until both consumers wait at once. So where folds are so
+  // short that only wgmma keep the consumers apart, it must not know that the stage is such a value: plain
   // calls took a tenth longer.
   static __device__ __forceinline__ int unknown_zero() { return ptx::tid_x() >> 12; }
 
-  // SmemSpill: place and length of the current document range, and the row tile. In registers they would
-  // crowd out accumulators.
-  enum SmemSpill { kPlace, kLength, kTile };
+  // In shared memory, since registers are for accumulators: index and length of the current document range,
+  // and the row tile.
+  enum SmemSpill { kItem, kLength, kTile };
   __device__ __forceinline__ void spill(SmemSpill what, uint32_t value) const {
-    ptx::st_shared(at.spill(what), value);
+    ptx::st_shared(smem.spill(what), value);
   }
   __device__ __forceinline__ int32_t spilled(SmemSpill what) const {
-    return static_cast<int32_t>(ptx::ld_shared(at.spill(what)));
+    return static_cast<int32_t>(ptx::ld_shared(smem.spill(what)));
   }
   __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, spilled(kTile), Tile::kRows); }
 
@@ -511,21 +508,21 @@ struct Sm90QConsumer {
   __device__ __forceinline__ void enter(int32_t j) {
     t = 0;
     if constexpr (Tile::kWhole) return;
-    spill(kPlace, j);
+    spill(kItem, j);
     spill(kLength, doc_range_at<Tile>(p, rows_at_hand(), j).length);
   }
 
-  __device__ __forceinline__ void wait_for_stage() const { at.ring().consumer_wait(place); }
+  __device__ __forceinline__ void wait_for_stage() const { smem.ring().consumer_wait(state); }
 
-  // The StageTile of the stage that was waited for. Lane 0 reads it, as it is the lane that returns the
-  // stage. From one lane, the compiler knows that all have the same.
+  // The StageTile of the current stage. Lane 0 reads it, since lane 0 releases the stage. From one lane, the
+  // compiler knows that all have the same.
   __device__ __forceinline__ StageTile read_stage_tile() const {
     uint32_t word = 0;
-    if (ptx::tid_x() % 32 == 0) word = ptx::ld_shared(at.stage_tile(place.stage));
+    if (ptx::tid_x() % 32 == 0) word = ptx::ld_shared(smem.stage_tile(state.stage));
     return StageTile::unpacked(__shfl_sync(kFullWarp, word, 0));
   }
 
-  // Says where the current tile begins, and whether its document ends with it. The tile has kWidth columns.
+  // The current tile, of kWidth columns.
   template <int kWidth>
   __device__ __forceinline__ StageTile tile_at_hand() const {
     if constexpr (Tile::kDocRanges) return read_stage_tile();
@@ -536,24 +533,24 @@ struct Sm90QConsumer {
     return tile_at<Tile>(length(), t);
   }
 
-  // Takes a tile of kWidth columns, whose first block is in flight, and leaves the first block of the next
-  // tile in flight, of kNext columns; 0: there is none in this body. `more`: tiles follow this body.
+  // Takes a tile of kWidth columns, whose first block is in flight, and leaves in flight the first block of
+  // the next tile, of kNext columns; 0: there is none in this body. `more`: tiles follow this body.
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
     multiply<kWidth>(c[1], 1);
-    // Read before the waits, so that whether the range ends is known when the next tile begins. With scales
-    // there is no register to keep that in.
+    // Read before the waits, so that the next tile knows whether the range ends. With scales there is no
+    // register for that.
     const StageTile tile = tile_at_hand<kWidth>();
     const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
-      token_scales.enter(at.token_scales_of(place.stage));
+      token_scales.enter(smem.token_scales_of(state.stage));
     ptx::wgmma_wait<1>();
-    // Always true, but not to the compiler: it would move part of a fold without a branch before it behind
-    // the wait for the wgmma that the fold is to overlap, or load all scales before the fold.
+    // Always true, but not to the compiler: without the branch it would move some of the fold behind the wait
+    // for the wgmma that the fold is to overlap, or load all scales before the fold.
     if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
       fold_block<Tile, kWidth>(c[0], best, first_token, p.zeros, token_scales, [](int) {});
-    const PipelineState folded = place;
-    place.advance(p.stages);
+    const PipelineState folded = state;
+    state.advance(p.stages);
     if constexpr (kNext > 0) {
       wait_for_stage();
       multiply<kNext>(c[0], 0);
@@ -564,19 +561,19 @@ struct Sm90QConsumer {
     }
     constexpr bool kReadsHere = Tile::kScaled && !Tile::kPolicy.reads_ahead;
     if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
-      at.ring().consumer_release(folded.stage);
-    if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(at.token_scales_of(place.stage));
+      smem.ring().consumer_release(folded.stage);
+    if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(smem.token_scales_of(state.stage));
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
       if constexpr (Tile::kPolicy.reads_ahead) {
         if (kNext > 0 || more) token_scales.ahead[n] = token_scales.load(n);
         if (n % 4 == 3) __syncwarp();  // else the compiler would move all loads to the end
       }
     });
-    if (kReadsHere) at.ring().consumer_release(folded.stage);
+    if (kReadsHere) smem.ring().consumer_release(folded.stage);
     t += Tile::kColumns;
     if (Tile::kScaled ? t >= spilled(kLength) : tile.ends) {
       epilogue_buffer.give(best, handed++ & 1);
-      if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kPlace) + 1);
+      if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kItem) + 1);
     }
     next = tile.next;
   }
@@ -593,8 +590,8 @@ struct Sm90QConsumer {
     }(std::make_integer_sequence<int, kTiles>{});
   }
 
-  // Takes all tiles that a row tile meets, where documents have ranges. Where folds are long, a tail shares a
-  // body with the tile before it, so that one of its blocks is in flight while that tile is folded.
+  // Takes all tiles that a row tile meets, where documents have ranges. If folds are long, a tail shares a
+  // body with the tile before it, so that a block of the tail is in flight while that tile is folded.
   __device__ __forceinline__ void take_doc_range_tiles() {
     do {
       wait_for_stage();
@@ -626,7 +623,7 @@ struct Sm90QConsumer {
     int32_t left = __shfl_sync(kFullWarp, count_all_tiles(first, end), 0);
     if constexpr (Tile::kPolicy.reads_ahead) {
       wait_for_stage();
-      token_scales.enter(at.token_scales_of(place.stage));
+      token_scales.enter(smem.token_scales_of(state.stage));
 #pragma unroll
       for (int n = 0; n < Tile::kColumns / 8; ++n) token_scales.ahead[n] = token_scales.load(n);
     }
@@ -641,24 +638,24 @@ struct Sm90QConsumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int64_t begin = WorkRange::mine(p).work_tile;
+    const int64_t begin = WorkRange::of_block(p).work_tile;
     spill(kTile, static_cast<int32_t>(begin / p.N));
     int32_t first = static_cast<int32_t>(begin % p.N);
     handed = 0;
-    if constexpr ((Tile::kWhole || Tile::kDocRanges) && !Tile::kWinners) place.stage = unknown_zero();
+    if constexpr ((Tile::kWhole || Tile::kDocRanges) && !Tile::kWinners) state.stage = unknown_zero();
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-    for (PipelineState q_place;; q_place.advance(1), first = 0) {
+    for (PipelineState q_state;; q_state.advance(1), first = 0) {
       // Computed again for each row tile, since there is no register to keep it in.
-      const int64_t documents = WorkRange::mine(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
+      const int64_t documents = WorkRange::of_block(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
       if (documents <= 0) break;
-      at.q_ring().consumer_wait(q_place);
+      smem.q_ring().consumer_wait(q_state);
       if constexpr (Tile::kDocRanges) {
         take_doc_range_tiles();
       } else {
         take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       }
-      if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
+      if (threadIdx.x % 32 == 0) smem.q_ring().consumer_release(0);
       spill(kTile, spilled(kTile) + 1);
     }
   }
@@ -669,13 +666,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     maxsim_forward_sm90_q(const __grid_constant__ ForwardArgs p, const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const Sm90QShared<Tile> at(shared, p.stages);
+  const Sm90QShared<Tile> smem(shared, p.stages);
   if (threadIdx.x == 0) {
     constexpr bool kBeside = Tile::kMaskedOrScaled;  // of token scales all lanes write and read some
-    at.ring().init(p.stages, kBeside ? 1 + 32 : 1, (kBeside ? 128 : 4) * Tile::kConsumers);
+    smem.ring().init(p.stages, kBeside ? 1 + 32 : 1, (kBeside ? 128 : 4) * Tile::kConsumers);
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
-      at.epilogue_buffer(consumer).ring.init(1, 128, 32);
-    at.q_ring().init(1, 1, 4 * Tile::kConsumers);
+      smem.epilogue_buffer(consumer).ring.init(1, 128, 32);
+    smem.q_ring().init(1, 1, 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -688,20 +685,20 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) {
-      load_tiles<Tile>(p, maps, at);
+      load_tiles<Tile>(p, maps, smem);
       ptx::pdl_launch_dependents();
     }
     if constexpr (Tile::kMaskedOrScaled) {
-      if (helper / 32 == 1) TokenScaleProducer<Tile>{p, at}.run();
+      if (helper / 32 == 1) TokenScaleProducer<Tile>{p, smem}.run();
     }
     const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
     if (consumer >= 0) {
-      run_epilogue_warp<Tile>(p, at.epilogue_buffer(consumer), at.epilogue_rows[consumer]);
+      run_epilogue_warp<Tile>(p, smem.epilogue_buffer(consumer), smem.epilogue_rows[consumer]);
     }
   } else {
     ptx::setmaxnreg_inc<Tile::kPolicy.consumer_registers>();
-    Sm90QConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
-                                 at.q + 2 * warpgroup * 64 * kKChunkBytes};
+    Sm90QConsumer<Tile> consumer{p, smem, smem.epilogue_buffer(warpgroup),
+                                 smem.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();
   }
 #endif

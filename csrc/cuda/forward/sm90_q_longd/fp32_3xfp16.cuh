@@ -22,8 +22,8 @@ using Sm90By3xFp16Tile = LongDTile<LongDMath::fp32_3xfp16, ptx::WgmmaFp16, float
 template <class Tile>
 struct Consumer3xFp16 : PromotingConsumer<Tile, Consumer3xFp16<Tile>> {
   using Base = PromotingConsumer<Tile, Consumer3xFp16<Tile>>;
-  using Base::at, Base::kAccumulators, Base::kSteps, Base::me, Base::p, Base::place;
   using Base::Base;
+  using Base::smem, Base::kAccumulators, Base::kSteps, Base::me, Base::p, Base::state;
   static constexpr int kInterval = Tile::kPolicy.promotion_interval, kRounds = 1 + kSteps / kInterval;
 
   static __device__ __forceinline__ float add(float sum, float x, int round) {
@@ -31,8 +31,8 @@ struct Consumer3xFp16 : PromotingConsumer<Tile, Consumer3xFp16<Tile>> {
   }
 
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int k_chunk, int round) {
-    const uint32_t stage = at.stage(place.stage);
-    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + k_chunk * Tile::kQBytes;
+    const uint32_t stage = smem.stage(state.stage);
+    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : smem.q + k_chunk * Tile::kQBytes;
     const uint32_t q = ptx::smem_desc_low(rows + me * 64 * kKChunkBytes), d = ptx::smem_desc_low(stage);
     const auto issue = [&](bool low_q, bool low_d, int step, bool add) {
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(

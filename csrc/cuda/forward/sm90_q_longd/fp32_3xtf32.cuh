@@ -39,15 +39,15 @@ __device__ __forceinline__ float4 each(float4 x, F f) {
 
 // All four warps of the tf32_splitter. A lane has several vectors in flight at a time.
 template <class Tile>
-__device__ void split_tf32_stages(const ForwardArgs& p, const LongDShared<Tile>& at) {
+__device__ void split_tf32_stages(const ForwardArgs& p, const LongDShared<Tile>& smem) {
   constexpr uint32_t kBytes = Tile::kDBytes + Tile::kQBytes, kStep = 128 * 16;
   constexpr int kVecs = 5;
-  PipelineState place;
-  for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
+  PipelineState state;
+  for (uint32_t next = smem.scheduler.first(); next < smem.scheduler.end(); next += smem.scheduler.step()) {
     for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
       for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-        const uint32_t stage = at.stage(place.stage);
-        at.ring().consumer_wait(place);
+        const uint32_t stage = smem.stage(state.stage);
+        smem.ring().consumer_wait(state);
         for (uint32_t first = threadIdx.x % 128 * 16; first < kBytes; first += kVecs * kStep) {
           float4 x[kVecs];
 #pragma unroll
@@ -69,8 +69,8 @@ __device__ void split_tf32_stages(const ForwardArgs& p, const LongDShared<Tile>&
           }
         }
         ptx::fence_proxy_async();
-        ptx::mbarrier_arrive(at.split(place.stage));
-        place.advance(p.stages);
+        ptx::mbarrier_arrive(smem.split(state.stage));
+        state.advance(p.stages);
       }
     }
   }
@@ -79,15 +79,15 @@ __device__ void split_tf32_stages(const ForwardArgs& p, const LongDShared<Tile>&
 template <class Tile>
 struct Consumer3xTf32 : PromotingConsumer<Tile, Consumer3xTf32<Tile>> {
   using Base = PromotingConsumer<Tile, Consumer3xTf32<Tile>>;
-  using Base::at, Base::kAccumulators, Base::kSteps, Base::me, Base::place;
   using Base::Base;
+  using Base::smem, Base::kAccumulators, Base::kSteps, Base::me, Base::state;
   static constexpr int kInterval = Tile::kPolicy.promotion_interval, kRounds = kSteps / kInterval;
 
   static __device__ __forceinline__ float add(float sum, float x, int) { return sum + x; }
 
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int, int round) {
     constexpr uint32_t kLow = (Tile::kDBytes + Tile::kQBytes) / 16, kRows = 64 * kKChunkBytes / 16;
-    const uint32_t d = ptx::smem_desc_low(at.stage(place.stage)), q = d + Tile::kDBytes / 16 + me * kRows;
+    const uint32_t d = ptx::smem_desc_low(smem.stage(state.stage)), q = d + Tile::kDBytes / 16 + me * kRows;
     const int first = round * kInterval;
     const auto issue = [&](uint32_t rows, uint32_t tokens, int k, bool add) {
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(

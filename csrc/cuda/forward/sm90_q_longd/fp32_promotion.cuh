@@ -18,15 +18,15 @@ namespace late_interaction {
 template <class Tile, class Self>
 struct PromotingConsumer : LongDConsumerBase<Tile, Self> {
   using Base = LongDConsumerBase<Tile, Self>;
-  using Base::at, Base::best, Base::kAccumulators, Base::p, Base::place, Base::token_scale_state;
   using Base::Base;
+  using Base::smem, Base::best, Base::kAccumulators, Base::p, Base::state, Base::token_scale_state;
   static constexpr int kSteps = 4;  // wgmma steps of 32 bytes in a k chunk
 
   template <class Meanwhile>
   __device__ __forceinline__ void take_k_chunk(float (&sum)[kAccumulators], int k_chunk,
                                                Meanwhile meanwhile) {
-    at.ring().consumer_wait(place);
-    if constexpr (Tile::kPolicy.splits_tf32) ptx::mbarrier_wait_parity(at.split(place.stage), place.parity);
+    smem.ring().consumer_wait(state);
+    if constexpr (Tile::kPolicy.splits_tf32) ptx::mbarrier_wait_parity(smem.split(state.stage), state.parity);
 #pragma unroll
     for (int round = 0; round < Self::kRounds; ++round) {
       if (Tile::kPolicy.terms == 2 && round > 0) add_before_next_wgmma(sum);
@@ -36,8 +36,8 @@ struct PromotingConsumer : LongDConsumerBase<Tile, Self> {
       ptx::wgmma_wait<0>();
       if (round == 0) this->let_follow();
       if (round + 1 == Self::kRounds) {
-        this->release(place.stage);
-        place.advance(p.stages);
+        this->release(state.stage);
+        state.advance(p.stages);
       }
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) sum[i] = Self::add(sum[i], c[i], round);
@@ -58,9 +58,9 @@ struct PromotingConsumer : LongDConsumerBase<Tile, Self> {
     for (int k_chunk = 1; k_chunk < p.k_chunks; ++k_chunk) take_k_chunk(sum, k_chunk, [] {});
     const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
     uint32_t token_scales;
-    const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
+    const uint32_t kind = take_token_scales<Tile>(smem, token_scale_state, p.zeros[0], token_scales);
     fold_scaled_tile<Tile>(sum, best, first_token, p.zeros, token_scales, kind);
-    return_token_scales<Tile>(at, token_scale_state);
+    return_token_scales<Tile>(smem, token_scale_state);
   }
 };
 

@@ -118,20 +118,20 @@ struct LongDWorkTile {
 struct LongDScheduler {
   static constexpr uint32_t kBand = 8;  // row tiles
   static constexpr uint32_t kBytes = 32;
-  uint32_t at;
+  uint32_t address;
 
-  __device__ __forceinline__ uint32_t first() const { return ptx::ld_shared(at); }
-  __device__ __forceinline__ uint32_t end() const { return ptx::ld_shared(at + 4); }
-  __device__ __forceinline__ uint32_t step() const { return ptx::ld_shared(at + 8); }
-  __device__ __forceinline__ uint32_t groups() const { return ptx::ld_shared(at + 12); }
+  __device__ __forceinline__ uint32_t first() const { return ptx::ld_shared(address); }
+  __device__ __forceinline__ uint32_t end() const { return ptx::ld_shared(address + 4); }
+  __device__ __forceinline__ uint32_t step() const { return ptx::ld_shared(address + 8); }
+  __device__ __forceinline__ uint32_t groups() const { return ptx::ld_shared(address + 12); }
 
   __device__ __forceinline__ void deal(const ForwardArgs& p) const {
-    const uint32_t clusters = gridDim.x / p.cluster, mine = blockIdx.x / p.cluster;
-    ptx::st_shared(at, p.stream_q ? mine : static_cast<uint32_t>(p.work_tiles * mine / clusters));
-    ptx::st_shared(at + 4,
-                   static_cast<uint32_t>(p.stream_q ? p.work_tiles : p.work_tiles * (mine + 1) / clusters));
-    ptx::st_shared(at + 8, p.stream_q ? clusters : 1);
-    ptx::st_shared(at + 12, static_cast<uint32_t>((p.N + p.cluster - 1) / p.cluster));
+    const uint32_t clusters = gridDim.x / p.cluster, cluster = blockIdx.x / p.cluster;
+    ptx::st_shared(address, p.stream_q ? cluster : static_cast<uint32_t>(p.work_tiles * cluster / clusters));
+    ptx::st_shared(address + 4, static_cast<uint32_t>(p.stream_q ? p.work_tiles
+                                                                 : p.work_tiles * (cluster + 1) / clusters));
+    ptx::st_shared(address + 8, p.stream_q ? clusters : 1);
+    ptx::st_shared(address + 12, static_cast<uint32_t>((p.N + p.cluster - 1) / p.cluster));
   }
 
   __device__ __forceinline__ LongDWorkTile operator()(const ForwardArgs& p, uint32_t work_tile) const {
@@ -183,8 +183,8 @@ struct LongDShared {
     q = ptx::smem_address(base);
     first_stage = q + (p.stream_q ? 0 : p.k_chunks * Tile::kQBytes);
     token_scales = first_stage + stages * stage_bytes;
-    scheduler.at = token_scales + LongDTokenScales<Tile>::kStages * LongDTokenScales<Tile>::kBytes;
-    barriers = scheduler.at + LongDScheduler::kBytes;
+    scheduler.address = token_scales + LongDTokenScales<Tile>::kStages * LongDTokenScales<Tile>::kBytes;
+    barriers = scheduler.address + LongDScheduler::kBytes;
   }
 
   __device__ __forceinline__ uint32_t stage(int i) const { return first_stage + i * stage_bytes; }
@@ -258,7 +258,7 @@ template <class Tile>
 struct LongDProducer {
   const ForwardArgs& p;
   const TensorMaps& maps;
-  const LongDShared<Tile>& at;
+  const LongDShared<Tile>& smem;
 
   // A k chunk of query rows: all of it, or of two blocks each its half for both.
   __device__ __forceinline__ void load_rows(uint32_t to, uint32_t full, const RowTile& tile, int k_chunk) {
@@ -292,30 +292,30 @@ struct LongDProducer {
   }
 
   __device__ void run() {
-    PipelineState place;
-    PipelineState q_place;
+    PipelineState state;
+    PipelineState q_state;
     int32_t resident = -1;
-    for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
-      const LongDWorkTile work_tile = at.scheduler(p, next);
+    for (uint32_t next = smem.scheduler.first(); next < smem.scheduler.end(); next += smem.scheduler.step()) {
+      const LongDWorkTile work_tile = smem.scheduler(p, next);
       const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
       if (!p.stream_q && work_tile.tile != resident) {
         resident = work_tile.tile;
-        at.q_ring().producer_acquire(q_place);
-        q_place.advance(1);
-        at.q_ring().producer_expect(0, p.k_chunks * Tile::kQBytes);
+        smem.q_ring().producer_acquire(q_state);
+        q_state.advance(1);
+        smem.q_ring().producer_expect(0, p.k_chunks * Tile::kQBytes);
         for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-          load_rows(at.q + k_chunk * Tile::kQBytes, at.q_ring().full(0), tile, k_chunk);
+          load_rows(smem.q + k_chunk * Tile::kQBytes, smem.q_ring().full(0), tile, k_chunk);
         }
       }
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
         const int32_t begin = long_d_tile_begin<Tile>(p, t);
         for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-          const uint32_t to = at.stage(place.stage), full = at.ring().full(place.stage);
-          at.ring().producer_acquire(place);
-          at.ring().producer_expect(place.stage, at.stage_bytes / Tile::kCopies);
+          const uint32_t to = smem.stage(state.stage), full = smem.ring().full(state.stage);
+          smem.ring().producer_acquire(state);
+          smem.ring().producer_expect(state.stage, smem.stage_bytes / Tile::kCopies);
           if (p.stream_q) load_rows(to + Tile::kDBytes, full, tile, k_chunk);
           load_tokens(to, full, tile, k_chunk, begin, work_tile.j);
-          place.advance(p.stages);
+          state.advance(p.stages);
         }
       }
     }
@@ -324,13 +324,13 @@ struct LongDProducer {
 
 // One warp: lane l writes for tokens l, l + 32, ... of each tile.
 template <class Tile>
-__device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Tile>& at) {
+__device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Tile>& smem) {
   using TokenScales = LongDTokenScales<Tile>;
   constexpr int kRounds = (Tile::kColumns + 31) / 32;
   const int lane = threadIdx.x % 32;
-  PipelineState place;
-  for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
-    const LongDWorkTile work_tile = at.scheduler(p, next);
+  PipelineState state;
+  for (uint32_t next = smem.scheduler.first(); next < smem.scheduler.end(); next += smem.scheduler.step()) {
+    const LongDWorkTile work_tile = smem.scheduler(p, next);
     const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
     const uint8_t* mask = document_mask(p, tile.query, work_tile.j);
     const float* doc_scales = document_scales(p.d_scales, tile.query, work_tile.j);
@@ -350,8 +350,8 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
       }
       all = __all_sync(kFullWarp, all);
       ones = __all_sync(kFullWarp, ones);
-      at.token_scale_ring().producer_acquire(place);
-      const uint32_t token_scales = at.token_scale_stage(place.stage);
+      smem.token_scale_ring().producer_acquire(state);
+      const uint32_t token_scales = smem.token_scale_stage(state.stage);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
@@ -367,8 +367,8 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
                        : ones ? TokenScales::kLimited
                               : TokenScales::kLimitedAndScaled);
       }
-      at.token_scale_ring().producer_commit(place.stage);
-      place.advance(TokenScales::kStages);
+      smem.token_scale_ring().producer_commit(state.stage);
+      state.advance(TokenScales::kStages);
     }
   }
 }
@@ -377,32 +377,34 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
 // where the kind is always kPlain the compiler must not know it: it would move a fold without a branch before
 // it behind the wait for the wgmma that the fold is to overlap.
 template <class Tile>
-__device__ __forceinline__ uint32_t take_token_scales(const LongDShared<Tile>& at, const PipelineState& place,
-                                                      float zero, uint32_t& token_scales) {
-  token_scales = at.token_scale_stage(place.stage) + threadIdx.x % 4 * 8;
+__device__ __forceinline__ uint32_t take_token_scales(const LongDShared<Tile>& smem,
+                                                      const PipelineState& state, float zero,
+                                                      uint32_t& token_scales) {
+  token_scales = smem.token_scale_stage(state.stage) + threadIdx.x % 4 * 8;
   if constexpr (!Tile::kMaskedOrScaled) return __float_as_uint(zero);
-  at.token_scale_ring().consumer_wait(place);
-  return ptx::ld_shared(at.token_scale_stage(place.stage) + LongDTokenScales<Tile>::kKind);
+  smem.token_scale_ring().consumer_wait(state);
+  return ptx::ld_shared(smem.token_scale_stage(state.stage) + LongDTokenScales<Tile>::kKind);
 }
 
 template <class Tile>
-__device__ __forceinline__ void return_token_scales(const LongDShared<Tile>& at, PipelineState& place) {
+__device__ __forceinline__ void return_token_scales(const LongDShared<Tile>& smem, PipelineState& state) {
   if constexpr (Tile::kMaskedOrScaled) {
-    at.token_scale_ring().consumer_release(place.stage);
-    place.advance(LongDTokenScales<Tile>::kStages);
+    smem.token_scale_ring().consumer_release(state.stage);
+    state.advance(LongDTokenScales<Tile>::kStages);
   }
 }
 
 // Waits for the row tile of a work tile, where rows are resident.
 template <class Tile>
-__device__ __forceinline__ void await_rows(const ForwardArgs& p, const LongDShared<Tile>& at, uint32_t now) {
-  const uint32_t first = at.scheduler.first();
-  const int32_t tile = at.scheduler(p, now).tile;
+__device__ __forceinline__ void await_rows(const ForwardArgs& p, const LongDShared<Tile>& smem,
+                                           uint32_t now) {
+  const uint32_t first = smem.scheduler.first();
+  const int32_t tile = smem.scheduler(p, now).tile;
   if (now != first) {
-    if (tile == at.scheduler(p, now - 1).tile) return;
-    if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
+    if (tile == smem.scheduler(p, now - 1).tile) return;
+    if (threadIdx.x % 32 == 0) smem.q_ring().consumer_release(0);
   }
-  at.q_ring().consumer_wait({0, static_cast<uint32_t>(tile - at.scheduler(p, first).tile) & 1});
+  smem.q_ring().consumer_wait({0, static_cast<uint32_t>(tile - smem.scheduler(p, first).tile) & 1});
 }
 
 // A consumer warpgroup. Self::take_tile(now, t) multiplies and folds the tile at token t of work tile `now`.
@@ -412,15 +414,15 @@ struct LongDConsumerBase {
   static constexpr int kStartBarrier = 1;  // of warpgroup 1
   using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
-  const LongDShared<Tile>& at;
+  const LongDShared<Tile>& smem;
   int me;      // which of the consumers
   bool leads;  // warpgroup 1 waits for the first k chunk of this one
-  PipelineState place, token_scale_state;
+  PipelineState state, token_scale_state;
   MaximumFold<Tile::kWinners> best[Tile::kHeld];
 
   __device__ __forceinline__ LongDConsumerBase(const ForwardArgs& args, const LongDShared<Tile>& shared,
                                                int warpgroup)
-      : p(args), at(shared), me(warpgroup), leads(warpgroup == 0) {}
+      : p(args), smem(shared), me(warpgroup), leads(warpgroup == 0) {}
 
   // Lets the other consumer begin.
   __device__ __forceinline__ void let_follow() {
@@ -433,15 +435,15 @@ struct LongDConsumerBase {
   __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
     if constexpr (!Tile::kPolicy.clusters) {
-      if (lane == 0) at.ring().consumer_release(stage);
+      if (lane == 0) smem.ring().consumer_release(stage);
     } else if (lane < p.cluster) {
-      at.ring().consumer_release_cluster(stage, lane);
+      smem.ring().consumer_release_cluster(stage, lane);
     }
   }
 
   // Finishes the document before the one at token t of work tile `now`, where that one begins.
   __device__ __forceinline__ void finish_previous(uint32_t now, int32_t t) {
-    if (t == 0 && now != at.scheduler.first()) finish(at.scheduler(p, now - at.scheduler.step()));
+    if (t == 0 && now != smem.scheduler.first()) finish(smem.scheduler(p, now - smem.scheduler.step()));
   }
 
   __device__ __forceinline__ void finish(const LongDWorkTile& work_tile) {
@@ -466,27 +468,28 @@ struct LongDConsumerBase {
     if (!leads) ptx::named_barrier_sync(kStartBarrier, 256);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-    uint32_t now = at.scheduler.first();
-    for (; now < at.scheduler.end(); now += at.scheduler.step()) {
-      if (!p.stream_q) await_rows<Tile>(p, at, now);
+    uint32_t now = smem.scheduler.first();
+    for (; now < smem.scheduler.end(); now += smem.scheduler.step()) {
+      if (!p.stream_q) await_rows<Tile>(p, smem, now);
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) static_cast<Self&>(*this).take_tile(now, t);
     }
-    finish(at.scheduler(p, now - at.scheduler.step()));
+    finish(smem.scheduler(p, now - smem.scheduler.step()));
   }
 };
 
 template <class Tile>
 struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
   using Base = LongDConsumerBase<Tile, LongDConsumer<Tile>>;
-  using Base::at, Base::best, Base::kAccumulators, Base::p, Base::place, Base::token_scale_state;
   using Base::Base;
+  using Base::smem, Base::best, Base::kAccumulators, Base::p, Base::state, Base::token_scale_state;
   using typename Base::Accumulator;
 
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int k_chunk) {
-    const uint32_t stage = at.stage(place.stage);
-    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + k_chunk * Tile::kQBytes;
-    const uint32_t mine = rows + ptx::tid_x() / 128 * 128 * kKChunkBytes;  // this warpgroup's
-    const uint32_t q = ptx::smem_desc_low(mine + block * 8 * kKChunkBytes), d = ptx::smem_desc_low(stage);
+    const uint32_t stage = smem.stage(state.stage);
+    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : smem.q + k_chunk * Tile::kQBytes;
+    const uint32_t group_rows = rows + ptx::tid_x() / 128 * 128 * kKChunkBytes;  // this warpgroup's
+    const uint32_t q = ptx::smem_desc_low(group_rows + block * 8 * kKChunkBytes),
+                   d = ptx::smem_desc_low(stage);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
@@ -497,7 +500,7 @@ struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
   }
 
   __device__ __forceinline__ void multiply_k_chunk(Accumulator (&c)[2][kAccumulators], int k_chunk) {
-    at.ring().consumer_wait(place);
+    smem.ring().consumer_wait(state);
     ptx::wgmma_fence();
     multiply(c[0], 0, k_chunk);
     multiply(c[1], 1, k_chunk);
@@ -508,8 +511,8 @@ struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
     multiply_k_chunk(c, 0);
     this->finish_previous(now, t);
     for (int k_chunk = 1; k_chunk < p.k_chunks; ++k_chunk) {
-      const int before = place.stage;
-      place.advance(p.stages);
+      const int before = state.stage;
+      state.advance(p.stages);
       multiply_k_chunk(c, k_chunk);
       ptx::wgmma_wait<2>();
       this->release(before);
@@ -517,30 +520,30 @@ struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
     }
     const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
     uint32_t token_scales;
-    const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
+    const uint32_t kind = take_token_scales<Tile>(smem, token_scale_state, p.zeros[0], token_scales);
     ptx::wgmma_wait<1>();
     fold_scaled_tile<Tile>(c[0], best, first_token, p.zeros, token_scales, kind);
     ptx::wgmma_wait<0>();
-    this->release(place.stage);
+    this->release(state.stage);
     this->let_follow();
-    place.advance(p.stages);
+    state.advance(p.stages);
     fold_scaled_tile<Tile>(c[1], best + 2, first_token, p.zeros + 2, token_scales, kind);
-    return_token_scales<Tile>(at, token_scale_state);
+    return_token_scales<Tile>(smem, token_scale_state);
   }
 };
 
 // One thread sets up the mbarriers and the scheduler; all threads of the cluster wait for it.
 template <class Tile>
-__device__ __forceinline__ void init_long_d(const ForwardArgs& p, const LongDShared<Tile>& at) {
+__device__ __forceinline__ void init_long_d(const ForwardArgs& p, const LongDShared<Tile>& smem) {
   if (threadIdx.x == 0) {
-    at.ring().init(p.stages, 1, 4 * Tile::kConsumers * p.cluster);
+    smem.ring().init(p.stages, 1, 4 * Tile::kConsumers * p.cluster);
     for (int stage = 0; Tile::kPolicy.splits_tf32 && stage < p.stages; ++stage) {
-      ptx::mbarrier_init(at.split(stage), 128);
+      ptx::mbarrier_init(smem.split(stage), 128);
     }
-    at.token_scale_ring().init(LongDTokenScales<Tile>::kStages, 32, 128 * Tile::kConsumers);
-    at.q_ring().init(1, 1, 4 * Tile::kConsumers);
+    smem.token_scale_ring().init(LongDTokenScales<Tile>::kStages, 32, 128 * Tile::kConsumers);
+    smem.q_ring().init(1, 1, 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
-    at.scheduler.deal(p);
+    smem.scheduler.deal(p);
   }
   __syncthreads();
   ptx::cluster_sync();
@@ -551,8 +554,8 @@ template <class Tile, class Consumer>
 __device__ __forceinline__ void forward_long_d(const ForwardArgs& p, const TensorMaps& maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const LongDShared<Tile> at(shared, p);
-  init_long_d<Tile>(p, at);
+  const LongDShared<Tile> smem(shared, p);
+  init_long_d<Tile>(p, smem);
 
   // From lane 0, so that the compiler knows that a warp takes one branch, and keeps addresses in uniform
   // registers.
@@ -560,12 +563,12 @@ __device__ __forceinline__ void forward_long_d(const ForwardArgs& p, const Tenso
   const auto produce = [&] {
     ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
-    if (helper == 0) LongDProducer<Tile>{p, maps, at}.run();
-    if (Tile::kMaskedOrScaled && helper / 32 == 1) produce_token_scales<Tile>(p, at);
+    if (helper == 0) LongDProducer<Tile>{p, maps, smem}.run();
+    if (Tile::kMaskedOrScaled && helper / 32 == 1) produce_token_scales<Tile>(p, smem);
   };
   const auto consume = [&] {
     ptx::setmaxnreg_inc<Tile::kPolicy.consumer_registers>();
-    Consumer(p, at, warpgroup).run();
+    Consumer(p, smem, warpgroup).run();
   };
   // The order of the branches decides which addresses ptxas keeps in uniform registers.
   if constexpr (!Tile::kPolicy.splits_tf32) {
@@ -576,7 +579,7 @@ __device__ __forceinline__ void forward_long_d(const ForwardArgs& p, const Tenso
     produce();
   } else {
     ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
-    split_tf32_stages(p, at);
+    split_tf32_stages(p, smem);
   }
   // A block that has exited could not be told that a stage is empty.
   if constexpr (Tile::kPolicy.clusters) ptx::cluster_sync();

@@ -11,37 +11,37 @@
 
 namespace late_interaction {
 
-// A block's work tiles that are left, each a (row tile, group of kDocs documents). There are fewer than 2^31.
+// A block's remaining work tiles, each a (row tile, document group). There are fewer than 2^31.
 template <class Tile>
 struct DocGroupRange {
   int32_t next, end;
 
-  static __device__ __forceinline__ DocGroupRange mine(const ForwardArgs& p) {
-    const WorkRange range = WorkRange::mine(p);
+  static __device__ __forceinline__ DocGroupRange of_block(const ForwardArgs& p) {
+    const WorkRange range = WorkRange::of_block(p);
     return {static_cast<int32_t>(range.work_tile), static_cast<int32_t>(range.end)};
   }
 };
 
-// Those of one row tile: groups [first, end).
+// The document groups [first, end) of one row tile.
 template <class Tile>
 struct DocGroupWork {
   RowTile tile;
   int32_t first, end;
 
-  // slots.cu leaves those of packed documents behind the ends of the blocks' work tiles.
+  // slots.cu writes the number of packed documents' groups behind the ends of the blocks' work tiles.
   static __device__ __forceinline__ int32_t count_groups(const ForwardArgs& p) {
     if constexpr (Tile::kPacked) return p.work_tile_ends[gridDim.x];
     return (static_cast<int32_t>(p.N) + Tile::kDocs - 1) / Tile::kDocs;
   }
 
   static __device__ __forceinline__ DocGroupWork take(const ForwardArgs& p, DocGroupRange<Tile>& range) {
-    const RowTileItems part = take_row_tile_items(range.next, range.end, count_groups(p));
-    return {row_tile(p, part.row_tile, Tile::kRows), part.first, part.end};
+    const RowTileItems items = take_row_tile_items(range.next, range.end, count_groups(p));
+    return {row_tile(p, items.row_tile, Tile::kRows), items.first, items.end};
   }
 };
 
 // Two buffers, which a consumer and its epilogue warp take in turn. Each lane arrives on a buffer's
-// mbarriers, as each has written and read values of its own.
+// mbarriers, since each writes and reads different values.
 template <class Tile>
 struct ShortEpilogueBuffer {
   // Bytes from one document's values to the next, so that lanes that store at once use different banks.
@@ -55,28 +55,28 @@ struct ShortEpilogueBuffer {
   Ring ring;
 
   __device__ __forceinline__ uint32_t of(uint32_t group) const { return buffers + group % 2 * kBufferBytes; }
-  // Where the epilogue warp keeps winners of rows that it computes again.
+  // The epilogue warp keeps winners of recomputed rows here.
   __device__ __forceinline__ uint32_t spill() const { return buffers + 2 * kBufferBytes; }
 
-  // Returns the buffer that a consumer's group-th group is left in.
-  static __device__ __forceinline__ PipelineState place(uint32_t group) {
+  // The buffer of a consumer's group-th group.
+  static __device__ __forceinline__ PipelineState state(uint32_t group) {
     return {static_cast<int>(group % 2), group / 2 & 1};
   }
 };
 
-// What an epilogue warp does with a group of documents of one row tile. A lane has four neighbouring rows.
+// An epilogue warp's work on a document group. A lane has four neighbouring rows.
 //
-// Where each lane's rows are of at most two queries, a sum takes a few shuffles: lane l has the sum `head` of
-// its rows before the first one that begins a query, and `tail` from that row on. Heads run together towards
+// If each lane's rows are of at most two queries, a sum takes a few shuffles: `head` is the sum of the lane's
+// rows before the first row that begins a query, and `tail` the sum from that row on. Heads are added towards
 // lower lanes, up to the lane where their query begins:
 //
 //     rows        0 1 2 3   4 5 6 7   8 9 . .          queries of 6 rows
 //     lane        0         1         2
 //     query       a a a a   a a b b   b b b b
-//     head        a a a a   a a       b b b b   ->     lane 0: the query that the first row is of
-//     tail                      b b                    lane 1: its tail, and what lanes from 2 on have of b
+//     head        a a a a   a a       b b b b   ->     lane 0: the sum of a
+//     tail                      b b                    lane 1: the sum of b, from its tail and later heads
 //
-// Rows that are masked, or do not exist, count 0 times their maximum.
+// Masked and missing rows have the scale 0.
 template <class Tile>
 struct ShortEpilogue {
   using Buffer = ShortEpilogueBuffer<Tile>;
@@ -84,50 +84,50 @@ struct ShortEpilogue {
   static constexpr int kBatch = Tile::kWinners ? 2 : Tile::kDocs >= 8 ? 4 : Tile::kDocs % 3 == 0 ? 3 : 2;
   const ForwardArgs& p;
   const Buffer from;
-  const int consumer;  // that this warp serves
+  const int consumer;  // whose maxima this warp takes
   RowTile tile;
-  float head_scale[4], tail_scale[4];  // of the lane's rows; 0 for rows that are not of that part
-  uint32_t sentinels[2];               // the sentinel for rows that do not count, of 16 bits; else 0
-  int32_t query, place;                // of the lane's first row; -1: none of its rows exists
+  float head_scale[4], tail_scale[4];  // of the lane's rows; 0 for rows outside the head, or the tail
+  uint32_t sentinels[2];               // 16 bits a row: the sentinel if it does not count, else 0
+  int32_t query, query_token;          // of the lane's first row; -1: the lane has no rows
   int32_t first_query, first_partial;
-  int32_t reach;       // lanes behind this one whose heads belong to its own
-  int32_t longest;     // lanes that a query's rows lie in, at most
-  int32_t summed;      // the query that the lane stores the sum of; -1: none
+  int32_t reach;       // later lanes whose heads are of the same query
+  int32_t longest;     // lanes of a query's rows, at most
+  int32_t summed;      // the query whose sum the lane stores; -1: none
   bool regular;        // each lane's rows are of at most two queries, and all queries have some
-  bool begins_inside;  // so are the rows of lane 0
-  Maximum best[4];     // of the document at hand, where a group is taken document by document
+  bool begins_inside;  // a query begins among the rows of lane 0
+  Maximum best[4];     // of the current document, where a group is taken document by document
 
   __device__ __forceinline__ void enter(const RowTile& rows) {
     tile = rows;
-    LaneRows<Tile> own;
-    own.take(p, tile, consumer);
-    query = own.query[0];
-    place = own.place[0];
-    first_query = own.first_query;
-    first_partial = own.first_partial;
-    find_queries(own);
+    LaneRows<Tile> lane_rows;
+    lane_rows.take(p, tile, consumer);
+    query = lane_rows.query[0];
+    query_token = lane_rows.query_token[0];
+    first_query = lane_rows.first_query;
+    first_partial = lane_rows.first_partial;
+    find_queries(lane_rows);
   }
 
-  // Where queries begin among the lane's rows. The first row of the warp begins none: lane 0 has its query.
-  __device__ __forceinline__ void find_queries(const LaneRows<Tile>& own) {
+  // Finds the rows where queries begin. The warp's first row counts as begun: lane 0 sums that query.
+  __device__ __forceinline__ void find_queries(const LaneRows<Tile>& lane_rows) {
     const int lane = ptx::tid_x() % 32;
-    const int32_t before = __shfl_up_sync(kFullWarp, own.query[3], 1);
+    const int32_t before = __shfl_up_sync(kFullWarp, lane_rows.query[3], 1);
     int begin = 4, begun = 0;
     summed = lane == 0 && count_rows() > 0 ? first_query : -1;
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
       const bool first_of_all = lane == 0 && o == 0;
-      const int32_t previous = o == 0 ? before : own.query[o == 0 ? 0 : o - 1];
-      if (!first_of_all && own.query[o] >= 0 && own.query[o] != previous) {
+      const int32_t previous = o == 0 ? before : lane_rows.query[o == 0 ? 0 : o - 1];
+      if (!first_of_all && lane_rows.query[o] >= 0 && lane_rows.query[o] != previous) {
         if (begun++ == 0) begin = o;
-        if (lane > 0) summed = own.query[o];
+        if (lane > 0) summed = lane_rows.query[o];
       }
     }
     sentinels[0] = sentinels[1] = 0;
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      const bool counts = own.scale[o] != kMaskedRow;
-      const float scale = counts ? own.scale[o] : 0.0f;
+      const bool counts = lane_rows.scale[o] != kMaskedRow;
+      const float scale = counts ? lane_rows.scale[o] : 0.0f;
       head_scale[o] = o < begin ? scale : 0.0f;
       tail_scale[o] = o < begin ? 0.0f : scale;
       if (!counts) sentinels[o / 2] |= uint32_t{kNarrowSentinel} << (o % 2 * 16);
@@ -138,7 +138,7 @@ struct ShortEpilogue {
     begins_inside = (begins & 1) != 0;
     const int queries = __popc(begins) + (count_rows() > 0 ? 1 : 0);
     regular = !__any_sync(kFullWarp, begun > 1) &&
-              (count_rows() <= 0 || queries == own.last_query - first_query + 1);
+              (count_rows() <= 0 || queries == lane_rows.last_query - first_query + 1);
   }
 
   __device__ __forceinline__ float scale_of(int o) const { return head_scale[o] + tail_scale[o]; }
@@ -190,9 +190,9 @@ struct ShortEpilogue {
     return check;
   }
 
-  // Where the sum of a query's rows in this warp goes.
+  // The score, or partial, that takes the sum of a query's rows in this warp.
   __device__ __forceinline__ float* score(int32_t of_query, int32_t j) const {
-    const bool begun = of_query == first_query || Tile::kPacked;  // false: its partial 0
+    const bool begun = of_query == first_query || Tile::kPacked;  // false: partial 0
     const int64_t partial = int64_t{of_query} * p.partials + (begun ? first_partial : 0);
     return static_cast<float*>(p.scores) + partial * p.scores_stride + j;
   }
@@ -218,8 +218,8 @@ struct ShortEpilogue {
     best[3] = {v.w, static_cast<int32_t>(four >> 24)};
   }
 
-  // Computes rows again whose maximum over document j is NaN or infinite, one after the other. Minus infinity
-  // may say that no token counts. The maxima wait in the buffer, for want of registers.
+  // Computes rows again, one after the other, whose maximum over document j is NaN or infinite. The maxima
+  // wait in the buffer, for want of registers.
   __device__ __forceinline__ void resolve(int32_t j, uint32_t values) {
     using Element = typename Tile::Element;
     const int lane = ptx::tid_x() % 32;
@@ -284,7 +284,7 @@ struct ShortEpilogue {
 
   __device__ __forceinline__ void store_wide_winner(int32_t j, int o, int32_t token) const {
     if (o >= count_rows() - 4 * static_cast<int>(ptx::tid_x() % 32)) return;
-    static_cast<int32_t*>(p.winners)[int64_t{j} * p.Lq + place + o] = token;
+    static_cast<int32_t*>(p.winners)[int64_t{j} * p.Lq + query_token + o] = token;
   }
 
   // Winners of the lane's rows over document j, in 16 bits each.
@@ -297,16 +297,16 @@ struct ShortEpilogue {
 #pragma unroll
       for (int o = 0; o < 4; ++o) {
         const int32_t token = winner(o) == kNarrowSentinel ? kSentinel : winner(o);
-        if (o < rows) store_winner(p.winners, p.wide_winners, int64_t{j} * p.Lq + place + o, token);
+        if (o < rows) store_winner(p.winners, p.wide_winners, int64_t{j} * p.Lq + query_token + o, token);
       }
       return;
     }
-    uint16_t* to = static_cast<uint16_t*>(p.winners) + (query * p.winners_stride + j) * p.Lq + place;
+    uint16_t* to = static_cast<uint16_t*>(p.winners) + (query * p.winners_stride + j) * p.Lq + query_token;
     if (p.Lq % 4 == 0) {  // the lane's rows are of one query
       ptx::st_global_vec(to, four);
       return;
     }
-    int32_t left = p.Lq - place;  // rows of the query from this one on
+    int32_t left = p.Lq - query_token;  // rows of the query from this one on
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
       if (o < rows) *to = winner(o);
@@ -318,7 +318,7 @@ struct ShortEpilogue {
     }
   }
 
-  // The rows of a query among those of this warp.
+  // The warp's rows of a query.
   __device__ __forceinline__ Span rows_of(int32_t of_query, int32_t rows) const {
     const int32_t first_row = tile.first + Tile::kWarpRows * consumer;
     Span span{of_query * p.Lq, p.Lq};
@@ -327,15 +327,15 @@ struct ShortEpilogue {
     return {begin, min(span.first + span.length - first_row, rows) - begin};
   }
 
-  // Stores the sum of each query's rows in this warp over the documents that end in this group: a bit of
-  // `ending` for each slot, whose document number lane `slot` has.
+  // Stores the sum of each query's rows in this warp over the documents that end in this group. `ending` has
+  // a bit for each such slot; lane `slot` has the document's number.
   __device__ __forceinline__ void sum_queries_of_group(int32_t document, uint32_t ending,
                                                        uint32_t buffer) const {
     const int sum_lanes = count_sum_lanes(), sums_at_once = 32 / sum_lanes;
     const int lane = ptx::tid_x() % 32, part = lane & (sum_lanes - 1);
-    LaneRows<Tile> own;
-    own.take(p, tile, consumer);
-    const int sums = (own.last_query - first_query + 1) * Tile::kDocs;
+    LaneRows<Tile> lane_rows;
+    lane_rows.take(p, tile, consumer);
+    const int sums = (lane_rows.last_query - first_query + 1) * Tile::kDocs;
     const int32_t rows = count_rows();
 #pragma unroll 1
     for (int first = 0; first < sums; first += sums_at_once) {
@@ -357,12 +357,12 @@ struct ShortEpilogue {
     }
   }
 
-  // Documents that are whole in their slots.
+  // Takes a group of whole documents.
   __device__ __forceinline__ void take(int32_t group, uint32_t handed) {
     const int32_t j = group * Tile::kDocs;
     const int docs = min(Tile::kDocs, static_cast<int>(p.N) - j);
     const uint32_t buffer = from.of(handed);
-    from.ring.consumer_wait(from.place(handed));
+    from.ring.consumer_wait(from.state(handed));
     if (!regular || !sum_batches(docs, buffer, [&](int slot) { return j + slot; })) {
 #pragma unroll 1
       for (int g = 0; g < docs; ++g) take_slot(j + g, 0, g, buffer, true);
@@ -372,7 +372,7 @@ struct ShortEpilogue {
     from.ring.consumer_release(handed % 2);
   }
 
-  // Whether all maxima were finite, so that what it stored stands.
+  // Returns whether all maxima were finite; if not, the stored results are wrong.
   template <class DocumentOf>
   __device__ __forceinline__ bool sum_batches(int slots, uint32_t buffer, DocumentOf document_of) const {
     float check = 0.0f;
@@ -404,7 +404,7 @@ struct ShortEpilogue {
     scale_and_store_winners(j, values);
   }
 
-  // Packed documents, of which each may have several slots, one after the other: `best` goes with it.
+  // Takes a group of packed documents, whose slots may be several, one after the other.
   __device__ __forceinline__ void take_slots(int32_t group, uint32_t handed) {
     const int lane = ptx::tid_x() % 32;
     DocRange slot{0, 0, -1, 0};
@@ -416,7 +416,7 @@ struct ShortEpilogue {
         lane >= Tile::kDocs || slot.document < 0 || (slot.argmax_base == 0 && (ending >> lane & 1) != 0);
     const bool all_whole = __all_sync(kFullWarp, whole);
     const uint32_t buffer = from.of(handed);
-    from.ring.consumer_wait(from.place(handed));
+    from.ring.consumer_wait(from.state(handed));
     const auto document_of = [&](int g) { return __shfl_sync(kFullWarp, slot.document, g); };
     if (!regular || !all_whole || !sum_batches(__popc(ending), buffer, document_of)) {
 #pragma unroll 1
@@ -437,10 +437,10 @@ __device__ __forceinline__ void run_short_epilogue_warp(const ForwardArgs& p,
                                                         const ShortEpilogueBuffer<Tile>& from, int consumer) {
   ShortEpilogue<Tile> epilogue{p, from, consumer};
   uint32_t handed = 0;
-  for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end;) {
-    const auto part = DocGroupWork<Tile>::take(p, range);
-    epilogue.enter(part.tile);
-    for (int32_t group = part.first; group < part.end; ++group) {
+  for (auto range = DocGroupRange<Tile>::of_block(p); range.next < range.end;) {
+    const auto items = DocGroupWork<Tile>::take(p, range);
+    epilogue.enter(items.tile);
+    for (int32_t group = items.first; group < items.end; ++group) {
       if constexpr (Tile::kPacked) {
         epilogue.take_slots(group, handed++);
       } else {

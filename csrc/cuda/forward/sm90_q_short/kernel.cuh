@@ -1,20 +1,19 @@
 // MaxSim forward on Hopper for many query rows against short documents: query rows on the M side of wgmma,
 // several documents in a tile of tokens.
 //
-//                       a stage of the ring: kDocs documents of kSpan tokens each
+//                       a stage of the ring: kDocs slots of kSlotTokens columns
 //                     +--------+--------+--------+--------+--------+--------+
 //   256 query rows,   | doc j  | j + 1  | j + 2  | j + 3  | j + 4  | j + 5  |  warpgroup 0: rows   0..127
 //   resident in       |        |        |        |        |        |        |  warpgroup 1: rows 128..255
 //   shared memory     +--------+--------+--------+--------+--------+--------+  each as two blocks of 64
 //
-// A span is the least of 8, 16, 24, 32, 48 and 64 tokens that holds every document. One TMA box brings all
-// documents of a stage; it fills with zeros what lies behind a document's end, and those columns are left
-// out. Packed documents come one box each, and a longer one takes several slots (slots.cu). Spans begin at
-// groups of 8 columns, of which each lane of a quad sees two, so the columns of a document lie at the same
-// places in all lanes: a fold knows them when it is compiled.
+// A slot has 8, 16, 24, 32, 48 or 64 columns, as few as hold every document. One TMA box brings all documents
+// of a stage, with zeros behind each document's end; those columns are left out. Packed documents come one
+// box each, and a longer one takes several slots (slots.cu). Slots begin at multiples of 8 columns, of which
+// each lane of a quad sees two, so all lanes have a document in the same registers, which a fold names.
 //
 // Who owns what
-//   block      one a multiprocessor, persistent: a contiguous range of (row tile, group of kDocs documents).
+//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document group).
 //   consumer   each of warpgroups 0 and 1: multiplies both its blocks of 64 rows with every stage, finds the
 //              maximum of each (row, document), and leaves them in its ShortEpilogueBuffer.
 //   producer   one thread of warpgroup 2: TMA loads of Q tiles and of the ring's stages.
@@ -32,16 +31,17 @@
 
 namespace late_interaction {
 
-// whole: all documents have Ld tokens. masked: and some of those may not count. packed: they have lengths of
-// their own, and as many slots as they need.
+// whole: all documents have Ld tokens. masked: the same, and some tokens may not count. packed: documents
+// differ in length, and take as many slots as they need.
 enum class ShortDocs { whole, masked, packed };
 
 // kSteps: wgmma of 16 elements that an embedding takes.
-template <class Type_, class Element_, int kSpan_, int kDocs_, int kSteps_, bool kWinners_, ShortDocs kKind_>
+template <class Type_, class Element_, int kSlotTokens_, int kDocs_, int kSteps_, bool kWinners_,
+          ShortDocs kKind_>
 struct Sm90QShortTile {
   using Type = Type_;
   using Element = Element_;
-  static constexpr int kSpan = kSpan_, kDocs = kDocs_, kColumns = kSpan * kDocs;
+  static constexpr int kSlotTokens = kSlotTokens_, kDocs = kDocs_, kColumns = kSlotTokens * kDocs;
   static constexpr int kSteps = kSteps_, kKChunks = (kSteps + 3) / 4;
   static constexpr bool kWinners = kWinners_, kMasked = kKind_ != ShortDocs::whole;
   static constexpr bool kPacked = kKind_ == ShortDocs::packed;
@@ -51,10 +51,10 @@ struct Sm90QShortTile {
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
   static constexpr int kLaneRows = 4;  // of an epilogue warp's lane
   static constexpr int kConsumerRegisters = 192, kHelperRegisters = 112;
-  // Documents [0, kHalf) are left by the even lanes of a quad, the others by the odd ones.
+  // The even lanes of a quad store the maxima of documents [0, kHalf), the odd lanes those of the others.
   static constexpr int kHalf = (kDocs + 1) / 2, kSlots = 2 * kHalf;
   // Groups of 8 columns that may lie behind the end of documents which no narrower tile takes.
-  static constexpr int kTailGroups = kSpan > 32 ? 2 : 1;
+  static constexpr int kTailGroups = kSlotTokens > 32 ? 2 : 1;
   static constexpr uint32_t kQKChunkBytes = kRows * kKChunkBytes;
   static constexpr uint32_t kStageKChunkBytes = kColumns * kKChunkBytes;
   static constexpr uint32_t kStageBytes = kKChunks * kStageKChunkBytes;
@@ -65,7 +65,7 @@ struct Sm90QShortTile {
   }
 };
 
-// Shared memory of a block, in this order: the Q tile, the ring, the limits of its columns, epilogue buffers,
+// Shared memory of a block, in this order: the Q tile, the ring, limits of columns, epilogue buffers,
 // mbarriers.
 template <class Tile>
 struct Sm90QShortShared {
@@ -89,42 +89,42 @@ struct Sm90QShortShared {
   __device__ __forceinline__ Ring ring() const { return {barriers + 80}; }
 };
 
-// The producer, one thread: loads Q tiles and the documents' groups.
+// The producer, one thread: loads Q tiles and document groups.
 template <class Tile>
 __device__ __forceinline__ void load_short_docs(const ForwardArgs& p, const TensorMaps& maps,
-                                                const Sm90QShortShared<Tile>& at) {
-  PipelineState place, q_place;
-  for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_place.advance(1)) {
-    const auto part = DocGroupWork<Tile>::take(p, range);
-    load_q_tile<Tile>(p, maps, part.tile, at.q, at.q_ring(), q_place);
-    for (int32_t group = part.first; group < part.end; ++group) {
+                                                const Sm90QShortShared<Tile>& smem) {
+  PipelineState state, q_state;
+  for (auto range = DocGroupRange<Tile>::of_block(p); range.next < range.end; q_state.advance(1)) {
+    const auto items = DocGroupWork<Tile>::take(p, range);
+    load_q_tile<Tile>(p, maps, items.tile, smem.q, smem.q_ring(), q_state);
+    for (int32_t group = items.first; group < items.end; ++group) {
       int32_t first[Tile::kDocs];
       if constexpr (Tile::kPacked) {
 #pragma unroll
         for (int g = 0; g < Tile::kDocs; ++g) first[g] = p.doc_ranges[group * Tile::kDocs + g].first;
       }
-      at.ring().producer_acquire(place);
-      at.ring().producer_expect(place.stage, Tile::kStageBytes);
+      smem.ring().producer_acquire(state);
+      smem.ring().producer_expect(state.stage, Tile::kStageBytes);
       for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
-        const uint32_t to = at.stage(place.stage) + k_chunk * Tile::kStageKChunkBytes;
+        const uint32_t to = smem.stage(state.stage) + k_chunk * Tile::kStageKChunkBytes;
         const int dim = k_chunk * (kKChunkBytes / 2);
         if constexpr (Tile::kPacked) {
 #pragma unroll
           for (int g = 0; g < Tile::kDocs; ++g) {
-            ptx::tma_load_4d(to + g * Tile::kSpan * kKChunkBytes, &maps.D, at.ring().full(place.stage), dim,
-                             first[g], 0, 0);
+            ptx::tma_load_4d(to + g * Tile::kSlotTokens * kKChunkBytes, &maps.D,
+                             smem.ring().full(state.stage), dim, first[g], 0, 0);
           }
         } else {
-          ptx::tma_load_4d(to, &maps.D, at.ring().full(place.stage), dim, 0, group * Tile::kDocs,
-                           part.tile.query);
+          ptx::tma_load_4d(to, &maps.D, smem.ring().full(state.stage), dim, 0, group * Tile::kDocs,
+                           items.tile.query);
         }
       }
-      place.advance(p.stages);
+      state.advance(p.stages);
     }
   }
 }
 
-// Whether a token counts of document (packed: slot) j.
+// Whether a token of document (packed: slot) j counts.
 template <class Tile>
 __device__ __forceinline__ bool short_column_counts(const ForwardArgs& p, int32_t query, int32_t j,
                                                     int token) {
@@ -137,41 +137,40 @@ __device__ __forceinline__ bool short_column_counts(const ForwardArgs& p, int32_
 // One warp: lane l writes the limits of columns l, l + 32, ... of each stage. It loads the mask before it
 // waits for the stage.
 template <class Tile>
-__device__ __forceinline__ void write_short_limits(const ForwardArgs& p, const Sm90QShortShared<Tile>& at) {
+__device__ __forceinline__ void write_short_limits(const ForwardArgs& p, const Sm90QShortShared<Tile>& smem) {
   constexpr int kRounds = (Tile::kColumns + 31) / 32;
   const int lane = ptx::tid_x() % 32;
-  PipelineState place;
-  for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end;) {
-    const auto part = DocGroupWork<Tile>::take(p, range);
-    for (int32_t group = part.first; group < part.end; ++group) {
+  PipelineState state;
+  for (auto range = DocGroupRange<Tile>::of_block(p); range.next < range.end;) {
+    const auto items = DocGroupWork<Tile>::take(p, range);
+    for (int32_t group = items.first; group < items.end; ++group) {
       float limit[kRounds];
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
-        const int column = 32 * i + lane, token = column % Tile::kSpan;
-        const int32_t j = group * Tile::kDocs + column / Tile::kSpan;
-        limit[i] = column < Tile::kColumns && short_column_counts<Tile>(p, part.tile.query, j, token)
+        const int column = 32 * i + lane, token = column % Tile::kSlotTokens;
+        const int32_t j = group * Tile::kDocs + column / Tile::kSlotTokens;
+        limit[i] = column < Tile::kColumns && short_column_counts<Tile>(p, items.tile.query, j, token)
                        ? INFINITY
                        : -INFINITY;
       }
-      at.ring().producer_acquire(place);
+      smem.ring().producer_acquire(state);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns)
-          ptx::st_shared(at.limits_of(place.stage) + 4 * column, __float_as_uint(limit[i]));
+          ptx::st_shared(smem.limits_of(state.stage) + 4 * column, __float_as_uint(limit[i]));
       }
-      at.ring().producer_commit(place.stage);
-      place.advance(p.stages);
+      smem.ring().producer_commit(state.stage);
+      state.advance(p.stages);
     }
   }
 }
 
-// Tokens are floats from 2^23 on, whose bits count up with them: MaximumFold computes them as floats, and yet
-// their low bits are the token.
+// A token is the float 2^23 + token: MaximumFold computes with floats, and the low bits are the token.
 inline constexpr float kTokenZero = 8388608.0f;
 
-// As exchange_halves (../epilogue.cuh), whose rule for ties the compiler makes a branch of: lanes of a warp
-// would wait for each other eighteen times a tile.
+// As exchange_halves (../epilogue.cuh), without the branch that the compiler makes of its rule for ties:
+// lanes of a warp would wait for each other eighteen times a tile.
 template <bool kWinners>
 __device__ __forceinline__ void exchange_rows(float& low, int32_t& low_token, float high, int32_t high_token,
                                               bool upper, int partner) {
@@ -195,18 +194,18 @@ __device__ __forceinline__ void exchange_rows(float& low, int32_t& low_token, fl
 template <class Tile>
 struct Sm90QShortConsumer {
   const ForwardArgs& p;
-  const Sm90QShortShared<Tile>& at;
+  const Sm90QShortShared<Tile>& smem;
   const ShortEpilogueBuffer<Tile> epilogue_buffer;
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
-  PipelineState place;
-  uint32_t handed;    // groups of documents left to the epilogue warp so far
+  PipelineState state;
+  uint32_t handed;    // document groups left to the epilogue warp so far
   float first_token;  // kTokenZero + the first column of a group of 8 that this lane sees
-  // Added to its columns of a document's last groups of 8: 0, or minus infinity behind the document's end.
+  // Added to the lane's columns of a document's last groups of 8: 0, or minus infinity behind the end.
   float tail_bias[Tile::kTailGroups][2];
 
   __device__ __forceinline__ void multiply(float (&c)[Tile::kColumns / 2], int block) const {
     const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kKChunkBytes),
-                   d = ptx::smem_desc_low(at.stage(place.stage));
+                   d = ptx::smem_desc_low(smem.stage(state.stage));
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Tile::kSteps; ++k) {
@@ -220,15 +219,14 @@ struct Sm90QShortConsumer {
   // Folds a row half's columns of document `doc`. limits: of the lane's columns of the stage.
   __device__ __forceinline__ void fold_doc(const float (&c)[Tile::kColumns / 2], int doc, int half,
                                            uint32_t limits, float& value, int32_t& token) const {
-    constexpr int kGroups = Tile::kSpan / 8;
+    constexpr int kGroups = Tile::kSlotTokens / 8;
     MaximumFold<Tile::kWinners> best;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const int group = doc * kGroups + n;
       float a = c[4 * group + 2 * half], b = c[4 * group + 2 * half + 1];
       if constexpr (Tile::kMasked) {
-        // The least of the two numbers, and of NaN and a number the number: a NaN that counts becomes
-        // infinite, and is looked into like it.
+        // fminf of NaN and a number is the number: a NaN that counts becomes infinite, so the row is rare.
         const float2 limit = ptx::ld_shared_v2_f32(limits + 32 * group);
         a = fminf(a, limit.x);
         b = fminf(b, limit.y);
@@ -250,11 +248,11 @@ struct Sm90QShortConsumer {
     }
   }
 
-  // Finds the maxima of a block of 64 rows and leaves them. Of a quad's lanes, 0 and 1 are left with the rows
-  // lane / 4, and 2 and 3 with the rows 8 below; even ones with the first half of the documents.
+  // Stores the maxima of a block of 64 rows. Of a quad's lanes, 0 and 1 end with the rows lane / 4, and 2 and
+  // 3 with the rows 8 below; even lanes with the first half of the documents.
   __device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2], int block) const {
     const int lane = ptx::tid_x() % 32, warp = ptx::tid_x() / 32 % 4;
-    const uint32_t limits = at.limits_of(place.stage) + 8 * (lane % 4);
+    const uint32_t limits = smem.limits_of(state.stage) + 8 * (lane % 4);
     const uint32_t buffer = epilogue_buffer.of(handed);
     const int row = 64 * block + 16 * warp + lane / 4 + (lane & 2) * 4;
     const uint32_t first_doc = (lane & 1) * Tile::kHalf;
@@ -285,25 +283,25 @@ struct Sm90QShortConsumer {
     }
   }
 
-  // Where columns have limits, each lane arrives, since each reads its own.
+  // If columns have limits, each lane arrives, since each reads different ones.
   __device__ __forceinline__ void release() const {
-    if (Tile::kMasked || ptx::tid_x() % 32 == 0) at.ring().consumer_release(place.stage);
+    if (Tile::kMasked || ptx::tid_x() % 32 == 0) smem.ring().consumer_release(state.stage);
   }
 
   // The other consumer's wgmma run while this one folds its second block.
   __device__ __forceinline__ void take_tile() {
     float c[2][Tile::kColumns / 2];
-    at.ring().consumer_wait(place);
+    smem.ring().consumer_wait(state);
     multiply(c[0], 0);
     multiply(c[1], 1);
-    epilogue_buffer.ring.producer_acquire(epilogue_buffer.place(handed));
+    epilogue_buffer.ring.producer_acquire(epilogue_buffer.state(handed));
     ptx::wgmma_wait<1>();
     fold_block(c[0], 0);
     ptx::wgmma_wait<0>();
     if constexpr (!Tile::kMasked) release();
     fold_block(c[1], 1);
     if constexpr (Tile::kMasked) release();
-    place.advance(p.stages);
+    state.advance(p.stages);
     epilogue_buffer.ring.producer_commit(handed++ % 2);
   }
 
@@ -312,18 +310,18 @@ struct Sm90QShortConsumer {
     first_token = kTokenZero + 2 * quad + p.zeros[0];
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kTailGroups; ++i) {
-      const int column = Tile::kSpan - 8 * Tile::kTailGroups + i / 2 * 8 + 2 * quad + i % 2;
+      const int column = Tile::kSlotTokens - 8 * Tile::kTailGroups + i / 2 * 8 + 2 * quad + i % 2;
       tail_bias[i / 2][i % 2] = column < p.Ld ? 0.0f : -INFINITY;
     }
     handed = 0;
-    PipelineState q_place;
-    for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_place.advance(1)) {
-      const auto part = DocGroupWork<Tile>::take(p, range);
-      at.q_ring().consumer_wait(q_place);
+    PipelineState q_state;
+    for (auto range = DocGroupRange<Tile>::of_block(p); range.next < range.end; q_state.advance(1)) {
+      const auto items = DocGroupWork<Tile>::take(p, range);
+      smem.q_ring().consumer_wait(q_state);
       // From lane 0, so that the compiler knows that all lanes take as many.
-      int32_t left = __shfl_sync(kFullWarp, part.end - part.first, 0);
+      int32_t left = __shfl_sync(kFullWarp, items.end - items.first, 0);
       for (; left > 0; --left) take_tile();
-      if (threadIdx.x % 32 == 0) at.q_ring().consumer_release(0);
+      if (threadIdx.x % 32 == 0) smem.q_ring().consumer_release(0);
     }
   }
 };
@@ -334,12 +332,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                                 const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const Sm90QShortShared<Tile> at(shared, p.stages);
+  const Sm90QShortShared<Tile> smem(shared, p.stages);
   if (threadIdx.x == 0) {
-    at.ring().init(p.stages, Tile::kMasked ? 1 + 32 : 1, (Tile::kMasked ? 128 : 4) * Tile::kConsumers);
+    smem.ring().init(p.stages, Tile::kMasked ? 1 + 32 : 1, (Tile::kMasked ? 128 : 4) * Tile::kConsumers);
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
-      at.epilogue_buffer(consumer).ring.init(2, 128, 32);
-    at.q_ring().init(1, 1, 4 * Tile::kConsumers);
+      smem.epilogue_buffer(consumer).ring.init(2, 128, 32);
+    smem.q_ring().init(1, 1, 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -351,18 +349,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) {
-      load_short_docs<Tile>(p, maps, at);
+      load_short_docs<Tile>(p, maps, smem);
       ptx::pdl_launch_dependents();
     }
     if constexpr (Tile::kMasked) {
-      if (helper / 32 == 1) write_short_limits<Tile>(p, at);
+      if (helper / 32 == 1) write_short_limits<Tile>(p, smem);
     }
     const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
-    if (consumer >= 0) run_short_epilogue_warp<Tile>(p, at.epilogue_buffer(consumer), consumer);
+    if (consumer >= 0) run_short_epilogue_warp<Tile>(p, smem.epilogue_buffer(consumer), consumer);
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    Sm90QShortConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
-                                      at.q + 2 * warpgroup * 64 * kKChunkBytes};
+    Sm90QShortConsumer<Tile> consumer{p, smem, smem.epilogue_buffer(warpgroup),
+                                      smem.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();
   }
 #endif

@@ -1,8 +1,8 @@
-// Slots of packed documents for sm90_q_short: each document has as many, one after the other, as its tokens
-// fill, and an empty one has one. A block takes groups of slots that begin with a document's first one, so
-// that no document is shared by two blocks.
+// Slots of packed documents for sm90_q_short: each document takes as many, one after the other, as its tokens
+// fill, and an empty document one. A block's range begins with a document's first slot, so that no two blocks
+// share a document.
 //
-//     span 24     document 0: 17 tokens   document 1: 30 tokens                document 2: none
+//     24 columns  document 0: 17 tokens   document 1: 30 tokens                document 2: none
 //     slots       [0, 17)                 [0, 24)          [24, 30)            []
 #include "../../../common/arithmetic.h"
 #include "../../primitives/argmax.cuh"

@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   }
   Share<E> q[Tile::kHeld][Tile::kSteps];
   rows.load(p, q, 0, 0);
-  LaneRows<Tile> own;
-  own.take(p, tile, 0);
+  LaneRows<Tile> lane_rows;
+  lane_rows.take(p, tile, 0);
   for (int32_t j = begin; j < p.N; j += step) {
     const uint8_t* mask = document_mask(p, 0, j);
     float maximum[Tile::kHeld];
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
       fold_tile<Tile, kWinners>(acc, maximum, token, t, valid);
     }
     reduce_quad<Tile::kHeld, kWinners>(maximum, token);
-    finish_document<E, Tile, kWinners>(p, tile, own, 0, j, maximum, token);
+    finish_document<E, Tile, kWinners>(p, tile, lane_rows, 0, j, maximum, token);
   }
 #endif
 }

@@ -64,15 +64,15 @@ struct RowLoader {
   SmoothWork at;
 
   __device__ __forceinline__ RowLoader(const SmoothArgs& args, const SmoothWork& work,
-                                       const SmoothRowTile& mine, uint32_t stages)
-      : p(args), row_tile(mine), ring(stages), at(work) {
+                                       const SmoothRowTile& tile, uint32_t stages)
+      : p(args), row_tile(tile), ring(stages), at(work) {
     const int64_t first = work.group * (Tile::kOwnsDocuments ? p.rows : int64_t{p.documents} * p.Ld);
     rows = static_cast<const E*>(Tile::kOwnsDocuments ? p.Q : p.D) + first * p.d;
     to = stages + threadIdx.x / Tile::kVecs * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
   }
 
   // Copies the next stage, if there is one, to a place of the ring.
-  __device__ __forceinline__ void operator()(int place) {
+  __device__ __forceinline__ void operator()(int stage) {
     if (at.item >= at.end_item) return;
     const int column = threadIdx.x % Tile::kVecs * 8;
     const int64_t item = int64_t{at.item} * at.length;
@@ -80,10 +80,10 @@ struct RowLoader {
     for (int i = 0; i < Tile::kTokens; i += kRowStep) {
       const int32_t row = at.begin + i + static_cast<int32_t>(threadIdx.x) / Tile::kVecs;
       const bool exists = row < at.end && column < p.d;
-      ptx::cp_async_16(to + place * Tile::kStageBytes + i * Tile::kPitch,
+      ptx::cp_async_16(to + stage * Tile::kStageBytes + i * Tile::kPitch,
                        rows + (exists ? (item + row) * p.d + column : 0), exists ? 16 : 0);
     }
-    if constexpr (!Tile::kLogs) copy_factors(place);
+    if constexpr (!Tile::kLogs) copy_factors(stage);
     at.begin += Tile::kTokens;
     if (at.begin < at.end) return;
     ++at.item;
@@ -95,13 +95,13 @@ struct RowLoader {
   }
 
  private:
-  __device__ __forceinline__ void copy_factors(int place) const {
+  __device__ __forceinline__ void copy_factors(int stage) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < Tile::kFactors; i += 32) {
       const int64_t from =
           smooth_factor_at<typename Tile::Split>(p, at, row_tile, at.item, at.begin, lane + i);
-      const uint32_t address = ring + place * Tile::kStageBytes + factors() + 8 * (lane + i);
+      const uint32_t address = ring + stage * Tile::kStageBytes + factors() + 8 * (lane + i);
       ptx::cp_async_narrow<4>(address, p.logs + max(from, int64_t{0}), from < 0 ? 0 : 4);
       ptx::cp_async_narrow<4>(address + 4, p.factors + max(from, int64_t{0}), from < 0 ? 0 : 4);
     }
@@ -119,12 +119,12 @@ struct SmoothRows {
   __device__ __forceinline__ void load(const SmoothArgs& p, const SmoothWork& work,
                                        const SmoothRowTile& row_tile) {
     const int lane = threadIdx.x % 32;
-    const auto* own = Tile::Split::template own<typename Tile::Element>(p, work, row_tile);
+    const auto* row_data = Tile::Split::template row_data<typename Tile::Element>(p, work, row_tile);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
       const int row = 8 * h + lane / 4;
       const bool exists = row < row_tile.count;
-      const auto* words = reinterpret_cast<const uint32_t*>(own + (exists ? row * p.d : 0));
+      const auto* words = reinterpret_cast<const uint32_t*>(row_data + (exists ? row * p.d : 0));
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; ++s) {
 #pragma unroll
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       const uint2 counted = columns.bits();
       columns.load(mask, t + Tile::kTokens, p.Ld);
       if (row_tile.count == 0) continue;
-      const uint32_t at = lane_rows + Tile::Ring::place(n) * Tile::kStageBytes;
+      const uint32_t at = lane_rows + Tile::Ring::stage_of(n) * Tile::kStageBytes;
       typename SmoothRows<Tile>::Similarities sums[Tile::kGroups];
 #pragma unroll
       for (int g = 0; g < Tile::kGroups; ++g) loaded = rows.multiply(sums[g], at + g * 16 * Tile::kPitch);
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         columns.load(mask, t + Tile::kTokens, p.Ld);
       }
       if (row_tile.count == 0) continue;
-      uint32_t at = Tile::Ring::place(n) * Tile::kStageBytes;
+      uint32_t at = Tile::Ring::stage_of(n) * Tile::kStageBytes;
       const uint32_t factors = stages + at + RowLoader<Tile>::factors();
 #pragma unroll 1
       for (int g = 0; g < Tile::kGroups; ++g, at += 16 * Tile::kPitch) {

@@ -90,18 +90,19 @@ struct SmoothSide {
       for (int c = 0; c < Tile::kConsumers; ++c) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int64_t at =
+          const int64_t log_index =
               smooth_factor_at<typename Tile::Split>(p, work, row_tiles[c], item, first, lane + 32 * i);
-          factor[c][i] = {at < 0 ? 0.0f : p.logs[at], at < 0 ? 0.0f : p.factors[at]};
+          factor[c][i] = {log_index < 0 ? 0.0f : p.logs[log_index],
+                          log_index < 0 ? 0.0f : p.factors[log_index]};
         }
       }
     }
   }
-  __device__ __forceinline__ void store(const Sm90SmoothShared<Tile>& at, int stage) const {
+  __device__ __forceinline__ void store(const Sm90SmoothShared<Tile>& smem, int stage) const {
     const int lane = threadIdx.x % 32;
     if constexpr (!Tile::kOwnsDocuments) {
       const uint2 bits = counted.bits();
-      if (lane == 0) ptx::st_shared_v2_b32(at.counted(stage), bits);
+      if (lane == 0) ptx::st_shared_v2_b32(smem.counted(stage), bits);
     }
     if constexpr (!Tile::kLogs) {
 #pragma unroll
@@ -109,7 +110,7 @@ struct SmoothSide {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const SmoothFactor& x = factor[c][i];
-          ptx::st_shared_v2_b32(at.factors(stage, c) + 8 * (lane + 32 * i),
+          ptx::st_shared_v2_b32(smem.factors(stage, c) + 8 * (lane + 32 * i),
                                 {__float_as_uint(x.log), __float_as_uint(x.factor)});
         }
       }
@@ -119,24 +120,24 @@ struct SmoothSide {
 
 template <class Tile>
 __device__ void produce_smooth(const SmoothArgs& p, const CUtensorMap& map,
-                               const Sm90SmoothShared<Tile>& at) {
+                               const Sm90SmoothShared<Tile>& smem) {
   const SmoothWork work = Tile::Split::work(p);
   const SmoothRowTile row_tiles[] = {Tile::Split::rows(p, work, 0), Tile::Split::rows(p, work, 1)};
   const int32_t stages = work.stages(Tile::kTokens);
   int32_t item = work.item, first = work.begin;
   SmoothSide<Tile> side;
   if (stages > 0) side.load(p, work, row_tiles, item, first);
-  PipelineState place;
-  for (int32_t n = 0; n < stages; ++n, place.advance(Tile::kStages)) {
-    at.ring().producer_acquire(place);
-    side.store(at, place.stage);
+  PipelineState state;
+  for (int32_t n = 0; n < stages; ++n, state.advance(Tile::kStages)) {
+    smem.ring().producer_acquire(state);
+    side.store(smem, state.stage);
     if (threadIdx.x % 32 > 0) {
-      at.ring().producer_commit(place.stage);
+      smem.ring().producer_commit(state.stage);
     } else {
-      at.ring().producer_expect(place.stage, Tile::kStageBytes);
+      smem.ring().producer_expect(state.stage, Tile::kStageBytes);
 #pragma unroll
       for (int k = 0; k < Tile::kChunks; ++k) {
-        ptx::tma_load_4d(at.stage(place.stage) + k * Tile::kChunkBytes, &map, at.ring().full(place.stage),
+        ptx::tma_load_4d(smem.stage(state.stage) + k * Tile::kChunkBytes, &map, smem.ring().full(state.stage),
                          64 * k, first, item, work.group);
       }
     }
@@ -164,11 +165,11 @@ struct Sm90SmoothRows {
 
   __device__ __forceinline__ void load(const SmoothArgs& p, const SmoothWork& work,
                                        const SmoothRowTile& row_tile) {
-    const auto* own = Tile::Split::template own<typename Tile::Element>(p, work, row_tile);
+    const auto* row_data = Tile::Split::template row_data<typename Tile::Element>(p, work, row_tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const bool exists = row(h) < row_tile.count;
-      const auto* words = reinterpret_cast<const uint32_t*>(own + (exists ? row(h) * p.d : 0));
+      const auto* words = reinterpret_cast<const uint32_t*>(row_data + (exists ? row(h) * p.d : 0));
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; ++s) {
 #pragma unroll
@@ -185,9 +186,9 @@ struct Sm90SmoothRows {
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Tile::kSteps; ++s) {
-      const uint32_t at = stage + s / 4 * Tile::kChunkBytes + s % 4 * 32;
+      const uint32_t operand = stage + s / 4 * Tile::kChunkBytes + s % 4 * 32;
       ptx::RegisterKMajorWgmmaShape<Tile::kTokens>::template issue<typename Tile::Type>(
-          x, word[s], ptx::smem_desc_k_major(ptx::smem_desc_low(at)), s > 0);
+          x, word[s], ptx::smem_desc_k_major(ptx::smem_desc_low(operand)), s > 0);
     }
     ptx::wgmma_commit();
   }
@@ -239,25 +240,25 @@ __device__ __forceinline__ void fold_accumulators(typename Sm90SmoothRows<Tile>:
 }
 
 template <class Tile>
-__device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& at, int consumer) {
+__device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& smem, int consumer) {
   const SmoothWork work = Tile::Split::work(p);
   const SmoothRowTile row_tile = Tile::Split::rows(p, work, consumer);
   Sm90SmoothRows<Tile> rows;
   rows.load(p, work, row_tile);
   typename Sm90SmoothRows<Tile>::Similarities x;
-  PipelineState place;
+  PipelineState state;
   float* to = p.logs + (work.group * p.documents + work.item) * p.rows + row_tile.first;
   for (int32_t j = work.item; j < work.end_item; ++j, to += p.rows) {
     LogSumFold best[2];
     best[0].clear();
     best[1].clear();
 #pragma unroll 1
-    for (int32_t t = 0; t < p.Ld; t += Tile::kTokens, place.advance(Tile::kStages)) {
-      at.ring().consumer_wait(place);
-      rows.multiply(x, at.stage(place.stage));
-      const uint2 counted = ptx::ld_shared_v2_b32(at.counted(place.stage));
+    for (int32_t t = 0; t < p.Ld; t += Tile::kTokens, state.advance(Tile::kStages)) {
+      smem.ring().consumer_wait(state);
+      rows.multiply(x, smem.stage(state.stage));
+      const uint2 counted = ptx::ld_shared_v2_b32(smem.counted(state.stage));
       ptx::wgmma_wait<0>();
-      at.ring().consumer_release(place.stage, counted.x);
+      smem.ring().consumer_release(state.stage, counted.x);
       fold_accumulators<Tile>(x, counted, p.scale, best);
     }
     store_tile_logs<Tile>(p, to, row_tile, best);
@@ -269,10 +270,10 @@ __device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& 
 // Similarities of a stage become weights.
 template <class Tile>
 __device__ __forceinline__ void weigh_accumulators(typename Sm90SmoothRows<Tile>::Similarities& x,
-                                                   const Sm90SmoothShared<Tile>& at, int stage, int consumer,
-                                                   float scale) {
+                                                   const Sm90SmoothShared<Tile>& smem, int stage,
+                                                   int consumer, float scale) {
   const int column = 2 * (threadIdx.x % 4);
-  const uint32_t factors = at.factors(stage, consumer);
+  const uint32_t factors = smem.factors(stage, consumer);
   if constexpr (Tile::kOwnsDocuments) {
 #pragma unroll
     for (int n = 0; n < Tile::kTokens / 8; ++n) {
@@ -288,7 +289,7 @@ __device__ __forceinline__ void weigh_accumulators(typename Sm90SmoothRows<Tile>
       const float2 y = ptx::ld_shared_v2_f32(factors + 8 * Sm90SmoothRows<Tile>::row(h));
       of[h] = {y.x, y.y};
     }
-    const uint2 counted = ptx::ld_shared_v2_b32(at.counted(stage));
+    const uint2 counted = ptx::ld_shared_v2_b32(smem.counted(stage));
 #pragma unroll
     for (int i = 0; i < Tile::kTokens / 2; ++i) x[i] = of[i / 2 % 2].weight(x[i], scale);
     if (!all_count(counted)) {
@@ -330,7 +331,7 @@ __device__ __forceinline__ void store_tile_gradient(float* out, int32_t d, int32
 }
 
 template <class Tile>
-__device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Tile>& at, int consumer) {
+__device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Tile>& smem, int consumer) {
   using Rows = Sm90SmoothRows<Tile>;
   const SmoothWork work = Tile::Split::work(p);
   const SmoothRowTile row_tile = Tile::Split::rows(p, work, consumer);
@@ -340,30 +341,30 @@ __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Til
   typename Rows::Sums sums = {};
   typename Rows::Similarities x;
   typename Rows::Weights weights;
-  PipelineState place, next;
+  PipelineState state, next;
   if (stages > 0) {
-    at.ring().consumer_wait({0, 0});
-    rows.multiply(x, at.stage(0));
+    smem.ring().consumer_wait({0, 0});
+    rows.multiply(x, smem.stage(0));
     ptx::wgmma_wait<0>();
-    weigh_accumulators<Tile>(x, at, 0, consumer, p.scale);
+    weigh_accumulators<Tile>(x, smem, 0, consumer, p.scale);
     pack_weights<Tile>(weights, x);
   }
 #pragma unroll 1
   for (int32_t n = 1; n < stages; ++n) {
     next.advance(Tile::kStages);
-    at.ring().consumer_wait(next);
-    rows.multiply(x, at.stage(next.stage));
-    Rows::add(sums, weights, at.stage(place.stage));
+    smem.ring().consumer_wait(next);
+    rows.multiply(x, smem.stage(next.stage));
+    Rows::add(sums, weights, smem.stage(state.stage));
     ptx::wgmma_wait<1>();
-    weigh_accumulators<Tile>(x, at, next.stage, consumer, p.scale);
+    weigh_accumulators<Tile>(x, smem, next.stage, consumer, p.scale);
     ptx::wgmma_wait<0>();
     // The sums are done, and with them every use of what the thread loaded from the stage.
-    at.ring().consumer_release(place.stage, weights[0][0]);
+    smem.ring().consumer_release(state.stage, weights[0][0]);
     pack_weights<Tile>(weights, x);
-    place = next;
+    state = next;
   }
   if (stages > 0) {
-    Rows::add(sums, weights, at.stage(place.stage));
+    Rows::add(sums, weights, smem.stage(state.stage));
     ptx::wgmma_wait<0>();
   }
   store_tile_gradient<Tile>(Tile::Split::out(p, work, row_tile), p.d, row_tile.count, sums);
@@ -374,23 +375,23 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     smooth_sm90(const __grid_constant__ SmoothArgs p, const __grid_constant__ CUtensorMap map) {
   if constexpr (ptx::kIsSm90a) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Sm90SmoothShared<Tile> at{ptx::smem_address(shared)};
+    const Sm90SmoothShared<Tile> smem{ptx::smem_address(shared)};
     if (threadIdx.x == 0) {
-      at.ring().init(Tile::kStages, 32, 128 * Tile::kConsumers);
+      smem.ring().init(Tile::kStages, 32, 128 * Tile::kConsumers);
       ptx::fence_mbarrier_init();
     }
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == Tile::kConsumers) {
       ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-      if (threadIdx.x / 32 == 4 * Tile::kConsumers) produce_smooth<Tile>(p, map, at);
+      if (threadIdx.x / 32 == 4 * Tile::kConsumers) produce_smooth<Tile>(p, map, smem);
       return;
     }
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     if constexpr (Tile::kLogs) {
-      consume_logs<Tile>(p, at, warpgroup);
+      consume_logs<Tile>(p, smem, warpgroup);
     } else {
-      consume_gradient<Tile>(p, at, warpgroup);
+      consume_gradient<Tile>(p, smem, warpgroup);
     }
   }
 }

@@ -115,18 +115,18 @@ struct ProductWork {
 // Loads the rows of one consumer, again for each work tile.
 template <class Tile>
 __device__ void produce_rows(const ProductRowsArgs& p, const ProductTensorMaps& maps,
-                             const ProductShared<Tile>& at, int consumer) {
+                             const ProductShared<Tile>& smem, int consumer) {
   const ProductWork<Tile> work(p);
-  const Ring ring = at.row_ring(consumer);
-  PipelineState place;
+  const Ring ring = smem.row_ring(consumer);
+  PipelineState state;
   for (int64_t next = work.begin; next < work.end;) {
-    const RowTileItems part = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
-    const int32_t row = ProductWork<Tile>::first_row(part.row_tile, consumer);
-    for (int32_t tile = part.first; tile < part.end; ++tile) {
-      for (int k = 0; k < work.k_chunks; ++k, place.advance(Tile::kSlots)) {
-        ring.producer_acquire(place);
-        ring.producer_expect(place.stage, Tile::kSlotBytes);
-        ptx::tma_load_4d(at.slot(consumer, place.stage), &maps.q, ring.full(place.stage), k * Tile::kKChunk,
+    const RowTileItems items = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
+    const int32_t row = ProductWork<Tile>::first_row(items.row_tile, consumer);
+    for (int32_t tile = items.first; tile < items.end; ++tile) {
+      for (int k = 0; k < work.k_chunks; ++k, state.advance(Tile::kSlots)) {
+        ring.producer_acquire(state);
+        ring.producer_expect(state.stage, Tile::kSlotBytes);
+        ptx::tma_load_4d(smem.slot(consumer, state.stage), &maps.q, ring.full(state.stage), k * Tile::kKChunk,
                          row, 0, 0);
       }
     }
@@ -136,18 +136,18 @@ __device__ void produce_rows(const ProductRowsArgs& p, const ProductTensorMaps& 
 // Loads this block's half of each k chunk of columns, for both blocks.
 template <class Tile>
 __device__ void produce_columns(const ProductRowsArgs& p, const ProductTensorMaps& maps,
-                                const ProductShared<Tile>& at) {
+                                const ProductShared<Tile>& smem) {
   const ProductWork<Tile> work(p);
   const auto rank = static_cast<int>(ptx::cluster_ctarank());
-  PipelineState place;
+  PipelineState state;
   for (int64_t next = work.begin; next < work.end;) {
-    const RowTileItems part = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
-    for (int32_t tile = part.first; tile < part.end; ++tile) {
-      for (int k = 0; k < work.k_chunks; ++k, place.advance(Tile::kStages)) {
-        at.ring().producer_acquire(place);
-        at.ring().producer_expect(place.stage, Tile::kStageBytes);
-        ptx::tma_load_4d_multicast(3, at.stage(place.stage) + rank * Tile::kBoxColumns * kKChunkBytes,
-                                   &maps.documents, at.ring().full(place.stage), k * Tile::kKChunk,
+    const RowTileItems items = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
+    for (int32_t tile = items.first; tile < items.end; ++tile) {
+      for (int k = 0; k < work.k_chunks; ++k, state.advance(Tile::kStages)) {
+        smem.ring().producer_acquire(state);
+        smem.ring().producer_expect(state.stage, Tile::kStageBytes);
+        ptx::tma_load_4d_multicast(3, smem.stage(state.stage) + rank * Tile::kBoxColumns * kKChunkBytes,
+                                   &maps.documents, smem.ring().full(state.stage), k * Tile::kKChunk,
                                    tile * kProductColumns + rank * Tile::kBoxColumns, 0, 0);
       }
     }
@@ -185,7 +185,7 @@ struct ProductConsumer {
   static constexpr int kFollow = 1, kFollowed = 2;
   using Accumulators = float[Tile::kBlocks][kAccumulators];
   const ProductRowsArgs& p;
-  const ProductShared<Tile>& at;
+  const ProductShared<Tile>& smem;
   const ProductWork<Tile> work;
   int me;
   bool followed = true;  // by consumer 1 into the last work tile, or it need not be waited for
@@ -193,7 +193,7 @@ struct ProductConsumer {
 
   __device__ __forceinline__ ProductConsumer(const ProductRowsArgs& args, const ProductShared<Tile>& shared,
                                              int warpgroup)
-      : p(args), at(shared), work(args), me(warpgroup) {}
+      : p(args), smem(shared), work(args), me(warpgroup) {}
 
   __device__ __forceinline__ void follow() const {
     if (me == 0) return;
@@ -214,7 +214,7 @@ struct ProductConsumer {
   // Gives a stage of the ring back to both blocks: lane r tells block r.
   __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
-    if (lane < Tile::kCluster) at.ring().consumer_release_cluster(stage, lane);
+    if (lane < Tile::kCluster) smem.ring().consumer_release_cluster(stage, lane);
   }
 
   // The product of a work tile with rows in registers.
@@ -223,8 +223,8 @@ struct ProductConsumer {
     int before = 0;
 #pragma unroll
     for (int k = 0; k < Tile::kHeldChunks; ++k) {
-      at.ring().consumer_wait(columns);
-      const uint32_t d = ptx::smem_desc_low(at.stage(columns.stage));
+      smem.ring().consumer_wait(columns);
+      const uint32_t d = ptx::smem_desc_low(smem.stage(columns.stage));
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -251,13 +251,13 @@ struct ProductConsumer {
     int before = 0, slot_before = 0;
     const auto release_both = [&] {
       release(before);
-      if (threadIdx.x % 32 == 0) at.row_ring(me).consumer_release(slot_before);
+      if (threadIdx.x % 32 == 0) smem.row_ring(me).consumer_release(slot_before);
     };
     for (int k = 0; k < work.k_chunks; ++k) {
-      at.row_ring(me).consumer_wait(rows);
-      at.ring().consumer_wait(columns);
-      const uint32_t q = ptx::smem_desc_low(at.slot(me, rows.stage)),
-                     d = ptx::smem_desc_low(at.stage(columns.stage));
+      smem.row_ring(me).consumer_wait(rows);
+      smem.ring().consumer_wait(columns);
+      const uint32_t q = ptx::smem_desc_low(smem.slot(me, rows.stage)),
+                     d = ptx::smem_desc_low(smem.stage(columns.stage));
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -283,11 +283,11 @@ struct ProductConsumer {
     release_both();
   }
 
-  __device__ __forceinline__ void weigh(ProductRow (&mine)[2 * Tile::kBlocks], const Accumulators& c,
+  __device__ __forceinline__ void weigh(ProductRow (&lane_rows)[2 * Tile::kBlocks], const Accumulators& c,
                                         int32_t first, float2 exponent) const {
 #pragma unroll
     for (int block = 0; block < Tile::kBlocks; ++block) {
-      ProductRow* rows = mine + 2 * block;
+      ProductRow* rows = lane_rows + 2 * block;
       const auto has_label = [&](const ProductRow& row) {
         return static_cast<uint32_t>(row.label - first) < static_cast<uint32_t>(kProductColumns);
       };
@@ -304,27 +304,27 @@ struct ProductConsumer {
     const float2 exponent{*p.inverse_temperature * kLog2e, pass == 0 ? -kWeightOffset : 0.0f};
     const auto lane_row = static_cast<int32_t>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
     for (int64_t next = work.begin; next < work.end;) {
-      const RowTileItems part = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
-      const int32_t row = work.first_row(part.row_tile, me) + lane_row;
-      ProductRow mine[2 * Tile::kBlocks];
+      const RowTileItems items = take_row_tile_items(next, work.end, int64_t{p.shares.column_tiles});
+      const int32_t row = work.first_row(items.row_tile, me) + lane_row;
+      ProductRow lane_rows[2 * Tile::kBlocks];
 #pragma unroll
-      for (int i = 0; i < 2 * Tile::kBlocks; ++i) mine[i].enter(p, pass, row + i / 2 * 64 + i % 2 * 8);
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) lane_rows[i].enter(p, pass, row + i / 2 * 64 + i % 2 * 8);
       Accumulators c;
       if constexpr (Tile::kHeld) {
         HeldRows<Tile> held;
         held.load(p, row);
-        for (int32_t tile = part.first; tile < part.end; ++tile) {
+        for (int32_t tile = items.first; tile < items.end; ++tile) {
           multiply(c, held);
-          weigh(mine, c, tile * kProductColumns, exponent);
+          weigh(lane_rows, c, tile * kProductColumns, exponent);
         }
       } else {
-        for (int32_t tile = part.first; tile < part.end; ++tile) {
+        for (int32_t tile = items.first; tile < items.end; ++tile) {
           multiply(c);
-          weigh(mine, c, tile * kProductColumns, exponent);
+          weigh(lane_rows, c, tile * kProductColumns, exponent);
         }
       }
 #pragma unroll
-      for (ProductRow& each : mine) each.leave(p, work.cluster() - p.shares.first_owner(part.row_tile));
+      for (ProductRow& each : lane_rows) each.leave(p, work.cluster() - p.shares.first_owner(items.row_tile));
     }
     wait_for_follower();
   }
@@ -337,8 +337,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   if (pass > 0 && *p.overflow == 0) return;
   extern __shared__ __align__(1024) uint8_t shared[];
-  const ProductShared<Tile> at{ptx::smem_address(shared)};
-  if (threadIdx.x == 0) at.init_barriers();
+  const ProductShared<Tile> smem{ptx::smem_address(shared)};
+  if (threadIdx.x == 0) smem.init_barriers();
   ptx::cluster_sync();  // before the other block arrives on them
 
   // From lane 0, so that the compiler knows that a warp takes one branch.
@@ -346,14 +346,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
-    if (helper == 0) produce_columns<Tile>(p, maps, at);
+    if (helper == 0) produce_columns<Tile>(p, maps, smem);
     if constexpr (!Tile::kHeld) {
-      if (helper == 32 || helper == 64) produce_rows<Tile>(p, maps, at, helper / 32 - 1);
+      if (helper == 32 || helper == 64) produce_rows<Tile>(p, maps, smem, helper / 32 - 1);
     }
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    ProductConsumer<Tile>(p, at, warpgroup).run(pass);
+    ProductConsumer<Tile>(p, smem, warpgroup).run(pass);
   }
   ptx::cluster_sync();  // no block leaves while the other one loads for it, or arrives on its mbarriers
 #endif
