@@ -3,12 +3,11 @@
 // find_doc_ranges: the tokens from the first that the mask keeps to the last. A warp a document.
 //
 // compact_doc_ranges: the kept tokens alone, since a tile of them needs no mask. A document whose kept tokens
-// are contiguous and fill a tile is read where it lies. Any other is copied once, and read many times.
+// are contiguous and fill a tile is not copied. Any other is copied once, and read many times.
 //
-//     document   a . b c . . d e f     a block copies a segment
-//     copy       a b c d e f f f       its kept tokens, after those of the segments before it, which it
-//     counts
-//                                      itself; the block of segment 0 repeats the last token up to a tile
+//     document   a . b c . . d e f     a block copies a segment's kept tokens, behind those of the segments
+//     copy       a b c d e f f f       before, which it counts; the block of segment 0 repeats the last token
+//                                      up to a tile
 #include <algorithm>
 
 #include "../../../common/arithmetic.h"
@@ -68,13 +67,13 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-// A document's kept tokens: how many (count), how many of them before the segment (before). They lie in
-// [first, end).
+// A document's kept tokens: all (count), those before the segment (before), and the range [first, end) of
+// them.
 struct Kept {
   int32_t count, before, first, end;
 };
 
-// Counts them, and sets `segment`: a bit for each token of the segment that begins at `here`.
+// Counts kept tokens, and sets `segment`: a bit for each token of the segment that begins at `here`.
 __device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document, int32_t here,
                            uint32_t (&segment)[kSegmentTokens / 32]) {
   constexpr int kWords = 4;  // of 32 tokens, in flight at a time

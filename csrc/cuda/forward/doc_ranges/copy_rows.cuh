@@ -1,4 +1,4 @@
-// Copies token rows to other places, by a whole block: 16 lanes a row, many rows in flight at a time.
+// Copies token rows by a whole block: 16 lanes a row, many rows in flight at a time.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct VecRows {
   int vecs;
 };
 
-// Copies row source(k) to row place(k) of `to`, whose rows are contiguous, for each k of [0, count); none
-// where source(k) is negative.
+// Copies row source(k) to row destination(k) of `to`, whose rows are contiguous, for each k of [0, count)
+// with source(k) >= 0.
 template <class Source, class Destination>
 __device__ __forceinline__ void copy_rows(const VecRows& from, uint4* to, int count, Source source,
                                           Destination destination) {

@@ -25,16 +25,15 @@ struct DocRange {
   __host__ __device__ int32_t begin() const { return first < 0 ? ~first : first; }
 };
 
-// Copies of the kept tokens of documents that a kernel cannot read where they lie: documents with masked
-// tokens between kept ones, and documents shorter than a tile. The kept tokens are contiguous. They fill a
-// tile at least: the last one is repeated, which changes no maximum, and no argmax, since ties keep the lower
-// index.
+// Contiguous copies of the kept tokens of documents with masked tokens between kept ones, and of documents
+// shorter than a tile. A copy fills a tile at least: the last token is repeated, which changes no maximum,
+// and no argmax, since ties keep the lower index.
 struct CompactedTokens {
   uint4* tokens;       // [documents, slot, d]; null: nothing is compacted
   float* scales;       // [documents, slot]; null: tokens have no scales
   int32_t* positions;  // [documents, slot]: indices in their documents
   int32_t slot;        // tokens that each document has space for
-  int32_t least;       // tokens of a tile: the least that a document takes
+  int32_t least;       // tokens that a document takes at least: a tile
   int32_t token_vecs;  // 16-byte vectors of a token
 };
 

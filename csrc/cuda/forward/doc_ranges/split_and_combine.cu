@@ -1,6 +1,5 @@
-// Splits documents over blocks, where there are too few documents for all multiprocessors: lists the ranges
-// of the splits before the forward kernel, but for those of mma.sync (range_of), and combines their rows'
-// maxima after it.
+// Splits documents over blocks, where there are too few documents for all multiprocessors: lists the splits'
+// ranges before the forward kernel (not for mma.sync: range_of), and combines the row maxima after it.
 //
 //     document 0                  document 1
 //     |  split 0  |  split 1  |   |  split 0  |  split 1  |      ranges of whole tiles, except at the end
@@ -79,7 +78,7 @@ __device__ __forceinline__ void keep_first(Maximum& best, const Maximum& other) 
   if (beats(other.value, other.token, best.value, best.token)) best = other;
 }
 
-// Each group of `depth` warps combines 32 rows, a lane each, and its warps share the splits.
+// Each `depth` warps combine 32 rows, a lane each, and share the splits.
 __global__ void __launch_bounds__(kThreads)
     combine_splits(const __grid_constant__ ForwardArgs p, int depth, float* scores) {
   __shared__ Maximum met[kWarps][32];

@@ -2,9 +2,10 @@
 //
 //     row of D   x / max(||x||, eps) * 2^14, rounded to fp16's 11 significant bits: elements down to 2^-28 of
 //                a unit keep them all, and err by 2^-39 below
-//     row of Q   x * 2^e, the power of two that brings its largest element near the top of fp16: rows of 16
-//                bits keep all elements down to 2^-28 of that one as they are. What is left, 1 / max(||x||,
-//                eps) / 2^(e + 14), is the row's scale, which is applied to its maxima
+//     row of Q   x * 2^e, the power of two that brings the largest element near the top of fp16: 16-bit
+//     inputs
+//                keep all elements down to 2^-28 of the largest exactly. The row's scale, which multiplies
+//                the maxima, is 1 / max(||x||, eps) / 2^(e + 14)
 //
 // A group of lanes holds a row in registers from its 16-byte loads to its stores: eight lanes for rows of up
 // to 512 bytes, so that a warp has four rows in flight; else all lanes of a warp.
@@ -55,7 +56,7 @@ struct alignas(kCount * sizeof(T)) Vec {
   __device__ __forceinline__ Vec() {}
 };
 
-// kLanes lanes hold a row, kHeld vectors of 16 bytes each. kVectors: it is read in those.
+// kLanes lanes hold a row, kHeld vectors of 16 bytes each. kVectors: loads are vectors.
 template <class T, int kLanes, int kHeld, bool kVectors>
 __global__ void __launch_bounds__(kThreads)
     normalize_to_fp16(const __grid_constant__ Rows q, const __grid_constant__ Rows documents, int q_blocks,

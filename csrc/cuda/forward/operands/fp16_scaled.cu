@@ -1,16 +1,15 @@
 // Copies Q and D to fp16. Where rows of D share a scale, a kernel before finds the largest magnitude of D.
 //
-// fp16 has the 11 significant bits of TF32 but not its range. So rows are multiplied by a power of two that
-// brings their largest element near the top of the range.
+// fp16 has the 11 significant bits of TF32 but a smaller range. So a power of two brings the largest element
+// near the top of the range.
 //
 // One number an element: one power for all of D, whose scale is applied to maxima, and one for each row of Q.
-// An element of D keeps all its bits down to 2^-28 of the largest, and errs by 2^-39 of the largest below.
+// An element of D keeps all bits down to 2^-28 of the largest, and errs by 2^-39 of the largest below.
 //
-// Two numbers an element: the second is what the first leaves, times 2^11. So it has a range of its own, and
-// the two have 22 bits of an element down to 2^-28 of the largest that its scale is for, and err by 2^-50 of
-// that below. A row of D far below the largest gets a power of its own, so that in rows down to 2^-112 of the
-// largest every element errs by at most 2^-38 of its own row's largest, whatever other documents hold. The
-// scales of most rows are then one.
+// Two numbers an element: the second is the remainder of the first, times 2^11. The two have 22 bits of an
+// element down to 2^-28 of the largest that shares its power, and err by 2^-50 of that below. A row of D far
+// below the largest gets another power, so that in rows down to 2^-112 of the largest every element errs by
+// at most 2^-38 of the row's largest, whatever other documents hold. Most rows then have the scale 1.
 //
 // Eight lanes have a row, so that a warp has four rows in flight. A load takes 16 bytes of aligned rows.
 #include "fp16_scaled.h"
@@ -31,16 +30,16 @@ namespace {
 
 constexpr int kThreads = 256, kLanes = 8, kElements = 4;
 constexpr int kRowsOfBlock = kThreads / kLanes;
-// Rows more than kFar powers of two below the largest get a power of their own; no scale is below 2^-100.
+// Rows more than kFar powers of two below the largest do not share its power; no scale is below 2^-100.
 constexpr int kFar = 12, kFarthest = 100;
 
 // The factor that multiplies a row.
 enum class Scale {
-  own,            // a power of two of its own
+  own,            // a power of two for the row
   own_to_unit,    // the same; the row's scale makes it a unit row
-  shared,         // a power of two of all rows
-  shared_or_own,  // the same, but rows far below the largest have one of their own
-  unit,           // its inverse norm, and a power of two (with one number an element: fp16_normalized.cu)
+  shared,         // a power of two for all rows
+  shared_or_own,  // the same, but rows far below the largest have another
+  unit,           // the inverse norm, and a power of two (with one number an element: fp16_normalized.cu)
 };
 
 struct Rows {
@@ -58,7 +57,7 @@ union FourHalves {
   __device__ __forceinline__ FourHalves() {}
 };
 
-// Calls f(element, place) for every element of a row that falls to this lane.
+// Calls f(element, index) for every element of a row that falls to this lane.
 template <bool kVectors, class F>
 __device__ __forceinline__ void each_element(const float* x, int64_t stride, int d, F f) {
   const int lane = threadIdx.x % kLanes;

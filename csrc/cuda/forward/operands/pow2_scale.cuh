@@ -7,7 +7,7 @@ namespace late_interaction {
 
 inline constexpr int kTopExponent = 14;  // scaled numbers are below 2^15
 
-// The bits of |x|, which have the order of |x|. Infinity and NaN count as 0: a scale does not change them.
+// The bits of |x|, which are ordered as |x|. Infinity and NaN count as 0: a scale does not change them.
 __device__ __forceinline__ uint32_t magnitude(float x) {
   const uint32_t bits = __float_as_uint(x) & 0x7FFFFFFF;
   return bits < 0x7F800000 ? bits : 0;

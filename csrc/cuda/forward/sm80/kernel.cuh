@@ -13,20 +13,20 @@
 //   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
 //   lane    in the product: two columns of every 16 x 8 block. The four lanes of a quad hold the same rows;
 //   at
-//           a document's end they split them, and each finishes kLaneRows rows, always the same ones.
+//           a document's end each finishes kLaneRows of them, always the same ones.
 //
 // Pipeline. An embedding is read in k chunks of 128 bytes. A stage of the ring in shared memory holds one k
-// chunk of kColumns tokens, and of the query rows where these are too long to stay resident. cp.async fills
-// the ring stages-1 steps ahead, with one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte
-// vector ^ row % 8), so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros;
-// columns past Ld are masked.
+// chunk of kColumns tokens, and of the query rows if they are too long to stay resident. cp.async fills the
+// ring stages-1 steps ahead, with one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte vector ^
+// row % 8), so that ldmatrix is free of bank conflicts. Zeros stand past Ld and d; columns past Ld are
+// masked.
 //
-// Documents. One has tiles of its own, and long ones may be split over blocks (ForwardArgs::num_splits).
-// Short ones share a tile (Shared): each has columns of one warp, whole blocks of eight, and that warp folds
-// and finishes it alone.
+// Documents. Two documents never share a tile, and long ones may be split over blocks
+// (ForwardArgs::num_splits). With a Shared tile short documents do share one: each has columns of one warp,
+// whole blocks of eight, and that warp folds and finishes it alone.
 //
-// Sums. A query's score is the sum of its rows' maxima. A warp sums its rows by shuffles in a fixed order; a
-// query that spans several warps' rows leaves a partial in each, and reduce_partials adds them in order.
+// Sums. A warp sums rows by shuffles in a fixed order; a query with rows in several warps has a partial of
+// each, and reduce_partials adds them in order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -54,8 +54,8 @@ struct MmaTile {
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
   static constexpr int kRows = kWarpsM * kWarpRows, kColumns = kWarpsN * kWarpColumns;
-  static constexpr int kHeld = 2 * kRowBlocks;  // rows whose maxima a lane holds, shared with its quad
-  static constexpr int kLaneRows = kHeld / 4;   // rows of those that it alone finishes
+  static constexpr int kHeld = 2 * kRowBlocks;  // rows whose maxima each lane of a quad holds
+  static constexpr int kLaneRows = kHeld / 4;   // of them, rows that one lane finishes
 
   static __device__ __forceinline__ int slot(int warp_m, int lane, int o) {
     return slot_after_quad<kWarpRows, kLaneRows>(warp_m, lane, o);
@@ -72,10 +72,10 @@ struct Shared : Tile {
 // multiprocessor, which bound a thread's registers.
 //
 // Wide     64 rows a warp, so that what ldmatrix reads serves many products.
-// Thin     few query rows: its warps share a document's tokens instead; registers allow three.
-// fp32     fewer columns: operands that are split in two take the registers of the others, and FFMA is so
-// slow
-//          that columns behind a document's end cost more than larger tiles save.
+// Thin     few query rows: warps share a document's tokens instead; registers allow three blocks.
+// fp32     fewer columns: operands that are split in two take more registers, and FFMA is so slow that
+// columns
+//          behind a document's end cost more than larger tiles save.
 template <class Mma>
 inline constexpr bool kFullAccuracy = std::is_same_v<Mma, ptx::Mma3xTf32> || std::is_same_v<Mma, ptx::Ffma>;
 template <class Mma>
@@ -84,9 +84,9 @@ struct Tiles {
   using Thin = MmaTile<1, 4, 2, 4, 3, !kFullAccuracy<Mma>>;
 };
 
-// Shared memory before the ring: inverse norms of a tile's tokens, where its rows lie in Q, and the maxima
-// that warps side by side exchange at a document's end. One buffer of each is enough, since the __syncthreads
-// of at least one step lies between its readers and its next writers.
+// Shared memory before the ring: inverse norms of a tile's tokens, addresses of the tile's rows of Q, and the
+// maxima that warps side by side exchange at a document's end. One buffer of each is enough, since at least
+// one step's __syncthreads lies between readers and the next writers.
 template <class Tile>
 struct Exchange {
   const void* row[Tile::kRows];
@@ -96,8 +96,8 @@ struct Exchange {
 };
 
 // Folds a tile's similarities into the running maxima. Argmax costs three instructions an element (compare,
-// max, select of an immediate), maxima alone one. kSome: of the lane's columns those count whose bit in
-// `valid` is set.
+// max, select of an immediate), maxima alone one. kSome: bits of `valid` say which of the lane's columns
+// count.
 template <class Tile, bool kWinners, bool kSome>
 __device__ __forceinline__ void fold_columns(
     const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], float (&maximum)[Tile::kHeld],
@@ -123,7 +123,8 @@ __device__ __forceinline__ void fold_columns(
 template <class Tile>
 inline constexpr uint64_t kAllColumns = ~uint64_t{0} >> (64 - 8 * Tile::kColumnBlocks);
 
-// The columns of a warp that lie before the end of a document: `left` tokens, at least 0, from its first on.
+// The columns of a warp that lie before the end of a document, which has `left` tokens from the first column
+// on.
 template <class Tile>
 __device__ __forceinline__ uint64_t existing_columns(int32_t left) {
   uint64_t columns = kAllColumns<Tile>;
@@ -152,7 +153,7 @@ struct Work {
   int32_t begun;  // listed pairs: rows of the query in the tiles before
 };
 
-// Takes from work tiles [work_tile, end) those of the next row tile.
+// Takes the next row tile from work tiles [work_tile, end).
 template <class Tile>
 __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_tile, int64_t end, int32_t&) {
   const int64_t tile_docs = Tile::kShared ? p.tile_docs : 1, of_row_tile = (p.N + tile_docs - 1) / tile_docs;
@@ -163,7 +164,7 @@ __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_ti
   return {tile, static_cast<int32_t>(first * tile_docs), static_cast<int32_t>(min(p.N, last * tile_docs)), 0};
 }
 
-// The same for listed pairs: the next tile of the pair's rows, of which `begun` are done.
+// Takes the next tile of a listed pair's rows, of which `begun` are done.
 template <class Tile>
 __device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile, int64_t, int32_t& begun) {
   const int32_t j = static_cast<int32_t>(work_tile);
@@ -191,17 +192,17 @@ struct SharedColumn {
   }
 };
 
-// Brings k chunks of a row tile and of documents [j, end_j) to shared memory, in the order of (document,
+// Copies k chunks of a row tile and of documents [j, end_j) to shared memory, in the order of (document,
 // token tile, k chunk). A document without tokens has a tile of zeros.
 template <class E, class Tile>
 struct Loader {
   const typename Tile::Args& p;
   const RowTile& tile;
-  const void* const* rows;  // of the tile: where they begin
+  const void* const* rows;  // addresses of the tile's rows
   int q_width, d_width;
   uint32_t ring, stage_bytes;
-  int32_t j, end_j, k_chunk = 0;  // what comes next
-  int32_t left = 0;               // tokens of document j that come
+  int32_t j, end_j, k_chunk = 0;  // next document, end of documents, next k chunk
+  int32_t left = 0;               // remaining tokens of document j
   const E* from = nullptr;        // the first of them
 
   static __device__ __forceinline__ DocRange range(const ForwardArgs& p, int32_t query, int32_t j) {
@@ -334,7 +335,7 @@ struct ColumnMask {
       kept[w] = at < length ? mask[at * p.d_mask.token_stride] : 0;
     }
   }
-  // Loads that of documents that share a tile, from document j on.
+  // Loads the mask of documents that share a tile, from document j on.
   __device__ __forceinline__ void load_shared(const ForwardArgs& p, int32_t query, int32_t j, int32_t end_j,
                                               int warp_n) {
 #pragma unroll
@@ -356,7 +357,8 @@ struct ColumnMask {
   }
 };
 
-// Warps side by side saw other tokens of the same rows: they exchange what they found, and `merges` merges.
+// Warps side by side, which saw other tokens of the same rows, exchange maxima; warps with `merges` merge
+// them.
 template <class Tile, bool kWinners>
 __device__ __forceinline__ void exchange_maxima(Exchange<Tile>& exchange, float (&maximum)[Tile::kHeld],
                                                 int32_t (&token)[Tile::kHeld], int warp_m, int warp_n,
@@ -394,7 +396,7 @@ struct Sm80Block {
 
   // Fills the ring but for one stage.
   __device__ __forceinline__ void begin() {
-    __syncthreads();  // the last row tile's readers are done with shared memory
+    __syncthreads();  // nobody reads the row tile before
     for (int row = threadIdx.x; row < Tile::kRows; row += Tile::kThreads) {
       const bool exists = row < loader.tile.count;
       exchange.row[row] =
@@ -412,12 +414,12 @@ struct Sm80Block {
 
   using Similarities = ptx::Accumulator[Tile::kRowBlocks][Tile::kColumnBlocks];
 
-  // Multiplies the next token tile of the ring; `any`: of whose rows and columns the warp has some.
+  // Multiplies the next token tile of the ring; any: the warp has rows and columns of it.
   __device__ __forceinline__ void multiply_tile(Similarities& acc, bool any) {
     TokenSquares<E, Tile> squares;
     for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
       wait_stage(p.stages);
-      __syncthreads();  // this stage has arrived for all, and all are done with the one before
+      __syncthreads();  // all threads' copies to this stage have landed, and nobody reads the stage before
       loader.load_stage(free_stage);
       const uint32_t d_chunk = loader.ring + stage * loader.stage_bytes;
       const uint32_t q_chunk =
@@ -443,7 +445,7 @@ struct Sm80Block {
     fold_tile<Tile, kWinners>(acc, maximum, token, first_token, valid);
   }
 
-  // Scores documents that share a tile, from j on: each lies in the columns of one warp.
+  // Scores the documents of a shared tile, from j on.
   __device__ __forceinline__ void take_documents(const Work& work, const LaneRows<Tile>& lane_rows,
                                                  int32_t j) {
     const int docs = p.tile_docs / Tile::kWarpsN;
@@ -500,8 +502,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const uint32_t q_base = ptx::smem_address(shared) + sizeof(Exchange<Tile>);
   const uint32_t ring = q_base + (p.stream_q ? 0 : p.k_chunks * Tile::kRows * kChunkBytes);
   const uint32_t stage_bytes = (Tile::kColumns + (p.stream_q ? Tile::kRows : 0)) * kChunkBytes;
-  // Warps of the same rows, and those of the same columns, are on different quarters of a multiprocessor:
-  // where some have none, all quarters are left with work.
+  // Warps of the same rows, or of the same columns, are on different quarters of a multiprocessor: if some
+  // have no work, every quarter still has some.
   const int warp = threadIdx.x / 32, warp_n = warp / Tile::kWarpsM;
   const int warp_m = (warp + (Tile::kWarpsM > 1 ? 2 * warp_n : 0)) % Tile::kWarpsM;
   const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);

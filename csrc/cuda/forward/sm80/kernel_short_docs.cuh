@@ -6,8 +6,8 @@
 //   in registers     |                                         |     row, in registers
 //                    +-----------------------------------------+
 //
-// For a document of a few tokens, filling a ring and meeting at barriers takes longer than its products. Here
-// a warp waits for no other: it holds its query rows as operands and loads tokens from memory straight into
+// For a document of a few tokens, filling a ring and meeting at barriers takes longer than the products. Here
+// a warp waits for no other: it holds query rows as operands and loads tokens from memory straight into
 // operands. While it waits for them, other warps of the multiprocessor multiply.
 //
 // No operand lies in shared memory. Of each 16 elements of an embedding mma.sync takes four from lane c of a
@@ -17,14 +17,15 @@
 //     a step of 64 bytes:           | lane 0 of the quad | lane 1 | lane 2 | lane 3 |
 //     of the 16 bytes of a lane:    | words 0 and 1 go to one product, words 2 and 3 to the next
 //
-// Embeddings of more than 256 bytes are multiplied in slices of 256 bytes. The query rows' slices are then
-// loaded again for every document, from L1.
+// Embeddings of more than 256 bytes are multiplied 256 bytes at a time. Query rows are then loaded again for
+// every document, from L1.
 //
 // Who owns what
 //   worker a contiguous range of work tiles (row tile, document); ranges differ by at most one. A worker is a
 //          warp; or a block, where there are no more work tiles than blocks: its warps share the tokens.
-//   lane   its shares of rows and tokens lane / 4, lane / 4 + 8, ...; two columns of every 16 x 8 block of S;
-//          and at a document's end one row, as in kernel.cuh.
+//   lane   16 bytes of a step (Share) of rows and tokens lane / 4, lane / 4 + 8, ...; two columns of every 16
+//   x 8
+//          block of S; and at a document's end one row, as in kernel.cuh.
 #pragma once
 
 #include "../../../plan/kernel_limits.h"
@@ -35,8 +36,8 @@
 
 namespace late_interaction {
 
-// kSteps: steps of 64 bytes of an embedding or, if kLong, of a slice of it. kWhole: rows can be read 16 bytes
-// at a time. kBlocksPerSm: as many as the registers of its operands allow (plan/kernel_limits.h).
+// kSteps: steps of 64 bytes of an embedding or, if kLong, of 256 bytes of it. kWhole: rows can be read 16
+// bytes at a time. kBlocksPerSm: as many as the operands' registers allow (plan/kernel_limits.h).
 template <class Mma_, int kColumnBlocks_, int kSteps_, bool kWhole_, bool kLong_ = false>
 struct DirectTile {
   using Mma = Mma_;
@@ -65,7 +66,7 @@ union Share {
   E element[16 / sizeof(E)];
 };
 
-// The share that begins at element `first` of a row; what lies past d is zeros.
+// The share that begins at element `first` of a row, with zeros past d.
 template <class Tile, class E = typename Tile::Element>
 __device__ __forceinline__ Share<E> load_share(const E* row, int64_t dim_stride, int width, int first,
                                                int d) {
@@ -88,7 +89,7 @@ __device__ __forceinline__ Share<E> load_share(const E* row, int64_t dim_stride,
   return share;
 }
 
-// The lane's shares of a row from element `k_first` on, or zeros where there is none.
+// The lane's shares of a row from element `k_first` on; zeros, if there is no row.
 template <class Tile, class E = typename Tile::Element>
 __device__ __forceinline__ void load_shares(Share<E> (&shares)[Tile::kSteps], bool exists, const E* row,
                                             const TokenView& view, int width, int d, int k_first) {
@@ -125,7 +126,7 @@ template <class Tile, class E = typename Tile::Element>
 struct TokenShares {
   Share<E> x[Tile::kColumnBlocks][Tile::kSteps];
 
-  // Those of a document from token `first` on, from element `k_first` of each on.
+  // Loads tokens from `first` on, and elements from `k_first` on.
   __device__ __forceinline__ void load(const ForwardArgs& p, const E* document, int32_t first, int width,
                                        int k_first) {
 #pragma unroll
@@ -156,7 +157,7 @@ __device__ __forceinline__ uint64_t valid_tokens(const ForwardArgs& p, const uin
 }
 
 // Prefetches the warp's next document to L2, unless its tokens lie far apart: then most lines between the
-// first and the last one hold none.
+// first and the last token hold none.
 __device__ __forceinline__ void prefetch_document(const ForwardArgs& p, const void* document) {
   constexpr int32_t kLine = 128;
   if (p.D.token_stride > 2 * int64_t{p.d}) return;
@@ -166,7 +167,7 @@ __device__ __forceinline__ void prefetch_document(const ForwardArgs& p, const vo
   }
 }
 
-// Where the lane's rows of a tile begin, in elements; -1 for those that do not exist.
+// Offsets of the lane's rows of a tile, in elements; -1: there is no such row.
 template <class Tile>
 struct DirectRows {
   int64_t offset[Tile::kHeld];

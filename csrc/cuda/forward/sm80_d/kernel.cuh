@@ -7,14 +7,15 @@
 //   tokens at    |  S = D . Q^T     |     document ends
 //   a time       +------------------+
 //
-// Query rows are operands in registers. Every warp has a ring in shared memory for itself, which it fills by
-// cp.async: no warp waits for another, and all of them keep bytes under way. The warps of a block share the
-// tokens of a document and merge their maxima at its end; of short documents each warp has its own.
+// Query rows are operands in registers. Every warp fills a ring of its own in shared memory by cp.async: no
+// warp waits for another, and all of them keep bytes under way. The warps of a block share the tokens of a
+// document and merge maxima at its end; short documents go to one warp each.
 //
 // Who owns what
 //   worker a contiguous range of work tiles (row tile, document): a warp, or a block (members > 1).
-//   lane   tokens lane / 4 and lane / 4 + 8 of 16, and query rows 2q and 2q + 1 of every 8, for lane q of its
-//          quad; at a document's end it finishes kLaneRows rows.
+//   lane   tokens lane / 4 and lane / 4 + 8 of 16, and query rows 2q and 2q + 1 of every 8, q = lane % 4; at
+//   a
+//          document's end it finishes kLaneRows rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -43,14 +44,13 @@ struct Sm80DTile {
   static constexpr int kHeld = 2 * kColumnBlocks, kLaneRows = kHeld / 8;
   static constexpr int kVecs = 2 * kSteps, kVecElements = 16 / static_cast<int>(sizeof(Element));
   static constexpr int kPitch = mma_pitch(kSteps), kStageBytes = kTokens * kPitch;
-  // Keeps what a thread needs between documents alone. With 64 rows it lies in shared memory, and LaneRows
-  // are made anew at a document's end: registers are for products.
+  // A thread's state between documents. With 64 rows it lies in shared memory, and LaneRows are computed
+  // again at a document's end: registers are for products.
   struct Kept {
-    int64_t work_tile, end;          // of the worker; the first that is not begun
-    int64_t left;                    // that are to be copied, with the one that is being copied
-    int32_t copied_query, copied_j;  // of that one
-    // The document that is scored, and the end of those that the row tile is scored against.
-    int32_t j, end_j;
+    int64_t work_tile, end;          // next work tile of the worker, and their end
+    int64_t left;                    // work tiles to copy, the current one included
+    int32_t copied_query, copied_j;  // query and document of the copy
+    int32_t j, end_j;                // current document of the row tile, and the end of documents
     RowTile tile;
   };
   static constexpr bool kWide = kColumnBlocks > 4;
@@ -63,7 +63,7 @@ struct Sm80DTile {
   }
 };
 
-// Copies the warp's tiles of 16 tokens to its ring, in the order in which it scores them.
+// Copies the warp's tiles of 16 tokens to the ring, in the order of scoring.
 template <class Tile>
 struct TileLoader {
   using E = typename Tile::Element;
@@ -74,10 +74,10 @@ struct TileLoader {
   uint32_t ring;
   int32_t first,
       step;  // tokens of a document that the warp begins with, and from one of its tiles to the next
-  int32_t length = 0, t = 0;  // of the document that is copied; first token of the tile that is copied next
-  const E* from;              // the lane's vector of its first token of that tile
+  int32_t length = 0, t = 0;  // tokens of the document; first token of the next tile to copy
+  const E* from;              // the lane's vector of the lane's first token of that tile
 
-  // Finds the document that is copied, or the next one of which the warp has any token.
+  // Finds the next document of which the warp has tokens to copy.
   __device__ __forceinline__ void enter() {
     DocRange range{};
     for (; at.left > 0; next()) {
@@ -98,8 +98,8 @@ struct TileLoader {
     at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
   }
 
-  // Copies the next tile, if there is one. loaded: a word of the last load from this stage, which the copies
-  // wait for.
+  // Copies the next tile, if there is one. The copies wait for `loaded`, a word of the last load from this
+  // stage.
   __device__ __forceinline__ void copy_to(int stage, uint32_t loaded) {
     if (t < length) {
       const int lane = threadIdx.x % 32, vec = lane % Tile::kVecs, row = lane / Tile::kVecs;
@@ -168,7 +168,7 @@ struct Sm80DWarp {
   MaximumFold<kWinners> best[Tile::kHeld];
   float zero;
 
-  // tokens: where the lane's row of 16 tokens begins. Returns a word that was loaded last.
+  // tokens: address of the lane's row of 16 tokens. Returns a word of the last load.
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
     constexpr int kTogether = Mma::kPromotedSteps == 0 ? Tile::kSteps : Mma::kPromotedSteps;
     typename Mma::Sum part[Tile::kColumnBlocks][4];
@@ -196,7 +196,7 @@ struct Sm80DWarp {
     return last;
   }
 
-  // Finds the inverse norms of the lane's two tokens. Returns a word that was loaded last.
+  // Finds the inverse norms of the lane's two tokens. Returns a word of the last load.
   static __device__ __forceinline__ uint32_t find_norms(float (&scale)[2], uint32_t tokens) {
     float squares[2] = {};
     uint32_t last = 0;
@@ -235,7 +235,7 @@ struct Sm80DWarp {
     }
   }
 
-  // Tokens that do not count get minus infinity; counted has a bit for each of 16.
+  // Sets tokens that do not count to minus infinity; counted: a bit for each of 16.
   static __device__ __forceinline__ void mask(Similarities& sums, uint32_t counted) {
     counted >>= threadIdx.x % 32 / 4;
 #pragma unroll
@@ -269,7 +269,7 @@ struct Sm80DWarp {
   }
 };
 
-// The work tiles of a worker, a warp or a block, none of which is copied yet.
+// The work tiles of a worker, a warp or a block, before any copy.
 template <class Tile>
 __device__ __forceinline__ void take_worker_share(const ForwardArgs& p, typename Tile::Kept& kept) {
   const bool together = p.members > 1;

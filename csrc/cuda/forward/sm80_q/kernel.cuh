@@ -10,17 +10,18 @@
 // ring in shared memory, kTokens whole tokens a stage, which all warps read: one ldmatrix of 16 tokens by 16
 // dims serves 2 * kRowBlocks products. With kTurns two warps take turns with their tensor core
 // (pipeline/warp_turns.cuh), and a warp folds a stage's maxima after its turn. Folds of winners take longer
-// than a turn. They have none: the maxima of 16 tokens are folded beside the products of the next 16, as a
-// stage whose tokens all count has no branch.
+// than a turn, so there are no turns: the maxima of 16 tokens are folded beside the products of the next 16,
+// without a branch if all tokens of a stage count.
 //
-// fp32 comes as two fp16 numbers an element, high and low (operands/fp16_scaled.cu): high . high is summed in
-// parts that fp32 additions promote, beside high . low and low . high; low . low is left out.
+// fp32 comes as two fp16 numbers an element, high and low (operands/fp16_scaled.cu): fp32 additions promote
+// sums of high . high, beside high . low and low . high; low . low is left out.
 //
 // Who owns what
 //   block   a contiguous range of work tiles (row tile, document); the grid is persistent.
 //   warp    kWarpRows query rows, all tokens; it copies every kWarps-th row of a stage.
-//   lane    columns 2q and 2q + 1 of every 16 x 8 block, for lane q of its quad; at a document's end it
-//           finishes kLaneRows rows.
+//   lane    columns 2q and 2q + 1 of every 16 x 8 block, q = lane % 4; at a document's end it finishes
+//   kLaneRows
+//           rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -57,38 +58,37 @@ struct Sm80QTile {
   static constexpr int kBlocksPerSm = kShape.blocks_per_sm;
   static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kRowBlocks, kRows = kWarps * kWarpRows;
   static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = kHeld / 4;
-  // Codes have scales, and two terms no registers for more than a group of tokens at once.
+  // Codes have scales, and two terms no registers for more than 16 tokens at once.
   static constexpr bool kWholeStages = sizeof(Element) > 1 && !kTwoTerms;
   static constexpr int kGroups = kTokens / 16, kMaskWords = kTokens / 32;
   static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a token
   static constexpr int kVecElements = 16 / static_cast<int>(sizeof(Element));
-  // The first numbers of an embedding, and then the second ones.
+  // Of one term of an embedding.
   static constexpr int kTermSteps = kSteps / Mma::kTerms, kTermVecs = kVecs / Mma::kTerms;
-  // A token takes an odd number of vectors, so that those of eight neighbours lie in different banks.
+  // A token takes an odd number of vectors, so that eight neighbours lie in different banks.
   static constexpr int kPitch = mma_pitch(kSteps);
   static constexpr int kStageBytes = kTokens * kPitch;
   using Ring = CpAsyncRing<kThreads, kStages>;
 
-  // Keeps what a thread needs between documents alone: registers are for products.
+  // A thread's state between documents, in shared memory: registers are for products.
   struct Kept {
     int64_t work_tile, end;
     const uint8_t* mask;
     int64_t hop;                     // elements from behind a document's last stage to the next document
     int64_t left;                    // documents that are not copied yet
     int32_t copied_query, copied_j;  // the first of them
-    // The document that is scored, and the end of those that the row tile is scored against.
-    int32_t j, end_j;
+    int32_t j, end_j;                // current document of the row tile, and the end of documents
     RowTile tile;
     LaneRows<Sm80QTile> rows;
-    int32_t length;  // of the document that is scored
+    int32_t length;  // of the current document
     WarpTurns::Barriers turns;
   };
   static constexpr int kKeptBytes = sm80_q_kept_bytes(kRowBlocks);
   static constexpr int kQuadRows = kWarpRows / 4;  // slot_after_quad
   static constexpr int kSmemBytes = kStages * kStageBytes + Ring::kBarrierBytes + kThreads * kKeptBytes;
 
-  // From 16 tokens to what the lane gives ldmatrix: lanes 0 to 7 and 16 to 23 the first 16 bytes of a token,
-  // the others the next.
+  // The offset in 16 tokens of the lane's ldmatrix row: lanes 0 to 7 and 16 to 23 the first 16 bytes of a
+  // token, the others the next.
   static __device__ __forceinline__ uint32_t lane_offset(int lane) {
     return (lane % 8 + lane / 16 * 8) * kPitch + lane / 8 % 2 * 16;
   }
@@ -97,7 +97,7 @@ struct Sm80QTile {
     return slot_after_quad<kWarpRows, kLaneRows>(warp, lane, o);
   }
 
-  // Where the operands lie: in the call's embeddings, or in their two terms.
+  // The operands: the call's embeddings, or their two terms.
   static __device__ __forceinline__ const Element* query_rows(const ForwardArgs& p) {
     return static_cast<const Element*>(kTwoTerms ? p.fp16x2.Q : p.Q.data);
   }
@@ -123,8 +123,8 @@ struct Sm80QTile {
   }
 };
 
-// Copies documents to the ring, in the order in which the block scores them. A thread copies the same vector
-// of every kRowStep-th token.
+// Copies documents to the ring, in the order of scoring. A thread copies the same vector of every kRowStep-th
+// token.
 template <class Tile>
 struct DocumentLoader {
   using E = typename Tile::Element;
@@ -132,11 +132,11 @@ struct DocumentLoader {
   static_assert(kRowsAtOnce * Tile::kVecs == 32 && Tile::kTokens % kRowStep == 0);
   const ForwardArgs& p;
   typename Tile::Kept& at;
-  uint32_t to;     // where the thread's first vector goes, in the first stage
+  uint32_t to;     // address of the thread's first vector in the first stage
   int kept_row;    // row(), where there is a register for it
   uint32_t bytes;  // 16, or 0 behind the last dim
-  int32_t rest;    // tokens that are not copied yet, of the document that is being copied
-  const E* from;   // the thread's vector of the first of them that it copies
+  int32_t rest;    // tokens of the current document that are not copied yet
+  const E* from;   // the thread's next vector
 
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
       : p(p), at(kept) {
@@ -159,7 +159,7 @@ struct DocumentLoader {
   __device__ __forceinline__ int row() const {
     return Tile::kTurns ? kept_row : static_cast<int>(threadIdx.x) / Tile::kVecs;
   }
-  // The first element of the thread's vector, of those of a term.
+  // The first element of the thread's vector in a term.
   static __device__ __forceinline__ int column() {
     return threadIdx.x % 32 % Tile::kVecs % Tile::kTermVecs * Tile::kVecElements;
   }
@@ -171,7 +171,7 @@ struct DocumentLoader {
            (bytes != 0 ? column() : 0) + (second_term ? p.fp16x2.d_apart : 0);
     rest = range.length;
   }
-  // Goes to the next document that has tokens. Those of one length follow each other at even distances.
+  // Goes to the next document that has tokens. Documents of one length are evenly spaced.
   __device__ __forceinline__ void next() {
     do {
       rest = 0;
@@ -190,7 +190,7 @@ struct DocumentLoader {
     } while (rest == 0);
   }
 
-  // Copies the next stage, if there is one, to a place of the ring.
+  // Fills a stage of the ring, if tokens are left.
   __device__ __forceinline__ void operator()(int stage) {
     if (rest <= 0) return;
     const uint32_t first = to + stage * Tile::kStageBytes;
@@ -237,7 +237,7 @@ struct QueryOperands {
   }
 };
 
-// Which tokens of a stage count, a bit each: those that exist and that the mask keeps.
+// Which tokens of a stage exist and are kept by the mask, a bit each.
 template <class Tile>
 struct CountedTokens {
   uint32_t kept[Tile::kMaskWords];  // the lane's bytes of the mask
@@ -260,7 +260,7 @@ struct CountedTokens {
     }
     return all;
   }
-  // Without a mask, the first `count` tokens do.
+  // Without a mask, the first `count` tokens count.
   static __device__ __forceinline__ void first_bits(uint32_t (&words)[Tile::kMaskWords], int32_t count) {
 #pragma unroll
     for (int w = 0; w < Tile::kMaskWords; ++w) {
@@ -270,7 +270,7 @@ struct CountedTokens {
   }
 };
 
-// The scales of the tokens of a stage; null: they have none.
+// The scales of the tokens of a stage, or null.
 struct TokenScales {
   const float* data;
   int64_t stride;
@@ -299,7 +299,7 @@ struct Sm80QWarp {
   WarpTurns turns;
   float zero;
 
-  // tokens: where the lane's row of 16 tokens begins. Returns a word that was loaded last.
+  // tokens: address of the lane's row of 16 tokens. Returns a word of the last load.
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens,
                                                bool awaits_turn = false) const {
     constexpr int kTogether = Mma::kPromotedSteps == 0 ? Tile::kSteps : Mma::kPromotedSteps;
@@ -332,7 +332,7 @@ struct Sm80QWarp {
     return d[0];
   }
 
-  // The products of high and low numbers. What tensor cores truncate of their sum is too little to matter.
+  // Adds the products of high and low numbers. Their sums are so small that truncation does not matter.
   __device__ __forceinline__ void multiply_low(Similarities& sums, uint32_t tokens) const {
 #pragma unroll
     for (int s = 0; s < Tile::kTermSteps; ++s) {
@@ -380,7 +380,7 @@ struct Sm80QWarp {
     }
   }
 
-  // Columns that do not count become minus infinity.
+  // Sets columns that do not count to minus infinity.
   static __device__ __forceinline__ void mask(Similarities& sums, uint32_t counted) {
     counted >>= 2 * (threadIdx.x % 4);
 #pragma unroll
@@ -436,7 +436,7 @@ struct Sm80QWarp {
     return loaded;
   }
 
-  // The `left` tokens that a stage has, of which those count whose bits are set.
+  // The `left` tokens of a stage; bits say which of them count.
   __device__ __forceinline__ uint32_t take_stage(uint32_t tokens, float group, int32_t left,
                                                  uint32_t (&counted)[Tile::kMaskWords],
                                                  const TokenScales& scales) {
@@ -478,8 +478,8 @@ struct Sm80QWarp {
   }
 };
 
-// Which rows of a tile a warp has. Where some warps have none, those of the blocks of a multiprocessor that
-// have some are on different quarters of it.
+// The warp's index among a tile's rows. If some warps have no rows, the busy warps of a multiprocessor's
+// blocks are on different quarters of it.
 template <class Tile>
 __device__ __forceinline__ int row_warp() {
   const int warp = threadIdx.x / 32;
@@ -502,7 +502,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   kept.work_tile = range.work_tile, kept.end = range.end;
   DocumentLoader<Tile> loader(p, kept, stages);
   ring.fill(loader);
-  uint32_t n = 0, loaded = 0;  // stages so far; a word that was loaded last
+  uint32_t n = 0, loaded = 0;  // stages so far; a word of the last load
   const uint32_t lane_tokens = stages + Tile::lane_offset(lane);
   Sm80QWarp<Tile, kWinners> state;
   state.zero = p.zeros[0];

@@ -50,16 +50,14 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
   const auto share = [&](int teams, int of) {  // stages of a warpgroup
     return std::max<int64_t>(device.smem_per_block - fixed(teams), 0) / stage / (teams * of);
   };
-  // As many teams as find work and leave enough stages to each warpgroup; wide tiles need the warpgroups
-  // more.
+  // As many teams as find work and leave enough stages to each warpgroup; wide tiles need fewer stages.
   const int64_t least_share = plan.rows > 64 ? 2 : 3;
   const auto teams_of = [&](int of) {
     int teams = static_cast<int>(std::min<int64_t>(shape.warpgroups / of, documents_a_block));
     while (teams > 1 && share(teams, of) < least_share) --teams;
     return teams;
   };
-  // Tiles that a warpgroup takes one after the other, and the end of a document that all who took part in it
-  // wait for.
+  // Tiles that a warpgroup takes one after the other, and the document's end, for which the team waits.
   const auto waves = [&](int of) {
     return ceil_div(documents_a_block, teams_of(of)) * (ceil_div(tiles, of) + 1);
   };
@@ -71,8 +69,8 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
     if (possible && waves(more) < waves(plan.members)) plan.members = more;
   }
   plan.teams = teams_of(plan.members);
-  // Token masks and scales lie in what is left over, and takes stages where that is too little. Nobody asks
-  // for the winners of quantized ones, half of the exchange.
+  // Token masks and scales take the rest of shared memory, and stages if that is too little. Quantized tokens
+  // have no winners, which are half of the exchange.
   const bool quantized = is_quantized(traits.dtype),
              masked_or_scaled = traits.masked || (traits.scaled && quantized);
   const int64_t token_scales = masked_or_scaled ? token_scale_bytes(shape, quantized) : 0;

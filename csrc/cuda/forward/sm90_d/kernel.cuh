@@ -20,18 +20,20 @@
 //        ...                    ...                  ...                 ...
 //
 // Who owns what
-//   block      one a multiprocessor, persistent: the documents of an only query in turn with the others,
-//              or a contiguous range of (row tile, document). A row tile is a query with documents of its
-//              own, or the rows of a listed pair (listed_pairs.cuh), which change with the document.
+//   block      one a multiprocessor, persistent: every gridDim.x-th document of an only query, or a
+//   contiguous
+//              range of (row tile, document). A row tile is a query with its documents, or the rows of a
+//              listed pair (listed_pairs.cuh), which change with the document.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
-//   producer   one thread a team, each in a warp of its own of the last warpgroup, which keeps few registers:
-//              TMA loads. So teams whose documents differ in length do not wait for each other. TMA also
-//              brings the tokens' mask and scales with their tile: an ordinary load would take microseconds
-//              behind the TMA loads that are under way.
-//   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
-//              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
-//   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one warp merges
-//              the maxima of all, scales, sums and stores them, while the others go on.
+//   producer   one thread a team, in different warps of the last warpgroup, which keeps few registers: TMA
+//              loads. So teams whose documents differ in length do not wait for each other. TMA also brings
+//              the tokens' mask and scales: an ordinary load would take microseconds behind the TMA loads
+//              that are under way.
+//   warpgroup  a share of the ring, and every p.members-th tile of the team. A stage is two k chunks of 64
+//              tokens; or, of embeddings of one k chunk, 128 tokens.
+//   warp       16 tokens of each 64. At a document's end one of the team's warps, in turn, merges the maxima
+//   of
+//              all, scales, sums and stores them, while the others go on.
 //   lane       the running maxima of kColumns / 4 query rows over the tokens it sees.
 #pragma once
 
@@ -53,7 +55,7 @@ struct Sm90DRegisters {
 };
 
 // A launch gives all warps equally many, and consumers take what the producers' warpgroup can spare.
-// Producers of listed pairs need more, since they look up where pairs lie.
+// Producers of listed pairs need more, to look up pairs.
 constexpr Sm90DRegisters sm90_d_registers(int warpgroups, bool listed) {
   return warpgroups == 4   ? (listed ? Sm90DRegisters{104, 64} : Sm90DRegisters{112, 32})
          : warpgroups == 3 ? Sm90DRegisters{152, 56}
@@ -132,7 +134,7 @@ struct Sm90DShared {
   __device__ __forceinline__ uint32_t stage(int warpgroup, const PipelineState& state) const {
     return first_stage + (warpgroup * share + state.stage) * Tile::kStageBytes;
   }
-  // Where the token mask of a stage lies.
+  // The address of a stage's token mask.
   __device__ __forceinline__ uint32_t mask_of(int warpgroup, const PipelineState& state) const {
     return token_scales + (warpgroup * share + state.stage) * Tile::kTokenScaleBytes;
   }
@@ -140,13 +142,13 @@ struct Sm90DShared {
     return mask_of(warpgroup, state) + mask_bytes(Tile::kShape);
   }
   __device__ __forceinline__ Ring ring() const { return {barriers}; }
-  // Where a warpgroup is in the whole ring.
+  // A warpgroup's state in the whole ring.
   __device__ __forceinline__ PipelineState ring_state(int warpgroup, const PipelineState& state) const {
     return {warpgroup * share + state.stage, state.parity};
   }
   __device__ __forceinline__ int q_owner(int team) const { return one_q ? 0 : team; }
   __device__ __forceinline__ uint32_t query(int team) const { return q + q_owner(team) * q_bytes; }
-  // Filled by a thread of the consumers, whom a barrier of the team tells that nobody reads.
+  // A consumer thread fills it, after a barrier of the team.
   __device__ __forceinline__ Ring q_ring(int team) const {
     return {barriers + Ring::kBytes * (stages + q_owner(team))};
   }
@@ -158,8 +160,8 @@ struct Sm90DShared {
   }
 };
 
-// Walks a block's documents: those of its range of (row tile, document), or, of an only query, every
-// p.document_step-th.
+// Walks a block's documents: of a range of (row tile, document), or every p.document_step-th of an only
+// query.
 struct DocumentScheduler {
   int32_t left;  // work tiles from here to the block's last
   int32_t row_tile, j;
@@ -189,7 +191,7 @@ struct DocumentScheduler {
   __device__ __forceinline__ int32_t rows_id() const { return row_tile; }
 };
 
-// Walks the (tile of its query's rows, pair) of a block's range.
+// Walks the listed pairs of a block's range, and of each pair the tiles of query rows.
 template <int kRows>
 struct PairScheduler {
   static constexpr int32_t row_tile = 0;
@@ -231,7 +233,7 @@ __device__ __forceinline__ DocRange doc_range_of(const ForwardArgs& p, int32_t r
   return p.doc_ranges[document_index(p, row_tile, j)];
 }
 
-// The document, or split of one, that a scheduler is at.
+// The scheduler's current document, or split of one.
 __device__ __forceinline__ DocRange scheduled_doc_range(const ForwardArgs& p,
                                                         const DocumentScheduler& scheduler) {
   if (scheduler.left <= 0) return {0, p.Ld, scheduler.j, 0};
@@ -246,7 +248,7 @@ __device__ __forceinline__ DocRange scheduled_doc_range(const ForwardArgs& p,
 
 // ---- producers ----
 
-// Bytes of a tile's token mask and scales, which TMA brings with its first stage. Listed pairs have none.
+// Bytes of a tile's token mask and scales, which TMA brings with the first stage. Listed pairs have none.
 template <class Tile>
 __device__ __forceinline__ uint32_t token_scales_of_tile(const typename Tile::Args& p) {
   uint32_t bytes = 0;
@@ -278,15 +280,15 @@ template <class Tile>
 __device__ __forceinline__ void load_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                const Sm90DShared<Tile>& memory, int team) {
   constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
-  PipelineState first;  // of the next tile's stages, in the shares of the members whose turn it is
+  PipelineState first;  // of the next tile's stages, in a member's share of the ring
   int member = 0;
   for (typename Tile::Scheduler scheduler(p, team); scheduler.left > 0; scheduler.advance(p, p.teams)) {
     const DocRange doc_range = scheduled_doc_range(p, scheduler);
     int32_t token = doc_range.first;
     for (int32_t left = doc_range.length; left > 0; left -= Tile::kTokens, token += Tile::kTokens) {
       PipelineState state = first;
-      // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
-      // has tokens for.
+      // Behind a packed document lie tokens of others: the last tile comes in small boxes, as many as have
+      // tokens.
       const int tails = p.packed ? min((left + kTailTokens - 1) / kTailTokens, kTails) : kTails;
       const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
       const int boxes = tails == kTails ? 1 : tails;
@@ -323,7 +325,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
 
 // ---- consumers ----
 
-// One thread loads a row tile, once no warp reads the rows that lie there.
+// One thread loads a row tile, once no warp reads the tile before.
 template <class Tile>
 __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
                                            const Sm90DShared<Tile>& memory, int team, const RowTile& tile) {
@@ -351,7 +353,7 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
         uint4 words;
         Element element[kElements];
       } x;
-      // Neighbouring lanes read other vectors of their rows, in other banks.
+      // Neighbouring lanes read different vectors, in different banks.
       x.words = ptx::ld_shared_v4_b32(row + ((vec + lane) % 8 << 4));
 #pragma unroll
       for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
@@ -361,7 +363,7 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
   }
 }
 
-// Where the mask and scale of the lane's first token lie among those that come with a tile.
+// Indices, in the boxes that come with a tile, of the mask and the scale of the lane's first token.
 struct TokenScaleIndices {
   int32_t mask, scale;
 };
@@ -383,7 +385,7 @@ struct LaneTokenScales {
       scales[i / 2][i % 2] = 1.0f;
     }
   }
-  // Loads those that TMA cannot bring, before the wait for the tile.
+  // Loads what TMA cannot bring, before the wait for the tile.
   __device__ __forceinline__ void load(const TokenScaleArgs& p, int32_t row_tile, int32_t j,
                                        int32_t first_token) {
     const bool mask_apart = p.d_mask.data != nullptr && !p.mask.rides;
@@ -408,7 +410,7 @@ struct LaneTokenScales {
       }
     }
   }
-  // Takes those that came with the tile. Returns bits of all that it loads.
+  // Loads what came with the tile. Returns bits of all that it loads.
   __device__ __forceinline__ uint32_t take(const TokenScaleArgs& p, uint32_t mask, uint32_t all,
                                            const TokenScaleIndices& first) {
     uint32_t loaded = 0;
@@ -456,7 +458,7 @@ struct TokenGram {
     }
   }
 
-  // That of the lane's token lane / 4 (+ 8, if half) of a block. Lane i / 2 of quad i holds element (i, i).
+  // The squared norm of token lane / 4 (+ 8, if half) of a block. Lane i / 2 of quad i holds element (i, i).
   __device__ __forceinline__ float of(int block, int half) const {
     const int lane = threadIdx.x % 32, i = lane / 4;
     const float (&c)[4] = half == 0 ? low[block] : high[block];
@@ -543,7 +545,7 @@ __device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, fl
   }
 }
 
-// Stores what reduce_halving left where the warp that merges reads it.
+// Stores the results of reduce_halving for the warp that merges.
 template <class Tile>
 __device__ __forceinline__ void hand_over(typename Tile::Maxima& to, const float (&maximum)[Tile::kHeld],
                                           const int32_t (&token)[Tile::kHeld]) {
@@ -575,8 +577,8 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
   }
 }
 
-// Rare rows (forward/epilogue.cuh) of the document range at place j. The range is looked up again here, since
-// the caller has no registers to keep it in.
+// Computes rare rows (forward/epilogue.cuh) of the j-th document range. Looks the range up again, since the
+// caller has no registers for it.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, bool rare, int32_t row,
                                                        int32_t row_tile, int32_t query, int32_t j) {
@@ -586,7 +588,7 @@ __device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, boo
   return resolve_rare_rows<E>(p, rare, row, query, doc_range.document, tokens);
 }
 
-// A finished document range, by the warp that merged its maxima.
+// Finishes a document range, by the warp that merged the maxima.
 template <class Tile>
 __device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const RowTile& tile,
                                                  const LaneRows<Tile>& lane_rows, int32_t row_tile, int32_t j,
@@ -614,7 +616,7 @@ __device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const Row
   }
 }
 
-// One warp: merges what the team's warps handed over, and finishes the document or the tile of a pair's rows.
+// One warp: merges the maxima of the team's warps, and finishes the document, or the tile of a pair's rows.
 template <class Tile>
 __device__ __forceinline__ void merge_and_finish(const typename Tile::Args& p, const RowTile& tile,
                                                  const LaneRows<Tile>& lane_rows, int32_t row_tile,
@@ -630,7 +632,7 @@ __device__ __forceinline__ void merge_and_finish(const typename Tile::Args& p, c
   }
 }
 
-// A warpgroup: its tiles of each document that its team meets.
+// A consumer warpgroup.
 template <class Tile>
 __device__ __forceinline__ void score_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                 const Sm90DShared<Tile>& memory, int warpgroup) {

@@ -14,7 +14,7 @@ template <class T, class View>
 TokenScaleLine<T> make_line(const ForwardArgs& p, const View& view, CUtensorMapDataType type, int tokens) {
   TokenScaleLine<T> line{};
   if (view.data == nullptr || (view.token_stride != 1 && p.Ld != 1)) return line;
-  // A map begins at whole 16 bytes, up to 15 before the view: some of those that hold its first number.
+  // A map begins at a multiple of 16 bytes, up to 15 before the view.
   const int64_t before = reinterpret_cast<uintptr_t>(view.data) % 16 / sizeof(T);
   const int64_t queries = p.layout == Layout::in_batch ? 1 : p.Nq;
   const int64_t size =

@@ -6,11 +6,11 @@ namespace late_interaction {
 
 extern const ForwardKernel sm90_q_longd, sm90_3xtf32, sm90_3xfp16;
 
-// Query rows on the M side, and their embeddings in chunks. Q stays in shared memory where that leaves a ring
-// deep enough; else it streams, and two blocks that take neighbouring documents bring each other half of it.
-// Full accuracy takes half the rows, since sums take registers too, and two parts of an element.
-// tf32x3: the low parts are made in the ring, and three products for each chunk leave it the time to stream Q
-// in every block. fp16x2: both parts are copied, of Q as well.
+// Query rows on the M side, embeddings in k chunks. Q stays in shared memory if that leaves a ring deep
+// enough; else it streams, and two blocks that take neighbouring documents bring each other half of it. Full
+// accuracy takes half the rows, since sums take registers too, and two terms an element. tf32x3: the low
+// terms are made in the ring, and three products for each chunk leave time to stream Q in every block.
+// fp16x2: both terms are copied, of Q as well.
 std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
                                              const Device& device, bool paired, int tokens) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
@@ -52,7 +52,7 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
 
 namespace {
 
-// The three kernels have one set of plans, of which each has those of its type.
+// The three kernels share one set of plans; each takes the plans of its type.
 template <const ForwardKernel& kKernel>
 void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device,
                std::vector<ForwardPlan>& plans) {

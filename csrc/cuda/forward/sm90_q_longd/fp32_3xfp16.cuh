@@ -6,7 +6,7 @@
 //
 //   stage of the ring     tokens, high | low | query rows, high | low         64 elements of each
 //
-// A k chunk has a round of its low products, and then rounds of its high ones, promotion_interval steps of
+// A k chunk has a round of low products, and then rounds of high products, promotion_interval steps of
 // sixteen elements each. In a cluster each block loads 64 of the 128 rows, high and low, for both.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace late_interaction {
 
-// Tokens may have scales: those of rows far below the largest (operands/fp16_scaled.cu).
+// Tokens may have scales: rows far below the largest do (operands/fp16_scaled.cu).
 template <int kColumns, bool kWinners>
 using Sm90By3xFp16Tile = LongDTile<LongDMath::fp32_3xfp16, ptx::WgmmaFp16, float, kColumns, kWinners, true>;
 

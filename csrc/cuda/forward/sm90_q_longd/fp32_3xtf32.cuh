@@ -1,12 +1,11 @@
 // MaxSim forward on Hopper for fp32 embeddings at fp32 accuracy, as three TF32 products for each one.
 //
 //   x = high + low, both TF32; q . d = high . high + (low . high + high . low); low . low is left out.
-//   A token's `high` is what the tensor cores see of fp32: its upper 19 bits. That leaves a `low` of x's own
-//   sign. A query row's `high` is rounded, so that low . low has no sign of its own, and leaving it out is no
-//   bias.
+//   A token's `high` is what the tensor cores see of fp32: the upper 19 bits. `low` then has the sign of x. A
+//   query row's `high` is rounded, so that low . low has either sign, and leaving it out is no bias.
 //
 //   stage of the ring     tokens | query rows     as TMA brings them, then the rows rounded
-//                         tokens | query rows     their low parts
+//                         tokens | query rows     low terms
 //
 // Warpgroup 3, the tf32_splitter, splits a full stage into high and low. A k chunk has rounds of
 // promotion_interval steps of eight elements; in each the low products come first.

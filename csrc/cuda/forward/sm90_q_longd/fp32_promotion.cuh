@@ -1,20 +1,20 @@
 // The consumer of the two forwards at fp32 accuracy: kernel.cuh with three products for each one.
 //
-// The tensor cores truncate as they accumulate, a bias that would grow with d. So they sum only
-// promotion_interval steps of 32 bytes at a time, and the consumer adds these sums in fp32, which rounds.
-// That takes a second set of registers, and so a consumer has one block of 64 rows.
+// The tensor cores truncate as they accumulate, a bias that grows with d. So they sum only promotion_interval
+// steps of 32 bytes at a time, and the consumer adds these sums in fp32, which rounds. That takes a second
+// set of registers, so a consumer has one block of 64 rows.
 //
 // A k chunk is taken in rounds: multiply, wait, add. While one consumer adds, the other multiplies; the
-// second starts when the first one first adds, and they stay in this order. A warp has 16 neighbouring query
-// rows: a query of 32 is summed by two warps, in two partials.
+// second starts when the first one first adds. A warp has 16 neighbouring query rows: a query of 32 has two
+// partials.
 #pragma once
 
 #include "kernel.cuh"
 
 namespace late_interaction {
 
-// Self::multiply(c, k_chunk, round) issues the wgmma of a round, Self::kRounds of them a k chunk, and
-// Self::add(sum, x, round) adds one of its sums.
+// Self::multiply(c, k_chunk, round) issues the wgmma of one of a k chunk's Self::kRounds rounds, and
+// Self::add(sum, x, round) adds one of the round's sums.
 template <class Tile, class Self>
 struct PromotingConsumer : LongDConsumerBase<Tile, Self> {
   using Base = LongDConsumerBase<Tile, Self>;

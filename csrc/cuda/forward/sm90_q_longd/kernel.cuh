@@ -18,13 +18,13 @@
 //              the next warp of warpgroup 2, with kMaskedOrScaled only. It writes the limits (masks) and the
 //              scales (inverse norms, or quantization scales) of a tile's tokens to a ring of their own.
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
-//   warp       32 neighbouring query rows. A block of 64 has every other group of eight rows of its
-//              warpgroup's 128, so that the 16 rows that a warp has of either block are neighbours.
+//   warp       32 neighbouring query rows. Of a warpgroup's 128 rows, a block of 64 has every other eight, so
+//              that a warp's 16 rows of one block are neighbours of its 16 rows of the other.
 //
 // The accumulators hold one tile, so a warpgroup has no wgmma in flight while it folds its second block. The
-// other warpgroup then has the tensor cores to itself. It starts one k chunk later and stays behind: the
-// warpgroup that folds loses the lead that the other one gains, and regains it when the other one folds. A
-// document is finished under the wgmma of the next document's first k chunk.
+// other warpgroup then has the tensor cores alone. Warpgroup 1 starts one k chunk later: the warpgroup that
+// folds loses the lead that the other one gains, and regains it when the other one folds. A document is
+// finished under the wgmma of the next document's first k chunk.
 //
 //     warpgroup 0   multiply ... | multiply last | fold | multiply first, finish | multiply ...
 //     warpgroup 1   multiply ...       | multiply last          | fold | multiply first, finish | ...
@@ -53,7 +53,7 @@ struct LongDPolicy {
   int box_rows;            // query rows of a TMA box
   int terms;               // numbers of an element in the operands: one, or high and low
   bool clusters;           // two blocks may load query rows for each other
-  bool splits_tf32;        // a warpgroup of its own splits each stage in high and low
+  bool splits_tf32;        // a warpgroup splits each stage in high and low
   int promotion_interval;  // steps of 32 bytes that the tensor cores sum; 0: all of an embedding
   int consumer_registers;  // of a thread, after setmaxnreg
   int helper_registers;
@@ -74,7 +74,7 @@ constexpr LongDPolicy long_d_policy(LongDMath math, int columns) {
                                           : LongDPolicy{1, 128, 1, false, true, 2, 216, 40};
 }
 
-// Element: of the inputs, in which rare rows are computed again. kMaskedOrScaled: some columns are left out
+// Element: of the inputs, from which rare rows are computed again. kMaskedOrScaled: some columns are left out
 // (masked tokens, or the columns past the end of a short document), or columns have scales.
 template <LongDMath kMath, class Type_, class Element_, int kColumns_, bool kWinners_, bool kMaskedOrScaled_>
 struct LongDTile {
@@ -93,8 +93,8 @@ struct LongDTile {
   static constexpr uint32_t kQBytes = kPolicy.terms * kQTermBytes, kDBytes = kPolicy.terms * kDTermBytes;
   static constexpr int kCopies = kPolicy.splits_tf32 ? 2 : 1;  // of what a stage receives
 
-  // A lane holds rows 8 * block + 16 * half + lane / 4 of its warp's two blocks, in the order of 2 * block +
-  // half. With one block the even lanes of a quad have a row each, and the odd ones repeat theirs.
+  // A lane holds rows 8 * block + 16 * half + lane / 4 of the warp's two blocks, in the order of 2 * block +
+  // half. With one block the even lanes of a quad have a row each, which odd lanes repeat.
   static __device__ __forceinline__ int slot(int warp, int lane, int) {
     if (kPolicy.row_blocks == 1 && lane % 2 != 0) return kRows;
     const int held = lane % 4;
@@ -108,13 +108,13 @@ using Sm90QLongDTile = LongDTile<LongDMath::plain, Type, Element, kColumns, kWin
 // A document against a row tile.
 struct LongDWorkTile {
   int32_t tile, j;
-  bool counts;  // false: the last document is the other block's, and this one multiplies it to keep step
+  bool counts;  // false: the other block has the last document, and this one multiplies it to keep step
 };
 
 // A cluster's work tiles. With resident rows: a contiguous range, documents innermost. With streamed rows:
-// every k-th work tile, where k is the number of clusters, so that all clusters together work on a few row
-// tiles by a few documents, and L2 serves most loads. The range lies in shared memory and is read each time,
-// since a consumer has no registers to keep it in.
+// every k-th work tile of k clusters, so that all clusters together work on a few row tiles by a few
+// documents, and L2 serves most loads. The range lies in shared memory, since a consumer has no registers for
+// it.
 struct LongDScheduler {
   static constexpr uint32_t kBand = 8;  // row tiles
   static constexpr uint32_t kBytes = 32;
@@ -152,17 +152,15 @@ struct LongDScheduler {
   }
 };
 
-// The token mask and scales of a tile, as the token-scale producer writes them: a limit and a scale for each
-// column, and which of the two there are to apply.
+// The token mask and scales of a tile: a limit and a scale for each column, and which of the two to apply.
 template <class Tile>
 struct LongDTokenScales {
   static constexpr uint32_t kLimits = 0, kScales = 4 * Tile::kColumns, kKind = 2 * kScales;
   static constexpr uint32_t kBytes = Tile::kMaskedOrScaled ? kKind + 16 : 0;
   static constexpr int kStages = 2;
 
-  // A limit of minus infinity leaves a column out, whatever its token holds. Other columns have plus
-  // infinity, which turns NaN into an infinity, and finish_document computes rows with an infinite maximum
-  // again. Either takes one instruction.
+  // A limit of minus infinity leaves a column out. Other columns have plus infinity, which turns NaN into an
+  // infinity, and finish_document computes rows with an infinite maximum again. Either takes one instruction.
   enum Kind : uint32_t { kPlain, kLimited, kScaled, kLimitedAndScaled };
 
   static constexpr bool limits(uint32_t kind) { return kind == kLimited || kind == kLimitedAndScaled; }
@@ -197,7 +195,7 @@ struct LongDShared {
   __device__ __forceinline__ uint32_t split(int i) const { return barriers + 48 + 16 * stages + 8 * i; }
 };
 
-// The first token of a tile: the last tile of a document is moved back to end with it.
+// The first token of a tile: the last tile is moved back to end with the document.
 template <class Tile>
 __device__ __forceinline__ int32_t long_d_tile_begin(const ForwardArgs& p, int32_t t) {
   return max(0, min(t, p.Ld - Tile::kColumns));
@@ -260,7 +258,7 @@ struct LongDProducer {
   const TensorMaps& maps;
   const LongDShared<Tile>& smem;
 
-  // A k chunk of query rows: all of it, or of two blocks each its half for both.
+  // Loads a k chunk of query rows, or, as one of two blocks, half of it for both.
   __device__ __forceinline__ void load_rows(uint32_t to, uint32_t full, const RowTile& tile, int k_chunk) {
     constexpr int kBoxRows = Tile::kPolicy.box_rows;
     const int first = first_query_token(p, tile), dim = k_chunk * Tile::kKChunkElements;
@@ -278,7 +276,7 @@ struct LongDProducer {
     }
   }
 
-  // A k chunk of tokens. In maps of two terms the documents of all queries are one dimension.
+  // Loads a k chunk of tokens. In maps of two terms the documents of all queries are one dimension.
   __device__ __forceinline__ void load_tokens(uint32_t to, uint32_t full, const RowTile& tile, int k_chunk,
                                               int32_t begin, int32_t j) {
     const int dim = k_chunk * Tile::kKChunkElements;
@@ -373,9 +371,9 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
   }
 }
 
-// Waits for the token mask and scales of the next tile; returns their kind, and where this lane's lie. Even
-// where the kind is always kPlain the compiler must not know it: it would move a fold without a branch before
-// it behind the wait for the wgmma that the fold is to overlap.
+// Waits for the token mask and scales of the next tile; returns the kind, and sets the lane's address. Even
+// if the kind is always kPlain the compiler must not know it: without a branch it would move the fold behind
+// the wait for the wgmma that the fold is to overlap.
 template <class Tile>
 __device__ __forceinline__ uint32_t take_token_scales(const LongDShared<Tile>& smem,
                                                       const PipelineState& state, float zero,
@@ -441,7 +439,7 @@ struct LongDConsumerBase {
     }
   }
 
-  // Finishes the document before the one at token t of work tile `now`, where that one begins.
+  // If a document begins at token t of work tile `now`, finishes the document before it.
   __device__ __forceinline__ void finish_previous(uint32_t now, int32_t t) {
     if (t == 0 && now != smem.scheduler.first()) finish(smem.scheduler(p, now - smem.scheduler.step()));
   }
@@ -487,7 +485,7 @@ struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int k_chunk) {
     const uint32_t stage = smem.stage(state.stage);
     const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : smem.q + k_chunk * Tile::kQBytes;
-    const uint32_t group_rows = rows + ptx::tid_x() / 128 * 128 * kKChunkBytes;  // this warpgroup's
+    const uint32_t group_rows = rows + ptx::tid_x() / 128 * 128 * kKChunkBytes;  // of this warpgroup
     const uint32_t q = ptx::smem_desc_low(group_rows + block * 8 * kKChunkBytes),
                    d = ptx::smem_desc_low(stage);
 #pragma unroll
