@@ -1,14 +1,13 @@
 // The winners of one document, put in the order of their tokens: a stable counting sort in shared memory.
 //
-// Entry e is the winner of the e-th query row that meets the document: of (query, query token) in order. They
-// go by in chunks; of a chunk each of `segments` warps has a contiguous segment.
-//   count   Every warp brings its segment into shared memory and counts it by token. The counts of all chunks
-//           and warps add up to the place where each token's winners start. Where a document has several
-//           tiles (`compact`) a warp keeps what falls to this one, and all entries are one chunk, unless
-//           what some warp finds exceeds warp_capacity.
-//   list    The counts become places: tokens in order, within a token the chunks, within a chunk the warps.
-//           Then each warp puts its entries in their places, 32 at a time; of lanes with the same token
-//           the lower one comes first.
+// Entry e is the winner of the e-th query row that meets the document: of (query, query token) in order. The
+// entries go by in chunks; each of `segments` warps has a contiguous segment of a chunk.
+//   count   Every warp copies a segment into shared memory and counts it by token. Prefix sums of the counts
+//           are the indices where each token's winners start. If a document has several tiles (`compact`) a
+//           warp keeps this tile's entries, and all entries are one chunk, unless some warp keeps more than
+//           warp_capacity.
+//   list    The counts become indices: by token, chunk and warp. Then each warp scatters its entries, 32 at a
+//           time; of lanes with the same token the lower one comes first.
 // A call of `list` takes the tokens whose winners fit the list, so that any number of winners is put in order
 // by some number of calls. One chunk, the usual case, stays in shared memory from `count` to `list`.
 #pragma once
@@ -24,14 +23,14 @@ inline constexpr uint16_t kElsewhere = 0xFFFF;  // a winner of another tile, or 
 template <class Args>
 struct WinnerOrder {
   const Args& p;
-  // Shared memory. The tile too: registers go to rows in flight.
+  // All in shared memory: registers are for rows in flight.
   const SegmentedTile& tile;
   void* list;         // [list_capacity] entries in the order of their tokens, in 16 bits where those do
   uint32_t* starts;   // [tokens + 1] first place of each token
   uint32_t* next;     // [tokens] winners of each token; then the place of the next one
   uint32_t* cursors;  // [segments][tokens] the same, for each warp and one chunk
-  // [segments][warp_capacity] what each warp has of a chunk: tokens, counted within the tile, and, if
-  // `compact`, whose they are, counted within the warp's segment.
+  // [segments][warp_capacity] each warp's winners in a chunk: token index in the tile, and, if `compact`,
+  // entry index in the warp's segment.
   uint16_t* staged;
   uint16_t* origins;
 
@@ -51,7 +50,7 @@ struct WinnerOrder {
     return p.narrow_list ? static_cast<const uint16_t*>(list)[at] : static_cast<const uint32_t*>(list)[at];
   }
 
-  // Where the winner of an entry is.
+  // The index of an entry's winner.
   __device__ __forceinline__ int64_t winner_at(uint32_t e) const { return winner_of_entry(p, tile, e); }
 
   __device__ __forceinline__ uint16_t within_tile(int32_t token) const {
@@ -89,8 +88,8 @@ struct WinnerOrder {
     return {min(warp * each, size), min((warp + 1) * each, size)};
   }
 
-  // Adds what 32 lanes have loaded, from entry `at` of the segment on, to what this warp has found. Returns
-  // whether it fits.
+  // Adds the entries that 32 lanes loaded, from entry `at` of the segment on, to the warp's. Returns whether
+  // they fit.
   template <int kWidth>
   __device__ __forceinline__ bool keep(const Tokens<kWidth>& loaded, uint32_t at) {
     uint32_t lower = 0, all = 0;  // found by the lanes below, and by all
@@ -112,8 +111,8 @@ struct WinnerOrder {
     return true;
   }
 
-  // This warp's segment of the chunk that starts at entry `first`, kWidth winners a load and kAhead loads at
-  // once; counted into its cursors. Returns whether it fits.
+  // Counts this warp's segment of the chunk that starts at entry `first`, kWidth winners a load and kAhead
+  // loads at once. Returns whether it fits.
   template <int kWidth>
   __device__ __forceinline__ bool stage(uint32_t first) {
     constexpr int kAhead = kWidth == 4 ? 2 : 4, kStep = 32 * kWidth;
@@ -165,17 +164,17 @@ struct WinnerOrder {
     return __syncthreads_or(!fits) == 0;
   }
 
-  // A token's counts, warp by warp, become the places of those warps. Returns the place behind them.
-  __device__ __forceinline__ uint32_t counts_to_places(int t, uint32_t place) {
+  // Turns a token's counts, warp by warp, into first indices. Returns the index behind them.
+  __device__ __forceinline__ uint32_t counts_to_indices(int t, uint32_t index) {
     for (int s = 0; s < p.segments; ++s) {
       const uint32_t count = cursors[s * tile.tokens + t];
-      cursors[s * tile.tokens + t] = place;
-      place += count;
+      cursors[s * tile.tokens + t] = index;
+      index += count;
     }
-    return place;
+    return index;
   }
 
-  // Fills starts, and next with the same. Of a single chunk the cursors have their places too.
+  // Fills starts and next alike, and, of a single chunk, the cursors.
   __device__ __forceinline__ void count(uint32_t* warp_totals) {
     // Each thread has a run of tokens.
     const int each = (tile.tokens + kBackwardThreads - 1) / kBackwardThreads;
@@ -201,15 +200,15 @@ struct WinnerOrder {
     for (int t = begin; t < end; ++t) {
       const uint32_t count = next[t];
       starts[t] = next[t] = before;
-      if (entries <= chunk) counts_to_places(t, before);
+      if (entries <= chunk) counts_to_indices(t, before);
       before += count;
     }
     if (threadIdx.x == kBackwardThreads - 1) starts[tile.tokens] = before;
     __syncthreads();
   }
 
-  __device__ __forceinline__ void place(uint32_t first, int from, int to) {
-    uint32_t* places = cursors + warp * tile.tokens;
+  __device__ __forceinline__ void scatter(uint32_t first, int from, int to) {
+    uint32_t* warp_cursors = cursors + warp * tile.tokens;
     const uint32_t base = starts[from];
     const uint32_t begin = first + segment(first).begin;
     const uint16_t* tokens = staged + warp * p.warp_capacity;
@@ -221,11 +220,11 @@ struct WinnerOrder {
       if (among == 0) continue;
       const unsigned same = __match_any_sync(kFullWarp, t) & among;
       const unsigned lower = same & ((1u << lane) - 1);
-      const uint32_t place = here ? places[t] : 0;
+      const uint32_t index = here ? warp_cursors[t] : 0;
       __syncwarp();
       if (here) {
-        put(place - base + __popc(lower), begin + (p.compact ? origins[warp * p.warp_capacity + at] : at));
-        if (lower == 0) places[t] = place + __popc(same);
+        put(index - base + __popc(lower), begin + (p.compact ? origins[warp * p.warp_capacity + at] : at));
+        if (lower == 0) warp_cursors[t] = index + __popc(same);
       }
       __syncwarp();
     }
@@ -237,19 +236,19 @@ struct WinnerOrder {
       if (entries > chunk) {
         stage_chunk(first);
         for (int t = from + threadIdx.x; t < to; t += kBackwardThreads)
-          next[t] = counts_to_places(t, next[t]);
+          next[t] = counts_to_indices(t, next[t]);
         __syncthreads();
       }
-      if (warp < p.segments) place(first, from, to);
+      if (warp < p.segments) scatter(first, from, to);
       __syncthreads();
     }
   }
 
-  // The token at a place: the last one of [from, to) that starts there or before.
-  __device__ __forceinline__ int token_at(uint32_t place, int from, int to) const {
+  // The token of list entry `entry`: the last of [from, to) that starts there or before.
+  __device__ __forceinline__ int token_at(uint32_t entry, int from, int to) const {
     while (to - from > 1) {
       const int middle = (from + to) / 2;
-      (starts[middle] <= place ? from : to) = middle;
+      (starts[middle] <= entry ? from : to) = middle;
     }
     return from;
   }

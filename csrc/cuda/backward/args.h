@@ -21,45 +21,44 @@ struct BackwardArgs {
   const void* winners;  // [Nq, N, Lq], with room for so many documents from one query to the next
   int64_t winners_stride;
   bool wide_winners;
-  int32_t winners_at_once;  // so many neighbouring ones are of one (query, document), and aligned: 4, 2 or 1
-  // Packed (varlen): as in forward/args.h. `grad` is [queries, N]; the others count all query tokens as one
+  int32_t winners_at_once;  // neighbouring winners of one (query, document) that are aligned: 4, 2 or 1
+  // Packed (varlen): as in forward/args.h. `grad` is [queries, N]; all else counts query tokens as one
   // query's.
   bool packed;
   const Span* spans;
   const int32_t* row_queries;
-  // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization. Where query
-  // tokens have weights, q_inverse is their product with the inverse norms; with d_inverse, grad_Q is left as
-  // sums then.
+  // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization. If query
+  // tokens have weights, q_inverse is multiplied by them; with d_inverse, grad_Q is then left as sums.
   const void* q_inverse;
   const void* d_inverse;
-  bool normalized_documents;  // D holds unit rows already; d_inverse is of the rows that they came from
-  // Where gradients go: in the dtype of the inputs, finished; or, where the sum pointer is set, as plain sums
-  // that finish_rows turns into gradients later. A null pair is not computed.
+  bool normalized_documents;  // D holds unit rows; d_inverse is of the original rows
+  // Outputs: gradients in the dtype of the inputs; or, where the sum pointer is set, plain sums that
+  // finish_rows turns into gradients later. A null pair is not computed.
   void* grad_Q;
   void* grad_Q_sums;
-  bool adds_to_sums;  // grad_Q_sums holds those over other documents already
+  bool adds_to_sums;  // grad_Q_sums holds sums over other documents
   void* grad_D;
   void* grad_D_sums;
-  bool adds_to_d_sums;  // grad_D_sums holds those over other queries already
+  bool adds_to_d_sums;  // grad_D_sums holds sums over other queries
   // The plan's numbers.
   int32_t split_bits;     // 2^split_bits warps share a query token
   int32_t grad_d_blocks;  // of the grid, the first ones: those that own documents
   int32_t segments;       // 2^segment_bits warps order winners
   int32_t segment_bits;
   int32_t warp_capacity;  // winners that shared memory holds for each of them
-  int32_t chunk;        // that all of them have; backward_single_query: a document's winners, in whole warps
-  bool compact;         // winners of other tiles are left out there
-  int32_t tile_tokens;  // document tokens of a block
-  int32_t tiles;        // blocks a document is cut into
+  int32_t chunk;          // winners of a chunk; backward_single_query: a document's, in whole warps
+  bool compact;           // shared memory leaves out winners of other tiles
+  int32_t tile_tokens;    // document tokens of a block
+  int32_t tiles;          // blocks a document is cut into
   Divider by_tiles;
   int32_t token_step;  // from a token of a block to its next
   Divider by_step;
   int32_t list_capacity;  // winners ordered at a time
   bool narrow_list;       // their numbers fit 16 bits
   SegmentedSmem memory;
-  int32_t grads_kept;  // gradients of scores that a block keeps in shared memory; 0: read where they lie
-  // [Nq * Lq], of weights that q_inverse holds, in the type of sums; null: not needed. grad_q_tiled writes
-  // those of each slice of dims, [slices, Nq * Lq].
+  int32_t grads_kept;  // gradients of scores that a block keeps in shared memory
+  // [Nq * Lq], of the weights in q_inverse, in the type of sums; null: not needed. grad_q_tiled writes a
+  // partial for each slice of dims, [slices, Nq * Lq].
   void* grad_weights;
 };
 
@@ -70,8 +69,8 @@ struct PairBackwardArgs : BackwardArgs {
   const int32_t* q_offsets;      // [queries + 1]
   const int32_t* pair_query;     // [pairs]
   const int32_t* pair_document;  // [pairs]
-  // The pairs in the order of their queries, those of query i in their own order from query_begins[i] up to
-  // query_begins[i + 1]; and in that of their documents.
+  // Indices of pairs, sorted stably by query: query i has [query_begins[i], query_begins[i + 1]); and by
+  // document.
   const int64_t* by_query;
   const int32_t* query_begins;
   const int64_t* by_document;

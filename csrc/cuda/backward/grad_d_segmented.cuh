@@ -2,22 +2,21 @@
 //
 //   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
 //
-// A block owns tokens of one document: where many queries share the document and it has several blocks, every
-// so-many-th, since tokens that win often may be neighbours (a document's first ones are). It lists the
-// document's winners in the order of its tokens (argmax_counting_sort.cuh), walks the list, and last writes
-// zeros to the tokens that nobody won: a row read after them would wait behind all those writes. Of the list
-// each warp walks an equal share, whatever tokens it covers, so that a token that wins often (real winners
-// are skewed) is worked on by many warps. A row that lies within one share is written by that warp. Of a row
-// that spans shares, the warp in whose share it starts keeps its sum in registers, the others leave theirs in
-// shared memory, and the first one adds them, in order.
+// A block owns tokens of one document. If many queries share the document and it has several blocks, a block
+// owns every so-many-th token, since tokens that win often may be neighbours (a document's first ones are).
+// It lists the document's winners by token (argmax_counting_sort.cuh), walks the list, and last writes zeros
+// to the tokens that nobody won: a row read after them would wait behind all those writes. Each warp walks an
+// equal share of the list, so that many warps work on a token that wins often (real winners are skewed). A
+// warp writes the rows within its share. Of a row that spans shares, the first warp keeps a sum in registers,
+// the others store sums in shared memory, and the first one adds them, in order.
 //
 //      list:  |t0 t0 t0 t1 t3 t3|t3 t3 t3 t3 t3 t3|t3 t4 t5 t5 ...
 //              share of warp 0    share of warp 1    share of warp 2
 //             writes t0, t1;      leaves t3          leaves t3; writes t4, ...
-//             t3 = own + what warps 1 and 2 left
+//             t3 = sum of warp 0 + sums of warps 1 and 2
 //
-// If more winners fall to a block than the list holds, it takes its tokens in several rounds; a single token
-// with more than that is summed straight from the winners, by all warps.
+// If a block has more winners than the list holds, it takes tokens in several rounds; all warps sum a single
+// token with more winners straight from them.
 //
 // Everything is a function of the input alone: the same bits in every run.
 #pragma once
@@ -43,7 +42,7 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kScales, Args> {
     return static_cast<uint32_t>(static_cast<uint64_t>(count) * part / kBackwardWarps);
   }
 
-  // The row of Q of an entry, and what it counts: grad, times its weight or its inverse norm.
+  // The row of Q of an entry, and its factor: grad, times the row's weight or inverse norm.
   __device__ __forceinline__ GatherEntry<S> pick(uint32_t e) const {
     if constexpr (kListedArgs<Args>) {
       const EntryOfPair entry = entry_of_pair(p, tile, e);
@@ -81,11 +80,11 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kScales, Args> {
       started_here = starts[t] == begin;
       for (uint32_t batch = begin; batch < end; batch += 32) {
         const uint32_t at = min(batch + lane, end - 1);
-        int lane_token = t;  // the token that has won this place
+        int lane_token = t;  // the token of the lane's entry
         if (starts[t + 1] < batch + 32) lane_token = order.token_at(at, t, to);
         __syncwarp();
         queue[lane] = batch + lane < end ? pick(order.listed(at - base)) : GatherEntry<S>{};
-        // Places behind which rows are complete. What follows the share's last one is for later.
+        // Entries behind which rows are complete. The share's last row is for later.
         const unsigned ends = __ballot_sync(kFullWarp, at + 1 < end && starts[lane_token + 1] == at + 1);
         __syncwarp();
         for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kRowsInFlight) {
@@ -203,16 +202,16 @@ __device__ __forceinline__ SegmentedTile dense_tile(const BackwardArgs& p, int32
           static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
 }
 
-// Where stretch `index` of packed tokens begins: those before the first document (0), a document (from 1 on),
-// those behind the last one. So no gradient row goes unwritten.
+// The first token of stretch `index` of packed tokens: the tokens before the first document (0), a document
+// (from 1 on), the tokens behind the last one. So no gradient row goes unwritten.
 __device__ __forceinline__ int64_t stretch_begin(const BackwardArgs& p, int64_t index) {
   if (index == 0) return 0;
   if (index <= p.N) return p.spans[index - 1].first;
   return index == p.N + 1 ? p.spans[p.N - 1].first + p.spans[p.N - 1].length : int64_t{p.Ld};
 }
 
-// Tile t of a stretch that begins at token `begin` belongs to block begin / tile_tokens + index + t. From
-// stretch to stretch that leaves blocks enough, whatever their lengths, and some blocks nothing to do.
+// Tile t of a stretch that begins at token `begin` belongs to block begin / tile_tokens + index + t:
+// different tiles have different blocks, whatever the stretches' lengths, and some blocks nothing to do.
 template <class Args>
 __device__ __forceinline__ SegmentedTile packed_tile(const Args& p, int64_t block) {
   int64_t index = 0, end = p.N + 2;  // the last stretch whose first block is this one or before it
@@ -234,7 +233,7 @@ __device__ __forceinline__ SegmentedTile packed_tile(const Args& p, int64_t bloc
           entries.count};
 }
 
-// What a block of the grid owns, and where it works.
+// A block's tile and its shared memory.
 template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>
 __device__ __forceinline__ void grad_d_segmented(const Args& p, int64_t block, uint8_t* memory) {
   using Kernel = SegmentedRows<T, kFragments, kVectors, kScales, Args>;

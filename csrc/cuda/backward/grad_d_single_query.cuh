@@ -8,10 +8,10 @@
 //   token   3: entries 1, 5    17: entries 0, 2    40: entry 4     a warp each, entries in their order
 //   all others: zeros                                              a warp each
 //
-// Writing those zeros is what bounds it. So tiles are small and blocks many: some write while others wait
-// for winners and rows of Q. From sm_90 on TMA writes zeros to the whole tile, from shared
-// memory, while its block still waits for winners; the rows that are none follow when it is done. Zeros that
-// the L2 cache has no room for are the first that it gives up.
+// Writing zeros bounds it. So tiles are small and blocks many: some write while others wait for winners and
+// rows of Q. From sm_90 on TMA writes zeros to the whole tile, from shared memory, while the block still
+// waits for winners; other rows follow when it is done. Zeros beyond the room of L2 are marked to be evicted
+// first.
 #pragma once
 
 #include "../primitives/argmax.cuh"
@@ -41,7 +41,7 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
   uint16_t* token_of;     // [chunk] of an entry, counted within the tile
   uint32_t* first_entry;  // [tile_tokens]
 
-  // Whether TMA writes the zeros: where the device has it, to rows of whole vectors of 16 bytes.
+  // Whether TMA writes the zeros: on devices with TMA, to rows of whole vectors of 16 bytes.
   static __device__ __forceinline__ bool clears_by_engine(const BackwardArgs& p) {
 #if __CUDA_ARCH__ >= 900
     if (Base::kSums && p.grad_D_sums != nullptr) return false;
@@ -51,7 +51,7 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
 #endif
   }
 
-  // They come from where other kernels keep sums.
+  // The zeros lie where other kernels keep sums.
   __device__ __forceinline__ void lay_out_zeros() const {
     auto* words = reinterpret_cast<uint4*>(shared.sums);
     for (int k = threadIdx.x; k < kZeroBytes / 16; k += kBackwardThreads) words[k] = uint4{};
@@ -72,7 +72,7 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
     }
   }
 
-  // Every warp comes by once, before its first row; then the zeros are written.
+  // Every warp calls it once, before its first row; then the zeros are written.
   __device__ __forceinline__ void wait_for_zeros() const {
     if (threadIdx.x == kZeroThread) ptx::bulk_store_commit_and_wait();
     ptx::barrier_sync_unaligned();
@@ -122,7 +122,7 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
   }
 
  private:
-  // Those of 32 entries that token t won.
+  // Adds those of 32 entries that token t won.
   __device__ __forceinline__ void add_entries(Row& sum, int64_t i, int from, int t, S grad, int first) const {
     const int e = from + lane;
     const bool won = token_of[e] == t;
@@ -140,8 +140,8 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
   }
 };
 
-// grad_Q where each query token met one document: a row of D, as often as its score counts. A warp has as
-// many of them as it has rows in flight.
+// grad_Q where each query token met one document: a row of D, times the gradient of the score. A warp has as
+// many query tokens as rows in flight.
 template <class T, int kFragments, bool kVectors, RowScales kScales>
 __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t block) {
   using Row = RowVector<T, kFragments, kVectors>;

@@ -3,13 +3,13 @@
 //   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
 //
 // Who owns what
-//   warps   2^split_bits neighbouring warps of a block have one query token, each a contiguous share of its
+//   warps   2^split_bits neighbouring warps of a block have one query token, each a contiguous share of the
 //           documents. The shares are added in order: grad_Q is the same bits in every run.
 //   lane    as producer (look_up) one document of 32, whose winner's row it queues; as consumer (add_rows)
-//           its elements of every row that the warp queued; as epilogue (write) the same of the sum.
+//           some elements of every queued row; as epilogue (write) the same elements of the sum.
 //
-// kScatter: while the warp has grad[i, j] and Q[i, s] in hand it adds their product to row winner[i, j, s] of
-// grad_D_sums by vector reductions. One pass over everything, but the order of those sums is the hardware's.
+// kScatter: the warp also adds grad[i, j] * Q[i, s] to row winner[i, j, s] of grad_D_sums by vector
+// reductions. One pass over everything, but the hardware orders those sums.
 #pragma once
 
 #include "../ptx/pdl.cuh"
@@ -18,7 +18,7 @@
 
 namespace late_interaction {
 
-// Row of grad_D_sums that a gather entry adds to, and what it adds there for each element of Q.
+// The row of grad_D_sums that a gather entry adds to, and the factor of the row of Q.
 template <class S>
 struct alignas(16) Destination {
   int64_t offset;
@@ -49,9 +49,9 @@ __device__ __forceinline__ void look_up_winner(const Args& p, const QueryToken& 
   const MetDocument met = token.meets(p, k);
   const int32_t j = met.j;
   const int32_t winner = load_winner(p.winners, p.wide_winners, met.winner);
-  const S scale = grad[met.grad];  // asked for before the winner is known
+  const S scale = grad[met.grad];  // loaded before the winner is known
   const Span span = p.packed ? p.spans[j] : Span{0, p.Ld};
-  if (winner >= 0 && winner < span.length) {  // what no forward wrote reads nothing
+  if (winner >= 0 && winner < span.length) {  // other winners, which no forward wrote, read nothing
     const int64_t document = p.layout == Layout::in_batch ? j : token.i * p.N + j;
     entry.offset = j * p.D.item_stride + (span.first + winner) * p.D.token_stride;
     entry.scale = scale;

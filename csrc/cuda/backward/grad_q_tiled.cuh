@@ -4,13 +4,13 @@
 //
 // The gather (grad_q_gather.cuh) reads every winner's row from L2. Here a block keeps the sums of kTiledRows
 // query rows in registers, and documents pass through a ring in shared memory, so a document is read from L2
-// once for all of them. All blocks walk the documents from the first to the last: what one of them reads from
-// memory, the others find in L2.
+// once for all of them. All blocks walk the documents in order, so one block's reads from memory serve the
+// others from L2.
 //
 // Who owns what
 //   block       a row tile, and a slice of kSliceDims dims of it: so twice as many rows fit
 //   half-warp   kGroupRows neighbouring rows of one query; of each the sum of four dims a lane
-//   lane        as producer 16 bytes of a token at a time (cp.async); the winner of one row of its half-warp
+//   lane        as producer 16 bytes of a token at a time (cp.async); the winner of one row of the half-warp
 //
 // Every sum is over documents in their order: the same bits in every run.
 #pragma once
@@ -80,8 +80,8 @@ struct TiledSums {
     for (int r = 0; r < kGroupRows; ++r) x[r][0] = x[r][1] = x[r][2] = x[r][3] = 0.0f;
   }
 
-  // row: where the winner's row of the lane's own query row lies in shared memory. kRare: grad is not finite,
-  // so rows without a winner (`none`) must not meet it, even as zeros.
+  // row: address in shared memory of the winner of the lane's query row. kRare: grad is not finite, so it
+  // must not multiply rows without a winner (`none`), though they are zeros.
   template <bool kRare>
   __device__ __forceinline__ void add(uint32_t row, float grad, bool none) {
     const uint32_t column = threadIdx.x % 16 * 8;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
 #pragma unroll
     for (int u = 0; u < GroupWinners::kAtOnce; ++u) {
       if (j0 + u >= N) break;
-      // All copies but those of the newest documents have landed: this document's have.
+      // All copies but those of the newest documents have landed.
       ptx::cp_async_wait<kTiledStages - 2>();
       __syncthreads();  // and every warp has left the stage that is filled now
       if (j0 + u + kTiledStages - 1 < N) producer.copy(p, j0 + u + kTiledStages - 1, filled);

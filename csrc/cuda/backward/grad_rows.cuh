@@ -17,14 +17,14 @@ inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
 
 inline constexpr int kMostFragments = 8;  // of a row read in vectors, that a warp holds
 
-// Where a row is, in elements from where the rows begin (-1: there is none), and what it counts.
+// A row's offset in elements (-1: there is none), and its factor.
 template <class S>
 struct alignas(16) GatherEntry {
   int64_t offset = -1;
   S scale = 0;
 };
 
-// What every block has in shared memory, whatever it does. The planner counts the same bytes.
+// Shared memory of every block. The planner counts the same bytes.
 template <class T, int kFragments, bool kVectors>
 struct BackwardShared {
   using Row = RowVector<T, kFragments, kVectors>;
@@ -38,9 +38,9 @@ template <class T, int kFragments, bool kVectors>
 inline constexpr int kUnroll =
     !kVectors ? 1 : std::max(2, 16 / static_cast<int>(sizeof(RawRow<T, kFragments>) / 4));
 
-// Turns dims from `first` on of the gradient of query token `row`, which is q, at a weight of 1 into those at
-// its weight. Their product with q goes to p.grad_weights, or is added to that of the dims before. No
-// gradient stays none, even for a token that holds NaN or a weight that is not finite.
+// Multiplies dims from `first` on of the gradient of query token `row`, which is q, by the token's weight.
+// The dot product of the unweighted gradient and q goes to p.grad_weights, or is added to that of the dims
+// before. A gradient of 0 stays 0, even for a token that holds NaN or a weight that is not finite.
 template <class T, class Row, class S = typename Row::S>
 __device__ __forceinline__ void weigh_gradient(const BackwardArgs& p, int64_t row, const T* q, int first,
                                                Row& gradient) {
@@ -58,10 +58,9 @@ __device__ __forceinline__ void weigh_gradient(const BackwardArgs& p, int64_t ro
   if (any) gradient.scale(static_cast<const S*>(p.q_inverse)[row]);
 }
 
-// What rows of Q count beside the gradients of scores (BackwardArgs::q_inverse): nothing; their weights; or
-// their inverse norms, where gradients of unit rows become those of the rows that they came from. Code for
-// norms serves weights too, and leaves grad_Q as sums then. (Without norms the code is half as long, and
-// small calls are faster.)
+// Factors of rows of Q beside the gradients of scores (BackwardArgs::q_inverse): none; weights; or inverse
+// norms, where gradients of unit rows become gradients of the original rows. Code for norms serves weights
+// too, and then leaves grad_Q as sums. (Without norms the code is half as long, and small calls are faster.)
 enum class RowScales { none, weights, norms };
 
 template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>
@@ -80,7 +79,7 @@ struct TileRows {
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  // What row `row` of Q, counted over all queries, counts beside its gradient.
+  // The factor of row `row` of Q, counted over all queries.
   __device__ __forceinline__ S q_scale(int64_t row) const {
     if constexpr (kScales == RowScales::weights) return static_cast<const S*>(p.q_inverse)[row];
     if constexpr (kNormalized) {
@@ -106,7 +105,7 @@ struct TileRows {
     }
   }
 
-  // Row `row` of grad_D, whose token starts at element x of D.
+  // Writes row `row` of grad_D, whose token starts at element x of D.
   __device__ __forceinline__ void write(int64_t row, int64_t x, Row& sum, int first) const {
     if constexpr (kSums) {
       if (p.grad_D_sums != nullptr) {
@@ -127,7 +126,7 @@ struct TileRows {
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
   }
 
-  // Zeros to those of `count` rows, `step` behind each other, that no winner falls to. The warps take turns.
+  // Writes zeros to those of `count` rows, `step` apart, that have no winner. The warps take turns.
   template <class Won>
   __device__ __forceinline__ void clear(int64_t row, int64_t step, int count, Won won) const {
     if constexpr (kSums) {

@@ -1,7 +1,7 @@
 // Which query met which document: the layout policy of the backward kernels.
 //
-//   BackwardArgs       query i met documents 0 .. N - 1, all of them or those of its own
-//   PairBackwardArgs   query i met the documents of the pairs that list it, in their order
+//   BackwardArgs       query i met documents 0 .. N - 1: of all, or of this query's
+//   PairBackwardArgs   query i met the documents of the listed pairs with it, in their order
 #pragma once
 
 #include <type_traits>
@@ -15,13 +15,13 @@ inline constexpr bool kListedArgs = std::is_same_v<Args, PairBackwardArgs>;
 
 // ---- what a query token met ----
 
-// One of its documents: which one, and where its winner and the gradient of its score lie.
+// A document, and the indices of the winner and of the gradient of the score.
 struct MetDocument {
   int32_t j;
   int64_t winner, grad;
 };
 
-// Token s of query i. (Of packed ones, s counts the tokens of all queries, and i is 0.)
+// Token s of query i. (Packed: s counts the tokens of all queries, and i is 0.)
 struct QueryRow {
   int32_t i, s, query;
 
@@ -43,8 +43,8 @@ __device__ __forceinline__ QueryRow query_row(const BackwardArgs& p, int32_t row
 
 struct PairedRow {
   static constexpr int32_t i = 0;
-  int32_t s, query_token;  // among all tokens of Q, and within its query
-  int32_t begin, end;      // its pairs, by query
+  int32_t s, query_token;  // index among all tokens of Q, and in the query
+  int32_t begin, end;      // of the query's pairs in by_query
 
   __device__ __forceinline__ int64_t documents(const PairBackwardArgs&) const { return end - begin; }
   __device__ __forceinline__ int64_t first_grad(const PairBackwardArgs&) const { return 0; }
@@ -68,15 +68,14 @@ __device__ __forceinline__ PairedRow query_row(const PairBackwardArgs& p, int32_
 
 // ---- what a document met ----
 
-// Which document, and which of its tokens, a block owns: the first one and every `token_step`-th behind it.
-// Where a document belongs to one query alone, `i` is that query; else it is 0, and a quotient by Lq counts
-// the queries from it.
+// The document and the tokens that a block owns: first_token and every `token_step`-th behind it. If a
+// document belongs to one query alone, `i` is that query; else it is 0, and entry e is of query e / Lq.
 struct SegmentedTile {
   int64_t first_row;     // of gradients, of the tile's first token
-  int64_t first_winner;  // of the document with query i, among all winners; of listed pairs: the document's
-                         // first place in by_document
-  int32_t i, j;          // first query that meets it, and its place among that query's documents
-  int32_t first_token;   // of the tile, within its document
+  int64_t first_winner;  // index of the document's first winner with query i; of listed pairs: the document's
+                         // first index in by_document
+  int32_t i, j;          // first query that meets the document, and the document's index among that query's
+  int32_t first_token;   // of the tile, in the document
   int32_t tokens;        // of the tile; none: there is nothing to do
   uint32_t entries;      // winners of the document
 };
@@ -95,7 +94,7 @@ __device__ __forceinline__ EntryRange entries_of(const PairBackwardArgs& p, int3
   return {first, static_cast<uint32_t>(p.document_begins[j + 1] - first) * static_cast<uint32_t>(p.Lq)};
 }
 
-// Where the winner of entry e is. There are fewer than 2^31 documents: a block owns one.
+// The index of entry e's winner. There are fewer than 2^31 documents: a block owns one.
 __device__ __forceinline__ int64_t winner_of_entry(const BackwardArgs& p, const SegmentedTile& tile,
                                                    uint32_t e) {
   const uint64_t others = uint64_t{p.by_Lq.quotient(e)} * (static_cast<uint32_t>(p.winners_stride) - 1);

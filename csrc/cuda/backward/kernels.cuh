@@ -1,8 +1,8 @@
 // The ways to both gradients, each in one launch.
 //
-//   backward_lowmem        the first blocks own documents and write grad_D, the others gather grad_Q. The two
-//                          kinds wait for different things (shared memory; L2) on one multiprocessor. Blocks
-//                          that own documents take longest and come first. Either kind may be absent.
+//   backward_lowmem        the first blocks own documents and write grad_D, which takes longest; the others
+//                          gather grad_Q. On one multiprocessor the two kinds wait for different things,
+//                          shared memory and L2. Either kind may be absent.
 //   backward_single_query  the same where each document meets one query alone.
 //   backward_unified       grad_Q, and grad_D by red as the winners' rows are read.
 //
@@ -14,9 +14,8 @@
 //   single_query              5 (*)        2      1   1, 2   bound by writing zeros: many small blocks
 //
 //   (*) 4 but for RowScales::none, and before sm_90, where 48 registers a thread are too few.
-//   rows in flight (kUnroll, grad_rows.cuh): 16 registers of them, two at least; one where elements are read
-//   one by one. RowScales::none, weights: for bf16, fp16 and fp32 rows in vectors alone; others are
-//   rare.
+//   rows in flight (kUnroll, grad_rows.cuh): 16 registers, two rows at least; one where elements are read one
+//   by one. RowScales::none, weights: for bf16, fp16 and fp32 rows in vectors alone; others are rare.
 #pragma once
 
 #include "grad_d_segmented.cuh"

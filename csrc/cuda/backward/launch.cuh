@@ -56,7 +56,7 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
       return launch(backward_lowmem<T, kFragments, kVectors, kScales, BackwardArgs>, lowmem_shape(args, plan),
                     stream, args);
     };
-    if constexpr (kVectors && sizeof(T) < 8) {  // what is rare takes the one that can normalize
+    if constexpr (kVectors && sizeof(T) < 8) {  // rare types take the kernel that can normalize
       if (scales == RowScales::none) return launch_rows.template operator()<RowScales::none>();
       if (scales == RowScales::weights) return launch_rows.template operator()<RowScales::weights>();
     }

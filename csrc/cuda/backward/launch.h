@@ -7,7 +7,7 @@
 
 namespace late_interaction {
 
-// Those of one element type: defined in launch.cuh, instantiated in instances/.
+// The launchers of one element type: defined in launch.cuh, instantiated in instances/.
 template <class T>
 struct BackwardLauncher {
   static cudaError_t lowmem(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
@@ -22,7 +22,7 @@ inline bool finishes_weighted_rows(const BackwardPlan& plan, Dtype dtype) {
   return plan.vectors && dtype != Dtype::fp64;
 }
 
-// In one launch: grad_D by args.grad_d_blocks blocks, grad_Q unless args.grad_Q is null.
+// grad_D by args.grad_d_blocks blocks, and grad_Q unless args.grad_Q is null, in one launch.
 template <class Args>
 cudaError_t launch_lowmem(const Args& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream) {
   return with_element(dtype, [&]<class T>() { return BackwardLauncher<T>::lowmem(args, plan, stream); });

@@ -1,5 +1,5 @@
-// maxsim_backward_recompute on CUDA: the backward of a forward that kept no winners finds them again, part by
-// part. Nothing here waits for the device.
+// maxsim_backward_recompute on CUDA: finds again, part by part, the winners that the forward did not keep.
+// Nothing here waits for the device.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/registration.h"
@@ -52,14 +52,14 @@ struct Recomputation {
 
   bool in_batch() const { return in.sizes.layout == Layout::in_batch; }
 
-  // What memory a part takes decides how large the parts are.
+  // The memory that a part takes decides how large parts are.
   void make_plan() {
     const Sizes& s = in.sizes;
     // Converted operands, and the compacted tokens that a mask keeps.
     const bool converted = how.copies != Copies::none;
     const int64_t element = how.copies == Copies::fp16x2 ? 4 : 2;
     const int64_t document = s.Ld * (element * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
-    // Those of all queries of a batch may be too many, beside those of a part of the documents.
+    // Converted queries of a whole batch may be too many, beside a part's converted documents.
     constexpr int64_t kMostOfQueries = 4 << 20;
     const int64_t query = converted ? s.Lq * (element * s.d + 4) : 0;
     if (in_batch() && converted) {
@@ -78,7 +78,7 @@ struct Recomputation {
     }
   }
 
-  // The winners of these queries, a few queries at a time.
+  // Finds the winners of a part, a few queries at a time.
   Tensor find_winners(const Tensor& part_Q, const Tensor& part_D, const OptionalTensor& part_q_mask,
                       const OptionalTensor& part_d_mask, const Inputs& part) const {
     const Tensor winners = new_tensor(Q, shape_of_winners(part), winner_type(in.sizes.Ld));
@@ -109,7 +109,7 @@ struct Recomputation {
     allocated = true;
   }
 
-  // The winners of a part, and the gradients that follow from them.
+  // Finds the winners of a part, then gradients.
   void run_part(const Part& x, bool to_Q, bool to_D) {
     const auto of_queries = [&](const auto& t) { return part_of(t, x.first_query, x.queries); };
     const auto of_documents = [&](const auto& t) {
@@ -164,7 +164,7 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
                                                      bool normalize, std::string precision,
                                                      std::string backward, bool need_grad_Q, bool need_grad_D,
                                                      bool paired) {
-  // Who keeps no winners wants the memory.
+  // A caller who keeps no winners has little memory.
   const Backward method =
       parse_backward(backward) == Backward::unified ? Backward::unified : Backward::lowmem;
   const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);

@@ -64,14 +64,13 @@ namespace {
 
 bool has_weights(const Inputs& in) { return in.q_weights.data != nullptr; }
 
-// Where grad_Q is summed before it is rounded: the caller's sums, or new ones. None: grad_Q is written as it
-// is.
+// The fp32 sums of grad_Q before rounding: the caller's, or new ones. None: grad_Q needs no sums.
 OptionalTensor query_sums(const Destinations& to, const Sizes& s, bool needed, const Tensor& like) {
   if (to.q_sums || !needed) return to.q_sums;
   return new_tensor(like, {s.Nq * s.Lq * s.d}, like.scalar_type());
 }
 
-// The gradients of one launch: of all that the call has, or of a part of it.
+// The gradients of a batch, or of a part of it.
 struct GradientCall {
   const Inputs& in;
   const Sizes s;
@@ -86,7 +85,7 @@ struct GradientCall {
   bool need_grad_D() const { return to.grad_D.numel() > 0; }
 };
 
-// The kernels' arguments, but for the plan and for where gradients go.
+// The kernels' arguments, but for the plan and the outputs.
 BackwardArgs backward_args(const GradientCall& call) {
   BackwardArgs args{};
   take_winners(args, call.s, call.grad_scores, call.winners);
@@ -112,13 +111,13 @@ void finish_documents(const GradientCall& call, const BackwardArgs& args, const 
         launch_finish_gradients(document_rows(call.in.D, call.s), call.s.d, call.in.dtype, from, call.stream),
         "grad_D in the dtype of D");
   } else if (args.grad_D_sums != args.grad_D) {
-    Tensor grad_D = call.to.grad_D;  // nothing is left but to round, which PyTorch has a kernel for
+    Tensor grad_D = call.to.grad_D;  // only rounding is left, for which PyTorch has a kernel
     torch::stable::copy_(grad_D, sums);
   }
 }
 
-// Puts the weights of all rows, behind each other, into args.q_inverse: times the inverse norms that it
-// holds. What is returned must live until the kernels that read it are launched.
+// Puts the weights of all rows, contiguous, into args.q_inverse, times its inverse norms. The result must
+// live until the kernels that read it are launched.
 OptionalTensor take_weights(const GradientCall& call, BackwardArgs& args) {
   const WeightView& weights = call.in.q_weights;
   if (!has_weights(call.in)) return std::nullopt;
@@ -136,8 +135,7 @@ OptionalTensor take_weights(const GradientCall& call, BackwardArgs& args) {
   return scales;
 }
 
-// Inverse norms, those of Q times its weights as well; they must live until the kernels that read them are
-// launched.
+// Inverse norms, of Q times weights; they must live until the kernels that read them are launched.
 struct InverseNorms {
   OptionalTensor q, d, weighted_q;
 };
@@ -163,7 +161,7 @@ InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
   return made;
 }
 
-// Where grad_D is summed before it is rounded, as query_sums; and set to zero where kernels add to it.
+// The fp32 sums of grad_D before rounding, as query_sums; zeros where kernels add to them.
 OptionalTensor sums_of_documents(const GradientCall& call, const BackwardPlan& plan,
                                  const BackwardArgs& args) {
   if (!call.need_grad_D() || call.to.d_sums) return call.to.d_sums;
@@ -240,8 +238,8 @@ void gradients_at_once(const GradientCall& call) {
   if (d_sums && to.d_last) finish_documents(call, args, *d_sums);
 }
 
-// Says where tiles leave the gradients of weights, if they are needed: of several slices of dims, in
-// partials, which are returned.
+// Sets the output for the gradients of weights, if they are needed; for several slices of dims, returns
+// partials.
 OptionalTensor weight_partials(const GradientCall& call, const TiledGradQPlan& plan, BackwardArgs& args) {
   if (!call.to.grad_weights) return std::nullopt;
   if (plan.slices == 1) {
@@ -350,8 +348,8 @@ Tensor some_of(const Tensor& x, int64_t dim, int64_t start, int64_t length) {
   return torch::stable::narrow(whole, dim, start, length);
 }
 
-// Part by part, each of which stays in L2. The gradients of some documents are finished before others begin;
-// those of queries are summed over all of them.
+// Part by part, each of which stays in L2. grad_D of some documents is finished before others begin; grad_Q
+// is summed over all.
 void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
   const Sizes& s = call.s;
   const Destinations& to = call.to;
@@ -396,7 +394,7 @@ void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
 
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
                    Backward method, const Destinations& to) {
-  // Sums go on from one call to the next, which kernels of a query's own documents do not.
+  // Kernels of documents that one query alone meets cannot add to sums of earlier calls.
   const bool sums_go_on = to.q_sums || to.d_sums || to.unit_inverse;
   const Sizes s = sums_go_on ? in.sizes : with_own_documents(in.sizes);
   const int index = grad_scores.get_device_index();
@@ -418,7 +416,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     rest.q_sums = std::nullopt;
     if (rest.grad_D.numel() == 0) return;
   }
-  // Where grad_D takes the place of D, grad_Q must have been read from it.
+  // If grad_D overwrites D, grad_Q comes first.
   const bool overwrites_D = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
   const bool free_to_write = rest.grad_Q.numel() == 0 || !overwrites_D;
   if (plain && free_to_write &&

@@ -17,7 +17,7 @@ inline bool reads_in_vectors(const Inputs& in) {
          readable_in_vectors(in.D, in.sizes.d, element, vector);
 }
 
-// How many winners of one (query, document), of `count` that lie behind each other, can be read at once.
+// How many of `count` neighbouring winners of one (query, document) can be read at once.
 int32_t winners_at_once(const void* winners, int64_t count, int64_t Ld);
 
 // Copies the plan's numbers into the kernels' arguments. A block owns neighbouring tokens.
@@ -26,15 +26,15 @@ void take_plan(BackwardArgs& args, const BackwardPlan& plan);
 // Sets the sizes, the gradients of the scores and the winners in the kernels' arguments.
 void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores, const Tensor& winners);
 
-// Where the gradients of a backward go.
+// Outputs of a backward.
 struct Destinations {
   Tensor grad_Q, grad_D;                       // with zero elements: not needed
   OptionalTensor grad_weights = std::nullopt;  // [Nq, Lq], where they are needed; grad_Q is needed then
-  OptionalTensor unit_inverse = std::nullopt;  // D holds unit rows, these are the inverse norms that they had
-  // grad_Q of several calls with documents of their own: summed up here, and finished by the last one.
+  OptionalTensor unit_inverse = std::nullopt;  // D holds unit rows: inverse norms of the original rows
+  // Sums of grad_Q over several calls with different documents; the last call finishes them.
   OptionalTensor q_sums = std::nullopt;
   bool first = true, last = true;
-  // The same of grad_D, of several calls with queries of their own.
+  // Sums of grad_D over several calls with different queries.
   OptionalTensor d_sums = std::nullopt;
   bool d_first = true, d_last = true;
 };

@@ -10,7 +10,7 @@
 
 namespace late_interaction {
 
-// logs: of each query row, document by document. The others: the gradient of the rows that a block owns.
+// logs: of each query row, document by document. grad_q, grad_d: the gradient of a block's rows.
 enum class SmoothPass { logs, grad_q, grad_d };
 
 // Queries and documents in groups: every row of a group's queries meets every document of the group. All
@@ -20,13 +20,12 @@ struct SmoothArgs {
   const void* D;          // [groups, documents, Ld, d]
   const uint8_t* d_mask;  // [groups, documents, Ld], or null
   // Base-2 logs of each row's sum of 2^(scale * similarity) over a document's tokens; -inf: it has none.
-  float* logs;  // [groups, documents, rows]
-  // Gradients: of each row's share of a score.
-  const float* factors;  // [groups, documents, rows]
-  float* out;            // [splits, groups, own rows, d]: what a split of the rows that stream by adds
+  float* logs;           // [groups, documents, rows]
+  const float* factors;  // [groups, documents, rows]: gradients of each row's share of a score
+  float* out;            // [splits, groups, rows of X, d]: the sums of each split
   int64_t groups;
   int32_t rows, documents, Ld, d;
-  int32_t splits;  // of what streams by
+  int32_t splits;  // of the rows that stream by
   float scale;     // log2(e) / tau
 };
 
@@ -36,7 +35,7 @@ struct SmoothShape {
   int blocks_per_sm;
 };
 
-// Documents, of Q and D, that the row tiles of a pass belong to: all rows of a group's queries are one.
+// Documents of the row tiles of a pass; a group's query rows count as one.
 inline int32_t smooth_owners(const SmoothArgs& p, SmoothPass pass) {
   return pass == SmoothPass::grad_d ? p.documents : 1;
 }

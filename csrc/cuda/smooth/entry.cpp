@@ -62,8 +62,8 @@ SmoothCall parse_smooth(const Tensor& Q, const Tensor& D, const OptionalTensor& 
   return call;
 }
 
-// Splits of what streams by, in rounds of blocks: as few as give the shortest time of the logs. Those of
-// gradients are summed afterwards, so another one must be worth it.
+// Splits of the rows that stream by, in rounds of blocks: as few as give the shortest time of the logs.
+// Splits of gradients are summed afterwards, so another split must be worth it.
 int32_t choose_splits(const SmoothCall& call, SmoothPass pass) {
   constexpr int64_t kMostSums = 8, kMostSplits = 64, kTokens = 64;
   const SmoothShape shape = call.kernel->shape(pass);

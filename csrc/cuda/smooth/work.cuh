@@ -8,8 +8,8 @@
 
 namespace late_interaction {
 
-// What streams by a block. An item is what one log sums over: a document (logs, grad_Q); for grad_D the query
-// rows of a group are the one item.
+// The rows that stream by a block: the documents or query rows that its row tiles meet. An item is a document
+// (logs, grad_Q), whose tokens one log sums over; for grad_D the query rows of a group are the one item.
 struct SmoothWork {
   int64_t group;
   int32_t block;                   // of the group's
@@ -22,7 +22,7 @@ struct SmoothWork {
   }
 };
 
-// A row tile: rows of X of one document or group, in the registers of a warp or warpgroup.
+// Rows of X of one document or group, in the registers of a warp or warpgroup.
 struct SmoothRowTile {
   int32_t document;      // grad_D
   int32_t first, count;  // counted from the first of the group or document
@@ -86,8 +86,9 @@ struct SmoothSplit {
   }
 };
 
-// The log of a row's sum over a document, and the gradient of its share: what similarities become weights
-// with. Of a document without a token that counts the log is infinite, so its weights are 0.
+// The log of a row's sum of powers over a document, and the gradient of the row's share of a score:
+// similarities become weights by them. If no token of a document counts, the log is infinite and the weights
+// are 0.
 struct SmoothFactor {
   float log, factor;
 
@@ -96,8 +97,8 @@ struct SmoothFactor {
   }
 };
 
-// Where the log and factor of a tile's row (grad_Q) or of a column of it (grad_D) lie, one of `first` and
-// those behind it; -1: there is none.
+// The index of the log and factor of a tile's row (grad_Q) or column (grad_D) `of`, counted from `first`; -1:
+// there is none.
 template <class Split>
 __device__ __forceinline__ int64_t smooth_factor_at(const SmoothArgs& p, const SmoothWork& work,
                                                     const SmoothRowTile& row_tile, int32_t item,

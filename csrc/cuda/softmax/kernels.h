@@ -15,20 +15,20 @@ struct ScoreMatrix {
   int64_t stride;     // from one row to the next
   int32_t rows, columns;
   const float* inverse_temperature;  // one number on the device
-  bool vectors;                      // rows begin at 16 bytes, and so do groups of 4 weights at theirs
+  bool vectors;  // rows of scores begin at multiples of 16 bytes, and 4 weights at vectors
 };
 
 // Sums are float32 [4, n]: for each row (or column) the maximum m of its scores s, the sums of
 // e = exp((s - m) * inverse_temperature) and of e * (s - m), and the sum of s.
 inline constexpr int kSumKinds = 4;
 
-// The column of each row's label. One outside the matrix is no label.
+// The column of each row's label; -1 or less, or too large: no label.
 struct LabelColumns {
   const int64_t* index;  // [rows]; null: row i has column first + i
   int64_t first;
 };
 
-// Where derivatives of the cross entropy in the logits go.
+// The output for derivatives of the cross entropy in the logits.
 struct WeightMatrix {
   void* data;  // null: no weights are written
   int64_t stride;
@@ -37,8 +37,8 @@ struct WeightMatrix {
   float smoothing;
 };
 
-// Computes the sums of rows and, where they are wanted, the weights of factor[row] * cross entropy of the
-// row, in one pass over the scores. A row is read once as far as shared memory holds it.
+// Computes the sums of rows and, if wanted, the weights of factor[row] * cross entropy of the row, in one
+// pass over the scores. A row is read once as far as shared memory holds it.
 struct RowPassArgs {
   ScoreMatrix scores;
   float* sums;          // [4, rows]
@@ -47,7 +47,7 @@ struct RowPassArgs {
 };
 cudaError_t launch_softmax_rows(const RowPassArgs& args, cudaStream_t stream);
 
-// Computes the sums of rows, and adds those of columns to running sums.
+// Computes the sums of rows, and adds sums of columns to running sums.
 struct TileSumsArgs {
   ScoreMatrix scores;
   float* row_sums;          // [4, rows]
@@ -58,9 +58,9 @@ struct TileSumsArgs {
 inline constexpr int kTileRows = 128, kTileColumns = 256;
 cudaError_t launch_softmax_tile_sums(const TileSumsArgs& args, cudaStream_t stream);
 
-// Computes weights from known sums: those of rows and, where column_terms is not null, those of columns,
-// whose labels are the rows that name them. Terms are float32 [3, n]: the maximum, factor / sum of e, and
-// factor; a row or column of factor 0 adds nothing.
+// Computes weights from known sums of rows and, if column_terms is not null, of columns; the label of a
+// column is the row whose label it is. Terms are float32 [3, n]: the maximum, factor / sum of e, and factor;
+// a row or column of factor 0 adds nothing.
 inline constexpr int kWeightRows = 8;  // of a block
 struct WeightsArgs {
   ScoreMatrix scores;
@@ -70,7 +70,7 @@ struct WeightsArgs {
 };
 cudaError_t launch_softmax_weights(const WeightsArgs& args, cudaStream_t stream);
 
-// Rows of x times a number each, or all times one, rounded to the dtype of `out` once.
+// Multiplies each row of x by a number, or all rows by one, and rounds once, to the dtype of `out`.
 struct ScaleRowsArgs {
   const void* x;  // [rows, d], contiguous
   void* out;      // the same

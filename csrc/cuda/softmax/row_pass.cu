@@ -4,7 +4,7 @@
 //   sums     the block's maximum, then its sums relative to it
 //   pass 2   shared memory (or, behind `held`, L2) -> weights
 //
-// Every thread reads back only what it wrote to shared memory itself.
+// Every thread reads back only its own writes to shared memory.
 #include <algorithm>
 #include <type_traits>
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ void add_group(SoftmaxSums& sums, const ScoreGroup<kV
   for (int e = 0; e < kVec; ++e) sums.add(group.x[e], scale);
 }
 
-// What turns a row's scores into weights.
+// Turns a row's scores into weights.
 struct RowWeights {
   float maximum, factor, weight_scale, shift, of_label, scale;
   int label;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void write_group(const RowWeights& of, const ScoreGro
   store_weights<Out, kVec>(out, at, weights);
 }
 
-// Out is void where sums are all that is wanted.
+// Out: void without weights.
 template <class Out, int kVec>
 __global__ void __launch_bounds__(kMostThreads, 3)
     softmax_rows(const __grid_constant__ RowPassArgs args, int held) {

@@ -28,7 +28,7 @@ struct SoftmaxSums {
   float maximum = kBelowAll;
   float weight = 0, moment = 0, total = 0;
 
-  // Makes a maximum that is not lower the reference of the sums. fmaxf drops NaN; the exponentials keep it.
+  // Makes the sums relative to new_maximum, which is not lower. fmaxf drops NaN; the exponentials keep it.
   __device__ __forceinline__ void move_to(float new_maximum, float scale) {
     // Where nothing was added, the difference may overflow, and infinity times 0 is NaN.
     const float moved = weight == 0 ? 0 : maximum - new_maximum;

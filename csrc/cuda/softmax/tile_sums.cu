@@ -8,8 +8,8 @@
 //   16 rows   | warp 7                 |    rows: summed over the lanes, 4 rows at a time
 //             +------------------------+
 //
-// A block writes partial sums. A second kernel merges them in the order of tiles, and adds those of columns
-// to the running sums.
+// A block writes partial sums. A second kernel merges them in the order of tiles, and adds the columns' to
+// running sums.
 #include <algorithm>
 
 #include "softmax.cuh"
@@ -28,7 +28,7 @@ static_assert(kTileColumns == 32 * kColumnsOfLane && kTileColumns == kThreads);
 // The lane's column number k, within the tile.
 __device__ __forceinline__ int column_of(int lane, int k) { return (k / 4) * 128 + lane * 4 + k % 4; }
 
-// A lane's scores of one row. Those past the last column are below all others.
+// A lane's scores of one row; past the last column, numbers below all scores.
 template <bool kVectors>
 __device__ __forceinline__ void load_row(float (&x)[kColumnsOfLane], const float* row, int lane,
                                          int columns) {

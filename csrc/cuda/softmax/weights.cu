@@ -1,5 +1,5 @@
-// Weights from sums that are known. A block has kRows rows of a strip of columns, so that what it reads of a
-// column serves several rows.
+// Weights from known sums. A block has kRows rows of a strip of columns, so that a column's terms serve
+// several rows.
 #include "softmax.cuh"
 
 namespace late_interaction {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) softmax_weights(const __grid_constan
                             .label = label_column(to.labels, row, in.columns)};
   }
   __syncthreads();
-  // The last columns may be no whole group: a thread each takes them, behind the groups.
+  // The last columns may be no whole group: behind the groups, a thread takes one column.
   const int count = in.columns / kVec, at = blockIdx.x * kThreads + threadIdx.x;
   const int behind = count * kVec + (at - count);
   if (at >= count && behind >= in.columns) return;

@@ -10,9 +10,9 @@ namespace late_interaction {
 
 // At most so many are chosen: a block sorts them in shared memory.
 inline constexpr int64_t kMostBest = 1024;
-// Threads of a block, and the items that it chooses from: each thread holds kOwnItems of them in registers.
-inline constexpr int kTopkThreads = 512, kOwnItems = 16;
-inline constexpr int64_t kSegmentItems = int64_t{kTopkThreads} * kOwnItems;
+// Threads of a block, and the items that it chooses from: each thread holds kLaneItems of them in registers.
+inline constexpr int kTopkThreads = 512, kLaneItems = 16;
+inline constexpr int64_t kSegmentItems = int64_t{kTopkThreads} * kLaneItems;
 
 // The documents that a row is chosen from: scores, those found before, or keys.
 struct ScoreColumns {

@@ -96,14 +96,14 @@ __device__ __forceinline__ void sort_descending(RankingKey* keys, uint32_t n) {
   __syncthreads();
 }
 
-// Adds up `mine` over the block.
+// Adds up count_of_lane over the block.
 __device__ __forceinline__ void add_of_warp(uint32_t& sum, uint32_t count_of_lane) {
   count_of_lane = __reduce_add_sync(kFullWarp, count_of_lane);
   if (threadIdx.x % 32 == 0 && count_of_lane != 0) atomicAdd(&sum, count_of_lane);
 }
 
-// A threshold that the `take` largest of the block's keys reach. Above it are at most `capacity` keys; where
-// they are fewer than `take`, the others equal it. Keys that are not among them may become kNoDocument.
+// A threshold that the `take` largest of the block's keys reach. At most `capacity` keys are above it; if
+// fewer than `take` are, others equal it. Smaller keys may become kNoDocument.
 __device__ __forceinline__ RankingKey threshold_of(RankingKey (&lane_keys)[kLaneItems], uint32_t count,
                                                    uint32_t take, uint32_t capacity, TopkSmem& smem) {
   constexpr int kBoundDigits =

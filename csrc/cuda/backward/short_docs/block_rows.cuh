@@ -1,5 +1,5 @@
-// The rows of a block of incidence_products.cuh: which units it adds up for them, and how the blocks of a
-// cluster add up and write what each of them has.
+// The rows of a block of incidence_products.cuh, the units that it adds up for them, and how the blocks of a
+// cluster add up their sums and write them.
 #pragma once
 
 #include "../../primitives/row_vector.cuh"
@@ -14,8 +14,8 @@ namespace late_interaction {
 
 inline constexpr int kIncidenceThreads = 512, kIncidenceConsumers = 384;
 
-// A block's share of the work. Producers compute it again from ctaid_x(), and so do consumers after their
-// products: ptxas would otherwise keep the fields in registers, of which consumers have none left.
+// A block's share of the work. Producers compute it again from ctaid_x(), and so do consumers after the
+// products: else ptxas keeps the fields in registers, of which consumers have none left.
 template <class Tile>
 struct BlockWork {
   uint32_t rank, tile;
@@ -23,11 +23,11 @@ struct BlockWork {
   int32_t begin, end;  // units
 
   __device__ __forceinline__ BlockWork(const IncidenceArgs& p, uint32_t block) {
-    const uint32_t part = p.by_cluster.quotient(block);
-    rank = block - part * p.cluster;
-    tile = p.by_slices.quotient(part);
+    const uint32_t tile_slice = p.by_cluster.quotient(block);
+    rank = block - tile_slice * p.cluster;
+    tile = p.by_slices.quotient(tile_slice);
     first_row = static_cast<int32_t>(tile * p.block_rows);
-    first_dim = static_cast<int32_t>(part - tile * p.slices) * Tile::kDims;
+    first_dim = static_cast<int32_t>(tile_slice - tile * p.slices) * Tile::kDims;
     begin = first_unit(p, rank);
     end = first_unit(p, rank + 1);
   }
@@ -69,8 +69,7 @@ __device__ __noinline__ void write_row_one_by_one(const IncidenceArgs& p, int64_
   ptx::st_global_vec(to, packed_vec<T>(sum));
 }
 
-// The sum over the blocks of the cluster, in the order of their ranks, of the eight floats that each has
-// there in shared memory.
+// Sums eight floats of shared memory over the blocks of the cluster, in the order of their ranks.
 template <bool kClusters>
 __device__ __forceinline__ void sum_of_cluster(int cluster, uint32_t from, float (&sum)[8]) {
   const auto take = [&](const float4& low, const float4& high, bool first) {
@@ -106,8 +105,8 @@ __device__ __forceinline__ void write_sum(const IncidenceArgs& p, int64_t row, i
   }
 }
 
-// Adds up what the blocks of the cluster have in shared memory, this one's share of the rows, and writes it.
-// A block that shares its rows with others, and is in no cluster, leaves its own sums in memory.
+// Adds up this block's share of the rows over the blocks of the cluster, and writes it. Without clusters, a
+// block that shares rows writes partial sums to memory.
 template <class Tile>
 __device__ __forceinline__ void write_rows(const IncidenceArgs& p, uint32_t memory, uint32_t rank,
                                            int64_t first_row, int first_dim) {

@@ -1,10 +1,10 @@
 // The consumers of a GatherTile: 16 query rows of a warp, added up stage after stage.
 //
-// A query row takes one token of each of the stage's eight documents. ldmatrix reads these eight rows of
-// shared memory where they lie, and transposes them: operand A of mma.sync, 16 dims by 8 documents. Operand B
-// has the gradients of the row's scores with the documents, each as two bf16 numbers, high and low, in two
-// columns: they differ from it by 2^-17 of its size at most. The eight columns of an accumulator are those of
-// four query rows. Each of these multiplies by zeros in the columns of the others.
+// A query row takes one token of each of the stage's eight documents. ldmatrix gathers these eight rows of
+// shared memory and transposes them: operand A of mma.sync, 16 dims by 8 documents. Operand B has the
+// gradients of the row's scores with the documents, each as two bf16 numbers, high and low, in two columns:
+// the sum errs by 2^-17 of the gradient at most. The eight columns of an accumulator are those of four query
+// rows, each of which multiplies by zeros in the columns of the others.
 //
 // For each row and document ldmatrix reads the 128 bytes of 64 dims from shared memory, and no others.
 #pragma once
@@ -88,8 +88,8 @@ class GatherPipeline {
   const GatherTileShared& memory;
   int32_t left;
   PipelineState stage;
-  // Where the rows' winners with the lane's document lie in a stage, two in a word. The next stage has the
-  // eighth document after it, whose winners begin as far behind a multiple of 16 bytes.
+  // Offsets in a stage of the rows' winners with the lane's document, two in a word. The next stage has the
+  // eighth document after it, whose winners have the same offsets.
   uint32_t at[kPlaces / 2];
   uint32_t queries = 0;  // 4 times the query of the lane's row of each group, 8 bits each
 
@@ -115,7 +115,8 @@ class GatherPipeline {
     }
   }
 
-  // Operand B of the g-th group in the lane's column: a part of the gradients with two documents.
+  // Operand B of the g-th four rows in the lane's column: high or low numbers of the gradients with two
+  // documents.
   __device__ __forceinline__ uint32_t read_grads(int lane, int g) const {
     using Words = IncidenceWords<typename Tile::T>;
     const uint32_t from =
@@ -127,9 +128,9 @@ class GatherPipeline {
     return Words::pack(fmaf(low, high.x, first), fmaf(low, high.y, second));
   }
 
-  // Returns a word that depends on the last loads from the stage's tile: the products that use them may be
-  // moved behind the arrival which gives the stage back. A word of all loads would take more registers than
-  // there are; tools/pending_loads.py finds none of the others under way there.
+  // Returns a word that depends on the last loads from the stage's tile, since the compiler may move the
+  // products that use them behind the arrival that releases the stage. A word of all loads would take too
+  // many registers; tools/pending_loads.py finds none of the others under way there.
   __device__ __forceinline__ uint32_t add_stage(GatherSums<Tile>& sums) const {
     uint32_t loaded = 0;
     // From the first row of a token: the lane's document, and its chunk there.

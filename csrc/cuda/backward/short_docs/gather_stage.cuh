@@ -2,9 +2,9 @@
 // incidence_stage.cuh.
 //
 //   tile   [token][document][64 dims]: documents are the inner axis of TMA's box. TMA's swizzle permutes the
-//          16-byte chunks of a row by its index modulo 8, here the document's, so that rows of eight
-//          documents share no bank, whichever tokens they are. Behind the last token there is one more,
-//          which TMA fills with zeros: the winner of query rows that have none.
+//          16-byte chunks of a row by the row's index modulo 8, which is the document's: rows of eight
+//          documents share no bank, whichever tokens they are. TMA fills one more token, behind the last,
+//          with zeros: the winner of query rows that have none.
 #pragma once
 
 #include "incidence_stage.cuh"

@@ -1,9 +1,9 @@
 // The consumers of incidence_products.cuh: a warpgroup's rows of 0 and 1 times the embeddings of unit after
 // unit, added to its sums.
 //
-// A product passes in two parts, each with registers of its own, so that wgmma computes one part while the
-// other is multiplied by gradients and added to the sums (fp32). Where a block has up to 64 dims, a part is a
-// whole unit; else a unit has two parts, its first 64 dims and the others.
+// Products alternate between two sets of registers, an n tile of up to 64 dims each: wgmma computes one n
+// tile while the other is multiplied by gradients and added to the sums (fp32). If a block has more than 64
+// dims, a unit has two n tiles.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace late_interaction {
 
-inline constexpr int kPartDims = 64;
+inline constexpr int kNTileDims = 64;
 
 template <class Tile>
 struct IncidenceSums {
@@ -26,13 +26,13 @@ struct IncidenceSums {
     for (int k = 0; k < kRegs; ++k) x[k] = 0.0f;
   }
 
-  // Adds a part's products, those from the first-th register on, times the gradients of the lane's two rows.
-  template <int kFirst, int kPart>
-  __device__ __forceinline__ void add(const float (&grads)[2], float (&products)[kPart]) {
+  // Adds the products of an n tile times the gradients of the lane's two rows to sums from x[kFirst] on.
+  template <int kFirst, int kNTileRegs>
+  __device__ __forceinline__ void add(const float (&grads)[2], float (&products)[kNTileRegs]) {
 #pragma unroll
-    for (int k = 0; k < kPart; ++k) asm volatile("" : "+f"(products[k])::"memory");
+    for (int k = 0; k < kNTileRegs; ++k) asm volatile("" : "+f"(products[k])::"memory");
 #pragma unroll
-    for (int k = 0; k < kPart; ++k) x[kFirst + k] = fmaf(grads[k / 2 % 2], products[k], x[kFirst + k]);
+    for (int k = 0; k < kNTileRegs; ++k) x[kFirst + k] = fmaf(grads[k / 2 % 2], products[k], x[kFirst + k]);
   }
 
   __device__ __forceinline__ void put(float* to) const {
@@ -49,13 +49,13 @@ struct IncidenceSums {
 };
 
 // Starts to multiply operand A by the embeddings at `tile`, a descriptor's lower word.
-template <class Tile, int kPart>
-__device__ __forceinline__ void start_part(const uint32_t (&a)[Tile::kSteps][4], uint32_t tile,
-                                           float (&products)[kPart]) {
+template <class Tile, int kNTileRegs>
+__device__ __forceinline__ void start_n_tile(const uint32_t (&a)[Tile::kSteps][4], uint32_t tile,
+                                             float (&products)[kNTileRegs]) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Tile::kSteps; ++k) {
-    ptx::RegisterWgmmaShape<2 * kPart>::template issue<typename IncidenceWgmma<typename Tile::T>::type>(
+    ptx::RegisterWgmmaShape<2 * kNTileRegs>::template issue<typename IncidenceWgmma<typename Tile::T>::type>(
         products, a[k], ptx::smem_desc_mn_major(tile + (k * 2048 >> 4)), k > 0);
   }
   ptx::wgmma_commit();
@@ -74,19 +74,19 @@ class UnitPipeline {
     memory.consumer_wait(at);
     read_winners<0>(0);
     rows.compare(codes, a);
-    start_part<Tile>(a, tile<0>(), first);
+    start_n_tile<Tile>(a, tile<0>(), first);
     for (; left > 0; left -= kUnroll, unit += kUnroll) step<0>(sums);
     ptx::wgmma_wait<0>();
   }
 
  private:
-  static constexpr bool kTwoParts = Tile::kDims > kPartDims;
-  static constexpr int kFirst = kTwoParts ? kPartDims / 2 : Tile::kDims / 2,
-                       kSecond = kTwoParts ? (Tile::kDims - kPartDims) / 2 : kFirst;
-  // Whether the next unit's winners are read while products are under way, as registers allow.
-  static constexpr bool kReadsAhead = !kTwoParts || Tile::kSteps == 1;
+  static constexpr bool kTwoNTiles = Tile::kDims > kNTileDims;
+  static constexpr int kFirst = kTwoNTiles ? kNTileDims / 2 : Tile::kDims / 2,
+                       kSecond = kTwoNTiles ? (Tile::kDims - kNTileDims) / 2 : kFirst;
+  // The next unit's winners are read while products are under way, as registers allow.
+  static constexpr bool kReadsAhead = !kTwoNTiles || Tile::kSteps == 1;
   // Units of an iteration of the loop: all of a stage, an even number where registers take turns.
-  static constexpr int kUnroll = kTwoParts ? Tile::kUnits : std::max(2, Tile::kUnits);
+  static constexpr int kUnroll = kTwoNTiles ? Tile::kUnits : std::max(2, Tile::kUnits);
   const IncidenceArgs& p;
   const IncidenceShared<Tile>& memory;
   const OwnedRows<Tile>& rows;
@@ -107,16 +107,16 @@ class UnitPipeline {
     rows.template read<kAligned>(p, memory.winners(at.stage), kUnit, item, codes);
   }
 
-  // Adds the products of a unit, whose first part is under way, and starts the next one's. Then the other
-  // units of the iteration. Behind the last unit, what is read and multiplied is garbage that nobody adds.
+  // Adds the products of a unit, whose first n tile is under way, and starts the next unit. Then the other
+  // units of the iteration. Behind the last unit it multiplies garbage that nobody adds.
   template <int kTurn>
   __device__ __forceinline__ void step(IncidenceSums<Tile>& sums) {
     constexpr int kUnit = kTurn % Tile::kUnits, kNext = (kUnit + 1) % Tile::kUnits;
     const int before = at.stage;
     float grads[2];
-    if constexpr (kTwoParts) {
+    if constexpr (kTwoNTiles) {
       ptx::wgmma_wait<0>();
-      start_part<Tile>(a, tile<kUnit>() + (Tile::kColumnBytes >> 4), second);
+      start_n_tile<Tile>(a, tile<kUnit>() + (Tile::kColumnBytes >> 4), second);
     }
     rows.read_grads(p, memory.grads(at.stage), kUnit, grads);
     const bool more = left > kTurn + 1;
@@ -125,17 +125,17 @@ class UnitPipeline {
       if (more) memory.consumer_wait(at);
     }
     if constexpr (kReadsAhead) read_winners<kNext>(kTurn + 1);
-    if constexpr (kTwoParts) sums.template add<0>(grads, first);
+    if constexpr (kTwoNTiles) sums.template add<0>(grads, first);
     ptx::wgmma_wait<0>();
     if constexpr (!kReadsAhead) read_winners<kNext>(kTurn + 1);
     rows.compare(codes, a);
-    if constexpr (kTwoParts || kTurn % 2 == 1) {
-      start_part<Tile>(a, tile<kNext>(), first);
+    if constexpr (kTwoNTiles || kTurn % 2 == 1) {
+      start_n_tile<Tile>(a, tile<kNext>(), first);
     } else {
-      start_part<Tile>(a, tile<kNext>(), second);
+      start_n_tile<Tile>(a, tile<kNext>(), second);
     }
     if constexpr (kNext == 0) memory.consumer_release(before);
-    if constexpr (kTwoParts) {
+    if constexpr (kTwoNTiles) {
       sums.template add<kFirst>(grads, second);
     } else if constexpr (kTurn % 2 == 0) {
       sums.template add<0>(grads, first);

@@ -1,7 +1,7 @@
 // The producers of incidence_products.cuh: a warp that loads embeddings (TMA), and warps that take turns to
-// copy winners and gradients (cp.async). Without TMA these copy embeddings too, and lay them out as it does.
-// None waits for what it has asked for: copies arrive on the mbarrier of their stage, so that as many stages
-// are under way as the ring has.
+// copy winners and gradients (cp.async). Without TMA these copy embeddings too, in TMA's layout. No warp
+// waits for its copies: they arrive on the mbarrier of their stage, so that all stages of the ring are under
+// way.
 #pragma once
 
 #include "../../pipeline/ring.cuh"
@@ -12,15 +12,15 @@
 
 namespace late_interaction {
 
-// Warps that look up, of a ring of so many stages: an mbarrier's parity tells no more than two phases apart,
-// so each of them has waited for what the fill before the last one needs.
+// Warps that look up, for a ring of so many stages: an mbarrier's parity tells two phases apart, so each warp
+// must have waited for the fill before the last one.
 template <class Tile>
 __device__ __forceinline__ int look_up_warps(int stages) {
   return Tile::kTma ? 3 : min(stages, 4);
 }
 
-// A warp: the embeddings of the units [unit, end). Items of one unit each come several to a box: the
-// last box has units that nobody multiplies.
+// One warp: loads the embeddings of the units [unit, end). Items of one unit come several to a box: nobody
+// multiplies the last box's further units.
 template <class Tile>
 __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtensorMap& map,
                                            const IncidenceShared<Tile>& memory, int32_t unit, int32_t end,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
   }
 }
 
-// The same of the documents [doc, end), all of a stage in one box.
+// One warp: loads the embeddings of the documents [doc, end), a stage in one box.
 __device__ __forceinline__ void load_incidence_documents(const CUtensorMap& map,
                                                          const GatherTileShared& memory, int32_t doc,
                                                          int32_t end, int first_dim) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_incidence_documents(const CUtensorMap& map,
   }
 }
 
-// The same units of a stage by cp.async. A lane has 16 bytes of every fourth row.
+// Loads the units of a stage by cp.async. A lane has 16 bytes of every fourth row.
 template <class Tile>
 __device__ __forceinline__ void copy_items(const IncidenceArgs& p, const IncidenceShared<Tile>&,
                                            uint32_t tile, int32_t unit, int units, int32_t, int first_dim) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void copy_items(const IncidenceArgs& p, const Inciden
   }
 }
 
-// The same documents of a stage. A lane has 16 bytes of two of them, of each token.
+// Loads the documents of a stage by cp.async. A lane has 16 bytes of each token of two documents.
 template <class Tile>
 __device__ __forceinline__ void copy_items(const IncidenceArgs& p, const GatherTileShared& memory,
                                            uint32_t tile, int32_t doc, int, int32_t end, int first_dim) {
@@ -99,8 +99,8 @@ __device__ __forceinline__ void copy_items(const IncidenceArgs& p, const GatherT
   }
 }
 
-// Copies a vector of a run, without what lies behind the run. `from` lies in the vector as far from its start
-// as the run lies in its own first one; `bytes` are those of the run from there on.
+// Copies a vector of a run, but nothing behind the run. `from` has the run's offset in a vector; `bytes` are
+// left of the run from there on.
 __device__ __forceinline__ void copy_run_vec(uint32_t to, const uint8_t* from, int bytes) {
   const uint32_t offset = low_bits(from) & 15;
   const int valid = min(bytes + static_cast<int>(offset), 16);
@@ -136,8 +136,8 @@ struct RowLookUp {
   }
 };
 
-// grad_Q: runs and gradients [unit][query]. A lane has the same vectors and gradients of each stage, some
-// documents further. Gradients of units that a stage lacks are 0.
+// grad_Q: runs and gradients [unit][query]. From stage to stage a lane's vectors and gradients are those of
+// later documents. Gradients of units that a stage lacks are 0.
 template <class Tile>
 struct IncidenceLookUp {
   static constexpr int kVecs = kIncidenceUnitVecs / 32, kNothing = -16;
@@ -186,7 +186,7 @@ struct IncidenceLookUp {
   }
 };
 
-// A warp's turns among those that look up: every so-many-th stage, from `turn` on.
+// One of the warps that look up: fills every so-many-th stage, from `turn` on.
 template <class Tile, class LookUp>
 __device__ __forceinline__ void look_up(const typename Tile::Shared& memory, const LookUp& found, int turn,
                                         int32_t unit, int32_t end, int first_dim) {

@@ -10,27 +10,26 @@
 //    registers      +--------------------------+
 //
 // Of grad_D, owned rows are document tokens and an item is a query; of grad_Q, owned rows are query tokens
-// and an item is a document. Operand A of wgmma is made in registers of the winners: 1 where a row and a
-// token of the item belong together. The gradient of their score is multiplied to the products in fp32.
+// and an item is a document. Operand A of wgmma is made in registers from winners: 1 where one of row and
+// item token is the other's winner. Products are multiplied by the gradient of the score in fp32.
 //
-// grad_Q of bf16 has a tile of its own (GatherTile), which reads from shared memory the tokens alone that
-// won: gather_consumer.cuh. There a unit is a document.
+// grad_Q of bf16 has another tile (GatherTile), which reads the winning tokens alone from shared memory:
+// gather_consumer.cuh. There a unit is a document.
 //
 // Who owns what
-//   block     up to kIncidenceRows rows. The blocks of a cluster have the same ones, each with a range of
-//             the units.
+//   block     up to kIncidenceRows rows. The blocks of a cluster share rows, each with a range of the units.
 //   unit      up to 16 * kSteps tokens of an item, filled up with zeros
 //   producer  a warp that loads units' embeddings (TMA), and three that take turns to copy winners and
-//             gradients to a stage (cp.async), as they lie in memory
+//   gradients
+//             to a stage (cp.async), unpermuted
 //   consumer  three warpgroups, 64 rows each; of blocks of 128 rows, the third only writes
 //
 // Without TMA, clusters and wgmma (Tile::kTma), before sm_90: four warps copy embeddings too, mma.sync
-// multiplies (mma_consumer.cuh), and blocks that share rows leave their sums in memory, which another kernel
-// adds up.
+// multiplies (mma_consumer.cuh), and another kernel adds the sums of blocks that share rows.
 //
 // At the end sums go to shared memory, and the blocks of a cluster add them up in the order of their ranks,
-// each a share of the rows: the same bits in every run. 0 times a number that is not finite leaves a NaN, so
-// sums that are not finite are computed again, one winner after the other.
+// each a share of the rows: the same bits in every run. 0 times a number that is not finite is NaN, so sums
+// that are not finite are computed again, one winner after the other.
 #pragma once
 
 #include "../../ptx/pdl.cuh"
@@ -101,7 +100,7 @@ template <class Tile>
 __device__ __forceinline__ void run_block(const IncidenceArgs& p, const typename Tile::Map& map,
                                           uint8_t* shared, const typename Tile::Shared& memory) {
   const bool clusters = Tile::kTma && p.cluster > 1;
-  auto* shared_sums = reinterpret_cast<float*>(shared);  // in place of the ring
+  auto* shared_sums = reinterpret_cast<float*>(shared);  // over the ring
   if (const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0); warp >= kIncidenceConsumers / 32) {
     if constexpr (Tile::kTma) ptx::setmaxnreg_dec<56>();
     produce<Tile>(p, map, memory, warp - kIncidenceConsumers / 32);

@@ -1,5 +1,4 @@
-// The rows that a consumer lane of incidence_products.cuh owns, and operand A of wgmma that is made of their
-// winners.
+// The rows of a consumer lane of incidence_products.cuh, and operand A of wgmma, made from winners.
 #pragma once
 
 #include "incidence_stage.cuh"
@@ -7,23 +6,22 @@
 
 namespace late_interaction {
 
-// The winners that a unit holds for a lane's two rows, as codes, in pairs: each row's own (grad_Q), or those
-// of the unit's query rows, in the order of operand A (grad_D).
+// Codes of the winners that a unit holds for a lane's two rows, in pairs: the winners of either row (grad_Q),
+// or of the unit's query rows, in the order of operand A (grad_D).
 template <class Tile>
 using UnitWinners = uint32_t[Tile::kGradQ ? 2 : 4 * Tile::kSteps];
 
-// The two rows that a consumer lane owns, eight rows apart: their tokens, and where a stage holds their
-// winners and gradients.
+// The two rows of a consumer lane, eight rows apart: tokens, and offsets in a stage of winners and gradients.
 template <class Tile>
 struct OwnedRows {
   using Words = IncidenceWords<typename Tile::T>;
-  // grad_Q: token 2c of an item and the next one. grad_D: each row's own token, twice; of no row a NaN, which
-  // equals nothing.
+  // grad_Q: tokens 2c and 2c + 1 of an item. grad_D: each row's token, twice; without a row NaN, which equals
+  // nothing.
   uint32_t tokens[Tile::kGradQ ? 1 : 2];
-  // From the first run of a unit to what each row reads of its own, and, from bit 16 on, where that run lies
-  // within 16 bytes with item 0. Of aligned runs of grad_D, at[0] is what the lane reads for its warp.
+  // Bits 0 to 15: offset of each row's winners from a unit's first run; from bit 16 on: the run's offset in
+  // 16 bytes with item 0. Of aligned runs of grad_D, at[0] is the offset that the lane reads for the warp.
   uint32_t at[2];
-  uint32_t grads = 0;  // where the rows' gradients are among those of a unit, 16 bits each
+  uint32_t grads = 0;  // offsets of the rows' gradients in a unit's, 16 bits each
 
   __device__ __forceinline__ OwnedRows(const IncidenceArgs& p, int32_t first_row) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
@@ -51,8 +49,8 @@ struct OwnedRows {
     found[1] = __uint_as_float(ptx::ld_shared(stage_grads + 4 * unit + (two_offsets >> 16)));
   }
 
-  // Reads the winners of the u-th unit of a stage, that of a certain item, for the rows. kAligned: runs start
-  // at multiples of 16 bytes.
+  // Reads the rows' winners in the u-th unit of a stage, of item `item`. kAligned: runs start at multiples of
+  // 16 bytes.
   template <bool kAligned>
   __device__ __forceinline__ void read(const IncidenceArgs& p, uint32_t winners, int u, int32_t item,
                                        UnitWinners<Tile>& codes) const {
@@ -86,8 +84,8 @@ struct OwnedRows {
     }
   }
 
-  // The rows' words of operand A: for each step, of the low and of the high row, those of tokens 2c, 2c + 1,
-  // and then of 2c + 8, 2c + 9.
+  // The rows' words of operand A: for each step, of the low and the high row, first tokens 2c and 2c + 1,
+  // then 2c + 8 and 2c + 9.
   __device__ __forceinline__ void compare(const UnitWinners<Tile>& codes,
                                           uint32_t (&a)[Tile::kSteps][4]) const {
 #pragma unroll

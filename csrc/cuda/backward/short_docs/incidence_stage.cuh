@@ -1,9 +1,9 @@
-// A stage of the ring of incidence_products.cuh: the embeddings of some units, and beside them their winners
-// and gradients.
+// A stage of the ring of incidence_products.cuh: the embeddings of some units, and beside them (`side`)
+// winners and gradients.
 //
-// Winners lie there as they do in memory, in runs. A run is the winners of one query with one document that
-// a unit needs. It has vectors of 16 bytes of its own, and starts where it does within its first vector of
-// memory, so that cp.async copies whole vectors and no lane takes winners apart.
+// Winners lie in runs. A run is the winners of one query with one document that a unit needs, contiguous in
+// memory. It takes whole vectors of 16 bytes, with the offset in the first vector that it has in memory, so
+// that cp.async copies whole vectors.
 //
 //            grad_D: runs [unit][document], gradients [unit][document]
 //   side     +---------------+---------------+-- ... --+-----------------------+
@@ -73,10 +73,10 @@ static_assert(kMostIncidenceDocs * incidence_run_vecs(32, 14) * incidence_stage_
 static_assert(kIncidenceUnitVecs * incidence_stage_units(1) * 16 <= kIncidenceWinnerBytes);
 static_assert(4 * kMostIncidenceDocs * incidence_stage_units(1) <=
               kIncidenceSideBytes - kIncidenceWinnerBytes);
-// A block's rows are of 14 queries at most, of which two may have few tokens there.
+// A block's rows are of 14 queries at most, of which the first and the last may have few tokens in it.
 static_assert(kIncidenceRows / kLeastIncidenceQuery + 2 <= kMostIncidenceQueries);
 
-// The lower bits of an address: where it lies within a vector of 16 bytes.
+// An address's offset in a vector of 16 bytes.
 __device__ __forceinline__ uint32_t low_bits(const void* address) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address));
 }
@@ -85,11 +85,11 @@ __device__ __forceinline__ const uint8_t* first_winner(const IncidenceArgs& p, i
   return static_cast<const uint8_t*>(p.winners) + i * p.query_bytes + 2 * (j * p.Lq + s);
 }
 
-// grad_Q: the queries whose tokens are a block's rows, and the vectors of a unit that their runs have. All
-// but the first and the last query have all of their tokens there.
+// grad_Q: the queries whose tokens are a block's rows, and the vectors of their runs in a unit. All but the
+// first and the last query have all tokens in the block.
 struct BlockQueries {
-  int32_t first, count, first_token;  // the first query, how many there are, and its first token there
-  int32_t first_vecs, vecs;           // of the first query's run, and of each other one
+  int32_t first, count, first_token;  // first query, number of queries, the first query's first token
+  int32_t first_vecs, vecs;           // of the first query's run, and of each other run
 
   __device__ __forceinline__ BlockQueries(const IncidenceArgs& p, int32_t first_row) {
     const auto last_row = static_cast<int32_t>(min(int64_t{first_row} + p.block_rows, p.rows)) - 1;
@@ -99,16 +99,16 @@ struct BlockQueries {
     first_vecs = incidence_run_vecs(min(p.Lq - first_token, p.block_rows), p.run_offset);
     vecs = incidence_run_vecs(min(p.Lq, p.block_rows), p.run_offset);
   }
-  // The first vector of the query-th query among them, and its first token there.
+  // The query-th query's first vector, and first token in the block.
   __device__ __forceinline__ int first_vec(int query) const {
     return query == 0 ? 0 : first_vecs + (query - 1) * vecs;
   }
   __device__ __forceinline__ int begin(int query) const { return query == 0 ? first_token : 0; }
 };
 
-// A query row of a block: where a unit has its winner, from bit 16 on where its run lies within 16 bytes with
-// document 0, and which of the block's queries it is of. Of `count` rows that are read together, the first;
-// behind the last rows come the last ones again.
+// A query row of a block, or the first of `count` rows that are read together: the winner's offset in a unit,
+// from bit 16 on the run's offset in 16 bytes with document 0, and the index of the block's query. Behind the
+// last rows the last rows repeat.
 struct BlockQueryRow {
   uint32_t at;
   int32_t query;
@@ -122,7 +122,7 @@ struct BlockQueryRow {
     at = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
          ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
   }
-  // Where the winner lies, with a document `further` bytes behind document 0.
+  // The winner's offset, with a document `further` bytes behind document 0.
   static __device__ __forceinline__ uint32_t offset(uint32_t at, uint32_t further) {
     return (at & 0xFFFF) + (((at >> 16) + further) & 15);
   }

@@ -1,11 +1,11 @@
 // Operands of mma.sync that hold 1 where a query row's winner is a certain token, and 0 elsewhere.
 //
-// A product with such a matrix selects rows and adds them up, exactly: products are by 1, sums are fp32. What
-// rows count (the gradients of scores) is multiplied to the sums.
+// A product with such a matrix selects rows and adds them up, exactly: products are by 1, sums are fp32. The
+// sums are multiplied by the gradients of scores.
 //
-// set.eq compares two pairs of 16-bit numbers, and its result is the operand: 1.0 or 0.0 in their type.
-// Tokens are compared as the numbers that their index | 0x4000 means in that type: all different, normal and
-// finite. The sentinel stays 0xFFFF, a NaN, which equals nothing.
+// set.eq compares two pairs of 16-bit numbers, and the result is the operand: 1.0 or 0.0 in their type. Token
+// t is the number with the bits t | 0x4000: all different, normal and finite. The sentinel stays 0xFFFF, a
+// NaN, which equals nothing.
 #pragma once
 
 #include <cstdint>

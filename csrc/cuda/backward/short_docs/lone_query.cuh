@@ -3,25 +3,25 @@
 //   grad_D[j, t] = grad[j] * sum over s with winner[j, s] == t of Q[s]
 //   grad_Q[s]    = sum over j of grad[j] * D[j, winner[j, s]]
 //
-// grad_D is nearly as many bytes as there are, so writing it bounds the kernel: all else must hide behind it.
+// grad_D is most of the bytes, so writing it bounds the kernel: all else must hide behind it.
 //
 // Who owns what
 //   warp    a slice of at most 64 dims of every so-many-th document; documents need no other warp
 //   grad_D  16 tokens at a time as a product by mma.sync: [tokens, query rows] of 0 and 1
 //           (incidence_words.cuh) by the slice of Q, which stays in registers as operand B
 //   grad_Q  winners' rows, 16 bytes a lane: eight lanes a row, four rows a load, all loads of a document in
-//           flight while its grad_D is computed. A lane keeps its sums of all documents in registers
+//           flight while grad_D is computed. A lane keeps sums over all documents in registers
 //
-//   columns of B are placed so that a lane's accumulators are neighbours:   n block   0    1    2    3
-//   its two columns of four n blocks are 8 dims, 16 bytes of a gradient     lane 0   0 1  2 3  4 5  6 7
-//                                                                           lane 1   8 9  ...
+//   columns of B are permuted so that a lane's two columns of four        n block   0    1    2    3
+//   n blocks are 8 neighbouring dims, 16 bytes of a gradient              lane 0   0 1  2 3  4 5  6 7
+//                                                                         lane 1   8 9  ...
 //
-// The warps of a block add up their grad_Q in order, blocks write partials, sum_grad_q_partials adds those in
+// The warps of a block add up grad_Q in order, blocks write partials, sum_grad_q_partials adds those in
 // order: the same bits in every run. Documents go by from the last to the first: what the forward read last
 // is in L2.
 //
-// 0 times a number that is not finite would reach tokens that did not win it. A warp whose slice of Q holds
-// one, and a document whose gradient is one, take the sums one by one instead.
+// 0 times a number that is not finite would reach tokens that did not win. If a warp's slice of Q holds such
+// a number, or the gradient of a document is one, it adds row by row instead.
 #pragma once
 
 #include "../../../plan/backward/short_docs.h"
@@ -32,7 +32,7 @@
 
 namespace late_interaction {
 
-// grad_D of document j, dims [first_dim, first_dim + dims), one winner after the other. own: the lane's.
+// grad_D of document j, dims [first_dim, first_dim + dims), one winner after the other. winner: the lane's.
 template <class T>
 __device__ __forceinline__ void add_one_by_one(const LoneQueryArgs& p, int64_t j, int first_dim, int dims,
                                                uint32_t winner, float grad) {
@@ -80,7 +80,7 @@ struct LoneQueryWarp {
     return *reinterpret_cast<const uint16_t*>(&x);
   }
 
-  // Operand B: column c of n block b of 32 dims is dim 8 * (c / 2) + 2 * b + c % 2 of them.
+  // Operand B: of 32 dims, column c of n block b is dim 8 * (c / 2) + 2 * b + c % 2.
   __device__ __forceinline__ void load_query() {
     const int column = lane / 4;
     bool infinite = false;
@@ -99,7 +99,7 @@ struct LoneQueryWarp {
     rare = __any_sync(kFullWarp, infinite);
   }
 
-  // The winner of the lane's own query row with document j.
+  // The winner of the lane's query row with document j.
   __device__ __forceinline__ uint32_t load_own_winner(int64_t j) const {
     if (lane >= p.Lq) return kNoWinner;
     const uint32_t winner = static_cast<const uint16_t*>(p.winners)[j * p.Lq + lane];
@@ -131,7 +131,7 @@ struct LoneQueryWarp {
     }
   }
 
-  // grad_D of document j by products. own: the lane's winner.
+  // grad_D of document j by products. winner: the lane's.
   __device__ __forceinline__ void multiply(int64_t j, uint32_t winner, float grad) const {
     const uint32_t code = token_code(winner);
     const uint32_t pair = code | __shfl_down_sync(kFullWarp, code, 1) << 16;  // of even lanes
@@ -178,15 +178,15 @@ struct LoneQueryWarp {
     }
   }
 
-  // Asks L2 for the winners' rows of document j: a lane for that of its own query row.
+  // Prefetches the winners' rows of document j to L2, each lane the winner of its query row.
   __device__ __forceinline__ void prefetch(int64_t j, uint32_t winner) const {
     if (p.grad_Q == nullptr || winner == kNoWinner) return;
     ptx::prefetch_l2(static_cast<const T*>(p.D.data) + j * p.D.item_stride + winner * p.D.token_stride +
                      first_dim);
   }
 
-  // The documents first, first + step, ... from the last one on. Winners are read two documents ahead, and
-  // their rows come to L2 one ahead.
+  // Takes documents first, first + step, ... counted from the last one. Winners are read two documents ahead,
+  // and winners' rows come to L2 one ahead.
   __device__ __forceinline__ void run(int64_t first, int64_t step) {
     const auto* grads = static_cast<const float*>(p.grad);
     const int64_t last = p.N - 1;
@@ -219,7 +219,7 @@ struct LoneQueryWarp {
     }
   }
 
-  // Adds the sums to, or writes them to, those of the block.
+  // Adds the sums to the block's, or writes them there.
   __device__ __forceinline__ void put(float* block_sums, bool adds) const {
     const int dim = lane % 8 * 8;
     if (dim >= dims) return;

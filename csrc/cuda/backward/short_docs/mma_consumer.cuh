@@ -39,7 +39,7 @@ class MmaPipeline {
   const OwnedRows<Tile>& rows;
   int32_t unit, left;
   PipelineState at;
-  uint32_t lane_bytes;  // what the lane's first row and chunk of a step lie behind the step's first row
+  uint32_t lane_bytes;  // offset in a step of the lane's first row and chunk
 
   // Returns a word of the last load from the unit's embeddings.
   __device__ __forceinline__ uint32_t add_unit(int u, IncidenceSums<Tile>& sums) const {

@@ -9,7 +9,7 @@ namespace late_interaction {
 inline constexpr int kSumThreads = 256;
 
 // out[k] = sum of partials[b][k] over b < count, where a partial has `size` numbers, a multiple of 4.
-// kShares threads have a share of the partials each, every kShares-th, and are added up in order.
+// Each of kShares threads adds every kShares-th partial; the threads' sums are added in order.
 template <class T, int kShares>
 __global__ void __launch_bounds__(kSumThreads)
     sum_grad_q_partials(const float4* partials, int count, int64_t size, T* out) {

@@ -2,18 +2,18 @@
 //
 //   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
 //
-// Every row of Q has one winner in each document. So a block reads all rows, in their order, once for its
-// documents, where the gather (grad_d_segmented.cuh) reads a row for each winner. Sums stay in registers.
+// Every row of Q has one winner in each document. So a block reads all rows of Q, in order, once for its
+// documents; the gather (grad_d_segmented.cuh) reads a row for each winner. Sums stay in registers.
 //
 // Who owns what
 //   block      two documents, or a long one, and all rows of Q
-//   ring       stages of rows, and of each the list of a document's winners in the order of tokens
-//   producers  warps that write lists (lists.cuh); one of a stage starts the copy of its rows (sm_90a), or
-//   all
-//              of a stage copy them (cp.async)
+//   ring       stages of rows, each with lists of the documents' winners in the order of tokens
+//   producers  warps that write lists (lists.cuh); one of a stage's starts the copy of rows (sm_90a), or all
+//   of a
+//              stage's copy them (cp.async)
 //   consumers  warps that have every so-many-th token of a document, since tokens that win often may be
-//              neighbours; a lane has four dims of each. A consumer walks its part of a list token by token,
-//              so that the code names the registers of a token's sums
+//              neighbours; a lane has four dims of each. A consumer walks a list token by token, so that the
+//              code names the registers of a token's sums
 //
 // Every sum is over rows of Q in their order: the same bits in every run.
 #pragma once
@@ -58,8 +58,8 @@ struct TokenSums {
   }
 };
 
-// Where a consumer is in a list: `at` and all ends are the same in every lane, which the compiler learns from
-// a shuffle. The current entry's row is loaded, and the next entry.
+// A consumer's position in a list: `at` and all ends are the same in every lane, which the compiler learns
+// from a shuffle. The current entry's row is loaded, and the next entry.
 template <class T>
 struct ListWalk {
   uint32_t at, reader;  // the same address; loads from `reader` stay in ordinary registers
@@ -75,7 +75,7 @@ struct ListWalk {
     grad = __uint_as_float(entry.y);
   }
 
-  // A word that depends on the loads that are under way. What they bring, nobody uses.
+  // A word that depends on the loads under way, whose results nobody uses.
   __device__ __forceinline__ uint32_t read_ahead() const { return row.x | next.x; }
 
   // Adds the entries up to `end`, which are of one token.
@@ -96,7 +96,7 @@ struct ListWalk {
     }
   }
 
-  // Adds the entries of all tokens. ends: the address of their ends, of some tokens at a time.
+  // Adds the entries of all tokens. ends: the address of the tokens' ends.
   template <int kTokens>
   __device__ __forceinline__ void add_all(uint32_t ends, TokenSums<T, kTokens>& sums) {
     constexpr int kGroup = kTokens > 28 ? 8 : 4;  // as registers allow
@@ -127,7 +127,7 @@ __device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const Gra
   TokenSums<T, kShape.tokens()> sums;
   sums.clear();
 #pragma unroll 1
-  for (uint32_t n = 0; n < stages; ++n) {  // its place and parity are computed: registers are for sums
+  for (uint32_t n = 0; n < stages; ++n) {  // no PipelineState: registers are for sums
     const int stage = n % kGradDStages;
     ring.consumer_wait({stage, n / kGradDStages % 2});
     const uint16_t* ends = shared.ends[stage][document] + kGradDConsumerKeys * own;

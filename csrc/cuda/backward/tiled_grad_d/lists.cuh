@@ -2,9 +2,9 @@
 //
 // A list is a stable counting sort of a stage's rows, by one producer warp. Its keys are the document's
 // tokens in the order of the consumers that own them (kGradDConsumerKeys).
-//   count    32 rows at a time: lanes with the same token count as one, and each learns its place among them
-//   places   sums over the keys before: where each token's entries begin, and, for consumers, end
-//   entries  every lane writes its rows to their places
+//   count    32 rows at a time: lanes with the same token count as one, and each learns its rank among them
+//   offsets  sums over the keys before: where each token's entries begin, and, for consumers, end
+//   entries  every lane scatters its rows
 #pragma once
 
 #include "../../../plan/backward/tiled_grad_d.h"
@@ -18,7 +18,7 @@
 
 namespace late_interaction {
 
-// A query row that a token has won: where it is in shared memory, and the gradient of the score.
+// A query row that a token has won: the row's address in shared memory, and the gradient of the score.
 struct alignas(8) ListedRow {
   uint32_t address;
   float grad;
@@ -48,12 +48,11 @@ struct GradDRing : Ring {
   __device__ __forceinline__ uint32_t stages() const { return (rows + kRows - 1) / kRows; }
   __device__ __forceinline__ uint32_t stage(int index) const { return begin + index * kRows * row_bytes; }
 
-  // All lanes that list a stage's winners arrive for their lists, and one of them, or all, for the copies of
-  // its rows.
+  // All lanes that list a stage's winners arrive for the lists, and one of them, or all, for the copies of
+  // rows.
   static constexpr int kFullArrivals = 32 * kShape.docs + (kShape.tma ? 1 : 32 * kShape.docs);
 
-  // A lane of those that list winners starts to bring its share of the rows of stage n of the batch to a
-  // stage of the ring.
+  // A lane that lists winners starts to copy a share of the n-th rows of the batch to a stage of the ring.
   __device__ __forceinline__ void copy(const void* Q, uint32_t n, int index, uint32_t lane) const {
     const uint32_t first = n * kRows, bytes = min(rows - first, kRows) * row_bytes;
     const uint8_t* from = static_cast<const uint8_t*>(Q) + int64_t{first} * row_bytes;
@@ -75,8 +74,8 @@ struct GradDRing : Ring {
 template <GradDShape kShape>
 struct ListProducer {
   static constexpr int kConsumers = kShape.consumers(), kProducers = kShape.producers();
-  // One that waits for a stage knows that the fill before the last one has been read, by what it waited for
-  // before: an mbarrier's parity tells no more than two phases apart.
+  // A warp that waits for a stage must know from earlier waits that the fill before the last one has been
+  // read: an mbarrier's parity tells two phases apart.
   static_assert(kProducers <= kGradDStages);
   static constexpr int kBatches = kShape.rows / 32;
   static constexpr uint32_t kNone = 0xFFFF;  // the row has no winner
@@ -123,8 +122,8 @@ struct ListProducer {
     }
   }
 
-  // A winner becomes the key of its token and, in the upper half, its place among those of the token; a row
-  // without one becomes kNone.
+  // Turns a winner into its token's key and, in the upper half, the rank among the token's entries; a row
+  // without a winner into kNone.
   __device__ __forceinline__ void count(uint32_t (&winner)[kBatches]) const {
     const uint32_t lane = threadIdx.x % 32, lower = (1u << lane) - 1;
 #pragma unroll
@@ -144,9 +143,9 @@ struct ListProducer {
     }
   }
 
-  // Turns counts into the places where tokens' entries begin, and writes the stage's ends. Returns how many
-  // entries there are.
-  __device__ __forceinline__ uint32_t find_places(int stage) const {
+  // Turns counts into the offsets where tokens' entries begin, and writes the stage's ends. Returns the
+  // number of entries.
+  __device__ __forceinline__ uint32_t find_offsets(int stage) const {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t* own = counts + kConsumers * lane;
     uint16_t* ends = shared.ends[stage][document] + kConsumers * lane;
@@ -154,13 +153,13 @@ struct ListProducer {
 #pragma unroll
     for (int k = 0; k < kConsumers; ++k) sum += found[k] = own[k];
     const uint32_t end = sum_up_to_lane(sum);
-    uint32_t place = end - sum;
+    uint32_t entry = end - sum;
     const uint32_t list = ptx::smem_address(shared.list[stage][document]);
 #pragma unroll
     for (int k = 0; k < kConsumers; ++k) {
-      own[k] = place;
-      place += found[k];
-      ends[k] = static_cast<uint16_t>(list + place * sizeof(ListedRow));
+      own[k] = entry;
+      entry += found[k];
+      ends[k] = static_cast<uint16_t>(list + entry * sizeof(ListedRow));
     }
     __syncwarp();
     return __shfl_sync(kFullWarp, end, 31);
@@ -183,7 +182,7 @@ struct ListProducer {
       ring.producer_acquire(at);
       ring.copy(p.Q.data, n, at.stage, 32 * document + lane);
       __syncwarp();
-      const uint32_t entries = find_places(at.stage), rows = ring.stage(at.stage);
+      const uint32_t entries = find_offsets(at.stage), rows = ring.stage(at.stage);
       ListedRow* list = shared.list[at.stage][document];
 #pragma unroll
       for (int b = 0; b < kBatches; ++b) {

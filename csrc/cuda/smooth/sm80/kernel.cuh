@@ -9,15 +9,15 @@
 //                                                                    sums += W . Y, until the last row
 //
 // X is Q and Y is D for the logs and for grad_Q; for grad_D it is the other way round. X lies in registers as
-// operand A. Y passes through a ring (pipeline/cp_async_ring.cuh), whole rows, which ldmatrix reads twice: as
-// they lie for S, transposed for the sums. Each row of a gradient is summed by one warp, or by one for each
-// split, in order: results have the same bits on every run.
+// operand A. Y passes through a ring (pipeline/cp_async_ring.cuh), whole rows, which ldmatrix reads twice:
+// plain for S, transposed for the sums. One warp, or one for each split, sums a row of a gradient, in order:
+// results have the same bits on every run.
 //
 // Who owns what
 //   block   four row tiles, and a range of the documents (logs, grad_Q) or query rows (grad_D) that
 //           stream by.
 //   warp    a row tile: 32 rows of one document, or of the queries; a warp without rows waits.
-//   lane    columns 2q and 2q + 1 of every 16 x 8 block, for lane q of its quad.
+//   lane    columns 2q and 2q + 1 of every 16 x 8 block, q = lane % 4.
 #pragma once
 
 #include "../../../plan/kernel_limits.h"
@@ -50,8 +50,8 @@ struct Sm80SmoothTile {
   static constexpr int kSmemBytes = kStages * kStageBytes + Ring::kBarrierBytes;
 };
 
-// Copies rows to the ring, item by item, and what they become weights with. A thread copies the same vector
-// of every eighth row or so; a warp the factors of its own row tile.
+// Copies rows to the ring, item by item, and logs and factors. A thread copies the same vector of every
+// eighth row or so; a warp the factors of its row tile.
 template <class Tile>
 struct RowLoader {
   using E = typename Tile::Element;
@@ -71,7 +71,7 @@ struct RowLoader {
     to = stages + threadIdx.x / Tile::kVecs * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
   }
 
-  // Copies the next stage, if there is one, to a place of the ring.
+  // Fills a stage of the ring, if rows are left.
   __device__ __forceinline__ void operator()(int stage) {
     if (at.item >= at.end_item) return;
     const int column = threadIdx.x % Tile::kVecs * 8;
@@ -136,7 +136,7 @@ struct SmoothRows {
     }
   }
 
-  // tokens: where the lane's row of 16 begins (operand B as it lies).
+  // tokens: address of the lane's row of 16 (operand B).
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
     uint32_t d[4];
 #pragma unroll
@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_logs(const SmoothArgs& p, const SmoothWork
   }
 }
 
-// Similarities of columns that do not count become minus infinity.
+// Sets similarities of columns that do not count to minus infinity.
 template <class Tile>
 __device__ __forceinline__ void drop_uncounted(typename SmoothRows<Tile>::Similarities (&sums)[Tile::kGroups],
                                                uint2 counted) {
@@ -214,7 +214,7 @@ __device__ __forceinline__ void fold_stage(
 
 // ---- gradients ----
 
-// sums += W . Y of 16 rows. rows: where the lane's row of them begins (operand B transposed).
+// sums += W . Y of 16 rows. rows: address of the lane's row of them (operand B, transposed).
 template <class Tile>
 __device__ __forceinline__ uint32_t add_weighted_rows(const typename SmoothRows<Tile>::Similarities& weights,
                                                       ptx::Accumulator (&sums)[Tile::kRowBlocks][Tile::kVecs],
@@ -307,8 +307,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   ptx::cp_async_wait_all();
 }
 
-// Similarities with 16 rows become weights. factors: where those of the tile's rows (grad_Q), or of the 16
-// columns (grad_D), begin.
+// Turns similarities with 16 rows into weights. factors: address of the factors of the tile's rows (grad_Q),
+// or of the 16 columns (grad_D).
 template <class Tile>
 __device__ __forceinline__ void weigh(typename SmoothRows<Tile>::Similarities& x, uint32_t factors,
                                       float scale) {
@@ -338,7 +338,7 @@ __device__ __forceinline__ void weigh(typename SmoothRows<Tile>::Similarities& x
   }
 }
 
-// Weights of columns that do not count become 0. counted: 16 columns from bit 0.
+// Sets weights of columns that do not count to 0. counted: 16 columns from bit 0.
 template <class Tile>
 __device__ __forceinline__ void drop_weights(typename SmoothRows<Tile>::Similarities& x, uint32_t counted) {
 #pragma unroll

@@ -9,22 +9,23 @@
 //
 // X is Q and Y is D for the logs and for grad_Q; for grad_D it is the other way round. X lies in registers as
 // operand A; Y passes through a ring, which wgmma reads twice: K-major for S, MN-major for the sums, with the
-// weights as operand A from registers. Each row of a gradient is summed by one warpgroup, or by one for each
-// split, in order: results have the same bits on every run.
+// weights as operand A from registers. One warpgroup, or one for each split, sums a row of a gradient, in
+// order: results have the same bits on every run.
 //
 // A consumer of a gradient issues the products of the next stage before the sums of this one, and takes
-// exponentials of the one while the tensor cores do the other. Of the logs, which need half the registers, a
-// multiprocessor has two blocks, whose four consumers do as much for one another.
+// exponentials while the tensor cores do the sums. Logs need half the registers, so a multiprocessor has two
+// blocks of them, and one consumer's exponentials overlap the others' products.
 //
 // Who owns what
 //   block      two row tiles, and a range of the documents (logs, grad_Q) or query rows (grad_D) that
 //              stream by.
 //   consumer   warpgroups 0 and 1: a row tile, 64 rows of one document, or of the queries.
-//   producer   a warp of warpgroup 2. TMA brings rows; the warp itself which tokens of a stage count, and
-//              the logs and factors that either row tile needs beside it (of its columns or of its rows).
+//   producer   a warp of warpgroup 2. TMA brings rows; the warp copies which tokens of a stage count, and
+//   each row
+//              tile's logs and factors (of its columns or of its rows).
 //
 // mbarriers: full (each lane of the producer, and TMA's bytes) and empty (each consumer thread) for each
-// stage: every thread arrives behind its own stores and loads.
+// stage.
 #pragma once
 
 #include <cuda.h>
@@ -71,7 +72,7 @@ struct Sm90SmoothShared {
   __device__ __forceinline__ Ring ring() const { return {counted(Tile::kStages)}; }
 };
 
-// The producer's warp loads these a stage ahead: the tokens that count, and logs with factors.
+// Loaded by the producer's warp a stage ahead: which tokens count, and logs with factors.
 template <class Tile>
 struct SmoothSide {
   StageTokens counted;
@@ -267,7 +268,7 @@ __device__ void consume_logs(const SmoothArgs& p, const Sm90SmoothShared<Tile>& 
 
 // ---- gradients ----
 
-// Similarities of a stage become weights.
+// Turns similarities of a stage into weights.
 template <class Tile>
 __device__ __forceinline__ void weigh_accumulators(typename Sm90SmoothRows<Tile>::Similarities& x,
                                                    const Sm90SmoothShared<Tile>& smem, int stage,
@@ -358,7 +359,7 @@ __device__ void consume_gradient(const SmoothArgs& p, const Sm90SmoothShared<Til
     ptx::wgmma_wait<1>();
     weigh_accumulators<Tile>(x, smem, next.stage, consumer, p.scale);
     ptx::wgmma_wait<0>();
-    // The sums are done, and with them every use of what the thread loaded from the stage.
+    // The sums are done, so the thread has used all its loads from the stage.
     smem.ring().consumer_release(state.stage, weights[0][0]);
     pack_weights<Tile>(weights, x);
     state = next;

@@ -1,4 +1,4 @@
-// Softmax weights straight from a matrix product: what its kernels are launched with.
+// Arguments of the kernels of softmax weights straight from a matrix product.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,20 +11,21 @@
 
 namespace late_interaction {
 
-// Weights are exp((s - base) * inverse_temperature) * 2^-offset, of a base that each row has. In the first
-// pass the base is the score of the row's label, so that its weight is about 2^-kWeightOffset and the row's
-// sum at least that. Where a sum is above 2^kMostSum (the label is 2^-104 as probable as all others), or
-// below 2^kLeastSum (scores so large that rounding moved the label's), a second pass has the row maxima as
-// bases and an offset of 0.
+// Weights are exp((s - base) * inverse_temperature) * 2^-offset; each row has a base. In the first pass the
+// base is the score of the row's label, so that the label's weight is about 2^-kWeightOffset and the row's
+// sum at least that. If a sum is above 2^kMostSum (the label is 2^-104 as probable as all others), or below
+// 2^kLeastSum (scores so large that rounding moved the label's), a second pass has the row maxima as bases
+// and an offset of 0.
 inline constexpr float kWeightOffset = 48.0f, kMostSum = 56.0f, kLeastSum = -64.0f;
 
-// The contiguous shares that clusters have of the work tiles, which are (row tile, column tile).
+// Shares: each cluster has contiguous work tiles, which are (row tile, column tile). The owners of a row tile
+// are the clusters whose shares have some of it.
 struct ProductShares {
   int32_t row_tiles, column_tiles, clusters;
 
   __host__ __device__ int64_t tiles() const { return int64_t{row_tiles} * column_tiles; }
   __host__ __device__ int64_t begin(int32_t cluster) const { return tiles() * cluster / clusters; }
-  // The cluster whose share has this work tile.
+  // The cluster that has a work tile.
   __host__ __device__ int32_t owner(int64_t tile) const {
     return static_cast<int32_t>(((tile + 1) * clusters - 1) / tiles());
   }
@@ -77,7 +78,7 @@ ProductRowsPlan plan_product_rows(const Device& device, int32_t rows, int32_t co
 // All kernels, one after the other.
 cudaError_t launch_product_rows(const ProductRowsArgs& args, cudaStream_t stream);
 
-// The steps of it.
+// The steps of launch_product_rows.
 cudaError_t launch_label_scores(const ProductRowsArgs& args, cudaStream_t stream);
 cudaError_t launch_product_weights(const ProductRowsArgs& args, int pass, cudaStream_t stream);
 cudaError_t launch_finish_rows(const ProductRowsArgs& args, int pass, cudaStream_t stream);

@@ -12,11 +12,11 @@ namespace late_interaction {
 
 inline constexpr int kProductColumns = 128;  // of a work tile
 
-// A lane keeps these of each of its rows, while the row's work tiles pass.
+// A lane's state for one of its rows, while the row's work tiles pass.
 struct ProductRow {
   float base, sum, moment, maximum;
-  int32_t label;  // its column, or below 0
-  int32_t row;    // at or behind the last one: nothing is stored
+  int32_t label;  // column of the label, or below 0
+  int32_t row;    // behind the last row: nothing is stored
 
   __device__ __forceinline__ void enter(const ProductRowsArgs& p, int pass, int32_t at) {
     row = at;
@@ -29,7 +29,7 @@ struct ProductRow {
     base = p.base[pass][row];
   }
 
-  // Adds up the lanes of a quad, and stores what they have for this owner of the row tile.
+  // Adds up the lanes of a quad, and stores the partials of this owner of the row tile.
   __device__ __forceinline__ void leave(const ProductRowsArgs& p, int32_t owner) {
 #pragma unroll
     for (int offset = 1; offset < 4; offset *= 2) {
@@ -59,9 +59,9 @@ __device__ __forceinline__ void store_eight(__nv_bfloat16* to, const uint32_t (&
 
 // The weights of a lane's two rows in a work tile: elements 4 * n + 2 * half + {0, 1} of the accumulator are
 // columns 8 * n + 2 * q + {0, 1} of row `half`. All exponentials come first: a consumer has one warp on each
-// scheduler, so independent instructions are all that hides their latency. kPlain: all columns of the tile
-// are there, and none is the label of a row of the warp. The weight of a label is left out of the sums, of
-// which it may be nearly all: what the others add keeps its precision.
+// scheduler, so only independent instructions hide their latency. kPlain: all columns of the tile exist, and
+// none is the label of a row of the warp. Sums leave out the weight of a label, which may be nearly all: so
+// the other weights keep their precision.
 template <bool kPlain>
 __device__ __forceinline__ void weigh_rows(ProductRow* rows, const float (&c)[kProductColumns / 2],
                                            int32_t first, const ProductRowsArgs& p, float2 exponent) {

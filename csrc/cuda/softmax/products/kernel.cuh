@@ -11,23 +11,24 @@
 // Who owns what
 //   cluster    two blocks, persistent: a contiguous share of the work tiles, row tile by row tile.
 //   consumer   each of warpgroups 0 and 1: its rows against all k chunks, then the epilogue.
-//   producers  one thread each of three warps of warpgroup 2: the columns, and of wide rows those of either
-//              consumer. Each block loads half of a k chunk of the columns, for both blocks of the cluster
-//              (multicast).
+//   producers  one thread each of three warps of warpgroup 2: one for columns, and one for either consumer's
+//   rows, if
+//              they are wide. Each block loads half of a k chunk of the columns, for both blocks of the
+//              cluster (multicast).
 //
-// Where a consumer's 64 rows fit its registers (kHeldChunks: up to 512 dims), they stay there as operand A of
-// wgmma while their work tiles pass: shared memory is read for the columns alone, and all of it is their
-// ring. Wider rows pass through a ring of their own for each work tile, 128 for each consumer.
+// If a consumer's 64 rows fit its registers (kHeldChunks: up to 512 dims), they stay there as operand A of
+// wgmma while work tiles pass: shared memory holds the ring of columns alone. Wider rows pass through a
+// second ring for each work tile, 128 for each consumer.
 //
 // The tensor cores do not wait for an epilogue: consumer 1 begins a work tile some k chunks behind consumer
-// 0, so that one's epilogue meets the other's wgmma. Until consumer 1 has followed, those chunks stay in the
-// ring.
+// 0, so that one's epilogue overlaps the other's wgmma. Until consumer 1 has followed, those chunks stay in
+// the ring.
 //
 //     consumer 0   | chunks 0 .. 7          | epilogue | chunks 0 .. 7
 //     consumer 1            | chunks 0 .. 7          | epilogue | chunks 0 .. 7
 //
 // mbarriers: full and empty for each slot of rows, and for each stage of the ring. Consumer warps arrive on
-// an empty one: for rows those of one consumer, for columns those of both consumers of both blocks.
+// an empty one: for rows the warps of one consumer, for columns of both consumers of both blocks.
 #pragma once
 
 #include <cuda.h>
@@ -154,8 +155,8 @@ __device__ void produce_columns(const ProductRowsArgs& p, const ProductTensorMap
   }
 }
 
-// Operand A of a consumer's 64 rows in its registers: for each 16 dims what a lane holds of rows lane / 4 and
-// lane / 4 + 8 of its warp's 16.
+// Operand A of a consumer's 64 rows in registers: for each 16 dims a lane's words of rows lane / 4 and lane /
+// 4 + 8 of the warp's 16.
 template <class Tile>
 struct HeldRows {
   uint32_t word[4 * Tile::kHeldChunks][4];
@@ -180,15 +181,15 @@ struct HeldRows {
 template <class Tile>
 struct ProductConsumer {
   static constexpr int kAccumulators = kProductColumns / 2;
-  // Consumer 1 waits for the first until consumer 0 is in its work tile; consumer 0 for the second, so that
-  // it is never a whole work tile further.
+  // Consumer 1 waits on kFollow until consumer 0 has begun the work tile; consumer 0 on kFollowed, so that it
+  // is never a whole work tile further.
   static constexpr int kFollow = 1, kFollowed = 2;
   using Accumulators = float[Tile::kBlocks][kAccumulators];
   const ProductRowsArgs& p;
   const ProductShared<Tile>& smem;
   const ProductWork<Tile> work;
   int me;
-  bool followed = true;  // by consumer 1 into the last work tile, or it need not be waited for
+  bool followed = true;  // consumer 1 has begun the last work tile, or consumer 0 need not wait for it
   PipelineState columns, rows;
 
   __device__ __forceinline__ ProductConsumer(const ProductRowsArgs& args, const ProductShared<Tile>& shared,
@@ -211,13 +212,13 @@ struct ProductConsumer {
     followed = true;
   }
 
-  // Gives a stage of the ring back to both blocks: lane r tells block r.
+  // Releases a stage of the ring to both blocks: lane r tells block r.
   __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
     if (lane < Tile::kCluster) smem.ring().consumer_release_cluster(stage, lane);
   }
 
-  // The product of a work tile with rows in registers.
+  // Multiplies a work tile, rows in registers.
   __device__ __forceinline__ void multiply(Accumulators& c, const HeldRows<Tile>& held) {
     follow();
     int before = 0;
@@ -244,7 +245,7 @@ struct ProductConsumer {
     release(before);
   }
 
-  // The same with rows in shared memory.
+  // Multiplies a work tile, rows in shared memory.
   __device__ __forceinline__ void multiply(Accumulators& c) {
     constexpr int kLag = 2;  // more would leave the ring too short
     follow();

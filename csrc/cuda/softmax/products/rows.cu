@@ -1,5 +1,5 @@
 // The steps before and after the product, a warp a row: the score of the row's label; and from the sums of
-// all clusters the row's sums, the weight of its label, and the row of q that multiplies the weights.
+// all clusters the row's sums, the weight of the label, and the row of q that multiplies the weights.
 #include "../softmax.cuh"
 #include "args.h"
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ int32_t row_of_warp() {
   return static_cast<int32_t>(blockIdx.x * kRowsOfBlock + threadIdx.x / 32);
 }
 
-// The base of the first pass: the score of the row's label, or of column 0 where it has none.
+// The base of the first pass: the score of the row's label, or of column 0 without a label.
 __global__ void __launch_bounds__(kThreads) softmax_label_scores(const __grid_constant__ ProductRowsArgs p) {
   const int32_t row = row_of_warp();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.overflow = 0;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) softmax_label_scores(const __grid_co
   p.label_scores[row] = __int_as_float(0x7FFFFFFF);  // NaN
 }
 
-// The sums of a row over the clusters, in their order, and the weight of its label: 0 where there is none.
+// The sums of a row over the clusters, in order, and the weight of the label: 0 without one.
 struct ProductRowSums {
   float base, label_score, label_weight = 0;
   float others = 0, moment = 0, maximum = kBelowAll;  // of all columns but the label; the maximum of all
