@@ -7,8 +7,8 @@
 
 namespace late_interaction {
 
-// A row holds the similarities of one query token with the tokens of all documents, document after document.
-// Its k largest cells are selected; of equal cells at the threshold those of lower index.
+// A row holds the similarities (cells) of one query token with the tokens of all documents, document after
+// document. The k largest cells are selected; of equal cells at the threshold those of lower index.
 struct XtrSelection {
   Dtype dtype = Dtype::fp32;  // or fp64; bf16 and fp16: maxima of groups
   int64_t rows = 0;
@@ -16,14 +16,13 @@ struct XtrSelection {
   int64_t Ld = 0;
   int64_t k = 0;                       // 1 to documents * Ld
   bool zero_unless_all = false;        // a cell that is not selected counts as a similarity of 0
-  const void* similarities = nullptr;  // [rows, documents * Ld], or the maxima of its groups
+  const void* similarities = nullptr;  // [rows, documents * Ld], or maxima of groups
   int64_t row_stride = 0;              // elements between rows; the cells of a row are contiguous
   const uint8_t* d_mask = nullptr;     // [documents * Ld], nonzero = keep, or null: a masked cell is the
                                        // lowest finite number, and never a maximum
   void* maxima = nullptr;              // [rows, documents], of the similarities' dtype; 0 where missing
   int32_t* winners = nullptr;          // [rows, documents]; the sentinel where missing
-  // The embeddings, with maxima of groups: the cells of groups that may hold a selected one are computed
-  // from them.
+  // With maxima of groups: embeddings, for the cells of groups that may hold a selected cell.
   const void* queries = nullptr;          // [rows, d]
   const void* document_tokens = nullptr;  // [documents * Ld, d]
   int64_t d = 0;                          // a multiple of 8; rows begin at multiples of 16 bytes
@@ -31,8 +30,8 @@ struct XtrSelection {
   int64_t tokens() const { return documents * Ld; }
 };
 
-// The cells of a row in groups of two, of which memory holds the larger alone, rounded to the dtype of the
-// embeddings. Rounding keeps the order of cells, so these maxima say which groups may hold a selected cell.
+// A group is two cells of a row; memory holds the larger alone, rounded to the dtype of the embeddings.
+// Rounding keeps the order of cells, so these maxima say which groups may hold a selected cell.
 inline constexpr int64_t kGroupCells = 2, kGroupTileTokens = 64;
 inline constexpr int64_t kGroupsOfATile = kGroupTileTokens / kGroupCells;
 
@@ -41,8 +40,7 @@ constexpr int64_t xtr_groups(int64_t tokens) {
   return (tokens + kGroupTileTokens - 1) / kGroupTileTokens * kGroupsOfATile;
 }
 
-// One call of xtr_group_maxima_. A masked cell counts as -inf, which is below what it counts as when cells
-// are selected.
+// One call of xtr_group_maxima_. A masked cell counts as -inf, less than in the selection.
 struct XtrGroupMaxima {
   Dtype dtype = Dtype::bf16;  // or fp16
   int64_t rows = 0;

@@ -17,7 +17,7 @@ inline const uint8_t* mask_data(const std::optional<Tensor>& mask) {
   return mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr;
 }
 
-// Its parameters are those of the operator, and the type that the maxima must have.
+// Parameters: the operator's, and the type that the maxima must have.
 inline XtrSelection parse_xtr_cells(const Tensor& similarities, int64_t tokens,
                                     const std::optional<Tensor>& d_mask, int64_t Ld, int64_t k,
                                     bool zero_unless_all, Tensor& maxima, Tensor& winners, ScalarType type) {
@@ -102,7 +102,7 @@ inline XtrGroupMaxima parse_xtr_group_maxima(const Tensor& Q, const Tensor& D,
           .group_maxima = group_maxima.mutable_data_ptr()};
 }
 
-// The selection from maxima of groups. Its parameters are those of the operator.
+// The selection from maxima of groups. Parameters: the operator's.
 inline XtrSelection parse_xtr_groups(const Tensor& group_maxima, const Tensor& Q, const Tensor& D,
                                      const std::optional<Tensor>& d_mask, int64_t Ld, int64_t k,
                                      bool zero_unless_all, Tensor& maxima, Tensor& winners) {

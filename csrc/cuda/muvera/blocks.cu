@@ -22,15 +22,15 @@ struct BlockPlan {
   int32_t stage_dims, stage_bytes, warps;
 };
 
-// Tokens of a sequence that shared memory should hold. Packed sequences have lengths that the host does not
-// know; those that are longer than twice the mean are read where they lie.
+// Tokens of a sequence that shared memory should hold. The host does not know the lengths of packed
+// sequences; warps read sequences longer than twice the mean from global memory.
 int64_t typical_length(const MuveraCall& call) {
   if (call.offsets == nullptr) return call.length;
   return std::min(2 * ceil_div(call.packed_tokens, call.sequences), call.packed_tokens);
 }
 
-// The warps of a block that keep the most warps of a multiprocessor busy: in the last turn of a block's jobs
-// some have none.
+// The warps of a block that keep the most warps of a multiprocessor busy: some have no job in a block's last
+// turn.
 int32_t choose_warps(const Device& device, int64_t jobs, int64_t stage_bytes) {
   int32_t best = kLeastWarps;
   double most_busy = 0;
@@ -47,7 +47,7 @@ int32_t choose_warps(const Device& device, int64_t jobs, int64_t stage_bytes) {
   return best;
 }
 
-// Shared memory holds whole tokens, or half of their dims, or none where too few warps would have room beside
+// Shared memory holds whole tokens, or half of their dims, or none if too few warps would have room beside
 // them.
 BlockPlan plan_blocks(const MuveraCall& call, const Device& device, int64_t jobs, int64_t count) {
   BlockPlan plan{.groups = 1, .stage_dims = kMostStageDims, .stage_bytes = 0, .warps = 0};

@@ -1,9 +1,10 @@
 // Blocks of MUVERA's encodings: for each repetition the sums of the tokens of each partition, projected. The
 // steps, and the order of every sum, are those of csrc/cpu/muvera.cpp:
 //
-//   block    some jobs of one sequence, whose tokens it brings into shared memory where they fit, up to
-//            stage_dims dims at a time; else warps read them where they lie
-//   warp     a job after another: 32 partitions of a repetition, one a lane
+//   block    some jobs of one sequence. It copies the sequence's tokens to shared memory if they fit, up to
+//   stage_dims
+//            dims at a time; else warps read global memory
+//   warp     job after job: 32 partitions of a repetition, one a lane
 //     count    tokens of each partition and the first of them: six ballots for 32 tokens
 //     nearest  of empty partitions, by exchanges between lanes
 //     list     of a segment of tokens: those of partition 0, then of partition 1, ...
@@ -28,10 +29,11 @@ inline constexpr int kJobPartitions = 32;
 inline constexpr int kSumDims = 64;             // that a warp sums at a time
 inline constexpr int kSumPitch = kSumDims + 4;  // lanes that read one column of four dims each meet all banks
 inline constexpr int kListTokens = 512;
-inline constexpr int kListed = 4;  // tokens that are added at a time: each partition's begin at a multiple
+inline constexpr int kListed =
+    4;  // tokens that are added at a time: each partition's list begins at a multiple
 inline constexpr int kMostStageDims = 128;
 inline constexpr int kMostBlockWarps = 16;  // their 128 registers a thread are all of a multiprocessor's
-inline constexpr int kLaneRows = 8;         // partitions next to each other are those of so many lanes
+inline constexpr int kLaneRows = 8;         // neighbouring partitions are of so many lanes
 inline constexpr uint64_t kFurther = uint64_t{1} << 32;  // a step of Hamming distance, above every token
 inline constexpr uint64_t kNoToken = uint64_t{1} << 62;
 
@@ -77,7 +79,7 @@ struct Sequence {
     int64_t row = item * args.length;
     length = static_cast<int32_t>(args.length);
     tokens = args.tokens + item * args.item_stride;
-    if (args.offsets != nullptr) {  // whatever offsets hold, nobody reads outside of the tokens
+    if (args.offsets != nullptr) {  // clamped, so that nobody reads outside of the tokens
       row = min(max(int64_t{args.offsets[item]}, int64_t{0}), args.rows);
       const int64_t end = min(max(int64_t{args.offsets[item + 1]}, row), args.rows);
       length = static_cast<int32_t>(end - row);
@@ -112,7 +114,7 @@ struct PairOf<__half> {
   using type = __half2;
 };
 
-// Where a warp reads two dims of a token, counted from the first dim of the stage: in shared memory, ...
+// Two dims of a token, counted from the first dim of the stage, from shared memory, ...
 template <class S>
 struct StagedRows {
   const S* tokens;
@@ -123,7 +125,7 @@ struct StagedRows {
   }
 };
 
-// ... or as they lie.
+// ... or from global memory.
 template <class T>
 struct GlobalRows {
   const T* tokens;
@@ -160,8 +162,8 @@ __device__ __forceinline__ FourElements<T> load_four(const BlockArgs<T>& args, c
   return four;
 }
 
-// Brings a stage's dims into shared memory; to null: only looks at them. Whether one of this thread's
-// elements is not finite as float32.
+// Copies a stage's dims to shared memory, unless `to` is null. Returns whether one of this thread's elements
+// is not finite as float32.
 template <class T>
 __device__ __forceinline__ bool stage_tokens(const BlockArgs<T>& args, const Sequence<T>& sequence,
                                              int32_t first, int32_t width, int32_t pitch, Staged<T>* to) {
@@ -257,7 +259,7 @@ __device__ __forceinline__ PartitionCount count_tokens(const BlockArgs<T>& args,
 }
 
 // The token that an empty partition of this lane takes, or -1: there is none. A partition's key is the least
-// (distance, token); those that differ in a bit exchange theirs, one further away.
+// (distance, token); partitions that differ in a bit exchange keys, with the distance increased by one.
 template <class T>
 __device__ __forceinline__ int32_t find_nearest(const BlockArgs<T>& args, const Sequence<T>& sequence,
                                                 const Job& job, const PartitionCount& count, WarpSmem& smem) {
@@ -283,13 +285,14 @@ __device__ __forceinline__ int32_t find_nearest(const BlockArgs<T>& args, const 
   return key >= kNoToken ? -1 : static_cast<int32_t>(key & 0xFFFFFFFFu);
 }
 
-// Where the list of this lane's partition begins.
+// The index where the list of this lane's partition begins.
 __device__ __forceinline__ int32_t place_of_list(int32_t tokens) {
   const int32_t padded = (tokens + kListed - 1) / kListed * kListed;
   return sum_up_to_lane(padded) - padded;
 }
 
-// Tokens of [begin, end) by partition, counted from begin. `place`: where this lane's partition begins.
+// Lists the tokens of [begin, end) by partition, counted from begin. This lane's partition begins at
+// list_begin.
 template <class T>
 __device__ __forceinline__ void list_tokens(const BlockArgs<T>& args, const Sequence<T>& sequence,
                                             const Job& job, int32_t begin, int32_t end, int32_t list_begin,
@@ -336,13 +339,13 @@ __device__ __forceinline__ float2 add_listed(const Rows& rows, const uint16_t* l
   return sum;
 }
 
-// What a lane knows of its partition.
+// A lane's partition.
 struct Partition {
   int32_t tokens;
-  int32_t nearest;  // the token it takes if it has none, or -1
+  int32_t nearest;  // the token that an empty partition takes, or -1
 };
 
-// The sum of partition p as the encoding has it before the projection.
+// The sum of partition p before the projection.
 template <class T, class Rows>
 __device__ __forceinline__ float2 finish_sum(const BlockArgs<T>& args, const Rows& rows,
                                              const Partition& partition, int p, int32_t dim, bool active,
@@ -359,8 +362,8 @@ __device__ __forceinline__ float2 finish_sum(const BlockArgs<T>& args, const Row
   return {__fmul_rn(sum.x, factor), __fmul_rn(sum.y, factor)};
 }
 
-// Sums the tokens of each partition in shared memory, in the given dims of the stage. The first of them list
-// the job's tokens; the list stays for later ones where it holds all tokens.
+// Sums the tokens of each partition in shared memory, in the given dims of the stage. With the first dims it
+// lists the job's tokens; if the list holds all tokens, it serves later dims.
 template <class T, class Rows>
 __device__ __forceinline__ void sum_partitions(const BlockArgs<T>& args, const Sequence<T>& sequence,
                                                const Rows& rows, const Job& job, const Partition& partition,
@@ -402,8 +405,8 @@ __device__ __forceinline__ void store_block_sums(const BlockArgs<T>& args, const
   }
 }
 
-// Four columns of kRows partitions are a lane's, so that four lanes share a partition's columns and eight a
-// column's partitions. Every number that a lane reads serves kRows or four products.
+// A lane has four columns of kRows partitions: four lanes share a partition's columns and eight a column's
+// partitions. Every number that a lane reads serves kRows or four products.
 template <int kRows, class T>
 __device__ __forceinline__ void project_columns(const BlockArgs<T>& args, const float* matrix, int32_t width,
                                                 const WarpSmem& smem, float (&sums)[kRows][4]) {
@@ -434,7 +437,8 @@ __device__ __forceinline__ void project_columns(const BlockArgs<T>& args, const 
   }
 }
 
-// Sums of dims [dim, dim + width) are multiplied, and added to what dims before them have left in the output.
+// Multiplies sums of dims [dim, dim + width), and adds the products to the output, which holds those of
+// earlier dims.
 template <int kRows, class T>
 __device__ __forceinline__ void project(const BlockArgs<T>& args, const Job& job, int32_t dim, int32_t width,
                                         const WarpSmem& smem, float* out) {

@@ -46,7 +46,7 @@ Tensor align_projection(MuveraCall& call, const Tensor& projection, cudaStream_t
   return copy;
 }
 
-// A part of the sequences at a time, whose blocks lie in a workspace before the sketch.
+// Some sequences at a time, whose blocks lie in a workspace before the sketch.
 void encode_sketched(const MuveraCall& call, const Device& device, const uint16_t* codes, const Tensor& like,
                      cudaStream_t stream) {
   const int64_t dims = call.dims_before_sketch();

@@ -24,8 +24,8 @@ struct MuveraBlocks {
 cudaError_t launch_muvera_blocks(const MuveraCall& call, const Device& device, const MuveraBlocks& blocks,
                                  cudaStream_t stream);
 
-// The dims of each bucket in rising order: those of bucket b are order[starts[b]] .. order[starts[b + 1] -
-// 1]. A bucket that lies outside of [0, d_final) takes part in nothing.
+// The dims of each bucket in rising order: bucket b has order[starts[b]] .. order[starts[b + 1] - 1]. Buckets
+// outside of [0, d_final) are ignored.
 struct MuveraSketch {
   int32_t dims, d_final;
   const int32_t* buckets;

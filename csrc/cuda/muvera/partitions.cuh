@@ -5,11 +5,11 @@
 //
 //   block    128 rows by 16 * kWidth columns, which are whole repetitions; 256 threads
 //   thread   8 neighbouring rows by kWidth columns that are 16 apart, in registers
-//   step     16 dims of both operands as float32 in shared memory; the next step's are on their way meanwhile
+//   step     16 dims of both operands as float32 in shared memory, while the next step's loads are under way
 //   epilogue __ballot_sync makes 16 signs a word; words become partitions, which are stored by repetition
 //
-// A product is one chain of fused multiply-adds in the order of the dims, as it is on a CPU with FMA: both
-// find the same partitions, also of tokens whose products are next to 0.
+// A product is one chain of fused multiply-adds in the order of the dims, as on a CPU with FMA: both find the
+// same partitions, even of tokens whose products are close to 0.
 #pragma once
 
 #include <cstdint>

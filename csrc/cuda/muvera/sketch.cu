@@ -1,5 +1,5 @@
 // The count sketch of encodings: sums of dims that have the same bucket, in rising order as on a CPU. Atomic
-// additions would add them in any order, so dims are first put in the order of their buckets:
+// additions have no fixed order, so dims are sorted by bucket first:
 //
 //   count    dims of each bucket
 //   start    where each bucket begins, by one block
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) scatter_dims(const __grid_constant__
   }
 }
 
-// A dim's place in its bucket is the number of lower dims there. The dims of a large bucket are searched for
+// A dim's index in its bucket is the number of lower dims in it. The dims of a large bucket are searched for
 // in order instead.
 __global__ void __launch_bounds__(kThreads) sort_buckets(const __grid_constant__ MuveraSketch sketch) {
   const int lane = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-// The type that tokens have in registers and shared memory: their own, but float32 for float64.
+// The type of tokens in registers and shared memory: as in global memory, but float32 for float64.
 #pragma once
 
 namespace late_interaction {

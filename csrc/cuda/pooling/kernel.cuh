@@ -2,14 +2,15 @@
 // steps, and the rules for ties, are those of csrc/cpu/pooling.cpp:
 //
 //   distances   [n, n] doubles in the workspace of the block; at first both halves, so a row is contiguous
-//   chain       a row's minimum by all threads: a scan, one barrier. A cluster keeps its nearest until that
-//               is joined to another, and is scanned again when the chain comes to it
+//   chain       a row's minimum by all threads: a scan, one barrier. A cluster's nearest stays known until
+//   that
+//               cluster is joined to another; then a scan finds it again, when the chain needs it
 //   join        the union's row by all threads: three barriers
 //   cut         merges ranked by all threads; the tree, of n nodes, by one
 //
-// A join writes the union's row, and no column: of the two places of a distance counts the one in the row
-// that was written last, as the rows' stamps say. A scan gathers what younger rows have of its own, and
-// writes it to its row, which is the youngest then.
+// A join writes the union's row, and no column: of the two copies of a distance the one in the row that was
+// written last is valid, as the rows' stamps say. A scan copies the distances of younger rows to its row,
+// which then is the youngest.
 //
 //              x        y                 A cluster x that is scanned after y has been written reads its
 //        x  [  .  ...  old  ... ]         distance from y in row y.
@@ -60,9 +61,9 @@ inline __host__ __device__ int64_t ward_state_bytes(int64_t n) { return 32 * n; 
 // The clusters while merges are found.
 struct WardClusters {
   double* nearest_distance;  // [n]
-  double* chain_distance;    // [n] from a cluster of the chain to the one before it
+  double* chain_distance;    // [n] from a cluster of the chain to the previous one
   int32_t* nearest;          // [n] the nearest cluster; -1: not known
-  int32_t* stamp;            // [n] of a cluster's row: of two rows the one with the higher stamp is younger
+  int32_t* stamp;            // [n] of a cluster's row: higher in younger rows
   int32_t* size;             // [n] tokens of a cluster; 0: it is dead
   int32_t* chain;            // [n]
 
@@ -75,7 +76,7 @@ struct WardClusters {
         chain(size + n) {}
 };
 
-// The tree of merges while it is cut, in the same place.
+// The tree of merges while it is cut, in the same memory.
 struct WardState {
   double* merge_distance;  // [n]
   int32_t* merge_x;        // [n] nodes of the tree, x the lower
@@ -102,7 +103,7 @@ struct Nearest {
   }
 };
 
-// The nearest of all threads. places: two sets, used in turn, so that one barrier is enough.
+// The nearest of all threads. of_warps: two sets, used in turn, so that one barrier is enough.
 __device__ inline Nearest nearest_of_block(Nearest nearest, Nearest (*of_warps)[kWardThreads / 32],
                                            int& turn) {
 #pragma unroll
@@ -123,8 +124,8 @@ __device__ inline Nearest nearest_of_block(Nearest nearest, Nearest (*of_warps)[
   return nearest;
 }
 
-// Distances of a document: what lies above the diagonal of its similarities, and what mirrors it. False, to
-// every thread: there is NaN. tile: [32][33] in shared memory.
+// Computes a document's distances, from the similarities above the diagonal, and mirrors them. Returns false,
+// to every thread, if there is NaN. tile: [32][33] in shared memory.
 template <class Real>
 __device__ bool read_distances(const Real* similarities, double* distances, int64_t n, Real* tile) {
   constexpr int kPitch = kWardTile + 1;
@@ -208,7 +209,7 @@ struct WardChain {
     nearest = nearest_of_block(nearest, of_warps, turn);
     ++clock;
     if (static_cast<int32_t>(threadIdx.x) ==
-        x % kWardThreads) {  // who alone reads the stamp before a barrier
+        x % kWardThreads) {  // the only thread that reads the stamp before a barrier
       state.stamp[x] = clock;
       state.nearest[x] = nearest.token;
       state.nearest_distance[x] = nearest.distance;
@@ -216,7 +217,8 @@ struct WardChain {
     return nearest;
   }
 
-  // Keeps cluster i's nearest. joined: its distance from the union of x and y, in the place of y.
+  // Updates cluster i's nearest. joined: the distance of i from the union of x and y, which becomes cluster
+  // y.
   __device__ void keep_nearest(int32_t i, int32_t x, int32_t y, double joined) {
     const int32_t nearest = state.nearest[i];
     if (nearest < 0) return;
@@ -228,7 +230,7 @@ struct WardChain {
     }
   }
 
-  // The union of x and y, x the lower, takes the place of y.
+  // Joins x and y, x the lower: the union becomes cluster y.
   __device__ void join(int32_t x, int32_t y, double distance) {
     __syncthreads();
     const int32_t size_x = state.size[x], size_y = state.size[y];
@@ -270,7 +272,7 @@ struct WardChain {
   __device__ void find_merges(WardMerge* merges) {
     int32_t length = 0, first = 0;
     for (int32_t merge = 0; merge < n - 1; ++merge) {
-      int32_t x, before = -1;  // the last of the chain, and the one before it, which is as far as `between`
+      int32_t x, before = -1;  // the chain's last cluster, and the previous one, at distance `between`
       double between = 0.0;
       if (length == 0) {
         while (state.size[first] == 0) ++first;
@@ -307,7 +309,7 @@ struct WardChain {
   }
 };
 
-// order[p]: the merge that has p before it, by distance and then by its turn.
+// order[p]: the p-th merge by distance and then by time.
 __device__ inline void rank_merges(const WardState& state, int32_t merges) {
   for (int32_t m = threadIdx.x; m < merges; m += kWardThreads) {
     const double distance = state.merge_distance[m];
@@ -339,7 +341,7 @@ __device__ inline void find_nodes(const WardState& state, int32_t n) {
   }
 }
 
-// One thread: clusters are numbered from the root down, of a node first its children that are merges.
+// One thread: numbers clusters from the root down, of a node first the children that are merges.
 __device__ inline int32_t number_clusters(const WardState& state, int32_t n, double cut, int32_t* labels) {
   int32_t count = 0, depth = 0;
   state.stack[depth++] = 2 * n - 2;
@@ -363,7 +365,7 @@ __device__ inline int32_t number_clusters(const WardState& state, int32_t n, dou
   return count;
 }
 
-// One thread: merges within a cluster hand its number down; a parent comes after its children.
+// One thread: merges within a cluster hand the cluster's number down; a parent comes after its children.
 __device__ inline void hand_down(const WardState& state, int32_t n, double cut, int32_t* labels) {
   for (int32_t p = n - 2; p >= 0; --p) {
     const int32_t m = state.order[p];
@@ -382,8 +384,8 @@ __device__ inline void hand_down(const WardState& state, int32_t n, double cut, 
   }
 }
 
-// Where the similarities of a document begin: the squares of the lengths before it. One that can be no length
-// counts as 0.
+// The offset of a document's similarities: the sum of the squares of the lengths before it. An impossible
+// length counts as 0.
 __device__ inline int64_t cells_before(const int32_t* offsets, int32_t from, int32_t to, int64_t longest) {
   int64_t cells = 0;
   for (int32_t i = from; i < to; ++i) {

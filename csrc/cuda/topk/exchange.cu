@@ -1,5 +1,5 @@
-// Kernels that make the payload of a search's process: the keys of the best of its own documents, and a
-// checksum of its queries.
+// Kernels that make a process's payload, which a search exchanges: the keys of the process's best documents,
+// and a checksum of the queries.
 #include <algorithm>
 
 #include "../../common/arithmetic.h"
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) pack_found(const __grid_constant__ P
 constexpr uint32_t kWeights = 8191;
 constexpr int64_t kVector = 16;  // bytes that a thread reads at once
 
-// The weighted sum of `count` bytes at `bytes`, the first of which has the place `place`.
+// The weighted sum of `count` bytes at `bytes`, the first of which has the index `index`.
 __device__ __forceinline__ uint32_t weighted_sum(const uint8_t* bytes, int count, int64_t index) {
   auto weight = static_cast<uint32_t>(index % kWeights) + 1;
   uint32_t sum = 0;

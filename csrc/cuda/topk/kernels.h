@@ -1,4 +1,4 @@
-// The kernels that choose the best scores, and those for what processes of a search exchange, as the host
+// The kernels that choose the best scores, and that make the payloads of a search's processes, as the host
 // calls them. Each launch returns its error and waits for nothing. Results have the same bits on every run.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace late_interaction {
 
-// At most so many are chosen: a block sorts them in shared memory.
+// The most that are chosen: a block sorts them in shared memory.
 inline constexpr int64_t kMostBest = 1024;
 // Threads of a block, and the items that it chooses from: each thread holds kLaneItems of them in registers.
 inline constexpr int kTopkThreads = 512, kLaneItems = 16;
@@ -31,8 +31,8 @@ struct Keys {  // `width` neighbouring keys of a row in each of several lists
   const int64_t* data;
   int64_t width;
   int64_t list_stride;
-  // Where lists are those of processes: int64 that compare as the keys do, with indices that begin at 0 in
-  // each list. counts[list * list_stride]: how many documents its process has. Else null.
+  // Of processes' lists, whose keys are int64 in the same order, with indices from 0 in each list:
+  // counts[list * list_stride] documents of the process. Else null.
   const int64_t* counts;
   int64_t lists;
 };
@@ -70,8 +70,8 @@ struct Notes {
   int count;
 };
 
-// A process's payload, int64 [size]: [rows, width] keys, those of `found` and behind them keys of no
-// document; then zeros; at the end the notes.
+// A process's payload, int64 [size]: [rows, width] keys, of `found` and then of no document; then zeros; at
+// the end the notes.
 struct PackArgs {
   FoundBefore found;
   int64_t rows, width, size;
@@ -81,7 +81,7 @@ struct PackArgs {
 };
 cudaError_t launch_pack_found(const PackArgs& args, cudaStream_t stream);
 
-// sum += factor * (the sum of each byte times its place modulo 8191, from 1 on), modulo 2^64.
+// sum += factor * (the sum over i of byte i times (i % 8191 + 1)), modulo 2^64.
 cudaError_t launch_add_checksum(const void* bytes, int64_t count, uint64_t factor, int64_t* sum,
                                 cudaStream_t stream);
 

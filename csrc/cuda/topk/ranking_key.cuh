@@ -1,6 +1,6 @@
-// A document's score and index as one integer: of two documents the better one has the larger. Keys of
-// different documents differ, so nothing depends on the order in which keys are looked at. A score of NaN or
-// an index below 0 is no document.
+// A document's score and index as one integer, larger for the better of two documents. Keys of different
+// documents differ, so the order of visits does not matter. A score of NaN or an index below 0 is no
+// document.
 //
 //   upper 32 bits   the score's bits in the order of torch.topk, the zeros equal
 //   lower 32 bits   the complement of the index: of equal scores the lower index is better
@@ -20,7 +20,7 @@ using RankingKey = uint64_t;
 // The key of no document: no score has it but a NaN.
 inline constexpr RankingKey kNoDocument = 0;
 
-// Processes exchange keys as int64 that compare as the keys do: these bits differ.
+// Processes exchange keys as int64 in the same order: this bit differs.
 inline constexpr RankingKey kSignBit = RankingKey{1} << 63;
 
 __device__ __forceinline__ RankingKey ranking_key(float score, int64_t index, bool largest) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ RankingKey ranking_key(float score, int64_t index, bo
   return RankingKey{largest ? rising : ~rising} << 32 | ~static_cast<uint32_t>(index);
 }
 
-// The worst score there is of no document.
+// The score of a key; of no document the worst one.
 __device__ __forceinline__ float score_of(RankingKey key, bool largest) {
   if (key == kNoDocument) return largest ? -INFINITY : INFINITY;
   const auto upper = static_cast<uint32_t>(key >> 32);

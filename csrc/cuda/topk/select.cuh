@@ -17,7 +17,7 @@
 
 namespace late_interaction {
 
-// Items as keys, by their place in a row. prepare() is called first, by all threads, and they synchronize.
+// Items as keys, by column. All threads call prepare() first, and synchronize.
 struct ColumnItems {
   ScoreColumns from;
   bool largest;
@@ -35,7 +35,7 @@ struct KeyItems {
   Keys from;
   Divider by_width;
 
-  // first[list]: the index of its first document among those of all lists.
+  // first[list]: the index of the list's first document among all lists' documents.
   __device__ __forceinline__ void prepare(uint32_t* first) const {
     for (uint32_t list = threadIdx.x; list < from.lists; list += kTopkThreads) {
       uint32_t before = 0;
@@ -61,12 +61,12 @@ template <class Items>
 struct TopkArgs {
   Items from;
   FoundBefore found;  // items behind the others
-  uint32_t items;     // of a row, without those
+  uint32_t items;     // of a row, without found
   uint32_t segments, segment_items;
   uint32_t k;
   bool largest;
   int64_t* keys;  // of a segment's candidates; null: this is the last launch
-  uint32_t room;  // of a segment among them, k at least
+  uint32_t room;  // keys of a segment, k at least
   BestOutput best;
 };
 
@@ -186,8 +186,7 @@ __global__ void __launch_bounds__(kTopkThreads) select_best(const TopkArgs<Items
     const uint32_t least = max(max(args.k, smem.chosen), 2u);
     room = 1u << (32 - __clz(static_cast<int>(least - 1)));
   }
-  // Keys that equal the threshold are all the same. However many there are, those that fit among the best are
-  // written: a caller may give one document many times.
+  // Writes as many keys that equal the threshold as fit: a caller may give one document many times.
   for (uint32_t i = smem.chosen + threadIdx.x; i < room; i += kTopkThreads) {
     keys[i] = i < take ? threshold : kNoDocument;
   }

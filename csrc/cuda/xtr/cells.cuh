@@ -1,6 +1,5 @@
-// Where a search finds the cells of a row: in the panel, in the embeddings, or among candidates. Each has
-// key(i) and cell(i) of its item i; the first two also say whether a cell counts, and may be asked for any
-// cell.
+// The sources of a row's cells: the panel, the embeddings, or the candidates. Each has key(i) and cell(i) of
+// item i; the first two also say whether a cell counts, for any cell.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +42,8 @@ struct RowGroups {
   }
 };
 
-// Similarities computed in float32 where they are needed: item i is cell i. Sixteen lanes share a product
-// (share), or one lane computes it alone in the same order of sums (multiply), so both have the same bits.
+// Similarities computed in float32 on demand: item i is cell i. Sixteen lanes share a product (share), or one
+// lane computes it in the same order of sums (multiply), so both have the same bits.
 template <class Element, bool kMasked>
 struct ExactCells {
   using Real = float;
@@ -59,7 +58,7 @@ struct ExactCells {
   Key bound;                 // no cell of a group with a lesser maximum reaches the threshold
   uint32_t count;
 
-  // Computes a lane's share of the product of each cell; that of a cell that does not exist is 0.
+  // Computes a lane's share of the product of each cell; 0 for a cell that does not exist.
   template <uint32_t kCells>
   __device__ __forceinline__ void share(const uint32_t (&cells)[kCells], uint32_t lane,
                                         float (&sums)[kCells]) const {
@@ -95,7 +94,7 @@ struct ExactCells {
   __device__ __forceinline__ bool kept(uint32_t cell) const { return !kMasked || mask[cell] != 0; }
   __device__ __forceinline__ Key key(uint32_t cell) const { return key_of(cell, multiply(cell)); }
   // Adds the shares of all lanes, one after another, in the order of a tree of shuffles: partial[i] holds a
-  // sum of 2^i shares until there is another one. Loops keep the registers few.
+  // sum of 2^i shares until there is a second one. Loops keep the registers few.
   __device__ __forceinline__ float multiply(uint32_t cell) const {
     static_assert(kLanes == 16);
     float partial[4] = {}, total = 0;

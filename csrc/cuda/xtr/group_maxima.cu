@@ -30,10 +30,10 @@ GroupMaximaArgs arguments(const XtrGroupMaxima& call, int64_t tile_rows, int64_t
           .stream_q = false};
 }
 
-// Rows stay in shared memory where two blocks of a multiprocessor have room for theirs, or else one; where
-// they do not fit, they pass through the ring. Returns the bytes of shared memory.
+// Rows stay in shared memory if two blocks, or else one, of a multiprocessor have room for them; else they
+// pass through the ring. Returns the bytes of shared memory.
 int plan_shared_memory(GroupMaximaArgs& args, const Device& device) {
-  constexpr int kReserved = 1024, kMostStages = 6;  // bytes of a block that it does not see
+  constexpr int kReserved = 1024, kMostStages = 6;  // bytes that CUDA takes of each block
   const int64_t resident = int64_t{args.k_chunks} * GroupTile::kRowChunkBytes;
   const int64_t stage = GroupTile::kTokenChunkBytes;
   for (const int64_t room :

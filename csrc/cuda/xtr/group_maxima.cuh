@@ -1,6 +1,6 @@
-// XTR's first pass over embeddings of half precision: the similarities of query tokens (rows) with all tokens
-// of documents, of which memory gets the larger of each group of two, rounded. Kernels of mma.sync and of
-// wgmma share what is here.
+// XTR's first pass over embeddings of half precision: the similarities of query tokens (rows) with all
+// document tokens. Memory gets the larger of each group of two, rounded. Shared by the kernels of mma.sync
+// and of wgmma.
 //
 //                  tokens of a tile: 64 of each group tile
 //                 +-------------------------+
@@ -30,12 +30,12 @@ struct GroupMaximaArgs {
   bool stream_q;
 };
 
-// Where the work tiles of a block begin (pipeline/schedule.cuh), whose items are token tiles.
+// The first work tile of a block (pipeline/schedule.cuh); items are token tiles.
 __device__ __forceinline__ int64_t first_work_tile(const GroupMaximaArgs& p, uint32_t block) {
   return p.work_tiles * block / gridDim.x;
 }
 
-// Whether each of the tokens of a group tile counts: bit i is that of token first + i.
+// Which tokens of a group tile count: bit i is token first + i.
 __device__ __forceinline__ uint64_t counted_tokens(const GroupMaximaArgs& p, int32_t first) {
   uint64_t bits = 0;
 #pragma unroll
@@ -47,8 +47,8 @@ __device__ __forceinline__ uint64_t counted_tokens(const GroupMaximaArgs& p, int
   return bits;
 }
 
-// Stores the maxima of a lane's groups in one row of a group tile, from cell(n, e), its cell e of 8-column
-// block n. kSome: a cell counts if bit 8 * n + e of `counted` is set.
+// Stores the maxima of a lane's groups in one row of a group tile, from cell(n, e): cell e of 8-column block
+// n. kSome: a cell counts if bit 8 * n + e of `counted` is set.
 template <bool kSome, class E, class Cell>
 __device__ __forceinline__ void store_row_maxima(void* to, uint64_t counted, const Cell& cell) {
   constexpr int kBlocks = kGroupTileTokens / 8;

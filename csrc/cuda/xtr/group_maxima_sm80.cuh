@@ -1,7 +1,7 @@
 // The maxima of groups by mma.sync, on sm_80 and newer.
 //
 // A warp takes 64 of a row tile's rows against each token tile. Rows stay in shared memory if they fit; the
-// ring in shared memory holds k chunks of token tiles, and of the rows where they do not fit.
+// ring holds k chunks of token tiles, and of rows that do not fit.
 #pragma once
 
 #include "../primitives/mma_chunks.cuh"
@@ -17,13 +17,13 @@ struct GroupTile {
   static constexpr int kRowChunkBytes = kRows * kChunkBytes, kTokenChunkBytes = kColumns * kChunkBytes;
 };
 
-// Brings the k chunks of a block's token tiles to the ring, in the order of (token tile, k chunk).
+// Copies the k chunks of a block's token tiles to the ring, in the order of (token tile, k chunk).
 template <class E>
 struct GroupLoader {
   using Tile = GroupTile;
   const GroupMaximaArgs& p;
   int32_t first_row;
-  int32_t token_tile, end_tile, k_chunk;  // what comes next
+  int32_t token_tile, end_tile, k_chunk;  // next to copy
 
   __device__ __forceinline__ void load_rows(uint32_t dst, int chunk) const {
     load_k_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, 16, chunk, p.d, p.rows - first_row,
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(GroupTile::kThreads, GroupTile::kBlocksPerSm)
   while (work < end) {
     const RowTileItems items = take_row_tile_items(work, end, int64_t{p.token_tiles});
     GroupLoader<E> loader{p, items.row_tile * Tile::kRows, items.first, items.end, 0};
-    __syncthreads();  // the readers of the last row tile are done with shared memory
+    __syncthreads();  // nobody reads the row tile before
     if (!p.stream_q) {
       for (int chunk = 0; chunk < p.k_chunks; ++chunk)
         loader.load_rows(rows_at + chunk * Tile::kRowChunkBytes, chunk);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(GroupTile::kThreads, GroupTile::kBlocksPerSm)
       ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
       for (int chunk = 0; chunk < p.k_chunks; ++chunk) {
         wait_stage(p.stages);
-        __syncthreads();  // this stage has arrived for all, and all are done with the one before
+        __syncthreads();  // all threads' copies to this stage have landed, and nobody reads the stage before
         loader.load_stage(ring + free_stage * stage_bytes);
         const uint32_t tokens_at = ring + stage * stage_bytes;
         const uint32_t chunk_at =

@@ -3,17 +3,17 @@
 //   row         |......|......|......|   one query token's similarities with the tokens of all documents
 //   segments    |  max |  max |  max |   up to 4096 of them, in shared memory; the k-th largest is a lower
 //                                        bound of the threshold, since at least k cells reach it
-//   candidates   . .      .    . . .     the cells that do, little more than k, in shared memory
-//   threshold                            their k-th largest, exactly
+//   candidates   . .      .    . . .     the cells that reach it, little more than k, in shared memory
+//   threshold                            the k-th largest of these, exactly
 //   documents   |max, token|  ...        of those with a selected cell
 //
 // So almost every cell is read once, at one instruction for its maximum; only segments whose maximum reaches
 // the bound are read again. Where k is more than the segments, or the candidates do not fit (many equal
 // cells), the threshold is found in the row itself, which then is read once for each digit.
 //
-// Where the row holds the rounded maxima of groups of cells, groups are the candidates first. The cells of
-// those that reach the bound are multiplied in float32 and take their place. A search in the row itself
-// multiplies all cells, for each digit.
+// If the row holds the rounded maxima of groups of cells, groups are the candidates first; then the cells of
+// groups that reach the bound, computed in float32. A search in the row itself computes all cells, for each
+// digit.
 #pragma once
 
 #include <climits>
@@ -24,8 +24,8 @@
 
 namespace late_interaction {
 
-// Threads of a block, and as many blocks as run on a multiprocessor without spilled registers: keys of 64
-// bits and products take more. Rows of groups are short, so more of them at once hide each other's latency.
+// Threads of a block, and blocks of a multiprocessor without spilled registers: keys of 64 bits and products
+// take more registers. Rows of groups are short, so more of them at once hide each other's latency.
 template <class Element>
 inline constexpr int kSelectThreads = Panel<Element>::kGroups ? 256 : 512;
 template <class Element>
@@ -33,7 +33,7 @@ inline constexpr int kSelectBlocks = Panel<Element>::kGroups ? 5
                                      : sizeof(Element) == 8  ? 3
                                                              : 4;
 
-// Both fit in the 48 KiB of shared memory that a kernel has without asking.
+// Both fit in the 48 KiB of shared memory that need no opt-in.
 template <class Key>
 inline constexpr uint32_t kMostSegments = 16384 / sizeof(Key);
 template <class Key>
@@ -62,10 +62,10 @@ struct SelectSmem {
   Key candidate_keys[kMostCandidates<Key>];
   uint32_t candidate_cells[kMostCandidates<Key>];
   uint32_t candidates;
-  uint32_t listed;  // segments, in place of the histogram; then groups, in place of segments
+  uint32_t listed;  // number of listed segments (over the histogram); then of listed groups (over segments)
   DigitHistogram histogram;
 
-  // Segments whose maximum reaches the bound, while no digit is looked for.
+  // Segments whose maximum reaches the bound; they share memory with the histogram.
   static constexpr uint32_t kMostListed = sizeof(DigitHistogram::counts) / sizeof(uint16_t);
   static_assert(kMostSegments<Key> <= 1 << 16);
   __device__ __forceinline__ uint16_t* listed_segments() {
@@ -73,8 +73,7 @@ struct SelectSmem {
   }
 };
 
-// The upper digits of a bound will do: sign, exponent and some bits let few cells pass that the rest would
-// not.
+// Only a bound's upper digits are found: sign, exponent and some bits let few further cells pass.
 template <class Key>
 inline constexpr int kBoundDigits = sizeof(Key) == 4 ? 2 : 3;
 
@@ -217,8 +216,7 @@ __device__ __forceinline__ float sums_of_lanes(const float (&shares)[4], uint32_
   return sum + __shfl_xor_sync(kFullWarp, sum, 1);
 }
 
-// Adds cells to the candidates. Four lanes hold the same cell, and lane l ^ 16 holds the other one of its
-// group.
+// Adds cells to the candidates. Four lanes hold the same cell, and lane l ^ 16 the group's other cell.
 template <class Element, bool kMasked>
 __device__ __forceinline__ void add_candidates(const ExactCells<Element, kMasked>& cells,
                                                SelectSmem<uint32_t>& smem, uint32_t cell, float product) {
@@ -275,7 +273,7 @@ __device__ __forceinline__ auto find_threshold(const SelectArgs<Element>& args, 
   const bool every_tie = args.zero_unless_all && found.key == OrderedKey<Real>::kNaN;
   if (found.rank == found.equal || every_tie) return Threshold<Key>{found.key, UINT_MAX};
   // The last tie that is selected is the rank-th lowest of the equal cells. The search is for a largest key,
-  // so the key of an equal cell is the complement of its index here, and that of another cell 0.
+  // so the key of an equal cell is the complement of its index here, and the key of another cell 0.
   const auto tie_at = [&](uint32_t i) { return items.key(i) == found.key ? ~items.cell(i) : 0u; };
   const auto last = kth_largest<kSelectThreads<Element>, sizeof(uint32_t), uint32_t>(histogram, found.rank,
                                                                                      items.count, tie_at);
@@ -300,7 +298,7 @@ __device__ __forceinline__ void store_document(const SelectArgs<Element>& args, 
   bool kept = key != 0;
   Real maximum = kept ? OrderedKey<Real>::number(key) : Real{0};
   if (args.zero_unless_all && (!kept || maximum <= 0)) {
-    bool all = true;  // of its cells are selected, masked ones too; the first seldom is
+    bool all = true;  // all cells of the document are selected, masked ones too; the first seldom is
     const uint32_t begin = document * args.Ld;
     for (uint32_t cell = begin; all && cell < begin + args.Ld; ++cell) {
       all = cells.may_reach_threshold(cell) && threshold.selects(cells.key(cell), cell);
@@ -313,8 +311,8 @@ __device__ __forceinline__ void store_document(const SelectArgs<Element>& args, 
   args.winners[at] = kept ? token : kSentinel;
 }
 
-// The best key and token of each document so far, which one block alone uses. They take the place of the
-// segments where they fit; else they lie in the results, and are read past L1, which atomics do not update.
+// The best key and token of each document so far, for one block. They overwrite the segments if they fit;
+// else they lie in the results, and are read past L1, which atomics do not update.
 template <class Key, bool kShared>
 struct DocumentBests {
   Key* keys;
@@ -390,7 +388,7 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args,
 template <class Element, class Cells, class Key>
 __device__ __forceinline__ void select_in_row(const SelectArgs<Element>& args, const Cells& cells,
                                               SelectSmem<Key>& smem, int64_t row) {
-  // Where all cells are selected, a threshold of 0 will do: every key is above it.
+  // If all cells are selected, the threshold is 0: every key is above it.
   const auto threshold =
       args.k == args.tokens ? Threshold<Key>{0, UINT_MAX} : find_threshold(args, cells, smem.histogram);
   write_documents(args, cells, threshold, row);
@@ -434,7 +432,7 @@ __global__ void __launch_bounds__(kSelectThreads<Element>, kSelectBlocks<Element
     bool found = find_candidates(args, groups, smem);
     if (found) {
       cells.bound = list_groups(args, smem);
-      // Maxima that are not those of the products may promise more cells than there are.
+      // Maxima that are not of these products may promise more cells than there are.
       found = multiply_groups(cells, smem) && smem.candidates >= args.k;
       if (!found) cells.bound = 0;
     }

@@ -1,5 +1,6 @@
-// What a panel holds: similarities in float32 or float64, a number a cell; or in half precision the largest
-// of each group of cells, of which a lane reads eight at a time.
+// A panel: in memory, the similarities (cells) of some query tokens with all document tokens, in float32 or
+// float64; or, in half precision, the largest of each group of cells (common/xtr.h), of which a lane reads
+// eight at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -74,7 +75,7 @@ struct Panel<__half> : GroupPanel<__half, __half2> {
   }
 };
 
-// Cell i of a group, as it lies in the registers of a lane (group_maxima.cuh).
+// Cell i of a group: the group is one lane's (group_maxima.cuh).
 __device__ __forceinline__ uint32_t cell_of_group(uint32_t group, uint32_t i) {
   constexpr uint32_t kTileGroups = kGroupsOfATile, kLaneGroups = kTileGroups / 4;
   const uint32_t lane = group % kTileGroups / kLaneGroups, block = group % kLaneGroups;
