@@ -1,5 +1,5 @@
-// Rules that host code of every part must share: division rounded up, bytes of an element, which rows can be
-// read in vectors, and which of two similarities wins.
+// Rules that all host code shares: division rounded up, bytes of an element, which rows can be read in
+// vectors, and which of two similarities wins.
 #pragma once
 
 #include <cstdint>

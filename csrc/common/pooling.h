@@ -10,7 +10,7 @@ namespace late_interaction {
 // Tokens of a document: the matrix of its distances takes 8 TiB then.
 inline constexpr int64_t kMostWardTokens = int64_t{1} << 20;
 
-// Documents of tokens that are clustered by Ward's method, each by itself, and cut into flat clusters.
+// Documents whose tokens are clustered by Ward's method, document by document, and cut into flat clusters.
 struct WardCut {
   Dtype dtype = Dtype::fp32;  // of similarities; or fp64
   int64_t documents = 0;

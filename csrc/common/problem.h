@@ -12,7 +12,7 @@ enum class Layout {
   per_query,  // D [Nq, K, Ld, d]: query i meets documents (i, 0..K-1)
 };
 
-// The last three are one-byte codes of quantized tokens, which mean code * scale.
+// The last three are one-byte codes of quantized tokens: an element is code * scale.
 enum class Dtype { bf16, fp16, fp32, fp64, e4m3, e5m2, int8 };
 
 constexpr bool is_quantized(Dtype dtype) {
@@ -35,7 +35,7 @@ struct Sizes {
   int64_t documents() const { return layout == Layout::in_batch ? N : Nq * N; }
 };
 
-// Sequences of lengths of their own, end to end: i has tokens [offsets[i], offsets[i + 1]).
+// Sequences of different lengths, end to end: i has tokens [offsets[i], offsets[i + 1]).
 struct Packed {
   int64_t queries = 0;
   const int32_t* q_offsets = nullptr;  // [queries + 1]; null: queries are padded, [queries, Lq]
@@ -60,7 +60,7 @@ struct MaskView {
   int64_t token_stride = 0;
 };
 
-// A strided view of the fp32 scales of quantized tokens, one a token; all strides 0: one for all of them.
+// A strided view of the fp32 scales of quantized tokens, one a token; all strides 0: one for all tokens.
 // A scale that is negative, infinite or NaN counts as NaN: it makes the scores that it reaches NaN.
 struct ScaleView {
   const float* data = nullptr;

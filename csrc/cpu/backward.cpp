@@ -43,7 +43,7 @@ struct Context {
   // With normalize: 1 / max(norm, eps) of every query token [Nq, Lq] and document token [documents, Ld].
   const Real* query_inverse_norm = nullptr;
   const Real* document_inverse_norm = nullptr;
-  // [Nq, Lq]: what a query row counts in grad_D; its inverse norm times its weight. Null: 1.
+  // [Nq, Lq]: factors of query rows in grad_D, inverse norms times weights. Null: 1.
   const Real* query_scale = nullptr;
   const int64_t* row_queries = nullptr;  // packed: of each query token, -1 for those of no query
 
@@ -99,7 +99,7 @@ struct Context {
     }
     rows.write(sum, s.d, call.dtype, static_cast<char*>(call.grad_Q) + row * s.d * element);
   }
-  // The sum, taken through the normalization of its token, becomes row `row` of grad.
+  // Writes the sum, taken through the token's normalization, to row `row` of grad.
   void write(Real* sum, const TokenView& x, int64_t offset, const Real* inverse_norm, void* grad,
              int64_t row) const {
     normalize(sum, x, offset, inverse_norm, row);

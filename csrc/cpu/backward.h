@@ -10,7 +10,7 @@ namespace late_interaction::cpu {
 struct BackwardCall {
   Sizes sizes;  // of packed sequences: one query of all query tokens, Ld all documents' tokens
   std::optional<Packed> packed;            // without normalize
-  std::optional<ResidualTokens> residual;  // in the place of D, which then has no gradient
+  std::optional<ResidualTokens> residual;  // instead of D, which then has no gradient
   Dtype dtype = Dtype::fp32;
   bool normalize = false;
   TokenView Q, D;

@@ -13,7 +13,7 @@ constexpr int64_t kTileBytes = 96 << 10;  // of a tile: in L2 too, its groups in
 constexpr int64_t kMaxTileTokens = 384;
 constexpr int64_t kItemsPerThread = 8;    // enough to even out, few enough to pack Q rarely
 constexpr double kMinItemWork = 1 << 20;  // multiply-adds
-constexpr int64_t kMinPartTokens = 256;
+constexpr int64_t kMinSplitTokens = 256;
 
 // How many pieces of `work` make an item worth taking, up to `most`.
 int64_t pieces_worth(double work, int64_t most) {
@@ -59,20 +59,20 @@ Cut cut_forward(const Sizes& s, const Multiplier& m, int64_t threads) {
     c.queries = c.documents = 1;
     c.query_items = s.Nq;
     c.document_items = s.N;
-    const int64_t parts = std::min(ceil_div(wanted, pairs), static_cast<int64_t>(pair_work / kMinItemWork));
-    c.token_parts = std::clamp<int64_t>(parts, 1, ceil_div(s.Ld, kMinPartTokens));
-    c.row_parts = std::clamp<int64_t>(ceil_div(parts, c.token_parts), 1, ceil_div(s.Lq, panel_rows));
+    const int64_t splits = std::min(ceil_div(wanted, pairs), static_cast<int64_t>(pair_work / kMinItemWork));
+    c.token_splits = std::clamp<int64_t>(splits, 1, ceil_div(s.Ld, kMinSplitTokens));
+    c.row_splits = std::clamp<int64_t>(ceil_div(splits, c.token_splits), 1, ceil_div(s.Lq, panel_rows));
   }
 
   // A query longer than a block is walked in even blocks.
-  const int64_t rows = std::max<int64_t>(ceil_div(c.queries * s.Lq, c.row_parts), 1);
+  const int64_t rows = std::max<int64_t>(ceil_div(c.queries * s.Lq, c.row_splits), 1);
   c.block_rows = std::min(c.block_rows, round_up(ceil_div(rows, ceil_div(rows, c.block_rows)), panel_rows));
   return c;
 }
 
 Cut cut_ragged(const Sizes& mean, const Multiplier& m, int64_t threads) {
   Cut c = cut_forward(mean, m, threads);
-  c.row_parts = c.token_parts = 1;
+  c.row_splits = c.token_splits = 1;
   return c;
 }
 

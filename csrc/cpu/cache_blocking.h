@@ -16,18 +16,18 @@ struct Cut {
   int64_t documents = 0;
   int64_t query_items = 0;
   int64_t document_items = 0;
-  // ... or, where there are fewer pairs than threads, a part of one pair: a range of its query tokens times a
-  // range of its document tokens.
-  int64_t row_parts = 1;
-  int64_t token_parts = 1;
+  // ... or, if there are fewer pairs than threads, a split of a pair: a range of query tokens times a range
+  // of document tokens.
+  int64_t row_splits = 1;
+  int64_t token_splits = 1;
 
-  bool splits_pairs() const { return row_parts * token_parts > 1; }
-  int64_t items() const { return query_items * document_items * row_parts * token_parts; }
+  bool splits_pairs() const { return row_splits * token_splits > 1; }
+  int64_t items() const { return query_items * document_items * row_splits * token_splits; }
 };
 
 Cut cut_forward(const Sizes& sizes, const Multiplier& multiplier, int64_t threads);
 
-// The cut of queries and documents of lengths of their own; Lq and Ld are the means. Pairs stay whole.
+// The cut of queries and documents of different lengths; Lq and Ld are the means. Pairs stay whole.
 Cut cut_ragged(const Sizes& mean, const Multiplier& multiplier, int64_t threads);
 
 }  // namespace late_interaction::cpu

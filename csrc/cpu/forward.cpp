@@ -54,8 +54,8 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
 // weight.
 bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data || call.q_weights.data; }
 
-// Sums the maxima of one query and one document. Four chains, so that additions overlap; a maximum's place
-// among the query's kept tokens decides its chain, so the sum does not depend on how the query was cut.
+// Sums the maxima of one query and one document. Four chains, so that additions overlap; the index among the
+// query's kept tokens decides the chain, so the sum does not depend on how the query was cut.
 class ScoreSum {
  public:
   void add(double x) { chain_[count_++ % 4] += x; }
@@ -89,24 +89,24 @@ class ScoreSum {
   int64_t count_ = 0;
 };
 
-// What the parts of split pairs leave behind, all by query token.
+// The maxima of split pairs, by query token.
 template <class Real>
-struct Parts {
-  std::unique_ptr<Real[]> best;       // [pairs, token_parts, Lq]
+struct SplitMaxima {
+  std::unique_ptr<Real[]> best;       // [pairs, token_splits, Lq]
   std::unique_ptr<int32_t[]> winner;  // the same; the sentinel where nothing was scored
   std::unique_ptr<Real[]> scale;      // [pairs, Lq]: what the query tokens' maxima are multiplied by
 
-  Parts(const Cut& c, const Sizes& s) {
+  SplitMaxima(const Cut& c, const Sizes& s) {
     if (!c.splits_pairs()) return;
     const int64_t rows = s.Nq * s.N * s.Lq;
-    best.reset(new Real[rows * c.token_parts]);
-    winner.reset(new int32_t[rows * c.token_parts]);
+    best.reset(new Real[rows * c.token_splits]);
+    winner.reset(new int32_t[rows * c.token_splits]);
     scale.reset(new Real[rows]);
-    std::fill_n(winner.get(), rows * c.token_parts, kSentinel);
+    std::fill_n(winner.get(), rows * c.token_splits, kSentinel);
   }
 };
 
-// Part of one query in the row block: tokens [first_token, end_token), of which `rows` are kept.
+// A query's tokens in the row block: [first_token, end_token), of which `rows` are kept.
 struct Segment {
   int64_t query;
   int64_t first_token, end_token;
@@ -117,8 +117,8 @@ template <class Real, class Index>
 class Worker {
  public:
   Worker(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c,
-         const Parts<Real>& parts)
-      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts) {
+         const SplitMaxima<Real>& splits)
+      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), splits_(splits) {
     panel_rows_ = 2 * m.lanes;
     if (call.packed) q_offsets_ = call.packed->q_offsets;
     element_ = element_bytes(call.dtype);
@@ -144,7 +144,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  void operator()(int64_t item) { c_.splits_pairs() ? score_part(item) : score_pairs(item); }
+  void operator()(int64_t item) { c_.splits_pairs() ? score_split(item) : score_pairs(item); }
 
  private:
   void score_pairs(int64_t item) {
@@ -178,33 +178,33 @@ class Worker {
   int64_t query_length(int64_t query) const {
     return q_offsets_ ? q_offsets_[query + 1] - q_offsets_[query] : s_.Lq;
   }
-  // The place of a query's token among those of its query, or of all packed queries.
-  int64_t query_place(int64_t query, int64_t token) const {
+  // A query token's index in the query, or among all packed queries' tokens.
+  int64_t query_index(int64_t query, int64_t token) const {
     return q_offsets_ ? q_offsets_[query] + token : token;
   }
-  // The place of the winner of a query's first token in document j.
-  int64_t winner_place(int64_t query, int64_t j) const {
+  // The index of the winner of a query's first token in document j.
+  int64_t winner_index(int64_t query, int64_t j) const {
     return q_offsets_ ? j * s_.Lq + q_offsets_[query] : (query * s_.N + j) * s_.Lq;
   }
 
-  void score_part(int64_t item) {
-    const int64_t token_part = item % c_.token_parts, row_part = item / c_.token_parts % c_.row_parts;
-    const int64_t pair = item / (c_.token_parts * c_.row_parts);
-    const int64_t end_row = s_.Lq * (row_part + 1) / c_.row_parts;
-    int64_t query = pair / s_.N, token = s_.Lq * row_part / c_.row_parts;
+  void score_split(int64_t item) {
+    const int64_t token_split = item % c_.token_splits, row_split = item / c_.token_splits % c_.row_splits;
+    const int64_t pair = item / (c_.token_splits * c_.row_splits);
+    const int64_t end_row = s_.Lq * (row_split + 1) / c_.row_splits;
+    int64_t query = pair / s_.N, token = s_.Lq * row_split / c_.row_splits;
     while (query == pair / s_.N) {
       next_block(query, token, query + 1, end_row);
-      for (int64_t row = 0; scales(call_) && token_part == 0 && row < rows_; ++row) {
-        parts_.scale[pair * s_.Lq + row_token_[row]] = query_scale_[row];
+      for (int64_t row = 0; scales(call_) && token_split == 0 && row < rows_; ++row) {
+        splits_.scale[pair * s_.Lq + row_token_[row]] = query_scale_[row];
       }
-      if (!score_document(pair % s_.N, s_.Ld * token_part / c_.token_parts,
-                          s_.Ld * (token_part + 1) / c_.token_parts)) {
+      if (!score_document(pair % s_.N, s_.Ld * token_split / c_.token_splits,
+                          s_.Ld * (token_split + 1) / c_.token_splits)) {
         continue;
       }
-      const int64_t out = (pair * c_.token_parts + token_part) * s_.Lq;
+      const int64_t out = (pair * c_.token_splits + token_split) * s_.Lq;
       for (int64_t row = 0; row < rows_; ++row) {
-        parts_.best[out + row_token_[row]] = best_[row];
-        parts_.winner[out + row_token_[row]] = static_cast<int32_t>(winner_[row]);
+        splits_.best[out + row_token_[row]] = best_[row];
+        splits_.winner[out + row_token_[row]] = static_cast<int32_t>(winner_[row]);
       }
     }
   }
@@ -235,7 +235,7 @@ class Worker {
   }
 
   void pack_query_row(int64_t query, int64_t token) {
-    const int64_t index = query_place(query, token);
+    const int64_t index = query_index(query, token);
     const char* x = token_at(call_.Q, element_, 0, query, index);
     const auto pack = m_.pack_query ? m_.pack_query : m_.pack_row;
     pack(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
@@ -308,7 +308,7 @@ class Worker {
       sum = ScoreSum();
     }
     if (!call_.winners) return;
-    const int64_t index = winner_place(segment.query, j);
+    const int64_t index = winner_index(segment.query, j);
     if (call_.wide || wide_winners(s_.Ld)) {
       write_winners(static_cast<int32_t*>(call_.winners) + index, segment, scored);
     } else {
@@ -337,7 +337,7 @@ class Worker {
   const RowKernels<Real>& rows_kernels_;
   const Multiplier& m_;
   const Cut& c_;
-  const Parts<Real>& parts_;
+  const SplitMaxima<Real>& splits_;
   const int32_t* q_offsets_ = nullptr;  // of packed queries
   int64_t panel_rows_, element_;
   // The row block.
@@ -353,26 +353,26 @@ class Worker {
   std::optional<TileStage<Real>> documents_;  // made when the thread's memory is there
 };
 
-// Merges the maxima over a document's parts, first tokens first: a later one must be greater, and the first
+// Merges the maxima over a document's splits, first tokens first: a later one must be greater, and the first
 // NaN stays.
 template <class Real>
-void merge_parts(const ForwardCall& call, const Cut& c, const Parts<Real>& parts) {
+void merge_splits(const ForwardCall& call, const Cut& c, const SplitMaxima<Real>& splits) {
   const Sizes& s = call.sizes;
   for (int64_t pair = 0; pair < s.Nq * s.N; ++pair) {
     ScoreSum sum;
     for (int64_t token = 0; token < s.Lq; ++token) {
       Real best = 0;
       int32_t winner = kSentinel;
-      for (int64_t part = 0; part < c.token_parts; ++part) {
-        const int64_t n = (pair * c.token_parts + part) * s.Lq + token;
-        if (parts.winner[n] == kSentinel) continue;
-        const Real x = parts.best[n];
+      for (int64_t split = 0; split < c.token_splits; ++split) {
+        const int64_t n = (pair * c.token_splits + split) * s.Lq + token;
+        if (splits.winner[n] == kSentinel) continue;
+        const Real x = splits.best[n];
         if (winner == kSentinel || replaces_maximum(x, best)) {
           best = x;
-          winner = parts.winner[n];
+          winner = splits.winner[n];
         }
       }
-      if (winner != kSentinel) sum.add(scales(call) ? best * parts.scale[pair * s.Lq + token] : best);
+      if (winner != kSentinel) sum.add(scales(call) ? best * splits.scale[pair * s.Lq + token] : best);
       if (call.winners && wide_winners(s.Ld)) {
         static_cast<int32_t*>(call.winners)[pair * s.Lq + token] = winner;
       } else if (call.winners) {
@@ -385,9 +385,9 @@ void merge_parts(const ForwardCall& call, const Cut& c, const Parts<Real>& parts
 
 template <class Real, class Index>
 void run(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c, int64_t threads) {
-  const Parts<Real> parts(c, call.sizes);
-  for_each_item(c.items(), threads, [&] { return Worker<Real, Index>(call, k, m, c, parts); });
-  if (c.splits_pairs()) merge_parts(call, c, parts);
+  const SplitMaxima<Real> splits(c, call.sizes);
+  for_each_item(c.items(), threads, [&] { return Worker<Real, Index>(call, k, m, c, splits); });
+  if (c.splits_pairs()) merge_splits(call, c, splits);
 }
 
 }  // namespace

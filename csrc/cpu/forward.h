@@ -9,8 +9,8 @@ namespace late_interaction::cpu {
 
 struct ForwardCall {
   Sizes sizes;                             // Lq and Ld of packed sequences are the tokens of all of them
-  std::optional<Packed> packed;            // its queries are sizes.Nq
-  std::optional<ResidualTokens> residual;  // in the place of D, whose lengths then are at most sizes.Ld
+  std::optional<Packed> packed;            // of sizes.Nq queries
+  std::optional<ResidualTokens> residual;  // instead of D; documents have at most sizes.Ld tokens
   Dtype dtype = Dtype::fp32;
   Precision precision = Precision::highest;
   bool normalize = false;  // with q_scale and d_scale: no

@@ -97,7 +97,7 @@ class Tree {
     return count;
   }
 
-  // Gives the children of merges within a cluster its number; a parent comes after its children.
+  // Gives the children of merges within a cluster the cluster's number; a parent comes after its children.
   void hand_down(double cut, int32_t* labels) {
     for (int32_t m = n_ - 2; m >= 0; --m) {
       if (merges_[m].distance > cut) continue;
@@ -226,7 +226,7 @@ class WardClusterer {
     return rows_.find(row, dead_, distance, width_);
   }
 
-  // The union takes the place of y.
+  // The union becomes cluster y.
   void join(int64_t x, int64_t y, double distance) {
     int32_t* position = std::lower_bound(live_, live_ + live_count_, static_cast<int32_t>(x));
     std::copy(position + 1, live_ + live_count_--, position);

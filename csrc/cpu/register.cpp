@@ -84,8 +84,8 @@ std::tuple<Tensor, Tensor> maxsim_weighted_winners(Tensor Q, Tensor D, Tensor q_
   return score(Q, D, &q_weights, q_mask, d_mask, normalize, precision, backward, paired, true);
 }
 
-// Fills winners with the sentinel, all bits set: no call writes those of tokens that belong to no query.
-// An empty tensor has a null pointer, which memset must not be given.
+// Fills winners with the sentinel, all bits set: no call writes winners of tokens that belong to no query. An
+// empty tensor has a null pointer, which memset must not be given.
 void fill_with_sentinel(Tensor& winners) {
   if (winners.numel() == 0) return;
   std::memset(winners.mutable_data_ptr(), 0xFF, winners.numel() * winners.element_size());

@@ -135,10 +135,10 @@ class TileStage {
   static int64_t packed_bytes(const ForwardCall& call) { return ceil_div(call.sizes.d * call.d_bits, 8); }
 
   const char* document_token(int64_t query, int64_t j, int64_t token) const {
-    return token_at(call_.D, element_, query, j, document_place(j, token));
+    return token_at(call_.D, element_, query, j, document_index(j, token));
   }
-  // The place of a document's token among those of its document, or of all packed documents.
-  int64_t document_place(int64_t j, int64_t token) const {
+  // A document token's index in the document, or among all packed documents' tokens.
+  int64_t document_index(int64_t j, int64_t token) const {
     return call_.packed ? call_.packed->d_offsets[j] + token : token;
   }
 
@@ -188,10 +188,10 @@ class TileStage {
     const ScaleView& scale = call_.d_scale;
     if (call_.d_mask.data || scale.token_stride != 1) {
       for (int64_t n = 0; n < padded; ++n)
-        token_scale_[n] = checked_scale(*scale_at(scale, query, j, document_place(j, ids_[n])));
+        token_scale_[n] = checked_scale(*scale_at(scale, query, j, document_index(j, ids_[n])));
       return;
     }
-    const float* x = scale_at(scale, query, j, document_place(j, ids_[0]));
+    const float* x = scale_at(scale, query, j, document_index(j, ids_[0]));
     for (int64_t n = 0; n < count; ++n) token_scale_[n] = checked_scale(x[n]);
     std::fill(token_scale_ + count, token_scale_ + padded, token_scale_[count - 1]);
   }

@@ -17,7 +17,7 @@ constexpr int kMinTileTokens = 32;
 constexpr int64_t kSingleQueryBytes = 32 * 1024;  // of gradients, of a tile of such a document
 constexpr int64_t kMaxChunk = 8192;
 constexpr int kCacheBytes = 64 * 1024;  // that a multiprocessor's rows in flight and rows read again want
-constexpr int kReservedBytes = 1024;    // of shared memory, that a block takes beside its own
+constexpr int kReservedBytes = 1024;    // of each block's shared memory, that CUDA takes
 
 static_assert(kSingleQueryWinners == 32 * kWarps);
 
@@ -83,7 +83,7 @@ void plan_single_query(const Sizes& s, Dtype dtype, const Device& device, Backwa
 // if they spread evenly, fit the list in one round.
 void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
   const int64_t entries = winners_of_document(s);
-  // Rows in flight pass through L1, which has what shared memory leaves of the same memory.
+  // Rows in flight pass through L1, which is the memory that shared memory leaves.
   const int64_t shared_memory = std::max(device.smem_per_sm - kCacheBytes, device.smem_per_sm / 2);
   const int64_t space =
       std::min<int64_t>(device.smem_per_block,
@@ -98,8 +98,8 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   plan.grads_kept = static_cast<int>(sum_bytes * grads <= space / 8 ? grads : 0);
 
   SegmentedSmem& memory = plan.memory;
-  // Winners come to shared memory before they are in order: in a document of several tiles those of this one
-  // alone, and a quarter more than an even share to each warp, if the list holds them then.
+  // Winners come to shared memory before they are in order: if a document has several tiles, this tile's
+  // winners alone, with room in each warp for a quarter more than an even share, if the list holds them then.
   const int64_t unit = 32 * plan.segments;
   const auto lay_out = [&](int64_t tiles, bool compact) {
     const int64_t tokens = ceil_div(s.Ld, tiles);
@@ -125,8 +125,8 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   const auto fits = [&](int64_t tiles, bool compact) { return lay_out(tiles, compact) >= wanted(tiles); };
   int64_t tiles = fewest;
   while (tiles < most && !fits(tiles, false)) ++tiles;
-  // To leave out the winners of other tiles pays, measured on an H200: more than it costs to have more tiles,
-  // if else a tile would look at all winners twice, for want of memory.
+  // Leaving out the winners of other tiles pays, measured on an H200: more than additional tiles cost, if
+  // otherwise a tile would look at all winners twice, for want of memory.
   int64_t compact = std::max<int64_t>(fewest, 2);
   while (compact < most && !fits(compact, true)) ++compact;
   const bool leave_out = compact <= most && fits(compact, true) &&
@@ -140,8 +140,8 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   plan.lowmem_smem_bytes = std::max((owned + 15) / 16 * 16, plan.gather_smem_bytes);
 }
 
-// Measured on an H200: what does not pay is to order winners chunk by chunk, all of them twice for every
-// tile, where a query has many of them.
+// Measured on an H200: ordering winners chunk by chunk, all of them twice for every tile, does not pay if a
+// query has many.
 bool is_faster_unified(const Sizes& s, const BackwardPlan& lowmem) {
   constexpr int64_t kLongQuery = 512;
   return s.layout == Layout::in_batch && s.Lq >= kLongQuery && !lowmem.compact &&
@@ -175,8 +175,8 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   return plan;
 }
 
-// Where it is faster than the gather, by what each reads and how full its tiles are: a block of it reads a
-// document once for kTiledRows rows, where the gather reads a row for each of them.
+// Chosen where it is faster than the gather, by bytes read and by how full tiles are: a block reads a
+// document once for kTiledRows rows; the gather reads a row for each of them.
 std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& s, Dtype dtype, bool aligned,
                                                 const Device& device) {
   constexpr int64_t kFewestDocuments = 64;
@@ -191,7 +191,7 @@ std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& s, Dtype dtype, boo
   plan.smem_bytes = static_cast<int>(2 * kSliceDims * (1 + kTiledStages * s.Ld));
   plan.pdl = device.pdl();
   const int64_t waves = ceil_div(plan.grid, device.sm_count);
-  // What part of the lanes and of the multiprocessors has work.
+  // The fraction of lanes and of multiprocessors that has work.
   const double full =
       static_cast<double>(s.Lq * s.d * plan.grid) /
       static_cast<double>(groups * kGroupRows * plan.slices * kSliceDims * waves * device.sm_count);

@@ -26,7 +26,7 @@ bool fills_the_device(int64_t short_docs_work_tiles, const Device& device) {
   return short_docs_work_tiles > 6 * device.sm_count;
 }
 
-// Whether every block of such a call has one work tile, whose tokens its warps share.
+// Whether every block of such a call has one work tile, whose tokens the warps share.
 bool shares_work_tiles(const Sizes& s, int columns, const Device& device) {
   const int k_chunks = 2 * s.d <= 128 ? 1 : 2;
   return short_docs_work_tiles(s) <= short_docs_blocks(columns, k_chunks) * device.sm_count;
@@ -47,8 +47,7 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   }
   const bool few = shares_work_tiles(s, 32, device), narrow = 2 * s.d <= 128;
   if (rows <= 32) {
-    // Where a work tile is all that a warp has, and brings a query of its own, which a ring would wait for as
-    // well.
+    // A warp has one work tile, and loads its query rows, for which a ring would wait as well.
     const bool one_each = s.layout == Layout::per_query &&
                           work_tiles <= 4 * short_docs_blocks(32, narrow ? 1 : 2) * device.sm_count;
     return s.Ld <= (few ? narrow ? 512 : 192 : one_each ? 128 : many ? 80 : traits.masked ? 64 : 32);
@@ -69,8 +68,8 @@ bool worth_stream(const Sizes& s, const Device& device) {
   return s.Ld <= kLongest && 2 * s.N * s.Ld * s.d >= device.l2_bytes;
 }
 
-// Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
-// L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
+// Embeddings that registers do not hold: how many 256-byte pieces the busiest warp takes one after the other.
+// A piece takes 1.2 us, the latency of loads, however many warps there are, if L2 holds the rows under way.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
   const int members = direct.members;
   const int64_t workers = direct.grid * 4 / members, pieces = ceil_div(direct.k_chunks, 2);
@@ -78,8 +77,7 @@ int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
   return ceil_div(direct.work_tiles, workers) * tiles * pieces;
 }
 
-// What the kernel of `plan` takes, less what a short_docs call takes beside its slices; in the time of a
-// slice.
+// The time of `plan`, less the time of a short_docs call beside its pieces; in the time of a piece.
 double in_pieces(const Sizes& s, const ForwardPlan& plan) {
   const double pieces = static_cast<double>(ceil_div(plan.k_chunks, 2));
   const int64_t workers = plan.grid / plan.cluster;
@@ -91,16 +89,16 @@ double in_pieces(const Sizes& s, const ForwardPlan& plan) {
 
 bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
   constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
-  constexpr double kSecondKernel = 1.3;  // slices, where it sums the partials of a query
+  constexpr double kSecondKernel = 1.3;  // pieces, of the kernel that sums partials
   const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
   return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.k_chunks * 128 <= kRowsInL2 &&
          static_cast<double>(pieces_in_turn(s, direct)) + (direct.partials > 1 ? kSecondKernel : 0.0) <=
              in_pieces(s, plan);
 }
 
-// Where warps have more than one work tile each, what counts is how many of them are resident: a block more
-// of a multiprocessor with tiles of 8 tokens than with 32. Rows that are no whole 16 bytes take more
-// registers in those. Where a block has one work tile its warps share the tokens.
+// If warps have more than one work tile each, the number of resident warps counts: tiles of 8 tokens allow a
+// block more a multiprocessor than tiles of 32. Rows that are no whole 16 bytes take more registers in tiles
+// of 32. If a block has one work tile its warps share the tokens.
 int short_docs_tokens(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(short_docs_work_tiles(s), device);
   const bool shared = s.Ld <= 32 && shares_work_tiles(s, 8, device);
@@ -108,8 +106,8 @@ int short_docs_tokens(const Sizes& s, const ForwardTraits& traits, const Device&
   return s.Ld <= 8 || shared || (many && fits_eights) ? 8 : 32;
 }
 
-// Up to 128 rows fit sm90_d. But where a multiprocessor has one document, and a short one, over 64
-// take sm90_q 0.5 us less, though half its tile is empty; if no kernel has to find norms for it.
+// Up to 128 rows fit sm90_d. But if a multiprocessor has one document, and a short one, sm90_q takes 0.5 us
+// less for over 64 rows, though half its tile is empty; unless a kernel has to find norms for it.
 bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr int64_t kShort = 512;
   if (rows_per_document(s) > 128) return true;
@@ -117,10 +115,10 @@ bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& devic
          !traits.scaled && !is_quantized(traits.dtype);
 }
 
-// Whether a kernel before copies the tokens that count of documents with a mask, and of packed ones, which
-// may be shorter than a tile. A token costs the copy its bytes twice, and products without a mask save about
-// a quarter of what its products with the query rows take, which at four rows a byte is as long; beside
-// that, no time goes to masked tokens. And the copy is a kernel more.
+// Whether a kernel first copies the kept tokens of masked documents, or packed documents, which may be
+// shorter than a tile. The copy reads and writes a token's bytes; without a mask its products take about a
+// quarter less, which at four rows a byte is as long, and no time goes to masked tokens. And the copy is a
+// kernel more.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
   constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostBytes = int64_t{1} << 30;
   constexpr double kEnough = 8e7;
@@ -140,7 +138,7 @@ struct TileTime {
 };
 
 // A tile of sm90_d has a barrier, a request to TMA and an exchange beside its products, which are too small
-// to keep the tensor cores busy. sm90_q does the same beside the products of the tile before.
+// to keep the tensor cores busy. In sm90_q the products of the tile before overlap all this.
 TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
   constexpr double kDocumentTile = 0.1, kRowTile = 0.07;      // microseconds beside the products
   constexpr double kDocumentFactor = 1.4, kRowFactor = 0.85;  // of the products' time at h200::kProducts
@@ -155,20 +153,20 @@ TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
   return {std::max(busy, read / h200::kReadAlone), std::max(products, read / h200::kReadTogether)};
 }
 
-// How many splits each document of a plan for whole ones had better have, of sm90_q or sm90_d; 1: whole.
+// The best number of splits of each document of a plan of sm90_q or sm90_d; 1: whole documents.
 //
-// A call takes as long as its busiest block, but no less than all its tiles take all blocks. The numbers of
-// splits that forward_alternatives() lists are looked at, since they are timed, and those that fill the
-// device with one, two, ... work tiles a block, which must be sooner by more than this model errs. Where
-// several row tiles read the same tokens, more splits must be clearly sooner than fewer: blocks that begin
-// together then read from L2.
+// A call takes as long as its busiest block, but no less than all tiles take all blocks. Considered are the
+// numbers of splits that forward_alternatives() lists, since they are timed, and those that fill the device
+// with one, two, ... work tiles a block, which must be sooner by more than this model errs. If several row
+// tiles read the same tokens, more splits must be clearly sooner than fewer: blocks that begin together then
+// read from L2.
 int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& device) {
   constexpr int64_t kMostWorkTiles = 8;  // of a block; with more, few multiprocessors idle at the end
-  constexpr int64_t kMostWaves = 16;     // the same, once they are split
+  constexpr int64_t kMostWaves = 16;     // work tiles of a block, once documents are split
   constexpr int64_t kFewestTiles = 2;    // of a split
   constexpr int64_t kLong = 32;          // tiles of a split
-  // Microseconds: of a call; of a work tile, for its first copies and last fold, with nothing beside them; of
-  // the kernels before and behind; of each wave of the blocks that combine, two a multiprocessor.
+  // Microseconds: of a call; of a work tile's first copies and last fold, which nothing overlaps; of the
+  // kernels before and behind; of each wave of the blocks that combine, two a multiprocessor.
   constexpr double kLaunch = 2.7, kEnd = 2.0, kCombine = 2.6, kCombineWave = 0.2;
   constexpr double kGain = 0.90, kError = 0.85, kEqual = 0.95, kAsSoon = 1.02;
   const int64_t blocks = device.sm_count, work_tiles = whole.row_tiles * s.N;
@@ -181,7 +179,7 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   const double combine = kCombine + kCombineWave * ceil_div(combined, 2 * blocks);
   const auto time = [&](int64_t num_splits) {
     const int64_t units = work_tiles * num_splits, waves = ceil_div(units, blocks);
-    // Tiles that every block takes, while all read, and those that the busiest one takes after them.
+    // Tiles that every block takes, while all read, and further tiles of the busiest block.
     const double shared = static_cast<double>(units / blocks * tiles) / num_splits;
     const double left = ceil_div(waves * tiles, num_splits) - shared;
     const double taken = shared * std::max(tile.alone, tile.together) + left * tile.alone;
@@ -202,8 +200,8 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
     const int64_t filling = std::min(waves * blocks / work_tiles, most);
     for (; listed != std::end(kSplitCounts) && *listed <= filling; ++listed) consider(*listed, equal);
-    // Numbers that are not timed must be clearly sooner, unless the others leave multiprocessors idle over
-    // long documents: the model may overrate the bandwidth that few of them reach.
+    // Numbers that are not timed must be clearly sooner, unless the timed ones leave multiprocessors idle
+    // over long documents: the model may overrate the bandwidth of few multiprocessors.
     const bool idle = 10 * best * work_tiles < 7 * blocks && tiles >= kLong * filling;
     consider(filling, idle ? kAsSoon : kError);
   }
@@ -237,22 +235,22 @@ std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& trait
   }
   const auto split = plan_sm90_q_longd(s, traits, device, worth_pairing(s));
   if (!split || idles(s, traits, *split, device)) return std::nullopt;
-  // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
+  // With a quarter of a tile's rows, the waste outweighs the speed of wgmma.
   return rows_per_document(s) > split->rows / 4 ? split : std::nullopt;
 }
 
-// Several documents to a tile, in microseconds, with winners or without: what a call takes to begin, and for
-// each tile of its busiest block 85% of the tensor cores' rate, or the end of its documents, which takes much
-// longer where they have masks. The others: sm80_short_docs takes 0.06 us of a multiprocessor for 32 rows and
-// 8 tokens, and a third of the time that Q takes from memory is not hidden, since no ring reads ahead;
-// sm90_q, for any document of up to 80 tokens, and sm90_d take longer but where a tile of several documents
-// would be mostly empty, or a multiprocessor has few documents.
+// Several documents to a tile, in microseconds, with winners or without: the start of a call, and for each
+// tile of the busiest block products at 85% of the tensor cores' rate, or the end of documents, which takes
+// much longer with masks. The others: sm80_short_docs takes 0.06 us of a multiprocessor for 32 rows and 8
+// tokens, and a third of the time to read Q is not hidden, since no ring reads ahead; sm90_q, for any
+// document of up to 80 tokens, and sm90_d take longer unless a tile of several documents would be mostly
+// empty, or a multiprocessor has few documents.
 bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan, const Device& device) {
   constexpr double kBegin = 4.1, kRate = 0.85, kDocumentEnd = 0.13, kMaskedEnd = 0.5, kSecondKernel = 1.4;
   constexpr double kDirectBegin = 4.2, kDirect = 0.06, kDirectSecondKernel = 1.0;
   constexpr double kReadQ = 1e7;  // bytes a microsecond, beside what is hidden
   constexpr double kDocumentsBegin = 3.5, kDocument = 0.85, kClear = 0.85;
-  constexpr int64_t kAlone = 96;  // columns that a document with a tile of its own costs sm90_q
+  constexpr int64_t kAlone = 96;  // columns that an unshared tile costs sm90_q
   constexpr int64_t kFewRows = 64, kFewRowsOfAQuery = 96, kMostPacked = 48;
   const int64_t rows = rows_per_document(s), docs = plan.docs;
   if (traits.packed) return rows > 128 && s.Ld <= kMostPacked;

@@ -44,8 +44,8 @@ double clocks(const Sizes& s, const GatheredGradQPlan& plan, const Device& devic
   const int docs = gathered_docs(plan.tma);
   const auto stages = static_cast<double>(ceil_div(s.N, int64_t{docs}));
   const double bytes = gathered_tile_bytes(s.Ld, docs);
-  // Shared memory takes 128 bytes a clock, of copies and of rows that are read. A copy begins when its stage
-  // is free, and must end while the others are read.
+  // Shared memory takes 128 bytes a clock, of copies and reads. A copy begins when the stage is free, and
+  // must end while the other stages are read.
   const double busy = plan.octets * kGatheredOctetRows * kRowClocks * docs / 8 + bytes / 128;
   const double refill = (kCopyLatency + bytes / kCopyBytes) / (plan.stages - 1);
   return waves * (kBlockClocks + stages * std::max(busy, refill));

@@ -74,8 +74,8 @@ double incidence_work(int64_t rows, int64_t units, int64_t d, const Device& devi
          (kIncidenceRows * kMostIncidenceDims * static_cast<double>(device.sm_count));
 }
 
-// The other gradient's work, in whose place blocks of this one run: blocks of grad_D take the multiprocessors
-// that grad_Q leaves free. A gathered grad_Q is planned as if it ran alone.
+// The other gradient's work, which runs at the same time: blocks of grad_D take the multiprocessors that
+// grad_Q leaves free. A gathered grad_Q is planned as if it ran alone.
 double work_beside(const IncidencePlan& plan, bool bf16, const Sizes& s, const Device& device) {
   if (plan.gathers || !plan.tma) return 0.0;
   if (plan.grad_q) return incidence_work(s.N * s.Ld, s.Nq * ceil_div(s.Lq, 32), s.d, device);
@@ -113,7 +113,7 @@ void share_units(IncidencePlan& plan, const Sizes& s, double beside, const Devic
   }
 }
 
-// The stages of a ring, as many as shared memory has, which sums need in the end.
+// As many stages as shared memory holds; it holds the sums at the end.
 void size_ring(IncidencePlan& plan, int64_t Ld, const Device& device) {
   constexpr int64_t kMbarriers = 1024;
   const int64_t unit_rows = 16 * plan.steps, stage_rows = kIncidenceStageRows / unit_rows * unit_rows;

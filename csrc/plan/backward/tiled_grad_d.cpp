@@ -15,7 +15,7 @@ std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, boo
   const int docs = grad_d_docs(s.Ld, tma);
   const int64_t kFewestRows = docs == 2 ? 16384 : 65536;
   constexpr int64_t kMostRows = int64_t{1} << 30;
-  constexpr double kLeastFull = 0.7;  // what part of the multiprocessors must have work
+  constexpr double kLeastFull = 0.7;  // fraction of the multiprocessors that must have work
   const int64_t rows = s.Nq * s.Lq;
   const bool served = s.layout == Layout::in_batch && aligned &&
                       (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0 && s.d <= 128 &&

@@ -18,22 +18,21 @@ struct ForwardText {
 struct ForwardKernel {
   const char* name;
 
-  // Adds the plans by which the kernel could serve the call, whether they suit it or not: none where it
-  // cannot. A plan of forced_plan is one of these.
+  // Adds all plans by which the kernel can serve the call, good or bad; forced_plan names one of them.
   void (*enumerate)(const Sizes&, const ForwardTraits&, const Device&, std::vector<ForwardPlan>&);
-  // Microseconds that such a plan takes; nothing where another rule of the planner decides.
+  // Estimated microseconds of such a plan; nothing if another rule of the planner decides.
   std::optional<double> (*cost)(const Sizes&, const ForwardTraits&, const ForwardPlan&, const Device&);
-  // What tells a plan from the others: "rows 152 copied" (forward/select.h).
+  // Distinguishes the kernel's plans: "rows 152 copied" (forward/select.h).
   std::string (*short_name)(const ForwardPlan&);
   ForwardText (*text)(const Sizes&, const ForwardPlan&);
 
   bool two_terms = false;          // multiplies operands of ForwardTraits::two_terms
-  bool finds_norms = false;        // of whole documents itself, where rows are to be normalized
+  bool finds_norms = false;        // finds norms of whole documents, if rows are to be normalized
   bool scales_documents = false;   // takes a scale for each document token
-  bool takes_fp16_copies = false;  // of rows that are converted before, with scales where it knows them
-  bool takes_shares = false;       // packed or listed: of work tiles that take about as long together
-  bool takes_slots = false;        // packed: documents as slots of a tile
-  // Where a call's winners or listed pairs need other numbers than the plan for scores alone has.
+  bool takes_fp16_copies = false;  // takes rows that were converted to fp16, with scales if scales_documents
+  bool takes_shares = false;       // packed or listed: takes work_tile_ends, shares of about equal time
+  bool takes_slots = false;        // packed: takes documents as slots of a tile
+  // Changes the plan for scores alone to one with winners, or for listed pairs.
   ForwardPlan (*adapt)(const ForwardPlan&, const Sizes&, const ForwardTraits&, const Device&, bool winners,
                        bool listed) = nullptr;
 };
@@ -43,8 +42,8 @@ struct RegisteredKernel {
   explicit RegisteredKernel(const ForwardKernel& kernel);
 };
 
-// The choice among a GPU's own kernels by rules that were measured on it, where it has any: nothing where
-// they leave the call to the kernels' costs.
+// A GPU's measured rules for the choice among its kernels: nothing if they leave the call to the kernels'
+// costs.
 using ForwardRules = std::optional<ForwardPlan> (*)(const Sizes&, const ForwardTraits&, const Device&);
 struct RegisteredRules {
   explicit RegisteredRules(ForwardRules rules);

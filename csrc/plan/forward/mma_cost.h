@@ -6,7 +6,7 @@
 namespace late_interaction {
 
 // Microseconds. A worker, which is a block or a warp, takes work tiles one after the other, and the stages of
-// each. Those of a multiprocessor share its tensor cores and what it can issue.
+// each. The workers of a multiprocessor share tensor cores and issue slots.
 struct MmaCosts {
   double begin;     // of a call
   double document;  // of a work tile, times the workers of a multiprocessor

@@ -1,4 +1,4 @@
-// Parts of the plans of mma.sync kernels: whole tokens in a ring, and splits of documents.
+// Shared by the plans of mma.sync kernels: whole tokens in a ring, and splits of documents.
 #pragma once
 
 #include <optional>
@@ -8,12 +8,12 @@
 
 namespace late_interaction {
 
-// Products of 32 bytes that an embedding takes where it lies whole in a ring (sm80_q, sm80_d); 0: they do not
+// Products of 32 bytes that an embedding takes, if the ring holds it whole (sm80_q, sm80_d); 0: they do not
 // take the call.
 int whole_token_steps(const Sizes& s, const ForwardTraits& traits);
 
-// Adds the plan with each document split into ranges that blocks of their own score: as many as are timed,
-// and as fill the device.
+// Adds the plan with each document split into ranges, which different blocks score: into as many as are
+// timed, and as fill the device.
 void add_splits(const Sizes& s, const ForwardTraits& traits, const Device& device, const ForwardPlan& whole,
                 std::vector<ForwardPlan>& plans);
 

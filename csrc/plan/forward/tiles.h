@@ -17,7 +17,7 @@ inline double similarities(const Sizes& s) { return 1.0 * s.Nq * s.Lq * s.N * s.
 inline double operations(const Sizes& s) { return 2.0 * s.d * similarities(s); }
 
 inline constexpr int kMostStages = 8;   // of a ring
-inline constexpr int kReserved = 1024;  // bytes of each block's shared memory that are the system's own
+inline constexpr int kReserved = 1024;  // bytes of each block's shared memory that CUDA takes
 
 // Numbers of splits that are timed, and preferred for it.
 inline constexpr int kSplitCounts[] = {2, 3, 5, 16, 33, 132};
@@ -33,14 +33,14 @@ int64_t count_partials(const Sizes& s, int64_t rows);
 // The partials of a query whose splits are combined.
 int combined_partials(const Sizes& s, int partial_rows);
 
-// Each split has two tiles at least, so that one that ends with its document is no shorter than a tile. No
-// one knows packed documents' lengths, and what is kept of masked ones.
+// True if each split has two tiles at least, so that a document's last split is no shorter than a tile. The
+// host knows neither packed documents' lengths nor how many tokens a mask keeps.
 bool may_split(const Sizes& s, int64_t tile, int num_splits, bool packed_or_compacted);
 
 // Gives each block some work tiles, as many blocks as a multiprocessor holds (blocks_per_sm).
 void share_out(const Sizes& s, ForwardPlan& plan, const Device& device);
 
-// Gives documents of different lengths out longest first, where there are hands for them.
+// Gives documents of different lengths out longest first, if there are blocks enough.
 void deal(const Sizes& s, ForwardPlan& plan, const Device& device);
 
 // Tokens of a tile that the kernels of wgmma have instances for.
@@ -48,10 +48,9 @@ inline std::span<const int> tile_widths(Compute compute) {
   return compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
 }
 
-// The width, in document tokens, that fits Ld, of those allowed: a tile costs its columns, and some for
-// starting and ending it. `once`: and what a block waits for its first tile and folds its last one with
-// nothing beside that, in quarters of a column. spared(width): columns that a document's last tile has less.
-// The first of equals.
+// The allowed width, in document tokens, of the lowest cost; the first of equals. A tile costs its columns,
+// and some for its start and end; `once` is the cost, in quarters of a column, of a block's first wait and
+// last fold, which nothing overlaps. spared(width): columns that a document's last tile has less.
 template <class Allowed, class Spared>
 int fit_width(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed,
               Spared spared) {
@@ -77,7 +76,7 @@ inline bool is_fp8(Dtype dtype) { return dtype == Dtype::e4m3 || dtype == Dtype:
 // "32 query rows meet each document".
 std::string rows_meet(const Sizes& s);
 
-// The same, and how many of them a tile has.
+// rows_meet, and how many rows a tile has.
 std::string rows_share(const Sizes& s, const ForwardPlan& plan);
 
 // "no wgmma kernel for this d and device: mma.sync; 32 query rows meet each document".

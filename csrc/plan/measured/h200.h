@@ -1,6 +1,6 @@
-// Measurements of an H200: as it is, for the rules of its own kernels (cuda/forward/sm90_rules.cpp), and
-// planned as 8.0, for the model of those of mma.sync. Other GPUs are planned by the same numbers, a
-// multiprocessor, until theirs are measured.
+// Measurements of an H200: as 9.0, for the rules of Hopper's kernels (cuda/forward/sm90_rules.cpp), and
+// planned as 8.0, for the model of mma.sync's kernels. Other GPUs are planned by the same numbers, a
+// multiprocessor, until they are measured.
 #pragma once
 
 #include "../forward/mma_cost.h"
