@@ -1,5 +1,5 @@
-// A flag for each document token that is a winner. Each thread reads the winner of a (query token, document).
-// Several may set the same flag: they store the same value.
+// Flags document tokens that are winners. Each thread reads the winner of a (query token, document). Several
+// threads may set one flag, to the same value.
 #include <algorithm>
 
 #include "../primitives/argmax.cuh"

@@ -60,7 +60,7 @@ void check_bias(const OptionalTensor& b, const Tensor& W) {
                   W.size(0), "], as W has rows");
 }
 
-// What the tensors say of ProjectArgs; all rows, which go nowhere yet.
+// ProjectArgs of the inputs, for all rows, without outputs.
 ProjectArgs project_args(const Tensor& hidden, const Tensor& W, const OptionalTensor& b) {
   return {.hidden = hidden.const_data_ptr(),
           .bias = b ? b->const_data_ptr() : nullptr,

@@ -13,7 +13,7 @@ namespace late_interaction {
 
 // ---- hidden states to embeddings: a linear layer, and rows normalized while they are in registers ----
 
-inline constexpr int kProjectedDims = 128;  // at most, of a row that comes out
+inline constexpr int kProjectedDims = 128;  // at most, of a projected row
 inline constexpr int kHiddenBoxRows = 64;
 
 struct ProjectArgs {
@@ -21,7 +21,8 @@ struct ProjectArgs {
   const void* bias;            // [d]; null: none
   const uint8_t* active_rows;  // [rows]; null: all. A row that is not active is neither read nor written
   void* out;                   // [rows, d], contiguous
-  float* inverse;  // [rows], 1 / max(norm, eps) of the row as it was; null: rows stay as they come
+  float*
+      inverse;  // [rows], 1 / max(norm, eps) of the row before normalization; null: rows are not normalized
   int64_t rows, hidden_stride;
   int32_t d, d_model;
 };
@@ -40,7 +41,7 @@ inline int64_t project_blocks(int64_t rows, int sm_count) {
 cudaError_t launch_project_rows(Dtype dtype, const ProjectArgs& args, const ProjectMaps& maps, int sm_count,
                                 cudaStream_t stream);
 
-// ---- hidden states to scores in one pass: nothing of what they are projected to goes to memory ----
+// ---- hidden states to scores in one pass: projected rows never go to memory ----
 
 inline constexpr int kScoredRows = 64;  // query rows at most
 

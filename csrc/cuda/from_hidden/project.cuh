@@ -1,14 +1,14 @@
 // out[r] = unit(hidden[r] W^T + b) for the active rows r, which are the only ones that are read.
 //
-// Bound by reading the hidden states once, so a block has many rows for each time that it reads W (from L2),
-// and L2 keeps what comes out rather than them.
-// A block owns an equal share of the rows. It compacts the active ones into a list in shared memory, in order
-// (again for every few thousand), and walks the list in tiles of equal size, up to 384 rows, and each tile 64
-// dims of d_model at a time, through a ring of stages that runs on from one tile into the next.
+// Bound by reading the hidden states once, so a block has many rows for each read of W (from L2), and L2
+// keeps outputs rather than hidden states. A block owns an equal share of the rows. It compacts the active
+// rows into a list in shared memory, in order (a few thousand rows at a time), and walks the list in tiles of
+// equal size, up to 384 rows, and each tile 64 dims of d_model at a time, through a ring of stages that does
+// not drain between tiles.
 //
 //      stage:        [384 rows of hidden][128 bytes], then [128 rows of W][128 bytes]; 16-byte vectors
 //                    XOR-swizzled by the row. Dims past d_model and rows past d of W are zeros; rows past the
-//                    tile's end hold whatever was there, and so do the sums that nobody writes.
+//                    tile's end are garbage, and so are their sums, which nobody writes.
 //      warpgroup 2   copies. One thread loads W by TMA, and hidden too where all rows are active. Else all
 //                    threads copy hidden row by row as listed, eight threads a row, 16 bytes each
 //                    (cp.async), and the stage's mbarrier counts the threads whose copies have landed, too.
@@ -53,16 +53,16 @@ struct ProjectRows : ProjectTile {
   const uint16_t* list;  // active rows, counted from first_row
   int64_t first_row;
   int listed;
-  uint64_t once;  // what L2 is told of hidden states
+  uint64_t once;  // the L2 policy of hidden states
 
-  // Tiles as equal as whole boxes let them be.
+  // Tiles as equal as whole boxes allow.
   __device__ __forceinline__ int tile_rows() const {
     const int tiles = (listed + kTileRows - 1) / kTileRows;
     const int rows = tiles > 0 ? (listed + tiles - 1) / tiles : 1;
     return (rows + kHiddenBoxRows - 1) / kHiddenBoxRows * kHiddenBoxRows;
   }
 
-  // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are active.
+  // Loads dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are active.
   __device__ __forceinline__ void tma_load_boxes(const ProjectMaps& maps, const Stages& ring, int tile,
                                                  int end, int dim) const {
     const uint32_t stage = ring.stage(), full = ring.full(ring.state.stage);
@@ -77,7 +77,7 @@ struct ProjectRows : ProjectTile {
     }
   }
 
-  // The same dims of rows [tile, end) of the list.
+  // Copies these dims of rows [tile, end) of the list.
   __device__ __forceinline__ void copy_rows(uint32_t stage, int tile, int end, int dim) const {
     constexpr int kRowsAtOnce = kCopyThreads / 8;
     const int row = threadIdx.x % kCopyThreads / 8, vec16 = threadIdx.x % 8;
@@ -131,7 +131,7 @@ struct ProjectRows : ProjectTile {
     ptx::wgmma_wait<0>();
   }
 
-  // Adds the bias to a row that a quad holds; what is left to multiply it by, then.
+  // Adds the bias to a row that a quad holds; returns the row's scale.
   __device__ __forceinline__ float scale_of_row(float (&c)[kAccumulators], int half, bool normalize) const {
     float squares = 0.0f;
 #pragma unroll
@@ -147,7 +147,7 @@ struct ProjectRows : ProjectTile {
     return normalize ? inverse_norm(squares) : 1.0f;
   }
 
-  // 64 rows for a warpgroup, from the first-th of the list on and before its end-th: two for each quad.
+  // Writes a warpgroup's 64 rows, from the first-th of the list on and before the end-th: two for each quad.
   __device__ __forceinline__ void finish(float (&c)[kAccumulators], int first, int end) const {
     const int lane = threadIdx.x % 32, quad_lane = lane % 4;
 #pragma unroll
@@ -174,13 +174,13 @@ struct ProjectRows : ProjectTile {
     }
   }
 
-  // finish(sums, first, end): what becomes of 64 rows.
+  // finish(sums, first, end): takes the sums of 64 rows.
   template <class Finish>
   __device__ __forceinline__ void multiply_tiles(Stages& ring, const Finish& finish) const {
     const int rows = tile_rows(), first_row = threadIdx.x / 128 * (kBlocks * 64);
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
-      float c[kBlocks][kAccumulators] = {};  // else their registers stay taken while a tile is finished
+      float c[kBlocks][kAccumulators] = {};  // here, or the registers stay live while a tile is finished
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
         ring.consumer_wait();

@@ -1,10 +1,10 @@
 // scores[i, j] = sum_s max_t <Q[i, s], unit(hidden[j, t] W^T + b)> for a few query rows.
 //
-// As project.cuh, up to the 64 projected rows that a warpgroup holds. They stay there: rounded, they are
-// what mma.sync wants for its first operand, 16 rows a warp, and the query rows, in shared memory for good,
-// are the second. A warp takes the maxima over those of its 16 rows that belong to one document, and leaves
-// them in global memory by atomic maxima of integers that are ordered as the floats: whoever comes first, the
-// result is the same. A second kernel adds them up.
+// As project.cuh, up to the 64 projected rows of a warpgroup. These stay in registers: rounded, they are
+// operand A of mma.sync, 16 rows a warp; operand B is the query rows, resident in shared memory. A warp takes
+// the maxima over those of its 16 rows that belong to one document, and merges them into global memory by
+// atomic maxima of integers that are ordered as the floats: the result does not depend on the order. A second
+// kernel adds the maxima up.
 //
 //      shared memory:  the ring of project.cuh, then [query rows][256 bytes], 16-byte vectors swizzled
 //                      by the row.
@@ -36,7 +36,7 @@ struct ScoreRows {
     return queries + row * (kVecs * 16) + ((vec16 ^ row & 7) * 16);
   }
 
-  // All threads of the block. Zeros where there is no query row, or no dim.
+  // By all threads of the block: loads query rows, and zeros past the last row and dim.
   __device__ __forceinline__ void fetch() const {
     const int count = p.queries * p.Lq;
     for (int k = threadIdx.x; k < rows * kVecs; k += blockDim.x) {
@@ -49,7 +49,7 @@ struct ScoreRows {
     ptx::cp_async_wait<0>();
   }
 
-  // Products of 16 rows of a warp with eight query rows.
+  // Multiplies 16 rows of a warp with eight query rows.
   __device__ __forceinline__ void multiply(ptx::Accumulator& s, const typename Mma::A (&a)[kVecs / 2],
                                            int first_query) const {
     const int lane = threadIdx.x % 32;
@@ -62,8 +62,7 @@ struct ScoreRows {
     }
   }
 
-  // 16 projected rows of this warp, from row `first` on and before `end`, of all documents one after the
-  // other.
+  // Scores 16 projected rows of this warp, from row `first` on and before `end`, counted over all documents.
   __device__ __forceinline__ void score(const typename Mma::A (&a)[kVecs / 2], int first, int end) const {
     if (first >= end) return;
     const int quad = threadIdx.x % 32 / 4;

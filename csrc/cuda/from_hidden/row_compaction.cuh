@@ -1,5 +1,5 @@
 // The active rows of a range, which a block compacts into a list in shared memory, in order; and the ring
-// through which one warpgroup copies them, row by row as listed, to those that multiply.
+// through which one warpgroup copies the listed rows to the warpgroups that multiply.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace late_interaction {
 
-// Compacts the active ones of rows [first, first + count), counted from first; active_rows == nullptr: all of
-// them. Returns how many those are, and the list is there for everybody. All threads of the block, each of
-// which looks at kRowsOfThread rows: count <= kThreads * kRowsOfThread.
+// By all threads of the block: lists the active rows of [first, first + count), counted from first;
+// active_rows == nullptr: all rows. Returns their number; the list is then visible to all. count <= kThreads
+// * kRowsOfThread.
 template <int kThreads, int kRowsOfThread>
 __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t first, int count,
                                             uint16_t* list) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void split_warpgroups(bool copies, const Copy& copy, 
   }
 }
 
-// A ring of stages that some warps copy to and others multiply, and where the thread is in it.
+// A ring of stages that some warps copy to and others multiply, with the thread's state.
 template <int kStages, int kStageBytes>
 struct RowRing : Ring {
   static constexpr int kBarriers = 2 * kStages;
@@ -75,7 +75,7 @@ struct RowRing : Ring {
     const uint32_t unaligned = ptx::smem_address(shared);
     stages = (unaligned + kAlignment - 1) / kAlignment * kAlignment;
   }
-  // Behind the stages lies what else the block has in shared memory.
+  // The block's further shared memory, behind the stages.
   __device__ __forceinline__ uint32_t behind() const { return stages + kStages * kStageBytes; }
   __device__ __forceinline__ uint8_t* behind(uint8_t* shared) const {
     return shared + (stages - ptx::smem_address(shared)) + kStages * kStageBytes;

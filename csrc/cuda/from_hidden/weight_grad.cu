@@ -1,23 +1,23 @@
-// part[s] += sum over the active rows r of split s of grad[r]^T hidden[r]: the gradient of a weight matrix,
-// which visits only rows that hold a gradient.
+// partials[s] += sum over the active rows r of split s of grad[r]^T hidden[r]: the gradient of a weight
+// matrix, from only the rows that hold a gradient.
 //
 // A block owns a 128 x 256 tile of the product (dims of grad by dims of hidden) and one split, an equal
 // share of the rows. It
-//   1. compacts the active rows of its share into a list in shared memory, in order, kListed rows at a time;
-//   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills: row by row as listed,
-//      so a row nobody wants is never read, and what it holds (NaN, say) reaches nothing. On sm_90a a
-//      warpgroup of its own copies; elsewhere everybody does, and then multiplies;
-//   3. adds its accumulators to its split of the sum.
+//   1. compacts the active rows of the split into a list in shared memory, in order, kListed rows at a time;
+//   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills, so rows that are not
+//   active are
+//      never read, and their NaN reach nothing. On sm_90a one warpgroup copies; elsewhere all threads copy,
+//      and then multiply;
+//   3. adds its accumulators to partials[s].
 //
 //      stage:  [2 + 4 columns of 64 dims][64 rows][128 bytes], 16-byte vectors XOR-swizzled by the row: two
-//              columns of grad, four of hidden. The row is the index that is summed, so both operands are
-//              transposed.
+//              columns of grad, four of hidden. Rows are the K dimension, so both operands are transposed.
 //      warps:  eight that multiply; warp w has dims [16 w, 16 w + 16) of the tile and all its 256 columns.
 //              On sm_90a the four warps of a warpgroup issue that as one wgmma of 64 x 256; elsewhere each
 //              warp by ldmatrix and mma.sync, with the same accumulators in the same registers.
 //
 // Policies      stages   rows listed   why
-//   sm_90a      4        12 a thread   a ring that a warpgroup of its own fills, in 227 KB
+//   sm_90a      4        12 a thread   a ring that one warpgroup fills, in 227 KB
 //   elsewhere   2        2 a thread    within the 99 KB of sm_86
 //
 // Splits are added up by the caller. Everything happens in a fixed order: the same bits in every run.
@@ -108,7 +108,7 @@ struct WeightGradTile {
   int first_dim, first_column;
   int64_t first_row;  // of those listed
 
-  // Eight threads a row: 128 bytes of each of its columns.
+  // Eight threads a row: 128 bytes of each column.
   template <int kColumns>
   __device__ __forceinline__ void fetch_row(uint32_t to, const T* row, int first, int width,
                                             bool exists) const {
@@ -169,7 +169,7 @@ struct WeightGradTile {
 #pragma unroll 1
     for (int from = 0; from < listed; from += kStep) {
       ptx::cp_async_wait<kStages - 2>();
-      __syncthreads();  // everybody's copies have landed, and the stage read last is free
+      __syncthreads();  // all threads' copies have landed, and the stage read last is free
       fetch((stage + kStages - 1) % kStages, from + (kStages - 1) * kStep);
       Product::multiply(c, stages + stage * kStageBytes);
       stage = (stage + 1) % kStages;

@@ -27,7 +27,7 @@ PairSizes sizes_of(const PairInputs& in, int64_t longest_query) {
   return {p.count, p.queries, p.documents, p.q_tokens, p.d_tokens, in.sizes.d, longest_query};
 }
 
-// A work tile a pair, in the order of the list. The inputs are in the dtype that they multiply in.
+// Scores a work tile a pair, in the order of the list. Inputs are in the dtype of the products.
 void score_list(const PairInputs& in, int64_t longest_query, Precision precision, const Tensor& scores,
                 const OptionalTensor& winners, cudaStream_t stream) {
   const int64_t pairs = in.pairs.count;
@@ -49,7 +49,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
     index.chunk_costs = words + 2 * pairs;
     index.work_tile_ends = reinterpret_cast<int32_t*>(words + 2 * pairs + chunks);
     index.blocks = blocks;
-    index.pair_tokens = plan.tokens / 2 + 16;  // half of its last tile, and its end
+    index.pair_tokens = plan.tokens / 2 + 16;  // half of the last tile, and the document's end
   }
   if (winners) fill_sentinel(*winners, stream);  // a query may have fewer tokens than there is room for
   check(launch_pair_index(index, stream), "index of pairs");
@@ -66,7 +66,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   check(ForwardInstance<PairArgs>::launch({args, plan, stream}), "forward");
 }
 
-// Nothing to multiply, and pairs that are of none all the same. (The kernel of fp64 needs no tokens.)
+// True if there is nothing to multiply, though pairs are listed. (The kernel of fp64 needs no tokens.)
 bool is_empty(const PairInputs& in) {
   const bool none = in.sizes.Lq == 0 || in.sizes.Ld == 0 || in.pairs.queries == 0 || in.pairs.documents == 0;
   return in.dtype != Dtype::fp64 && none;
@@ -105,7 +105,7 @@ void pick_from_grid(const PairInputs& in, Precision precision, PairPick pick, co
   check(launch_pick_pairs(pick, device_properties(device), current_stream(device)), "picked pairs");
 }
 
-// The inputs are in the dtype that they multiply in.
+// Inputs are in the dtype of the products.
 void score_into(const PairInputs& in, int64_t longest_query, Precision precision, const Scored& to) {
   const cudaStream_t stream = current_stream(to.scores.get_device_index());
   if (is_empty(in)) {
@@ -118,7 +118,7 @@ void score_into(const PairInputs& in, int64_t longest_query, Precision precision
   }
 }
 
-// parse(Q, D): the inputs. winner_stride: places for the winners of each pair; none: they are not wanted.
+// parse(Q, D): the inputs. winner_stride: room for each pair's winners; none: no winners.
 template <class Parse>
 Scored score(const Tensor& Q, const Tensor& D, Parse parse, std::optional<int64_t> longest_query,
              std::optional<int64_t> winner_stride, const std::string& precision_name) {
@@ -191,7 +191,7 @@ Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::stri
 
 // ---- backward ----
 
-// The pairs in the order of what they name, queries or documents, and where those of each name begin.
+// The pairs sorted by name (query or document), and where each name's pairs begin.
 class Csr {
  public:
   Csr(const Tensor& names, int64_t count, cudaStream_t stream)
@@ -223,7 +223,7 @@ class Csr {
  private:
   Tensor order, begins;
 
-  // In order, stable, and where they were.
+  // Sorts names stably, and returns the original indices too.
   static std::tuple<Tensor, Tensor> sort(const Tensor& names) {
     using torch::stable::detail::from;
     using torch::stable::detail::to;

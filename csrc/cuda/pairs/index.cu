@@ -1,12 +1,13 @@
 // The kernels before and after those that score listed pairs.
 //
-//   index_pairs    where each pair's rows and tokens lie, and what each chunk of pairs costs
-//   share_pairs    a block of threads for each block of the scoring kernel, whose pairs are to cost as much
-//                  as any other's: the chunk in which they end, by the sums of chunks, and the pair within it
+//   index_pairs    spans of each pair's rows and tokens, and the cost of each chunk of pairs
+//   share_pairs    ends of the scoring kernel's blocks, whose pairs cost about as much as any other's: the
+//   chunk, by
+//                  the sums of chunks, and the pair in it
 //   pick_pairs     listed scores out of the grid of all
 //
-// A pair that names no query or no document that there is, or a document that does not lie within the tokens,
-// scores NaN; other pairs are not affected.
+// A pair scores NaN if there is no such query or document, or the document does not lie within the tokens;
+// other pairs are not affected.
 #include "index.h"
 
 #include "../forward/row_tile.cuh"
@@ -65,8 +66,8 @@ __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ 
   if (threadIdx.x == 0) p.chunk_costs[blockIdx.x] = all;
 }
 
-// Among `count` costs, a run of them a thread, the place before which `wanted` is reached; and by how much
-// the places before it fall short. One thread finds it. Each thread leaves with both.
+// Of `count` costs, some neighbours a thread: the index of the cost with which the sum exceeds `wanted`, and
+// the rest of `wanted` after the costs before. One thread finds both, all threads return them.
 struct Found {
   int64_t index, rest;
 };
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ 
 // kLanes threads a pair: one for its score, more where there are winners to copy.
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ PairPick p) {
-  // The kernels that make the grid waited for whoever made the list: it may be read while they end.
+  // The grid's kernels have waited for the list, so it may be read while they end.
   if (p.grid == nullptr) ptx::pdl_wait_and_launch_dependents();
   const int64_t pair = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   if (pair >= p.pairs.count) return;
@@ -153,9 +154,9 @@ cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream) {
   return launch(share_pairs, {index.blocks, kThreads, 0, index.pdl}, stream, index, chunks);
 }
 
-// Blocks that start by programmatic dependent launch find the few multiprocessors free that the grid's kernel
-// left over, and scores from all over the grid come slowly to those few. Shared memory that nobody uses keeps
-// them to two each: the rest of a short list starts all over the device, as it becomes free.
+// Blocks that start by programmatic dependent launch find only the few multiprocessors free that the grid's
+// kernel left over, which read scores from all over the grid slowly. Unused shared memory keeps these to two
+// blocks each: the rest of a short list starts on the whole device, as it becomes free.
 cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream) {
   const int lanes = pick.winners != nullptr ? 32 : 1;
   const int64_t blocks = blocks_for(lanes * pick.pairs.count);

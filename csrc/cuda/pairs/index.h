@@ -1,4 +1,4 @@
-// What the kernels are told of listed pairs, worked out on the device; defined in index.cu.
+// The kernels' arguments for listed pairs, computed on the device; defined in index.cu.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,22 +13,22 @@ namespace late_interaction {
 
 struct PairIndex {
   Pairs pairs;
-  int32_t longest_query;  // one of more rows is not scored
-  // What is worked out. A pair that is not scored has rows of length -1, and no tokens.
-  Span* rows;               // [pairs] of its query
-  Span* spans;              // [pairs] of its document
+  int32_t longest_query;  // queries of more rows are not scored
+  // Outputs. A pair that is not scored has rows of length -1, and no tokens.
+  Span* rows;               // [pairs] of the query
+  Span* spans;              // [pairs] of the document
   int64_t* chunk_costs;     // [chunks_of(pairs)]
   int32_t* work_tile_ends;  // [blocks], pairs with about equally many document tokens; null: not wanted
   int64_t blocks;
-  int32_t pair_tokens;  // what a pair costs beside its document's tokens, in tokens
+  int32_t pair_tokens;  // a pair's cost beside the document's tokens, in tokens
   bool pdl;             // blocks may start while the kernel before them ends
 };
 
 int64_t chunks_of(int64_t pairs);
 cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream);
 
-// scores[p] and winners[p, 0 .. stride) of listed pairs, from those of every query with every document.
-// Winners may be null; so may what is picked from, where there are no tokens to score.
+// Picks scores[p] and winners[p, 0 .. stride) of listed pairs from those of every query with every document.
+// Winners may be null; so may the grid, if there are no tokens to score.
 struct PairPick {
   Pairs pairs;
   int32_t longest_query;

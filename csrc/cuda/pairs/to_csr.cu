@@ -1,11 +1,11 @@
-// Listed pairs in the order of what they name, stable, for the backward.
+// Sorts listed pairs by name (query or document), stably, for the backward.
 //
 //   count_names    how often each name occurs in a chunk of pairs, a block of threads a chunk
-//   place_names    counts[chunk][name] become places: those of a name lie behind each other, chunk by chunk
-//   place_pairs    each pair goes to the next place of its name, a warp after the other in each chunk
+//   place_names    counts[chunk][name] become first indices, by name and then by chunk
+//   place_pairs    scatters pairs, a warp after the other in each chunk
 //
-// They take some 3 us each for lists that are short, where a sort of any keys takes fifteen launches and 50
-// us on an H200. But its time hardly grows with the names, and theirs does.
+// They take some 3 us each for short lists; a general sort takes fifteen launches and 50 us on an H200, but
+// its time hardly grows with the names, and theirs does.
 #include "to_csr.h"
 
 #include "../primitives/argmax.cuh"

@@ -1,4 +1,4 @@
-// Listed pairs in the order of what they name, a query or a document; defined in to_csr.cu.
+// Listed pairs sorted by name, a query or a document; defined in to_csr.cu.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace late_interaction {
 
-// Pairs order[begins[k]] to order[begins[k + 1] - 1], in their own order, are those of name k.
+// Name k has the pairs order[begins[k]] to order[begins[k + 1] - 1], in the order of the list.
 struct PairsCsr {
   const int32_t* names;  // [pairs], of [0, count); any other is no name, and its pairs come last
   int64_t pairs, count;
@@ -17,7 +17,7 @@ struct PairsCsr {
   bool pdl;         // blocks may start while the kernel before them ends
 };
 
-// What counting takes room for, in numbers; 0: there is so much to count that sorting is faster.
+// The numbers of the counting buffer; 0: there is so much to count that sorting is faster.
 int64_t counting_buffer_size(int64_t pairs, int64_t count);
 cudaError_t launch_csr_by_counting(const PairsCsr& csr, cudaStream_t stream);
 

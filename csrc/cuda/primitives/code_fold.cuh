@@ -31,7 +31,7 @@ __device__ __forceinline__ Similarity<Accumulator, kScaled> similarity(Accumulat
 __device__ __forceinline__ float larger(float a, float b) { return max_keeping_nan(a, b); }
 __device__ __forceinline__ int32_t larger(int32_t a, int32_t b) { return max(a, b); }
 
-// The largest similarity of one query row so far, over the columns that its lane sees.
+// The largest similarity of one query row so far, over the columns that a lane sees.
 template <class T>
 struct CodeMaximumFold {
   using Value = T;
@@ -47,9 +47,9 @@ struct CodeMaximumFold {
     if (keep) value = larger(value, x);
   }
 
-  // The bits of two floats, as integers, have the order of the floats unless both are negative; then they
-  // have the reverse order. A NaN that an instruction makes is the largest. So floats are compared as
-  // integers too, and rows that have seen negative numbers alone are folded again.
+  // The bits of two floats, as integers, are ordered as the floats, or in reverse if both are negative. A NaN
+  // that an instruction makes is the largest. So floats are compared as integers too, and rows that have seen
+  // negative numbers alone are folded again.
   __device__ __forceinline__ int32_t order() const {
     if constexpr (std::is_same_v<T, float>) return __float_as_int(value);
     return value;
@@ -58,7 +58,7 @@ struct CodeMaximumFold {
     return __vimax3_s32(top, CodeMaximumFold{a}.order(), CodeMaximumFold{b}.order());
   }
 
-  // top: of each row the highest of its value and x.
+  // top: of each row the highest of value and x.
   template <int kCount>
   static __device__ __forceinline__ void take(CodeMaximumFold* rows, const int32_t (&top)[2],
                                               const T (&x)[2][kCount]) {

@@ -1,4 +1,4 @@
-// The element types of token embeddings, and their way to and from the type that sums are kept in.
+// The element types of token embeddings, and conversions to and from the type of sums.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -14,7 +14,7 @@ inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 
 struct DigitHistogram {
   alignas(16) uint32_t counts[2][kDigits];  // of one digit; the other is cleared for the next digit meanwhile
-  // The digit that was found. Threads read these three as 16 bytes, which may hold no count for that reason.
+  // Threads read these three as 16 bytes, which must hold nothing else.
   alignas(16) uint32_t digit;
   uint32_t rank, equal;
 };
@@ -22,8 +22,8 @@ struct DigitHistogram {
 template <class Key>
 struct KthLargest {
   Key key;         // digits that were not looked for are 0, so it is at most the k-th largest
-  uint32_t rank;   // the k-th largest is this one of those with these digits, from 1 on
-  uint32_t equal;  // how many have these digits
+  uint32_t rank;   // of the k-th largest among keys with these digits, from 1 on
+  uint32_t equal;  // number of keys with these digits
 };
 
 // One warp finds the digit of the rank-th largest of the counted keys. First each lane sums the counts of
@@ -65,9 +65,9 @@ __device__ __forceinline__ void count_digits(uint32_t (&counts)[kDigits], uint32
 
 // Finds the k-th largest of `count` keys, 1 <= k <= count, by its upper kLooked digits. for_each(visit) calls
 // visit(key, counted) in all threads of a warp together, with counted false for a thread without a key; it is
-// called once for each digit. All threads of the block call this, and get the same answer. What they wrote to
-// shared memory before is visible to all after it. kStopEarly: digits that decide nothing more are not looked
-// for, once all keys with the digits found so far are among the k largest.
+// called once for each digit. All threads of the block call this, get the same answer, and then see each
+// other's earlier writes to shared memory. kStopEarly: stops once all keys with the digits found so far are
+// among the k largest.
 template <int kThreads, int kLooked, class Key, bool kStopEarly = false, class ForEach>
 __device__ __forceinline__ KthLargest<Key> kth_largest_of_each(DigitHistogram& histogram, uint32_t k,
                                                                uint32_t count, const ForEach& for_each) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ KthLargest<Key> kth_largest_of_each(DigitHistogram& h
   return found;
 }
 
-// The same of key_at(i), i in [0, count).
+// Finds the k-th largest of key_at(i), i in [0, count).
 template <int kThreads, int kLooked, class Key, class KeyAt>
 __device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram, uint32_t k, uint32_t count,
                                                        const KeyAt& key_at) {

@@ -1,4 +1,4 @@
-// The log-sum-exp fold: as a maximum (fold.cuh), with all that lies below it.
+// The log-sum-exp fold.
 #pragma once
 
 #include "../ptx/ex2.cuh"
@@ -14,7 +14,7 @@ struct LogSumFold {
     maximum = -INFINITY;
     sum = 0.0f;
   }
-  // What exponents are relative to: of nothing but minus infinity, 0.
+  // The reference of exponents: 0, if the maximum is minus infinity.
   static __device__ __forceinline__ float base(float maximum, float scale) {
     return maximum == -INFINITY ? 0.0f : scale * maximum;
   }

@@ -1,8 +1,8 @@
 // Tiles of embeddings in shared memory, a k chunk of 128 bytes of each row at a time, and their products by
 // mma.sync (sm_80+).
 //
-// cp.async brings chunks to the stages of a ring. Rows of 128 bytes are swizzled (16-byte vector ^ row % 8),
-// so that ldmatrix is free of bank conflicts. What lies past the last row or past d is filled with zeros.
+// cp.async copies chunks to the stages of a ring. Rows of 128 bytes are swizzled (16-byte vector ^ row % 8),
+// so that ldmatrix is free of bank conflicts. Zeros stand past the last row and past d.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -64,7 +64,7 @@ __device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int
   ptx::st_shared_v4_f32(dst, vec.whole);
 }
 
-// Brings one k chunk of `kRows` rows to shared memory. Row r lies at source(r), in elements; rows from
+// Copies one k chunk of `kRows` rows to shared memory. source(r): offset of row r, in elements; rows from
 // `valid_rows` on, and elements from d on, become zeros.
 template <class E, int kRows, int kThreads, class Source>
 __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view, int width, int k_chunk,
@@ -92,8 +92,8 @@ __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view
   }
 }
 
-// The same for rows that lie in whole vectors. source(row, bytes) returns
-// where a row begins; it sets bytes to 0 for one that does not exist.
+// The same for rows of whole vectors. source(row, bytes) returns a row's address; it sets bytes to 0 if there
+// is no such row.
 template <class E, int kRows, int kThreads, class Source>
 __device__ __forceinline__ void load_k_chunk_in_vectors(uint32_t dst, int k_chunk, int d, Source source) {
   constexpr int kVecElements = 16 / sizeof(E), kStep = kThreads / kVecsPerChunk;
@@ -142,8 +142,8 @@ __device__ __forceinline__ void multiply_k_chunk(
   }
 }
 
-// Multiplies without tensor cores: a lane has the rows and columns of its accumulators. It reads 16 bytes of
-// each at a time. Sums of 16 elements begin at zero, as those of a whole embedding would lose too many
+// Multiplies without tensor cores: a lane reads 16 bytes at a time of the rows and columns of its
+// accumulators. Sums of 16 elements begin at zero, since sums of a whole embedding would lose too many
 // digits.
 template <class Mma, class Tile>
   requires std::is_same_v<Mma, ptx::Ffma>

@@ -26,7 +26,7 @@ __device__ __forceinline__ S sum_over_lanes(S x) {
   return x;
 }
 
-// step: the place of the row that the grid begins its second round with.
+// step: the indices of the first row of the grid's second round.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kThreads)
     inverse_norms(const __grid_constant__ RowsView in, const __grid_constant__ RowsView::Place step, int d,
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A row is read twice, for its norm and to be written: the second time from the L1 cache.
+// A row is read twice, for the norm and for the product: the second time from L1.
 template <class T, int kElements>
 __global__ void __launch_bounds__(kThreads) normalize_rows(T* x, int64_t rows, int64_t d, Sum<T>* inverse) {
   using V = Vec<T, kElements>;
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (inverse != nullptr) {
       scale = inverse[r];
-      // Nothing is projected out where eps rules, or where the norm overflows and the row counts as zeros.
+      // Nothing is projected out if the norm is below eps, or if it overflows and the row counts as zeros.
       project = any && scale < S(1e12) && scale != S(0);
     }
     if (to.grad_weights != nullptr && lane == 0)
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Whether every row starts on 16 bytes and is a whole number of them long.
+// Whether every row starts at a multiple of 16 bytes and has whole 16 bytes.
 template <class T>
 bool in_vectors_of_16(const TokenView& view, int64_t d) {
   constexpr int64_t kVec = 16 / sizeof(T);

@@ -23,7 +23,7 @@ struct RowsView {
     return {static_cast<int32_t>(item / items), static_cast<int32_t>(item % items),
             static_cast<int32_t>(index - item * tokens)};
   }
-  // The place `step` rows on: divisions would take longer than reading a row.
+  // Adds the indices `step` without divisions, which would take longer than reading a row.
   __device__ __forceinline__ void advance(Place& at, const Place& step) const {
     at.token += step.token;
     const bool next_item = at.token >= tokens;
@@ -54,7 +54,7 @@ inline RowsView document_rows(const TokenView& D, const Sizes& s) {
 cudaError_t launch_inverse_norms(const RowsView& rows, int64_t d, Dtype dtype, void* inverse,
                                  cudaStream_t stream);
 
-// x [rows, d], contiguous: every row becomes inverse[row] times itself, with inverse as above.
+// x [rows, d], contiguous: multiplies every row by inverse[row], as above.
 cudaError_t launch_l2_normalize_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
                                      cudaStream_t stream);
 
@@ -68,9 +68,9 @@ cudaError_t launch_sum_slices(const float* partials, int slices, int64_t rows, f
 
 // With weights: `sums` are the gradients of rows whose weight is 1, and grad_weights, [rows], is set.
 struct GradientSums {
-  const void* sums;     // [rows, d], in the type of sums: gradients of the rows as they were multiplied
+  const void* sums;     // [rows, d], in the type of sums: gradients of the rows that were multiplied
   const void* inverse;  // [rows]; null: the rows were not normalized
-  bool unit;            // the view holds normalized rows; `inverse` is of the rows before
+  bool unit;            // the view holds normalized rows; `inverse` is of the original rows
   void* gradients;      // [rows, d], in `dtype`
   WeightView weights{};
   void* grad_weights = nullptr;

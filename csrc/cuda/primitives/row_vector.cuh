@@ -18,7 +18,7 @@ namespace late_interaction {
 template <class T>
 inline constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
-// As loaded: words, not widened yet, so that many rows in flight take few registers and nothing touches a
+// Words as loaded, not widened yet, so that many rows in flight take few registers and nothing waits for a
 // word before its row is added.
 template <class T, int kCount = kVector<T>>
 using RowWords = std::conditional_t<sizeof(T) * kCount == 8, uint2, uint4>;
@@ -94,7 +94,7 @@ struct RowVector {
     }
   }
 
-  // Elements first .. first + kDims of a row; zeros past d, and all of them where the row does not exist.
+  // Elements first .. first + kDims of a row; zeros past d, or if the row does not exist.
   static __device__ __forceinline__ RawRow<T, kFragments> fetch(const T* row, int64_t stride, int first,
                                                                 int d, bool exists = true) {
     RawRow<T, kFragments> raw;
@@ -186,9 +186,9 @@ struct RowVector {
     }
   }
 
-  // x^ = x / max(||x||, eps): turns the gradient of x^ held here into that of x. `inverse` is
-  // 1 / max(||x||, eps), and token * scale is x^. Where eps rules, x^ is linear in x and nothing is projected
-  // out, nor where the norm overflows: x^ is 0. No gradient stays none, even for a token that holds NaN.
+  // x^ = x / max(||x||, eps): turns this gradient of x^ into the gradient of x. `inverse` is 1 / max(||x||,
+  // eps), and token * scale is x^. If the norm is below eps, x^ is linear in x and nothing is projected out,
+  // nor if the norm overflows: x^ is 0. A gradient of 0 stays 0, even for a token that holds NaN.
   __device__ __forceinline__ void through_normalization(const RowVector& token, S inverse, S scale) {
     if (!any()) return;
     const S along = inverse < S(1e12) && inverse > S(0) ? dot(token) * scale * scale : S(0);

@@ -1,6 +1,6 @@
-// Similarities are multiplied by a scale of their query token and by one of their document token: the inverse
-// norm (normalize), the scale of a quantized token, or the inverse of the power of two in an fp16 operand.
-// The maximum of a query token is multiplied by its weight, too.
+// Similarities are multiplied by a scale of the query token and one of the document token: an inverse norm
+// (normalize), the scale of a quantized token, or the inverse of the power of two in an fp16 operand. The
+// maximum of a query token is also multiplied by the token's weight.
 #pragma once
 
 #include <cfloat>
@@ -15,7 +15,7 @@ __device__ __forceinline__ float usable_scale(float x) {
   return x >= 0.0f && x <= FLT_MAX ? x : __int_as_float(0x7FC00000);
 }
 
-// The scale of token `place` of a query, times the scale that all documents share. No data: 1.
+// The scale of a query token, times the scale that all documents share. No data: 1.
 __device__ __forceinline__ float row_scale(const ScaleView& q_scales, const float* shared_scale,
                                            int32_t query, int32_t token) {
   float scale = 1.0f;
@@ -26,14 +26,14 @@ __device__ __forceinline__ float row_scale(const ScaleView& q_scales, const floa
   return scale;
 }
 
-// Stands in the place of the scale of a row that does not count: no other scale is infinite.
+// The scale of a row that does not count: no other scale is infinite.
 __device__ constexpr float kMaskedRow = -INFINITY;
 
 __device__ __forceinline__ float finite_or_nan(float x) {
   return fabsf(x) <= FLT_MAX ? x : __int_as_float(0x7FC00000);
 }
 
-// `scale`, times the weight of token `place` of a query. No data: 1.
+// `scale`, times the weight of a query token. No data: 1.
 __device__ __forceinline__ float weighted(const WeightView& weights, int32_t query, int32_t token,
                                           float scale) {
   if (weights.data == nullptr) return scale;
@@ -41,7 +41,7 @@ __device__ __forceinline__ float weighted(const WeightView& weights, int32_t que
   return finite_or_nan(scale * data[query * weights.item_stride + token * weights.token_stride]);
 }
 
-// The scales of a document's tokens; null: they have none.
+// The scales of a document's tokens, or null.
 __device__ __forceinline__ const float* document_scales(const ScaleView& d_scales, int32_t query, int32_t j) {
   if (d_scales.data == nullptr) return nullptr;
   return d_scales.data + query * d_scales.query_stride + j * d_scales.item_stride;

@@ -5,8 +5,8 @@
 
 namespace late_interaction::ptx {
 
-// The address, once `loaded` is there: a word that was loaded from where the next copy goes. cp.async does
-// not wait for loads before it. shr clamps its distance, and no ring begins in the first 32 bytes of shared
+// The address, once `loaded` is there: a word that was loaded from the next copy's destination. cp.async does
+// not wait for earlier loads. shr clamps its distance, and no ring begins in the first 32 bytes of shared
 // memory, so 0 is added.
 __device__ __forceinline__ uint32_t after(uint32_t address, uint32_t loaded) {
   uint32_t same;

@@ -74,7 +74,7 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// __syncthreads that each warp may reach at another place of the code.
+// __syncthreads that each warp may reach at another line of the code.
 __device__ __forceinline__ void barrier_sync_unaligned() { asm volatile("barrier.sync 0;\n" ::: "memory"); }
 
 }  // namespace late_interaction::ptx

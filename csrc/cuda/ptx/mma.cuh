@@ -163,7 +163,7 @@ struct MmaFp8 {
   static constexpr int kTerms = 1;
   static constexpr bool kShifted = !kNativeFp8 && std::is_same_v<E, __nv_fp8_e4m3>;
   static constexpr float kScale = kShifted ? 65536.0f : 1.0f;  // 2^8 for either operand
-  // The sums that tensor cores make of fp8 products have fewer bits than those of fp16.
+  // Tensor cores sum fp8 products with fewer bits than fp16 products.
   static constexpr int kPromotedSteps = kNativeFp8 ? 4 : 0;
   struct A {
     MmaFp16::A even, odd;  // even: all, where they stay as they are

@@ -46,9 +46,10 @@ constexpr bool kHasSm90aCode = true;
 constexpr bool kHasSm90aCode = false;
 #endif
 
-// Return the capability that a device is planned as. A device of 9.0 or newer that runs code for an older one
-// is planned as that: it lacks the kernels of 9.0a, and instructions of 9.0 were compiled out. Hopper without
-// code for 9.0a is planned as 8.9. An older device keeps its own, which 8.0 code serves as it is.
+// Returns the capability that a device is planned as. A device of 9.0 or newer that runs code for an older
+// capability is planned as that: it lacks the kernels of 9.0a, and instructions of 9.0 were compiled out.
+// Hopper without code for 9.0a is planned as 8.9. An older device is planned by its capability, which 8.0
+// code serves.
 int usable_capability(int capability, int code) {
   if (capability < 90) return capability;
   if (code < 90) return code;

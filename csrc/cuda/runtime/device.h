@@ -1,4 +1,4 @@
-// What the planner needs to know of the device at hand, asked for once.
+// The planner's view of the current device, asked for once.
 #pragma once
 
 #include <cstdint>

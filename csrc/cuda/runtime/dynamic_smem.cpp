@@ -25,9 +25,9 @@ uint64_t key_of(const void* kernel, int device) {
 }
 
 std::array<Allowed, kSlots> slots;
-std::mutex mutex;  // of whoever adds a place, or asks the runtime
+std::mutex mutex;  // for adding a slot, or asking the runtime
 
-// The key's place, or the empty one that it would take; null: all are taken.
+// The key's slot, or the empty one that it would take; null: all are taken.
 Allowed* find(uint64_t key) {
   size_t at = (key ^ key >> 56) * 0x9E3779B97F4A7C15u >> 52;
   static_assert(kSlots == size_t{1} << 12);

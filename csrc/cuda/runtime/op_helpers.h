@@ -25,8 +25,8 @@ inline void fill_sentinel(const Tensor& winners, cudaStream_t stream) {
   check(cudaMemsetAsync(winners.data_ptr(), 0xFF, bytes, stream), "winners");
 }
 
-// Packed fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read
-// half as much.
+// Packed fp32 inputs of half-precision products are converted first: one pass, and the tensor cores read half
+// as much.
 inline std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   if (dtype != Dtype::fp32) return std::nullopt;
   if (precision == Precision::medium) return ScalarType::BFloat16;
@@ -55,7 +55,7 @@ inline bool fits_tensor_map(int64_t size, int64_t stride, Dtype dtype) {
   return size == 1 || (stride > 0 && stride < (int64_t{1} << 40) / element_bytes(dtype));
 }
 
-// The same of items [items, length, d].
+// Whether TMA can describe items [items, length, d].
 inline bool fits_tensor_map(const TokenView& x, int64_t length, int64_t items, Dtype dtype) {
   return fits_tensor_map(length, x.token_stride, dtype) && fits_tensor_map(items, x.item_stride, dtype);
 }

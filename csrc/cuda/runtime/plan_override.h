@@ -8,7 +8,7 @@
 
 namespace late_interaction {
 
-// The plan that forced_plan names, or the planner's own.
+// The plan that forced_plan names, or the planner's choice.
 ForwardPlan chosen_plan(const Sizes& sizes, const ForwardTraits& traits, bool winners, const Device& device);
 
 // From now on, on every device and thread; '' ends that, nothing changes nothing. Returns the name in force.

@@ -82,7 +82,7 @@ CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d,
 
 CUtensorMap make_box_map(const void* data, Compute compute, int64_t d, const std::array<TmaAxis, 3>& axes,
                          const uint32_t (&box_sizes)[3]) {
-  // An axis of one has no stride of its own; any multiple of 16 bytes does.
+  // An axis of one may have any stride that is a multiple of 16 bytes.
   const int64_t element = element_bytes(compute);
   const auto bytes = [&](TmaAxis axis) {
     return static_cast<cuuint64_t>(axis.size == 1 ? 16 : element * axis.stride);
@@ -91,7 +91,7 @@ CUtensorMap make_box_map(const void* data, Compute compute, int64_t d, const std
                                static_cast<cuuint64_t>(axes[1].size), static_cast<cuuint64_t>(axes[2].size)};
   const cuuint64_t strides[3] = {bytes(axes[0]), bytes(axes[1]), bytes(axes[2])};
   const cuuint32_t box[4] = {box_sizes[0], box_sizes[1], box_sizes[2], 1};
-  // A box has so many bytes of each token, and the next box those behind them.
+  // Two boxes of neighbouring bytes follow each other.
   const auto promotion =
       has_narrow_memory_bus() ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   const int64_t row_bytes = element * box_sizes[0];
@@ -109,7 +109,7 @@ CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_
 CUtensorMap make_line_map(const void* data, CUtensorMapDataType type, int64_t size, int box_size) {
   const cuuint64_t sizes[1] = {static_cast<cuuint64_t>(size)}, no_strides[1] = {0};
   const cuuint32_t box[1] = {static_cast<cuuint32_t>(box_size)};
-  // A box is less than memory gives at a time, and the next tile wants what lies behind it.
+  // A box is less than memory gives at a time, and the next tile needs the bytes behind it.
   return encode(data, type, 1, sizes, no_strides, box, CU_TENSOR_MAP_SWIZZLE_NONE,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }

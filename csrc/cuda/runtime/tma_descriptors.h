@@ -14,8 +14,8 @@ struct TmaAxis {
 };
 inline constexpr TmaAxis kNoAxis{1, 0};
 
-// Tokens [outer, items, tokens, d], in boxes of box_tokens tokens and 128 bytes of each, swizzled. What lies
-// outside reads as zeros. Strides must be multiples of 16 bytes.
+// Tokens [outer, items, tokens, d], in boxes of box_tokens tokens and 128 bytes of each, swizzled. Elements
+// outside read as zeros. Strides must be multiples of 16 bytes.
 CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens, TmaAxis items,
                            TmaAxis outer, int box_tokens);
 
@@ -23,7 +23,7 @@ CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis
 CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens,
                                    TmaAxis items, TmaAxis outer, int box_tokens, int box_items);
 
-// A tensor of `axes`, the one behind the dims first, in boxes of so many dims and of so many places on the
+// A tensor of `axes`, the one behind the dims first, in boxes of so many dims and of so many indices of the
 // first two axes. A box has 32, 64 or 128 bytes of each embedding, which are swizzled in rows of that length.
 CUtensorMap make_box_map(const void* data, Compute compute, int64_t d, const std::array<TmaAxis, 3>& axes,
                          const uint32_t (&box_sizes)[3]);
