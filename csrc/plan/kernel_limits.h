@@ -27,8 +27,8 @@ constexpr Sm90DShape sm90_d_shape(int columns, int k_chunks, bool winners, bool 
   return {warpgroups, 1, columns <= 32 ? 128 : 64};
 }
 
-// Bytes of a stage's token mask and, of quantized tokens, its token scales, where TMA brings them with the
-// embeddings. Each has 16 bytes more, since TMA reads from multiples of 16; it writes to multiples of 128.
+// Bytes of a stage's token mask and, of quantized tokens, token scales, which TMA brings with the embeddings.
+// Each has 16 bytes more, since TMA reads from multiples of 16; it writes to multiples of 128.
 constexpr int mask_bytes(const Sm90DShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int scale_bytes(const Sm90DShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
@@ -44,12 +44,12 @@ inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
 // sm90_q: bytes of shared memory beside the Q tile, the ring, and token masks and scales.
 inline constexpr int kRowsKept = 18 * 1024;
 
-// The widest tiles that leave their kernels the registers they need.
+// The widest tiles that registers allow.
 inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
 
-// Over compacted documents, the last tile of a document may be narrower than the others (a tail). Whether
-// there are instances for that: for 16-bit tokens whose columns count alike.
+// Whether there are instances with tails (a narrower last tile of a compacted document): for 16-bit tokens
+// whose columns count alike.
 constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
   return element_bytes == 2 && !masked && !scaled;
 }
@@ -57,8 +57,7 @@ constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
 // Tokens of a tail: about two thirds of a tile.
 constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
 
-// Documents of one length that take two tiles may have a second one that is narrower. Its width; as wide as
-// the first where there is none.
+// The width of the second tile of documents of one length that take two; `columns` if no narrower one exists.
 constexpr int second_width(int columns) { return columns == 128 ? 104 : columns == 104 ? 80 : columns; }
 
 // ---- forward/sm90_q_short ----
@@ -78,8 +77,8 @@ constexpr ShortTile short_tile(int64_t Ld) {
   return kShortTiles.back();
 }
 
-// wgmma of 16 elements that an embedding takes, of those that there are instances for, and that all masked
-// and packed documents take.
+// wgmma of 16 elements that an embedding takes, as there are instances; masked and packed documents take the
+// most.
 inline constexpr std::array kShortSteps = {4, 6, 8};
 constexpr int short_steps(int64_t d, bool masked) {
   for (const int steps : kShortSteps) {
@@ -103,7 +102,7 @@ inline constexpr int kCombineRows = 128;  // of a query, whose splits a block co
 
 // ---- forward/sm80_q, forward/sm80_d ----
 
-// Products of 32 bytes that an embedding takes, of those that there are instances for; 0: it is too long.
+// Products of 32 bytes that an embedding takes, as there are instances; 0: it is too long.
 inline constexpr std::array kMmaSteps = {4, 8, 16};
 constexpr int mma_steps(int64_t bytes) {
   for (const int steps : kMmaSteps) {
@@ -120,8 +119,8 @@ struct Sm80QShape {
   int ring_tokens;        // tokens that the ring holds
 };
 
-// Many rows share what is read of a document; few leave other multiprocessors work. Rows of more than 256
-// bytes as operands, which those of fp8 are twice as long as, take the registers of twice as many.
+// Many rows share the reads of a document; few leave other multiprocessors work. Operands of more than 256
+// bytes a row take twice the registers; operands of fp8 are twice as long as the rows.
 constexpr Sm80QShape sm80_q_shape(bool many_rows, int operand_steps) {
   if (operand_steps > 8) return {many_rows ? 8 : 4, 2, many_rows ? 1 : 2, 128};
   return many_rows ? Sm80QShape{8, 4, 1, 256} : Sm80QShape{4, 2, 3, 128};
@@ -131,8 +130,8 @@ constexpr Sm80QShape sm80_q_shape(bool many_rows, int operand_steps) {
 constexpr bool sm80_q_takes_turns(bool many_rows, bool codes, bool two_terms, bool winners) {
   return many_rows && !codes && !two_terms && !winners;
 }
-// Tokens of a stage. A turn is as long as all else that a warp does for a stage; without turns, longer stages
-// have fewer ends, but winners of short embeddings leave ptxas so many registers that it spills some.
+// Tokens of a stage. A turn is as long as a warp's other work for a stage; without turns, longer stages have
+// fewer ends, but with winners of short embeddings ptxas spills registers.
 constexpr int sm80_q_tokens(bool many_rows, int operand_steps, bool turns, bool winners) {
   const bool long_stages = turns || winners ? operand_steps == (turns ? 4 : 8) : operand_steps <= 8;
   return many_rows && long_stages ? 64 : 32;
@@ -190,22 +189,22 @@ constexpr int short_docs_blocks(int columns, int k_chunks) {
 
 // ---- forward/sm90_stream ----
 
-// Warps of a block, each with a ring: as registers allow, and so that not much more than what hides the
-// latency of memory is under way, which then is read in better order.
+// Warps of a block, each with a ring: as registers allow, and so that not much more is under way than hides
+// the latency of memory, which then is read in better order.
 constexpr int stream_warps(int tokens, int k_chunks) { return tokens * k_chunks > 48 ? 8 : 12; }
 inline constexpr int kStreamStages = 2;
 
 // ---- backward ----
 
-// Where a block of the backward that owns document tokens (backward/grad_d_segmented.cuh) keeps what, in
-// bytes from the start of its shared memory. The planner lays it out (plan/backward.cpp).
+// The shared memory of a backward block that owns document tokens (backward/grad_d_segmented.cuh): offsets in
+// bytes. The planner lays it out (plan/backward.cpp).
 struct SegmentedSmem {
-  int32_t staged = 0;   // tokens of a chunk of winners; before it, what every block has
-  int32_t origins = 0;  // and whose they are
+  int32_t staged = 0;   // tokens of a chunk of winners, behind the shared memory of every block
+  int32_t origins = 0;  // entries of these winners
   int32_t kept = 0;     // gradients of the document's scores
-  int32_t starts = 0;   // first place of each token, and one behind the last
-  int32_t next = 0;     // next free place of each token
-  int32_t cursors = 0;  // the same for each warp
+  int32_t starts = 0;   // first index of each token, and one behind the last
+  int32_t next = 0;     // next free index of each token
+  int32_t cursors = 0;  // next free index of each token, for each warp
   int32_t list = 0;     // winners in the order of their tokens
 };
 
@@ -216,8 +215,7 @@ inline constexpr int kSliceDims = 64;         // dims of an embedding that a blo
 inline constexpr int kTiledStages = 4;        // documents in shared memory
 inline constexpr int kMostTiledTokens = 384;  // of a document
 
-// Winners of a document that one query meets, at most, for backward/grad_d_single_query.cuh: a thread of a
-// block each.
+// Winners of a document that one query meets, at most, for backward/grad_d_single_query.cuh: a thread each.
 inline constexpr int64_t kSingleQueryWinners = 256;
 
 }  // namespace late_interaction

@@ -9,15 +9,15 @@ namespace late_interaction {
 
 namespace {
 
-// Query rows that meet each document token from which products outweigh the pass that makes copies. With
-// fewer, reading fp32 once and multiplying it in TF32 is faster, and more accurate than bf16.
+// Query rows of a document token from which products outweigh the pass that makes copies. With fewer, reading
+// fp32 once and multiplying it in TF32 is faster, and more accurate than bf16.
 constexpr int64_t kRows = 2048;
 
 // Unit rows are made from rows in registers, counted in 32 bits.
 constexpr int64_t kLongestUnitRow = 1024, kMostUnitRows = int64_t{1} << 30;
 
-// The same at full accuracy, where a row's products take three times as long, and the copies are no smaller
-// than what they are of: they may take some memory, no more.
+// The same at full accuracy, where a row's products take three times as long. The copies are as large as the
+// inputs, so their memory is limited.
 constexpr int64_t kExactRows = 256, kMostHalves = int64_t{4} << 30;
 constexpr double kExactWork = 2e9;
 
@@ -29,7 +29,7 @@ bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
          plan_3xfp16(s, masked, true, device).has_value();
 }
 
-// Says whether a kernel takes fp16 copies: one that wants rows of whole 16 bytes, and knows scales of them.
+// Whether a kernel takes fp16 copies, of rows of whole 16 bytes, with scales.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{.dtype = Dtype::fp16,
                              .precision = Precision::highest,
@@ -44,10 +44,10 @@ bool may_be_normalized_fp16(const Sizes& s) {
   return s.d <= kLongestUnitRow && s.documents() * s.Ld <= kMostUnitRows && s.Nq * s.Lq <= kMostUnitRows;
 }
 
-// Copies of bf16 and fp16 rows, which are to be normalized. They take four bytes an element to make where
-// norms take two; scales in the fold take about 15% of the products of 128 dims, and less of longer ones: at
-// 1024 rows that is as long, unless the copies stay in L2. With a mask there are copies of what it keeps
-// already, and two would be more memory than the gradients will be.
+// Copies of bf16 and fp16 rows that are to be normalized. A copy reads and writes four bytes an element,
+// norms read two; scales in the fold take about 15% of the time of products of 128 dims, and less of longer
+// ones: at 1024 rows that is as long, unless the copies stay in L2. With a mask kept tokens are copied
+// already, and two copies would be more memory than the gradients will be.
 bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kMostBytes = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
   const int64_t capacity = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
@@ -55,9 +55,8 @@ bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
          capacity <= kMostBytes && s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
 }
 
-// Where tensor cores have no fp8, every warp widens the codes that it multiplies, again for each tile of
-// query rows: with many rows a pass that makes copies is shorter. An H200 planned as 8.0 took 1.5 to 1.9
-// times bf16's time for 8,192 rows.
+// If tensor cores have no fp8, every warp widens codes, again for each tile of query rows: with many rows a
+// pass that makes copies is shorter. An H200 planned as 8.0 took 1.5 to 1.9 times bf16's time for 8,192 rows.
 bool worth_widening(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kFewestRows = 512, kMostBytes = int64_t{1} << 30;
   const ForwardTraits traits{.dtype = Dtype::fp16,

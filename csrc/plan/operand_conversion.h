@@ -1,6 +1,6 @@
-// Inputs multiply as they are, or are converted to half precision first. For fp32 the conversion is one pass
-// over them, and the tensor cores are then twice as fast as in TF32. For rows to be normalized it takes the
-// place of the pass that computes norms, and the similarities then need no scales.
+// Inputs multiply as they are, or are converted to half precision first. fp32 takes one pass for it, and the
+// tensor cores are then twice as fast as in TF32. If rows are to be normalized, the conversion replaces the
+// pass that computes norms, and the similarities need no scales.
 #pragma once
 
 #include "plan.h"
@@ -14,12 +14,11 @@ enum class Copies {
   // fp16 with as many significant bits as TF32 and, by powers of two, as wide a range: one for all of D, one
   // for each row of Q.
   scaled_fp16,
-  // fp16 for products of unit rows: those of D, and rows of Q by a power of two each; bf16 and fp16 inputs
-  // too.
+  // fp16 for products of unit rows: unit rows of D, and rows of Q times a power of two each; bf16 and fp16
+  // inputs too.
   normalized_fp16,
-  // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products, and
-  // powers of two: for each row of Q, and for rows of D where they differ:
-  // forward/sm90_q_longd/fp32_3xfp16.cuh.
+  // Two fp16 numbers an element, together 22 significant bits, and powers of two: for each row of Q, and for
+  // rows of D where they differ (forward/sm90_q_longd/fp32_3xfp16.cuh).
   fp16x2,
 };
 

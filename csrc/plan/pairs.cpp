@@ -6,9 +6,8 @@
 
 namespace late_interaction {
 
-// A listed pair reads its document, from L2 at best, and multiplies it while it waits. The grid reads each
-// document once and multiplies it with the tokens of all queries; in the time that it takes to read a
-// document token, the tensor cores multiply it with some 130 query tokens.
+// A listed pair reads its document, from L2 at best, while it multiplies. The grid reads each document once
+// for all queries; while a document token is read, the tensor cores multiply one with some 130 query tokens.
 bool score_as_grid(const PairSizes& s, Dtype dtype) {
   constexpr double kProductsARead = 130.0, kLeastReads = 1.2;
   if (dtype == Dtype::fp64) return false;
@@ -17,7 +16,7 @@ bool score_as_grid(const PairSizes& s, Dtype dtype) {
 }
 
 ForwardPlan plan_pairs(const PairSizes& s, const ForwardTraits& traits, bool winners, const Device& device) {
-  // Where nobody said how long queries are, most of them are not half as long again as the mean.
+  // If the longest query is unknown, most queries are not half as long again as the mean.
   constexpr int64_t kWidestTile = 128;
   const int64_t guess = ceil_div(3 * s.q_tokens, 2 * std::max<int64_t>(s.queries, 1));
   const int64_t Lq = std::clamp<int64_t>(std::min(guess, s.longest_query), 1, kWidestTile);

@@ -18,7 +18,7 @@ bool score_as_grid(const PairSizes& sizes, Dtype dtype);
 ForwardPlan plan_pairs(const PairSizes& sizes, const ForwardTraits& traits, bool winners,
                        const Device& device);
 
-// winner_stride: places for winners that each pair has. grad_d_grid is for the caller to work out.
+// winner_stride: room for winners of each pair. The caller sets grad_d_grid.
 BackwardPlan plan_pairs_backward(const PairSizes& sizes, int64_t winner_stride, Dtype dtype, bool vectors,
                                  const Device& device);
 

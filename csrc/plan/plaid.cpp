@@ -22,7 +22,7 @@ int64_t blocks_that_fit(int64_t smem, const Device& device) {
 }
 
 // A block that begins with the last whole document, or with the last split, keeps the others waiting for half
-// or a quarter of what it had to do so far.
+// or a quarter of its time so far.
 void plan_cut(ResidualPlan& plan, const Sizes& s, bool packed, int64_t blocks) {
   constexpr int64_t kLeast = 256;  // tokens: a split's end costs as much as some 64
   const int64_t tokens = packed ? s.Ld : s.N * s.Ld;

@@ -26,8 +26,8 @@ struct WinnerOrder {
   // All in shared memory: registers are for rows in flight.
   const SegmentedTile& tile;
   void* list;         // [list_capacity] entries in the order of their tokens, in 16 bits where those do
-  uint32_t* starts;   // [tokens + 1] first place of each token
-  uint32_t* next;     // [tokens] winners of each token; then the place of the next one
+  uint32_t* starts;   // [tokens + 1] first index of each token
+  uint32_t* next;     // [tokens] winners of each token; then the next index
   uint32_t* cursors;  // [segments][tokens] the same, for each warp and one chunk
   // [segments][warp_capacity] each warp's winners in a chunk: token index in the tile, and, if `compact`,
   // entry index in the warp's segment.

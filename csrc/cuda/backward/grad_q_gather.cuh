@@ -62,7 +62,7 @@ __device__ __forceinline__ void look_up_winner(const Args& p, const QueryToken& 
   }
 }
 
-// Consumer: adds the rows of `count` documents, 32 at most, as the warp has queued them. own: the row of Q.
+// Consumer: adds the queued rows of `count` documents, 32 at most. q_row: the row of Q.
 template <class T, int kFragments, bool kVectors, bool kScatter>
 __device__ __forceinline__ void add_queued_rows(const BackwardArgs& p, const T* documents,
                                                 const GatherShared<T, kFragments, kVectors, kScatter>& shared,

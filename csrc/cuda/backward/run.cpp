@@ -189,7 +189,7 @@ void launch_gradients(const GradientCall& call, const BackwardPlan& plan, const 
     check(launch_lowmem(part, call.in.dtype, plan, call.stream), "gradients");
   };
   const bool in_place = need_grad_D && call.to.grad_D.data_ptr() == call.in.D.data;
-  if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
+  if (in_place) launch(need_grad_Q, false);  // reads D, before grad_D overwrites it
   launch(need_grad_Q && !in_place, need_grad_D);
 }
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ int32_t document_length(const ForwardArgs& p, int32_t
   return p.packed ? p.spans[document_index(p, query, j)].length : p.Ld;
 }
 
-// The tokens that sm80_q, sm80_d or sm80 scores as its document j: a whole document, or one of its splits.
+// The tokens that sm80_q, sm80_d or sm80 scores as document j: a whole document, or a split of one.
 template <bool kMaySplit>
 __device__ __forceinline__ DocRange range_of(const ForwardArgs& p, int32_t query, int32_t j) {
   if (!kMaySplit || p.num_splits == 1) return {0, document_length(p, query, j), j, 0};

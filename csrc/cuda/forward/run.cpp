@@ -129,7 +129,7 @@ void score_documents(const ForwardCall& call, const ForwardPlan& plan, ForwardAr
   reduce_partials(call, plan, args, stream);
 }
 
-// Each document is split into ranges that blocks of their own score.
+// Splits each document into ranges, which different blocks score.
 void score_splits(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args, cudaStream_t stream) {
   const Sizes& s = call.in.sizes;
   const Tensor maxima = new_tensor(call.scores, {s.N * plan.num_splits, s.Nq * s.Lq, 2}, ScalarType::Float);
@@ -234,7 +234,7 @@ void score_as_planned(const ForwardCall& call, const ForwardPlan& plan, cudaStre
   plan.num_splits > 1 ? score_splits(call, plan, args, stream) : score_documents(call, plan, args, stream);
 }
 
-// Documents [first, first + count) of a batch, as inputs of their own.
+// The inputs of documents [first, first + count) of a batch.
 Inputs with_documents(const Inputs& in, int64_t first, int64_t count) {
   Inputs part = in;
   part.sizes.N = count;

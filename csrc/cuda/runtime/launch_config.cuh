@@ -14,7 +14,7 @@ struct LaunchShape {
   int64_t grid;
   int threads;
   int smem_bytes;
-  bool pdl;  // its blocks may start while the kernel before it ends: sm_90, and the kernel calls pdl_wait
+  bool pdl;         // blocks may start while the kernel before ends: sm_90, and the kernel calls pdl_wait
   int cluster = 0;  // blocks of a cluster; 0: the kernel has no clusters
 };
 

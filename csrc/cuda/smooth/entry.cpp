@@ -115,8 +115,8 @@ Tensor smooth_gradient(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor logs, T
   call.args.logs = const_cast<float*>(parse_rows(logs, call, Q, "logs"));
   call.args.factors = parse_rows(factors, call, Q, "factors");
   const SmoothPass pass = of_documents ? SmoothPass::grad_d : SmoothPass::grad_q;
-  const int64_t own = of_documents ? D.size(1) * D.size(2) : Q.size(1);
-  Tensor grad = new_tensor(Q, {Q.size(0), own, Q.size(2)}, ScalarType::Float);
+  const int64_t grad_rows = of_documents ? D.size(1) * D.size(2) : Q.size(1);
+  Tensor grad = new_tensor(Q, {Q.size(0), grad_rows, Q.size(2)}, ScalarType::Float);
   if (grad.numel() == 0) return grad;
   auto* sums = static_cast<float*>(grad.mutable_data_ptr());
   const cudaStream_t stream = current_stream(call.device);

@@ -2,19 +2,20 @@
 //
 //   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
 //
-// A query row takes one token of each of a stage's eight documents. ldmatrix reads these eight rows of shared
-// memory where they lie, and transposes them, for four query rows at once: operand A of mma.sync, whose
-// quarters are 8 dims by 8 documents of a query row each. Operand B has the gradients of the query's scores
-// with the documents, in one column for the two rows that share a range of K, and 0 elsewhere. So 16 rows
-// share an accumulator of 8 dims. Of stages of four documents (before sm_90), an eight by eight matrix has
-// two query rows: a quarter has 8 dims of the one and, so that they share no bank, 8 others of the other one,
-// and each row has a column of its own. A gradient is the sum of two bf16 numbers, high and low, of one
-// product each: they differ from it by 2^-17 of its size at most.
+// A query row takes one token of each of a stage's eight documents. ldmatrix gathers these eight rows of
+// shared memory and transposes them, for four query rows at once: operand A of mma.sync, whose quarters are 8
+// dims by 8 documents of a query row each. Operand B has the gradients of the query's scores with the
+// documents, in one column for the two rows that share a range of K, and 0 elsewhere. So 16 rows share an
+// accumulator of 8 dims. Of stages of four documents (before sm_90), an eight by eight matrix has two query
+// rows: a quarter has 8 dims of one row and, so that they share no bank, 8 other dims of the other row, and
+// each row has a column. A gradient is the sum of two bf16 numbers, high and low, which errs by 2^-17 of the
+// gradient at most; each takes one product.
 //
 // Who owns what
-//   block     some octets of query rows, and a slice of dims: documents pass through shared memory once for
-//             all of these rows
-//   warp      of 12, its share of the octets
+//   block     some octets (eight neighbouring query rows of one query), and a slice of dims: documents pass
+//   through
+//             shared memory once for all of these rows
+//   warp      of 12, a share of the octets
 //   producer  a warp that starts TMA's copies of documents, and three that copy winners and gradients
 //             (cp.async); before sm_90, four that copy documents too
 //
@@ -35,7 +36,7 @@ class GatheredConsumer {
                                               const WarpOctets& octets)
       : p(args), ring(ring), octets(octets) {
     const int lane = threadIdx.x % 32, doc = lane % kDocs;
-    // TMA's swizzle permutes the four chunks of a row like this. A matrix's second row begins with the third.
+    // As TMA's swizzle permutes the four chunks of a row. A matrix's second row begins with the third chunk.
     lane_bytes = doc * kRowBytes + (doc / 2 ^ lane % 8 / kDocs * 2) * 16;
   }
 
@@ -58,9 +59,9 @@ class GatheredConsumer {
   const GatheredGradQArgs& p;
   const GatheredRing& ring;
   const WarpOctets& octets;
-  uint32_t lane_bytes;  // what the lane's first chunk lies behind the first row of its winner's token
+  uint32_t lane_bytes;  // offset of the lane's first chunk from the first row of a token
 
-  // High and low parts of the gradients with two documents.
+  // High and low numbers of the gradients with two documents.
   struct SplitGrads {
     uint32_t high, low;
     __device__ __forceinline__ explicit SplitGrads(uint2 bits) {

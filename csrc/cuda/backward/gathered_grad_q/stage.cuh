@@ -1,10 +1,10 @@
 // A stage of the ring of grad_q_gathered, and the warps that fill it.
 //
 //   tile     [token][document][32 dims]. The 16-byte chunks of a row are permuted by the document's index, as
-//            TMA's swizzle does where documents are the inner axis of its box, so that rows of the stage's
-//            documents share no bank, whichever tokens they are. Behind the last token lies one of zeros,
-//            which is the winner of query rows that have none.
-//   winners  [octet][document][row of the octet], as they lie in memory
+//            TMA's swizzle does if documents are the box's inner axis, so that rows of the stage's documents
+//            share no bank, whichever tokens they are. Behind the last token is one of zeros: the winner of
+//            query rows that have none.
+//   winners  [octet][document][row of the octet], as in memory
 //   grads    [octet][document], of the octet's query
 #pragma once
 
@@ -33,13 +33,13 @@ struct GatheredRing : Ring {
   __device__ __forceinline__ uint32_t grads(int stage) const { return winners(stage) + winner_bytes; }
 };
 
-// Who brings documents: a warp that starts TMA's copies (sm_90a), beside three that look up winners.
+// Loads documents by TMA (sm_90a): one warp, beside three that look up winners.
 struct TmaDocuments {
   static constexpr bool kTma = true;
   static constexpr int kDocs = gathered_docs(kTma), kLookUpThreads = 96;
   CUtensorMap map;
 
-  // A warp: the tokens of all documents, a stage at a time.
+  // One warp: loads the tokens of all documents, a stage at a time.
   __device__ __forceinline__ void load(const GatheredGradQArgs& p, const GatheredRing& ring,
                                        int first_dim) const {
     const auto N = static_cast<int32_t>(p.N);
@@ -55,7 +55,7 @@ struct TmaDocuments {
   }
 };
 
-// The same by the threads of the four warps that look up winners (cp.async).
+// Loads documents by cp.async, in the threads of the four warps that look up winners.
 struct CpAsyncDocuments {
   static constexpr bool kTma = false;
   static constexpr int kDocs = gathered_docs(kTma), kLookUpThreads = 128;
@@ -90,11 +90,11 @@ __device__ __forceinline__ uint4 shifted_winners(const uint4& low, const uint4& 
 }
 
 // Winners and gradients of the block's octets, from octet `first` of all on. A thread has one of the
-// documents of each stage, and every so-many-th octet. Behind the last octet and the last document there
-// are zeros; behind the last row of a query, whatever lies there.
+// documents of each stage, and every so-many-th octet. Zeros stand behind the last octet and the last
+// document, garbage behind the last row of a query.
 //
 // kAligned: an octet's winners start at a multiple of 16 bytes, so cp.async copies them. Else a thread loads
-// the two vectors that they lie in, or the one, and stores them as they are wanted.
+// the one or two vectors that hold them, and stores them shifted.
 template <bool kAligned, class Documents>
 class WinnerLookUp {
  public:
@@ -137,9 +137,9 @@ class WinnerLookUp {
     for (int g = octet; g < p.octets; g += kStep) {
       const bool exists = first + g < p.all_octets && j < p.N;
       const int32_t whole = min(first + g, p.all_octets - 1);
-      const int32_t i = p.by_query_octets.quotient(whole), place = whole - i * p.query_octets;
+      const int32_t i = p.by_query_octets.quotient(whole), octet_of_query = whole - i * p.query_octets;
       const uint8_t* from = static_cast<const uint8_t*>(p.winners) + i * p.query_winner_bytes +
-                            2 * (int64_t{j} * p.Lq + place * kGatheredOctetRows);
+                            2 * (int64_t{j} * p.Lq + octet_of_query * kGatheredOctetRows);
       const float* grad =
           static_cast<const float*>(p.grad) + i * p.grad_query_stride + j * p.grad_item_stride;
       const uint32_t to = winners + g * gathered_winner_bytes(kDocs), grad_to = grads + g * 4 * kDocs;
@@ -147,7 +147,7 @@ class WinnerLookUp {
         ptx::cp_async_16(to, from, exists ? 16 : 0);
         ptx::cp_async_narrow<4>(grad_to, grad, exists ? 4 : 0);
       } else {
-        const int rows = min(p.Lq - place * kGatheredOctetRows, kGatheredOctetRows);
+        const int rows = min(p.Lq - octet_of_query * kGatheredOctetRows, kGatheredOctetRows);
         const uint4 found = exists ? load(from, 2 * rows) : uint4{};
         ptx::st_shared_v4_f32(to, {__uint_as_float(found.x), __uint_as_float(found.y),
                                    __uint_as_float(found.z), __uint_as_float(found.w)});
@@ -156,7 +156,7 @@ class WinnerLookUp {
     }
   }
 
-  // Reads no vector that the winners do not lie in.
+  // Reads only vectors that hold winners.
   static __device__ __forceinline__ uint4 load(const uint8_t* from, uint32_t bytes) {
     const auto offset = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 15;
     const auto* vectors = reinterpret_cast<const uint4*>(from - offset);

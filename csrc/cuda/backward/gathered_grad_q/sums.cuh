@@ -32,9 +32,9 @@ struct GatheredSums {
     }
   }
 
-  // To shared memory, [row of the block][kWidth]. Of stages of four documents, the lane's odd rows have the
-  // dims of the block after the next one. Columns 0 and 2 of an octet have its first two rows and, in
-  // the lower half, its third and fourth; columns 1 and 3 those four rows behind them.
+  // Writes to shared memory, [row of the block][kWidth]. Of stages of four documents, the lane's odd rows
+  // have the dims of the block after the next one. Columns 0 and 2 of an octet have rows 0 and 1 and, in the
+  // lower half, rows 2 and 3; columns 1 and 3 have rows 4 to 7.
   template <int kDocs>
   __device__ __forceinline__ void put(float* to, const WarpOctets& octets) const {
     const int lane = threadIdx.x % 32, octet = lane % 4 / 2, row = lane % 2, other = kDocs == 4 ? 2 * row : 0;
@@ -54,8 +54,8 @@ struct GatheredSums {
   }
 };
 
-// Adds up eight dims of a query row, one document after the other. 0 times a number that is not finite leaves
-// a NaN in sums that the products make; here a row meets its winners alone.
+// Adds up eight dims of a query row, one document after the other. In products 0 times a number that is not
+// finite is NaN; here only winners are added.
 template <class T>
 __device__ __noinline__ void sum_one_by_one(const GatheredGradQArgs& p, int64_t i, int s, int dim,
                                             float (&sum)[8]) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_dims(const GatheredGradQArgs& p, int64_t a
   to[1] = {high.x + sum[4], high.y + sum[5], high.z + sum[6], high.w + sum[7]};
 }
 
-// Writes what the block's warps have put into shared memory. first_octet: of all octets.
+// Writes the block's sums from shared memory. first_octet: index among all octets.
 template <class T>
 __device__ __forceinline__ void write_summed_rows(const GatheredGradQArgs& p, uint32_t memory,
                                                   int32_t first_octet, int first_dim) {

@@ -16,8 +16,8 @@ struct IncidenceArgs : BackwardArgs {
   TokenView items;  // D for grad_Q, Q for grad_D
   void* out;        // [rows, d]
   float* partials;  // [cluster, rows, d] of blocks that share rows and are no cluster
-  // grad_D: grad_Q's kernel is the one before. That has waited for what both read, so this one waits for it
-  // at its end alone, and its blocks take the multiprocessors that grad_Q leaves free.
+  // grad_D: grad_Q's kernel was launched before, and has waited for the inputs of both. So this kernel waits
+  // for it at the end alone, and takes the multiprocessors that grad_Q leaves free.
   bool beside_grad_q;
   // As in IncidencePlan.
   int64_t rows;

@@ -9,10 +9,10 @@
 
 namespace late_interaction {
 
-// Those of one 2-byte element type: defined in launch.cuh, instantiated in instances/.
+// The launchers of one 2-byte element type: defined in launch.cuh, instantiated in instances/.
 template <class T>
 struct ShortDocsLauncher {
-  // grad_D, unless args.grad_D is null, and, unless args.grad_Q is, args.partials and grad_Q from them.
+  // grad_D, unless args.grad_D is null, and args.partials and grad_Q from them, unless args.grad_Q is null.
   static cudaError_t lone_query(const LoneQueryArgs& args, const LoneQueryPlan& plan, cudaStream_t stream);
 };
 

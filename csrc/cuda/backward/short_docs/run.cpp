@@ -10,7 +10,7 @@ namespace late_interaction {
 
 namespace {
 
-// Calls f.template operator()<T>() with a 2-byte element type, which is what the planner serves.
+// Calls f.template operator()<T>() with a 2-byte element type; the planner serves no other.
 template <class F>
 cudaError_t with_half(Dtype dtype, F f) {
   if (dtype == Dtype::bf16) return f.template operator()<__nv_bfloat16>();
@@ -52,7 +52,7 @@ namespace {
 
 enum class Gradient { q, d, d_beside_q };
 
-// Eight parameters: those of the two functions below, and which of them it is.
+// Eight parameters: those of the two functions below, and which of the two calls.
 bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
                         const Destinations& to, Gradient which, const Device& device, cudaStream_t stream) {
   const bool grad_q = which == Gradient::q;

@@ -37,15 +37,15 @@ struct TokenSums {
     for (int c = 0; c < kTokens; ++c) x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0.0f;
   }
 
-  // To the tokens from `own` on, `step` behind each other, of document j.
-  __device__ __forceinline__ void write(const BackwardArgs& p, int64_t j, int own, int step) const {
+  // Writes the tokens from `first_token` on, `step` apart, of document j.
+  __device__ __forceinline__ void write(const BackwardArgs& p, int64_t j, int first_token, int step) const {
     using Words = IncidenceWords<T>;
     const int dim = threadIdx.x % 32 * 4;
     if (dim >= p.d || j >= p.N) return;
-    int64_t at = (j * p.Ld + own) * p.d + dim;
+    int64_t at = (j * p.Ld + first_token) * p.d + dim;
 #pragma unroll
     for (int c = 0; c < kTokens; ++c, at += int64_t{step} * p.d) {
-      if (own + c * step >= p.Ld) return;
+      if (first_token + c * step >= p.Ld) return;
       if (p.grad_D_sums != nullptr) {
         auto* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_D_sums) + at);
         const float4 before = p.adds_to_d_sums ? *to : float4{};
@@ -122,7 +122,7 @@ __device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const Gra
                                                 const GradDRing<kShape>& ring, int64_t first_j) {
   constexpr int kConsumers = kShape.consumers();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int document = warp / kConsumers, own = warp % kConsumers;
+  const int document = warp / kConsumers, consumer = warp % kConsumers;
   const uint32_t column = 4 * lane < p.d ? 8 * lane : 0, stages = ring.stages();
   TokenSums<T, kShape.tokens()> sums;
   sums.clear();
@@ -130,13 +130,13 @@ __device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const Gra
   for (uint32_t n = 0; n < stages; ++n) {  // no PipelineState: registers are for sums
     const int stage = n % kGradDStages;
     ring.consumer_wait({stage, n / kGradDStages % 2});
-    const uint16_t* ends = shared.ends[stage][document] + kGradDConsumerKeys * own;
-    const uint32_t begin = own > 0 ? ends[-1] : ptx::smem_address(shared.list[stage][document]);
+    const uint16_t* ends = shared.ends[stage][document] + kGradDConsumerKeys * consumer;
+    const uint32_t begin = consumer > 0 ? ends[-1] : ptx::smem_address(shared.list[stage][document]);
     ListWalk<T> walk(begin, column);
     walk.add_all(ptx::smem_address(ends), sums);
     ring.consumer_release(stage, walk.read_ahead());
   }
-  sums.write(p, first_j + document, own, kConsumers);
+  sums.write(p, first_j + document, consumer, kConsumers);
 }
 
 template <class T, int kDocs, bool kTma, int kRows>

@@ -131,9 +131,10 @@ struct ListProducer {
     __syncwarp();
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
-      const uint32_t t = winner[b], own = t / kConsumers;
+      const uint32_t t = winner[b], consumer_token = t / kConsumers;
       const bool won = t < static_cast<uint32_t>(p.Ld);
-      const uint32_t key = won ? (t - own * kConsumers) * kGradDConsumerKeys + own : kNone;
+      const uint32_t key =
+          won ? (t - consumer_token * kConsumers) * kGradDConsumerKeys + consumer_token : kNone;
       const unsigned same = __match_any_sync(kFullWarp, key);
       const uint32_t before = won ? counts[key] : 0;
       __syncwarp();
@@ -147,17 +148,17 @@ struct ListProducer {
   // number of entries.
   __device__ __forceinline__ uint32_t find_offsets(int stage) const {
     const uint32_t lane = threadIdx.x % 32;
-    uint32_t* own = counts + kConsumers * lane;
+    uint32_t* lane_counts = counts + kConsumers * lane;
     uint16_t* ends = shared.ends[stage][document] + kConsumers * lane;
     uint32_t found[kConsumers], sum = 0;
 #pragma unroll
-    for (int k = 0; k < kConsumers; ++k) sum += found[k] = own[k];
+    for (int k = 0; k < kConsumers; ++k) sum += found[k] = lane_counts[k];
     const uint32_t end = sum_up_to_lane(sum);
     uint32_t entry = end - sum;
     const uint32_t list = ptx::smem_address(shared.list[stage][document]);
 #pragma unroll
     for (int k = 0; k < kConsumers; ++k) {
-      own[k] = entry;
+      lane_counts[k] = entry;
       entry += found[k];
       ends[k] = static_cast<uint16_t>(list + entry * sizeof(ListedRow));
     }

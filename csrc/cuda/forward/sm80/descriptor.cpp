@@ -11,7 +11,7 @@ namespace {
 
 Sm80Tile tile_of(const ForwardPlan& plan) { return plan.many_rows ? Sm80Tile::wide : Sm80Tile::thin; }
 
-// Inverse norms, places of rows and the exchange between warps, as the kernel lays them out before the ring.
+// Bytes before the ring: inverse norms, addresses of rows and the exchange between warps.
 int64_t exchange_bytes(const Sm80Shape& tile) {
   return 4 * tile.columns + 8 * (tile.warps_n + 1) * tile.rows;
 }
@@ -47,7 +47,7 @@ Fit fit(const Sm80Shape& shape, int64_t k_chunks, const Device& device) {
   return {stages_that_fit(extra, qd_stage, 1, device), 1, true};
 }
 
-// Columns of a tile that short documents share: each has whole blocks of eight, and lies in those of a warp.
+// Lets short documents share a tile: each has whole blocks of eight columns, of one warp.
 void share_tiles(const Sizes& s, const ForwardTraits& traits, const Sm80Shape& shape, ForwardPlan& plan) {
   const int64_t columns = 8 * ceil_div(std::max<int64_t>(s.Ld, 1), 8);
   const int64_t docs = shape.columns / shape.warps_n / columns;  // of a warp

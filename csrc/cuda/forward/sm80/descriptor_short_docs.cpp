@@ -12,7 +12,7 @@ bool is_held(const Sizes& s, const ForwardTraits& traits) {
   return s.d * element_bytes(compute_for(traits.dtype, traits.precision)) <= kHeldBytes;
 }
 
-// 32 query rows, and no ring. A warp holds its query rows in registers; of longer ones, slices.
+// 32 query rows, and no ring. A warp holds query rows in registers, or 256 bytes of longer rows at a time.
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
                                                 const Device& device, int tokens) {
   constexpr int kWarps = 4;

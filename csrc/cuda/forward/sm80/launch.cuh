@@ -29,7 +29,7 @@ cudaError_t launch_sm80(const ForwardLaunch<Args>& call) {
   using Mma = typename MmaOf<kCompute>::type;
   using Wide = typename Tiles<Mma>::Wide;
   using Thin = typename Tiles<Mma>::Thin;
-  if constexpr (std::is_same_v<Args, PairArgs>) {  // each pair's rows are a tile of their own
+  if constexpr (std::is_same_v<Args, PairArgs>) {  // pairs share no tile of rows
     return launch_sm80_tile<Mma, Listed<Thin>, Sm80Tile::thin>(call);
   } else {
     const bool wide = call.plan.many_rows;

@@ -1,4 +1,4 @@
-// The plans of sm80_short_docs, which rules of other kernels weigh against their own.
+// The plans of sm80_short_docs, which other kernels' rules compare with theirs.
 #pragma once
 
 #include <optional>

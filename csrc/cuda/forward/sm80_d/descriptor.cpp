@@ -10,7 +10,7 @@ extern const ForwardKernel sm80_d;
 namespace {
 
 // Whole tokens in a ring for each warp. members: warps that share a document, 1 or all of a block. With all,
-// more of them are under way at its end, but short documents do not pay for the merge.
+// more tokens are under way at the document's end, but short documents do not pay for the merge.
 std::optional<ForwardPlan> plan_members(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                         int members) {
   constexpr int kBlocksPerSm = 2;  // as registers allow

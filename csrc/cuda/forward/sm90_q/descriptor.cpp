@@ -36,7 +36,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   if (plan.tokens == 0) return std::nullopt;
   if (!may_split(s, plan.tokens, num_splits, traits.packed || compacted)) return std::nullopt;
   plan.num_splits = num_splits;
-  // Worth a kernel of its own where the products take tens of microseconds.
+  // Trimming is a kernel more: worth it if the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
   plan.masked = masked(plan.tokens);
   plan.scaled = traits.scaled;
@@ -60,7 +60,7 @@ namespace {
 
 void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device,
                std::vector<ForwardPlan>& plans) {
-  // Copies of what counts save masked columns, which longer documents without a mask have few of.
+  // Compacting saves masked columns, of which longer documents without a mask have few.
   constexpr int64_t kShortToCopy = 160, kMostCopied = int64_t{1} << 29;  // elements
   const auto add = [&](bool compacted, int tokens, int num_splits) {
     if (const auto plan = plan_sm90_q(s, traits, device, compacted, tokens, num_splits))

@@ -456,10 +456,10 @@ struct LongDConsumerBase {
     reduce_quad<Tile::kHeld, Tile::kWinners>(maximum, token);
     if (!work_tile.counts) return;
     const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
-    LaneRows<Tile> own;
-    own.take(p, tile, threadIdx.x / 32);
-    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, threadIdx.x / 32, work_tile.j,
-                                                                  maximum, token);
+    LaneRows<Tile> lane_rows;
+    lane_rows.take(p, tile, threadIdx.x / 32);
+    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, lane_rows, threadIdx.x / 32,
+                                                                  work_tile.j, maximum, token);
   }
 
   __device__ __forceinline__ void run() {

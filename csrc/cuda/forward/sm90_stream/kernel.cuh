@@ -2,14 +2,14 @@
 //
 //     documents w, w + warps, ...  ==TMA==>  ring of warp w  -->  32 query rows, in registers (mma.sync)
 //
-// Such a call takes as long as its documents take to be read. So each warp has a ring of its own, with up to
-// 32 tokens a stage. The rings keep all of a multiprocessor's shared memory under way, no warp waits for
-// another, and a warp asks for its next tile as soon as it has read one. Neighbouring warps take neighbouring
-// documents, so that the device reads one window of memory, which moves on.
+// Such a call takes as long as the reads of its documents. So each warp has a ring, with up to 32 tokens a
+// stage. The rings keep all of a multiprocessor's shared memory under way, no warp waits for another, and a
+// warp requests the next tile as soon as it has read one. Neighbouring warps take neighbouring documents, so
+// that the device reads one moving window of memory.
 //
 // Who owns what
-//   warp   every (warps of the grid)th document; one lane of it is the producer of its ring (TMA)
-//   lane   what it owns in sm80/kernel_short_docs.cuh, whose operands these are: shares of 16 bytes
+//   warp   every (warps of the grid)th document; one lane is the ring's producer (TMA)
+//   lane   as in sm80/kernel_short_docs.cuh, whose operands these are: shares of 16 bytes
 #pragma once
 
 #include "../../pipeline/ring.cuh"
@@ -42,11 +42,11 @@ struct WarpStream {
   const ForwardArgs& p;
   const CUtensorMap* map;
   uint32_t stages;         // shared memory: the tiles
-  Ring ring;               // a stage is empty once the warp has read it, which no mbarrier has to say
-  int32_t j, step, t = 0;  // lane 0: the tile that comes next
+  Ring ring;               // without empty mbarriers: the warp that reads a stage refills it
+  int32_t j, step, t = 0;  // lane 0: the next tile
   PipelineState filled, at;
 
-  // Asks for the next tile, if there is one. By lane 0.
+  // Requests the next tile, if there is one. By lane 0.
   __device__ __forceinline__ void request() {
     if (j >= p.N) return;
     const uint32_t to = stages + filled.stage * Tile::kStageBytes;
@@ -64,7 +64,7 @@ struct WarpStream {
     }
   }
 
-  // Waits for the tile at hand, multiplies it, and asks for another in its place.
+  // Waits for a tile, multiplies it, and requests another into the same stage.
   __device__ __forceinline__ void multiply(
       ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
       const Share<typename Tile::Element> (&q)[Tile::kHeld][Tile::kSteps]) {

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
   bool good = weight >= exp2f(kLeastSum) && weight <= exp2f(kMostSum);
   if (p.scaled_q != nullptr) good = scale_row(p, row, factor / weight) && good;
   if (lane != 0) return;
-  // The label's own weight less the sum.
+  // The label's weight less the sum.
   if (label >= 0) p.weights[row * p.weight_stride + label] = __float2bfloat16_rn(-sums.others);
   if (pass == 0 && !good) *p.overflow = 1;
 }
