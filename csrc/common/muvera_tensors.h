@@ -60,7 +60,7 @@ inline void parse_muvera_tokens(MuveraCall& call, const Tensor& tokens, const st
   call.packed_tokens = tokens.size(0);
 }
 
-// Its parameters are those of the operator.
+// Parameters: the operator's.
 inline MuveraCall parse_muvera(const Tensor& tokens, const std::optional<Tensor>& mask,
                                const std::optional<Tensor>& cu_seqlens, const Tensor& hyperplanes,
                                const std::optional<Tensor>& projection, const std::optional<Tensor>& buckets,

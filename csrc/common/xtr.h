@@ -35,7 +35,7 @@ struct XtrSelection {
 inline constexpr int64_t kGroupCells = 2, kGroupTileTokens = 64;
 inline constexpr int64_t kGroupsOfATile = kGroupTileTokens / kGroupCells;
 
-// Maxima of a row: those of whole tiles. A group without a cell has -inf.
+// Maxima of a row, in whole tiles. A group without a cell has -inf.
 constexpr int64_t xtr_groups(int64_t tokens) {
   return (tokens + kGroupTileTokens - 1) / kGroupTileTokens * kGroupsOfATile;
 }

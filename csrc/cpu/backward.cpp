@@ -165,7 +165,7 @@ class QueryWorker {
   }
 
  private:
-  // The rows of documents j0 .. j1 that won query token (i, token), and what they weigh.
+  // The rows of documents j0 .. j1 that won query token (i, token), and their factors.
   int64_t gather(int64_t i, int64_t token, int64_t j0, int64_t j1) {
     const Sizes& s = x_.s;
     int64_t count = 0;
@@ -251,7 +251,7 @@ class DocumentWorker {
   }
 
  private:
-  // Lists the query rows that each token of the range won, and what they weigh: token t's end at end_[t].
+  // Lists the query rows that each token of the range won, and their factors: token t's end at end_[t].
   void sort(int64_t i0, int64_t j, int64_t first, int64_t count) {
     std::fill_n(end_, count + 1, int64_t{0});
     for_each_winner(i0, j, first, count, [&](int64_t, int64_t, uint64_t t) { ++end_[t + 1]; });

@@ -94,7 +94,7 @@ template <class Real>
 struct SplitMaxima {
   std::unique_ptr<Real[]> best;       // [pairs, token_splits, Lq]
   std::unique_ptr<int32_t[]> winner;  // the same; the sentinel where nothing was scored
-  std::unique_ptr<Real[]> scale;      // [pairs, Lq]: what the query tokens' maxima are multiplied by
+  std::unique_ptr<Real[]> scale;      // [pairs, Lq]: scales of the query tokens' maxima
 
   SplitMaxima(const Cut& c, const Sizes& s) {
     if (!c.splits_pairs()) return;

@@ -27,7 +27,7 @@ struct Tile {
   int64_t valid;                  // tokens before the padding
   const void* tokens;             // token n: `steps` packed steps at tokens + offsets[n] bytes
   const int64_t* offsets;         // [count]
-  const int32_t* corrections;     // [count] what is added to the sum of a token's products, or null: 0
+  const int32_t* corrections;     // [count] added to the sum of a token's products, or null: 0
   const void* token_scales;       // [count] float or double, or null: multiplies the similarities
   const int32_t* ids;             // [count] token indices, or null: no winners
   void* best;                     // [vectors * lanes] float or double: running maximum
@@ -42,7 +42,7 @@ struct Tile {
 
 using ScoreTile = void (*)(const Tile&);
 
-// One way to multiply: what a packed step is, and the kernel that consumes it.
+// One way to multiply: the layout of a packed step, and the kernel that consumes it.
 struct Multiplier {
   int lanes;         // query rows in a vector
   int token_step;    // Tile::count is a multiple of this
@@ -88,7 +88,7 @@ struct RowKernels {
                      int64_t stride);
   // out = grad, rounded to dtype.
   void (*write)(const Real* grad, int64_t d, Dtype dtype, void* out);
-  // grad becomes the gradient of x from that of normalize(x).
+  // Turns grad, the gradient of normalize(x), into the gradient of x.
   void (*through_normalize)(Real* grad, Real inverse_norm, const void* x, Dtype dtype, int64_t stride,
                             int64_t d);
 };
@@ -114,7 +114,7 @@ struct WardRows {
   // The first i for which that is the least.
   int64_t (*find)(const double* row, const double* dead, double least, int64_t n);
   // Row y = the distances of the union of clusters x and y, of x and y tokens, d_xy apart; the others have
-  // sizes[i] tokens. What it writes for clusters that are dead, and for x and y, has no meaning.
+  // sizes[i] tokens. It writes garbage for dead clusters, and for x and y.
   void (*join)(const double* row_x, double* row_y, const double* sizes, int64_t n, double x, double y,
                double d_xy);
 };

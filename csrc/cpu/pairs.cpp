@@ -130,7 +130,7 @@ class PairScorer {
   std::vector<char> winners_;
 };
 
-// The pairs in the order of what they name, stable; those of name k are [begins[k], begins[k + 1]).
+// The pairs sorted by name (query or document), stably; name k has [begins[k], begins[k + 1]).
 struct Runs {
   std::vector<int64_t> order, begins;
 
@@ -142,7 +142,7 @@ struct Runs {
   }
 };
 
-// Rows to be added up, and what they weigh.
+// Rows to be added up, and their factors.
 template <class Real>
 struct Picked {
   std::vector<Real> scales;
@@ -292,7 +292,7 @@ void check_pairs(const PairInputs& in, int64_t longest_query) {
 void forward_pairs(const PairInputs& in, Precision precision, void* scores, void* winners,
                    int64_t winner_stride) {
   const Pairs& p = in.pairs;
-  // The grid packs a query's rows once, not for each pair, but multiplies those of pairs that nobody listed.
+  // The grid packs a query's rows once, not for each pair, but also multiplies pairs that nobody listed.
   const bool most = !p.scattered && 4 * p.count >= 3 * p.queries * p.documents;
   if (most && p.count > 0) return forward_grid(in, precision, scores, winners, winner_stride);
   for_each_item(p.count, threads_for(work_of(in)),

@@ -75,7 +75,7 @@ TokenView query_view(const Tensor& Q) {
   return x;
 }
 
-// Its parameters are those of the operators.
+// Parameters: the operators'.
 std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& codes, const Tensor& residuals,
                                  const Tensor& extents, const Tensor& centroids, const Tensor& bucket_weights,
                                  int64_t nbits, bool normalize, const std::string& precision,

@@ -38,7 +38,7 @@ Call call_of(const Inputs& in) {
   return call;
 }
 
-// Its parameters are those of the operators. weights: of the query tokens; null: none.
+// Parameters: the operators'. weights: of the query tokens; null: none.
 std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Tensor* weights,
                                  const OptionalTensor& q_mask, const OptionalTensor& d_mask, bool normalize,
                                  const std::string& precision, const std::string& backward, bool paired,
@@ -208,7 +208,7 @@ Tensor maxsim_hamming_packed(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mas
 // elements was not asked for.
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-// Its parameters are those of the operators. Every strategy is the one deterministic kernel of backward.cpp.
+// Parameters: the operators'. Every strategy is the one deterministic kernel of backward.cpp.
 Gradients dense_gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
                           const Tensor& winners, bool normalize, const std::string& backward_name,
                           bool need_grad_Q, bool need_grad_D, bool paired, bool need_grad_weights = true) {
@@ -262,7 +262,7 @@ Gradients packed_gradients(const Tensor& Q, const Inputs& in, bool need_grad_Q, 
 
 void* data_of(Tensor& x) { return x.numel() > 0 ? x.mutable_data_ptr() : nullptr; }
 
-// Its parameters are those of the operators.
+// Parameters: the operators'.
 Gradients varlen_gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
                            const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& winners,
                            bool need_grad_Q, bool need_grad_D) {

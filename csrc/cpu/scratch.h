@@ -39,7 +39,7 @@ class Scratch {
     return (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
   }
 
-  // Call when done: gives back what is too large to sit on.
+  // Call when done: frees memory that is too large to keep.
   void trim() {
     if (size_ > kKeep) release();
   }

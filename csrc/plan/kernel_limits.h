@@ -1,5 +1,5 @@
-// What the planner and a kernel must agree on: shapes of blocks, their shared memory, widths of tiles. No
-// CUDA, no PyTorch.
+// Constants that the planner and kernels share: shapes of blocks, shared memory, widths of tiles. No CUDA, no
+// PyTorch.
 #pragma once
 
 #include <array>

@@ -5,7 +5,7 @@
 
 namespace late_interaction {
 
-// Some queries with some documents; those of a small batch are all of the call's.
+// Some queries with some documents; of a small batch all.
 struct BatchPart {
   int64_t queries = 0, documents = 0;
 };

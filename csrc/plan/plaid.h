@@ -31,7 +31,7 @@ ResidualPlan plan_residual(const Sizes& sizes, bool packed, Dtype dtype, Precisi
 // One line a decision.
 std::string explain(const Sizes& sizes, const ResidualPlan& plan, int nbits);
 
-// What the kernel's exchange between warps takes of shared memory, at most.
+// Bytes of shared memory for the kernel's exchange between warps, at most.
 constexpr int residual_exchange_bytes(int columns) { return 72 * columns + 128; }
 
 // The table of a lookup: half precision looks up bytes, fp32 buckets.

@@ -57,7 +57,7 @@ struct ForwardPlan {
   int end_tokens = 32;      // packed: a document's end takes as long as so many tokens, for equal shares
 };
 
-// What a forward plan depends on beside sizes and device.
+// Inputs of a forward plan beside sizes and device.
 struct ForwardTraits {
   Dtype dtype = Dtype::bf16;
   Precision precision = Precision::highest;

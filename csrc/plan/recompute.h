@@ -18,7 +18,7 @@ struct RecomputePlan {
     none,       // all at once
     queries,    // some queries with all they meet give both gradients: no two queries share a document
     documents,  // some documents with all queries give both; grad_Q is summed over the parts
-    apart,      // some queries give grad_Q, then some documents grad_D: no memory for those sums
+    apart,      // some queries give grad_Q, then some documents grad_D: no memory for sums of grad_Q
     blocks,     // some queries with some documents, of a batch larger than L2 (l2_parts.h): grad_Q is summed
                 // over all documents, grad_D of a part's documents over the queries
   };

@@ -25,7 +25,7 @@ struct WinnerOrder {
   const Args& p;
   // All in shared memory: registers are for rows in flight.
   const SegmentedTile& tile;
-  void* list;         // [list_capacity] entries in the order of their tokens, in 16 bits where those do
+  void* list;         // [list_capacity] entries in the order of their tokens, in 16 bits if they fit
   uint32_t* starts;   // [tokens + 1] first index of each token
   uint32_t* next;     // [tokens] winners of each token; then the next index
   uint32_t* cursors;  // [segments][tokens] the same, for each warp and one chunk

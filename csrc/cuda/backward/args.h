@@ -1,4 +1,4 @@
-// What the backward kernels are launched with.
+// The arguments of the backward kernels.
 #pragma once
 
 #include <cstdint>

@@ -122,7 +122,7 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
   }
 
  private:
-  // Adds those of 32 entries that token t won.
+  // Adds the entries, of 32, that token t won.
   __device__ __forceinline__ void add_entries(Row& sum, int64_t i, int from, int t, S grad, int first) const {
     const int e = from + lane;
     const bool won = token_of[e] == t;

@@ -106,7 +106,7 @@ __device__ __forceinline__ int64_t winner_of_entry(const PairBackwardArgs& p, co
   return p.by_document[tile.first_winner + k] * p.Lq + (e - k * p.Lq);
 }
 
-// The pair of an entry, and the row of Q, or -1 where winners are not what a forward wrote.
+// The pair of an entry, and the row of Q, or -1 if no forward wrote such winners.
 struct EntryOfPair {
   int64_t pair, row;
 };

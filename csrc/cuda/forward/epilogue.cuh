@@ -18,7 +18,7 @@
 
 namespace late_interaction {
 
-// The tokens of a document that a maximum is over: all of them, or those of a split.
+// The tokens of a document, or of a split of one, that a maximum is over.
 template <class E>
 struct Passage {
   const E* tokens;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void merge_warps(float& maximum, int32_t& token) {
   __shared__ float maxima[kWarps][32];
   __shared__ int32_t tokens[kWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // the first warp has read those of the document before
+  __syncthreads();  // the first warp has read the maxima of the document before
   maxima[warp][lane] = maximum;
   if (kWinners) tokens[warp][lane] = token;
   __syncthreads();

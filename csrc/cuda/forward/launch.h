@@ -73,7 +73,7 @@ struct ShortSlots {
   DocRange* slots;   // [capacity + docs + 1]: argmax_base counts from a document's first token; behind the
                      // last slot document is -1
   int64_t capacity;  // slots that there are at most
-  int32_t* work_tile_ends;  // [blocks + 1], in (row tile, group of slots); the last number is that of groups
+  int32_t* work_tile_ends;  // [blocks + 1], in (row tile, document group); the last is the number of groups
   int64_t blocks, row_tiles;
 };
 cudaError_t launch_short_slots(const ShortSlots& slots, cudaStream_t stream);

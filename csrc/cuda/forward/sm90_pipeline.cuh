@@ -1,4 +1,4 @@
-// What the wgmma forwards are built of.
+// Shared by the wgmma forwards.
 #pragma once
 
 #include "../pipeline/ring.cuh"

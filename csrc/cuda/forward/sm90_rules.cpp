@@ -248,7 +248,7 @@ std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& trait
 bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan, const Device& device) {
   constexpr double kBegin = 4.1, kRate = 0.85, kDocumentEnd = 0.13, kMaskedEnd = 0.5, kSecondKernel = 1.4;
   constexpr double kDirectBegin = 4.2, kDirect = 0.06, kDirectSecondKernel = 1.0;
-  constexpr double kReadQ = 1e7;  // bytes a microsecond, beside what is hidden
+  constexpr double kReadQ = 1e7;  // bytes of Q a microsecond that nothing hides
   constexpr double kDocumentsBegin = 3.5, kDocument = 0.85, kClear = 0.85;
   constexpr int64_t kAlone = 96;  // columns that an unshared tile costs sm90_q
   constexpr int64_t kFewRows = 64, kFewRowsOfAQuery = 96, kMostPacked = 48;

@@ -7,8 +7,8 @@
 //   to       |.........|                         and the slot is filled again
 //
 // Slots are large, since the bus idles between two transfers. All threads fill one slot before the next, so
-// that the bus starts early and a few slots are enough: those stay in the CPU's cache until they are read.
-// Calls that follow one another go on where the last one ended, and the ring never has to drain.
+// that the bus starts early and a few slots are enough, which stay in the CPU's cache until they are read. A
+// call continues where the last one ended, so the ring never has to drain.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -76,7 +76,8 @@ class Transfer {
   int64_t slot(int64_t turn) const { return (ring_.first + turn) % ring_.slots; }
   uint8_t* staging_slot(int64_t turn) const { return ring_.memory + slot(turn) * ring_.slot_bytes; }
 
-  // Blocks are taken in order, so what is waited for is being filled and sent, and waits for no later one.
+  // Blocks are taken in order, so a slot that is waited for is being filled and sent, and waits for no later
+  // one.
   bool wait_for_slot(int64_t turn) {
     const int64_t before = turn - ring_.slots;
     while (before >= 0 && !turns_[before].sent.load(std::memory_order_acquire)) {

@@ -1,4 +1,4 @@
-// The kernels before and after those that score listed pairs.
+// The kernels before and after the scoring of listed pairs.
 //
 //   index_pairs    spans of each pair's rows and tokens, and the cost of each chunk of pairs
 //   share_pairs    ends of the scoring kernel's blocks, whose pairs cost about as much as any other's: the

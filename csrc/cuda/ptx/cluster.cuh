@@ -26,13 +26,13 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
   return rank;
 }
 
-// Synchronizes all threads of all blocks of the cluster. What they wrote before, the others see after.
+// Synchronizes all threads of all blocks of the cluster, and makes earlier writes visible to them.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
 }
 
-// Waits for all threads of all blocks of the cluster, not for what they wrote: a release would wait until
-// their stores to global memory have arrived.
+// Waits for all threads of all blocks of the cluster, not for their writes: a release would wait until stores
+// to global memory have arrived.
 __device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;\n" ::: "memory");
 }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t mbarrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(mbarrier) : "memory");
 }
 
-// Arrives, and adds `bytes` to what the phase waits for: TMA loads will bring them.
+// Arrives, and makes the phase wait for `bytes` more, which TMA loads complete.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t mbarrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(mbarrier), "r"(bytes)
                : "memory");

@@ -44,7 +44,7 @@ struct RawOperands {
   using Sum = float;
   static constexpr Sum kZero = 0.0f;
   static constexpr int kTerms = 1;       // elements of an operand for each element of an embedding
-  static constexpr float kScale = 1.0f;  // what a sum is multiplied by, to be the inner product
+  static constexpr float kScale = 1.0f;  // a sum times this is the inner product
   // Steps that the tensor cores sum by themselves, before an addition that rounds; 0: all.
   static constexpr int kPromotedSteps = 0;
   static constexpr int kUnroll = 4;  // steps of 32 bytes whose fragments may be in flight together

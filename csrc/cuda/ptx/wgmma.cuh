@@ -77,7 +77,7 @@ __device__ __forceinline__ uint64_t smem_desc_mn_major(uint32_t address, uint32_
   return smem_desc_mn_major(smem_desc_low_mn_major(address, column_bytes));
 }
 
-// Before the first wgmma of a group: what was written to its registers and to shared memory is visible to it.
+// Before the first wgmma of a group: makes earlier writes to registers and shared memory visible to it.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");

@@ -1,4 +1,4 @@
-// What the host says of a call that CUDA refused.
+// Errors of calls that CUDA refused.
 #pragma once
 
 #include <cuda_runtime.h>

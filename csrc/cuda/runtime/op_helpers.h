@@ -1,4 +1,4 @@
-// What the CUDA side of several operators asks of tensors.
+// Checks and conversions of tensors that several CUDA operators share.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// What the softmax kernels share: running sums of exponentials, groups of scores and of weights.
+// Shared by the softmax kernels: running sums of exponentials, groups of scores and of weights.
 #pragma once
 
 #include <cfloat>

@@ -14,7 +14,7 @@ inline constexpr int64_t kMostBest = 1024;
 inline constexpr int kTopkThreads = 512, kLaneItems = 16;
 inline constexpr int64_t kSegmentItems = int64_t{kTopkThreads} * kLaneItems;
 
-// The documents that a row is chosen from: scores, those found before, or keys.
+// The candidates of a row: scores, documents found before, or keys.
 struct ScoreColumns {
   const float* scores;
   int64_t score_stride;    // from one row to the next
@@ -44,7 +44,7 @@ struct BestOutput {
 };
 
 struct Selection {
-  int64_t rows, items;  // items of a row, without those found before
+  int64_t rows, items;  // items of a row, without documents found before
   int64_t k;            // 1 to kMostBest, and no more than there are documents
   bool largest;
 };

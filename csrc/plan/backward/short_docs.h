@@ -1,5 +1,5 @@
-// Plans of the backward of short documents (cuda/backward/short_docs), and what they and the kernels must
-// agree on. No CUDA, no PyTorch.
+// Plans of the backward of short documents (cuda/backward/short_docs), and the constants that they share with
+// the kernels. No CUDA, no PyTorch.
 #pragma once
 
 #include <cstdint>
@@ -83,7 +83,7 @@ struct IncidencePlan {
   bool pdl = false;
 };
 
-// aligned: rows of what the items are, D for grad_Q and Q for grad_D, can be read 16 bytes at a time.
+// aligned: rows of items (of D for grad_Q, of Q for grad_D) can be read 16 bytes at a time.
 std::optional<IncidencePlan> plan_incidence(const Sizes& sizes, Dtype dtype, bool aligned, bool grad_q,
                                             const Device& device);
 

@@ -25,7 +25,7 @@ std::string short_name(const ForwardPlan& plan);
 // the fp32 inputs. scaled: each token has a scale, as tokens that are not normalized do.
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& sizes, bool masked, bool scaled, const Device& device);
 
-// The plan for scores alone, changed to what a call with winners or listed pairs needs.
+// The plan for scores alone, changed for a call with winners or listed pairs.
 ForwardPlan adapted(const ForwardPlan& plan, const Sizes& sizes, const ForwardTraits& traits,
                     const Device& device, bool winners, bool listed);
 

@@ -42,13 +42,13 @@ class GatheredConsumer {
 
   __device__ __forceinline__ void add_to(GatheredSums& sums) const {
     const auto N = static_cast<int32_t>(p.N);
-    PipelineState at;
+    PipelineState state;
 #pragma unroll 1
     for (int32_t doc = 0; doc < N; doc += kDocs) {
-      ring.consumer_wait(at);
-      add_stage(at.stage, sums);
-      ring.consumer_release(at.stage);
-      at.advance(p.stages);
+      ring.consumer_wait(state);
+      add_stage(state.stage, sums);
+      ring.consumer_release(state.stage);
+      state.advance(p.stages);
     }
   }
 
@@ -77,8 +77,8 @@ class GatheredConsumer {
   };
 
   // Lanes have winners [quarter of the warp: two rows of an octet][document], or, of four documents,
-  // [quarter] [row][document]. Of gradients, those below 16 have the ones of even octets, the others those of
-  // the next octet, each with two documents.
+  // [quarter] [row][document]. Lanes below 16 have the gradients of even octets, the others of the next
+  // octet, each with two documents.
   __device__ __forceinline__ void add_stage(int stage, GatheredSums& sums) const {
     const int lane = threadIdx.x % 32;
     const uint32_t tile = ring.tile(stage) + lane_bytes;

@@ -43,14 +43,14 @@ struct TmaDocuments {
   __device__ __forceinline__ void load(const GatheredGradQArgs& p, const GatheredRing& ring,
                                        int first_dim) const {
     const auto N = static_cast<int32_t>(p.N);
-    PipelineState at;
+    PipelineState state;
     for (int32_t doc = 0; doc < N; doc += kDocs) {
-      ring.producer_acquire(at);
+      ring.producer_acquire(state);
       if (threadIdx.x % 32 == 0) {
-        ring.producer_expect(at.stage, p.tile_bytes);
-        ptx::tma_load_4d(ring.tile(at.stage), &map, ring.full(at.stage), first_dim, doc, 0, 0);
+        ring.producer_expect(state.stage, p.tile_bytes);
+        ptx::tma_load_4d(ring.tile(state.stage), &map, ring.full(state.stage), first_dim, doc, 0, 0);
       }
-      at.advance(p.stages);
+      state.advance(p.stages);
     }
   }
 };
@@ -113,14 +113,14 @@ class WinnerLookUp {
 
   __device__ __forceinline__ void run() const {
     const auto N = static_cast<int32_t>(p.N);
-    PipelineState at;
+    PipelineState state;
     for (int32_t j = doc; j < N + doc; j += kDocs) {
-      ring.producer_acquire(at);
-      if constexpr (!Documents::kTma) Documents::copy(p, ring.tile(at.stage), j - doc, first_dim, thread);
-      copy(j, at.stage);
-      if constexpr (kCopies) ring.producer_commit_cp_async(at.stage);
-      if constexpr (kStores) ring.producer_commit(at.stage);
-      at.advance(p.stages);
+      ring.producer_acquire(state);
+      if constexpr (!Documents::kTma) Documents::copy(p, ring.tile(state.stage), j - doc, first_dim, thread);
+      copy(j, state.stage);
+      if constexpr (kCopies) ring.producer_commit_cp_async(state.stage);
+      if constexpr (kStores) ring.producer_commit(state.stage);
+      state.advance(p.stages);
     }
   }
 

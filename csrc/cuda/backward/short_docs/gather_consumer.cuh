@@ -62,10 +62,10 @@ class GatherPipeline {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kGatherRows;
 #pragma unroll
     for (int k = 0; k < kPlaces; ++k) {
-      const uint32_t found = BlockQueryRow(p, first_row, row + k * kPlaceRows, kPlaceRows).at;
+      const uint32_t found = BlockQueryRow(p, first_row, row + k * kPlaceRows, kPlaceRows).offsets;
       const uint32_t offset =
           BlockQueryRow::offset(found, static_cast<uint32_t>(begin + lane % 8) * 2 * p.Lq);
-      at[k / 2] = (k % 2 == 0 ? 0 : at[k / 2]) | offset << k % 2 * 16;
+      offsets[k / 2] = (k % 2 == 0 ? 0 : offsets[k / 2]) | offset << k % 2 * 16;
     }
 #pragma unroll
     for (int g = 0; g < kGatherRows / 4; ++g) {
@@ -90,7 +90,7 @@ class GatherPipeline {
   PipelineState stage;
   // Offsets in a stage of the rows' winners with the lane's document, two in a word. The next stage has the
   // eighth document after it, whose winners have the same offsets.
-  uint32_t at[kPlaces / 2];
+  uint32_t offsets[kPlaces / 2];
   uint32_t queries = 0;  // 4 times the query of the lane's row of each group, 8 bits each
 
   // The winners of the warp's rows with the lane's document, two in a word.
@@ -99,14 +99,14 @@ class GatherPipeline {
     if constexpr (kAligned) {
 #pragma unroll
       for (int k = 0; k < kPlaces; ++k) {
-        const uint4 words = ptx::ld_shared_v4_b32(from + (at[0] >> 16 * k & 0xFFFF));
+        const uint4 words = ptx::ld_shared_v4_b32(from + (offsets[0] >> 16 * k & 0xFFFF));
         winners[4 * k] = words.x, winners[4 * k + 1] = words.y;
         winners[4 * k + 2] = words.z, winners[4 * k + 3] = words.w;
       }
     } else {
 #pragma unroll
       for (int k = 0; k < kPlaces / 2; ++k) {
-        uint32_t two_offsets = at[k];
+        uint32_t two_offsets = offsets[k];
         // Without TMA no registers are left in which the compiler could keep either half.
         if constexpr (!Tile::kTma) asm volatile("" : "+r"(two_offsets));
         winners[k] = ptx::ld_shared_u16(from + (two_offsets & 0xFFFF)) |

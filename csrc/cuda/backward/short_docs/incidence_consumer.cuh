@@ -71,7 +71,7 @@ class UnitPipeline {
 
   __device__ __forceinline__ void add_to(IncidenceSums<Tile>& sums) {
     if (left <= 0) return;
-    memory.consumer_wait(at);
+    memory.consumer_wait(state);
     read_winners<0>(0);
     rows.compare(codes, a);
     start_n_tile<Tile>(a, tile<0>(), first);
@@ -91,20 +91,20 @@ class UnitPipeline {
   const IncidenceShared<Tile>& memory;
   const OwnedRows<Tile>& rows;
   int32_t unit, left;
-  PipelineState at;
+  PipelineState state;
   UnitWinners<Tile> codes;
   uint32_t a[Tile::kSteps][4];
   float first[kFirst], second[kSecond];
 
   template <int kUnit>
   __device__ __forceinline__ uint32_t tile() const {
-    return ptx::smem_desc_low_mn_major(memory.tile(at.stage), Tile::kColumnBytes) +
+    return ptx::smem_desc_low_mn_major(memory.tile(state.stage), Tile::kColumnBytes) +
            (kUnit * Tile::kUnitRows * 128 >> 4);
   }
   template <int kUnit>
   __device__ __forceinline__ void read_winners(int further) {
     const int32_t item = Tile::kGradQ ? unit + further : p.by_units.quotient(unit + further);
-    rows.template read<kAligned>(p, memory.winners(at.stage), kUnit, item, codes);
+    rows.template read<kAligned>(p, memory.winners(state.stage), kUnit, item, codes);
   }
 
   // Adds the products of a unit, whose first n tile is under way, and starts the next unit. Then the other
@@ -112,17 +112,17 @@ class UnitPipeline {
   template <int kTurn>
   __device__ __forceinline__ void step(IncidenceSums<Tile>& sums) {
     constexpr int kUnit = kTurn % Tile::kUnits, kNext = (kUnit + 1) % Tile::kUnits;
-    const int before = at.stage;
+    const int before = state.stage;
     float grads[2];
     if constexpr (kTwoNTiles) {
       ptx::wgmma_wait<0>();
       start_n_tile<Tile>(a, tile<kUnit>() + (Tile::kColumnBytes >> 4), second);
     }
-    rows.read_grads(p, memory.grads(at.stage), kUnit, grads);
+    rows.read_grads(p, memory.grads(state.stage), kUnit, grads);
     const bool more = left > kTurn + 1;
     if constexpr (kNext == 0) {
-      at.advance(memory.stages);
-      if (more) memory.consumer_wait(at);
+      state.advance(memory.stages);
+      if (more) memory.consumer_wait(state);
     }
     if constexpr (kReadsAhead) read_winners<kNext>(kTurn + 1);
     if constexpr (kTwoNTiles) sums.template add<0>(grads, first);

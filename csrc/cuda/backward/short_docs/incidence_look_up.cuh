@@ -26,12 +26,12 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
                                            const IncidenceShared<Tile>& memory, int32_t unit, int32_t end,
                                            int first_dim) {
   const bool leads = ptx::tid_x() % 32 == 0;
-  PipelineState at;
+  PipelineState state;
   for (; unit < end; unit += Tile::kUnits) {
-    memory.producer_acquire(at);
+    memory.producer_acquire(state);
     const int boxes = p.units == 1 ? 1 : min(Tile::kUnits, end - unit);
     const int box_bytes = (p.units == 1 ? Tile::kUnits : 1) * Tile::kUnitRows * 128;
-    if (leads) memory.producer_expect(at.stage, boxes * Tile::kColumns * box_bytes);
+    if (leads) memory.producer_expect(state.stage, boxes * Tile::kColumns * box_bytes);
 #pragma unroll 1
     for (int u = 0; u < boxes; ++u) {
       const int32_t item = p.by_units.quotient(unit + u),
@@ -39,11 +39,11 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
 #pragma unroll
       for (int c = 0; c < Tile::kColumns; ++c) {
         if (!leads) continue;
-        ptx::tma_load_4d(memory.tile(at.stage) + c * Tile::kColumnBytes + u * Tile::kUnitRows * 128, &map,
-                         memory.full(at.stage), first_dim + 64 * c, first, item, 0);
+        ptx::tma_load_4d(memory.tile(state.stage) + c * Tile::kColumnBytes + u * Tile::kUnitRows * 128, &map,
+                         memory.full(state.stage), first_dim + 64 * c, first, item, 0);
       }
     }
-    at.advance(memory.stages);
+    state.advance(memory.stages);
   }
 }
 
@@ -51,14 +51,14 @@ __device__ __forceinline__ void load_units(const IncidenceArgs& p, const CUtenso
 __device__ __forceinline__ void load_incidence_documents(const CUtensorMap& map,
                                                          const GatherTileShared& memory, int32_t doc,
                                                          int32_t end, int first_dim) {
-  PipelineState at;
+  PipelineState state;
   for (; doc < end; doc += kGatherDocs) {
-    memory.producer_acquire(at);
+    memory.producer_acquire(state);
     if (ptx::tid_x() % 32 == 0) {
-      memory.producer_expect(at.stage, memory.tile_bytes());
-      ptx::tma_load_4d(memory.tile(at.stage), &map, memory.full(at.stage), first_dim, doc, 0, 0);
+      memory.producer_expect(state.stage, memory.tile_bytes());
+      ptx::tma_load_4d(memory.tile(state.stage), &map, memory.full(state.stage), first_dim, doc, 0, 0);
     }
-    at.advance(memory.stages);
+    state.advance(memory.stages);
   }
 }
 
@@ -172,9 +172,9 @@ struct IncidenceLookUp {
 #pragma unroll 1
     for (int u = 0; u < units; ++u) {
       const int64_t further = int64_t{unit + u} * (2 * p.Lq);
-      const uint32_t at = to + (u * Tile::kUnitVecs + lane) * 16;
-      copy_run_vec(at, runs[0] + further, bytes[0]);
-      if (two_vecs) copy_run_vec(at + 32 * 16, runs[1] + further, bytes[1]);
+      const uint32_t vec_address = to + (u * Tile::kUnitVecs + lane) * 16;
+      copy_run_vec(vec_address, runs[0] + further, bytes[0]);
+      if (two_vecs) copy_run_vec(vec_address + 32 * 16, runs[1] + further, bytes[1]);
     }
     if (grads == nullptr) return;
 #pragma unroll 1
@@ -192,17 +192,17 @@ __device__ __forceinline__ void look_up(const typename Tile::Shared& memory, con
                                         int32_t unit, int32_t end, int first_dim) {
   const int warps = look_up_warps<Tile>(memory.stages);
   if (turn >= warps) return;
-  PipelineState at;
-  for (int skipped = 0; skipped < turn; ++skipped) at.advance(memory.stages);
+  PipelineState state;
+  for (int skipped = 0; skipped < turn; ++skipped) state.advance(memory.stages);
   for (unit += turn * Tile::kUnits; unit < end; unit += warps * Tile::kUnits) {
-    memory.producer_acquire(at);
+    memory.producer_acquire(state);
     const int units = min(Tile::kUnits, end - unit);
     if constexpr (!Tile::kTma) {
-      copy_items<Tile>(found.p, memory, memory.tile(at.stage), unit, units, end, first_dim);
+      copy_items<Tile>(found.p, memory, memory.tile(state.stage), unit, units, end, first_dim);
     }
-    found.copy(unit, units, memory.winners(at.stage), memory.grads(at.stage));
-    memory.producer_commit_cp_async(at.stage);
-    for (int skipped = 0; skipped < warps; ++skipped) at.advance(memory.stages);
+    found.copy(unit, units, memory.winners(state.stage), memory.grads(state.stage));
+    memory.producer_commit_cp_async(state.stage);
+    for (int skipped = 0; skipped < warps; ++skipped) state.advance(memory.stages);
   }
 }
 

@@ -19,8 +19,9 @@ struct OwnedRows {
   // nothing.
   uint32_t tokens[Tile::kGradQ ? 1 : 2];
   // Bits 0 to 15: offset of each row's winners from a unit's first run; from bit 16 on: the run's offset in
-  // 16 bytes with item 0. Of aligned runs of grad_D, at[0] is the offset that the lane reads for the warp.
-  uint32_t at[2];
+  // 16 bytes with item 0. Of aligned runs of grad_D, offsets[0] is the offset that the lane reads for the
+  // warp.
+  uint32_t offsets[2];
   uint32_t grads = 0;  // offsets of the rows' gradients in a unit's, 16 bits each
 
   __device__ __forceinline__ OwnedRows(const IncidenceArgs& p, int32_t first_row) {
@@ -32,7 +33,7 @@ struct OwnedRows {
     } else {
 #pragma unroll
       for (int h = 0; h < 2; ++h) own_document_row(p, first_row, row + lane / 4 + 8 * h, h);
-      if (p.run_offset == 0) at[0] = doc_of(p, row + lane % 16) * p.run_vecs * 16 + lane / 16 * 16;
+      if (p.run_offset == 0) offsets[0] = doc_of(p, row + lane % 16) * p.run_vecs * 16 + lane / 16 * 16;
     }
 #pragma unroll
     for (uint32_t& token : tokens) asm volatile("" : "+r"(token));  // a register, not computed every time
@@ -55,9 +56,9 @@ struct OwnedRows {
   __device__ __forceinline__ void read(const IncidenceArgs& p, uint32_t winners, int u, int32_t item,
                                        UnitWinners<Tile>& codes) const {
     const auto offset = [&](int h) {
-      if (kAligned) return at[h];
+      if (kAligned) return offsets[h];
       const auto step = Tile::kGradQ ? 2u * p.Lq : static_cast<uint32_t>(p.query_bytes);
-      return BlockQueryRow::offset(at[h], static_cast<uint32_t>(item) * step);
+      return BlockQueryRow::offset(offsets[h], static_cast<uint32_t>(item) * step);
     };
     if constexpr (Tile::kGradQ) {
 #pragma unroll
@@ -68,7 +69,7 @@ struct OwnedRows {
 #pragma unroll
       for (int k = 0; k < Tile::kSteps; ++k) {
         uint32_t words[4];
-        ptx::ldmatrix_x4(words, winners + u * p.block_docs * p.run_vecs * 16 + at[0] + 32 * k);
+        ptx::ldmatrix_x4(words, winners + u * p.block_docs * p.run_vecs * 16 + offsets[0] + 32 * k);
 #pragma unroll
         for (int m = 0; m < 4; ++m) codes[4 * k + m] = words[m];
       }
@@ -101,7 +102,7 @@ struct OwnedRows {
  private:
   __device__ __forceinline__ void own_query_row(const IncidenceArgs& p, int32_t first_row, int row, int h) {
     const BlockQueryRow query_row(p, first_row, row, 1);
-    at[h] = query_row.at;
+    offsets[h] = query_row.offsets;
     grads |= 4 * query_row.query << 16 * h;
   }
 
@@ -114,8 +115,8 @@ struct OwnedRows {
                                                    int h) {
     const int doc = doc_of(p, row), t = row - doc * p.Ld;
     tokens[h] = t < p.Ld ? pair_of(token_code(t)) : 0xFFFFFFFF;
-    at[h] = doc * p.run_vecs * 16 + threadIdx.x % 4 * 4 +
-            ((low_bits(first_winner(p, 0, first_row / p.Ld + doc, 0)) & 15) << 16);
+    offsets[h] = doc * p.run_vecs * 16 + threadIdx.x % 4 * 4 +
+                 ((low_bits(first_winner(p, 0, first_row / p.Ld + doc, 0)) & 15) << 16);
     grads |= 4 * doc << 16 * h;
   }
 };

@@ -110,7 +110,7 @@ struct BlockQueries {
 // from bit 16 on the run's offset in 16 bytes with document 0, and the index of the block's query. Behind the
 // last rows the last rows repeat.
 struct BlockQueryRow {
-  uint32_t at;
+  uint32_t offsets;
   int32_t query;
 
   __device__ __forceinline__ BlockQueryRow(const IncidenceArgs& p, int32_t first_row, int row, int count) {
@@ -119,12 +119,12 @@ struct BlockQueryRow {
     const int32_t i = p.by_Lq.quotient(whole);
     query = i - queries.first;
     const int32_t begin = queries.begin(query);
-    at = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
-         ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
+    offsets = queries.first_vec(query) * 16 + 2 * (whole - i * p.Lq - begin) +
+              ((low_bits(first_winner(p, i, 0, begin)) & 15) << 16);
   }
   // The winner's offset, with a document `further` bytes behind document 0.
-  static __device__ __forceinline__ uint32_t offset(uint32_t at, uint32_t further) {
-    return (at & 0xFFFF) + (((at >> 16) + further) & 15);
+  static __device__ __forceinline__ uint32_t offset(uint32_t offsets, uint32_t further) {
+    return (offsets & 0xFFFF) + (((offsets >> 16) + further) & 15);
   }
 };
 

@@ -20,14 +20,14 @@ class MmaPipeline {
 
   __device__ __forceinline__ void add_to(IncidenceSums<Tile>& sums) {
     for (; left > 0; left -= Tile::kUnits, unit += Tile::kUnits) {
-      memory.consumer_wait(at);
+      memory.consumer_wait(state);
       uint32_t loaded = 0;
 #pragma unroll
       for (int u = 0; u < Tile::kUnits; ++u) {
         if (u < left) loaded = add_unit(u, sums);
       }
-      memory.consumer_release(at.stage, loaded);
-      at.advance(memory.stages);
+      memory.consumer_release(state.stage, loaded);
+      state.advance(memory.stages);
     }
   }
 
@@ -38,7 +38,7 @@ class MmaPipeline {
   const IncidenceShared<Tile>& memory;
   const OwnedRows<Tile>& rows;
   int32_t unit, left;
-  PipelineState at;
+  PipelineState state;
   uint32_t lane_bytes;  // offset in a step of the lane's first row and chunk
 
   // Returns a word of the last load from the unit's embeddings.
@@ -47,10 +47,10 @@ class MmaPipeline {
     uint32_t a[Tile::kSteps][4], loaded = 0;
     float grads[2];
     const int32_t item = Tile::kGradQ ? unit + u : p.by_units.quotient(unit + u);
-    rows.template read<kAligned>(p, memory.winners(at.stage), u, item, codes);
-    rows.read_grads(p, memory.grads(at.stage), u, grads);
+    rows.template read<kAligned>(p, memory.winners(state.stage), u, item, codes);
+    rows.read_grads(p, memory.grads(state.stage), u, grads);
     rows.compare(codes, a);
-    const uint32_t tile = memory.tile(at.stage) + u * Tile::kUnitRows * 128 + lane_bytes;
+    const uint32_t tile = memory.tile(state.stage) + u * Tile::kUnitRows * 128 + lane_bytes;
 #pragma unroll
     for (int n = 0; n < Tile::kDims / 16; ++n) {
       ptx::Accumulator products[2]{};

@@ -17,21 +17,21 @@ __global__ void __launch_bounds__(kSumThreads)
   __shared__ float4 sums[kShares][kColumns];
   ptx::pdl_wait_and_launch_dependents();
   const int column = threadIdx.x % kColumns, share = threadIdx.x / kColumns;
-  const int64_t at = int64_t{blockIdx.x} * kColumns + column, width = size / 4;
+  const int64_t column_index = int64_t{blockIdx.x} * kColumns + column, width = size / 4;
   float4 sum{};
   const auto add = [&](const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; };
-  if (at < width) {
+  if (column_index < width) {
 #pragma unroll 8
-    for (int b = share; b < count; b += kShares) add(partials[b * width + at]);
+    for (int b = share; b < count; b += kShares) add(partials[b * width + column_index]);
   }
   sums[share][column] = sum;
   __syncthreads();
-  if (share != 0 || at >= width) return;
+  if (share != 0 || column_index >= width) return;
 #pragma unroll
   for (int other = 1; other < kShares; ++other) add(sums[other][column]);
   const RowElements<T, 4> stored{
       .element = {narrow<T>(sum.x), narrow<T>(sum.y), narrow<T>(sum.z), narrow<T>(sum.w)}};
-  ptx::st_global_vec(out + 4 * at, stored.words);
+  ptx::st_global_vec(out + 4 * column_index, stored.words);
 }
 
 }  // namespace late_interaction

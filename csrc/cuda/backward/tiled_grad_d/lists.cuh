@@ -62,8 +62,8 @@ struct GradDRing : Ring {
       ptx::bulk_load(stage(index), from, bytes, full(index));
     } else {
 #pragma unroll 4
-      for (uint32_t at = 16 * lane; at < bytes; at += 16 * 32 * kShape.docs) {
-        ptx::cp_async_16(stage(index) + at, from + at, 16);
+      for (uint32_t byte = 16 * lane; byte < bytes; byte += 16 * 32 * kShape.docs) {
+        ptx::cp_async_16(stage(index) + byte, from + byte, 16);
       }
       producer_commit_cp_async(index);
     }
@@ -170,8 +170,8 @@ struct ListProducer {
     const uint32_t lane = threadIdx.x % 32, stages = ring.stages();
     uint32_t next[kBatches];
     load_winners(turn, next);
-    PipelineState at;
-    for (int k = 0; k < turn; ++k) at.advance(kGradDStages);
+    PipelineState state;
+    for (int k = 0; k < turn; ++k) state.advance(kGradDStages);
     for (uint32_t n = turn; n < stages; n += kProducers) {
       uint32_t now[kBatches];
       float grad[kBatches];
@@ -180,11 +180,11 @@ struct ListProducer {
       load_winners(n + kProducers, next);
       count(now);
       load_grads(n, grad);
-      ring.producer_acquire(at);
-      ring.copy(p.Q.data, n, at.stage, 32 * document + lane);
+      ring.producer_acquire(state);
+      ring.copy(p.Q.data, n, state.stage, 32 * document + lane);
       __syncwarp();
-      const uint32_t entries = find_offsets(at.stage), rows = ring.stage(at.stage);
-      ListedRow* list = shared.list[at.stage][document];
+      const uint32_t entries = find_offsets(state.stage), rows = ring.stage(state.stage);
+      ListedRow* list = shared.list[state.stage][document];
 #pragma unroll
       for (int b = 0; b < kBatches; ++b) {
         if (now[b] == kNone) continue;
@@ -192,9 +192,9 @@ struct ListProducer {
       }
       if (lane < kGradDReadAhead) list[entries + lane] = {rows, 0.0f};
       __syncwarp();
-      ring.producer_commit(at.stage);
+      ring.producer_commit(state.stage);
 #pragma unroll
-      for (int k = 0; k < kProducers; ++k) at.advance(kGradDStages);
+      for (int k = 0; k < kProducers; ++k) state.advance(kGradDStages);
     }
   }
 };

@@ -17,7 +17,7 @@ struct DocRange {
   int32_t first;  // token; negative: token ~first of CompactedTokens
   int32_t length;
   int32_t document;
-  // Index in the document of the range's first token; negative: that of token t is
+  // Index in the document of the range's first token; negative: token t has the index
   // CompactedTokens::positions[~argmax_base + t].
   int32_t argmax_base;
 

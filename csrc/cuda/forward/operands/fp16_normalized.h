@@ -1,4 +1,4 @@
-// fp16 copies of tokens whose products are those of unit rows: kernels that read them need no norms.
+// fp16 copies of tokens as unit rows, but for scales: kernels that read them need no norms.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -70,7 +70,7 @@ struct TileLoader {
   static constexpr int kAtOnce = 32 / Tile::kVecs;  // tokens of an instruction
   static_assert(kAtOnce >= 1 && Tile::kTokens % kAtOnce == 0);
   const ForwardArgs& p;
-  typename Tile::Kept& at;
+  typename Tile::Kept& kept;
   uint32_t ring;
   int32_t first,
       step;  // tokens of a document that the warp begins with, and from one of its tiles to the next
@@ -80,22 +80,22 @@ struct TileLoader {
   // Finds the next document of which the warp has tokens to copy.
   __device__ __forceinline__ void enter() {
     DocRange range{};
-    for (; at.left > 0; next()) {
-      range = range_of<true>(p, at.copied_query, at.copied_j);
+    for (; kept.left > 0; next()) {
+      range = range_of<true>(p, kept.copied_query, kept.copied_j);
       if (range.length > first) break;
     }
-    length = at.left > 0 ? range.length : 0;
+    length = kept.left > 0 ? range.length : 0;
     t = first;
     if (t >= length) return;
     const int lane = threadIdx.x % 32;
-    from = static_cast<const E*>(p.D.data) + range_offset(p, at.copied_query, range) +
+    from = static_cast<const E*>(p.D.data) + range_offset(p, kept.copied_query, range) +
            (t + lane / Tile::kVecs) * p.D.token_stride + lane % Tile::kVecs * Tile::kVecElements;
   }
   __device__ __forceinline__ void next() {
-    --at.left;
-    if (++at.copied_j < p.N) return;
-    at.copied_j = 0;
-    at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
+    --kept.left;
+    if (++kept.copied_j < p.N) return;
+    kept.copied_j = 0;
+    kept.copied_query = row_tile(p, (kept.end - kept.left) / p.N, Tile::kRows).query;
   }
 
   // Copies the next tile, if there is one. The copies wait for `loaded`, a word of the last load from this
@@ -134,9 +134,9 @@ struct QueryColumns {
     const int lane = threadIdx.x % 32, q = lane % 4;
 #pragma unroll
     for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-      const int at = 8 * n + lane / 4;
-      const bool exists = at < tile.count;
-      const E* row = static_cast<const E*>(p.Q.data) + (exists ? row_offset(p, tile.first + at) : 0);
+      const int row_index = 8 * n + lane / 4;
+      const bool exists = row_index < tile.count;
+      const E* row = static_cast<const E*>(p.Q.data) + (exists ? row_offset(p, tile.first + row_index) : 0);
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; s += 2) {
         const int first = (2 * s + q) * Tile::kVecElements;
@@ -155,8 +155,8 @@ __device__ __forceinline__ void load_scales(float (&scale)[2], const float* scal
                                             int32_t length) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int32_t at = t + 8 * half + static_cast<int32_t>(threadIdx.x % 32 / 4);
-    scale[half] = at < length ? scales[at * stride] : 0.0f;
+    const int32_t token = t + 8 * half + static_cast<int32_t>(threadIdx.x % 32 / 4);
+    scale[half] = token < length ? scales[token * stride] : 0.0f;
   }
 }
 

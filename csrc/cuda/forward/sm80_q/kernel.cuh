@@ -46,7 +46,7 @@ template <class Mma_, int kSteps_, Sm80QShape kShape, int kTokens_, bool kTurns_
 struct Sm80QTile {
   using Args = ForwardArgs;
   using Mma = Mma_;
-  using Element = typename Mma::Element;  // of what is multiplied
+  using Element = typename Mma::Element;  // of the operands
   static constexpr bool kTwoTerms = Mma::kTerms == 2;
   using Source = std::conditional_t<kTwoTerms, float, Element>;  // of the call's embeddings
   static constexpr bool kPacked = !kTwoTerms;
@@ -131,7 +131,7 @@ struct DocumentLoader {
   static constexpr int kRowsAtOnce = 32 / Tile::kVecs, kRowStep = Tile::kWarps * kRowsAtOnce;
   static_assert(kRowsAtOnce * Tile::kVecs == 32 && Tile::kTokens % kRowStep == 0);
   const ForwardArgs& p;
-  typename Tile::Kept& at;
+  typename Tile::Kept& kept;
   uint32_t to;     // address of the thread's first vector in the first stage
   int kept_row;    // row(), where there is a register for it
   uint32_t bytes;  // 16, or 0 behind the last dim
@@ -139,18 +139,18 @@ struct DocumentLoader {
   const E* from;   // the thread's next vector
 
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
-      : p(p), at(kept) {
+      : p(p), kept(kept) {
     kept_row = threadIdx.x / Tile::kVecs;
     to = ring + row() * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
     bytes = column() < Tile::width(p) ? 16 : 0;
-    const int64_t tile_index = at.work_tile / p.N;
+    const int64_t tile_index = kept.work_tile / p.N;
     const int64_t copied = (p.Ld + Tile::kTokens - 1) / Tile::kTokens * Tile::kTokens;
-    at.hop = Tile::document_stride(p) - copied * Tile::token_stride(p);
-    at.left = at.end - at.work_tile;
-    at.copied_j = static_cast<int32_t>(at.work_tile - tile_index * p.N);
-    at.copied_query = row_tile(p, tile_index, Tile::kRows).query;
+    kept.hop = Tile::document_stride(p) - copied * Tile::token_stride(p);
+    kept.left = kept.end - kept.work_tile;
+    kept.copied_j = static_cast<int32_t>(kept.work_tile - tile_index * p.N);
+    kept.copied_query = row_tile(p, tile_index, Tile::kRows).query;
     rest = 0;
-    if (at.left == 0) return;
+    if (kept.left == 0) return;
     enter();
     if (rest == 0) next();
   }
@@ -165,9 +165,9 @@ struct DocumentLoader {
   }
 
   __device__ __forceinline__ void enter() {
-    const DocRange range = range_of<Tile::kMaySplit>(p, at.copied_query, at.copied_j);
+    const DocRange range = range_of<Tile::kMaySplit>(p, kept.copied_query, kept.copied_j);
     const bool second_term = Tile::kTwoTerms && threadIdx.x % 32 % Tile::kVecs >= Tile::kTermVecs;
-    from = Tile::tokens(p, at.copied_query, range) + row() * Tile::token_stride(p) +
+    from = Tile::tokens(p, kept.copied_query, range) + row() * Tile::token_stride(p) +
            (bytes != 0 ? column() : 0) + (second_term ? p.fp16x2.d_apart : 0);
     rest = range.length;
   }
@@ -175,16 +175,16 @@ struct DocumentLoader {
   __device__ __forceinline__ void next() {
     do {
       rest = 0;
-      if (--at.left == 0) return;
-      const bool wraps = ++at.copied_j == p.N;
+      if (--kept.left == 0) return;
+      const bool wraps = ++kept.copied_j == p.N;
       if (wraps) {
-        at.copied_j = 0;
-        at.copied_query = row_tile(p, (at.end - at.left) / p.N, Tile::kRows).query;
+        kept.copied_j = 0;
+        kept.copied_query = row_tile(p, (kept.end - kept.left) / p.N, Tile::kRows).query;
       }
       if (wraps || p.packed || (Tile::kMaySplit && p.num_splits > 1)) {
         enter();
       } else {
-        from += at.hop;
+        from += kept.hop;
         rest = p.Ld;
       }
     } while (rest == 0);
@@ -216,9 +216,9 @@ struct QueryOperands {
     const int lane = threadIdx.x % 32, q = lane % 4;
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
-      const int at = warp * Tile::kWarpRows + 8 * h + lane / 4;
-      const bool exists = at < tile.count;
-      const E* row = Tile::query_rows(p) + (exists ? Tile::query_offset(p, tile.first + at) : 0);
+      const int row_index = warp * Tile::kWarpRows + 8 * h + lane / 4;
+      const bool exists = row_index < tile.count;
+      const E* row = Tile::query_rows(p) + (exists ? Tile::query_offset(p, tile.first + row_index) : 0);
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; s += 2) {
         const int column = (2 * (s % Tile::kTermSteps) + q) * Tile::kVecElements;
@@ -246,8 +246,8 @@ struct CountedTokens {
   __device__ __forceinline__ void load(const ForwardArgs& p, const uint8_t* mask, int32_t t, int32_t length) {
 #pragma unroll
     for (int w = 0; w < Tile::kMaskWords; ++w) {
-      const int32_t at = t + 32 * w + threadIdx.x % 32;
-      kept[w] = at < length ? mask[at * p.d_mask.token_stride] : 0;
+      const int32_t token = t + 32 * w + threadIdx.x % 32;
+      kept[w] = token < length ? mask[token * p.d_mask.token_stride] : 0;
     }
   }
   // Returns whether all tokens of the stage count.
@@ -282,8 +282,8 @@ struct TokenScales {
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int32_t at = first + 8 * n + 2 * (threadIdx.x % 4) + e;
-        scale[n][e] = at < left ? data[at * stride] : 0.0f;
+        const int32_t column = first + 8 * n + 2 * (threadIdx.x % 4) + e;
+        scale[n][e] = column < left ? data[column * stride] : 0.0f;
       }
     }
   }

@@ -435,7 +435,7 @@ struct LaneTokenScales {
 };
 
 // Squared norms of a warp's tokens: the diagonal of tokens x tokens, for which the tensor cores have time. A
-// lane holds some elements of that product; `of` finds those on the diagonal.
+// lane holds some elements of that product; `of` finds the diagonal ones.
 template <class Tile>
 struct TokenGram {
   using Mma = std::conditional_t<std::is_same_v<typename Tile::Element, __half>, ptx::MmaFp16, ptx::MmaBf16>;

@@ -26,7 +26,7 @@ __device__ __forceinline__ float rounded(float x) {
   return __uint_as_float(bits);
 }
 
-// A token's `high`: what the tensor cores see of it.
+// A token's `high`, as the tensor cores truncate it.
 __device__ __forceinline__ float truncated(float x) {
   return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);
 }

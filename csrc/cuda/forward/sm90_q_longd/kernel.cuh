@@ -91,7 +91,7 @@ struct LongDTile {
   static constexpr int kKChunkElements = kKChunkBytes / (kPolicy.terms == 2 ? 2 : sizeof(Element));
   static constexpr uint32_t kQTermBytes = kRows * kKChunkBytes, kDTermBytes = kColumns * kKChunkBytes;
   static constexpr uint32_t kQBytes = kPolicy.terms * kQTermBytes, kDBytes = kPolicy.terms * kDTermBytes;
-  static constexpr int kCopies = kPolicy.splits_tf32 ? 2 : 1;  // of what a stage receives
+  static constexpr int kCopies = kPolicy.splits_tf32 ? 2 : 1;  // of a stage's operands
 
   // A lane holds rows 8 * block + 16 * half + lane / 4 of the warp's two blocks, in the order of 2 * block +
   // half. With one block the even lanes of a quad have a row each, which odd lanes repeat.

@@ -273,7 +273,7 @@ struct Sm90QShortConsumer {
       half_rows(k, value, token);
       if (k + Tile::kHalf < Tile::kDocs) {
         half_rows(k + Tile::kHalf, other, other_token);
-      } else {  // no document: what the odd lanes leave is not read
+      } else {  // no document: nobody reads what the odd lanes store
         other = value;
         other_token = token;
       }

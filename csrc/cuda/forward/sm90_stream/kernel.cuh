@@ -44,7 +44,7 @@ struct WarpStream {
   uint32_t stages;         // shared memory: the tiles
   Ring ring;               // without empty mbarriers: the warp that reads a stage refills it
   int32_t j, step, t = 0;  // lane 0: the next tile
-  PipelineState filled, at;
+  PipelineState filled, state;
 
   // Requests the next tile, if there is one. By lane 0.
   __device__ __forceinline__ void request() {
@@ -68,8 +68,8 @@ struct WarpStream {
   __device__ __forceinline__ void multiply(
       ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
       const Share<typename Tile::Element> (&q)[Tile::kHeld][Tile::kSteps]) {
-    ring.consumer_wait(at);
-    const uint32_t tile = stages + at.stage * Tile::kStageBytes;
+    ring.consumer_wait(state);
+    const uint32_t tile = stages + state.stage * Tile::kStageBytes;
     const int row = threadIdx.x % 32 / 4, vec = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < Tile::kColumnBlocks; ++n) {
@@ -81,7 +81,7 @@ struct WarpStream {
       }
       multiply_shares<Tile>(acc, n, q, tokens);
     }
-    at.advance(kStreamStages);
+    state.advance(kStreamStages);
     __syncwarp();
     if (threadIdx.x % 32 == 0) request();
   }

@@ -70,7 +70,7 @@ struct ProductRowSums {
   __device__ __forceinline__ float weight() const { return others + label_weight; }
 };
 
-// Writes what the operator returns of a row. In the first pass weights are as small as 2^-offset, and the sum
+// Writes the operator's results of a row. In the first pass weights are as small as 2^-offset, and the sum
 // is relative to the label's. It is rounded once: a quotient of two sums that are nearly equal, each rounded
 // already, would round up more often than down.
 __device__ __forceinline__ void store_sums(const ProductRowsArgs& p, int pass, int32_t row,
