@@ -116,8 +116,7 @@ class PairScorer {
     }
     forward(call);
     if (all_.winners == nullptr) return;
-    for (int64_t s = 0; s < rows.length;
-         ++s) {  // winners of a short document may be narrower than the output
+    for (int64_t s = 0; s < rows.length; ++s) {  // winners may be narrower than the output
       set_winner(all_.winners, in_.sizes.Ld, pair * winner_stride_ + s,
                  get_winner(winners_.data(), tokens.length, s));
     }

@@ -260,17 +260,16 @@ __device__ __forceinline__ Maximum scaled(const Maximum& best, float scale) {
 
 // Applies the query mask and the scales to the maxima, and stores the argmax.
 template <class Tile, bool kWinners>
-__device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p,
-                                                         const LaneRows<Tile>& lane_rows, int32_t j,
-                                                         Maximum (&best)[Tile::kLaneRows]) {
+__device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, const LaneRows<Tile>& rows,
+                                                         int32_t j, Maximum (&best)[Tile::kLaneRows]) {
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
-    best[o] = scaled(best[o], lane_rows.scale[o]);
+    best[o] = scaled(best[o], rows.scale[o]);
     if constexpr (kWinners) {
-      if (lane_rows.query[o] >= 0) {
+      if (rows.query[o] >= 0) {
         const int64_t index =
-            ((Tile::kPacked && p.packed ? 0 : lane_rows.query[o]) * p.winners_stride + j) * p.Lq +
-            lane_rows.query_token[o];
+            ((Tile::kPacked && p.packed ? 0 : rows.query[o]) * p.winners_stride + j) * p.Lq +
+            rows.query_token[o];
         store_winner(p.winners, p.wide_winners, index, best[o].token);
       }
     }
@@ -280,7 +279,7 @@ __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p,
 // Each query's sum over the rows of this warp, where lanes with equal lane % 4 have rows of one query
 // (ForwardArgs::query_lanes). It adds in the order of sum_queries.
 template <class Tile>
-__device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const LaneRows<Tile>& lane_rows,
+__device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const LaneRows<Tile>& rows,
                                                     int32_t j, const Maximum (&best)[Tile::kLaneRows]) {
   const int lane = threadIdx.x % 32;
   float sum = 0.0f;
@@ -290,30 +289,29 @@ __device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const 
   for (int partner = 16; partner >= 4; partner /= 2) sum += __shfl_xor_sync(kFullWarp, sum, partner);
   if (p.query_lanes > 2) sum += __shfl_xor_sync(kFullWarp, sum, 2);
   if (p.query_lanes > 1) sum += __shfl_xor_sync(kFullWarp, sum, 1);
-  if (lane >= 4 || (lane & (p.query_lanes - 1)) != 0 || lane_rows.query[0] < 0) return;
-  const int64_t index = int64_t{lane_rows.query[0]} * p.partials + lane_rows.first_partial;
+  if (lane >= 4 || (lane & (p.query_lanes - 1)) != 0 || rows.query[0] < 0) return;
+  const int64_t index = int64_t{rows.query[0]} * p.partials + rows.first_partial;
   static_cast<float*>(p.scores)[index * p.scores_stride + j] = sum;
 }
 
 // Each query's sum over the rows of this warp, of kTogether queries at once: a butterfly whose first
 // exchanges halve the sums that a lane carries. It adds in the same order whatever kTogether is.
 template <class Tile>
-__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& lane_rows, int32_t j,
+__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& rows, int32_t j,
                                             const Maximum (&best)[Tile::kLaneRows]) {
   if constexpr (requires { Tile::kQuadRows; }) {
-    if (p.query_lanes != 0) return sum_aligned_queries<Tile>(p, lane_rows, j, best);
+    if (p.query_lanes != 0) return sum_aligned_queries<Tile>(p, rows, j, best);
   }
   constexpr int kTogether = Tile::kLaneRows > 1 ? 4 : 2, kLanes = 32 / kTogether;  // lanes a sum
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int32_t first = lane_rows.first_query; first <= lane_rows.last_query; first += kTogether) {
+  for (int32_t first = rows.first_query; first <= rows.last_query; first += kTogether) {
     float sums[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       sums[i] = 0.0f;
 #pragma unroll
-      for (int o = 0; o < Tile::kLaneRows; ++o)
-        sums[i] += lane_rows.query[o] == first + i ? best[o].value : 0.0f;
+      for (int o = 0; o < Tile::kLaneRows; ++o) sums[i] += rows.query[o] == first + i ? best[o].value : 0.0f;
     }
 #pragma unroll
     for (int half = kTogether / 2; half > 0; half /= 2) {
@@ -330,10 +328,10 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows
       sums[0] += __shfl_xor_sync(kFullWarp, sums[0], partner);
     }
     const int32_t query = first + lane / kLanes;
-    if (lane % kLanes != 0 || query > lane_rows.last_query) continue;
+    if (lane % kLanes != 0 || query > rows.last_query) continue;
     // Queries but the first begin in this warp: their partial 0.
-    const bool begun = query == lane_rows.first_query || (Tile::kPacked && p.packed);
-    const int64_t index = int64_t{query} * p.partials + (begun ? lane_rows.first_partial : 0);
+    const bool begun = query == rows.first_query || (Tile::kPacked && p.packed);
+    const int64_t index = int64_t{query} * p.partials + (begun ? rows.first_partial : 0);
     static_cast<float*>(p.scores)[index * p.scores_stride + j] = sums[0];
   }
 }
@@ -357,7 +355,7 @@ inline constexpr bool kMaySplit = requires { requires Tile::kMaySplit; };
 // Finishes a document, or a split of one, in a kernel whose warps deliver the maxima that they found.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
-                                                const LaneRows<Tile>& lane_rows, int warp_m, int32_t j,
+                                                const LaneRows<Tile>& rows, int warp_m, int32_t j,
                                                 const float* maximum, const int32_t* token) {
   const DocRange range = range_of<kMaySplit<Tile>>(p, tile.query, j);
   Maximum best[Tile::kLaneRows];
@@ -380,8 +378,8 @@ __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowT
     }
   }
   if (kMaySplit<Tile> && p.num_splits > 1) return leave_maxima<Tile>(p, tile, warp_m, j, best);
-  apply_scale_store_argmax<Tile, kWinners>(p, lane_rows, j, best);
-  sum_queries<Tile>(p, lane_rows, j, best);
+  apply_scale_store_argmax<Tile, kWinners>(p, rows, j, best);
+  sum_queries<Tile>(p, rows, j, best);
 }
 
 }  // namespace late_interaction

@@ -21,8 +21,7 @@ struct ProjectArgs {
   const void* bias;            // [d]; null: none
   const uint8_t* active_rows;  // [rows]; null: all. A row that is not active is neither read nor written
   void* out;                   // [rows, d], contiguous
-  float*
-      inverse;  // [rows], 1 / max(norm, eps) of the row before normalization; null: rows are not normalized
+  float* inverse;  // [rows], 1 / max(norm, eps) before normalization; null: rows are not normalized
   int64_t rows, hidden_stride;
   int32_t d, d_model;
 };

@@ -22,13 +22,12 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
   constexpr int kWarps = kThreads / 32;
   __shared__ int warp_totals[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int first_of_thread = threadIdx.x * kRowsOfThread;
+  const int begin = threadIdx.x * kRowsOfThread;
   // All of a thread's flags are on their way together.
   uint32_t flags = 0;
 #pragma unroll
   for (int k = 0; k < kRowsOfThread; ++k) {
-    const bool listed = first_of_thread + k < count &&
-                        (active_rows == nullptr || active_rows[first + first_of_thread + k] != 0);
+    const bool listed = begin + k < count && (active_rows == nullptr || active_rows[first + begin + k] != 0);
     flags |= uint32_t{listed} << k;
   }
   int before = sum_up_to_lane(__popc(flags));
@@ -42,8 +41,7 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
     before += w < warp ? warp_totals[w] : 0;
     all += warp_totals[w];
   }
-  for (; flags != 0; flags &= flags - 1)
-    list[before++] = static_cast<uint16_t>(first_of_thread + __ffs(flags) - 1);
+  for (; flags != 0; flags &= flags - 1) list[before++] = static_cast<uint16_t>(begin + __ffs(flags) - 1);
   __syncthreads();
   return all;
 }

@@ -29,8 +29,7 @@ inline constexpr int kJobPartitions = 32;
 inline constexpr int kSumDims = 64;             // that a warp sums at a time
 inline constexpr int kSumPitch = kSumDims + 4;  // lanes that read one column of four dims each meet all banks
 inline constexpr int kListTokens = 512;
-inline constexpr int kListed =
-    4;  // tokens that are added at a time: each partition's list begins at a multiple
+inline constexpr int kListed = 4;  // tokens that are added at a time: lists begin at multiples of it
 inline constexpr int kMostStageDims = 128;
 inline constexpr int kMostBlockWarps = 16;  // their 128 registers a thread are all of a multiprocessor's
 inline constexpr int kLaneRows = 8;         // neighbouring partitions are of so many lanes

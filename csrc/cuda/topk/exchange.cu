@@ -49,20 +49,19 @@ __global__ void __launch_bounds__(kThreads)
     add_checksum(const uint8_t* bytes, int64_t count, int64_t vectors, uint64_t factor, int64_t* sum) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x,
                 threads = int64_t{gridDim.x} * kThreads;
-  uint64_t sum_of_thread = 0;
+  uint64_t partial = 0;
   for (int64_t i = thread; i < vectors; i += threads) {
     alignas(kVector) uint8_t vector[kVector];
     *reinterpret_cast<uint4*>(vector) = reinterpret_cast<const uint4*>(bytes)[i];
-    sum_of_thread += weighted_sum(vector, kVector, i * kVector);
+    partial += weighted_sum(vector, kVector, i * kVector);
   }
   for (int64_t i = vectors * kVector + thread; i < count; i += threads)
-    sum_of_thread += weighted_sum(bytes + i, 1, i);
+    partial += weighted_sum(bytes + i, 1, i);
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum_of_thread += __shfl_xor_sync(kFullWarp, sum_of_thread, step);
+  for (int step = 16; step > 0; step /= 2) partial += __shfl_xor_sync(kFullWarp, partial, step);
   // Integers add up to the same sum in any order.
   if (threadIdx.x % 32 == 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(sum),
-              static_cast<unsigned long long>(sum_of_thread * factor));
+    atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(partial * factor));
   }
 }
 

@@ -50,10 +50,9 @@ struct KeyItems {
     const uint32_t list = by_width.quotient(i), column = i - list * static_cast<uint32_t>(from.width);
     const auto key = static_cast<RankingKey>(from.data[list * from.list_stride + row * from.width + column]);
     if (from.counts == nullptr) return key;
-    const RankingKey document_key = key ^ kSignBit;
-    return document_key == kNoDocument
-               ? document_key
-               : document_key - first[list];  // the index lies in the lower bits, complemented
+    const RankingKey local_key = key ^ kSignBit;
+    // The index lies in the lower bits, complemented.
+    return local_key == kNoDocument ? local_key : local_key - first[list];
   }
 };
 

@@ -245,16 +245,15 @@ __device__ __forceinline__ bool multiply_groups(const ExactCells<Element, kMaske
   static_assert(kGroupCells == 2 && kLanes == 16);
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t first = threadIdx.x / 32; first < smem.listed; first += kAtOnce * kWarps) {
-    uint32_t lane_cells[kAtOnce];
+    uint32_t cell[kAtOnce];
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t at = first + i * kWarps;
-      lane_cells[i] = at < smem.listed ? cell_of_group(smem.segments[at], lane / kLanes) : UINT_MAX;
+      cell[i] = at < smem.listed ? cell_of_group(smem.segments[at], lane / kLanes) : UINT_MAX;
     }
     float shares[kAtOnce];
-    cells.share(lane_cells, lane % kLanes, shares);
-    const uint32_t even = lane & 8 ? lane_cells[2] : lane_cells[0],
-                   odd = lane & 8 ? lane_cells[3] : lane_cells[1];
+    cells.share(cell, lane % kLanes, shares);
+    const uint32_t even = lane & 8 ? cell[2] : cell[0], odd = lane & 8 ? cell[3] : cell[1];
     add_candidates(cells, smem, lane & 4 ? odd : even, sums_of_lanes(shares, lane));
   }
   __syncthreads();

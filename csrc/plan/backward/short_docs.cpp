@@ -91,10 +91,9 @@ void share_units(IncidencePlan& plan, const Sizes& s, double beside, const Devic
     for (int cluster = 1; cluster <= (plan.tma || plan.grad_q ? 8 : 1); ++cluster) {
       const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, device));
       const double block = static_cast<double>(ceil_div(plan.all_units, cluster) + overhead) * unit;
-      const double own_time = static_cast<double>(waves) * block;
+      const double alone = static_cast<double>(waves) * block;
       const double all = static_cast<double>(tiles * cluster) * block / device.sm_count + beside;
-      const double time =
-          std::max(own_time, all) + own_time / 8;  // an eighth: of equal plans, the shorter kernel
+      const double time = std::max(alone, all) + alone / 8;  // an eighth: of equal plans, the shorter kernel
       if (time >= least) continue;
       least = time;
       plan.block_rows = block_rows;

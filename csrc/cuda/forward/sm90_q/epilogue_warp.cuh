@@ -236,8 +236,7 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
     const float total = sum_of_four(sum);
     const int32_t lane_query = first + lane / 8;
     if (lane % 8 == 0 && lane_query <= rows.last_query) {
-      const bool begun =
-          lane_query == rows.first_query || p.packed;  // false: the query begins here, with partial 0
+      const bool begun = lane_query == rows.first_query || p.packed;  // false: partial 0
       const int64_t partial = int64_t{lane_query} * p.partials + (begun ? rows.first_partial : 0);
       scores[partial * p.scores_stride + j] = total;
     }

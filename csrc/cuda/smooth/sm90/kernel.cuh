@@ -91,10 +91,9 @@ struct SmoothSide {
       for (int c = 0; c < Tile::kConsumers; ++c) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int64_t log_index =
+          const int64_t index =
               smooth_factor_at<typename Tile::Split>(p, work, row_tiles[c], item, first, lane + 32 * i);
-          factor[c][i] = {log_index < 0 ? 0.0f : p.logs[log_index],
-                          log_index < 0 ? 0.0f : p.factors[log_index]};
+          factor[c][i] = {index < 0 ? 0.0f : p.logs[index], index < 0 ? 0.0f : p.factors[index]};
         }
       }
     }
