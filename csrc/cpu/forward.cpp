@@ -50,7 +50,7 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   return bf16 && k.has_bf16 ? k.bf16 : k.f32;
 }
 
-// Whether the maximum of a query token is multiplied: by its inverse norm or the scale of its code, or by its
+// Whether a query token's maximum is multiplied: by the inverse norm or the scale of the codes, or by its
 // weight.
 bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data || call.q_weights.data; }
 

@@ -138,7 +138,7 @@ class Encoder {
   }
 
   // Finds the least (distance, token) of each partition. In a pass for each bit, partitions that differ in it
-  // exchange what they have found, one further away: the distance transform of a hypercube, which is exact.
+  // exchange their least, at a distance one larger: the distance transform of a hypercube, which is exact.
   void fill_empty(float* block) {
     constexpr uint64_t kFurther = uint64_t{1} << 32, kNone = uint64_t{1} << 62;
     for (int64_t p = 0; p < partitions_; ++p) {
@@ -204,7 +204,7 @@ void encode(const MuveraCall& call) {
   for_each_item(call.sequences, threads_for(work), [&] { return Encoder(call); });
 }
 
-// Checks what is read as an index, so that nothing is read or written outside of tensors.
+// Checks indices, so that nothing is read or written outside of tensors.
 void check_values(const MuveraCall& call) {
   int64_t before = 0;
   for (int64_t i = 0; call.offsets != nullptr && i <= call.sequences; ++i) {

@@ -1,7 +1,7 @@
 // Listed pairs of packed queries and documents: who owns what.
 //
 //   forward   Most of all there are: every query meets every document in one call, and the list is picked
-//             from those scores. Else a pair is a call of its own, and a thread takes one after the other.
+//             from those scores. Else each pair is scored by a call, and a thread takes one after the other.
 //   grad_Q    A thread owns a query, and walks its pairs in the order of the list for each of its tokens.
 //   grad_D    A thread owns a document. It sorts the winners of its pairs by token (stable: within a token by
 //             pair, then by query token), and forms one token's sum after the other.

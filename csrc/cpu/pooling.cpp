@@ -1,15 +1,15 @@
 // Ward's clustering of documents' tokens on the CPU, a document at a time (D. Müllner, arXiv 1109.2378):
 //
 //   distances   [n, n] doubles: clamp(1 - similarity, 0, 2), both halves, so that a row is contiguous
-//   chain       clusters, each the nearest of the one before it; two that are each other's nearest become
-//               one, and the chain goes on from what is left of it
+//   chain       clusters, each the nearest of the previous one; two that are each other's nearest are joined
+//               and leave the chain, which goes on from its new end
 //   merges      n - 1 of them, in the order in which the chain found them; sorted by distance they are a tree
 //   cut         merges are made in the order of distance until at most `clusters` clusters are left
 //
 // Clusters and their numbers are those of scipy's linkage(method="ward") and fcluster(criterion="maxclust"),
-// ties included: the lowest of equally near clusters is the nearest, unless the one before it in the chain is
-// as near; a union takes the place of the higher of its two; merges of one distance keep their order; and
-// merges of the distance of the cut are all made, so that fewer clusters may be left.
+// ties included: the lowest of equally near clusters is the nearest, unless the previous one in the chain is
+// as near; a union takes the number of the higher of its two; merges of one distance keep their order; and
+// all merges of the cut's distance are made, so that fewer clusters may be left.
 #include "pooling.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class Tree {
   Tree(Merge* merges, int64_t n, int32_t* nodes, int32_t* stack)
       : merges_(merges), n_(static_cast<int32_t>(n)), nodes_(nodes), stack_(stack) {}
 
-  // Cuts it into at most `clusters`, fewer than n; returns how many there are.
+  // Cuts the tree into at most `clusters`, fewer than n; returns their number.
   int32_t cut(int64_t clusters, int32_t* labels) {
     std::stable_sort(merges_, merges_ + n_ - 1,
                      [](const Merge& a, const Merge& b) { return a.distance < b.distance; });

@@ -1,5 +1,5 @@
-// Tiles of a document's valid tokens, as a kernel wants them: where they lie, widened while they multiply, or
-// in a thread's buffer, because they need conversion, have strided dims or are compressed.
+// Tiles of a document's valid tokens, for a kernel: in place, widened while they multiply, or in a thread's
+// buffer, because they need conversion, have strided dims or are compressed.
 #pragma once
 
 #include <algorithm>
@@ -102,7 +102,7 @@ class TileStage {
     return count;
   }
 
-  int32_t first_token() const { return ids_[0]; }  // of those that gather found
+  int32_t first_token() const { return ids_[0]; }  // that gather found
 
   // The tile of the `count` tokens that gather found in document j. The next ones are prefetched from `next`
   // on.
@@ -114,14 +114,14 @@ class TileStage {
       decompress(j, padded);
     } else {
       stage(query, j, count, padded);
-      // While the first panel computes, what follows this tile comes nearer.
+      // While the first panel computes, the next tile is prefetched.
       tile_.ahead = next < end ? document_token(query, j, next) : document_token(query, j + 1, 0);
       tile_.ahead_step = call_.d_bits ? ceil_div(m_.step_dims * call_.d_bits, 8) : m_.step_dims * element_;
     }
     return tile_;
   }
 
-  // What scores a tile that is to be widened, with its first panel.
+  // The kernel that widens a tile and scores the first panel.
   ScoreTile widening() const { return widening_; }
 
  private:
@@ -174,7 +174,7 @@ class TileStage {
     }
   }
 
-  // Pads ids_ [0, count) to whole steps, and says where they lie, for whole groups.
+  // Pads ids_ [0, count) to whole steps, and sets the tokens' offsets, for whole groups.
   void place(int64_t count) {
     const int64_t token_bytes = call_.D.token_stride * element_;
     const int64_t padded = round_up(count, m_.token_step);
@@ -250,8 +250,7 @@ class TileStage {
     m_.pack_row(codes_, call_.dtype, 1, s_.d, out);
   }
 
-  // Lets the tile point at tokens ids_ [0, padded) of document j where they lie, or packs them into its
-  // buffer.
+  // Points the tile at tokens ids_ [0, padded) of document j, or packs them into its buffer.
   void stage(int64_t query, int64_t j, int64_t count, int64_t padded) {
     const char* document = document_token(query, j, 0);
     bool overflow = false;

@@ -47,7 +47,7 @@ inline uint16_t to_fp16(float x) {
   return static_cast<uint16_t>(sign | ((size - 0x38000000u + 0xFFF + ((size >> 13) & 1)) >> 13));
 }
 
-// How a dtype lies in memory and becomes a float, alone and by the vector.
+// How elements of a dtype are loaded as floats, one by one and by the vector.
 struct Bf16Row {
   using Element = uint16_t;
   static float get(uint16_t x) { return from_bf16(x); }
@@ -170,7 +170,7 @@ void check_finite_f32(const char* x, const int64_t* offsets, int64_t count, Dtyp
   LI_FOR_ROW_TYPE(dtype, check_finite, x, offsets, count, stride, d, squares)
 }
 
-// A NaN norm stays NaN. The inverse of one that overflows is 0, and the row counts as zeros, as
+// A NaN norm stays NaN. The inverse of a norm that overflows is 0, and the row counts as zeros, as
 // torch.nn.functional.normalize returns it.
 void inverse_norms_f32(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
                        int64_t d, float* out) {
@@ -240,7 +240,7 @@ void add_rows(float* sum, const float* scales, const int64_t* offsets, int64_t c
   }
 }
 
-// These two stand in the table of kernels.h, as plain functions that get all they need one by one.
+// Plain functions for the table of kernels.h, so their arguments are no struct.
 void add_rows_f32(float* sum, const float* scales, const int64_t* offsets, int64_t count, const void* x,
                   Dtype dtype, int64_t stride, int64_t d) {
   LI_FOR_ROW_TYPE(dtype, add_rows, sum, scales, offsets, count, static_cast<const char*>(x), stride, d)

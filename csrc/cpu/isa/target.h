@@ -1,5 +1,5 @@
-// Compiles the functions between the two marks for an instruction set of their own, so that one
-// baseline build holds every kernel.
+// Compiles the functions between the two marks for another instruction set, so that one baseline build holds
+// every kernel.
 #pragma once
 
 #define LI_PRAGMA(text) _Pragma(#text)

@@ -1,5 +1,5 @@
-// The tile kernel of tokens that are narrower in memory than what multiplies: while a group of tokens
-// multiplies, the next one is widened into the tile buffer, a vector of one token a k-step, because
+// The tile kernel of tokens that are narrower in memory than the products' type: while a group of tokens
+// multiplies, the next group is widened into the tile buffer, a vector of one token a k-step, because
 // conversions and stores take other ports of the CPU than products. Included behind microkernel.inc.h.
 //
 // Convert turns kSourceBytes into a vector of packed steps. Rows of the buffer lie end to end.

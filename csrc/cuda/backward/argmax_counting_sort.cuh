@@ -14,7 +14,7 @@
 
 #include "../primitives/prefix_sum.cuh"
 #include "grad_rows.cuh"
-#include "incidence.cuh"
+#include "layout_policy.cuh"
 
 namespace late_interaction {
 

@@ -62,7 +62,7 @@ struct BackwardArgs {
   void* grad_weights;
 };
 
-// Listed pairs of packed queries and documents (incidence.cuh): grad is [pairs], strided by
+// Listed pairs of packed queries and documents (layout_policy.cuh): grad is [pairs], strided by
 // grad_item_stride, winners are [pairs, Lq].
 struct PairBackwardArgs : BackwardArgs {
   int32_t queries, q_tokens;

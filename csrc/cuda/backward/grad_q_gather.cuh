@@ -14,7 +14,7 @@
 
 #include "../ptx/pdl.cuh"
 #include "grad_rows.cuh"
-#include "incidence.cuh"
+#include "layout_policy.cuh"
 
 namespace late_interaction {
 

@@ -7,8 +7,8 @@
 //                        16 rows, and fold.inc.h takes them lane by lane
 //
 // Another number of rows needs another configuration of the tiles, so all halves of a document have one
-// number of tokens, 16 unless the document is shorter, and the last half reaches back over tokens of the one
-// before: a token that comes twice changes neither maximum nor winner, and nothing is read past the document.
+// number of tokens, 16 unless the document is shorter, and the last half repeats tokens of the half before: a
+// token that comes twice changes neither maximum nor winner, and nothing is read past the document.
 // While the tile unit multiplies a group, the vector units fold the one before: two buffers take turns. Each
 // part is followed by its share of the folds, so that the next part's tiles are in the reorder buffer in
 // time.
@@ -16,7 +16,7 @@
 // Steps come in `parts` of at most 16, all of one length, since another length would need another
 // configuration, which zeros the sums.
 //
-// Tiles: tiles_amx.h, or what a test puts in its place.
+// Tiles: tiles_amx.h, or a test's substitute.
 #include "../fold.inc.h"
 
 namespace {
@@ -78,7 +78,7 @@ struct TileInt8 {
   static F32::V value(const char* sums) { return from_integers(load<F32::U>(sums)); }
 };
 
-// Where the tokens of a group lie, by halves, and which they are.
+// Addresses and indices of a group's tokens, by halves.
 struct Group {
   int64_t first[2];
   int64_t halves;
@@ -109,7 +109,7 @@ inline void fetch(const char* from, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
 }
 
-// What goes on beside the products of a group, in as many shares as these have parts.
+// Work beside the products of a group, in as many shares as the products have parts.
 template <class Element, int NV>
 class Meanwhile {
  public:
@@ -202,8 +202,7 @@ void store_sums(char* buffer) {
   }
 }
 
-// Folds half a group, the `count` tokens from `first` on. The last one stands in for those that are missing
-// in its eight.
+// Folds half a group, the `count` tokens from `first` on. The last token repeats to fill up eight.
 template <class Element, int NV>
 void fold_half(char* buffer, const Tile& tile, int64_t first, int64_t count) {
   const char* last = buffer + (count - 1) * kBufferStride;

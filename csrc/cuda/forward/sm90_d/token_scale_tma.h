@@ -18,7 +18,7 @@ struct TokenScaleLine {
   static constexpr int32_t kWhole = 16 / sizeof(T);
 
   CUtensorMap map;
-  bool rides;  // false: there is no view, tokens are not contiguous, or coordinates are too small for it
+  bool rides;  // false: there is no view, tokens are not contiguous, or it is longer than TMA counts
   int32_t first, query_stride, item_stride;
 
   // begin: a document's offset in the line. shift: the offset in a box of a tile's first token.
