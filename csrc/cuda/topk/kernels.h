@@ -31,8 +31,8 @@ struct Keys {  // `width` neighbouring keys of a row in each of several lists
   const int64_t* data;
   int64_t width;
   int64_t list_stride;
-  // Of processes' lists, whose keys are int64 in the same order, with indices from 0 in each list:
-  // counts[list * list_stride] documents of the process. Else null.
+  // If processes made the lists, keys are int64 in the same order, with indices from 0 in each list, and list
+  // i has counts[i * list_stride] documents. Else null.
   const int64_t* counts;
   int64_t lists;
 };

@@ -63,7 +63,7 @@ struct Sm80QTile {
   static constexpr int kGroups = kTokens / 16, kMaskWords = kTokens / 32;
   static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a token
   static constexpr int kVecElements = 16 / static_cast<int>(sizeof(Element));
-  // Of one term of an embedding.
+  // Steps and vectors of one term of an embedding.
   static constexpr int kTermSteps = kSteps / Mma::kTerms, kTermVecs = kVecs / Mma::kTerms;
   // A token takes an odd number of vectors, so that eight neighbours lie in different banks.
   static constexpr int kPitch = mma_pitch(kSteps);
