@@ -60,7 +60,7 @@ struct EpilogueBuffer {
       best[o] = {value, kSentinel};
       if constexpr (Tile::kWinners) {
         const uint4 tokens = ptx::ld_shared_v4_b32(from + kValueBytes);
-        const auto where_best = [&](float value, uint32_t token) { return value == value ? token : ~0u; };
+        const auto where_best = [&](float maximum, uint32_t token) { return maximum == value ? token : ~0u; };
         best[o].token = static_cast<int32_t>(min(min(where_best(m.x, tokens.x), where_best(m.y, tokens.y)),
                                                  min(where_best(m.z, tokens.z), where_best(m.w, tokens.w))));
       }
