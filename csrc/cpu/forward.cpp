@@ -167,7 +167,8 @@ class Worker {
     }
   }
 
-  // Of the n-th range of documents. Packed documents are cut into ranges of about as many tokens.
+  // Returns where the n-th range of documents begins. Packed documents are cut into ranges of about as many
+  // tokens.
   int64_t first_document(int64_t n) const {
     if (!call_.packed || n == c_.document_items) return std::min(n * c_.documents, s_.N);
     const int32_t *begin = call_.packed->d_offsets, *end = begin + s_.N;

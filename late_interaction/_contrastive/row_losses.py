@@ -318,7 +318,7 @@ class Recall(RowLoss):
         return weights
 
     def _steps(self, panel: Panel, place: int) -> Tensor:
-        """Of one label of each query, at which it is 0."""
+        """Return sigmoids of the scores above those of one positive of each query; 0 at that positive."""
         positive = self.sums["positive"][:, place : place + 1]
         x = panel.logits - positive[panel.part]
         if panel.labels is not None:

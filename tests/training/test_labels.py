@@ -325,7 +325,7 @@ def test_documents_that_score_above_a_margin(kind, kept, margin, lists, device):
 @needs_gloo
 @pytest.mark.parametrize("world", [2, 3])
 def test_groups(world):
-    """Of uneven shards, padded and packed."""
+    """Shards are uneven, padded and packed."""
     lists = [[0, 8], [], [3, 1], [8], [5]], [[i, 7 - i] for i in range(8)], [[0], [2, 1], [0]]
     given = {"labels": [padded(x) for x in lists], "hard": True, "reduction": "none"}
     for kind, name, options in (

@@ -25,7 +25,7 @@ struct PackedCodesCall {
 
 inline constexpr int kPackedRows = 32;  // query rows in a row tile
 
-inline CodeDocuments documents_of(const PackedCodesCall& call) {
+inline CodeDocuments kind_of_documents(const PackedCodesCall& call) {
   if (call.d_offsets != nullptr) return CodeDocuments::ragged;
   return call.d_mask.data != nullptr ? CodeDocuments::masked : CodeDocuments::whole;
 }

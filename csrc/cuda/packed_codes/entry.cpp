@@ -160,6 +160,7 @@ Tensor score_4_bits(const QuantizedInputs& in, const Tensor& Q, const Tensor& D)
   return scores;
 }
 
+// Its parameters are those of the operators; quantized: the operator that scores unpacked bits.
 template <class Documents>
 Tensor score_asymmetric(const QuantizedInputs& in, const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
                         const Tensor& scale_D, const OptionalTensor& q_mask, const Documents& documents,

@@ -80,7 +80,7 @@ cudaError_t launch_hamming(const PackedCodesCall& call, const HammingLaunch& lau
                          .out = launch.row_tiles > 1 ? static_cast<float*>(workspace) : call.scores};
   const bool wide = readable_in_vectors(call.D, bytes, 1, 16);
   const auto grid = static_cast<unsigned>(blocks);
-  const CodeDocuments documents = documents_of(call);
+  const CodeDocuments documents = kind_of_documents(call);
   if (s.d > 128) {
     score<1, true>(args, documents, wide, grid, stream);
   } else if (launch.tiles_of_warp == 1) {

@@ -115,7 +115,7 @@ cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLa
       .kept = at<const uint32_t>(workspace, launch.kept),
       .out = launch.row_tiles > 1 ? at<float>(workspace, launch.partials) : call.scores};
   const auto blocks = static_cast<unsigned>(tiles * launch.blocks);
-  switch (documents_of(call)) {
+  switch (kind_of_documents(call)) {
     case CodeDocuments::whole:
       score<CodeDocuments::whole>(args, blocks, stream);
       break;

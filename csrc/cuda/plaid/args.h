@@ -1,6 +1,8 @@
 // What the kernels on residual-compressed documents are launched with.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "../../common/problem.h"
@@ -58,6 +60,25 @@ struct SplitDocuments {
   unsigned long long* maxima = nullptr;  // [slot, tile of query rows, row]
 };
 
+// 32 query rows as score_by_centroid_rows multiplies them.
+struct CentroidRowsQuery {
+  uint2 fragments[16][32];  // operands B of int8, [32 dims, 8 rows][lane]
+  float scale[32];          // of a row's products with levels
+  uint32_t levels;          // of the four buckets, int8
+};
+
+struct CentroidRowsArgs {
+  CompressedDocuments documents;  // of 128 dims and 2 bits
+  const void* inverse_norms;      // fp16, of tokens; null: neither they nor query rows are normalized
+  // Query rows to prepare, fp32 [rows, 128], and what of them: the rows as fp16 [32, 128], zeros behind them.
+  const float* Q;
+  int32_t rows;
+  void* half_rows;
+  CentroidRowsQuery* query;
+  const uint4* centroid_scores;  // fp16 [centroids, 32]
+  float* scores;                 // [N]
+  bool adds;                     // to scores
+};
 struct ResidualArgs {
   CompressedDocuments documents;
   SplitDocuments split_docs;

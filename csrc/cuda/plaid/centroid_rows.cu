@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../../common/arithmetic.h"
+#include "launch.h"
 
 namespace late_interaction {
 

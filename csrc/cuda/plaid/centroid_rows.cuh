@@ -27,7 +27,6 @@
 #include "../ptx/ld_st.cuh"
 #include "../ptx/mma_int8.cuh"
 #include "decompress.cuh"
-#include "launch.h"
 
 namespace late_interaction {
 
@@ -135,6 +134,23 @@ __device__ __forceinline__ void multiply_residuals(const uint2 (&words)[2], uint
   }
 }
 
+// Folds a token of 16, lane / 4 + 8 i, into the maxima of the lane's rows. of_centroid: the scores of its
+// centroid; factor: 1 / norm.
+__device__ __forceinline__ void fold_token(float (&best)[8], const int32_t (&sums)[4][4], int i,
+                                           const uint4& of_centroid, const float (&scale)[8], float factor) {
+  const uint32_t halves[4] = {of_centroid.x, of_centroid.y, of_centroid.z, of_centroid.w};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float2 of = __half22float2(reinterpret_cast<const __half2&>(halves[n]));
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float sum = __int_as_float(sums[n][2 * i + e]) - __int_as_float(kIntegerAsFloat);
+      const float x = fmaf(sum, scale[2 * n + e], e == 0 ? of.x : of.y) * factor;
+      best[2 * n + e] = max_keeping_nan(best[2 * n + e], x);
+    }
+  }
+}
+
 __global__ void __launch_bounds__(32 * kRowsWarps, 4)
     score_by_centroid_rows(const __grid_constant__ CentroidRowsArgs p) {
   extern __shared__ __align__(16) uint8_t shared[];
@@ -190,17 +206,7 @@ __global__ void __launch_bounds__(32 * kRowsWarps, 4)
         for (int i = 0; i < 2; ++i) {
           const int row = 16 * m + 8 * i + lane / 4;
           const float factor = __shfl_sync(kFullWarp, inverse, row);
-          const uint32_t halves[4] = {of_centroid[i].x, of_centroid[i].y, of_centroid[i].z, of_centroid[i].w};
-#pragma unroll
-          for (int n = 0; n < 4; ++n) {
-            const float2 of = __half22float2(reinterpret_cast<const __half2&>(halves[n]));
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const float sum = __int_as_float(sums[n][2 * i + e]) - __int_as_float(kIntegerAsFloat);
-              const float x = fmaf(sum, scale[2 * n + e], e == 0 ? of.x : of.y) * factor;
-              best[2 * n + e] = row < left ? max_keeping_nan(best[2 * n + e], x) : best[2 * n + e];
-            }
-          }
+          if (row < left) fold_token(best, sums, i, of_centroid[i], scale, factor);
         }
       }
       __syncwarp();
