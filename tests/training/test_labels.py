@@ -166,6 +166,21 @@ def test_options_of_the_cross_entropy(form, options, kept, L, device):
             assert_close(*found, 1e-7)
 
 
+@forms
+@pytest.mark.parametrize("tail", [0.3, 0.6])
+def test_a_tail_leaves_out_no_positive(form, tail, device):
+    (Q, D), hit = made(device, H=False)
+    S = maxsim_reference(Q, D) / 0.3
+    loss = definition("contrastive", S, hit, form=form)
+    (weights,) = torch.autograd.grad(loss, S, retain_graph=True)
+    kept = hit | S.softmax(1).ge(tail / 9)
+    assert not kept.all()
+    wanted = loss.detach(), torch.autograd.grad(S, (Q, D), weights * kept)
+    with small_blocks():
+        ours = loss_of("contrastive", (Q, D), LISTS, temperature=0.3, tail=tail, multi_positive=form)
+        assert_close(gradients(ours, (Q, D)), wanted)
+
+
 @keeps
 @forms
 @lengths
