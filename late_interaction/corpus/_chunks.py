@@ -31,9 +31,12 @@ class Chunk:
         offsets = self.shard.offsets
         return int(offsets[self.stop]) - int(offsets[self.first])
 
-    def sources(self) -> list[Tensor]:
-        """Return the tokens as they are stored, and what is stored beside them, where they lie."""
-        found = self.shard.stored(self.shard.rows(self.first, self.stop))
+    def sources(self, room: Sequence[Tensor | None] = (None, None)) -> list[Tensor]:
+        """Return the tokens as they are stored, and what is stored beside them, where they lie.
+
+        Those between deleted ones are copied, to room if there is some.
+        """
+        found = self.shard.stored(self.shard.rows(self.first, self.stop), room)
         return [x for x in found if x is not None]
 
     def offsets(self, device: torch.device) -> Tensor:
@@ -66,8 +69,11 @@ def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[
 def on_device(chunks: list[Chunk], device: torch.device) -> Iterator[tuple[Chunk, list[Tensor]]]:
     """Each chunk with its sources on the device: views, or copies that are valid until the next."""
     if not chunks or chunks[0].shard.tokens.device == device:
+        rows = max((chunk.tokens for chunk in chunks if chunk.shard.starts is not None), default=0)
+        like = [(chunk.shard.tokens, chunk.shard.beside) for chunk in chunks[:1]]
+        room = [None if x is None else x.new_empty(rows, *x.shape[1:]) for pair in like for x in pair]
         for chunk in chunks:
-            yield chunk, chunk.sources()
+            yield chunk, chunk.sources(room)
         return
     rows = max(chunk.tokens for chunk in chunks)
     copies = stream.copied(lambda i: chunks[i].sources(), len(chunks), rows, device)

@@ -22,7 +22,8 @@ from late_interaction.tokens import Tokens
 # A search scores chunks of at most this many bytes of tokens; where a CPU makes a copy of each, of fewer, so
 # that the copy stays in its caches and in memory that the process has already.
 _BYTES, _BYTES_COPIED = 256 << 20, 4 << 20
-_ALL_BYTES = 1 << 62  # where documents lie on the GPU that scores them, and no copy is made
+# Where documents between deleted ones are put together, of so many, in memory that chunks share.
+_BYTES_GATHERED = 16 << 20
 
 
 class CorpusSearch(Search):
@@ -73,10 +74,9 @@ class CorpusSearch(Search):
             queries = _queries.prepare(corpus, self._found, options.normalize, options.precision)
             most = max(MOST_SCORES // max(queries.count, 1), 1)
             gathered = any(shard.starts is not None for shard in corpus.shards)
-            copied = (self._unit or gathered) and queries.device.type == "cpu"
-            resident = queries.device.type == "cuda" and corpus.shards[0].tokens.is_cuda
-            whole = resident and not (self._unit or gathered)
-            size = options.chunk_bytes or (_BYTES_COPIED if copied else _ALL_BYTES if whole else _BYTES)
+            copied = self._unit and queries.device.type == "cpu"
+            own = _BYTES_COPIED if copied else _BYTES_GATHERED if gathered else _BYTES
+            size = options.chunk_bytes or own
             chunks = _chunks.plan(corpus.shards, size, most)
             with reporter(options.progress, len(corpus)) as report:
                 return self._best(queries, chunks, report)

@@ -93,22 +93,29 @@ class Shard:
             starts=None,
         )
 
-    def rows(self, first: int, stop: int) -> slice | Tensor:
-        """Return where the tokens of these documents lie: a range, or indices where others lie between."""
+    def rows(self, first: int, stop: int) -> slice | list[slice]:
+        """Return where the tokens of these documents lie: a range, or several where others lie between."""
         own = self.offsets[first : stop + 1]
         if self.starts is None or first == stop:
             return slice(int(own[0]), int(own[-1]))
-        shifts = self.starts[first:stop] - own[:-1]
-        if int(shifts[0]) == int(shifts[-1]):  # they rise by the tokens that lie between
-            return slice(int(own[0] + shifts[0]), int(own[-1] + shifts[0]))
-        places = torch.arange(int(own[0]), int(own[-1]), device="cpu")
-        return places + shifts.repeat_interleave(own.diff())
+        starts = self.starts[first:stop]
+        ends = starts + own.diff()
+        cuts = (starts[1:] != ends[:-1]).nonzero().squeeze(1)
+        begins = [int(starts[0]), *starts[cuts + 1].tolist()]
+        runs = [slice(*edges) for edges in zip(begins, [*ends[cuts].tolist(), int(ends[-1])], strict=True)]
+        return runs[0] if len(runs) == 1 else runs
 
-    def stored(self, rows: slice | Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return these tokens as they are stored, and what is stored beside each."""
-        return at(self.tokens, rows), None if self.beside is None else at(self.beside, rows)
+    def stored(
+        self, rows: slice | list[slice], room: Sequence[Tensor | None] = (None, None)
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return these tokens as they are stored, and what is stored beside each.
 
-    def floats(self, rows: slice | Tensor) -> Tensor:
+        room: tensors like these, with more rows, for what is copied.
+        """
+        beside = None if self.beside is None else _at(self.beside, rows, room[1])
+        return _at(self.tokens, rows, room[0]), beside
+
+    def floats(self, rows: slice | list[slice]) -> Tensor:
         """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
         return _tokens.decode(*self.stored(rows), self.codec)
 
@@ -127,12 +134,12 @@ class Shard:
             first = stop
 
 
-def at(x: Tensor, rows: slice | Tensor) -> Tensor:
+def _at(x: Tensor, rows: slice | list[slice], room: Tensor | None = None) -> Tensor:
     """Return a view of a range of rows, or a copy of others."""
     if isinstance(rows, slice):
         return x[rows]
-    bits = x.view(torch.uint8) if x.itemsize == 1 else x  # what float8 tensors lack operators for
-    return bits.index_select(0, rows.to(x.device)).view(x.dtype)
+    out = None if room is None else room[: sum(own.stop - own.start for own in rows)]
+    return torch.cat([x[own] for own in rows], out=out)
 
 
 def _alone(x: Tensor) -> Tensor:

@@ -107,6 +107,7 @@ class CorpusBuilder:
                 be 0.
             ids: a string for each of them, which no other document of the corpus has; they are kept in memory
                 until the corpus is finished. Either all documents of a corpus have an id, or none.
+            columns: metadata of them, as in :meth:`Corpus.add`.
 
         Raises:
             TypeError, ValueError: a document of another ``d``, dtype or device; a token that is not finite or

@@ -30,7 +30,13 @@ class Corpus(Living):
     Made by :meth:`open` (a folder, mapped into memory), :meth:`from_packed`, :meth:`from_codes`,
     :meth:`from_numpy` or :meth:`from_arrow` (memory, shared and not copied), or :meth:`from_parquet` (written
     to a folder, then mapped). ``len(corpus)`` is the number of documents, ``corpus[i]`` the tokens of one:
-    ``[L, d]``, a view of floats, or the float32 tokens that codes stand for.
+    ``[L, d]``, a view of floats, or the float32 tokens that codes stand for; ``corpus["id"]`` those of the
+    document with an id, and slices and lists of either make lists.
+
+    It changes by :meth:`add`, :meth:`delete`, :meth:`update` and :meth:`compact`, each of which is one step:
+    what is in a folder after a crash is what was there before it, or after it. Other corpora that opened the
+    folder keep what they had until they :meth:`refresh`. Indices number the documents there are, in order, so
+    that a deletion moves those behind it up; ids stay.
 
     Args:
         shards, options: from the class methods.
@@ -42,7 +48,9 @@ class Corpus(Living):
         tokens: how many tokens the documents have together.
         normalized: whether tokens are known to have norm 1.
         ids: a sequence of strings, or None.
+        columns: a ``pyarrow.Table`` with a row for each document, or None.
         path: the folder, or None.
+        generation: the number of what was written to the folder, or None.
         shards: blocks of documents that lie in one piece of memory each.
 
     Example:
@@ -55,9 +63,10 @@ class Corpus(Living):
         >>> corpus.search(torch.tensor([[0.0, 1.0]]), k=2)
         SearchResult(scores=tensor([1.0000, 0.8000]), indices=tensor([0, 1]), ids=None)
 
-    The pickle of a corpus that was opened from a folder, and of a part of one, holds the path, and is opened
-    again where it is unpickled, as in a process of ``spawn`` or ``forkserver``. That of a corpus in memory
-    holds its documents. Threads may search one corpus at the same time.
+    The pickle of a corpus that was opened from a folder, and of a part of one, holds the path and the
+    generation, which is opened again where it is unpickled, as in a process of ``spawn`` or ``forkserver``;
+    after :meth:`compact` a CorpusError. That of a corpus in memory holds its documents. Threads may search
+    one corpus at the same time.
     """
 
     @staticmethod
