@@ -73,6 +73,13 @@ li.losses.distill_kl_div(Q, D, D[0], reduction="average")  # arg-type
 li.losses.Contrastive(reduction="average")  # arg-type
 best, documents = li.search(Q, [D[0]], 2, subset=[0])
 ids: list[object] | None = li.Corpus.open("folder").search(li.Tokens(Q), 3).ids
+corpus = li.Corpus.open("folder")
+corpus.add([D[0]], ["a"], {"year": [2020]})
+document: torch.Tensor = corpus["a"]
+several: list[torch.Tensor] = corpus[["a", "b"]]
+several = corpus[0]  # assignment
+corpus.update([D[0]])  # call-arg
+corpus.refresh().bit_length()
 li.search(Q, D, top_k=3)  # call-arg
 li.search(Q, D, precision="full")  # arg-type
 recall: dict[int, object] = li.evaluate_recall([[0]], li.search(Q, D))

@@ -5,6 +5,7 @@ tests/search/test_corpus_arrow.py and a search by Faiss over there.
 """
 
 import asyncio
+import tempfile
 from functools import partial
 
 import pytest
@@ -28,9 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.mark.skipif(HERE, reason="lancedb runs in this environment")
 def test_all_of_these_in_their_environment():
-    living = [
-        f"tests/search/test_corpus_living.py::{x}" for x in ("TestHistory", "test_filters", "test_columns")
-    ]
+    living = [f"tests/search/test_corpus_living.py::{x}" for x in ("TestHistory", "test_filters")]
     run_there("tests/search/test_lancedb.py", "tests/search/test_corpus_arrow.py", *living, FAISS)
 
 
@@ -240,11 +239,18 @@ def test_the_ranking_of_qdrant():
 
 @needs_lancedb
 def test_the_examples_of_the_guide(tmp_path, monkeypatch):
-    names = {"torch": torch, "li": li}
+    Q = torch.nn.functional.normalize(torch.randn(4, 3, 128), dim=-1)
+    names = {
+        "torch": torch,
+        "li": li,
+        "tempfile": tempfile,
+        "normalize": torch.nn.functional.normalize,
+        "Q": Q,
+    }
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pages = ("docs/guide/search.md", "docs/guide/libraries.md")
     blocks = [x for page in pages for x in examples(page) if "import pyarrow" in x]
-    assert len(blocks) == 2 and "import lancedb" in blocks[1]
+    assert len(blocks) == 3 and "import lancedb" in blocks[2]
     for block in blocks:
         exec(compile(block, "guide", "exec"), names)
     assert names["rows"].tolist() == [1]
