@@ -5,6 +5,7 @@ They are scored where they lie on the device of the query, or copied to it while
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,24 +28,34 @@ class Chunk:
     place: int
 
     @property
+    def step(self) -> int:
+        """2 where each document is followed by one of the deleted tokens behind it."""
+        return 1 if self.shard.starts is None or self.shard.is_sparse else 2
+
+    @cached_property
+    def rows(self) -> list[slice]:
+        """Return where the tokens that are scored lie."""
+        rows = self.shard.rows(self.first, self.stop)
+        return rows if self.step == 1 else [slice(rows[0].start, rows[-1].stop)]
+
+    @property
     def tokens(self) -> int:
-        offsets = self.shard.offsets
-        return int(offsets[self.stop]) - int(offsets[self.first])
+        return sum(own.stop - own.start for own in self.rows)
 
     def sources(self, room: Sequence[Tensor | None] = (None, None)) -> list[Tensor]:
-        """Return the tokens as they are stored, and what is stored beside them, where they lie.
+        """Return the tokens as they are stored, and what is stored beside them.
 
-        Those between deleted ones are copied, to room if there is some.
+        Where they lie; ranges between deleted documents are copied, to room if there is some.
         """
-        found = self.shard.stored(self.shard.rows(self.first, self.stop), room)
-        return [x for x in found if x is not None]
+        return [x for x in self.shard.stored(self.rows, room) if x is not None]
 
-    def offsets(self, device: torch.device) -> Tensor:
-        """Return int32 offsets, from 0."""
-        resident = self.shard.tokens.device == device
-        every = self.shard.offsets_beside if resident else self.shard.offsets
-        own = every[self.first : self.stop + 1]
-        return stream.to_device((own - own[0] if self.first or not resident else own).to(torch.int32), device)
+    def offsets(self) -> Tensor:
+        """Return int32 offsets, from 0, on the CPU."""
+        own = self.shard.offsets[self.first : self.stop + 1]
+        if self.shard.starts is not None and self.step == 2:
+            starts = self.shard.starts[self.first : self.stop]
+            own = torch.stack((starts, starts + own.diff()), dim=1).flatten()
+        return (own - own[0]).to(torch.int32)
 
     def empty_documents(self, device: torch.device) -> Tensor | None:
         """Tell which documents have no token. None where all have one."""
@@ -69,7 +80,7 @@ def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[
 def on_device(chunks: list[Chunk], device: torch.device) -> Iterator[tuple[Chunk, list[Tensor]]]:
     """Each chunk with its sources on the device: views, or copies that are valid until the next."""
     if not chunks or chunks[0].shard.tokens.device == device:
-        rows = max((chunk.tokens for chunk in chunks if chunk.shard.starts is not None), default=0)
+        rows = max((chunk.tokens for chunk in chunks if chunk.shard.is_sparse), default=0)
         like = [(chunk.shard.tokens, chunk.shard.beside) for chunk in chunks[:1]]
         room = [None if x is None else x.new_empty(rows, *x.shape[1:]) for pair in like for x in pair]
         for chunk in chunks:

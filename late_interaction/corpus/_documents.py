@@ -74,7 +74,7 @@ class Documents:
             index = own.ids.places[index]
         check_integer("index", index)
         shard, rows = own._stored_at(range(len(own))[index])
-        return shard.floats(rows)
+        return shard.floats([rows])
 
     def _snapshot(self) -> "Self":
         """Return the documents that there are now: writing, and refreshing, gives the corpus others."""
@@ -101,8 +101,7 @@ class Documents:
         """Return the shard of a document, and where its tokens lie in it."""
         part = bisect_right(self._ends, index)
         first = index - (self._ends[part - 1] if part else 0)
-        rows = self.shards[part].rows(first, first + 1)
-        assert isinstance(rows, slice)
+        (rows,) = self.shards[part].rows(first, first + 1)
         return self.shards[part], rows
 
     def _length(self, index: int) -> int:

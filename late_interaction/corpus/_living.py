@@ -111,8 +111,8 @@ class Living(Documents):
             CorpusError: indices or a mask, where the folder holds a newer generation than this corpus.
             RuntimeError, OSError: as :meth:`add`.
 
-        Complexity: writes 8 bytes a document. Their tokens stay in the folder until :meth:`compact`, and are
-        not scored.
+        Complexity: writes 8 bytes a document. Their tokens stay in the folder until :meth:`compact`. They are
+        not scored where they are more than a sixth of all.
         """
         with self._edit() as writer:
             if isinstance(subset, (list, tuple)) and any(isinstance(x, str) for x in subset):

@@ -73,7 +73,7 @@ class CorpusSearch(Search):
         with torch.no_grad():
             queries = _queries.prepare(corpus, self._found, options.normalize, options.precision)
             most = max(MOST_SCORES // max(queries.count, 1), 1)
-            gathered = any(shard.starts is not None for shard in corpus.shards)
+            gathered = any(shard.is_sparse for shard in corpus.shards)
             copied = self._unit and queries.device.type == "cpu"
             own = _BYTES_COPIED if copied else _BYTES_GATHERED if gathered else _BYTES
             size = options.chunk_bytes or own
@@ -86,7 +86,7 @@ class CorpusSearch(Search):
         scores = torch.empty(queries.count, 0, dtype=torch.float32, device=device)
         indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
         for chunk, sources in _chunks.on_device(chunks, device):
-            found = queries.scores(chunk, sources)
+            found = queries.scores(chunk, sources)[:, :: chunk.step].contiguous()
             end = chunk.place + found.shape[1]
             out = None if self._left_out is None else self._left_out[chunk.place : end]
             out = None if out is None else to_device(out, device)

@@ -49,18 +49,12 @@ class Shard:
         return bool((self.offsets[1:] == self.offsets[:-1]).any())
 
     @cached_property
-    def offsets_beside(self) -> Tensor:
-        """The offsets, from 0, on the device of the tokens: a search sends none."""
-        return (self.offsets - self.offsets[0]).to(self.tokens.device)
-
-    @cached_property
-    def inverse_norms(self) -> Tensor:
-        """1 / norm of each token that codes stand for, float16 beside the tokens, found once."""
-        found = torch.empty(len(self.tokens), dtype=torch.float16, device=self.tokens.device)
-        for first in range(0, len(found), _AT_ONCE):
-            rows = slice(first, first + _AT_ONCE)
-            found[rows] = 1 / self.floats(rows).norm(dim=-1).clamp_min(1e-4)
-        return found
+    def is_sparse(self) -> bool:
+        """Tell whether so many deleted tokens lie between that a copy of the others is scored faster."""
+        if self.starts is None or not self.documents:
+            return False
+        end = int(self.starts[-1] + self.offsets[-1] - self.offsets[-2])
+        return end - int(self.starts[0]) > 1.2 * self.token_count
 
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""
@@ -93,20 +87,19 @@ class Shard:
             starts=None,
         )
 
-    def rows(self, first: int, stop: int) -> slice | list[slice]:
-        """Return where the tokens of these documents lie: a range, or several where others lie between."""
+    def rows(self, first: int, stop: int) -> list[slice]:
+        """Return where the tokens of these documents lie: a range, or several if others lie between."""
         own = self.offsets[first : stop + 1]
         if self.starts is None or first == stop:
-            return slice(int(own[0]), int(own[-1]))
+            return [slice(int(own[0]), int(own[-1]))]
         starts = self.starts[first:stop]
         ends = starts + own.diff()
         cuts = (starts[1:] != ends[:-1]).nonzero().squeeze(1)
         begins = [int(starts[0]), *starts[cuts + 1].tolist()]
-        runs = [slice(*edges) for edges in zip(begins, [*ends[cuts].tolist(), int(ends[-1])], strict=True)]
-        return runs[0] if len(runs) == 1 else runs
+        return [slice(*edges) for edges in zip(begins, [*ends[cuts].tolist(), int(ends[-1])], strict=True)]
 
     def stored(
-        self, rows: slice | list[slice], room: Sequence[Tensor | None] = (None, None)
+        self, rows: list[slice], room: Sequence[Tensor | None] = (None, None)
     ) -> tuple[Tensor, Tensor | None]:
         """Return these tokens as they are stored, and what is stored beside each.
 
@@ -115,7 +108,7 @@ class Shard:
         beside = None if self.beside is None else _at(self.beside, rows, room[1])
         return _at(self.tokens, rows, room[0]), beside
 
-    def floats(self, rows: slice | list[slice]) -> Tensor:
+    def floats(self, rows: list[slice]) -> Tensor:
         """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
         return _tokens.decode(*self.stored(rows), self.codec)
 
@@ -134,10 +127,10 @@ class Shard:
             first = stop
 
 
-def _at(x: Tensor, rows: slice | list[slice], room: Tensor | None = None) -> Tensor:
-    """Return a view of a range of rows, or a copy of others."""
-    if isinstance(rows, slice):
-        return x[rows]
+def _at(x: Tensor, rows: list[slice], room: Tensor | None = None) -> Tensor:
+    """Return a view of one range of rows, or a copy of several."""
+    if len(rows) == 1:
+        return x[rows[0]]
     out = None if room is None else room[: sum(own.stop - own.start for own in rows)]
     return torch.cat([x[own] for own in rows], out=out)
 
