@@ -148,7 +148,8 @@ def _numbers(subset: Any, ids: Sequence[str] | None) -> list[int]:
         return list(subset)
     if ids is None:
         raise ValueError(f"subset must hold indices of documents without ids, got {abbreviate(subset)}")
-    places = {x: i for i, x in enumerate(ids)}
+    # Those of a corpus know their places.
+    places = getattr(ids, "places", None) or {x: i for i, x in enumerate(ids)}
     unknown = [x for x in subset if x not in places]
     if unknown:
         raise ValueError(f"subset must hold ids of documents, got {abbreviate(unknown)}, which none has")

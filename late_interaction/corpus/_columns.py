@@ -34,10 +34,6 @@ class Columns:
         found = self._stored()
         return found if self.places is None else found.take(self.places.numpy())
 
-    def compact(self) -> "Columns":
-        """Copy the rows to memory that holds no others."""
-        return of_table(self.table())
-
     def where(self, condition: Any) -> Tensor:
         """Tell which rows meet a condition: bool, on the CPU."""
         pa, table = import_pyarrow(), self._stored()

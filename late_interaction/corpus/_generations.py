@@ -61,12 +61,6 @@ def files_of(entries: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return shards | {name_of(x["generation"]): x["file"] for x in entries["deleted"]}
 
 
-def documents_of(entries: dict[str, Any]) -> int:
-    """Count the documents that are not deleted."""
-    written, deleted = (sum(x["documents"] for x in entries[name]) for name in _GROWING)
-    return int(written - deleted)
-
-
 def read(folder: Path) -> dict[str, Any]:
     """Read the metadata of the newest generation of a corpus that was finished."""
     path = folder / _files.METADATA
@@ -74,9 +68,10 @@ def read(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no corpus in {folder}: it has no {_files.METADATA}")
     entries = _files.read_metadata(path)
     if not entries["complete"]:
+        documents = sum(shard["documents"] for shard in entries["shards"])
         raise CorpusError(
-            f"{folder} holds a corpus that is not finished, with {documents_of(entries)} documents so far: go"
-            " on with Corpus.create(..., resume=True)"
+            f"{folder} holds a corpus that is not finished, with {documents} documents so far: go on with"
+            " Corpus.create(..., resume=True)"
         )
     return entries
 

@@ -83,7 +83,7 @@ class Shard:
             offsets=_alone(self.offsets - self.offsets[0] if int(self.offsets[0]) else self.offsets),
             beside=None if beside is None else _alone(beside),
             ids=None if self.ids is None else list(self.ids),
-            columns=None if self.columns is None else self.columns.compact(),
+            columns=None if self.columns is None else _columns.of_table(self.columns.table()),
             starts=None,
         )
 

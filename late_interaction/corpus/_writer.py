@@ -27,7 +27,7 @@ class Writer:
 
     Attributes:
         entries: the metadata of the newest generation.
-        generation: it, as it was when the writer came.
+        generation: it, as it was when the writer came, and its blocks.
         intake: what checks documents, and knows their ids.
     """
 
@@ -50,6 +50,7 @@ class Writer:
         self._next: int = entries["next_shard"]
         self._remove_others()
         self.generation = own = _generations.opened(self.folder, entries, known)
+        self.blocks = own.blocks
         numbers = torch.logical_not(own.dead).nonzero().squeeze(1).tolist()
         ids = chain.from_iterable(shard.ids or () for shard in own.live())
         known_ids = dict(zip(ids, numbers, strict=False))
@@ -123,11 +124,6 @@ class Writer:
             self._shard = None
             if not self.entries["complete"]:
                 self.commit()
-
-    @property
-    def blocks(self) -> list[Shard]:
-        """Return the shards that were there when the writer came, deleted documents among them."""
-        return self.generation.blocks
 
     def numbers_at(self, indices: Tensor, generation: Generation | None) -> list[int]:
         """Return the numbers, among all that were ever written, of documents at indices of a generation."""

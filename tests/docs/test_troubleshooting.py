@@ -1,5 +1,6 @@
 """docs/troubleshooting.md: what its headings quote is what the package says."""
 
+import pickle
 import re
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def changed(tmp_path):
     damaged(tmp_path, lambda data: data[:-1] + b"?")
 
 
+def two_writers(tmp_path):
+    with Corpus.create(tmp_path / "corpus", d=8):
+        Corpus.create(tmp_path / "corpus", d=8, resume=True)
+
+
+def compacted(tmp_path):
+    with Corpus.create(tmp_path / "corpus", d=8) as builder:
+        builder.add([ours(3, 8)] * 2)
+    corpus = Corpus.open(tmp_path / "corpus")
+    text = pickle.dumps(corpus)
+    corpus.delete([0])
+    corpus.compact()
+    pickle.loads(text)
+
+
 def a_full_disk(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")
@@ -143,6 +159,8 @@ CASES = {
     "losses.contrastive: the exchange": a_lost_rank,
     "... holds a corpus": not_finished,
     "... must have ... bytes": cut_short,
+    "... is being written": two_writers,
+    "generation ... of": compacted,
     "... does not have the checksum": changed,
     "... No space left": a_full_disk,
     "late_interaction has no compiled": in_another_process("._C", ""),
