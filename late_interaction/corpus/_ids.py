@@ -97,6 +97,8 @@ class SelectedIds(_Ids):
     """Some ids of others: those at rising places."""
 
     def __init__(self, ids: Sequence[str], places: Tensor) -> None:
+        if isinstance(ids, SelectedIds):
+            ids, places = ids._ids, ids._places[places]
         self._ids, self._places = ids, places
 
     def __len__(self) -> int:

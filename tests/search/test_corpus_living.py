@@ -240,6 +240,13 @@ def test_what_an_index_may_be(tmp_path):
         corpus[10]
 
 
+def test_many_deletions_in_memory():
+    corpus = in_memory(1200)
+    for _ in range(1100):
+        corpus.delete([0])
+    assert list(corpus.ids) == names(1200)[1100:] and all(map(torch.equal, corpus, documents(1200)[1100:]))
+
+
 # ---- generations ----
 
 
