@@ -34,18 +34,13 @@ def write(folder: Path, codec: Codec | None) -> None:
             _files.write_file(folder / _name_of(part), getattr(codec, part))
 
 
-def check(folder: Path, entry: dict[str, Any] | None) -> None:
-    """Require the files that the metadata names. They are small, and all tokens hang on them."""
-    for part, file in ({} if entry is None else entry["files"]).items():
-        _files.check_checksum(folder / _name_of(part), file)
-
-
 def open_codec(folder: Path, entries: dict[str, Any]) -> Codec | None:
     """Read the codec of a folder, on the CPU."""
     entry = entries["codec"]
     if entry is None:
         return _tokens.CODECS.get(entries["dtype"])
-    check(folder, entry)
+    for part, file in entry["files"].items():  # they are small, and all tokens hang on them
+        _files.check_checksum(folder / _name_of(part), file)
     mapped = [
         _files.mapped(folder / _name_of(part), entry["files"][part]["bytes"], dtype)
         for part, dtype in zip(_PARTS, (_tokens.NAMES[entry["dtype"]], *[torch.float32] * 2), strict=True)

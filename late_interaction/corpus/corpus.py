@@ -109,7 +109,7 @@ class Corpus(Living):
             FileExistsError: the folder holds a finished corpus, one that is not finished while ``resume`` is
                 False, or anything else.
             CorpusError: what is to be resumed was cut short or changed.
-            RuntimeError: another builder is writing to the folder.
+            RuntimeError: another process or thread is writing to the folder.
 
         Example:
             >>> import tempfile, torch
