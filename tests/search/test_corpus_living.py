@@ -38,8 +38,8 @@ def names(count, prefix="a"):
     return [f"{prefix}{i}" for i in range(count)]
 
 
-def created(path, count=12, **options):
-    columns = {"year": list(range(2000, 2000 + count))} if pa and options.pop("columns", False) else None
+def created(path, count=12, columns=False, **options):
+    columns = {"year": list(range(2000, 2000 + count))} if pa and columns else None
     with Corpus.create(path, **({"d": 8, "dtype": torch.float32, "shard_bytes": 300} | options)) as builder:
         builder.add(documents(count), names(count), columns)
     return Corpus.open(path)
