@@ -49,21 +49,30 @@ class Chunk:
         """
         return [x for x in self.shard.stored(self.rows, room) if x is not None]
 
-    def offsets(self) -> Tensor:
-        """Return int32 offsets, from 0, on the CPU."""
-        own = self.shard.offsets[self.first : self.stop + 1]
+    def _own_offsets(self, device: torch.device) -> Tensor:
+        """Return the shard's offsets of the documents, on the device if they lie there."""
+        resident = self.shard.tokens.device == device
+        every = self.shard.offsets_beside if resident else self.shard.offsets
+        return every[self.first : self.stop + 1]
+
+    def offsets(self, device: torch.device) -> Tensor:
+        """Return int32 offsets, from 0."""
+        own = self._own_offsets(device)
         if self.shard.starts is not None and self.step == 2:
             starts = self.shard.starts[self.first : self.stop]
-            own = torch.stack((starts, starts + own.diff()), dim=1).flatten()
-        return (own - own[0]).to(torch.int32)
+            lengths = self.shard.offsets[self.first : self.stop + 1].diff()
+            own = torch.stack((starts, starts + lengths), dim=1).flatten()
+        return stream.to_device((own - own[0] if self.first or own.is_cpu else own).to(torch.int32), device)
 
     def empty_documents(self, device: torch.device) -> Tensor | None:
         """Tell which documents have no token. None where all have one."""
-        return self.offsets(device).diff() == 0 if self.shard.has_empty_documents else None
+        if not self.shard.has_empty_documents:
+            return None
+        return stream.to_device(self._own_offsets(device).diff() == 0, device)
 
     def inverse_norms(self) -> Tensor:
         """Return those of the shard that are of these documents."""
-        return _shards.at(self.shard.inverse_norms, self.shard.rows(self.first, self.stop))
+        return _shards.at(self.shard.inverse_norms, self.rows)
 
 
 def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[Chunk]:

@@ -22,6 +22,7 @@ from late_interaction.tokens import Tokens
 # A search scores chunks of at most this many bytes of tokens; where a CPU makes a copy of each, of fewer, so
 # that the copy stays in its caches and in memory that the process has already.
 _BYTES, _BYTES_COPIED = 256 << 20, 4 << 20
+_ALL_BYTES = 1 << 62  # where documents lie on the GPU that scores them, and no copy is made
 # Where documents between deleted ones are put together, of so many, in memory that chunks share.
 _BYTES_GATHERED = 16 << 20
 
@@ -76,7 +77,8 @@ class CorpusSearch(Search):
             gathered = any(shard.is_sparse for shard in corpus.shards)
             copied = self._unit and queries.device.type == "cpu"
             own = _BYTES_COPIED if copied else _BYTES_GATHERED if gathered else _BYTES
-            size = options.chunk_bytes or own
+            resident = queries.device.type == "cuda" and corpus.shards[0].tokens.is_cuda
+            size = options.chunk_bytes or (own if self._unit or gathered or not resident else _ALL_BYTES)
             chunks = _chunks.plan(corpus.shards, size, most)
             with reporter(options.progress, len(corpus)) as report:
                 return self._best(queries, chunks, report)

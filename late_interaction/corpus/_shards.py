@@ -54,7 +54,22 @@ class Shard:
         if self.starts is None or not self.documents:
             return False
         end = int(self.starts[-1] + self.offsets[-1] - self.offsets[-2])
-        return end - int(self.starts[0]) > 1.2 * self.token_count
+        most = 4 if self.tokens.is_cuda else 1.2  # a GPU copies ranges one by one
+        return end - int(self.starts[0]) > most * self.token_count
+
+    @cached_property
+    def offsets_beside(self) -> Tensor:
+        """The offsets, from 0, on the device of the tokens: a search sends none."""
+        return (self.offsets - self.offsets[0]).to(self.tokens.device)
+
+    @cached_property
+    def inverse_norms(self) -> Tensor:
+        """1 / norm of each token that codes stand for, float16 beside the tokens, found once."""
+        found = torch.empty(len(self.tokens), dtype=torch.float16, device=self.tokens.device)
+        for first in range(0, len(found), _AT_ONCE):
+            rows = slice(first, min(first + _AT_ONCE, len(found)))
+            found[rows] = 1 / self.floats([rows]).norm(dim=-1).clamp_min(1e-4)
+        return found
 
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""
@@ -105,8 +120,8 @@ class Shard:
 
         room: tensors like these, with more rows, for what is copied.
         """
-        beside = None if self.beside is None else _at(self.beside, rows, room[1])
-        return _at(self.tokens, rows, room[0]), beside
+        beside = None if self.beside is None else at(self.beside, rows, room[1])
+        return at(self.tokens, rows, room[0]), beside
 
     def floats(self, rows: list[slice]) -> Tensor:
         """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
@@ -127,7 +142,7 @@ class Shard:
             first = stop
 
 
-def _at(x: Tensor, rows: list[slice], room: Tensor | None = None) -> Tensor:
+def at(x: Tensor, rows: list[slice], room: Tensor | None = None) -> Tensor:
     """Return a view of one range of rows, or a copy of several."""
     if len(rows) == 1:
         return x[rows[0]]
