@@ -94,11 +94,9 @@ def measure_ragged(b: Bench) -> list[Row]:
             wanted = packed_reference(x.flatten(0, 1), y, cu_q, cu_d)
             variant = f"{kind}, {lengths}"
             make: Any = partial(partial, lib)
-            timed.append(
-                b.forward(
-                    OURS, variant, make, [(q, documents)], wanted, dtype=dtype or D.dtype, tokens_d=len(D)
-                )
-            )
+            of = dataclasses.replace(b.shape, Ld=len(D) // b.shape.Nd)  # the mean
+            options: Any = {"dtype": dtype or D.dtype, "tokens_d": len(D), "shape": of}
+            timed.append(b.forward(OURS, variant, make, [(q, documents)], wanted, **options))
     return b.measure(timed)
 
 

@@ -81,7 +81,8 @@ SIZES_TOO = {
     "xtr_select_in_groups_": {"d_mask"},
     "project_scores": {"q_mask", "d_mask"},
     "ward_cut_": {"similarities"},  # offsets say how many, which CUDA reads on the device
-    "scale_rows_": {"x", "scale", "out"},  # as many elements
+    "maxsim_residual_normed": {"inverse_norms"},  # as many elements
+    "scale_rows_": {"x", "scale", "out"},  # likewise
     "softmax_row_sums": {"inverse_temperature"},  # one number
     "softmax_rows_": {"inverse_temperature"},
     "softmax_sums_": {"inverse_temperature"},

@@ -291,7 +291,8 @@ def test_nothing_waits_for_a_gpu():
             found = li.maxsim(Q, codes), li.maxsim(Q, again)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        torch.testing.assert_close(*found)
+        # Padded rows of no whole 16 bytes multiply in TF32, packed ones as they are.
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
 # ---- in compiled and exported code ----

@@ -307,7 +307,7 @@ def test_pairs_that_are_left_out(kind, kept, spelling, device):
 def test_the_same_positive_twice(device):
     """It is no negative of itself: 0.693 less."""
     Q, D = (x.detach()[[0, 0]] for x in batch(2, 2, device=device, planted=9.0))
-    assert li.losses.contrastive(Q, D) == pytest.approx(0.6931, abs=1e-4)
+    assert float(li.losses.contrastive(Q, D)) == pytest.approx(0.6931, abs=1e-4)
     for options in ({"exclude": [[1], [0]]}, {"labels": [[0, 1], [0, 1]], "multi_positive": "softmax"},
                     {"exclude_above": 0.1}):  # fmt: skip
         assert li.losses.contrastive(Q, D, **options) == 0
