@@ -99,7 +99,7 @@ HOST = (
 )
 
 # Residual-compressed documents; the name ends in the bits of a bucket.
-RAGGED = (Shape("ragged-60k", 1, 60_000, 32, 400), Shape("ragged-60k-16", 16, 60_000, 32, 400))
+RAGGED = (Shape("ragged-60k", 1, 60_000, 32, 128), Shape("ragged-60k-16", 16, 60_000, 32, 128))
 PLAID = (
     Shape("plaid-2", 1, 10000, 32, 300),
     Shape("plaid-4", 1, 10000, 32, 512),

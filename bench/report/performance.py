@@ -143,6 +143,25 @@ def _quantized(record: Record) -> list[str]:
     )
 
 
+def _ragged(record: Record) -> list[str]:
+    rows = record.of("ragged-codes")
+    if rows.empty:
+        return []
+    table, body = figures(wide(rows), codes.RAGGED), []
+    for shape, found in table.iterrows():
+        for lengths in ("different", "equal"):
+            ending = ", ragged" if lengths == "different" else ", equal"
+            plain = found[codes.BF16 + ending]
+            each = {kind: found[kind + ending] for kind in codes.RAGGED_KINDS}
+            cells = {kind: f"{number(us)} ({times(us / plain)})" for kind, us in each.items()}
+            body.append({"shape": shape, "lengths": lengths, **cells})
+    note = (
+        "GPU microseconds of packed documents, of different lengths (20 to 400 tokens) or of their mean, and"
+        " over bf16."
+    )
+    return section("A corpus of codes", note, markdown(pd.DataFrame(body), 2))
+
+
 def _training(record: Record) -> list[str]:
     rows = record.of("training").dropna(subset=["gpu_us"])
     auto = rows[(rows.impl == OURS) & (rows.backward == "auto")]
@@ -325,6 +344,7 @@ def build(directory: Path, device: Sequence[str] | None = None) -> str:
         record = load(path)
         measured = [*_forward(record), *_variants(record), *_fp32(record), *_quantized(record)]
         measured += [
+            *_ragged(record),
             *_training(record),
             *_steps(record),
             *small_calls.section_of(record),

@@ -96,6 +96,9 @@ class JoinedIds(_Ids):
 class SelectedIds(_Ids):
     """Some ids of others: those at rising places."""
 
+    _ids: Sequence[str]
+    _places: Tensor
+
     def __init__(self, ids: Sequence[str], places: Tensor) -> None:
         if isinstance(ids, SelectedIds):
             ids, places = ids._ids, ids._places[places]
