@@ -101,7 +101,8 @@ class SelectedIds(_Ids):
 
     def __init__(self, ids: Sequence[str], places: Tensor) -> None:
         if isinstance(ids, SelectedIds):
-            ids, places = ids._ids, ids._places[places]
+            places = ids._places[places]
+            ids = ids._ids
         self._ids, self._places = ids, places
 
     def __len__(self) -> int:
