@@ -10,9 +10,10 @@
 ``maxsim_asymmetric_packed(Q, D, scale_Q, scale_D, q_mask, cu_seqlens_d, nbits) -> scores``
     The same of packed documents, as those of ``maxsim_quantized_packed``.
 
-None is differentiable. CPUs and GPUs have kernels for all of them. Where the CUDA library is missing,
-functions of this module do what the first two do: they unpack the documents to int8, at most 64 MiB at a
-time, and call ``maxsim_quantized``.
+None is differentiable. CPUs have kernels for all of them. GPUs do too, but 1-bit documents of int8 queries,
+and bits of more than 2,048 dims, are unpacked to int8 there. Where the CUDA library is missing, functions of
+this module do what the first two do: they unpack the documents to int8, at most 64 MiB at a time, and call
+``maxsim_quantized``.
 """
 
 import torch
