@@ -40,7 +40,7 @@ class Queries(ABC):
 
 def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: Precision | None) -> Queries:
     if isinstance(corpus.codec, Residual):
-        return _OfResiduals(Q, corpus.codec, normalize, precision)
+        return _OfResiduals(Q, corpus.codec, normalize, precision, len(corpus) >= _NORMED_DOCUMENTS)
     if normalize:
         Q = [_tokens.unit(x.to(torch.float32)) for x in Q]
     if corpus.codec is not None:
@@ -69,10 +69,10 @@ class _OfResiduals(Queries):
     """Padded with zeros, whose similarities and maxima are 0, normalized or not."""
 
     def __init__(
-        self, Q: list[Tensor], codec: Residual, normalize: bool, precision: Precision | None
+        self, Q: list[Tensor], codec: Residual, normalize: bool, precision: Precision | None, many: bool
     ) -> None:
         super().__init__(Q)
-        self._codec = codec.to(self.device)
+        self._codec, self._many = codec.to(self.device), many
         self._normalize = normalize
         self._precision = precision or float32_precision(self.device.type)
         self._tokens = pad_sequence([x.to(codec.centroids.dtype) for x in Q], batch_first=True)
@@ -95,14 +95,14 @@ class _OfResiduals(Queries):
         return scores
 
     def _takes_norms(self, chunk: Chunk) -> bool:
-        """Whether no token needs to be decompressed: on a GPU that holds them, with enough for its warps."""
+        """Whether no token needs to be decompressed: on a GPU that holds many documents."""
         tokens, codec = chunk.shard.tokens, self._codec
         return (
             tokens.is_cuda
             and codec.nbits == 2
             and codec.d == _NORMED_DIMS
             and self._tokens.dtype in (torch.float16, torch.bfloat16)
-            and chunk.stop - chunk.first >= _NORMED_DOCUMENTS
+            and self._many  # in the corpus: how it is cut into chunks changes no bit of a score
         )
 
 
