@@ -80,7 +80,8 @@ def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[
     chunks, place = [], 0
     for shard in shards:
         most_tokens = most_bytes // (shard.tokens.shape[1] * shard.tokens.element_size())
-        for first, stop in shard.ranges(min(max(most_tokens, 1), _MAX_TOKENS), most_documents):
+        most = _MAX_TOKENS if shard.starts is None else _MAX_TOKENS // 4  # deleted ones may be scored along
+        for first, stop in shard.ranges(min(max(most_tokens, 1), most), most_documents):
             chunks.append(Chunk(shard, first, stop, place + first))
         place += shard.documents
     return chunks
