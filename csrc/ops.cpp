@@ -217,7 +217,7 @@ LATE_INTERACTION_LIBRARY(m) {
       "bool normalize=True) -> Tensor");
 
   // maxsim_residual on CUDA for 128 dims of 2 bits, float32 scores. Q and tokens are normalized if there are
-  // inverse_norms, float16 in the shape of codes: 1 / norm of what each token stands for. Neither tokens nor
+  // inverse_norms, float16, as many as codes: 1 / norm of what each token stands for. Neither tokens nor
   // centroids are read: a token's similarities are those of its centroid, found once, and those of its
   // residual, for which Q and bucket_weights are rounded to int8.
   m.def(

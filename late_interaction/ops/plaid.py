@@ -16,8 +16,7 @@ nbits, normalize=True) -> grad_Q``
 ``maxsim_residual_normed(Q, codes, residuals, inverse_norms, extents, centroids, bucket_weights) -> scores``
     On CUDA alone: ``maxsim_residual`` of 128 dims of 2 bits, float32 ``[Nq, Nd]``, where the norms of tokens
     are known. ``inverse_norms`` is float16, as many as ``codes``: 1 / norm of each token; None: nothing
-    is normalized. No token is decompressed, which is several times faster; residuals multiply in int8. Not
-    differentiable.
+    is normalized. No token is decompressed; residuals multiply in int8. Not differentiable.
 ``plaid_approx_score(query_centroid_scores, codes, doc_lengths) -> scores``
     float32 or float64 ``[n_centroids, Lq]`` gathered by int32 codes ``[B, Ld]``. Not differentiable.
 """

@@ -250,8 +250,8 @@ __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile&
   if (rare) best = exact;
 }
 
-// What a row adds to the score of its query, and its winner. A masked row adds 0, whatever its maximum is; so
-// does a row over no token, whatever its scale is.
+// Returns what a row adds to the score of its query, and its winner. A masked row adds 0, whatever its
+// maximum is; so does a row over no token, whatever its scale is.
 __device__ __forceinline__ Maximum scaled(const Maximum& best, float scale) {
   const bool none = best.value == -INFINITY && best.token == kSentinel;
   if (none || scale == kMaskedRow) return {0.0f, kSentinel};

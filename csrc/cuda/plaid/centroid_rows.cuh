@@ -33,7 +33,7 @@ namespace late_interaction {
 inline constexpr int kRowsWarps = 4, kRowsTokens = 32, kRowsDepth = 3;
 inline constexpr int32_t kIntegerAsFloat = 0x4B400000;  // 1.5 * 2^23 as a float: + x has x in its last bits
 
-// What a warp's ring holds of a tile.
+// A stage of a warp's ring holds a tile of tokens.
 struct CentroidRowsStage {
   uint4 scores[kRowsTokens][4];     // of the tokens' centroids
   uint4 residuals[kRowsTokens][2];  // of the tokens
