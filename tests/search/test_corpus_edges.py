@@ -78,13 +78,14 @@ def test_tokens_count_as_not_normalized_unless_the_caller_says(make):
     assert inspect.signature(make).parameters["normalized"].default is False
 
 
-def test_a_chunk_has_as_many_tokens_as_operators_take():
+@pytest.mark.parametrize("starts, most", [(None, 2**30), (torch.zeros(2, dtype=torch.int64), 2**28)])
+def test_a_chunk_has_as_many_tokens_as_operators_take(starts, most):
     asked = []
 
     def ranges(most_tokens, most_documents):
         asked.append((most_tokens, most_documents))
         return [(0, 2)]
 
-    shard = SimpleNamespace(tokens=torch.empty(4, 16), documents=2, ranges=ranges)
+    shard = SimpleNamespace(tokens=torch.empty(4, 16), documents=2, starts=starts, ranges=ranges)
     assert [chunk.place for chunk in _chunks.plan([shard, shard], 1 << 50, 10)] == [0, 2]
-    assert asked == [(2**30, 10)] * 2
+    assert asked == [(most, 10)] * 2
