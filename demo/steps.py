@@ -1,4 +1,4 @@
-"""The demo, step by step: encode, search, look at one hit, train a head, draw the hit."""
+"""The demo, step by step: encode, search, look at one hit, train a head, keep a corpus, draw the hit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import late_interaction
-from demo import show
+from demo import keep, show
 from demo.corpus import Pair, build_pairs
 from demo.encode import Encoder, Tokens, project, unpad
 from demo.evaluate import TOP, Quality, quality, same_rankings, timed
@@ -49,7 +49,12 @@ def run() -> int:
     show.heading(f"4. Train: a {head.in_features} x {DIM} head, in-batch negatives, gradients through maxsim")
     better = train_and_compare(head, queries, documents)
 
-    show.heading("5. Draw: the similarities of that hit")
+    show.heading("5. Keep: a corpus in a folder, int8, that is searched, filtered and changed")
+    with tempfile.TemporaryDirectory() as folder:
+        trained = project(head, queries), project(head, documents)
+        keep.use(Path(folder) / "corpus", pairs, *trained, split(len(pairs))[1].to(device), hit)
+
+    show.heading("6. Draw: the similarities of the hit of step 3")
     title = f"{pairs[hit].name}: every query token against every document token, winners ringed"
     show.alignment_picture(picture, title, Q.words[hit], D.words[hit], similarity, winners)
     print(f"   {picture}")

