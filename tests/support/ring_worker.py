@@ -167,13 +167,6 @@ def losses(rank, world, of, kind="padded", runs=1, labels=None, **options):
     return found
 
 
-def other_losses(rank, world):
-    """Two ranks call two losses."""
-    Q, D = shards(world, "padded")[rank]
-    name = ("sigmoid", "pairwise")[rank]
-    return getattr(li.losses, name)(Q, D, temperature=T, group=dist.group.WORLD).item()
-
-
 def negatives_of(rank, queries):
     """Hard negatives of a rank's queries, two each."""
     seeded = torch.Generator().manual_seed(rank)
@@ -219,21 +212,10 @@ def one_refuses(rank, world):
     return loss_of(Q, D if rank != 1 else D.to(torch.float32), group=dist.group.WORLD)[0].item()
 
 
-def disagree(rank, world, what):
-    Q, D = shards(world, "padded")[rank]
-    other = rank == world - 1
-    options = {}
-    if what == "tail":
-        options["tail"] = 0.5 if other else 0.0
-    elif what == "d":
-        Q, D = (li.Tokens(x.values[..., : 7 if other else 8]) for x in (Q, D))
-    elif what == "dtype":
-        Q, D = (x.to(torch.float32) if other else x for x in (Q, D))
-    elif what == "reduction":
-        options["reduction"] = "sum" if other else "mean"
-    elif what == "packed" and other:
-        Q, D = Q.pack(), D.pack()
-    return loss_of(Q, D, group=dist.group.WORLD, **options)[0].item()
+def other_dims(rank, world):
+    """The last rank's embeddings have one dim fewer."""
+    Q, D = (li.Tokens(x.values[..., : 8 - (rank == world - 1)]) for x in shards(world, "padded")[rank])
+    return loss_of(Q, D, group=dist.group.WORLD)[0].item()
 
 
 def one_ends(rank, world, when):

@@ -5,8 +5,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import late_interaction as li
 from late_interaction._contrastive import arguments, whole
@@ -16,77 +14,11 @@ from tests.support.contrastive import (
     batch,
     gpu_bytes_beside,
     gradients,
-    own,
     reference,
     small_blocks,
-    waits_for_nothing,
 )
 
 T = 0.3
-
-
-def both(device, Nq=10, Nd=13, kept=0, smoothing=0.0, H=False, each=3, **options):
-    """Loss and gradients of Q, D, the temperature and hard negatives: in small blocks, and by definition."""
-    Q, D = batch(Nq, Nd, device=device)
-    temperature = torch.tensor(T, dtype=torch.float64, device=device, requires_grad=True)
-    leaves = [Q, D, temperature]
-    negatives = None
-    if H:
-        negatives = torch.randn(Nq, each, 4, 8, dtype=torch.float64, device=device, requires_grad=True)
-        leaves.append(negatives)
-    masks = options.pop("masks", (None, None, None))
-    with small_blocks(kept=kept):
-        loss = li.losses.contrastive(
-            li.Tokens(Q, masks[0]), li.Tokens(D, masks[1]), hard_negatives=own(negatives, masks[2]),
-            temperature=temperature, label_smoothing=smoothing, **options,
-        )  # fmt: skip
-        ours = gradients(loss, leaves)
-    wanted = reference(Q, D, temperature, H=negatives, masks=masks, smoothing=smoothing, **options)
-    return ours, gradients(wanted, leaves)
-
-
-@pytest.mark.parametrize("kept", [0, 1 << 20])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_equals_cross_entropy(device, smoothing, reduction, kept):
-    assert_close(*both(device, smoothing=smoothing, reduction=reduction, kept=kept))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_symmetric(device, smoothing, reduction, kept):
-    options = {"reduction": reduction, "symmetric": True, "kept": kept}
-    assert_close(*both(device, 11, 11, smoothing=smoothing, **options))
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_labels_and_queries_that_are_left_out(device, kept, reduction, symmetric):
-    labels = torch.randperm(12, device=device)
-    labels[[2, 7]] = -100
-    options = {"reduction": reduction, "symmetric": symmetric, "kept": kept}
-    ours, wanted = both(device, 12, 12, labels=labels, **options)
-    assert_close(ours, wanted)
-
-
-def test_labels_that_queries_share(device):
-    labels = torch.tensor([3, 3, 0, 12, 3, 12, 1, 0, 0, 5], dtype=torch.int32, device=device)
-    ours, wanted = both(device, labels=labels.long())
-    assert_close(ours, wanted)
-    Q, D = batch(10, 13, device=device)
-    short = li.losses.contrastive(Q, D, temperature=T, labels=labels)
-    assert torch.equal(short, li.losses.contrastive(Q, D, temperature=T, labels=labels.long()))
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_hard_negatives(device, smoothing, kept):
-    assert_close(*both(device, H=True, smoothing=smoothing, kept=kept))
-    masks = (None, None, torch.rand(10, 3, 4, device=device) < 0.6)
-    assert_close(*both(device, H=True, smoothing=smoothing, masks=masks, kept=kept))
-    assert_close(*both(device, 9, 9, H=True, symmetric=True, masks=(None, None, None), kept=kept))
 
 
 def test_float16_keeps_small_weights(device):
@@ -166,35 +98,7 @@ def test_ties_go_to_the_lowest_token(device):
     assert not ours[1][1][:, 4:].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("tail", [0.0, 2**-6])
-def test_the_same_bits_on_every_run(device, dtype, tail):
-    Q, D = batch(40, 40, 8, 20, 32, dtype, device)
-    with torch.no_grad():  # winners as skewed as can be: one token of a document wins nearly always
-        D[:, 0] *= 4
-    with small_blocks(8):
-        runs = [
-            gradients(li.losses.contrastive(Q, D, temperature=T, tail=tail, symmetric=True), (Q, D))
-            for _ in range(3)
-        ]
-    for run in runs[1:]:
-        assert_same(run, runs[0])
-
-
 # ---- autograd ----
-
-
-@pytest.mark.parametrize("options", [{}, {"symmetric": True, "label_smoothing": 0.1}, {"normalize": True}])
-def test_gradcheck(device, options):
-    Q, D = batch(4, 4, 3, 4, 5, device=device)
-    H = torch.randn(4, 2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
-    temperature = torch.tensor(0.7, dtype=torch.float64, device=device, requires_grad=True)
-
-    def loss(Q, D, H, temperature):
-        return li.losses.contrastive(Q, D, temperature=temperature, hard_negatives=H, **options)
-
-    with small_blocks(2):
-        assert torch.autograd.gradcheck(loss, (Q, D, H, temperature))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -300,57 +204,6 @@ def test_memory_on_a_gpu_with_a_tail():
         lambda: torch.autograd.grad(li.losses.contrastive(Q, D, temperature=0.05, tail=2**-10), (Q, D))
     )
     assert beside <= (128 << 20) + 4 * min(Q.numel(), D.numel())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"symmetric": True, "label_smoothing": 0.1}])
-@pytest.mark.parametrize("labelled", [False, True])
-def test_the_host_waits_for_nothing(options, labelled):
-    Q, D = batch(64, 64, 8, 20, 32, torch.bfloat16, "cuda")
-    labels = torch.randperm(64, device="cuda") if labelled else None
-    temperature = torch.tensor(0.05, device="cuda", requires_grad=True)
-
-    def step():
-        loss = li.losses.contrastive(Q, D, temperature=temperature, labels=labels, **options)
-        torch.autograd.grad(loss, (Q, D, temperature))
-
-    with small_blocks(16):
-        waits_for_nothing(step)
-
-
-law = settings(
-    deadline=None,
-    max_examples=30,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-
-
-@law
-@given(
-    st.integers(1, 12), st.integers(1, 12), st.integers(0, 4), st.integers(0, 5), st.integers(1, 6),
-    st.integers(1, 5), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.1]), st.integers(0, 2**31),
-)  # fmt: skip
-def test_every_shape(device, Nq, Nd, Lq, Ld, d, side, symmetric, masked, smoothing, seed):
-    torch.manual_seed(seed)
-    Nq = Nd if symmetric else Nq
-    Q, D = batch(Nq, Nd, Lq, Ld, d, device=device)
-    labels = torch.randperm(Nd) if symmetric else torch.randint(0, Nd, (Nq,))
-    labels = labels.to(device)
-    masks = (None, None, None)
-    if masked:
-        masks = (torch.rand(Nq, Lq, device=device) < 0.7, torch.rand(Nd, Ld, device=device) < 0.7, None)
-    options = {"labels": labels, "symmetric": symmetric}
-    with small_blocks(side):
-        loss = li.losses.contrastive(
-            li.Tokens(Q, masks[0]),
-            li.Tokens(D, masks[1]),
-            temperature=T,
-            label_smoothing=smoothing,
-            **options,
-        )
-        ours = gradients(loss, (Q, D))
-    assert_close(ours, gradients(reference(Q, D, T, masks=masks, smoothing=smoothing, **options), (Q, D)))
 
 
 @pytest.mark.parametrize("Lq, more", [(5, 0), (5, 10**12), (1, 10**12)])

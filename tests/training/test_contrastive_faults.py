@@ -73,9 +73,7 @@ def test_two_gpus_with_a_tail_and_both_scalings():
 @two_gpus
 def test_two_gpus_that_disagree():
     options = {"timeout": 120, "backend": "nccl"}
-    for result in on_ranks(
-        2, "tests.support.framework_worker.on_gpu", function="disagree", what="d", **options
-    ):
+    for result in on_ranks(2, "tests.support.framework_worker.on_gpu", function="other_dims", **options):
         assert result.startswith("ValueError: losses.contrastive: every rank of the group must have"), result
     ranks = on_ranks(2, "tests.support.framework_worker.on_gpu", function="one_refuses", **options)
     assert ranks[1].startswith("TypeError: Q and D must share a dtype")

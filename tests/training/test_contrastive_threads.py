@@ -145,6 +145,9 @@ def test_options(on_threads, options, world):
 @pytest.mark.parametrize("sizes", [{}, {"side": 64, "panel": 64}], ids=["panels", "one-panel"])
 def test_tail(on_threads, kind, world, symmetric, sizes):
     checked(on_threads, world, kind, 1e-7, tail=1e-9, symmetric=symmetric, sizes=sizes)
+    # The same pairs are left out as in one process, whose blocks keep all: compared with its own list.
+    with small_blocks(**sizes):
+        checked(on_threads, world, kind, tail=0.3, symmetric=symmetric, sizes=sizes)
 
 
 def test_labels_are_of_the_own_documents(on_threads):
@@ -204,6 +207,8 @@ OF_RANKS = {  # a loss, and the options in which two processes differ
     "scale_by_world": (li.losses.recall, "scale_by_world", (True, False), "True on rank 0, False on rank 1"),
     "symmetric": (li.losses.contrastive, "symmetric", (True, False), "True on rank 0, False on rank 1"),
     "label_smoothing": (li.losses.contrastive, "label_smoothing", (0.0, 0.1), "0.0 on rank 0, 0.1 on rank 1"),
+    "tail": (li.losses.contrastive, "tail", (0.0, 0.5), "0.0 on rank 0, 0.5 on rank 1"),
+    "reduction": (li.losses.contrastive, "reduction", ("mean", "sum"), "mean on rank 0, sum on rank 1"),
     "a learned bias": (li.losses.sigmoid, "bias", (torch.tensor(1.5), 1.0), "1.5 on rank 0, 1.0 on rank 1"),
 } | {
     f.__name__: (f, "temperature", (0.5, torch.tensor(0.25)), "0.5 on rank 0, 0.25 on rank 1")
@@ -222,6 +227,35 @@ def test_an_option_in_which_ranks_differ(on_threads, name):
 
     message = f"losses.{function.__name__}: every rank of the group must have the same {option}, got {shown}"
     assert [(type(x), str(x)) for x in on_threads(2, work)] == [(ValueError, message)] * 2
+
+
+ONES = torch.ones(2, 3, 8)
+OF_TOKENS = {  # what differs, the documents of two processes, and what is said of them
+    "d": ((ONES, ONES[..., :7]), "8 on rank 0, 7 on rank 1"),
+    "dtype": ((ONES, ONES.double()), "float32 on rank 0, float64 on rank 1"),
+    "form of documents": ((ONES, li.Tokens(ONES).pack()), "padded on rank 0, packed on rank 1"),
+}
+
+
+@pytest.mark.parametrize("what", OF_TOKENS)
+def test_documents_in_which_ranks_differ(on_threads, what):
+    documents, shown = OF_TOKENS[what]
+
+    def work(rank, group):
+        return li.losses.contrastive(documents[rank], documents[rank], temperature=T, group=group)
+
+    message = f"losses.contrastive: every rank of the group must have the same {what}, got {shown}"
+    assert [(type(x), str(x)) for x in on_threads(2, work)] == [(ValueError, message)] * 2
+
+
+def test_ranks_that_call_two_losses(on_threads):
+    functions = li.losses.sigmoid, li.losses.pairwise
+    found = on_threads(2, lambda rank, group: functions[rank](ONES, ONES, temperature=T, group=group))
+    for error, function in zip(found, functions, strict=True):
+        assert isinstance(error, ValueError) and str(error) == (
+            f"losses.{function.__name__}: every rank of the group must have the same loss,"
+            " got losses.sigmoid on rank 0, losses.pairwise on rank 1"
+        )
 
 
 def test_a_temperature_that_one_rank_learns(on_threads):

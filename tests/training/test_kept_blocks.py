@@ -7,11 +7,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Tokens
 from late_interaction import _host_memory as host_memory
 from late_interaction._contrastive import kept_blocks as kept
 from late_interaction._contrastive.kernels import Kernels
-from late_interaction._contrastive.sequences import with_bounds
 from tests.support.contrastive import assert_same, batch, gradients, small_blocks
 
 T = 0.3
@@ -98,14 +96,6 @@ def test_without_a_backward_nothing_is_kept(monkeypatch):
         li.losses.contrastive(Q, D, temperature=T)
 
 
-def test_a_gpu_keeps_no_blocks_by_default():
-    padded, matrix = Kernels("padded", False, "highest"), Kernels("matrix", False, "highest")
-    assert kept.KeptBlocks.of(padded, None, "cuda") is None
-    assert kept.KeptBlocks.of(padded, 100, "cuda") == kept.KeptBlocks(100, by_memory=False)
-    assert kept.KeptBlocks.of(padded, None, "cpu") == kept.KeptBlocks(0, by_memory=True)
-    assert kept.KeptBlocks.of(matrix, 100, "cpu") is None  # single tokens have no winners
-
-
 def test_blocks_are_freed_with_the_backward(device):
     """Also while somebody holds the loss, as a list of losses does."""
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32, device=device)
@@ -129,73 +119,6 @@ def test_a_backward_may_be_repeated(device):
         loss = li.losses.contrastive(Q, D, temperature=T, kept_bytes=ALL - 1)
         first = torch.autograd.grad(loss, (Q, D), retain_graph=True)
         assert all(map(torch.equal, first, torch.autograd.grad(loss, (Q, D))))
-
-
-def test_as_much_memory_remains_as_is_kept(monkeypatch):
-    """Blocks of one size take the memory that is available to them."""
-    q, d = Tokens(torch.empty(5, 6, 8)), Tokens(torch.empty(5, 7, 8))
-    need = kept.block_bytes(q, d)
-    assert need == 25 * (4 + 2 * 6)
-    memory = [10 * need]
-    monkeypatch.setattr(kept, "available_bytes", lambda: memory[0])
-    found = kept.KeptBlocks(0, by_memory=True)
-    scores, winners = torch.empty(5, 5), torch.empty(5, 5, 6, dtype=torch.int16)
-    count = 0
-    while found.has_room(q, d):
-        found.keep((0, 5), (count, count + 5), scores, winners)
-        memory[0] -= need
-        count += 1
-    assert count == 5 and found.taken == 5 * need == memory[0]
-    memory[0] = 1000 * need
-    assert not found.has_room(q, d), "once there was none"
-
-
-def test_memory_is_looked_at_from_time_to_time(monkeypatch):
-    q, d = Tokens(torch.empty(5, 6, 8)), Tokens(torch.empty(5, 7, 8))
-    need, looks = kept.block_bytes(q, d), []
-    monkeypatch.setattr(kept, "available_bytes", lambda: looks.append(0) or 1 << 40)
-    monkeypatch.setattr(kept, "_AHEAD", 10 * need)
-    found = kept.KeptBlocks(0, by_memory=True)
-    scores, winners = torch.empty(5, 5), torch.empty(5, 5, 6, dtype=torch.int16)
-    for count in range(22):
-        assert found.has_room(q, d)
-        found.keep((0, 5), (count, count + 5), scores, winners)
-    assert len(looks) == 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_bytes_of_a_block_are_those_that_it_takes(dtype):
-    for q, d in [
-        (Tokens(torch.randn(3, 5, 8).to(dtype)), Tokens(torch.randn(4, 7, 8).to(dtype))),
-        (Tokens(torch.randn(2, 5, 8).to(dtype)), Tokens(torch.randn(2, 65535, 8).to(dtype))),
-        (Tokens(torch.randn(3, 5, 1).to(dtype)), Tokens(torch.randn(4, 7, 1).to(dtype))),
-    ]:
-        x = Kernels("padded", False, "highest").scores_and_winners(q, d)
-        assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
-    for bounds in ((0, 4, 15), (0, 4, 70_000)):
-        q, d = (
-            with_bounds("x", Tokens.packed(torch.randn(x[-1], 8).to(dtype), torch.tensor(x)))
-            for x in ((0, 4, 15), bounds)
-        )
-        x = Kernels("packed", False, "highest").scores_and_winners(q, d)
-        assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_budget_is_used_up_to_its_last_byte(missing):
-    q, d = Tokens(torch.empty(5, 6, 8)), Tokens(torch.empty(5, 7, 8))
-    found = kept.KeptBlocks(2 * kept.block_bytes(q, d) - missing, by_memory=False)
-    scores, winners = torch.empty(5, 5), torch.empty(5, 5, 6, dtype=torch.int16)
-    rooms = []
-    for shard in range(3):
-        rooms.append(found.has_room(q, d))
-        if rooms[-1]:
-            found.of_shard(shard).keep((0, 5), (0, 5), scores, winners)
-    assert rooms == [True, not missing, False]
-    assert [shard for shard, *_ in found.keys()] == list(range(2 - missing))  # noqa: SIM118
-    saved = kept.KeptBlocks.from_saved(found.keys(), found.tensors())
-    assert saved.get((0, 5), (0, 5))[0] is scores and saved.of_shard(0).get((0, 5), (0, 5))[1] is winners
-    assert saved.of_shard(2).get((0, 5), (0, 5)) is None and not saved.has_room(q, d)
 
 
 # ---- what is available ----
