@@ -1,7 +1,5 @@
 """Which operator a call runs and how much room it takes, and small choices that scores alone do not show."""
 
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -59,44 +57,6 @@ def test_winners_are_kept_where_a_gradient_is_wanted(function, learns, enabled):
     name = "maxsim_pairs_packed" if function == "listed" else "maxsim_varlen"
     wanted = bool(learns) and enabled
     assert called.names == [name + "_winners" * wanted] and scores.requires_grad == wanted
-
-
-STEPS = {
-    "plain": {},
-    "options": {"normalize": True},
-    "recompute": {"winners": "recompute"},
-    "weights": {"q_weights": True},
-    "weights, recompute": {"q_weights": True, "winners": "recompute"},
-}
-
-
-@pytest.mark.parametrize(
-    "step, learns",
-    [(x, learns) for x in STEPS for learns in ("Q", "D", "Q D", *(("w", "D w") if "weights" in x else ()))],
-)
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_backward_makes_the_gradients_that_are_wanted(step, learns, deterministic):
-    options = dict(STEPS[step])
-    Q, documents, weights = (
-        x.clone().requires_grad_(name in learns)
-        for name, x in (("Q", tokens(3)), ("D", D), ("w", torch.tensor([1.0, -2.0, 3.0])))
-    )
-    if "q_weights" in options:
-        options["q_weights"] = weights[None]
-    scores = li.maxsim(Q[None], documents[None], **options)
-    torch.use_deterministic_algorithms(deterministic)
-    with Called() as called:
-        scores.sum().backward()
-    torch.use_deterministic_algorithms(False)
-    asked = called.arguments[-1]
-    weighted = "q_weights" in options
-    assert asked["need_grad_D"] == ("D" in learns)
-    assert asked["need_grad_Q"] == ("Q" in learns or (weighted and "w" in learns))
-    assert not weighted or asked["need_grad_weights"] == ("w" in learns)
-    if step != "recompute":
-        assert asked["backward"] == ("lowmem" if deterministic else "auto")
-    for x, name in ((Q, "Q"), (documents, "D"), (weights, "w")):
-        assert (x.grad is not None) == (name in learns)
 
 
 @pytest.mark.parametrize(
@@ -235,23 +195,6 @@ def test_float32_multiplies_as_pytorch_is_told_to(dtype):
         maxsim_varlen(Q, documents, *cu)
     said = [last if isinstance(last, str) else "highest" for last in called.last]  # a default is left out
     assert said == ["medium" if dtype == torch.float32 else "highest"] * 3
-
-
-def test_progress_is_not_shown_unless_asked_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    Q, documents = tokens(2), D[:, None]
-    best = TopK(Q, 1)
-    best.add(documents)
-    assert torch.equal(li.search(Q, documents, 1).indices, best.indices)
-    with pytest.raises(ImportError, match="progress=True needs tqdm"):
-        li.search(Q, documents, 1, progress=True)
-
-
-# ---- calls that are traced ----
-
-
-# ---- chunks of a corpus ----
 
 
 @pytest.mark.gpu

@@ -353,18 +353,6 @@ def test_a_wish_for_gradients_is_an_error(device):
             assert not li.maxsim(Q, codes.to(device)).requires_grad
 
 
-@pytest.mark.parametrize("d", range(1, 20))
-def test_codes_of_any_number_of_dims(d):
-    x = torch.randn(3, d)
-    (signs, scale), (codes, steps) = encoded(BITS, x), encoded(FOUR, x)
-    assert signs.shape == (3, -(-d // 8)) and codes.shape == (3, -(-d // 2))
-    assert torch.equal(decoded(BITS, signs, scale, d).sign(), x.sign())
-    back = decoded(FOUR, codes, steps, d)
-    assert ((back - x).abs() <= 0.5001 * steps.unsqueeze(-1)).all()
-    bare = codecs.Bits(scales=False).encode(x)
-    assert bare.scales is None and torch.equal(bare.codec.decode(bare).values[0], x.sign())
-
-
 def test_codes_of_4_bits_are_these():
     """From -7 to 7 where the largest is 7; each half of a byte is a code + 8, the even dim in the low one."""
     codes, scale = encoded(FOUR, torch.tensor([[7.0, -3.0, 0.0, -7.0, 6.4, 1.6, -0.4]]))

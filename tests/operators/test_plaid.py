@@ -178,21 +178,6 @@ def test_an_index_of_another_dtype(kept, dtype, limit, nbits, device):
         ref.assert_close(out, wanted, limit)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", [COMMON, dataclasses.replace(COMMON, d=40, Lq=70, nbits=4)], ids=str)
-def test_the_same_bits_in_every_run(case):
-    Q, index = draw(case, "cuda", empty=False)
-    Q.requires_grad_()
-    first = None
-    for _ in range(100):
-        scores = residual_varlen(Q, *index.packed)
-        (grad,) = torch.autograd.grad(scores.sum(), Q)
-        with torch.no_grad():
-            plain = residual_varlen(Q, *index.packed)
-        first = first or (scores, plain, grad)
-        assert all(map(torch.equal, first, (scores, plain, grad)))
-
-
 def test_a_query_alone(device):
     Q, index = draw(COMMON, device)
     many = dict(both(Q, index))

@@ -1,5 +1,5 @@
-"""Parts of the engine of the losses that no result shows on a CPU: how large the blocks of a GPU are, and what
-is said of its offsets."""
+"""Parts of the engine of the losses that no result shows on a CPU: how large blocks of a GPU are, and what is
+said of its offsets."""
 
 from types import SimpleNamespace
 
