@@ -15,7 +15,6 @@ from late_interaction.integrations import sentence_transformers as ours
 from late_interaction.integrations.sentence_transformers import _losses as losses
 from late_interaction.integrations.sentence_transformers import _originals as originals
 from late_interaction.integrations.sentence_transformers import _ranking as ranking
-from late_interaction.integrations.sentence_transformers import _similarity as similarity
 from late_interaction.integrations.sentence_transformers._colbert import colbert_scores
 
 F64 = torch.float64
@@ -53,39 +52,6 @@ def batch(queries=5, groups=5):
     return Q, D, q_mask, d_mask
 
 
-def test_scores_of_so_many_bytes_are_kept(monkeypatch):
-    """A float32 score and 16-bit winners of each query token: 2 * 5 * 6 * (4 + 2 * 3) bytes."""
-    inputs = some(2, 3, 4), some(5, 6, 7, 4), torch.ones(2, 3) > 0, torch.ones(5, 6, 7) > 0
-    block = losses._OneBlock(Loss())
-    monkeypatch.setattr(losses, "_KEPT_BYTES", 600)
-    assert isinstance(block.similarity_fct(*inputs), torch.Tensor)
-    monkeypatch.setattr(losses, "_KEPT_BYTES", 599)
-    assert isinstance(block.similarity_fct(*inputs), losses.Scores)
-    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "sentence-transformers")
-    assert isinstance(block.similarity_fct(*inputs), torch.Tensor)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(
-    ("queries", "taken"), [(0, [1] * 5), (1, [1] * 5), (2, [2, 2, 1]), (4, [4, 1]), (9, [5])]
-)
-def test_cross_entropy_of_some_queries_at_a_time(monkeypatch, queries, taken, reduction):
-    """As many as have scores and winners in the bytes that are kept, and at least one."""
-    monkeypatch.setattr(losses, "_KEPT_BYTES", queries * 10 * (4 + 2 * 3) + 1)
-    Q, D, q_mask, d_mask = batch()
-    d_mask[3, 1] = False  # a document without a token
-    Q.requires_grad_()
-    labels, loss = 2 * torch.arange(5), Loss()
-    found = losses.Scores(loss, (Q, D, q_mask, d_mask), 0.7).cross_entropy(labels, reduction)
-    assert loss.taken == taken
-    scores = 0.7 * colbert_scores(Q, D, q_mask, d_mask)
-    wanted = F.cross_entropy(scores, labels, reduction=reduction)
-    torch.testing.assert_close(found, wanted)
-    weight = torch.arange(1.0, 6) if reduction == "none" else torch.tensor(1.0)
-    gradients = [torch.autograd.grad(x, Q, weight.to(x.dtype)) for x in (found, wanted)]
-    torch.testing.assert_close(*gradients)
-
-
 def test_queries_at_a_time_where_the_kernels_do_not_score(monkeypatch):
     """As many as the loss says, whose own memory that limits. The kernels keep no similarity."""
     inputs = batch()
@@ -99,29 +65,6 @@ def test_queries_at_a_time_where_the_kernels_do_not_score(monkeypatch):
         loss = Loss(size)
         torch.testing.assert_close(losses._scored(loss, *inputs), wanted)
         assert loss.taken == taken
-
-
-def test_cross_entropy_of_anything_else_takes_the_scores():
-    labels, inputs = 2 * torch.arange(5), batch()
-    lazy, scores = losses.Scores(Loss(), inputs, 3.0), 3.0 * colbert_scores(*inputs)
-    torch.testing.assert_close(3.0 * losses.Scores(lazy.loss, inputs).computed(), scores)
-    weight = torch.rand(10)
-    for args, options in (((weight,), {}), ((), {"weight": weight}), ((weight,), {"reduction": "sum"})):
-        wanted = F.cross_entropy(scores, labels, *(x.to(scores.dtype) for x in args), **options)
-        torch.testing.assert_close(losses._cross_entropy(lazy, labels, *args, **options), wanted)
-        torch.testing.assert_close(losses._cross_entropy(scores, labels, *args, **options), wanted)
-    for options in ({}, {"reduction": "mean"}, {"reduction": "sum"}, {"reduction": "none"}):
-        wanted = F.cross_entropy(scores, labels, **options)
-        torch.testing.assert_close(losses._cross_entropy(lazy, labels, **options), wanted.float())
-
-
-def test_what_is_put_together():
-    lazy, x = losses.Scores(Loss(), batch()), torch.ones(2, 3)
-    assert losses._cat([lazy], dim=0) is lazy
-    assert losses._cat([x, x], dim=1).shape == (2, 6) and losses._cat((x,)).shape == (2, 3)
-    for several in ((lazy, lazy), (x, lazy), (lazy, x)):
-        with pytest.raises(TypeError):
-            losses._cat(several, dim=0)
 
 
 def test_methods_that_are_taken_over():
@@ -250,34 +193,8 @@ def test_scores_that_are_ranked_here(monkeypatch):
     compared(monkeypatch, evaluator, Model(), ours_ranks=False)
 
 
-@pytest.mark.parametrize(("most", "chunk", "sizes"), [
-    (3, 5000, [1] * 11), (1, 5000, [1] * 11), (14, 5000, [4, 4, 3]), (14, 5, [4, 1, 4, 1, 1]), (99, 11, [11]),
-    (99, 4, [4, 4, 3]),
-])  # fmt: skip
-def test_documents_that_are_scored_at_a_time(monkeypatch, most, chunk, sizes):
-    """As many as have ``most`` scores with three queries, and at least one, of a chunk."""
-    monkeypatch.setattr(ranking, "MOST_SCORES", most)
-    wanted, taken, score = flat(ranks(monkeypatch)[1](evaluator(), Model())), [], similarity.maxsim
-
-    def recorded(queries, documents):
-        taken.append(len(documents))
-        return score(queries, documents)
-
-    monkeypatch.setattr(similarity, "maxsim", recorded)
-    chosen = evaluator(corpus_chunk_size=chunk, score_functions={"maxsim": recorded})
-    found = flat(ranks(monkeypatch)[0](chosen, Model()))
-    assert taken == sizes
-    assert found == pytest.approx({key: value for key, value in wanted.items() if key[0] == "maxsim"})
-
-
 def test_a_corpus_without_documents(monkeypatch):
     assert set(compared(monkeypatch, partial(evaluator, 0), Model()).values()) == {0}
-
-
-def test_more_hits_than_documents_and_fewer(monkeypatch):
-    one = {f"{m}_at_k": [1] for m in ("mrr", "ndcg", "accuracy", "precision_recall", "map")}
-    for options in (one, one | {"mrr_at_k": [30]}, one | {"map_at_k": [2, 5]}):
-        compared(monkeypatch, partial(evaluator, corpus_chunk_size=3, **options), Model())
 
 
 @pytest.mark.parametrize("shown", [True, False])

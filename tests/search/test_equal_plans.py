@@ -108,41 +108,6 @@ def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normaliz
     equal_plans._multiprocessors.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("missing", "queries", "dtype"),
-    [
-        ("no library", OnGpu(torch.float32), torch.float32),
-        (None, OnGpu(torch.float32), torch.uint8),
-        (None, OnGpu(torch.float32, is_cuda=False), torch.float32),
-        ("no library", OnGpu(torch.float32, is_cuda=False), torch.float32),
-    ],
-)
-def test_calls_without_a_plan_of_a_gpu(missing, queries, dtype, monkeypatch):
-    """On a CPU, without the library of a GPU, and of codes of a few bits: one call takes all."""
-    monkeypatch.setattr(equal_plans.ops, "cuda_missing", missing)
-    D = torch.ones(5, 7, 8, dtype=dtype)
-    alike = equal_plans.Alike(queries, D, 5, False, False, None)
-    assert alike._call is None
-    assert alike.scores(lambda *given: given, D, None, None) == (D, None, None)
-
-
-def test_plans_are_of_documents_that_all_queries_share(monkeypatch):
-    asked = []
-    text = "kernel sm90_q\ngrid 4 x 5\nwhy it is the fastest\nsplits 1"
-    monkeypatch.setattr(equal_plans.ops, "explain_plan", lambda *given: asked.append(given) or text)
-    options = ("bf16", "highest", True, False, "forward", "auto")
-    found = equal_plans._plan.__wrapped__(20, 16, (32, 128, 64), options, (90, 132))
-    assert found == "kernel sm90_q\nsplits 1"
-    assert asked == [(False, 16, 20, 32, 128, 64, *options, 90, 132)]
-
-
-@pytest.mark.parametrize(("documents", "size"), [(0, 1), (1, 1), (100, 100), (256, 256), (1000, 256)])
-def test_the_size_whose_plan_counts(documents, size):
-    """That of the whole corpus, or 256 MiB of its documents: the planner's rules look at up to a GiB."""
-    D = torch.empty(1, 256, 1024)
-    assert equal_plans.Alike(torch.empty(1, 1, 1024), D, documents, False, False, None)._size == size
-
-
 @pytest.mark.parametrize("count, wanted", [(0, False), (49, False), (50, True), (170, True)])
 def test_documents_beside_which_others_change_no_plan(count, wanted, monkeypatch):
     monkeypatch.setattr(equal_plans, "_BYTES", 48 * 50)  # 50 documents

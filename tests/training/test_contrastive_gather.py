@@ -1,12 +1,9 @@
 """losses.contrastive over process groups of gloo whose batches are small: each rank gathers all documents."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from late_interaction import Tokens
 from late_interaction._contrastive import gather
 from late_interaction._contrastive.ring import Ring
 from tests.support.groups import check, needs_gloo, on_ranks
@@ -40,47 +37,6 @@ def test_a_rank_whose_documents_have_no_gradient():
     """Then they go round the ring, on every rank: a gradient comes home by an exchange of all."""
     for result in on_ranks(2, "one_without_gradient"):
         assert not isinstance(result, str), result
-
-
-PACKED = {"shapes": [(20, 8), (30, 8)]}
-
-
-@pytest.mark.parametrize(
-    ("change", "taken"),
-    [
-        ({}, True),
-        ({"group": None}, False),
-        ({"symmetric": True}, False),
-        ({"tail": 0.1}, False),
-        ({"way": "matrix"}, False),
-        ({"wants": [True, False]}, False),
-        ({"wants": [False, False]}, True),
-        ({"shapes": [(4, 6, 8), (5, 7, 8)]}, False),
-        # 3 queries of 7 tokens and 9 documents of all ranks: scores of 4 bytes, winners of 2 or 4.
-        ({"budget": 27 * (4 + 2 * 7)}, True),
-        ({"budget": 27 * (4 + 2 * 7) - 1}, False),
-        ({"budget": 27 * (4 + 4 * 7)} | PACKED, True),
-        ({"budget": 27 * (4 + 4 * 7) - 1} | PACKED, False),
-        # As much as the largest shard of each of two ranks.
-        ({"most": 2 * 240 * 2}, True),
-        ({"most": 2 * 240 * 2 - 1}, False),
-        ({"most": gather._MOST_BYTES}, True),
-    ],
-    ids=str,
-)
-def test_which_batches_are_gathered(change, taken, monkeypatch):
-    what = {"group": "group", "symmetric": False, "tail": 0.0, "way": "tiles", "wants": [True, True]}
-    what |= {"shapes": [(4, 6, 8), (5, 6, 8)], "budget": 1 << 20, "most": 1 << 20} | change
-    budgets = {False: what["budget"], True: None}  # not that of listed pairs
-    monkeypatch.setattr(gather.calls, "default_budget", lambda device, listed: budgets[listed])
-    monkeypatch.setattr(gather, "_MOST_BYTES", what["most"])
-    values = torch.zeros(what["shapes"][0], dtype=torch.bfloat16)
-    d = Tokens.packed(values, torch.tensor([0, 5, 9, 13, 20])) if values.dim() == 2 else Tokens(values)
-    call = SimpleNamespace(
-        symmetric=what["symmetric"], tail=what["tail"], kernels=SimpleNamespace(way=what["way"]), d=d,
-        ring=Ring(what["group"], 0, 2, [3, 2], [4, 5], what["shapes"], wants=what["wants"], longest_query=7),
-    )  # fmt: skip
-    assert gather.takes(call) == taken
 
 
 @pytest.mark.parametrize("what", ["documents", "gradients"])

@@ -1,7 +1,6 @@
 """losses.contrastive of one token a side against its definition in float64: panels of scores, the two ways to
 the gradients, and which calls go there."""
 
-import itertools
 from unittest import mock
 
 import pytest
@@ -160,44 +159,7 @@ def test_some_gradients_alone(device, wanted, symmetric):
     assert_close(ours, expected, EXACT[device][1])
 
 
-def test_panels_are_whole_tiles():
-    """A multiple of 128 rows of scores and of weights, but for the last ones."""
-    Q, D, _ = drawn("cpu", 1000, 5000, 4, torch.float32)
-    compute = panels.Batch.score
-    with mock.patch.object(panels.Batch, "score", autospec=True, side_effect=compute) as score:
-        li.losses.contrastive(Q, D, temperature=T, labels=torch.arange(1000)).backward()
-    scored = [call.args[1] for call in score.call_args_list]
-    assert scored[0][0] == 0 and scored[-1][1] == 1000
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(scored))
-    assert len(scored) > 1 and all((b - a) % 128 == 0 for a, b in scored[:-1])
-
-
 LAUNCH = 65535 * 8  # rows of scores that the operators take at once
-
-
-@pytest.mark.parametrize("documents", [1, 3, 127, 128, 129])
-def test_panels_fit_a_launch(documents, monkeypatch):
-    """Few documents leave room for more rows in a panel than a launch takes."""
-    monkeypatch.setattr(panels, "_SCORES", {"cpu": panels._SCORES["cuda"]})
-    monkeypatch.setattr(panels, "_WEIGHTS", {"cpu": panels._WEIGHTS["cuda"]})
-    Q, D = torch.empty(3 * LAUNCH, 0), torch.empty(documents, 0, dtype=torch.bfloat16)
-    panel = panels.Batch(None, Q, D, torch.ones(()))  # type: ignore[arg-type]
-    by_weights = [block for _, parts in panel.weight_blocks() for block in parts]
-    for blocks in (panel.blocks(), by_weights):
-        assert max(end - begin for begin, end in blocks) <= LAUNCH
-        assert blocks[0][0] == 0 and blocks[-1][1] == len(Q)
-        assert all(a[1] == b[0] for a, b in itertools.pairwise(blocks))
-
-
-@pytest.mark.parametrize(("documents", "rows"), [(1024, 1 << 16), (1 << 20, 1024)])
-def test_panels_of_a_gpu_take_the_memory_that_is_documented(documents, rows, monkeypatch):
-    """256 MiB of scores and 128 MiB of weights, or 4 and 2 KiB a document: docs/large_batches.md."""
-    monkeypatch.setattr(panels, "_SCORES", {"cpu": panels._SCORES["cuda"]})
-    monkeypatch.setattr(panels, "_WEIGHTS", {"cpu": panels._WEIGHTS["cuda"]})
-    Q = torch.empty(1 << 17, 0, dtype=torch.bfloat16)
-    panel = panels.Batch(None, Q, Q[:1].expand(documents, 0), torch.ones(()))  # type: ignore[arg-type]
-    assert panel.blocks()[0] == (0, rows)
-    assert panel.weight_blocks()[0] == ((0, rows), [(0, rows)])
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 queues. Results are compared as in test_contrastive_group.py."""
 
 import threading
-from collections import defaultdict
 from queue import Empty, Queue
 from types import SimpleNamespace
 
@@ -11,9 +10,8 @@ import torch
 
 import late_interaction as li
 from late_interaction import _group
-from late_interaction._contrastive import arguments, cross_entropy, gather
+from late_interaction._contrastive import arguments, gather
 from late_interaction._contrastive import ring as rings
-from late_interaction._contrastive.pair_list import PairList
 from late_interaction._contrastive.ring import Ring
 from tests.support.contrastive import gradients, reference, small_blocks
 from tests.support.groups import check, labels_of_all
@@ -294,16 +292,6 @@ def test_numbers_that_are_not_waited_for(on_threads, monkeypatch, function, opti
     assert all(found[0].isnan() for found in on_threads(2, work(1)))
 
 
-@pytest.mark.parametrize("tail", [0.0, 1e-9])
-@pytest.mark.parametrize("masked", [False, True])
-def test_tokens_with_masks_are_packed_for_lists_alone(on_threads, masked, tail, monkeypatch):
-    """On every rank, though one alone has a mask."""
-    seen, ours = [], arguments._packed
-    monkeypatch.setattr(arguments, "_packed", lambda call: seen.append(0) or ours(call))
-    checked(on_threads, 2, "mixed" if masked else "padded", 1e-7, tail=tail)
-    assert len(seen) == 2 * (masked and tail > 0)
-
-
 def test_what_one_rank_refuses(on_threads):
     def work(rank, group):
         Q, D = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
@@ -333,32 +321,6 @@ def test_a_query_that_is_left_out_has_no_effect_on_any_rank(on_threads, function
     dirty, clean = (on_threads(2, work(value)) for value in (torch.nan, 1.0))
     for one, other in zip(dirty, clean, strict=True):
         assert all(map(torch.equal, one, other)) and all(x.isfinite().all() for x in one)
-
-
-def test_a_list_is_finished_behind_the_next_scores(on_threads, monkeypatch):
-    """So that the device has these to do while the host waits. The last one is finished behind the loss."""
-    seen = defaultdict(list)
-    finish, loss_and_counts = PairList.finish, cross_entropy.loss_and_counts
-
-    def logged(what):
-        seen[threading.current_thread().name].append(what)
-
-    monkeypatch.setattr(PairList, "finish", lambda x: (x.last is not None and logged(id(x)), finish(x))[1])
-    monkeypatch.setattr(
-        cross_entropy, "loss_and_counts", lambda *args: (logged("loss"), loss_and_counts(*args))[1]
-    )
-    batches = shards(3, "padded")
-
-    def work(rank, group):
-        Q, D = batches[rank]
-        return loss_of(Q, D, tail=1e-9, group=group)[0]
-
-    assert all(loss.isfinite() for loss in on_threads(3, work))
-    for rank in "01":  # whose shards are several panels
-        events = seen[rank]
-        at = events.index("loss")
-        first, second, third = dict.fromkeys(events[:at])
-        assert first != second and events[at - 1] == second and events[at + 1 :] == [third]
 
 
 def test_a_document_that_is_no_label(on_threads):
