@@ -136,9 +136,6 @@ def differing(rank, world, change):
     options = {"k": 3} | (change if rank == 1 else {})
     dtype = getattr(torch, options.pop("dtype", "float32"))
     Q, D = Q.to(dtype), D.to(dtype)
-    Q = Q[: options.pop("Nq", None)]
-    if options.pop("seed", None):
-        Q = Q.roll(1, 0)
     if options.pop("masked", None):
         options["q_mask"] = torch.zeros(Q.shape[:2], dtype=torch.bool)
     if "scale" in change:  # codes on both ranks, that mean something else on the second

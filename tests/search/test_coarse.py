@@ -6,7 +6,6 @@ import torch
 import late_interaction as li
 from late_interaction import codecs
 from late_interaction._search import first_pass, rescore
-from late_interaction.score_pairs import rerank_direct
 from tests.cases import mask
 from tests.coded import BITS, FOUR
 
@@ -46,13 +45,13 @@ def test_documents_whose_kept_tokens_come_first(form, normalize, corpus):
     Q, D, q_mask, _ = corpus
     lengths = torch.arange(120, device=D.device) % 18
     d_mask = None if form == "whole" else torch.arange(17, device=D.device) < lengths.unsqueeze(1)
-    if form == "strided":
-        D = D.transpose(0, 1).contiguous().transpose(0, 1)
     if form == "float64":
         Q, D = Q.double(), D.double()
     if form == "empty query":
         q_mask[2] = False
     D = D.masked_fill(~d_mask.unsqueeze(-1), torch.nan) if d_mask is not None and not normalize else D
+    if form == "strided":
+        D = D.transpose(0, 1).contiguous().transpose(0, 1)
     options = {"normalize": normalize}
     exact = li.search(Q, D, 6, q_mask=q_mask, d_mask=d_mask, **options)
     codes = FOUR.encode(D.nan_to_num())
@@ -116,81 +115,6 @@ def test_gathered_in_any_pieces(codec, corpus, monkeypatch):
 
 
 # ---- sizes of parts, on which no result depends ----
-
-
-@pytest.mark.parametrize("each, most, count", [(3, 10, 3), (1, 5, 5), (0, 5, 5), (11, 10, 1)])
-def test_as_many_as_fit_and_at_least_one(each, most, count):
-    assert rescore.fitting(each, most) == count
-
-
-@pytest.mark.parametrize(
-    "room, candidates, parts",
-    [(5, 12, [(1, 5), (1, 5), (1, 2)] * 5), (30, 12, [(2, 12), (2, 12), (1, 12)]), (3, 1, [(3, 1), (2, 1)])],
-)
-@pytest.mark.parametrize("masked", [False, True])
-def test_copies_of_candidates_are_no_larger_than_they_may_be(room, candidates, parts, masked, monkeypatch):
-    D = torch.randn(60, 7, 16)
-    lengths = torch.arange(60) % 4 + 1
-    d_mask = torch.arange(7) < lengths.unsqueeze(1) if masked else None
-    seen = []
-    monkeypatch.setattr(rescore, "_GATHERED_BYTES", room * 7 * 16 * 4)
-    monkeypatch.setattr(
-        rescore, "maxsim", lambda Q, D, *x, **y: seen.append(D.shape) or li.maxsim(Q, D, *x, **y)
-    )
-    li.search(D[:5], D, 1, d_mask=d_mask, coarse=BITS, candidates=candidates, normalize=True)
-    assert [tuple(shape[:2]) for shape in seen] == parts
-    assert all(shape[2] <= 4 if masked else shape[2] == 7 for shape in seen)
-
-
-def test_where_kept_tokens_lie_together():
-    D = torch.randn(3, 4, 2)
-    lengths = torch.tensor([2, 0, 4])
-    prefix = torch.arange(4) < lengths.unsqueeze(1)
-    assert [x.tolist() for x in rescore.spans_of(D, None)] == [[0, 4, 8], [4, 4, 4]]
-    assert [x.tolist() for x in rescore.spans_of(D, prefix)] == [[0, 4, 8], [2, 0, 4]]
-    assert rescore.spans_of(D, ~prefix) is None
-    assert rescore.spans_of(D.transpose(0, 1).contiguous().transpose(0, 1), None) is None
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_a_cpu_copies_no_documents_that_lie_together(normalize, monkeypatch):
-    D, scored = torch.randn(30, 5, 16), []
-    monkeypatch.setattr(rescore, "rerank_direct", lambda *x, **y: scored.append(x) or rerank_direct(*x, **y))
-    li.search(D[:4], D, 3, coarse=BITS, normalize=normalize)
-    assert len(scored) == (0 if normalize else 4)
-
-
-def chunks_of_first_pass(Q, D, given):
-    return [len(codes) for _, codes in first_pass.CodesPass(Q, None, given, True).chunks(D, None, None)]
-
-
-@pytest.mark.parametrize("queries, scores, chunk", [(5, 100, 20), (1, 100, 100), (0, 100, 100), (5, 1, 1)])
-def test_scores_of_a_chunk_of_codes(queries, scores, chunk, monkeypatch):
-    """Codes that need not travel: however many bytes they have."""
-    D = torch.randn(120, 3, 8)
-    monkeypatch.setattr(first_pass, "MOST_SCORES", scores)
-    monkeypatch.setattr(first_pass, "_BYTES", 1)
-    seen = chunks_of_first_pass(D[:queries], D, BITS.encode(D))
-    assert seen == [min(chunk, 120 - start) for start in range(0, 120, chunk)]
-
-
-def test_bytes_of_a_chunk_that_is_encoded(monkeypatch):
-    D = torch.randn(120, 3, 8)
-    monkeypatch.setattr(first_pass, "_BYTES", 4 * 3 * 8 * 50)
-    assert chunks_of_first_pass(D[:2], D, BITS) == [50, 50, 20]
-
-
-@pytest.mark.parametrize(
-    "k, candidates, wanted", [(3, None, 100), (10, None, 100), (11, None, 110), (3, 3, 3)]
-)
-def test_how_many_candidates(k, candidates, wanted):
-    assert first_pass._check_candidates(candidates, k) == wanted
-
-
-def test_a_cpu_gathers_tokens_up_to_the_last_one_that_is_kept():
-    kept = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
-    assert rescore.longest(kept.unsqueeze(0)) == 2 and rescore.longest(torch.zeros_like(kept)) == 1
-    assert rescore.longest(~kept) == 4
 
 
 def test_shapes_and_dtypes(device):

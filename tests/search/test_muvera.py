@@ -460,44 +460,6 @@ def test_all_documents_as_candidates_are_the_exact_search(corpus, masks, normali
             assert torch.equal(found.indices, exact.indices)
 
 
-def chunks_of_first_pass(Q, D, coarse, normalize=True):
-    return [s.shape[1] for _, s in _first_pass.MuveraPass(Q, None, coarse, normalize).scored(D, None, None)]
-
-
-@pytest.mark.parametrize("queries, scores, chunk", [(5, 100, 20), (1, 100, 100), (0, 100, 100), (5, 1, 1)])
-def test_scores_of_a_chunk_of_encodings(queries, scores, chunk, monkeypatch):
-    muvera, D = Muvera(8, 1, 2), torch.randn(120, 3, 8)
-    monkeypatch.setattr(_first_pass, "MOST_SCORES", scores)
-    wanted = [min(chunk, 120 - start) for start in range(0, 120, chunk)]
-    for coarse in (muvera, muvera.encode_corpus(D)):
-        assert chunks_of_first_pass(D[:queries], D, coarse) == wanted
-
-
-@pytest.mark.parametrize("tokens", [3, 9])
-def test_bytes_of_a_chunk_of_encodings(tokens, monkeypatch):
-    """Encodings have 32 dims; tokens of a document that is encoded have 24 or 72 numbers."""
-    muvera, D = Muvera(8, 1, 2), torch.randn(120, tokens, 8)
-    encodings = muvera.encode_corpus(D)
-    for coarse, numbers in ((encodings, 32), (muvera, max(32, 8 * tokens))):
-        monkeypatch.setattr(_first_pass, "_BYTES", 4 * numbers * 50)
-        assert chunks_of_first_pass(D[:2], D, coarse) == [50, 50, 20]
-    monkeypatch.setattr(_first_pass, "_BYTES", 1)
-    for coarse in (Encodings(muvera, encodings.documents[:3]), muvera):
-        assert chunks_of_first_pass(D[:2], D[:3], coarse) == [1] * 3
-
-
-@pytest.mark.parametrize("size, parts", [(4 * 3 * 8 * 50, [50, 50, 20]), (1, [1] * 120)])
-def test_documents_of_a_corpus_are_encoded_a_part_at_a_time(size, parts, monkeypatch):
-    muvera, D, seen = Muvera(8, 1, 2), torch.randn(120, 3, 8), []
-    encode = Muvera._encode
-    monkeypatch.setattr(encoder, "_BYTES", size)
-    monkeypatch.setattr(
-        Muvera, "_encode", lambda own, x, *y, **z: seen.append(len(x)) or encode(own, x, *y, **z)
-    )
-    muvera.encode_corpus(D)
-    assert seen == parts
-
-
 def test_small_and_empty_tokens_are_normalized_too():
     muvera, D = Muvera(8, 2, 3), torch.randn(6, 3, 8)
     D[2, 1] = 0
@@ -509,16 +471,6 @@ def test_small_and_empty_tokens_are_normalized_too():
     torch.testing.assert_close(scores, muvera.encode_queries(normalize(D, dim=-1)) @ wanted.t())
     empty = torch.ones(3, 0, 8)
     assert torch.equal(muvera.encode_corpus(empty, normalize=True).documents, muvera.encode_documents(empty))
-
-
-@pytest.mark.parametrize("normalized", [True, False])
-def test_tokens_are_normalized_where_that_is_asked_for(normalized):
-    muvera, D = Muvera(8, 2, 3), 7 * torch.randn(6, 3, 8)
-    found = _first_pass.MuveraPass(D, None, muvera, normalized)
-    unit = normalize(D, dim=-1) if normalized else D
-    torch.testing.assert_close(found.Q, muvera.encode_queries(unit))
-    ((_, scores),) = found.scored(D, None, None)
-    torch.testing.assert_close(scores, found.Q @ muvera.encode_documents(unit).t())
 
 
 def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
@@ -563,20 +515,6 @@ def arguments(device="cpu", average=True):
     cu = torch.tensor([0, 4, 4, 10], dtype=torch.int32, device=device)
     matrices = muvera._matrices_on(x.device)
     return x, None, cu, *matrices, 2, 3, 5, 30, average, True, 1.0
-
-
-def test_opcheck(device):
-    torch.library.opcheck(OPS.muvera_encode.default, arguments(device))
-    for muvera in (Muvera(12, 2, 3), Muvera(12, 2, 3, 5)):  # without a sketch
-        x, _, cu, *_ = arguments(device)
-        for form in ((x, None, cu), (x.view(2, 5, 12), None, None)):
-            args = operator_arguments(muvera, *form, True, True)
-            torch.library.opcheck(OPS.muvera_encode.default, args)
-    x, _, _, *rest = arguments(device, False)
-    padded, kept = x.view(2, 5, 12), torch.rand(2, 5, device=device) > 0.4
-    torch.library.opcheck(OPS.muvera_encode.default, (padded, kept, None, *rest))
-    with pytest.raises(RuntimeError, match="has no gradients"):
-        OPS.muvera_encode(padded.requires_grad_(), kept, None, *rest)
 
 
 BAD_CALLS = {

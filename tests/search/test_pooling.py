@@ -149,37 +149,9 @@ def test_groups_of_documents_are_clustered_as_all_at_once(threads, monkeypatch):
     monkeypatch.setattr(pooling, "_WARD_BYTES_A_THREAD", 4000 // threads)
     monkeypatch.setattr(pooling, "_KMEANS_BYTES_OF_A_CPU", 4000)
     torch.set_num_threads(threads)
-    held, cut = [], pooling._cut
-    monkeypatch.setattr(pooling, "_cut", lambda x, *args: (held.append(len(x)), cut(x, *args)))
-    lengths, lloyd = [], pooling._lloyd
-    monkeypatch.setattr(
-        pooling, "_lloyd", lambda x, *args: (lengths.append([len(y) for y in x]), lloyd(x, *args))[1]
-    )
     for method, whole in zip(("ward", "kmeans"), results, strict=True):
         for a, b in zip(pool_tokens(documents, 3, method=method), whole, strict=True):
             torch.testing.assert_close(a, b)
-    # Of 1000 numbers: squares of 39, 2, 49, 8 and 29 tokens, without the documents of one cluster a token.
-    assert held == [39**2, 2**2, 49**2, 8**2 + 29**2]
-    # Tokens times clusters, as many for each as for the last: 29 * 9, 39 * 13, 49 * 16.
-    assert lengths == [[2, 8, 29], [39], [49]]
-
-
-@pytest.mark.parametrize(
-    ("cells", "padded", "groups"),
-    [
-        ([2, 2, 1], False, [[0, 1], [2]]),
-        ([2, 3, 1], False, [[0], [1, 2]]),
-        ([9, 9, 1], False, [[0], [1], [2]]),
-        ([1, 2, 1], True, [[0, 1], [2]]),
-        ([1, 3, 1], True, [[0], [1], [2]]),
-        ([1, 1, 1], True, [[0, 1, 2]]),
-        ([], True, []),
-    ],
-)
-def test_groups_hold_no_more_than_they_may(cells, padded, groups):
-    from late_interaction.ops import pooling
-
-    assert list(pooling._groups(list(range(len(cells))), cells, 4, padded)) == groups
 
 
 # ---- other packages' results ----
@@ -353,10 +325,6 @@ def cut_arguments(n=6, clusters=2):
     x = document(n, "random")
     empty = torch.empty(n, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
     return (x @ x.t()).flatten(), offsets([n]), torch.tensor([clusters], dtype=torch.int32), n, *empty
-
-
-def test_opcheck_of_the_cut():
-    torch.library.opcheck(OPS.ward_cut_.default, cut_arguments())
 
 
 BAD_CUTS = {

@@ -13,7 +13,7 @@ import torch
 import late_interaction as li
 from late_interaction import codecs
 from late_interaction._progress import reporter
-from late_interaction._search import selection, stream, topk_state
+from late_interaction._search import selection, stream
 from tests.coded import BITS, FP8, INT8
 
 
@@ -179,33 +179,6 @@ def test_progress_bar_without_tqdm(monkeypatch):
         li.search(Q, D, 3, progress=True)
 
 
-def test_the_default_chunk_bounds_memory():
-    for Nq, Nd, Ld in [(1, 10**7, 128), (16, 10**5, 128), (10**4, 10**5, 300), (1, 10, 10**6)]:
-        Q = torch.empty(Nq, 32, 128, device="meta", dtype=torch.bfloat16)
-        D = torch.empty(Nd, Ld, 128, device="meta", dtype=torch.bfloat16)
-        chunk = stream.documents_at_once(Q, D, None, False)
-        assert chunk >= 1 and Nq * min(chunk, Nd) <= max(selection.MOST_SCORES, Nq)
-
-
-def test_the_default_chunk_of_a_corpus_that_travels():
-    Q = torch.empty(16, 32, 128, device="meta", dtype=torch.bfloat16)
-    for Ld in (1, 128, 10**4):
-        D = torch.empty(1, dtype=torch.bfloat16).expand(10**6, Ld, 128)
-        chunk = stream.documents_at_once(Q, D, None, False)
-        most = stream._BYTES
-        assert chunk * Ld * 256 <= most and (chunk + 1) * Ld * 256 > min(most, 2**18 * Ld * 256)
-        assert (
-            stream.documents_at_once(Q, D, None, True) == chunk
-        )  # it is over before a bar could be seen to move
-    assert stream.documents_at_once(Q, torch.empty(1).expand(3, 10**9, 128), None, False) == 1
-
-
-def test_a_chunk_has_as_many_bytes_as_are_asked_for():
-    Q, D = torch.empty(16, 32, 128, device="meta"), torch.empty(10**6, 10, 128, device="meta")
-    for chunk_bytes, documents in [(1, 1), (5119, 1), (5120, 1), (10**6, 195), (1 << 60, 2**18)]:
-        assert stream.documents_at_once(Q, D, chunk_bytes, True) == documents
-
-
 # ---- a corpus in pieces ----
 
 
@@ -361,13 +334,6 @@ def test_states_that_no_search_has(name):
     with pytest.raises(error, match=message):
         best.load_state_dict(change(state))
     assert best.seen == 20 and best.scores is before[0] and best.indices is before[1]
-
-
-def test_ranges_join_where_they_touch():
-    assert topk_state.joined([[0, 2], [4, 6]], [[6, 8]]) == [[0, 2], [4, 8]]
-    assert topk_state.joined([[8, 9]], [[0, 2], [2, 8]]) == [[0, 9]]
-    with pytest.raises(ValueError, match="documents 5 to 5 were searched twice"):
-        topk_state.joined([[0, 2], [4, 6]], [[5, 8]])
 
 
 def test_the_last_documents_that_there_can_be():
@@ -544,33 +510,6 @@ def best_of(Q, codes, k):
     """Scores of bits are few numbers, so that many documents tie."""
     scores, indices = li.maxsim(Q, codes).sort(dim=-1, descending=True, stable=True)
     return scores[..., :k], indices[..., :k]
-
-
-@pytest.mark.parametrize("chunk", [None, 1, 7, 37])
-@pytest.mark.parametrize("how", CODECS)
-def test_codes(how, chunk, device):
-    Q, D, q_mask, d_mask = corpus(device)
-    for masks in ((None, None), (q_mask, d_mask)):
-        queries, codes = (CODECS[how].encode(li.Tokens(*x)) for x in zip((Q, D), masks, strict=True))
-        expected = best_of(queries, codes, 6)
-        close(li.search(queries, codes, 6, chunk_bytes=bytes_of(chunk, codes.values)), expected)
-    codes = CODECS[how].encode(D)
-    expected = best_of(Q[0], codes, 6)
-    close(li.search(Q[0], codes, 6, chunk_bytes=bytes_of(chunk, codes.values)), expected)
-
-
-@pytest.mark.parametrize("how", CODECS)
-def test_codes_in_pieces_and_from_a_checkpoint(how, device):
-    Q, D, q_mask, d_mask = corpus(device)
-    queries, codes = CODECS[how].encode(li.Tokens(Q, q_mask)), CODECS[how].encode(li.Tokens(D, d_mask))
-    expected = best_of(queries, codes, 6)
-    best = li.TopK(queries, 6)
-    best.add(codes[:20])
-    again = li.TopK(queries, 6)
-    again.load_state_dict(best.state_dict())
-    again.add(codes[20:30].pack())
-    again.add(codes[30:], chunk_bytes=bytes_of(5, codes.values))
-    close((again.scores, again.indices), expected)
 
 
 @pytest.mark.gpu
@@ -802,12 +741,3 @@ def test_streaming_in_several_threads():
         for got, expected in pool.map(search, range(12)):
             for each in got:
                 close(each, expected)
-
-
-def test_chunks_on_one_device_are_views():
-    D, mask = torch.randn(10, 3, 4), torch.ones(10, 3, dtype=torch.bool)
-    pieces = list(stream.chunks(D, [None, mask], 4, D.device))
-    assert [start for start, *_ in pieces] == [0, 4, 8]
-    _, documents, (none, masks) = pieces[1]
-    assert none is None and documents.data_ptr() == D[4:].data_ptr()
-    assert masks.data_ptr() == mask[4:].data_ptr()
