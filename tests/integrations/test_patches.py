@@ -96,26 +96,6 @@ def test_what_is_installed_is_patched_and_the_rest_is_said(capsys, caplog):
     assert li.patched() == {}
 
 
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Puts a package of some release, whose modules hold what is given, where Python looks first."""
-
-    def installed(package, release, modules):
-        metadata = tmp_path / f"{package.replace('-', '_')}-{release}.dist-info" / "METADATA"
-        metadata.parent.mkdir()
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
-        for path, code in modules.items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(code)
-        monkeypatch.syspath_prepend(tmp_path)
-
-    before = set(sys.modules)
-    yield installed
-    li.unpatch()
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
-
-
 def test_a_release_that_cannot_be_patched_is_said(install):
     install("mteb", "1.39.7", {"mteb/__init__.py": "", "mteb/similarity_functions.py": "max_sim = None"})
     needed = 'patch("mteb") needs mteb 2.23 to 2.26, and found mteb 1.39.7, which has none of what is patched'
