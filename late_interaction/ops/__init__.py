@@ -35,6 +35,8 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 ``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
 inputs keep their dtype and multiply in the autocast dtype, likewise.
 
+``torch.utils.flop_counter.FlopCounterMode`` counts what each operator multiplies.
+
 ``torch.func.grad``, ``vjp`` and ``jacrev`` take every differentiable operator. Forward-mode derivatives
 (``jvp``, ``jacfwd``, dual tensors) and ``vmap`` of a forward are a RuntimeError that says so.
 
@@ -45,6 +47,7 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 (tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
 """
 
+from late_interaction._when_imported import when_imported
 from late_interaction.ops import (
     dense,
     host_copy,
@@ -83,6 +86,15 @@ for _module in (
     topk,
 ):
     _module.register()
+
+
+def _register_flops() -> None:
+    from late_interaction.ops import _flops
+
+    _flops.register()
+
+
+when_imported("torch.utils.flop_counter", _register_flops)
 
 maxsim = operators.maxsim.default
 maxsim_winners = operators.maxsim_winners.default

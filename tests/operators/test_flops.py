@@ -1,0 +1,155 @@
+"""What FlopCounterMode counts of calls: products of two numbers and their additions, forward and backward."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+import late_interaction as li
+from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.score_pairs import score_pairs_packed
+from tests.operator_calls import CALLS, NOT_HERE, Given, operators
+
+Nq, Lq, Nd, Ld, K, d, d_model = 4, 5, 6, 7, 3, 8, 10
+IN_BATCH = 2 * Nq * Lq * Nd * Ld * d  # of the similarities
+GATHERED = 2 * Nq * Lq * Nd * d  # of a gradient, from winners
+
+# They move, sort, select, normalize, exponentiate or answer questions, and multiply no matrices; the first
+# four multiply as many as they find that they need.
+WITHOUT_PRODUCTS = {
+    *("ward_labels", "kmeans_labels", "ward_cut_", "xtr_select_in_groups_"),
+    *("xtr_select_", "plaid_approx_score", "l2_normalize_rows_", "argmax_mask", "quantize_rows_"),
+    *("scale_rows_", "softmax_row_sums", "softmax_rows_", "softmax_sums_", "softmax_weights_"),
+    *("select_best", "pack_found", "add_checksum_", "merge_found", "send_bytes_"),
+    *("can_project_rows", "can_softmax_product_rows", "cpu_isa", "cuda_capability", "forced_plan"),
+    *("explain_plan", "explain_packed_plan", "explain_residual_plan"),
+}
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def flops(function, *args):
+    """What a call counts, and what its backward does."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        result = function(*args)
+    forward = counter.get_total_flops()
+    if not result.requires_grad:
+        return forward
+    with counter:
+        result.sum().backward()
+    return forward, counter.get_total_flops()
+
+
+def test_every_operator_has_a_formula_or_multiplies_nothing():
+    counted = {name for name in operators() if getattr(torch.ops.late_interaction, name) in flop_registry}
+    assert counted | WITHOUT_PRODUCTS == set(operators())
+    assert not counted & WITHOUT_PRODUCTS
+
+
+@pytest.mark.parametrize("name", sorted(set(operators()) - WITHOUT_PRODUCTS - NOT_HERE))
+def test_formulas_take_the_arguments_of_their_operators(name):
+    """Those of a GPU's operators too, which are not called."""
+    for call in CALLS[name]:
+        generator = torch.Generator().manual_seed(0)
+        values = [x.make(x.sizes, "cpu", generator) if isinstance(x, Given) else x for x in call]
+        count = flop_registry[getattr(torch.ops.late_interaction, name)](*values, out_val=None)
+        assert isinstance(count, int) and count > 0
+
+
+@pytest.mark.parametrize("which", ["both", "Q", "D"])
+def test_in_batch(which):
+    Q, D = torch.randn(Nq, Lq, d), torch.randn(Nd, Ld, d)
+    assert flops(li.maxsim, Q, D) == IN_BATCH
+    for name, x in (("Q", Q), ("D", D)):
+        x.requires_grad_(which in ("both", name))
+    assert flops(li.maxsim, Q, D) == (IN_BATCH, GATHERED * (1 + (which == "both")))
+
+
+def test_options_of_maxsim():
+    Q, D = leaf(Nq, Lq, d), leaf(Nd, Ld, d)
+    weights = torch.rand(Nq, Lq)
+    for options in ({"normalize": True, "backward": "unified"}, {"q_weights": weights}, {"mean": True}):
+        assert flops(lambda o=options: li.maxsim(Q, D, **o)) == (IN_BATCH, 2 * GATHERED)
+    assert flops(lambda: li.maxsim(Q, D, winners="recompute")) == (IN_BATCH, IN_BATCH + 2 * GATHERED)
+    assert flops(lambda: li.maxsim(Q[0], D)) == (IN_BATCH // Nq, 2 * GATHERED // Nq)
+
+
+def test_own_documents_and_pairs():
+    Q = leaf(Nq, Lq, d)
+    own = 2 * Nq * K * Lq * Ld * d, 2 * 2 * Nq * K * Lq * d
+    assert flops(li.maxsim, Q, leaf(Nq, K, Ld, d)) == own
+    pairs = 2 * Nq * Lq * Ld * d, 2 * 2 * Nq * Lq * d
+    assert flops(li.maxsim_pairs, Q, leaf(Nq, Ld, d)) == pairs
+    assert flops(li.smooth_maxsim_pairs, Q, leaf(Nq, Ld, d)) == (pairs[0], 3 * pairs[0])
+
+
+def test_packed():
+    Q, D = [leaf(n, d) for n in (3, 5)], [leaf(n, d) for n in (2, 7, 4)]
+    assert flops(li.maxsim, Q, D) == (2 * 8 * 13 * d, 2 * 2 * 8 * 3 * d)
+    assert flops(li.maxsim_pairs, Q, D[:2]) == (2 * (3 * 2 + 5 * 7) * d, 2 * 2 * (3 + 5) * d)
+
+
+def test_listed_pairs_count_their_lengths():
+    cu_q, cu_d = torch.tensor([0, 3, 8]), torch.tensor([0, 2, 9, 13])
+    pairs = torch.tensor([1, 0, 1]), torch.tensor([1, 2, 0])
+    lengths = [(5, 7), (3, 4), (5, 2)]
+    expected = 2 * d * sum(q * x for q, x in lengths), 2 * 2 * d * sum(q for q, _ in lengths)
+    assert flops(score_pairs_packed, leaf(8, d), leaf(13, d), cu_q, cu_d, *pairs) == expected
+
+
+def test_listed_pairs_without_values_count_average_lengths():
+    with FakeTensorMode():
+        Q, D = torch.randn(8, d), torch.randn(12, d)
+        offsets, pairs = ((torch.zeros(n, dtype=torch.int32) for n in sizes) for sizes in ((3, 4), (5, 5)))
+        operator = torch.ops.late_interaction.maxsim_pairs_packed
+        assert flops(operator, Q, D, *offsets, *pairs) == 2 * 5 * 4 * 4 * d
+
+
+@pytest.mark.parametrize("kept_bytes, again", [(None, 0), (0, IN_BATCH)])
+def test_contrastive_loss(kept_bytes, again):
+    def loss(Q, D):
+        return li.losses.contrastive(Q, D, kept_bytes=kept_bytes)
+
+    assert flops(loss, leaf(Nq, Lq, d), leaf(Nd, Ld, d)) == (IN_BATCH, again + 2 * GATHERED)
+
+
+def test_other_scores():
+    Q, D = leaf(Nq, Lq, d), leaf(Nd, Ld, d)
+    assert flops(li.xtr_scores, Q, D, 9) == (IN_BATCH, 2 * GATHERED)
+    assert flops(li.smooth_maxsim, Q, D) == (IN_BATCH, 3 * IN_BATCH)
+    projected = 2 * Nd * Ld * d_model * d
+    expected = projected + IN_BATCH, 3 * projected + 2 * GATHERED  # again, and gradients of H and W
+    assert flops(maxsim_from_hidden, Q, leaf(Nd, Ld, d_model), leaf(d, d_model)) == expected
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_codes_count_as_their_values(bits):
+    codec = li.codecs.Int8() if bits == 8 else li.codecs.Bits(bits)
+    Q, D = torch.randn(Nq, Lq, d), torch.randn(Nd, Ld, d)
+    assert flops(li.maxsim, Q, codec.encode(D)) == IN_BATCH
+
+
+def test_a_search():
+    assert flops(lambda: li.search(torch.randn(Lq, d), torch.randn(Nd, Ld, d), 2).scores) == IN_BATCH // Nq
+
+
+@pytest.mark.parametrize("first", ["late_interaction", "torch.utils.flop_counter"])
+def test_whatever_is_imported_first(first):
+    code = f"""
+import sys, {first}
+assert ("torch.utils.flop_counter" in sys.modules) == ("flop" in "{first}")
+import late_interaction as li, torch
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    li.maxsim(torch.ones(1, 2, 3), torch.ones(4, 5, 3))
+assert counter.get_total_flops() == 2 * 2 * 4 * 5 * 3
+assert not any("late_interaction" in type(x).__module__ and "flop" in x.name for x in sys.meta_path)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
