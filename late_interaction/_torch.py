@@ -45,6 +45,7 @@ __all__ = [
     "pytree",
     "register_fake",
     "set_single_level_autograd_function_allowed",
+    "sharding_schemas",
     "skip_frames",
 ]
 
@@ -69,3 +70,10 @@ def register_fake(library: Any, name: str, fake: Callable[..., Any]) -> None:
     That finds the caller's line for a message, which takes a third of the time of the import.
     """
     _operators.find(name).fake_impl.register(fake, fake.__module__, library)
+
+
+def sharding_schemas() -> Any:
+    """Return what DTensor knows of each operator's arguments, and import it. AttributeError: it has moved."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor._op_dispatcher.sharding_propagator.op_to_schema_info

@@ -1,5 +1,6 @@
 """Checks of single tensors, and of two that meet: shared by the checks of all operators."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -29,6 +30,16 @@ def check_embeddings(name: str, x: Tensor) -> None:
     """Require a dense floating-point tensor of a dtype that the kernels take."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.layout != torch.strided or x.is_nested:
         refuse_tokens(name, x)
+
+
+def check_not_sharded(caller: str, name: str, x: Tensor) -> None:
+    """Refuse a DTensor: for what exchanges shards by a process group of its own."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None and isinstance(x, module.DTensor):
+        raise TypeError(
+            f"{caller} takes the tokens of each process, got a DTensor as {name}: pass {name}.to_local(),"
+            f" with group={name}.device_mesh.get_group() for the documents of all processes"
+        )
 
 
 def check_rows(name: str, x: Tensor) -> None:

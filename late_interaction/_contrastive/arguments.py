@@ -12,7 +12,12 @@ from torch import Tensor
 from late_interaction._checks import losses as check
 from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import check_flag, check_precision
-from late_interaction._checks.tensors import check_same_kind, has_values_on_cpu, is_autocasting
+from late_interaction._checks.tensors import (
+    check_not_sharded,
+    check_same_kind,
+    has_values_on_cpu,
+    is_autocasting,
+)
 from late_interaction._contrastive.blocks import Grid
 from late_interaction._contrastive.call import Call, fits_whole
 from late_interaction._contrastive.candidates import Candidates
@@ -70,11 +75,12 @@ def _bounded(call: Call) -> Call:
 # ---- tokens ----
 
 
-def _sides(Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens | None, int]:
+def _sides(caller: str, Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens | None, int]:
     """Queries, documents and hard negatives, all padded or all packed, and how many each query has."""
     given = {"Q": Q, "D": D} | ({} if H is None else {"hard_negatives": H})
     given = {name: as_tokens(name, x) for name, x in given.items()}
     for name, x in given.items():
+        check_not_sharded(caller, name, x if isinstance(x, Tensor) else x.values)
         own = name == "hard_negatives"
         if isinstance(x, Tensor) and x.dim() != 3 + own:
             wanted = "[B, K, Ld, d]" if own else "[B, L, d]"
@@ -117,7 +123,7 @@ def _device_of(*tokens: Any) -> torch.device:
 
 def _checked(name: str, given: dict[str, Any]) -> Call:
     """The call as this process alone would make it, before tokens are normalized."""
-    q, d, h, each = _sides(given["Q"], given["D"], given["hard_negatives"])
+    q, d, h, each = _sides(name, given["Q"], given["D"], given["hard_negatives"])
     h, own_candidates = _own_candidates(given["candidate_mask"], h, (len(q), each), q.device)
     for flag in ("symmetric", "normalize", "scale_by_world"):
         check_flag(flag, given[flag])

@@ -35,7 +35,8 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 ``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
 inputs keep their dtype and multiply in the autocast dtype, likewise.
 
-``torch.utils.flop_counter.FlopCounterMode`` counts what each operator multiplies.
+``torch.utils.flop_counter.FlopCounterMode`` counts what each operator multiplies. Operators on padded tokens,
+but for those on codes and hidden states, take DTensors whose first dim is sharded, where they lie.
 
 ``torch.func.grad``, ``vjp`` and ``jacrev`` take every differentiable operator. Forward-mode derivatives
 (``jvp``, ``jacfwd``, dual tensors) and ``vmap`` of a forward are a RuntimeError that says so.
@@ -46,6 +47,8 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 >>> scores, winners
 (tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
 """
+
+from contextlib import suppress
 
 from late_interaction._when_imported import when_imported
 from late_interaction.ops import (
@@ -94,7 +97,17 @@ def _register_flops() -> None:
     _flops.register()
 
 
+def _register_shardings() -> None:
+    from late_interaction.ops import _sharding
+
+    with suppress(
+        ImportError, AttributeError
+    ):  # names that PyTorch does not promise; it then refuses DTensors
+        _sharding.register()
+
+
 when_imported("torch.utils.flop_counter", _register_flops)
+when_imported("torch.distributed.tensor", _register_shardings)
 
 maxsim = operators.maxsim.default
 maxsim_winners = operators.maxsim_winners.default

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import has_values
@@ -41,7 +42,7 @@ def _lengths(call: _Call, side: str) -> Tensor:
 def _of_pairs(call: _Call, *sides: str) -> Any:
     """Sum the products of the lengths of listed sequences."""
     if has_values(call["pair_q"]):
-        return int(prod(_lengths(call, side) for side in sides).sum())
+        return int(torch.stack([_lengths(call, side) for side in sides]).prod(0).sum())
     tokens = prod(_rows(call["Q" if side == "q" else "D"]) for side in sides)
     return len(call["pair_q"]) * tokens // max(prod(len(call[f"cu_seqlens_{x}"]) - 1 for x in sides), 1)
 
