@@ -193,6 +193,24 @@ def check_kept_bytes(value: Any) -> int | None:
     return int(value)
 
 
+def check_mixup(value: Any, generator: Any, group: Any, reduction: str) -> int | None:
+    """Require the size of a group of examples, or None, and what mixes of them allow."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    if value is None:
+        if generator is not None:
+            raise ValueError("generator must be None without mixup")
+        return None
+    check_integer("mixup", value, "an int or None")
+    if value < 2:
+        raise ValueError(f"mixup must be at least 2, got {abbreviate(value)}")
+    if group is not None:
+        raise ValueError("mixup must be None with group: examples of different processes are not mixed")
+    if reduction == "none":
+        raise ValueError('mixup must be None with reduction="none": virtual queries have losses, too')
+    return int(value)
+
+
 def check_ranks(k: Any) -> tuple[int, ...]:
     """Require ranks of at least 1: one, or a sequence of them."""
     found = (k,) if isinstance(k, int) else k

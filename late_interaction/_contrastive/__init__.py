@@ -12,6 +12,7 @@
 ``cross_entropy``   the cross entropy, from running sums of the softmax (``softmax``) and the pairs that a
                     tail leaves (``pair_list``)
 ``row_losses``      losses of each query that follow from sums over its logits
+``mixed_recall``    that of recall with virtual examples, which ``mixup`` mixes from scores
 ``whole``           the losses of a batch that is small enough to keep all scores and winners
 ``single``          the cross entropy of a batch with one token a side, in ``panels`` or ``product_panels``
 ``ring``            shards of documents that travel round a process group, and ``gather``, small ones at once

@@ -24,8 +24,9 @@ from late_interaction._contrastive.candidates import Candidates
 from late_interaction._contrastive.forward import label_logits
 from late_interaction._contrastive.kernels import choose
 from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.mixup import Mixup
 from late_interaction._contrastive.ring import Ring, join
-from late_interaction._contrastive.sequences import is_single, with_bounds, with_values
+from late_interaction._contrastive.sequences import is_single, sum_dtype, with_bounds, with_values
 from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import unit
@@ -147,7 +148,7 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     temperature = check.check_learned("temperature", given["temperature"], q.values, positive=True)
     kernels = choose(q, is_single(q) and is_single(d), False, _precision(given["precision"], q.values))
     kept = check.check_kept_bytes(given["kept_bytes"])
-    own = _own_options(given, q.values)
+    own = _own_options(given, q.values, labels, len(d))
     numbers = _learns(temperature) or _learns(own.get("bias"))
     keeps = torch.is_grad_enabled() and (
         numbers or any(x.values.requires_grad for x in (q, d, h) if x is not None)
@@ -188,7 +189,7 @@ def _own_candidates(
     return h, None if found.device.type == "cpu" and bool(found.all()) else found
 
 
-def _own_options(given: dict[str, Any], Q: Tensor) -> dict[str, Any]:
+def _own_options(given: dict[str, Any], Q: Tensor, labels: Labels, documents: int) -> dict[str, Any]:
     """Options that one loss alone has."""
     if "bias" in given:
         return {"bias": check.check_learned("bias", given["bias"], Q, positive=False)}
@@ -197,7 +198,11 @@ def _own_options(given: dict[str, Any], Q: Tensor) -> dict[str, Any]:
     if _learns(given["temperature"]):
         raise ValueError("temperature must not require a gradient: losses.recall has none for it")
     rank_temperature = check.check_above_0("rank_temperature", given["rank_temperature"])
-    return {"k": check.check_ranks(given["k"]), "rank_temperature": rank_temperature}
+    mixup = check.check_mixup(given["mixup"], given["generator"], given["group"], given["reduction"])
+    own = {"k": check.check_ranks(given["k"]), "rank_temperature": rank_temperature}
+    if mixup is not None and labels.index is not None:  # else every document has a query of its own
+        own["mixup"] = Mixup.of(mixup, labels.index, documents, sum_dtype(Q), given["generator"])
+    return own
 
 
 def _learns(number: Any) -> bool:

@@ -95,7 +95,8 @@ def add_shards(
         sums = own if step == 0 else Sums(documents, ring.wants[ring.owner(step)], False)
         weights, given = of_shard(step, travelled)
         if q_sums.needed or sums.needed:
-            add_gradients(call, weights, Grid.of(call.kernels, call.q, documents), (q_sums, sums), given)
+            grid = Grid.of(call.kernels, call.q, documents, call.together)
+            add_gradients(call, weights, grid, (q_sums, sums), given)
         if step and any(ring.wants):
             if under_way is not None:
                 own.add(under_way.wait()[0])

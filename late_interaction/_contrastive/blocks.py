@@ -6,6 +6,7 @@ cost of a pair does not grow with the batch.
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 
@@ -35,9 +36,12 @@ class Grid:
     d_parts: list[Tokens]
 
     @staticmethod
-    def of(kernels: Kernels, q: Tokens, d: Tokens) -> "Grid":
-        queries, documents = block_sizes(kernels, q, d)
-        q_blocks, d_blocks = blocks_of(q, queries), blocks_of(d, documents)
+    def of(kernels: Kernels, q: Tokens, d: Tokens, together: int = 1) -> "Grid":
+        """``together``: queries, and documents, that follow one another and share a block."""
+        q_blocks, d_blocks = (
+            whole_groups(blocks_of(x, most), together)
+            for x, most in zip((q, d), block_sizes(kernels, q, d), strict=True)
+        )
         q_parts, d_parts = [part(q, block) for block in q_blocks], [part(d, block) for block in d_blocks]
         return Grid(q, d, q_blocks, d_blocks, q_parts, d_parts)
 
@@ -91,6 +95,15 @@ def _whole_wave(documents: int, d: Tokens) -> int:
     processors: int = torch.cuda.get_device_properties(d.values.device).multi_processor_count
     wave = processors * (2 if longest(d) <= _SHARED_TOKENS else 1)
     return documents if documents < wave else documents // wave * wave // 32 * 32
+
+
+def whole_groups(blocks: list[Block], size: int) -> list[Block]:
+    """Blocks that end where a group of ``size`` sequences does, but for the last one."""
+    if size == 1 or not blocks:
+        return blocks
+    last = blocks[-1][1]
+    ends = sorted({min(-(-end // size) * size, last) for _, end in blocks})
+    return list(pairwise([0, *ends]))
 
 
 def panels(blocks: list[Block], queries: int) -> list[list[Block]]:

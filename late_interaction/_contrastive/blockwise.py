@@ -136,7 +136,7 @@ def _forward(call: Call, state: Loss, blocks: KeptBlocks | None) -> tuple[Tensor
     score_own(call, state.add_own)
     documents = call.d
     for step, (_, documents, _) in enumerate(call.ring.shards(call.d)):
-        grid = Grid.of(call.kernels, call.q, documents)
+        grid = Grid.of(call.kernels, call.q, documents, call.together)
         state.begin(grid, step)
 
         def take(logits: Tensor, rows: Block, run: list[Block], step: int = step) -> None:

@@ -12,6 +12,7 @@ from late_interaction._contrastive.candidates import Candidates
 from late_interaction._contrastive.kept_blocks import KeptBlocks
 from late_interaction._contrastive.kernels import Kernels
 from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.mixup import Mixup
 from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.sequences import Block, longest, sum_dtype, with_values
 from late_interaction.tokens import Tokens
@@ -48,6 +49,7 @@ class Call:
     bias: Tensor | float = 0.0  # of the sigmoid loss
     k: tuple[int, ...] = (1,)  # of the surrogate of recall
     rank_temperature: float = 1.0
+    mixup: Mixup | None = None
     scale: float = 1.0  # of the loss: the number of processes, or 1
     whole: bool = False  # all scores and winners are kept
 
@@ -60,6 +62,11 @@ class Call:
         """Keep the candidates in a block of a step's shard, in place."""
         first = sum(self.ring.documents[: self.ring.owner(step)])
         return self.candidates.of_documents(logits, rows, columns, first, self.labels if step == 0 else None)
+
+    @property
+    def together(self) -> int:
+        """Queries, and documents, that follow one another and share a block."""
+        return 1 if self.mixup is None else self.mixup.queries.size
 
     @property
     def classes(self) -> int:

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision, Reduction
-from late_interaction._contrastive import blockwise, row_losses, whole
+from late_interaction._contrastive import blockwise, whole
 from late_interaction._contrastive.arguments import read
+from late_interaction._contrastive.mixed_recall import MixedRecall
+from late_interaction._contrastive.row_losses import Recall as OfRows
 from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss, LabelsLike
 from late_interaction.tokens import TokensLike
@@ -25,6 +28,8 @@ def recall(
     temperature: float | Tensor = 1.0,
     k: int | Sequence[int] = (1, 2, 4, 8, 16),
     rank_temperature: float = 1.0,
+    mixup: int | None = None,
+    generator: torch.Generator | None = None,
     normalize: bool = False,
     precision: Precision | None = None,
     reduction: Reduction = "mean",
@@ -32,8 +37,8 @@ def recall(
     scale_by_world: bool = False,
 ) -> Tensor:
     """A surrogate of ``1 - recall@k`` that has gradients: Patel, Tolias and Matas, "Recall@k Surrogate Loss
-    with Large Batches and Similarity Mixup" (https://arxiv.org/abs/2108.11179), without the mixup. Step
-    functions become sigmoids, in the rank of each query's own document and in its comparison with ``k``::
+    with Large Batches and Similarity Mixup" (https://arxiv.org/abs/2108.11179). Step functions become
+    sigmoids, in the rank of each query's own document and in its comparison with ``k``::
 
         rank_i = 1 + sum over j other than positive of sigmoid((score_ij - score_i,positive) / temperature)
         loss_i = 1 - mean over k of sigmoid((k - rank_i) / rank_temperature)
@@ -51,6 +56,15 @@ def recall(
             cosines; a MaxSim score is a sum over the tokens of a query, so that 0.01 times their number,
             about 0.3 for 32, is the same for a late-interaction model.
         rank_temperature: of the sigmoid over differences of ranks; the paper's default of 1.
+        mixup: how many examples of a class follow one another, at least 2, for the paper's similarity mixup.
+            Queries with the same documents are of one class, and documents with the same queries. Every
+            ``mixup`` queries are a group, and so are every ``mixup`` documents, from the first ones on; every
+            two of a group that are of one class make one more, virtual query or document of that class. A
+            score is no product, so scores are mixed, not tokens: ``share * score_i + (1 - share) * score_j``,
+            between two virtual ones of all four scores. What is left out for one of two is left out for
+            their mix; virtual queries meet no hard negatives. The mean is over virtual queries, too. None,
+            or examples that are alone in their class: nothing. Not with ``group`` or ``reduction="none"``.
+        generator: from which each call draws the shares, in (0, 1); None: PyTorch's own.
         hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.losses.contrastive`: documents that
             may rank before the query's own.
         group: as in :func:`late_interaction.losses.contrastive`: the rank among the documents of all
@@ -62,10 +76,11 @@ def recall(
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`late_interaction.losses.contrastive`; a temperature
-        that requires a gradient.
+        that requires a gradient; ``mixup`` below 2, a generator without it.
 
     Complexity: as :func:`late_interaction.losses.contrastive` without ``tail``, and the scores of ``Nq``
-    pairs first.
+    pairs first. Mixes cost no scores of tokens: those of a block of scores, up to ``((mixup + 1) / 2) ** 2``
+    times as many, pass with it, and no more of them are stored.
 
     Example:
         >>> import torch
@@ -76,11 +91,11 @@ def recall(
         >>> loss.backward()
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4312, torch.Size([2, 1, 2]))
+        >>> mixed = losses.recall(Q, D, [[0], [0]], k=(1, 2), mixup=2)  # a third query, of the class of both
     """
     call = read("losses.recall", locals())
-    if call.whole:
-        return whole.loss(call, row_losses.Recall)
-    return blockwise.loss(call, row_losses.Recall.start)
+    kind = OfRows if call.mixup is None else MixedRecall
+    return whole.loss(call, kind) if call.whole else blockwise.loss(call, kind.start)
 
 
 leave_untraced(recall)
@@ -90,8 +105,8 @@ class Recall(BatchLoss):
     """:func:`recall` as a module. Nothing of it is learned.
 
     Args:
-        k, temperature, rank_temperature, exclude_above, normalize, precision, reduction, group,
-            scale_by_world: as in :func:`recall`.
+        k, temperature, rank_temperature, mixup, generator, exclude_above, normalize, precision, reduction,
+            group, scale_by_world: as in :func:`recall`.
 
     Raises:
         TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
@@ -112,6 +127,8 @@ class Recall(BatchLoss):
         k: int | Sequence[int] = (1, 2, 4, 8, 16),
         temperature: float = 1.0,
         rank_temperature: float = 1.0,
+        mixup: int | None = None,
+        generator: torch.Generator | None = None,
         exclude_above: float | None = None,
         normalize: bool = False,
         precision: Precision | None = None,
