@@ -619,6 +619,37 @@ def test_a_step_of_a_model(st, encoder, monkeypatch, name):
         assert_equal(step(), wanted)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, loss_blocks._KEPT_BYTES])
+@pytest.mark.parametrize("built", ["before", "after"])
+def test_matryoshka(st, encoder, monkeypatch, built, kept_bytes):
+    """Its own decorator cuts and normalizes the embeddings of the cached loss, whose scores are ours. (Around
+    the other loss it fails without the patch, too: it takes no task.)"""
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+    encoder.eval()
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", kept_bytes)
+    columns = [sentences(6, 3, 0), sentences(6, 9, 1), sentences(6, 7, 2)]
+    features = [dict(encoder.preprocess(column)) for column in columns]
+
+    def made():
+        inner = st.losses.CachedMultiVectorMultipleNegativesRankingLoss(encoder, mini_batch_size=4)
+        return MatryoshkaLoss(encoder, inner, [128, 64, 8], [1.0, 0.5, 2.0])
+
+    def step(loss):
+        encoder.zero_grad()
+        value = loss([dict(x) for x in features], None)
+        value.backward()
+        return [value.detach(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)]
+
+    wanted, before = step(made()), made()
+    assert len(wanted) > 5
+    li.patch("sentence-transformers")
+    loss = before if built == "before" else made()
+    with side_by_side.no_einsum(monkeypatch), side_by_side.Calls() as calls:
+        assert_equal(step(loss), wanted)
+    assert calls.of
+
+
 def retrieval(st, **options):
     """Queries of a corpus in which some documents are the same: their scores tie."""
     corpus = sentences(30, 9, 1)
