@@ -24,6 +24,7 @@ from torch._C._functorch import (
 from torch._library.simple_registry import singleton as _operators
 from torch.autograd import forward_ad  # its _current_level and _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
+from torch.cuda import _lazy_call as when_cuda_starts
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "set_single_level_autograd_function_allowed",
     "sharding_schemas",
     "skip_frames",
+    "when_cuda_starts",
 ]
 
 

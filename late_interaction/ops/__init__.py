@@ -66,7 +66,7 @@ from late_interaction.ops import (
     xtr,
 )
 from late_interaction.ops._capability import cuda_capability
-from late_interaction.ops._library import cuda_missing, operators
+from late_interaction.ops._library import cuda_missing, operators, watch_for_gpus
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 from late_interaction.ops.smooth import dispatch as _smooth
 from late_interaction.ops.softmax import dispatch as _softmax
@@ -89,6 +89,7 @@ for _module in (
     topk,
 ):
     _module.register()
+watch_for_gpus()
 
 
 def _register_flops() -> None:

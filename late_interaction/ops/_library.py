@@ -8,13 +8,16 @@ reads it in the library's file, and is the only one of the package that knows it
 import importlib.util
 import mmap
 import os
-import re
 import sys
-from collections.abc import Callable
+import warnings
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
+
+from late_interaction._torch import when_cuda_starts
+from late_interaction.ops._gpu_fit import Build, driver_cuda, why_not_with_driver, why_on_no_gpu
 
 
 def _path(name: str) -> str | None:
@@ -24,11 +27,18 @@ def _path(name: str) -> str | None:
     return spec.origin if spec else None
 
 
-def _namespace_of(path: str) -> str | None:
-    """Read the namespace that a library was built for (csrc/common/registration.h)."""
+def _embedded(path: str, name: str) -> str | None:
+    """Read a text that a library was built with (csrc/common/registration.h), without loading it."""
+    key = f"late_interaction_{name}=".encode()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found = re.search(rb"late_interaction_namespace=(\w+)\0", content)
-        return found[1].decode() if found else None
+        start = content.find(key)
+        return content[start + len(key) : content.find(b"\0", start)].decode() if start >= 0 else None
+
+
+def _build_of(path: str) -> Build:
+    """Read what a CUDA library was built with."""
+    archs = _embedded(path, "cuda_archs") or ""
+    return Build(int(_embedded(path, "cuda_version") or 0), tuple(filter(None, archs.split("_"))))
 
 
 def _ways_to_one() -> str:
@@ -53,12 +63,12 @@ def _load_cpu() -> str:
     path = _path("_C")
     if path is None:
         raise ImportError(f"late_interaction has no compiled library _C: {_ways_to_one()}")
-    namespace = _namespace_of(path)
+    namespace = _embedded(path, "namespace")
     if namespace is None:
         raise ImportError(f"{path} is not of this release of late_interaction: build it again.")
     if hasattr(getattr(torch.ops, namespace), "maxsim"):  # PyTorch would crash
         libraries = filter(os.path.exists, torch.ops.loaded_libraries)
-        loaded = [x for x in libraries if _namespace_of(x) == namespace] or ["another build of it"]
+        loaded = [x for x in libraries if _embedded(x, "namespace") == namespace] or ["another build of it"]
         if os.path.realpath(path) in loaded:
             way = "Import late_interaction once, under one name, and do not reload it."
         else:
@@ -82,8 +92,10 @@ def _load_cuda(namespace: str) -> str | None:
             "late_interaction was built without them; build it again with nvcc and"
             " LATE_INTERACTION_WITH_CUDA=1, or install a CUDA wheel"
         )
-    if (theirs := _namespace_of(path)) != namespace:
+    if (theirs := _embedded(path, "namespace")) != namespace:
         return f"{path} was built for torch.ops.{theirs}, and the operators are torch.ops.{namespace}"
+    if too_new := why_not_with_driver(_build_of(path), driver_cuda()):
+        return too_new
     try:
         torch.ops.load_library(path)
     except OSError as error:
@@ -93,6 +105,8 @@ def _load_cuda(namespace: str) -> str | None:
 
 _namespace = _load_cpu()
 cuda_missing = _load_cuda(_namespace)
+_cuda = _path("_cuda")
+cuda_build = None if _cuda is None else _build_of(_cuda)
 library = torch.library.Library(_namespace, "IMPL")
 operators = getattr(torch.ops, _namespace)
 
@@ -102,13 +116,40 @@ def qualified(name: str) -> str:
     return f"{_namespace}::{name}"
 
 
-def _refuse(reason: str) -> Callable[..., NoReturn]:
-    def kernel(force: int | str | None = None) -> NoReturn:
-        raise RuntimeError(f"late_interaction has no CUDA kernels here: {reason}.")
+def _refuse(op: Any, reason: str, where: str = "for these CUDA tensors", key: str = "CUDA") -> None:
+    def kernel(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"late_interaction has no CUDA kernels {where}: {reason}.")
 
-    return kernel
+    library.impl(op, kernel, key)
 
 
 if cuda_missing is not None:
     for _name in ("cuda_capability", "forced_plan"):
-        library.impl(_name, _refuse(cuda_missing), "CompositeExplicitAutograd")
+        _refuse(_name, cuda_missing, "here", "CompositeExplicitAutograd")
+
+_of_cuda: list[Any] = []
+
+
+def refuse_without_cuda(op: Any) -> None:
+    """Have the operator refuse CUDA tensors where the CUDA library is missing, or no GPU can run it."""
+    _of_cuda.append(op)
+    if cuda_missing is not None:
+        _refuse(op, cuda_missing)
+
+
+def watch_for_gpus() -> None:
+    """Have all operators refuse CUDA tensors once CUDA starts, if no GPU that is here can run the library.
+
+    A call pays nothing for it. Where some GPUs can, CUDA's own error speaks for the others.
+    """
+    if cuda_missing is None and cuda_build is not None:
+        when_cuda_starts(partial(_refuse_on_these_gpus, cuda_build))
+
+
+def _refuse_on_these_gpus(build: Build) -> None:
+    reason = why_on_no_gpu(build)
+    if reason is not None:
+        with warnings.catch_warnings():  # PyTorch warns of a kernel that takes another's place
+            warnings.simplefilter("ignore")
+            for op in _of_cuda:
+                _refuse(op, reason)

@@ -39,7 +39,7 @@ from late_interaction._torch import (
     register_fake,
     set_single_level_autograd_function_allowed,
 )
-from late_interaction.ops._library import cuda_missing, library, operators, qualified
+from late_interaction.ops._library import library, operators, qualified, refuse_without_cuda
 
 Kernel = Callable[..., Any]
 
@@ -97,12 +97,6 @@ def _register(op: Any, fake: Kernel, autograd: Kernel, vmap: Kernel) -> None:
     _register_autograd(op, autograd)
     torch.library.register_vmap(op.name(), vmap)
     refuse_without_cuda(op)
-
-
-def refuse_without_cuda(op: Any) -> None:
-    """Have the operator refuse CUDA tensors where the CUDA library is missing."""
-    if cuda_missing is not None:
-        library.impl(op, _no_cuda(cuda_missing), "CUDA")
 
 
 def _register_autograd(op: Any, kernel: Kernel) -> None:
@@ -328,10 +322,3 @@ def _vmap_one_by_one(op: Any) -> Kernel:
         return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
 
     return vmap
-
-
-def _no_cuda(reason: str) -> Callable[..., NoReturn]:
-    def kernel(*args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(f"late_interaction has no CUDA kernels for these CUDA tensors: {reason}.")
-
-    return kernel

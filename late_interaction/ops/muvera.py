@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction.ops._library import operators
-from late_interaction.ops._registration import count_sequences, refuse_without_cuda, register_helper
+from late_interaction.ops._library import operators, refuse_without_cuda
+from late_interaction.ops._registration import count_sequences, register_helper
 
 _op = operators.muvera_encode.default
 
