@@ -11,7 +11,7 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.packed import check_sequences
 from late_interaction._scoring.norm_warning import look
-from late_interaction.corpus import _columns, _tokens
+from late_interaction.corpus import _codec_files, _columns, _tokens
 from late_interaction.corpus._ids import check_ids
 from late_interaction.corpus._shards import Shard
 
@@ -119,6 +119,19 @@ class Intake:
                     offsets, codec = part.offsets - part.offsets[0], self.stored.codec
                     part = Shard(tokens, offsets, beside, part.ids, codec, part.columns)
                 yield part
+
+    def blocks_of_corpus(self, corpus: Any) -> Iterator[Shard]:
+        """Check the documents of another corpus, and then yield them as this one stores them.
+
+        Codes of its codec are copied, unless it normalizes and the other has not: all else is encoded anew.
+        """
+        if not hasattr(corpus, "shards"):
+            raise TypeError(f"corpus must be a Corpus, got {abbreviate(corpus)}")
+        corpus, stored = corpus._snapshot(), self.stored
+        if len(corpus) and corpus.d != stored.d:
+            raise ValueError(f"corpus must have d = {stored.d}, got {corpus.d}")
+        copied = _codec_files.equal(corpus.codec, stored.codec) and (corpus.normalized or not self._normalize)
+        yield from self.blocks_of(corpus.shards, "corpus", copied)
 
     def _check_tokens(self, shard: Shard, first: int, stop: int, name: str, place: int) -> None:
         tokens = shard.floats(shard.rows(first, stop))

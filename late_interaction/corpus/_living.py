@@ -100,6 +100,35 @@ class Living(Documents):
                 writer.write(block)
             writer.commit()
 
+    def extend(self, corpus: Documents) -> None:
+        """Add the documents of another corpus behind the others, with their ids and columns.
+
+        Codes of the same codec are copied. Other documents are decoded, and stored as this corpus does: so
+        those of an index of another library, which :meth:`Corpus.open` opens, come to live here.
+
+        Args:
+            corpus: a corpus of the same ``d``, on any device. Where this one is ``normalized``, codes are
+                copied from one that is, too.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, OSError: as :meth:`add`.
+
+        Complexity: as :meth:`add`. Documents are read twice, to be checked and to be written, in blocks of
+        64 MiB.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction import Corpus
+            >>> corpus = Corpus.from_packed(torch.eye(3), torch.tensor([0, 1, 3]), ids=["a", "b"])
+            >>> corpus.extend(Corpus.from_packed(torch.ones(2, 3), torch.tensor([0, 2]), ids=["c"]))
+            >>> list(corpus.ids)
+            ['a', 'b', 'c']
+        """
+        with torch.no_grad(), self._edit() as writer:
+            for block in writer.intake.blocks_of_corpus(corpus):
+                writer.write(block)
+            writer.commit()
+
     def delete(self, subset: Any) -> None:
         """Delete documents. Those behind them move up: indices are numbers of what is left, ids stay.
 

@@ -38,7 +38,7 @@ def copy(
                 ids = None if id_column is None else _ids(batch.column(1), row)
                 shards, _ = shards_of(batch.column(0), d, row)
                 for shard in shards:
-                    builder._add_shards([Shard(shard.tokens, shard.offsets, None, ids)], column, False, row)
+                    builder._add_shards([Shard(shard.tokens, shard.offsets, None, ids)], column, row)
 
 
 def _batches(file: Any, column: str, id_column: str | None, done: int) -> Iterator[tuple[int, Any]]:

@@ -1,7 +1,7 @@
 """Writing a corpus to a folder, shard by shard: :class:`CorpusBuilder`."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -116,7 +116,7 @@ class CorpusBuilder:
             OSError: as the class says.
         """
         with torch.no_grad(), self._one_at_a_time:
-            self._add_shards([self._writer.intake.shard_of(documents, ids, columns)], "documents", False)
+            self._add_shards([self._writer.intake.shard_of(documents, ids, columns)], "documents")
 
     def extend(self, corpus: Documents) -> None:
         """Write the documents of another corpus, with their ids if it has any.
@@ -129,21 +129,21 @@ class CorpusBuilder:
         Raises:
             TypeError, ValueError, OSError: as :meth:`add`: all documents are checked before one is written.
         """
-        stored, normalized = self._writer.intake.stored, self._writer.entries["normalized"]
-        if len(corpus) and corpus.d != stored.d:
-            raise ValueError(f"corpus must have d = {stored.d}, got {corpus.d}")
-        kept = _codec_files.equal(corpus.codec, stored.codec) and (corpus.normalized or not normalized)
         with torch.no_grad():
-            self._add_shards(corpus.shards, "corpus", kept)
+            self._add_blocks(self._writer.intake.blocks_of_corpus(corpus))
 
-    def _add_shards(self, shards: Sequence[Shard], name: str, as_they_are: bool, place: int = 0) -> None:
+    def _add_shards(self, shards: Sequence[Shard], name: str, place: int = 0) -> None:
         """Add all documents of shards or, where one is refused, none. Messages call the first name[place]."""
+        self._add_blocks(self._writer.intake.blocks_of(shards, name, place=place))
+
+    def _add_blocks(self, blocks: Iterable[Shard]) -> None:
+        """Write documents that are checked when the first of them is asked for."""
         with self._one_at_a_time:
             if self._state != "open":
                 raise RuntimeError(
                     f"the builder of {self._path} is {self._state}: it takes no more documents"
                 )
-            for block in self._writer.intake.blocks_of(shards, name, as_they_are, place):
+            for block in blocks:
                 with self._writing():
                     self._writer.write(block)
                 self._report(self.documents)

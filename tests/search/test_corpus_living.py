@@ -222,6 +222,57 @@ def test_changed_documents_are_stored_and_scored_as_new_ones(kind, memory, tmp_p
         corpus.compact()
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_another_corpus_is_added_with_its_ids(memory, tmp_path):
+    corpus = in_memory() if memory else created(tmp_path / "a")
+    others = documents(7, seed=1)
+    offsets = torch.tensor([0, *map(len, others)]).cumsum(0)
+    for prefix in "bc":  # on the second call it has grown already
+        corpus.extend(Corpus.from_packed(torch.cat(others), offsets, ids=names(7, prefix)))
+    assert list(corpus.ids) == [*names(12), *names(7, "b"), *names(7, "c")]
+    wanted = [*documents(12), *others, *others]
+    assert all(torch.equal(x, y) for x, y in zip(corpus, wanted, strict=True))
+    corpus.delete(["b3", "a0"])
+    assert "b3" not in corpus.ids and torch.equal(corpus["b4"], others[4])
+    if not memory:
+        assert list(Corpus.open(tmp_path / "a").ids) == list(corpus.ids)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_codes_of_another_corpus_are_copied_or_encoded(memory, tmp_path):
+    codec = codecs.Residual.train(torch.randn(400, 8), 16, nbits=2)
+    codes = codec.encode(documents(9, seed=1))
+    if memory:
+        corpus = Corpus.from_codes(codec.encode(documents(5)))
+    else:
+        with Corpus.create(tmp_path / "a", d=8, codec=codec) as builder:
+            builder.add(documents(5))
+        corpus = Corpus.open(tmp_path / "a")
+    corpus.extend(Corpus.from_codes(codes))
+    assert torch.equal(corpus.shards[-1].tokens, codes.values)
+    assert torch.equal(corpus.shards[-1].beside, codes.centroids)
+    int8 = Corpus.from_codes(codecs.Int8().encode(documents(9, seed=1)))
+    int8.extend(Corpus.from_codes(codes))
+    assert torch.equal(int8[9 + 3], codecs.Int8().decode(codecs.Int8().encode([codec.decode(codes)[3]]))[0])
+
+
+def test_another_corpus_is_refused_whole(tmp_path):
+    corpus = created(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"ids must differ, got ids\[11\] = 'a11', which another document"):
+        part = Corpus.from_packed(torch.ones(12, 8), torch.arange(13), ids=[*names(11, "b"), "a11"])
+        corpus.extend(part)
+    with pytest.raises(ValueError, match=r"ids must differ, got ids\[0\] = 'a0'"):
+        corpus.extend(corpus)
+    with pytest.raises(ValueError, match="corpus must have d = 8, got 3"):
+        corpus.extend(Corpus.from_packed(torch.eye(3), torch.tensor([0, 3]), ids=["c"]))
+    with pytest.raises(ValueError, match="ids must be given for all documents"):
+        corpus.extend(Corpus.from_packed(torch.ones(2, 8), torch.tensor([0, 2])))
+    with pytest.raises(TypeError, match="corpus must be a Corpus, got "):
+        corpus.extend(documents(3))
+    assert list(Corpus.open(tmp_path / "a").ids) == list(corpus.ids) == names(12)
+    assert Corpus.open(tmp_path / "a").generation == corpus.generation
+
+
 def test_what_an_index_may_be(tmp_path):
     corpus = created(tmp_path / "corpus")
     corpus.delete(["a1", "a3"])
