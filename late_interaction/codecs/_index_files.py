@@ -1,7 +1,9 @@
-"""What index files of PLAID hold otherwise: :func:`reverse_bits`."""
+"""What index files of PLAID hold otherwise: :func:`reverse_bits`, and how it is scored as it is."""
 
 import torch
 from torch import Tensor
+
+from late_interaction.codecs._residual import Residual
 
 
 def reverse_bits(residuals: Tensor) -> Tensor:
@@ -32,3 +34,21 @@ def reverse_bits(residuals: Tensor) -> Tensor:
     for shift, low in ((1, 0x55), (2, 0x33), (4, 0x0F)):
         x = ((x >> shift) & low) | ((x & low) << shift)
     return x
+
+
+def mirror(codec: Residual) -> Residual:
+    """Give the float32 codec whose tokens, in mirrored dims, the bytes of an index file stand for.
+
+    What is a byte of its lowest bits first to a kernel has the last of its dims first then, and the bits of
+    each bucket backwards. Inner products do not depend on the order of dims.
+    """
+    buckets = torch.arange(2**codec.nbits, dtype=torch.uint8, device=codec.centroids.device)
+    backwards = (reverse_bits(buckets) >> (8 - codec.nbits)).long()
+    centroids = mirror_dims(codec.centroids.to(torch.float32), codec.nbits)
+    return Residual._made(centroids, codec.bucket_cutoffs, codec.bucket_weights[backwards])
+
+
+def mirror_dims(tokens: Tensor, nbits: int) -> Tensor:
+    """Reverse the dims ``[..., d]`` that share a byte. Its own inverse."""
+    mirrored: Tensor = tokens.unflatten(-1, (-1, 8 // nbits)).flip(-1).flatten(-2)
+    return mirrored

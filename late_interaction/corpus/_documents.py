@@ -39,6 +39,8 @@ class Documents:
         self.dtype: torch.dtype = options["dtype"]
         self.codec: Codec | None = options.get("codec")
         self.normalized: bool = options["normalized"]
+        # What of another library they are read from, as they are; None for documents that may change.
+        self._source: str | None = options.get("source")
         self.path: Path | None = options.get("path")
         self._generation: _generations.Generation | None = options.get("generation")
         # Which of its documents these are; None for all.
@@ -119,7 +121,8 @@ class Documents:
         return type(self), (own.shards, own._kind())
 
     def _kind(self) -> dict[str, Any]:
-        return {"d": self.d, "dtype": self.dtype, "codec": self.codec, "normalized": self.normalized}
+        names = ("d", "dtype", "codec", "normalized")
+        return {name: getattr(self, name) for name in names} | {"source": self._source}
 
     def _between(self, first: int, stop: int) -> "Self":
         """Documents [first, stop), over the same memory."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction.corpus import _codec_files, _files, _shards, _tokens
+from late_interaction.corpus import _codec_files, _files, _indexes, _shards, _tokens
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._shards import Shard
 
@@ -62,7 +62,10 @@ def files_of(entries: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the metadata of the newest generation of a corpus that was finished."""
+    """Read the metadata of the newest generation of a corpus that was finished, or of an index."""
+    index = _indexes.read(folder)
+    if index is not None:
+        return index
     path = folder / _files.METADATA
     if not path.exists():
         raise FileNotFoundError(f"there is no corpus in {folder}: it has no {_files.METADATA}")
@@ -103,6 +106,8 @@ def load(folder: Path, number: int | None = None, known: Generation | None = Non
 
 def opened(folder: Path, entries: dict[str, Any], known: Generation | None = None) -> Generation:
     """Map the files of a generation. Sizes and offsets are checked."""
+    if entries["format"] != _files.FORMAT:
+        return Generation(folder, entries, *_indexes.open_index(entries))
     mapped: dict[str, Shard] = {}
     if known is not None and all(known.entries[x] == entries[x] for x in ("dtype", "d", "codec")):
         stored = known.stored

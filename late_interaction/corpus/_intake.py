@@ -113,7 +113,9 @@ class Intake:
         for shard in self.check(shards, name, place):
             for first, stop in self.ranges(shard):
                 part = shard.part(first, stop)
-                if not as_they_are:
+                if as_they_are:
+                    part = part.as_copied()
+                else:
                     tokens = shard.floats(shard.rows(first, stop)).cpu()
                     tokens, beside = _tokens.encode(tokens, self.stored, self._normalize)
                     offsets, codec = part.offsets - part.offsets[0], self.stored.codec

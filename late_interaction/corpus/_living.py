@@ -35,16 +35,22 @@ class Living(Documents):
         own = generation.stored
         kind = {"d": own.d, "dtype": own.dtype, "codec": own.codec}
         kind |= {"normalized": generation.entries["normalized"], "path": path, "generation": generation}
+        kind["source"] = None if (form := generation.entries["format"]) == _files.FORMAT else form
         return cls(generation.live(), kind)
 
     @property
     def generation(self) -> int | None:
-        """The number of what was written to the folder, or None in memory."""
+        """The number of what was written to the folder, 0 of another library's index, or None in memory."""
         return None if self._generation is None else self._generation.number
 
     @contextmanager
     def _edit(self) -> "Iterator[Writer | MemoryWriter]":
         """Lend what changes the documents, and then have them as they are."""
+        if self._source is not None:
+            raise ValueError(
+                f"the documents of {self._source} stay as they are: extend() another corpus by this one, and"
+                " change that"
+            )
         known = self._generation
         if self.path is None or known is None:
             with _IN_MEMORY:

@@ -17,14 +17,17 @@ from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._search.stream import to_device
 from late_interaction.codecs import Codec, Residual
+from late_interaction.codecs._index_files import mirror_dims
 from late_interaction.codes import Codes
 from late_interaction.corpus import _tokens
 from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
+from late_interaction.corpus._indexes import IndexShard
 from late_interaction.tokens import Tokens
 
 # What maxsim_residual_normed takes, and how many documents give every warp some.
 _NORMED_DIMS, _NORMED_DOCUMENTS = 128, 4096
+_UNIT = 1e-4  # how far from 1 the norm of a unit vector is
 
 
 class Queries(ABC):
@@ -39,6 +42,8 @@ class Queries(ABC):
 
 
 def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: Precision | None) -> Queries:
+    if isinstance(corpus.shards[0], IndexShard):
+        return _OfIndexFiles(Q, corpus.shards[0], normalize, precision)
     if isinstance(corpus.codec, Residual):
         return _OfResiduals(Q, corpus.codec, normalize, precision, len(corpus) >= _NORMED_DOCUMENTS)
     if normalize:
@@ -78,6 +83,9 @@ class _OfResiduals(Queries):
         self._tokens = pad_sequence([x.to(codec.centroids.dtype) for x in Q], batch_first=True)
 
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
+        return self._scores_of(self._tokens, chunk, sources)
+
+    def _scores_of(self, tokens: Tensor, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         residuals, codes = sources
         cu_seqlens = chunk.offsets(self.device)
         codec, op = self._codec, cast("Any", ops.maxsim_residual)
@@ -85,11 +93,11 @@ class _OfResiduals(Queries):
             norms = chunk.inverse_norms() if self._normalize else None
             op = cast("Any", ops.maxsim_residual_normed)
             found: Tensor = op(
-                self._tokens, codes, residuals, norms, cu_seqlens, codec.centroids, codec.bucket_weights
+                tokens, codes, residuals, norms, cu_seqlens, codec.centroids, codec.bucket_weights
             )
             return found
         scores: Tensor = op(
-            self._tokens, codes, residuals, cu_seqlens, codec.centroids, codec.bucket_weights, codec.nbits,
+            tokens, codes, residuals, cu_seqlens, codec.centroids, codec.bucket_weights, codec.nbits,
             self._normalize, self._precision,
         )  # fmt: skip
         return scores
@@ -104,6 +112,30 @@ class _OfResiduals(Queries):
             and self._tokens.dtype in (torch.float16, torch.bfloat16)
             and self._many  # in the corpus: how it is cut into chunks changes no bit of a score
         )
+
+
+class _OfIndexFiles(_OfResiduals):
+    """Queries in mirrored dims, which documents of index files meet as unit vectors.
+
+    The operator normalizes queries with documents. Where that would change them, and nobody asks for it, each
+    of their tokens is a query whose scores are multiplied by its norm.
+    """
+
+    def __init__(
+        self, Q: list[Tensor], shard: IndexShard, normalize: bool, precision: Precision | None
+    ) -> None:
+        codec = cast("Residual", shard.mirrored)
+        super().__init__(Q, codec, True, precision, False)
+        self._tokens = mirror_dims(self._tokens, codec.nbits)
+        norms = torch.linalg.vector_norm(self._tokens, dim=-1)
+        unit = ((norms - 1).abs() < _UNIT) | (norms == 0)
+        self._norms = None if normalize or bool(unit.all()) else norms
+
+    def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
+        if self._norms is None:
+            return super().scores(chunk, sources)
+        pairs = zip(self._tokens, self._norms, strict=True)
+        return torch.stack([norms @ self._scores_of(q.unsqueeze(1), chunk, sources) for q, norms in pairs])
 
 
 class _OfCodes(Queries):

@@ -14,7 +14,7 @@ from late_interaction._search.prepare import prepare
 from late_interaction._search.result import SearchResult
 from late_interaction._search.search import search
 from late_interaction.codecs import Codec
-from late_interaction.corpus import _files, _generations, _parquet, _search
+from late_interaction.corpus import _files, _generations, _indexes, _parquet, _search
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._living import Living
 from late_interaction.corpus._options import SHARD_BYTES, BuilderOptions
@@ -131,6 +131,13 @@ class Corpus(Living):
         The size of every file and all offsets are checked. A file may not be cut short while it is mapped:
         the system ends a process that reads beyond its end.
 
+        An index of ColBERT (``colbert-ai`` 0.2), fast-plaid (up to 1.7) or PyLate (either of them, with the
+        ids of its documents) is opened where it lies, too: nothing is converted or copied. Scores are those
+        of the tokens that the library decompresses, with norm 1, in float32, whatever ``normalize`` says of
+        queries; indices are the library's own numbers, but for PyLate's deleted documents. Such documents
+        stay as they are: :meth:`extend` another corpus by them. :meth:`refresh` takes up what the library has
+        written since.
+
         Args:
             path: the folder.
             verify: compare every file with its checksum, as :meth:`verify` does, which reads all of it.
@@ -139,12 +146,13 @@ class Corpus(Living):
             The corpus. Its tensors are on the CPU.
 
         Raises:
-            FileNotFoundError: there is no corpus in the folder.
-            CorpusError: the corpus is not finished, or a file of it is missing, cut short or changed. The
-                message names the file. What a file of unchanged size holds instead is found by ``verify``
-                alone.
+            FileNotFoundError: there is no corpus in the folder, and no index.
+            CorpusError: the corpus is not finished, or a file of it is missing, cut short or changed; an
+                index has another ``nbits`` than 1, 2, 4 or 8. The message names the file. What a file of
+                unchanged size holds instead is found by ``verify`` alone.
 
-        Complexity: reads the metadata and 8 bytes a document.
+        Complexity: reads the metadata and 8 bytes a document; of an index its lengths of documents, ids and
+        tables, which are copied.
 
         Example:
             >>> import tempfile, torch
@@ -210,7 +218,8 @@ class Corpus(Living):
         """Compare every file with the checksum that it was written with.
 
         Returns:
-            None. A corpus in memory has no checksums, and nothing is compared.
+            None. A corpus in memory has no checksums, and nothing is compared; nor has an index of another
+            library, of which every token must have a centroid.
 
         Raises:
             CorpusError: a file is missing, cut short or changed. The message names it.
@@ -219,6 +228,9 @@ class Corpus(Living):
         """
         own = self._generation
         if own is None or self.path is None:
+            return
+        if self._source is not None:
+            _indexes.check_codes(own.folder, own.blocks)
             return
         _generations.at(own.folder, _generations.read(own.folder), own.number)  # an error after compact
         for name, entry in _generations.files_of(own.entries).items():
