@@ -22,7 +22,7 @@ from pathlib import Path
 from bench import rules
 from bench.harness import results, run_header
 from bench.suites import end_to_end, run, sentence_transformers, sweep
-from bench.tuning import first_pass, muvera, ncu, plans, pooling, shards, weak_scaling
+from bench.tuning import engines, first_pass, muvera, ncu, plans, pooling, shards, weak_scaling
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 
@@ -79,6 +79,11 @@ COMMANDS: dict[str, Command] = {
     "ncu": Command(
         "run a few forwards for Nsight Compute, or read the profile that it wrote",
         "a minute; needs a GPU and ncu", ncu.add_arguments, ncu.run, ncu.__doc__,
+    ),
+    "engines": Command(
+        "build, search and rate the indexes of other engines beside exact searches, on real text",
+        "half an hour for 10,000 documents on two cores; needs requirements/engines.txt",
+        engines.add_arguments, engines.run, engines.__doc__,
     ),
     "first-pass": Command(
         "time first passes over 1-bit and 4-bit codes beside exact scores, and count what they find",

@@ -1,0 +1,313 @@
+"""Index or exact search: what engines of multi-vector search build, take and find, beside this library.
+
+    python -m bench engines --device cpu --tokens descriptions.pt --out bench/results/engines-cpu.txt
+
+Texts are Debian's package descriptions: the first line is the query, the rest is the document, and embeddings
+are all-MiniLM-L6-v2's, turned to 128 dims by a fixed orthogonal matrix. Documents beyond the 60,000 are
+planted: the tokens of real ones with noise. Recall is the share of the ten best documents of an exact float32
+search. `build s` begins with tokens in memory and ends with an index on disk that is ready to be searched; MB
+are those of its folder. `one` is the median of queries one at a time, `batch` the time of one of them all.
+Settings other than those named are each engine's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from bench.harness.run_header import keep_text, package_version
+from bench.harness.text import align, error_text, number
+
+SOURCE = "http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.xz"
+DIM, LONGEST, TOP = 128, 128, 10
+NOISE = 0.5  # beside a real token's norm of 1
+
+Tokens = list[Tensor]
+Search = Callable[[Tokens], Sequence[Sequence[int]]]
+Settings = dict[str, Search]
+
+
+# ---- texts and their tokens ----
+
+
+def descriptions() -> list[tuple[str, str]]:
+    """Return (first line, rest) of every description that has a rest, each rest once."""
+    with urllib.request.urlopen(SOURCE, timeout=60) as response:
+        entries = lzma.decompress(response.read()).decode().split("\n\n")
+    found: dict[str, str] = {}
+    for entry in entries:
+        head, _, body = entry.partition("Description-en: ")
+        query, _, rest = body.partition("\n")
+        document = " ".join(word for word in rest.split() if word != ".")
+        if head and query and document:
+            found.setdefault(document, query)
+    return [(query, document) for document, query in found.items()]
+
+
+def encoded(count: int, queries: int, device: str, kept: Path | None) -> tuple[Tokens, Tokens]:
+    """Return the tokens of `queries` first lines and of `count` documents. `kept`: a file that keeps them."""
+    if kept is not None and kept.exists():
+        saved = torch.load(kept)
+        if len(saved["documents"]) >= count and len(saved["queries"]) >= queries:
+            sides = saved["queries"][:queries], saved["documents"][:count]
+            return [x.float() for x in sides[0]], [x.float() for x in sides[1]]
+    from demo.encode import Encoder
+
+    pairs = descriptions()
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(pairs), generator=generator)[:count].tolist()
+    model = Encoder(torch.device(device)).model
+    model.max_seq_length = LONGEST
+    turn = torch.nn.init.orthogonal_(torch.empty(DIM, 384), generator=generator)
+
+    def encode(texts: list[str], task: Callable[..., Any]) -> Tokens:
+        tokens = task(texts, batch_size=64, show_progress_bar=True)
+        return [normalize(x.cpu().float() @ turn.T, dim=-1).half() for x in tokens]
+
+    Q = encode([pairs[i][0] for i in order[:queries]], model.encode_query)
+    D = encode([pairs[i][1] for i in order], model.encode_document)
+    if kept is not None:
+        torch.save({"queries": Q, "documents": D}, kept)
+    return [x.float() for x in Q], [x.float() for x in D]
+
+
+def planted(documents: Tokens, count: int) -> Tokens:
+    """Return `count` further documents: noisy copies of real ones."""
+    generator = torch.Generator().manual_seed(1)
+    chosen = torch.randint(len(documents), (count,), generator=generator).tolist()
+
+    def noisy(x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=generator) * (NOISE / DIM**0.5)
+        return normalize(x + noise, dim=-1)
+
+    return [noisy(documents[i]) for i in chosen]
+
+
+# ---- engines: what builds an index in a folder, and returns a search by each of its settings ----
+
+
+def ours(codec: str, coarse: str | None = None) -> Callable[[Tokens, str, str], Settings]:
+    """Return what builds a corpus of a codec and searches it, after a first pass if one is named."""
+
+    def build(documents: Tokens, folder: str, device: str) -> Settings:
+        options: dict[str, Any] = {"dtype": torch.float16}
+        if codec == "int8":
+            options = {"codec": li.codecs.Int8()}
+        elif codec == "residual":
+            sample = torch.cat(documents[:: max(1, len(documents) // 2000)])
+            options = {"codec": li.codecs.Residual.train(sample, min(8192, len(sample) // 8))}
+        with li.Corpus.create(folder, d=DIM, **options) as builder:
+            builder.add(documents)
+        corpus = li.Corpus.open(folder)
+
+        def at(**more: Any) -> Search:
+            def search(Q: Tokens) -> list[list[int]]:
+                result = corpus.search([q.to(device) for q in Q], TOP, **more)
+                return cast("list[list[int]]", result.indices.tolist())
+
+            return search
+
+        if coarse is None:
+            return {"exact": at()}
+        return {f"{coarse}, {n}": at(coarse=coarse, candidates=n) for n in (30, 100, 300)}
+
+    return build
+
+
+def fast_plaid(documents: Tokens, folder: str, device: str) -> Settings:
+    """Four bits, as is its default, and more of the lists that a query token probes."""
+    from fast_plaid.search import FastPlaid
+
+    index = FastPlaid(folder, device=device)
+    index.create(documents)
+
+    def at(probes: int) -> Search:
+        return lambda Q: [
+            [i for i, _ in found]
+            for found in index.search(Q, top_k=TOP, n_ivf_probe=probes, show_progress=False)
+        ]
+
+    return {f"probe {n}": at(n) for n in (8, 16, 32)}
+
+
+def xtr_warp(documents: Tokens, folder: str, device: str) -> Settings:
+    from xtr_warp.search import XTRWarp
+
+    index = XTRWarp(folder)
+    index.create(documents, device=device, show_progress=False)
+    index.load(device)
+    threads = torch.get_num_threads()
+
+    def at(**more: Any) -> Search:
+        return lambda Q: [
+            [i for i, _ in found]
+            for found in index.search(Q, TOP, num_threads=threads, show_progress=False, **more)
+        ]
+
+    return {"its choice": at(), "probe 32": at(nprobe=32)}
+
+
+def lancedb(documents: Tokens, folder: str, device: str) -> Settings:
+    import lancedb as lib
+    import numpy as np
+    import pyarrow as pa
+
+    values = pa.array(torch.cat(documents).flatten().numpy())
+    ends = np.cumsum([0, *(len(x) for x in documents)], dtype=np.int32)
+    vectors = pa.ListArray.from_arrays(pa.array(ends), pa.FixedSizeListArray.from_arrays(values, DIM))
+    data = pa.table({"id": pa.array(range(len(documents))), "vector": vectors})
+    table = lib.connect(folder).create_table("documents", data)
+    table.create_index(metric="cosine", vector_column_name="vector")
+
+    def at(**more: Any) -> Search:
+        def one(q: Tensor) -> list[int]:
+            query = table.search(q.numpy()).limit(TOP).nprobes(more["nprobes"])
+            query = query.refine_factor(more["refine"]) if more.get("refine") else query
+            found: list[int] = query.to_arrow()["id"].to_pylist()
+            return found
+
+        return lambda Q: [one(q) for q in Q]
+
+    return {"probe 20": at(nprobes=20), "probe 20, refined by 10": at(nprobes=20, refine=10)}
+
+
+def qdrant(documents: Tokens, folder: str, device: str) -> Settings:
+    """Its local mode, which is exact and in Python; the server has an index."""
+    import qdrant_client as lib
+
+    models = lib.models
+    client = lib.QdrantClient(path=folder)
+    maximum = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    vectors = models.VectorParams(size=DIM, distance=models.Distance.DOT, multivector_config=maximum)
+    client.create_collection("documents", vectors_config=vectors)
+    for start in range(0, len(documents), 1000):
+        part = enumerate(documents[start : start + 1000], start)
+        client.upsert("documents", [models.PointStruct(id=i, vector=x.tolist()) for i, x in part])
+    return {
+        "exact": lambda Q: [
+            [x.id for x in client.query_points("documents", query=q.tolist(), limit=TOP).points] for q in Q
+        ]
+    }
+
+
+class Engine(NamedTuple):
+    """A distribution, what builds its index, and the most documents it is given."""
+
+    distribution: str
+    build: Callable[[Tokens, str, str], Settings]
+    most: int = 1 << 60
+
+
+ENGINES = {
+    "ours, float16": Engine("late-interaction", ours("float16")),
+    "ours, int8": Engine("late-interaction", ours("int8")),
+    "ours, residual": Engine("late-interaction", ours("residual")),
+    "fast-plaid": Engine("fast-plaid", fast_plaid),
+    "xtr-warp": Engine("xtr-warp-rs", xtr_warp),
+    "LanceDB": Engine("lancedb", lancedb),
+    "Qdrant, local": Engine("qdrant-client", qdrant, 20_000),
+}
+
+
+# ---- measuring ----
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    start = time.perf_counter()
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def rated(search: Search, Q: Tokens, exact: li.SearchResult, device: str) -> tuple[float, float, float]:
+    """Return milliseconds of one query and of all, and the recall."""
+    found = search(Q)  # warm
+    one = statistics.median(_seconds(partial(search, [q]), device) for q in Q)
+    batch = min(_seconds(partial(search, Q), device) for _ in range(3))
+    return 1e3 * one, 1e3 * batch, li.evaluate_recall(found, exact, k=TOP)[TOP]
+
+
+def rows_of(name: str, Q: Tokens, D: Tokens, exact: li.SearchResult, device: str) -> Iterator[list[str]]:
+    """Build an engine's index, and yield a row for each of its settings."""
+    engine = ENGINES[name]
+    version = package_version(engine.distribution)
+    if not name.startswith("ours") and version is None:
+        yield [name, "not installed"]
+        return
+    if len(D) > engine.most:
+        yield [name, f"left out beyond {engine.most:,} documents"]
+        return
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "index"
+        start = time.perf_counter()
+        try:
+            settings = engine.build(D, str(folder), device)
+            built = time.perf_counter() - start
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            for setting, search in settings.items():
+                figures = [built, size / 1e6, *rated(search, Q, exact, device)]
+                yield [name, setting, *map(number, figures[:-1]), f"{figures[-1]:.3f}"]
+        except Exception as error:  # an engine that fails is a row
+            yield [name, error_text(error)]
+
+
+def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:
+    """Plot milliseconds of one query against recall, an engine a colour."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 5.0), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    for name in ENGINES:
+        points = sorted((float(row[4].replace(",", "")), float(row[6])) for row in rows if row[0] == name)
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("milliseconds of one query")
+    axes.set_ylabel(f"share of the {TOP} best documents")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--documents", type=int, default=10_000)
+    p.add_argument("--real", type=int, default=10_000, help="at most so many are encoded; the others planted")
+    p.add_argument("--queries", type=int, default=32)
+    p.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
+    p.add_argument("--tokens", type=Path, help="a file that keeps the tokens of the texts")
+    p.add_argument("--plot", type=Path, help="a picture of time against recall")
+    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+
+
+def run(args: argparse.Namespace) -> int:
+    real = min(args.documents, args.real)
+    Q, D = encoded(real, args.queries, args.device, args.tokens)
+    real = len(D)
+    D += planted(D, args.documents - real)
+    exact = li.search(Q, D, 3 * TOP)
+    rows = [row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)]
+    head = ["engine", "setting", "build s", "MB", "one, ms", "batch, ms", f"recall@{TOP}"]
+    table = align(head, [[*row, *[""] * (len(head) - len(row))] for row in rows], left=2)
+    versions = {x.distribution: package_version(x.distribution) for x in ENGINES.values()}
+    sizes = f"{len(D):,} documents, of which {real:,} are real, {sum(map(len, D)):,} tokens; {len(Q)} queries"
+    said = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    keep_text(f"{sizes}\n{said}\n{table}", args.out, torch.device(args.device), args.arguments)
+    if args.plot:
+        draw([row for row in rows if len(row) == len(head)], args.plot, sizes)
+    return 0
