@@ -35,7 +35,7 @@ def copy(
                 raise ValueError("d must be given for lists without a single token, got None")
         with create(d=d or 0, total=rows) as builder:
             for row, batch in _batches(file, column, id_column, builder.documents):
-                ids = None if id_column is None else _ids(batch.column(1), row)
+                ids = None if id_column is None else ids_of(batch.column(1), row)
                 shards, _ = shards_of(batch.column(0), d, row)
                 for shard in shards:
                     builder._add_shards([Shard(shard.tokens, shard.offsets, None, ids)], column, row)
@@ -56,7 +56,8 @@ def _batches(file: Any, column: str, id_column: str | None, done: int) -> Iterat
         row += len(batch)
 
 
-def _ids(column: Any, row: int) -> list[str]:
+def ids_of(column: Any, row: int) -> list[str]:
+    """Return ids as strings. row: that of the first."""
     if column.null_count:
         raise ValueError(f"row {row + first_null(column)} of the ids must not be null")
     return [x if isinstance(x, str) else str(x) for x in column.to_pylist()]

@@ -1,7 +1,12 @@
-"""A LanceDB reranker on these kernels: :func:`maxsim_reranker`, for lancedb 0.30 to 0.40."""
+"""LanceDB (0.30 to 0.40) on these kernels: a reranker, and tables as corpora.
+
+:func:`maxsim_reranker`, :func:`open_corpus`.
+"""
 
 import functools
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -9,9 +14,14 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag
-from late_interaction.corpus import Corpus
+from late_interaction.corpus import Corpus, _arrow, _parquet, _shards
+from late_interaction.corpus._columns import import_pyarrow
+from late_interaction.corpus._shards import Shard
 
-__all__ = ["maxsim_reranker"]
+__all__ = ["maxsim_reranker", "open_corpus"]
+
+# A search reads about so many bytes of a table at a time; so many rows where their lengths are not known.
+_BLOCK_BYTES, _ROWS = 32 << 20, 256
 
 
 def maxsim_reranker(
@@ -53,14 +63,22 @@ def maxsim_reranker(
         >>> search = table.search(query_type="hybrid").vector(embeddings).text(text)  # doctest: +SKIP
         >>> best = search.rerank(reranker).limit(10).to_arrow()                     # doctest: +SKIP
     """
-    if not isinstance(column, str):
-        raise TypeError(f"column must be the name of a column, got {type(column).__name__}")
+    _check_name("column", column)
     if not isinstance(query, Tensor) and not callable(query):
         raise TypeError(f"query must be a function or a torch.Tensor, got {type(query).__name__}")
     if return_score not in ("relevance", "all"):
         raise ValueError(f"return_score must be 'relevance' or 'all', got {abbreviate(return_score)}")
     check_flag("normalize", normalize)
     return _reranker_class()(query, column, normalize, return_score, device)
+
+
+def _check_name(name: str, column: Any) -> None:
+    if not isinstance(column, str):
+        raise TypeError(f"{name} must be the name of a column, got {type(column).__name__}")
+
+
+def _missing(name: str) -> ImportError:
+    return ImportError(f"{name} needs lancedb: pip install 'late-interaction[lancedb]'")
 
 
 @functools.cache
@@ -71,7 +89,7 @@ def _reranker_class() -> Any:
         import pyarrow.compute as pc
         from lancedb.rerankers.base import Reranker
     except ImportError as error:
-        raise ImportError("maxsim_reranker needs lancedb: pip install 'late-interaction[lancedb]'") from error
+        raise _missing("maxsim_reranker") from error
 
     class MaxSimReranker(Reranker):  # type: ignore[misc]  # lancedb is not typed
         """Made by :func:`late_interaction.integrations.lancedb.maxsim_reranker`."""
@@ -142,3 +160,131 @@ def _embeddings(query: Any, text: str, device: Any) -> Tensor:
     if not Q.is_floating_point():
         raise TypeError(f"query must be, or make, floating-point embeddings, got {Q.dtype}")
     return Q.to("cpu" if device is None and not isinstance(query, Tensor) else device or Q.device)
+
+
+# ---- a table as a corpus ----
+
+
+def open_corpus(
+    table: Any, column: str = "vector", *, id_column: str | None = None, normalized: bool = False
+) -> Corpus:
+    """Open a multivector column of a table as a corpus, which reads it block by block as it is searched.
+
+    The table is neither copied nor changed: a search holds about 32 MiB of it, and one of the same block, or
+    of a table that small, reads nothing again. Documents are the rows that the table has now, in its order; a
+    table at another version than now is refused when it is read. LanceDB scores cosines: search with
+    ``normalize=True``. To change the documents, :meth:`~late_interaction.Corpus.extend` another corpus by
+    these. A pickle holds all of them.
+
+    Args:
+        table: a ``lancedb.table.Table``, as ``lancedb.connect(...).open_table(...)`` opens it.
+        column: the column that has the documents: ``list<fixed_size_list<float>[d]>`` of float32 or float16.
+        id_column: a column of strings or integers that become ids, or None.
+        normalized: whether every token has norm 1, which is not checked.
+
+    Returns:
+        The corpus, on the CPU.
+
+    Raises:
+        ImportError: lancedb is not installed.
+        TypeError: another kind of table or of column.
+        ValueError: no such column; a null document, token or id. The message names the row. While it is
+            searched: the table is at another version.
+
+    Complexity: reads the column once, for the lengths of documents.
+
+    Example:
+        >>> from late_interaction.integrations.lancedb import open_corpus
+        >>> corpus = open_corpus(database.open_table("documents"), id_column="id")      # doctest: +SKIP
+        >>> scores, rows = corpus.search(embeddings, k=10, normalize=True)             # doctest: +SKIP
+    """
+    try:
+        from lancedb.table import Table
+    except ImportError as error:
+        raise _missing("open_corpus") from error
+    if not isinstance(table, Table):
+        raise TypeError(f"table must be a lancedb.table.Table, got {type(table).__name__}")
+    check_flag("normalized", normalized)
+    for name, own in {"column": column, "id_column": column if id_column is None else id_column}.items():
+        _check_name(name, own)
+        if own not in table.schema.names:
+            raise ValueError(f"{name} must be one of {', '.join(table.schema.names)}, got {own!r}")
+    rows = _Rows(table, column)
+    lengths, ids = rows.scan(id_column)
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    size = max(_BLOCK_BYTES // (rows.d * rows.dtype.itemsize), 1)
+    none = torch.empty(1, rows.d, dtype=rows.dtype, device="cpu")  # expanded: the shape of what is not read
+    shards = [
+        TableShard(
+            none.expand(int(offsets[stop] - offsets[first]), rows.d),
+            offsets[first : stop + 1] - offsets[first],
+            ids=None if ids is None else ids[first:stop],
+            table=rows,
+            block=(first, stop),
+        )
+        for first, stop in Shard(none, offsets).ranges(size, len(lengths))
+    ]
+    kind = {"d": rows.d, "dtype": rows.dtype, "normalized": normalized, "source": "a table of LanceDB"}
+    return Corpus(shards, kind)
+
+
+class _Rows:
+    """A column of one version of a table, of which the rows that were read last are kept."""
+
+    def __init__(self, table: Any, column: str) -> None:
+        self._table, self._column, self._version = table, column, table.version
+        found = table.schema.field(column).type
+        d, self.dtype = _arrow.check_type(import_pyarrow(), found, 1)
+        if d is None:
+            raise TypeError(f"column must be list<fixed_size_list<float>>, got {found}: cast it")
+        self.d = d
+        self._lock = threading.Lock()
+        self._last: tuple[tuple[int, int], Tensor] | None = None
+
+    def scan(self, id_column: str | None) -> tuple[Tensor, list[str] | None]:
+        """Read the lengths of all documents, and their ids."""
+        names = [self._column] if id_column is None else [self._column, id_column]
+        found = self._table.search().select(names).limit(max(self._table.count_rows(), 1)).to_batches(_ROWS)
+        lengths, ids, row = [torch.empty(0, dtype=torch.int64, device="cpu")], list[str](), 0
+        for batch in found:
+            shards, _ = _arrow.shards_of(batch[self._column], self.d, row)
+            lengths += [shard.offsets.diff() for shard in shards]
+            if id_column is not None:
+                ids += _parquet.ids_of(batch[id_column], row)
+            row += len(batch)
+        self._check_version()
+        return torch.cat(lengths), None if id_column is None else ids
+
+    def tokens(self, first: int, stop: int) -> Tensor:
+        """Read the tokens of rows [first, stop)."""
+        with self._lock:
+            if self._last is None or self._last[0] != (first, stop):
+                query = self._table.search().select([self._column]).offset(first).limit(stop - first)
+                shards, _ = _arrow.shards_of(query.to_arrow()[self._column], self.d, first)
+                self._check_version()
+                parts = [shard.tokens for shard in shards]
+                self._last = (first, stop), parts[0] if len(parts) == 1 else torch.cat(parts)
+            return self._last[1]
+
+    def _check_version(self) -> None:
+        if self._table.version != self._version:
+            raise ValueError(
+                f"the table must be at version {self._version}, as when its corpus was opened, got"
+                f" {self._table.version}: open it again"
+            )
+
+
+@dataclass(frozen=True)
+class TableShard(Shard):
+    """Rows block[0] up to block[1] of a table. ``tokens`` has their shape alone."""
+
+    table: _Rows | None = None
+    block: tuple[int, int] = (0, 0)
+
+    def stored(self, rows: list[slice], room: Any = (None, None)) -> tuple[Tensor, Tensor | None]:
+        assert self.table is not None
+        return _shards.at(self.table.tokens(*self.block), rows, room[0]), None
+
+    def compact(self) -> Shard:
+        own = super().compact()
+        return Shard(own.tokens, own.offsets, None, own.ids)

@@ -16,7 +16,15 @@ SUFFIXES = r"py|cpp|h|cu|cuh|md|txt|toml|json|yaml|cmake|png"
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"^[\w.-]+(/[\w.-]+)*(/|\.({SUFFIXES}))$")
 # What commands write, and names that stand for any file of theirs.
-WRITTEN = {"compile_commands.json", "metadata.json", "building.json", ".venv/", "dist/", ".venv/build/"}
+WRITTEN = {
+    "compile_commands.json",
+    "metadata.json",
+    "doclens.N.json",
+    "building.json",
+    ".venv/",
+    "dist/",
+    ".venv/build/",
+}
 # Names of a file that each folder of a kind has.
 KINDS = {
     "entry.cpp",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 TEXTS = "docs/guide/texts.md"
 # Their examples run in test_pylate.py and test_sentence_transformers.py of tests/integrations, and in
-# test_lancedb.py, test_ray.py and test_muvera.py of tests/search.
+# test_lancedb.py, test_ray.py, test_muvera.py and test_indexes.py of tests/search.
 OTHERS = (
     "import pylate",
     "sentence_transformers",
@@ -21,6 +21,7 @@ OTHERS = (
     "import lancedb",
     "import ray",
     "import faiss",
+    'open("indexes/',
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from late_interaction import Corpus
 from tests.fast_plaid_index import Files, missing
 
 THERE = Path(sys.prefix) / "env" / "fast-plaid"
@@ -90,3 +91,34 @@ def test_decompression_is_theirs(nbits, device, tmp_path):
     for mine, embeddings in zip(ours, theirs, strict=True):
         embeddings = torch.nn.functional.normalize(embeddings.double().cpu(), dim=-1)
         torch.testing.assert_close(mine, embeddings, rtol=0, atol=2e-3)
+
+
+@here
+@pytest.mark.parametrize("nbits", [2, 4])
+def test_a_corpus_over_the_index_as_it_changes(nbits, device, tmp_path):
+    from fast_plaid.search import FastPlaid
+
+    tokens, queries = corpus()
+    engine = FastPlaid(index=str(tmp_path), device=device)
+    engine.create(documents_embeddings=tokens[:250], nbits=nbits, start_from_scratch=0)
+    opened = Corpus.open(tmp_path, verify=True)
+    check(opened, engine, queries.to(device), 250)
+    engine.update(documents_embeddings=tokens[250:], start_from_scratch=0)
+    assert opened.refresh()
+    check(opened, engine, queries.to(device), 300)
+    engine.delete([0, 7, 299])
+    assert opened.refresh()
+    check(opened, engine, queries.to(device), 297)
+
+
+def check(opened, engine, queries, documents):
+    """Tokens and scores are those of the engine, which computes in half precision."""
+    assert len(opened) == documents
+    for mine, theirs in zip(opened, engine.get_embeddings(list(range(documents))), strict=True):
+        torch.testing.assert_close(mine, theirs.float().cpu(), rtol=0, atol=2e-3)
+    found = engine.search(queries, top_k=10, n_ivf_probe=64, n_full_scores=4 * documents, show_progress=False)
+    scores, order = opened.search(queries, documents)
+    for own, places, theirs in zip(scores, order, found, strict=True):
+        mine = dict(zip(places.tolist(), own.tolist(), strict=True))
+        assert all(abs(mine[document] - score) <= 2e-3 * abs(score) for document, score in theirs)
+        assert theirs[0][0] == places[0]

@@ -11,6 +11,7 @@ import torch
 
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _tokens
+from tests.build.test_readme import examples
 from tests.support.index_files import FORMATS, D, Index, unit, write_ids, write_npy
 
 LENGTHS = [3, 0, 7, 40, 1, 33, 64, 5, 17, 2]
@@ -186,6 +187,17 @@ def test_other_corpora_store_decompressed_tokens_with_their_ids(memory, tmp_path
     mine.delete(["first"])
     mine.compact()
     assert len(mine) == COUNT and torch.equal(mine["p3"], mine[3])
+
+
+def test_the_example_of_the_guide(tmp_path, monkeypatch):
+    Index([40] * 12, 2).write(tmp_path / "indexes" / "plaid" / "fast_plaid_index", "merged")
+    write_ids(tmp_path / "indexes" / "plaid", {i: f"p{i}" for i in range(12)})
+    (block,) = [x for x in examples("docs/guide/libraries.md") if "indexes/" in x]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, "guide", "exec"), names)
+    assert len(names["result"].ids) == 4 and set(names["result"].ids[0]) <= {f"p{i}" for i in range(12)}
+    assert len(names["corpus"]) == 10 and len(names["index"]) == 12
 
 
 # ---- files that are damaged ----

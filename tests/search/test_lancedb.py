@@ -5,6 +5,7 @@ tests/search/test_corpus_arrow.py and a search by Faiss over there.
 """
 
 import asyncio
+import pickle
 import tempfile
 from functools import partial
 
@@ -35,8 +36,11 @@ def test_all_of_these_in_their_environment():
 
 @pytest.mark.skipif(HERE, reason="lancedb is installed")
 def test_without_lancedb():
-    with pytest.raises(ImportError, match=r"needs lancedb: pip install 'late-interaction\[lancedb\]'"):
+    needed = r"needs lancedb: pip install 'late-interaction\[lancedb\]'"
+    with pytest.raises(ImportError, match="maxsim_reranker " + needed):
         maxsim_reranker(torch.ones(2, 4))
+    with pytest.raises(ImportError, match="open_corpus " + needed):
+        lancedb.open_corpus(None)
 
 
 def documents(count=60, d=8):
@@ -220,6 +224,127 @@ def test_the_ranking_of_lancedb(table):
     assert round(zero, 4) in (6, 1)
 
 
+# ---- a table as a corpus ----
+
+
+def rows_read(monkeypatch):
+    """The rows that corpora read from now on."""
+    read, tokens = [], lancedb._Rows.tokens
+
+    def watched(self, first, stop):
+        if self._last is None or self._last[0] != (first, stop):
+            read.append((first, stop))
+        return tokens(self, first, stop)
+
+    monkeypatch.setattr(lancedb._Rows, "tokens", watched)
+    return read
+
+
+@needs_lancedb
+@pytest.mark.parametrize("block_bytes", [1, 400, 32 << 20])
+def test_a_table_is_searched_where_it_lies(block_bytes, table, device, monkeypatch):
+    monkeypatch.setattr(lancedb, "_BLOCK_BYTES", block_bytes)
+    table, docs = table
+    table.delete("id = 7 or id = 59")
+    table.add(table.search().where("id = 3").to_arrow())  # a fragment of its own
+    kept = [*(i for i in range(59) if i != 7), 3]
+    read = rows_read(monkeypatch)
+    corpus = lancedb.open_corpus(table)
+    assert not read and len(corpus) == 59 and (corpus.d, corpus.dtype) == (8, torch.float32)
+    Q = torch.randn(4, 6, 8, device=device)
+    for normalize in (True, False):
+        read.clear()
+        scores, order = corpus.search(Q, 59, normalize=normalize)
+        wanted = [
+            float64_scores(q.cpu(), [docs[i] for i in kept], normalize).sort(descending=True) for q in Q
+        ]
+        wanted = torch.stack([x.values for x in wanted]).float()
+        torch.testing.assert_close(scores.cpu(), wanted, rtol=1e-5, atol=1e-5)
+        assert set(order[0].tolist()) == set(range(59))
+        again = normalize or len(corpus.shards) > 1  # the only block is kept
+        assert read == [shard.block for shard in corpus.shards] * again
+    assert (len(corpus.shards) == 1) == (block_bytes > 1000)
+    assert torch.equal(corpus[57], docs[58]) and torch.equal(corpus[58], docs[3])
+
+
+@needs_lancedb
+def test_the_corpus_of_a_table_ranks_as_lancedb_and_has_ids(table):
+    table, _ = table
+    Q = torch.randn(6, 8)
+    theirs = table.search(Q.numpy()).distance_type("cosine").limit(60).to_arrow()
+    found = lancedb.open_corpus(table, id_column="id").search(Q, 60, normalize=True)
+    assert found.ids == [str(i) for i in theirs["id"].to_pylist()]
+    distances = torch.tensor(theirs["_distance"].to_pylist())
+    zero = float(distances[0] + found.scores[0])
+    torch.testing.assert_close(zero - found.scores, distances, rtol=1e-4, atol=1e-4)
+
+
+@needs_lancedb
+def test_a_table_stays_as_it_is_and_is_imported(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(lancedb, "_BLOCK_BYTES", 1000)
+    table, docs = table
+    corpus = lancedb.open_corpus(table, id_column="id")
+    for own in (corpus, corpus.parts(3)[1], pickle.loads(pickle.dumps(corpus.parts(3)[1]))):
+        for change in (lambda own=own: own.delete([0]), own.compact, lambda own=own: own.extend(corpus)):
+            with pytest.raises(ValueError, match="documents of a table of LanceDB stay as they are: extend"):
+                change()
+        first = int(own.ids[0])
+        assert all(torch.equal(x, docs[first + i]) for i, x in enumerate(own))
+    with Corpus.create(tmp_path / "mine", d=8, codec=li.codecs.Int8()) as builder:
+        builder.add([torch.ones(2, 8)], ["first"])
+    mine = Corpus.open(tmp_path / "mine")
+    mine.extend(corpus)
+    assert list(mine.ids) == ["first", *map(str, range(60))]
+    codec = li.codecs.Int8()
+    assert torch.equal(mine["17"], codec.decode(codec.encode(docs[17])).values[0])
+    assert table.version == corpus.shards[0].table._version
+
+
+@needs_lancedb
+def test_a_table_at_another_version_is_refused(table):
+    table, docs = table
+    corpus = lancedb.open_corpus(table)
+    version = table.version
+    table.delete("id = 3")
+    with pytest.raises(ValueError, match=f"table must be at version {version}, .*: open it again"):
+        corpus.search(torch.randn(4, 8))
+    assert len(lancedb.open_corpus(table)) == 59
+    table.checkout(version)
+    assert torch.equal(corpus[3], docs[3])
+
+
+@needs_lancedb
+def test_tables_and_columns_that_are_no_corpus(table, tmp_path):
+    import lancedb as database
+    import pyarrow as pa
+
+    table, _ = table
+    for bad, message in (
+        ({"column": "text"}, "must be list<fixed_size_list<float>>"),
+        ({"column": 3}, "column must be the name of a column, got int"),
+        ({"id_column": 3}, "id_column must be the name of a column, got int"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            lancedb.open_corpus(table, **bad)
+    with pytest.raises(ValueError, match="id_column must be one of id, text, vector, got 'name'"):
+        lancedb.open_corpus(table, id_column="name")
+    with pytest.raises(TypeError, match=r"table must be a lancedb\.table\.Table, got list"):
+        lancedb.open_corpus([])
+    made = database.connect(tmp_path / "other")
+    fixed = pa.list_(pa.list_(pa.float16(), 2))
+    holes = pa.table({"vector": pa.array([[[1.0, 2.0]], None, [[1.0, 2.0]]], fixed)})
+    with pytest.raises(ValueError, match="row 1 of documents must not be null"):
+        lancedb.open_corpus(made.create_table("holes", holes))
+    ragged = pa.table({"vector": pa.array([[[1.0, 2.0]]], pa.list_(pa.list_(pa.float32())))})
+    with pytest.raises(TypeError, match="column must be list<fixed_size_list<float>>, got list<item: list"):
+        lancedb.open_corpus(made.create_table("ragged", ragged))
+    none = lancedb.open_corpus(made.create_table("none", schema=pa.schema([("vector", fixed)])))
+    assert len(none) == 0 and none.search(torch.randn(3, 2)).scores.shape == (0,)
+    blank = pa.table({"vector": pa.array([[], [[1.0, 2.0]], []], fixed)})
+    found = lancedb.open_corpus(made.create_table("blank", blank)).search(torch.ones(1, 2).half(), 3)
+    assert found.indices.tolist() == [1, -1, -1] and found.scores[0] == 3
+
+
 @needs_qdrant
 def test_the_ranking_of_qdrant():
     from qdrant_client import QdrantClient, models
@@ -256,3 +381,6 @@ def test_the_examples_of_the_guide(tmp_path, monkeypatch):
     assert names["rows"].tolist() == [1]
     scores = names["best"]["_relevance_score"].to_pylist()
     assert scores == sorted(scores, reverse=True) and len(scores) == 10
+    exact = names["exact"]
+    assert exact.ids[0] == names["best"]["name"][0].as_py() and len(exact.ids) == 10
+    torch.testing.assert_close(exact.scores, torch.tensor(scores), rtol=1e-5, atol=1e-5)
