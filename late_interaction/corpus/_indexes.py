@@ -40,11 +40,20 @@ class IndexShard(Shard):
 
     mirrored: Residual | None = None
 
+    @property
+    def is_of_index(self) -> bool:
+        """Tell residuals from what may be stored of these documents in their place."""
+        return isinstance(self.codec, Residual)
+
     def stored(self, rows: list[slice], room: Any = (None, None)) -> tuple[Tensor, Tensor | None]:
         tokens, codes = super().stored(rows, room)
-        return tokens, cast("Tensor", codes).to(torch.int32)  # fast-plaid has int64
+        if self.is_of_index:
+            codes = cast("Tensor", codes).to(torch.int32)  # fast-plaid has int64
+        return tokens, codes
 
     def floats(self, rows: list[slice]) -> Tensor:
+        if not self.is_of_index:
+            return super().floats(rows)
         tokens, codes = self.stored(rows)
         return _tokens.unit(_tokens.decode(reverse_bits(tokens), codes, self.codec))
 

@@ -35,7 +35,8 @@ class Living(Documents):
         own = generation.stored
         kind = {"d": own.d, "dtype": own.dtype, "codec": own.codec}
         kind |= {"normalized": generation.entries["normalized"], "path": path, "generation": generation}
-        kind["source"] = None if (form := generation.entries["format"]) == _files.FORMAT else form
+        form = generation.entries["format"]
+        kind["source"] = None if form == _files.FORMAT else form
         return cls(generation.live(), kind)
 
     @property

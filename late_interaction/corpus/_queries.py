@@ -42,9 +42,9 @@ class Queries(ABC):
 
 
 def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: Precision | None) -> Queries:
-    if isinstance(corpus.shards[0], IndexShard):
-        return _OfIndexFiles(Q, corpus.shards[0], normalize, precision)
     if isinstance(corpus.codec, Residual):
+        if isinstance(corpus.shards[0], IndexShard):
+            return _OfIndexFiles(Q, corpus.shards[0], normalize, precision)
         return _OfResiduals(Q, corpus.codec, normalize, precision, len(corpus) >= _NORMED_DOCUMENTS)
     if normalize:
         Q = [_tokens.unit(x.to(torch.float32)) for x in Q]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._progress import reporter
-from late_interaction.corpus import _codec_files, _files
+from late_interaction.corpus import _codec_files, _files, _indexes
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus._shards import Shard
@@ -79,6 +79,8 @@ class CorpusBuilder:
 
     def _start(self, options: BuilderOptions) -> None:
         metadata, mine = self._path / _files.METADATA, options.entries()
+        if (index := _indexes.read(self._path)) is not None:
+            raise FileExistsError(f"{self._path} holds {index['format']}: open it, or name another folder")
         if not metadata.exists():
             if any(path.name != "metadata.new" for path in self._path.iterdir()):
                 raise FileExistsError(f"{self._path} must be an empty folder, or one that is not there yet")

@@ -213,16 +213,15 @@ def open_corpus(
     lengths, ids = rows.scan(id_column)
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     size = max(_BLOCK_BYTES // (rows.d * rows.dtype.itemsize), 1)
-    none = torch.empty(1, rows.d, dtype=rows.dtype, device="cpu")  # expanded: the shape of what is not read
     shards = [
         TableShard(
-            none.expand(int(offsets[stop] - offsets[first]), rows.d),
+            rows.blank.expand(int(offsets[stop] - offsets[first]), rows.d),
             offsets[first : stop + 1] - offsets[first],
             ids=None if ids is None else ids[first:stop],
             table=rows,
-            block=(first, stop),
+            span=(first, stop),
         )
-        for first, stop in Shard(none, offsets).ranges(size, len(lengths))
+        for first, stop in Shard(rows.blank, offsets).ranges(size, len(lengths))
     ]
     kind = {"d": rows.d, "dtype": rows.dtype, "normalized": normalized, "source": "a table of LanceDB"}
     return Corpus(shards, kind)
@@ -238,6 +237,9 @@ class _Rows:
         if d is None:
             raise TypeError(f"column must be list<fixed_size_list<float>>, got {found}: cast it")
         self.d = d
+        self.blank = torch.empty(
+            1, d, dtype=self.dtype, device="cpu"
+        )  # expanded: the shape of what is not read
         self._lock = threading.Lock()
         self._last: tuple[tuple[int, int], Tensor] | None = None
 
@@ -276,14 +278,15 @@ class _Rows:
 
 @dataclass(frozen=True)
 class TableShard(Shard):
-    """Rows block[0] up to block[1] of a table. ``tokens`` has their shape alone."""
+    """Rows span[0] up to span[1] of a table. ``tokens`` has their shape alone."""
 
     table: _Rows | None = None
-    block: tuple[int, int] = (0, 0)
+    span: tuple[int, int] = (0, 0)
 
     def stored(self, rows: list[slice], room: Any = (None, None)) -> tuple[Tensor, Tensor | None]:
-        assert self.table is not None
-        return _shards.at(self.table.tokens(*self.block), rows, room[0]), None
+        if self.table is None or self.tokens.data_ptr() != self.table.blank.data_ptr():
+            return super().stored(rows, room)  # something else that is stored of these documents
+        return _shards.at(self.table.tokens(*self.span), rows, room[0]), None
 
     def compact(self) -> Shard:
         own = super().compact()

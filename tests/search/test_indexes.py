@@ -78,6 +78,8 @@ def test_an_index_stays_as_it_is(form, tmp_path):
             with pytest.raises(ValueError, match=r"stay as they are: extend\(\) another corpus by this one"):
                 change()
     corpus.search(torch.randn(2, D))
+    with pytest.raises(FileExistsError, match=r"holds an index of .*: open it, or name another folder"):
+        Corpus.create(tmp_path, d=D)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

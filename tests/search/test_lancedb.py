@@ -262,7 +262,7 @@ def test_a_table_is_searched_where_it_lies(block_bytes, table, device, monkeypat
         torch.testing.assert_close(scores.cpu(), wanted, rtol=1e-5, atol=1e-5)
         assert set(order[0].tolist()) == set(range(59))
         again = normalize or len(corpus.shards) > 1  # the only block is kept
-        assert read == [shard.block for shard in corpus.shards] * again
+        assert read == [shard.span for shard in corpus.shards] * again
     assert (len(corpus.shards) == 1) == (block_bytes > 1000)
     assert torch.equal(corpus[57], docs[58]) and torch.equal(corpus[58], docs[3])
 
