@@ -134,8 +134,8 @@ class _OfIndexFiles(_OfResiduals):
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         if self._norms is None:
             return super().scores(chunk, sources)
-        pairs = zip(self._tokens, self._norms, strict=True)
-        return torch.stack([norms @ self._scores_of(q.unsqueeze(1), chunk, sources) for q, norms in pairs])
+        pairs = zip(self._tokens.unsqueeze(2), self._norms.unsqueeze(2), strict=True)
+        return torch.stack([(norms * self._scores_of(q, chunk, sources)).sum(0) for q, norms in pairs])
 
 
 class _OfCodes(Queries):
