@@ -127,6 +127,21 @@ def force():
     ops.forced_plan("")
 
 
+@pytest.fixture
+def planned_as():
+    """Plans calls as for a GPU of a compute capability (0: its own), until the test ends."""
+    from late_interaction import ops
+
+    def plan(capability):
+        try:
+            ops.cuda_capability(capability)
+        except ValueError as error:  # this GPU is older
+            pytest.skip(str(error))
+
+    yield plan
+    ops.cuda_capability(0)
+
+
 @pytest.fixture(autouse=True)
 def fresh_state(request):
     """The same random numbers and planned GPU for every test, and PyTorch's switches as a test found them."""

@@ -51,6 +51,11 @@ def scored(Q, D, cu_q, cu_d, q_weights=None, **options):
     return li.maxsim(*sides, q_weights=q_weights, **options)
 
 
+def widened(winners, tokens):
+    """As int32: of at most 65534 tokens, winners from 32768 on are negative numbers of 16 bits."""
+    return torch.where(winners < -1, winners.int() + 65536, winners.int()) if tokens <= 65534 else winners
+
+
 def slices(tokens, cu):
     cu = cu.tolist()
     return [tokens[begin:end] for begin, end in itertools.pairwise(cu)]

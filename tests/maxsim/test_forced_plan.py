@@ -198,14 +198,10 @@ def test_every_cut_of_tokens_that_lie_apart(force):
 
 
 @pytest.fixture(params=[80, 86, 120])
-def planned(request):
+def planned(request, planned_as):
     """As for a GPU without wgmma. 8.6 and 12.0 have 100 KiB of shared memory, not 164."""
-    try:
-        ops.cuda_capability(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    ops.cuda_capability(0)
+    planned_as(request.param)
+    return request.param
 
 
 @pytest.mark.gpu

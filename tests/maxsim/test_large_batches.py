@@ -181,20 +181,6 @@ PACKED = [
 ]
 
 
-@pytest.fixture
-def planned_as():
-    """Plans as for an older GPU, until the test is over."""
-    native = ops.cuda_capability(0)
-
-    def force(capability):
-        if capability > native:
-            pytest.skip(f"this GPU is older than {capability / 10}")
-        ops.cuda_capability(capability)
-
-    yield force
-    ops.cuda_capability(0)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", PACKED, ids=str)
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])

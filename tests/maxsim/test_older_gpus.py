@@ -17,13 +17,8 @@ FEW_TO_MANY = pytest.mark.parametrize("rows", [(1, 20), (3, 43), (30, 40)])
 
 
 @pytest.fixture(params=[80, 86, 120], autouse=True)
-def planned(request):
-    try:
-        ops.cuda_capability(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield
-    ops.cuda_capability(0)
+def planned(request, planned_as):
+    planned_as(request.param)
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])

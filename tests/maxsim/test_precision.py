@@ -129,16 +129,9 @@ assert torch.equal(li.maxsim(Q, D), expected)
 NAMES = ["highest", "high", "medium"]
 
 
-@pytest.fixture
-def as_before():
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize("held", NAMES)
 @pytest.mark.parametrize("before", NAMES)
-def test_products_multiply_as_they_are_told_for_a_while(as_before, before, held):
+def test_products_multiply_as_they_are_told_for_a_while(before, held):
     """Also those within others, and whoever asks meanwhile is told what was before."""
     torch.set_float32_matmul_precision(before)
     for _ in range(2):
@@ -172,7 +165,7 @@ def test_the_newer_switches_when_the_older_cannot_be_read(monkeypatch, names):
     assert float32_precision("cuda") == meant[names[0]] and float32_precision("cpu") == meant[names[1]]
 
 
-def test_threads_share_a_precision_and_wait_for_another(as_before):
+def test_threads_share_a_precision_and_wait_for_another():
     torch.set_float32_matmul_precision("highest")
     seen, inside = [], threading.Event()
 
@@ -194,7 +187,7 @@ def test_threads_share_a_precision_and_wait_for_another(as_before):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_has_the_switch_as_it_was_before(as_before):
+def test_a_forked_process_has_the_switch_as_it_was_before():
     torch.set_float32_matmul_precision("highest")
     with float32_products("cpu", "medium"):
         child = os.fork()
@@ -205,7 +198,7 @@ def test_a_forked_process_has_the_switch_as_it_was_before(as_before):
 
 
 @pytest.mark.parametrize("options", [{"winners": "recompute"}, {"mean": True}, {"winners": "save"}])
-def test_calls_with_other_options_multiply_as_they_are_told(as_before, options):
+def test_calls_with_other_options_multiply_as_they_are_told(options):
     Q, D = torch.randn(2, 3, 64), torch.randn(4, 5, 64)
     exact, rough = (li.maxsim(Q, D, precision=name, **options) for name in ("highest", "medium"))
     assert not torch.equal(exact, rough)
@@ -216,7 +209,7 @@ def test_calls_with_other_options_multiply_as_they_are_told(as_before, options):
         assert torch.equal(li.maxsim(Q, D, precision="highest", **options), exact)
 
 
-def test_a_switch_that_is_thrown_while_it_is_read(as_before, monkeypatch):
+def test_a_switch_that_is_thrown_while_it_is_read(monkeypatch):
     torch.set_float32_matmul_precision("highest")
     read = torch.get_float32_matmul_precision
     with contextlib.ExitStack() as stack:
@@ -238,7 +231,7 @@ def test_autocast_is_left_on_devices_that_have_it():
             assert torch.is_autocast_enabled("cpu")
 
 
-def test_a_switch_that_nobody_holds_is_left_alone(as_before):
+def test_a_switch_that_nobody_holds_is_left_alone():
     torch.set_float32_matmul_precision("high")
     switches._Switch().release()
     assert torch.get_float32_matmul_precision() == "high"

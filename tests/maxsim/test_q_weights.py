@@ -8,7 +8,7 @@ from late_interaction import ops
 from late_interaction.score_pairs import score_pairs_packed
 from tests import packed, ref
 from tests.cases import Case, call, inputs, walk
-from tests.operators.test_score_pairs import draw_pairs, widened
+from tests.operators.test_score_pairs import draw_pairs
 from tests.packed import scored as maxsim_varlen
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -257,7 +257,7 @@ def test_varlen(name, d, dtype, stray, device):
 
     grad_scores = torch.randn_like(out)
     out.backward(grad_scores)
-    found = widened(ops.maxsim_varlen_winners(Q, D, cu_q, cu_d)[1], len(D)).long()
+    found = packed.widened(ops.maxsim_varlen_winners(Q, D, cu_q, cu_d)[1], len(D)).long()
     none = grad_scores.new_zeros(1, len(cu_d) - 1).double()  # for tokens of no query
     own = torch.cat((grad_scores.double(), none))[owners]
     own = own * (owners >= 0).unsqueeze(1)

@@ -41,8 +41,7 @@ def test_threads(device):
 
 def test_threads_that_multiply_float32_otherwise_leave_pytorch_as_it_was():
     """PyTorch's switch is one for all threads."""
-    (Q, D), before = problem(0), torch.get_float32_matmul_precision()
-    Q, D = Q.detach(), D.detach()
+    Q, D = (x.detach() for x in problem(0))
     start = threading.Barrier(4)
 
     def work(index):
@@ -54,17 +53,14 @@ def test_threads_that_multiply_float32_otherwise_leave_pytorch_as_it_was():
                 got = li.xtr_scores(Q.half(), D.half(), 50)  # in float32, whatever the switch says
                 assert torch.equal(got, expected) and float32_precision("cpu") == "medium"
 
-    try:
-        torch.set_float32_matmul_precision("medium")
-        expected = li.xtr_scores(Q.half(), D.half(), 50)
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(work, range(4)))
-        assert torch.get_float32_matmul_precision() == "medium"
-        with float32_products("cpu", "high"), float32_products("cpu", "highest"):
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision("medium")
+    expected = li.xtr_scores(Q.half(), D.half(), 50)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert torch.get_float32_matmul_precision() == "medium"
+    with float32_products("cpu", "high"), float32_products("cpu", "highest"):
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_float32_matmul_precision() == "medium"
 
 
 @pytest.mark.gpu

@@ -195,14 +195,10 @@ def test_a_pair_cut_among_threads():
     """One query with one long document: each thread has a part of the tokens."""
     Q, D = packed((1, 300), 128, 1, "cpu"), packed((1, 9000), 128, 1, "cpu")
     d_mask = mask((1, 9000), "cpu", "holes")
-    before = torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(OPS.maxsim_hamming(Q, D, 128, None, d_mask))
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(OPS.maxsim_hamming(Q, D, 128, None, d_mask))
     expected = ref.maxsim(values(Q, 1, 128), values(D, 1, 128), None, d_mask)[0]
     assert all(torch.equal(x.double(), expected) for x in found)
 

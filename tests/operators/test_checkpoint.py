@@ -42,19 +42,16 @@ FUNCTIONS = {
 def test_a_checkpoint_changes_no_gradient(name, deterministic, device):
     values = [torch.randn(3, 4, 8), torch.randn(4, 6, 8), torch.rand(3, 4)]
     torch.use_deterministic_algorithms(deterministic, warn_only=True)  # cuBLAS would refuse
-    try:
-        for wanted in itertools.product((False, True), repeat=3):
-            plain, again = (
-                [x.clone().to(device).requires_grad_(y) for x, y in zip(values, wanted, strict=True)]
-                for _ in range(2)
-            )
-            scores = FUNCTIONS[name](*plain)
-            if not scores.requires_grad:
-                continue
-            scores.sum().backward()
-            checkpoint(FUNCTIONS[name], *again, use_reentrant=False).sum().backward()
-            for x, y in zip(plain, again, strict=True):
-                assert (x.grad is None) == (y.grad is None)
-                assert x.grad is None or torch.allclose(x.grad, y.grad, rtol=1e-5, atol=1e-5)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    for wanted in itertools.product((False, True), repeat=3):
+        plain, again = (
+            [x.clone().to(device).requires_grad_(y) for x, y in zip(values, wanted, strict=True)]
+            for _ in range(2)
+        )
+        scores = FUNCTIONS[name](*plain)
+        if not scores.requires_grad:
+            continue
+        scores.sum().backward()
+        checkpoint(FUNCTIONS[name], *again, use_reentrant=False).sum().backward()
+        for x, y in zip(plain, again, strict=True):
+            assert (x.grad is None) == (y.grad is None)
+            assert x.grad is None or torch.allclose(x.grad, y.grad, rtol=1e-5, atol=1e-5)

@@ -442,11 +442,9 @@ def test_what_project_rows_has_no_kernel_for():
 
 
 @pytest.fixture(params=[0, 80])
-def capability(request):
+def capability(request, planned_as):
     """Its own, and an older one: wgmma and mma.sync."""
-    li.ops.cuda_capability(request.param)
-    yield
-    li.ops.cuda_capability(0)
+    planned_as(request.param)
 
 
 @pytest.mark.gpu

@@ -182,12 +182,8 @@ def test_every_instruction_set_reads_no_further_than_the_last_token(kind, instru
 
 
 def scores_by(threads, call, cu):
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        return call.scores(None, cu)
-    finally:
-        torch.set_num_threads(before)
+    return call.scores(None, cu)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -377,17 +377,12 @@ def test_huge_and_tiny_scales(dtype, rows, device):
 @pytest.mark.native
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [*SHAPES, *COPIED], ids=str)
-def test_every_gpu_scores_every_shape(shape):
-    capability = ops.cuda_capability()
+def test_every_gpu_scores_every_shape(shape, planned_as):
     args = quantized(shape, INT8, "cuda")
     wanted = expected(*args)
     ref.assert_close(score(*args), wanted, 1e-3)
-    ops.cuda_capability(80)
-    try:
-        ref.assert_close(score(*args), wanted, 1e-3)
-    finally:
-        ops.cuda_capability(0)
-    assert ops.cuda_capability() == capability
+    planned_as(80)
+    ref.assert_close(score(*args), wanted, 1e-3)
 
 
 @pytest.mark.gpu
@@ -415,3 +410,42 @@ def test_only_gpus_without_fp8_products_copy_codes_for_many_rows():
     for dtype in ("e4m3", "e5m2"):
         assert [copies_codes(dtype, sm) for sm in (80, 86, 89, 90, 120)] == [True, True, False, False, False]
     assert not copies_codes("int8", 80) and not copies_codes("e4m3", 80, queries=1)
+
+
+# ---- CUDA graphs, memory ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("name", ["maxsim_quantized", "maxsim_dequantized", "public"])
+def test_cuda_graph_without_synchronization(name, dtype):
+    function = score if name == "public" else getattr(OPS, name)
+    Q, D = tokens((9, 33, 128), dtype, "cuda"), tokens((7, 300, 128), dtype, "cuda")
+    scale_Q, scale_D = scales((9, 33), "cuda", "token"), scales((7, 300), "cuda", "token")
+    args = Q, D, scale_Q, scale_D, None, mask((7, 300), "cuda", "holes")
+    function(*args)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        function(*args)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = function(*args)
+    scale_D.mul_(0.5)
+    graph.replay()
+    assert torch.equal(captured, function(*args))
+
+
+@pytest.mark.gpu
+def test_copies_stay_small():
+    """Of 256 MiB of codes, which are 1 GiB as float32."""
+    Q = tokens((2, 32, 128), torch.int8, "cuda")
+    D = torch.ones(2**14, 128, 128, dtype=torch.int8, device="cuda")
+    one = torch.ones((), device="cuda")
+    OPS.maxsim_dequantized(Q, D[:1], one, one, None, None)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    OPS.maxsim_dequantized(Q, D, one, one.expand(2**14, 128), None, None)
+    assert torch.cuda.max_memory_allocated() - before < 3 * _blocks._BYTES

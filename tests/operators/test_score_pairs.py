@@ -30,10 +30,6 @@ def every_pair(queries, documents, device="cpu"):
     return grid[:, 0].contiguous().to(device), grid[:, 1].contiguous().to(device)
 
 
-def widened(winners, tokens):
-    return torch.where(winners < -1, winners.int() + 65536, winners.int()) if tokens <= 65534 else winners
-
-
 def judged(Q, D, cu_q, cu_d, pair_q, pair_d, stride):
     """([pairs] float64, [pairs, stride] with -1 behind a query's end), pair by pair."""
     queries, documents = packed.slices(Q, cu_q), packed.slices(D, cu_d)
@@ -68,7 +64,7 @@ def check(Q, D, cu_q, cu_d, pair_q, pair_d, dtype):
     ref.assert_close(score_pairs_packed(*args), scores, ref.tolerance(dtype))
     again, found = OPS.maxsim_pairs_packed_winners(*args, longest)
     ref.assert_close(again, scores, ref.tolerance(dtype))
-    found = widened(found, len(D)).long()
+    found = packed.widened(found, len(D)).long()
     assert torch.equal(found == -1, winners == -1), "sentinels differ"
     assert (found != winners).sum() <= 0.01 * found.numel()  # two similarities within rounding
 
@@ -280,17 +276,14 @@ def test_offsets_that_lead_elsewhere_harm_nothing():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 128), (torch.float32, 40), (torch.float16, 768)])
-def test_older_kernels_agree(dtype, d):
+def test_older_kernels_agree(dtype, d, planned_as):
     lengths_q, lengths_d = [33, 257, 0, 1, 64, 31, 300], [80, 104, 1, 0, 152, 153, 700, 33] * 20
     Q, cu_q = packed.pack(lengths_q, d, dtype, "cuda", 2)
     D, cu_d = packed.pack(lengths_d, d, dtype, "cuda", 1)
     pairs = draw_pairs(7, 160, 200, "cuda")
     out = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 300)
-    try:
-        OPS.cuda_capability(80)
-        older = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 300)
-    finally:
-        OPS.cuda_capability(0)
+    planned_as(80)
+    older = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 300)
     ref.assert_close(older[0], out[0], 1e-5)
     assert (older[1] != out[1]).sum() <= 0.001 * out[1].numel()
 

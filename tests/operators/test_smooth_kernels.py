@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import ops
 from tests import ref
 from tests.cases import mask
 
@@ -21,12 +20,10 @@ DIMS = [128, 64, 8, 72, 120, 40]
 
 
 @pytest.fixture(params=[None, 80], autouse=True)
-def planned(request):
+def planned(request, planned_as):
     """With wgmma, where the GPU has it, and without."""
     if request.param is not None:
-        ops.cuda_capability(request.param)
-    yield
-    ops.cuda_capability(0)
+        planned_as(request.param)
 
 
 def judge(Q, D, q_mask, d_mask, tau):

@@ -17,10 +17,6 @@ CASES = [
 ]
 
 
-def widened(winners, tokens):
-    return torch.where(winners < -1, winners.int() + 65536, winners.int()) if tokens <= 65534 else winners
-
-
 @pytest.mark.parametrize(("name", "d", "dtype", "stray"), CASES)
 def test_scores_winners_and_gradients(name, d, dtype, stray, device):
     lengths_q, lengths_d = packed.LENGTHS[name]
@@ -32,7 +28,7 @@ def test_scores_winners_and_gradients(name, d, dtype, stray, device):
     ref.assert_close(out, scores, ref.tolerance(dtype))
     again, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
     ref.assert_close(again, scores, ref.tolerance(dtype))
-    found = widened(found, len(D)).long()
+    found = packed.widened(found, len(D)).long()
     assert torch.equal(found == -1, winners == -1), "sentinels differ"
     assert (found != winners).sum() <= 0.01 * found.numel()  # two similarities within rounding
 
@@ -149,17 +145,14 @@ def test_offsets_that_lead_elsewhere_harm_nothing():
 
 
 @pytest.mark.gpu
-def test_older_kernels_agree(monkeypatch):
+@pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 128), (torch.float32, 40), (torch.float16, 768)])
+def test_older_kernels_agree(dtype, d, planned_as):
     lengths_q, lengths_d = packed.LENGTHS["rows past a tile"]
-    for dtype, d in ((torch.bfloat16, 128), (torch.float32, 40), (torch.float16, 768)):
-        Q, cu_q = packed.pack(lengths_q, d, dtype, "cuda", 2)
-        D, cu_d = packed.pack(lengths_d, d, dtype, "cuda", 1)
-        out = maxsim_varlen(Q, D, cu_q, cu_d)
-        try:
-            OPS.cuda_capability(80)
-            ref.assert_close(maxsim_varlen(Q, D, cu_q, cu_d), out, 1e-5)
-        finally:
-            OPS.cuda_capability(0)
+    Q, cu_q = packed.pack(lengths_q, d, dtype, "cuda", 2)
+    D, cu_d = packed.pack(lengths_d, d, dtype, "cuda", 1)
+    out = maxsim_varlen(Q, D, cu_q, cu_d)
+    planned_as(80)
+    ref.assert_close(maxsim_varlen(Q, D, cu_q, cu_d), out, 1e-5)
 
 
 def test_sequences_are_packed(device):

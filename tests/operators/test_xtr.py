@@ -248,10 +248,8 @@ def maxima_by_definition(exact, d_mask, dtype):
 
 
 @pytest.fixture
-def capability(request):
-    OPS.cuda_capability(request.param)
-    yield
-    OPS.cuda_capability(0)
+def capability(request, planned_as):
+    planned_as(request.param)
 
 
 @pytest.mark.gpu
@@ -587,11 +585,8 @@ def test_a_gpu_reads_tokens_from_whole_16_bytes_on(offset):
 def test_a_deterministic_backward_is_lowmem(given, deterministic, wanted):
     scores = li.xtr_scores(torch.randn(2, 4, 8).requires_grad_(), torch.randn(3, 5, 8), 6, backward=given)
     torch.use_deterministic_algorithms(deterministic)
-    try:
-        with Called() as called:
-            scores.sum().backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with Called() as called:
+        scores.sum().backward()
     assert called.arguments[-1]["backward"] == wanted
 
 
