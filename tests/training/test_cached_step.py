@@ -55,8 +55,7 @@ def test_equals_one_step(device, dropout):
     cached = li.cached_contrastive_step(other, parts, loss_fn)
     assert torch.equal(torch.rand(2), after)  # the generators go on as after one forward
     torch.testing.assert_close(cached, plain)
-    for got, want in zip(grads(other), grads(encoder), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(grads(other), grads(encoder), rtol=1e-9, atol=1e-12)
     assert not cached.requires_grad
 
 
@@ -103,8 +102,7 @@ def test_random_numbers_come_again_and_generators_go_on_as_after_one_forward(sou
     torch.testing.assert_close(value, plain_step(plain, parts))
     assert plain.drawn == module.drawn[:3] == module.drawn[3:] and len(set(plain.drawn)) == 3
     assert draw() == after
-    for got, want in zip(grads(module), grads(plain), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(grads(module), grads(plain))
     random.setstate(seeds[0]), np.random.set_state(seeds[1]), torch.set_rng_state(seeds[2])
 
 
@@ -120,8 +118,7 @@ def test_gradients_are_added(device):
     li.cached_contrastive_step(encoder, parts, loss_fn)
     once = [g.clone() for g in grads(encoder)]
     li.cached_contrastive_step(encoder, parts, loss_fn)
-    for got, want in zip(grads(encoder), once, strict=True):
-        torch.testing.assert_close(got, 2 * want)
+    torch.testing.assert_close(grads(encoder), [2 * g for g in once])
 
 
 def test_parameters_of_the_loss_get_gradients(device):
@@ -161,8 +158,7 @@ def test_hidden_states_are_projected_in_the_loss(device, dropout):
     encoder.zero_grad(), head.zero_grad()
     torch.manual_seed(3)
     torch.testing.assert_close(li.cached_contrastive_step(encode, parts, loss, module=encoder), want)
-    for got, expected in zip((*grads(encoder), head.weight.grad), wanted, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close([*grads(encoder), head.weight.grad], wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -198,8 +194,7 @@ def test_parts_of_unequal_lengths_are_padded(device):
     plain = li.losses.contrastive(Q, D, temperature=0.2, normalize=True)
     plain.backward()
     torch.testing.assert_close(cached, plain.detach())
-    for got, want in zip(ours, grads(encoder), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(ours, grads(encoder))
 
 
 def test_outputs_of_one_and_two_dims_with_gradients(device):
@@ -224,8 +219,7 @@ def test_outputs_of_one_and_two_dims_with_gradients(device):
     plain = loss(torch.cat(padded), torch.cat(weights), torch.cat([x[2] for x in outputs]))
     plain.backward()
     torch.testing.assert_close(value, plain.detach())
-    for got, want in zip(ours, grads(encoder), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(ours, grads(encoder))
 
 
 def test_outputs_without_a_graph_and_outputs_that_no_loss_takes(device):
@@ -242,8 +236,7 @@ def test_outputs_without_a_graph_and_outputs_that_no_loss_takes(device):
     once = [g.clone() for g in grads(encoder)]
     encoder.zero_grad()
     li.cached_contrastive_step(encode, parts, loss)
-    for got, want in zip(grads(encoder), once, strict=True):
-        torch.testing.assert_close(got, 4 * want)
+    torch.testing.assert_close(grads(encoder), [4 * g for g in once])
 
 
 def test_an_encoder_that_does_not_learn(device):
@@ -275,8 +268,7 @@ def test_packed_outputs(device):
     wanted = [g.clone() for g in grads(encoder)]
     encoder.zero_grad()
     torch.testing.assert_close(li.cached_contrastive_step(encode, parts, loss), plain.detach())
-    for got, want in zip(grads(encoder), wanted, strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(grads(encoder), wanted)
 
 
 def test_with_checkpointing(device):
@@ -290,8 +282,7 @@ def test_with_checkpointing(device):
     li.cached_contrastive_step(
         lambda part: tuple(checkpoint(other.layers, x, use_reentrant=False) for x in part), parts, loss_fn
     )
-    for got, want in zip(grads(other), grads(encoder), strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(grads(other), grads(encoder))
 
 
 def test_scale(device):
@@ -301,8 +292,7 @@ def test_scale(device):
     encoder.zero_grad()
     scaled = li.cached_contrastive_step(encoder, parts, loss_fn, scale=lambda x: 1024 * x)
     torch.testing.assert_close(scaled, value)
-    for got, want in zip(grads(encoder), once, strict=True):
-        torch.testing.assert_close(got, 1024 * want)
+    torch.testing.assert_close(grads(encoder), [1024 * g for g in once])
 
 
 def test_no_graph_outlives_its_part():
@@ -361,8 +351,6 @@ def test_refusals():
         li.cached_contrastive_step(lambda x: torch.tensor(1.0), [1], loss_fn)
     with pytest.raises(ValueError, match="as many tensors for every part"):
         li.cached_contrastive_step(lambda n: (torch.ones(1, 1),) * n, [1, 2], loss_fn)
-    with pytest.raises(ValueError, match="first two dims alone"):
-        li.cached_contrastive_step(lambda n: torch.ones(1, 2, n), [1, 2], loss_fn)
 
 
 ROWS = torch.ones(2, 3, 4)

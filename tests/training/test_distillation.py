@@ -215,12 +215,6 @@ def test_min_max_of_the_documents_that_are_left(device):
 
 
 @every
-def test_gradcheck(kind, device):
-    Q, D, teacher = batch(device, Lq=3, Ld=4, d=5)
-    assert torch.autograd.gradcheck(lambda Q, D: LOSSES[kind][0](Q, D, teacher), (Q, D))
-
-
-@every
 def test_the_teacher_gets_no_gradient(kind, device):
     Q, D, teacher = batch(device)
     LOSSES[kind][0](Q, D, teacher.requires_grad_()).backward()
@@ -252,13 +246,6 @@ def test_scores_that_rounding_tells_apart_get_no_gradient_of_their_spread(device
     torch.testing.assert_close(loss[2:], wanted[2:].to(dtype), rtol=1e-4, atol=1e-5)
     flat = kl(torch.zeros_like(teacher), teacher, reduction="none")
     torch.testing.assert_close(loss[:2], flat[:2].to(dtype))
-
-
-@every
-def test_compiled(kind, device):
-    Q, D, teacher = batch(device, torch.float32)
-    step = torch.compile(LOSSES[kind][0], backend="eager", fullgraph=True)
-    assert_close(gradients(step(Q, D, teacher), (Q, D)), gradients(LOSSES[kind][0](Q, D, teacher), (Q, D)))
 
 
 @every
@@ -295,7 +282,6 @@ def refusals():
     Q, D, teacher = torch.randn(B, 5, 8), torch.randn(B, K, 7, 8), torch.randn(B, K)
     for kind in LOSSES:
         yield kind, TypeError, "Q must be a torch.Tensor", (None, D, teacher), {}
-        yield kind, ValueError, r"D \[B, K, Ld, d\]", (Q, D[:, 0], teacher), {}
         yield kind, TypeError, "teacher must be a torch.Tensor", (Q, D, [1.0]), {}
         yield kind, TypeError, "teacher must be floating point", (Q, D, teacher.long()), {}
         yield kind, ValueError, r"teacher must be \[B, K\] = \[6, 4\]", (Q, D, teacher[:, :2]), {}
@@ -311,6 +297,8 @@ def refusals():
         few = own(D)[: B * K - 1]
         yield kind, ValueError, "as many documents for each of the 6 queries, got 23", (Q, few, teacher), {}
         yield kind, ValueError, "with the B of Q", (Q, D[:3], teacher), {}
+        for q, d in ((Q[0], D), (Q, D[:, 0]), (Q[None], D), (Q, D[None])):
+            yield kind, ValueError, r"Q must be \[B, Lq, d\] and D \[B, K, Ld, d\]", (q, d, teacher), {}
         yield kind, TypeError, "normalize must be", (list(Q), D, teacher), {"normalize": 1}
     yield "kl", ValueError, "temperature must be above 0", (Q, D, teacher), {"temperature": 0.0}
     yield "kl", TypeError, "temperature must be a float", (Q, D, teacher), {"temperature": teacher}
@@ -347,20 +335,6 @@ def test_packed_tokens_are_normalized_as_padded_ones(dtype, B):
         padded = loss(Q, D, teacher, normalize=True)
         packed = loss(list(Q), D, teacher, normalize=True)
         torch.testing.assert_close(packed, padded, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("q", "d"),
-    [
-        ((5, 8), (3, 2, 7, 8)),
-        ((3, 5, 8), (3, 7, 8)),
-        ((1, 3, 5, 8), (3, 2, 7, 8)),
-        ((3, 5, 8), (1, 3, 2, 7, 8)),
-    ],
-)
-def test_dims_that_are_refused(q, d):
-    with pytest.raises(ValueError, match=r"Q must be \[B, Lq, d\] and D \[B, K, Ld, d\]"):
-        li.losses.distill_kl_div(torch.ones(q), torch.ones(d), torch.ones(3, 2))
 
 
 def test_no_query_has_too_few_documents():

@@ -220,18 +220,6 @@ def test_no_tensor_of_all_pairs(kind):
 
 
 @every
-@keeps
-def test_gradcheck(kind, kept, device):
-    lists = [*LISTS[:3], [3]]
-    tokens, _ = made(device, lists, L=(3, 4))
-    has = which(device, 4)
-    with small_blocks(2, kept=kept):
-        assert torch.autograd.gradcheck(
-            lambda *x: loss_of(kind, x, lists, candidate_mask=has, exclude=OUT[:4]), tokens, fast_mode=True
-        )
-
-
-@every
 def test_modules_take_labels(kind, device):
     tokens, _ = made(device)
     options = {"multi_positive": "softmax"} if kind in ("contrastive", "pairwise") else {}

@@ -243,25 +243,6 @@ def test_no_rows(device):
     )
 
 
-def test_opcheck(device):
-    scores, inverse, factor = draw((5, 9), device), number(3, device), torch.rand(5, device=device)
-    labels, columns = labels_of((5, 9), device), torch.zeros(4, 9, device=device)
-    weights = torch.empty(5, 9, dtype=torch.bfloat16, device=device)
-    terms = known_terms(scores, inverse, factor)
-    torch.library.opcheck(OPS.softmax_row_sums.default, (scores, inverse))
-    torch.library.opcheck(OPS.softmax_rows_.default, (scores, inverse, labels, 0, factor, 0.1, weights))
-    torch.library.opcheck(OPS.softmax_sums_.default, (scores, inverse, columns))
-    for back in (None, torch.rand(3, 9, device=device)):
-        args = (scores, inverse, terms, back, labels, 0, 0.1, weights)
-        torch.library.opcheck(OPS.softmax_weights_.default, args)
-
-
-def test_no_gradients(device):
-    scores = draw((5, 9), device).requires_grad_()
-    with pytest.raises(RuntimeError, match="has no gradients"):
-        OPS.softmax_row_sums(scores, number(3, device))
-
-
 @pytest.mark.gpu
 def test_the_kernels_refuse_what_they_cannot_read():
     scores, inverse, factor = draw((5, 9), "cuda"), number(3, "cuda"), torch.rand(5, device="cuda")
