@@ -62,3 +62,11 @@ def describe_bad_lengths(name: str, lengths: Tensor, bad: Tensor, least: int, lo
     lower = "> 0" if least else ">= 0"
     got = describe_bad_entries(name, lengths, bad)
     return f"{name} must all be {lower} and <= {longest}, got {got}"
+
+
+def no_double_backward(called: str, instead: str) -> RuntimeError:
+    """Make the error of a backward that is differentiated, which names what can be."""
+    return RuntimeError(
+        f"double backward of {called} is not supported: differentiate {instead}, or call backward or"
+        " torch.autograd.grad without create_graph=True"
+    )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._checks.messages import no_double_backward
 from late_interaction._contrastive.backward import (
     Found,
     Given,
@@ -75,10 +76,7 @@ class _Once(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            f"double backward of {ctx.name} is not supported: its gradients cannot be differentiated again"
-            " (call backward or torch.autograd.grad without create_graph=True)"
-        )
+        raise no_double_backward(ctx.name, "a loss of late_interaction.maxsim's scores")
 
 
 _once: Any = _Once.apply

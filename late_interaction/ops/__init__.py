@@ -38,7 +38,8 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 ``torch.utils.flop_counter.FlopCounterMode`` counts what each operator multiplies. Operators on padded tokens,
 but for those on codes and hidden states, take DTensors whose first dim is sharded, where they lie.
 
-``torch.func.grad``, ``vjp`` and ``jacrev`` take every differentiable operator. Forward-mode derivatives
+``torch.func.grad``, ``vjp`` and ``jacrev`` take every differentiable operator, and the operators on dense
+tokens without weights at every level. Forward-mode derivatives
 (``jvp``, ``jacfwd``, dual tensors) and ``vmap`` of a forward are a RuntimeError that says so.
 
 >>> import torch, late_interaction

@@ -8,7 +8,8 @@ from torch import Tensor
 _BYTES = 64 << 20
 
 
-def _slices(count: int, bytes_each: int) -> Iterator[slice]:
+def slices(count: int, bytes_each: int) -> Iterator[slice]:
+    """Yield ranges of items whose copies fit."""
     size = max(_BYTES // max(bytes_each, 1), 1)
     for start in range(0, count, size):
         yield slice(start, start + size)
@@ -17,7 +18,7 @@ def _slices(count: int, bytes_each: int) -> Iterator[slice]:
 def blocks(D: Tensor, token_bytes: int) -> Iterator[tuple[slice, slice]]:
     """Yield ranges of queries and documents whose copy fits. Every query meets in-batch documents."""
     document, N = token_bytes * D.shape[-2], D.shape[-3]
-    queries = [slice(None)] if D.dim() == 3 else _slices(D.shape[0], N * document)
+    queries = [slice(None)] if D.dim() == 3 else slices(D.shape[0], N * document)
     for own in queries:
-        for documents in _slices(N, document):
+        for documents in slices(N, document):
             yield own, documents

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._checks.messages import no_double_backward
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._torch import (
     DispatchKey,
@@ -63,7 +64,7 @@ def register_forward(
 
 def register_backward(op: Any, fake: Kernel, autograd: Kernel | None = None) -> None:
     """Register an operator that returns gradients, which has none of its own."""
-    _register(op, fake, autograd or differentiable(op, partial(once, None, op)), _vmap_one_by_one(op))
+    _register(op, fake, autograd or differentiable(op, partial(once, op)), _vmap_one_by_one(op))
 
 
 _no_autograd: dict[Any, Any] = {}
@@ -205,16 +206,13 @@ def call_without_gradients(op: Any, *args: Any) -> Any:
         return op(*args)
 
 
-def call_in_backward(op: Any, *args: Any, name: str | None = None) -> Any:
+def call_in_backward(op: Any, *args: Any) -> Any:
     """Call ``op``, below autograd unless the backward is differentiated itself.
 
-    That is by create_graph=True, torch.func or dual tensors. name: of the function, for its message, where
-    ``op`` is of another one.
+    That is by create_graph=True, torch.func or dual tensors.
     """
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        if name is None or forward_ad._current_level >= 0 or _are_functorch_transforms_active():
-            return op(*args)
-        return once(name, op, *args)
+        return op(*args)
     return _call_below_autograd(op, args)
 
 
@@ -222,22 +220,27 @@ class Once(Function):
     """A backward operator, which has no gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, op: Any, *args: Any) -> Any:
-        ctx.name = name or _function_of(op)
+    def forward(ctx: Any, op: Any, *args: Any) -> Any:
+        ctx.op = op
         return call_in_function(op, *args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            f"double backward of {ctx.name} is not supported: its gradients cannot be differentiated again"
-            " (call backward or torch.autograd.grad without create_graph=True)"
-        )
+        raise no_double_backward(*_TWICE[_name(ctx.op).partition("_backward")[0]])
 
 
-def _function_of(op: Any) -> str:
-    """Name the public function whose gradients a backward operator finds."""
-    name = _name(op).partition("_backward")[0].removesuffix("_weighted")
-    return "score_pairs_packed" if name == "maxsim_pairs_packed" else name
+_UNWEIGHTED = "late_interaction.maxsim of padded tokens, Q times the weights"
+# By operator, what was called and what differentiates twice.
+_TWICE = {
+    "maxsim_weighted": ("maxsim with q_weights", _UNWEIGHTED),
+    "maxsim_varlen_weighted": ("maxsim with q_weights", _UNWEIGHTED),
+    "maxsim_pairs_packed_weighted": ("score_pairs_packed with q_weights", _UNWEIGHTED),
+    "maxsim_varlen": ("maxsim of packed tokens", "late_interaction.maxsim of Tokens.to_padded()"),
+    "maxsim_pairs_packed": ("score_pairs_packed", "late_interaction.maxsim_pairs of Tokens.to_padded()"),
+    "maxsim_from_hidden": ("maxsim_from_hidden", "late_interaction.maxsim of projected tokens"),
+    "maxsim_residual": ("maxsim_residual", "late_interaction.maxsim of decompressed documents"),
+    "smooth_maxsim": ("smooth_maxsim", "late_interaction.reference.smooth_maxsim_reference"),
+}
 
 
 once = applied(Once)

@@ -15,11 +15,12 @@ keep, shaped as their tokens without ``d``. ``paired``: query ``i`` meets docume
     ``scores``; keeps ``Q``, ``D`` and ``winners`` for the backward.
 ``maxsim_backward(grad_scores, Q, D, winners, normalize=False, backward="auto", need_grad_Q=True,
 need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
-    A gradient that is not needed comes back with zero elements. Not differentiable again.
+    A gradient that is not needed comes back with zero elements. Differentiable, any number of times.
 ``maxsim_backward_recompute(grad_scores, Q, D, q_mask, d_mask, normalize=False, precision="highest",
 backward="auto", need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
     The same without winners, which it finds again as a forward with these options does; on a GPU in parts
-    that take at most 16 MiB (one document's, if those take more). ``"auto"`` is ``"lowmem"`` here.
+    that take at most 16 MiB (one document's, if those take more). ``"auto"`` is ``"lowmem"`` here. Its own
+    gradients are those of ``maxsim_backward``.
 
 ``maxsim_no_autograd``, ``maxsim_winners_no_autograd`` and ``maxsim_backward_no_autograd`` are the first three
 without gradients: no kernel of the Autograd key, which is Python, runs before theirs. Autograd functions call
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
 from torch.autograd import Function
 
+from late_interaction._scoring.precision import without_autocast
 from late_interaction._torch import forward_ad
 from late_interaction.ops import _oom
 from late_interaction.ops._library import library, operators
@@ -42,13 +44,14 @@ from late_interaction.ops._registration import (
     call_in_function,
     call_without_gradients,
     count_sequences,
+    differentiable,
     fake_gradient,
-    once,
     register_backward,
     register_forward,
     register_no_autograd,
     scores_dtype,
 )
+from late_interaction.ops._twice import differentiable_gradients
 from late_interaction.ops.winners import winner_dtype
 
 _maxsim_op, _winners_op = operators.maxsim.default, operators.maxsim_winners.default
@@ -268,6 +271,8 @@ apply_plain_step: Any = super(Function, PlainStep).apply
 _apply_maxsim, _apply_winners = applied(MaxSim), applied(MaxSimWinners)
 # The defaults of normalize, precision, backward and paired: the dispatcher leaves these out.
 DEFAULTS = (False, "highest", "auto", False)
+# The same of what maxsim_backward takes behind the winners.
+_BACKWARD_DEFAULTS = (False, "auto", True, True, False)
 
 
 # Faster than `differentiable`: of the arguments, these look at Q and D alone.
@@ -285,10 +290,20 @@ def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor 
     return call_without_gradients(_winners_op, Q, D, q_mask, d_mask, *options)
 
 
-def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
+def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, winners: Tensor, *options: Any) -> Any:
     if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return once(None, _backward_op, grad_scores, Q, D, *args)
-    return call_without_gradients(_backward_op, grad_scores, Q, D, *args)
+        options = *options, *_BACKWARD_DEFAULTS[len(options) :]
+        return differentiable_gradients(grad_scores, Q, D, winners, *options)
+    return call_without_gradients(_backward_op, grad_scores, Q, D, winners, *options)
+
+
+def _recompute_differentiably(
+    grad_scores: Tensor, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
+    normalize: bool, precision: str, *options: Any,
+) -> Any:  # fmt: skip
+    with torch.no_grad(), without_autocast(Q.device.type):
+        _, winners = _winners_op(Q, D, q_mask, d_mask, normalize, precision, "auto", options[-1])
+    return _backward_op(grad_scores, Q, D, winners, normalize, *options)
 
 
 # ---- gradients without kept winners, on the CPU: all winners are found again at once ----
@@ -321,7 +336,8 @@ def register() -> None:
     register_forward(_maxsim_op, _fake_maxsim, _maxsim, autocast_pair)
     register_forward(_winners_op, _fake_winners, _maxsim_winners, autocast_pair)
     register_backward(_backward_op, _fake_backward, _maxsim_backward)
-    register_backward(_recompute_op, _fake_recompute)
+    recompute = differentiable(_recompute_op, _recompute_differentiably)
+    register_backward(_recompute_op, _fake_recompute, recompute)
     register_no_autograd(_maxsim_op, "maxsim_no_autograd", _fake_maxsim)
     register_no_autograd(_winners_op, "maxsim_winners_no_autograd", _fake_winners)
     register_no_autograd(_backward_op, "maxsim_backward_no_autograd", _fake_backward)

@@ -302,11 +302,11 @@ class XTRWinners(Function):
         options = (False, strategy, need_Q or need_weights, need_D)
         grad, tokens = grad_scores / denominators, (Q, D)
         if q_weights is None or q_weights.dtype == torch.bool:
-            grads = call_in_backward(_backward_op, grad, *tokens, winners, *options, name="xtr_scores")
+            grads = call_in_backward(_backward_op, grad, *tokens, winners, *options)
         else:
             more = *options, False, need_weights
             args = (grad, *tokens, q_weights, winners, *more)
-            grads = call_in_backward(_weighted_backward_op, *args, name="xtr_scores")
+            grads = call_in_backward(_weighted_backward_op, *args)
         needed = zip(grads, (need_Q, need_D, need_weights), strict=False)
         found = [x if need else None for x, need in needed]
         return *found, *[None] * (8 - len(found))

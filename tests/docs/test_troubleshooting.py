@@ -37,7 +37,7 @@ def packed(offsets):
 
 def differentiated_twice():
     Q = ours(2, 3, 8, grad=True)
-    (grad,) = torch.autograd.grad(li.maxsim(Q, ours(4, 5, 8)).sum(), Q, create_graph=True)
+    (grad,) = torch.autograd.grad(li.smooth_maxsim(Q, ours(4, 5, 8)).sum(), Q, create_graph=True)
     grad.sum().backward()
 
 

@@ -16,8 +16,8 @@ backward, on a CPU and a GPU, and goes where Sentence Transformers takes a funct
 ``late_interaction.patch("sentence-transformers")`` reaches all of it at once, models and losses that were
 built before included: similarities, all four losses and the evaluators. A loss over all pairs of a large
 batch is :func:`late_interaction.losses.contrastive` then. Losses, gradients and rankings stay Sentence
-Transformers' to rounding: half-precision similarities are not rounded before the maximum here. Gradients
-cannot be differentiated again.
+Transformers' to rounding: half-precision similarities are not rounded before the maximum here. Gradients of
+lists of embeddings cannot be differentiated again.
 
 A list of ``[L_i, d]`` embeddings, as ``encode`` returns it, is packed end to end, not padded; no similarity
 is stored. Scores are float32, on the documents' device. A document without a token that counts scores -1e9, a
