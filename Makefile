@@ -5,7 +5,7 @@
 #   make test     builds as make demo does, and runs the tests that take no longer than ten minutes on two cores
 #   make ci       what CI runs: make test, then what it leaves out, in half an hour: lint, types, the web site, the C++
 #                 tests, CUDA code for 8.0 and 9.0a where nvcc is (no GPU needed), and the tests of all of these
-#   make nightly  make ci with more and other random examples, then make crash and make asan
+#   make nightly  make ci with more and other random examples, then make crash, make asan and make sentinel
 #   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
@@ -16,6 +16,9 @@
 #   make browse   opens that site in Chromium (installs it as root on Debian), and writes pictures of its pages
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
 #   make crash    kills a process that changes a corpus a thousand times, and reads one for ten minutes while it changes
+#   make sentinel   which functions of the newest Sentence Transformers, PyLate, colpali-engine, Transformers, mteb and
+#                 vLLM compute a MaxSim, and which patch reaches each; the patches' tests on these releases
+#                 (downloads 360 MB)
 #   make mutants  which changes of MODULE (a file or folder) the tests TESTS do not notice, by cosmic-ray: a night
 #   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
@@ -64,7 +67,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DELETE_ON_ERROR:
 .PHONY: demo test ci nightly build requirements cuda checks bench wheel hub docs site browse lint ruff clang-format actionlint includes types ctest \
-  asan crash fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
+  asan crash sentinel fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -195,7 +198,7 @@ checks: lint types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 
 nightly: export LATE_INTERACTION_NIGHTLY := 1
 nightly: ci
-	$(MAKE) --no-print-directory crash asan
+	$(MAKE) --no-print-directory crash asan sentinel
 
 # Each part is a hook of .pre-commit-config.yaml, by the same name.
 lint: ruff clang-format actionlint includes
@@ -237,6 +240,11 @@ asan: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 crash: | $(VENV)/.dev-requirements
 	$(PY) -m tests.corpus_crash kill $(or $(KILLS),1000)
 	$(PY) -m tests.corpus_crash read $(or $(READ_SECONDS),600)
+
+# Beside the releases of requirements/compat.txt, where tests look for them from then on.
+sentinel: build requirements $(VENV)/.compat-releases
+	$(PY) -m tools.maxsim_sentinel $(VENV)/compat
+	$(PYTEST) tests/integrations
 
 fast-plaid: build $(FAST_PLAID)/.installed
 	$(FAST_PLAID)/bin/python -m pytest tests/search/test_fast_plaid.py
