@@ -75,27 +75,16 @@ def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return changed
 
 
-def _grid_of_backend(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def maxsim_inbatch_lik(query: Tensor, doc: Tensor) -> Tensor:
-        return _scored_or_left(original, 3, query, doc)
+def _of_backend(document_rank: int, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def maxsim_lik(query: Tensor, doc: Tensor) -> Tensor:
+        reason = _unfit(maxsim, query, doc, document_rank)
+        if reason is None:
+            calls.scored(_LIBRARY.package)
+            return maxsim(query, doc)
+        calls.left(_LIBRARY.package, "its backend", reason)
+        return original(query, doc)
 
-    return maxsim_inbatch_lik
-
-
-def _candidates_of_backend(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def maxsim_kd_lik(query: Tensor, doc: Tensor) -> Tensor:
-        return _scored_or_left(original, 4, query, doc)
-
-    return maxsim_kd_lik
-
-
-def _scored_or_left(original: Callable[..., Tensor], document_rank: int, Q: Tensor, D: Tensor) -> Tensor:
-    reason = _unfit(maxsim, Q, D, document_rank)
-    if reason is None:
-        calls.scored(_LIBRARY.package)
-        return maxsim(Q, D)
-    calls.left(_LIBRARY.package, "its backend", reason)
-    return original(Q, D)
+    return maxsim_lik
 
 
 def _unfit(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int) -> str | None:
@@ -270,8 +259,8 @@ def _surface() -> list[Place]:
     if package_at_least("colpali-engine", "0.3.17"):
         # The smooth maximum of all heads; the maximum goes to the backend.
         places.append((_LOSSES, "ColbertModule._inbatch_scores", _made_by(_with_maxsim)))
-        places.append((_BACKEND, "maxsim_inbatch_lik", _made_by(_grid_of_backend)))
-        places.append((_BACKEND, "maxsim_kd_lik", _made_by(_candidates_of_backend)))
+        places.append((_BACKEND, "maxsim_inbatch_lik", _made_by(partial(_of_backend, 3))))
+        places.append((_BACKEND, "maxsim_kd_lik", _made_by(partial(_of_backend, 4))))
     return places
 
 
