@@ -1,4 +1,6 @@
-"""One release after another of a package of which an environment can hold one (requirements/compat.txt)."""
+"""One release after another of a package of which an environment can hold one (requirements/compat.txt).
+
+With them the newest, where `make sentinel` has been."""
 
 import contextlib
 import importlib.machinery
@@ -10,12 +12,30 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import late_interaction as li
+from late_interaction.integrations._shared.compat import installed_release
+from tools.maxsim_leaves import LEAVES, PATCHED
+
 FOLDER = Path(sys.prefix) / "compat"
 PINS = Path(__file__).resolve().parents[1] / "requirements" / "compat.txt"
 
 
 def releases(package):
-    return [line.split("==")[1] for line in PINS.read_text().splitlines() if line.startswith(f"{package}==")]
+    pinned = [line for line in PINS.read_text().splitlines() if line.startswith(f"{package}==")]
+    there = sorted(path.name for path in FOLDER.glob(f"{package}==*"))
+    installed = f"{package}=={installed_release(package)}"  # which has tests of its own
+    others = [name for name in there if name not in (*pinned, installed)]
+    return [name.split("==")[1] for name in pinned + others]
+
+
+def assert_leaves_are_reached(package):
+    """What the patch replaces is what tools/maxsim_leaves.py says that it must."""
+    module = package.replace("-", "_")
+    reasons = LEAVES[package].items()
+    reached = {name: reason[len(PATCHED) :] for name, reason in reasons if reason.startswith(PATCHED)}
+    wanted = {place or f"{module}.{name}" for name, place in reached.items()}
+    li.patch(package)
+    assert wanted and wanted <= set(li.patched()[package].places)
 
 
 @contextlib.contextmanager
@@ -24,7 +44,7 @@ def release(package, module, version, stand_ins=()):
     pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     folder = FOLDER / f"{package}=={version}"
     if not folder.is_dir():
-        pytest.skip(f"{package} {version} is not in {FOLDER}: make ci installs it")
+        pytest.skip(f"{package} {version} is not in {FOLDER}: make ci or make sentinel puts it there")
     loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == module}
     sys.path.insert(0, str(folder))
     for stand_in in stand_ins:
@@ -39,13 +59,22 @@ def release(package, module, version, stand_ins=()):
         sys.modules.update(loaded)
 
 
+class AnyClass(type):
+    """Of a class that takes any arguments and has every attribute that one asks for: its name."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
 def anything(name):
     """A module that has every class one asks for."""
 
     def some_class(attribute):
         if attribute.startswith("__"):  # what modules are asked for by others than their importers
             raise AttributeError(attribute)
-        return type(attribute, (), {})
+        return AnyClass(attribute, (), {"__init__": lambda self, *args, **named: None})
 
     module = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)

@@ -8,7 +8,6 @@ rounded before the maximum and the sum, as its einsum rounds them.
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,14 @@ import torch
 from torch import Tensor
 
 from late_interaction.integrations._shared import calls, zero_padded
-from late_interaction.integrations._shared.compat import why_left
 from late_interaction.integrations._shared.exchange import Exchanges
-from late_interaction.integrations._shared.places import Library, Place, attribute_of, patch_places
+from late_interaction.integrations._shared.places import (
+    Library,
+    Place,
+    attribute_of,
+    module_exists,
+    patch_places,
+)
 
 __all__: list[str] = []
 
@@ -42,16 +46,8 @@ def patch() -> str | None:
 
 def _places() -> list[Place]:
     patch = attribute_of(_EXCHANGES, _scoring, _PARAMETERS)
-    there = [module for module in _PROCESSORS if _exists(module)]
+    there = [module for module in _PROCESSORS if module_exists(module)]
     return [(module, f"{_PROCESSORS[module]}.score_retrieval", patch) for module in there or _PROCESSORS]
-
-
-def _exists(module: str) -> bool:
-    """Tell whether this release of Transformers has the module; whether it imports is another question."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package that would hold it
-        return False
 
 
 _PARAMETERS = [
@@ -76,46 +72,12 @@ def _scoring(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         output_dtype: torch.dtype | None = None,
         output_device: torch.device | str = "cpu",
     ) -> Tensor:
-        scores = _scores(query_embeddings, passage_embeddings, batch_size)
-        if isinstance(scores, str):
-            calls.left(_LIBRARY.package, f"{type(self).__name__}.score_retrieval", scores)
-            return original(
-                self, query_embeddings, passage_embeddings, batch_size, output_dtype, output_device
-            )
-        calls.scored(_LIBRARY.package)
-        return scores.to(output_dtype or query_embeddings[0].dtype).to(output_device)
+        scores = zero_padded.scores_by_batches(
+            query_embeddings, passage_embeddings, batch_size, _LIBRARY.package
+        )
+        name = f"{type(self).__name__}.score_retrieval"
+        arguments = (query_embeddings, passage_embeddings, batch_size, output_dtype, output_device)
+        found = calls.scores_or_own(_LIBRARY.package, name, scores, lambda: original(self, *arguments))
+        return found.to(output_dtype or query_embeddings[0].dtype).to(output_device)
 
     return score_retrieval
-
-
-def _scores(query_embeddings: Any, passage_embeddings: Any, batch_size: int) -> Tensor | str:
-    """Scores, or why the kernels do not serve this call."""
-    queries, passages = _side(query_embeddings), _side(passage_embeddings)
-    if queries is None or passages is None or batch_size <= 0:
-        return "arguments of another form"
-    padded_to = _padded_to(passages, batch_size)
-    reason = why_left(queries[0], passages[0], _LIBRARY.package)
-    if reason is not None or not all(padded_to):
-        return reason or "empty passages"
-    return zero_padded.scores(queries, passages, padded_to, passages[0].device)
-
-
-def _side(embeddings: Any) -> zero_padded.Side | None:
-    """Embeddings as the kernels may take them."""
-    if isinstance(embeddings, Tensor):
-        return embeddings if embeddings.dim() == 3 and len(embeddings) else None
-    if not isinstance(embeddings, list) or not all(
-        isinstance(x, Tensor) and x.dim() == 2 for x in embeddings
-    ):
-        return None
-    kinds = {(x.dtype, x.device, x.layout, x.shape[1]) for x in embeddings}
-    return embeddings if len(kinds) == 1 else None
-
-
-def _padded_to(passages: zero_padded.Side, batch_size: int) -> list[int]:
-    """Return how long Transformers pads each passage of a list: to the longest of its batch."""
-    if isinstance(passages, Tensor):
-        return []
-    lengths = [*map(len, passages)]
-    longest = [max(lengths[j : j + batch_size]) for j in range(0, len(lengths), batch_size)]
-    return [longest[i // batch_size] for i in range(len(lengths))]

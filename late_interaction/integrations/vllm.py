@@ -1,17 +1,21 @@
 """vLLM on these kernels: its scoring of pairs, and MaxSim of a server's hidden states without a patch.
 
-vLLM scores the finished requests of a step by ``compute_maxsim_score_batched`` of
-``vllm.v1.pool.late_interaction``: padded float32 copies, 64 pairs at a time. Documents are views of one
-tensor of hidden states there; :func:`compute_maxsim_score_batched` finds that tensor and scores them where
-they lie, and packs others. :func:`compute_maxsim_score_offsets` takes the tensor and the documents' offsets
-in it. Scores stay vLLM's to rounding.
+vLLM scores the finished requests of a step by ``LateInteractionRunner._score``. It sends a step of one query
+on a GPU to its copy of flash-maxsim, which packs the documents and makes float16 of them, and other steps to
+``compute_maxsim_score_batched``: padded float32 copies, 64 pairs at a time. Both come here. Documents are
+views of one tensor of hidden states there; :func:`compute_maxsim_score_batched` finds that tensor and scores
+them where they lie, and packs others. :func:`compute_maxsim_score_offsets` takes the tensor and the
+documents' offsets in it. ``LLM.score`` takes a pair at a time, in its own process, by
+``compute_maxsim_score``, which comes here too. Scores stay vLLM's to rounding: to that of float16, where
+flash-maxsim computed them.
 
-The patched function keeps its identity, so the runners that imported it are reached too. Patch in the
-processes that run the model, for example by a plugin of vLLM (the entry points ``vllm.general_plugins``).
+Functions keep their identity, so whoever imported them is reached too. Patch in the processes that run the
+model, for example by a plugin of vLLM (the entry points ``vllm.general_plugins``).
 """
 
+import functools
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from operator import index
 from typing import Any
@@ -24,22 +28,31 @@ from late_interaction._checks.packed import check_sequences
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, why_left
 from late_interaction.integrations._shared.exchange import Exchanges
-from late_interaction.integrations._shared.places import Library, Place, code_of, patch_places
+from late_interaction.integrations._shared.places import (
+    Library,
+    Place,
+    attribute_of,
+    code_of,
+    module_exists,
+    patch_places,
+)
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.tokens import Tokens
 
 __all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets"]
 
-_LIBRARY = Library("vllm", "vLLM", "with vllm.v1.pool.late_interaction")
+_LIBRARY = Library("vllm", "vLLM", "0.20 to 0.33")
 _EXCHANGES = Exchanges()
 _MODULE, _NAME = "vllm.v1.pool.late_interaction", "compute_maxsim_score_batched"
+_OFFLINE, _PAIR = "vllm.entrypoints.pooling.scoring.utils", "compute_maxsim_score"
+_RUNNER, _SCORE = "vllm.v1.pool.late_interaction_runner", "LateInteractionRunner._score"
 
 
 unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
 
 
 def patch() -> str | None:
-    return patch_places(_LIBRARY, _PLACES, _EXCHANGES)
+    return patch_places(_LIBRARY, _places(), _EXCHANGES)
 
 
 def compute_maxsim_score_offsets(
@@ -249,7 +262,7 @@ def _query_by_query(
     return torch.empty_like(packed).index_copy_(0, order, packed)
 
 
-# ---- the code that vLLM's function runs instead, in its namespace, with its signature ----
+# ---- the code that vLLM's functions run instead, in its namespace, with its signatures ----
 
 
 def _compute_maxsim_score_batched(
@@ -257,26 +270,62 @@ def _compute_maxsim_score_batched(
 ) -> list[Tensor]:
     from late_interaction.integrations import vllm
 
-    return vllm.score_in_vllm(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
+    return vllm.score_batch(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
 
 
-_PLACES: list[Place] = [(_MODULE, _NAME, code_of(_EXCHANGES, _compute_maxsim_score_batched))]
+def _compute_maxsim_score(q_emb: Any, d_emb: Any) -> Tensor:
+    from late_interaction.integrations import vllm
+
+    return vllm.score_pair(q_emb, d_emb)
 
 
-def score_in_vllm(
+def _step(original: Any) -> Callable[..., list[Tensor]]:
+    """Make a ``_score`` that asks flash-maxsim for nothing that the kernels serve."""
+
+    @functools.wraps(original)
+    def _score(self: Any, queries: list[Tensor], docs: list[Tensor]) -> list[Tensor]:
+        own = _EXCHANGES.own(original, {_NAME: _own(_MODULE, _NAME)})
+        scores = _unfit(queries, docs) or compute_maxsim_score_batched(queries, docs)
+        return _or_own(_SCORE, scores, lambda: own(self, queries, docs))
+
+    return _score
+
+
+def _places() -> list[Place]:
+    places: list[Place] = [
+        (_MODULE, _NAME, code_of(_EXCHANGES, _compute_maxsim_score_batched)),
+        (_OFFLINE, _PAIR, code_of(_EXCHANGES, _compute_maxsim_score)),
+    ]
+    if module_exists("vllm.v1.pool.flash_maxsim"):  # before it, runners called the first of these alone
+        parameters = ["self", "queries", "docs"]
+        places.append((_RUNNER, _SCORE, attribute_of(_EXCHANGES, _step, parameters)))
+    return places
+
+
+# ---- what that code calls ----
+
+
+def score_batch(
     q_embs: Any, d_embs: Any, max_batch_size: Any, max_score_matrix_elements: Any
 ) -> list[Tensor]:
-    """Score, by vLLM's own code where the kernels do not serve the call."""
     reason = _unfit(q_embs, d_embs)
     if reason is None and (max_batch_size <= 0 or max_score_matrix_elements <= 0):
         reason = "limits that are not above 0"
-    if reason is None:
-        calls.scored(_LIBRARY.package)
-        return compute_maxsim_score_batched(q_embs, d_embs)
-    calls.left(_LIBRARY.package, _NAME, reason)
-    own = _EXCHANGES.own(getattr(sys.modules[_MODULE], _NAME))
-    scores: list[Tensor] = own(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
-    return scores
+    scores = reason or compute_maxsim_score_batched(q_embs, d_embs)
+    limits = (max_batch_size, max_score_matrix_elements)
+    return _or_own(_NAME, scores, lambda: _own(_MODULE, _NAME)(q_embs, d_embs, *limits))
+
+
+def score_pair(q_emb: Any, d_emb: Any) -> Tensor:
+    scores = _unfit([q_emb], [d_emb]) or compute_maxsim_score_batched([q_emb], [d_emb])
+    return _or_own(_PAIR, scores, lambda: [_own(_OFFLINE, _PAIR)(q_emb, d_emb)])[0]
+
+
+_or_own = functools.partial(calls.scores_or_own, _LIBRARY.package)
+
+
+def _own(module: str, name: str) -> Callable[..., Any]:
+    return _EXCHANGES.own(getattr(sys.modules[module], name))
 
 
 def _unfit(queries: Any, documents: Any) -> str | None:

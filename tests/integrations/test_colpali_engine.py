@@ -12,7 +12,8 @@ import late_interaction as li
 from late_interaction.integrations import colpali_engine as colpali_patch
 from tests import side_by_side
 
-NATIVE = ("0.3.17", "0.3.18")  # those that select a backend
+RELEASES = side_by_side.releases("colpali-engine")
+NATIVE = RELEASES[RELEASES.index("0.3.17") :]  # those that select a backend
 FIRST = "0.3.10"  # with losses of its own kind: other options, no offset
 HEADS = ["ColbertLoss", "ColbertPairwiseCELoss", "ColbertSigmoidLoss"]
 NEGATIVE_HEADS = ["ColbertNegativeCELoss", "ColbertPairwiseNegativeCELoss"]
@@ -40,7 +41,7 @@ class Engine:
         return getattr(self.losses, name)(**options).to(device)
 
 
-@pytest.fixture(scope="module", params=side_by_side.releases("colpali-engine"))
+@pytest.fixture(scope="module", params=RELEASES)
 def release(request):
     with side_by_side.release("colpali-engine", "colpali_engine", request.param) as folder:
         # Its __init__ imports every model there is.
@@ -55,6 +56,12 @@ def engine(release):
     assert not colpali_patch._EXCHANGES
     yield release
     li.unpatch("colpali-engine")
+
+
+def test_leaves_are_reached(engine):
+    if engine.version != RELEASES[-1]:
+        pytest.skip("the table says what is in the newest release")
+    side_by_side.assert_leaves_are_reached("colpali-engine")
 
 
 def test_calls_are_counted(engine, monkeypatch):

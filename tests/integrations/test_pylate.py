@@ -1,6 +1,7 @@
 """PyLate, release by release, before and after patch("pylate")."""
 
 import importlib
+import importlib.metadata
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from late_interaction.integrations import pylate as pylate_patch
 from tests import side_by_side
 from tests.build.test_readme import examples
 
-NATIVE = ("1.5.1", "1.6.0")  # those that select a backend
+RELEASES = side_by_side.releases("pylate")
+NATIVE = RELEASES[RELEASES.index("1.5.1") :]  # those that select a backend
 PAD = 3
 
 
-@pytest.fixture(scope="module", params=side_by_side.releases("pylate"))
+@pytest.fixture(scope="module", params=RELEASES)
 def release(request):
     stand_ins = [side_by_side.anything("datasets")]  # for loading data, which nothing here does
     with side_by_side.release("pylate", "pylate", request.param, stand_ins):
@@ -30,6 +32,12 @@ def pylate(release):
     assert not pylate_patch._ORIGINAL
     yield release
     li.unpatch("pylate")
+
+
+def test_leaves_are_reached(pylate):
+    if importlib.metadata.version("pylate") != RELEASES[-1]:
+        pytest.skip("the table says what is in the newest release")
+    side_by_side.assert_leaves_are_reached("pylate")
 
 
 def test_calls_are_counted(pylate, monkeypatch):

@@ -56,6 +56,10 @@ def st(release):
     li.unpatch("sentence-transformers")
 
 
+def test_leaves_are_reached(st):
+    side_by_side.assert_leaves_are_reached("sentence-transformers")
+
+
 # ---- scores ----
 
 

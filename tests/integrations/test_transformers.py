@@ -8,6 +8,7 @@ import torch
 
 import late_interaction as li
 from late_interaction.integrations import transformers as transformers_patch
+from late_interaction.integrations._shared.places import module_exists
 from tests import side_by_side
 
 CLASSES = list(transformers_patch._PROCESSORS.items())
@@ -18,11 +19,15 @@ def processor(request):
     """A processor that was built before the patch. What one is built from plays no part in its scoring."""
     pytest.importorskip("transformers", reason="make test installs it (requirements/demo.txt)")
     module, name = request.param
-    if not transformers_patch._exists(module):
+    if not module_exists(module):
         pytest.skip("this Transformers has no such processor")
     cls = getattr(importlib.import_module(module), name)
     yield cls.__new__(cls)
     li.unpatch("transformers")
+
+
+def test_leaves_are_reached(processor):
+    side_by_side.assert_leaves_are_reached("transformers")
 
 
 def ragged(device, *lengths, d=8, dtype=torch.float64):

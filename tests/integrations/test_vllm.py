@@ -1,10 +1,14 @@
 """vLLM's scoring of pairs, before and after patch("vllm"); and scores of documents where a server has them.
 
-vLLM itself is too heavy to install for a test. A stand-in has its module's path, its function's signature and
-what that computes: padded float32 copies, a masked maximum, float32 scores without dims.
+vLLM's wheel is too heavy for each run of the tests. They run on its own modules where `make sentinel` put
+them, without what else those import, and always on a stand-in with the same names and signatures that
+computes the same: padded float32 copies, a masked maximum, float32 scores without dims.
 """
 
+import contextlib
+import importlib
 import importlib.metadata
+import logging
 import sys
 import types
 
@@ -12,11 +16,13 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.integrations import vllm as vllm_patch
 from late_interaction.integrations.vllm import compute_maxsim_score_batched, compute_maxsim_score_offsets
 from tests import side_by_side
 
-STAND_IN = '''
+MODULE, RUNNER = "vllm.v1.pool.late_interaction", "vllm.v1.pool.late_interaction_runner"
+OFFLINE, TRITON = "vllm.entrypoints.pooling.scoring.utils", "vllm.v1.pool.flash_maxsim"
+STAND_IN = {
+    MODULE: '''
 from collections.abc import Sequence
 
 import torch
@@ -46,22 +52,97 @@ def compute_maxsim_score_batched(
         similarities = torch.bmm(Q, D.mT).masked_fill(~d_mask.unsqueeze(1), float("-inf"))
         scores.extend(similarities.amax(-1).masked_fill(~q_mask, 0.0).sum(-1).unbind())
     return scores
-'''
+''',
+    RUNNER: '''
+from vllm.v1.pool.late_interaction import compute_maxsim_score_batched
+
+
+class LateInteractionRunner:
+    def __init__(self, enable_flash=True):
+        self._flash_enabled = enable_flash
+
+    def _score(self, queries, docs):
+        """Its own."""
+        if self._flash_enabled and docs and queries[0].is_cuda and all(q is queries[0] for q in queries):
+            return self._score_flash_shared_query(queries[0], docs)
+        return compute_maxsim_score_batched(queries, docs)
+
+    @staticmethod
+    def _score_flash_shared_query(query, docs):
+        from vllm.v1.pool.flash_maxsim import flash_maxsim_rerank_direct
+
+        return flash_maxsim_rerank_direct()
+''',
+    OFFLINE: '''
+import torch
+
+
+def compute_maxsim_score(q_emb: torch.Tensor, d_emb: torch.Tensor) -> torch.Tensor:
+    """Its own."""
+    return torch.matmul(q_emb.float(), d_emb.float().T).amax(dim=-1).sum()
+''',
+}
+# What vLLM's own modules import, and scoring does not need.
+IMPORTED = [
+    "config",
+    "exceptions",
+    "inputs",
+    "pooling_params",
+    "renderers.chat_utils",
+    "v1.outputs",
+    "entrypoints.pooling.scoring.typing",
+]
+STANDING_IN = "a stand-in"
+
+
+def modules_of(folder):
+    """What vLLM's modules import, and packages without their own inits that have the folder's modules."""
+    made = {}
+    for name in (MODULE, RUNNER, OFFLINE):
+        for end, character in enumerate(name):
+            if character == ".":
+                package = types.ModuleType(name[:end])
+                package.__path__ = [str(folder.joinpath(*name[:end].split(".")))] if folder else []
+                made.setdefault(package.__name__, package)
+    for inner in IMPORTED:
+        made[f"vllm.{inner}"] = side_by_side.anything(f"vllm.{inner}")
+    made["vllm"].PromptType, made["vllm"].TextPrompt = type("PromptType", (), {}), dict
+    made["vllm.logger"] = types.ModuleType("vllm.logger")
+    made["vllm.logger"].init_logger = logging.getLogger
+    made[TRITON] = side_by_side.anything(TRITON)  # a class by its function's name takes no arguments
+    return made
+
+
+@pytest.fixture(params=[STANDING_IN, *(side_by_side.releases("vllm") or ["of any release"])])
+def vllm(request, monkeypatch):
+    """The module of the batched function, and the function as runners hold it that imported it before."""
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if request.param != STANDING_IN:
+            folder = stack.enter_context(side_by_side.release("vllm", "vllm", request.param))
+        for name, module in modules_of(folder).items():
+            monkeypatch.setitem(sys.modules, name, module)
+        for name in (MODULE, RUNNER, OFFLINE):
+            if folder is None:
+                module = types.ModuleType(name)
+                monkeypatch.setitem(sys.modules, name, module)
+                exec(STAND_IN[name], vars(module))
+        module = importlib.import_module(MODULE)
+        module.held = module.compute_maxsim_score_batched
+        yield module
+        li.unpatch("vllm")
 
 
 @pytest.fixture
-def vllm(monkeypatch):
-    """The stand-in's module, and the function as a runner holds it that imported it before the patch."""
-    for name in ("vllm", "vllm.v1", "vllm.v1.pool"):
-        package = types.ModuleType(name)
-        package.__path__ = []
-        monkeypatch.setitem(sys.modules, name, package)
-    module = types.ModuleType("vllm.v1.pool.late_interaction")
-    exec(STAND_IN, vars(module))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    module.held = module.compute_maxsim_score_batched
-    yield module
-    li.unpatch("vllm")
+def offline(vllm):
+    """The function that ``LLM.score`` calls, imported before the patch."""
+    return importlib.import_module(OFFLINE).compute_maxsim_score
+
+
+@pytest.fixture
+def runner(vllm):
+    """A worker's runner, made before the patch."""
+    return importlib.import_module(RUNNER).LateInteractionRunner()
 
 
 def test_calls_are_counted(vllm, monkeypatch):
@@ -75,7 +156,6 @@ def test_calls_are_counted(vllm, monkeypatch):
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "vllm")
     vllm.held([D], [D])
     found = li.patched()["vllm"]
-    assert found.places == ("vllm.v1.pool.late_interaction.compute_maxsim_score_batched",)
     name = "compute_maxsim_score_batched: "
     assert found.served == 1 and found.left == {
         f"{name}embeddings of other kinds, or of float64": 1,
@@ -83,6 +163,10 @@ def test_calls_are_counted(vllm, monkeypatch):
         f"{name}limits that are not above 0": 1,
         f"{name}LATE_INTERACTION_DISABLE turns the patch off": 1,
     }
+
+
+def test_leaves_are_reached(vllm):
+    side_by_side.assert_leaves_are_reached("vllm")
 
 
 def step(device, dtype=torch.float32, d=8):
@@ -128,6 +212,93 @@ def test_scores(vllm, device, monkeypatch, dtype, kind):
     for one, other in zip(scores, wanted, strict=True):
         assert one.dtype == torch.float32 and one.shape == () and one.device == other.device
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries_of_a_step", ["one", "several"])
+def test_a_runner_scores_its_steps(vllm, runner, device, monkeypatch, dtype, queries_of_a_step):
+    """Also those that it would send to Triton: one query, on a GPU."""
+    queries, hidden, spans = step(device, dtype)
+    if queries_of_a_step == "one":
+        queries = [queries[0]] * len(queries)
+    wanted = vllm.held(queries, views(hidden, spans))
+    li.patch("vllm")
+    monkeypatch.setattr(torch, "bmm", None)
+    with side_by_side.Calls() as called:
+        scores = runner._score(queries, views(hidden, spans))
+    assert called.of == {"maxsim_pairs_packed": 1} and li.patched()["vllm"].served == 1
+    torch.testing.assert_close(torch.stack(scores), torch.stack(wanted), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("why", ["float64", "disabled"])
+def test_a_runner_scores_by_itself_what_the_kernels_do_not(vllm, runner, monkeypatch, why):
+    """By vLLM's own functions throughout: a call is left once."""
+    queries, hidden, spans = step("cpu", torch.float64 if why == "float64" else torch.float32)
+    wanted = runner._score(queries, views(hidden, spans))
+    li.patch("vllm")
+    if why == "disabled":
+        monkeypatch.setenv("LATE_INTERACTION_DISABLE", "vllm")
+    with side_by_side.Calls() as called:
+        found = runner._score(queries, views(hidden, spans))
+    assert torch.equal(torch.stack(found), torch.stack(wanted)) and not called.of
+    ((kind, times),) = li.patched()["vllm"].left.items()
+    assert kind.startswith("LateInteractionRunner._score: ") and times == 1
+
+
+def test_a_runner_whose_release_has_no_copy_of_flash_maxsim(vllm, runner, monkeypatch):
+    """It calls the function for steps of many queries, which is patched."""
+    monkeypatch.setitem(sys.modules, TRITON, None)
+    queries, hidden, spans = step("cpu")
+    li.patch("vllm")
+    assert not any("Runner" in place for place in li.patched()["vllm"].places)
+    with side_by_side.Calls() as called:
+        runner._score(queries, views(hidden, spans))
+    assert called.of == {"maxsim_pairs_packed": 1}
+
+
+def test_requests_of_a_step(vllm, runner, monkeypatch):
+    """A query's hidden states are kept, and the documents of later steps become scores."""
+    if not hasattr(runner, "postprocess_pooler_output"):
+        pytest.skip("the stand-in scores, and does not know requests")
+
+    def params(mode, **meta):
+        meta = types.SimpleNamespace(mode=mode, query_key="a query", **meta)
+        return types.SimpleNamespace(late_interaction_params=meta)
+
+    query, documents = torch.randn(3, 8), [torch.randn(5, 8), torch.randn(2, 8)]
+    li.patch("vllm")
+    runner.register_request("q", of_query := params(vllm.LATE_INTERACTION_MODE_CACHE_QUERY, query_uses=2))
+    runner.postprocess_pooler_output([query], [of_query], ["q"], [True])
+    of_documents = [params(vllm.LATE_INTERACTION_MODE_SCORE_DOC, query_uses=None)] * 2
+    monkeypatch.setattr(torch, "bmm", None)
+    scores = runner.postprocess_pooler_output(documents, of_documents, ["a", "b"], [True, True])
+    wanted = [(query @ x.T).amax(-1).sum() for x in documents]
+    torch.testing.assert_close(torch.stack(scores), torch.stack(wanted))
+    assert li.patched()["vllm"].served == 1 and not runner._query_cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_pair_offline(offline, device, monkeypatch, dtype):
+    query, document = torch.randn(5, 8, device=device).to(dtype), torch.randn(9, 8, device=device).to(dtype)
+    wanted = offline(query, document)
+    li.patch("vllm")
+    monkeypatch.setattr(torch, "matmul", None)
+    score = offline(query, document)
+    assert score.dtype == torch.float32 and score.shape == () and score.device == wanted.device
+    torch.testing.assert_close(score, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["two dtypes", "float64", "integers", "what learns"])
+def test_a_pair_that_stays_its_own(offline, what):
+    (query, *_), (document, *_) = LEFT[what]
+    wanted = offline(query, document)
+    li.patch("vllm")
+    with side_by_side.Calls() as called:
+        found = offline(query, document)
+    assert found == wanted and found.requires_grad == wanted.requires_grad and not called.of
+    assert [*li.patched()["vllm"].left.values()] == [1]
+    with pytest.raises(IndexError):  # the maximum of nothing
+        offline(query, document[:0])
 
 
 def test_documents_of_one_tensor_are_not_copied(vllm):
@@ -248,18 +419,21 @@ def test_disabled(vllm, monkeypatch, said):
     assert not called.of
 
 
-def test_unpatch_restores_everything(vllm):
-    own = vllm.held.__code__
+def test_unpatch_restores_everything(vllm, runner, offline):
+    own = vllm.held.__code__, offline.__code__, type(runner)._score
     li.patch("vllm")
     li.patch("vllm")
-    assert vllm.held.__code__ is not own and vllm.held.__doc__ == "Its own."
+    assert vllm.held.__code__ is not own[0] and offline.__code__ is not own[1]
+    assert type(runner)._score is not own[2] and type(runner)._score.__doc__ == own[2].__doc__
     li.unpatch("vllm")
     li.unpatch("vllm")
-    assert vllm.held.__code__ is own
+    assert (vllm.held.__code__, offline.__code__, type(runner)._score) == own
 
 
-def test_a_vllm_without_the_function_is_named(vllm, monkeypatch):
-    monkeypatch.delattr(vllm, vllm_patch._NAME)
+def test_a_vllm_without_what_is_patched_is_named(vllm, monkeypatch):
+    monkeypatch.delattr(vllm, "compute_maxsim_score_batched")
+    for name in (OFFLINE, RUNNER):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.1")
     with pytest.raises(
         ImportError,
@@ -270,6 +444,6 @@ def test_a_vllm_without_the_function_is_named(vllm, monkeypatch):
 
 def test_a_function_of_other_parameters_is_left_alone(vllm):
     vllm.compute_maxsim_score_batched = lambda q_embs: "its own"
-    with pytest.raises(ImportError):
+    with pytest.warns(RuntimeWarning, match="did not find .*compute_maxsim_score_batched"):
         li.patch("vllm")
     assert vllm.compute_maxsim_score_batched(0) == "its own"

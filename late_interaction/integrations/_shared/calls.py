@@ -5,11 +5,15 @@ A call that :func:`torch.compile` traces is not counted: a graph that reads a co
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch.compiler import is_compiling
 
-__all__ = ["LOGGER", "Calls", "calls_of", "forget", "left", "scored"]
+__all__ = ["LOGGER", "Calls", "calls_of", "forget", "left", "scored", "scores_or_own"]
+
+T = TypeVar("T")
 
 LOGGER = logging.getLogger("late_interaction")
 
@@ -46,3 +50,12 @@ def left(package: str, function: str, reason: str) -> None:
     calls[kind] += 1
     if calls[kind] == 1:
         LOGGER.warning("%s scores a call of %s itself: %s (logged once)", package, function, reason)
+
+
+def scores_or_own(package: str, function: str, scores: T | str, own: Callable[[], T]) -> T:
+    """Return the scores of a call, or what the library computes where they are the reason to leave it."""
+    if isinstance(scores, str):
+        left(package, function, scores)
+        return own()
+    scored(package)
+    return scores

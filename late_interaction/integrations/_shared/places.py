@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from late_interaction.integrations._shared.compat import brief_cause, nothing_to_patch
 from late_interaction.integrations._shared.exchange import Exchanges
 
-__all__ = ["Library", "Place", "attribute_of", "code_of", "patch_places"]
+__all__ = ["Library", "Place", "attribute_of", "code_of", "module_exists", "patch_places"]
 
 
 class Library(NamedTuple):
@@ -48,6 +49,14 @@ def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges
     reasons += [f"it may have been refactored; {library.releases} are known"] * (not reasons)
     own = library.name + ("' own" if library.name.endswith("s") else "'s own")
     return f"did not find {', '.join(missed)}: whatever computes there stays {own}; {', '.join(reasons)}"
+
+
+def module_exists(module: str) -> bool:
+    """Tell whether the installed release has the module; whether it imports is another question."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that would hold it
+        return False
 
 
 def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:

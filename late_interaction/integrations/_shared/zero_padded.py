@@ -6,15 +6,17 @@ query token scores 0 with everything, and is left out.)
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from late_interaction._maxsim import maxsim
+from late_interaction.integrations._shared.compat import has_kernels, why_left
 from late_interaction.integrations._shared.ragged import blocks
 from late_interaction.tokens import Tokens
 
-__all__ = ["ELEMENTS", "Side", "scores"]
+__all__ = ["ELEMENTS", "Side", "scores", "scores_by_batches"]
 
 Side = Tensor | Sequence[Tensor]  # [N, L, d], or sequences [L_i, d] of one dtype, device and d
 
@@ -40,6 +42,50 @@ def scores(queries: Side, documents: Side, padded_to: Sequence[int], place: torc
         for start, end in parts:
             columns.append(maxsim(packed, _packed(documents[start:end], place, padded_to[start:end])))
     return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+
+def scores_by_batches(
+    queries: Any, documents: Any, batch_size: int, package: str, place: torch.device | None = None
+) -> Tensor | str:
+    """Compute ``[Nq, Nd]`` where a library pads documents to the longest of each batch, or say why not.
+
+    Args:
+        queries, documents: whatever the library's function was called with.
+        batch_size: how many documents it pads together.
+        package: of the library.
+        place: where to score; None is the documents' device.
+    """
+    Q, D = _side(queries), _side(documents)
+    if Q is None or D is None or batch_size <= 0:
+        return "arguments of another form"
+    place = place or D[0].device
+    padded_to = _longest_of_batches(D, batch_size)
+    if reason := why_left(Q[0], D[0], package):
+        return reason
+    if not has_kernels(place):
+        return f"no kernels for {place.type} tensors"
+    return scores(Q, D, padded_to, place) if all(padded_to) else "empty documents"
+
+
+def _side(embeddings: Any) -> Side | None:
+    """Embeddings as the kernels may take them."""
+    if isinstance(embeddings, Tensor):
+        return embeddings if embeddings.dim() == 3 and len(embeddings) else None
+    if not isinstance(embeddings, list) or not all(
+        isinstance(x, Tensor) and x.dim() == 2 for x in embeddings
+    ):
+        return None
+    kinds = {(x.dtype, x.device, x.layout, x.shape[1]) for x in embeddings}
+    return embeddings if len(kinds) == 1 else None
+
+
+def _longest_of_batches(documents: Side, batch_size: int) -> list[int]:
+    """Return how long each document of a list is padded: to the longest of its batch."""
+    if isinstance(documents, Tensor):
+        return []
+    lengths = [*map(len, documents)]
+    longest = [max(lengths[j : j + batch_size]) for j in range(0, len(lengths), batch_size)]
+    return [longest[i // batch_size] for i in range(len(lengths))]
 
 
 def _parts(documents: Side, place: torch.device) -> list[tuple[int, int]]:

@@ -61,14 +61,15 @@ def xtr_scores(
         tensor([[2., 2., 0.]])
     """
     found = _scores(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
-    if isinstance(found, Tensor):
-        calls.scored(PACKAGE)
-        return found
-    calls.left(PACKAGE, "xtr_scores", found)
-    scores: Tensor = own(XTR, "xtr_scores")(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements
+    arguments = (
+        queries_embeddings,
+        documents_embeddings,
+        queries_mask,
+        documents_mask,
+        top_k,
+        chunk_elements,
     )
-    return scores
+    return calls.scores_or_own(PACKAGE, "xtr_scores", found, lambda: own(XTR, "xtr_scores")(*arguments))
 
 
 def xtr_kd_scores(
