@@ -1,11 +1,14 @@
-"""mteb 2.23 to 2.26 on these kernels: ``max_sim`` and ``pairwise_max_sim`` of ``mteb.similarity_functions``.
+"""mteb 2.23 to 2.26 on these kernels: all that it computes MaxSim by.
 
-Both keep their identity and run other code, so encoders and wrappers that imported them before are reached
-too. Lists are packed, not padded, and no similarity is stored. Scores stay mteb's to rounding, and go to the
-device that it chooses: a document that it would pad scores at least 0 for each query token, as there. float16
-and bfloat16 embeddings multiply as they are, with float32 sums; mteb makes float32 copies of them first.
+``max_sim`` and ``pairwise_max_sim`` of ``mteb.similarity_functions`` keep their identity and run other code,
+so encoders and wrappers that imported them before are reached too. So are the searches of
+``OpenAIAPITokenEmbedWrapper``, on the host as there, and ``JinaV4Wrapper.score_multi_vector``. Lists are
+packed, not padded, and no similarity is stored. Scores stay mteb's to rounding, and go to the device that it
+chooses: a document that it would pad scores at least 0 for each query token, as there. float16 and bfloat16
+embeddings multiply as they are, with float32 sums; mteb makes float32 copies of most of them first.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,17 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._maxsim import maxsim_pairs
+from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls, zero_padded
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, has_kernels, why_left
 from late_interaction.integrations._shared.exchange import Exchanges
-from late_interaction.integrations._shared.places import Library, Place, code_of, patch_places
+from late_interaction.integrations._shared.places import (
+    Library,
+    Place,
+    attribute_of,
+    code_of,
+    patch_places,
+)
+from late_interaction.integrations._shared.ragged import Ragged, blocks
 
 __all__: list[str] = []
 
 _LIBRARY = Library("mteb", "mteb", "2.23 to 2.26")
 _EXCHANGES = Exchanges()
 _MODULE = "mteb.similarity_functions"
+_WRAPPERS = "mteb.models.openai_wrappers"
+_JINA = "mteb.models.model_implementations.jina_models"
+
+_ELEMENTS = 8_000_000  # of documents that are copied at a time for one query: they stay in a CPU's cache
 
 
 unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
@@ -48,6 +62,25 @@ def _pairwise_max_sim(queries_embeddings: Any, documents_embeddings: Any) -> Ten
     return mteb.pairwise_max_sim(queries_embeddings, documents_embeddings)
 
 
+def _max_sim_scores(query_embedding: Any, doc_embeddings: Any) -> list[float]:
+    from late_interaction.integrations import mteb
+
+    return mteb.max_sim_scores(query_embedding, doc_embeddings)
+
+
+def _multi_vector(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compute ``score_multi_vector`` on the kernels, where they serve the call."""
+
+    @functools.wraps(original)
+    def score_multi_vector(self: Any, qs: Any, ps: Any, batch_size: int = 16) -> Tensor:
+        place = torch.device(self.model.device)
+        scores = zero_padded.scores_by_batches(qs, ps, batch_size, _LIBRARY.package, place)
+        name = f"{type(self).__name__}.score_multi_vector"
+        return _or_own(name, scores, lambda: original(self, qs, ps, batch_size)).cpu().float()
+
+    return score_multi_vector
+
+
 # What the functions below take from mteb.
 _HELPERS = (
     "_compute_on_best_device",
@@ -66,6 +99,12 @@ def _code_of(replacement: Callable[..., Tensor]) -> Callable[[Any, str], bool]:
 _PLACES: list[Place] = [
     (_MODULE, "max_sim", _code_of(_max_sim)),
     (_MODULE, "pairwise_max_sim", _code_of(_pairwise_max_sim)),
+    (_WRAPPERS, "_max_sim_scores", code_of(_EXCHANGES, _max_sim_scores)),
+    (
+        _JINA,
+        "JinaV4Wrapper.score_multi_vector",
+        attribute_of(_EXCHANGES, _multi_vector, ["self", "qs", "ps", "batch_size"]),
+    ),
 ]
 
 
@@ -74,28 +113,29 @@ _PLACES: list[Place] = [
 
 def max_sim(a: Any, b: Any, batch_size: int) -> Tensor:
     scores = TURNED_OFF if disabled(_LIBRARY.package) else _grid(a, b)
-    if isinstance(scores, str):
-        calls.left(_LIBRARY.package, "max_sim", scores)
-        return _own("max_sim")(a, b, batch_size)
-    calls.scored(_LIBRARY.package)
-    return scores
+    return _or_own("max_sim", scores, lambda: _own("max_sim")(a, b, batch_size))
 
 
 def pairwise_max_sim(queries: Any, documents: Any) -> Tensor:
     scores = TURNED_OFF if disabled(_LIBRARY.package) else _pairs(queries, documents)
-    if isinstance(scores, str):
-        calls.left(_LIBRARY.package, "pairwise_max_sim", scores)
-        return _own("pairwise_max_sim")(queries, documents)
-    calls.scored(_LIBRARY.package)
-    return scores
+    return _or_own("pairwise_max_sim", scores, lambda: _own("pairwise_max_sim")(queries, documents))
+
+
+def max_sim_scores(query: Any, documents: Any) -> list[float]:
+    documents = [*documents]
+    scores = TURNED_OFF if disabled(_LIBRARY.package) else _of_arrays(query, documents)
+    return _or_own("_max_sim_scores", scores, lambda: _own("_max_sim_scores", _WRAPPERS)(query, documents))
+
+
+_or_own = functools.partial(calls.scores_or_own, _LIBRARY.package)
 
 
 def _mteb() -> Any:
     return sys.modules[_MODULE]
 
 
-def _own(name: str) -> Callable[..., Tensor]:
-    return _EXCHANGES.own(getattr(_mteb(), name))
+def _own(name: str, module: str = _MODULE) -> Callable[..., Any]:
+    return _EXCHANGES.own(getattr(sys.modules[module], name))
 
 
 # ---- what the kernels score, or why they do not ----
@@ -128,6 +168,8 @@ def _grid(a: Any, b: Any) -> Tensor | str:
 
 
 def _pairs(a: Any, b: Any) -> Tensor | str:
+    if not all(isinstance(x, (list, tuple)) or getattr(x, "ndim", 0) == 3 for x in (a, b)):
+        return _UNLIKE  # mteb goes through the first dim, and refuses rows
     if len(a) != len(b):
         return "other numbers of queries and documents"
     padded = isinstance(a, Tensor) and isinstance(b, Tensor) and a.dim() == b.dim() == 3
@@ -139,6 +181,27 @@ def _pairs(a: Any, b: Any) -> Tensor | str:
         return reason
     queries, documents = sides
     return maxsim_pairs(queries, documents) if all(len(x) for x in documents) else _EMPTY
+
+
+def _of_arrays(query: Any, documents: list[Any]) -> list[float] | str:
+    """Score NumPy arrays where they are, which no GPU reads."""
+    import numpy as np
+
+    arrays = [query, *documents]
+    if not all(isinstance(x, np.ndarray) and x.ndim == 2 and x.size for x in arrays):
+        return "empty embeddings, or some of another form"
+    kinds = {(x.dtype, x.shape[1]) for x in arrays}
+    viewed = all(x.flags.c_contiguous and x.flags.writeable for x in arrays)
+    if not documents or len(kinds) > 1 or not viewed or query.dtype.name not in _DTYPES:
+        return _UNLIKE
+    Q, *items = [torch.from_numpy(x) for x in arrays]
+    packed, scores = Ragged(items), list[float]()
+    for start, end in blocks([x.numel() for x in items], _ELEMENTS):
+        scores += maxsim(Q.unsqueeze(0), packed.packed(start, end, Q.device))[0].tolist()
+    return scores
+
+
+_DTYPES = ("float16", "float32", "float64")
 
 
 # ---- mteb's embeddings, and its padding ----

@@ -1,4 +1,4 @@
-"""mteb's max_sim and pairwise_max_sim, release by release, before and after patch("mteb")."""
+"""What mteb computes MaxSim by, release by release, before and after patch("mteb")."""
 
 import importlib
 import inspect
@@ -13,20 +13,53 @@ import late_interaction as li
 from late_interaction.integrations import mteb as mteb_patch
 from tests import side_by_side
 
+# What the modules that score import, and scoring does not need.
+IMPORTED = [
+    "mteb._create_dataloaders",
+    "mteb.models.abs_encoder",
+    "mteb.models.model_meta",
+    "mteb.models.sentence_transformer_wrapper",
+    "mteb.types",
+    "requests",
+]
+
 
 @pytest.fixture(params=side_by_side.releases("mteb"))
 def mteb(request):
     """The module of a release. What else mteb's packages import on their way is left out."""
     with side_by_side.release("mteb", "mteb", request.param) as folder:
         package = side_by_side.without_its_init("mteb", folder)
-        meta = side_by_side.anything("mteb.models.model_meta")  # of which it takes the name of an enumeration
-        models = types.ModuleType("mteb.models")
-        models.__path__, models.model_meta = [], meta
+        stand_ins = [side_by_side.anything(name) for name in IMPORTED]
+        for name in ("mteb.models", "mteb.models.model_implementations"):
+            module = types.ModuleType(name)
+            module.__path__ = [str(folder.joinpath(*name.split(".")))]
+            stand_ins.append(module)
+        languages = types.ModuleType("mteb.languages")
+        languages.PROGRAMMING_LANGS = []
         with pytest.MonkeyPatch.context() as patch:
-            for module in (package, models, meta):
+            for module in (package, languages, *stand_ins):
                 patch.setitem(sys.modules, module.__name__, module)
             yield importlib.import_module("mteb.similarity_functions")
             li.unpatch("mteb")
+
+
+@pytest.fixture
+def jina(mteb):
+    """A wrapper that was made before the patch. Its model plays no part in its scoring but for its device."""
+    cls = importlib.import_module("mteb.models.model_implementations.jina_models").JinaV4Wrapper
+    wrapper = cls.__new__(cls)
+    wrapper.model = types.SimpleNamespace(device=torch.device("cpu"))
+    return wrapper
+
+
+@pytest.fixture
+def of_arrays(mteb):
+    """The function that searches of ``OpenAIAPITokenEmbedWrapper`` call."""
+    return importlib.import_module("mteb.models.openai_wrappers")._max_sim_scores
+
+
+def test_leaves_are_reached(mteb):
+    side_by_side.assert_leaves_are_reached("mteb")
 
 
 def test_calls_are_counted(mteb, monkeypatch):
@@ -163,6 +196,110 @@ def test_embeddings_of_the_host_are_scored_on_the_gpu(mteb):
         torch.testing.assert_close(scores, wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+@pytest.mark.parametrize("what", ["lists", "lists whose padding wins", "uneven lists", "tensors"])
+def test_multi_vectors_of_jina(jina, device, monkeypatch, what, batch_size):
+    queries, passages = calls(device)[what]
+    jina.model.device = torch.device(device)
+    wanted = jina.score_multi_vector(queries, passages, batch_size)
+    li.patch("mteb")
+    with side_by_side.no_einsum(monkeypatch):
+        scores = jina.score_multi_vector(queries, passages, batch_size=batch_size)
+    torch.testing.assert_close(scores, wanted)
+    assert scores.device == torch.device("cpu") and scores.dtype == torch.float32
+    li.unpatch("mteb")
+    with side_by_side.Calls() as called:
+        jina.score_multi_vector(queries, passages)
+    assert not called.of
+
+
+def test_jina_refuses_what_it_refuses(jina):
+    li.patch("mteb")
+    with pytest.raises(ValueError, match="No passages"):
+        jina.score_multi_vector(ragged("cpu", 3), [])
+    with pytest.raises(RuntimeError):
+        jina.score_multi_vector(ragged("cpu", 3), ragged("cpu", 4, d=5))
+    assert [*li.patched()["mteb"].left] == [
+        "JinaV4Wrapper.score_multi_vector: arguments of another form",
+        "JinaV4Wrapper.score_multi_vector: queries and documents differ in d",
+    ]
+
+
+def arrays(*lengths, dtype="float32", d=8):
+    return [np.random.default_rng(n).normal(size=(n, d)).astype(dtype) for n in lengths]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("elements", [1, 100, 10**9])
+def test_arrays_of_a_search(of_arrays, monkeypatch, dtype, elements):
+    (query,), documents = arrays(5, dtype=dtype), arrays(4, 9, 1, 30, 2, dtype=dtype)
+    wanted = of_arrays(query.astype("float64"), [x.astype("float64") for x in documents])
+    monkeypatch.setattr(mteb_patch, "_ELEMENTS", elements)
+    li.patch("mteb")
+    with side_by_side.Calls() as called:
+        scores = of_arrays(query, documents)
+    assert sum(called.of.values()) == {1: 5, 100: 4, 10**9: 1}[elements]
+    assert all(type(score) is float for score in scores)
+    np.testing.assert_allclose(scores, wanted, rtol=1e-5)
+
+
+OWN_ARRAYS = {
+    "integers": (arrays(3, dtype="int64"), arrays(4, dtype="int64")),
+    "two dtypes": (arrays(3), arrays(4, dtype="float64")),
+    "a transposed document": (arrays(8), [arrays(8)[0].T]),
+    "no documents": (arrays(3), []),
+}
+
+
+@pytest.mark.parametrize("what", OWN_ARRAYS)
+def test_arrays_that_stay_mtebs(of_arrays, what):
+    (query,), documents = OWN_ARRAYS[what]
+    wanted = of_arrays(query, documents)
+    li.patch("mteb")
+    assert of_arrays(query, documents) == pytest.approx(wanted)
+    assert sum(li.patched()["mteb"].left.values()) == 1
+
+
+def test_arrays_of_one_length_may_be_one_array(of_arrays):
+    (query,), documents = arrays(5), np.stack(arrays(4, 4))
+    wanted = of_arrays(query, documents)
+    li.patch("mteb")
+    np.testing.assert_allclose(of_arrays(query, documents), wanted, rtol=1e-5)
+    assert li.patched()["mteb"].served == 1
+
+
+def test_an_empty_array_is_refused_as_before(of_arrays):
+    li.patch("mteb")
+    with pytest.raises(ValueError, match="zero-size array"):
+        of_arrays(*arrays(3), arrays(4, 0))
+
+
+ITERATED = {
+    "rows": torch.randn(3, 8),
+    "rows of arrays": np.ones((3, 8), np.float32),
+    "one row": torch.randn(8),
+    "a number": torch.tensor(3.0),
+}
+
+
+@pytest.mark.parametrize("what", ITERATED)
+def test_pairwise_max_sim_refuses_what_has_no_pairs(mteb, what):
+    """mteb goes through the first dim: embeddings of one text are no text each."""
+    with pytest.raises(Exception) as own:  # of whatever kind
+        mteb.pairwise_max_sim(ITERATED[what], ITERATED[what])
+    li.patch("mteb")
+    with pytest.raises(type(own.value)) as patched:
+        mteb.pairwise_max_sim(ITERATED[what], ITERATED[what])
+    assert str(patched.value) == str(own.value)
+
+
+def test_pairwise_max_sim_of_what_is_gone_through_once(mteb):
+    a, b = calls("cpu")["lists"]
+    wanted = mteb.pairwise_max_sim(a, b[:4])
+    li.patch("mteb")
+    torch.testing.assert_close(mteb.pairwise_max_sim(iter(a), iter(b[:4])), wanted)
+
+
 REFUSED = {
     "pairs of two lengths": ("pairwise_max_sim", ragged("cpu", 3, 2), ragged("cpu", 3)),
     "an empty document of a pair": ("pairwise_max_sim", ragged("cpu", 3, 2), ragged("cpu", 3, 0)),
@@ -214,6 +351,9 @@ def test_names_that_were_imported_before_are_reached(mteb):
 
 
 def test_a_release_without_what_the_patch_builds_on_is_named(mteb, monkeypatch):
+    """The leaves beside it are patched."""
     monkeypatch.delattr(mteb, "_select_device")
-    with pytest.raises(ImportError, match=r"mteb 2\.23 to 2\.26, and found mteb .*, which has none of what"):
+    with pytest.warns(
+        RuntimeWarning, match=r"did not find mteb.similarity_functions.max_sim, .*2\.23 to 2\.26"
+    ):
         li.patch("mteb")

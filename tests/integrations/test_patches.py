@@ -96,8 +96,30 @@ def test_what_is_installed_is_patched_and_the_rest_is_said(capsys, caplog):
     assert li.patched() == {}
 
 
+MODELS = "mteb/models/model_implementations"
+MTEB = [
+    "mteb/__init__.py",
+    "mteb/similarity_functions.py",
+    "mteb/models/__init__.py",
+    "mteb/models/openai_wrappers.py",
+    f"{MODELS}/__init__.py",
+    f"{MODELS}/jina_models.py",
+]
+WRAPPERS = {
+    "mteb/models/openai_wrappers.py": "def _max_sim_scores(query_embedding, doc_embeddings): return 0\n",
+    f"{MODELS}/jina_models.py": """
+class JinaV4Wrapper:
+    def score_multi_vector(self, qs, ps, batch_size=16): return "its own"
+""",
+}
+
+
+def mteb_of(code):
+    return dict.fromkeys(MTEB, "") | WRAPPERS | {"mteb/similarity_functions.py": code}
+
+
 def test_a_release_that_cannot_be_patched_is_said(install):
-    install("mteb", "1.39.7", {"mteb/__init__.py": "", "mteb/similarity_functions.py": "max_sim = None"})
+    install("mteb", "1.39.7", dict.fromkeys(MTEB, "max_sim = None"))
     needed = 'patch("mteb") needs mteb 2.23 to 2.26, and found mteb 1.39.7, which has none of what is patched'
     assert li.patch(quiet=True)["mteb"] == f"skipped, {needed}"
     with pytest.raises(ImportError, match=f"^{re.escape(needed)}$"):
@@ -121,7 +143,7 @@ WHOLE = f"{PART}def pairwise_max_sim(queries_embeddings, documents_embeddings): 
 
 
 def test_what_is_patched_in_part_is_said_and_other_warnings_stay(install):
-    install("mteb", "2.26.24", {"mteb/__init__.py": "", "mteb/similarity_functions.py": PART})
+    install("mteb", "2.26.24", mteb_of(PART))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         said = li.patch("mteb", quiet=True)["mteb"]
@@ -134,7 +156,7 @@ def test_what_is_patched_in_part_is_said_and_other_warnings_stay(install):
 
 def test_an_import_error_leaves_everything_as_it_was(install):
     """What the call has patched is undone; what was patched before stays."""
-    install("mteb", "2.26.24", {"mteb/__init__.py": "", "mteb/similarity_functions.py": WHOLE})
+    install("mteb", "2.26.24", mteb_of(WHOLE))
     install("vllm", "0.9.1", {"vllm/__init__.py": "import no_such_cuda"})
     with pytest.raises(ImportError, match="no_such_cuda"):
         li.patch("mteb", "vllm")

@@ -1,5 +1,6 @@
 """tools/maxsim_sentinel.py: which functions of a package compute a MaxSim, by their source."""
 
+import re
 import textwrap
 import zipfile
 from pathlib import Path
@@ -167,3 +168,22 @@ def test_the_table_has_every_library_that_is_patched():
 
     assert LEAVES.keys() == set(_NAMES)
     assert all(reason for table in LEAVES.values() for reason in table.values())
+
+
+def names_in(cell):
+    """The parts of the names that a table's cell sets in code."""
+    return {part for name in re.findall(r"`([\w.]+)`", cell) for part in name.split(".")}
+
+
+@pytest.mark.parametrize("package", LEAVES)
+def test_the_guide_names_what_is_patched_and_what_is_not(package):
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "libraries.md").read_text()
+    row = re.search(rf"^\| {package.replace('-', '.')} [\d.]+ \|(.*)\|(.*)\|$", guide, re.I | re.M)
+    patched, left = map(names_in, row.groups())
+    for name, reason in LEAVES[package].items():
+        if reason.startswith(PATCHED):
+            *modules, last = (reason.removeprefix(PATCHED) or name).split(".")
+            holders = {part for part in modules if part[0].isupper()}
+            assert {last, *holders} <= patched, name
+        elif not reason.startswith("no "):  # no MaxSim, no module
+            assert name.split(".")[-1] in left, name
