@@ -42,7 +42,7 @@ class CoarseSearch(Search):
         Q, D, q_mask, d_mask = check_corpus(Q, D, q_mask, d_mask)
         self._tensors, self.queries = (Q, q_mask, D, d_mask), (Q, q_mask)
         _check_corpus_of(options.coarse, D)
-        self._candidates = _check_candidates(options.candidates, options.k)
+        self._candidates = check_candidates(options.candidates, options.k)
         self._left_out = left_out(options.subset, len(D), None, D.device)
 
     def run(self, documents: int | None) -> Found:
@@ -138,7 +138,8 @@ def _check_corpus_of(coarse: Any, D: Tensor) -> None:
         raise ValueError(f"coarse must be on the device of D, {D.device}, got {coarse.device}")
 
 
-def _check_candidates(candidates: int | None, k: int) -> int:
+def check_candidates(candidates: int | None, k: int) -> int:
+    """Return how many candidates a search for the k best takes."""
     if candidates is None:
         return max(10 * k, 100)
     check_positive("candidates", candidates)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from late_interaction.tokens import Tokens
 
 if TYPE_CHECKING:
     from late_interaction._search.group_search import Query
+
+# What a Corpus keeps for first passes, by name.
+FirstPass = Literal["bits", "centroids", "muvera"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from late_interaction._scoring.sequences import is_sequences
 from late_interaction._search import group_search
 from late_interaction._search.dense import DenseSearch
 from late_interaction._search.first_pass import CoarseSearch
-from late_interaction._search.prepare import Options, Search, prepare
+from late_interaction._search.prepare import FirstPass, Options, Search, prepare
 from late_interaction._search.result import SearchResult, ids_at
 from late_interaction.codecs import Codec, Residual
 from late_interaction.codes import Codes
@@ -36,7 +36,7 @@ def search(
     largest: bool = True,
     keep_empty: bool = False,
     precision: Precision | None = None,
-    coarse: Codec | Codes | Muvera | Encodings | None = None,
+    coarse: Codec | Codes | Muvera | Encodings | FirstPass | None = None,
     candidates: int | None = None,
     chunk_bytes: int | None = None,
     progress: Progress = False,
@@ -74,7 +74,8 @@ def search(
             (``codecs.Bits(1)``), or over single vectors, the :class:`late_interaction.muvera.Encodings` of
             ``D`` or a :class:`late_interaction.Muvera`. What is not encoded before is encoded on the way and
             forgotten, which can take longer than an exact search. Documents that the first pass ranks lower
-            are missed. For tensors, lists and Tokens.
+            are missed. For tensors, lists and Tokens. A Corpus keeps its own, and takes a name: see
+            :meth:`late_interaction.Corpus.search`.
         candidates: how many documents of each query are scored exactly after the first pass; at least ``k``.
             None: ``max(10 * k, 100)``.
         chunk_bytes: how many bytes of documents are scored at a time; a longer document is a chunk by itself.

@@ -1,5 +1,6 @@
 """The search of a corpus: its arguments checked, its chunks scored, the best kept."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,12 +10,13 @@ from late_interaction._checks.tensors import check_not_meta, check_rising, check
 from late_interaction._progress import reporter
 from late_interaction._scoring.sequences import as_tokens, of_tensor
 from late_interaction._search import group_search
+from late_interaction._search.first_pass import check_candidates
 from late_interaction._search.prepare import Options, Search, left_out
-from late_interaction._search.selection import MOST_SCORES, Found, select_next
+from late_interaction._search.selection import MOST_SCORES, NO_DOCUMENT, Found, select_next
 from late_interaction._search.stream import to_device
 from late_interaction.codecs import Residual
 from late_interaction.codes import Codes
-from late_interaction.corpus import _chunks, _queries
+from late_interaction.corpus import _chunks, _first_pass, _queries, _shards
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._shards import Shard
 from late_interaction.tokens import Tokens
@@ -31,8 +33,14 @@ class CorpusSearch(Search):
     """A search of documents that are packed in shards."""
 
     def __init__(self, corpus: Documents, Q: Any, options: Options) -> None:
-        options.refuse("for a Corpus", "d_mask", "coarse", "candidates")
+        options.refuse("for a Corpus", "d_mask")
         corpus = corpus._snapshot()
+        if options.coarse is None:
+            options.refuse("without coarse", "candidates")
+        else:
+            options.refuse("with coarse", "group")
+            _first_pass.check_coarse(options.coarse, corpus.codec)
+            self._candidates = check_candidates(options.candidates, options.k)
         self._corpus, self._options, self.ids = corpus, options, corpus.ids
         # Whether documents are normalized in a copy.
         self._unit = options.normalize and not corpus.normalized and not isinstance(corpus.codec, Residual)
@@ -42,7 +50,7 @@ class CorpusSearch(Search):
                 " True"
             )
         self.one_query = isinstance(Q, Tensor) and Q.dim() == 2
-        tokens = _tokens_of(Q, options.q_mask, corpus.d)
+        tokens = tokens_of(Q, options.q_mask, corpus.d)
         self._device = tokens.device
         if len(tokens):
             _check_device(corpus, tokens.device)
@@ -71,33 +79,69 @@ class CorpusSearch(Search):
             shape = len(self._found), min(options.k, len(corpus))
             none = torch.empty(shape, dtype=torch.float32, device=self._device)
             return none, none.to(torch.int64)
-        with torch.no_grad():
-            queries = _queries.prepare(corpus, self._found, options.normalize, options.precision)
-            most = max(MOST_SCORES // max(queries.count, 1), 1)
-            gathered = any(shard.is_sparse for shard in corpus.shards)
-            copied = self._unit and queries.device.type == "cpu"
-            own = _BYTES_COPIED if copied else _BYTES_GATHERED if gathered else _BYTES
-            resident = queries.device.type == "cuda" and corpus.shards[0].tokens.is_cuda
-            size = options.chunk_bytes or (own if self._unit or gathered or not resident else _ALL_BYTES)
-            chunks = _chunks.plan(corpus.shards, size, most)
-            with reporter(options.progress, len(corpus)) as report:
-                return self._best(queries, chunks, report)
+        with torch.no_grad(), reporter(options.progress, len(corpus)) as report:
+            if options.coarse is not None:
+                return self._among_candidates(self._rough(report))
+            queries = self._prepared(self._found)
+            return self._best(queries, corpus.shards, options.k, self._left_out, report)
 
-    def _best(self, queries: _queries.Queries, chunks: list[_chunks.Chunk], report: Any) -> Found:
+    def _prepared(self, Q: list[Tensor]) -> _queries.Queries:
+        return _queries.prepare(self._corpus, Q, self._options.normalize, self._options.precision)
+
+    def _rough(self, report: Any) -> Tensor:
+        """Return the candidates of each query, rising, on the CPU; -1, first, for no document."""
+        corpus, options, out = self._corpus, self._options, self._left_out
+        if not options.keep_empty:
+            empty = torch.cat([shard.offsets.diff() == 0 for shard in corpus.shards])
+            out = empty if out is None else empty | out
+        queries, shards = _first_pass.prepare(
+            corpus, options.coarse, self._found, options.normalize, options.precision
+        )
+        found = self._best(queries, shards, self._candidates, out, report)[1]
+        return found.cpu().sort(dim=1).values
+
+    def _among_candidates(self, candidates: Tensor) -> Found:
+        """Score each query with its own candidates, as if the corpus had no other documents."""
+        k, shape = self._options.k, (len(self._found), min(self._options.k, len(self._corpus)))
+        worst = -torch.inf if self._options.largest else torch.inf
+        scores = torch.full(shape, worst, dtype=torch.float32, device=self._device)
+        indices = torch.full(shape, NO_DOCUMENT, dtype=torch.int64, device=self._device)
+        for i, (query, own) in enumerate(zip(self._found, candidates, strict=True)):
+            own = own[own != NO_DOCUMENT]
+            shards = _shards.chosen(self._corpus.shards, own)
+            if not shards:
+                continue
+            found, places = self._best(self._prepared([query]), shards, k, None, lambda _: None)
+            own = to_device(own, self._device)[places[0]].where(places[0] != NO_DOCUMENT, NO_DOCUMENT)
+            scores[i, : len(own)], indices[i, : len(own)] = found[0], own
+        return scores, indices
+
+    def _plan(self, queries: _queries.Queries, shards: Sequence[Shard]) -> list[_chunks.Chunk]:
+        most = max(MOST_SCORES // max(queries.count, 1), 1)
+        gathered = any(shard.is_sparse for shard in shards)
+        copied = self._unit and queries.device.type == "cpu"
+        own = _BYTES_COPIED if copied else _BYTES_GATHERED if gathered else _BYTES
+        resident = queries.device.type == "cuda" and shards[0].tokens.is_cuda
+        whole = resident and not self._unit and not gathered
+        size = self._options.chunk_bytes or (_ALL_BYTES if whole else own)
+        return _chunks.plan(shards, size, most)
+
+    def _best(
+        self, queries: _queries.Queries, shards: Sequence[Shard], k: int, left_out: Tensor | None, report: Any
+    ) -> Found:
+        """Find the k best documents of shards, numbered from the first of these."""
         device, options = queries.device, self._options
         scores = torch.empty(queries.count, 0, dtype=torch.float32, device=device)
         indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
-        for chunk, sources in _chunks.on_device(chunks, device):
+        for chunk, sources in _chunks.on_device(self._plan(queries, shards), device):
             found = queries.scores(chunk, sources)[:, :: chunk.step].contiguous()
             end = chunk.place + found.shape[1]
-            out = None if self._left_out is None else self._left_out[chunk.place : end]
+            out = None if left_out is None else left_out[chunk.place : end]
             out = None if out is None else to_device(out, device)
             empty = None if options.keep_empty else chunk.empty_documents(device)
             if empty is not None:
                 out = empty if out is None else empty | out
-            scores, indices = select_next(
-                found, chunk.place, (scores, indices), options.k, options.largest, out
-            )
+            scores, indices = select_next(found, chunk.place, (scores, indices), k, options.largest, out)
             report(end)
         return scores, indices
 
@@ -106,6 +150,7 @@ class PackedSearch(CorpusSearch):
     """A search of packed Tokens, by queries of their dtype, or of packed Codes; None: of no document."""
 
     def __init__(self, D: Tokens | Codes | None, Q: Any, options: Options) -> None:
+        options.refuse("for packed documents", "coarse", "candidates")
         if D is None:
             documents = Documents([], {"d": 0, "dtype": torch.float32, "normalized": False})
         elif isinstance(D, Codes):
@@ -128,7 +173,7 @@ def _documents_of(D: Codes) -> Documents:
     return Documents([shard], {"d": D.d, "dtype": D.values.dtype, "codec": D.codec, "normalized": False})
 
 
-def _tokens_of(Q: Any, q_mask: Tensor | None, d: int) -> Tokens:
+def tokens_of(Q: Any, q_mask: Tensor | None, d: int) -> Tokens:
     """Return queries as Tokens of so many dims; d of 0: of any."""
     tokens = as_tokens("Q", Q, q_mask=q_mask)
     if isinstance(tokens, Tensor):

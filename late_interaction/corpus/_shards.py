@@ -35,6 +35,9 @@ class Shard:
     codec: Codec | None = None
     columns: Columns | None = None
     starts: Tensor | None = None
+    block: "Shard | None" = None
+    places: Tensor | None = None
+    origin: "tuple[Path, int, str] | None" = None
 
     @property
     def documents(self) -> int:
@@ -65,11 +68,18 @@ class Shard:
     @cached_property
     def inverse_norms(self) -> Tensor:
         """1 / norm of each token that codes stand for, float16 beside the tokens, found once."""
+        if self.block is not None:
+            return self.block.inverse_norms
         found = torch.empty(len(self.tokens), dtype=torch.float16, device=self.tokens.device)
         for first in range(0, len(found), _AT_ONCE):
             rows = slice(first, min(first + _AT_ONCE, len(found)))
             found[rows] = 1 / self.floats([rows]).norm(dim=-1).clamp_min(1e-4)
         return found
+
+    @cached_property
+    def kept(self) -> dict[str, Tensor]:
+        """Keep what first passes have made of this block, by its kind (:mod:`._first_pass`)."""
+        return {}
 
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""
@@ -80,14 +90,16 @@ class Shard:
     def select(self, places: Tensor) -> "Shard":
         """Documents at these rising places, over the same memory."""
         begins = self.offsets[:-1] if self.starts is None else self.starts
-        lengths = self.offsets.diff()[places]
+        lengths = self.offsets[places + 1] - self.offsets[places]
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         return replace(self._labelled(places), offsets=offsets, starts=begins[places].to(torch.int64))
 
     def _labelled(self, places: Tensor) -> "Shard":
         """Replace the ids and the columns by those of the documents at these places."""
         ids = None if self.ids is None else _ids.SelectedIds(self.ids, places)
-        return replace(self, ids=ids, columns=None if self.columns is None else self.columns.select(places))
+        columns = None if self.columns is None else self.columns.select(places)
+        own = places if self.places is None else self.places[places]
+        return replace(self, ids=ids, columns=columns, block=self.block or self, places=own)
 
     def compact(self) -> "Shard":
         """Copy the documents to memory that holds no others."""
@@ -100,6 +112,9 @@ class Shard:
             ids=None if self.ids is None else list(self.ids),
             columns=None if self.columns is None else _columns.of_table(self.columns.table()),
             starts=None,
+            block=None,
+            places=None,
+            origin=None,
         )
 
     def as_copied(self) -> "Shard":
@@ -170,6 +185,14 @@ def between(shards: Sequence[Shard], first: int, stop: int) -> list[Shard]:
     return found
 
 
+def chosen(shards: Sequence[Shard], numbers: Tensor) -> list[Shard]:
+    """Documents of these rising numbers among those of all the shards, over the same memory."""
+    ends = torch.tensor([x.documents for x in shards], device="cpu").cumsum(0)
+    counts = torch.searchsorted(numbers, ends).diff(prepend=ends.new_zeros(1)).tolist()
+    parts = zip(shards, ends.tolist(), numbers.split(counts), strict=True)
+    return [shard.select(own - (end - shard.documents)) for shard, end, own in parts if len(own)]
+
+
 def without(shards: Sequence[Shard], dead: Tensor) -> list[Shard]:
     """Take away deleted documents: bool, of all the shards. Shards without one stay as they are."""
     found = []
@@ -222,6 +245,10 @@ _TYPES = {
 }  # fmt: skip
 
 
+# Kinds of files that first passes add to a shard, and that no generation names.
+KEPT = ("bits", "muvera", "muvera_unit")
+
+
 def name_of(number: int, kind: str) -> str:
     """Return the name of a shard's file."""
     return f"shard-{number:05d}.{kind}"
@@ -265,7 +292,8 @@ def open_shard(folder: Path, entry: dict[str, Any], stored: _tokens.Stored) -> S
     rows = found["tokens"].view(tokens, stored.width)
     beside = None if stored.beside is None else found[stored.beside]
     columns = Columns(found["columns"]) if "columns" in found else None
-    return Shard(rows, found["offsets"], beside, ids, stored.codec, columns)
+    origin = folder, index, _files.checksum_of_entries(entry["files"])
+    return Shard(rows, found["offsets"], beside, ids, stored.codec, columns, origin=origin)
 
 
 class ShardFiles:

@@ -58,6 +58,7 @@ class Writer:
 
     def _remove_others(self) -> None:
         kept = {_files.METADATA, *_generations.files_of(self.entries)}
+        kept |= {_shards.name_of(x["number"], kind) for x in self.entries["shards"] for kind in _shards.KEPT}
         for path in self.folder.iterdir():
             if path.name not in kept and path.name.startswith(_OWN):
                 path.unlink()

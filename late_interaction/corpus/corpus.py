@@ -10,11 +10,11 @@ from torch import Tensor
 from late_interaction._checks.choices import Precision
 from late_interaction._checks.options import check_flag
 from late_interaction._progress import Progress
-from late_interaction._search.prepare import prepare
+from late_interaction._search.prepare import FirstPass, prepare
 from late_interaction._search.result import SearchResult
 from late_interaction._search.search import search
 from late_interaction.codecs import Codec
-from late_interaction.corpus import _files, _generations, _indexes, _parquet, _search
+from late_interaction.corpus import _files, _first_pass, _generations, _indexes, _parquet, _search, _tune
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._living import Living
 from late_interaction.corpus._options import SHARD_BYTES, BuilderOptions
@@ -235,6 +235,7 @@ class Corpus(Living):
         _generations.at(own.folder, _generations.read(own.folder), own.number)  # an error after compact
         for name, entry in _generations.files_of(own.entries).items():
             _files.check_checksum(own.folder / name, entry)
+        _first_pass.verify(own.folder, own.entries)
 
     def search(
         self,
@@ -248,11 +249,27 @@ class Corpus(Living):
         largest: bool = True,
         keep_empty: bool = False,
         precision: Precision | None = None,
+        coarse: FirstPass | None = None,
+        candidates: int | None = None,
         chunk_bytes: int | None = None,
         progress: Progress = False,
         group: Any = None,
     ) -> SearchResult:
         """Call :func:`late_interaction.search` of this corpus.
+
+        Args:
+            Q, k, q_mask, subset, filter, normalize, largest, keep_empty, precision: as there.
+            coarse: the first pass that chooses the documents that are scored exactly:
+
+                - ``"bits"``: the signs of all tokens, ``ceil(d / 8)`` bytes a token, with those of queries;
+                - ``"centroids"``: the centroids of the tokens of a :class:`~late_interaction.codecs.Residual`
+                  corpus, as PLAID prunes by. Needs nothing beside the corpus;
+                - ``"muvera"``: an encoding of each document in int8, 1,284 bytes.
+
+                The first search by bits or encodings makes them, in a file for each shard of a folder, or
+                else in memory. Later ones make those of new shards alone. None: score every document.
+            candidates: how many documents of each query are scored exactly then, as there; see :meth:`tune`.
+            chunk_bytes, progress, group: as there; no group with ``coarse``.
 
         Example:
             >>> import torch
@@ -261,12 +278,56 @@ class Corpus(Living):
             >>> corpus = li.Corpus.from_packed(torch.eye(3), torch.tensor([0, 1, 3]), ids=ids)
             >>> corpus.search(torch.tensor([[[0.0, 0.6, 0.8]]]), k=1)
             SearchResult(scores=tensor([[0.8000]]), indices=tensor([[1]]), ids=[['second']])
+            >>> corpus.search(torch.tensor([[[0.0, 0.6, 0.8]]]), k=1, coarse="bits", candidates=2).ids
+            [['second']]
         """
         return search(
             Q, self, k, q_mask=q_mask, subset=subset, filter=filter, normalize=normalize, largest=largest,
-            keep_empty=keep_empty, precision=precision, chunk_bytes=chunk_bytes, progress=progress,
-            group=group,
+            keep_empty=keep_empty, precision=precision, coarse=coarse, candidates=candidates,
+            chunk_bytes=chunk_bytes, progress=progress, group=group,
         )  # fmt: skip
+
+    def tune(
+        self,
+        Q: TokensLike,
+        k: int = 10,
+        *,
+        recall: float = 0.99,
+        q_mask: Tensor | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Find the cheapest first pass whose recall reaches a target, on this machine and these queries.
+
+        Searches for one query at a time: by every document, and by each first pass that this corpus can have
+        with twice as many candidates each time, until its recall@k, by
+        :func:`late_interaction.evaluate_recall`, reaches ``recall``, or it takes longer than the best so far.
+        Prints a row of a table for each.
+
+        Args:
+            Q, q_mask: a sample of queries, as of a search; some tens at least.
+            k: how many documents the searches to come want.
+            recall: the share of the best k that they are to find, above 0 and up to 1.
+            options: those of the searches to come, such as ``normalize``, ``subset`` or ``filter``.
+
+        Returns:
+            ``coarse`` and ``candidates`` of :meth:`search`, None both where no first pass is faster than to
+            score every document.
+
+        Raises:
+            TypeError, ValueError: an argument of a wrong kind or value, or no query.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction import Corpus
+            >>> tokens = torch.nn.functional.normalize(torch.randn(4000, 64), dim=-1)
+            >>> corpus = Corpus.from_packed(tokens, torch.arange(0, 4001, 10))
+            >>> chosen = corpus.tune(tokens.view(400, 10, 64)[:3], k=5)  # doctest: +ELLIPSIS
+            coarse      candidates  recall@5  ms a query
+            ...
+            >>> corpus.search(tokens[:10], 5, **chosen).indices[0]
+            tensor(0)
+        """
+        return _tune.tune(self, Q, k, recall, q_mask, options)
 
 
 prepare.register(Corpus, _search.CorpusSearch)

@@ -166,6 +166,9 @@ class History(RuleBasedStateMachine):
             found = corpus.search(Q, len(docs), **options)
             order = wanted.sort(descending=True, stable=True)
             assert torch.equal(found.scores.double(), order.values.double())
+            for coarse in ("bits", "muvera"):
+                again = corpus.search(Q, len(docs), coarse=coarse, candidates=len(docs), **options)
+                assert torch.equal(again.scores, found.scores) and again.ids == found.ids
             count = int(kept.sum())
             assert torch.equal(found.indices[:count], order.indices[:count])
             assert found.ids == [list(self.model)[i] for i in order.indices[:count]] + [None] * (
