@@ -17,6 +17,7 @@ The folder::
     shard-00000.ids        the ids of the documents in UTF-8, end to end, and
     shard-00000.id_offsets [documents + 1] int64: where each id begins, where documents have ids
     shard-00000.columns    an Arrow IPC file with a row for each document, where documents have columns
+    shard-00000.bits       what a first pass has made of the shard, as .muvera, .muvera_unit and .lists
     ...
     deleted-00007          int64: the documents that generation 7 deleted, numbered as they were written
 

@@ -1,9 +1,10 @@
 """First passes of a search: what ranks the documents of a corpus roughly, and what it keeps for that.
 
-Sign bits of tokens and MUVERA's encodings are made of a whole shard at the first search that wants them. In
-memory they lie beside the shard. In a folder they are a file of the shard, which can be made again at any
-time: no generation names it. It appears at once, whole, and ends in two checksums of 16 bytes: that of the
-files it was made of, and its own. One that is cut short or was made of other files is made again.
+Sign bits of tokens, MUVERA's encodings and lists of the documents of each centroid are made of a whole shard
+at the first search that wants them. In memory they lie beside the shard. In a folder they are a file of the
+shard, which can be made again at any time: no generation names it. It appears at once, whole, and ends in two
+checksums of 16 bytes: that of the files it was made of, and its own. One that is cut short or was made of
+other files is made again.
 """
 
 import os
@@ -17,16 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
 from late_interaction._checks.messages import abbreviate
+from late_interaction._search.prepare import Options
 from late_interaction.codecs import Bits, Codec, Int8, Residual
 from late_interaction.corpus import _files, _queries, _shards, _tokens
+from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._shards import Shard
 from late_interaction.muvera import Muvera
 from late_interaction.tokens import Tokens
 
 _SIGNS, _INT8 = Bits(1, scales=False), Int8()
+_PROBES = 16  # centroids of a query token whose documents are looked at
 _CHECKSUM = 16
 _AT_ONCE = 1 << 16  # tokens that are encoded at a time, as float32
 
@@ -47,30 +50,21 @@ def passes_of(codec: Codec | None) -> tuple[str, ...]:
     return ("bits", "muvera", "centroids") if isinstance(codec, Residual) else ("bits", "muvera")
 
 
-def prepare(
-    corpus: Documents, coarse: str, Q: list[Tensor], normalize: bool, precision: Precision | None
-) -> tuple[_queries.Queries, list[Shard]]:
+def prepare(corpus: Documents, Q: list[Tensor], options: Options) -> tuple[_queries.Queries, list[Shard]]:
     """Return the queries and the documents as a first pass has them. Documents keep their numbers."""
-    if coarse == "centroids":
-        assert isinstance(corpus.codec, Residual)
-        Q = [_tokens.unit(x.to(torch.float32)) for x in Q] if normalize else Q
-        found = [replace(x, tokens=_beside(x), beside=None, codec=None) for x in corpus.shards]
-        return _queries.OfCentroids(Q, corpus.codec), found
-    if coarse == "bits":
+    normalize, precision = options.normalize, options.precision
+    if options.coarse == "bits":
         shards, codec = [_of_bits(x, corpus.d) for x in corpus.shards], _SIGNS
         rough = Documents(shards, {"d": corpus.d, "dtype": torch.uint8, "codec": codec, "normalized": False})
         return _queries.prepare(rough, Q, normalize, precision), shards
+    Q = [_tokens.unit(x.to(torch.float32)) for x in Q] if normalize else Q
+    if options.coarse == "centroids":
+        return _OfCentroids(Q, corpus.codec, options.largest), [_numbers_of(x) for x in corpus.shards]
     kind = "muvera_unit" if normalize and not corpus.normalized else "muvera"
     muvera = muvera_of(corpus.d)
     shards = [_of_encodings(x, kind, muvera) for x in corpus.shards]
     rough = Documents(shards, {"d": muvera.dim, "dtype": torch.int8, "codec": _INT8, "normalized": False})
-    Q = [_tokens.unit(x.to(torch.float32)) for x in Q] if normalize else Q
     return _queries.prepare(rough, [muvera.encode_queries(x)[None] for x in Q], False, precision), shards
-
-
-def _beside(shard: Shard) -> Tensor:
-    assert shard.beside is not None
-    return shard.beside.unsqueeze(1)
 
 
 @lru_cache(8)
@@ -122,6 +116,71 @@ def _of_encodings(shard: Shard, kind: str, muvera: Muvera) -> Shard:
 def _parts(x: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:
     """View bytes as codes ``[count, dim]``, and a scale for each."""
     return x[: count * dim].view(torch.int8).view(count, dim), x[count * dim :].view(torch.float32)
+
+
+def _numbers_of(shard: Shard) -> Shard:
+    """Documents of one token each, which says its place in the block."""
+    offsets = torch.arange(shard.documents + 1, device="cpu")
+    numbers = offsets[:-1] if shard.places is None else shard.places
+    tokens = numbers.unsqueeze(1).to(shard.tokens.device)
+    return replace(
+        shard, tokens=tokens, beside=None, codec=None, offsets=offsets, starts=None,
+        block=shard.block or shard,
+    )  # fmt: skip
+
+
+class _OfCentroids(_queries.Queries):
+    """One query, which looks for each of its tokens through the documents of the best centroids.
+
+    A document's score is ``sum_s max_t <Q[s], centroid of t>``, as if the centroids beyond the last that is
+    looked at were all as good as that one, and less what that makes: the documents that are not met have 0.
+    """
+
+    def __init__(self, Q: list[Tensor], codec: Any, largest: bool) -> None:
+        super().__init__(Q)
+        centroids = codec.centroids.to(torch.float32)
+        products = Q[0].to(centroids.device, torch.float32) @ centroids.T
+        count = len(centroids)
+        best, self._best = products.topk(min(_PROBES, count) if largest else count)
+        self._gains, self._count = best - best[:, -1:], count
+        self._block: Shard | None = None
+        self._scores = best
+
+    def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
+        block = chunk.shard.block
+        if block is not None and block is not self._block:
+            self._block, self._scores = block, self._scored(block).to(self.device)
+        scores: Tensor = self._scores[sources[0].T]
+        return scores
+
+    def _scored(self, block: Shard) -> Tensor:
+        """Score all documents of a block."""
+        edges, owners = _lists_of(block, self._count)
+        begins, ends = edges[self._best], edges[self._best + 1]
+        scores = torch.zeros(block.documents, dtype=torch.float32, device=owners.device)
+        for gains, *own in zip(self._gains, begins, ends, strict=True):
+            rows = torch.cat([owners[slice(*x)] for x in zip(*(y.tolist() for y in own), strict=True)])
+            values = gains.repeat_interleave(own[1] - own[0])
+            scores += torch.zeros_like(scores).scatter_reduce_(0, rows.to(torch.int64), values, "amax")
+        return scores
+
+
+def _lists_of(block: Shard, count: int) -> tuple[Tensor, Tensor]:
+    """Return the documents of the tokens of each centroid, end to end, and where each list begins."""
+    split = 8 * (count + 1)
+
+    def encode(out: Tensor) -> None:
+        lengths = block.offsets.diff().to(out.device)
+        owners = torch.arange(block.documents, dtype=torch.int32, device=out.device)
+        (tokens,) = block.rows(0, block.documents)
+        assert block.beside is not None
+        codes, order = block.beside[tokens].sort(stable=True)
+        numbers = torch.arange(count + 1, dtype=torch.int32, device=out.device)
+        out[:split].view(torch.int64).copy_(torch.searchsorted(codes, numbers))
+        out[split:].view(torch.int32).copy_(owners.repeat_interleave(lengths)[order])
+
+    kept = _kept(block, "lists", split + 4 * block.token_count, encode)
+    return kept[:split].view(torch.int64), kept[split:].view(torch.int32)
 
 
 # ---- where it is kept ----

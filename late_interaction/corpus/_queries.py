@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from late_interaction import ops
 from late_interaction._checks.choices import Precision
 from late_interaction._maxsim import maxsim
-from late_interaction._scoring import residual
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._search.stream import to_device
@@ -159,20 +158,3 @@ class _OfCodes(Queries):
             offsets=chunk.offsets(self.device),
         )  # fmt: skip
         return self._codec._score(self._codes, documents, False, False, None)
-
-
-class OfCentroids(Queries):
-    """Queries that meet the centroids of tokens, whose indices are what a chunk holds."""
-
-    def __init__(self, Q: list[Tensor], codec: Residual) -> None:
-        super().__init__(Q)
-        centroids = codec.to(self.device).centroids.to(torch.float32)
-        self._products = [centroids @ x.to(torch.float32).T for x in Q]
-
-    def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
-        lengths = chunk.offsets(self.device).diff()
-        width = int(lengths.max())  # the operator takes padded documents
-        index = sources[0].new_zeros(len(lengths), width)
-        kept = torch.arange(width, device=self.device) < lengths.unsqueeze(1)
-        index.masked_scatter_(kept, sources[0])
-        return torch.stack([residual.approximate(x, index, lengths) for x in self._products])

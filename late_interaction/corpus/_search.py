@@ -94,11 +94,13 @@ class CorpusSearch(Search):
         if not options.keep_empty:
             empty = torch.cat([shard.offsets.diff() == 0 for shard in corpus.shards])
             out = empty if out is None else empty | out
-        queries, shards = _first_pass.prepare(
-            corpus, options.coarse, self._found, options.normalize, options.precision
-        )
-        found = self._best(queries, shards, self._candidates, out, report)[1]
-        return found.cpu().sort(dim=1).values
+        # Lists of centroids are looked through for one query after the other.
+        groups = [[x] for x in self._found] if options.coarse == "centroids" else [self._found]
+        found = []
+        for Q in groups:
+            queries, shards = _first_pass.prepare(corpus, Q, options)
+            found.append(self._best(queries, shards, self._candidates, out, report)[1])
+        return torch.cat(found).cpu().sort(dim=1).values
 
     def _among_candidates(self, candidates: Tensor) -> Found:
         """Score each query with its own candidates, as if the corpus had no other documents."""

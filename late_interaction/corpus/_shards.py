@@ -246,7 +246,7 @@ _TYPES = {
 
 
 # Kinds of files that first passes add to a shard, and that no generation names.
-KEPT = ("bits", "muvera", "muvera_unit")
+KEPT = ("bits", "muvera", "muvera_unit", "lists")
 
 
 def name_of(number: int, kind: str) -> str:

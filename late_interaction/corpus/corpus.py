@@ -262,12 +262,12 @@ class Corpus(Living):
             coarse: the first pass that chooses the documents that are scored exactly:
 
                 - ``"bits"``: the signs of all tokens, ``ceil(d / 8)`` bytes a token, with those of queries;
-                - ``"centroids"``: the centroids of the tokens of a :class:`~late_interaction.codecs.Residual`
-                  corpus, as PLAID prunes by. Needs nothing beside the corpus;
+                - ``"centroids"``: lists of the documents of each centroid, 4 bytes a token, of a corpus of
+                  :class:`~late_interaction.codecs.Residual`: those of the 16 best of each query token;
                 - ``"muvera"``: an encoding of each document in int8, 1,284 bytes.
 
-                The first search by bits or encodings makes them, in a file for each shard of a folder, or
-                else in memory. Later ones make those of new shards alone. None: score every document.
+                The first search that wants them makes them, in a file for each shard of a folder, or else in
+                memory. Later ones make those of new shards alone. None: score every document.
             candidates: how many documents of each query are scored exactly then, as there; see :meth:`tune`.
             chunk_bytes, progress, group: as there; no group with ``coarse``.
 

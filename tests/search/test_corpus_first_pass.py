@@ -58,7 +58,9 @@ def queries(device="cpu"):
 
 def made(folder):
     """The files that first passes have made."""
-    return {x.name for x in folder.iterdir() if x.name.partition(".")[2].startswith(("bits", "muvera"))}
+    return {
+        x.name for x in folder.iterdir() if x.name.partition(".")[2].startswith(("bits", "muvera", "lists"))
+    }
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True}, {"largest": False, "keep_empty": True}])
@@ -114,6 +116,23 @@ def test_the_candidates_are_the_best_by_the_first_pass(coarse, tmp_path, device)
         torch.testing.assert_close(some.scores[i], exact.scores[i][among][:3], rtol=1e-5, atol=1e-5)
 
 
+def test_centroids_beyond_the_probes_count_as_the_last_of_them(tmp_path, device):
+    docs = documents()
+    codec = codecs.Residual.train(torch.cat(docs), 64)
+    corpus, Q = created(tmp_path / "c", docs=docs, codec=codec), queries(device)
+    corpus.delete(names(60)[3:50:4])
+    (codes,) = [codec.encode([docs[int(x[1:])] for x in corpus.ids])]
+    for i, query in enumerate(Q):
+        products = query.cpu() @ codec.centroids.T
+        least = products.sort(dim=1, descending=True).values[:, 15:16]
+        gains = (products - least).clamp_min(0)[:, codes.centroids.long()]
+        parts = gains.split(codes.lengths.tolist(), dim=1)
+        rough = torch.tensor([float(x.amax(1).sum()) if x.shape[1] else -1.0 for x in parts])
+        wanted = rough.sort(descending=True, stable=True).indices[:8]
+        found = corpus.search(Q, 8, coarse="centroids", candidates=8).indices[i]
+        assert found.sort().values.tolist() == wanted.sort().values.tolist()
+
+
 def test_one_query_and_parts(tmp_path):
     corpus, (Q, *_) = created(tmp_path / "c"), queries()
     whole = corpus.search([Q], 5, coarse="muvera", candidates=20)
@@ -167,14 +186,14 @@ def encoded(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("coarse", ["bits", "muvera"])
+@pytest.mark.parametrize("coarse", PASSES)
 def test_codes_are_made_once_for_each_shard(coarse, tmp_path, encoded):
-    folder, Q = tmp_path / "c", queries()
+    folder, Q, kind = tmp_path / "c", queries(), "lists" if coarse == "centroids" else coarse
     corpus, options = created(folder), {"k": 4, "coarse": coarse, "candidates": 20}
     first = corpus.search(Q, **options)
     shards = len(corpus.shards)
     assert shards > 2 and len(encoded) == shards
-    assert made(folder) == {f"shard-{i:05d}.{coarse}" for i in range(shards)}
+    assert made(folder) == {f"shard-{i:05d}.{kind}" for i in range(shards)}
     again = Corpus.open(folder, verify=True).search(Q, **options)
     assert torch.equal(again.indices, first.indices) and len(encoded) == shards
     corpus.delete(["a9", "a10"])
@@ -183,7 +202,7 @@ def test_codes_are_made_once_for_each_shard(coarse, tmp_path, encoded):
     corpus.search(Q, **options)
     assert len(encoded) == shards + 1 == len(made(folder))
     corpus.compact()
-    live = {f"shard-{x['number']:05d}.{coarse}" for x in corpus._generation.entries["shards"]}
+    live = {f"shard-{x['number']:05d}.{kind}" for x in corpus._generation.entries["shards"]}
     assert made(folder) < live  # those of shards that are no more are gone
     corpus.search(Q, **options)
     assert made(folder) == live and Corpus.open(folder, verify=True)
@@ -249,9 +268,10 @@ def test_without_room_on_the_disk_codes_stay_in_memory(call, tmp_path, monkeypat
 
 def test_verify_finds_a_changed_byte(tmp_path):
     corpus = created(tmp_path / "c")
-    corpus.search(queries(), 3, coarse="bits")
-    corpus.search(queries(), 3, coarse="muvera")
+    for coarse in PASSES:
+        corpus.search(queries(), 3, coarse=coarse)
     corpus.verify()
+    assert len(made(tmp_path / "c")) == 3 * len(corpus.shards)
     for name in sorted(made(tmp_path / "c")):
         path = tmp_path / "c" / name
         whole = path.read_bytes()
