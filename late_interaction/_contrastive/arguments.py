@@ -42,8 +42,7 @@ _OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
 def read(name: str, given: dict[str, Any], *, listed: bool = False) -> Call:
-    """``given``: the arguments as the caller gave them. ``listed``: the backward takes listed pairs of a
-    batch that is not kept as a whole."""
+    """Make a call from a loss's arguments. ``listed``: its backward takes listed pairs, unless kept whole."""
     given, group = _NONE | given, given["group"]
     alone = group is None
     try:
@@ -65,7 +64,7 @@ def read(name: str, given: dict[str, Any], *, listed: bool = False) -> Call:
 
 
 def _bounded(call: Call) -> Call:
-    """The same, with the greatest logit that a negative of each query may have."""
+    """Bound the logits of each query's negatives by its lowest label logit less the margin."""
     assert call.candidates.margin is not None
     with torch.no_grad(), without_autocast(call.q.device.type):
         of_labels = label_logits(call, Grid.of(call.kernels, call.q, call.d), call.no_logits())
@@ -77,7 +76,7 @@ def _bounded(call: Call) -> Call:
 
 
 def _sides(caller: str, Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens | None, int]:
-    """Queries, documents and hard negatives, all padded or all packed, and how many each query has."""
+    """Convert queries, documents and hard negatives to Tokens of one form; count hard negatives a query."""
     given = {"Q": Q, "D": D} | ({} if H is None else {"hard_negatives": H})
     given = {name: as_tokens(name, x) for name, x in given.items()}
     for name, x in given.items():
@@ -111,7 +110,7 @@ def _sides(caller: str, Q: Any, D: Any, H: Any) -> tuple[Tokens, Tokens, Tokens 
 
 
 def _device_of(*tokens: Any) -> torch.device:
-    """The device of what came, of whatever kind it is."""
+    """Return the device of the first tensor among unchecked arguments, or the CPU."""
     for x in tokens:
         first = x[0] if is_sequences(x) and not isinstance(x, Tokens) else x
         if isinstance(first, (Tensor, Tokens)):
@@ -123,7 +122,7 @@ def _device_of(*tokens: Any) -> torch.device:
 
 
 def _checked(name: str, given: dict[str, Any]) -> Call:
-    """The call as this process alone would make it, before tokens are normalized."""
+    """Check all arguments, and return this process's call before tokens are normalized."""
     q, d, h, each = _sides(name, given["Q"], given["D"], given["hard_negatives"])
     h, own_candidates = _own_candidates(given["candidate_mask"], h, (len(q), each), q.device)
     for flag in ("symmetric", "normalize", "scale_by_world"):
@@ -164,8 +163,10 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
 def _own_candidates(
     mask: Any, h: Tokens | None, shape: tuple[int, int], device: torch.device
 ) -> tuple[Tokens | None, Tensor | None]:
-    """Hard negatives, of which those that are left out reach nothing, and which are candidates: those that
-    the mask keeps and that have tokens. None: all of them, or on a GPU all that can be told."""
+    """Clear the hard negatives that the mask leaves out, and return which ones are candidates.
+
+    Candidates are kept by the mask and have tokens. None: all are, as far as the host knows.
+    """
     kept = check.check_candidates(mask, shape, device)
     if h is None:
         if kept is not None:
@@ -190,7 +191,7 @@ def _own_candidates(
 
 
 def _own_options(given: dict[str, Any], Q: Tensor, labels: Labels, documents: int) -> dict[str, Any]:
-    """Options that one loss alone has."""
+    """Check the options that only one of the losses has."""
     if "bias" in given:
         return {"bias": check.check_learned("bias", given["bias"], Q, positive=False)}
     if "k" not in given:
@@ -226,9 +227,11 @@ def _precision(precision: str | None, Q: Tensor) -> str:
 
 
 def _prepared(call: Call, normalize: bool, listed: bool, alone: bool) -> Call:
-    """Tokens as their blocks are scored. Packed ones, single ones and those of listed pairs are normalized
-    here, others by the operators; those of listed pairs lose what a mask leaves out, in a group only once it
-    is known whether any process has a mask."""
+    """Prepare the tokens for the operators, and choose these.
+
+    Packed tokens, single ones and those of listed pairs are normalized here, others by the operators. Tokens
+    of listed pairs lose what a mask leaves out: in a group once it is known whether any process has a mask.
+    """
     call = _without_left_out(call)
     single = alone and is_single(call.q) and is_single(call.d)
     here = normalize and (call.q.is_packed or single or listed)
@@ -253,14 +256,16 @@ def _packed_if_masked(call: Call) -> Call:
 
 
 def _packed(call: Call) -> Call:
-    """All tokens packed, without those that a mask leaves out, for which the host waits for the device."""
+    """Pack all tokens, without masked ones. The host waits for the device."""
     return _mapped(call, lambda x: with_bounds("tokens", x.pack()))
 
 
 def _without_left_out(call: Call) -> Call:
-    """Zeros in place of queries that are left out and of their hard negatives, since a weight of 0 times NaN
-    is NaN. Documents of a symmetric loss are compared with these queries still. A GPU's labels are not waited
-    for: any may leave a query out."""
+    """Zero the queries without a label and their hard negatives, since a weight of 0 times NaN is NaN.
+
+    A symmetric loss still compares documents with these queries. A GPU's labels are not waited for: any may
+    leave a query out.
+    """
     left_out = call.labels.left_out
     if left_out is None or (left_out.device.type == "cpu" and not bool(left_out.any())):
         return call
@@ -269,7 +274,7 @@ def _without_left_out(call: Call) -> Call:
 
 
 def _zeroed(x: Tokens, sequences: Tensor) -> Tokens:
-    """The same with zeros in some of the sequences."""
+    """Zero the values of the marked sequences."""
     if x.offsets is None or len(x) == 0:
         rows = sequences.view(-1, *[1] * (x.values.dim() - 1))
     else:
@@ -288,8 +293,7 @@ def _normalized(x: Tokens) -> Tokens:
 
 
 def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
-    """The same over all processes, once these agree. Options are compared as they are read, so that 1 and 1.0
-    are the same."""
+    """Agree on the call with all processes. Options are compared as read, so that 1 and 1.0 are the same."""
     name, group = call.name, given["group"]
     agreed = {
         "loss": name,
@@ -320,7 +324,7 @@ def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
 
 
 def _shown(number: Tensor | float, symmetric: bool) -> str:
-    """A temperature or bias, as processes compare it. A symmetric loss exchanges sums for its gradient."""
+    """Show a number for comparison between processes, which exchange sums if a symmetric loss learns it."""
     if not isinstance(number, Tensor):
         return repr(number)
     value = repr(number.item()) if has_values_on_cpu(number) else f"a number on {number.device.type}"
@@ -329,8 +333,7 @@ def _shown(number: Tensor | float, symmetric: bool) -> str:
 
 
 def _same_on_device(call: Call, group: Any) -> Call:
-    """NaN in place of a GPU's temperature and bias where processes have different ones: such a number is not
-    waited for."""
+    """Turn a GPU's temperature or bias, which the host does not wait for, into NaN if processes differ."""
     numbers = {"temperature": call.temperature, "bias": call.bias}
     on_device = {k: x for k, x in numbers.items() if isinstance(x, Tensor) and not has_values_on_cpu(x)}
     if not on_device:

@@ -1,9 +1,8 @@
-"""The backward pass over the shards of documents: winners are found again, block by block, unless the forward
-kept them.
+"""The backward pass over the shards of documents, which finds winners again unless the forward kept them.
 
-The larger side's gradients are finished a block at a time; of the smaller side's, one copy in the sums' dtype
-exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) the queries have such a copy, and
-the own documents where more than two processes find gradients for them.
+Gradients of the larger side are finished a block at a time; those of the smaller side add up in one copy in
+the sums' dtype. Where documents travel (:mod:`late_interaction._contrastive.ring`) the queries have such a
+copy, and so have this process's documents if more than two processes find gradients for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,34 +30,34 @@ from late_interaction._contrastive.sequences import (
 from late_interaction.ops._library import operators as _ops
 from late_interaction.tokens import Tokens
 
-_LISTED_SUM_BYTES = 64 << 20  # of a block's sums, where every pair is listed
+_LISTED_SUM_BYTES = 64 << 20  # of a block's sums, where every pair that counts is listed
 
 Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits (or what a loss keeps instead) of pairs
 Pair = tuple[Sums, Sums]  # of queries and documents
 
 
 class Weights(Protocol):
-    """The derivatives of a loss in the scores of one shard of documents."""
+    """The gradients of a loss with respect to the scores of one shard of documents."""
 
     def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
-        """Return those of a block of queries and documents."""
+        """Return the gradient with respect to the scores of a block."""
 
     def of_own(self, scores: Tensor, rows: Block) -> Tensor:
-        """Return those of scores ``[rows, each]`` of hard negatives, which are overwritten."""
+        """Return the gradient with respect to hard negatives' scores ``[rows, each]``; overwrite these."""
 
     def of_pairs(
         self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return those of listed pairs, and which of them count. ``final``: all of them do."""
+        """Return the gradient with respect to listed scores, and which pairs count; None: all (``final``)."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a forward with a list hands on."""
+    """The listed pairs of a shard, and its blocks whose pairs are not listed."""
 
     pairs: Listed
     dense: set[tuple[Block, int]]  # blocks that are not listed: of queries, and the first document of a block
-    final: bool = False  # all that are listed count
+    final: bool = False  # every listed pair counts
 
 
 Given = Found | KeptBlocks | None  # what the forward over a shard hands on to the backward
@@ -68,7 +67,7 @@ Given = Found | KeptBlocks | None  # what the forward over a shard hands on to t
 
 
 def sums_of_queries(call: Call, needed: bool, needs_d: bool) -> Sums:
-    """Queries with hard negatives add up as a whole, and so do those that documents travel to."""
+    """Make the sums of the queries: whole in a group, with hard negatives, or as the smaller or only side."""
     smaller = call.q.values.numel() <= call.d.values.numel()
     return Sums(call.q, needed, call.ring.world > 1 or call.h is not None or smaller or not needs_d)
 
@@ -81,9 +80,11 @@ def add_shards(
     extra: Tensor | None = None,
     last: Tokens | None = None,
 ) -> Tensor | None:
-    """Add the gradients of the queries to their sums, and return that of the documents. ``of_shard``: the
-    weights of a step's shard, and what the forward over it hands on; from ``extra``, which goes with the
-    documents. ``last``: the documents of the other one of two processes, where they are still there."""
+    """Add the queries' gradient over all shards to their sums, and return the documents' gradient.
+
+    ``of_shard`` returns the weights of a step's shard, and what the forward over it hands on; it takes
+    ``extra``, which travels with the documents. ``last``: the other of two processes' documents, if kept.
+    """
     ring, alone, d = call.ring, call.ring.world == 1, call.d
     # More than two gradients are added up in the sums' dtype.
     own = Sums(d, needs_d, q_sums.in_blocks if alone else ring.world > 2)
@@ -107,8 +108,7 @@ def add_shards(
 
 
 def _send_home(ring: Ring, step: int, sums: Sums) -> Exchange:
-    """Send the gradient of a step's documents to their process, and receive one of the own documents from the
-    process that has had them in this step."""
+    """Send the gradient of a step's documents home, and receive one for this process's documents."""
     values, found = sums.tokens.values, sums.finished()
     leaving = values.new_empty(0) if found is None else found
     arriving = values.new_empty(ring.shapes[ring.rank] if ring.wants[ring.rank] else 0)
@@ -116,7 +116,7 @@ def _send_home(ring: Ring, step: int, sums: Sums) -> Exchange:
 
 
 def own_gradients(call: Call, weights: Weights, q_sums: Sums, need_h: bool) -> Tensor | None:
-    """The gradient of the hard negatives; that of the queries is added to their sums, which are whole."""
+    """Return the gradient of the hard negatives, and add that of the queries to their whole sums."""
     if call.h is None or not (call.each and (q_sums.needed or need_h)):
         return torch.zeros_like(call.h.values) if call.h is not None and need_h else None
     values = call.h.values
@@ -134,7 +134,7 @@ def own_gradients(call: Call, weights: Weights, q_sums: Sums, need_h: bool) -> T
 
 
 def add_gradients(call: Call, weights: Weights, grid: Grid, sums: Pair, given: Given) -> None:
-    """Add the gradients of all pairs of the shard. A side that adds up by blocks is walked outermost."""
+    """Add the gradients of all pairs of the shard. The outer loop is over the side that adds up in blocks."""
     by_documents = not sums[0].in_blocks
     found, kept = (given, None) if isinstance(given, Found) else (None, given)
     pairs = None if found is None else _counting(weights, found)
@@ -173,8 +173,10 @@ def _add_block(
 
 
 def _counting(weights: Weights, found: Found) -> Listed:
-    """Rows, columns and amounts of the listed pairs that count. The host waits for the device, unless all of
-    them do."""
+    """Return rows, columns and gradients of the listed pairs that count.
+
+    The host waits for the device, unless all of them do.
+    """
     pairs = found.pairs
     amount, counts = weights.of_pairs(*pairs, found.final)
     if counts is None:
@@ -184,9 +186,11 @@ def _counting(weights: Weights, found: Found) -> Listed:
 
 
 def _add_listed(call: Call, grid: Grid, sums: Pair, pairs: Listed, by_documents: bool) -> None:
-    """The same where every pair that counts is listed: at once where one call takes all of them, whose
-    gradients are handed over or added to sums that have begun. Else blocks may be larger than what is scored
-    as a whole, since little of them is read."""
+    """Add the gradients of a shard whose pairs that count are all listed.
+
+    If one call takes all of them, its gradients become the sums, or are added to those that have begun. Else
+    blocks may be larger than those that are scored as a whole, since little of them is read.
+    """
     if len(pairs[0]) <= grid.pairs_of_call and not any(x.begun and x.in_blocks for x in sums):
         inputs, winners = _listed_winners(call, grid.packed, pairs)
         begun = [x.whole if x.begun else None for x in sums]
@@ -208,7 +212,7 @@ def _add_listed(call: Call, grid: Grid, sums: Pair, pairs: Listed, by_documents:
 
 
 def _listed_winners(call: Call, both: tuple[Tokens, Tokens], pairs: Listed) -> tuple[Sequence[Any], Tensor]:
-    """What the operators on packed pairs take, and the winners of listed pairs."""
+    """Return the inputs of the operators on packed pairs, and the winners of the listed pairs."""
     (q, d), indices = both, (x.to(torch.int32) for x in pairs[:2])
     inputs = (q.values, d.values, q.offsets, d.offsets, *indices)
     _, winners = _ops.maxsim_pairs_packed_winners.default(*inputs, longest(q), call.kernels.precision)
@@ -217,7 +221,7 @@ def _listed_winners(call: Call, both: tuple[Tokens, Tokens], pairs: Listed) -> t
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Pairs in the order of the outermost blocks, and where those of each block begin."""
+    """Listed pairs in the order of the outer blocks, and where those of each block begin."""
 
     pairs: Listed
     begins: list[int]
@@ -232,7 +236,7 @@ class _Chunks:
         return _Chunks((rows, columns, amount), begins, by_documents)
 
     def add(self, call: Call, grid: Grid, sums: Pair, block: Block, i: int) -> None:
-        """Add the gradients of the pairs of outermost block ``i``."""
+        """Add the gradients of the pairs of outer block ``i``."""
         blocks = [(0, len(grid.q)), (0, len(grid.d))]
         blocks[self.by_documents] = block
         both = part(grid.packed[0], blocks[0]), part(grid.packed[1], blocks[1])

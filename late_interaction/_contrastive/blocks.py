@@ -17,10 +17,10 @@ from late_interaction.tokens import Tokens
 # Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
 _CUDA_SHARES = (32 << 20, 12 << 20, 72 << 20)
 _CPU_SHARES = (4 << 20, 12 << 20, 32 << 20)
-_SHARED_TOKENS = 180  # up to which two documents share a block of grad_D's kernel
-_LEAST = 16  # sequences that a block has where there are as many
+_SHARED_TOKENS = 180  # up to which two documents share a thread block of grad_D's kernel
+_LEAST = 16  # sequences of a block, if there are as many
 _MATRIX_BLOCK = {"cuda": (4096, 2048), "cpu": (1024, 1024)}
-_PANEL = 4 << 20  # logits that one softmax update takes
+_PANEL = 4 << 20  # logits of a panel, at most
 _WINNER_BYTES = 32 << 20  # of one call on listed pairs
 
 
@@ -37,7 +37,7 @@ class Grid:
 
     @staticmethod
     def of(kernels: Kernels, q: Tokens, d: Tokens, together: int = 1) -> "Grid":
-        """``together``: queries, and documents, that follow one another and share a block."""
+        """Split both sides into blocks, which end where a group of ``together`` sequences does."""
         q_blocks, d_blocks = (
             whole_groups(blocks_of(x, most), together)
             for x, most in zip((q, d), block_sizes(kernels, q, d), strict=True)
@@ -47,32 +47,32 @@ class Grid:
 
     @property
     def most_queries(self) -> int:
-        """Queries of the largest block."""
+        """Return the number of queries of the largest block."""
         return max((end - begin for begin, end in self.q_blocks), default=0)
 
     @cached_property
     def runs(self) -> list[list[Block]]:
-        """Blocks of documents that pass as one panel."""
+        """Group the blocks of documents into runs, each with the columns of one panel."""
         return panels(self.d_blocks, self.most_queries)
 
     @property
     def one_panel(self) -> bool:
-        """Whether all pairs pass as one panel."""
+        """Tell whether all pairs pass as one panel."""
         return len(self.q_blocks) == 1 and len(self.runs) == 1
 
     @cached_property
     def packed(self) -> tuple[Tokens, Tokens]:
-        """Both sides, as lists of pairs take them."""
+        """Return both sides packed, as the operators on listed pairs take them."""
         return as_packed(self.q), as_packed(self.d)
 
     @cached_property
     def pairs_of_call(self) -> int:
-        """How many listed pairs one call takes, by what their winners take."""
+        """Return how many listed pairs one call takes, so that their winners stay small."""
         return max(1, _WINNER_BYTES // max(1, 4 * longest(self.q)))
 
 
 def block_sizes(kernels: Kernels, q: Tokens, d: Tokens) -> Block:
-    """Queries and documents of a block."""
+    """Choose how many queries and documents a block has."""
     on_gpu = q.values.is_cuda
     if kernels.way == "matrix":
         return _MATRIX_BLOCK["cuda" if on_gpu else "cpu"]
@@ -90,15 +90,17 @@ def block_sizes(kernels: Kernels, q: Tokens, d: Tokens) -> Block:
 
 
 def _whole_wave(documents: int, d: Tokens) -> int:
-    """Fewer documents, where the blocks of grad_D's kernel (``csrc/plan/backward/tiled_grad_d.h``) would not
-    fill their last wave on the GPU: two documents a block, or a longer one."""
+    """Take fewer documents where the last wave of grad_D's kernel would not fill the GPU.
+
+    A thread block of it takes two documents, or a longer one (``csrc/plan/backward/tiled_grad_d.h``).
+    """
     processors: int = torch.cuda.get_device_properties(d.values.device).multi_processor_count
     wave = processors * (2 if longest(d) <= _SHARED_TOKENS else 1)
     return documents if documents < wave else documents // wave * wave // 32 * 32
 
 
 def whole_groups(blocks: list[Block], size: int) -> list[Block]:
-    """Blocks that end where a group of ``size`` sequences does, but for the last one."""
+    """Extend blocks to the ends of groups of ``size`` sequences, of which the last may be smaller."""
     if size == 1 or not blocks:
         return blocks
     last = blocks[-1][1]
@@ -107,7 +109,7 @@ def whole_groups(blocks: list[Block], size: int) -> list[Block]:
 
 
 def panels(blocks: list[Block], queries: int) -> list[list[Block]]:
-    """Blocks of documents in runs whose logits with so many queries are updated together."""
+    """Group blocks of documents into runs, whose logits with so many queries are a panel of bounded size."""
     most, found, begin = max(1, _PANEL // max(queries, 1)), [], 0
     run: list[Block] = []
     for block in blocks:

@@ -29,45 +29,45 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class Loss(Protocol):
-    """What a loss keeps of the logits that pass, and the derivatives that follow from it."""
+    """A loss: the sums that its forward keeps of the logits, and the gradients that follow from them."""
 
     @property
     def lists(self) -> bool:
-        """Whether the backward takes listed pairs, and no blocks."""
+        """Tell whether the backward takes listed pairs instead of blocks."""
 
     def add_own(self, logits: Tensor, rows: Block) -> None:
         """Take the logits of a block of queries with their hard negatives."""
 
     def begin(self, grid: Grid | None, step: int) -> None:
-        """Expect the panels of a step's shard. Without a grid it comes as a whole, and nothing is listed."""
+        """Begin a step's shard. Without a grid it comes as one panel, and nothing is listed."""
 
     def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
-        """Take a panel: a block of queries with a run of blocks of documents."""
+        """Take a panel: the logits of a block of queries with a run of blocks of documents."""
 
     def end(self, step: int) -> None:
-        """Leave the shard."""
+        """End the step's shard."""
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return the loss, and how many rows (and columns) it is the mean over."""
 
     def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], Any]]:
-        """Return the tensors of it, and what makes the same of them."""
+        """Return tensors for autograd to save, and a function that restores the loss from them."""
 
     def derive(self, grad: Tensor, counts: Tensor) -> Tensor | None:
-        """Take the gradient of the loss. Return what goes round with the documents, ``[k, documents]``."""
+        """Take the gradient of the loss. Return what travels with documents, ``[k, documents]``, or None."""
 
     def weights(self, step: int, travelled: Tensor | None) -> Weights:
-        """Return the derivatives in the scores of a step's shard."""
+        """Return the gradients with respect to the scores of a step's shard."""
 
     def listed(self, step: int) -> Found | None:
-        """Return the pairs of a step's shard that count, where they are listed."""
+        """Return the listed pairs of a step's shard, if pairs are listed."""
 
     def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradients of the temperature and the bias."""
 
 
 class _Once(Function):
-    """Gradients, which cannot be differentiated again."""
+    """Gradients that cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, name: str, gradients: Callable[[], Any], *tensors: Any) -> Any:
@@ -83,8 +83,10 @@ _once: Any = _Once.apply
 
 
 def once(name: str, gradients: Callable[[], Gradients], tensors: Sequence[Any]) -> Gradients:
-    """The gradients of a backward. ``tensors``: all that they depend on, so that with ``create_graph=True``
-    differentiating them again raises an error that names the function."""
+    """Return the gradients of a backward, so that differentiating them again raises an error.
+
+    ``tensors``: all that they depend on. ``name``: the function that the error names.
+    """
     if not torch.is_grad_enabled():
         return gradients()
     found: Gradients = _once(name, gradients, *tensors)
@@ -124,13 +126,13 @@ _apply = applied(BlockwiseFunction)
 
 
 def loss(call: Call, start: Callable[[Call], Loss]) -> Tensor:
-    """``start``: the sums of a loss over no logits."""
+    """Compute a loss by blocks. ``start`` makes its sums, over no logits yet."""
     found: Tensor = _apply(call.bare(), start, *call.tensors)
     return found
 
 
 def _forward(call: Call, state: Loss, blocks: KeptBlocks | None) -> tuple[Tensor, Tensor, Tokens]:
-    """The loss, how many rows count, and the documents of the last step."""
+    """Return the loss, how many rows count, and the documents of the last step."""
     score_own(call, state.add_own)
     documents = call.d
     for step, (_, documents, _) in enumerate(call.ring.shards(call.d)):
@@ -165,7 +167,7 @@ def _backward(
     call: Call, state: Loss, needs: Sequence[bool], blocks: KeptBlocks | None, last: Tokens | None,
     travels: Tensor | None,
 ) -> Gradients:  # fmt: skip
-    """The gradients of what :attr:`Call.tensors` lists."""
+    """Return the gradients of what :attr:`Call.tensors` lists."""
     q_sums = sums_of_queries(call, needs[0], needs[1])
     grad_H = own_gradients(call, state.weights(-1, None), q_sums, needs[2])
 

@@ -1,4 +1,4 @@
-"""What one call of a loss computes."""
+"""One call of a loss: its checked arguments, and what follows from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +19,14 @@ from late_interaction.tokens import Tokens
 
 # Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
 KEPT_BYTES = {"cuda": 512 << 20, "cpu": 512 << 20}
-# The same on a GPU where the backward takes listed pairs: from there on that is faster than one of all pairs.
+# On a GPU where the backward takes listed pairs: above it, that is faster than a backward of all pairs.
 KEPT_BYTES_WITH_LIST = 64 << 20
-_LAST_BYTES = 128 << 20  # of the other one of two processes' documents, that stay for the backward
+_LAST_BYTES = 128 << 20  # of the other of two processes' documents, to be kept for the backward
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a loss, checked and agreed on. What autograd keeps is :meth:`bare` of values."""
+    """The arguments of a loss, checked and agreed on. Autograd keeps it :meth:`bare`, without values."""
 
     name: str  # of the public function, for messages
     kernels: Kernels
@@ -54,40 +54,42 @@ class Call:
     whole: bool = False  # all scores and winners are kept
 
     def no_logits(self) -> Tensor:
-        """NaN for the logit of each label, ``[queries, P]``."""
+        """Return a NaN for the logit of each label, ``[queries, P]``."""
         Q, shape = self.q.values, (len(self.q), self.labels.most)
         return torch.full(shape, torch.nan, dtype=sum_dtype(Q), device=Q.device)
 
     def kept(self, logits: Tensor, step: int, rows: Block, columns: Block) -> Tensor:
-        """Keep the candidates in a block of a step's shard, in place."""
+        """Set the logits of documents that are no candidates to minus infinity, in place."""
         first = sum(self.ring.documents[: self.ring.owner(step)])
         return self.candidates.of_documents(logits, rows, columns, first, self.labels if step == 0 else None)
 
     @property
     def together(self) -> int:
-        """Queries, and documents, that follow one another and share a block."""
+        """Return how many consecutive queries, or documents, must share a block."""
         return 1 if self.mixup is None else self.mixup.queries.size
 
     @property
     def classes(self) -> int:
-        """Documents of all shards, and hard negatives of a query."""
+        """Count the documents of all shards and the hard negatives of a query."""
         return sum(self.ring.documents) + self.each
 
     @property
     def column_classes(self) -> int:
-        """Queries of all processes."""
+        """Count the queries of all processes."""
         return sum(self.ring.queries)
 
     @property
     def plain(self) -> bool:
-        """Whether PyTorch's cross entropy is the loss. It takes one label of a row or column, and shares
-        smoothing among all classes."""
+        """Tell whether PyTorch's cross entropy computes the loss.
+
+        It takes one label of a row or column, and spreads smoothing over all classes.
+        """
         one = self.labels.most == 1 and self.column_labels_are_plain
         return one and self.candidates.are_all and (self.candidates.own is None or not self.smoothing)
 
     @property
     def column_labels_are_plain(self) -> bool:
-        """Whether each document is the label of the query of its number, if the loss has that direction."""
+        """Tell whether each document is the label of the query of its number, if the loss is symmetric."""
         return not self.symmetric or (self.labels.index is None and len(self.q) == len(self.d))
 
     @property
@@ -96,7 +98,7 @@ class Call:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """What may have gradients: values of queries, documents and hard negatives, temperature and bias."""
+        """Return what may have gradients: values of queries, documents, hard negatives; temperature; bias."""
         return self.q.values, self.d.values, None if self.h is None else self.h.values, *self.numbers
 
     @property
@@ -107,7 +109,7 @@ class Call:
         return self.of((None, None, None, 1.0, 0.0))
 
     def of(self, tensors: Sequence[Any]) -> "Call":
-        """The same of other :attr:`tensors`."""
+        """Return the call with other :attr:`tensors`."""
         Q, D, H, temperature, bias = tensors
         h = None if self.h is None else with_values(self.h, H)
         q, d = with_values(self.q, Q), with_values(self.d, D)
@@ -116,7 +118,7 @@ class Call:
     # ---- what stays for the backward ----
 
     def kept_blocks(self) -> KeptBlocks | None:
-        """Where the forward keeps blocks; None: it keeps none."""
+        """Return where the forward keeps blocks, or None if it keeps none."""
         if not self.keeps:
             return None
         device = self.q.device.type
@@ -128,27 +130,32 @@ class Call:
         return KeptBlocks.of(self.kernels, budget, device) if fit else None
 
     def keeps_last(self) -> bool:
-        """Whether the documents of the last step stay for the backward, which then begins with them. The
-        same on every process."""
+        """Tell whether the last step's documents are kept for the backward, which then begins with them.
+
+        The answer is the same on every process.
+        """
         if not self.keeps or self.ring.world != 2 or self.symmetric:
             return False
         return self.ring.largest_shard * self.q.values.itemsize <= _LAST_BYTES
 
 
 def pair_bytes(x: Tokens, longest_query: int) -> int:
-    """Bytes that the score and the winners of a pair take."""
+    """Return the bytes that the score and the winners of a pair take."""
     return 4 + (4 if x.is_packed else 2) * longest_query
 
 
 def default_budget(device_type: str, listed: bool) -> int:
-    """Bytes that scores and winners may take where the caller names none."""
+    """Return the bytes that scores and winners may take if the caller names none."""
     budget = KEPT_BYTES[device_type]
     return min(budget, KEPT_BYTES_WITH_LIST) if listed and device_type == "cuda" else budget
 
 
 def fits_whole(call: Call, listed: bool) -> bool:
-    """Whether scores, and for a backward winners, stay within ``kept_bytes``. Single tokens have no winners,
-    and their products go by blocks at every size. ``listed``: else the backward takes listed pairs."""
+    """Tell whether all scores, and for a backward all winners, stay within ``kept_bytes``.
+
+    Single tokens have no winners, and go by blocks at every size. ``listed``: a batch that does not fit has
+    a backward of listed pairs.
+    """
     if call.kernels.way == "matrix":
         return False
     budget = default_budget(call.q.device.type, listed) if call.kept_bytes is None else call.kept_bytes
@@ -159,9 +166,11 @@ def fits_whole(call: Call, listed: bool) -> bool:
 
 
 def reduced(call: Call, losses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor | None, Tensor]:
-    """From losses of rows, and of columns: the same with 0 where there is no label; the sum of their means
-    (or sums) over all processes, or None where they are not reduced; and how many rows and columns have a
-    label, in all processes where they are reduced."""
+    """Reduce the losses of rows, and of columns, over all processes.
+
+    Return them with 0 where there is no label; the sum of their means (or sums), None if they are not to be
+    reduced; and how many rows and columns have a label, of all processes if reduced.
+    """
     found, counts = [], []
     for loss, left_out in zip(losses, left_out_of(call, losses[0]), strict=True):
         count = torch.full_like(loss[:0].sum(), loss.numel())
@@ -177,23 +186,23 @@ def reduced(call: Call, losses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor 
 
 
 def left_out_of(call: Call, rows: Tensor) -> list[Tensor | None]:
-    """Which rows, and columns where the loss is symmetric, have no label. ``rows``: numbers of the rows."""
+    """Mark rows without a label, and columns if the loss is symmetric. ``rows``: a value of each row."""
     columns = [call.labels.left_out_columns(rows, call.own_documents)] if call.symmetric else []
     return [call.labels.left_out, *columns]
 
 
 def row_factor(each: Tensor, left_out: Tensor | None, like: Tensor) -> Tensor:
-    """The derivative of the result in each row's loss: ``each``, but 0 where there is no label."""
+    """Return the gradient with respect to each row's loss: ``each``, but 0 where there is no label."""
     each = each.expand_as(like)
     return each if left_out is None else each.masked_fill(left_out, 0.0)
 
 
 def times_number(values: Tensor, factor: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a number: a sum over rows, of which those that are left out may hold anything."""
+    """Sum ``values * factor`` over rows, for the gradient of a number; a factor of 0 hides any value."""
     return torch.where(factor == 0, 0.0, values * factor).sum().to(like.dtype)
 
 
 def split(tensors: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
-    """Consecutive groups of so many."""
+    """Split a sequence into consecutive groups of the given sizes."""
     places = iter(tensors)
     return [[next(places) for _ in range(size)] for size in sizes]

@@ -14,15 +14,15 @@ class Candidates:
     own: Tensor | None = None  # bool [queries, each], of hard negatives; None: all of them
     excluded: Labels | Tensor | None = None  # documents of all processes; or bool [queries, documents]
     margin: float | None = None  # by which a negative scores less than the query's labels
-    bound: Tensor | None = None  # the greatest logit of a negative that follows from it
+    bound: Tensor | None = None  # the greatest logit of a negative by this margin
 
     @property
     def are_all(self) -> bool:
-        """Whether no document is left out; hard negatives may be."""
+        """Tell whether every document is a candidate; some hard negatives may be none."""
         return self.excluded is None and self.margin is None
 
     def of_own(self, logits: Tensor, rows: Block) -> Tensor:
-        """Keep the candidates among the hard negatives of a block of queries, in place."""
+        """Set the logits of hard negatives that are no candidates to minus infinity, in place."""
         if self.own is not None:
             logits.masked_fill_(~self.own[slice(*rows)], -torch.inf)
         if self.bound is not None:
@@ -32,8 +32,10 @@ class Candidates:
     def of_documents(
         self, logits: Tensor, rows: Block, columns: Block, first: int, labels: Labels | None
     ) -> Tensor:
-        """Keep the candidates in a block of a shard, and the labels there, in place. ``first``: the number of
-        the shard's first document."""
+        """Set the logits of documents that are neither candidates nor labels to minus infinity, in place.
+
+        ``first``: the number of the shard's first document. ``labels``: None if they lie in another shard.
+        """
         out, there = None, (first + columns[0], first + columns[1])
         if isinstance(self.excluded, Labels):
             out = self.excluded.hits(rows, there)

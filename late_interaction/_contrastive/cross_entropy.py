@@ -1,5 +1,4 @@
-"""The cross entropy by blocks: running sums of the softmax, the list of pairs that a tail leaves, and the
-derivatives that follow from them."""
+"""The cross entropy by blocks, from running sums of the softmax and the pairs that a tail leaves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +22,11 @@ _HELD_BYTES = 32 << 20  # of logits, until all pairs are scored
 
 @dataclass
 class _Shard:
-    """What the forward of one shard finds beside the sums: the list of pairs, where one is wanted."""
+    """What the forward over one shard finds beside the sums: the list of pairs, if one is wanted."""
 
-    own: bool  # the documents are those that labels speak of
+    own: bool  # labels lie in the shard
     found: PairList | None = None
-    # Logits of the labels, where pairs are listed. They are found behind the first panel's scores: a device
-    # has these to do meanwhile.
+    # Finds bounds from the labels' logits, where pairs are listed, while the device scores the first panel.
     find_starts: Callable[[], tuple[Tensor | None, Tensor | None]] | None = None
     starts: tuple[Tensor | None, Tensor | None] | None = None
     holds: bool = False  # the one panel, until the sums over all shards are known
@@ -37,8 +35,7 @@ class _Shard:
 
 @dataclass
 class CrossEntropy:
-    """The sums of the queries' rows and of the documents' columns, the logits of labels, and the list of each
-    shard."""
+    """The sums of rows and columns, the logits of labels, and the list of each shard."""
 
     call: Call
     rows: RunningSoftmax
@@ -53,7 +50,7 @@ class CrossEntropy:
 
     @staticmethod
     def of(call: Call, of_labels: Tensor) -> "CrossEntropy":
-        """``of_labels``: NaN of logits that are still to be seen."""
+        """Make sums over no logits. ``of_labels``: the labels' logits, NaN for those still to be read."""
         sums = (of_labels, of_labels.dtype, call.learns, call.smoothing > 0)
         columns = RunningSoftmax.empty(call.own_documents, *sums) if call.symmetric else None
         return CrossEntropy(call, RunningSoftmax.empty(len(of_labels), *sums), columns, of_labels)
@@ -90,9 +87,7 @@ class CrossEntropy:
             self._list(shard, (logits, rows, run), shard.starts)
 
     def end(self, step: int) -> None:
-        for (
-            earlier
-        ) in self.found:  # behind this shard's scores: the device has them to do while the host waits
+        for earlier in self.found:  # the host waits while the device scores this shard
             earlier.finish()
         shard = self.shards[-1]
         if shard.found is not None:
@@ -101,7 +96,7 @@ class CrossEntropy:
             self.columns = _pass_columns(self.call, step, self.columns)
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """The loss, and how many rows and columns it is the mean over."""
+        """Return the loss, and how many rows and columns it is the mean over."""
         for shard in self.shards:
             if shard.held is not None:  # listed by the sums of all shards
                 self._list(shard, shard.held, (None, None))
@@ -113,9 +108,11 @@ class CrossEntropy:
         return found
 
     def _holds(self, grid: Grid) -> bool:
-        """Whether the panel of a shard is listed once the sums of all shards are known. Then every pair of
-        the list counts, and the host learns how many there are in the backward. Sums of columns that travel
-        are known elsewhere."""
+        """Tell whether a shard's one panel is held until the sums of all shards are known, and then listed.
+
+        Then every listed pair counts, and the host learns their number in the backward. Sums of columns that
+        travel are complete on other processes.
+        """
         if not grid.one_panel or (self.call.symmetric and self.call.ring.world > 1):
             return False
         held = sum(shard.held[0].numel() for shard in self.shards if shard.held is not None)
@@ -132,8 +129,10 @@ class CrossEntropy:
         return found
 
     def _starts(self, grid: Grid, own: bool) -> tuple[Tensor | None, Tensor | None]:
-        """The greatest logits of queries with their labels, and of documents with theirs. They are part of
-        every sum in the end, and known before it begins. Sums over another process's documents have them."""
+        """Return the greatest label logit of each row, and of each column: lower bounds of log-sum-exps.
+
+        They are known before the sums have seen them. None for another process's documents: the sums have.
+        """
         if not own:
             return None, None
         logits, labels = label_logits(self.call, grid, self.of_labels), self.call.labels
@@ -156,7 +155,7 @@ class CrossEntropy:
     # ---- what is kept ----
 
     def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], "CrossEntropy"]]:
-        """All tensors, for autograd to keep, and what makes the same of them."""
+        """Return all tensors for autograd to save, and a function that restores the state from them."""
         lists = [found.save(self.rows.weight) for found in self.found]
         groups: list[list[Any]] = [x.tensors() for x in (self.rows, self.columns) if x is not None]
         sides, again = len(groups), [of_list for _, of_list in lists]
@@ -241,7 +240,7 @@ def _pass_columns(call: Call, step: int, columns: RunningSoftmax) -> RunningSoft
 
 
 def factors(call: Call, grad: Tensor, sides: list[Side], counts: Tensor) -> list[Tensor]:
-    """The derivatives of the loss in the cross entropies of rows, and of columns."""
+    """Return the gradients with respect to the cross entropies of rows, and of columns."""
     weights = [sums.weight for sums, _ in sides]
     grad, found = grad.to(weights[0].dtype) * (call.scale / len(sides)), []
     for i, (like, left_out) in enumerate(zip(weights, left_out_of(call, weights[0]), strict=True)):
@@ -254,7 +253,7 @@ def factors(call: Call, grad: Tensor, sides: list[Side], counts: Tensor) -> list
 
 
 def temperature_gradient(call: Call, sides: list[Side], amounts: list[Tensor]) -> Tensor:
-    """``amounts``: what :func:`factors` returned."""
+    """Return the gradient of the temperature. ``amounts``: what :func:`factors` returned."""
     T = call.temperature
     assert isinstance(T, Tensor)
     found = [
@@ -266,7 +265,7 @@ def temperature_gradient(call: Call, sides: list[Side], amounts: list[Tensor]) -
 
 @dataclass(frozen=True)
 class Weights:
-    """The derivatives in the scores of one shard. ``columns`` where the loss is symmetric."""
+    """The gradients with respect to the scores of one shard. ``columns``: of a symmetric loss."""
 
     call: Call
     rows: SoftmaxWeights
@@ -291,7 +290,7 @@ class Weights:
     def of_pairs(
         self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """What counts are labels, and pairs above the threshold."""
+        """Return the gradients of listed pairs, and mark those that count: labels, or above the threshold."""
         rows, columns = rows.long(), columns.long()  # each index would be converted again
         amount, factor = self.rows.of_pairs(rows, logits)
         counts = None if final else self._above(amount, factor, self.call.classes)

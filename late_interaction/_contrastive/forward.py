@@ -15,12 +15,12 @@ from late_interaction.tokens import Tokens
 
 _OWN_BYTES = 16 << 20
 
-# Takes the logits of a block of queries with a run of blocks of documents.
+# Takes a panel: the logits of a block of queries with a run of blocks of documents.
 Taker = Callable[[Tensor, Block, list[Block]], None]
 
 
 def score_shard(call: Call, grid: Grid, take: Taker, kept: KeptBlocks | None) -> None:
-    """Score every query with every document of the shard, and keep blocks for the backward."""
+    """Score every query with every document of the shard, a panel at a time; keep blocks for the backward."""
     for rows, queries in zip(grid.q_blocks, grid.q_parts, strict=True):
         first = 0
         for run in grid.runs:
@@ -50,7 +50,7 @@ def _panel(
 
 
 def score_own(call: Call, take: Callable[[Tensor, Block], None]) -> None:
-    """Hand on the logits of the queries' hard negatives, a block of queries at a time."""
+    """Score the queries' hard negatives, a block of queries at a time."""
     if call.h is not None and call.each:
         for block, queries, negatives, _ in own_blocks(call):
             scores, _ = call.kernels.own_scores(queries, negatives, call.each)
@@ -58,7 +58,7 @@ def score_own(call: Call, take: Callable[[Tensor, Block], None]) -> None:
 
 
 def own_blocks(call: Call) -> list[tuple[Block, Tokens, Tokens, Block]]:
-    """Blocks of queries whose hard negatives take some 16 MiB: queries, hard negatives and where they lie."""
+    """Split the queries and their hard negatives into blocks with about 16 MiB of hard negatives."""
     assert call.h is not None
     found = []
     for block in even_blocks(len(call.q), int(_OWN_BYTES / max(1.0, call.each * mean_bytes(call.h)))):
@@ -68,7 +68,7 @@ def own_blocks(call: Call) -> list[tuple[Block, Tokens, Tokens, Block]]:
 
 
 def label_logits(call: Call, grid: Grid, like: Tensor) -> Tensor:
-    """The logits of every query with the documents that are its labels, and NaN: ``[queries, P]``."""
+    """Return the logits of all queries with their labels, ``[queries, P]``, NaN where there is no label."""
     n, index = len(grid.q), call.labels.index
     logits = torch.full_like(like, torch.nan)
     for block in even_blocks(n if index is not None else min(n, len(grid.d)), max(grid.most_queries, 1)):
@@ -82,7 +82,7 @@ def label_logits(call: Call, grid: Grid, like: Tensor) -> Tensor:
 
 
 def _scores_of_labels(call: Call, grid: Grid, block: Block, index: Tensor | None) -> Tensor:
-    """Scores of a block of queries with document ``index[i]`` each; None: with that of the same number."""
+    """Score query ``i`` of a block with document ``index[i]``; None: with the document of its own number."""
     kernels, q, d, found = call.kernels, part(grid.q, block), grid.d, None
     if index is None:
         d = part(d, block)

@@ -1,9 +1,9 @@
 """The loss of a small batch over a process group: every process gathers the documents of all.
 
-A ring (:mod:`late_interaction._contrastive.ring`) takes as many steps as there are processes. Where the
+A ring (:mod:`late_interaction._contrastive.ring`) takes as many steps as there are processes. If the
 documents of all processes, and the scores and winners of a process's queries with them, stay within the
-budget of one process, one exchange and one call take less time. Gradients of documents go home as they came,
-in the documents' dtype, and are added in the order of ranks.
+budget of one process, one exchange and one call take less time. Gradients of documents are sent home in the
+documents' dtype, and added in the order of ranks.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ _MOST_BYTES = 512 << 20  # of the documents of all processes
 
 
 def takes(call: Call) -> bool:
-    """Whether the processes gather: the same answer on each of them."""
+    """Tell whether the processes gather: the answer is the same on each of them."""
     ring, values = call.ring, call.d.values
     if ring.group is None or call.symmetric or call.tail or call.kernels.way == "matrix" or not ring.plain:
         return False
@@ -41,7 +41,7 @@ def takes(call: Call) -> bool:
 
 
 def loss(call: Call) -> Tensor:
-    """Differentiable."""
+    """Gather the documents of all processes, and return the loss."""
     ring, d = call.ring, _documents(call.d, call.ring)
     first = sum(ring.documents[: ring.rank])
     index = call.labels.index
@@ -63,7 +63,7 @@ def loss(call: Call) -> Tensor:
 
 
 class _OfAll(Function):
-    """The sum over all processes, with the gradient of this process's part of it."""
+    """The sum over all processes, whose gradient goes to this process's term."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, total: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class _OfAll(Function):
 
 
 def _documents(own: Tokens, ring: Ring) -> Tokens:
-    """Those of all processes, in the order of ranks."""
+    """Gather the documents of all processes, in the order of ranks."""
     values: Tensor = _Gathered.apply(own.values, ring)  # type: ignore[no-untyped-call]
     if own.is_packed:
         bounds = [0]
@@ -101,7 +101,7 @@ class _Gathered(Function):
 
 
 def _gathered(own: Tensor, shapes: list[tuple[int, ...]], ring: Ring) -> Tensor:
-    """Tensors of every process, end to end. Those on the way have one size: shorter ones are filled up."""
+    """Gather a tensor of every process, end to end. Shorter ones are padded to one size on the way."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     most = max(sizes)
     together = (sum(shape[0] for shape in shapes), *shapes[0][1:])
@@ -121,7 +121,7 @@ def _gathered(own: Tensor, shapes: list[tuple[int, ...]], ring: Ring) -> Tensor:
 
 
 def _sent_home(grad: Tensor, ring: Ring) -> Tensor:
-    """The sum of what all processes have for the own documents."""
+    """Return the gradient of this process's documents, summed over all processes."""
     sizes = [torch.Size(shape).numel() for shape in ring.shapes]
     own = sizes[ring.rank]
     arriving = grad.new_empty(ring.world, own)

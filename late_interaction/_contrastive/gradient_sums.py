@@ -1,4 +1,4 @@
-"""Where the gradient of one side of a batch adds up."""
+"""The sums of the gradient of one side of a batch."""
 
 import torch
 from torch import Tensor
@@ -8,9 +8,11 @@ from late_interaction.tokens import Tokens
 
 
 class Sums:
-    """Where one side's gradient adds up, if it is ``needed``: as a ``whole`` in the sums' dtype, or a block
-    at a time, each written to the result when it is finished; or all of it comes at once (``take``). Memory
-    for it is taken when something is added."""
+    """The sums of one side's gradient, if it is ``needed``.
+
+    They are one ``whole`` in the sums' dtype, or made a block at a time, each written to the result when it
+    is finished; or the gradient comes at once (``take``). Memory is allocated when something is added.
+    """
 
     def __init__(self, tokens: Tokens, needed: bool, whole: bool) -> None:
         self.tokens, self.needed, self.in_blocks = tokens, needed, needed and not whole
@@ -35,11 +37,11 @@ class Sums:
         return self._whole
 
     def take(self, gradient: Tensor) -> None:
-        """All of it, in the dtype of the tokens, where nothing has been added."""
+        """Take the whole gradient, in the dtype of the tokens, if nothing has been added."""
         self._taken = gradient.view(self.tokens.values.shape)
 
     def add(self, gradient: Tensor) -> None:
-        """Adds a gradient of all tokens, in their dtype, if one is needed. It may be overwritten."""
+        """Add a gradient of all tokens, in their dtype, if one is needed. It may be overwritten."""
         so_far = self.whole  # or None, where they are not whole
         so_far = self._taken if so_far is None else so_far
         so_far = self._out if so_far is None else so_far
@@ -49,7 +51,7 @@ class Sums:
             self._taken = gradient
 
     def open(self, block: Block, at_once: bool = False) -> None:
-        """``at_once``: what is found for the block is not added up, and goes to ``result``."""
+        """Begin the sums of a block. ``at_once``: its gradient is written to ``result`` instead."""
         if self.in_blocks:
             if self._out is None:
                 self._out = torch.empty_like(self.tokens.values, memory_format=torch.contiguous_format)
@@ -65,7 +67,7 @@ class Sums:
         self._block = self.result = None
 
     def of(self, block: Block) -> Tensor | None:
-        """The sums of a block, which is the open one where they are not whole."""
+        """Return the sums of a block, which is the open one unless the sums are whole."""
         return self._block if self.whole is None else self.whole[rows(self.tokens, block)]
 
     def finished(self) -> Tensor | None:

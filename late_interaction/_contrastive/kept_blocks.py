@@ -1,5 +1,4 @@
-"""Scores and winners of blocks that stay from the forward to the backward, of a batch that is too large to be
-kept as a whole.
+"""Scores and winners of the blocks that are kept for the backward, if a batch is too large to keep all.
 
 The backward takes the blocks that were kept, and computes the others again. Both give the same bits, so what
 is kept decides how long a step takes and not what it returns.
@@ -21,37 +20,39 @@ _AHEAD = 64 << 20  # bytes after which memory is looked at again, which takes 0.
 
 @dataclass
 class KeptBlocks:
-    """Blocks in the order in which the forward comes to them, as long as there is room for them."""
+    """Blocks in the order of the forward, as long as there is room for them."""
 
     granted: int  # bytes that they may take
-    by_memory: bool  # more, while at least as much memory remains available as they take
+    by_memory: bool  # they may take more while as much memory remains available as they take
     taken: int = 0
     full: bool = False
     blocks: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    shard: int = 0  # the one that blocks are of
+    shard: int = 0  # of the blocks that are kept or read now
 
     @staticmethod
     def of(kernels: Kernels, kept_bytes: int | None, device_type: str) -> "KeptBlocks | None":
-        """None: nothing is kept. Single tokens have no winners; and a GPU's memory is left to the caller,
-        unless he says how much of it may be taken."""
+        """Grant ``kept_bytes`` to blocks, or return None: nothing is kept.
+
+        Single tokens have no winners. A GPU's memory is left to the caller, who may grant some of it.
+        """
         if kernels.way == "matrix" or (kept_bytes is None and device_type != "cpu"):
             return None
         return KeptBlocks(kept_bytes or 0, kept_bytes is None)
 
     def of_shard(self, shard: int) -> "KeptBlocks":
-        """The same, with blocks of this shard from now on."""
+        """Keep and read blocks of this shard from now on."""
         self.shard = shard
         return self
 
     def has_room(self, q: Tokens, d: Tokens) -> bool:
-        """Whether the block of these queries and documents may be kept. Once there is no room, nothing is."""
+        """Tell whether the block of these queries and documents may be kept. Once one may not, none may."""
         if not self.full:
             need = self.taken + block_bytes(q, d)
             self.full = need > self.granted and not (self.by_memory and self._grant(need))
         return not self.full
 
     def _grant(self, need: int) -> bool:
-        """``need`` bytes for all blocks, and some more, where there is memory for that."""
+        """Grant ``need`` bytes to all blocks, and some more, if there is memory for that."""
         free = available_bytes() + self.taken
         for wanted in (need + _AHEAD, need):
             if 2 * wanted <= free:
@@ -81,7 +82,7 @@ class KeptBlocks:
 
 
 def block_bytes(q: Tokens, d: Tokens) -> int:
-    """The bytes that the scores and winners of every query with every document take."""
+    """Return the bytes that the scores and winners of every query with every document take."""
     query_tokens = q.values.numel() // max(q.values.shape[-1], 1)
     score = 8 if q.values.itemsize == 8 else 4
     winner = packed_winner_dtype(d.values.shape[0]) if d.is_packed else winner_dtype(d.values.shape[1])

@@ -1,4 +1,4 @@
-"""How the operators score and differentiate a block of queries and documents. There are three ways:
+"""How the operators score and differentiate a block of queries and documents, in one of three ways.
 
 ``padded``   ``maxsim`` and ``maxsim_backward``, with masks and normalization
 ``packed``   ``maxsim_varlen`` and its backward
@@ -31,7 +31,7 @@ class Kernels:
     # ---- every query with every document ----
 
     def scores(self, q: Tokens, d: Tokens) -> Tensor:
-        """float32 ``[queries, documents]`` (float64 for float64 inputs)."""
+        """Return scores ``[queries, documents]``, float32 (float64 for float64 inputs)."""
         try:
             if self.way == "padded":
                 args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
@@ -45,7 +45,7 @@ class Kernels:
         return self._product(q, d)
 
     def scores_and_winners(self, q: Tokens, d: Tokens) -> tuple[Tensor, Tensor]:
-        """Scores, and the winners as the operator keeps them (empty where there is one token alone)."""
+        """Return scores, and winners as the operator keeps them (empty for single tokens)."""
         try:
             if self.way == "padded":
                 args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision, "lowmem")
@@ -68,8 +68,10 @@ class Kernels:
         d_sums: Tensor | None,
         d_result: Tensor | None,
     ) -> None:
-        """Adds a block's gradients to sums shaped as its values. None: that gradient is not needed.
-        ``d_result``: where the documents' gradient is written instead."""
+        """Add a block's gradients to sums of the shapes of its values; None: not needed.
+
+        ``d_result``: where the documents' gradient is written instead.
+        """
         if self.way == "matrix":
             d_to = d_sums if d_result is None else d_result
             return self._add_products(grad, q, d, q_sums, d_to, d_result is not None)
@@ -110,8 +112,10 @@ class Kernels:
         needs: Sequence[bool],
         begun: Sequence[Tensor | None],
     ) -> list[Tensor]:
-        """The gradients of listed pairs, finished, or added to those sums that have begun. ``inputs``: those
-        of ``maxsim_pairs_packed``."""
+        """Return the gradients of listed pairs, and add them to the sums that have begun.
+
+        ``inputs``: those of ``maxsim_pairs_packed``.
+        """
         grad, peak = _within_range(grad, inputs[0].dtype)
         parts = list(_ops.maxsim_pairs_packed_backward.default(grad, *inputs, winners, *needs))
         for i, (found, sums) in enumerate(zip(parts, begun, strict=True)):
@@ -139,7 +143,7 @@ class Kernels:
             (_write if writes else _add)(d_to.squeeze(1), product(grad.t(), Q), peak)
 
     def rows(self, x: Tokens) -> Tensor:
-        """``[sequences, d]`` of sequences of one token, as they multiply."""
+        """Return ``[sequences, d]`` of single tokens, in the dtype in which they multiply."""
         rows = x.values.squeeze(1)
         if x.mask is not None:  # whatever a masked token holds reaches nothing
             rows = rows.masked_fill(~x.mask, 0.0)
@@ -149,7 +153,7 @@ class Kernels:
     # ---- each query with documents of its own ----
 
     def own_scores(self, q: Tokens, h: Tokens, each: int) -> tuple[Tensor, Tensor]:
-        """Scores ``[queries, each]`` of queries with hard negatives of their own, and the winners."""
+        """Return the scores ``[queries, each]`` of queries with their own hard negatives, and the winners."""
         if h.is_packed:
             pairs = _own_pairs(len(q), each, h.values.device)
             inputs = (q.values, h.values, q.offsets, h.offsets, *pairs, longest(q), self.precision)
@@ -162,7 +166,7 @@ class Kernels:
     def own_gradients(
         self, grad: Tensor, q: Tokens, h: Tokens, winners: Tensor, q_sums: Tensor | None, need_h: bool
     ) -> Tensor:
-        """The gradient of the hard negatives; that of the queries is added to their sums."""
+        """Return the gradient of the hard negatives, and add that of the queries to their sums."""
         needs = q_sums is not None, need_h
         grad, peak = _within_range(grad, q.values.dtype)
         if h.is_packed:
@@ -181,7 +185,7 @@ class Kernels:
 
 
 def _without_masked(x: Tensor, q: Tokens, d: Tokens) -> Tensor:
-    """``[queries, documents]`` of single tokens, with 0 where one is masked."""
+    """Zero the pairs ``[queries, documents]`` of single tokens one of which is masked."""
     for mask, dim in ((q.mask, 1), (d.mask, 0)):
         if mask is not None:
             x = x.masked_fill(~mask.flatten().unsqueeze(dim), 0.0)
@@ -199,7 +203,7 @@ def _own_pairs(queries: int, each: int, device: torch.device) -> tuple[Tensor, T
 
 
 def _within_range(grad: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Gradients of half precision hold no small numbers: those of a block are scaled to a maximum of 1."""
+    """Scale a gradient that becomes fp16, which holds no small numbers, to a maximum of 1."""
     if dtype is not torch.float16 or grad.numel() == 0:
         return grad, None
     peak = grad.abs().amax().clamp_min(torch.finfo(grad.dtype).tiny)
@@ -228,7 +232,7 @@ def _pair(x: Any) -> tuple[Tensor, Tensor]:
 
 
 def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
-    """Raises the allocator's exception where memory is what was missing."""
+    """Raise the allocator's exception if memory ran out."""
     if q.offsets is not None and d.offsets is not None:
         _oom.varlen_failed(error, q.values, d.values, q.offsets, d.offsets, winners)
     else:
@@ -239,8 +243,11 @@ def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
 
 
 def choose(q: Tokens, single: bool, normalize: bool, precision: str) -> Kernels:
-    """The way to score these queries. ``single``: they and all documents have one token each. ``normalize``
-    has been done already where it is no ``padded`` way."""
+    """Choose the way to score these queries.
+
+    ``single``: they and all documents have one token each. ``normalize``: the operators are to do it; packed
+    tokens have been normalized already.
+    """
     if q.is_packed:
         return Kernels("packed", False, precision)
     if single and not normalize and _product_obeys(q.values, precision):
@@ -249,7 +256,7 @@ def choose(q: Tokens, single: bool, normalize: bool, precision: str) -> Kernels:
 
 
 def _product_obeys(x: Tensor, precision: str) -> bool:
-    """Whether PyTorch's own matrix product is as precise as was asked for."""
+    """Tell whether PyTorch's own matrix product is as precise as was asked for."""
     if x.dtype is not torch.float32 or precision in ("medium", "fp16"):
         return True
     return precision != "highest" or float32_precision(x.device.type) == "highest"

@@ -1,4 +1,4 @@
-"""Which logits of a row are its labels', in blocks and in lists, and what they take from the loss."""
+"""Where the labels of rows lie, in blocks and in lists, and what their logits take from the loss."""
 
 from dataclasses import dataclass
 
@@ -12,45 +12,48 @@ from late_interaction._contrastive.sequences import Block
 
 @dataclass(frozen=True)
 class Labels:
-    """``index`` int64 ``[rows, P]``: up to ``P`` labels of each row, each once, and IGNORED. None: row ``i``
-    has label ``i``. What belongs to labels is ``[rows, P]``, too."""
+    """The labels of each row. Values of labels are ``[rows, P]``.
+
+    ``index``: int64 ``[rows, P]``, up to ``P`` labels of each row, each once, padded with IGNORED. None: row
+    ``i`` has label ``i``.
+    """
 
     index: Tensor | None
 
     @property
     def most(self) -> int:
-        """Labels that a row may have."""
+        """Return ``P``, how many labels a row may have."""
         return 1 if self.index is None else self.index.shape[1]
 
     @property
     def left_out(self) -> Tensor | None:
-        """bool ``[rows]`` of those without a label; None where all have one."""
+        """Mark the rows without a label: bool ``[rows]``; None: all have one."""
         return None if self.index is None else (self.index == IGNORED).all(1)
 
     def left_out_columns(self, like: Tensor, columns: int) -> Tensor | None:
-        """bool ``[columns]`` of those that are no label; None where all are one. ``like [rows]``."""
+        """Mark the columns that are no label: bool ``[columns]``; None: all are one. ``like``: ``[rows]``."""
         if self.index is None and len(like) == columns:
             return None
         ones = torch.ones_like(like).unsqueeze(1) if self.index is None else torch.ones_like(self.index)
         return self.by_column(ones, columns) == 0
 
     def at(self, place: int) -> "Labels":
-        """One label of each row."""
+        """Return one label of each row."""
         return self if self.index is None else Labels(self.index[:, place : place + 1])
 
     # ---- sums over labels ----
 
     def kept(self, values: Tensor, otherwise: float = 0.0) -> Tensor:
-        """``values``, but something else where there is no label."""
+        """Replace ``values`` where there is no label."""
         return values if self.index is None else values.masked_fill(self.index == IGNORED, otherwise)
 
     def even(self, like: Tensor) -> Tensor:
-        """Weights of the mean over the labels of each row."""
+        """Return the weights of the mean over the labels of each row."""
         found = self.kept(torch.ones_like(like))
         return found / found.sum(1, keepdim=True).clamp_min(1.0)
 
     def by_column(self, values: Tensor, columns: int) -> Tensor:
-        """The sum of the values of the rows that have each column as a label, the same bits on every run."""
+        """Sum the values of the rows that have each column as a label, with the same bits on every run."""
         sums = torch.zeros(columns + 1, dtype=torch.float64, device=values.device)
         if self.index is None:
             sums[: len(values)] = values[:, 0]
@@ -59,7 +62,7 @@ class Labels:
         return sums[:columns].to(values.dtype)
 
     def peaks(self, values: Tensor, columns: int) -> Tensor:
-        """The greatest value of the rows that have each column as a label, or minus infinity."""
+        """Find the greatest value of the rows that have each column as a label, or minus infinity."""
         found = values.new_full((columns + 1,), -torch.inf)
         if self.index is None:
             found[: len(values)] = values[:, 0]
@@ -68,7 +71,7 @@ class Labels:
         return found[:columns]
 
     def of_columns(self, values: Tensor, rows: int) -> Tensor:
-        """``values[label]``, or 0."""
+        """Return ``values[label]``, or 0 where there is no label."""
         if self.index is None:
             return values[:rows].unsqueeze(1)
         return self.kept(values[self.index.clamp_min(0)])
@@ -80,7 +83,7 @@ class Labels:
     # ---- in a block ----
 
     def read(self, targets: Tensor, logits: Tensor, rows: Block, columns: Block) -> None:
-        """Take over the labels' logits that lie in this block."""
+        """Copy the labels' logits that lie in this block to ``targets``."""
         if self.index is None:
             targets[_common(rows, columns), 0] = _diagonal(logits, rows, columns)
             return
@@ -103,21 +106,21 @@ class Labels:
             torch.where(self.hits(rows, columns), -x, x, out=x)
 
     def write(self, x: Tensor, values: Tensor, rows: Block, columns: Block) -> None:
-        """Put a value at each label, in place."""
+        """Write a value at each label, in place."""
         if self.index is None:
             _diagonal(x, rows, columns).copy_(values[_common(rows, columns), 0])
         else:
             torch.where(self.hits(rows, columns), self._placed(values, rows, columns), x, out=x)
 
     def clear(self, marks: Tensor, rows: Block, columns: Block) -> None:
-        """Clear the labels' entries of bool ``[rows, columns]``."""
+        """Set the labels' entries of bool ``[rows, columns]`` to False, in place."""
         if self.index is None:
             _diagonal(marks, rows, columns).fill_(False)
         else:
             marks.logical_and_(~self.hits(rows, columns))
 
     def hits(self, rows: Block, columns: Block) -> Tensor:
-        """bool ``[rows, columns]`` of labels in a block."""
+        """Mark the labels in a block: bool ``[rows, columns]``."""
         assert self.index is not None
         if self.most == 1:
             return self.index[slice(*rows)] == torch.arange(*columns, device=self.index.device)
@@ -126,7 +129,7 @@ class Labels:
         return found.scatter_(1, places, True)[:, :-1]
 
     def _placed(self, values: Tensor, rows: Block, columns: Block) -> Tensor:
-        """Values at the labels of a block, and 0 elsewhere."""
+        """Place values at the labels of a block, and 0 elsewhere."""
         if self.most == 1:
             return torch.where(self.hits(rows, columns), values[slice(*rows)], 0.0)
         places = self._places(rows, columns)
@@ -134,21 +137,24 @@ class Labels:
         return found.scatter_(1, places, values[slice(*rows)])[:, :-1]
 
     def _places(self, rows: Block, columns: Block) -> Tensor:
-        """The labels' columns in a block, and one behind them for those outside."""
+        """Return the labels' columns in a block; for those outside, the one behind the last."""
         assert self.index is not None
         place, count = self.index[slice(*rows)] - columns[0], columns[1] - columns[0]
         return place.masked_fill_((place < 0) | (place > count), count)
 
     def of_pairs(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """bool ``[pairs, P]``: which of the listed pairs are a row and its label."""
+        """Mark the listed pairs that are a row and its label: bool ``[pairs, P]``."""
         return (rows.unsqueeze(1) if self.index is None else self.index[rows]) == columns.unsqueeze(1)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What labels take from the cross entropy of rows (or columns): ``logit``, the mean of their logits or
-    the logarithm of their exponentials' sum. ``share``: its derivatives in these logits, ``[rows, P]``;
-    ``product``: the sum of logits times shares. Logits are relative to something of each row (or column)."""
+    """The labels' term of the cross entropy of rows (or columns).
+
+    ``logit``: the mean of their logits, or the log-sum-exp. ``share``: its gradient with respect to these
+    logits, ``[rows, P]``. ``product``: the sum of logits times shares. Logits are relative to a number of
+    each row (or column).
+    """
 
     logit: Tensor
     share: Tensor
@@ -168,7 +174,7 @@ class Targets:
 
     @staticmethod
     def of_columns(labels: Labels, logits: Tensor, columns: int, form: MultiPositive) -> "Targets":
-        """The rows that have a column as their label are its labels."""
+        """Take as a column's labels the rows that have it as a label."""
         n = len(logits)
         if form == "softmax" and labels.index is not None:
             peaks = labels.peaks(logits, columns)
@@ -182,11 +188,11 @@ class Targets:
 
 
 def _common(rows: Block, columns: Block) -> slice:
-    """Numbers that are both a row's and a column's."""
+    """Return the range of numbers that are both a row's and a column's."""
     begin = max(rows[0], columns[0])
     return slice(begin, max(begin, min(rows[1], columns[1])))
 
 
 def _diagonal(x: Tensor, rows: Block, columns: Block) -> Tensor:
-    """The entries of a block whose row and column have the same number; maybe none."""
+    """View the entries of a block whose row and column have the same number; maybe none."""
     return x.diagonal(rows[0] - columns[0])
