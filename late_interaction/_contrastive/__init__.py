@@ -1,19 +1,36 @@
 """Losses over all pairs of a batch of MaxSim scores, a block of queries and documents at a time.
 
+The words of this folder, each with one meaning:
+
+row, column     a query and a document in the matrix of logits, which are scores divided by the temperature
+label           a document that belongs to a query; a row without one is left out
+candidate       a document that a query is compared with; the logits of others are minus infinity
+hard negatives  documents that only their own query meets (``own_scores``, ``score_own``)
+block           consecutive queries, or documents, or both: one call of an operator scores it
+panel           the logits of a block of queries with a run of blocks of documents, a loss's unit; with one
+                token a side, the scores of a block of queries with all documents
+shard, step     the documents of one process; in a step of the ring a process has one of them
+sums            what a loss keeps of the logits that passed, or gradients of one side that add up
+weights         the gradient of a loss with respect to scores; a softmax weight is exp(logit - log-sum-exp)
+listed pairs    those whose weight is not negligible, if the backward takes these alone
+winners         for each query token the document token of the greatest similarity
+
+The modules:
+
 ``arguments``       the arguments of a public loss: checked, prepared, and agreed on with the group
 ``call``            what they become: what one call computes
-``labels``          which logits of a row are its labels', and what they take from the loss
+``labels``          where the labels of rows lie, and what their logits take from the loss
 ``candidates``      which documents a query is compared with
-``sequences``       parts and blocks of Tokens
+``sequences``       blocks of the sequences of Tokens
 ``kernels``         how the operators score and differentiate a block, and ``blocks``, how large one is
-``forward``         the forward pass over a shard of documents, and ``kept_blocks``, what stays of it
+``forward``         the forward pass over a shard of documents, and ``kept_blocks``, what is kept of it
 ``backward``        the backward pass over all shards, and ``gradient_sums``, where gradients add up
 ``blockwise``       the autograd function of every loss: both passes
 ``cross_entropy``   the cross entropy, from running sums of the softmax (``softmax``) and the pairs that a
                     tail leaves (``pair_list``)
-``row_losses``      losses of each query that follow from sums over its logits
-``mixed_recall``    that of recall with virtual examples, which ``mixup`` mixes from scores
+``row_losses``      losses of each query from sums over its logits: hardest negative, SigLIP's and recall's
+``mixed_recall``    recall's with virtual examples, which ``mixup`` mixes from scores
 ``whole``           the losses of a batch that is small enough to keep all scores and winners
 ``single``          the cross entropy of a batch with one token a side, in ``panels`` or ``product_panels``
-``ring``            shards of documents that travel round a process group, and ``gather``, small ones at once
+``ring``            shards of documents that travel round a process group; ``gather``: small ones, all at once
 """

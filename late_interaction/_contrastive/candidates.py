@@ -1,4 +1,4 @@
-"""Which documents each query is compared with. The logit of any other is minus infinity."""
+"""The candidates: documents that each query is compared with. The logits of others are minus infinity."""
 
 from dataclasses import dataclass
 

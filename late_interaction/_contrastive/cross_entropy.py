@@ -22,7 +22,7 @@ _HELD_BYTES = 32 << 20  # of logits, until all pairs are scored
 
 @dataclass
 class _Shard:
-    """What the forward over one shard finds beside the sums: the list of pairs, if one is wanted."""
+    """The state of the forward over one shard, beside the sums: its list of pairs, if one is wanted."""
 
     own: bool  # labels lie in the shard
     found: PairList | None = None

@@ -1,4 +1,4 @@
-"""How the operators score and differentiate a block of queries and documents, in one of three ways.
+"""Calls of the operators that score and differentiate a block, in one of three ways.
 
 ``padded``   ``maxsim`` and ``maxsim_backward``, with masks and normalization
 ``packed``   ``maxsim_varlen`` and its backward
@@ -22,7 +22,7 @@ from late_interaction.tokens import Tokens
 
 @dataclass(frozen=True)
 class Kernels:
-    """How blocks are scored: which of the three ways, and the options of the operators."""
+    """One of the three ways to score blocks, and the options of the operators."""
 
     way: str
     normalize: bool

@@ -1,4 +1,4 @@
-"""Where the labels of rows lie, in blocks and in lists, and what their logits take from the loss."""
+"""The labels of rows: their places in blocks and in lists, and their term of the cross entropy."""
 
 from dataclasses import dataclass
 

@@ -10,8 +10,10 @@ from late_interaction._contrastive.row_losses import Panel, Recall
 
 
 class MixedRecall(Recall):
-    """:class:`Recall`, with a row for each virtual query behind those of the queries. A panel is mixed when
-    it comes, as its groups are whole. Virtual queries have no hard negatives."""
+    """:class:`Recall`, with a row for each virtual query behind those of the queries.
+
+    A panel is mixed when it comes, as its groups are whole. Virtual queries have no hard negatives.
+    """
 
     def __init__(self, call: Call, sums: dict[str, Tensor]) -> None:
         super().__init__(_with_mixes(call), sums)
@@ -37,7 +39,7 @@ class MixedRecall(Recall):
         return found
 
     def _over_columns(self, panel: Panel) -> Tensor:
-        """The derivatives in a panel through documents and their mixes."""
+        """Return the gradient with respect to a panel's logits, through documents and their mixes."""
         found = super().derivatives(panel)
         mixed = super().derivatives(self._of_mixed_columns(panel))
         _mixup(self.call).documents.add_back(found, mixed, panel.columns)

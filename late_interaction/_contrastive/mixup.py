@@ -1,9 +1,9 @@
-"""Similarity mixup (SiMix, https://arxiv.org/abs/2108.11179): the scores of virtual queries and documents,
-mixed from those of two examples of a class.
+"""Similarity mixup (SiMix, https://arxiv.org/abs/2108.11179): scores of virtual queries and documents.
 
-Every ``size`` examples that follow one another are a group, whose pairs are numbered by their second member:
-(0, 1), (0, 2), (1, 2), (0, 3), ... So mix ``t`` of all groups is a strided slice of the mixes, and so are its
-two members among the examples, even where the last group is not full.
+They are mixed from the scores of two examples of a class. Every ``size`` consecutive examples are a group,
+whose pairs are numbered by their second member: (0, 1), (0, 2), (1, 2), (0, 3), ... So mix ``t`` of all
+groups is a strided slice of the mixes, and so are its two members among the examples, even where the last
+group is not full.
 """
 
 from collections.abc import Iterator
@@ -27,17 +27,17 @@ class Mixes:
     real: Tensor  # bool [mixes], of those whose members are of one class
 
     def block(self, examples: Block) -> Block:
-        """The mixes of a block of whole groups."""
+        """Return the numbers of the mixes of a block of whole groups."""
         begin, end = (_mixes_of(n, self.size) for n in examples)
         return begin, end
 
     def numbers(self, examples: Block) -> Block:
-        """The same where mixes are numbered behind the examples."""
+        """Return the numbers that the mixes of a block have behind all examples."""
         begin, end = self.block(examples)
         return self.count + begin, self.count + end
 
     def mix(self, x: Tensor, examples: Block) -> Tensor:
-        """``[rows, mixes]`` of ``x [rows, examples]``; minus infinity for those that are not real."""
+        """Mix ``x [rows, examples]`` to ``[rows, mixes]``; minus infinity for those that are not real."""
         block = slice(*self.block(examples))
         mixed = x.new_empty(x.shape[0], block.stop - block.start)
         for to, first, second, share in self._members(mixed, x, block):
@@ -45,13 +45,13 @@ class Mixes:
         return mixed.masked_fill_(~self.real[block], -torch.inf)
 
     def add_back(self, x: Tensor, mixed: Tensor, examples: Block) -> None:
-        """Add the gradient of the mixes to that of the examples, in place."""
+        """Add the gradient of the mixes to that of the examples ``x``, in place."""
         for grad, first, second, share in self._members(mixed, x, slice(*self.block(examples))):
             first.add_(grad * share)
             second.add_(grad * (1 - share))
 
     def _members(self, mixed: Tensor, x: Tensor, block: slice) -> Iterator[tuple[Tensor, ...]]:
-        """Views of a mix of each group, its first and second members, and its shares."""
+        """View mix ``t`` of each group, its first and second members, and its shares, for every ``t``."""
         pairs = [(i, j) for j in range(self.size) for i in range(j)]
         for t, (i, j) in enumerate(pairs):
             to, share = mixed[:, t :: len(pairs)], self.share[block][t :: len(pairs)]
@@ -69,8 +69,10 @@ class Mixup:
     def of(
         size: int, index: Tensor, documents: int, dtype: torch.dtype, generator: torch.Generator | None
     ) -> "Mixup":
-        """``index [queries, P]``: labels. Queries with the same documents are of one class, and so are
-        documents with the same queries."""
+        """Draw the mixes of queries and of documents from their labels, ``index [queries, P]``.
+
+        Queries with the same documents are of one class, and so are documents with the same queries.
+        """
         queries, device = len(index), index.device
         index, order = index.sort(1)
         first, second = _members(queries, size, device)
@@ -92,7 +94,7 @@ class Mixup:
         return Mixup(sides, Mixes(size, documents, shares[1], real), labels, order)
 
     def positives(self, positives: Tensor) -> Tensor:
-        """The logits of all rows with their labels, from those of the queries."""
+        """Return the label logits of all rows, mixes included, from those of the queries."""
         positives = positives.gather(1, self.order)
         mixed = self.queries.mix(positives.t(), (0, self.queries.count)).t()
         every = torch.cat((positives, mixed))
@@ -105,13 +107,13 @@ class Mixup:
 
 
 def _mixes_of(examples: int, size: int) -> int:
-    """How many pairs groups of so many examples have."""
+    """Count the pairs of members of groups of ``size`` examples."""
     groups, rest = divmod(examples, size)
     return groups * (size * (size - 1) // 2) + rest * (rest - 1) // 2
 
 
 def _members(examples: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The numbers of the first and second members of all mixes."""
+    """Return the numbers of the first and second members of all mixes."""
     second, first = torch.tril_indices(size, size, -1, device=device)
     mix = torch.arange(_mixes_of(examples, size), device=device)
     group, t = mix // len(first) * size, mix % len(first)
@@ -119,7 +121,7 @@ def _members(examples: int, size: int, device: torch.device) -> tuple[Tensor, Te
 
 
 def _mixes_among(index: Tensor, size: int) -> Tensor:
-    """The mixes of every two labels of a row, by number, ``[rows, P * (P - 1) / 2]``, or IGNORED."""
+    """Return the mix of every two labels of a row, by number: ``[rows, P * (P - 1) / 2]``, or IGNORED."""
     P = index.shape[1]
     i, j = torch.triu_indices(P, P, 1, device=index.device)
     first, second = index[:, i], index[:, j]

@@ -1,11 +1,11 @@
 """The pairs whose softmax weight is not negligible, found while the scores of all pairs pass.
 
-A pair's weight is ``exp(logit - log_sum)`` with the log-sum-exp of its row, which grows while blocks pass and
-is at least the label's logit from the start. So a pair that will be above the threshold is above it when it
-passes: the list misses none. What it holds too much is dropped once the sums are known.
+A pair's weight is ``exp(logit - log_sum)`` with the log-sum-exp of its row, which grows while panels pass and
+is at least the label's logit from the start. So a pair whose weight will be above the threshold is above it
+when it passes: the list misses none. Pairs that fall below it are dropped once the sums are known.
 
-Where a panel has too many such pairs to be listed, or the list is full, the panel is marked as dense: the
-backward goes through its blocks as it does without a list.
+If a panel has too many such pairs to be listed, or the list is full, the panel is dense: the backward goes
+through its blocks as it does without a list.
 """
 
 import math
@@ -47,7 +47,7 @@ class _Marked:
         return _Marked(marks, logits, rows, blocks, count, counted)
 
     def wait(self) -> int:
-        """How many are marked."""
+        """Return how many pairs are marked, once the device has counted them."""
         if self.counted is not None:
             self.counted.synchronize()
         return int(self.count)
@@ -55,10 +55,12 @@ class _Marked:
 
 @dataclass
 class PairList:
-    """Pairs by row and column of one shard, with their logits; and the panels that were not listed. A panel
-    is listed when the next one comes, so that the device scores that one while the host waits for a count.
-    ``finish`` lists the last one, in the backward where it is the only one: the host waits for nothing
-    before that."""
+    """The listed pairs of one shard, by row and column, with their logits; and its dense panels.
+
+    A panel is listed when the next one comes, so that the device scores that one while the host waits for a
+    count. ``finish`` lists the last one: in the backward if it is the only one, so that the forward never
+    waits.
+    """
 
     capacity: int = field(default_factory=lambda: LIST_BYTES // _PAIR_BYTES)
     total: int = 0
@@ -66,18 +68,18 @@ class PairList:
     columns: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     dense: set[tuple[Block, int]] = field(default_factory=set)  # blocks of queries, first documents of blocks
-    # The shard has one panel alone. It is marked by the sums of all shards, so all that are listed count.
+    # The shard has one panel alone. It is marked by the sums of all shards, so every listed pair counts.
     alone: bool = False
     last: _Marked | None = None  # not listed yet
 
     def add_panel(self, marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> None:
-        """Takes the marked pairs of a panel, blocks of documents of a block of queries."""
+        """Take the marked pairs of a panel, and list those of the panel before."""
         marked = _Marked.of(marks, logits, rows, blocks)
         self.finish()
         self.last = marked
 
     def finish(self) -> None:
-        """Lists what was taken last. Waits for the device, to learn how many pairs there are."""
+        """List the panel that was taken last. Waits until the device has counted its marked pairs."""
         if self.last is None:
             return
         at, self.last = self.last, None
@@ -94,7 +96,7 @@ class PairList:
         self.total += count
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, columns and logits of all listed pairs."""
+        """Return rows, columns and logits of all listed pairs."""
         none = torch.empty(0, dtype=torch.int32, device=like.device)
         if not self.rows:
             return none, none, like.new_empty(0)
@@ -107,7 +109,7 @@ class PairList:
     # ---- for autograd ----
 
     def save(self, like: Tensor) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], "PairList"]]:
-        """Its tensors, and what makes the same list of them without keeping them."""
+        """Return tensors for autograd to save, and a function, free of them, that restores the list."""
         dense, alone, last = self.dense, self.alone, self.last
         if last is None:
             return [*self.tensors(like)], lambda x: PairList(
@@ -131,8 +133,11 @@ def mark(
     at: tuple[Block, Block],
     own: bool,
 ) -> Tensor:
-    """bool, which of a panel's pairs may have a weight above the threshold. ``sums`` have seen the panel;
-    ``labels_logits``: of rows and columns, where sums may not have seen them; ``own``: labels lie in it."""
+    """Mark a panel's labels, and its pairs whose weight may be above the threshold.
+
+    ``sums`` have seen the panel. ``labels_logits``: of rows and columns, if the sums may not have seen them.
+    ``own``: labels lie in the panel's shard.
+    """
     rows, columns = at
     lowest = _lowest(call.tail, call.classes, sums[0], labels_logits[0], rows)
     marks = logits.lt(lowest.unsqueeze(1))  # so that NaN is not below

@@ -18,14 +18,14 @@ from late_interaction.ops._library import operators
 # its share to the gradients of all documents: small ones would spend their time on that.
 _SCORES = {"cuda": (256 << 20, 1024), "cpu": (16 << 20, 64)}
 _WEIGHTS = {"cuda": (128 << 20, 1024), "cpu": (16 << 20, 64)}
-_LINE = 64  # rows of a panel begin at multiples of so many elements
-_TILE = 128  # a panel has a multiple of so many rows: products are computed by tiles
+_LINE = 64  # rows of a panel begin at multiples of this many elements
+_TILE = 128  # panels have a multiple of this many rows: products are computed by tiles
 _MOST_ROWS = 1 << 18  # of a panel: the operators take no more than twice as many
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A call's matrices."""
+    """The matrices of a call."""
 
     call: Call
     Q: Tensor  # [queries, d], as they multiply
@@ -43,11 +43,11 @@ class Batch:
         return Batch(call, Q, D, inverse)
 
     def blocks(self) -> list[Block]:
-        """The rows of each panel of scores."""
+        """Split the queries into the rows of each panel of scores."""
         return self._blocks((0, len(self.Q)), _SCORES, self.inverse.itemsize)
 
     def weight_blocks(self) -> list[tuple[Block, list[Block]]]:
-        """The rows of each panel of weights, and of its panels of scores."""
+        """Split the queries into the rows of each panel of weights, and these into panels of scores."""
         found = self._blocks((0, len(self.Q)), _WEIGHTS, self.Q.itemsize)
         return [(block, self._blocks(block, _SCORES, self.inverse.itemsize)) for block in found]
 
@@ -58,26 +58,26 @@ class Batch:
         return [(begin, min(begin + size, rows[1])) for begin in range(*rows, size)]
 
     def pitch(self) -> int:
-        """Elements from one row of a panel to the next."""
+        """Return the stride of a panel's rows, in elements."""
         return -(-len(self.D) // _LINE) * _LINE
 
     def buffer(self, blocks: list[Block], dtype: torch.dtype | None = None) -> Tensor:
-        """Memory for any of these panels: of scores, or of weights of a dtype."""
+        """Allocate memory for any of these panels: of scores, or of weights of a dtype."""
         rows = max(end - begin for begin, end in blocks)
         return self.inverse.new_empty((rows, self.pitch()), dtype=dtype)
 
     def score(self, block: Block, buffer: Tensor) -> Tensor:
-        """The scores of a panel, in the first rows of a buffer."""
+        """Write the scores of a panel to the first rows of a buffer."""
         out = buffer[: block[1] - block[0], : len(self.D)]
         return product(self.Q[slice(*block)], self.D.t(), out)
 
     def labels(self, block: Block) -> tuple[Tensor | None, int]:
-        """The labels of a panel's rows, as the operators take them."""
+        """Return the labels of a panel's rows, as the operators take them."""
         index = self.call.labels.index
         return (None, block[0]) if index is None else (index[slice(*block), 0].contiguous(), 0)
 
     def running(self, sums: Tensor, count: int) -> RunningSoftmax:
-        """Sums over ``count`` scores each, as those of logits relative to their maximum."""
+        """Convert sums over ``count`` scores each to those of logits relative to their maximum."""
         maximum, weight, moment, total = sums.unbind(0)
         return RunningSoftmax(
             maximum=torch.zeros_like(maximum),
@@ -88,12 +88,12 @@ class Batch:
         )
 
     def rows(self, sums: Tensor, target: Tensor) -> Side:
-        """Sums of the queries. ``target``: the score of each with its label."""
+        """Return the sums and targets of the queries. ``target``: the score of each with its label."""
         logits = ((target - sums[0]) * self.inverse).unsqueeze(1)
         return self.running(sums, len(self.D)), Targets.of_rows(self.call.labels, logits, "mean")
 
     def columns(self, sums: Tensor, target: Tensor) -> Side:
-        """Sums of the documents."""
+        """Return the sums and targets of the documents. ``target``: as for :meth:`rows`."""
         labels, count = self.call.labels, len(self.D)
         logits = (target.unsqueeze(1) - labels.of_columns(sums[0], len(self.Q))) * self.inverse
         return self.running(sums, len(self.Q)), Targets.of_columns(labels, logits, count, "mean")
@@ -104,8 +104,11 @@ class Batch:
 
 @dataclass
 class Sums:
-    """Gradients that panels add to: of the queries finished with each panel, in the dtype of the inputs; of
-    the documents in the sums' dtype. None: not needed."""
+    """The gradients that panels add to; None: not needed.
+
+    Those of the queries are finished with each panel, in the inputs' dtype; those of the documents add up in
+    the sums' dtype.
+    """
 
     q: Tensor | None
     d: Tensor | None
@@ -123,7 +126,7 @@ class Sums:
         weights: Tensor,
         scaled: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
-        """``scaled``: what the rows of the weights are to be multiplied by, and the queries times it."""
+        """Add a panel of weights. ``scaled``: a factor that its rows lack, and the queries times it."""
         rows = batch.Q[slice(*block)]
         if self.q is not None and scaled is None:
             self.q[slice(*block)] = product(weights, batch.D)
@@ -146,8 +149,7 @@ def add_panels(
     weigh: Callable[[Block, Tensor, Tensor], None],
     kept: Tensor | None,
 ) -> Sums:
-    """The gradients of Q and D. ``weigh`` writes the weights of a panel of scores, which are those of
-    ``kept`` or computed."""
+    """Return the gradients of Q and D. ``weigh`` turns scores, ``kept`` or computed here, into weights."""
     panels, n = batch.weight_blocks(), len(batch.D)
     sums = Sums.of(batch, needs, dtype)
     weights = batch.buffer([block for block, _ in panels], batch.Q.dtype)
@@ -161,7 +163,7 @@ def add_panels(
 
 
 def scaled(x: Tensor | None, scale: Tensor, like: Tensor) -> Tensor | None:
-    """``x`` times a number, multiplied before it is rounded to the dtype of ``like``."""
+    """Multiply ``x`` by a number before it is rounded to the dtype of ``like``."""
     if x is None:
         return None
     out = torch.empty(x.shape, dtype=like.dtype, device=x.device)

@@ -12,12 +12,12 @@ from late_interaction._contrastive.sequences import Block
 from late_interaction.ops._library import operators as _ops
 
 _WEIGHT_BYTES, _LEAST_ROWS = 256 << 20, 1024  # of a panel of weights
-_TILE = 256  # a panel has a multiple of so many rows
+_TILE = 256  # panels have a multiple of this many rows
 _LEAST_PAIRS = 3 << 22  # below, panels of scores are as fast
 
 
 def takes(batch: Batch) -> bool:
-    """Whether the batch goes this way: bf16 on compute capability 9.0, without smoothing, and large."""
+    """Tell whether the batch goes this way: bf16 on compute capability 9.0, without smoothing, and large."""
     if batch.call.smoothing or not batch.Q.is_cuda or len(batch.Q) * len(batch.D) < _LEAST_PAIRS:
         return False
     fits: bool = _ops.can_softmax_product_rows.default(batch.Q, batch.D)
@@ -27,7 +27,7 @@ def takes(batch: Batch) -> bool:
 def add_panels(
     batch: Batch, needs: tuple[bool, ...], factor: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Sums]:
-    """The sums of rows, as the operator returns them, and the gradients of Q and D."""
+    """Return the sums of rows, as the operator returns them, and the gradients of Q and D."""
     panels = _blocks(batch)
     sums, of_rows = Sums.of(batch, needs, dtype), []
     weights = batch.buffer(panels, batch.Q.dtype)
@@ -44,7 +44,7 @@ def add_panels(
 
 
 def _blocks(batch: Batch) -> list[Block]:
-    """Rows of each panel: as many in all, to whole tiles."""
+    """Split the queries into panels of equal height, in whole tiles."""
     queries = len(batch.Q)
     most = max(_LEAST_ROWS, _WEIGHT_BYTES // (batch.Q.itemsize * batch.pitch()))
     size = -(-queries // -(-queries // most))

@@ -1,10 +1,10 @@
 """Shards of documents that travel round a process group while each process keeps its queries.
 
 In step ``s`` process ``r`` has the documents of process ``r - s``; those of the next step are on their way
-meanwhile. What it finds for their gradient goes home at once, to process ``r - s``, in the documents' dtype;
-there it is added to the rest in the order of steps. Memory does not grow with the group. Of two processes
-each keeps the other's documents for the backward, if they are not large: it begins with them, so that their
-gradient is on its way while that of its own documents is found.
+meanwhile. What it finds for their gradient is sent home at once, to process ``r - s``, in the documents'
+dtype, and added there in the order of steps. Memory does not grow with the group. Of two processes each keeps
+the other's documents for the backward, if they are not large: it begins with them, so that their gradient is
+on its way while that of its own documents is found.
 (DisCo-CLIP, https://arxiv.org/abs/2304.08480, splits the gradient in the same way over gathered batches;
 Inf-CL, https://arxiv.org/abs/2410.17243, passes shards round a ring.)
 """
@@ -39,7 +39,7 @@ _FACTS = ("queries", "documents", "rows", "columns", "d", "masked", "each", "lon
 
 @dataclass
 class Exchange:
-    """Transfers under way: what arrives, once they are waited for. What leaves is held until then."""
+    """Transfers under way. ``wait`` returns what arrives; what leaves is held until then."""
 
     work: list[Any]
     leaving: Sequence[Tensor]
@@ -69,7 +69,7 @@ class Ring:
     packed: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)  # offsets and bounds of each
     masked: bool = False  # any process has a mask of its documents
     any_mask: bool = False  # any process has a mask of anything
-    wants: list[bool] = field(default_factory=list)  # whether each has a gradient of its documents
+    wants: list[bool] = field(default_factory=list)  # whether each wants a gradient of its documents
     longest_query: int = 0  # tokens, over all processes
     single: bool = False  # all queries and documents of all processes have one token
     plain: bool = True  # :attr:`Call.plain` on all processes
@@ -80,7 +80,7 @@ class Ring:
         return Ring(None, 0, 1, [queries], [documents], wants=[wants])
 
     def with_packed(self, own: Tokens) -> "Ring":
-        """The same of packed documents, once every process has told the others its offsets."""
+        """Exchange the offsets of packed documents, and return the ring that knows all of them."""
         told = [*own._bounds, *[0] * (max(self.documents) - len(own))]
         every = exchanged_facts(self.caller, self.group, told, own.device)
         bounds = [tuple(int(x) for x in row[: n + 1]) for row, n in zip(every, self.documents, strict=True)]
@@ -93,15 +93,14 @@ class Ring:
 
     @property
     def largest_shard(self) -> int:
-        """Element count of the values of the largest shard."""
+        """Return the element count of the largest shard's values."""
         return max(torch.Size(shape).numel() for shape in self.shapes)
 
     def owner(self, step: int) -> int:
         return (self.rank - step) % self.world
 
     def shards(self, own: Tokens, extra: Tensor | None = None) -> Iterator[tuple[int, Tokens, Tensor | None]]:
-        """(owner, its documents, its extra) of every process, one's own first. ``extra [k, documents]`` goes
-        with the documents."""
+        """Yield the owner, documents and ``extra [k, documents]`` of every shard, this process's first."""
         tokens = own
         for step in range(self.world):
             under_way = None
@@ -133,7 +132,7 @@ class Ring:
     def exchange(
         self, leaving: Sequence[Tensor], arriving: list[Tensor], what: str, ahead: int = 1
     ) -> Exchange:
-        """Sends tensors to the process so many ranks ahead and receives others from the one as far behind."""
+        """Send tensors to the process so many ranks ahead, and receive others from the one as far behind."""
         to, source = (
             dist.get_global_rank(self.group, (self.rank + move) % self.world) for move in (ahead, -ahead)
         )
@@ -150,22 +149,24 @@ class Ring:
         return Exchange(work, leaving, arriving, self.caller, what)
 
     def sums(self, values: Tensor) -> Tensor:
-        """The sums of a few numbers over all processes, added in the order of ranks."""
+        """Sum a few numbers over all processes, in the order of ranks."""
         if self.group is None:
             return values
         return gathered(self.caller, self.group, values, "losses").sum(0)
 
 
 def mask_bytes(x: Tokens) -> Tensor:
-    """The mask of padded tokens, as processes exchange it: uint8, of ones where there is none."""
+    """Return the mask of padded tokens as processes exchange it: uint8, of ones where there is none."""
     if x.mask is None:
         return torch.ones(x.values.shape[:2], dtype=torch.uint8, device=x.device)
     return x.mask.to(torch.uint8).contiguous()
 
 
 def reach_of(excluded: Any) -> tuple[int, int]:
-    """How many documents a process names as left out, by number or by the width of a mask; 0: none. A GPU's
-    numbers are not waited for."""
+    """Return how many documents ``exclude`` needs, by its numbers and by its mask's width; 0: any.
+
+    A GPU's numbers are not waited for.
+    """
     if isinstance(excluded, Labels) and excluded.index is not None:
         index = excluded.index
         return int(index.max()) + 1 if index.device.type == "cpu" and index.numel() else 0, 0
@@ -173,7 +174,7 @@ def reach_of(excluded: Any) -> tuple[int, int]:
 
 
 def check_reach(caller: str, reach: Sequence[float], width: Sequence[float], documents: int) -> None:
-    """Require numbers of documents of all processes."""
+    """Require that ``exclude`` speak of the documents of all processes."""
     for rank, (most, columns) in enumerate(zip(reach, width, strict=True)):
         if most > documents or columns not in (0, documents):
             got = f"{int(most) - 1}" if most > documents else f"a mask of {int(columns)} documents"
@@ -190,10 +191,12 @@ def join(
     options: Mapping[str, Any],
     device: torch.device,
 ) -> Ring:
-    """Tells every process of the group what each one has, and that their calls fit together, in one exchange.
-    ``own``: the call; None where this process refused its arguments, which all others then learn.
-    ``options``: those in which the processes must agree, by what messages call them.
-    :meth:`Ring.with_packed` tells the offsets and shapes of packed documents."""
+    """Tell all processes of the group what each one has, and check that their calls fit, in one exchange.
+
+    ``own``: the call; None if this process refused its arguments, which all others then learn. ``options``:
+    those in which the processes must agree, by the names that messages use. :meth:`Ring.with_packed`
+    exchanges the offsets and shapes of packed documents.
+    """
     rank, world = position(group)
     facts, agreed = [float(REFUSED)] * (len(_FACTS) + Agreed.numbers), Agreed({})
     if own is not None:

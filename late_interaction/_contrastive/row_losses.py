@@ -1,7 +1,7 @@
 """Losses of each query that follow from sums over its logits: the hardest negative, SigLIP's and recall's.
 
-Such a loss has two methods over a panel of logits: ``add``, what the forward keeps of it in the sums, and
-``derivatives`` in its logits once the sums are known.
+Such a loss has two methods for a panel of logits: ``add`` takes it up in the sums of the forward, and
+``derivatives`` returns the gradient with respect to it, once the sums are known.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from late_interaction._contrastive.sequences import Block
 
 @dataclass(frozen=True)
 class Panel:
-    """Logits of a block of queries with documents that follow one another, or with their hard negatives."""
+    """The logits of a block of queries with consecutive documents, or with their hard negatives."""
 
     logits: Tensor  # [rows, columns], which a loss may overwrite
     rows: Block
@@ -35,20 +35,20 @@ class Panel:
         return slice(*self.rows)
 
     def negate_labels(self, x: Tensor) -> Tensor:
-        """Change the sign of labels of ``[rows, columns]``, in place."""
+        """Change the sign at the labels of ``x [rows, columns]``, in place."""
         if self.labels is not None:
             self.labels.negate(x, self.rows, self.columns)
         return x
 
     def set_labels(self, x: Tensor, values: Tensor) -> Tensor:
-        """Put ``values [queries, P]`` at the labels of each row, in place."""
+        """Write ``values [queries, P]`` at the labels of each row, in place."""
         if self.labels is not None:
             self.labels.write(x, values, self.rows, self.columns)
         return x
 
 
 class RowLoss:
-    """The sums of a loss over the logits seen so far, by name: each of all queries."""
+    """A loss of each query. ``sums``: over the logits seen so far, by name, each for all queries."""
 
     lists = False
     needs_positives = False  # the forward must know the logits of labels before it begins
@@ -65,32 +65,35 @@ class RowLoss:
 
     @classmethod
     def of(cls, call: Call, positives: Tensor) -> "RowLoss":
-        """``positives [queries, P]``: the logits of the queries with their labels, or NaN."""
+        """Make sums over no logits. ``positives [queries, P]``: the labels' logits, or NaN."""
         return cls(call, cls.empty(call, positives))
 
     # ---- what a loss is ----
 
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
-        """Sums over no logits. ``positives``: as in :meth:`of`."""
+        """Return sums over no logits. ``positives``: as in :meth:`of`."""
         raise NotImplementedError
 
     def add(self, panel: Panel) -> None:
-        """Take up what the forward keeps of a panel."""
+        """Add a panel to the sums."""
         raise NotImplementedError
 
     def losses(self) -> Tensor:
-        """Return the loss of each query once all logits have been added. What ``derivatives`` needs of it
-        joins the sums. So does, where the temperature has a gradient, ``moment``: the sum over a query's
-        logits of logit times derivative; and with a bias ``slope``, the sum of the derivatives."""
+        """Return the loss of each query once all logits have been added.
+
+        What ``derivatives`` needs of it joins the sums. So does ``moment`` if the temperature has a gradient,
+        the sum over a query's logits of logit times derivative; and with a bias ``slope``, the sum of the
+        derivatives.
+        """
         raise NotImplementedError
 
     def derivatives(self, panel: Panel) -> Tensor:
-        """Return those of each query's loss in the logits of a panel."""
+        """Return the gradient of each query's loss with respect to the logits of a panel."""
         raise NotImplementedError
 
     def pairs(self, labels: Labels | None, shard: Block) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the only pairs of a shard whose derivatives are not 0, where they can be listed."""
+        """Return the only pairs of a shard whose gradients are not 0, if they can be listed, or None."""
         return None
 
     # ---- forward ----
@@ -109,7 +112,7 @@ class RowLoss:
         pass
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """The loss, and how many queries it is the mean over."""
+        """Return the loss, and how many queries it is the mean over."""
         (each,), total, counts = reduced(self.call, [self.losses()])
         return (each if total is None else total) * self.call.scale, counts
 
@@ -124,7 +127,7 @@ class RowLoss:
         like = like if like.dim() == 1 else like[:, 0]
         grad = grad.to(like.dtype) * call.scale
         each = grad / counts[0] if call.reduction == "mean" else grad
-        self._factor = row_factor(each, call.labels.left_out, like)  # the derivative in each row's loss
+        self._factor = row_factor(each, call.labels.left_out, like)  # with respect to each row's loss
         self._scaled = self._factor / call.temperature
 
     def weights(self, step: int, travelled: Tensor | None) -> "Weights":
@@ -147,18 +150,18 @@ class RowLoss:
 
 
 def panel_of(call: Call, step: int, logits: Tensor, rows: Block, columns: Block) -> Panel:
-    """A panel of the documents of a step's shard."""
+    """Make a panel of documents of a step's shard."""
     first = sum(call.ring.documents[: call.ring.owner(step)])
     return Panel(logits, rows, first + columns[0], columns, call.labels if step == 0 else None)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The derivatives in the scores of one shard."""
+    """The gradients with respect to the scores of one shard."""
 
     call: Call
     loss: RowLoss
-    factor: Tensor  # the derivative in each row's loss, divided by the temperature
+    factor: Tensor  # the gradient with respect to each row's loss, divided by the temperature
     step: int
 
     def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
@@ -181,7 +184,7 @@ class Weights:
         self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
     ) -> tuple[Tensor, Tensor | None]:
         factor = self.factor[rows]
-        amount = (logits * factor).masked_fill_(factor == 0, 0.0)  # logits: derivatives, of RowLoss.pairs
+        amount = (logits * factor).masked_fill_(factor == 0, 0.0)  # logits: gradients, of RowLoss.pairs
         return amount, None if final else amount != 0
 
 
@@ -189,9 +192,11 @@ class Weights:
 
 
 class Pairwise(RowLoss):
-    """``softplus(hardest - label)``, where ``hardest`` is the greatest logit of all others, among equals
-    that of the lowest number. 0 for a query without a negative. Of several labels the mean, or that of the
-    logarithm of their exponentials' sum."""
+    """``softplus(hardest - label)``, where ``hardest`` is the greatest logit of all others.
+
+    Among equals it is that of the lowest number. 0 for a query without a negative. For several labels the
+    mean of their losses, or the loss of their log-sum-exp.
+    """
 
     lists = True
 
@@ -241,9 +246,11 @@ class Pairwise(RowLoss):
         return panel.set_labels(weights, -self.sums["pull"])
 
     def pairs(self, labels: Labels | None, shard: Block) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, columns and derivatives of the pairs with documents of a shard, whose numbers among those of
-        all processes are given; the derivative is 0 where a query's hardest negative lies elsewhere. With
-        ``labels`` each query's pair with its label as well."""
+        """Return rows, columns and gradients of each query's pairs with its hardest negative and labels.
+
+        ``shard``: the numbers of its documents among those of all processes. The gradient is 0 if the hardest
+        negative lies elsewhere. ``labels``: None if the labels do.
+        """
         pull, place = self.sums["pull"], self.sums["place"]
         rows = torch.arange(len(pull), device=pull.device)
         inside = (place >= shard[0]) & (place < shard[1])
@@ -256,8 +263,10 @@ class Pairwise(RowLoss):
 
 
 class Sigmoid(RowLoss):
-    """``softplus(-(logit + bias))`` of a query's label plus ``softplus(logit + bias)`` of all others:
-    https://arxiv.org/abs/2303.15343."""
+    """``softplus(-(logit + bias))`` of a query's labels plus ``softplus(logit + bias)`` of all others.
+
+    It is SigLIP's: https://arxiv.org/abs/2303.15343.
+    """
 
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
@@ -281,9 +290,11 @@ class Sigmoid(RowLoss):
 
 
 class Recall(RowLoss):
-    """``1 - mean over k of sigmoid((k - 1 - ahead) / temperature)``, where ``ahead`` is the sum of
-    ``sigmoid(logit - positive's logit)`` over all other documents, a smooth count of those ahead of it; the
-    mean over a query's positives: https://arxiv.org/abs/2108.11179."""
+    """``1 - mean over k of sigmoid((k - 1 - ahead) / rank_temperature)``, the mean over a query's positives.
+
+    ``ahead`` is the sum of ``sigmoid(logit - positive's logit)`` over all other documents, a smooth count of
+    those ahead of the positive: https://arxiv.org/abs/2108.11179.
+    """
 
     needs_positives = True
 
@@ -318,7 +329,7 @@ class Recall(RowLoss):
         return weights
 
     def _steps(self, panel: Panel, place: int) -> Tensor:
-        """Return sigmoids of the scores above those of one positive of each query; 0 at that positive."""
+        """Return sigmoids of logits minus the logit of one positive of each query; 0 at that positive."""
         positive = self.sums["positive"][:, place : place + 1]
         x = panel.logits - positive[panel.part]
         if panel.labels is not None:
@@ -328,5 +339,5 @@ class Recall(RowLoss):
 
 
 def _slope(sigmoid: Tensor) -> Tensor:
-    """The derivative of a sigmoid, from its value."""
+    """Return the derivative of a sigmoid, given its value."""
     return sigmoid * (1 - sigmoid)

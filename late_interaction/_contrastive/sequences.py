@@ -1,5 +1,8 @@
-"""Parts and blocks of :class:`~late_interaction.Tokens`. Packed ones have int32 offsets and know their
-bounds, the same numbers on the host (a ``range`` where all sequences have one length)."""
+"""Blocks of the sequences of :class:`~late_interaction.Tokens`.
+
+Packed Tokens have int32 offsets here, and know their bounds: the same numbers on the host (a ``range`` if all
+sequences have one length).
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +18,7 @@ Block = tuple[int, int]  # sequences from the first up to the second
 
 
 def with_bounds(name: str, x: Tokens) -> Tokens:
-    """Packed sequences, whose offsets the host reads: the one wait for a device. name: for messages."""
+    """Return packed sequences with bounds: the one wait for a device. ``name``: for messages."""
     assert x.offsets is not None
     if x._bounds is not None:
         return x
@@ -27,7 +30,7 @@ def with_bounds(name: str, x: Tokens) -> Tokens:
 
 
 def check_ends(name: str, offsets: Tensor, total: int) -> None:
-    """Require of a GPU's offsets what Tokens ask of a CPU's."""
+    """Check a GPU's offsets as Tokens check a CPU's."""
     check_rising(f"{name}.offsets", offsets, total)
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0 or last != total:
@@ -38,12 +41,12 @@ def check_ends(name: str, offsets: Tensor, total: int) -> None:
 
 
 def with_values(x: Tokens, values: Any) -> Tokens:
-    """The same sequences of other values; None: of none, what a call keeps beside the tensors of autograd."""
+    """Return the same sequences with other values; None: with no values, for :meth:`Call.bare`."""
     return Tokens._made(values, x.mask, x.offsets, x._room, x._bounds)
 
 
 def longest(x: Tokens) -> int:
-    """Tokens of the longest sequence, padding included."""
+    """Return the length of the longest sequence, padding included."""
     if x.offsets is None:
         return x.values.shape[1]
     if isinstance(x._bounds, range):
@@ -52,22 +55,22 @@ def longest(x: Tokens) -> int:
 
 
 def is_single(x: Tokens) -> bool:
-    """Whether these are padded to one token each."""
+    """Tell whether the sequences are padded to one token each."""
     return x.offsets is None and x.values.shape[1] == 1
 
 
 def mean_bytes(x: Tokens) -> float:
-    """Bytes of a sequence of mean length."""
+    """Return the bytes of a sequence of mean length."""
     return x.values.numel() * x.values.itemsize / max(len(x), 1)
 
 
 def rows(x: Tokens, block: Block) -> slice:
-    """Where a block lies in the first dim of the values."""
+    """Return where a block lies in the first dim of the values."""
     return slice(*block) if x.offsets is None else slice(x._bounds[block[0]], x._bounds[block[1]])
 
 
 def part(x: Tokens, block: Block) -> Tokens:
-    """The sequences of a block. A view; the offsets of packed ones begin at 0 again."""
+    """View the sequences of a block. The offsets of packed ones begin at 0 again."""
     begin, end = block
     if block == (0, len(x)):
         return x
@@ -85,7 +88,7 @@ def _moved(bounds: Sequence[int], by: int) -> Sequence[int]:
 
 
 def as_packed(x: Tokens) -> Tokens:
-    """Padded sequences without a mask as packed ones, without a copy where they are contiguous."""
+    """Return padded sequences without a mask as packed ones, without a copy if they are contiguous."""
     if x.offsets is not None:
         return x
     n, L, d = x.values.shape
@@ -95,7 +98,7 @@ def as_packed(x: Tokens) -> Tokens:
 
 
 def blocks_of(x: Tokens, most: int) -> list[Block]:
-    """Blocks of up to ``most`` sequences of mean length, of about equal size."""
+    """Split the sequences into blocks of about equal size, each of up to ``most`` of mean length."""
     n = len(x)
     if x.offsets is None:
         return even_blocks(n, most)
@@ -110,7 +113,7 @@ def blocks_of(x: Tokens, most: int) -> list[Block]:
 
 
 def even_blocks(n: int, most: int) -> list[Block]:
-    """``n`` sequences in blocks of about equal size and at most ``most`` (at least 1)."""
+    """Split ``n`` sequences into blocks of about equal size and at most ``most`` (at least 1)."""
     most = max(1, most)
     size = -(-n // -(-n // most)) if n else 1
     if size >= 64:

@@ -1,9 +1,9 @@
 """The cross entropy of batches with one token a side, which is CLIP's loss.
 
 Scores are a matrix product, and pass in panels: some queries with all documents. The operators of
-:mod:`late_interaction.ops.softmax` make sums of a panel, and weights in the dtype of the embeddings. Panels
-of scores are small, so that a GPU reads them back from its L2 cache; the weights of several are multiplied
-with the embeddings together. There are two ways:
+:mod:`late_interaction.ops.softmax` turn a panel into sums, and into weights (the gradient with respect to its
+scores) in the dtype of the embeddings. Panels of scores are small, so that a GPU reads them back from its L2
+cache; the weights of several are multiplied with the embeddings together. There are two ways:
 
 - Queries among the documents, reduced to one number: a panel has whole rows, so its weights follow from its
   own sums. The forward computes the gradients as well, and the backward multiplies them by the gradient that
@@ -34,7 +34,7 @@ _BELOW_ALL = torch.finfo(torch.float32).min  # the maximum of no scores, which t
 
 
 def takes(call: Call) -> bool:
-    """Whether this way computes the loss exactly as it was asked for."""
+    """Tell whether this way computes the loss exactly as it was asked for."""
     plain = call.h is None and call.q.mask is None and call.d.mask is None and not call.tail
     plain = plain and call.labels.most == 1 and call.candidates.are_all
     if not call.column_labels_are_plain:  # documents without a query, or with several whose mean counts
@@ -45,7 +45,7 @@ def takes(call: Call) -> bool:
 
 
 def loss(call: Call) -> Tensor:
-    """``Q [Nq, 1, d]`` with ``D [Nd, 1, d]``."""
+    """Return the cross entropy of ``Q [Nq, 1, d]`` with ``D [Nd, 1, d]``."""
     Q, D, _, temperature, _ = call.tensors
     rows_alone = not call.symmetric and call.reduction != "none"
     one_pass = call.keeps and rows_alone and (Q.requires_grad or D.requires_grad)
@@ -85,7 +85,7 @@ class _OnePass(Function):
 def _with_gradients(
     batch: Batch, dtype: torch.dtype, needs: tuple[bool, ...]
 ) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
-    """The loss; the gradients of Q, D and the temperature; and what the first two are to be multiplied by."""
+    """Return the loss; the gradients of Q, D and the temperature; and a factor that those of Q and D lack."""
     call, target = batch.call, batch.no_target()
     share = _share(call, target)
     # Half-precision weights of fp16 hold no small numbers: theirs are of a factor of 1.
@@ -112,7 +112,7 @@ def _with_gradients(
 def _panels_of_scores(
     batch: Batch, needs: tuple[bool, ...], factor: Tensor, target: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Sums]:
-    """The sums of rows, and the gradients of Q and D. The scores of labels go to ``target``."""
+    """Return the sums of rows, and the gradients of Q and D; write the labels' scores to ``target``."""
     labels, smoothing, of_rows = batch.call.labels, batch.call.smoothing, []
 
     def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
@@ -125,8 +125,10 @@ def _panels_of_scores(
 
 
 def _share(call: Call, like: Tensor) -> Tensor | float:
-    """The derivative of the loss in the cross entropy of a row that counts: a number, unless labels on the
-    device say how many do."""
+    """Return the gradient with respect to the cross entropy of a row that has a label.
+
+    It is a Python number, unless the labels on the device decide how many rows have one.
+    """
     if call.reduction != "mean":
         return float(call.scale)
     left_out = call.labels.left_out
@@ -136,8 +138,10 @@ def _share(call: Call, like: Tensor) -> Tensor | float:
 
 
 def _factor(batch: Batch, share: Tensor | float, like: Tensor, scaled: bool) -> Tensor:
-    """The derivative of the loss in each row's cross entropy over the temperature, or where it is scaled
-    later 1; 0 where there is no label."""
+    """Return the gradient with respect to each row's cross entropy, divided by the temperature.
+
+    1 instead if not ``scaled``; 0 where there is no label.
+    """
     T, labels = batch.call.temperature, batch.call.labels
     if labels.index is None and isinstance(share, float) and not isinstance(T, Tensor):
         return torch.full_like(like, share / T if scaled else 1.0)
@@ -146,8 +150,10 @@ def _factor(batch: Batch, share: Tensor | float, like: Tensor, scaled: bool) -> 
 
 
 def _loss_of_rows(sums: Tensor, target: Tensor, temperature: float, share: float) -> Tensor:
-    """The sum of the rows' cross entropies times ``share``. As by :func:`loss_and_counts`, whose numbers on
-    the device and whose reductions over processes it spares: a small batch waits for the host."""
+    """Sum the rows' cross entropies times ``share``, with fewer launches than :func:`loss_and_counts`.
+
+    The time of a small batch is the host's.
+    """
     losses = sums[1].log().sub_(target - sums[0], alpha=1 / temperature)
     return losses.sum().mul_(share)
 
@@ -188,7 +194,7 @@ class _TwoPasses(Function):
 
 @dataclass(frozen=True)
 class _AllSums:
-    """What the forward knows of all scores."""
+    """The sums of all scores, which the forward keeps for the backward."""
 
     rows: Tensor  # [4, queries], of the operators
     target: Tensor  # the score of each query with its label
@@ -223,7 +229,7 @@ def _all_sums(batch: Batch) -> _AllSums:
 def _gradients(
     grad: Tensor, batch: Batch, found: _AllSums, counts: Tensor, needs: tuple[bool, ...]
 ) -> Gradients:
-    """The gradients of Q, D and the temperature."""
+    """Return the gradients of Q, D and the temperature."""
     call, sides = batch.call, found.sides(batch)
     amounts = factors(call, grad, sides, counts)
     of_temperature = temperature_gradient(call, sides, amounts) if needs[2] else None
@@ -239,9 +245,8 @@ def _gradients(
     columns = None
     if found.columns is not None:
         columns = _terms(found.columns, amounts[1])
-        if (
-            not call.column_labels_are_plain
-        ):  # it is subtracted at each query of a document, whose mean counts
+        if not call.column_labels_are_plain:
+            # The operator subtracts the factor at each query of a document, whose mean counts.
             counts = call.labels.by_column(torch.ones_like(found.target).unsqueeze(1), len(batch.D))
             columns[2] /= counts.clamp_min(1.0)
 
@@ -255,7 +260,7 @@ def _gradients(
 
 
 def _terms(sums: Tensor, factor: Tensor) -> Tensor:
-    """What the operator takes of sums: those of rows or columns that are left out are 0."""
+    """Return maximum, scale and factor of rows or columns as the operator takes them; scale 0 if left out."""
     scale = torch.where(factor == 0, 0.0, factor / sums[1])
     return torch.stack((sums[0], scale, factor))
 

@@ -1,4 +1,4 @@
-"""Softmax over rows of logits that are never there all at once, and cross entropy from its running sums.
+"""Softmax over rows of logits that are never in memory all at once, and cross entropy from its sums.
 
 For each row three sums run over the logits ``l`` seen so far, relative to their maximum ``m``:
 
@@ -19,8 +19,7 @@ from torch import Tensor
 
 @dataclass
 class RunningSoftmax:
-    """The sums of ``n`` rows. ``moment`` runs where the temperature has a gradient, ``total`` where labels
-    are smoothed."""
+    """The running sums of rows: ``moment`` if the temperature has a gradient, ``total`` with smoothing."""
 
     maximum: Tensor
     weight: Tensor
@@ -42,7 +41,7 @@ class RunningSoftmax:
         )
 
     def add(self, begin: int, logits: Tensor) -> None:
-        """Further logits, ``[rows, columns]``, of the rows from ``begin`` on."""
+        """Add logits ``[rows, columns]`` to the rows from ``begin`` on."""
         rows = slice(begin, begin + logits.shape[0])
         if logits.numel() == 0:
             return
@@ -70,13 +69,13 @@ class RunningSoftmax:
 
     @staticmethod
     def of(tensors: Sequence[Tensor | None]) -> "RunningSoftmax":
-        """From what ``tensors()`` returned."""
+        """Restore the sums from what ``tensors()`` returned."""
         maximum, weight, moment, total, seen = tensors
         assert maximum is not None and weight is not None
         return RunningSoftmax(maximum, weight, moment, total, seen)
 
     def losses(self, target: Tensor, smoothing: float) -> Tensor:
-        """The cross entropy of each row. ``target``: what its labels take, relative to the maximum."""
+        """Return the cross entropy of each row. ``target``: the labels' logit, relative to the maximum."""
         log = self.weight.log()
         loss = log - target
         if self.total is not None and self.seen is not None:
@@ -84,8 +83,10 @@ class RunningSoftmax:
         return loss
 
     def logit_products(self, of_labels: Tensor, smoothing: float) -> Tensor:
-        """For each row the sum over its logits of logit times the loss's derivative in it. ``of_labels``: the
-        same sum over what labels take, relative to the maximum."""
+        """Sum logit times the gradient with respect to it, over each row's logits.
+
+        ``of_labels``: the same sum of the labels' term, with logits relative to the maximum.
+        """
         assert self.moment is not None
         mean = self.moment / self.weight
         product = mean - of_labels
@@ -94,23 +95,26 @@ class RunningSoftmax:
         return product
 
     def log_sum(self, rows: slice = slice(None)) -> Tensor:
-        """The log-sum-exp of what was seen so far; very low where that is nothing."""
+        """Return the log-sum-exp of the logits seen so far; very low if there are none."""
         return self.maximum[rows] + self.weight[rows].clamp_min(torch.finfo(self.weight.dtype).tiny).log()
 
 
 @dataclass(frozen=True)
 class SoftmaxWeights:
-    """What the backward keeps of a softmax: ``scale * exp(logit - maximum) - smoothed`` is the derivative of
-    the loss in a score, but for the label's part."""
+    """The numbers of each row from which the backward computes gradients.
+
+    ``scale * exp(logit - maximum) - smoothed`` is the gradient with respect to a score, without the label's
+    term.
+    """
 
     maximum: Tensor
     scale: Tensor  # factor / weight
-    factor: Tensor  # the derivative of the loss in a row's cross entropy, divided by the temperature
+    factor: Tensor  # gradient with respect to a row's cross entropy, divided by the temperature
     some_ignored: bool  # rows with a factor of 0 may be there, whose logits reach nothing, NaN included
-    smoothed: Tensor | None = None  # smoothing's part
+    smoothed: Tensor | None = None  # smoothing's term
 
     def of_block(self, begin: int, logits: Tensor) -> Tensor:
-        """For ``[rows, columns]`` logits of the rows from ``begin`` on."""
+        """Return the gradients for logits ``[rows, columns]`` of the rows from ``begin`` on."""
         rows = slice(begin, begin + logits.shape[0])
         weights = (logits - self.maximum[rows].unsqueeze(1)).exp_().mul_(self.scale[rows].unsqueeze(1))
         if self.smoothed is not None:
@@ -120,7 +124,7 @@ class SoftmaxWeights:
         return weights
 
     def of_pairs(self, rows: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """For listed logits; and the factors of their rows, which are int64."""
+        """Return the gradients for listed logits, and the factors of their ``rows``, which are int64."""
         factor = self.factor[rows]
         weights = (logits - self.maximum[rows]).exp_().mul_(self.scale[rows])
         if self.some_ignored:

@@ -1,5 +1,4 @@
-"""The losses of a batch that is small enough to keep all of its scores and winners, which the operators'
-own formulas differentiate."""
+"""The losses of a batch small enough to keep all scores and winners, which the operators differentiate."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -23,8 +22,10 @@ def _outside_autocast(call: Call) -> Any:
 
 
 def _all_scores(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Scores of all pairs of queries and documents, and of queries with their hard negatives. Hard negatives
-    of which no query has any are part of the graph, and have a gradient of zeros."""
+    """Score all pairs of queries and documents, and queries with their hard negatives.
+
+    Hard negatives of which no query has any are part of the graph, with a gradient of zeros.
+    """
     kernels, q, d, h = call.kernels, call.q, call.d, call.h
     scores = kernels.scores_and_winners(q, d)[0] if call.keeps else kernels.scores(q, d)
     if h is None:
@@ -38,7 +39,7 @@ def _all_scores(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def cross_entropy(call: Call, reduction: str) -> Tensor:
-    """Compare this process's queries with all documents of ``call``, which is plain."""
+    """Compute PyTorch's cross entropy of the queries and all documents of a call that is plain."""
     with _outside_autocast(call):
         scores, own = _all_scores(call)
         every = scores if own is None else torch.cat((scores, own), 1)
@@ -108,7 +109,7 @@ _of_scores = applied(ScoresFunction)
 
 
 def loss(call: Call, kind: Any) -> Tensor:
-    """``kind``: the class of the loss. Nothing is left out for a tail."""
+    """Compute a loss of class ``kind`` from all scores. Nothing is left out for a tail."""
     with _outside_autocast(call):
         loss: Tensor = _of_scores(replace(call.bare(), tail=0.0), kind, *_all_scores(call), *call.numbers)
     return loss
