@@ -34,7 +34,6 @@ MUVERA = li.Muvera(4, k_sim=1, repetitions=1)
 PAIR = {"Q": Q, "D": D}
 SPANS = {"queries": [Q[0]], "hidden": TOKENS, "doc_offsets": [0], "doc_lengths": [2]}
 EMBEDDED = {"q_embs": [Q[0]], "d_embs": [D[0]]}
-STEP = {"encoder": lambda x: x, "batches": [Q], "loss": lambda x: x.sum()}
 META = TOKENS.to("meta")
 NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 # A function, its good arguments, and of one of them a value that is refused by name.
@@ -68,7 +67,6 @@ REFUSED = [
      {"Q": Q[0], "batch_tensor": TOKENS, "doc_offsets": OFFSETS[:1], "doc_lengths": OFFSETS[:1]},
      "max_seqlen_d", np.ones(2, int), TypeError),
     (li.search, PAIR | {"k": 1}, "coarse", {}, TypeError),
-    (li.search, PAIR | {"k": 1}, "coarse", codecs.Bits, TypeError),
     (codecs.Bits, {"nbits": 4}, "nbits", True, ValueError),
     (codecs.Bits, {"nbits": 4}, "nbits", np.ones(2), ValueError),
     (codecs.Fp8, {}, "dtype", np.ones(2), TypeError),
@@ -106,14 +104,9 @@ REFUSED = [
     (li.losses.Contrastive, {}, "learnable", None, TypeError),
     (li.losses.distill_kl_div, {"Q": Q, "D": KD, "teacher": torch.ones(2, 2)}, "teacher",
      torch.ones(2, 2).to_sparse(), TypeError),
-    (li.cached_contrastive_step, STEP, "encoder", 1, TypeError),
-    (li.cached_contrastive_step, STEP, "batches", 1, TypeError),
-    (li.cached_contrastive_step, STEP, "loss", lambda x: None, TypeError),
-    (li.cached_contrastive_step, STEP, "scale", "x", TypeError),
     (li.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "num_negatives", 2**70, ValueError),
     (li.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "max_score", 2**70, ValueError),
     (li.hard_negatives, {"Q": Q, "D": D, "positives": [[0], [1]]}, "seed", 2**70, ValueError),
-    (li.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "corpus", "text", TypeError),
     (li.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "output_format", np.ones(2), ValueError),
     (vllm.compute_maxsim_score_offsets, SPANS, "doc_offsets", None, TypeError),
     (vllm.compute_maxsim_score_offsets, SPANS, "doc_lengths", [1.5], TypeError),

@@ -242,15 +242,6 @@ def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
     assert ("project_scores" in one.get("scores", "")) == kernel
 
 
-def test_hidden_states_that_no_call_could_have():
-    with pytest.raises(ValueError, match="d_model must be at least 1"):
-        li.explain_plan((4, 5, 8), (3, 7, 8), d_model=0)
-    with pytest.raises(ValueError, match="d_model=24 wants documents"):
-        li.explain_plan((4, 5, 8), (4, 3, 7, 8), d_model=24)
-    with pytest.raises(ValueError, match="d_model=24 wants documents"):
-        li.explain_plan((4, 5, 8), (3, 7, 8), d_model=24, dtype=torch.int8)
-
-
 @pytest.mark.parametrize("sm, sm_count", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("nbits", [1, 2, 4, 8])
@@ -275,17 +266,7 @@ def test_compressed_documents_are_explained(winners, nbits, dtype, sm, sm_count)
     assert "no kernel: the call is empty" in empty
 
 
-def test_compressed_documents_that_no_call_could_have():
-    shapes = (4, 5, 8), (3, 7, 8)
-    with pytest.raises(ValueError, match="nbits must be 1, 2, 4 or 8, got 3"):
-        li.explain_plan(*shapes, nbits=3)
-    with pytest.raises(TypeError, match="nbits must be an int, got float"):
-        li.explain_plan(*shapes, nbits=2.0)
-    for options in ({"d_mask": True}, {"d_model": 24}, {"dtype": torch.int8}):
-        with pytest.raises(ValueError, match="nbits=2 wants documents"):
-            li.explain_plan(*shapes, nbits=2, **options)
-    with pytest.raises(ValueError, match="nbits=2 wants documents"):
-        li.explain_plan((4, 5, 8), (4, 3, 7, 8), nbits=2)
+OWN = (4, 5, 8), (4, 3, 7, 8)  # of documents of each query
 
 
 @pytest.mark.parametrize(
@@ -304,10 +285,29 @@ def test_compressed_documents_that_no_call_could_have():
         (TypeError, "D must be a tensor or a shape .* got NoneType", ((4, 5, 8), None), {}),
         (ValueError, "D must be a tensor or a shape of 2 or 3 or 4 sizes", ((4, 5, 8), (8,)), {}),
         (ValueError, r"Q and D must share d, .* got Q \[5, 8\] and D", ((5, 8), (5, 3, 7, 8)), {}),
+        (ValueError, "Q and D must share d, and Nq", ((5, 8), (0, 3, 7, 8)), {}),
+        (ValueError, "Q and D must share d, and Nq", ((4, 5, 8), (3, 2, 7, 8)), {}),
+        (ValueError, "Q and D must share d, and Nq", ((4, 5, 8), (5, 2, 7, 8)), {}),
+        (ValueError, "Q and D must share d, and Nq", ((4, 5, 8), (3, 7, 4)), {}),
+        (ValueError, "Q and D must share d, and Nq", ((4, 5, 4), (3, 7, 8)), {}),
         (TypeError, "dtype must be bfloat16", None, {"dtype": "bf16"}),
         (TypeError, "dtype must be bfloat16", None, {"dtype": []}),
         (ValueError, "normalize must be False for codes", None, {"dtype": torch.int8, "normalize": True}),
         (ValueError, r"d_model must be below 2\*\*31", None, {"d_model": 2**31}),
+        (ValueError, "d_model must be at least 1", None, {"d_model": 0}),
+        (ValueError, "d_model=24 wants documents", OWN, {"d_model": 24}),
+        (ValueError, "d_model=24 wants documents", None, {"d_model": 24, "dtype": torch.int8}),
+        (ValueError, "nbits must be 1, 2, 4 or 8, got 3", None, {"nbits": 3}),
+        (TypeError, "nbits must be an int, got float", None, {"nbits": 2.0}),
+        (ValueError, "nbits=2 wants documents", OWN, {"nbits": 2}),
+        (ValueError, "nbits=2 wants documents", None, {"nbits": 2, "d_mask": True}),
+        (ValueError, "nbits=2 wants documents", None, {"nbits": 2, "d_model": 24}),
+        (ValueError, "nbits=2 wants documents", None, {"nbits": 2, "dtype": torch.int8}),
+        (ValueError, "packed=True wants documents", OWN, {"packed": True}),
+        (ValueError, "packed=True wants documents", None, {"packed": True, "dtype": torch.int8}),
+        (ValueError, "packed=True wants documents", None, {"packed": True, "d_mask": True}),
+        (ValueError, "packed=True wants documents", None, {"packed": True, "normalize": True}),
+        (ValueError, "packed=True wants documents", None, {"packed": True, "d_model": 64}),
         (
             TypeError, r"Q and D must share a dtype, got torch\.float32 and torch\.float64",
             (torch.randn(4, 5, 8), torch.randn(3, 7, 8, dtype=torch.float64)), {},
@@ -319,48 +319,14 @@ def test_calls_that_there_are_not(error, message, shapes, options):
         li.explain_plan(*(shapes or ((4, 5, 8), (3, 7, 8))), **options)
 
 
-def test_the_dtype_is_that_of_either_tensor():
+def test_shapes_that_go_together():
     Q, D = torch.randn(4, 32, 128), torch.randn(5, 300, 128)
     assert li.explain_plan(Q.shape, D) == li.explain_plan(Q, D) == li.explain_plan(Q, D.shape)
+    for own in (((3, 32, 128), (3, 4, 60, 128)), ((32, 128), (1, 4, 60, 128))):
+        assert "forward" in li.explain_plan(*own, sm=90, sm_count=132)
 
 
 # ---- sizes and devices at their bounds ----
-
-
-@pytest.mark.parametrize(
-    ("shapes", "fit"),
-    [
-        (((3, 32, 128), (3, 4, 60, 128)), True),
-        (((32, 128), (1, 4, 60, 128)), True),
-        (((32, 128), (2, 4, 60, 128)), False),
-        (((32, 128), (0, 4, 60, 128)), False),
-        (((3, 32, 128), (2, 4, 60, 128)), False),
-        (((3, 32, 128), (4, 4, 60, 128)), False),
-        (((3, 32, 128), (9, 60, 64)), False),
-        (((3, 32, 64), (9, 60, 128)), False),
-    ],
-)
-def test_shapes_that_share_d_and_queries(shapes, fit):
-    if fit:
-        assert "forward" in li.explain_plan(*shapes, sm=90, sm_count=132)
-    else:
-        with pytest.raises(ValueError, match="Q and D must share d, and Nq"):
-            li.explain_plan(*shapes, sm=90, sm_count=132)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"D": (32, 4, 300, 128)},
-        {"dtype": torch.int8},
-        {"d_mask": True},
-        {"normalize": True},
-        {"d_model": 64},
-    ],
-)
-def test_packed_tokens_have_no_such_options(options):
-    with pytest.raises(ValueError, match="packed=True wants documents"):
-        li.explain_plan(**{"Q": (32, 32, 128), "D": (1000, 300, 128), "packed": True} | options)
 
 
 def test_the_device_that_is_asked_for():

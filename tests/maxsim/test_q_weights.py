@@ -422,11 +422,6 @@ def test_gradients_of_weights_alone(device):
     torch.testing.assert_close(grad, best.sum(-1))
 
 
-def test_mean_of_one_token_is_its_score(device):
-    Q, D = torch.randn(3, 1, 8, device=device), torch.randn(4, 7, 8, device=device)
-    assert torch.equal(li.maxsim(Q, D, mean=True), li.maxsim(Q, D))
-
-
 @pytest.mark.parametrize("pairs", [0, 1, 2])
 def test_mean_of_few_listed_pairs(pairs, device):
     Q, D = torch.randn(7, 8, device=device), torch.randn(9, 8, device=device)
