@@ -22,17 +22,16 @@ def cached_contrastive_step(
     scale: Callable[[Tensor], Tensor] | None = None,
     generators: Iterable[Any] = (),
 ) -> Tensor:
-    """Run one forward and backward pass over a batch that is encoded in parts, with the memory of one part's
-    graph: the gradients of ``loss(*encoder(batch))`` over all parts joined together, exactly.
+    """Run one forward and backward pass over a batch that is encoded in parts, in the memory of one part.
 
-    Each part is encoded without a graph; the loss of all embeddings leaves their gradients; then each part is
-    encoded again, with the same random numbers, and its gradients go on into the encoder. This costs one
-    more forward of the encoder. What an encoder changes as it runs (the running mean of a batch norm)
-    changes twice.
+    The gradients are exactly those of ``loss(*encoder(batch))`` over all parts joined together. Each part is
+    encoded without a graph; the loss of all embeddings leaves their gradients; then each part is encoded
+    again, with the same random numbers, and its gradients go on into the encoder. This costs one more forward
+    of the encoder. What an encoder changes as it runs (the running mean of a batch norm) changes twice.
 
-    The same random numbers are those of PyTorch's generators of the CPU and of every CUDA GPU, of Python's
-    ``random``, of NumPy's global generator, and of ``generators``. An encoder that draws from others must not
-    draw anew when it runs again: let the parts hold what it needs.
+    The random numbers that repeat are those of PyTorch's generators of the CPU and of every CUDA GPU, of
+    Python's ``random``, of NumPy's global generator, and of ``generators``. An encoder that draws from others
+    must not draw anew when it runs again: let the parts hold what it needs.
 
     Every module in DistributedDataParallel that the encoder runs sends its gradients once, with the last part
     that it runs in, however it is called; processes may have different numbers of parts. Parameters of it
@@ -129,14 +128,14 @@ def _outputs(outputs: Any) -> Outputs:
 
 
 def _columns(encoded: list[Outputs]) -> list[list[Tensor]]:
-    """Each output of all parts."""
+    """Collect each output of all parts."""
     if len({len(outputs) for outputs in encoded}) > 1:
         raise ValueError("encoder must return as many tensors for every part")
     return [list(parts) for parts in zip(*encoded, strict=True)]
 
 
 def _leaf(parts: list[Tensor]) -> Tensor:
-    """All parts of an output in one tensor, which gets a gradient if it is of floating point."""
+    """Join all parts of an output in one tensor, which gets a gradient if it is floating point."""
     first = parts[0]
     if any(x.dim() != first.dim() or x.shape[2:] != first.shape[2:] for x in parts):
         shapes = ", ".join(str(list(x.shape)) for x in parts[:4])

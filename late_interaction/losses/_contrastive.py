@@ -1,8 +1,8 @@
 """Cross entropy over the MaxSim scores of a batch: :func:`late_interaction.losses.contrastive`.
 
-A batch of ``B`` queries and ``B`` documents has ``B * B`` scores, and ``B * B * Lq`` winners. Here neither is
-kept: scores pass in blocks whose embeddings stay in the cache, a running softmax takes them up, and the
-backward finds the winners of each block again. The work stands in :mod:`late_interaction._contrastive`.
+A batch of ``B`` queries and ``B`` documents has ``B * B`` scores, and ``B * B * Lq`` winners. If it is large,
+neither is kept: scores pass in blocks whose embeddings stay in the cache, a running softmax takes them up,
+and the backward finds the winners of each block again (:mod:`late_interaction._contrastive`).
 """
 
 from typing import Any
@@ -39,8 +39,9 @@ def contrastive(
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
-    """Cross entropy over MaxSim scores: ``cross_entropy(maxsim(Q, D) / temperature, labels)`` to rounding, in
-    memory that does not grow with the product of queries and documents.
+    """Compute the cross entropy over MaxSim scores, in memory that does not grow with their number.
+
+    It is ``cross_entropy(maxsim(Q, D) / temperature, labels)`` to rounding.
 
     Args:
         Q: queries, ``[Nq, Lq, d]``; bfloat16, float16, float32 or float64. Or a list of ``[L, d]`` tensors,
@@ -144,12 +145,12 @@ def contrastive(
     Under ``torch.compile`` the call is a graph break.
 
     With one token a side and nothing masked (CLIP's loss; one label a query, no hard negatives, ``exclude``,
-    ``exclude_above``, ``tail`` or ``group``) the
-    forward of a loss that is reduced and not symmetric computes the gradients too, so that scores are
-    computed once. Until backward it holds the queries' gradient in their dtype and the documents' in float32;
-    beside these it needs 384 MiB on a GPU, or 6 KiB a document where that is more. In bf16 on compute
-    capability 9.0 large batches without label smoothing need 256 MiB, or 2 KiB a document: their scores stay
-    in registers, and the queries are rounded to bf16 again, times what each weighs in the loss.
+    ``exclude_above``, ``tail`` or ``group``) the forward of a loss that is reduced and not symmetric computes
+    the gradients too, so that scores are computed once. Until backward it holds the queries' gradient in
+    their dtype and the documents' in float32; beside these it needs 384 MiB on a GPU, or 6 KiB a document
+    where that is more. In bf16 on compute capability 9.0 large batches without label smoothing need 256 MiB,
+    or 2 KiB a document: their scores stay in registers, and the queries are rounded to bf16 again, times what
+    each weighs in the loss.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient
@@ -183,13 +184,13 @@ leave_untraced(contrastive)
 
 
 class Contrastive(BatchLoss):
-    """:func:`contrastive` as a module, with a temperature that is learned if wanted.
+    """:func:`contrastive` as a module, whose temperature may be learned.
 
     The temperature is kept as its logarithm, so that it stays above 0.
 
     Args:
-        temperature: at the start; a number above 0, as in :func:`contrastive`. One that is learned from
-            a saturated start has a gradient of 0, and stays.
+        temperature: its initial value, a number above 0, as in :func:`contrastive`. One that saturates the
+            softmax has a gradient of 0, and stays.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
         multi_positive, exclude_above, symmetric, normalize, precision, label_smoothing, tail, kept_bytes,
             reduction, group, scale_by_world: as in :func:`contrastive`.

@@ -1,4 +1,5 @@
-"""Distillation of a teacher's scores of each query's own documents into MaxSim:
+"""Distillation of a teacher's scores of each query's own documents into MaxSim.
+
 :func:`late_interaction.losses.distill_kl_div` and :func:`late_interaction.losses.margin_mse`.
 """
 
@@ -31,15 +32,15 @@ def distill_kl_div(
     precision: Precision | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The divergence of the MaxSim scores of each query's own documents from a teacher's::
+    """Compute the KL divergence of the MaxSim scores of each query's own documents from a teacher's.
 
-        KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)) * temperature ** 2
+    ``KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)) * temperature ** 2``
 
-    Of documents that have tokens it equals Sentence Transformers' MultiVectorDistillKLDivLoss. There one
-    without tokens scores -1e9 and keeps its share of the teacher's softmax, so that the loss is 1e9 times
-    that share; here it is left out of both. With
-    ``normalize_scores=True`` it equals PyLate's Distillation, which has that on by default and no
-    temperature. ColBERTv2 (https://arxiv.org/abs/2112.01488) trains like this.
+    If all documents have tokens, it equals Sentence Transformers' MultiVectorDistillKLDivLoss. There a
+    document without tokens scores -1e9 and keeps its share of the teacher's softmax, so that the loss is 1e9
+    times that share; here it is left out of both. With ``normalize_scores=True`` it equals PyLate's
+    Distillation, which has that on by default and no temperature. ColBERTv2
+    (https://arxiv.org/abs/2112.01488) trains like this.
 
     Args:
         Q: queries, ``[B, Lq, d]``; bfloat16, float16, float32 or float64. Or a list of ``[L, d]`` tensors,
@@ -47,8 +48,8 @@ def distill_kl_div(
         D: the ``K`` documents of each query, ``[B, K, Ld, d]``, of the dtype and device of ``Q``; at least 2.
             As Tokens or a list ``B * K`` sequences, document ``i * K + k`` belonging to query ``i``.
         teacher: ``[B, K]``, floating point, on the device of ``Q``: scores of the same documents, on any
-            scale. They get no gradient. Of minus infinity it has no share of the teacher's softmax; what it
-            says of documents that are left out has no say.
+            scale. They get no gradient. A score of minus infinity has no share of the teacher's softmax;
+            those of documents that are left out are ignored.
         candidate_mask: ``[B, K]``, bool (or integer, nonzero = True), True = keep: the documents that each
             query has. The loss is that of the shorter list, 0 where it has fewer than 2. Documents without
             tokens are left out, too.
@@ -109,7 +110,7 @@ def distill_kl_div(
     scores, wanted = scores.masked_fill(none, 0.0), wanted.masked_fill(none, 0.0)
     target = log_softmax(wanted / teacher_temperature, 1)
     student = log_softmax(scores / temperature, 1)
-    # 0 times minus infinity is no NaN here: the teacher gives the document nothing.
+    # A document without a share of the teacher's softmax adds 0, not the NaN of 0 times minus infinity.
     terms = kl_div(student, target, reduction="none", log_target=True)
     each = terms.masked_fill(target == float("-inf"), 0.0).sum(1) * temperature**2
     return _reduced(each, reduction)
@@ -125,9 +126,11 @@ def margin_mse(
     precision: Precision | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The squared error of margins between each query's first document, its positive, and the others:
-    ``((score_0 - score_k) - (teacher_0 - teacher_k)) ** 2`` for ``k`` from 1 on. Scores are compared as they
-    are, without a softmax: the teacher's must be on the scale of MaxSim.
+    """Compute the squared error of the margins between each query's positive and its other documents.
+
+    ``((score_0 - score_k) - (teacher_0 - teacher_k)) ** 2`` for ``k`` from 1 on: the first document is the
+    positive. Scores are compared as they are, without a softmax: the teacher's must be on the scale of
+    MaxSim.
 
     It equals Sentence Transformers' MultiVectorMarginMSELoss, and follows Hofstätter et al.
     (https://arxiv.org/abs/2010.02666).
@@ -213,7 +216,7 @@ class _Distillation(torch.nn.Module):
     """Apply a function of queries, their documents and a teacher's scores, with its options."""
 
     def __init__(self, function: Any, given: dict[str, Any]) -> None:
-        """``given``: what is in the scope of the module's own __init__."""
+        """Keep the function and its options. ``given``: the ``locals()`` of the module's own __init__."""
         super().__init__()
         self._function = function
         self.options = options_of(given)

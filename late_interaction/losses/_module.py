@@ -1,4 +1,4 @@
-"""What the modules of losses over a batch have in common."""
+"""The base class of the modules of losses over a batch."""
 
 import math
 from collections.abc import Callable, Container
@@ -39,13 +39,16 @@ class _Shared:
 
 
 class BatchLoss(torch.nn.Module):
-    """A function of queries and documents with its options. The temperature is kept as its logarithm, so that
-    it stays above 0. What may be learned has the shape [1]: FSDP2 shards no 0-dim parameter."""
+    """A function of queries and documents with its options.
+
+    The temperature is kept as its logarithm, so that it stays above 0. Numbers that may be learned have the
+    shape [1]: FSDP2 shards no 0-dim parameter.
+    """
 
     log_temperature: Tensor
 
     def __init__(self, function: Callable[..., Tensor], given: dict[str, Any]) -> None:
-        """``given``: what is in the scope of the module's own __init__."""
+        """Keep the function and its options. ``given``: the ``locals()`` of the module's own __init__."""
         super().__init__()
         learnable = given.get("learnable", False)
         check_flag("learnable", learnable)
@@ -57,7 +60,7 @@ class BatchLoss(torch.nn.Module):
         )
 
     def _learn(self, name: str, start: float, learnable: bool) -> None:
-        """Add a number that is a parameter, or a buffer where it is not learned."""
+        """Register a number as a parameter, or as a buffer if it is not learned."""
         number = torch.tensor([start])
         if learnable:
             self.register_parameter(name, torch.nn.Parameter(number))

@@ -21,9 +21,9 @@ from late_interaction.tokens import Tokens
 def own_scores(
     name: str, Q: Any, D: Any, candidate_mask: Tensor | None, normalize: bool, precision: Precision | None
 ) -> tuple[Tensor, Tensor | None]:
-    """``[B, K]`` scores of each query with its own documents, and which of them are candidates; None: all.
+    """Score each query with its own documents, ``[B, K]``, and tell which are candidates; None: all.
 
-    Documents that are left out have no tokens in what is scored, and so no gradient. name: of the loss.
+    Documents that are left out are scored without tokens, so they get no gradient. name: of the loss.
     """
     q, d = _as_tokens(Q, D)
     each = len(d) // max(len(q), 1)

@@ -29,17 +29,17 @@ def pairwise(
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
-    """The cross entropy between each query's document and its hardest negative:
-    ``softplus((hardest - positive) / temperature)``, where ``hardest`` is the greatest score of the query
-    with any other document. It is colpali-engine's ColbertPairwiseCELoss without the filter of
-    negatives. Its ``normalize_scores``, scores divided by the number of a query's tokens, is had by dividing
-    ``Q`` by that number.
+    """Compute the cross entropy between each query's document and its hardest negative.
+
+    It is ``softplus((hardest - positive) / temperature)``, where ``hardest`` is the greatest score of the
+    query with any other document: colpali-engine's ColbertPairwiseCELoss without the filter of negatives. For
+    its ``normalize_scores``, scores divided by the number of a query's tokens, divide ``Q`` by that number.
 
     Args:
         Q, D, labels, candidate_mask, exclude, exclude_above, normalize, precision, reduction, scale_by_world:
             as in :func:`late_interaction.losses.contrastive`.
         multi_positive: how several documents of a query count: ``"mean"``, the mean of their losses, or
-            ``"softmax"``, the loss of the logarithm of their exponentials' sum. None of them is a negative.
+            ``"softmax"``, the loss of the log-sum-exp of their scores. None of them is a negative.
         temperature: as in :func:`late_interaction.losses.contrastive`.
         hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.losses.contrastive`: the hardest
             negative is looked for among them, too.
@@ -82,7 +82,7 @@ class Pairwise(BatchLoss):
     """:func:`pairwise` as a module.
 
     Args:
-        temperature: at the start; a number above 0.
+        temperature: its initial value, a number above 0.
         learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
         multi_positive, exclude_above, normalize, precision, reduction, group, scale_by_world: as in
             :func:`pairwise`.

@@ -14,8 +14,11 @@ _Access = tuple[Callable[[], Any], Callable[[Any], Any]]  # what returns a state
 
 
 class RandomStates:
-    """The states of random number generators as they are now: PyTorch's of the CPU and of the GPUs in use,
-    Python's, NumPy's global one where it is imported, and those of the generators that are given."""
+    """The states of random number generators as they are now.
+
+    They are PyTorch's of the CPU and of the GPUs in use, Python's, NumPy's global one if it is imported, and
+    those of the given generators.
+    """
 
     def __init__(self, accesses: list[_Access]) -> None:
         self._cpu = torch.get_rng_state()
@@ -26,7 +29,7 @@ class RandomStates:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Set these states within, and afterwards those of before."""
+        """Set these states within, and restore the present ones afterwards."""
         before = _states(self._accesses)
         with torch.random.fork_rng(range(len(self._gpus))):
             torch.set_rng_state(self._cpu)

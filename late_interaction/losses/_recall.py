@@ -36,9 +36,11 @@ def recall(
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
-    """A surrogate of ``1 - recall@k`` that has gradients: Patel, Tolias and Matas, "Recall@k Surrogate Loss
-    with Large Batches and Similarity Mixup" (https://arxiv.org/abs/2108.11179). Step functions become
-    sigmoids, in the rank of each query's own document and in its comparison with ``k``::
+    """Compute a surrogate of ``1 - recall@k`` that has gradients.
+
+    It is that of Patel, Tolias and Matas, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup"
+    (https://arxiv.org/abs/2108.11179). Step functions become sigmoids, in the rank of each query's own
+    document and in its comparison with ``k``::
 
         rank_i = 1 + sum over j other than positive of sigmoid((score_ij - score_i,positive) / temperature)
         loss_i = 1 - mean over k of sigmoid((k - rank_i) / rank_temperature)
@@ -102,7 +104,7 @@ leave_untraced(recall)
 
 
 class Recall(BatchLoss):
-    """:func:`recall` as a module. Nothing of it is learned.
+    """:func:`recall` as a module, which learns nothing.
 
     Args:
         k, temperature, rank_temperature, mixup, generator, exclude_above, normalize, precision, reduction,

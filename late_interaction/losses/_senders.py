@@ -67,8 +67,10 @@ class Senders:
 
 @contextmanager
 def _noted_forwards(found: list[Any]) -> Iterator[None]:
-    """Replace what DistributedDataParallel calls as its forward begins, while a thread wants to know.
-    PyTorch's hooks of all modules would do, but torch.compile warns of them and compiles again."""
+    """Replace what DistributedDataParallel calls as its forward begins, to note modules in ``found``.
+
+    PyTorch's hooks of all modules would do, but torch.compile warns of them and compiles again.
+    """
     from torch.distributed.algorithms.join import Join  # only where there is torch.distributed
 
     global _notify
@@ -98,7 +100,8 @@ def _with_all_parameters(module: DistributedDataParallel) -> Iterator[None]:
 
     DistributedDataParallel sends gradients once all parameters have had one since the last forward. A
     temperature had its own in the backward of the loss, and what this part leaves out may have had one in
-    another part. With find_unused_parameters it looks for them itself."""
+    another part. With find_unused_parameters it looks for them itself.
+    """
     if not module.require_backward_grad_sync or module.find_unused_parameters:
         yield
         return

@@ -30,14 +30,15 @@ def sigmoid(
     group: Any = None,
     scale_by_world: bool = False,
 ) -> Tensor:
-    """The sigmoid loss over all pairs, of SigLIP (https://arxiv.org/abs/2303.15343):
-    ``sum_j softplus(-z_ij * (score_ij / temperature + bias))`` for query ``i``, with ``z_ij`` 1 for its own
-    document (or each of them) and -1 for every other.
+    """Compute SigLIP's sigmoid loss over all pairs (https://arxiv.org/abs/2303.15343).
+
+    It is ``sum_j softplus(-z_ij * (score_ij / temperature + bias))`` for query ``i``, with ``z_ij`` 1 for its
+    own document (or each of them) and -1 for every other.
 
     With ``reduction="mean"`` that is the mean over queries of sums over documents, as in SigLIP. Divided by
     the number of documents (hard negatives included) and without bias it is colpali-engine's
-    ColbertSigmoidLoss, the mean over pairs. Its ``normalize_scores``, scores divided by the number of a
-    query's tokens, is had by dividing ``Q`` by that number.
+    ColbertSigmoidLoss, the mean over pairs. For its ``normalize_scores``, scores divided by the number of a
+    query's tokens, divide ``Q`` by that number.
 
     Args:
         Q, D, labels, candidate_mask, exclude, exclude_above, normalize, precision, reduction, scale_by_world:
@@ -79,11 +80,11 @@ leave_untraced(sigmoid)
 
 
 class Sigmoid(BatchLoss):
-    """:func:`sigmoid` as a module, with a temperature and a bias that are learned if wanted.
+    """:func:`sigmoid` as a module, whose temperature and bias may be learned.
 
     Args:
-        temperature: at the start; a number above 0. SigLIP starts from 0.1, for single vectors.
-        bias: at the start; a finite number. SigLIP starts from -10.
+        temperature: its initial value, a number above 0. SigLIP starts from 0.1, for single vectors.
+        bias: its initial value, a finite number. SigLIP starts from -10.
         learnable: whether ``log_temperature`` and ``bias`` are parameters; else they are buffers.
         exclude_above, normalize, precision, reduction, group, scale_by_world: as in :func:`sigmoid`.
 
