@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from late_interaction import Corpus
-from late_interaction.corpus import _files, _generations
+from late_interaction.corpus import _files, _generations, _shards
 
 D = 4
 # A process that is killed leaves what it has written, on any disk. This one is fast.
@@ -55,6 +55,10 @@ def holds(folder: Path, model: Model) -> bool:
     corpus = Corpus.open(folder, verify=True)
     if list(corpus.ids or ()) != list(model):
         return False
+    query, count = torch.ones(1, D), max(len(model), 1)
+    exact, rough = corpus.search(query, count), corpus.search(query, count, coarse="bits", candidates=count)
+    if rough.ids != exact.ids or not torch.equal(rough.scores, exact.scores):
+        return False
     return all(torch.equal(corpus[name], document(name, version)) for name, version in model.items())
 
 
@@ -70,6 +74,8 @@ def change(folder: Path, number: int, model: Model, pipe: int) -> None:
         kind, names, model = step(number, model)
         call(corpus, kind, names, number)
         os.write(pipe, b".")
+        if number % 3 == 0:  # which writes files, too
+            corpus.search(torch.ones(1, D), 1, coarse="bits")
         number += 1
 
 
@@ -116,8 +122,10 @@ def kill(rounds: int, seed: int = 0) -> None:
                 corpus.delete([x for x in corpus.ids or () if x not in model])
             else:
                 Corpus.open(folder).delete([])  # the next writer removes what nothing names
-            named = _generations.files_of(_files.read_metadata(folder / _files.METADATA))
-            assert {x.name for x in folder.iterdir()} == {*named, _files.METADATA}
+            entries = _files.read_metadata(folder / _files.METADATA)
+            signs = {_shards.name_of(x["number"], "bits") for x in entries["shards"]}
+            named = {*_generations.files_of(entries), _files.METADATA}
+            assert named <= {x.name for x in folder.iterdir()} <= named | signs
     print(f"{rounds} kills, {finished} calls acknowledged and kept, {cut} more of those cut off")
 
 
@@ -137,6 +145,8 @@ def look(folder: Path, until: float, seed: int) -> None:
             partner = name[:-1] + ("1" if name[-1] == "0" else "0")
             assert versions.get(partner) == versions[name], f"{name} without {partner}"
         scores, indices = corpus.search(torch.ones(1, D), 1)
+        rough = corpus.search(torch.ones(1, D), 1, coarse="bits", candidates=max(len(ids), 1))
+        assert torch.equal(rough.scores, scores) and torch.equal(rough.indices, indices)
         if ids:
             assert float(scores[0]) == D * max(versions.values()) and versions[ids[int(indices[0])]] > 0
         seen += 1

@@ -61,7 +61,7 @@ class Writer:
         kept |= {_shards.name_of(x["number"], kind) for x in self.entries["shards"] for kind in _shards.KEPT}
         for path in self.folder.iterdir():
             if path.name not in kept and path.name.startswith(_OWN):
-                path.unlink()
+                path.unlink(missing_ok=True)  # a search may just have renamed what it wrote
 
     def close(self) -> None:
         """Let other writers in. What is not committed is removed."""
