@@ -132,8 +132,8 @@ def _numbers_of(shard: Shard) -> Shard:
 class _OfCentroids(_queries.Queries):
     """One query, which looks for each of its tokens through the documents of the best centroids.
 
-    A document's score is ``sum_s max_t <Q[s], centroid of t>``, as if the centroids beyond the last that is
-    looked at were all as good as that one, and less what that makes: the documents that are not met have 0.
+    A document's score is ``sum_s max_t max(0, <Q[s], centroid of t> - least[s])``, with the product of the
+    last centroid whose documents are looked at: what is not met counts as that one, and 0 stands for it.
     """
 
     def __init__(self, Q: list[Tensor], codec: Any, largest: bool) -> None:

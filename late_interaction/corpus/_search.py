@@ -29,6 +29,10 @@ _ALL_BYTES = 1 << 62  # where documents lie on the GPU that scores them, and no 
 _BYTES_GATHERED = 16 << 20
 
 
+def _quiet(_: int) -> None:
+    """Report nothing."""
+
+
 class CorpusSearch(Search):
     """A search of documents that are packed in shards."""
 
@@ -99,7 +103,8 @@ class CorpusSearch(Search):
         found = []
         for Q in groups:
             queries, shards = _first_pass.prepare(corpus, Q, options)
-            found.append(self._best(queries, shards, self._candidates, out, report)[1])
+            own = _quiet if found else report  # it counts documents, once
+            found.append(self._best(queries, shards, self._candidates, out, own)[1])
         return torch.cat(found).cpu().sort(dim=1).values
 
     def _among_candidates(self, candidates: Tensor) -> Found:
@@ -113,7 +118,7 @@ class CorpusSearch(Search):
             shards = _shards.chosen(self._corpus.shards, own)
             if not shards:
                 continue
-            found, places = self._best(self._prepared([query]), shards, k, None, lambda _: None)
+            found, places = self._best(self._prepared([query]), shards, k, None, _quiet)
             own = to_device(own, self._device)[places[0]].where(places[0] != NO_DOCUMENT, NO_DOCUMENT)
             scores[i, : len(own)], indices[i, : len(own)] = found[0], own
         return scores, indices

@@ -147,6 +147,13 @@ def test_one_query_and_parts(tmp_path):
         begin += len(part)
 
 
+@pytest.mark.parametrize("coarse", PASSES)
+def test_progress_counts_documents_once(coarse, tmp_path):
+    corpus, seen = created(tmp_path / "c"), []
+    corpus.search(queries(), 3, coarse=coarse, progress=lambda *x: seen.append(x))
+    assert seen[-1] == (60, 60) and seen == sorted(set(seen))
+
+
 def test_what_there_is_not(tmp_path):
     corpus, Q = created(tmp_path / "c"), queries()
     for coarse in PASSES:
