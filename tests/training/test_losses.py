@@ -78,7 +78,7 @@ KINDS = {
 SEVERAL = [kind for kind in KINDS if "single" not in kind]
 FUNCTIONS = {name: partial(function, **options) for name, (function, options) in KINDS.items()}
 every = pytest.mark.parametrize("kind", KINDS)
-# Of a symmetric loss no two queries share a document here (test_labels.py has those that do).
+# No two queries of a symmetric loss share a document here (test_labels.py has those that do).
 one_way = pytest.mark.parametrize("kind", [kind for kind in KINDS if "symmetric" not in kind])
 
 
