@@ -53,7 +53,7 @@ def read(name: str, given: dict[str, Any], *, listed: bool = False) -> Call:
         call = _prepared(call, given["normalize"], listed, alone)
     except (TypeError, ValueError):
         if not alone:  # the others learn that this process refused its arguments
-            with suppress(RuntimeError):  # which says so
+            with suppress(RuntimeError):  # its message says so
                 join(name, group, None, {}, _device_of(given["Q"], given["D"], given["hard_negatives"]))
         raise
     if not alone:

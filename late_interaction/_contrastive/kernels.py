@@ -145,7 +145,7 @@ class Kernels:
     def rows(self, x: Tokens) -> Tensor:
         """Return ``[sequences, d]`` of single tokens, in the dtype in which they multiply."""
         rows = x.values.squeeze(1)
-        if x.mask is not None:  # whatever a masked token holds reaches nothing
+        if x.mask is not None:  # a masked token may hold anything, NaN included
             rows = rows.masked_fill(~x.mask, 0.0)
         half = {"medium": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
         return rows.to(half) if half is not None and rows.dtype is torch.float32 else rows

@@ -57,7 +57,7 @@ class Labels:
         sums = torch.zeros(columns + 1, dtype=torch.float64, device=values.device)
         if self.index is None:
             sums[: len(values)] = values[:, 0]
-        else:  # what is no label adds to a place behind the last column
+        else:  # IGNORED adds to a place behind the last column
             sums.index_put_((self._or_behind(columns),), values.double(), accumulate=True)
         return sums[:columns].to(values.dtype)
 

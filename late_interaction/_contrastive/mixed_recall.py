@@ -25,7 +25,7 @@ class MixedRecall(Recall):
 
     def add(self, panel: Panel) -> None:
         super().add(panel)
-        if panel.labels is not None:  # not of hard negatives
+        if panel.labels is not None:  # else hard negatives, which are not mixed
             mixed = self._of_mixed_rows(panel)
             for part in (self._of_mixed_columns(panel), mixed, self._of_mixed_columns(mixed)):
                 super().add(part)

@@ -28,7 +28,7 @@ class Batch:
     """The matrices of a call."""
 
     call: Call
-    Q: Tensor  # [queries, d], as they multiply
+    Q: Tensor  # [queries, d], in the dtype of the product
     D: Tensor
     inverse: Tensor  # of the temperature
 

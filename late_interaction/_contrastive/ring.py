@@ -210,7 +210,7 @@ def join(
                 **options,
             }
         )
-        each = own.each if len(own.q) else math.nan  # which says nothing of packed ones without a query
+        each = own.each if len(own.q) else math.nan  # unknown of packed ones without a query
         any_mask = any(x is not None and x.mask is not None for x in (own.q, d, own.h))
         single = is_single(own.q) and is_single(d)
         sizes = len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None, each

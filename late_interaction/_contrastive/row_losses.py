@@ -301,7 +301,7 @@ class Recall(RowLoss):
     @staticmethod
     def empty(call: Call, positives: Tensor) -> dict[str, Tensor]:
         names = ("ahead", "slope_of_ahead") if call.keeps else ("ahead",)
-        positives = call.labels.kept(positives)  # what is none counts for nothing, but not as NaN
+        positives = call.labels.kept(positives)  # 0, not NaN, where there is no label
         return {"positive": positives} | {name: torch.zeros_like(positives) for name in names}
 
     def add(self, panel: Panel) -> None:

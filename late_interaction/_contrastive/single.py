@@ -88,7 +88,7 @@ def _with_gradients(
     """Return the loss; the gradients of Q, D and the temperature; and a factor that those of Q and D lack."""
     call, target = batch.call, batch.no_target()
     share = _share(call, target)
-    # Half-precision weights of fp16 hold no small numbers: theirs are of a factor of 1.
+    # fp16 holds no small numbers: the weights get a factor of 1, and the gradients the rest.
     after = batch.inverse * share if batch.Q.dtype is torch.float16 else None
     factor = _factor(batch, share, target, after is None)
     if product_panels.takes(batch):

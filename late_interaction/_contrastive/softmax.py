@@ -46,7 +46,7 @@ class RunningSoftmax:
         if logits.numel() == 0:
             return
         maximum = torch.maximum(self.maximum[rows], logits.amax(1))
-        # Sums over no logits move nowhere: infinity times zero is NaN.
+        # Sums over no logits are not rescaled: infinity times zero is NaN.
         moved = (self.maximum[rows] - maximum).masked_fill_(self.weight[rows] == 0, 0.0)
         scale = moved.exp()
         relative = logits - maximum.unsqueeze(1)
@@ -110,7 +110,7 @@ class SoftmaxWeights:
     maximum: Tensor
     scale: Tensor  # factor / weight
     factor: Tensor  # gradient with respect to a row's cross entropy, divided by the temperature
-    some_ignored: bool  # rows with a factor of 0 may be there, whose logits reach nothing, NaN included
+    some_ignored: bool  # rows may have a factor of 0: they get no gradient, even if their logits are NaN
     smoothed: Tensor | None = None  # smoothing's term
 
     def of_block(self, begin: int, logits: Tensor) -> Tensor:
