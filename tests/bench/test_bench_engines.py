@@ -25,7 +25,7 @@ def test_exact_searches_find_all_and_others_are_rated_against_them(monkeypatch):
     })  # fmt: skip
     rows = {name: list(engines.rows_of(name, Q, D, exact, "cpu")) for name in engines.ENGINES}
     for name in ("ours, float16", "ours, int8"):
-        ((_, setting, *figures, recall),) = rows[name]
+        _, setting, *figures, recall = rows[name][0]
         assert setting == "exact" and float(recall) > 0.9 and len(figures) == 4
     assert rows["broken"] == [["broken", "ZeroDivisionError: division by zero"]]
     assert rows["small"] == [["small", "left out beyond 49 documents"]]
