@@ -100,7 +100,7 @@ class CorpusSearch(Search):
             out = empty if out is None else empty | out
         # Lists of centroids are looked through for one query after the other.
         groups = [[x] for x in self._found] if options.coarse == "centroids" else [self._found]
-        found = []
+        found: list[Tensor] = []
         for Q in groups:
             queries, shards = _first_pass.prepare(corpus, Q, options)
             own = _quiet if found else report  # it counts documents, once
