@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import os
+import re
 import time
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -297,3 +299,22 @@ def blocking(rank, world, when):
     """A rank ends; the others wait for NCCL on the host, so that its error is raised there."""
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
     return on_gpu(rank, world, "one_ends", when=when)
+
+
+def page(rank, world):
+    """Runs the examples of docs/guide/ddp.md in the group that there is, with data of each rank. The
+    gradients that DistributedDataParallel leaves, the weights that FSDP2 does, and shapes of a DTensor's
+    shards."""
+    text = (Path(__file__).parents[2] / "docs/guide/ddp.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    names, found = {}, {}
+    torch.manual_seed(rank)
+    for block in blocks[:-1]:  # the last one ends the group
+        exec(re.sub(r"^(store|dist\.init_process_group).*\n", "", block, flags=re.MULTILINE), names)
+        if "ddp(part).backward()" in block:
+            found["DDP"] = [p.grad.numpy().copy() for p in names["ddp"].parameters()]
+        elif "optimizer.step()" in block:
+            found["FSDP2"] = [p.full_tensor().detach().numpy() for p in names["model"].parameters()]
+        elif "D.to_local()" in block:
+            found["DTensor"] = [tuple(names[x].grad.to_local().shape) for x in "QD"]
+    return found

@@ -11,7 +11,7 @@ import torch
 import late_interaction as li
 from tests.support import framework_worker
 from tests.support.framework_worker import PARTS, T, new_encoder, step, tokens
-from tests.support.groups import ROOT, free_port, needs_gloo, on_ranks, two_gpus
+from tests.support.groups import ROOT, free_port, needs_gloo, on_ranks, succeeded, two_gpus
 
 pytestmark = needs_gloo
 
@@ -135,3 +135,13 @@ def test_the_example_under_torchrun(monkeypatch):
     assert "2 processes and one differ by at most" in run.stdout
     first, last = map(float, re.findall(r"step +\d: loss ([\d.]+)", run.stdout))
     assert last < first / 2
+
+
+def test_the_page_runs_on_two_processes():
+    """What DistributedDataParallel and FSDP2 keep alike is alike, though each process has its own data."""
+    first, second = succeeded(on_ranks(2, "tests.support.framework_worker.page"))
+    for framework in ("DDP", "FSDP2"):
+        assert len(first[framework]) == 3
+        assert all(map(np.array_equal, first[framework], second[framework]))
+        assert all(np.any(x) for x in first[framework])
+    assert first["DTensor"] == second["DTensor"] == [(4, 32, 128), (4, 100, 128)]
