@@ -1,6 +1,7 @@
 """What this package uses of PyTorch that is private: a release that moves one of these names is met here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch._C import (
     DispatchKeySet,
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
+    _dispatch_tls_is_dispatch_key_excluded,
+    _dispatch_tls_set_dispatch_key_excluded,
     _ExcludeDispatchKeyGuard,
     _get_dispatch_mode,
     _get_tracing_state,
@@ -44,6 +47,7 @@ __all__ = [
     "is_batchedtensor",
     "is_fake",
     "pytree",
+    "recording",
     "register_fake",
     "set_single_level_autograd_function_allowed",
     "sharding_schemas",
@@ -79,3 +83,19 @@ def sharding_schemas() -> Any:
     from torch.distributed.tensor import DTensor
 
     return DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+
+
+_RECORDERS = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Let autograd record in the kernel of an operator, which it leaves out elsewhere."""
+    before = [_dispatch_tls_is_dispatch_key_excluded(key) for key in _RECORDERS]
+    try:
+        for key in _RECORDERS:
+            _dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
+    finally:
+        for key, excluded in zip(_RECORDERS, before, strict=True):
+            _dispatch_tls_set_dispatch_key_excluded(key, excluded)

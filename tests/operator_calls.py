@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from late_interaction import losses  # noqa: F401  # registers an operator
+
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 I8, U8, I16, I32, I64 = torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64
 
@@ -276,8 +278,9 @@ OF_CUDA = {
 }  # fmt: skip
 # For GPUs that wgmma is for.
 NATIVE = {"project_rows_", "project_scores", "softmax_product_rows_"}
-# What is called elsewhere: its events are handles, which nothing can check (csrc/cuda/host_copy).
-NOT_HERE = {"send_bytes_"}
+# What is called elsewhere: events are handles, which nothing can check (csrc/cuda/host_copy), and a traced
+# loss is a call of a public function.
+NOT_HERE = {"send_bytes_", "batch_loss"}
 
 
 def operators() -> Iterator[str]:

@@ -67,13 +67,13 @@ def _fits(mask: Tensor, tokens: Tensor) -> bool:
     )
 
 
-def leave_untraced(function: Any) -> None:
+def leave_untraced(function: Any, why: str | None = None) -> None:
     """Make a call of ``function`` a graph break, and have Dynamo trace nothing that the call runs.
 
     torch.compiler.disable does so too, but would import all of torch._dynamo with this package. The mark
     breaks the graph of a caller. The strategy keeps Dynamo from the function's own frame and from the frames
     below; without it, Dynamo compiles dozens of them for one loss.
     """
-    function._torchdynamo_disable = True
+    function._torchdynamo_disable, function._torchdynamo_disable_msg = True, why
     with suppress(ImportError):  # names that PyTorch does not document
         skip_frames(function.__code__)

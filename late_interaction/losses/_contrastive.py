@@ -13,11 +13,12 @@ from late_interaction._checks.choices import MultiPositive, Precision, Reduction
 from late_interaction._contrastive import blockwise, gather, single, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.cross_entropy import CrossEntropy
-from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss, LabelsLike
+from late_interaction.losses._traced import traceable
 from late_interaction.tokens import TokensLike
 
 
+@traceable
 def contrastive(
     Q: TokensLike,
     D: TokensLike,
@@ -142,7 +143,9 @@ def contrastive(
     pairs where both sides have one token each. Scores and winners that are kept (``kept_bytes``) come on top,
     and their pairs are not computed again. The result has the same bits on every run. With ``tail`` the host
     waits for the device at times; else, of padded tokens, only to look at norms in the process's first call.
-    Under ``torch.compile`` the call is a graph break.
+    Under ``torch.compile`` a loss without ``group`` is one operator, which finds the gradients of a reduced
+    loss with it, outside of CUDA graphs. With ``group``, or where ``labels`` or ``exclude`` are lists, it is
+    a graph break.
 
     With one token a side and nothing masked (CLIP's loss; one label a query, no hard negatives, ``exclude``,
     ``exclude_above``, ``tail`` or ``group``) the forward of a loss that is reduced and not symmetric computes
@@ -178,9 +181,6 @@ def contrastive(
     if single.takes(call):
         return single.loss(call)
     return blockwise.loss(call, CrossEntropy.start)
-
-
-leave_untraced(contrastive)
 
 
 class Contrastive(BatchLoss):

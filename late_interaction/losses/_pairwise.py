@@ -7,11 +7,12 @@ from torch import Tensor
 from late_interaction._checks.choices import MultiPositive, Precision, Reduction
 from late_interaction._contrastive import blockwise, row_losses, whole
 from late_interaction._contrastive.arguments import read
-from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss, LabelsLike
+from late_interaction.losses._traced import traceable
 from late_interaction.tokens import TokensLike
 
 
+@traceable
 def pairwise(
     Q: TokensLike,
     D: TokensLike,
@@ -73,9 +74,6 @@ def pairwise(
     if call.whole:
         return whole.loss(call, row_losses.Pairwise)
     return blockwise.loss(call, row_losses.Pairwise.start)
-
-
-leave_untraced(pairwise)
 
 
 class Pairwise(BatchLoss):

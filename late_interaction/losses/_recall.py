@@ -11,11 +11,12 @@ from late_interaction._contrastive import blockwise, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.mixed_recall import MixedRecall
 from late_interaction._contrastive.row_losses import Recall as OfRows
-from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss, LabelsLike
+from late_interaction.losses._traced import traceable
 from late_interaction.tokens import TokensLike
 
 
+@traceable
 def recall(
     Q: TokensLike,
     D: TokensLike,
@@ -98,9 +99,6 @@ def recall(
     call = read("losses.recall", locals())
     kind = OfRows if call.mixup is None else MixedRecall
     return whole.loss(call, kind) if call.whole else blockwise.loss(call, kind.start)
-
-
-leave_untraced(recall)
 
 
 class Recall(BatchLoss):

@@ -8,11 +8,12 @@ from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._checks.losses import check_number
 from late_interaction._contrastive import blockwise, row_losses, whole
 from late_interaction._contrastive.arguments import read
-from late_interaction._scoring.traced import leave_untraced
 from late_interaction.losses._module import BatchLoss, LabelsLike
+from late_interaction.losses._traced import traceable
 from late_interaction.tokens import TokensLike
 
 
+@traceable
 def sigmoid(
     Q: TokensLike,
     D: TokensLike,
@@ -74,9 +75,6 @@ def sigmoid(
     if call.whole:
         return whole.loss(call, row_losses.Sigmoid)
     return blockwise.loss(call, row_losses.Sigmoid.start)
-
-
-leave_untraced(sigmoid)
 
 
 class Sigmoid(BatchLoss):

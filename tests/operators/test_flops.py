@@ -17,9 +17,11 @@ Nq, Lq, Nd, Ld, K, d, d_model = 4, 5, 6, 7, 3, 8, 10
 IN_BATCH = 2 * Nq * Lq * Nd * Ld * d  # of the similarities
 GATHERED = 2 * Nq * Lq * Nd * d  # of a gradient, from winners
 
-# They move, sort, select, normalize, exponentiate or answer questions, and multiply no matrices; the first
-# four multiply as many as they find that they need.
+# A traced loss, which FlopCounterMode has Dynamo leave alone, so that it calls the others.
+# They move, sort, select, normalize, exponentiate or answer questions, and multiply no matrices; those
+# of clusters and groups multiply as many as they find that they need.
 WITHOUT_PRODUCTS = {
+    "batch_loss",
     *("ward_labels", "kmeans_labels", "ward_cut_", "xtr_select_in_groups_"),
     *("xtr_select_", "plaid_approx_score", "l2_normalize_rows_", "argmax_mask", "quantize_rows_"),
     *("scale_rows_", "softmax_row_sums", "softmax_rows_", "softmax_sums_", "softmax_weights_"),
