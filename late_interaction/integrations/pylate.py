@@ -75,11 +75,15 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         documents_embeddings: Any,
         queries_mask: Any = None,
         documents_mask: Any = None,
+        *,
+        mask: Any = None,  # documents_mask by its name before PyLate 1.1: such a call is left to PyLate
     ) -> Tensor:
         masks = {"queries_mask": queries_mask, "documents_mask": documents_mask}
+        if mask is not None:
+            masks["documents_mask"] = mask
         if name in _ORIGINAL:
-            tokens = _tensors(queries_embeddings, documents_embeddings)
-            reason = _unfit(score, document_rank, tokens)
+            tokens = _tensors(queries_embeddings, documents_embeddings) if mask is None else None
+            reason = _unfit(score, document_rank, tokens) if mask is None else "a mask by its old name"
             if tokens is not None and reason is None:
                 calls.scored(_PACKAGE)
                 return _masked(score, *tokens, **masks)
