@@ -60,7 +60,7 @@ def release(package, module, version, stand_ins=()):
 
 
 class AnyClass(type):
-    """Of a class that takes any arguments and has every attribute that one asks for: its name."""
+    """The type of a class that has every attribute one asks for, which is its name."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):

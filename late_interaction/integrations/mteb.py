@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._maxsim import maxsim, maxsim_pairs
+from late_interaction._maxsim import maxsim_pairs
 from late_interaction.integrations._shared import calls, zero_padded
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, has_kernels, why_left
 from late_interaction.integrations._shared.exchange import Exchanges
@@ -27,7 +27,6 @@ from late_interaction.integrations._shared.places import (
     code_of,
     patch_places,
 )
-from late_interaction.integrations._shared.ragged import Ragged, blocks
 
 __all__: list[str] = []
 
@@ -36,8 +35,6 @@ _EXCHANGES = Exchanges()
 _MODULE = "mteb.similarity_functions"
 _WRAPPERS = "mteb.models.openai_wrappers"
 _JINA = "mteb.models.model_implementations.jina_models"
-
-_ELEMENTS = 8_000_000  # of documents that are copied at a time for one query: they stay in a CPU's cache
 
 
 unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
@@ -195,9 +192,7 @@ def _of_arrays(query: Any, documents: list[Any]) -> list[float] | str:
     if not documents or len(kinds) > 1 or not viewed or query.dtype.name not in _DTYPES:
         return _UNLIKE
     Q, *items = [torch.from_numpy(x) for x in arrays]
-    packed, scores = Ragged(items), list[float]()
-    for start, end in blocks([x.numel() for x in items], _ELEMENTS):
-        scores += maxsim(Q.unsqueeze(0), packed.packed(start, end, Q.device))[0].tolist()
+    scores: list[float] = zero_padded.scores([Q], items, [0] * len(items), Q.device)[0].tolist()
     return scores
 
 

@@ -175,7 +175,7 @@ def test_documents_go_to_the_device_in_blocks(mteb, monkeypatch):
     documents = ragged("cpu", *range(1, 12))
     queries = ragged("cpu", 5, 4)
     wanted = mteb.max_sim(queries, documents)
-    monkeypatch.setattr(mteb_patch.zero_padded, "ELEMENTS", 8 * 20)
+    monkeypatch.setitem(mteb_patch.zero_padded.ELEMENTS, "cpu", 8 * 20)
     li.patch("mteb")
     with side_by_side.Calls() as called:
         torch.testing.assert_close(mteb.max_sim(queries, documents), wanted)
@@ -234,7 +234,7 @@ def arrays(*lengths, dtype="float32", d=8):
 def test_arrays_of_a_search(of_arrays, monkeypatch, dtype, elements):
     (query,), documents = arrays(5, dtype=dtype), arrays(4, 9, 1, 30, 2, dtype=dtype)
     wanted = of_arrays(query.astype("float64"), [x.astype("float64") for x in documents])
-    monkeypatch.setattr(mteb_patch, "_ELEMENTS", elements)
+    monkeypatch.setitem(mteb_patch.zero_padded.ELEMENTS, "cpu", elements)
     li.patch("mteb")
     with side_by_side.Calls() as called:
         scores = of_arrays(query, documents)

@@ -76,7 +76,7 @@ def test_padding_takes_part_in_the_maximum(processor):
 def test_many_passages_are_packed_in_blocks(processor, monkeypatch):
     queries, passages = ragged("cpu", 5, 2), ragged("cpu", *range(1, 30))
     wanted = processor.score_retrieval(queries, passages, 4)
-    monkeypatch.setattr(transformers_patch.zero_padded, "ELEMENTS", 8 * 40)
+    monkeypatch.setitem(transformers_patch.zero_padded.ELEMENTS, "cpu", 8 * 40)
     li.patch("transformers")
     with side_by_side.Calls() as called:
         torch.testing.assert_close(processor.score_retrieval(queries, passages, 4), wanted)
