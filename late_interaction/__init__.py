@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from late_interaction import codecs as codecs
     from late_interaction import codes as codes
     from late_interaction import corpus as corpus
+    from late_interaction import doctor as doctor
     from late_interaction import evaluation as evaluation
     from late_interaction import fused_head as fused_head
     from late_interaction import integrations as integrations

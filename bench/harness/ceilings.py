@@ -1,16 +1,9 @@
-"""What a machine does at best, measured in the same run, and how near a call comes to it."""
+"""How near a call comes to what its machine does at best, which was measured in the same run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-
-import torch
-
 from bench.harness.results import Row
 from bench.harness.shape import Shape
-from bench.harness.timing import Effort, gpu_time, wall_time
 
 # What bounds a call: the letters of records, and the names in tables.
 NAMES = {"C": "cuBLAS bf16", "T": "cuBLAS TF32", "R": "reads"}
@@ -55,55 +48,3 @@ def floor_us(row: Row, header: Row) -> float | None:
         return None
     flops, bandwidth = 1e12 * header["cublas_tflops"], 1e12 * header["read_tbps"]
     return shape_of(row).floor_us(row["op"], _BYTES[row["dtype"]], flops, bandwidth)
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What this machine does at best, measured in the same run. None on a CPU, where nothing is measured."""
-
-    cublas_tflops: float | None = None
-    cublas_tf32_tflops: float | None = None
-    read_tbps: float | None = None
-    copy_tbps: float | None = None
-    # Wall time of PyTorch's own product of two small tensors, without and with both gradients: an eager call
-    # or step spends at least that on the host.
-    product_us: float | None = None
-    product_step_us: float | None = None
-
-
-@contextmanager
-def float32_products(precision: str) -> Iterator[None]:
-    """PyTorch's own float32 matrix products in this precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _product_tflops(dtype: torch.dtype, n: int, effort: Effort) -> float:
-    """What cuBLAS reaches on an n^3 product of random matrices."""
-    a, b = (torch.randn(n, n, device="cuda", dtype=torch.float32).to(dtype) for _ in range(2))
-    c = torch.empty_like(a)
-    return 2 * n**3 / gpu_time([lambda: torch.mm(a, b, out=c)], effort).us * 1e-6
-
-
-def measure_ceilings(effort: Effort, n: int = 8192, gib: float = 4.0) -> Ceilings:
-    """cuBLAS on an n^3 product, a large reduction (bytes read), a large copy (read + written), and the host's
-    share of the smallest call and step."""
-    product = _product_tflops(torch.bfloat16, n, effort)
-    with float32_products("high"):
-        tf32 = _product_tflops(torch.float32, n, effort)
-    source = torch.randn(int(gib * 2**28), device="cuda")
-    target = torch.empty_like(source)
-    copy = gpu_time([lambda: target.copy_(source)], effort).us
-    matrix = source.view(-1, 1 << 16)
-    read = min(gpu_time([call], effort).us for call in (source.sum, matrix.amax, lambda: matrix.sum(1)))
-    a, b, grad = (torch.randn(32, 32, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
-    forward = wall_time([lambda: a * b], effort, a.device)
-    step = wall_time([lambda: torch.autograd.grad(leaves[0] * leaves[1], leaves, grad)], effort, a.device)
-    return Ceilings(
-        product, tf32, source.nbytes / read * 1e-6, 2 * source.nbytes / copy * 1e-6, forward, step
-    )

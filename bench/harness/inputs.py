@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.harness.shape import Shape, itemsize
+from late_interaction._doctor.timing import sets_of_bytes
 
 UNIFORM = "uniform"
 SKEWED = "skewed"  # the winner's index is Ld * u^4: the hottest token wins Ld^(3/4) times the mean
@@ -96,13 +97,6 @@ def draw(shape: Shape, device: torch.device, dtype: torch.dtype, winners: str | 
     if winners == SKEWED:
         Q, D = _skew(Q, D, shape.Ld)
     return Inputs(Q, D, torch.randn(shape.scores_shape, device=device, dtype=torch.float32))
-
-
-def sets_of_bytes(size: int, cache_bytes: int, limit: int = 64) -> int:
-    """How many input sets of `size` bytes calls rotate among, so that none finds its own in the L2 cache."""
-    if cache_bytes == 0 or size >= 2 * cache_bytes:
-        return 1
-    return min(limit, -(-3 * cache_bytes // size))
 
 
 def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit: int = 64) -> int:

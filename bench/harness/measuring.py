@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.harness.ceilings import Ceilings, reached
+from bench.harness.ceilings import reached
 from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
 from bench.harness.library import OURS, Implementation, UnsupportedError, training_step
 from bench.harness.parity import GRADIENTS, SCORES, worst_error
 from bench.harness.results import Results, Row, new_row
 from bench.harness.shape import Shape, itemsize
-from bench.harness.text import error_text, number
-from bench.harness.timing import (
+from late_interaction._doctor.ceilings import Ceilings
+from late_interaction._doctor.text import error_text, number
+from late_interaction._doctor.timing import (
     Call,
     Effort,
     by_one_clock,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.harness.shape import IN_BATCH, Shape
+from late_interaction._doctor.checks import relative_error
 
 # Limits of relative error, of scores and of gradients. An einsum in bf16 rounds the similarities. Gradients
 # are compared on planted inputs (planted.py). There, rounding a gradient to bf16 comes to 1.7e-3, and to
@@ -121,15 +122,6 @@ def misplaced_winners(
     best = similarity(ref.winners)
     wrong = best - similarity(winners) > rounding * best.abs().clamp_min(1.0)
     return float(wrong.sum()) / max(1, winners.numel())
-
-
-def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """||out - ref|| / ||ref||; infinite if it is NaN or the element counts differ."""
-    if out.numel() != ref.numel():
-        return float("inf")
-    error = (out.detach().double().reshape(ref.shape) - ref).norm() / ref.norm()
-    value = float(error)
-    return value if value == value else float("inf")
 
 
 def worst_error(out: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor]) -> float:

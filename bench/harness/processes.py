@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bench.harness.run_header import keep_text
-from bench.harness.text import align
+from late_interaction._doctor.text import align
 
 
 @dataclass

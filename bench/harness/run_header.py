@@ -7,19 +7,18 @@ import dataclasses
 import os
 import platform
 import shlex
-import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.harness.ceilings import Ceilings
 from bench.harness.library import LIK, OURS
 from bench.harness.results import ROOT, Row
 from late_interaction import ops
+from late_interaction._doctor.ceilings import Ceilings
+from late_interaction._doctor.machine import cpu_name, driver, gpu_name, package_version, said
 
 _FILES = ("--out", "--tokens")
 _PACKAGES = (
@@ -48,48 +47,13 @@ def plan_as(capability: int | None) -> None:
         os.environ["DISABLE_MMA_V3"] = "1"
 
 
-def gpu_name(device: torch.device) -> str:
-    name: str = torch.cuda.get_device_name(device)
-    major, minor = torch.cuda.get_device_capability(device)
-    planned = ops.cuda_capability()
-    return name if planned == 10 * major + minor else f"{name} planned as {planned // 10}.{planned % 10}"
-
-
 # ---- what else a header says ----
-
-
-def package_version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
-def _said(*command: str) -> str | None:
-    try:
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return run.stdout.strip().partition("\n")[0] or None
 
 
 def _commit() -> str | None:
     """The commit that is measured: LATE_INTERACTION_COMMIT (for a copy without history), or what git says."""
     described = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    return os.environ.get("LATE_INTERACTION_COMMIT") or _said(*described)
-
-
-def _driver() -> str | None:
-    return _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return os.environ.get("LATE_INTERACTION_COMMIT") or said(*described, folder=ROOT)
 
 
 def command_of(arguments: Sequence[str], program: str = "python") -> str:
@@ -114,7 +78,7 @@ def new_header(
         "run": datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         "versions": {k: v for k, v in versions.items() if v is not None},
         "gpu": gpu_name(device) if on_gpu else None,
-        "driver": _driver() if on_gpu else None,
+        "driver": driver() if on_gpu else None,
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
@@ -133,7 +97,7 @@ def keep_text(
         return
     who = f"{cpu_name()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
-        who = f"{gpu_name(device)}, driver {_driver()}"
+        who = f"{gpu_name(device)}, driver {driver()}"
     made_with = f"torch {torch.__version__}, commit {_commit()}: `{command_of(arguments, program)}`"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bench.harness.library import OURS
 from bench.harness.results import Row, size_of
-from bench.harness.text import align, number
+from late_interaction._doctor.text import align, number
 
 SUITE = "sweep"
 LOSS = 1.05  # times the best other's time

@@ -34,9 +34,9 @@ import torch
 
 from bench.harness.library import Implementation
 from bench.harness.shape import Shape
-from bench.harness.text import error_text
-from bench.harness.timing import time_limit
 from bench.peers.implementations import KEYS
+from late_interaction._doctor.text import error_text
+from late_interaction._doctor.timing import time_limit
 
 PACKAGES = ("late_interaction_kernels", "flash_maxsim")
 PARTS = 3  # jobs that share the configurations of a key

@@ -16,7 +16,6 @@ from bench.harness.library import (
     SENTENCE_TRANSFORMERS,
 )  # fmt: skip
 from bench.harness.results import Row, of_a_cpu, records
-from bench.harness.text import number
 from bench.report import cpu, end_to_end, sentence_transformers
 from bench.report.tables import (
     OVER,
@@ -38,6 +37,7 @@ from bench.report.tables import (
     us,
     us_and_mib,
 )  # fmt: skip
+from late_interaction._doctor.text import number
 
 SIZES = "Nq x Nd, Lq, Ld"
 PYTORCH = "PyTorch"

@@ -8,8 +8,8 @@ import pandas as pd
 
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.results import Row
-from bench.harness.text import number
 from bench.report.tables import Record, chosen, markdown, pivot, records_of, section, size, stamp
+from late_interaction._doctor.text import number
 
 SIZES = "Nq x Nd, Lq, Ld"
 

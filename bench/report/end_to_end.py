@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 
 from bench.harness.results import Row, read, split
-from bench.harness.text import number
 from bench.peers.encoders import RECIPES
 from bench.report.tables import markdown, of_device, section, stamp
 from bench.suites.end_to_end import ALONE, CACHED, EXACT, LEFT_OUT, MAXSIM, STEP, VANILLA, VARIANTS
 from bench.suites.training_steps import OUT_OF_MEMORY
+from late_interaction._doctor.text import number
 
 PLOT = "end_to_end.png"
 LITTLE = 0.05  # of a step: less than this is not noticed

@@ -14,6 +14,7 @@ import torch
 
 import late_interaction as li
 from bench.report.tables import markdown
+from late_interaction._doctor.machine import planned_rates
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,9 @@ def _explain(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dty
 
 
 def _rates(gpu: _Gpu) -> list[str]:
-    """Reads what the planner says of fp16 and bf16, int8, fp8, TF32 and FFMA."""
-    texts = [_explain(gpu, *_CALLS[0][1:3], dtype) for dtype in (torch.int8, torch.float8_e4m3fn, _FP32)]
-    int8, fp8, exact = (re.findall(r"(?<=rates ).*", text)[0] for text in texts)
-    fp16, tf32, ffma = re.findall(r"(\d+)(?: operations| in| by)", exact)
-    return [fp16, int8.split()[0], "-" if "widened" in fp8 else fp8.split()[0], tf32, ffma]
+    """Write what the planner says of fp16 and bf16, int8, fp8, TF32 and FFMA."""
+    rates = planned_rates(sm=gpu.sm, sm_count=gpu.sm_count, geforce=gpu.geforce)
+    return [str(rate or "-") for rate in rates.values()]
 
 
 def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -10,9 +10,9 @@ import pandas as pd
 
 from bench.harness.library import EINSUM, INF_CL, LIK, OURS
 from bench.harness.results import Row, of_a_cpu, records
-from bench.harness.text import number
 from bench.peers import losses
 from bench.report.tables import Record, load, markdown, records_of, section, stamp, why_not
+from late_interaction._doctor.text import number
 
 PLOT = "large_batches.png"
 SUITE = "contrastive"

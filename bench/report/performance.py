@@ -13,7 +13,6 @@ from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import OURS
 from bench.harness.named_shapes import FORWARD, LONG, TRAINING
 from bench.harness.results import Row, of_a_cpu, read, records, size_of, split
-from bench.harness.text import number
 from bench.report import ragged, small_calls
 from bench.report.tables import (
     Record,
@@ -29,6 +28,7 @@ from bench.report.tables import (
 )  # fmt: skip
 from bench.suites import codes, dense, steps
 from bench.tuning import kernel_fingerprint, plan_regret
+from late_interaction._doctor.text import number
 
 ORDER = [shape.name for shape in FORWARD]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from bench.harness.text import number
 from bench.report.tables import Record, markdown, section
 from bench.suites.codes import BF16, RAGGED_KINDS
+from late_interaction._doctor.text import number
 
 
 def section_of(record: Record) -> list[str]:

@@ -10,7 +10,6 @@ import pandas as pd
 
 from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS
 from bench.harness.results import Row, whole_record
-from bench.harness.text import number
 from bench.peers.encoders import RECIPES
 from bench.report import end_to_end
 from bench.report.tables import (
@@ -27,6 +26,7 @@ from bench.report.tables import (
 from bench.suites import codes, first_call
 from bench.suites.end_to_end import ALONE, EXACT, PEER, ST, STEP, VANILLA
 from bench.suites.training_steps import LOSS
+from late_interaction._doctor.text import number
 
 PLOT = "roofline.png"
 _PAGES, _COMPRESSED, _TOP = (

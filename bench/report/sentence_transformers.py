@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from bench.harness.results import Row
-from bench.harness.text import number
 from bench.report.tables import load, markdown, of_device, records_of, section, stamp
+from late_interaction._doctor.text import number
 
 
 def _time(row: Row, way: str) -> str:

@@ -6,9 +6,9 @@ import pandas as pd
 
 from bench.harness.library import EINSUM, OURS
 from bench.harness.named_shapes import HOST
-from bench.harness.text import number
 from bench.report.tables import Record, markdown, section
 from bench.suites import steps
+from late_interaction._doctor.text import number
 
 
 def section_of(record: Record) -> list[str]:

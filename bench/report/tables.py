@@ -12,7 +12,7 @@ import pandas as pd
 
 from bench.harness.ceilings import floor_us
 from bench.harness.results import Row, read, split
-from bench.harness.text import number
+from late_interaction._doctor.text import number
 
 OVER = "over best other"
 # A row may lack figures, which are NaN then, and words, which are "".

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bench.harness.inputs import FP8, INT8, draw, draw_packed, quantize, sets_of_bytes
+from bench.harness.inputs import FP8, INT8, draw, draw_packed, quantize
 from bench.harness.library import LIK, OURS
 from bench.harness.measuring import Bench, Function, Timed, function
-from bench.harness.parity import reference_scores, relative_error
+from bench.harness.parity import reference_scores
 from bench.harness.results import Row
 from bench.harness.shape import Shape
-from bench.harness.timing import wall_seconds
 from bench.suites.packed import reference as packed_reference
+from late_interaction._doctor.checks import relative_error
+from late_interaction._doctor.timing import sets_of_bytes, wall_seconds
 
 # ---- 8-bit inputs: every library gets the same quantized tensors ----
 

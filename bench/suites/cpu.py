@@ -16,13 +16,14 @@ import torch
 from bench.harness.inputs import INT8, Inputs, draw, quantize
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.measuring import Bench
-from bench.harness.parity import GRADIENTS, SCORES, reference_scores, relative_error, worst_error
+from bench.harness.parity import GRADIENTS, SCORES, reference_scores, worst_error
 from bench.harness.planted import known_step
 from bench.harness.results import Row
 from bench.harness.shape import Shape
-from bench.harness.text import error_text
-from bench.harness.timing import QUICK, Call, wall_seconds
 from bench.peers.implementations import einsum_maxsim
+from late_interaction._doctor.checks import relative_error
+from late_interaction._doctor.text import error_text
+from late_interaction._doctor.timing import QUICK, Call, wall_seconds
 
 CPU = torch.device("cpu")
 Key = TypeVar("Key")

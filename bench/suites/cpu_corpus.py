@@ -19,11 +19,12 @@ from torch.nn.functional import normalize
 from bench.harness.inputs import INT8, draw
 from bench.harness.library import LANCEDB, NUMKONG, OURS, QDRANT
 from bench.harness.measuring import Bench
-from bench.harness.parity import SCORES, relative_error
+from bench.harness.parity import SCORES
 from bench.harness.results import Row
-from bench.harness.text import error_text
-from bench.harness.timing import Call
 from bench.suites.cpu import CPU, rounds_of, time_interleaved
+from late_interaction._doctor.checks import relative_error
+from late_interaction._doctor.text import error_text
+from late_interaction._doctor.timing import Call
 
 ONE_THREAD = "one thread"
 VARIANTS = (None, ONE_THREAD)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from bench.harness.ceilings import float32_products
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM, Inputs, draw_winners
 from bench.harness.library import EINSUM, OURS, Implementation, UnsupportedError, training_step
 from bench.harness.measuring import Bench, Tensors, Timed, check_gradients, function, measure_one_by_one
@@ -23,8 +22,9 @@ from bench.harness.parity import (
 from bench.harness.planted import known_step
 from bench.harness.results import Row
 from bench.harness.shape import IN_BATCH, itemsize
-from bench.harness.timing import Call
 from bench.peers.implementations import Compiled, similarity_einsum
+from late_interaction._doctor.ceilings import float32_products
+from late_interaction._doctor.timing import Call
 
 WINNER_KINDS = (UNIFORM, SKEWED)
 MAX_SIMILARITY_BYTES = 40e9

@@ -44,14 +44,15 @@ from bench.harness import batches
 from bench.harness.batches import TEMPERATURE, Batch, Loss
 from bench.harness.library import EINSUM, LIK, OURS, UnsupportedError
 from bench.harness.results import Results, Row
-from bench.harness.run_header import new_header, package_version
+from bench.harness.run_header import new_header
 from bench.harness.shape import BatchShape
-from bench.harness.text import error_text, number
-from bench.harness.timing import release
 from bench.peers import losses
 from bench.peers.encoders import DIM, RECIPES, Encoder, Recipe
 from bench.peers.losses import Method
 from bench.suites.training_steps import ENCODER, ENOUGH_S, Call, Step, interleaved, loss_alone
+from late_interaction._doctor.machine import package_version
+from late_interaction._doctor.text import error_text, number
+from late_interaction._doctor.timing import release
 
 Keep = Callable[[Row], None]
 VANILLA, ST, PEER, MAXSIM, EXACT = "vanilla", "Sentence Transformers", "LIK", "maxsim", "contrastive_loss"

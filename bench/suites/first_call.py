@@ -26,9 +26,9 @@ from bench.harness.library import Implementation, training_step
 from bench.harness.measuring import Bench
 from bench.harness.named_shapes import FORWARD, TRAINING
 from bench.harness.results import ROOT, Row
-from bench.harness.text import error_text
-from bench.harness.timing import sync
 from bench.peers.implementations import KEYS, Compiled, Flash, Lik
+from late_interaction._doctor.text import error_text
+from late_interaction._doctor.timing import sync
 
 OPS = {
     "fwd": next(s for s in FORWARD if s.name == "text-short"),

@@ -9,13 +9,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from bench.harness.inputs import draw, sets_of_bytes
+from bench.harness.inputs import draw
 from bench.harness.library import LIK, OURS
 from bench.harness.measuring import Bench, Function, Tensors, function
 from bench.harness.parity import reference_scores
 from bench.harness.planted import gradients, plant_shape
 from bench.harness.results import Row
 from bench.harness.shape import HiddenShape, Shape
+from late_interaction._doctor.timing import sets_of_bytes
 
 FUSED, UNFUSED = "fused", "unfused"
 VARIANTS = (FUSED, UNFUSED)

@@ -24,10 +24,10 @@ from bench.harness.measuring import Bench, Settings, Timed, judged, measure, ref
 from bench.harness.parity import GRADIENTS, SCORES, reference_gradients, reference_scores, worst_error
 from bench.harness.results import Row
 from bench.harness.shape import IN_BATCH, KD, PAIRS, BatchShape, Shape
-from bench.harness.timing import Call, time_few
 from bench.peers import losses
 from bench.peers.implementations import Einsum, Lik, Ours, similarity_einsum
 from bench.peers.losses import Method
+from late_interaction._doctor.timing import Call, time_few
 
 # ---- the heads ----
 

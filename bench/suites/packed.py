@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from bench.harness.inputs import draw_packed, sets_of_bytes
+from bench.harness.inputs import draw_packed
 from bench.harness.library import FLASH, LIK, OURS
 from bench.harness.measuring import Bench, Function, Tensors, function
 from bench.harness.planted import Planted, every_pair, gradients, plant
 from bench.harness.results import Row
 from bench.harness.shape import IN_BATCH, KD, PairShape
+from late_interaction._doctor.timing import sets_of_bytes
 
 FORWARD, STEP = "forward", "forward + backward"
 PADDED, PADDED_STEP = "padded", "padded, forward + backward"

@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 
 from bench.harness import measuring, named_shapes, results, run_header
-from bench.harness.ceilings import Ceilings, measure_ceilings
 from bench.harness.library import LIK, OURS
 from bench.harness.measuring import Settings
 from bench.harness.results import Row
-from bench.harness.text import align, number
-from bench.harness.timing import QUICK, Effort
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
 from bench.suites.catalog import ON_CPU, SUITES
+from late_interaction._doctor.ceilings import Ceilings, measure_ceilings
+from late_interaction._doctor.text import align, number
+from late_interaction._doctor.timing import QUICK, Effort
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LIMIT_S, FULL_LIMIT_S = 40.0, 240.0
@@ -124,7 +124,7 @@ def _settings(args: argparse.Namespace, device: torch.device) -> Settings:
     effort = QUICK if args.quick or args.dry_run else Effort()
     return Settings(
         device=device, dtype=DTYPES[args.dtype], implementations=implementations, effort=effort,
-        ceilings=measure_ceilings(effort) if device.type == "cuda" else Ceilings(),
+        ceilings=measure_ceilings(effort, device) if device.type == "cuda" else Ceilings(),
         limit_s=args.limit or (FULL_LIMIT_S if args.full else LIMIT_S),
         retune=args.full, compile_all=args.full, compiles=not args.quick,
     )  # fmt: skip

@@ -39,9 +39,10 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from bench.harness.results import Results, Row
-from bench.harness.run_header import new_header, package_version
-from bench.harness.text import error_text, number
-from bench.harness.timing import peak_mib, release, sync, time_limit
+from bench.harness.run_header import new_header
+from late_interaction._doctor.machine import package_version
+from late_interaction._doctor.text import error_text, number
+from late_interaction._doctor.timing import peak_mib, release, sync, time_limit
 
 D = 128
 QUERY, DOCUMENT = 32, 300  # tokens in training

@@ -29,7 +29,7 @@ from bench.harness.parity import reference_scores
 from bench.harness.planted import every_pair, gradients, known_step, plant_shape
 from bench.harness.results import Row
 from bench.harness.shape import PAIRS, Shape
-from bench.harness.timing import Call, gpu_time, wall_times
+from late_interaction._doctor.timing import Call, gpu_time, wall_times
 
 # ---- the options of a step ----
 

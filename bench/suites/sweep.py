@@ -25,15 +25,24 @@ import torch
 from bench.harness import results, run_header
 from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
 from bench.harness.library import COMPILED, OURS, Implementation
-from bench.harness.parity import reference_scores, relative_error
+from bench.harness.parity import reference_scores
 from bench.harness.results import Row, new_row, size_of
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
 from bench.harness.sweep_summary import LOSS, SUITE, by_shape, clock, ratio, summary
-from bench.harness.text import error_text, number
-from bench.harness.timing import Call, Effort, by_one_clock, gpu_time, time_interleaved, time_limit, wall_time
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
 from bench.tuning.random_shapes import draw_shapes
+from late_interaction._doctor.checks import relative_error
+from late_interaction._doctor.text import error_text, number
+from late_interaction._doctor.timing import (
+    Call,
+    Effort,
+    by_one_clock,
+    gpu_time,
+    time_interleaved,
+    time_limit,
+    wall_time,
+)
 
 SHORT = Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)
 LONG = Effort(gpu_ms=40, min_replays=15, max_replays=60, wall_ms=5, min_walls=5, max_walls=20)

@@ -21,10 +21,10 @@ import torch
 
 from bench.harness.batches import Batch, Loss
 from bench.harness.results import Row
-from bench.harness.text import error_text
-from bench.harness.timing import quartiles, release, sync
 from bench.peers.encoders import Encoder
 from late_interaction import cached_contrastive_step
+from late_interaction._doctor.text import error_text
+from late_interaction._doctor.timing import quartiles, release, sync
 
 LONG_S = 1.0  # of a call that takes longer, one is timed after the warm-up
 VERY_LONG_S = 3.0  # and of one that takes longer still the warm-up itself

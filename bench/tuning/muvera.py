@@ -25,10 +25,10 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from bench.harness.run_header import keep_text
-from bench.harness.text import align
-from bench.harness.timing import in_turn
 from bench.tuning.first_pass import demo
 from late_interaction import Muvera
+from late_interaction._doctor.text import align
+from late_interaction._doctor.timing import in_turn
 
 TOP = 10
 ROUNDS = 5

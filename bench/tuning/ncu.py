@@ -27,7 +27,7 @@ import torch
 from bench.harness import results, run_header
 from bench.harness.named_shapes import named
 from bench.harness.results import Row
-from bench.harness.text import align, number
+from late_interaction._doctor.text import align, number
 
 SHAPES = ("text-long", "train-256", "colpali-lq128")
 _PERCENT = r"\.avg\.pct_of_peak_sustained_(?:active|elapsed)"

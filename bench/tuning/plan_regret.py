@@ -11,7 +11,7 @@ import torch
 
 from bench.harness.results import Row, size_of
 from bench.harness.shape import IN_BATCH, Shape
-from bench.harness.text import align, number
+from late_interaction._doctor.text import align, number
 
 SUITE = "plans"
 REGRET = 0.05  # above this a choice is listed as missed

@@ -26,14 +26,14 @@ import torch
 from bench.harness import results, run_header
 from bench.harness.inputs import Inputs, draw, quantize, sets_to_beat_cache
 from bench.harness.library import OURS
-from bench.harness.parity import relative_error
 from bench.harness.results import Row, new_row
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
-from bench.harness.text import error_text
-from bench.harness.timing import QUICK, Call, wall_time
 from bench.tuning import kernel_fingerprint
 from bench.tuning.plan_regret import H200, MASKED, OTHERS, PLAIN, SUITE, VARIANTS, Variant, names, summary
 from bench.tuning.random_shapes import draw_shapes
+from late_interaction._doctor.checks import relative_error
+from late_interaction._doctor.text import error_text
+from late_interaction._doctor.timing import QUICK, Call, wall_time
 
 COPIES = "copies"  # the plan for codes that no kernel multiplies
 CODES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}

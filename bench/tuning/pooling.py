@@ -22,8 +22,8 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from bench.harness.run_header import keep_text
-from bench.harness.text import align
-from bench.harness.timing import in_turn
+from late_interaction._doctor.text import align
+from late_interaction._doctor.timing import in_turn
 
 ROUNDS = 5
 # Topics of a document, and how far its tokens lie from them.

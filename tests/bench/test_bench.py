@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from bench.command_line import main, parser
-from bench.harness import ceilings, inputs, named_shapes, parity, results, run_header, timing
-from bench.harness.ceilings import Ceilings
+from bench.harness import ceilings, inputs, named_shapes, parity, results, run_header
 from bench.harness.library import EINSUM, LIK, OURS
 from bench.harness.measuring import Bench, Settings, Timed, measure
 from bench.harness.shape import KD, PAIRS, Shape
-from bench.harness.text import error_text
 from bench.peers.implementations import KEYS, einsum_maxsim, load
 from bench.suites import codes, dense, hidden, losses, packed, steps
+from late_interaction._doctor import timing
+from late_interaction._doctor.ceilings import Ceilings
+from late_interaction._doctor.text import error_text
 from tests.side_by_side import anything, release, without_its_init
 
 CPU = torch.device("cpu")

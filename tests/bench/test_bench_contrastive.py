@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from bench.command_line import main
-from bench.harness import batches, named_shapes, results, run_header, timing
-from bench.harness.ceilings import Ceilings
+from bench.harness import batches, named_shapes, results, run_header
 from bench.harness.library import EINSUM, INF_CL, LIK, OURS
 from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import BatchShape
 from bench.peers import losses
 from bench.peers.implementations import KEYS
 from bench.suites import losses as suite
+from late_interaction._doctor import timing
+from late_interaction._doctor.ceilings import Ceilings
 from late_interaction.reference import maxsim_reference
 
 large_batches = pytest.importorskip("bench.report.large_batches", reason="pandas is not installed")

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from bench.command_line import main
-from bench.harness import results, timing
-from bench.harness.ceilings import Ceilings
+from bench.harness import results
 from bench.harness.library import OURS
 from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import Shape
 from bench.report.tables import Record, frame
 from bench.suites import cpu, cpu_corpus
+from late_interaction._doctor import timing
+from late_interaction._doctor.ceilings import Ceilings
 
 report = pytest.importorskip("bench.report.cpu", reason="pandas is not installed")
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ import torch
 
 from bench.command_line import main
 from bench.harness import named_shapes, results, run_header
-from bench.harness.ceilings import Ceilings
 from bench.harness.library import EINSUM, FLASH, LIK, OURS
 from bench.harness.shape import Shape
 from bench.rules import broken_rules as broken
 from bench.tuning import kernel_fingerprint
+from late_interaction._doctor.ceilings import Ceilings
 
 CPU = torch.device("cpu")
 FORWARD, STEP, PACKED = named_shapes.FORWARD[0], named_shapes.TRAINING[0], named_shapes.VARLEN[0]

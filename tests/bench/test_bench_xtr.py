@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from bench.command_line import main
-from bench.harness import inputs, named_shapes, parity, results, timing
+from bench.harness import inputs, named_shapes, parity, results
 from bench.harness import xtr as exact
-from bench.harness.ceilings import Ceilings
 from bench.harness.library import OURS, SENTENCE_TRANSFORMERS, training_step
 from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
 from bench.suites import soft
 from bench.suites.soft import grid_scores
+from late_interaction._doctor import timing
+from late_interaction._doctor.ceilings import Ceilings
 from late_interaction.reference import xtr_scores_reference
 
 CPU = torch.device("cpu")

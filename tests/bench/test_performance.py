@@ -11,10 +11,10 @@ import torch
 
 from bench.command_line import main
 from bench.harness import results, run_header
-from bench.harness.ceilings import Ceilings
 from bench.harness.library import LIK, OURS
 from bench.harness.named_shapes import FORWARD, TRAINING
 from bench.tuning import ncu
+from late_interaction._doctor.ceilings import Ceilings
 
 pages = pytest.importorskip("bench.report.pages", reason="pandas is not installed")
 performance = pytest.importorskip("bench.report.performance", reason="pandas is not installed")

@@ -13,11 +13,11 @@ from bench.command_line import main
 from bench.harness import results, sweep_summary
 from bench.harness.library import EINSUM, FLASH, LIK, OURS
 from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
-from bench.harness.timing import GpuTime
 from bench.peers import triton_tuning
 from bench.peers.triton_tuning import padded_dim, padded_work
 from bench.suites import sweep
 from bench.tuning import random_shapes
+from late_interaction._doctor.timing import GpuTime
 
 # ---- shapes ----
 

@@ -186,7 +186,7 @@ CALLERS = (
 
 def python_level(name: str) -> int:
     """0: checks and other private modules; 1: the operators, Tokens and Codes; 2: what calls them; 3: what
-    users import, and what stands behind Ray; 4: the package itself."""
+    users import, what stands behind Ray, and the doctor; 4: the package itself."""
     parts = name.split(".")[1:]
     if not parts:
         return 4
@@ -195,7 +195,7 @@ def python_level(name: str) -> int:
     path = ".".join(parts)
     if path.startswith(CALLERS):
         return 2
-    return 0 if path.startswith("_") and not path.startswith(("_ray", "_search.")) else 3
+    return 0 if path.startswith("_") and not path.startswith(("_doctor", "_ray", "_search.")) else 3
 
 
 def python_arrows() -> set[tuple[str, str]]:

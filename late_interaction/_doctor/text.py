@@ -7,13 +7,17 @@ from collections.abc import Sequence
 
 
 def error_text(error: BaseException) -> str:
-    """An error for a row: its kind and the start of its text, file names without their folders."""
-    text = re.sub(r"(?:/[\w.+@-]+)+/(?=[\w.+@-])", "", str(error).strip())
-    return f"{type(error).__name__}: {text[:300]}"
+    """Return an error for a row: its kind and the start of its text, file names without their folders."""
+    return f"{type(error).__name__}: {without_folders(str(error).strip())[:300]}"
+
+
+def without_folders(text: str) -> str:
+    """Return a text with its file names alone."""
+    return re.sub(r"(?:/[\w.+@-]+)+/(?=[\w.+@-])", "", text)
 
 
 def number(value: float | None) -> str:
-    """A figure as a reader wants it: three digits below ten, no decimals above a hundred; "-" for none."""
+    """Write a figure as a reader wants it: three digits below ten, none behind the point above a hundred."""
     if value is None or value != value:
         return "-"
     if value >= 100:
@@ -22,7 +26,7 @@ def number(value: float | None) -> str:
 
 
 def align(head: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A plain text table: the first `left` columns flush left, the figures flush right."""
+    """Align a plain text table: the first `left` columns flush left, the figures flush right."""
     widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
     lines = []
     for row in [head, ["-" * w for w in widths], *body]:

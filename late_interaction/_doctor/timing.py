@@ -57,6 +57,13 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def sets_of_bytes(size: int, cache_bytes: int, limit: int = 64) -> int:
+    """Count the input sets of `size` bytes to rotate among, so that no call finds its own in the L2 cache."""
+    if cache_bytes == 0 or size >= 2 * cache_bytes:
+        return 1
+    return min(limit, -(-3 * cache_bytes // size))
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
     """(median, interquartile range / median)."""
     median = statistics.median(values)
@@ -68,8 +75,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the body after `seconds`: a long autotuning costs one row, not the run."""
-
+    """Raise TimeoutError in the body after `seconds`: a long autotuning costs one row, not the run."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
@@ -98,8 +104,11 @@ def sync(device: torch.device) -> None:
 
 
 def _time_events(runs: Sequence[Call]) -> list[float]:
-    """Milliseconds of each run. The runs are queued back to back, so the GPU never waits for the host
-    as long as enqueueing one takes less time than running one."""
+    """Return the milliseconds of each run.
+
+    The runs are queued back to back, so the GPU never waits for the host as long as enqueueing one takes less
+    time than running one.
+    """
     events = [_cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
     events[0].record()
     for run, event in zip(runs, events[1:], strict=True):
@@ -140,8 +149,11 @@ class Repetition:
 
 
 def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
-    """`calls` run the same thing on different inputs; a graph holds all of them, so inputs that would
-    fit the L2 cache are cold each time. capture=False is for calls that wait for the device."""
+    """Make a repetition of calls that run the same thing on different inputs.
+
+    A graph holds all of them, so inputs that would fit the L2 cache are cold each time. capture=False is for
+    calls that wait for the device.
+    """
     for call in calls:  # also loads every kernel, which cannot happen inside a capture
         call()
     torch.cuda.synchronize()
@@ -163,8 +175,10 @@ def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
 
 
 def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: int = 1) -> list[GpuTime]:
-    """Median GPU time of one call of each. Rounds interleave their runs: a drift of the clocks then
-    changes all times alike."""
+    """Return the median GPU time of one call of each.
+
+    Rounds interleave their runs: a drift of the clocks then changes all times alike.
+    """
     times: list[list[float]] = [[] for _ in repetitions]
     runs = []
     for each in repetitions:
@@ -184,13 +198,15 @@ def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: 
 
 
 def gpu_time(calls: Sequence[Call], effort: Effort, capture: bool = True) -> GpuTime:
-    """Median GPU time of one call over CUDA-graph replays, or over an event loop where capture fails or is
-    not wanted."""
+    """Return the median GPU time of one call.
+
+    It is taken over CUDA-graph replays, or over an event loop where capture fails or is not wanted.
+    """
     return time_interleaved([repetition(calls, capture)], effort)[0]
 
 
 def by_one_clock(calls: Sequence[Sequence[Call]], capture: bool) -> list[Repetition]:
-    """A repetition of each, all of them by graphs or, if one of them cannot be captured, all by events."""
+    """Make a repetition of each, all by graphs or, if one of them cannot be captured, all by events."""
     found = [repetition(each, capture) for each in calls]
     if len({each.method for each in found}) > 1:
         found = [repetition(each, capture=False) for each in calls]
@@ -213,8 +229,11 @@ def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> fl
 
 
 def wall_times(groups: Sequence[Sequence[Call]], effort: Effort, device: torch.device) -> list[list[float]]:
-    """Microseconds of call + synchronize: of each group, the median of each round. In a round every group
-    makes a few calls, so that what else the machine does meanwhile slows all of them alike."""
+    """Return microseconds of call + synchronize: of each group, the median of each round.
+
+    In a round every group makes a few calls, so that what else the machine does meanwhile slows all of them
+    alike.
+    """
     times: list[list[float]] = [[] for _ in groups]
     end = time.perf_counter() + effort.wall_ms * 4e-3 * len(groups)
     gc.collect()
