@@ -110,7 +110,7 @@ COMMANDS: dict[str, Command] = {
         weak_scaling.add_arguments, weak_scaling.run, weak_scaling.__doc__,
     ),
     "report": Command(
-        "write the plots, README.md and docs/{architecture,large_batches}.md and docs/benchmarks/*.md",
+        "write the plots, README.md and docs/{architecture,doctor,large_batches}.md and docs/benchmarks/*.md",
         "seconds; needs pandas, tabulate and, for the plots, matplotlib", _report_arguments, _report("write"),
     ),
     "check": Command(

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness.results import SEPARATE_SUITES, WORK_RECORDS, read, records, whole_record
-from bench.report import benchmarks, end_to_end, gpus, large_batches, performance, plots, readme
+from bench.report import benchmarks, doctor, end_to_end, gpus, large_batches, performance, plots, readme
 from bench.report.tables import load
 from bench.rules import broken_rules
 
@@ -27,6 +27,7 @@ DEVICES = {  # a device's pages in docs/benchmarks -> the names of its records
 KINDS = {"": benchmarks.build, "_steps": benchmarks.steps, "_roofline": performance.build}
 PAGES: dict[str, Callable[[Path], str]] = {
     "docs/architecture.md": gpus.build,
+    "docs/doctor.md": doctor.build,
     "docs/large_batches.md": large_batches.build,
     **{
         f"docs/benchmarks/{page}{kind}.md": partial(build, device=names)

@@ -69,7 +69,7 @@ class Inputs:
 
 
 def _step(f: Callable[..., Tensor], exact: Callable[..., Tensor], *leaves: Tensor) -> Check:
-    """Check scores and the gradients of all leaves."""
+    """Check scores without a gradient, and scores with the gradients of all leaves."""
 
     def of(function: Callable[..., Tensor], dtype: torch.dtype | None) -> Results:
         given = [x.detach().to(dtype or x.dtype).requires_grad_() for x in leaves]
@@ -77,7 +77,11 @@ def _step(f: Callable[..., Tensor], exact: Callable[..., Tensor], *leaves: Tenso
         weights = torch.linspace(-1, 2, scores.numel() + 1, dtype=scores.dtype, device=scores.device)[1:]
         return scores.detach(), *torch.autograd.grad((scores.flatten() * weights).sum(), given)
 
-    return lambda: (of(f, None), of(exact, torch.float64))
+    def check() -> tuple[Results, Results]:
+        wanted = of(exact, torch.float64)
+        return (f(*leaves), *of(f, None)), (wanted[0], *wanted)
+
+    return check
 
 
 def _values(f: Callable[[], Any], exact: Callable[[], Any]) -> Check:
