@@ -21,7 +21,7 @@
 #                 (downloads 360 MB)
 #   make mutants  which changes of MODULE (a file or folder) the tests TESTS do not notice, by cosmic-ray: a night
 #   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
-#   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
+#   make recipes   trains with the trainers of Sentence Transformers, PyLate and colpali-engine (downloads 160 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make lancedb  the tests with LanceDB, Arrow, Qdrant and Faiss, in an environment with them (downloads 150 MB)
 #   make ray      the tests on a local Ray cluster, in an environment with Ray Data (downloads 130 MB)
@@ -67,7 +67,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DELETE_ON_ERROR:
 .PHONY: demo test ci nightly build requirements cuda checks bench wheel hub docs site browse lint ruff clang-format actionlint includes types ctest \
-  asan crash sentinel fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
+  asan crash sentinel fast-plaid st-tests recipes lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -129,9 +129,10 @@ $(LANCEDB)/.installed $(RAY)/.installed: $(VENV)/env/%/.installed: requirements/
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-compile --quiet -r $<
 	@touch $@
 
-# make ci wants both. Where no registry is reachable their tests are skipped, and say so.
-$(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt $(VENV)/.dev-requirements
-	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed
+# make ci wants them. Where no registry is reachable their tests are skipped, and say so.
+$(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt requirements/st-tests.txt requirements/pylate.txt \
+  $(VENV)/.dev-requirements
+	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed $(ST_TESTS)/.installed $(PYLATE)/.installed
 	@touch $@
 
 # Packages for aarch64, among them PyTorch: to link against, and to run under qemu-user.
@@ -253,8 +254,8 @@ fast-plaid: build $(FAST_PLAID)/.installed
 st-tests: build $(ST_TESTS)/.installed
 	$(ST_TESTS)/bin/python tools/st_own_tests.py $(CHECKOUT)
 
-pylate: build $(PYLATE)/.installed
-	$(PY) -m pytest tests/docs/test_example_programs.py -k pylate
+recipes: build $(ST_TESTS)/.installed $(PYLATE)/.installed $(VENV)/.compat-releases
+	$(PY) -m pytest tests/docs/test_example_programs.py -k train_
 
 lancedb: build $(LANCEDB)/.installed
 	$(LANCEDB)/bin/python -m pytest tests/search/test_lancedb.py tests/search/test_corpus_arrow.py tests/search/test_corpus_living.py tests/search/test_muvera.py

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 import late_interaction as li
+from tests.build.test_readme import examples
 
 ROOT = Path(__file__).resolve().parents[2]
 # What flash-maxsim 0.3.0 exports, without its references in PyTorch; and a module that it does not import.
@@ -85,6 +86,16 @@ def test_the_page_of_examples_says_what_each_needs():
             assert found and all(said in needs for said in found), name
         else:
             assert not found, name
+
+
+def test_the_page_of_trainers_shows_lines_of_its_programs():
+    """In their order: tests/docs/test_example_programs.py runs the programs."""
+    blocks = examples("docs/guide/trainers.md")
+    names = ("train_sentence_transformers", "train_pylate", "train_colpali")
+    for name, block in zip(names, blocks, strict=True):
+        program = map(str.strip, page(f"examples/{name}.py").splitlines())
+        missing = [line for line in block.splitlines() if line.strip() and line.strip() not in program]
+        assert not missing, name
 
 
 def test_pylate_and_sentence_transformers_exclude_each_other():
