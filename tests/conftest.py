@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests import selection
+from tests.isas import ISAS
 
 # The process's first call would look at the norms of its queries.
 os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
@@ -125,6 +126,20 @@ def force():
 
     yield ops.forced_plan
     ops.forced_plan("")
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Forces an instruction set of the CPU's kernels, until the test ends."""
+    import late_interaction  # noqa: F401  # registers the operators
+
+    force = torch.ops.late_interaction.cpu_isa
+    try:
+        force(request.param)
+    except RuntimeError as error:
+        pytest.skip(f"this CPU or build has no {request.param}: {str(error).splitlines()[0]}")
+    yield request.param
+    force("")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import platform
 import subprocess
 import sys
 
@@ -15,28 +14,11 @@ from late_interaction.score_pairs import score_pairs_packed
 from tests import ref
 from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
 from tests.coded import packed
+from tests.isas import ISAS
 from tests.operators import test_plaid as plaid
 from tests.page_ends import at_page_end
 
 CASES = list(walk(150))[3::5]
-
-
-ISAS = ["portable"]
-if platform.machine() in ("x86_64", "AMD64"):
-    ISAS += ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
-else:
-    ISAS += ["neon", "neon_dotprod", "neon_bf16"]
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    force = torch.ops.late_interaction.cpu_isa
-    try:
-        force(request.param)
-    except RuntimeError as error:
-        pytest.skip(f"this CPU or build has no {request.param}: {str(error).splitlines()[0]}")
-    yield request.param
-    force("")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

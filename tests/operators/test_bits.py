@@ -13,7 +13,7 @@ from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hammi
 from tests import coded, ref
 from tests.cases import mask
 from tests.coded import BITS, FOUR, INT8, decoded, encoded, scored
-from tests.maxsim.test_isa import ISAS
+from tests.isas import ISAS
 
 OPS = torch.ops.late_interaction
 DIMS = [8, 24, 40, 64, 96, 128, 160, 320, 1, 13]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests import coded, ref
 from tests.cases import QUANTIZED, code_limit, mask, tokens
-from tests.maxsim.test_isa import ISAS, check_at_page_ends
+from tests.maxsim.test_isa import check_at_page_ends
 from tests.operators.test_bits import FORMS, int8_codes, laid, values
 from tests.packed import offsets
 
@@ -161,19 +161,8 @@ def test_bad_scales_make_nan(kind, bad, device):
     assert torch.equal(found[0, [0, 1, 3]], before[0, [0, 1, 3]])
 
 
-@pytest.fixture
-def instruction_set(request):
-    try:
-        OPS.cpu_isa(request.param)
-    except RuntimeError as error:
-        pytest.skip(f"this CPU or build has no {request.param}: {str(error).splitlines()[0]}")
-    yield request.param
-    OPS.cpu_isa("")
-
-
-@pytest.mark.parametrize("instruction_set", ISAS, indirect=True)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_instruction_set_reads_no_further_than_the_last_token(kind, instruction_set):
+def test_every_instruction_set_reads_no_further_than_the_last_token(kind, isa):
     for lengths, d in (([7, 1, 33], 128), ([5, 0, 12, 13], 64), ([2, 385], 100), ([1], 1), ([3, 31], 31)):
         call, cu = make(kind, (2, 33), sum(lengths), d, "cpu"), offsets(lengths)
         call.check(None, cu)
