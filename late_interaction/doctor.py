@@ -53,9 +53,11 @@ def examine(device: torch.device) -> dict[str, Any]:
     os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")  # tokens are drawn with and without a norm of 1
     versions = {"late_interaction": __version__, "python": platform.python_version()}
     installed = versions | {"torch": torch.__version__} | {x: package_version(x) for x in (*_PEERS, *_BESIDE)}
+    missing = _why_no_cuda()
+    cuda = f"none: {missing}" if missing else f"_cuda, {cuda_build}"
     found: dict[str, Any] = {
         "version": 1, "made": date.today().isoformat(), "device": _device(device), "installed": installed,
-        "libraries": {"cpu": f"_C, {operators.cpu_isa('')}", "cuda": _cuda_library()},
+        "libraries": {"cpu": f"_C, {operators.cpu_isa('')}", "cuda": cuda},
         "operators": [*checks.run(device)],
     }  # fmt: skip
     size, gib = (8192, 4.0) if on_gpu else (2048, 0.5)
@@ -67,9 +69,15 @@ def examine(device: torch.device) -> dict[str, Any]:
         "read_gb_s": 1e3 * (c.read_tbps or 0), "copy_gb_s": 1e3 * (c.copy_tbps or 0),
         "call_us": c.product_us, "step_us": c.product_step_us,
     }  # fmt: skip
-    found["rates"] = speed.rates(c, device) if on_gpu else []
+    native = on_gpu and not _is_forced(device)
+    found["rates"] = speed.rates(c, device) if native else []
     found["timings"] = [*speed.timings(device, installed)]
     return found
+
+
+def _is_forced(device: torch.device) -> bool:
+    major, minor = torch.cuda.get_device_capability(device)
+    return ops.cuda_capability() != 10 * major + minor
 
 
 def _device(device: torch.device) -> dict[str, Any]:
@@ -83,12 +91,12 @@ def _device(device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cuda_library() -> str:
-    """Return what serves CUDA tensors, or why nothing does."""
+def _why_no_cuda() -> str | None:
+    """Say why nothing serves the CUDA tensors of this process; None where there is a library for them."""
     reason = ops.cuda_missing
     if reason is None and cuda_build is not None and torch.cuda.is_available():
         reason = why_on_no_gpu(cuda_build)
-    return f"none: {without_folders(reason)}" if reason else f"_cuda, {cuda_build}"
+    return reason and without_folders(reason)
 
 
 def report(found: dict[str, Any]) -> str:
@@ -150,10 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m late_interaction.doctor", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--cpu", action="store_true", help="the CPU, though there is a GPU")
+    parser.add_argument("--cpu", action="store_true", help="the CPU, though there is a GPU that is served")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings, to post")
+    parser.add_argument("--capability", type=int, metavar="N", help="plan as for 8.0 (80), ...")
     args = parser.parse_args(arguments)
-    device = torch.device("cpu" if args.cpu or not torch.cuda.is_available() else "cuda")
+    if args.capability:
+        ops.cuda_capability(args.capability)
+    on_cpu = args.cpu or not torch.cuda.is_available() or _why_no_cuda()
+    device = torch.device("cpu" if on_cpu else "cuda")
     found = examine(device)
     print(report(found))
     if args.json:

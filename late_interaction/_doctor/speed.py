@@ -41,6 +41,7 @@ ON_CPU = {
 STEPS = {"cuda": ("train-32", "train-128"), "cpu": ("cpu-train",)}
 DTYPES = {"cuda": (torch.bfloat16,), "cpu": (torch.float32, torch.bfloat16)}
 LIMIT_S, WRONG, DIFFERS, ROUNDS = 30, 1e-2, 0.2, 5
+SOME = 16  # queries and documents whose scores are compared
 
 
 def _einsum(Q: Tensor, D: Tensor) -> Tensor:
@@ -102,11 +103,11 @@ def _time(
     ]  # fmt: skip
     times: dict[str, Any] = {}
     calls: dict[str, list[Call]] = {}
-    exact = _einsum(*(x.float() for x in sets[0]))
+    exact = _einsum(sets[0][0][:SOME].double(), sets[0][1][:SOME].double())
     for name, way in ways.items():
         try:
             with time_limit(LIMIT_S):  # a peer may compile and tune
-                error = relative_error(way(*sets[0]), exact.double())
+                error = relative_error(way(*sets[0])[:SOME, :SOME], exact)
                 if not error <= WRONG:
                     raise ValueError(f"wrong: its scores are off by {error:.2g}")
                 calls[name] = [partial(_step, way, *x) if step else partial(way, *x) for x in sets]
@@ -125,6 +126,7 @@ def rates(ceilings: Ceilings, device: torch.device) -> list[dict[str, Any]]:
     """Measure a GPU's products, in operations a clock and multiprocessor, beside what the planner counts on.
 
     The clock is read while products run; PyTorch's products stay a little below what the tensor cores can.
+    Nothing is measured of a GPU that is planned as an older one: PyTorch knows nothing of that.
     """
     with float32_products("highest"):
         ffma = product_tflops(torch.float32, 4096, QUICK, device)

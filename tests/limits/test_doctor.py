@@ -22,7 +22,10 @@ UNCHECKED = {
 
 @pytest.fixture
 def quick(monkeypatch):
-    """One small shape, and ceilings that nobody measured."""
+    """Three checks, one small shape, and ceilings that nobody measured."""
+    for part, name in (("_scores", "maxsim_pairs"), ("_others", "search"), ("_codes", "int8 codes")):
+        make = getattr(checks, part)
+        monkeypatch.setattr(checks, part, lambda x, make=make, name=name: {name: make(x)[name]})
     monkeypatch.setattr(doctor, "measure_ceilings", lambda *_: Ceilings(1.0, 0.5, 0.02, 0.03, 4.0, 9.0))
     for shapes in ("ON_CPU", "ON_GPU"):
         monkeypatch.setattr(speed, shapes, {"tiny": (2, 3, 4, 5)})
@@ -73,6 +76,21 @@ def test_what_is_found_and_posted(quick, device, tmp_path):
     assert {row["step"] for row in found["timings"]} == {True, False}
     assert "/" not in json.dumps({**found, "operators": []})
     assert f"All {len(found['operators'])} checks agree." in doctor.report(found)
+
+
+def test_a_gpu_that_nothing_serves_is_left_to_the_cpu(monkeypatch, capsys):
+    on = []
+    monkeypatch.setattr(doctor, "examine", lambda device: on.append(device.type) or {"operators": []})
+    monkeypatch.setattr(doctor, "report", lambda found: "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor.ops, "cuda_missing", "/a/folder/_cuda.abi3.so does not load")
+    assert doctor._why_no_cuda() == "_cuda.abi3.so does not load" and doctor.main([]) == 0
+    monkeypatch.setattr(doctor.ops, "cuda_missing", None)
+    for reason in ("no code for this GPU", None):
+        monkeypatch.setattr(doctor, "cuda_build", object())
+        monkeypatch.setattr(doctor, "why_on_no_gpu", lambda build, reason=reason: reason)
+        assert doctor.main([]) == 0
+    assert on == ["cpu", "cpu", "cuda"]
 
 
 def test_a_peer_that_fails_or_is_wrong_is_said(quick, monkeypatch):
