@@ -439,7 +439,7 @@ def test_cuda_graph_without_synchronization(name, dtype):
 
 @pytest.mark.gpu
 def test_copies_stay_small():
-    """Of 256 MiB of codes, which are 1 GiB as float32."""
+    """256 MiB of codes are 1 GiB as float32."""
     Q = tokens((2, 32, 128), torch.int8, "cuda")
     D = torch.ones(2**14, 128, 128, dtype=torch.int8, device="cuda")
     one = torch.ones((), device="cuda")
