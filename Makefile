@@ -5,7 +5,7 @@
 #   make test     builds as make demo does, and runs the tests that take no longer than ten minutes on two cores
 #   make ci       what CI runs: make test, then what it leaves out, in half an hour: lint, types, the web site, the C++
 #                 tests, CUDA code for 8.0 and 9.0a where nvcc is (no GPU needed), and the tests of all of these
-#   make nightly  make ci with more and other random examples, then make crash, make asan and make sentinel
+#   make nightly  make ci with more and other random examples, then make crash, asan, recipes and sentinel
 #   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
@@ -130,9 +130,8 @@ $(LANCEDB)/.installed $(RAY)/.installed: $(VENV)/env/%/.installed: requirements/
 	@touch $@
 
 # make ci wants them. Where no registry is reachable their tests are skipped, and say so.
-$(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt requirements/st-tests.txt requirements/pylate.txt \
-  $(VENV)/.dev-requirements
-	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed $(ST_TESTS)/.installed $(PYLATE)/.installed
+$(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt requirements/st-tests.txt $(VENV)/.dev-requirements
+	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed $(ST_TESTS)/.installed
 	@touch $@
 
 # Packages for aarch64, among them PyTorch: to link against, and to run under qemu-user.
@@ -199,7 +198,7 @@ checks: lint types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 
 nightly: export LATE_INTERACTION_NIGHTLY := 1
 nightly: ci
-	$(MAKE) --no-print-directory crash asan sentinel
+	$(MAKE) --no-print-directory crash asan recipes sentinel
 
 # Each part is a hook of .pre-commit-config.yaml, by the same name.
 lint: ruff clang-format actionlint includes
