@@ -21,7 +21,7 @@ from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 Results = tuple[Tensor, ...]
 Check = Callable[[], tuple[Results, Results]]  # what is found, and the same in float64
 HALF, WIDE, CODES = "bfloat16", "float32", "codes"
-# Of the relative error: results are rounded to bfloat16, float32 multiplies at full accuracy.
+# Limits of the relative error: bfloat16 rounds results, and float32 multiplies at full accuracy.
 LIMITS = {HALF: 1e-2, WIDE: 1e-4, CODES: 1e-2}
 
 
