@@ -29,7 +29,7 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from bench.harness.run_header import keep_text, package_version
-from bench.harness.text import align, error_text, number
+from late_interaction._doctor.text import align, error_text, number
 
 SOURCE = "http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.xz"
 DIM, LONGEST, TOP = 128, 128, 10

@@ -208,7 +208,7 @@ def test_lists_of_labels_break_the_graph(name):
 
     compare(loss, (Q, D), torch.compile(loss, backend="aot_eager"))
     torch._dynamo.reset()
-    with pytest.raises(RuntimeError, match="lists of labels are read"):
+    with pytest.raises(RuntimeError, match="lists of labels and a generator are read"):
         torch.compile(loss, backend="aot_eager", fullgraph=True)(Q, D)
 
 
