@@ -39,7 +39,7 @@ from late_interaction.tokens import Tokens
 
 def is_sequences(x: Any) -> bool:
     """Tell Tokens, and lists of tensors, from everything else."""
-    return isinstance(x, Tokens) or (isinstance(x, (list, tuple)) and bool(x) and isinstance(x[0], Tensor))
+    return isinstance(x, Tokens) or (isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], Tensor))
 
 
 def as_tokens(name: str, x: Any, **beside: Any) -> Any:

@@ -51,7 +51,6 @@ from late_interaction.ops._registration import (
     register_no_autograd,
     scores_dtype,
 )
-from late_interaction.ops._twice import differentiable_gradients
 from late_interaction.ops.winners import winner_dtype
 
 _maxsim_op, _winners_op = operators.maxsim.default, operators.maxsim_winners.default
@@ -292,6 +291,8 @@ def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor 
 
 def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, winners: Tensor, *options: Any) -> Any:
     if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+        from late_interaction.ops._twice import differentiable_gradients  # few calls need it
+
         options = *options, *_BACKWARD_DEFAULTS[len(options) :]
         return differentiable_gradients(grad_scores, Q, D, winners, *options)
     return call_without_gradients(_backward_op, grad_scores, Q, D, winners, *options)
