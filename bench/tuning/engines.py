@@ -272,11 +272,15 @@ def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:
 
     figure = Figure(figsize=(8.0, 5.0), dpi=130, layout="constrained")
     axes = figure.add_subplot()
-    for name in ENGINES:
-        points = sorted((float(row[4].replace(",", "")), float(row[6])) for row in rows if row[0] == name)
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name, setting, _, _, one, _, recall in rows:
+        kind = f"{name}, {setting.partition(',')[0]}" if name.startswith("ours") else name
+        series.setdefault(kind, []).append((float(one.replace(",", "")), float(recall)))
+    for kind, points in series.items():
+        marker = "o" if kind.startswith("ours") else "s"
+        axes.plot(*zip(*sorted(points), strict=True), marker=marker, label=kind)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("milliseconds of one query")
     axes.set_ylabel(f"share of the {TOP} best documents")
     axes.set_title(title, fontsize=10)
