@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 TEXTS = "docs/guide/texts.md"
 # Their examples run in test_pylate.py and test_sentence_transformers.py of tests/integrations, and in
-# test_lancedb.py, test_ray.py, test_muvera.py and test_indexes.py of tests/search; those of trainers are lines
-# of programs (test_what_pages_say.py).
+# test_lancedb.py, test_ray.py, test_muvera.py and test_indexes.py of tests/search; those of trainers are
+# lines of programs (test_what_pages_say.py).
 OTHERS = (
     "import pylate",
     "from pylate import",
