@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from late_interaction import Corpus
-from late_interaction.corpus import _files, _generations, _shards
+from late_interaction.corpus import _files, _generations, _shard_files
 
 D = 4
 # A process that is killed leaves what it has written, on any disk. This one is fast.
@@ -123,7 +123,7 @@ def kill(rounds: int, seed: int = 0) -> None:
             else:
                 Corpus.open(folder).delete([])  # the next writer removes what nothing names
             entries = _files.read_metadata(folder / _files.METADATA)
-            signs = {_shards.name_of(x["number"], "bits") for x in entries["shards"]}
+            signs = {_shard_files.name_of(x["number"], "bits") for x in entries["shards"]}
             named = {*_generations.files_of(entries), _files.METADATA}
             assert named <= {x.name for x in folder.iterdir()} <= named | signs
     print(f"{rounds} kills, {finished} calls acknowledged and kept, {cut} more of those cut off")

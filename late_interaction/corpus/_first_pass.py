@@ -21,7 +21,7 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate
 from late_interaction._search.prepare import Options
 from late_interaction.codecs import Bits, Codec, Int8, Residual
-from late_interaction.corpus import _files, _queries, _shards, _tokens
+from late_interaction.corpus import _files, _queries, _shard_files, _tokens
 from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._shards import Shard
@@ -203,7 +203,7 @@ def _read(block: Shard, kind: str, size: int) -> Tensor | None:
     if block.origin is None:
         return None
     folder, number, checksum = block.origin
-    path = folder / _shards.name_of(number, kind)
+    path = folder / _shard_files.name_of(number, kind)
     with suppress(OSError, RuntimeError):  # it may vanish
         if path.stat().st_size == size + 2 * _CHECKSUM:
             found = _files.mapped(path, size + 2 * _CHECKSUM, torch.uint8)
@@ -219,7 +219,7 @@ def _written(block: Shard, kind: str, x: Tensor) -> Tensor:
     folder, number, checksum = block.origin
     x[-2 * _CHECKSUM : -_CHECKSUM] = _bytes(checksum)
     x[-_CHECKSUM:] = _bytes(_files.entry_of(x[:-_CHECKSUM])["blake2b"])
-    path = folder / _shards.name_of(number, kind)
+    path = folder / _shard_files.name_of(number, kind)
     # A name of its own, which the next writer removes after a crash.
     new = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
@@ -236,7 +236,7 @@ def _written(block: Shard, kind: str, x: Tensor) -> Tensor:
 def verify(folder: Path, entries: dict[str, Any]) -> None:
     """Compare the files that first passes have made with their checksums."""
     for number in (shard["number"] for shard in entries["shards"]):
-        for path in (folder / _shards.name_of(number, kind) for kind in _shards.KEPT):
+        for path in (folder / _shard_files.name_of(number, kind) for kind in _shard_files.KEPT):
             try:
                 found = _files.mapped(path, path.stat().st_size, torch.uint8)
             except (OSError, RuntimeError):  # none was made, or a writer has just removed it

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction.corpus import _codec_files, _files, _indexes, _shards, _tokens
+from late_interaction.corpus import _codec_files, _files, _indexes, _shard_files, _shards, _tokens
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._shards import Shard
 
@@ -54,7 +54,7 @@ def name_of(generation: int) -> str:
 def files_of(entries: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the entry of each file, beside those of the codec, by its name."""
     shards = {
-        _shards.name_of(shard["number"], kind): file
+        _shard_files.name_of(shard["number"], kind): file
         for shard in entries["shards"]
         for kind, file in shard["files"].items()
     }
@@ -116,7 +116,7 @@ def opened(folder: Path, entries: dict[str, Any], known: Generation | None = Non
         codec = _codec_files.open_codec(folder, entries)
         dtype = codec.stored if codec else _tokens.NAMES[entries["dtype"]]
         stored = _tokens.Stored(entries["d"], dtype, codec)
-    blocks = [mapped.get(repr(x)) or _shards.open_shard(folder, x, stored) for x in entries["shards"]]
+    blocks = [mapped.get(repr(x)) or _shard_files.open_shard(folder, x, stored) for x in entries["shards"]]
     dead = torch.zeros(sum(block.documents for block in blocks), dtype=torch.bool, device="cpu")
     for deleted in entries["deleted"]:
         path = folder / name_of(deleted["generation"])

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction.corpus import _files, _generations, _shards
+from late_interaction.corpus import _files, _generations, _shard_files, _shards
 from late_interaction.corpus._generations import Generation
 from late_interaction.corpus._intake import Intake
-from late_interaction.corpus._shards import Shard, ShardFiles
+from late_interaction.corpus._shard_files import ShardFiles
+from late_interaction.corpus._shards import Shard
 
 # Names of files that a writer may remove where no generation names them.
 _OWN = ("shard-", "deleted-", "metadata.")
@@ -58,7 +59,8 @@ class Writer:
 
     def _remove_others(self) -> None:
         kept = {_files.METADATA, *_generations.files_of(self.entries)}
-        kept |= {_shards.name_of(x["number"], kind) for x in self.entries["shards"] for kind in _shards.KEPT}
+        numbers = [shard["number"] for shard in self.entries["shards"]]
+        kept |= {_shard_files.name_of(number, kind) for number in numbers for kind in _shard_files.KEPT}
         for path in self.folder.iterdir():
             if path.name not in kept and path.name.startswith(_OWN):
                 path.unlink(missing_ok=True)  # a search may just have renamed what it wrote

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards, _tokens
+from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shard_files, _shards, _tokens
 from tests.coded import INT8, stored_as
 from tests.corpus_worker import documents
 
@@ -692,11 +692,11 @@ def test_a_document_of_a_corpus_that_cannot_be_stored_is_named(tmp_path):
 def test_stored_offsets_that_are_refused(offsets):
     good = [[0, 2, 4], [0, 0, 4, 4], [0, 4]]
     for right in good:
-        _shards._check_stored(Path("a.offsets"), torch.tensor(right), 4)
+        _shard_files._check_stored(Path("a.offsets"), torch.tensor(right), 4)
     with pytest.raises(
         CorpusError, match=r"a\.offsets must have offsets that begin at 0, do not decrease and end at 4"
     ):
-        _shards._check_stored(Path("a.offsets"), torch.tensor(offsets), 4)
+        _shard_files._check_stored(Path("a.offsets"), torch.tensor(offsets), 4)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
