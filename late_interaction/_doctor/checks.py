@@ -10,8 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, pad
 
-import late_interaction as li
-from late_interaction import codecs, ops, reference
+from late_interaction import (
+    Codes,
+    Muvera,
+    codecs,
+    losses,
+    maxsim,
+    maxsim_pairs,
+    maxsim_with_winners,
+    ops,
+    reference,
+    search,
+    smooth_maxsim,
+    xtr_scores,
+)
 from late_interaction._doctor.ceilings import float32_products
 from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import release
@@ -96,7 +108,7 @@ def _scores(x: Inputs) -> dict[str, Check]:
     def dense(**options: Any) -> Check:
         unit = options.get("normalize", False)
         return _step(
-            lambda Q, D: li.maxsim(Q, D, q_mask, d_mask, **options),
+            lambda Q, D: maxsim(Q, D, q_mask, d_mask, **options),
             lambda Q, D: exact(Q, D, q_mask, d_mask, normalize=unit), x.Q, x.D,
         )  # fmt: skip
 
@@ -106,20 +118,20 @@ def _scores(x: Inputs) -> dict[str, Check]:
         "maxsim, winners recomputed": dense(winners="recompute"),
         "maxsim, normalized": dense(normalize=True),
         "maxsim, weights of query tokens": _step(
-            lambda Q, D, w: li.maxsim(Q, D, None, d_mask, q_weights=w),
+            lambda Q, D, w: maxsim(Q, D, None, d_mask, q_weights=w),
             lambda Q, D, w: exact(Q * w[..., None], D, None, d_mask), x.Q, x.D, x.weights,
         ),
         "maxsim, winners": _values(
-            lambda: li.maxsim_with_winners(x.Q, x.D, q_mask, d_mask),
+            lambda: maxsim_with_winners(x.Q, x.D, q_mask, d_mask),
             lambda: reference.maxsim_with_winners_reference(x.Q.double(), x.D.double(), q_mask, d_mask),
         ),
-        "maxsim, documents of each query's own": _step(li.maxsim, exact, x.Q, x.D.unflatten(0, (4, 3))),
-        "maxsim_pairs": _step(li.maxsim_pairs, lambda Q, D: exact(Q, D[:, None])[:, 0], x.Q, x.D[:4]),
+        "maxsim, documents of each query's own": _step(maxsim, exact, x.Q, x.D.unflatten(0, (4, 3))),
+        "maxsim_pairs": _step(maxsim_pairs, lambda Q, D: exact(Q, D[:, None])[:, 0], x.Q, x.D[:4]),
         "packed tokens": _step(
-            lambda Q, D: li.maxsim(*x.lists(Q, D)), lambda Q, D: varlen(Q, D, *x.offsets), *x.packed
+            lambda Q, D: maxsim(*x.lists(Q, D)), lambda Q, D: varlen(Q, D, *x.offsets), *x.packed
         ),
         "packed tokens, weights": _step(
-            lambda Q, D, w: li.maxsim(*x.lists(Q, D), q_weights=w),
+            lambda Q, D, w: maxsim(*x.lists(Q, D), q_weights=w),
             lambda Q, D, w: varlen(Q * w[:, None], D, *x.offsets), *x.packed, weights,
         ),
         "listed pairs": _step(
@@ -136,11 +148,11 @@ def _scores(x: Inputs) -> dict[str, Check]:
     }  # fmt: skip
 
 
-def _of_each(Q: Any, D: li.Codes) -> Tensor:
+def _of_each(Q: Any, D: Codes) -> Tensor:
     """Score codes by what they stand for, a document at a time."""
     tokens = D.codec.decode(D)
     rows = tokens.values.split(tokens.lengths.tolist()) if tokens.is_packed else tokens.values
-    queries = (Q.codec.decode(Q).values if isinstance(Q, li.Codes) else Q).double()
+    queries = (Q.codec.decode(Q).values if isinstance(Q, Codes) else Q).double()
     return torch.cat([reference.maxsim_reference(queries, row.double()[None]) for row in rows], 1)
 
 
@@ -155,10 +167,10 @@ def _codes(x: Inputs) -> dict[str, Check]:
     for form, documents in (("", x.D), (", packed", x.lists(*x.packed)[1])):
         for name, (mine, theirs) in kinds.items():
             Q, D = mine.encode(x.Q), theirs.encode(documents)
-            found[name + form] = _values(partial(_one, li.maxsim, Q, D), partial(_one, _of_each, Q, D))
+            found[name + form] = _values(partial(_one, maxsim, Q, D), partial(_one, _of_each, Q, D))
         D = residual.encode(documents)
         found["2-bit residuals" + form] = _step(
-            partial(_flipped, li.maxsim, D), partial(_flipped, _of_each, D), x.Q
+            partial(_flipped, maxsim, D), partial(_flipped, _of_each, D), x.Q
         )
     codes = residual.encode(x.D).centroids
     assert codes is not None
@@ -174,7 +186,7 @@ def _one(f: Callable[..., Tensor], *args: Any) -> list[Tensor]:
     return [f(*args)]
 
 
-def _flipped(f: Callable[..., Tensor], D: li.Codes, Q: Tensor) -> Tensor:
+def _flipped(f: Callable[..., Tensor], D: Codes, Q: Tensor) -> Tensor:
     return f(Q, D)
 
 
@@ -193,7 +205,7 @@ def _normed(x: Inputs) -> dict[str, Check]:
 def _others(x: Inputs) -> dict[str, Check]:
     q_mask, d_mask = x.masks
     hidden = x.Q, x.normal(12, 70, 96), x.normal(128, 96) / 10, x.normal(128) / 10
-    singles, muvera = (x.unit(256, 1, 128), x.unit(256, 1, 128)), li.Muvera(128, 3, 4, d_proj=16)
+    singles, muvera = (x.unit(256, 1, 128), x.unit(256, 1, 128)), Muvera(128, 3, 4, d_proj=16)
 
     def encoded(tokens: Tensor, document: bool) -> Tensor:
         found = [reference.muvera_reference(muvera, t.double().cpu(), document=document) for t in tokens]
@@ -215,21 +227,21 @@ def _others(x: Inputs) -> dict[str, Check]:
         if x.dtype == torch.bfloat16  # projected tokens are rounded, and others may win
         else _step(of_hidden(maxsim_from_hidden), theirs, *hidden),
         "smooth_maxsim": _step(
-            lambda Q, D: li.smooth_maxsim(Q, D, q_mask, d_mask, tau=0.1),
+            lambda Q, D: smooth_maxsim(Q, D, q_mask, d_mask, tau=0.1),
             lambda Q, D: reference.smooth_maxsim_reference(Q, D, q_mask, d_mask, tau=0.1), x.Q, x.D,
         ),
         "xtr_scores": _step(
-            lambda Q, D: li.xtr_scores(Q, D, 100, q_mask, d_mask),
+            lambda Q, D: xtr_scores(Q, D, 100, q_mask, d_mask),
             lambda Q, D: reference.xtr_scores_reference(Q, D, 100, q_mask, d_mask), x.Q, x.D,
         ),
         "contrastive loss": _step(
-            lambda Q, D: li.losses.contrastive(Q, D)[None],
+            lambda Q, D: losses.contrastive(Q, D)[None],
             lambda Q, D: loss(reference.maxsim_reference(Q, D)), x.Q, x.D,
         ),
         "contrastive loss, single vectors": _step(
-            lambda Q, D: li.losses.contrastive(Q, D)[None], lambda Q, D: loss(Q[:, 0] @ D[:, 0].T), *singles
+            lambda Q, D: losses.contrastive(Q, D)[None], lambda Q, D: loss(Q[:, 0] @ D[:, 0].T), *singles
         ),
-        "search": _values(lambda: [li.search(x.Q, x.D, 10, d_mask=d_mask).scores], lambda: [exact]),
+        "search": _values(lambda: [search(x.Q, x.D, 10, d_mask=d_mask).scores], lambda: [exact]),
         "Muvera": _values(
             lambda: [muvera.encode_queries(x.Q.float()), muvera.encode_documents(x.D.float())],
             lambda: [encoded(x.Q, False), encoded(x.D, True)],

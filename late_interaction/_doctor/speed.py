@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import late_interaction as li
+from late_interaction import maxsim
 from late_interaction._doctor.ceilings import Ceilings, float32_products, product_tflops
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.machine import planned_rates, said
@@ -69,7 +69,7 @@ def _step(score: Score, Q: Tensor, D: Tensor) -> tuple[Tensor, ...]:
 
 def _ways(device: torch.device, step: bool, dtype: torch.dtype, peers: dict[str, Any]) -> dict[str, Score]:
     """Return what is timed, of what is installed."""
-    ways: dict[str, Score] = {"late_interaction": li.maxsim, "torch einsum": _einsum}
+    ways: dict[str, Score] = {"late_interaction": maxsim, "torch einsum": _einsum}
     if device.type == "cuda":
         ways |= {"late-interaction-kernels": _lik} | ({} if step else {"flash-maxsim": _flash})
     elif dtype == torch.float32 and not step:

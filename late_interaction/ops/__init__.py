@@ -49,9 +49,14 @@ tokens without weights at every level. Forward-mode derivatives
 (tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
 """
 
+import importlib.util
+import sys
+from collections.abc import Callable
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
-from late_interaction._when_imported import when_imported
 from late_interaction.ops import (
     dense,
     host_copy,
@@ -93,6 +98,39 @@ for _module in (
 watch_for_gpus()
 
 
+def _when_imported(name: str, act: Callable[[], None]) -> None:
+    """Call ``act`` now if the module is there, else as soon as it has been imported.
+
+    Such modules take longer to import than this package, and most processes never do.
+    """
+    if name in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, _Watch(name, act))
+
+
+class _Watch:
+    """A finder of one module, which others find and load."""
+
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self.name, self.act = name, act
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_act(module: ModuleType) -> None:
+                execute(module)
+                self.act()
+
+            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec
+
+
 def _register_flops() -> None:
     from late_interaction.ops import _flops
 
@@ -102,14 +140,13 @@ def _register_flops() -> None:
 def _register_shardings() -> None:
     from late_interaction.ops import _sharding
 
-    with suppress(
-        ImportError, AttributeError
-    ):  # names that PyTorch does not promise; it then refuses DTensors
+    # PyTorch does not promise these names. Without them it refuses DTensors.
+    with suppress(ImportError, AttributeError):
         _sharding.register()
 
 
-when_imported("torch.utils.flop_counter", _register_flops)
-when_imported("torch.distributed.tensor", _register_shardings)
+_when_imported("torch.utils.flop_counter", _register_flops)
+_when_imported("torch.distributed.tensor", _register_shardings)
 
 maxsim = operators.maxsim.default
 maxsim_winners = operators.maxsim_winners.default

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import pydoc
 import re
 import shutil
 import subprocess
@@ -37,12 +38,7 @@ def public():
 
 
 def resolved(name):
-    """The object that a line `::: name` documents."""
-    module, _, last = name.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), last)
-    except AttributeError:  # a module that nobody has imported yet
-        return importlib.import_module(name)
+    return pydoc.locate(name, forceload=0)
 
 
 def documented():

@@ -47,12 +47,12 @@ def test_every_operator_is_checked_and_agrees(device, monkeypatch):
 
 def test_a_wrong_operator_and_one_that_raises_are_said(quick, monkeypatch, capsys, tmp_path):
     right, file = li.maxsim_pairs, tmp_path / "doctor.json"
-    monkeypatch.setattr(li, "maxsim_pairs", lambda Q, D: right(Q, D) + 0.5)
+    monkeypatch.setattr(checks, "maxsim_pairs", lambda Q, D: right(Q, D) + 0.5)
 
     def failing(*args, **options):
         raise RuntimeError("no such kernel in /a/folder/file.cpp")
 
-    monkeypatch.setattr(li, "search", failing)
+    monkeypatch.setattr(checks, "search", failing)
     assert doctor.main(["--cpu", "--json", str(file)]) == 1
     text, found = capsys.readouterr().out, json.loads(file.read_text())
     wrong = {row["check"]: row for row in found["operators"] if not row["ok"]}

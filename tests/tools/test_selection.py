@@ -128,6 +128,8 @@ BY_WAY = {
 
 def test_every_operator_is_named_in_a_test():
     declared = set(re.findall(r'm\.def\(\s*"(\w+)\(', (ROOT / "csrc" / "ops.cpp").read_text()))
+    for path in (ROOT / "late_interaction").rglob("*.py"):
+        declared |= set(re.findall(r'library\.define\(\s*qualified\("(\w+)"', path.read_text()))
     assert len(declared) > 30 and declared == selection.operators()
     paths = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
     named = set().union(*(words(ast.parse(path.read_text())) for path in paths))
