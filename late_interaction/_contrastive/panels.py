@@ -106,8 +106,8 @@ class Batch:
 class Sums:
     """The gradients that panels add to; None: not needed.
 
-    Those of the queries are finished with each panel, in the inputs' dtype; those of the documents add up in
-    the sums' dtype.
+    A panel finishes the gradient of its queries, in the inputs' dtype. The gradient of the documents adds up
+    over all panels, in the sums' dtype.
     """
 
     q: Tensor | None

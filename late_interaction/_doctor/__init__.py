@@ -1,1 +1,1 @@
-"""What the doctor and the benchmarks of a checkout share, and the parts of :mod:`late_interaction.doctor`."""
+"""The parts of :mod:`late_interaction.doctor`, some of which the benchmarks of a checkout import."""

@@ -1,4 +1,4 @@
-"""What a machine does at best: products, reads and copies, and the host's share of a call."""
+"""The ceilings of a machine: rates of products, reads and copies, and the host's share of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed, and on which machine."""
+"""The machine and its installed distributions."""
 
 from __future__ import annotations
 
