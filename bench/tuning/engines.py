@@ -3,8 +3,9 @@
     python -m bench engines --device cpu --tokens descriptions.pt --out bench/results/engines-cpu.txt
 
 Texts are Debian's package descriptions: the first line is the query, the rest is the document, and embeddings
-are all-MiniLM-L6-v2's, turned to 128 dims by a fixed orthogonal matrix. Documents beyond --real are planted:
-the tokens of real ones with noise. Recall is the share of the ten best documents of an exact float32 search.
+are all-MiniLM-L6-v2's, turned to 128 dims by a fixed orthogonal matrix, in float16, as every engine gets them.
+Documents beyond --real are planted: the tokens of real ones with noise. Recall is the share of the ten best
+documents of an exact search of these tokens, whose sums are float32. On a GPU our corpus is copied there.
 `build s` begins with tokens in memory and ends behind the first query, which may still make something; MB are
 those of the folder then, with all settings so far. `one` is the median of single queries, `batch` the time of
 all of them in one call. Settings other than those named are each engine's own.
@@ -34,6 +35,7 @@ from late_interaction._doctor.text import align, error_text, number
 SOURCE = "http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.xz"
 DIM, LONGEST, TOP = 128, 128, 10
 NOISE = 0.5  # beside a real token's norm of 1
+AT_ONCE = 20_000  # documents that are planted together
 
 Tokens = list[Tensor]
 Search = Callable[[Tokens], Sequence[Sequence[int]]]
@@ -43,9 +45,9 @@ Settings = dict[str, Search]
 # ---- texts and their tokens ----
 
 
-def descriptions() -> list[tuple[str, str]]:
+def descriptions(source: str) -> list[tuple[str, str]]:
     """Return (first line, rest) of every description that has a rest, each rest once."""
-    with urllib.request.urlopen(SOURCE, timeout=60) as response:
+    with urllib.request.urlopen(source, timeout=60) as response:
         entries = lzma.decompress(response.read()).decode().split("\n\n")
     found: dict[str, str] = {}
     for entry in entries:
@@ -57,16 +59,17 @@ def descriptions() -> list[tuple[str, str]]:
     return [(query, document) for document, query in found.items()]
 
 
-def encoded(count: int, queries: int, device: str, kept: Path | None) -> tuple[Tokens, Tokens]:
+def encoded(
+    count: int, queries: int, device: str, kept: Path | None, source: str = SOURCE
+) -> tuple[Tokens, Tokens]:
     """Return the tokens of `queries` first lines and of `count` documents. `kept`: a file that keeps them."""
     if kept is not None and kept.exists():
         saved = torch.load(kept)
         if len(saved["documents"]) >= count and len(saved["queries"]) >= queries:
-            sides = saved["queries"][:queries], saved["documents"][:count]
-            return [x.float() for x in sides[0]], [x.float() for x in sides[1]]
+            return saved["queries"][:queries], saved["documents"][:count]
     from demo.encode import Encoder
 
-    pairs = descriptions()
+    pairs = descriptions(source)
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(pairs), generator=generator)[:count].tolist()
     model = Encoder(torch.device(device)).model
@@ -81,19 +84,26 @@ def encoded(count: int, queries: int, device: str, kept: Path | None) -> tuple[T
     D = encode([pairs[i][1] for i in order], model.encode_document)
     if kept is not None:
         torch.save({"queries": Q, "documents": D}, kept)
-    return [x.float() for x in Q], [x.float() for x in D]
+    return Q, D
 
 
-def planted(documents: Tokens, count: int) -> Tokens:
+def planted(documents: Tokens, count: int, device: str) -> Tokens:
     """Return `count` further documents: noisy copies of real ones."""
-    generator = torch.Generator().manual_seed(1)
-    chosen = torch.randint(len(documents), (count,), generator=generator).tolist()
+    generator = torch.Generator(device).manual_seed(1)
+    chosen = torch.randint(len(documents), (count,), generator=generator, device=device).tolist()
+    found: Tokens = []
+    for start in range(0, count, AT_ONCE):
+        originals = [documents[i] for i in chosen[start : start + AT_ONCE]]
+        tokens = torch.cat(originals).to(device, torch.float32)
+        noise = torch.randn(tokens.shape, generator=generator, device=device) * (NOISE / DIM**0.5)
+        noisy = normalize(tokens + noise, dim=-1).half().cpu()
+        found += noisy.split([len(x) for x in originals])
+    return found
 
-    def noisy(x: Tensor) -> Tensor:
-        noise = torch.randn(x.shape, generator=generator) * (NOISE / DIM**0.5)
-        return normalize(x + noise, dim=-1)
 
-    return [noisy(documents[i]) for i in chosen]
+def packed(documents: Tokens) -> li.Corpus:
+    ends = torch.tensor([0, *map(len, documents)]).cumsum(0)
+    return li.Corpus.from_packed(torch.cat(documents), ends)
 
 
 # ---- engines: what builds an index in a folder, and returns a search by each of its settings ----
@@ -107,11 +117,12 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
         if codec == "int8":
             options = {"codec": li.codecs.Int8()}
         elif codec == "residual":
-            sample = torch.cat(documents[:: max(1, len(documents) // 2000)])
-            options = {"codec": li.codecs.Residual.train(sample, min(8192, len(sample) // 8))}
+            sample = torch.cat(documents[:: max(1, len(documents) // 2000)]).float()
+            options = {"codec": li.codecs.Residual.train(sample.to(device), min(8192, len(sample) // 8))}
         with li.Corpus.create(folder, d=DIM, **options) as builder:
-            builder.add(documents)
-        corpus = li.Corpus.open(folder)
+            for start in range(0, len(documents), AT_ONCE):
+                builder.add(documents[start : start + AT_ONCE])
+        corpus = li.Corpus.open(folder).to(device)
 
         def at(**more: Any) -> Search:
             def search(Q: Tokens) -> list[list[int]]:
@@ -165,7 +176,7 @@ def lancedb(documents: Tokens, folder: str, device: str) -> Settings:
     import numpy as np
     import pyarrow as pa
 
-    values = pa.array(torch.cat(documents).flatten().numpy())
+    values = pa.array(torch.cat(documents).float().flatten().numpy())
     ends = np.cumsum([0, *(len(x) for x in documents)], dtype=np.int32)
     vectors = pa.ListArray.from_arrays(pa.array(ends), pa.FixedSizeListArray.from_arrays(values, DIM))
     data = pa.table({"id": pa.array(range(len(documents))), "vector": vectors})
@@ -174,7 +185,7 @@ def lancedb(documents: Tokens, folder: str, device: str) -> Settings:
 
     def at(**more: Any) -> Search:
         def one(q: Tensor) -> list[int]:
-            query = table.search(q.numpy()).limit(TOP).nprobes(more["nprobes"])
+            query = table.search(q.float().numpy()).limit(TOP).nprobes(more["nprobes"])
             query = query.refine_factor(more["refine"]) if more.get("refine") else query
             found: list[int] = query.to_arrow()["id"].to_pylist()
             return found
@@ -294,6 +305,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--documents", type=int, default=10_000)
     p.add_argument("--real", type=int, default=10_000, help="at most so many are encoded; the others planted")
     p.add_argument("--queries", type=int, default=32)
+    p.add_argument("--texts", default=SOURCE, help="the URL of Debian's descriptions")
     p.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     p.add_argument("--tokens", type=Path, help="a file that keeps the tokens of the texts")
     p.add_argument("--plot", type=Path, help="a picture of time against recall")
@@ -302,10 +314,10 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     real = min(args.documents, args.real)
-    Q, D = encoded(real, args.queries, args.device, args.tokens)
+    Q, D = encoded(real, args.queries, args.device, args.tokens, args.texts)
     real = len(D)
-    D += planted(D, args.documents - real)
-    exact = li.search(Q, D, 3 * TOP)
+    D += planted(D, args.documents - real, args.device)
+    exact = packed(D).search([q.to(args.device) for q in Q], 3 * TOP)
     rows = [row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)]
     head = ["engine", "setting", "build s", "MB", "one, ms", "batch, ms", f"recall@{TOP}"]
     table = align(head, [[*row, *[""] * (len(head) - len(row))] for row in rows], left=2)

@@ -135,6 +135,34 @@ class Documents:
         kind = self.codec or self.dtype
         return f"Corpus({len(self)} documents, {self.tokens} tokens, d={self.d}, {kind}, {where})"
 
+    def to(self, device: torch.device | str) -> "Self":
+        """Copy the documents to the memory of a device, such as a GPU that is to search them many times.
+
+        Args:
+            device: where their tokens are to lie.
+
+        Returns:
+            A corpus in memory with the same documents, ids and columns, or this one where its tokens are there
+            already. What is added to either later is not in the other.
+
+        Raises:
+            TypeError, RuntimeError: a ``device`` that PyTorch does not have.
+            torch.OutOfMemoryError: a GPU without enough memory for ``tokens`` as they are stored.
+
+        Complexity: reads and copies every byte.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction import Corpus
+            >>> corpus = Corpus.from_packed(torch.eye(3), torch.tensor([0, 1, 3]))
+            >>> corpus.to("cpu") is corpus
+            True
+        """
+        device, own = torch.empty(0, device=device).device, self._snapshot()
+        if all(shard.tokens.device == device for shard in own.shards):
+            return self
+        return type(self)([shard.to(device) for shard in own.shards], own._kind())
+
     def parts(self, count: int) -> "list[Self]":
         """Cut the corpus into parts over the same memory, in order, with about equally many tokens each.
 

@@ -50,7 +50,7 @@ class Intake:
             check_sequences("documents", documents)
             if documents[0].shape[1] != self.stored.d:
                 raise ValueError(f"documents[0] must be [L, {self.stored.d}], got {shape_of(documents[0])}")
-            tokens = torch.cat(tuple(documents)).cpu()
+            tokens = torch.cat(tuple(documents))
         ends = list(accumulate((len(x) for x in documents), initial=0))
         offsets = torch.tensor(ends, dtype=torch.int64, device="cpu")
         rows = None if columns is None else _columns.of_documents(columns, len(documents))
@@ -116,7 +116,7 @@ class Intake:
                 if as_they_are:
                     part = part.as_copied()
                 else:
-                    tokens = shard.floats(shard.rows(first, stop)).cpu()
+                    tokens = shard.floats(shard.rows(first, stop))
                     tokens, beside = _tokens.encode(tokens, self.stored, self._normalize)
                     offsets, codec = part.offsets - part.offsets[0], self.stored.codec
                     part = Shard(tokens, offsets, beside, part.ids, codec, part.columns)

@@ -101,12 +101,16 @@ class Shard:
 
     def compact(self) -> "Shard":
         """Copy the documents to memory that holds no others."""
+        return self.to(self.tokens.device)
+
+    def to(self, device: torch.device) -> "Shard":
+        """Copy the documents to memory of a device that holds no others."""
         tokens, beside = self.stored(self.rows(0, self.documents))
         return replace(
             self,
-            tokens=_alone(tokens),
+            tokens=_alone(tokens.to(device)),
             offsets=_alone(self.offsets - self.offsets[0] if int(self.offsets[0]) else self.offsets),
-            beside=None if beside is None else _alone(beside),
+            beside=None if beside is None else _alone(beside.to(device)),
             ids=None if self.ids is None else list(self.ids),
             columns=None if self.columns is None else _columns.of_table(self.columns.table()),
             starts=None,

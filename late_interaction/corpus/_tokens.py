@@ -71,12 +71,15 @@ class Stored:
 
 
 def encode(tokens: Tensor, stored: Stored, normalize: bool) -> tuple[Tensor, Tensor | None]:
-    """Tokens as a corpus stores them, contiguous, and what it stores beside each: a scale, or a centroid."""
+    """Tokens as a corpus stores them, contiguous, and what it stores beside each: a scale, or a centroid.
+
+    Both are where the tokens are, which encodes them there.
+    """
     if normalize:
         tokens = unit(tokens.to(torch.float32))
     if stored.codec is None:
         return tokens.to(stored.dtype).contiguous(), None
-    codes = stored.codec.encode(tokens)
+    codes = stored.codec.to(tokens.device).encode(tokens)
     beside = codes.scales if codes.centroids is None else codes.centroids
     return codes.values.squeeze(0), None if beside is None else beside.squeeze(0)
 

@@ -3,20 +3,19 @@
 import torch
 from torch.nn.functional import normalize
 
-import late_interaction as li
 from bench.harness.run_header import package_version
 from bench.tuning import engines
 
 
 def tokens(*lengths):
-    return [normalize(torch.randn(n, engines.DIM), dim=-1) for n in lengths]
+    return [normalize(torch.randn(n, engines.DIM), dim=-1).half() for n in lengths]
 
 
 def test_exact_searches_find_all_and_others_are_rated_against_them(monkeypatch):
     D = tokens(*[3, 9, 20, 7, 5] * 8)
-    D += engines.planted(D, 10)
+    D += engines.planted(D, 10, "cpu")
     Q = [normalize(x[:4] + 0.1 * torch.randn(x[:4].shape), dim=-1) for x in D[:6]]
-    exact = li.search(Q, D, 30)
+    exact = engines.packed(D).search(Q, 30)
     monkeypatch.setattr(engines, "ENGINES", engines.ENGINES | {
         "broken": engines.Engine("torch", lambda *_: 1 / 0),
         "small": engines.Engine("torch", lambda *_: 1 / 0, most=49),
@@ -37,6 +36,6 @@ def test_exact_searches_find_all_and_others_are_rated_against_them(monkeypatch):
 
 def test_planted_documents_are_near_a_real_one():
     D = tokens(5, 9)
-    for x in engines.planted(D, 6):
+    for x in engines.planted(D, 6, "cpu"):
         (near,) = [y for y in D if len(y) == len(x)]
-        assert 0.8 < float((x * near).sum(-1).mean()) < 0.99
+        assert 0.8 < float((x * near).float().sum(-1).mean()) < 0.99

@@ -205,7 +205,7 @@ def test_changed_documents_are_stored_and_scored_as_new_ones(kind, memory, tmp_p
         builder.add(docs, names(20))
     corpus = Corpus.open(tmp_path / "corpus")
     if memory:
-        corpus = corpus.parts(1)[0]
+        corpus = corpus.parts(1)[0].to(device)
     corpus.add(more, names(9, "b"))
     corpus.delete([*names(20)[2:14:3], "b4"])
     corpus.update([docs[5]], ["b7"])
@@ -217,12 +217,34 @@ def test_changed_documents_are_stored_and_scored_as_new_ones(kind, memory, tmp_p
         builder.add(list(wanted.values()), list(wanted))
     new, Q = Corpus.open(tmp_path / "new"), torch.randn(3, 4, 8, device=device)
     for _ in range(2):
-        assert list(corpus.ids) == list(new.ids) and all(map(torch.equal, corpus[:], new[:]))
+        assert list(corpus.ids) == list(new.ids)
+        torch.testing.assert_close(corpus[:], new[:], rtol=0, atol=0, check_device=False)
         for options in ({}, {"normalize": True}, {"chunk_bytes": 50}, {"keep_empty": True, "largest": False}):
             found, expected = corpus.search(Q, 30, **options), new.search(Q, 30, **options)
             torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=0 if Q.is_cpu else 1e-4)
             assert Q.is_cuda or (torch.equal(found.indices, expected.indices) and found.ids == expected.ids)
         corpus.compact()
+
+
+@pytest.mark.parametrize("coarse", [None, "bits", "muvera"])
+def test_a_copy_on_a_device_is_a_corpus_of_its_own(coarse, tmp_path, device):
+    corpus = created(tmp_path / "a", columns=True)
+    corpus.delete(["a3", "a7"])
+    copy = corpus.to(torch.device(device))
+    assert (copy is corpus) == (device == "cpu") and list(copy.ids) == list(corpus.ids)
+    assert {x.tokens.device.type for x in copy.shards} == {device}
+    assert all(torch.equal(x.cpu(), y) for x, y in zip(copy, corpus, strict=True))
+    Q, options = torch.randn(2, 4, 8, device=device), {"coarse": coarse, "candidates": coarse and 30}
+    if pa:
+        options["filter"] = pa.compute.field("year") > 2002
+        assert copy.columns == corpus.columns
+    found, wanted = copy.search(Q, 5, **options), corpus.search(Q, 5, **options)
+    torch.testing.assert_close(found.scores, wanted.scores)
+    assert found.ids == wanted.ids
+    copy.delete(["a2"])
+    assert ("a2" in corpus.ids) == (device != "cpu")
+    with pytest.raises(RuntimeError, match="nonsense"):
+        corpus.to("nonsense")
 
 
 @pytest.mark.parametrize("memory", [False, True])
