@@ -3,7 +3,7 @@
     python -m bench engines --device cpu --tokens descriptions.pt --out bench/results/engines-cpu.txt
 
 Texts are Debian's package descriptions: the first line is the query, the rest is the document, and embeddings
-are all-MiniLM-L6-v2's, turned to 128 dims by a fixed orthogonal matrix, in float16, as every engine gets them.
+are all-MiniLM-L6-v2's, turned to 128 dims by a fixed orthogonal matrix, in float16 for every engine.
 Documents beyond --real are planted: the tokens of real ones with noise. Recall is the share of the ten best
 documents of an exact search of these tokens, whose sums are float32. On a GPU our corpus is copied there.
 `build s` begins with tokens in memory and ends behind the first query, which may still make something; MB are

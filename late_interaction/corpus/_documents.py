@@ -142,7 +142,7 @@ class Documents:
             device: where their tokens are to lie.
 
         Returns:
-            A corpus in memory with the same documents, ids and columns, or this one where its tokens are there
+            A corpus in memory with the same documents, ids and columns, or this one if its tokens are there
             already. What is added to either later is not in the other.
 
         Raises:
