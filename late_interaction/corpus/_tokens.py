@@ -89,6 +89,7 @@ def decode(tokens: Tensor, beside: Tensor | None, codec: Codec | None) -> Tensor
     if codec is None or beside is None:
         return tokens
     scales, centroids = (None, beside[None]) if isinstance(codec, Residual) else (beside[None], None)
+    codec = codec.to(tokens.device)
     return codec.decode(Codes(codec, tokens[None], scales, centroids)).values.squeeze(0)
 
 

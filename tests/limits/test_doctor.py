@@ -62,7 +62,7 @@ def test_a_wrong_operator_and_one_that_raises_are_said(quick, monkeypatch, capsy
     assert text.strip() == doctor.report(found)
 
 
-def test_what_is_found_and_posted(quick, device, tmp_path):
+def test_what_is_found_and_posted(quick, device, pytestconfig):
     found = json.loads(json.dumps(doctor.examine(torch.device(device))))
     assert found["version"] == 1 and found["device"]["type"] == device and found["device"]["name"]
     assert found["installed"]["torch"] == torch.__version__ and "numpy" in found["installed"]
@@ -70,7 +70,8 @@ def test_what_is_found_and_posted(quick, device, tmp_path):
     assert found["libraries"]["cuda"].startswith(
         "none: " if li.ops.cuda_missing else "_cuda, late_interaction"
     )
-    assert found["ceilings"]["read_gb_s"] == 20 and bool(found["rates"]) == (device == "cuda")
+    native = device == "cuda" and not pytestconfig.option.capability
+    assert found["ceilings"]["read_gb_s"] == 20 and bool(found["rates"]) == native
     for row in found["timings"]:
         assert row["us"]["late_interaction"] > 0 and row["us"]["torch einsum"] > 0, row
     assert {row["step"] for row in found["timings"]} == {True, False}
