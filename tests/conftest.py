@@ -30,7 +30,10 @@ def pytest_addoption(parser):
     parser.addoption(
         "--capability", type=int, default=0, help="plan the GPU's tests as for this one, 80 for 8.0"
     )
-    parser.addoption("--cases", type=int, default=0, help="at most so many parameter sets of each function")
+    parser.addoption(
+        "--strength", type=int, choices=[0, *selection.FEW], default=0 if selection.NIGHTLY else 2,
+        help="how many values of different arguments meet in each combination; 0: run all parameter sets",
+    )  # fmt: skip
 
 
 def is_whole(config):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / ".venv" / "build" / "emulated"
 LIBRARY = "late_interaction/_C.abi3.so"
 RUNS = [
-    ["tests", "--stage", "test", "--cases", "2", "--ignore=tests/maxsim/test_isa.py"],
+    ["tests", "--stage", "test", "--strength", "1", "--ignore=tests/maxsim/test_isa.py"],
     ["tests/maxsim/test_isa.py"],
 ]
 

@@ -5,10 +5,14 @@ kernel on this machine (:class:`CalledOperators`), and records the tests that pa
 runs every test that is not on that record: those left out, and those that were skipped for want of something
 that ``make ci`` has made since. So no test is in neither.
 
-``pytest --cases N`` takes at most N parameter sets of each function. Nightly runs (the variable
-LATE_INTERACTION_NIGHTLY) draw :func:`examples` times as many examples, and others every night.
+``pytest --strength 2``, the default, takes of a function with many parameter sets as many as it takes for every two
+values of any two arguments to meet in one (pairwise testing); 3: every three; 0: all. Nightly runs, which the
+variable LATE_INTERACTION_NIGHTLY makes, take all, draw :func:`examples` times as many examples, and others every
+night.
 """
 
+import hashlib
+import itertools
 import os
 from collections import defaultdict
 
@@ -17,6 +21,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 NIGHTLY = os.environ.get("LATE_INTERACTION_NIGHTLY", "") not in ("", "0")
 RECORD = "late_interaction/passed"  # in pytest's cache
+FEW = {1: 2, 2: 24, 3: 48}  # parameter sets of which none is left out, by the strength
 # Folders, files or test functions: what is not about the library, or takes long.
 LEFT_TO_CI = {
     "tests/bench": "is about measuring",
@@ -36,24 +41,52 @@ def examples(ordinary: int) -> int:
     return ordinary * 20 if NIGHTLY else ordinary
 
 
-def few(nodes: list[str], count: int) -> set[str]:
-    """The tests that ``--cases count`` keeps: of each function the first, and others evenly spaced."""
+def factors_of(item) -> list[tuple]:
+    """What a parameter set is made of: for each parametrize mark its arguments and their values."""
+    values = {name: id(x) for name, x in item.callspec.params.items()} if hasattr(item, "callspec") else {}
+    found = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        found.append(tuple((name.strip(), values.pop(name.strip(), None)) for name in names))
+    return sorted([*found, *(((name, value),) for name, value in values.items())])
+
+
+def covering(items: list, strength: int) -> list:
+    """The parameter sets that ``--strength`` keeps of a function: a covering array, by taking first those of
+    which all combinations are new, then half of them, then any. Ties go by the digests of their names."""
+    combinations = {item: [*itertools.combinations(factors_of(item), strength)] for item in items}
+    order = sorted(items, key=lambda item: hashlib.md5(item.nodeid.encode()).digest())
+    kept, seen = [], set()
+    for share in (1, 0.5, 0):
+        for item in order:
+            own = combinations[item]
+            fresh = sum(x not in seen for x in own)
+            if fresh and fresh >= share * len(own):
+                kept.append(item)
+                seen.update(own)
+    return kept
+
+
+def combined(items: list, strength: int) -> set:
+    """The tests that ``--strength`` keeps: all of a function with few parameter sets."""
     functions = defaultdict(list)
-    for node in nodes:
-        functions[node.partition("[")[0]].append(node)
-    kept: set[str] = set()
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    kept: set = set()
     for cases in functions.values():
-        taken = min(count, len(cases))
-        kept |= {cases[i * (len(cases) - 1) // max(1, taken - 1)] for i in range(taken)}
+        kept.update(cases if len(cases) <= FEW[strength] else covering(cases, strength))
     return kept
 
 
 def left_out(config, items) -> dict[str, list]:
     """The items that the options of a run leave out, by the reason why."""
     found = {}
-    if config.getoption("cases"):
-        kept = few([item.nodeid for item in items], config.getoption("cases"))
-        found["--cases takes others of their function"] = [item for item in items if item.nodeid not in kept]
+    if strength := config.getoption("strength"):
+        kept = combined(items, strength)
+        others = [item for item in items if item not in kept]
+        found[f"every {strength} of their values are tried together by others; --strength 0 runs all"] = (
+            others
+        )
     if config.getoption("stage") == "test":
         found["make ci runs them"] = [item for item in items if is_left_to_ci(item.nodeid)]
     if config.getoption("stage") == "ci":

@@ -1,6 +1,8 @@
 """What make test leaves out make ci runs, and every operator has a test."""
 
 import ast
+import itertools
+import math
 import re
 import subprocess
 import sys
@@ -16,15 +18,41 @@ from tests import conftest, selection
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_function_keeps_its_first_and_its_last_case():
-    cases = [f"tests/test_x.py::test_a[{i}]" for i in range(7)]
-    assert selection.few([*cases, "tests/test_x.py::test_b"], 2) == {
-        cases[0],
-        cases[6],
-        "tests/test_x.py::test_b",
-    }
-    assert selection.few(cases, 3) == {cases[0], cases[3], cases[6]}
-    assert selection.few(cases, 1) == {cases[0]}
+CONFTEST = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests import selection
+selection.LEFT_TO_CI["test_slow.py"] = "is slow"
+selection.CalledOperators.missing = lambda self: ["maxsim"]
+from tests.conftest import *
+"""
+PARAMETRIZED = """
+import pytest
+@pytest.mark.parametrize("a", range(6))
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)])
+@pytest.mark.parametrize("e", range(4))
+def test_many(a, b, c, e):
+    pass
+@pytest.mark.parametrize("a", range(24))
+def test_few(a):
+    pass
+"""
+
+
+@pytest.mark.parametrize(("strength", "most"), [(1, 12), (2, 60), (3, 120), (0, 120)])
+def test_every_few_values_meet_in_a_parameter_set(strength, most, tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_x.py").write_text(PARAMETRIZED)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", f"--strength={strength}"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    few = re.findall(r"test_few\[(\d+)\]", run.stdout)
+    assert len(few) == 24 or strength == 1
+    sets = [tuple(x) for x in re.findall(r"test_many\[(\d)-(\d-\d)-(\d)\]", run.stdout)]
+    assert 0 < len(sets) <= most and (strength or len(sets) == 120), run.stdout
+    sizes = (4, 5, 6)
+    for places in itertools.combinations(range(3), strength):
+        met = {tuple(x[i] for i in places) for x in sets}
+        assert len(met) == math.prod(sizes[i] for i in places)
 
 
 def test_what_is_left_to_ci_is_there():
@@ -34,14 +62,6 @@ def test_what_is_left_to_ci_is_there():
     assert not selection.is_left_to_ci("tests/benches/test_bench.py::test_a[1]")
 
 
-CONFTEST = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-from tests import selection
-selection.LEFT_TO_CI["test_slow.py"] = "is slow"
-selection.CalledOperators.missing = lambda self: ["maxsim"]
-from tests.conftest import *
-"""
 TESTS = """
 import pathlib, pytest
 def test_passes():
@@ -127,6 +147,7 @@ BY_WAY = {
 
 
 def test_every_operator_is_named_in_a_test():
+    assert li.losses  # defines an operator when it is imported
     declared = set(re.findall(r'm\.def\(\s*"(\w+)\(', (ROOT / "csrc" / "ops.cpp").read_text()))
     for path in (ROOT / "late_interaction").rglob("*.py"):
         declared |= set(re.findall(r'library\.define\(\s*qualified\("(\w+)"', path.read_text()))
