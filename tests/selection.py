@@ -5,10 +5,10 @@ kernel on this machine (:class:`CalledOperators`), and records the tests that pa
 runs every test that is not on that record: those left out, and those that were skipped for want of something
 that ``make ci`` has made since. So no test is in neither.
 
-``pytest --strength 2``, the default, takes of a function with many parameter sets as many as it takes for every two
-values of any two arguments to meet in one (pairwise testing); 3: every three; 0: all. Nightly runs, which the
-variable LATE_INTERACTION_NIGHTLY makes, take all, draw :func:`examples` times as many examples, and others every
-night.
+``pytest --strength 2``, the default, takes of a function with many parameter sets as many as it takes for
+every two values of any two arguments to meet in one (pairwise testing); 3: every three; 0: all. Nightly
+runs, which the variable LATE_INTERACTION_NIGHTLY makes, take all, draw :func:`examples` times as many
+examples, and others every night.
 """
 
 import hashlib
