@@ -32,5 +32,6 @@ The modules:
 ``mixed_recall``    recall's with virtual examples, which ``mixup`` mixes from scores
 ``whole``           the losses of a batch that is small enough to keep all scores and winners
 ``single``          the cross entropy of a batch with one token a side, in ``panels`` or ``product_panels``
+``single_shards``   the same over a process group
 ``ring``            shards of documents that travel round a process group; ``gather``: small ones, all at once
 """

@@ -318,7 +318,10 @@ def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
     if call.d.is_packed:
         ring = ring.with_packed(call.d)
     # Tokens of other processes may have other lengths, and masks.
-    kernels = choose(call.q, ring.single, call.kernels.normalize, call.kernels.precision)
+    normalize = call.kernels.normalize
+    if normalize and ring.single:  # as without a group
+        call, normalize = _mapped(call, _normalized), False
+    kernels = choose(call.q, ring.single, normalize, call.kernels.precision)
     scale = float(ring.world) if given["scale_by_world"] else 1.0
     return replace(call, ring=ring, kernels=kernels, scale=scale)
 

@@ -76,14 +76,15 @@ def add_shards(
     call: Call,
     q_sums: Sums,
     needs_d: bool,
-    of_shard: Callable[[int, Tensor | None], tuple[Weights, Given]],
+    add: Callable[[int, Tokens, Tensor | None, Pair], None],
     extra: Tensor | None = None,
     last: Tokens | None = None,
 ) -> Tensor | None:
     """Add the queries' gradient over all shards to their sums, and return the documents' gradient.
 
-    ``of_shard`` returns the weights of a step's shard, and what the forward over it hands on; it takes
-    ``extra``, which travels with the documents. ``last``: the other of two processes' documents, if kept.
+    ``add`` adds the gradients of a step's shard: it takes the step, its documents, what travelled with them
+    (``extra``), and the sums of queries and documents. ``last``: the other of two processes' documents, if
+    kept.
     """
     ring, alone, d = call.ring, call.ring.world == 1, call.d
     # More than two gradients are added up in the sums' dtype.
@@ -94,10 +95,8 @@ def add_shards(
     shards = enumerate(ring.shards(d, extra)) if last is None else [(1, (0, last, None)), (0, (0, d, None))]
     for step, (_, documents, travelled) in shards:
         sums = own if step == 0 else Sums(documents, ring.wants[ring.owner(step)], False)
-        weights, given = of_shard(step, travelled)
         if q_sums.needed or sums.needed:
-            grid = Grid.of(call.kernels, call.q, documents, call.together)
-            add_gradients(call, weights, grid, (q_sums, sums), given)
+            add(step, documents, travelled, (q_sums, sums))
         if step and any(ring.wants):
             if under_way is not None:
                 own.add(under_way.wait()[0])

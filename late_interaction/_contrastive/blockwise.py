@@ -11,7 +11,9 @@ from late_interaction._checks.messages import no_double_backward
 from late_interaction._contrastive.backward import (
     Found,
     Given,
+    Pair,
     Weights,
+    add_gradients,
     add_shards,
     own_gradients,
     sums_of_queries,
@@ -171,11 +173,12 @@ def _backward(
     q_sums = sums_of_queries(call, needs[0], needs[1])
     grad_H = own_gradients(call, state.weights(-1, None), q_sums, needs[2])
 
-    def of_shard(step: int, travelled: Tensor | None) -> tuple[Weights, Given]:
+    def add(step: int, documents: Tokens, travelled: Tensor | None, sums: Pair) -> None:
         given: Given = state.listed(step)
         if given is None and blocks is not None:
             given = blocks.of_shard(step)
-        return state.weights(step, travelled), given
+        grid = Grid.of(call.kernels, call.q, documents, call.together)
+        add_gradients(call, state.weights(step, travelled), grid, sums, given)
 
-    grad_D = add_shards(call, q_sums, needs[1], of_shard, travels, last)
+    grad_D = add_shards(call, q_sums, needs[1], add, travels, last)
     return q_sums.finished() if needs[0] else None, grad_D, grad_H, *state.of_numbers(needs[3], needs[4])

@@ -171,3 +171,9 @@ def scaled(x: Tensor | None, scale: Tensor, like: Tensor) -> Tensor | None:
         operators.scale_rows_.default(x, scale.contiguous(), out)
         return out.view_as(like)
     return torch.mul(x, scale.reshape(1, 1), out=out).view_as(like)
+
+
+def terms(sums: Tensor, factor: Tensor) -> Tensor:
+    """Return maximum, scale and factor of rows or columns as the operator takes them; scale 0 if left out."""
+    scale = torch.where(factor == 0, 0.0, factor / sums[1])
+    return torch.stack((sums[0], scale, factor))

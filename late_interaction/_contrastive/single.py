@@ -23,7 +23,7 @@ from late_interaction._contrastive import product_panels
 from late_interaction._contrastive.blockwise import Gradients, once
 from late_interaction._contrastive.call import KEPT_BYTES, Call, row_factor
 from late_interaction._contrastive.cross_entropy import Side, factors, loss_and_counts, temperature_gradient
-from late_interaction._contrastive.panels import Batch, Sums, add_panels, scaled
+from late_interaction._contrastive.panels import Batch, Sums, add_panels, scaled, terms
 from late_interaction._contrastive.sequences import Block
 from late_interaction._scoring.precision import without_autocast
 from late_interaction._scoring.untransformed import applied
@@ -241,10 +241,10 @@ def _gradients(
         amounts, scale = [x / peak for x in amounts], scale * peak
     else:
         amounts, scale = [x * scale for x in amounts], torch.ones_like(scale)
-    rows = _terms(found.rows, amounts[0])
+    rows = terms(found.rows, amounts[0])
     columns = None
     if found.columns is not None:
-        columns = _terms(found.columns, amounts[1])
+        columns = terms(found.columns, amounts[1])
         if not call.column_labels_are_plain:
             # The operator subtracts the factor at each query of a document, whose mean counts.
             counts = call.labels.by_column(torch.ones_like(found.target).unsqueeze(1), len(batch.D))
@@ -257,12 +257,6 @@ def _gradients(
 
     sums = add_panels(batch, needs, like[0].dtype, weigh, found.scores)
     return scaled(sums.q, scale, like[0]), scaled(sums.d, scale, like[1]), of_temperature
-
-
-def _terms(sums: Tensor, factor: Tensor) -> Tensor:
-    """Return maximum, scale and factor of rows or columns as the operator takes them; scale 0 if left out."""
-    scale = torch.where(factor == 0, 0.0, factor / sums[1])
-    return torch.stack((sums[0], scale, factor))
 
 
 _one_pass, _two_passes = applied(_OnePass), applied(_TwoPasses)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction._checks.choices import MultiPositive, Precision, Reduction
-from late_interaction._contrastive import blockwise, gather, single, whole
+from late_interaction._contrastive import blockwise, gather, single, single_shards, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.cross_entropy import CrossEntropy
 from late_interaction.losses._module import BatchLoss, LabelsLike
@@ -180,6 +180,8 @@ def contrastive(
         return gather.loss(call)
     if single.takes(call):
         return single.loss(call)
+    if single_shards.takes(call):
+        return single_shards.loss(call)
     return blockwise.loss(call, CrossEntropy.start)
 
 

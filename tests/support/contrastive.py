@@ -17,6 +17,7 @@ from late_interaction._contrastive import (
     pair_list,
     panels,
     single,
+    single_shards,
 )
 from late_interaction.reference import maxsim_reference
 
@@ -41,6 +42,8 @@ def small_blocks(side=3, panel=8, kept=0, listed=1 << 20, available=0):
             (pair_list, "LIST_BYTES", listed * 12),
             (panels, "_SCORES", {"cuda": (1, side), "cpu": (1, side)}),
             (panels, "_WEIGHTS", {"cuda": (1, 2 * side), "cpu": (1, 2 * side)}),
+            (single_shards, "_SIDE", {"cuda": side, "cpu": side}),
+            (single_shards, "_SCORES", {"cuda": 1, "cpu": 1}),
             (single, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
         ):
             stack.enter_context(mock.patch.object(module, name, value))

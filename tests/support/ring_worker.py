@@ -16,7 +16,7 @@ from late_interaction._contrastive import backward, call, forward, gather, kerne
 from tests.support.contrastive import own, small_blocks
 
 T = 0.3
-QUERIES, DOCUMENTS = (5, 8, 3), (9, 8, 4)  # of each rank
+QUERIES, DOCUMENTS = (5, 8, 3, 6), (9, 8, 4, 7)  # of each rank
 
 
 def start(rank, world, port, results, name, timeout, arguments, backend="gloo", environment=()):
@@ -41,13 +41,14 @@ def start(rank, world, port, results, name, timeout, arguments, backend="gloo", 
 
 
 def queries_of(rank, kind):
-    return 0 if kind == "no queries" and rank == 1 else QUERIES[rank]
+    return 0 if kind in ("no queries", "ones, no queries") and rank == 1 else QUERIES[rank]
 
 
 def shards(world, kind, d=8, symmetric=False):
     """The same batch on every rank: a list of (queries, documents) as Tokens for each."""
     torch.manual_seed(5)
-    dtype = torch.bfloat16 if kind == "half" else torch.float64
+    halves = {"half": torch.bfloat16, "ones bf16": torch.bfloat16, "ones fp16": torch.float16}
+    dtype = halves.get(kind, torch.float32 if kind == "ones fp32" else torch.float64)
     found = []
     for rank in range(world):
         Nq = queries_of(rank, kind)
@@ -55,6 +56,8 @@ def shards(world, kind, d=8, symmetric=False):
         Lq, Ld = 4, 6 + (rank if kind in ("ragged", "mixed") else 0)
         if kind == "single":  # both sides have one token each, on the first rank alone
             Lq, Ld = 1, 1 + rank
+        if kind.startswith("ones"):
+            Lq, Ld = 1, 1
         Q, D = torch.randn(Nq, Lq, d).to(dtype), torch.randn(Nd, Ld, d).to(dtype)
         D[: min(Nq, Nd), :Lq] += Q[: min(Nq, Nd), :Ld]
         queries, documents = li.Tokens(Q), li.Tokens(D)

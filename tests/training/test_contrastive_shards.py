@@ -1,0 +1,124 @@
+"""losses.contrastive of one token a side over process groups of gloo, against one process."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from late_interaction._contrastive import product_panels, single_shards
+from tests.support import ring_worker
+from tests.support.groups import check, labels_of_all, needs_gloo, on_ranks, one_process, succeeded
+
+pytestmark = needs_gloo
+LABELS = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
+
+
+def by_shards(rank, world, products=False, **arguments):
+    """What ring_worker.gradients does, by this way; products: weights straight from the product."""
+    fused = product_panels.takes if not products else lambda batch: True
+    with (
+        mock.patch.object(single_shards, "loss", wraps=single_shards.loss) as taken,
+        mock.patch.object(product_panels, "takes", fused),
+    ):
+        found = ring_worker.gradients(rank, world, **arguments)
+    assert taken.called
+    return found
+
+
+def on_shards(world, **arguments):
+    return on_ranks(world, f"{__name__}.by_shards", **arguments)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["ones", "ones, no queries"])
+def test_equals_one_process(world, kind):
+    check(on_shards(world, kind=kind), world, kind)
+
+
+@pytest.mark.parametrize("options", [
+    {"reduction": "sum"}, {"reduction": "none"}, {"normalize": True}, {"labels": LABELS},
+    {"labels": LABELS, "reduction": "none"},
+], ids=str)  # fmt: skip
+def test_options(options):
+    check(on_shards(3, kind="ones", **options), 3, "ones", **options)
+
+
+def test_scale_by_world():
+    check(on_shards(2, kind="ones", scale_by_world=True), 2, "ones", scale=2.0)
+
+
+@pytest.mark.parametrize("last_bytes", [0, 1 << 20])
+def test_other_documents_stay_or_come_again(last_bytes):
+    check(on_shards(2, kind="ones", last_bytes=last_bytes), 2, "ones")
+
+
+def test_blocks_of_every_size():
+    for side in (1, 2, 64):
+        check(on_shards(2, kind="ones", sizes={"side": side}), 2, "ones")
+
+
+@pytest.mark.parametrize("kind", ["ones bf16", "ones fp16", "ones fp32"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_precision(kind, world):
+    near(on_shards(world, kind=kind), world, kind, 1e-5 if kind.endswith("32") else 0.02)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_weights_straight_from_the_product(world, labelled):
+    """Blocks without labels lack a scale of each row, relative to a block's own sums."""
+    labels = [*LABELS, torch.tensor([6, 5, 4, 3, 2, 1])] if labelled else None
+    ranks = on_shards(world, kind="ones bf16", products=True, labels=labels)
+    near(ranks, world, "ones bf16", 0.02, labels=labels)
+
+
+def near(ranks, world, kind, tolerance, **options):
+    """Compare with float64 embeddings of one process, relative to the largest entry."""
+    loss, grads_q, grads_d, _, grad_T = one_process(world, kind, **options)
+    results = [result[0] for result in succeeded(ranks)]
+    for value, _ in results:
+        assert value == pytest.approx(loss.item(), rel=1e-5)
+    for place, wanted in ((0, grads_q), (1, grads_d)):
+        got = torch.cat([torch.from_numpy(grads[place]) for _, grads in results])
+        want = torch.stack(wanted).double()
+        torch.testing.assert_close(got, want, rtol=0, atol=tolerance * want.abs().max().item())
+    assert sum(grads[2] for _, grads in results) == pytest.approx(grad_T.item(), rel=1e-4, abs=1e-6)
+
+
+def test_the_same_bits_on_every_run():
+    for (loss, grads), (again, grads_again) in succeeded(on_shards(3, kind="ones bf16", runs=2)):
+        assert (loss == again).all()
+        assert all((x == y).all() for x, y in zip(grads, grads_again, strict=True))
+
+
+def test_labels_among_all_documents_are_those_of_each_rank():
+    assert labels_of_all(2, "ones")[5:8].tolist() == [9, 10, 11]
+
+
+# ---- sums of several blocks ----
+
+
+@pytest.mark.parametrize("inverse", [1.0, 50.0, 1000.0])
+def test_merged_sums_are_those_of_all_columns(inverse):
+    torch.manual_seed(0)
+    scores = torch.randn(7, 60, dtype=torch.float64)
+    parts = []
+    for part in scores.split(20, 1):
+        reference = part.amax(1) - 300 / inverse  # far below the maximum
+        moved = part - reference.unsqueeze(1)
+        e = (moved * inverse).exp()
+        parts.append(torch.stack((reference, e.sum(1), (e * moved).sum(1), part.sum(1))))
+    reference, weight, moment, total = single_shards._merged(parts, torch.tensor(inverse).double())
+    assert (weight <= len(parts) * single_shards._LARGE).all()
+    torch.testing.assert_close(weight.log() + reference * inverse, (scores * inverse).logsumexp(1))
+    mean = ((scores * inverse).softmax(1) * scores).sum(1)
+    torch.testing.assert_close(reference + moment / weight, mean)
+    torch.testing.assert_close(total, scores.sum(1))
+
+
+def test_sums_over_nothing_merge_with_any():
+    none = torch.tensor([[torch.finfo(torch.float32).min], [0.0], [0.0], [0.0]])
+    some = torch.tensor([[3.0], [2.0], [-0.5], [7.0]])
+    inverse = torch.tensor(20.0)
+    torch.testing.assert_close(single_shards._merged([none, some], inverse), some)
+    torch.testing.assert_close(single_shards._merged([none, none], inverse), none)
