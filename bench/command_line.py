@@ -22,7 +22,18 @@ from pathlib import Path
 from bench import rules
 from bench.harness import results, run_header
 from bench.suites import end_to_end, run, sentence_transformers, sweep
-from bench.tuning import engines, first_pass, muvera, ncu, plans, pooling, shards, weak_scaling
+from bench.tuning import (
+    engines,
+    first_pass,
+    muvera,
+    ncu,
+    plans,
+    pooling,
+    shards,
+    single_vectors,
+    vllm_step,
+    weak_scaling,
+)
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 
@@ -108,6 +119,16 @@ COMMANDS: dict[str, Command] = {
         "time a contrastive step by the processes of torchrun, a share of the batch each, beside one process",
         "a minute; one GPU a process",
         weak_scaling.add_arguments, weak_scaling.run, weak_scaling.__doc__,
+    ),
+    "single-vectors": Command(
+        "time a contrastive step of single vectors by the processes of torchrun, beside cuBLAS' own rate",
+        "two minutes; one GPU a process",
+        single_vectors.add_arguments, single_vectors.run, single_vectors.__doc__,
+    ),
+    "vllm-step": Command(
+        "time the scoring of a step of vLLM's server, by its own kernel and with the patch",
+        "a minute; needs a GPU, triton and the files of a wheel of vLLM",
+        vllm_step.add_arguments, vllm_step.run, vllm_step.__doc__,
     ),
     "report": Command(
         "write the plots, README.md and docs/{architecture,doctor,large_batches}.md and docs/benchmarks/*.md",

@@ -20,7 +20,7 @@ from late_interaction import ops
 from late_interaction._doctor.ceilings import Ceilings
 from late_interaction._doctor.machine import cpu_name, driver, gpu_name, package_version, said
 
-_FILES = ("--out", "--tokens", "--plot")
+_FILES = ("--out", "--tokens", "--plot", "--vllm")
 _PACKAGES = (
     "triton", LIK, "flash-maxsim", "inf-cl", "numpy", "maxsim-cpu", "numkong", "qdrant-client", "lancedb",
 )  # fmt: skip

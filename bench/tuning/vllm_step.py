@@ -1,0 +1,188 @@
+"""What vLLM's runner takes to score a step of a server, by its own Triton kernel and with the patch.
+
+    python -m bench vllm-step --vllm FOLDER --out bench/results/vllm-<device>.txt
+
+A step is one query with some candidates, views of one tensor of hidden states. `own` is
+`LateInteractionRunner._score` as it is: documents are packed, and halved to float16 for its kernel, which the
+autotuner has tuned before. `patched` is the same method after `li.patch("vllm")`. Wall time is the median of
+rounds that take turns, from the call to the end of the device's work; device time is the sum of the kernels
+and copies of a step, by PyTorch's profiler. `error` is the largest difference of a score from float64, over
+the largest score.
+
+vLLM need not be installed: FOLDER is a wheel's content, of which `vllm/v1/pool` is enough. Of other modules
+that this folder imports stand-ins are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import late_interaction as li
+from bench.harness.run_header import keep_text
+from late_interaction._doctor.text import align, number
+
+RUNNER = "vllm.v1.pool.late_interaction_runner"
+LENGTHS = "20,180,300,1030,20-1030"
+PROFILED = 5  # steps, whose kernels are added up
+Score = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+
+
+def load_runner(folder: Path) -> Any:
+    """The class of vLLM's runner, from the files of its wheel; a new one with each call."""
+    pool = folder / "vllm" / "v1" / "pool"
+    if not (pool / "late_interaction_runner.py").is_file():
+        raise FileNotFoundError(f"--vllm must hold vllm/v1/pool of a wheel of vLLM, and {folder} does not")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+    import triton
+    import triton.language
+
+    for name, path in (("vllm", None), ("vllm.v1", None), ("vllm.v1.pool", str(pool))):
+        package = _stand_in(name)
+        package.__path__ = [path] if path else []
+    _stand_in("vllm.logger", init_logger=logging.getLogger)
+    _stand_in("vllm.pooling_params", LateInteractionParams=object, PoolingParams=object)
+    _stand_in("vllm.v1.outputs", PoolerOutput=object)
+    _stand_in("vllm.triton_utils", triton=triton, tl=triton.language)
+    return importlib.import_module(RUNNER).LateInteractionRunner
+
+
+def _stand_in(name: str, **members: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(members)
+    sys.modules[name] = module
+    outer, _, own = name.rpartition(".")
+    if outer:
+        setattr(sys.modules[outer], own, module)
+    return module
+
+
+def draw(candidates: int, lengths: str, Lq: int, d: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """The query, and documents that lie in one tensor of hidden states."""
+    generator = torch.Generator().manual_seed(0)
+    least, _, most = lengths.partition("-")
+    sizes = torch.randint(int(least), int(most or least) + 1, (candidates,), generator=generator).tolist()
+    both = torch.randn(Lq + sum(sizes), d, generator=generator)
+    hidden = torch.nn.functional.normalize(both, dim=-1).to(device, dtype)
+    query, documents = hidden.split((Lq, sum(sizes)))
+    return query.clone(), list(documents.split(sizes))
+
+
+def wall_times(calls: dict[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, float]:
+    """Median microseconds of calls that take turns, each until the device has done its work."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 2):
+        for name, call in calls.items():
+            _sync(device)
+            start = time.perf_counter()
+            call()
+            _sync(device)
+            if turn > 1:  # the first ones warm up
+                times[name].append(1e6 * (time.perf_counter() - start))
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def device_time(call: Callable[[], Any], device: torch.device) -> float:
+    """Microseconds of the kernels and copies of a call."""
+    if device.type != "cuda":
+        return float("nan")
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(PROFILED):
+            call()
+        _sync(device)
+    return sum(event.self_device_time_total for event in seen.key_averages()) / PROFILED
+
+
+def _sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def error(scores: list[Tensor], query: Tensor, documents: list[Tensor]) -> float:
+    wanted = torch.stack([(query.double() @ x.double().T).amax(1).sum() for x in documents])
+    return float((torch.stack(scores).double() - wanted).abs().max() / wanted.abs().max())
+
+
+def both_ways(folder: Path, device: torch.device) -> dict[str, Score]:
+    """Score a step by the runner's own method, and by what the patch puts in place of another copy's."""
+    own, patched = load_runner(folder)(), load_runner(folder)
+    before = patched._score
+    with warnings.catch_warnings():  # of what a server's step does not need
+        warnings.simplefilter("ignore")
+        li.patch("vllm")
+    if patched._score is before:
+        raise RuntimeError("patch('vllm') left the runner as it is")
+
+    def by_own(queries: list[Tensor], documents: list[Tensor]) -> list[Tensor]:
+        scores: list[Tensor] = own._score(queries, documents)
+        if device.type == "cuda" and not own._flash_enabled:
+            raise RuntimeError("vLLM's own kernel failed, and its runner turned it off")
+        return scores
+
+    return {"own": by_own, "patched": patched()._score}
+
+
+def rows(args: argparse.Namespace, ways: dict[str, Score]) -> Iterator[list[str]]:
+    device = torch.device(args.device)
+    for dtype in args.dtypes.split(","):
+        for lengths in args.lengths.split(","):
+            for count in map(int, args.candidates.split(",")):
+                try:
+                    yield [dtype, lengths, f"{count:,}", *measure(args, ways, dtype, lengths, count, device)]
+                except Exception as failure:  # of one shape, which must not end the others
+                    yield [
+                        dtype,
+                        lengths,
+                        f"{count:,}",
+                        f"{type(failure).__name__}: {failure}"[:60],
+                        *5 * [""],
+                    ]
+
+
+def measure(
+    args: argparse.Namespace, ways: dict[str, Score], dtype: str, lengths: str, count: int,
+    device: torch.device,
+) -> list[str]:  # fmt: skip
+    query, documents = draw(count, lengths, args.Lq, args.dims, getattr(torch, dtype), device)
+    queries = [query] * count
+    calls = {name: lambda way=way: way(queries, documents) for name, way in ways.items()}
+    off = {name: error(call(), query, documents) for name, call in calls.items()}
+    wall = wall_times(calls, args.rounds, device)
+    kernels = {name: device_time(call, device) for name, call in calls.items()}
+    found = [number(x[name]) for x in (wall, kernels) for name in calls]
+    return [*found, f"{wall['own'] / wall['patched']:.2f}x", " / ".join(f"{x:.1g}" for x in off.values())]
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--vllm", type=Path, required=True, help="the folder with vllm/v1/pool of a wheel")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--candidates", default="1,10,100,1000")
+    p.add_argument("--lengths", default=LENGTHS, help="tokens of a document, or the least and the most")
+    p.add_argument("--dtypes", default="float32,bfloat16")
+    for name, default in (("Lq", 32), ("dims", 128), ("rounds", 20)):
+        p.add_argument(f"--{name}", type=int, default=default)
+    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+
+
+def run(args: argparse.Namespace) -> int:
+    ways = both_ways(args.vllm, torch.device(args.device))
+    head = ["dtype", "tokens", "candidates", "own us", "patched us", "own device us", "patched device us"]
+    head += ["own / patched", "error, own / patched"]
+    table = align(head, list(rows(args, ways)))
+    title = f"a query of {args.Lq} tokens, {args.dims} dims, documents in one tensor"
+    keep_text(f"{title}\n{table}", args.out, torch.device(args.device), args.arguments)
+    return 0
