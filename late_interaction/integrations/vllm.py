@@ -15,9 +15,10 @@ model, for example by a plugin of vLLM (the entry points ``vllm.general_plugins`
 
 import functools
 import sys
+from array import array
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate
-from operator import index
+from itertools import accumulate, chain
+from operator import add, attrgetter, index
 from typing import Any
 
 import torch
@@ -37,12 +38,12 @@ from late_interaction.integrations._shared.places import (
     patch_places,
 )
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.tokens import Tokens
 
 __all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets"]
 
 _LIBRARY = Library("vllm", "vLLM", "0.20 to 0.33")
 _EXCHANGES = Exchanges()
+_KIND = attrgetter("dtype", "device", "layout")
 _MODULE, _NAME = "vllm.v1.pool.late_interaction", "compute_maxsim_score_batched"
 _OFFLINE, _PAIR = "vllm.entrypoints.pooling.scoring.utils", "compute_maxsim_score"
 _RUNNER, _SCORE = "vllm.v1.pool.late_interaction_runner", "LateInteractionRunner._score"
@@ -86,22 +87,8 @@ def compute_maxsim_score_offsets(
         >>> compute_maxsim_score_offsets([query, other, query], hidden, [3, 0, 0], [1, 2, 2])
         tensor([4., 3., 3.])
     """
-    spans = _checked_spans(queries, hidden, doc_offsets, doc_lengths)
-    if not spans:
-        return torch.zeros(0, dtype=torch.float32, device=hidden.device)
-    distinct, numbers = _distinct(queries)
-    with torch.no_grad():
-        segments = _segments(spans)
-        if segments is None:
-            return _query_by_query(distinct, numbers, hidden, spans)
-        packed = Tokens.from_list(distinct)
-        Q, cu_q = packed.values, packed.offsets
-        assert cu_q is not None
-        bounds, indices = segments
-        # All that the host knows goes to the device in one copy.
-        told = torch.tensor([*bounds, *numbers, *indices], dtype=torch.int32, device="cpu").to(hidden.device)
-        cu_d, pair_q, pair_d = told.split((len(bounds), len(numbers), len(indices)))
-        return score_pairs_packed(Q, hidden, cu_q, cu_d, pair_q, pair_d)
+    starts, lengths = _checked_spans(queries, hidden, doc_offsets, doc_lengths)
+    return _scores(queries, hidden, starts, lengths)
 
 
 def compute_maxsim_score_batched(
@@ -138,11 +125,8 @@ def compute_maxsim_score_batched(
     if not len(q_embs):
         return []
     check_sequences("d_embs", d_embs)
-    lengths = [len(x) for x in d_embs]
-    found = _one_tensor(d_embs)
-    if found is None:
-        found = torch.cat([*d_embs]), [*accumulate(lengths[:-1], initial=0)]
-    return [*compute_maxsim_score_offsets(q_embs, *found, lengths).unbind()]
+    _check_queries(q_embs, d_embs[0])
+    return _step_scores(q_embs, d_embs)
 
 
 # ---- the documents' places ----
@@ -164,9 +148,26 @@ def _integers(name: str, values: Sequence[int]) -> list[int]:
         raise TypeError(f"{name} must hold ints, got {abbreviate(values)}") from None
 
 
+def _step_scores(queries: Sequence[Tensor], documents: Sequence[Tensor]) -> list[Tensor]:
+    """Score pairs whose embeddings have been checked."""
+    return [*_scores(queries, *_in_one_tensor(documents)).unbind()]
+
+
+def _check_queries(queries: Sequence[Tensor], hidden: Tensor) -> None:
+    kind = (hidden.dtype, hidden.device, hidden.shape[1])
+    for query in {id(x): x for x in queries}.values():
+        if not isinstance(query, Tensor):
+            raise TypeError(f"queries must be tensors, got {abbreviate(query)}")
+        if query.dim() != 2 or (query.dtype, query.device, query.shape[1]) != kind:
+            raise ValueError(
+                f"queries must be [Lq, {kind[2]}], {kind[0]} and on {kind[1]}, as hidden is, got"
+                f" {abbreviate(query)} on {query.device}"
+            )
+
+
 def _checked_spans(
     queries: Sequence[Tensor], hidden: Tensor, doc_offsets: Sequence[int], doc_lengths: Sequence[int]
-) -> list[tuple[int, int]]:
+) -> tuple[list[int], list[int]]:
     """Return the offset and the length of each pair's document."""
     if not isinstance(hidden, Tensor) or hidden.dim() != 2:
         raise TypeError(f"hidden must be a tensor [tokens, d], got {abbreviate(hidden)}")
@@ -177,53 +178,46 @@ def _checked_spans(
             "queries, doc_offsets and doc_lengths must be equally long, got"
             f" {len(queries)}, {len(doc_offsets)} and {len(doc_lengths)}"
         )
-    kind = (hidden.dtype, hidden.device, hidden.shape[1])
-    for query in queries:
-        if not isinstance(query, Tensor):
-            raise TypeError(f"queries must be tensors, got {abbreviate(query)}")
-        if query.dim() != 2 or (query.dtype, query.device, query.shape[1]) != kind:
-            raise ValueError(
-                f"queries must be [Lq, {kind[2]}], {kind[0]} and on {kind[1]}, as hidden is, got"
-                f" {abbreviate(query)} on {query.device}"
-            )
-    spans = [*zip(_integers("doc_offsets", doc_offsets), _integers("doc_lengths", doc_lengths), strict=True)]
-    for start, length in spans:
+    _check_queries(queries, hidden)
+    starts, lengths = _integers("doc_offsets", doc_offsets), _integers("doc_lengths", doc_lengths)
+    for start, length in zip(starts, lengths, strict=True):
         if start < 0 or length < 0 or start + length > len(hidden):
             raise ValueError(
                 f"a document must lie within the {len(hidden)} tokens of hidden, got offset {start} and"
                 f" length {length}"
             )
-    return spans
+    return starts, lengths
 
 
-def _one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int]] | None:
-    """Find the tensor ``[tokens, d]`` that all documents are views of, and where in it each begins.
+def _in_one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int], list[int]]:
+    """Return a tensor ``[tokens, d]`` with all documents, and where in it each begins and how long it is.
 
-    None: they are not, or most of it would be none of theirs.
+    They are copied together unless they are views of one. There may be thousands: little is asked of each.
     """
     first = documents[0]
-    if not all(isinstance(x, Tensor) and x.dim() == 2 and x.is_contiguous() for x in documents):
-        return None
-    d = first.shape[1]
-    if len({(x.untyped_storage().data_ptr(), x.dtype, x.shape[1]) for x in documents}) > 1:
-        return None
-    base = min(x.storage_offset() for x in documents)
-    begins = [x.storage_offset() - base for x in documents]
-    if d == 0 or any(begin % d for begin in begins):
-        return None
-    starts = [begin // d for begin in begins]
-    end = max(start + len(x) for start, x in zip(starts, documents, strict=True))
-    if end > 2 * sum(map(len, documents)):
-        return None
-    return first.detach().as_strided((end, d), (d, 1), base), starts
+    lengths, _ = map(list, zip(*[x.shape for x in documents], strict=True))
+    d, size = first.shape[1], first.element_size()
+    places = [*map(Tensor.data_ptr, documents)]
+    base, memory = min(places), first.untyped_storage()
+    starts, rests = map(list, zip(*[divmod(x - base, d * size or 1) for x in places], strict=True))
+    count = max(map(add, starts, lengths))
+    # Whatever lies in the memory of the first one is a view of it.
+    inside = memory.data_ptr() <= base and base + count * d * size <= memory.data_ptr() + memory.nbytes()
+    if inside and not any(rests) and count <= 2 * sum(lengths) and all(map(Tensor.is_contiguous, documents)):
+        offset = (base - memory.data_ptr()) // size
+        return first.detach().as_strided((count, d), (d, 1), offset), starts, lengths
+    return torch.cat([*documents]), [*accumulate(lengths[:-1], initial=0)], lengths
 
 
-def _segments(spans: list[tuple[int, int]]) -> tuple[list[int], list[int]] | None:
+def _segments(starts: list[int], lengths: list[int]) -> tuple[list[int], Sequence[int]] | None:
     """Cut the tokens into documents and what lies between: offsets, and each document's number.
 
     None: documents overlap, or most tokens are none of theirs, and might be scored with the rest.
     """
-    bounds, numbers = [0], dict[tuple[int, int], int]()
+    ends = [*map(add, starts, lengths)]
+    if starts[0] == 0 and starts[1:] == ends[:-1]:
+        return [0, *ends], range(len(ends))
+    bounds, numbers, spans = [0], dict[tuple[int, int], int](), [*zip(starts, lengths, strict=True)]
     for start, length in sorted(set(spans)):
         if start < bounds[-1]:
             return None
@@ -236,15 +230,26 @@ def _segments(spans: list[tuple[int, int]]) -> tuple[list[int], list[int]] | Non
     return bounds, [numbers[span] for span in spans]
 
 
-def _distinct(queries: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-    """Return the queries without repetition, and each pair's number among them."""
-    numbers: dict[int, int] = {}
-    distinct: list[Tensor] = []
-    for query in queries:
-        if id(query) not in numbers:
-            numbers[id(query)] = len(distinct)
-            distinct.append(query)
-    return distinct, [numbers[id(query)] for query in queries]
+def _scores(queries: Sequence[Tensor], hidden: Tensor, starts: list[int], lengths: list[int]) -> Tensor:
+    """Score pairs of documents of one tensor; see :func:`compute_maxsim_score_offsets`."""
+    if not starts:
+        return torch.zeros(0, dtype=torch.float32, device=hidden.device)
+    distinct = {id(x): x for x in queries}
+    numbers = [0] * len(starts)
+    if len(distinct) > 1:
+        places = {key: i for i, key in enumerate(distinct)}
+        numbers = [places[id(x)] for x in queries]
+    own = [*distinct.values()]
+    with torch.no_grad():
+        segments = _segments(starts, lengths)
+        if segments is None:
+            return _query_by_query(own, numbers, hidden, [*zip(starts, lengths, strict=True)])
+        parts = [[*accumulate((x.shape[0] for x in own), initial=0)], segments[0], numbers, segments[1]]
+        # All that the host knows goes to the device in one copy.
+        told = torch.frombuffer(array("i", chain(*parts)), dtype=torch.int32).to(hidden.device)
+        cu_q, cu_d, pair_q, pair_d = told.split([*map(len, parts)])
+        Q = own[0] if len(own) == 1 else torch.cat(own)
+        return score_pairs_packed(Q, hidden, cu_q, cu_d, pair_q, pair_d)
 
 
 def _query_by_query(
@@ -285,7 +290,7 @@ def _step(original: Any) -> Callable[..., list[Tensor]]:
     @functools.wraps(original)
     def _score(self: Any, queries: list[Tensor], docs: list[Tensor]) -> list[Tensor]:
         own = _EXCHANGES.own(original, {_NAME: _own(_MODULE, _NAME)})
-        scores = _unfit(queries, docs) or compute_maxsim_score_batched(queries, docs)
+        scores = _unfit(queries, docs) or _step_scores(queries, docs)
         return _or_own(_SCORE, scores, lambda: own(self, queries, docs))
 
     return _score
@@ -311,13 +316,13 @@ def score_batch(
     reason = _unfit(q_embs, d_embs)
     if reason is None and (max_batch_size <= 0 or max_score_matrix_elements <= 0):
         reason = "limits that are not above 0"
-    scores = reason or compute_maxsim_score_batched(q_embs, d_embs)
+    scores = reason or _step_scores(q_embs, d_embs)
     limits = (max_batch_size, max_score_matrix_elements)
     return _or_own(_NAME, scores, lambda: _own(_MODULE, _NAME)(q_embs, d_embs, *limits))
 
 
 def score_pair(q_emb: Any, d_emb: Any) -> Tensor:
-    scores = _unfit([q_emb], [d_emb]) or compute_maxsim_score_batched([q_emb], [d_emb])
+    scores = _unfit([q_emb], [d_emb]) or _step_scores([q_emb], [d_emb])
     return _or_own(_PAIR, scores, lambda: [_own(_OFFLINE, _PAIR)(q_emb, d_emb)])[0]
 
 
@@ -334,10 +339,11 @@ def _unfit(queries: Any, documents: Any) -> str | None:
         return TURNED_OFF
     if not len(queries) or len(queries) != len(documents):
         return "no pairs"
-    if not all(isinstance(x, Tensor) and x.dim() == 2 and x.numel() for x in (*queries, *documents)):
+    both = [*{id(x): x for x in queries}.values(), *documents]
+    if not all(isinstance(x, Tensor) and x.dim() == 2 and x.numel() for x in both):
         return "empty embeddings, or some of another form"
-    kinds = {(x.dtype, x.device, x.shape[1], x.layout) for x in (*queries, *documents)}
-    learn = torch.is_grad_enabled() and any(x.requires_grad for x in (*queries, *documents))
+    kinds = {(*kind, x.shape[1]) for x, kind in zip(both, map(_KIND, both), strict=True)}
+    learn = torch.is_grad_enabled() and any(x.requires_grad for x in both)
     Q = queries[0]
     if len(kinds) != 1 or Q.dtype == torch.float64:
         return "embeddings of other kinds, or of float64"
