@@ -1,54 +1,34 @@
+#include <iterator>
+
 #include "plan.h"
 
 namespace late_interaction {
 
+namespace {
+
+struct ComputeFacts {
+  const char* name;
+  int bytes;  // of an element
+};
+
+// By enumerator, in the order of plan.h.
+constexpr ComputeFacts kFacts[] = {{"bf16", 2}, {"fp16", 2}, {"tf32", 4}, {"3xtf32", 4}, {"fp64", 8},
+                                   {"e4m3", 1}, {"e5m2", 1}, {"int8", 1}, {"fp32", 4}};
+static_assert(std::size(kFacts) == kComputes);
+
+}  // namespace
+
 Compute compute_for(Dtype dtype, Precision precision) {
-  switch (dtype) {
-    case Dtype::bf16:
-      return Compute::bf16;
-    case Dtype::fp16:
-      return Compute::fp16;
-    case Dtype::fp64:
-      return Compute::fp64;
-    case Dtype::e4m3:
-      return Compute::e4m3;
-    case Dtype::e5m2:
-      return Compute::e5m2;
-    case Dtype::int8:
-      return Compute::int8;
-    case Dtype::fp32:
-      break;
-  }
-  switch (precision) {
-    case Precision::high:
-      return Compute::tf32;
-    case Precision::medium:
-      return Compute::bf16;
-    case Precision::fp16:
-      return Compute::fp16;
-    case Precision::highest:
-      break;
-  }
-  return Compute::tf32x3;
+  // By enumerator, in the order of common/problem.h.
+  constexpr Compute kOfFp32[] = {Compute::tf32x3, Compute::tf32, Compute::bf16, Compute::fp16};
+  const Compute of_fp32 = kOfFp32[static_cast<int>(precision)];
+  const Compute of_dtypes[] = {Compute::bf16, Compute::fp16, of_fp32,      Compute::fp64,
+                               Compute::e4m3, Compute::e5m2, Compute::int8};
+  return of_dtypes[static_cast<int>(dtype)];
 }
 
-int64_t element_bytes(Compute compute) {
-  switch (compute) {
-    case Compute::e4m3:
-    case Compute::e5m2:
-    case Compute::int8:
-      return 1;
-    case Compute::bf16:
-    case Compute::fp16:
-      return 2;
-    case Compute::tf32:
-    case Compute::tf32x3:
-    case Compute::fp32:
-      return 4;
-    case Compute::fp64:
-      break;
-  }
-  return 8;
-}
+int64_t element_bytes(Compute compute) { return kFacts[static_cast<int>(compute)].bytes; }
+
+std::string name_of(Compute compute) { return kFacts[static_cast<int>(compute)].name; }
 
 }  // namespace late_interaction

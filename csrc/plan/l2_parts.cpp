@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backward/tiled_grad_d.h"
+#include "text.h"
 
 namespace late_interaction {
 
@@ -92,24 +93,23 @@ PackedParts packed_backward_parts(const Sizes& s, Dtype dtype, const Device& dev
 
 std::string explain_documents_at_once(const Sizes& s, int64_t documents) {
   if (documents >= s.N) return "";
-  return "L2         " + std::to_string(documents) + " documents a launch, which stay in L2 while all " +
-         std::to_string(s.Nq) + " queries meet them\n";
+  return joined("L2         ", documents, " documents a launch, which stay in L2 while all ", s.Nq,
+                " queries meet them\n");
 }
 
 std::string explain(const Sizes& s, const BatchPart& part) {
   if (part.queries >= s.Nq && part.documents >= s.N) return "";
-  return "L2         " + std::to_string(part.queries) + " queries with " + std::to_string(part.documents) +
-         " documents a launch, whose rows stay in L2\n";
+  return joined("L2         ", part.queries, " queries with ", part.documents,
+                " documents a launch, whose rows stay in L2\n");
 }
 
 std::string explain(const Sizes& s, const PackedParts& parts) {
   std::string lines;
   if (parts.documents < s.N) {
-    lines += "L2         grad_Q by " + std::to_string(parts.documents) +
-             " documents a launch, whose rows stay in L2\n";
+    lines += joined("L2         grad_Q by ", parts.documents, " documents a launch, whose rows stay in L2\n");
   }
   if (parts.rows < s.Lq) {
-    lines += "L2         grad_D by " + std::to_string(parts.rows) + " rows of Q a launch, which stay in L2\n";
+    lines += joined("L2         grad_D by ", parts.rows, " rows of Q a launch, which stay in L2\n");
   }
   return lines;
 }

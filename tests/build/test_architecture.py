@@ -90,7 +90,7 @@ def words_before_parentheses(path: str) -> frozenset[str]:
 # Files that call what others register, and the words that register it.
 REGISTRIES = {
     "csrc/plan/forward/select.cpp": "const RegisteredKernel ",
-    "csrc/cuda/forward/launch.h": "const ForwardInstance<> ",
+    "csrc/cuda/forward/launch.h": "LATE_INTERACTION_FORWARD(",
 }
 OPERATORS = set(re.findall(r'm\.def\(\s*"(\w+)\(', (ROOT / "csrc" / "ops.cpp").read_text()))
 

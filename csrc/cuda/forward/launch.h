@@ -3,6 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
+#include <utility>
+
 #include "../../plan/forward/kernel.h"
 #include "args.h"
 
@@ -19,7 +22,7 @@ struct ForwardLaunch {
 };
 
 // Registers a kernel's launcher for one element type, and for one number of steps where instances differ in
-// it. Each file of the kernel's instances/ has a variable of this type.
+// it.
 template <class Args = ForwardArgs>
 class ForwardInstance {
  public:
@@ -53,6 +56,44 @@ class ForwardInstance {
     return instance;
   }
 };
+
+// Calls launch.operator()<kValue>() with the one of kValues that `value` is.
+template <auto... kValues, class T, class Launch>
+cudaError_t choose(T value, Launch launch) {
+  cudaError_t error = cudaErrorInvalidValue;
+  ((value == kValues && (error = launch.template operator()<kValues>(), true)) || ...);
+  return error;
+}
+
+// The same with the numbers of an array.
+template <const auto& kValues, class T, class Launch>
+cudaError_t choose_from(T value, Launch launch) {
+  return [&]<size_t... kAt>(std::index_sequence<kAt...>) {
+    return choose<kValues[kAt]...>(value, launch);
+  }(std::make_index_sequence<kValues.size()>{});
+}
+
+// Calls launch.operator()<kWinners>(). Scores of codes have no gradients: nobody asks for their winners.
+template <class Element, class Launch>
+cudaError_t choose_winners(const ForwardArgs& args, Launch launch) {
+  if constexpr (sizeof(Element) > 1) {
+    if (args.winners != nullptr) return launch.template operator()<true>();
+  }
+  return launch.template operator()<false>();
+}
+
+// What a file in instances/ consists of, outside all namespaces: it registers launch_<kernel> of one type, of
+// one type and number of steps, or of one type for listed pairs.
+#define LATE_INTERACTION_FORWARD(kernel, type) \
+  LATE_INTERACTION_REGISTER_FORWARD(ForwardArgs, kernel, type, 0, launch_##kernel<Compute::type>)
+#define LATE_INTERACTION_FORWARD_STEPS(kernel, type, steps) \
+  LATE_INTERACTION_REGISTER_FORWARD(ForwardArgs, kernel, type, steps, launch_##kernel<Compute::type, steps>)
+#define LATE_INTERACTION_FORWARD_PAIRS(kernel, type) \
+  LATE_INTERACTION_REGISTER_FORWARD(PairArgs, kernel, type, 0, launch_##kernel<Compute::type, PairArgs>)
+#define LATE_INTERACTION_REGISTER_FORWARD(Args, kernel, type, steps, ...)                                 \
+  namespace late_interaction {                                                                            \
+  const ForwardInstance<Args> k_##kernel##_##type##_##steps(kernel, Compute::type, (__VA_ARGS__), steps); \
+  }
 
 // Writes each document's token range: from the first kept token to the last. With buffers in `copies` a range
 // has the kept tokens alone, compacted; a token then is at most 16 whole vectors of 16 bytes.

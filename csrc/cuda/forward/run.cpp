@@ -99,38 +99,24 @@ void launch_mainloop(const ForwardCall& call, const ForwardPlan& plan, const For
   check(ForwardInstance<>::launch({args, plan, stream, call.fp16x2}), "forward");
 }
 
-// Adds up partials [Nq, plan.partials, N] of scores.
-void reduce_partials(const ForwardCall& call, const ForwardPlan& plan, const ForwardArgs& args,
-                     cudaStream_t stream) {
-  check(launch_reduce_partials(args, plan, first_score(call), call.all_documents, stream), "sum of partials");
-}
-
 // Documents are whole, or what their mask leaves of them.
-void score_documents(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args,
+void score_documents(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs args, float* sums,
                      cudaStream_t stream) {
-  const Sizes& s = call.in.sizes;
   std::optional<DocRangeBuffers> ranges;
   if (plan.trimmed || plan.compacted) {
     ranges.emplace(call.in, plan, call.scores);
-    check(launch_doc_ranges(args, s.documents(), ranges->compacted, ranges->data(), stream),
+    check(launch_doc_ranges(args, call.in.sizes.documents(), ranges->compacted, ranges->data(), stream),
           "document ranges");
     args.doc_ranges = ranges->data();
     args.compacted = ranges->compacted;
   }
-  if (plan.partials == 1) {
-    args.scores = first_score(call);
-    launch_mainloop(call, plan, args, stream);
-    return;
-  }
-  const Tensor partials = new_tensor(call.scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
-  args.scores = partials.data_ptr();
-  args.scores_stride = s.N;
+  args.scores = sums;
   launch_mainloop(call, plan, args, stream);
-  reduce_partials(call, plan, args, stream);
 }
 
 // Splits each document into ranges, which different blocks score.
-void score_splits(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args, cudaStream_t stream) {
+void score_splits(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs args, float* sums,
+                  cudaStream_t stream) {
   const Sizes& s = call.in.sizes;
   const Tensor maxima = new_tensor(call.scores, {s.N * plan.num_splits, s.Nq * s.Lq, 2}, ScalarType::Float);
   args.N *= plan.num_splits;
@@ -145,20 +131,7 @@ void score_splits(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs&
     args.doc_ranges = doc_ranges;
   }
   launch_mainloop(call, plan, args, stream);
-  if (plan.partials == 1) {
-    check(launch_combine_splits(args, first_score(call), stream), "combined splits");
-    return;
-  }
-  const Tensor partials = new_tensor(call.scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
-  args.scores_stride = s.N;
-  check(launch_combine_splits(args, floats(partials), stream), "combined splits");
-  ForwardArgs of_partials{};
-  of_partials.layout = Layout::per_query;  // every query has all of its partials
-  of_partials.N = s.N;
-  of_partials.Nq = args.Nq;
-  of_partials.partials = plan.partials;
-  of_partials.scores = partials.data_ptr();
-  reduce_partials(call, plan, of_partials, stream);
+  check(launch_combine_splits(args, sums, stream), "combined splits");
 }
 
 }  // namespace
@@ -231,7 +204,20 @@ void score_as_planned(const ForwardCall& call, const ForwardPlan& plan, cudaStre
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args = forward_args(call, plan);
   const InverseNorms norms = find_norms(call, plan, args, stream);
-  plan.num_splits > 1 ? score_splits(call, plan, args, stream) : score_documents(call, plan, args, stream);
+  const Sizes& s = call.in.sizes;
+  const bool splits = plan.num_splits > 1;
+  float* sums = first_score(call);
+  OptionalTensor partials;
+  if (plan.partials > 1) {
+    partials = new_tensor(call.scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
+    sums = floats(*partials);
+    args.scores_stride = s.N;
+  }
+  splits ? score_splits(call, plan, args, sums, stream) : score_documents(call, plan, args, sums, stream);
+  if (!partials) return;
+  args.scores = sums;
+  if (splits) args.layout = Layout::per_query;  // every query has all of its partials
+  check(launch_reduce_partials(args, plan, first_score(call), call.all_documents, stream), "sum of partials");
 }
 
 // The inputs of documents [first, first + count) of a batch.
@@ -257,16 +243,10 @@ void forward_into(const ForwardCall& call) {
   }
   for (int64_t first = 0; first < documents; first += at_once) {
     const Inputs some = with_documents(call.in, first, std::min(at_once, documents - first));
-    TokenScaleViews scales = call.token_scales;
-    if (scales.d.data != nullptr) scales.d.data += first * scales.d.item_stride;
-    const ForwardCall part{.in = some,
-                           .precision = call.precision,
-                           .normalize = call.normalize,
-                           .token_scales = scales,
-                           .scores = call.scores,
-                           .winners = call.winners,
-                           .first_document = first,
-                           .all_documents = documents};
+    ForwardCall part = call.with(some);
+    ScaleView& scales = part.token_scales.d;
+    if (scales.data != nullptr) scales.data += first * scales.item_stride;
+    part.first_document = first;
     score_as_planned(part, plan_call(part, device), stream);
   }
 }
@@ -308,11 +288,10 @@ void score_normalized_fp16(const ForwardCall& call, cudaStream_t stream) {
                                   floats(q_scales)};
   check(launch_fp16_normalized(copies, s, stream), "normalized fp16 operands");
   const Inputs normalized = converted_inputs(in, half_Q, half_D);
-  forward_into({.in = normalized,
-                .precision = call.precision,
-                .token_scales = {{floats(q_scales), 0, s.Lq, 1}, {}},
-                .scores = call.scores,
-                .winners = call.winners});
+  ForwardCall of_unit_rows = call.with(normalized);
+  of_unit_rows.normalize = false;
+  of_unit_rows.token_scales = {{floats(q_scales), 0, s.Lq, 1}, {}};
+  forward_into(of_unit_rows);
 }
 
 // `call` has the inputs as they are. terms: fp16 numbers an element.
@@ -346,13 +325,11 @@ void score_scaled_fp16(const ForwardCall& call, int terms, cudaStream_t stream) 
   const Fp16x2Tokens fp16x2{half_Q.data_ptr(), half_D.data_ptr(), width, rows * width,
                             s.documents() * s.Ld * width};
   const Inputs scaled = two ? in : converted_inputs(in, half_Q, half_D);
-  forward_into({.in = scaled,
-                .precision = call.precision,
-                .normalize = two && call.normalize,
-                .token_scales = scales,
-                .scores = call.scores,
-                .winners = call.winners,
-                .fp16x2 = two ? &fp16x2 : nullptr});
+  ForwardCall of_copies = call.with(scaled);
+  of_copies.normalize = two && call.normalize;
+  of_copies.token_scales = scales;
+  of_copies.fp16x2 = two ? &fp16x2 : nullptr;
+  forward_into(of_copies);
 }
 
 }  // namespace
@@ -375,13 +352,7 @@ void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normali
     case Copies::fp16: {
       const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
       const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
-      const Inputs converted = converted_inputs(in, half_Q, half_D);
-      return forward_into({.in = converted,
-                           .precision = how.precision,
-                           .normalize = normalize,
-                           .token_scales = token_scales,
-                           .scores = scores,
-                           .winners = winners});
+      return forward_into(call.with(converted_inputs(in, half_Q, half_D)));
     }
     case Copies::normalized_fp16:
       return score_normalized_fp16(call, stream);

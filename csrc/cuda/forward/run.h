@@ -29,6 +29,12 @@ struct ForwardCall {
   // scores and winners have room for all_documents, of which `in` has in.sizes.N from first_document on.
   int64_t first_document = 0, all_documents = in.sizes.N;
 
+  // The same call of other inputs.
+  ForwardCall with(const Inputs& other) const {
+    return {other,   precision, normalize,      token_scales, scores,
+            winners, fp16x2,    first_document, all_documents};
+  }
+
   // No products: every score is an empty sum.
   bool is_empty() const { return scores.numel() == 0 || in.sizes.Lq == 0 || in.sizes.Ld == 0; }
 };

@@ -6,7 +6,6 @@
 #include <cuda_fp8.h>
 
 #include <type_traits>
-#include <utility>
 
 #include "../ptx/wgmma.cuh"
 #include "../runtime/launch_config.cuh"
@@ -36,25 +35,14 @@ struct WgmmaOperand<Compute::e5m2> : Operand<ptx::WgmmaE5m2, __nv_fp8_e5m2> {};
 template <>
 struct WgmmaOperand<Compute::int8> : Operand<ptx::WgmmaInt8, int8_t> {};
 
-// Scores of quantized tokens have no gradients: nobody asks for their winners.
-template <class Element>
-inline constexpr bool kMayWantWinners = sizeof(Element) > 1;
-
 // Calls launch.operator()<kTokens>() with the plan's width.
 template <class Type, class Launch>
 cudaError_t choose_width(const ForwardPlan& plan, Launch launch) {
-  static constexpr auto kWidths = [] {
-    if constexpr (std::is_same_v<Type, ptx::WgmmaInt8>) {
-      return kInt8TileWidths;
-    } else {
-      return kTileWidths;
-    }
-  }();
-  cudaError_t error = cudaErrorInvalidValue;
-  [&]<size_t... kAt>(std::index_sequence<kAt...>) {
-    ((plan.tokens == kWidths[kAt] && (error = launch.template operator()<kWidths[kAt]>(), true)) || ...);
-  }(std::make_index_sequence<kWidths.size()>{});
-  return error;
+  if constexpr (std::is_same_v<Type, ptx::WgmmaInt8>) {
+    return choose_from<kInt8TileWidths>(plan.tokens, launch);
+  } else {
+    return choose_from<kTileWidths>(plan.tokens, launch);
+  }
 }
 
 inline int64_t documents_of(const ForwardArgs& p) {

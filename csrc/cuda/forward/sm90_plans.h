@@ -8,12 +8,6 @@
 
 namespace late_interaction {
 
-// ForwardKernel::cost of these kernels: rules compare them, no model of their times.
-inline std::optional<double> by_sm90_rules(const Sizes&, const ForwardTraits&, const ForwardPlan&,
-                                           const Device&) {
-  return std::nullopt;
-}
-
 // compacted: a kernel before copies the kept tokens of each document. tokens: of a tile, 0 leaves them to the
 // kernel, here and below. num_splits: ranges that each document is split into.
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,

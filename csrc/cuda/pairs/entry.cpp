@@ -142,20 +142,26 @@ Scored score(const Tensor& Q, const Tensor& D, Parse parse, std::optional<int64_
   return out;
 }
 
+// The parse of score() for packed tokens; weights: of the query tokens, or none.
+auto parser(const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
+            const Tensor& pair_d, const Tensor* weights = nullptr) {
+  return [&, weights](const Tensor& Q, const Tensor& D) {
+    PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+    if (weights != nullptr) take_weights(in, *weights, Q);
+    return in;
+  };
+}
+
 Tensor maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q,
                            Tensor pair_d, std::optional<int64_t> max_seqlen_q, std::string precision) {
-  const auto parse = [&](const Tensor& q, const Tensor& d) {
-    return parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  };
+  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
   return score(Q, D, parse, max_seqlen_q, std::nullopt, precision).scores;
 }
 
 std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q,
                                                        Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
                                                        int64_t max_seqlen_q, std::string precision) {
-  const auto parse = [&](const Tensor& q, const Tensor& d) {
-    return parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  };
+  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
   const Scored out = score(Q, D, parse, max_seqlen_q, max_seqlen_q, precision);
   return {out.scores, *out.winners};
 }
@@ -163,11 +169,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tenso
 Tensor maxsim_pairs_packed_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q,
                                     Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
                                     std::optional<int64_t> max_seqlen_q, std::string precision) {
-  const auto parse = [&](const Tensor& q, const Tensor& d) {
-    PairInputs in = parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-    take_weights(in, q_weights, q);
-    return in;
-  };
+  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, &q_weights);
   return score(Q, D, parse, max_seqlen_q, std::nullopt, precision).scores;
 }
 
@@ -175,11 +177,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_weighted_winners(Tensor Q, Tensor
                                                                 Tensor cu_seqlens_q, Tensor cu_seqlens_d,
                                                                 Tensor pair_q, Tensor pair_d,
                                                                 int64_t max_seqlen_q, std::string precision) {
-  const auto parse = [&](const Tensor& q, const Tensor& d) {
-    PairInputs in = parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-    take_weights(in, q_weights, q);
-    return in;
-  };
+  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, &q_weights);
   const Scored out = score(Q, D, parse, max_seqlen_q, max_seqlen_q, precision);
   return {out.scores, *out.winners};
 }
@@ -275,7 +273,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
                                                         Tensor cu_seqlens_q, Tensor cu_seqlens_d,
                                                         Tensor pair_q, Tensor pair_d, Tensor winners,
                                                         bool need_grad_Q, bool need_grad_D) {
-  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  const PairInputs in = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d)(Q, D);
   check_pair_backward_inputs(grad_scores, Q, winners, in);
   const DeviceGuard guard(Q.get_device_index());
   const PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
@@ -287,8 +285,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
 std::tuple<Tensor, Tensor, Tensor> maxsim_pairs_packed_weighted_backward(
     Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
     Tensor pair_q, Tensor pair_d, Tensor winners, bool need_grad_Q, bool need_grad_D) {
-  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  take_weights(in, q_weights, Q);
+  const PairInputs in = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, &q_weights)(Q, D);
   check_pair_backward_inputs(grad_scores, Q, winners, in);
   const DeviceGuard guard(Q.get_device_index());
   PackedGradients grads(Q, D, need_grad_Q, need_grad_D);

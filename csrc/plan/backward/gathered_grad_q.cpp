@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../../common/arithmetic.h"
+#include "../text.h"
 
 namespace late_interaction {
 
@@ -78,10 +79,9 @@ std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& s, Dtype dtyp
 
 std::string explain(const std::optional<GatheredGradQPlan>& plan) {
   if (!plan) return "";
-  return "gathered   grad_Q by " + std::to_string(plan->grid) + " blocks instead, up to " +
-         std::to_string(plan->octets * kGatheredOctetRows) + " query rows and " +
-         std::to_string(kGatheredDims) + " dims each: " + std::to_string(gathered_docs(plan->tma)) +
-         " documents at a time in shared memory\n";
+  return joined("gathered   grad_Q by ", plan->grid, " blocks instead, up to ",
+                plan->octets * kGatheredOctetRows, " query rows and ", kGatheredDims,
+                " dims each: ", gathered_docs(plan->tma), " documents at a time in shared memory\n");
 }
 
 }  // namespace late_interaction

@@ -4,6 +4,8 @@
 #include <limits>
 #include <span>
 
+#include "../text.h"
+
 namespace late_interaction {
 
 namespace {
@@ -166,23 +168,21 @@ ShortDocsPlans plan_short_docs(const Sizes& s, Dtype dtype, bool aligned, bool n
 namespace {
 
 std::string explain(const LoneQueryPlan& plan) {
-  return "grad_Q     added up in registers by " + std::to_string(plan.grid) + " blocks of " +
-         std::to_string(lone_query_warps(plan.row_steps)) + " warps, " + std::to_string(plan.slices) +
-         (plan.slices == 1 ? " warp" : " warps") +
-         " to a document\ngrad_D     by the same warps, as products of 0 and 1 with Q\n";
+  return joined("grad_Q     added up in registers by ", plan.grid, " blocks of ",
+                lone_query_warps(plan.row_steps), " warps, ", counted(plan.slices, "warp"),
+                " to a document\ngrad_D     by the same warps, as products of 0 and 1 with Q\n");
 }
 
 std::string explain(const IncidencePlan& plan) {
   const std::string items = plan.grad_q ? "documents" : "queries";
-  const std::string way =
-      plan.gathers ? "as products of gradients with winning tokens of " : "as products of 0 and 1 with ";
-  return std::string(plan.grad_q ? "grad_Q" : "grad_D") + "     " + way + items + ", by " +
-         std::to_string(plan.grid) + " blocks of up to " + std::to_string(plan.block_rows) + " rows and " +
-         std::to_string(plan.slice_dims) + " dims" +
-         (plan.cluster == 1 ? std::string(", each with all ") + items
-                            : (plan.tma ? ", in clusters of " : ", in groups of ") +
-                                  std::to_string(plan.cluster) + " that share out " + items) +
-         "\n";
+  const std::string shared = plan.cluster == 1 ? ", each with all " + items
+                                               : joined(plan.tma ? ", in clusters of " : ", in groups of ",
+                                                        plan.cluster, " that share out ", items);
+  return joined(
+      plan.grad_q ? "grad_Q" : "grad_D", "     ",
+      plan.gathers ? "as products of gradients with winning tokens of " : "as products of 0 and 1 with ",
+      items, ", by ", plan.grid, " blocks of up to ", plan.block_rows, " rows and ", plan.slice_dims, " dims",
+      shared, "\n");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "../../common/arithmetic.h"
+#include "../text.h"
 
 namespace late_interaction {
 
@@ -37,9 +38,9 @@ std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, boo
 
 std::string explain(const std::optional<TiledGradDPlan>& plan) {
   if (!plan) return "";
-  return "tiled      grad_D by " + std::to_string(plan->grid) + " blocks instead, " +
-         (plan->shape.docs == 2 ? "2 documents" : "a document") +
-         " each: query rows pass through shared memory\n";
+  return joined("tiled      grad_D by ", plan->grid, " blocks instead, ",
+                plan->shape.docs == 2 ? "2 documents" : "a document",
+                " each: query rows pass through shared memory\n");
 }
 
 }  // namespace late_interaction

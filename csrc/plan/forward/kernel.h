@@ -20,8 +20,9 @@ struct ForwardKernel {
 
   // Adds all plans by which the kernel can serve the call, good or bad; forced_plan names one of them.
   void (*enumerate)(const Sizes&, const ForwardTraits&, const Device&, std::vector<ForwardPlan>&);
-  // Estimated microseconds of such a plan; nothing if another rule of the planner decides.
-  std::optional<double> (*cost)(const Sizes&, const ForwardTraits&, const ForwardPlan&, const Device&);
+  // Estimated microseconds of such a plan; nothing where a GPU's rules decide. Null: they always do.
+  std::optional<double> (*cost)(const Sizes&, const ForwardTraits&, const ForwardPlan&,
+                                const Device&) = nullptr;
   // Distinguishes the kernel's plans: "rows 152 copied" (forward/select.h).
   std::string (*short_name)(const ForwardPlan&);
   ForwardText (*text)(const Sizes&, const ForwardPlan&);

@@ -1,5 +1,6 @@
 #include "mma_split.h"
 
+#include "../text.h"
 #include "tiles.h"
 
 namespace late_interaction {
@@ -43,8 +44,7 @@ void add_splits(const Sizes& s, const ForwardTraits& traits, const Device& devic
 }
 
 std::string ring_of_tokens(const ForwardPlan& plan, const std::string& whose) {
-  return std::to_string(plan.stages) + " stages of whole tokens" + whose + ", " +
-         std::to_string(32 * plan.steps) + " bytes each";
+  return joined(plan.stages, " stages of whole tokens", whose, ", ", 32 * plan.steps, " bytes each");
 }
 
 }  // namespace late_interaction

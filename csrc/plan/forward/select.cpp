@@ -37,6 +37,7 @@ std::optional<ForwardPlan> choose(const Sizes& s, const ForwardTraits& traits, c
   std::optional<ForwardPlan> best;
   double least = 0.0;
   for (const ForwardPlan& plan : all_plans(s, traits, device)) {
+    if (plan.kernel->cost == nullptr) continue;
     const std::optional<double> cost = plan.kernel->cost(s, traits, plan, device);
     if (!cost || (best && *cost >= least)) continue;
     best = plan;
@@ -44,8 +45,6 @@ std::optional<ForwardPlan> choose(const Sizes& s, const ForwardTraits& traits, c
   }
   return best;
 }
-
-void no_plans(const Sizes&, const ForwardTraits&, const Device&, std::vector<ForwardPlan>&) {}
 
 ForwardText dequantized_text(const Sizes& s, const ForwardPlan& plan) {
   return {.why = "no kernel multiplies " + name_of(plan.compute) + " codes of this d on this device; " +
@@ -55,8 +54,7 @@ ForwardText dequantized_text(const Sizes& s, const ForwardPlan& plan) {
 }  // namespace
 
 const ForwardKernel dequantized{.name = "dequantized",
-                                .enumerate = no_plans,
-                                .cost = nullptr,
+                                .enumerate = nullptr,
                                 .short_name = [](const ForwardPlan&) { return std::string("copies"); },
                                 .text = dequantized_text};
 

@@ -1,5 +1,7 @@
 #include "tiles.h"
 
+#include "../text.h"
+
 namespace late_interaction {
 
 bool may_be_timed(const Sizes& s, int num_splits, const Device& device) {
@@ -47,11 +49,11 @@ bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& dev
 
 std::string rows_meet(const Sizes& s) {
   const int64_t rows = rows_per_document(s);
-  return std::to_string(rows) + (rows == 1 ? " query row meets" : " query rows meet") + " each document";
+  return joined(counted(rows, "query row"), rows == 1 ? " meets" : " meet", " each document");
 }
 
 std::string rows_share(const Sizes& s, const ForwardPlan& plan) {
-  return rows_meet(s) + ": " + std::to_string(plan.rows) + " of them share what is read of it";
+  return joined(rows_meet(s), ": ", plan.rows, " of them share what is read of it");
 }
 
 std::string by_mma(const Sizes& s) {
@@ -59,12 +61,12 @@ std::string by_mma(const Sizes& s) {
 }
 
 std::string ring_of_chunks(const ForwardPlan& plan, int chunk_bytes) {
-  return std::to_string(plan.stages) + " stages, " + std::to_string(plan.k_chunks) + " of " +
-         std::to_string(chunk_bytes) + " bytes a token to an embedding";
+  return joined(plan.stages, " stages, ", plan.k_chunks, " of ", chunk_bytes,
+                " bytes a token to an embedding");
 }
 
 std::string cut_name(const ForwardPlan& plan) {
-  return plan.num_splits > 1 ? " cut " + std::to_string(plan.num_splits) : "";
+  return plan.num_splits > 1 ? joined(" cut ", plan.num_splits) : "";
 }
 
 }  // namespace late_interaction

@@ -8,7 +8,7 @@ namespace late_interaction {
 
 extern const ForwardKernel fp64;  // descriptor.cpp
 
-template <class Args = ForwardArgs>
+template <Compute, class Args = ForwardArgs>
 cudaError_t launch_fp64(const ForwardLaunch<Args>& call) {
   maxsim_forward_fp64<Args>
       <<<static_cast<unsigned>(call.plan.grid), kFp64Threads, 0, call.stream>>>(call.args);

@@ -2,6 +2,7 @@
 #include "../../../plan/forward/mma_split.h"
 #include "../../../plan/forward/tiles.h"
 #include "../../../plan/measured/h200.h"
+#include "../../../plan/text.h"
 
 namespace late_interaction {
 
@@ -118,8 +119,8 @@ std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const Fo
 }
 
 std::string short_name(const ForwardPlan& plan) {
-  return std::string(plan.many_rows ? "wide" : "thin") + (plan.compute == Compute::fp32 ? " fp32" : "") +
-         (plan.docs > 1 ? " shared" : "") + cut_name(plan);
+  return joined(plan.many_rows ? "wide" : "thin", plan.compute == Compute::fp32 ? " fp32" : "",
+                plan.docs > 1 ? " shared" : "", cut_name(plan));
 }
 
 std::string why(const Sizes& s, const ForwardPlan& plan) {
@@ -128,13 +129,12 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
            rows_meet(s);
   }
   const bool whole = s.d * element_bytes(plan.compute) % 16 == 0;
-  const std::string portable =
-      !whole ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync; " + rows_meet(s)
-      : element_bytes(plan.compute) == 4
-          ? "float32 products of few query rows, or on this device: mma.sync; " + rows_meet(s)
-          : by_mma(s);
-  return portable +
-         (plan.docs > 1 ? "; a tile has " + std::to_string(plan.docs) + " short documents" : std::string());
+  const char* portable = !whole ? "d is no whole number of 16 bytes, which wgmma needs"
+                         : element_bytes(plan.compute) == 4
+                             ? "float32 products of few query rows, or on this device"
+                             : "no wgmma kernel for this d and device";
+  return joined(portable, ": mma.sync; ", rows_meet(s),
+                plan.docs > 1 ? joined("; a tile has ", plan.docs, " short documents") : "");
 }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {

@@ -1,6 +1,7 @@
 #include "../../../plan/forward/kernel.h"
 #include "../../../plan/forward/tiles.h"
 #include "../../../plan/measured/h200.h"
+#include "../../../plan/text.h"
 #include "short_docs_plan.h"
 
 namespace late_interaction {
@@ -59,15 +60,14 @@ std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const Fo
                           {workers, stages, plan.k_chunks / 2.0});
 }
 
-std::string short_name(const ForwardPlan& plan) { return "direct " + std::to_string(plan.tokens); }
+std::string short_name(const ForwardPlan& plan) { return joined("direct ", plan.tokens); }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {
   return {.tile = "thin",
           .ring = "none: tokens go from memory to registers",
           .q = plan.k_chunks > 2 ? "comes from L1, slice by slice" : "stays in registers",
-          .why = rows_meet(s) + ": documents of " + std::to_string(s.Ld) +
-                 " tokens are read straight into operands, " + (plan.members > 1 ? "a block" : "a warp") +
-                 " a document"};
+          .why = joined(rows_meet(s), ": documents of ", s.Ld, " tokens are read straight into operands, ",
+                        plan.members > 1 ? "a block" : "a warp", " a document")};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "../../../plan/forward/mma_split.h"
 #include "../../../plan/forward/tiles.h"
 #include "../../../plan/measured/h200.h"
+#include "../../../plan/text.h"
 
 namespace late_interaction {
 
@@ -57,7 +58,7 @@ std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const Fo
 }
 
 std::string short_name(const ForwardPlan& plan) {
-  return "registers " + std::to_string(plan.rows) + " x" + std::to_string(plan.members) + cut_name(plan);
+  return joined("registers ", plan.rows, " x", plan.members, cut_name(plan));
 }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {

@@ -15,16 +15,14 @@ cudaError_t launch_sm80_d_tile(const ForwardLaunch<ForwardArgs>& call) {
   using Tile = Sm80DTile<Mma, kSteps, sm80_d_stages(kSteps), kColumnBlocks>;
   static_assert(Tile::kSmemBytes == sm80_d_smem_bytes(kSteps, Tile::kWide));
   static_assert(!Tile::kWide || sizeof(typename Tile::Kept) <= Tile::kKeptBytes);
-  auto kernel = maxsim_forward_sm80_d<Tile, false>;
-  if constexpr (sizeof(typename Tile::Element) > 1) {  // nobody asks for the winners of codes
-    if (call.args.winners != nullptr) kernel = maxsim_forward_sm80_d<Tile, true>;
-  }
-  return launch(kernel, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, false}, call.stream,
-                call.args);
+  return choose_winners<typename Tile::Element>(call.args, [&]<bool kWinners>() {
+    return launch(maxsim_forward_sm80_d<Tile, kWinners>,
+                  {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, false}, call.stream, call.args);
+  });
 }
 
 template <Compute kCompute, int kSteps>
-cudaError_t launch_sm80_d_steps(const ForwardLaunch<ForwardArgs>& call) {
+cudaError_t launch_sm80_d(const ForwardLaunch<ForwardArgs>& call) {
   using Mma = typename MmaOf<kCompute>::type;
   constexpr bool kWidened = operand_bytes<Mma>() > 32;
   if constexpr (sm80_d_has_wide_tile(kSteps, kWidened)) {

@@ -2,6 +2,7 @@
 #include "../../../plan/forward/mma_split.h"
 #include "../../../plan/forward/tiles.h"
 #include "../../../plan/measured/h200.h"
+#include "../../../plan/text.h"
 
 namespace late_interaction {
 
@@ -56,15 +57,13 @@ std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const Fo
       {plan.grid, ceil_div(tokens, kTokens), plan.many_rows ? length * plan.rows / 512 : length});
 }
 
-std::string short_name(const ForwardPlan& plan) {
-  return "registers " + std::to_string(plan.rows) + cut_name(plan);
-}
+std::string short_name(const ForwardPlan& plan) { return joined("registers ", plan.rows, cut_name(plan)); }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {
   return {.tile = "mma.sync, query rows on its M side",
           .ring = ring_of_tokens(plan, ""),
           .q = "stays in registers",
-          .why = by_mma(s) + ": " + std::to_string(plan.rows) + " of them share what is read of it"};
+          .why = joined(by_mma(s), ": ", plan.rows, " of them share what is read of it")};
 }
 
 }  // namespace

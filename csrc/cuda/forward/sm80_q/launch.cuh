@@ -34,22 +34,17 @@ cudaError_t launch_sm80_q_shape(const ForwardArgs& args, const ForwardPlan& plan
                 stream, with_lanes);
 }
 
-template <class Mma, int kSteps, bool kManyRows>
-cudaError_t launch_sm80_q_rows(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  if constexpr (sizeof(typename Mma::Element) > 1) {  // nobody asks for the winners of codes
-    if (args.winners != nullptr) return launch_sm80_q_shape<Mma, kSteps, kManyRows, true>(args, plan, stream);
-  }
-  return launch_sm80_q_shape<Mma, kSteps, kManyRows, false>(args, plan, stream);
-}
-
 template <class Mma, int kSteps>
 cudaError_t launch_sm80_q_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return plan.many_rows ? launch_sm80_q_rows<Mma, kSteps, true>(args, plan, stream)
-                        : launch_sm80_q_rows<Mma, kSteps, false>(args, plan, stream);
+  return choose<false, true>(plan.many_rows, [&]<bool kManyRows>() {
+    return choose_winners<typename Mma::Element>(args, [&]<bool kWinners>() {
+      return launch_sm80_q_shape<Mma, kSteps, kManyRows, kWinners>(args, plan, stream);
+    });
+  });
 }
 
 template <Compute kCompute, int kSteps>
-cudaError_t launch_sm80_q_steps(const ForwardLaunch<ForwardArgs>& call) {
+cudaError_t launch_sm80_q(const ForwardLaunch<ForwardArgs>& call) {
   return launch_sm80_q_tile<typename MmaOf<kCompute>::type, kSteps>(call.args, call.plan, call.stream);
 }
 

@@ -1,5 +1,6 @@
 #include "../../../plan/forward/kernel.h"
 #include "../../../plan/forward/tiles.h"
+#include "../../../plan/text.h"
 #include "../sm90_plans.h"
 
 namespace late_interaction {
@@ -107,7 +108,7 @@ ForwardPlan adapt(const ForwardPlan& plan, const Sizes& s, const ForwardTraits& 
 }
 
 std::string short_name(const ForwardPlan& plan) {
-  return "documents " + std::to_string(plan.teams) + "x" + std::to_string(plan.members) + cut_name(plan);
+  return joined("documents ", plan.teams, "x", plan.members, cut_name(plan));
 }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {
@@ -115,15 +116,14 @@ ForwardText text(const Sizes& s, const ForwardPlan& plan) {
           .ring = ring_of_chunks(plan),
           .q = "stays in shared memory",
           .why = rows_meet(s) + ": as few as fit the narrow side of a tile, so documents take its wide side",
-          .more = "teams      " + std::to_string(plan.teams) + " of " + std::to_string(plan.members) +
-                  (plan.members == 1 ? " warpgroup" : " warpgroups") + ", each with documents of its own\n"};
+          .more = joined("teams      ", plan.teams, " of ", counted(plan.members, "warpgroup"),
+                         ", each with documents of its own\n")};
 }
 
 }  // namespace
 
 const ForwardKernel sm90_d{.name = "sm90_d",
                            .enumerate = enumerate,
-                           .cost = by_sm90_rules,
                            .short_name = short_name,
                            .text = text,
                            .finds_norms = true,

@@ -1,6 +1,8 @@
 // Launches sm90_d for one element type; instances/ and those of pairs/ instantiate it.
 #pragma once
 
+#include <algorithm>
+
 #include "../../runtime/device.h"
 #include "../sm90_launch.cuh"
 #include "kernel.cuh"
@@ -43,20 +45,14 @@ cudaError_t launch_sm90_d_rows(const ForwardLaunch<Args>& call, const TensorMaps
   using Type = typename Operand::Type;
   using Element = typename Operand::Element;
   constexpr bool kListed = std::is_same_v<Args, PairArgs>;
-  const auto launch_chunks = [&]<bool kWinners, int kKChunks>() {
-    using Dense = Sm90DTile<Type, Element, kRows, kKChunks, kWinners, kListed>;
-    using Tile = std::conditional_t<kListed, Sm90DPairsTile<Dense>, Dense>;
-    return launch(maxsim_forward_sm90_d<Tile>, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true},
-                  call.stream, kernel_args(call.args, call.plan), maps);
-  };
-  const auto launch_winners = [&]<bool kWinners>() {
-    return call.plan.k_chunks == 1 ? launch_chunks.template operator()<kWinners, 1>()
-                                   : launch_chunks.template operator()<kWinners, 2>();
-  };
-  if constexpr (kMayWantWinners<Element>) {
-    if (call.args.winners != nullptr) return launch_winners.template operator()<true>();
-  }
-  return launch_winners.template operator()<false>();
+  return choose_winners<Element>(call.args, [&]<bool kWinners>() {
+    return choose<1, 2>(std::min(call.plan.k_chunks, 2), [&]<int kKChunks>() {
+      using Dense = Sm90DTile<Type, Element, kRows, kKChunks, kWinners, kListed>;
+      using Tile = std::conditional_t<kListed, Sm90DPairsTile<Dense>, Dense>;
+      return launch(maxsim_forward_sm90_d<Tile>, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true},
+                    call.stream, kernel_args(call.args, call.plan), maps);
+    });
+  });
 }
 
 template <Compute kCompute, class Args = ForwardArgs>
@@ -67,18 +63,8 @@ cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call) {
   if (p.packed) {
     maps.D_tail = make_row_map(p.D.data, kCompute, p.Ld, p.d, p.D.token_stride, kTailTokens);
   }
-  switch (call.plan.rows) {
-    case 32:
-      return launch_sm90_d_rows<Operand, 32>(call, maps);
-    case 64:
-      return launch_sm90_d_rows<Operand, 64>(call, maps);
-    case 96:
-      return launch_sm90_d_rows<Operand, 96>(call, maps);
-    case 128:
-      return launch_sm90_d_rows<Operand, 128>(call, maps);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return choose<32, 64, 96, 128>(call.plan.rows,
+                                 [&]<int kRows>() { return launch_sm90_d_rows<Operand, kRows>(call, maps); });
 }
 
 }  // namespace late_interaction

@@ -1,5 +1,6 @@
 #include "../../../plan/forward/kernel.h"
 #include "../../../plan/forward/tiles.h"
+#include "../../../plan/text.h"
 #include "../sm90_plans.h"
 
 namespace late_interaction {
@@ -78,24 +79,22 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
 }
 
 std::string short_name(const ForwardPlan& plan) {
-  return "rows " + std::to_string(plan.tokens) + (plan.compacted ? " copied" : "") + cut_name(plan);
+  return joined("rows ", plan.tokens, plan.compacted ? " copied" : "", cut_name(plan));
 }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {
-  const std::string columns = std::to_string(plan.tokens);
-  const std::string tiles = plan.two_widths ? columns + " + " + std::to_string(second_width(plan.tokens))
-                                            : std::to_string(ceil_div(s.Ld, plan.tokens)) + " x " + columns;
+  const std::string tiles = plan.two_widths ? joined(plan.tokens, " + ", second_width(plan.tokens))
+                                            : joined(ceil_div(s.Ld, plan.tokens), " x ", plan.tokens);
   return {.tile = "wgmma, query rows on its M side",
           .ring = ring_of_chunks(plan),
           .q = "stays in shared memory",
-          .why = rows_share(s, plan) + "; " + tiles + " tokens cover " + std::to_string(s.Ld)};
+          .why = joined(rows_share(s, plan), "; ", tiles, " tokens cover ", s.Ld)};
 }
 
 }  // namespace
 
 const ForwardKernel sm90_q{.name = "sm90_q",
                            .enumerate = enumerate,
-                           .cost = by_sm90_rules,
                            .short_name = short_name,
                            .text = text,
                            .scales_documents = true,

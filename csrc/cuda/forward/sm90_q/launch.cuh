@@ -14,41 +14,27 @@ cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
   if constexpr (kTokens > widest_tile(kMasked, kScaled)) {
     return cudaErrorInvalidValue;
   } else {
-    const auto launch_tile = [&]<bool kWinners, bool kDocRanges, int kTail>() {
-      using Tile = Sm90QTile<typename Operand::Type, Element, kTokens, kKChunks, kWinners, kMasked, kScaled,
-                             kDocRanges, kTail>;
-      static_assert(Sm90QShared<Tile>::kKept <= kRowsKept);
-      return launch(maxsim_forward_sm90_q<Tile>, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true},
-                    call.stream, call.args, maps);
-    };
-    const auto launch_ranges = [&]<bool kWinners>() {
+    return choose_winners<Element>(call.args, [&]<bool kWinners>() {
+      const auto launch_tile = [&]<bool kDocRanges, int kTail>() {
+        using Tile = Sm90QTile<typename Operand::Type, Element, kTokens, kKChunks, kWinners, kMasked, kScaled,
+                               kDocRanges, kTail>;
+        static_assert(Sm90QShared<Tile>::kKept <= kRowsKept);
+        return launch(maxsim_forward_sm90_q<Tile>,
+                      {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true}, call.stream, call.args,
+                      maps);
+      };
       if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {
         if (call.args.doc_ranges != nullptr) {
-          return launch_tile.template operator()<kWinners, true, tail_width(kTokens)>();
+          return launch_tile.template operator()<true, tail_width(kTokens)>();
         }
         constexpr int kSecond = second_width(kTokens);
         if (kSecond < kTokens && call.plan.two_widths) {
-          return launch_tile.template operator()<kWinners, false, kSecond>();
+          return launch_tile.template operator()<false, kSecond>();
         }
       }
-      return launch_tile.template operator()<kWinners, false, kTokens>();
-    };
-    if constexpr (kMayWantWinners<Element>) {
-      if (call.args.winners != nullptr) return launch_ranges.template operator()<true>();
-    }
-    return launch_ranges.template operator()<false>();
+      return launch_tile.template operator()<false, kTokens>();
+    });
   }
-}
-
-template <class Operand, int kKChunks>
-cudaError_t launch_sm90_q_width(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
-  return choose_width<typename Operand::Type>(call.plan, [&]<int kTokens>() {
-    const auto kind = [&]<bool kMasked>() {
-      return call.plan.scaled ? launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, true>(call, maps)
-                              : launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, false>(call, maps);
-    };
-    return call.plan.masked ? kind.template operator()<true>() : kind.template operator()<false>();
-  });
 }
 
 template <Compute kCompute, class Args = ForwardArgs>
@@ -61,8 +47,15 @@ cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call) {
                                   call.plan.tokens);
   }
   using Operand = WgmmaOperand<kCompute>;
-  return call.plan.k_chunks == 1 ? launch_sm90_q_width<Operand, 1>(call, maps)
-                                 : launch_sm90_q_width<Operand, 2>(call, maps);
+  return choose_width<typename Operand::Type>(call.plan, [&]<int kTokens>() {
+    return choose<1, 2>(call.plan.k_chunks, [&]<int kKChunks>() {
+      return choose<false, true>(call.plan.masked, [&]<bool kMasked>() {
+        return choose<false, true>(call.plan.scaled, [&]<bool kScaled>() {
+          return launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, kScaled>(call, maps);
+        });
+      });
+    });
+  });
 }
 
 }  // namespace late_interaction

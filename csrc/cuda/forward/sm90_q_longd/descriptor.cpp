@@ -1,5 +1,6 @@
 #include "../../../plan/forward/kernel.h"
 #include "../../../plan/forward/tiles.h"
+#include "../../../plan/text.h"
 #include "../sm90_plans.h"
 
 namespace late_interaction {
@@ -65,37 +66,34 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
 }
 
 std::string short_name(const ForwardPlan& plan) {
-  return "split " + std::to_string(plan.tokens) + (plan.cluster > 1 ? " paired" : "");
+  return joined("split ", plan.tokens, plan.cluster > 1 ? " paired" : "");
 }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {
   return {.tile = "wgmma, query rows on its M side, embeddings in chunks",
           .ring = ring_of_chunks(plan, (plan.kernel->two_terms ? 2 : 1) * kKChunkBytes),
-          .q = std::string(plan.stream_q ? "streams through the ring with D" : "stays in shared memory") +
-               (plan.cluster > 1 ? ", half of it from the other block of a cluster" : ""),
-          .why = rows_share(s, plan) + "; " + std::to_string(ceil_div(s.Ld, plan.tokens)) + " x " +
-                 std::to_string(plan.tokens) + " tokens cover " + std::to_string(s.Ld) + "; embeddings of " +
-                 std::to_string(plan.k_chunks) + " x 128 bytes go by in chunks"};
+          .q = joined(plan.stream_q ? "streams through the ring with D" : "stays in shared memory",
+                      plan.cluster > 1 ? ", half of it from the other block of a cluster" : ""),
+          .why = joined(rows_share(s, plan), "; ", ceil_div(s.Ld, plan.tokens), " x ", plan.tokens,
+                        " tokens cover ", s.Ld, "; embeddings of ", plan.k_chunks,
+                        " x 128 bytes go by in chunks")};
 }
 
 }  // namespace
 
 const ForwardKernel sm90_q_longd{.name = "sm90_q_longd",
                                  .enumerate = enumerate<sm90_q_longd>,
-                                 .cost = by_sm90_rules,
                                  .short_name = short_name,
                                  .text = text,
                                  .scales_documents = true,
                                  .takes_fp16_copies = true};
 const ForwardKernel sm90_3xtf32{.name = "sm90_3xtf32",
                                 .enumerate = enumerate<sm90_3xtf32>,
-                                .cost = by_sm90_rules,
                                 .short_name = short_name,
                                 .text = text,
                                 .scales_documents = true};
 const ForwardKernel sm90_3xfp16{.name = "sm90_3xfp16",
                                 .enumerate = enumerate<sm90_3xfp16>,
-                                .cost = by_sm90_rules,
                                 .short_name = short_name,
                                 .text = text,
                                 .two_terms = true,

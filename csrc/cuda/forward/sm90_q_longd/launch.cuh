@@ -15,15 +15,11 @@ cudaError_t choose_longd_tile(const ForwardLaunch<ForwardArgs>& call, LaunchTile
     if constexpr (kTokens > kWidestSplitTile) {
       return cudaErrorInvalidValue;
     } else {
-      const auto kind = [&]<bool kWinners>() {
-        return call.plan.masked || call.plan.scaled
-                   ? launch_tile.template operator()<kTokens, kWinners, true>()
-                   : launch_tile.template operator()<kTokens, kWinners, false>();
-      };
-      if constexpr (kMayWantWinners<typename Operand::Element>) {
-        if (call.args.winners != nullptr) return kind.template operator()<true>();
-      }
-      return kind.template operator()<false>();
+      return choose_winners<typename Operand::Element>(call.args, [&]<bool kWinners>() {
+        return choose<false, true>(call.plan.masked || call.plan.scaled, [&]<bool kMaskedOrScaled>() {
+          return launch_tile.template operator()<kTokens, kWinners, kMaskedOrScaled>();
+        });
+      });
     }
   });
 }

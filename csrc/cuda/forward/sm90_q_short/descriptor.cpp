@@ -1,5 +1,6 @@
 #include "../../../plan/forward/kernel.h"
 #include "../../../plan/forward/tiles.h"
+#include "../../../plan/text.h"
 #include "../sm90_plans.h"
 
 namespace late_interaction {
@@ -51,23 +52,20 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
   }
 }
 
-std::string short_name(const ForwardPlan& plan) {
-  return "short " + std::to_string(plan.doc_columns) + "x" + std::to_string(plan.docs);
-}
+std::string short_name(const ForwardPlan& plan) { return joined("short ", plan.doc_columns, "x", plan.docs); }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {
   return {.tile = "wgmma, query rows on its M side, several documents a tile",
           .ring = ring_of_chunks(plan),
           .q = "stays in shared memory",
-          .why = rows_share(s, plan) + "; a tile has " + std::to_string(plan.docs) + " documents of up to " +
-                 std::to_string(plan.doc_columns) + " tokens"};
+          .why = joined(rows_share(s, plan), "; a tile has ", plan.docs, " documents of up to ",
+                        plan.doc_columns, " tokens")};
 }
 
 }  // namespace
 
 const ForwardKernel sm90_q_short{.name = "sm90_q_short",
                                  .enumerate = enumerate,
-                                 .cost = by_sm90_rules,
                                  .short_name = short_name,
                                  .text = text,
                                  .takes_fp16_copies = true,

@@ -10,43 +10,35 @@ extern const ForwardKernel sm90_q_short;  // descriptor.cpp
 
 template <class Operand, int kSlotTokens, int kDocs, int kSteps>
 cudaError_t launch_short_tile(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
-  const auto launch_tile = [&]<bool kWinners, ShortDocs kKind>() {
-    using Tile = Sm90QShortTile<typename Operand::Type, typename Operand::Element, kSlotTokens, kDocs, kSteps,
-                                kWinners, kKind>;
-    static_assert(Sm90QShortShared<Tile>::kBeside <= short_epilogue_bytes(kDocs));
-    return launch(maxsim_forward_sm90_q_short<Tile>,
-                  {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true}, call.stream, call.args, maps);
-  };
-  const auto with = [&]<bool kWinners>() {
+  using Element = typename Operand::Element;
+  return choose_winners<Element>(call.args, [&]<bool kWinners>() {
+    const auto launch_tile = [&]<ShortDocs kKind>() {
+      using Tile =
+          Sm90QShortTile<typename Operand::Type, Element, kSlotTokens, kDocs, kSteps, kWinners, kKind>;
+      static_assert(Sm90QShortShared<Tile>::kBeside <= short_epilogue_bytes(kDocs));
+      return launch(maxsim_forward_sm90_q_short<Tile>,
+                    {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true}, call.stream, call.args,
+                    maps);
+    };
     if constexpr (kSteps == kShortSteps.back()) {  // the only instances of masked and packed documents
-      if (call.args.packed) return launch_tile.template operator()<kWinners, ShortDocs::packed>();
-      if (call.plan.masked) return launch_tile.template operator()<kWinners, ShortDocs::masked>();
+      if (call.args.packed) return launch_tile.template operator()<ShortDocs::packed>();
+      if (call.plan.masked) return launch_tile.template operator()<ShortDocs::masked>();
     }
-    return launch_tile.template operator()<kWinners, ShortDocs::whole>();
-  };
-  return call.args.winners != nullptr ? with.template operator()<true>() : with.template operator()<false>();
+    return launch_tile.template operator()<ShortDocs::whole>();
+  });
 }
 
 // The instance of the plan's tile and steps.
 template <class Operand>
 cudaError_t launch_short_instance(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
-  const int steps = short_steps(call.args.d, call.plan.masked);
-  cudaError_t error = cudaErrorInvalidValue;
-  const auto try_tile = [&]<size_t kAt>() {
-    constexpr ShortTile kTile = kShortTiles[kAt];
-    if (call.plan.doc_columns != kTile.slot_tokens || call.plan.tokens != kTile.slot_tokens * kTile.docs)
-      return;
-    [&]<size_t... kStepsAt>(std::index_sequence<kStepsAt...>) {
-      ((steps == kShortSteps[kStepsAt] &&
-        (error = launch_short_tile<Operand, kTile.slot_tokens, kTile.docs, kShortSteps[kStepsAt]>(call, maps),
-         true)) ||
-       ...);
-    }(std::make_index_sequence<kShortSteps.size()>{});
+  const auto launch_slots = [&]<int kSlotTokens>() {
+    return choose_from<kShortSteps>(short_steps(call.args.d, call.plan.masked), [&]<int kSteps>() {
+      return launch_short_tile<Operand, kSlotTokens, short_tile(kSlotTokens).docs, kSteps>(call, maps);
+    });
   };
-  [&]<size_t... kAt>(std::index_sequence<kAt...>) {
-    (try_tile.template operator()<kAt>(), ...);
+  return [&]<size_t... kAt>(std::index_sequence<kAt...>) {
+    return choose<kShortTiles[kAt].slot_tokens...>(call.plan.doc_columns, launch_slots);
   }(std::make_index_sequence<kShortTiles.size()>{});
-  return error;
 }
 
 template <Compute kCompute>

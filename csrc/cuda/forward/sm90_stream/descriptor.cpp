@@ -2,6 +2,7 @@
 
 #include "../../../plan/forward/kernel.h"
 #include "../../../plan/forward/tiles.h"
+#include "../../../plan/text.h"
 
 namespace late_interaction {
 
@@ -42,7 +43,7 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
   if (const auto plan = plan_sm90_stream(s, traits, device)) plans.push_back(*plan);
 }
 
-std::string short_name(const ForwardPlan& plan) { return "stream " + std::to_string(plan.tokens); }
+std::string short_name(const ForwardPlan& plan) { return joined("stream ", plan.tokens); }
 
 ForwardText text(const Sizes& s, const ForwardPlan& plan) {
   return {.tile = "thin",
@@ -54,11 +55,8 @@ ForwardText text(const Sizes& s, const ForwardPlan& plan) {
 
 }  // namespace
 
-const ForwardKernel sm90_stream{.name = "sm90_stream",
-                                .enumerate = enumerate,
-                                .cost = by_sm90_rules,
-                                .short_name = short_name,
-                                .text = text};
+const ForwardKernel sm90_stream{
+    .name = "sm90_stream", .enumerate = enumerate, .short_name = short_name, .text = text};
 
 const RegisteredKernel kRegistered{sm90_stream};
 

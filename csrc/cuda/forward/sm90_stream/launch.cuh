@@ -17,26 +17,15 @@ cudaError_t launch_stream_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
                 call.args, maps);
 }
 
-template <class Mma, int kSteps>
-cudaError_t launch_stream_steps(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
-  switch (call.plan.tokens) {
-    case 8:
-      return launch_stream_tile<StreamTile<Mma, 1, kSteps>>(call, maps);
-    case 16:
-      return launch_stream_tile<StreamTile<Mma, 2, kSteps>>(call, maps);
-    case 24:
-      return launch_stream_tile<StreamTile<Mma, 3, kSteps>>(call, maps);
-    default:
-      return launch_stream_tile<StreamTile<Mma, 4, kSteps>>(call, maps);
-  }
-}
-
 template <Compute kCompute>
 cudaError_t launch_sm90_stream(const ForwardLaunch<ForwardArgs>& call) {
   using Mma = typename MmaOf<kCompute>::type;
   const TensorMaps maps = make_tensor_maps(call.args, kCompute, 8, call.plan.tokens);
-  return call.plan.k_chunks == 1 ? launch_stream_steps<Mma, 2>(call, maps)
-                                 : launch_stream_steps<Mma, 4>(call, maps);
+  return choose<1, 2>(call.plan.k_chunks, [&]<int kKChunks>() {
+    return choose<1, 2, 3, 4>(call.plan.tokens / 8, [&]<int kColumnBlocks>() {
+      return launch_stream_tile<StreamTile<Mma, kColumnBlocks, 2 * kKChunks>>(call, maps);
+    });
+  });
 }
 
 }  // namespace late_interaction

@@ -1,7 +1,3 @@
 #include "../../forward/fp64/launch.cuh"
 
-namespace late_interaction {
-
-const ForwardInstance<PairArgs> kInstance(fp64, Compute::fp64, launch_fp64<PairArgs>);
-
-}  // namespace late_interaction
+LATE_INTERACTION_FORWARD_PAIRS(fp64, fp64)

@@ -1,7 +1,3 @@
 #include "../../forward/sm90_d/launch.cuh"
 
-namespace late_interaction {
-
-const ForwardInstance<PairArgs> kInstance(sm90_d, Compute::fp16, launch_sm90_d<Compute::fp16, PairArgs>);
-
-}  // namespace late_interaction
+LATE_INTERACTION_FORWARD_PAIRS(sm90_d, fp16)

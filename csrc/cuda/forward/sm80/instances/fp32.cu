@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-const ForwardInstance<> kInstance(sm80, Compute::fp32, launch_sm80<Compute::fp32>);
-
-}  // namespace late_interaction
+LATE_INTERACTION_FORWARD(sm80, fp32)

@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-const ForwardInstance<> kInstance(sm80_q, Compute::bf16, launch_sm80_q_steps<Compute::bf16, 8>, 8);
-
-}  // namespace late_interaction
+LATE_INTERACTION_FORWARD_STEPS(sm80_q, bf16, 8)

@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-const ForwardInstance<> kInstance(sm90_d, Compute::e4m3, launch_sm90_d<Compute::e4m3>);
-
-}  // namespace late_interaction
+LATE_INTERACTION_FORWARD(sm90_d, e4m3)

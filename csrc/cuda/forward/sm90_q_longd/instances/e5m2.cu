@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-const ForwardInstance<> kInstance(sm90_q_longd, Compute::e5m2, launch_sm90_q_longd<Compute::e5m2>);
-
-}  // namespace late_interaction
+LATE_INTERACTION_FORWARD(sm90_q_longd, e5m2)
