@@ -42,8 +42,7 @@ int gather_split(const Sizes& s, const Device& device) {
 // Blocks that the kernels leave registers for on a multiprocessor.
 int resident_blocks(Dtype dtype, int fragments) { return fragments > 1 || dtype == Dtype::fp64 ? 1 : 3; }
 
-// Sums and gather queues of the warps (backward/grad_rows.cuh); in unified, where queued rows are added to
-// as well.
+// Sums and gather queues of the warps (backward/grad_rows.cuh). scatter: queued rows are added to as well.
 int block_smem(int fragments, bool scatter) {
   return kWarps * (fragments * kFragmentBytes + 32 * 16 * (scatter ? 2 : 1));
 }
@@ -140,8 +139,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   plan.lowmem_smem_bytes = std::max((owned + 15) / 16 * 16, plan.gather_smem_bytes);
 }
 
-// Measured on an H200: ordering winners chunk by chunk, all of them twice for every tile, does not pay if a
-// query has many.
+// Measured on an H200: ordering winners by chunks, twice for every tile, does not pay if a query has many.
 bool is_faster_unified(const Sizes& s, const BackwardPlan& lowmem) {
   constexpr int64_t kLongQuery = 512;
   return s.layout == Layout::in_batch && s.Lq >= kLongQuery && !lowmem.compact &&

@@ -85,7 +85,6 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("row_tiles", &li::ForwardPlan::row_tiles)
       .def_readonly("work_tiles", &li::ForwardPlan::work_tiles)
       .def_readonly("grid", &li::ForwardPlan::grid)
-      .def_readonly("partial_rows", &li::ForwardPlan::partial_rows)
       .def_readonly("partials", &li::ForwardPlan::partials)
       .def_readonly("many_rows", &li::ForwardPlan::many_rows)
       .def_readonly("teams", &li::ForwardPlan::teams)
@@ -113,10 +112,6 @@ PYBIND11_MODULE(late_interaction_plan, m) {
 
   py::class_<li::BackwardPlan>(m, "BackwardPlan")
       .def_readonly("method", &li::BackwardPlan::method)
-      .def_readonly("vectors", &li::BackwardPlan::vectors)
-      .def_readonly("row_fragments", &li::BackwardPlan::row_fragments)
-      .def_readonly("finish_later", &li::BackwardPlan::finish_later)
-      .def_readonly("split", &li::BackwardPlan::split)
       .def_readonly("gather_grid", &li::BackwardPlan::gather_grid)
       .def_readonly("single_query", &li::BackwardPlan::single_query)
       .def_readonly("segments", &li::BackwardPlan::segments)
@@ -125,7 +120,6 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("list_capacity", &li::BackwardPlan::list_capacity)
       .def_readonly("chunk", &li::BackwardPlan::chunk)
       .def_readonly("compact", &li::BackwardPlan::compact)
-      .def_readonly("grad_d_grid", &li::BackwardPlan::grad_d_grid)
       .def_readonly("gather_smem_bytes", &li::BackwardPlan::gather_smem_bytes)
       .def_readonly("lowmem_smem_bytes", &li::BackwardPlan::lowmem_smem_bytes);
   m.def("plan_backward", &li::plan_backward, py::arg("sizes"), py::arg("dtype"), py::arg("vectors"),

@@ -1,5 +1,4 @@
-// Constants that the planner and kernels share: shapes of blocks, shared memory, widths of tiles. No CUDA, no
-// PyTorch.
+// Constants that the planner and kernels share: shapes of blocks, shared memory, widths of tiles.
 #pragma once
 
 #include <array>
@@ -48,8 +47,8 @@ inline constexpr int kRowsKept = 18 * 1024;
 inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
 
-// Whether there are instances with tails (a narrower last tile of a compacted document): for 16-bit tokens
-// whose columns count alike.
+// True if there are instances with tails, a narrower last tile of a document: for 16-bit tokens whose columns
+// count alike.
 constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
   return element_bytes == 2 && !masked && !scaled;
 }
@@ -77,8 +76,7 @@ constexpr ShortTile short_tile(int64_t Ld) {
   return kShortTiles.back();
 }
 
-// wgmma of 16 elements that an embedding takes, as there are instances; masked and packed documents take the
-// most.
+// wgmma of 16 elements that an embedding takes, as there are instances; masked and packed ones take the most.
 inline constexpr std::array kShortSteps = {4, 6, 8};
 constexpr int short_steps(int64_t d, bool masked) {
   for (const int steps : kShortSteps) {
@@ -89,8 +87,7 @@ constexpr int short_steps(int64_t d, bool masked) {
 inline constexpr int64_t kMostShortDims = 16 * kShortSteps.back();
 
 // Bytes of shared memory beside the Q tile and the ring: both epilogue buffers of two consumers, their
-// spills, and mbarriers. A document's maxima are 128 numbers, up to 16 that keep documents apart, and a byte
-// a winner.
+// spills, and mbarriers. Of a document, 128 maxima, up to 16 numbers that keep documents apart, and winners.
 constexpr int short_epilogue_bytes(int docs) {
   const int slots = (docs + 1) / 2 * 2;
   return 2 * (2 * slots * (4 * (128 + 16) + 128) + 4 * 128) + 256;

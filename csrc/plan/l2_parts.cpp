@@ -54,13 +54,11 @@ BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
   constexpr int64_t kMostWinners = 64 << 20;
   BatchPart part = backward_part(s, dtype, device, BackwardReads::both_sides, false);
   if (part.queries >= s.Nq && part.documents >= s.N) return part;
-  // More queries than in backward_part, to fill the device with the kernels of grad_Q that read documents
-  // from shared memory.
+  // More queries than in backward_part fill the device with kernels that read documents from shared memory.
   part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 2);
   part.documents = std::min(
       part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
-  // grad_D by tiles (backward/tiled_grad_d.h) is refused where its last wave leaves many multiprocessors
-  // idle.
+  // grad_D by tiles (backward/tiled_grad_d.h) is refused where its last wave leaves many SMs idle.
   const int64_t wave = int64_t{grad_d_docs(s.Ld, device.wgmma)} * device.sm_count;
   if (part.documents > wave) part.documents = even_part(s.N, 1, part.documents / wave * wave);
   return part;

@@ -10,9 +10,8 @@ struct BatchPart {
   int64_t queries = 0, documents = 0;
 };
 
-// Documents that a forward scores in one launch. A block stays on a row tile and walks all documents, and
-// each block begins with another: documents that do not fit L2 would come from memory once for every row
-// tile.
+// Documents that a forward scores in one launch. A block stays on a row tile and walks all documents, each
+// from another on: documents that do not fit L2 would come from memory once for every row tile.
 int64_t documents_at_once(const Sizes& sizes, Dtype dtype, const Device& device);
 
 // The rows that a backward gathers from L2: of queries for grad_D, and of documents for grad_Q, unless they

@@ -4,6 +4,7 @@
 
 #include "forward/select.h"
 #include "forward/tiles.h"
+#include "text.h"
 
 namespace late_interaction {
 
@@ -29,15 +30,14 @@ bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
          plan_3xfp16(s, masked, true, device).has_value();
 }
 
-// Whether a kernel takes fp16 copies, of rows of whole 16 bytes, with scales.
-bool has_kernel(const Sizes& s, bool masked, const Device& device) {
+// True if a kernel takes fp16 copies, of rows of whole 16 bytes, with scales.
+bool has_kernel(const Sizes& s, bool masked, bool given_scales, const Device& device) {
   const ForwardTraits traits{.dtype = Dtype::fp16,
-                             .precision = Precision::highest,
                              .masked = masked,
-                             .scaled = !device.wgmma,  // for the kernels that know them
+                             .scaled = given_scales || !device.wgmma,  // for the kernels that know them
+                             .given_scales = given_scales,
                              .tma_compatible = s.d % 8 == 0};
-  if (s.N == 0 || s.Ld == 0) return false;
-  return plan_forward(s, traits, device).kernel->takes_fp16_copies;
+  return s.N > 0 && s.Ld > 0 && plan_forward(s, traits, device).kernel->takes_fp16_copies;
 }
 
 bool may_be_normalized_fp16(const Sizes& s) {
@@ -52,22 +52,16 @@ bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kMostBytes = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
   const int64_t capacity = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
   return !masked && rows_per_document(s) >= (capacity <= kStays ? kRowsThen : kRows) &&
-         capacity <= kMostBytes && s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
+         capacity <= kMostBytes && s.d % 8 == 0 && may_be_normalized_fp16(s) &&
+         has_kernel(s, masked, false, device);
 }
 
 // If tensor cores have no fp8, every warp widens codes, again for each tile of query rows: with many rows a
 // pass that makes copies is shorter. An H200 planned as 8.0 took 1.5 to 1.9 times bf16's time for 8,192 rows.
 bool worth_widening(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kFewestRows = 512, kMostBytes = int64_t{1} << 30;
-  const ForwardTraits traits{.dtype = Dtype::fp16,
-                             .precision = Precision::highest,
-                             .masked = masked,
-                             .scaled = true,
-                             .given_scales = true,
-                             .tma_compatible = s.d % 8 == 0};
-  return rates_of(device).fp8 == 0 && s.N > 0 && s.Ld > 0 && rows_per_document(s) >= kFewestRows &&
-         2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostBytes &&
-         plan_forward(s, traits, device).kernel->takes_fp16_copies;
+  return rates_of(device).fp8 == 0 && rows_per_document(s) >= kFewestRows &&
+         2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostBytes && has_kernel(s, masked, true, device);
 }
 
 }  // namespace
@@ -88,7 +82,7 @@ OperandConversion plan_operand_conversion(const Sizes& s, Dtype dtype, Precision
   }
   const OperandConversion as_they_are{Copies::none, dtype, Precision::high};
   if (rows_per_document(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
-  const bool served = has_kernel(s, masked, device);
+  const bool served = has_kernel(s, masked, false, device);
   if (normalize && served && may_be_normalized_fp16(s)) return unit;
   if (precision == Precision::medium) return {Copies::bf16, Dtype::bf16, Precision::highest};
   if (precision == Precision::fp16) return {Copies::fp16, Dtype::fp16, Precision::highest};
@@ -97,26 +91,18 @@ OperandConversion plan_operand_conversion(const Sizes& s, Dtype dtype, Precision
 }
 
 std::string explain(Copies copies, Dtype inputs) {
-  switch (copies) {
-    case Copies::none:
-      return "";
-    case Copies::bf16:
-      return "copies     of the fp32 inputs, in bf16\n";
-    case Copies::fp16:
-      return "copies     of the " + std::string(inputs == Dtype::fp32 ? "fp32 inputs" : "codes") +
-             ", in fp16\n";
-    case Copies::fp16x2:
-      return "copies     of the fp32 inputs, two fp16 numbers an element: 22 significant bits\n";
-    case Copies::normalized_fp16:
-      return inputs == Dtype::fp32
-                 ? "copies     of the fp32 inputs, in fp16, normalized: the significant bits of TF32, at "
-                   "twice its speed\n"
-                 : "copies     of the inputs, in fp16, normalized: 11 significant bits, and no scales\n";
-    case Copies::scaled_fp16:
-      break;
-  }
-  return "copies     of the fp32 inputs, in fp16, scaled by powers of two: the significant bits of TF32, at "
-         "twice its speed\n";
+  const bool fp32 = inputs == Dtype::fp32;
+  const std::string of = fp32 ? "fp32 inputs, in " : is_quantized(inputs) ? "codes, in " : "inputs, in ";
+  const std::string as_tf32 = "the significant bits of TF32, at twice its speed";
+  const std::string forms[] = {
+      "",
+      of + "bf16",
+      of + "fp16",
+      of + "fp16, scaled by powers of two: " + as_tf32,
+      of + "fp16, normalized: " + (fp32 ? as_tf32 : "11 significant bits, and no scales"),
+      "fp32 inputs, two fp16 numbers an element: 22 significant bits",
+  };
+  return copies == Copies::none ? "" : joined("copies     of the ", forms[static_cast<int>(copies)], "\n");
 }
 
 }  // namespace late_interaction

@@ -11,11 +11,9 @@ enum class Copies {
   none,
   bf16,
   fp16,  // of fp8 codes, exact
-  // fp16 with as many significant bits as TF32 and, by powers of two, as wide a range: one for all of D, one
-  // for each row of Q.
+  // fp16 with the significant bits and, by powers of two, the range of TF32: one for D, one a row of Q.
   scaled_fp16,
-  // fp16 for products of unit rows: unit rows of D, and rows of Q times a power of two each; bf16 and fp16
-  // inputs too.
+  // fp16, of bf16 and fp16 too: unit rows of D, and rows of Q times a power of two each.
   normalized_fp16,
   // Two fp16 numbers an element, together 22 significant bits, and powers of two: for each row of Q, and for
   // rows of D where they differ (forward/sm90_q_longd/fp32_3xfp16.cuh).

@@ -31,8 +31,7 @@ ForwardPlan plan_pairs(const PairSizes& s, const ForwardTraits& traits, bool win
 
 BackwardPlan plan_pairs_backward(const PairSizes& s, int64_t winner_stride, Dtype dtype, bool vectors,
                                  const Device& device) {
-  // A document of mean length that meets the mean number of queries; and a query token that meets the mean
-  // number of documents.
+  // A document of mean length that meets the mean number of queries, and a query token likewise.
   const int64_t meets = ceil_div(s.pairs, std::max<int64_t>(s.documents, 1));
   const int64_t met = ceil_div(s.pairs, std::max<int64_t>(s.queries, 1));
   const int64_t Ld = std::max<int64_t>(1, s.d_tokens / std::max<int64_t>(s.documents, 1));

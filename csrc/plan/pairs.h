@@ -11,7 +11,7 @@ struct PairSizes {
   int64_t longest_query;  // at most; q_tokens where nobody said
 };
 
-// Whether to score all queries with all documents and pick the listed pairs.
+// True where all queries are scored with all documents, and the listed pairs are picked.
 bool score_as_grid(const PairSizes& sizes, Dtype dtype);
 
 // A work tile a pair.

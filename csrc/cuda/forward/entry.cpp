@@ -1,5 +1,4 @@
-// maxsim, maxsim_winners and their weighted forms on CUDA: check, plan, allocate, launch. Nothing here waits
-// for the device.
+// maxsim, maxsim_winners and their weighted forms on CUDA. Nothing here waits for the device.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/registration.h"

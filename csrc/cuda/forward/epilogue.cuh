@@ -41,9 +41,8 @@ __device__ __forceinline__ Span whole_document(const ForwardArgs& p, int32_t que
   return {0, document_length(p, query, j)};
 }
 
-// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. If a norm
-// of finite elements overflows, the normalized row counts as zeros, as torch.nn.functional.normalize returns
-// it.
+// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row. A row
+// whose norm overflows, of finite elements, counts as zeros, as torch.nn.functional.normalize returns it.
 template <class E>
 __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
   Maximum best{-INFINITY, kSentinel};
@@ -104,8 +103,7 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 // The rows of a lane, and the queries that its warp sums, while the block stays on one row tile.
 //
 // A partial is the sum of one query's rows in one warp. For packed queries, partial (warp, query) has the
-// index warp + query: from one row to the next the warp, the query or both increase, so no two partials share
-// one.
+// index warp + query, which no two share: from one row to the next the warp, the query or both increase.
 template <class Tile>
 struct LaneRows {
   float scale[Tile::kLaneRows];          // of a row's maximum; kMaskedRow: masked, or there is no such row
@@ -294,8 +292,28 @@ __device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const 
   static_cast<float*>(p.scores)[index * p.scores_stride + j] = sum;
 }
 
-// Each query's sum over the rows of this warp, of kTogether queries at once: a butterfly whose first
-// exchanges halve the sums that a lane carries. It adds in the same order whatever kTogether is.
+// Sums each of kCount numbers over all lanes: a butterfly whose first exchanges halve the sums that a lane
+// carries. It leaves the sum of number lane * kCount / 32 in front, and adds in one order whatever kCount is.
+template <int kCount>
+__device__ __forceinline__ void sum_each(float (&sums)[kCount]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = kCount / 2; half > 0; half /= 2) {
+    const int partner = 32 / kCount * half;
+    const bool upper = lane & partner;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float got = __shfl_xor_sync(kFullWarp, upper ? sums[i] : sums[i + half], partner);
+      sums[i] = (upper ? sums[i + half] : sums[i]) + got;
+    }
+  }
+#pragma unroll
+  for (int partner = 16 / kCount; partner > 0; partner /= 2) {
+    sums[0] += __shfl_xor_sync(kFullWarp, sums[0], partner);
+  }
+}
+
+// Each query's sum over the rows of this warp, of kTogether queries at once.
 template <class Tile>
 __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& rows, int32_t j,
                                             const Maximum (&best)[Tile::kLaneRows]) {
@@ -313,20 +331,7 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows
 #pragma unroll
       for (int o = 0; o < Tile::kLaneRows; ++o) sums[i] += rows.query[o] == first + i ? best[o].value : 0.0f;
     }
-#pragma unroll
-    for (int half = kTogether / 2; half > 0; half /= 2) {
-      const int partner = kLanes * half;
-      const bool upper = lane & partner;
-#pragma unroll
-      for (int i = 0; i < half; ++i) {
-        const float got = __shfl_xor_sync(kFullWarp, upper ? sums[i] : sums[i + half], partner);
-        sums[i] = (upper ? sums[i + half] : sums[i]) + got;
-      }
-    }
-#pragma unroll
-    for (int partner = kLanes / 2; partner > 0; partner /= 2) {
-      sums[0] += __shfl_xor_sync(kFullWarp, sums[0], partner);
-    }
+    sum_each(sums);
     const int32_t query = first + lane / kLanes;
     if (lane % kLanes != 0 || query > rows.last_query) continue;
     // Queries but the first begin in this warp: their partial 0.

@@ -21,8 +21,7 @@ struct ForwardLaunch {
   const Fp16x2Tokens* fp16x2 = nullptr;
 };
 
-// Registers a kernel's launcher for one element type, and for one number of steps where instances differ in
-// it.
+// Registers a kernel's launcher for one element type, and one number of steps where instances differ in it.
 template <class Args = ForwardArgs>
 class ForwardInstance {
  public:

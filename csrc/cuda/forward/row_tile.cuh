@@ -1,8 +1,7 @@
 // The layout policy: which query rows form a tile, and which documents they are scored against.
 //
 //   in_batch   the rows of all queries are contiguous, [Nq * Lq], and cut into full tiles: short queries
-//   share
-//              one, long queries take several. All tiles meet all documents.
+//              share one, long queries take several. All tiles meet all documents.
 //   packed     in_batch, with one query of all tokens: spans say where documents lie, and the epilogue knows
 //              the query of each row (epilogue.cuh).
 //   per_query  each query is cut apart, since no other query meets its documents.
@@ -34,8 +33,7 @@ __device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index,
   return {query * p.Lq + offset, min(tile_rows, p.Lq - offset), query * p.Lq, query};
 }
 
-// Sequence i of `total` tokens packed end to end. Offsets are clamped, so that no kernel reads beyond the
-// tensor.
+// Sequence i of `total` tokens packed end to end. Offsets are clamped: no kernel reads beyond the tensor.
 __device__ __forceinline__ Span packed_span(const int32_t* offsets, int64_t i, int32_t total) {
   const int32_t first = min(max(offsets[i], 0), total);
   return {first, min(max(offsets[i + 1], first), total) - first};

@@ -70,8 +70,7 @@ struct InverseNorms {
   OptionalTensor q, d;
 };
 
-// Some kernels find norms themselves, but not of split documents. Operands of two terms are normalized
-// already.
+// Some kernels find norms themselves, but not of split documents. Operands of two terms need none.
 InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args,
                         cudaStream_t stream) {
   const bool kernel_finds_them = plan.kernel->finds_norms && plan.num_splits == 1;

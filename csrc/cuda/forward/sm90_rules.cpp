@@ -26,7 +26,7 @@ bool fills_the_device(int64_t short_docs_work_tiles, const Device& device) {
   return short_docs_work_tiles > 6 * device.sm_count;
 }
 
-// Whether every block of such a call has one work tile, whose tokens the warps share.
+// True if every block of such a call has one work tile, whose tokens the warps share.
 bool shares_work_tiles(const Sizes& s, int columns, const Device& device) {
   const int k_chunks = 2 * s.d <= 128 ? 1 : 2;
   return short_docs_work_tiles(s) <= short_docs_blocks(columns, k_chunks) * device.sm_count;
@@ -115,10 +115,10 @@ bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& devic
          !traits.scaled && !is_quantized(traits.dtype);
 }
 
-// Whether a kernel first copies the kept tokens of masked documents, or packed documents, which may be
-// shorter than a tile. The copy reads and writes a token's bytes; without a mask its products take about a
-// quarter less, which at four rows a byte is as long, and no time goes to masked tokens. And the copy is a
-// kernel more.
+// True if a kernel should first copy the kept tokens of masked documents, or packed documents, which may be
+// shorter than a tile. The copy reads and writes a token's bytes, and is a kernel more; without a mask
+// products take about a quarter less, which at four rows a byte is as long, and no time goes to masked
+// tokens.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
   constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostBytes = int64_t{1} << 30;
   constexpr double kEnough = 8e7;
@@ -158,8 +158,7 @@ TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
 // A call takes as long as its busiest block, but no less than all tiles take all blocks. Considered are the
 // numbers of splits that forward_alternatives() lists, since they are timed, and those that fill the device
 // with one, two, ... work tiles a block, which must be sooner by more than this model errs. If several row
-// tiles read the same tokens, more splits must be clearly sooner than fewer: blocks that begin together then
-// read from L2.
+// tiles read the same tokens, from L2 if they begin together, more splits must be clearly sooner than fewer.
 int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& device) {
   constexpr int64_t kMostWorkTiles = 8;  // of a block; with more, few multiprocessors idle at the end
   constexpr int64_t kMostWaves = 16;     // work tiles of a block, once documents are split
@@ -208,7 +207,7 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   return static_cast<int>(best);
 }
 
-// Whether most multiprocessors would idle while a few take long documents whole, which sm90_q_longd never
+// True if most multiprocessors would idle while a few take long documents whole, which sm90_q_longd never
 // splits: one query and document of 120 and 2,590 tokens of 768 dims took 151 us, and 37 by sm80's splits.
 bool idles(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan, const Device& device) {
   constexpr int64_t kFewestTiles = 4, kMostRows = 128;

@@ -1,5 +1,4 @@
-// The CUDA side of the operators on listed pairs: parse, plan, allocate, launch. Nothing here waits for the
-// device.
+// The CUDA side of the operators on listed pairs. Nothing here waits for the device.
 #include <torch/csrc/stable/accelerator.h>
 
 #include <array>

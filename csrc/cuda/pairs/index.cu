@@ -2,8 +2,7 @@
 //
 //   index_pairs    spans of each pair's rows and tokens, and the cost of each chunk of pairs
 //   share_pairs    ends of the scoring kernel's blocks, whose pairs cost about as much as any other's: the
-//   chunk, by
-//                  the sums of chunks, and the pair in it
+//                  chunk, by the sums of chunks, and the pair in it
 //   pick_pairs     listed scores out of the grid of all
 //
 // A pair scores NaN if there is no such query or document, or the document does not lie within the tokens;

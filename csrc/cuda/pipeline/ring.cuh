@@ -31,8 +31,7 @@ struct Ring {
   __device__ __forceinline__ uint32_t full(int stage) const { return barriers + kBytes * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return full(stage) + 8; }
 
-  // By one thread. Before others use the ring come fence_mbarrier_init, if TMA or another block fills it, and
-  // a barrier.
+  // By one thread. Others use it behind a barrier, and fence_mbarrier_init if TMA or another block fills it.
   __device__ __forceinline__ void init(int stages, int producer_arrivals, int consumer_arrivals) const {
     for (int stage = 0; stage < stages; ++stage) {
       ptx::mbarrier_init(full(stage), producer_arrivals);

@@ -1,6 +1,5 @@
 // A work tile is a pair of a row tile and an item: a document, a document group or a tile of tokens. Every
-// row tile meets all items. Work tiles are numbered row tile by row tile, and a worker takes a contiguous
-// range.
+// row tile meets all items. Work tiles are numbered row tile by row tile; a worker takes a contiguous range.
 #pragma once
 
 #include <cstdint>

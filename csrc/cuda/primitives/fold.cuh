@@ -14,8 +14,7 @@ namespace late_interaction {
 // Columns are folded in pairs. The winner is the first column of the winning pair if that column's
 // similarity, `first`, is the maximum; else the second. A pair takes five instructions: max, compare and max
 // on the ALU, and two predicated additions of `zero` on the FMA pipe, which is idle otherwise. The compiler
-// must not know `zero` to be zero, or it copies by selects, on the ALU. Without winners an element takes one
-// instruction.
+// must not know `zero` to be zero, or it copies by selects, on the ALU. Maxima alone take one an element.
 template <bool kWinners>
 struct MaximumFold {
   float value;
@@ -45,8 +44,7 @@ struct MaximumFold {
   }
 
   // mma.sync: zero * m + pair_token copies pair_token. A sum that is equal in all rows would be computed
-  // once, and copied by selects again. If m is infinite or NaN the row is computed again
-  // (forward/epilogue.cuh).
+  // once, and copied by selects again. Rows with an infinite m or NaN are computed again.
   __device__ __forceinline__ void fold(float a, float b, float pair_token, float zero) {
     if constexpr (kWinners) {
       asm("{\n.reg .pred better;\n.reg .f32 m;\n"
@@ -63,6 +61,14 @@ struct MaximumFold {
   }
 
   __device__ __forceinline__ float maximum() const { return value; }
+  // The winner, where `pair` counts groups of 16 tokens: the pair's first token is `column` of its group, and
+  // its second lies `apart` behind.
+  __device__ __forceinline__ int32_t token(int32_t column, int32_t apart) const {
+    if (kWinners && pair >= 0.0f) {
+      return static_cast<int32_t>(16.0f * pair) + column + (first == value ? 0 : apart);
+    }
+    return kSentinel;
+  }
   // The winner, where the columns of a pair are neighbouring tokens.
   __device__ __forceinline__ int32_t token() const {
     return pair < 0.0f ? kSentinel : static_cast<int32_t>(pair) + (first == value ? 0 : 1);

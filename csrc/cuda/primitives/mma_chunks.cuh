@@ -92,8 +92,7 @@ __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view
   }
 }
 
-// The same for rows of whole vectors. source(row, bytes) returns a row's address; it sets bytes to 0 if there
-// is no such row.
+// The same for whole vectors. source(row, bytes) returns a row's address, or sets bytes to 0: there is none.
 template <class E, int kRows, int kThreads, class Source>
 __device__ __forceinline__ void load_k_chunk_in_vectors(uint32_t dst, int k_chunk, int d, Source source) {
   constexpr int kVecElements = 16 / sizeof(E), kStep = kThreads / kVecsPerChunk;

@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Whether every row starts at a multiple of 16 bytes and has whole 16 bytes.
+// True if every row starts at a multiple of 16 bytes and has whole 16 bytes.
 template <class T>
 bool in_vectors_of_16(const TokenView& view, int64_t d) {
   constexpr int64_t kVec = 16 / sizeof(T);

@@ -74,7 +74,7 @@ struct RowVector {
     return warp_sum(sum);
   }
 
-  // Whether an element is not 0, in the warp.
+  // True in all lanes if an element is not 0.
   __device__ __forceinline__ bool any() const {
     bool any = false;
 #pragma unroll

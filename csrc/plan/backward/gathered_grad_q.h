@@ -17,8 +17,7 @@ inline constexpr int kGatheredMostOctets = 12;  // of a warp, as registers allow
 inline constexpr int kGatheredMostStages = 4;
 inline constexpr int kGatheredSumPadding = 8;  // floats between rows of sums in shared memory
 
-// Documents of a stage: eight where TMA brings them (sm_90), and four where threads do, of GPUs with less
-// shared memory.
+// Documents of a stage: eight where TMA brings them (sm_90), four where threads do: less shared memory.
 constexpr int gathered_docs(bool tma) { return tma ? 8 : 4; }
 
 // Bytes of an octet's winners and of its gradients with the documents of a stage.
@@ -40,8 +39,7 @@ struct GatheredGradQPlan {
   bool pdl = false;
 };
 
-// None where another way is faster, or the kernel does not serve the call. aligned: TMA can read the rows of
-// D.
+// None where another way is faster, or the kernel does not serve. aligned: TMA can read the rows of D.
 std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& sizes, Dtype dtype, bool aligned,
                                                       const Device& device);
 

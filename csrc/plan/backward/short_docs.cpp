@@ -69,8 +69,7 @@ constexpr SliceTime kProductSlices[] = {{128, 1.0}, {96, 0.85}, {64, 0.72}},
 constexpr double kFewRows = 0.75;  // of a unit of 128 rows, in the time of 192
 constexpr double kGathered = 0.8;  // of a document gathered by 192 rows of 128 dims, in the time of products
 
-// How long a gradient takes all multiprocessors, in the time of a unit of products with 192 rows and 128 dims
-// on one.
+// How long a gradient takes the device, in the time of products of a unit, 192 rows and 128 dims on one SM.
 double incidence_work(int64_t rows, int64_t units, int64_t d, const Device& device) {
   return static_cast<double>(rows) * static_cast<double>(units) * static_cast<double>(d) /
          (kIncidenceRows * kMostIncidenceDims * static_cast<double>(device.sm_count));

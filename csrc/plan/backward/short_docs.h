@@ -62,8 +62,7 @@ constexpr int gather_tile_bytes(int Ld) { return (Ld + 1) * kGatherDocs * 128; }
 // Units of a stage.
 constexpr int incidence_stage_units(int steps) { return kIncidenceStageRows / (16 * steps); }
 
-// Vectors of 16 bytes that hold so many neighbouring winners, the first of them up to `offset` bytes behind
-// a multiple of 16.
+// Vectors of 16 bytes that hold so many neighbouring winners, up to `offset` bytes behind a multiple of 16.
 constexpr int incidence_run_vecs(int winners, int offset) { return (2 * winners + offset + 15) / 16; }
 
 struct IncidencePlan {

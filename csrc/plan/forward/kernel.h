@@ -43,8 +43,7 @@ struct RegisteredKernel {
   explicit RegisteredKernel(const ForwardKernel& kernel);
 };
 
-// A GPU's measured rules for the choice among its kernels: nothing if they leave the call to the kernels'
-// costs.
+// A GPU's measured rules for the choice among its kernels; nothing: they leave the call to kernels' costs.
 using ForwardRules = std::optional<ForwardPlan> (*)(const Sizes&, const ForwardTraits&, const Device&);
 struct RegisteredRules {
   explicit RegisteredRules(ForwardRules rules);

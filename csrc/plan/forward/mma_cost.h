@@ -21,6 +21,17 @@ struct MmaWork {
   double length;
 };
 
+// The tokens of a work tile: a document's, or those of a split of one.
+inline int64_t tokens_in_turn(const Sizes& s, const ForwardPlan& plan) {
+  return plan.num_splits > 1 ? plan.split_tokens : s.Ld;
+}
+
+// Embeddings that a stage's products were fitted to take 256 bytes as operands, to which fp8 is widened.
+inline double whole_token_length(const ForwardPlan& plan) {
+  const bool fp8 = plan.compute == Compute::e4m3 || plan.compute == Compute::e5m2;
+  return (fp8 ? 2 : 1) * plan.steps / 8.0;
+}
+
 double mma_microseconds(const Sizes& s, const ForwardPlan& plan, const Device& device, const MmaCosts& costs,
                         const MmaWork& work);
 

@@ -8,8 +8,7 @@
 
 namespace late_interaction {
 
-// Products of 32 bytes that an embedding takes, if the ring holds it whole (sm80_q, sm80_d); 0: they do not
-// take the call.
+// Products of 32 bytes that an embedding takes in sm80_q and sm80_d; 0: they do not take the call.
 int whole_token_steps(const Sizes& s, const ForwardTraits& traits);
 
 // Adds the plan with each document split into ranges, which different blocks score: into as many as are

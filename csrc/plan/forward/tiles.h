@@ -1,5 +1,4 @@
-// Parts of the plans of all forward kernels: how rows and documents fall into tiles, and tiles to
-// blocks.
+// Parts of the plans of all forward kernels: how rows and documents fall into tiles, and tiles to blocks.
 #pragma once
 
 #include <algorithm>

@@ -7,8 +7,7 @@
 
 namespace late_interaction::h200 {
 
-// ---- planned as 8.0: fitted to all plans of 426 shapes (bf16), for what the plan of the lowest estimate
-// takes ----
+// ---- planned as 8.0: fitted to all plans of 426 shapes (bf16), for the time of the lowest estimate ----
 
 inline constexpr MmaCosts kDirect32{3.5, 0.043, 1.2, 0.13, 3.75}, kDirect8{3.7, 0.031, 0.58, 0.05, 3.0},
     kDirectLong{2.9, 0.025, 0.89, 0.11, 2.0};
@@ -22,8 +21,7 @@ inline constexpr double kSumKernel = 1.8, kCombineKernel = 3.0, kCombineWave = 0
 
 // ---- as it is: what a multiprocessor does in a microsecond ----
 
-// Operations on two bytes an element; bytes that it reads while it is the only one, and while all read and
-// share 4.38 TB/s.
+// Operations on two bytes an element; bytes that it reads alone, and while all read and share 4.38 TB/s.
 inline constexpr double kProducts = 6e6, kReadAlone = 55e3, kReadTogether = 33e3;
 
 }  // namespace late_interaction::h200

@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-// A document's kept tokens: all (count), those before the segment (before), and the range [first, end) of
-// them.
+// A document's kept tokens: how many, how many of them before the segment, and their range [first, end).
 struct Kept {
   int32_t count, before, first, end;
 };

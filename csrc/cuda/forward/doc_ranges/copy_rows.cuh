@@ -14,8 +14,7 @@ struct VecRows {
   int vecs;
 };
 
-// Copies row source(k) to row destination(k) of `to`, whose rows are contiguous, for each k of [0, count)
-// with source(k) >= 0.
+// Copies row source(k), if that is not below 0, to row destination(k) of contiguous ones, for k below count.
 template <class Source, class Destination>
 __device__ __forceinline__ void copy_rows(const VecRows& from, uint4* to, int count, Source source,
                                           Destination destination) {

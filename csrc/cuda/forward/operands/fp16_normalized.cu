@@ -3,9 +3,8 @@
 //     row of D   x / max(||x||, eps) * 2^14, rounded to fp16's 11 significant bits: elements down to 2^-28 of
 //                a unit keep them all, and err by 2^-39 below
 //     row of Q   x * 2^e, the power of two that brings the largest element near the top of fp16: 16-bit
-//     inputs
-//                keep all elements down to 2^-28 of the largest exactly. The row's scale, which multiplies
-//                the maxima, is 1 / max(||x||, eps) / 2^(e + 14)
+//                inputs keep all elements down to 2^-28 of the largest exactly. The row's scale, which
+//                multiplies the maxima, is 1 / max(||x||, eps) / 2^(e + 14)
 //
 // A group of lanes holds a row in registers from its 16-byte loads to its stores: eight lanes for rows of up
 // to 512 bytes, so that a warp has four rows in flight; else all lanes of a warp.

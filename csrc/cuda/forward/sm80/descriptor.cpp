@@ -17,8 +17,7 @@ int64_t exchange_bytes(const Sm80Shape& tile) {
   return 4 * tile.columns + 8 * (tile.warps_n + 1) * tile.rows;
 }
 
-// A ring as deep as the shared memory of `blocks` blocks a multiprocessor allows; 0 where not even two stages
-// fit.
+// A ring as deep as shared memory for `blocks` blocks a multiprocessor allows; 0: not even two stages fit.
 int stages_that_fit(int64_t resident, int64_t stage, int blocks, const Device& device) {
   const int64_t capacity = std::min<int64_t>(device.smem_per_block, device.smem_per_sm / blocks - kReserved);
   const int64_t stages = (capacity - resident) / stage;
@@ -111,11 +110,11 @@ std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const Fo
   // It knows no scales but norms that it finds, so it takes such calls where no other kernel does.
   const double last = traits.scaled ? 1e9 : 0.0;
   const bool shared = plan.docs > 1;
-  const int64_t tokens = plan.num_splits > 1 ? plan.split_tokens : s.Ld;
-  return last + mma_microseconds(s, plan, device,
-                                 plan.many_rows ? (shared ? h200::kWideShared : h200::kWide)
-                                                : (shared ? h200::kThinShared : h200::kThin),
-                                 {plan.grid, ceil_div(tokens, plan.tokens), 1.0 * plan.k_chunks});
+  return last +
+         mma_microseconds(s, plan, device,
+                          plan.many_rows ? (shared ? h200::kWideShared : h200::kWide)
+                                         : (shared ? h200::kThinShared : h200::kThin),
+                          {plan.grid, ceil_div(tokens_in_turn(s, plan), plan.tokens), 1.0 * plan.k_chunks});
 }
 
 std::string short_name(const ForwardPlan& plan) {

@@ -11,9 +11,8 @@
 //   block   a contiguous range of work tiles (row tile, document); the grid is persistent, and ranges
 //           differ by at most one.
 //   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
-//   lane    in the product: two columns of every 16 x 8 block. The four lanes of a quad hold the same rows;
-//   at
-//           a document's end each finishes kLaneRows of them, always the same ones.
+//   lane    in the product: two columns of every 16 x 8 block. The four lanes of a quad hold the same rows,
+//           of which each finishes kLaneRows at a document's end, always the same ones.
 //
 // Pipeline. An embedding is read in k chunks of 128 bytes. A stage of the ring in shared memory holds one k
 // chunk of kColumns tokens, and of the query rows if they are too long to stay resident. cp.async fills the
@@ -74,8 +73,7 @@ struct Shared : Tile {
 // Wide     64 rows a warp, so that what ldmatrix reads serves many products.
 // Thin     few query rows: warps share a document's tokens instead; registers allow three blocks.
 // fp32     fewer columns: operands that are split in two take more registers, and FFMA is so slow that
-// columns
-//          behind a document's end cost more than larger tiles save.
+//          columns behind a document's end cost more than larger tiles save.
 template <class Mma>
 inline constexpr bool kFullAccuracy = std::is_same_v<Mma, ptx::Mma3xTf32> || std::is_same_v<Mma, ptx::Ffma>;
 template <class Mma>
@@ -95,9 +93,8 @@ struct Exchange {
   int32_t token[Tile::kWarpsN][Tile::kRows];
 };
 
-// Folds a tile's similarities into the running maxima. Argmax costs three instructions an element (compare,
-// max, select of an immediate), maxima alone one. kSome: bits of `valid` say which of the lane's columns
-// count.
+// Folds a tile's similarities into the running maxima. Winners cost three instructions an element (compare,
+// max, select of an immediate), maxima alone one. kSome: bits of `valid` say which columns of the lane count.
 template <class Tile, bool kWinners, bool kSome>
 __device__ __forceinline__ void fold_columns(
     const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], float (&maximum)[Tile::kHeld],
@@ -123,8 +120,7 @@ __device__ __forceinline__ void fold_columns(
 template <class Tile>
 inline constexpr uint64_t kAllColumns = ~uint64_t{0} >> (64 - 8 * Tile::kColumnBlocks);
 
-// The columns of a warp that lie before the end of a document, which has `left` tokens from the first column
-// on.
+// The columns of a warp before the end of a document, which has `left` tokens from the first column on.
 template <class Tile>
 __device__ __forceinline__ uint64_t existing_columns(int32_t left) {
   uint64_t columns = kAllColumns<Tile>;
@@ -178,8 +174,7 @@ __device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile,
   return visited;
 }
 
-// The document and the token of a column, where documents share a tile. A warp's columns hold whole
-// documents.
+// The document and the token of a column, where documents share a tile: whole ones, those of a warp.
 template <class Tile>
 struct SharedColumn {
   int32_t document, token;
@@ -357,8 +352,7 @@ struct ColumnMask {
   }
 };
 
-// Warps side by side, which saw other tokens of the same rows, exchange maxima; warps with `merges` merge
-// them.
+// Warps side by side, which saw other tokens of the same rows, exchange maxima; some warps merge them.
 template <class Tile, bool kWinners>
 __device__ __forceinline__ void exchange_maxima(Exchange<Tile>& exchange, float (&maximum)[Tile::kHeld],
                                                 int32_t (&token)[Tile::kHeld], int warp_m, int warp_n,

@@ -23,9 +23,8 @@
 // Who owns what
 //   worker a contiguous range of work tiles (row tile, document); ranges differ by at most one. A worker is a
 //          warp; or a block, where there are no more work tiles than blocks: its warps share the tokens.
-//   lane   16 bytes of a step (Share) of rows and tokens lane / 4, lane / 4 + 8, ...; two columns of every 16
-//   x 8
-//          block of S; and at a document's end one row, as in kernel.cuh.
+//   lane   16 bytes of a step (Share) of rows and tokens lane / 4, lane / 4 + 8, ...; two columns of every
+//          16 x 8 block of S; and at a document's end one row, as in kernel.cuh.
 #pragma once
 
 #include "../../../plan/kernel_limits.h"

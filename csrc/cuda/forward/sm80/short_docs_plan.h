@@ -11,7 +11,7 @@ namespace late_interaction {
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
                                                 const Device& device, int tokens);
 
-// True where a warp holds an embedding. Of longer ones slices pass by, rows and tokens, anew for every eight
+// True where a warp holds an embedding. Slices of longer rows and tokens pass by, anew for every eight
 // tokens.
 bool is_held(const Sizes& s, const ForwardTraits& traits);
 

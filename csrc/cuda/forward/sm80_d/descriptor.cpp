@@ -45,16 +45,15 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
   }
 }
 
-std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan,
+std::optional<double> cost(const Sizes& s, const ForwardTraits&, const ForwardPlan& plan,
                            const Device& device) {
   const bool block = plan.members > 1, wide = plan.rows > 32;
   const MmaCosts costs = block ? (wide ? h200::kBlockEachWide : h200::kBlockEach)
                                : (wide ? h200::kWarpEachWide : h200::kWarpEach);
-  const int64_t tokens = plan.num_splits > 1 ? plan.split_tokens : s.Ld;
   return mma_microseconds(
       s, plan, device, costs,
-      {plan.grid * (block ? 1 : kSm80DWarps), ceil_div(ceil_div(tokens, plan.tokens), plan.members),
-       static_cast<double>((is_fp8(traits.dtype) ? 2 : 1) * plan.steps) / 8});
+      {plan.grid * (block ? 1 : kSm80DWarps),
+       ceil_div(ceil_div(tokens_in_turn(s, plan), plan.tokens), plan.members), whole_token_length(plan)});
 }
 
 std::string short_name(const ForwardPlan& plan) {

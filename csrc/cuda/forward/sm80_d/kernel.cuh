@@ -14,8 +14,7 @@
 // Who owns what
 //   worker a contiguous range of work tiles (row tile, document): a warp, or a block (members > 1).
 //   lane   tokens lane / 4 and lane / 4 + 8 of 16, and query rows 2q and 2q + 1 of every 8, q = lane % 4; at
-//   a
-//          document's end it finishes kLaneRows rows.
+//          a document's end it finishes kLaneRows rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,11 +23,11 @@
 
 #include "../../primitives/element.cuh"
 #include "../../primitives/fold.cuh"
-#include "../../primitives/quad_transpose.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/mma.cuh"
 #include "../epilogue.cuh"
+#include "../whole_tokens.cuh"
 
 namespace late_interaction {
 
@@ -72,8 +71,7 @@ struct TileLoader {
   const ForwardArgs& p;
   typename Tile::Kept& kept;
   uint32_t ring;
-  int32_t first,
-      step;  // tokens of a document that the warp begins with, and from one of its tiles to the next
+  int32_t first, step;        // tokens before the warp's first tile, and from one of its tiles to the next
   int32_t length = 0, t = 0;  // tokens of the document; first token of the next tile to copy
   const E* from;              // the lane's vector of the lane's first token of that tile
 
@@ -98,8 +96,7 @@ struct TileLoader {
     kept.copied_query = row_tile(p, (kept.end - kept.left) / p.N, Tile::kRows).query;
   }
 
-  // Copies the next tile, if there is one. The copies wait for `loaded`, a word of the last load from this
-  // stage.
+  // Copies the next tile, if there is one, once `loaded`, a word of the last load from this stage, is there.
   __device__ __forceinline__ void copy_to(int stage, uint32_t loaded) {
     if (t < length) {
       const int lane = threadIdx.x % 32, vec = lane % Tile::kVecs, row = lane / Tile::kVecs;
@@ -140,9 +137,8 @@ struct QueryColumns {
 #pragma unroll
       for (int s = 0; s < Tile::kSteps; s += 2) {
         const int first = (2 * s + q) * Tile::kVecElements;
-        const uint4 x = exists && first < p.d ? __ldg(reinterpret_cast<const uint4*>(row + first)) : uint4{};
-        uint32_t word[4] = {x.x, x.y, x.z, x.w};
-        transpose_quad(word);
+        uint32_t word[4];
+        load_quad_words(word, row, first, exists && first < p.d);
         block[n][s] = Tile::Mma::operand_b(word[0], word[1]);
         block[n][s + 1] = Tile::Mma::operand_b(word[2], word[3]);
       }
@@ -170,8 +166,7 @@ struct Sm80DWarp {
 
   // tokens: address of the lane's row of 16 tokens. Returns a word of the last load.
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
-    constexpr int kTogether = Mma::kPromotedSteps == 0 ? Tile::kSteps : Mma::kPromotedSteps;
-    typename Mma::Sum part[Tile::kColumnBlocks][4];
+    PromotedSum<Mma, Tile::kSteps> part[Tile::kColumnBlocks];
     uint32_t last = 0;
 #pragma unroll
     for (int s = 0; s < Tile::kSteps; ++s) {
@@ -179,18 +174,7 @@ struct Sm80DWarp {
       ptx::ldmatrix_x4(d, tokens + 32 * s);
       const auto a = Mma::operand_a(d);
 #pragma unroll
-      for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-        if (s % kTogether == 0) {
-#pragma unroll
-          for (auto& x : part[n]) x = Mma::kZero;
-        }
-        Mma::multiply(part[n], a, q.block[n][s]);
-        if ((s + 1) % kTogether != 0) continue;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          sums[n][e] = s < kTogether ? Mma::value(part[n][e]) : sums[n][e] + Mma::value(part[n][e]);
-        }
-      }
+      for (int n = 0; n < Tile::kColumnBlocks; ++n) part[n].multiply(sums[n], a, q.block[n][s], s);
       last = d[0];
     }
     return last;
@@ -259,11 +243,7 @@ struct Sm80DWarp {
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
       values[h] = best[h].value * Mma::kScale;
-      tokens[h] = kSentinel;
-      if (kWinners && best[h].pair >= 0) {
-        tokens[h] = static_cast<int32_t>(16.0f * best[h].pair) + static_cast<int32_t>(threadIdx.x % 32 / 4) +
-                    (best[h].first == best[h].value ? 0 : 8);
-      }
+      tokens[h] = best[h].token(static_cast<int32_t>(threadIdx.x % 32 / 4), 8);
     }
     reduce_halving<16, 3, Tile::kHeld, kWinners>(values, tokens);
   }

@@ -47,14 +47,13 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
   }
 }
 
-std::optional<double> cost(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan,
+std::optional<double> cost(const Sizes& s, const ForwardTraits&, const ForwardPlan& plan,
                            const Device& device) {
   constexpr int kTokens = 32;  // of a stage as it was fitted
-  const int64_t tokens = plan.num_splits > 1 ? plan.split_tokens : s.Ld;
-  const double length = static_cast<double>((is_fp8(traits.dtype) ? 2 : 1) * plan.steps) / 8;
-  return mma_microseconds(
-      s, plan, device, plan.many_rows ? h200::kManyRows : h200::kFewRows,
-      {plan.grid, ceil_div(tokens, kTokens), plan.many_rows ? length * plan.rows / 512 : length});
+  const double length = whole_token_length(plan);
+  return mma_microseconds(s, plan, device, plan.many_rows ? h200::kManyRows : h200::kFewRows,
+                          {plan.grid, ceil_div(tokens_in_turn(s, plan), kTokens),
+                           plan.many_rows ? length * plan.rows / 512 : length});
 }
 
 std::string short_name(const ForwardPlan& plan) { return joined("registers ", plan.rows, cut_name(plan)); }

@@ -19,9 +19,7 @@
 // Who owns what
 //   block   a contiguous range of work tiles (row tile, document); the grid is persistent.
 //   warp    kWarpRows query rows, all tokens; it copies every kWarps-th row of a stage.
-//   lane    columns 2q and 2q + 1 of every 16 x 8 block, q = lane % 4; at a document's end it finishes
-//   kLaneRows
-//           rows.
+//   lane    columns 2q and 2q + 1 of every 16 x 8 block, q = lane % 4; at a document's end kLaneRows rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,16 +30,15 @@
 #include "../../pipeline/cp_async_ring.cuh"
 #include "../../pipeline/warp_turns.cuh"
 #include "../../primitives/fold.cuh"
-#include "../../primitives/quad_transpose.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/mma.cuh"
 #include "../epilogue.cuh"
 #include "../operands/fp16_scaled.h"
+#include "../whole_tokens.cuh"
 
 namespace late_interaction {
 
-// kSteps: products of 32 bytes of an embedding. kTokens: of a stage. The rest is a shape of
-// plan/kernel_limits.h.
+// kSteps: products of 32 bytes of an embedding. kTokens: of a stage. kShape: plan/kernel_limits.h.
 template <class Mma_, int kSteps_, Sm80QShape kShape, int kTokens_, bool kTurns_>
 struct Sm80QTile {
   using Args = ForwardArgs;
@@ -123,7 +120,7 @@ struct Sm80QTile {
   }
 };
 
-// Copies documents to the ring, in the order of scoring. A thread copies the same vector of every kRowStep-th
+// Copies documents to the ring in the order of scoring. A thread copies one vector of every kRowStep-th
 // token.
 template <class Tile>
 struct DocumentLoader {
@@ -210,7 +207,6 @@ struct QueryOperands {
   using A = typename Tile::Mma::A;
   A block[Tile::kRowBlocks][Tile::kSteps];
 
-  // A quad loads 64 bytes of a row at once, for two products.
   __device__ __forceinline__ void load(const ForwardArgs& p, const RowTile& tile, int warp) {
     using E = typename Tile::Element;
     const int lane = threadIdx.x % 32, q = lane % 4;
@@ -223,15 +219,10 @@ struct QueryOperands {
       for (int s = 0; s < Tile::kSteps; s += 2) {
         const int column = (2 * (s % Tile::kTermSteps) + q) * Tile::kVecElements;
         const int64_t term = s < Tile::kTermSteps ? 0 : p.fp16x2.q_apart;
-        const uint4 x = exists && column < Tile::width(p)
-                            ? __ldg(reinterpret_cast<const uint4*>(row + column + term))
-                            : uint4{};
-        uint32_t word[4] = {x.x, x.y, x.z, x.w};
-        transpose_quad(word);  // lane q has word q of four vectors, for two products
+        uint32_t word[4];
+        load_quad_words(word, row, column + term, exists && column < Tile::width(p));
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          block[h / 2][s + k / 2].set(h % 2 + 2 * (k % 2), word[k]);
-        }
+        for (int k = 0; k < 4; ++k) block[h / 2][s + k / 2].set(h % 2 + 2 * (k % 2), word[k]);
       }
     }
   }
@@ -302,8 +293,7 @@ struct Sm80QWarp {
   // tokens: address of the lane's row of 16 tokens. Returns a word of the last load.
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens,
                                                bool awaits_turn = false) const {
-    constexpr int kTogether = Mma::kPromotedSteps == 0 ? Tile::kSteps : Mma::kPromotedSteps;
-    typename Mma::Sum part[Tile::kRowBlocks][2][4];
+    PromotedSum<Mma, Tile::kSteps> part[Tile::kRowBlocks][2];
     uint32_t d[4];
     if constexpr (Tile::kTwoTerms) multiply_low(sums, tokens);
 #pragma unroll
@@ -315,17 +305,7 @@ struct Sm80QWarp {
         const auto b = Mma::operand_b(d[2 * n], d[2 * n + 1]);
 #pragma unroll
         for (int i = 0; i < Tile::kRowBlocks; ++i) {
-          if (s % kTogether == 0) {
-#pragma unroll
-            for (auto& x : part[i][n]) x = Mma::kZero;
-          }
-          Mma::multiply(part[i][n], q.block[i][s], b);
-          if ((s + 1) % kTogether != 0) continue;
-          const bool first = s < kTogether && !Tile::kTwoTerms;
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            sums[i][n][e] = first ? Mma::value(part[i][n][e]) : sums[i][n][e] + Mma::value(part[i][n][e]);
-          }
+          part[i][n].multiply(sums[i][n], q.block[i][s], b, s, Tile::kTwoTerms);
         }
       }
     }
@@ -464,15 +444,10 @@ struct Sm80QWarp {
 
   // Reduces over the quad, which saw other columns of the same rows.
   __device__ __forceinline__ void reduce(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) const {
-    const int32_t column = 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
       maximum[h] = best[h].value * Mma::kScale;
-      token[h] = kSentinel;
-      if (kWinners && best[h].pair >= 0) {
-        token[h] =
-            static_cast<int32_t>(16.0f * best[h].pair) + column + (best[h].first == best[h].value ? 0 : 1);
-      }
+      token[h] = best[h].token(2 * (threadIdx.x % 4), 1);
     }
     reduce_quad<Tile::kHeld, kWinners>(maximum, token);
   }

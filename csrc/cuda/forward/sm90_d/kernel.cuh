@@ -21,9 +21,8 @@
 //
 // Who owns what
 //   block      one a multiprocessor, persistent: every gridDim.x-th document of an only query, or a
-//   contiguous
-//              range of (row tile, document). A row tile is a query with its documents, or the rows of a
-//              listed pair (listed_pairs.cuh), which change with the document.
+//              contiguous range of (row tile, document). A row tile is a query with its documents, or the
+//              rows of a listed pair (listed_pairs.cuh), which change with the document.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
 //   producer   one thread a team, in different warps of the last warpgroup, which keeps few registers: TMA
 //              loads. So teams whose documents differ in length do not wait for each other. TMA also brings
@@ -32,8 +31,7 @@
 //   warpgroup  a share of the ring, and every p.members-th tile of the team. A stage is two k chunks of 64
 //              tokens; or, of embeddings of one k chunk, 128 tokens.
 //   warp       16 tokens of each 64. At a document's end one of the team's warps, in turn, merges the maxima
-//   of
-//              all, scales, sums and stores them, while the others go on.
+//              of all, scales, sums and stores them, while the others go on.
 //   lane       the running maxima of kColumns / 4 query rows over the tokens it sees.
 #pragma once
 
@@ -160,8 +158,7 @@ struct Sm90DShared {
   }
 };
 
-// Walks a block's documents: of a range of (row tile, document), or every p.document_step-th of an only
-// query.
+// Walks a block's documents: a range of (row tile, document), or every p.document_step-th of an only query.
 struct DocumentScheduler {
   int32_t left;  // work tiles from here to the block's last
   int32_t row_tile, j;
@@ -287,8 +284,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
     int32_t token = doc_range.first;
     for (int32_t left = doc_range.length; left > 0; left -= Tile::kTokens, token += Tile::kTokens) {
       PipelineState state = first;
-      // Behind a packed document lie tokens of others: the last tile comes in small boxes, as many as have
-      // tokens.
+      // Behind a packed document lie tokens of others: the last tile comes in small boxes, those with tokens.
       const int tails = p.packed ? min((left + kTailTokens - 1) / kTailTokens, kTails) : kTails;
       const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
       const int boxes = tails == kTails ? 1 : tails;
@@ -368,8 +364,7 @@ struct TokenScaleIndices {
   int32_t mask, scale;
 };
 
-// The mask and scales of the lane's tokens of a tile: two of each block, lane / 4 and lane / 4 + 8 of the
-// warp's 16.
+// The mask and scales of the lane's tokens: of each block, lane / 4 and lane / 4 + 8 of the warp's 16.
 template <class Tile>
 struct LaneTokenScales {
   uint8_t keeps[Tile::kBlocks][2];

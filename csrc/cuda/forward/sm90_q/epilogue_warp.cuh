@@ -20,7 +20,7 @@ __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const Row
   return p.doc_ranges[document_index(p, tile.query, j)];
 }
 
-// Whether ranges are splits of documents.
+// True if ranges are splits of documents.
 template <class Tile>
 __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
   return !Tile::kWhole && p.maxima != nullptr;
@@ -68,57 +68,7 @@ struct EpilogueBuffer {
   }
 };
 
-// Computes rows again, one after the other, whose maximum is NaN or infinite, as resolve_rare_rows, which
-// takes more registers than an epilogue warp has. The maxima wait in the buffer, so that the rare case costs
-// the common one no registers.
-template <class Tile>
-__device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile& tile, int group,
-                                             const DocRange& doc_range, uint32_t buffer,
-                                             Maximum (&best)[Tile::kLaneRows]) {
-  using Element = typename Tile::Element;
-  bool rare = false;
-#pragma unroll
-  for (int o = 0; o < Tile::kLaneRows; ++o) rare = rare || !(fabsf(best[o].value) < INFINITY);
-  if (!__any_sync(kFullWarp, rare)) return;
-  const int32_t j = doc_range.document;
-  const Passage<Element> passage(p, tile.query, j,
-                                 leaves_maxima<Tile>(p) ? Span{doc_range.argmax_base, doc_range.length}
-                                                        : whole_document(p, tile.query, j));
-  if (!any_token_kept(p, passage)) {
-#pragma unroll
-    for (int o = 0; o < Tile::kLaneRows; ++o) best[o] = {-INFINITY, kSentinel};
-    return;
-  }
-  const auto address = [&](int row) { return buffer + 16 * row; };
-#pragma unroll
-  for (int o = 0; o < Tile::kLaneRows; ++o) {
-    ptx::st_shared(address(32 * o + threadIdx.x % 32), __float_as_uint(best[o].value));
-    ptx::st_shared(address(32 * o + threadIdx.x % 32) + 4, best[o].token);
-  }
-  __syncwarp();
-#pragma unroll 1
-  for (int of_group = 0; of_group < 128; ++of_group) {
-    const int slot = 128 * group + of_group;
-    const float value = __uint_as_float(ptx::ld_shared(address(of_group)));
-    if (fabsf(value) < INFINITY || slot >= tile.count || !keeps_row(p, tile.first + slot)) continue;
-    const Maximum exact =
-        recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, tile.first + slot), passage);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      ptx::st_shared(address(of_group), __float_as_uint(exact.value));
-      ptx::st_shared(address(of_group) + 4, exact.token);
-    }
-  }
-  __syncwarp();
-#pragma unroll
-  for (int o = 0; o < Tile::kLaneRows; ++o) {
-    best[o] = {__uint_as_float(ptx::ld_shared(address(32 * o + threadIdx.x % 32))),
-               static_cast<int32_t>(ptx::ld_shared(address(32 * o + threadIdx.x % 32) + 4))};
-  }
-}
-
-// The row tile of an epilogue warp and what depends on it alone. It lies in shared memory, since the lanes
-// have few registers.
+// The row tile of an epilogue warp and what depends on it alone, in shared memory for want of registers.
 template <class Tile>
 struct EpilogueRows {
   static_assert(Tile::kLaneRows == 4);
@@ -186,23 +136,6 @@ __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, co
   }
 }
 
-// Sums each of four queries over all lanes: a butterfly whose first two exchanges also give each sum to eight
-// lanes.
-__device__ __forceinline__ float sum_of_four(float (&sum)[4]) {
-#pragma unroll
-  for (int half = 2; half > 0; half /= 2) {
-    const bool upper = threadIdx.x & 8 * half;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float got = __shfl_xor_sync(kFullWarp, upper ? sum[i] : sum[i + half], 8 * half);
-      sum[i] = (upper ? sum[i + half] : sum[i]) + got;
-    }
-  }
-#pragma unroll
-  for (int offset = 4; offset > 0; offset /= 2) sum[0] += __shfl_xor_sync(kFullWarp, sum[0], offset);
-  return sum[0];
-}
-
 // Stores each query's sum over the rows of this warp, four queries at a time. The sums of whole blocks of 32
 // rows need no selection; the order of additions is the same.
 template <class Tile>
@@ -218,9 +151,9 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
       sum[1] = blocks == 2 ? high : 0.0f;
       sum[2] = sum[3] = 0.0f;
     }
-    const float total = sum_of_four(sum);
+    sum_each(sum);
     const int64_t at = rows.score_at[lane];
-    if (at >= 0) scores[at + j] = total;
+    if (at >= 0) scores[at + j] = sum[0];
     return;
   }
   const int4 loaded = rows.query[lane];
@@ -233,12 +166,12 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
 #pragma unroll
       for (int o = 0; o < 4; ++o) sum[i] += query[o] == first + i ? best[o].value : 0.0f;
     }
-    const float total = sum_of_four(sum);
+    sum_each(sum);
     const int32_t lane_query = first + lane / 8;
     if (lane % 8 == 0 && lane_query <= rows.last_query) {
       const bool begun = lane_query == rows.first_query || p.packed;  // false: partial 0
       const int64_t partial = int64_t{lane_query} * p.partials + (begun ? rows.first_partial : 0);
-      scores[partial * p.scores_stride + j] = total;
+      scores[partial * p.scores_stride + j] = sum[0];
     }
   }
 }
@@ -275,7 +208,12 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
                                                   : token + doc_range.argmax_base;
       }
     }
-    resolve_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range, from.buffer, best);
+    const auto tokens_of = [&] {
+      return leaves_maxima<Tile>(p) ? Span{doc_range.argmax_base, doc_range.length}
+                                    : whole_document(p, rows.tile.query, doc_range.document);
+    };
+    resolve_waiting_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range.document, tokens_of,
+                               WaitingMaxima<16>{from.buffer, 4}, best);
     from.ring.consumer_release(0);
     if (leaves_maxima<Tile>(p)) {
       leave_maxima<Tile>(p, rows.tile, followed_consumer<Tile>(), j, best);

@@ -55,11 +55,10 @@
 namespace late_interaction {
 
 struct Sm90QPolicy {
-  bool three_at_once;                        // a fold takes the maximum of three numbers an instruction
-  bool reads_ahead;                          // a consumer reads scales one tile before it multiplies by them
-  int unroll_tiles;                          // tiles in the body of the loop
-  bool staggered;                            // the second consumer begins with a single tile
-  int consumer_registers, helper_registers;  // of a thread, after setmaxnreg
+  bool three_at_once;  // a fold takes the maximum of three numbers an instruction
+  bool reads_ahead;    // a consumer reads scales one tile before it multiplies by them
+  int unroll_tiles;    // tiles in the body of the loop
+  bool staggered;      // the second consumer begins with a single tile
 };
 
 constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, bool float_sums, bool winners,
@@ -77,9 +76,6 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
   policy.unroll_tiles = shortest_fold || (masked && winners && !scaled) ? 1 : long_body ? 2 : 4;
   // Without it both consumers would wait for their wgmma at once.
   policy.staggered = quantized && scaled && !policy.three_at_once;
-  // A launch gives each of the 384 threads 168 registers, which warpgroups then share out.
-  policy.consumer_registers = 224;
-  policy.helper_registers = 56;
   return policy;
 }
 
@@ -109,6 +105,8 @@ struct Sm90QTile {
                                   MaximumFold<kWinners>>;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
+  // A launch gives each of the 384 threads 168, which warpgroups then share out.
+  static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
   static constexpr int kFirstEpilogueWarp = kThreads / 32 - kConsumers;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
   static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of an epilogue warp's
@@ -116,8 +114,7 @@ struct Sm90QTile {
   static constexpr uint32_t kQKChunkBytes = kRows * kKChunkBytes;
   static constexpr uint32_t kStageKChunkBytes = kColumns * kKChunkBytes;
   static constexpr uint32_t kStageBytes = kKChunks * kStageKChunkBytes;
-  // A stage also holds, for each lane of a quad, a bit for each of the lane's columns, then the columns'
-  // scales.
+  // A stage also holds a bit for each column, those of one lane of a quad together, then the columns' scales.
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
   static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
@@ -363,8 +360,7 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
   }
 }
 
-// One warp: lane l writes the mask and scales of columns l, l + 32, ... of each stage. It loads them before
-// it waits for the stage.
+// One warp: lane l writes the mask and scales of columns l, l + 32, ..., loaded before it waits for a stage.
 template <class Tile>
 struct TokenScaleProducer {
   static constexpr int kRounds = (Tile::kColumns + 31) / 32;
@@ -468,23 +464,15 @@ struct Sm90QConsumer {
 
   template <int kWidth>
   __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
-    const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kKChunkBytes),
-                   d = ptx::smem_desc_low(smem.stage(state.stage));
     // The first wgmma overwrites them. But where tiles of two widths meet, ptxas does not know that the old
     // values are dead, and would keep them.
     if constexpr (Tile::kDocRanges || Tile::kTwoWidths) {
 #pragma unroll
       for (Accumulator& x : c) x = 0;
     }
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4 * Tile::kKChunks; ++k) {
-      ptx::WgmmaShape<kWidth>::template issue<typename Tile::Type>(
-          reinterpret_cast<Accumulator(&)[kWidth / 2]>(c),
-          ptx::smem_desc_k_major(q + (k / 4 * Tile::kQKChunkBytes + k % 4 * 32) / 16),
-          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageKChunkBytes + k % 4 * 32) / 16), k > 0);
-    }
-    ptx::wgmma_commit();
+    multiply_rows<typename Tile::Type, kWidth, 4 * Tile::kKChunks, Tile::kQKChunkBytes,
+                  Tile::kStageKChunkBytes>(reinterpret_cast<Accumulator(&)[kWidth / 2]>(c),
+                                           q_blocks + block * 64 * kKChunkBytes, smem.stage(state.stage));
   }
   // Zero, but not to the compiler. It computes values that are equal in all lanes between wgmma, and each
   // such pause lets in wgmma of the other consumer, until both consumers wait at once. So where folds are so
@@ -492,8 +480,7 @@ struct Sm90QConsumer {
   // calls took a tenth longer.
   static __device__ __forceinline__ int unknown_zero() { return ptx::tid_x() >> 12; }
 
-  // In shared memory, since registers are for accumulators: index and length of the current document range,
-  // and the row tile.
+  // Index and length of the current document range, and the row tile: registers are for accumulators.
   enum SmemSpill { kItem, kLength, kTile };
   __device__ __forceinline__ void spill(SmemSpill what, uint32_t value) const {
     ptx::st_shared(smem.spill(what), value);
@@ -538,8 +525,8 @@ struct Sm90QConsumer {
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
     multiply<kWidth>(c[1], 1);
-    // Read before the waits, so that the next tile knows whether the range ends. With scales there is no
-    // register for that.
+    // Before the waits, so that the next tile knows whether the range ends; with scales, no register for
+    // that.
     const StageTile tile = tile_at_hand<kWidth>();
     const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
@@ -682,7 +669,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
-    ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
+    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) {
       load_tiles<Tile>(p, maps, smem);
@@ -696,7 +683,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       run_epilogue_warp<Tile>(p, smem.epilogue_buffer(consumer), smem.epilogue_rows[consumer]);
     }
   } else {
-    ptx::setmaxnreg_inc<Tile::kPolicy.consumer_registers>();
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     Sm90QConsumer<Tile> consumer{p, smem, smem.epilogue_buffer(warpgroup),
                                  smem.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();

@@ -5,8 +5,7 @@
 // set of registers, so a consumer has one block of 64 rows.
 //
 // A k chunk is taken in rounds: multiply, wait, add. While one consumer adds, the other multiplies; the
-// second starts when the first one first adds. A warp has 16 neighbouring query rows: a query of 32 has two
-// partials.
+// second starts when the first one first adds. A warp has 16 neighbouring query rows.
 #pragma once
 
 #include "kernel.cuh"

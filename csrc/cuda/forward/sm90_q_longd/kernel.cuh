@@ -113,8 +113,7 @@ struct LongDWorkTile {
 
 // A cluster's work tiles. With resident rows: a contiguous range, documents innermost. With streamed rows:
 // every k-th work tile of k clusters, so that all clusters together work on a few row tiles by a few
-// documents, and L2 serves most loads. The range lies in shared memory, since a consumer has no registers for
-// it.
+// documents, and L2 serves most loads. The range lies in shared memory: a consumer has no registers for it.
 struct LongDScheduler {
   static constexpr uint32_t kBand = 8;  // row tiles
   static constexpr uint32_t kBytes = 32;

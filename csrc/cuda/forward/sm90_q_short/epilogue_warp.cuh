@@ -218,50 +218,6 @@ struct ShortEpilogue {
     best[3] = {v.w, static_cast<int32_t>(four >> 24)};
   }
 
-  // Computes rows again, one after the other, whose maximum over document j is NaN or infinite. The maxima
-  // wait in the buffer, for want of registers.
-  __device__ __forceinline__ void resolve(int32_t j, uint32_t values) {
-    using Element = typename Tile::Element;
-    const int lane = ptx::tid_x() % 32;
-    const uint32_t tokens = from.spill();
-    bool rare = false;
-#pragma unroll
-    for (int o = 0; o < 4; ++o) rare = rare || !(fabsf(best[o].value) < INFINITY);
-    if (!__any_sync(kFullWarp, rare)) return;
-#pragma unroll
-    for (int o = 0; o < 4; ++o) {
-      ptx::st_shared(values + 16 * lane + 4 * o, __float_as_uint(best[o].value));
-      ptx::st_shared(tokens + 16 * lane + 4 * o, best[o].token);
-    }
-    __syncwarp();
-    const Passage<Element> passage(p, tile.query, j, whole_document(p, tile.query, j));
-    if (!any_token_kept(p, passage)) {
-#pragma unroll
-      for (int o = 0; o < 4; ++o) best[o] = {-INFINITY, kSentinel};
-      return;
-    }
-#pragma unroll 1
-    for (int row = 0; row < count_rows(); ++row) {
-      const float value = __uint_as_float(ptx::ld_shared(values + 4 * row));
-      const int32_t at = tile.first + Tile::kWarpRows * consumer + row;
-      if (fabsf(value) < INFINITY || !keeps_row(p, at)) continue;
-      const Maximum exact =
-          recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, at), passage);
-      __syncwarp();
-      if (lane == 0) {
-        ptx::st_shared(values + 4 * row, __float_as_uint(exact.value));
-        ptx::st_shared(tokens + 4 * row, exact.token);
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int o = 0; o < 4; ++o) {
-      best[o] = {__uint_as_float(ptx::ld_shared(values + 16 * lane + 4 * o)),
-                 static_cast<int32_t>(ptx::ld_shared(tokens + 16 * lane + 4 * o))};
-    }
-    enter(tile);  // found again rather than kept, for want of registers
-  }
-
   // Multiplies the maxima over document j by the rows' scales, leaves them in the buffer, and stores winners.
   __device__ __forceinline__ void scale_and_store_winners(int32_t j, uint32_t values) {
 #pragma unroll
@@ -382,8 +338,7 @@ struct ShortEpilogue {
     return __all_sync(kFullWarp, check == 0.0f);
   }
 
-  // Slot g, whose first token has index `base` in document j; ends: it is the document's last. `best` goes
-  // from slot to slot.
+  // Slot g, whose first token has index `base` in document j. `best` goes from slot to slot until one `ends`.
   __device__ __forceinline__ void take_slot(int32_t j, int32_t base, int g, uint32_t buffer, bool ends) {
     const uint32_t values = buffer + g * Buffer::kDocBytes;
     const Maximum before[4] = {best[0], best[1], best[2], best[3]};
@@ -400,7 +355,12 @@ struct ShortEpilogue {
       }
     }
     if (!ends) return;
-    resolve(j, values);
+    // The row tile is entered again rather than kept, for want of registers.
+    if (resolve_waiting_rows<Tile>(
+            p, tile, consumer, j, [&] { return whole_document(p, tile.query, j); },
+            WaitingMaxima<4>{values, from.spill() - values}, best)) {
+      enter(tile);
+    }
     scale_and_store_winners(j, values);
   }
 

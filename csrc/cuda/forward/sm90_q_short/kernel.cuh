@@ -18,8 +18,8 @@
 //              maximum of each (row, document), and leaves them in its ShortEpilogueBuffer.
 //   producer   one thread of warpgroup 2: TMA loads of Q tiles and of the ring's stages.
 //   mask producer
-//              the next warp of warpgroup 2, where documents have masks (kMasked): it writes for each column
-//              of a stage the largest similarity that counts: infinity, or minus infinity.
+//              the next warp of warpgroup 2, where documents have masks (kMasked): it writes for each
+//              column of a stage the largest similarity that counts: infinity, or minus infinity.
 //   epilogue   the other two warps of warpgroup 2, one for each consumer (epilogue_warp.cuh).
 //
 // mbarriers: full and empty for each stage, for the Q tile, and for each epilogue buffer.
@@ -65,8 +65,7 @@ struct Sm90QShortTile {
   }
 };
 
-// Shared memory of a block, in this order: the Q tile, the ring, limits of columns, epilogue buffers,
-// mbarriers.
+// Shared memory of a block, in this order: the Q tile, the ring, limits, epilogue buffers, mbarriers.
 template <class Tile>
 struct Sm90QShortShared {
   // Bytes beside the Q tile, the ring and its limits.
@@ -124,7 +123,7 @@ __device__ __forceinline__ void load_short_docs(const ForwardArgs& p, const Tens
   }
 }
 
-// Whether a token of document (packed: slot) j counts.
+// True if a token of document (packed: slot) j counts.
 template <class Tile>
 __device__ __forceinline__ bool short_column_counts(const ForwardArgs& p, int32_t query, int32_t j,
                                                     int token) {
@@ -134,8 +133,7 @@ __device__ __forceinline__ bool short_column_counts(const ForwardArgs& p, int32_
   return mask == nullptr || mask[token * p.d_mask.token_stride] != 0;
 }
 
-// One warp: lane l writes the limits of columns l, l + 32, ... of each stage. It loads the mask before it
-// waits for the stage.
+// One warp: lane l writes the limits of columns l, l + 32, ... of each stage, whose mask it loads before.
 template <class Tile>
 __device__ __forceinline__ void write_short_limits(const ForwardArgs& p, const Sm90QShortShared<Tile>& smem) {
   constexpr int kRounds = (Tile::kColumns + 31) / 32;
@@ -204,16 +202,8 @@ struct Sm90QShortConsumer {
   float tail_bias[Tile::kTailGroups][2];
 
   __device__ __forceinline__ void multiply(float (&c)[Tile::kColumns / 2], int block) const {
-    const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kKChunkBytes),
-                   d = ptx::smem_desc_low(smem.stage(state.stage));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < Tile::kSteps; ++k) {
-      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-          c, ptx::smem_desc_k_major(q + (k / 4 * Tile::kQKChunkBytes + k % 4 * 32) / 16),
-          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageKChunkBytes + k % 4 * 32) / 16), k > 0);
-    }
-    ptx::wgmma_commit();
+    multiply_rows<typename Tile::Type, Tile::kColumns, Tile::kSteps, Tile::kQKChunkBytes,
+                  Tile::kStageKChunkBytes>(c, q_blocks + block * 64 * kKChunkBytes, smem.stage(state.stage));
   }
 
   // Folds a row half's columns of document `doc`. limits: of the lane's columns of the stage.
