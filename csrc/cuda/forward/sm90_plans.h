@@ -1,5 +1,5 @@
-// The plans of the kernels of wgmma, among which sm90_rules.cpp chooses. Each stands in its kernel's folder,
-// and is nothing where the kernel cannot take the call.
+// The plans among which sm90_rules.cpp chooses: of the kernels of wgmma, and of sm80_short_docs. Each stands
+// in its kernel's folder, and is nothing where the kernel cannot take the call.
 #pragma once
 
 #include <optional>
@@ -28,5 +28,13 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 
 std::optional<ForwardPlan> plan_sm90_stream(const Sizes& s, const ForwardTraits& traits,
                                             const Device& device);
+
+// tokens: of a tile, 8 or 32.
+std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
+                                                const Device& device, int tokens);
+
+// True where a warp of sm80_short_docs holds an embedding. Slices of longer rows and tokens pass by, anew for
+// every eight tokens.
+bool is_held(const Sizes& s, const ForwardTraits& traits);
 
 }  // namespace late_interaction

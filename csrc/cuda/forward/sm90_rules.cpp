@@ -6,7 +6,6 @@
 #include "../../plan/forward/kernel.h"
 #include "../../plan/forward/tiles.h"
 #include "../../plan/measured/h200.h"
-#include "sm80/short_docs_plan.h"
 #include "sm90_plans.h"
 
 namespace late_interaction {

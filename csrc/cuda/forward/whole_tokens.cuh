@@ -8,12 +8,12 @@
 
 namespace late_interaction {
 
-// Loads the lane's 16 bytes of a row, from element `first` on, if they exist. A quad loads 64 bytes at once,
-// for two products: lane q is left with word q of the four lanes.
+// Loads the lane's 16 bytes of a row, from element `first` of a term on, if they exist. A quad loads 64 bytes
+// at once, for two products: lane q is left with word q of the four lanes.
 template <class E>
-__device__ __forceinline__ void load_quad_words(uint32_t (&word)[4], const E* row, int64_t first,
-                                                bool exists) {
-  const uint4 x = exists ? __ldg(reinterpret_cast<const uint4*>(row + first)) : uint4{};
+__device__ __forceinline__ void load_quad_words(uint32_t (&word)[4], const E* row, int first, bool exists,
+                                                int64_t term = 0) {
+  const uint4 x = exists ? __ldg(reinterpret_cast<const uint4*>(row + first + term)) : uint4{};
   word[0] = x.x, word[1] = x.y, word[2] = x.z, word[3] = x.w;
   transpose_quad(word);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../../common/arithmetic.h"
 #include "argmax.cuh"
 #include "element.cuh"
 #include "element_dispatch.h"
@@ -168,15 +169,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// True if every row starts at a multiple of 16 bytes and has whole 16 bytes.
-template <class T>
-bool in_vectors_of_16(const TokenView& view, int64_t d) {
-  constexpr int64_t kVec = 16 / sizeof(T);
-  return view.dim_stride == 1 && d % kVec == 0 && view.token_stride % kVec == 0 &&
-         view.item_stride % kVec == 0 && view.query_stride % kVec == 0 &&
-         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
-
 // Blocks of `of_block` rows, up to `most`.
 unsigned grid_of(int64_t rows, int64_t of_block, int64_t most) {
   return static_cast<unsigned>(std::min((rows + of_block - 1) / of_block, most));
@@ -187,7 +179,8 @@ unsigned grid_of(int64_t rows, int64_t of_block, int64_t most) {
 cudaError_t launch_inverse_norms(const RowsView& rows, int64_t d, Dtype dtype, void* inverse,
                                  cudaStream_t stream) {
   return with_element(dtype, [&]<class T>() {
-    const auto kernel = in_vectors_of_16<T>(rows.view, d) ? inverse_norms<T, true> : inverse_norms<T, false>;
+    const auto kernel =
+        readable_in_vectors(rows.view, d, sizeof(T), 16) ? inverse_norms<T, true> : inverse_norms<T, false>;
     const unsigned grid = grid_of(rows.rows, kRowsOfBlock, 8192);
     kernel<<<grid, kThreads, 0, stream>>>(rows, rows.place(grid * kRowsOfBlock), static_cast<int>(d),
                                           static_cast<Sum<T>*>(inverse));

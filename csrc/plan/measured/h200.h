@@ -3,7 +3,7 @@
 // multiprocessor, until they are measured.
 #pragma once
 
-#include "../forward/mma_cost.h"
+#include "../forward/mma_plans.h"
 
 namespace late_interaction::h200 {
 

@@ -2,7 +2,7 @@
 #include "../../../plan/forward/tiles.h"
 #include "../../../plan/measured/h200.h"
 #include "../../../plan/text.h"
-#include "short_docs_plan.h"
+#include "../sm90_plans.h"
 
 namespace late_interaction {
 

@@ -16,22 +16,17 @@ cudaError_t launch_direct_tile(const ForwardLaunch<ForwardArgs>& call) {
   return launch(kernel, {call.plan.grid, Tile::kThreads, 0, supports_pdl()}, call.stream, call.args);
 }
 
-template <class Mma, int kColumnBlocks, int kSteps>
-cudaError_t launch_direct_steps(const ForwardLaunch<ForwardArgs>& call) {
-  return call.args.q_aligned && call.args.d_aligned
-             ? launch_direct_tile<DirectTile<Mma, kColumnBlocks, kSteps, true>>(call)
-             : launch_direct_tile<DirectTile<Mma, kColumnBlocks, kSteps, false>>(call);
-}
-
 template <Compute kCompute, class Args = ForwardArgs>
 cudaError_t launch_sm80_short_docs(const ForwardLaunch<Args>& call) {
   using Mma = typename MmaOf<kCompute>::type;
-  const bool long_rows = call.plan.k_chunks > 1;
   if (call.plan.k_chunks > 2) return launch_direct_tile<DirectTile<Mma, 1, 4, true, true>>(call);
-  if (call.plan.tokens == 8) {
-    return long_rows ? launch_direct_steps<Mma, 1, 4>(call) : launch_direct_steps<Mma, 1, 2>(call);
-  }
-  return long_rows ? launch_direct_steps<Mma, 4, 4>(call) : launch_direct_steps<Mma, 4, 2>(call);
+  return choose<8, 32>(call.plan.tokens, [&]<int kTokens>() {
+    return choose<1, 2>(call.plan.k_chunks, [&]<int kKChunks>() {
+      return choose<false, true>(call.args.q_aligned && call.args.d_aligned, [&]<bool kWhole>() {
+        return launch_direct_tile<DirectTile<Mma, kTokens / 8, 2 * kKChunks, kWhole>>(call);
+      });
+    });
+  });
 }
 
 }  // namespace late_interaction

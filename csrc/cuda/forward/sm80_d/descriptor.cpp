@@ -1,5 +1,5 @@
 #include "../../../plan/forward/kernel.h"
-#include "../../../plan/forward/mma_split.h"
+#include "../../../plan/forward/mma_plans.h"
 #include "../../../plan/forward/tiles.h"
 #include "../../../plan/measured/h200.h"
 #include "../../../plan/text.h"

@@ -220,7 +220,7 @@ struct QueryOperands {
         const int column = (2 * (s % Tile::kTermSteps) + q) * Tile::kVecElements;
         const int64_t term = s < Tile::kTermSteps ? 0 : p.fp16x2.q_apart;
         uint32_t word[4];
-        load_quad_words(word, row, column + term, exists && column < Tile::width(p));
+        load_quad_words(word, row, column, exists && column < Tile::width(p), term);
 #pragma unroll
         for (int k = 0; k < 4; ++k) block[h / 2][s + k / 2].set(h % 2 + 2 * (k % 2), word[k]);
       }

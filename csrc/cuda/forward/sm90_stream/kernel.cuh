@@ -19,21 +19,10 @@
 namespace late_interaction {
 
 // kSteps: of 64 bytes of an embedding, two to a k chunk.
-template <class Mma_, int kColumnBlocks_, int kSteps_>
-struct StreamTile {
-  using Mma = Mma_;
-  using Element = typename Mma::Element;
-  static constexpr int kRowBlocks = 2, kColumnBlocks = kColumnBlocks_, kSteps = kSteps_;
-  static constexpr bool kWhole = true, kPacked = false;
-  static constexpr int kWarps = stream_warps(8 * kColumnBlocks_, kSteps_ / 2);
-  static constexpr int kRows = 16 * kRowBlocks, kWarpRows = kRows, kColumns = 8 * kColumnBlocks;
-  static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = 1;
-  static constexpr int kStepElements = 64 / sizeof(Element), kShareElements = 16 / sizeof(Element);
-  static constexpr int kStageBytes = kColumns * kSteps * 64;
-
-  static __device__ __forceinline__ int slot(int, int lane, int o) {
-    return slot_after_quad<kWarpRows, kLaneRows>(0, lane, o);
-  }
+template <class Mma, int kColumnBlocks, int kSteps>
+struct StreamTile : DirectTile<Mma, kColumnBlocks, kSteps, true> {
+  static constexpr int kWarps = stream_warps(8 * kColumnBlocks, kSteps / 2);
+  static constexpr int kStageBytes = 8 * kColumnBlocks * kSteps * 64;
 };
 
 // The ring of a warp: its lane 0 fills it, all lanes read it.

@@ -1,5 +1,8 @@
-#include "mma_split.h"
+#include "mma_plans.h"
 
+#include <algorithm>
+
+#include "../measured/h200.h"
 #include "../text.h"
 #include "tiles.h"
 
@@ -45,6 +48,19 @@ void add_splits(const Sizes& s, const ForwardTraits& traits, const Device& devic
 
 std::string ring_of_tokens(const ForwardPlan& plan, const std::string& whose) {
   return joined(plan.stages, " stages of whole tokens", whose, ", ", 32 * plan.steps, " bytes each");
+}
+
+double mma_microseconds(const Sizes& s, const ForwardPlan& plan, const Device& device, const MmaCosts& costs,
+                        const MmaWork& work) {
+  const int64_t in_turn = ceil_div(plan.work_tiles, std::max<int64_t>(work.workers, 1));
+  const double neighbours = ceil_div(std::min(work.workers, plan.work_tiles), device.sm_count);
+  const double stage = work.length * std::max(costs.alone, costs.each * neighbours);
+  const double taken = in_turn * (costs.document * neighbours + work.stages * stage);
+  const double read = 1.0 * s.documents() * s.Ld * s.d * element_bytes(plan.compute) / (1e6 * costs.read);
+  const int64_t combined = plan.num_splits > 1 ? s.Nq * s.N * ceil_div(s.Lq, kCombineRows) : 0;
+  return costs.begin + std::max(taken, read) + (plan.partials > 1 ? h200::kSumKernel : 0.0) +
+         (combined > 0 ? h200::kCombineKernel + h200::kCombineWave * ceil_div(combined, 2 * device.sm_count)
+                       : 0.0);
 }
 
 }  // namespace late_interaction
