@@ -295,8 +295,7 @@ __device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const 
 // Sums each of kCount numbers over all lanes: a butterfly whose first exchanges halve the sums that a lane
 // carries. It leaves the sum of number lane * kCount / 32 in front, and adds in one order whatever kCount is.
 template <int kCount>
-__device__ __forceinline__ void sum_each(float (&sums)[kCount]) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void sum_each(float (&sums)[kCount], int lane) {
 #pragma unroll
   for (int half = kCount / 2; half > 0; half /= 2) {
     const int partner = 32 / kCount * half;
@@ -331,7 +330,7 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows
 #pragma unroll
       for (int o = 0; o < Tile::kLaneRows; ++o) sums[i] += rows.query[o] == first + i ? best[o].value : 0.0f;
     }
-    sum_each(sums);
+    sum_each(sums, lane);
     const int32_t query = first + lane / kLanes;
     if (lane % kLanes != 0 || query > rows.last_query) continue;
     // Queries but the first begin in this warp: their partial 0.

@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
       sum[1] = blocks == 2 ? high : 0.0f;
       sum[2] = sum[3] = 0.0f;
     }
-    sum_each(sum);
+    sum_each(sum, lane);
     const int64_t at = rows.score_at[lane];
     if (at >= 0) scores[at + j] = sum[0];
     return;
@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
 #pragma unroll
       for (int o = 0; o < 4; ++o) sum[i] += query[o] == first + i ? best[o].value : 0.0f;
     }
-    sum_each(sum);
+    sum_each(sum, lane);
     const int32_t lane_query = first + lane / 8;
     if (lane % 8 == 0 && lane_query <= rows.last_query) {
       const bool begun = lane_query == rows.first_query || p.packed;  // false: partial 0
