@@ -8,8 +8,8 @@
 
 namespace late_interaction {
 
-// Loads the lane's 16 bytes of a row, from element `first` of a term on, if they exist. A quad loads 64 bytes
-// at once, for two products: lane q is left with word q of the four lanes.
+// Loads 16 bytes of a row from element `first` of a term on, if they exist. A quad loads 64 bytes at once,
+// for two products: lane q is left with word q of its four lanes.
 template <class E>
 __device__ __forceinline__ void load_quad_words(uint32_t (&word)[4], const E* row, int first, bool exists,
                                                 int64_t term = 0) {
@@ -24,7 +24,7 @@ struct PromotedSum {
   static constexpr int kTogether = Mma::kPromotedSteps == 0 ? kSteps : Mma::kPromotedSteps;
   typename Mma::Sum part[4];
 
-  // Adds step s to `sum`, which has something before the first step where it is `begun`.
+  // Adds the products of step s to `sum`. begun: it holds other products before the first step.
   __device__ __forceinline__ void multiply(ptx::Accumulator& sum, const typename Mma::A& a,
                                            const typename Mma::B& b, int s, bool begun = false) {
     if (s % kTogether == 0) {

@@ -44,7 +44,7 @@ inline int64_t tokens_in_turn(const Sizes& s, const ForwardPlan& plan) {
   return plan.num_splits > 1 ? plan.split_tokens : s.Ld;
 }
 
-// Embeddings that a stage's products were fitted to take 256 bytes as operands, to which fp8 is widened.
+// MmaWork::length of a stage of whole tokens: 1 for operands of 256 bytes. Those of fp8 are widened.
 inline double whole_token_length(const ForwardPlan& plan) {
   const bool fp8 = plan.compute == Compute::e4m3 || plan.compute == Compute::e5m2;
   return (fp8 ? 2 : 1) * plan.steps / 8.0;

@@ -21,8 +21,6 @@
 //              the next warp of warpgroup 2, where documents have masks (kMasked): it writes for each
 //              column of a stage the largest similarity that counts: infinity, or minus infinity.
 //   epilogue   the other two warps of warpgroup 2, one for each consumer (epilogue_warp.cuh).
-//
-// mbarriers: full and empty for each stage, for the Q tile, and for each epilogue buffer.
 #pragma once
 
 #include "../../primitives/fold.cuh"
