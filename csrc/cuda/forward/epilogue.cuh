@@ -293,9 +293,10 @@ __device__ __forceinline__ void sum_aligned_queries(const ForwardArgs& p, const 
 }
 
 // Sums each of kCount numbers over all lanes: a butterfly whose first exchanges halve the sums that a lane
-// carries. It leaves the sum of number lane * kCount / 32 in front, and adds in one order whatever kCount is.
+// carries. Returns the sum of number lane * kCount / 32, in front too, and adds in one order whatever kCount
+// is.
 template <int kCount>
-__device__ __forceinline__ void sum_each(float (&sums)[kCount], int lane) {
+__device__ __forceinline__ float sum_each(float (&sums)[kCount], int lane) {
 #pragma unroll
   for (int half = kCount / 2; half > 0; half /= 2) {
     const int partner = 32 / kCount * half;
@@ -310,6 +311,7 @@ __device__ __forceinline__ void sum_each(float (&sums)[kCount], int lane) {
   for (int partner = 16 / kCount; partner > 0; partner /= 2) {
     sums[0] += __shfl_xor_sync(kFullWarp, sums[0], partner);
   }
+  return sums[0];
 }
 
 // Each query's sum over the rows of this warp, of kTogether queries at once.

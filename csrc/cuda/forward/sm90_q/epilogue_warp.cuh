@@ -151,9 +151,9 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
       sum[1] = blocks == 2 ? high : 0.0f;
       sum[2] = sum[3] = 0.0f;
     }
-    sum_each(sum, lane);
+    const float total = sum_each(sum, threadIdx.x);
     const int64_t at = rows.score_at[lane];
-    if (at >= 0) scores[at + j] = sum[0];
+    if (at >= 0) scores[at + j] = total;
     return;
   }
   const int4 loaded = rows.query[lane];
@@ -166,12 +166,12 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
 #pragma unroll
       for (int o = 0; o < 4; ++o) sum[i] += query[o] == first + i ? best[o].value : 0.0f;
     }
-    sum_each(sum, lane);
+    const float total = sum_each(sum, threadIdx.x);
     const int32_t lane_query = first + lane / 8;
     if (lane % 8 == 0 && lane_query <= rows.last_query) {
       const bool begun = lane_query == rows.first_query || p.packed;  // false: partial 0
       const int64_t partial = int64_t{lane_query} * p.partials + (begun ? rows.first_partial : 0);
-      scores[partial * p.scores_stride + j] = sum[0];
+      scores[partial * p.scores_stride + j] = total;
     }
   }
 }
