@@ -73,17 +73,11 @@ inline void check_winner_stride(const PairInputs& in, int64_t stride) {
 
 inline void check_pair_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
                                        const PairInputs& in) {
-  const int64_t pairs = in.pairs.count;
-  STD_TORCH_CHECK(grad_scores.dim() == 1 && grad_scores.size(0) == pairs &&
-                      grad_scores.scalar_type() == score_type(in.dtype),
-                  "late_interaction: grad_scores must be float32 (float64 for float64 inputs) [", pairs, "]");
-  STD_TORCH_CHECK(winners.dim() == 2 && winners.size(0) == pairs && winners.is_contiguous() &&
-                      winners.scalar_type() == winner_type(in.sizes.Ld),
-                  "late_interaction: winners must be a contiguous [", pairs,
-                  ", max_seqlen_q], int16 for at most 65534 tokens in D and int32 above");
+  STD_TORCH_CHECK(winners.dim() == 2, "late_interaction: winners must be [pairs, max_seqlen_q], got rank ",
+                  winners.dim());
+  check_grad_scores(grad_scores, {in.pairs.count}, in.dtype, Q);
+  check_winners(winners, {in.pairs.count, winners.size(1)}, winner_type(in.sizes.Ld), Q);
   check_winner_stride(in, winners.size(1));
-  STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
-                  "late_interaction: grad_scores, Q, D and winners must be on one device");
 }
 
 }  // namespace late_interaction

@@ -11,6 +11,12 @@ struct ResidualInputs {
   bool packed = false;  // documents behind each other; else padded
 };
 
+// The operators' arguments.
+struct ResidualTensors {
+  const Tensor &Q, &codes, &residuals, &extents, &centroids, &bucket_weights;
+  int64_t nbits;  // of a bucket
+};
+
 inline bool is_index(const Tensor& x) {
   return x.scalar_type() == ScalarType::Int || x.scalar_type() == ScalarType::Long;
 }
@@ -21,9 +27,8 @@ inline void check_residual_bits(int64_t nbits) {
                   "late_interaction: nbits must be 1, 2, 4 or 8, got ", nbits);
 }
 
-inline ResidualInputs parse_residual_inputs(const Tensor& Q, const Tensor& codes, const Tensor& residuals,
-                                            const Tensor& extents, const Tensor& centroids,
-                                            const Tensor& bucket_weights, int64_t nbits) {
+inline ResidualInputs parse_residual_inputs(const ResidualTensors& x) {
+  const auto& [Q, codes, residuals, extents, centroids, bucket_weights, nbits] = x;
   check_residual_bits(nbits);
   STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
   STD_TORCH_CHECK(codes.dim() == 1 || codes.dim() == 2,
@@ -61,22 +66,17 @@ inline ResidualInputs parse_residual_inputs(const Tensor& Q, const Tensor& codes
   return in;
 }
 
-// Whether a winner, the token of a maximum, takes 32 bits: a packed document may have any length.
+// A winner, the token of a maximum, takes 32 bits in packed documents, which may have any length.
 inline bool wide_winners(const ResidualInputs& in) { return in.packed || wide_winners(in.sizes.Ld); }
+
+inline ScalarType winner_type(const ResidualInputs& in) {
+  return wide_winners(in) ? ScalarType::Int : ScalarType::Short;
+}
 
 inline void check_residual_winners(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
                                    const ResidualInputs& in) {
-  const Sizes& s = in.sizes;
-  STD_TORCH_CHECK(grad_scores.dim() == 2 && grad_scores.size(0) == s.Nq && grad_scores.size(1) == s.N &&
-                      grad_scores.scalar_type() == score_type(in.dtype),
-                  "late_interaction: grad_scores must be [", s.Nq, ", ", s.N,
-                  "], float32 (float64 for float64 Q)");
-  STD_TORCH_CHECK(winners.dim() == 3 && winners.size(0) == s.Nq && winners.size(1) == s.N &&
-                      winners.size(2) == s.Lq && winners.is_contiguous() &&
-                      winners.scalar_type() == (wide_winners(in) ? ScalarType::Int : ScalarType::Short),
-                  "late_interaction: winners must be as maxsim_residual_winners gives them");
-  STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
-                  "late_interaction: grad_scores and winners must be on the device of Q");
+  check_grad_scores(grad_scores, {in.sizes.Nq, in.sizes.N}, in.dtype, Q);
+  check_winners(winners, {in.sizes.Nq, in.sizes.N, in.sizes.Lq}, winner_type(in), Q);
 }
 
 inline void check_centroid_scores(const Tensor& table, const Tensor& codes, const Tensor& lengths) {

@@ -6,13 +6,6 @@
 
 namespace late_interaction {
 
-inline void check_ward_list(const Tensor& x, const Tensor& similarities, int64_t count, const char* name) {
-  STD_TORCH_CHECK(x.dim() == 1 && x.size(0) == count && x.is_contiguous() &&
-                      x.scalar_type() == ScalarType::Int && same_place(x, similarities),
-                  "late_interaction: ", name, " must be a contiguous int32 [", count,
-                  "] on the device of similarities");
-}
-
 inline WardCut parse_ward_cut(const Tensor& similarities, const Tensor& cu_seqlens, const Tensor& clusters,
                               int64_t longest, Tensor& labels, Tensor& found) {
   const ScalarType type = similarities.scalar_type();
@@ -26,18 +19,21 @@ inline WardCut parse_ward_cut(const Tensor& similarities, const Tensor& cu_seqle
   call.documents = clusters.size(0);
   STD_TORCH_CHECK(longest >= 0 && longest <= kMostWardTokens, "late_interaction: longest must lie in [0, ",
                   kMostWardTokens, "], got ", longest);
-  check_ward_list(clusters, similarities, call.documents, "clusters");
-  check_ward_list(cu_seqlens, similarities, call.documents + 1, "cu_seqlens");
-  check_ward_list(found, similarities, call.documents, "found");
-  check_ward_list(labels, similarities, labels.size(0), "labels");
+  const auto check_list = [&](const Tensor& x, int64_t count, const char* name) {
+    check_dense(x, ScalarType::Int, {count}, name, similarities, "similarities");
+  };
+  check_list(clusters, call.documents, "clusters");
+  check_list(cu_seqlens, call.documents + 1, "cu_seqlens");
+  check_list(found, call.documents, "found");
+  check_list(labels, labels.size(0), "labels");
   call.dtype = type == ScalarType::Double ? Dtype::fp64 : Dtype::fp32;
   call.tokens = labels.size(0);
   call.cells = similarities.size(0);
   call.similarities = similarities.const_data_ptr();
-  call.offsets = static_cast<const int32_t*>(cu_seqlens.const_data_ptr());
-  call.clusters = static_cast<const int32_t*>(clusters.const_data_ptr());
-  call.labels = static_cast<int32_t*>(labels.mutable_data_ptr());
-  call.found = static_cast<int32_t*>(found.mutable_data_ptr());
+  call.offsets = data_of<int32_t>(cu_seqlens);
+  call.clusters = data_of<int32_t>(clusters);
+  call.labels = mutable_data_of<int32_t>(labels);
+  call.found = mutable_data_of<int32_t>(found);
   return call;
 }
 

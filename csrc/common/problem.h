@@ -67,6 +67,8 @@ struct ScaleView {
   int64_t query_stride = 0;
   int64_t item_stride = 0;
   int64_t token_stride = 0;
+
+  bool is_shared() const { return query_stride == 0 && item_stride == 0 && token_stride == 0; }
 };
 
 // A strided view of the weights of query tokens, which multiply their maxima, in the type of scores; data ==

@@ -26,6 +26,21 @@ inline constexpr int64_t kMaxTokens = int64_t{1} << 30;
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// The elements of a tensor whose dtype has been checked; of none: null. Bools are bytes.
+template <class T>
+const T* data_of(const Tensor& x) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+template <class T>
+const T* data_of(const OptionalTensor& x) {
+  return x ? data_of<T>(*x) : nullptr;
+}
+template <class T>
+T* mutable_data_of(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
 
 inline Dtype parse_dtype(ScalarType type) {
   switch (type) {
@@ -85,6 +100,56 @@ inline ScalarType score_type(Dtype dtype) {
 
 inline bool same_place(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
 
+inline bool holds_halves(const Tensor& x) {
+  return x.scalar_type() == ScalarType::BFloat16 || x.scalar_type() == ScalarType::Half;
+}
+
+inline std::vector<int64_t> shape_of(const Tensor& x) {
+  std::vector<int64_t> shape;
+  for (int64_t i = 0; i < x.dim(); ++i) shape.push_back(x.size(i));
+  return shape;
+}
+
+inline bool has_shape(const Tensor& x, const std::vector<int64_t>& shape) {
+  bool same = x.dim() == static_cast<int64_t>(shape.size());
+  for (size_t i = 0; same && i < shape.size(); ++i) same = x.size(i) == shape[i];
+  return same;
+}
+
+// "[3, 4]", for a message.
+inline std::string in_brackets(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+// As Python calls it.
+inline const char* name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Double:
+      return "float64";
+    default:
+      return "float32";
+  }
+}
+
+// beside: the argument whose device x must be on, which the caller knows as beside_name.
+inline void check_dense(const Tensor& x, ScalarType type, const std::vector<int64_t>& shape, const char* name,
+                        const Tensor& beside, const char* beside_name = "Q") {
+  STD_TORCH_CHECK(
+      x.scalar_type() == type && has_shape(x, shape) && x.is_contiguous() && same_place(x, beside),
+      "late_interaction: ", name, " must be a contiguous ", name_of(type), " ", in_brackets(shape),
+      " on the device of ", beside_name);
+}
+
 // Packed: sizes are those of one query of all query tokens (or of padded queries), and Ld counts the tokens
 // of all documents.
 struct Inputs {
@@ -104,7 +169,7 @@ inline TokenView view_tokens(const Tensor& x, bool paired = false) {
           x.stride(r - 2), x.stride(r - 1)};
 }
 
-inline MaskView view_mask(const std::optional<Tensor>& mask, bool paired = false) {
+inline MaskView view_mask(const OptionalTensor& mask, bool paired = false) {
   if (!mask) return {};
   const int64_t r = mask->dim();
   return {static_cast<const uint8_t*>(mask->const_data_ptr()), paired || r == 3 ? mask->stride(0) : 0,
@@ -118,7 +183,7 @@ inline bool one_per_token(const Tensor& x, const Tensor& tokens) {
   return fits;
 }
 
-inline void check_mask(const std::optional<Tensor>& mask, const Tensor& tokens, const char* name) {
+inline void check_mask(const OptionalTensor& mask, const Tensor& tokens, const char* name) {
   if (!mask) return;
   STD_TORCH_CHECK(mask->scalar_type() == ScalarType::Bool, "late_interaction: ", name, " must be bool");
   STD_TORCH_CHECK(same_place(*mask, tokens), "late_interaction: ", name,
@@ -127,8 +192,8 @@ inline void check_mask(const std::optional<Tensor>& mask, const Tensor& tokens, 
                   " must have the shape of its tokens without d");
 }
 
-inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional<Tensor>& q_mask,
-                           const std::optional<Tensor>& d_mask, bool paired = false,
+inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
+                           const OptionalTensor& d_mask, bool paired = false,
                            Dtype (*parse)(ScalarType) = parse_dtype) {
   STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
   STD_TORCH_CHECK(D.dim() == 3 || (D.dim() == 4 && !paired), "late_interaction: D must be ",
@@ -193,12 +258,6 @@ inline std::vector<int64_t> shape_of_documents(const Inputs& in) {
   if (in.paired) return {s.Nq, s.Ld, s.d};
   if (s.layout == Layout::in_batch) return {s.N, s.Ld, s.d};
   return {s.Nq, s.N, s.Ld, s.d};
-}
-
-inline bool has_shape(const Tensor& x, const std::vector<int64_t>& shape) {
-  bool same = x.dim() == static_cast<int64_t>(shape.size());
-  for (size_t i = 0; same && i < shape.size(); ++i) same = x.size(i) == shape[i];
-  return same;
 }
 
 struct Offsets {
@@ -279,8 +338,8 @@ inline ScaleView parse_scale(const Tensor& scale, const Tensor& tokens, const ch
 }
 
 inline QuantizedInputs parse_quantized_inputs(const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
-                                              const Tensor& scale_D, const std::optional<Tensor>& q_mask,
-                                              const std::optional<Tensor>& d_mask) {
+                                              const Tensor& scale_D, const OptionalTensor& q_mask,
+                                              const OptionalTensor& d_mask) {
   const Inputs in = parse_inputs(Q, D, q_mask, d_mask, false, parse_quantized_dtype);
   return {in, parse_scale(scale_Q, Q, "scale_Q"), parse_scale(scale_D, D, "scale_D")};
 }
@@ -299,8 +358,7 @@ QuantizedInputs parse_packed_codes(const Tensor& D, const Tensor& scale_D, const
 }
 
 inline QuantizedInputs parse_quantized_packed_inputs(const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
-                                                     const Tensor& scale_D,
-                                                     const std::optional<Tensor>& q_mask,
+                                                     const Tensor& scale_D, const OptionalTensor& q_mask,
                                                      const Tensor& cu_seqlens_d) {
   return parse_packed_codes(D, scale_D, cu_seqlens_d, [&](const Tensor& document, const Tensor& scale) {
     return parse_quantized_inputs(Q, document, scale_Q, scale, q_mask, std::nullopt);
@@ -309,40 +367,34 @@ inline QuantizedInputs parse_quantized_packed_inputs(const Tensor& Q, const Tens
 
 inline ScalarType winner_type(int64_t Ld) { return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short; }
 
-inline void check_grad_scores(const Tensor& grad_scores, const Tensor& Q, const Inputs& in) {
-  STD_TORCH_CHECK(has_shape(grad_scores, shape_of_scores(in)), "late_interaction: grad_scores must be [",
-                  in.sizes.Nq, in.paired ? "" : ", " + std::to_string(in.sizes.N), "]");
-  STD_TORCH_CHECK(grad_scores.scalar_type() == score_type(in.dtype),
-                  "late_interaction: grad_scores must be float32 (float64 for float64 inputs)");
-  STD_TORCH_CHECK(same_place(grad_scores, Q), "late_interaction: grad_scores, Q and D must be on one device");
+inline void check_grad_scores(const Tensor& grad_scores, const std::vector<int64_t>& shape, Dtype dtype,
+                              const Tensor& Q) {
+  const ScalarType type = score_type(dtype);
+  STD_TORCH_CHECK(
+      has_shape(grad_scores, shape) && grad_scores.scalar_type() == type && same_place(grad_scores, Q),
+      "late_interaction: grad_scores must be ", in_brackets(shape), " of ", name_of(type),
+      " on the device of Q");
+}
+
+// Winners that a forward saved.
+inline void check_winners(const Tensor& winners, const std::vector<int64_t>& shape, ScalarType type,
+                          const Tensor& Q) {
+  STD_TORCH_CHECK(has_shape(winners, shape) && winners.is_contiguous() && winners.scalar_type() == type &&
+                      same_place(winners, Q),
+                  "late_interaction: winners must be a contiguous ", in_brackets(shape), " of ",
+                  name_of(type), " on the device of Q");
 }
 
 inline void check_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
                                   const Inputs& in) {
-  const Sizes& s = in.sizes;
-  check_grad_scores(grad_scores, Q, in);
-  STD_TORCH_CHECK(has_shape(winners, shape_of_winners(in)) && winners.is_contiguous(),
-                  "late_interaction: winners must be a contiguous [", s.Nq,
-                  in.paired ? "" : ", " + std::to_string(s.N), ", ", s.Lq, "]");
-  STD_TORCH_CHECK(winners.scalar_type() == winner_type(s.Ld),
-                  "late_interaction: winners must be int16 for Ld <= 65534 and int32 above");
-  STD_TORCH_CHECK(same_place(winners, Q), "late_interaction: Q, D and winners must be on one device");
+  check_grad_scores(grad_scores, shape_of_scores(in), in.dtype, Q);
+  check_winners(winners, shape_of_winners(in), winner_type(in.sizes.Ld), Q);
 }
 
 inline void check_varlen_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
                                          const Inputs& in) {
-  const int64_t queries = in.packed->queries, documents = in.sizes.N, tokens = in.sizes.Lq;
-  STD_TORCH_CHECK(
-      grad_scores.dim() == 2 && grad_scores.size(0) == queries && grad_scores.size(1) == documents,
-      "late_interaction: grad_scores must be [", queries, ", ", documents, "]");
-  STD_TORCH_CHECK(grad_scores.scalar_type() == score_type(in.dtype),
-                  "late_interaction: grad_scores must be float32 (float64 for float64 inputs)");
-  STD_TORCH_CHECK(winners.dim() == 2 && winners.size(0) == documents && winners.size(1) == tokens &&
-                      winners.is_contiguous() && winners.scalar_type() == winner_type(in.sizes.Ld),
-                  "late_interaction: winners must be a contiguous [", documents, ", ", tokens,
-                  "], int16 for at most 65534 tokens in D and int32 above");
-  STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
-                  "late_interaction: grad_scores, Q, D and winners must be on one device");
+  check_grad_scores(grad_scores, {in.packed->queries, in.sizes.N}, in.dtype, Q);
+  check_winners(winners, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld), Q);
 }
 
 // A new contiguous tensor beside `like`: same device, given dtype. Not by new_empty, which looks its operator

@@ -7,20 +7,16 @@
 
 namespace late_interaction {
 
-inline void check_xtr_mask(const std::optional<Tensor>& d_mask, int64_t tokens, const Tensor& beside) {
+inline void check_xtr_mask(const OptionalTensor& d_mask, int64_t tokens, const Tensor& beside) {
   STD_TORCH_CHECK(!d_mask || (d_mask->scalar_type() == ScalarType::Bool && d_mask->is_contiguous() &&
                               d_mask->numel() == tokens && same_place(*d_mask, beside)),
                   "late_interaction: d_mask must be a contiguous bool [documents, Ld]");
 }
 
-inline const uint8_t* mask_data(const std::optional<Tensor>& mask) {
-  return mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr;
-}
-
 // Parameters: the operator's, and the type that the maxima must have.
-inline XtrSelection parse_xtr_cells(const Tensor& similarities, int64_t tokens,
-                                    const std::optional<Tensor>& d_mask, int64_t Ld, int64_t k,
-                                    bool zero_unless_all, Tensor& maxima, Tensor& winners, ScalarType type) {
+inline XtrSelection parse_xtr_cells(const Tensor& similarities, int64_t tokens, const OptionalTensor& d_mask,
+                                    int64_t Ld, int64_t k, bool zero_unless_all, Tensor& maxima,
+                                    Tensor& winners, ScalarType type) {
   STD_TORCH_CHECK(similarities.dim() == 2 && (similarities.stride(1) == 1 || similarities.size(1) <= 1),
                   "late_interaction: similarities must be [rows, tokens] with contiguous rows");
   const int64_t rows = similarities.size(0);
@@ -30,14 +26,9 @@ inline XtrSelection parse_xtr_cells(const Tensor& similarities, int64_t tokens,
                   "late_interaction: similarities must have at most 2^30 rows and tokens");
   STD_TORCH_CHECK(k >= 1 && k <= tokens, "late_interaction: k must be 1 to ", tokens, ", got ", k);
   const std::vector<int64_t> shape{rows, tokens / Ld};
-  STD_TORCH_CHECK(has_shape(maxima, shape) && maxima.scalar_type() == type && maxima.is_contiguous(),
-                  "late_interaction: maxima must be a contiguous [rows, documents] of the dtype of scores");
-  STD_TORCH_CHECK(
-      has_shape(winners, shape) && winners.scalar_type() == ScalarType::Int && winners.is_contiguous(),
-      "late_interaction: winners must be a contiguous int32 [rows, documents]");
+  check_dense(maxima, type, shape, "maxima", similarities, "similarities");
+  check_dense(winners, ScalarType::Int, shape, "winners", similarities, "similarities");
   check_xtr_mask(d_mask, tokens, similarities);
-  STD_TORCH_CHECK(same_place(maxima, similarities) && same_place(winners, similarities),
-                  "late_interaction: similarities, maxima and winners must be on one device");
   XtrSelection selection;
   selection.dtype = parse_dtype(similarities.scalar_type());
   selection.rows = rows;
@@ -47,15 +38,14 @@ inline XtrSelection parse_xtr_cells(const Tensor& similarities, int64_t tokens,
   selection.zero_unless_all = zero_unless_all;
   selection.similarities = similarities.const_data_ptr();
   selection.row_stride = similarities.stride(0);
-  selection.d_mask = mask_data(d_mask);
+  selection.d_mask = data_of<uint8_t>(d_mask);
   selection.maxima = maxima.mutable_data_ptr();
-  selection.winners = static_cast<int32_t*>(winners.mutable_data_ptr());
+  selection.winners = mutable_data_of<int32_t>(winners);
   return selection;
 }
 
-inline XtrSelection parse_xtr_selection(const Tensor& similarities, const std::optional<Tensor>& d_mask,
-                                        int64_t Ld, int64_t k, bool zero_unless_all, Tensor& maxima,
-                                        Tensor& winners) {
+inline XtrSelection parse_xtr_selection(const Tensor& similarities, const OptionalTensor& d_mask, int64_t Ld,
+                                        int64_t k, bool zero_unless_all, Tensor& maxima, Tensor& winners) {
   const ScalarType type = similarities.scalar_type();
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double,
                   "late_interaction: similarities must be float32 or float64");
@@ -65,11 +55,8 @@ inline XtrSelection parse_xtr_selection(const Tensor& similarities, const std::o
 
 // Q [rows, d], D [tokens, d] and what xtr_group_maxima_ makes of them.
 inline void check_xtr_groups(const Tensor& Q, const Tensor& D, const Tensor& group_maxima) {
-  const auto is_half = [](const Tensor& x) {
-    return x.scalar_type() == ScalarType::BFloat16 || x.scalar_type() == ScalarType::Half;
-  };
   const int64_t d = Q.dim() == 2 ? Q.size(1) : 0;
-  STD_TORCH_CHECK(d >= 8 && d % 8 == 0 && d <= kMaxTokens && is_half(Q) && Q.is_contiguous() &&
+  STD_TORCH_CHECK(d >= 8 && d % 8 == 0 && d <= kMaxTokens && holds_halves(Q) && Q.is_contiguous() &&
                       is_aligned(Q.const_data_ptr(), 16),
                   "late_interaction: Q must be a contiguous [rows, d] of half precision at a multiple of 16 "
                   "bytes, with d a multiple of 8");
@@ -88,8 +75,8 @@ inline void check_xtr_groups(const Tensor& Q, const Tensor& D, const Tensor& gro
                   "] of the dtype of Q at a multiple of 16 bytes");
 }
 
-inline XtrGroupMaxima parse_xtr_group_maxima(const Tensor& Q, const Tensor& D,
-                                             const std::optional<Tensor>& d_mask, Tensor& group_maxima) {
+inline XtrGroupMaxima parse_xtr_group_maxima(const Tensor& Q, const Tensor& D, const OptionalTensor& d_mask,
+                                             Tensor& group_maxima) {
   check_xtr_groups(Q, D, group_maxima);
   check_xtr_mask(d_mask, D.size(0), Q);
   return {.dtype = parse_dtype(Q.scalar_type()),
@@ -98,13 +85,13 @@ inline XtrGroupMaxima parse_xtr_group_maxima(const Tensor& Q, const Tensor& D,
           .d = Q.size(1),
           .queries = Q.const_data_ptr(),
           .document_tokens = D.const_data_ptr(),
-          .d_mask = mask_data(d_mask),
+          .d_mask = data_of<uint8_t>(d_mask),
           .group_maxima = group_maxima.mutable_data_ptr()};
 }
 
 // The selection from maxima of groups. Parameters: the operator's.
 inline XtrSelection parse_xtr_groups(const Tensor& group_maxima, const Tensor& Q, const Tensor& D,
-                                     const std::optional<Tensor>& d_mask, int64_t Ld, int64_t k,
+                                     const OptionalTensor& d_mask, int64_t Ld, int64_t k,
                                      bool zero_unless_all, Tensor& maxima, Tensor& winners) {
   check_xtr_groups(Q, D, group_maxima);
   XtrSelection selection = parse_xtr_cells(group_maxima, D.size(0), d_mask, Ld, k, zero_unless_all, maxima,

@@ -119,19 +119,10 @@ class QueryWorker {
     const int64_t document_bytes = (x_.call.residual ? 1 : x_.s.Ld) * x_.s.d * x_.element;
     documents_ = std::clamp<int64_t>(kDocumentBytes / std::max<int64_t>(document_bytes, 1), 1, kMaxDocuments);
     const int64_t decompressed = x_.call.residual ? documents_ * x_.s.d : 0;
-    Scratch& memory = thread_scratch();
-    memory.reset(Scratch::size_of<Real>(rows_per_item * x_.s.d) + Scratch::size_of<char>(rows_per_item) +
-                 2 * Scratch::size_of<Real>(documents_) + Scratch::size_of<int64_t>(documents_) +
-                 Scratch::size_of<Real>(x_.s.d) + Scratch::size_of<Real>(decompressed) +
-                 Scratch::size_of<char>(decompressed * x_.element));
-    sums_ = memory.take<Real>(rows_per_item * x_.s.d);
-    won_ = memory.take<char>(rows_per_item);
-    scales_ = memory.take<Real>(documents_);
-    inverse_norms_ = memory.take<Real>(documents_);
-    offsets_ = memory.take<int64_t>(documents_);
-    room_ = memory.take<Real>(x_.s.d);
-    decompressed_ = memory.take<Real>(decompressed);
-    rounded_ = memory.take<char>(decompressed * x_.element);
+    thread_scratch().start(Array{rows_per_item * x_.s.d, sums_}, Array{rows_per_item, won_},
+                           Array{documents_, scales_}, Array{documents_, inverse_norms_},
+                           Array{documents_, offsets_}, Array{x_.s.d, room_},
+                           Array{decompressed, decompressed_}, Array{decompressed * x_.element, rounded_});
   }
 
   void operator()(int64_t item) {
@@ -218,13 +209,8 @@ class DocumentWorker {
       : x_(context), tokens_per_item_(tokens_per_item), ranges_(ceil_div(Ld, tokens_per_item)) {
     queries_ = x_.s.layout == Layout::per_query ? 1 : x_.s.Nq;
     const int64_t most = queries_ * x_.s.Lq;
-    Scratch& memory = thread_scratch();
-    memory.reset(Scratch::size_of<Real>(x_.s.d) + Scratch::size_of<int64_t>(tokens_per_item + 1) +
-                 Scratch::size_of<Real>(most) + Scratch::size_of<int64_t>(most));
-    sum_ = memory.take<Real>(x_.s.d);
-    end_ = memory.take<int64_t>(tokens_per_item + 1);
-    scales_ = memory.take<Real>(most);
-    offsets_ = memory.take<int64_t>(most);
+    thread_scratch().start(Array{x_.s.d, sum_}, Array{tokens_per_item + 1, end_}, Array{most, scales_},
+                           Array{most, offsets_});
   }
 
   void operator()(int64_t item) {

@@ -50,7 +50,7 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   return bf16 && k.has_bf16 ? k.bf16 : k.f32;
 }
 
-// Whether a query token's maximum is multiplied: by the inverse norm or the scale of the codes, or by its
+// True if a query token's maximum is multiplied: by the inverse norm or the scale of the codes, or by its
 // weight.
 bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data || call.q_weights.data; }
 
@@ -124,15 +124,9 @@ class Worker {
     element_ = element_bytes(call.dtype);
     const int64_t block = c.block_rows;
     Scratch& memory = thread_scratch();
-    memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(c.row_bytes) +
-                 2 * Scratch::size_of<Real>(block) + 2 * Scratch::size_of<Index>(block) +
-                 TileStage<Real>::bytes(call, m, c));
-    panels_ = memory.take<char>(block * c.row_bytes);
-    packed_row_ = memory.take<char>(c.row_bytes);
-    best_ = memory.take<Real>(block);
-    query_scale_ = memory.take<Real>(block);
-    winner_ = memory.take<Index>(block);
-    row_token_ = memory.take<Index>(block);
+    memory.start(TileStage<Real>::bytes(call, m, c), Array{block * c.row_bytes, panels_},
+                 Array{c.row_bytes, packed_row_}, Array{block, best_}, Array{block, query_scale_},
+                 Array{block, winner_}, Array{block, row_token_});
     documents_.emplace(call, k, m, c, memory);
     if (c.steps > ceil_div(s_.d, m.step_dims)) {  // packing does not write the steps behind the last
       std::memset(packed_row_, 0, static_cast<size_t>(c.row_bytes));

@@ -17,12 +17,11 @@
 #include "../common/arithmetic.h"
 #include "../common/registration.h"
 #include "kernels.h"
+#include "op_helpers.h"
 #include "parallel.h"
 
 namespace late_interaction::cpu {
 namespace {
-
-using OptionalTensor = std::optional<Tensor>;
 
 class Encoder {
  public:
@@ -55,18 +54,10 @@ class Encoder {
 
   void take_scratch(int64_t sequence) {
     const int64_t n = length_of(sequence), bit_bytes = n * (columns_ / 8) + 8;  // 8: reads past the end
-    const int64_t block = partitions_ * call_.d, projected = partitions_ * projected_columns_;
-    Scratch& scratch = thread_scratch();
-    scratch.reset(Scratch::size_of<float>(n * call_.d) + Scratch::size_of<uint8_t>(bit_bytes) +
-                  Scratch::size_of<float>(block) + Scratch::size_of<float>(projected) +
-                  2 * Scratch::size_of<int32_t>(partitions_) + Scratch::size_of<uint64_t>(partitions_));
-    tokens_ = scratch.take<float>(n * call_.d);
-    bits_ = scratch.take<uint8_t>(bit_bytes);
-    block_ = scratch.take<float>(block);
-    projected_ = scratch.take<float>(projected);
-    sizes_ = scratch.take<int32_t>(partitions_);
-    first_ = scratch.take<int32_t>(partitions_);
-    nearest_ = scratch.take<uint64_t>(partitions_);
+    thread_scratch().start(Array{n * call_.d, tokens_}, Array{bit_bytes, bits_},
+                           Array{partitions_ * call_.d, block_},
+                           Array{partitions_ * projected_columns_, projected_}, Array{partitions_, sizes_},
+                           Array{partitions_, first_}, Array{partitions_, nearest_});
   }
 
   // Reads the tokens that count, as float32. Returns false if one of them is not finite.
@@ -206,12 +197,8 @@ void encode(const MuveraCall& call) {
 
 // Checks indices, so that nothing is read or written outside of tensors.
 void check_values(const MuveraCall& call) {
-  int64_t before = 0;
-  for (int64_t i = 0; call.offsets != nullptr && i <= call.sequences; ++i) {
-    STD_TORCH_CHECK(before <= call.offsets[i] && call.offsets[i] <= call.packed_tokens,
-                    "late_interaction: cu_seqlens must not decrease and lie within [0, ", call.packed_tokens,
-                    "], got cu_seqlens[", i, "] = ", call.offsets[i], " after ", before);
-    before = call.offsets[i];
+  if (call.offsets != nullptr) {
+    check_offsets(call.offsets, call.sequences, call.packed_tokens, "cu_seqlens");
   }
   if (call.buckets == nullptr) return;
   bool fits = true;

@@ -7,20 +7,29 @@
 //             pair, then by query token), and forms one token's sum after the other.
 //
 // Every gradient row is written once, from a sum in an order that the list alone decides.
-#include "pairs.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "../common/arithmetic.h"
+#include "../common/forms.h"
+#include "../common/pair_tensors.h"
 #include "forward.h"
 #include "kernels.h"
+#include "op_helpers.h"
 #include "parallel.h"
 #include "weights.h"
 
 namespace late_interaction::cpu {
 namespace {
+
+struct PairGradients {
+  const void* grad_scores;  // [pairs]
+  int64_t grad_stride;
+  const void* winners;  // [pairs, winner_stride]
+  int64_t winner_stride;
+  void *grad_Q, *grad_D, *grad_weights;  // null: not wanted
+};
 
 struct Range {
   int64_t first, length;
@@ -266,8 +275,7 @@ void run_backward(const PairInputs& in, const PairGradients& call) {
   }
 }
 
-}  // namespace
-
+// Throws where a pair names none, does not lie within the tokens, or has a query of more than longest_query.
 void check_pairs(const PairInputs& in, int64_t longest_query) {
   const Pairs& p = in.pairs;
   for (int64_t pair = 0; pair < p.count; ++pair) {
@@ -288,6 +296,7 @@ void check_pairs(const PairInputs& in, int64_t longest_query) {
   }
 }
 
+// scores [pairs], winners [pairs, winner_stride] or null. The pairs have been checked.
 void forward_pairs(const PairInputs& in, Precision precision, void* scores, void* winners,
                    int64_t winner_stride) {
   const Pairs& p = in.pairs;
@@ -298,12 +307,70 @@ void forward_pairs(const PairInputs& in, Precision precision, void* scores, void
                 [&] { return PairScorer(in, precision, scores, winners, winner_stride); });
 }
 
-void backward_pairs(const PairInputs& in, const PairGradients& call) {
-  if (in.dtype == Dtype::fp64) {
-    run_backward<double>(in, call);
-  } else {
-    run_backward<float>(in, call);
+ScoresAndWinners score(const PairInputs& in, const Tensor& Q, std::optional<int64_t> max_seqlen_q,
+                       const std::string& precision, bool want_winners) {
+  if (!in.pairs.scattered) check_packed_offsets(in);
+  check_pairs(in, max_seqlen_q.value_or(in.sizes.Lq));
+  const int64_t pairs = in.pairs.count, stride = want_winners ? *max_seqlen_q : 0;
+  check_winner_stride(in, stride);
+  const Tensor scores = new_tensor(Q, {pairs}, score_type(in.dtype));
+  OptionalTensor winners;
+  if (want_winners) {
+    winners = new_tensor(Q, {pairs, stride}, winner_type(in.sizes.Ld));
+    fill_with_sentinel(*winners);
   }
+  forward_pairs(in, parse_precision(precision), scores.mutable_data_ptr(),
+                winners ? winners->mutable_data_ptr() : nullptr, stride);
+  return {scores, winners};
 }
 
+// Parameters: the operators'.
+PairInputs parse(const Tensor& Q, const Tensor& D, const Tensor* weights, const Tensor& cu_seqlens_q,
+                 const Tensor& cu_seqlens_d, const Tensor& pair_q, const Tensor& pair_d) {
+  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  if (weights != nullptr) take_weights(in, *weights, Q);
+  return in;
+}
+
+// The parameters are those of the schemas, in the order of ScoreForms.
+ScoresAndWinners score_listed(const Tensor& Q, const Tensor& D, const Tensor* weights, bool want_winners,
+                              const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
+                              const Tensor& pair_d, std::optional<int64_t> max_seqlen_q,
+                              const std::string& precision) {
+  return score(parse(Q, D, weights, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d), Q, max_seqlen_q, precision,
+               want_winners);
+}
+
+Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision) {
+  return std::get<0>(score(parse_spans(Q, D, starts, lengths), Q, std::nullopt, precision, false));
+}
+
+// The parameters are those of the schemas, in the order of GradientForms.
+Gradients gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
+                    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
+                    const Tensor& pair_d, const Tensor& winners, bool need_grad_Q, bool need_grad_D) {
+  const PairInputs in = parse(Q, D, weights, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  check_packed_offsets(in);
+  check_pairs(in, in.sizes.Lq);
+  check_pair_backward_inputs(grad_scores, Q, winners, in);
+  const Gradients to = packed_gradients(Q, in, need_grad_Q, need_grad_D);
+  const PairGradients call{.grad_scores = grad_scores.const_data_ptr(),
+                           .grad_stride = grad_scores.stride(0),
+                           .winners = winners.const_data_ptr(),
+                           .winner_stride = winners.size(1),
+                           .grad_Q = destination(to.Q),
+                           .grad_D = destination(to.D),
+                           .grad_weights = destination(to.weights)};
+  in.dtype == Dtype::fp64 ? run_backward<double>(in, call) : run_backward<float>(in, call);
+  return to;
+}
+
+}  // namespace
 }  // namespace late_interaction::cpu
+
+LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
+  using namespace late_interaction;
+  ScoreForms<&cpu::score_listed>::add_to(m, "maxsim_pairs_packed");
+  GradientForms<&cpu::gradients>::add_to(m, "maxsim_pairs_packed");
+  m.impl("maxsim_spans", TORCH_BOX(&cpu::maxsim_spans));
+}

@@ -10,8 +10,6 @@
 // ties included: the lowest of equally near clusters is the nearest, unless the previous one in the chain is
 // as near; a union takes the number of the higher of its two; merges of one distance keep their order; and
 // all merges of the cut's distance are made, so that fewer clusters may be left.
-#include "pooling.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -19,7 +17,10 @@
 #include <string>
 #include <vector>
 
+#include "../common/pooling_tensors.h"
+#include "../common/registration.h"
 #include "kernels.h"
+#include "op_helpers.h"
 #include "parallel.h"
 
 namespace late_interaction::cpu {
@@ -128,7 +129,9 @@ class WardClusterer {
       call_.found[document] = static_cast<int32_t>(n_);
       return;
     }
-    take_scratch();
+    thread_scratch().start(Array{n_ * n_, distances_}, Array{n_, sizes_}, Array{n_, dead_},
+                           Array{n_, merges_}, Array{2 * n_, nodes_}, Array{2 * n_, stack_},
+                           Array{2 * n_, tokens_}, Array{2 * n_, chain_}, Array{2 * n_, live_});
     if (!read_distances(static_cast<const Real*>(call_.similarities) + starts_[document])) {
       finite_ = false;
       return;
@@ -138,21 +141,6 @@ class WardClusterer {
   }
 
  private:
-  void take_scratch() {
-    Scratch& scratch = thread_scratch();
-    scratch.reset(Scratch::size_of<double>(n_ * n_) + 2 * Scratch::size_of<double>(n_) +
-                  Scratch::size_of<Merge>(n_) + 5 * Scratch::size_of<int32_t>(2 * n_));
-    distances_ = scratch.take<double>(n_ * n_);
-    sizes_ = scratch.take<double>(n_);
-    dead_ = scratch.take<double>(n_);
-    merges_ = scratch.take<Merge>(n_);
-    nodes_ = scratch.take<int32_t>(2 * n_);
-    stack_ = scratch.take<int32_t>(2 * n_);
-    tokens_ = scratch.take<int32_t>(2 * n_);
-    chain_ = scratch.take<int32_t>(2 * n_);
-    live_ = scratch.take<int32_t>(2 * n_);
-  }
-
   // Reads a tile above the diagonal at a time, and writes its mirror image below. Returns false for NaN.
   bool read_distances(const Real* similarities) {
     bool has_nan = false;
@@ -280,30 +268,36 @@ class WardClusterer {
   int32_t* live_ = nullptr;  // [live_count] rising
 };
 
-}  // namespace
+template <class Real>
+void cut(const WardCut& call, const std::vector<int64_t>& starts, double work) {
+  std::atomic<bool> finite{true};
+  for_each_item(call.documents, threads_for(work),
+                [&] { return WardClusterer<Real>(call, starts.data(), finite); });
+  STD_TORCH_CHECK(finite, "late_interaction: similarities must not be NaN");
+}
 
-bool cut_ward(const WardCut& call) {
+void ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int64_t longest, Tensor labels,
+               Tensor found) {
+  const WardCut call = parse_ward_cut(similarities, cu_seqlens, clusters, longest, labels, found);
+  check_offsets(call.offsets, call.documents, call.tokens, "cu_seqlens");
   std::vector<int64_t> starts(call.documents);
-  double work = 0;
   int64_t cells = 0;
   for (int64_t i = 0; i < call.documents; ++i) {
     const int64_t n = call.offsets[i + 1] - call.offsets[i];
+    STD_TORCH_CHECK(call.clusters[i] >= std::min<int64_t>(n, 1),
+                    "late_interaction: clusters must be at least 1, got ", call.clusters[i]);
+    STD_TORCH_CHECK(n <= longest, "late_interaction: longest must be at least ", n, ", got ", longest);
     starts[i] = cells;
     cells += n * n;
-    work += 8.0 * static_cast<double>(n) * static_cast<double>(n);
   }
-  std::atomic<bool> finite{true};
-  const auto run = [&](auto real) {
-    using Real = decltype(real);
-    for_each_item(call.documents, threads_for(work),
-                  [&] { return WardClusterer<Real>(call, starts.data(), finite); });
-  };
-  if (call.dtype == Dtype::fp64) {
-    run(double{});
-  } else {
-    run(float{});
-  }
-  return finite;
+  STD_TORCH_CHECK(call.cells == cells, "late_interaction: similarities must be [", cells,
+                  "], the squares of the documents' lengths, got [", call.cells, "]");
+  const double work = 8.0 * static_cast<double>(cells);
+  call.dtype == Dtype::fp64 ? cut<double>(call, starts, work) : cut<float>(call, starts, work);
 }
 
+}  // namespace
+
 }  // namespace late_interaction::cpu
+
+LATE_INTERACTION_LIBRARY_IMPL(CPU, m) { m.impl("ward_cut_", TORCH_BOX(&late_interaction::cpu::ward_cut_)); }

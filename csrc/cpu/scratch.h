@@ -8,6 +8,15 @@
 
 namespace late_interaction::cpu {
 
+// An array to be taken: how many elements, and the pointer that gets its address.
+template <class T>
+struct Array {
+  int64_t count;
+  T*& at;
+};
+template <class T>
+Array(int64_t, T*&) -> Array<T>;
+
 class Scratch {
  public:
   static constexpr size_t kAlign = 64;
@@ -17,21 +26,21 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() { release(); }
 
-  // Starts over with room for `bytes`; arrays taken before are gone.
-  void reset(size_t bytes) {
-    if (bytes > size_) {
-      release();
-      data_ = static_cast<char*>(::operator new(bytes, std::align_val_t(kAlign)));
-      size_ = bytes;
-    }
-    used_ = 0;
+  // Starts over with these arrays, and room for `more` bytes.
+  template <class... T>
+  void start(size_t more, Array<T>... arrays) {
+    reset((size_of<T>(arrays.count) + ... + more));
+    take(arrays...);
+  }
+  template <class... T>
+  void start(Array<T>... arrays) {
+    start(0, arrays...);
   }
 
-  template <class T>
-  T* take(int64_t count) {
-    T* array = reinterpret_cast<T*>(data_ + used_);
-    used_ += size_of<T>(count);
-    return array;
+  // The next arrays of the room that start() left.
+  template <class... T>
+  void take(Array<T>... arrays) {
+    ((arrays.at = reinterpret_cast<T*>(data_ + used_), used_ += size_of<T>(arrays.count)), ...);
   }
 
   template <class T>
@@ -46,6 +55,16 @@ class Scratch {
 
  private:
   static constexpr size_t kKeep = size_t{4} << 20;
+
+  // Arrays taken before are gone.
+  void reset(size_t bytes) {
+    if (bytes > size_) {
+      release();
+      data_ = static_cast<char*>(::operator new(bytes, std::align_val_t(kAlign)));
+      size_ = bytes;
+    }
+    used_ = 0;
+  }
 
   void release() {
     ::operator delete(data_, std::align_val_t(kAlign));

@@ -53,16 +53,10 @@ class TileStage {
       if (m.widening_packed && call.d_bits) widening_ = m.widening_packed(call.d_bits);
     }
     const int64_t tile = c.tile_tokens, padded = tile + m.group_tokens;
-    buffer_ = memory.take<char>(tile * c.row_bytes);
-    token_scale_ = memory.take<Real>(tile);
-    offsets_ = memory.take<int64_t>(padded);
-    packed_offsets_ = memory.take<int64_t>(tile);
-    ids_ = memory.take<int32_t>(padded);
-    corrections_ = memory.take<int32_t>(tile);
-    rounded_ = memory.take<Real>(row_room(call));
-    decompressed_ = memory.take<Real>(kRowsAtOnce * row_room(call));
-    packed_codes_ = memory.take<uint8_t>(packed_bytes(call));
-    codes_ = memory.take<int8_t>(s_.d);
+    memory.take(Array{tile * c.row_bytes, buffer_}, Array{tile, token_scale_}, Array{padded, offsets_},
+                Array{tile, packed_offsets_}, Array{padded, ids_}, Array{tile, corrections_},
+                Array{row_room(call), rounded_}, Array{kRowsAtOnce * row_room(call), decompressed_},
+                Array{packed_bytes(call), packed_codes_}, Array{s_.d, codes_});
     // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
     const bool one_panel = c.block_rows <= 2 * m.lanes;
     kept_rows_ = widening_ && one_panel ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;

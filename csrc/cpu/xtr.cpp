@@ -7,13 +7,13 @@
 //
 // Almost all cells are read twice and compared once; only candidates, about k of them, are sorted out
 // further.
-#include "xtr.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "../common/arithmetic.h"
+#include "../common/registration.h"
+#include "../common/xtr_tensors.h"
 #include "parallel.h"
 
 namespace late_interaction::cpu {
@@ -39,14 +39,8 @@ class RowSelector {
  public:
   explicit RowSelector(const XtrSelection& call)
       : call_(call), tokens_(call.tokens()), segments_(ceil_div(tokens_, kSegment)) {
-    Scratch& scratch = thread_scratch();
-    scratch.reset(2 * Scratch::size_of<Real>(tokens_) + Scratch::size_of<int32_t>(tokens_) +
-                  2 * Scratch::size_of<Real>(segments_));
-    cells_ = scratch.take<Real>(tokens_);
-    sorted_ = scratch.take<Real>(tokens_);
-    candidates_ = scratch.take<int32_t>(tokens_);
-    segment_maxima_ = scratch.take<Real>(segments_);
-    sorted_maxima_ = scratch.take<Real>(segments_);
+    thread_scratch().start(Array{tokens_, cells_}, Array{tokens_, sorted_}, Array{tokens_, candidates_},
+                           Array{segments_, segment_maxima_}, Array{segments_, sorted_maxima_});
   }
 
   void operator()(int64_t row) {
@@ -177,14 +171,17 @@ void select_rows(const XtrSelection& call) {
   for_each_item(call.rows, threads_for(work), [&] { return RowSelector<Real>(call); });
 }
 
-}  // namespace
-
-void select(const XtrSelection& call) {
-  if (call.dtype == Dtype::fp64) {
-    select_rows<double>(call);
-  } else {
-    select_rows<float>(call);
-  }
+void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t k, bool zero_unless_all,
+                 Tensor maxima, Tensor winners) {
+  const XtrSelection call =
+      parse_xtr_selection(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners);
+  call.dtype == Dtype::fp64 ? select_rows<double>(call) : select_rows<float>(call);
 }
 
+}  // namespace
+
 }  // namespace late_interaction::cpu
+
+LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
+  m.impl("xtr_select_", TORCH_BOX(&late_interaction::cpu::xtr_select_));
+}

@@ -1,7 +1,5 @@
 // maxsim_backward and its weighted form on CUDA: check, plan, allocate, launch. Nothing here waits for the
 // device.
-#include <torch/csrc/stable/accelerator.h>
-
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "run.h"
@@ -10,14 +8,12 @@ namespace late_interaction {
 
 namespace {
 
-using torch::stable::accelerator::DeviceGuard;
-
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
                                            bool normalize, std::string backward, bool need_grad_Q,
                                            bool need_grad_D, bool paired) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
   check_backward_inputs(grad_scores, Q, winners, in);
-  const DeviceGuard guard(Q.get_device_index());
+  const OnDevice on(Q);
   const auto [grad_Q, grad_D] = new_gradients(Q, in, need_grad_Q, need_grad_D);
   backward_into(in, grad_scores, winners, normalize, parse_backward(backward),
                 {.grad_Q = grad_Q, .grad_D = grad_D});
@@ -33,7 +29,7 @@ std::tuple<Tensor, Tensor, Tensor> maxsim_weighted_backward(Tensor grad_scores, 
   Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
   take_weights(in, q_weights, Q);
   check_backward_inputs(grad_scores, Q, winners, in);
-  const DeviceGuard guard(Q.get_device_index());
+  const OnDevice on(Q);
   const auto [grad_Q, grad_D] = new_gradients(Q, in, need_grad_Q, need_grad_D);
   const bool weights_too = need_grad_Q && need_grad_weights;
   const std::vector<int64_t> of_weights =

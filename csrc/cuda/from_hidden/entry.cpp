@@ -1,23 +1,18 @@
 // The CUDA side of the operators on hidden states: parse, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/arithmetic.h"
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../backward/run.h"
 #include "../primitives/row_norms.h"
-#include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
-#include "../runtime/stream.h"
 #include "../runtime/tma_descriptors.h"
 #include "kernels.h"
 
 namespace late_interaction {
 
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
 
 void check_rows(const Tensor& x, const char* name) {
   STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "late_interaction: ", name,
@@ -27,12 +22,11 @@ void check_rows(const Tensor& x, const char* name) {
 Tensor l2_normalize_rows_(Tensor x) {
   check_rows(x, "x");
   const Dtype dtype = parse_dtype(x.scalar_type());
-  const int device = x.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(x);
   const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
   if (x.numel() > 0) {
     check(launch_l2_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1),
-                                   inverse.mutable_data_ptr(), current_stream(device)),
+                                   inverse.mutable_data_ptr(), on.stream()),
           "L2 normalization of rows");
   }
   return inverse;
@@ -46,16 +40,20 @@ bool rows_are_vec16(const Tensor& x) {
 
 bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
   const ScalarType dtype = hidden.scalar_type();
-  return device_properties(hidden.get_device_index()).wgmma &&
-         (dtype == ScalarType::BFloat16 || dtype == ScalarType::Half) && W.scalar_type() == dtype &&
-         same_place(W, hidden) &&
+  return device_properties(hidden.get_device_index()).wgmma && holds_halves(hidden) &&
+         W.scalar_type() == dtype && same_place(W, hidden) &&
          (!b || (b->scalar_type() == dtype && b->is_contiguous() && same_place(*b, hidden))) &&
          hidden.dim() == 2 && W.dim() == 2 && rows_are_vec16(hidden) && rows_are_vec16(W) &&
          W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims && W.size(1) <= INT32_MAX &&
          hidden.size(0) <= INT32_MAX;
 }
 
-void check_bias(const OptionalTensor& b, const Tensor& W) {
+// The operands of both projections, which lie on one device then.
+void check_layer(const Tensor& hidden, const Tensor& W, const OptionalTensor& b) {
+  STD_TORCH_CHECK(can_project_rows(hidden, W, b),
+                  "late_interaction: can_project_rows says no to these hidden, W and b");
+  STD_TORCH_CHECK(hidden.size(1) == W.size(1),
+                  "late_interaction: hidden must be [rows, d_model] and W [d, d_model]");
   STD_TORCH_CHECK(!b || (b->dim() == 1 && b->size(0) == W.size(0)), "late_interaction: b must be [",
                   W.size(0), "], as W has rows");
 }
@@ -84,29 +82,22 @@ ProjectMaps project_maps(const ProjectArgs& args, const Tensor& W) {
 Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor active_rows,
                      bool normalize) {
   check_rows(rows, "rows");
-  STD_TORCH_CHECK(can_project_rows(hidden, W, b),
-                  "late_interaction: can_project_rows says no to these hidden, W and b");
+  check_layer(hidden, W, b);
   STD_TORCH_CHECK(rows.size(0) == hidden.size(0) && rows.size(1) == W.size(0) &&
-                      hidden.size(1) == W.size(1) && rows.scalar_type() == hidden.scalar_type(),
-                  "late_interaction: rows must be [rows, d], hidden [rows, d_model] and W [d, d_model]");
-  check_bias(b, W);
-  STD_TORCH_CHECK(
-      !active_rows || (active_rows->dim() == 1 && active_rows->size(0) == rows.size(0) &&
-                       active_rows->is_contiguous() && active_rows->scalar_type() == ScalarType::Bool),
-      "late_interaction: active_rows must be a contiguous bool [rows]");
-  STD_TORCH_CHECK(same_place(rows, hidden) && same_place(W, hidden) && (!b || same_place(*b, hidden)) &&
-                      (!active_rows || same_place(*active_rows, hidden)),
-                  "late_interaction: rows, hidden, W, b and active_rows must be on one device");
-  const int device = hidden.get_device_index();
-  const DeviceGuard guard(device);
+                      rows.scalar_type() == hidden.scalar_type() && same_place(rows, hidden),
+                  "late_interaction: rows must be [", hidden.size(0), ", ", W.size(0),
+                  "], of the dtype and on the device of hidden");
+  if (active_rows)
+    check_dense(*active_rows, ScalarType::Bool, {rows.size(0)}, "active_rows", hidden, "hidden");
+  const OnDevice on(hidden);
   const Tensor inverse = new_tensor(rows, {normalize ? rows.size(0) : 0}, ScalarType::Float);
   if (rows.numel() == 0) return inverse;
   ProjectArgs args = project_args(hidden, W, b);
-  args.active_rows = active_rows ? static_cast<const uint8_t*>(active_rows->const_data_ptr()) : nullptr;
+  args.active_rows = data_of<uint8_t>(active_rows);
   args.out = rows.mutable_data_ptr();
-  args.inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr;
+  args.inverse = normalize ? mutable_data_of<float>(inverse) : nullptr;
   check(launch_project_rows(parse_dtype(rows.scalar_type()), args, project_maps(args, W),
-                            device_properties(device).sm_count, current_stream(device)),
+                            on.properties().sm_count, on.stream()),
         "project rows");
   return inverse;
 }
@@ -119,12 +110,11 @@ Tensor dense_and_aligned(Tensor x) {
 
 Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor q_mask,
                       OptionalTensor d_mask, int64_t Ld, bool normalize) {
-  STD_TORCH_CHECK(can_project_rows(hidden, W, b),
-                  "late_interaction: can_project_rows says no to these hidden, W and b");
+  check_layer(hidden, W, b);
   STD_TORCH_CHECK(Q.dim() == 3 && Q.size(2) == W.size(0) && Q.scalar_type() == hidden.scalar_type() &&
-                      hidden.size(1) == W.size(1),
-                  "late_interaction: Q must be [Nq, Lq, d], hidden [rows, d_model] and W [d, d_model]");
-  check_bias(b, W);
+                      same_place(Q, hidden),
+                  "late_interaction: Q must be [Nq, Lq, ", W.size(0),
+                  "], of the dtype and on the device of hidden");
   const int64_t rows = Q.size(0) * Q.size(1), tokens = hidden.size(0);
   STD_TORCH_CHECK(0 < rows && rows <= kScoredRows, "late_interaction: Q must have 1 to ", kScoredRows,
                   " tokens in all");
@@ -135,36 +125,30 @@ Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, Optio
   };
   STD_TORCH_CHECK(masks(q_mask, rows) && masks(d_mask, tokens),
                   "late_interaction: masks must be bool, a flag for each token");
-  STD_TORCH_CHECK(same_place(hidden, Q) && same_place(W, Q) && (!b || same_place(*b, Q)),
-                  "late_interaction: Q, hidden, W and b must be on one device");
-  const int device = Q.get_device_index();
-  const DeviceGuard guard(device);
-  const cudaStream_t stream = current_stream(device);
+  const OnDevice on(Q);
+  const cudaStream_t stream = on.stream();
   const int64_t documents = tokens / Ld;
   const Tensor queries = dense_and_aligned(Q);
   const auto flags = [](const OptionalTensor& mask) {
     return mask ? OptionalTensor(torch::stable::contiguous(*mask)) : std::nullopt;
   };
   const OptionalTensor q_flags = flags(q_mask), d_flags = flags(d_mask);
-  const auto pointer = [](const OptionalTensor& mask) {
-    return mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr;
-  };
   const Tensor best = new_tensor(Q, {documents, rows}, ScalarType::Int);
   const Tensor scores = new_tensor(Q, {Q.size(0), documents}, ScalarType::Float);
   fill_zero(best, stream);
   const ScoreArgs args{.project = project_args(hidden, W, b),
                        .Q = queries.const_data_ptr(),
-                       .q_mask = pointer(q_flags),
-                       .d_mask = pointer(d_flags),
-                       .best = static_cast<uint32_t*>(best.mutable_data_ptr()),
-                       .scores = static_cast<float*>(scores.mutable_data_ptr()),
+                       .q_mask = data_of<uint8_t>(q_flags),
+                       .d_mask = data_of<uint8_t>(d_flags),
+                       .best = mutable_data_of<uint32_t>(best),
+                       .scores = mutable_data_of<float>(scores),
                        .queries = static_cast<int32_t>(Q.size(0)),
                        .Lq = static_cast<int32_t>(Q.size(1)),
                        .documents = static_cast<int32_t>(documents),
                        .Ld = static_cast<int32_t>(Ld),
                        .normalize = normalize};
   check(launch_project_scores(parse_dtype(Q.scalar_type()), args, project_maps(args.project, W),
-                              device_properties(device).sm_count, stream),
+                              on.properties().sm_count, stream),
         "scores of hidden states");
   return scores;
 }
@@ -175,14 +159,13 @@ Tensor argmax_mask(Tensor winners, int64_t Ld) {
   STD_TORCH_CHECK(
       winners.dim() == 3 && winners.is_contiguous() && winners.scalar_type() == winner_type(Ld),
       "late_interaction: winners must be a contiguous [Nq, Nd, Lq], int16 for Ld <= 65534 and int32 above");
-  const int device = winners.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(winners);
   const Tensor mask = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
-  fill_zero(mask, current_stream(device));
+  fill_zero(mask, on.stream());
   if (mask.numel() > 0 && winners.numel() > 0) {
     const Sizes sizes{.Nq = winners.size(0), .N = winners.size(1), .Lq = winners.size(2), .Ld = Ld};
     check(launch_argmax_mask(winners.const_data_ptr(), wide_winners(Ld), sizes,
-                             static_cast<uint8_t*>(mask.mutable_data_ptr()), current_stream(device)),
+                             mutable_data_of<uint8_t>(mask), on.stream()),
           "argmax mask");
   }
   return mask;
@@ -192,38 +175,32 @@ void wgrad_splitk_(Tensor partials, Tensor grad, Tensor hidden, Tensor active_ro
   check_rows(grad, "grad");
   const Dtype dtype = parse_dtype(grad.scalar_type());
   const int64_t rows = grad.size(0), d = grad.size(1);
-  STD_TORCH_CHECK(dtype == Dtype::bf16 || dtype == Dtype::fp16,
-                  "late_interaction: grad must be bfloat16 or float16");
-  STD_TORCH_CHECK(hidden.dim() == 2 && hidden.size(0) == rows && hidden.scalar_type() == grad.scalar_type(),
+  STD_TORCH_CHECK(holds_halves(grad), "late_interaction: grad must be bfloat16 or float16");
+  STD_TORCH_CHECK(hidden.dim() == 2 && hidden.size(0) == rows && hidden.scalar_type() == grad.scalar_type() &&
+                      same_place(hidden, grad),
                   "late_interaction: hidden must be [rows, d_model], as grad is [rows, d]");
   const int64_t d_model = hidden.size(1);
   STD_TORCH_CHECK(rows_are_vec16(grad) && rows_are_vec16(hidden),
                   "late_interaction: rows of grad and hidden must be whole, aligned 16 bytes");
-  STD_TORCH_CHECK(active_rows.dim() == 1 && active_rows.size(0) == rows && active_rows.is_contiguous() &&
-                      active_rows.scalar_type() == ScalarType::Bool,
-                  "late_interaction: active_rows must be a contiguous bool [rows]");
-  STD_TORCH_CHECK(partials.dim() == 3 && partials.size(1) == d && partials.size(2) == d_model &&
-                      partials.is_contiguous() && partials.scalar_type() == ScalarType::Float,
-                  "late_interaction: partials must be a contiguous float32 [splits, d, d_model]");
-  STD_TORCH_CHECK(same_place(partials, grad) && same_place(hidden, grad) && same_place(active_rows, grad),
-                  "late_interaction: partials, grad, hidden and active_rows must be on one device");
+  check_dense(active_rows, ScalarType::Bool, {rows}, "active_rows", grad, "grad");
+  STD_TORCH_CHECK(partials.dim() == 3, "late_interaction: partials must be [splits, d, d_model], got rank ",
+                  partials.dim());
+  check_dense(partials, ScalarType::Float, {partials.size(0), d, d_model}, "partials", grad, "grad");
   STD_TORCH_CHECK(d <= INT32_MAX && d_model <= INT32_MAX && partials.size(0) <= 65535,
                   "late_interaction: too many splits, or too long rows");
   if (partials.numel() == 0) return;
-  const int device = grad.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(grad);
   const WeightGradArgs args{.grad = grad.const_data_ptr(),
                             .hidden = hidden.const_data_ptr(),
-                            .active_rows = static_cast<const uint8_t*>(active_rows.const_data_ptr()),
-                            .partials = static_cast<float*>(partials.mutable_data_ptr()),
+                            .active_rows = data_of<uint8_t>(active_rows),
+                            .partials = mutable_data_of<float>(partials),
                             .rows = rows,
                             .hidden_stride = hidden.stride(0),
                             .d = static_cast<int32_t>(d),
                             .d_model = static_cast<int32_t>(d_model),
                             .splits = static_cast<int32_t>(partials.size(0)),
                             .overwrite = overwrite};
-  check(launch_weight_grad(dtype, device_properties(device).wgmma, args, current_stream(device)),
-        "weight gradient");
+  check(launch_weight_grad(dtype, on.properties().wgmma, args, on.stream()), "weight gradient");
 }
 
 void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,
@@ -233,10 +210,7 @@ void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTenso
   check_backward_inputs(grad_scores, Q, winners, in);
   const Sizes& s = in.sizes;
   STD_TORCH_CHECK(s.layout == Layout::in_batch, "late_interaction: D must be [Nd, Ld, d]");
-  STD_TORCH_CHECK(
-      !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
-                   same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
-      "late_interaction: inverse must be what l2_normalize_rows_ returned");
+  if (inverse) check_dense(*inverse, score_type(in.dtype), {s.N * s.Ld}, "inverse", D, "D");
   const auto takes = [&](const Tensor& x, const Tensor& of) {
     const bool shaped = x.numel() == 0 || (x.numel() == of.numel() && x.is_contiguous());
     return shaped && x.scalar_type() == of.scalar_type() && same_place(x, of);
@@ -247,7 +221,7 @@ void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTenso
   check_sums(d_sums, D, in.dtype, "d_sums");
   STD_TORCH_CHECK(!d_sums || (grad_D.numel() == 0 && !inverse),
                   "late_interaction: with d_sums, grad_D must have no elements and inverse must be None");
-  const DeviceGuard guard(Q.get_device_index());
+  const OnDevice on(Q);
   if (grad_Q.numel() == 0) sums = std::nullopt;
   backward_into(in, grad_scores, winners, false, Backward::lowmem,
                 {.grad_Q = grad_Q,

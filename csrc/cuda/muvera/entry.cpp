@@ -1,24 +1,18 @@
 // The CUDA side of MUVERA's encodings: parse, partitions, blocks, count sketch. Nothing here waits for the
 // device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include <algorithm>
 #include <limits>
 
 #include "../../common/muvera_tensors.h"
 #include "../../common/registration.h"
-#include "../runtime/check.h"
-#include "../runtime/device.h"
-#include "../runtime/stream.h"
+#include "../runtime/op_helpers.h"
 #include "launch.h"
 
 namespace late_interaction {
 
 namespace {
-
-using OptionalTensor = std::optional<Tensor>;
-using torch::stable::accelerator::DeviceGuard;
 
 constexpr int64_t kSketchBytes = int64_t{256} << 20;  // of blocks before the sketch, but for one sequence
 
@@ -37,12 +31,11 @@ void check_sizes(const MuveraCall& call) {
 // The kernel reads projections 16 bytes at a time.
 Tensor align_projection(MuveraCall& call, const Tensor& projection, cudaStream_t stream) {
   if (is_aligned(call.projection, 16)) return projection;
-  const Tensor copy =
-      new_tensor(projection, {projection.size(0), projection.size(1), projection.size(2)}, ScalarType::Float);
+  const Tensor copy = new_tensor(projection, shape_of(projection), ScalarType::Float);
   const int64_t bytes = projection.numel() * int64_t{sizeof(float)};
   check(cudaMemcpyAsync(copy.mutable_data_ptr(), call.projection, bytes, cudaMemcpyDeviceToDevice, stream),
         "MUVERA's projection");
-  call.projection = static_cast<const float*>(copy.const_data_ptr());
+  call.projection = data_of<float>(copy);
   return copy;
 }
 
@@ -53,7 +46,7 @@ void encode_sketched(const MuveraCall& call, const Device& device, const uint16_
   const int64_t most = std::clamp<int64_t>(kSketchBytes / (dims * 4), 1, call.sequences);
   const Tensor blocks = new_tensor(like, {most, dims}, ScalarType::Float);
   const Tensor index = new_tensor(like, {2 * dims + 2 * call.d_final + 1 + most}, ScalarType::Int);
-  auto* words = static_cast<int32_t*>(index.mutable_data_ptr());
+  auto* words = mutable_data_of<int32_t>(index);
   const MuveraSketch sketch{.dims = static_cast<int32_t>(dims),
                             .d_final = static_cast<int32_t>(call.d_final),
                             .buckets = call.buckets,
@@ -63,7 +56,7 @@ void encode_sketched(const MuveraCall& call, const Device& device, const uint16_
                             .unordered = words + 2 * call.d_final + 1,
                             .order = words + 2 * call.d_final + 1 + dims};
   check(launch_muvera_sketch_order(sketch, stream), "MUVERA's count sketch");
-  auto* out = static_cast<float*>(blocks.mutable_data_ptr());
+  auto* out = mutable_data_of<float>(blocks);
   for (int64_t first = 0; first < call.sequences; first += most) {
     const MuveraBlocks part{codes, first, std::min(most, call.sequences - first), out,
                             words + 2 * call.d_final + 1 + 2 * dims};
@@ -81,7 +74,7 @@ void encode(MuveraCall& call, const OptionalTensor& projection, const Tensor& to
   if (call.k_sim > 0) {
     const int64_t rows = call.offsets != nullptr ? call.packed_tokens : call.sequences * call.length;
     codes = new_tensor(tokens, {call.repetitions, rows}, ScalarType::Short);
-    partitions = static_cast<uint16_t*>(codes->mutable_data_ptr());
+    partitions = mutable_data_of<uint16_t>(*codes);
     check(launch_muvera_partitions(call, device, partitions, stream), "MUVERA's partitions");
   }
   if (call.buckets != nullptr) {
@@ -102,12 +95,11 @@ Tensor muvera_encode(Tensor tokens, OptionalTensor mask, OptionalTensor cu_seqle
   call.average = average;
   call.fill_empty = fill_empty;
   call.scale = static_cast<float>(scale);
-  const int index = tokens.get_device_index();
-  const DeviceGuard guard(index);
-  Tensor encodings = new_tensor(tokens, {call.sequences, call.dim()}, ScalarType::Float);
+  const OnDevice on(tokens);
+  const Tensor encodings = new_tensor(tokens, {call.sequences, call.dim()}, ScalarType::Float);
   if (call.sequences == 0) return encodings;
-  call.encodings = static_cast<float*>(encodings.mutable_data_ptr());
-  encode(call, projection, tokens, device_properties(index), current_stream(index));
+  call.encodings = mutable_data_of<float>(encodings);
+  encode(call, projection, tokens, on.properties(), on.stream());
   return encodings;
 }
 

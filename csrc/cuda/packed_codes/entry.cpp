@@ -3,34 +3,20 @@
 // Codes of 4 bits, and bits of up to kMostHammingDims with bits, have kernels. Other bits are unpacked to
 // int8 and scored by maxsim_quantized.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
-#include <array>
 #include <limits>
 
 #include "../../common/packed_codes_tensors.h"
 #include "../../common/registration.h"
-#include "../runtime/check.h"
-#include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
-#include "../runtime/stream.h"
 #include "args.h"
 
 namespace late_interaction {
 
 namespace {
 
-using torch::stable::accelerator::DeviceGuard;
-
 // Sums of products fit in 32 bits.
 constexpr int64_t kMostDims = int64_t{1} << 19;
-
-std::vector<int64_t> shape_with(const Tensor& x, int64_t width) {
-  std::vector<int64_t> shape;
-  for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i));
-  shape.push_back(width);
-  return shape;
-}
 
 // Documents whose rows kernels load in vectors of so many bytes, at distances of less than 2^32.
 Tensor loadable(const Tensor& D, int64_t vector, cudaStream_t stream) {
@@ -38,11 +24,8 @@ Tensor loadable(const Tensor& D, int64_t vector, cudaStream_t stream) {
   const TokenView view = view_tokens(D.dim() == 2 ? torch::stable::unsqueeze(D, 0) : D);
   const bool near = view.token_stride >= 0 && view.token_stride <= std::numeric_limits<uint32_t>::max();
   if (near && readable_in_vectors(view, bytes, 1, vector)) return D;
-  const Tensor to = new_tensor(D, shape_with(D, width), D.scalar_type()), from = torch::stable::contiguous(D);
-  if (D.numel() == 0) return to;
-  check(cudaMemcpy2DAsync(to.mutable_data_ptr(), width, from.const_data_ptr(), bytes, bytes,
-                          D.numel() / bytes, cudaMemcpyDeviceToDevice, stream),
-        "codes in whole vectors");
+  const Tensor to = new_rows(D, width, D.scalar_type());
+  copy_to_longer_rows(D, to, stream);
   return to;
 }
 
@@ -71,50 +54,38 @@ bool is_empty(const Inputs& in, const Tensor& scores, cudaStream_t stream) {
 
 Tensor unpacked(const Tensor& x, int64_t d, cudaStream_t stream) {
   const int64_t bytes = x.size(x.dim() - 1), width = round_up(d, 16);
-  const Tensor bits = torch::stable::contiguous(x),
-               codes = new_tensor(x, shape_with(x, width), ScalarType::Char);
-  const UnpackArgs args{.bits = static_cast<const uint8_t*>(bits.const_data_ptr()),
+  const Tensor bits = torch::stable::contiguous(x), codes = new_rows(x, width, ScalarType::Char);
+  const UnpackArgs args{.bits = data_of<uint8_t>(bits),
                         .rows = x.numel() / bytes,
                         .bytes = bytes,
                         .d = d,
                         .width = width,
-                        .codes = static_cast<int8_t*>(codes.mutable_data_ptr())};
+                        .codes = mutable_data_of<int8_t>(codes)};
   check(launch_unpack_bits(args, stream), "unpacked bits");
   return codes;
 }
 
-// documents: a mask, or the offsets of packed ones.
-template <class Documents>
-Tensor maxsim_quantized(const char* name, const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
-                        const Tensor& scale_D, const OptionalTensor& q_mask, const Documents& documents) {
-  using torch::stable::detail::from;
-  std::array<StableIValue, 6> stack{from(Q),       from(D),      from(scale_Q),
-                                    from(scale_D), from(q_mask), from(documents)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
 // ---- bits with bits ----
 
+// documents: a mask, or the offsets of packed ones. quantized: the operator that scores unpacked bits.
 template <class Documents>
 Tensor score_hamming(const Inputs& in, const Tensor& Q, const Tensor& D, int64_t d,
                      const OptionalTensor& q_mask, const Documents& documents, const char* quantized) {
   STD_TORCH_CHECK(d <= kMostDims, "late_interaction: d must be at most ", kMostDims, " on CUDA, got ", d);
-  const int device = Q.get_device_index();
-  const DeviceGuard guard(device);
-  const cudaStream_t stream = current_stream(device);
+  const OnDevice on(Q);
+  const cudaStream_t stream = on.stream();
   if (d > kMostHammingDims) {
     Tensor one = new_tensor(Q, {}, ScalarType::Float);
     torch::stable::fill_(one, 1.0);
-    return maxsim_quantized(quantized, unpacked(Q, d, stream), unpacked(D, d, stream), one, one, q_mask,
-                            documents);
+    return call_operator(quantized, unpacked(Q, d, stream), unpacked(D, d, stream), one, one, q_mask,
+                         documents);
   }
   const Tensor scores = new_scores(in, Q);
   if (is_empty(in, scores, stream)) return scores;
   const Tensor tokens = loadable(D, 4, stream);
   PackedCodesCall call = call_of(in, tokens, d);
-  call.scores = static_cast<float*>(scores.mutable_data_ptr());
-  const HammingLaunch launch = plan_hamming(call, device_properties(device).sm_count);
+  call.scores = mutable_data_of<float>(scores);
+  const HammingLaunch launch = plan_hamming(call, on.properties().sm_count);
   const Tensor workspace = new_tensor(Q, {launch.workspace_bytes}, ScalarType::Byte);
   check(launch_hamming(call, launch, workspace.mutable_data_ptr(), stream), "packed codes");
   return scores;
@@ -132,44 +103,39 @@ Tensor maxsim_hamming_packed(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mas
 
 // ---- codes of 4 bits, and bits, with int8 ----
 
-bool one_for_all(const ScaleView& scale) {
-  return scale.query_stride == 0 && scale.item_stride == 0 && scale.token_stride == 0;
-}
-
 Tensor score_4_bits(const QuantizedInputs& in, const Tensor& Q, const Tensor& D) {
   const int64_t d = in.sizes.d;
   STD_TORCH_CHECK(d <= kMostDims, "late_interaction: d must be at most ", kMostDims, " on CUDA, got ", d);
-  const int device = Q.get_device_index();
-  const DeviceGuard guard(device);
-  const cudaStream_t stream = current_stream(device);
+  const OnDevice on(Q);
+  const cudaStream_t stream = on.stream();
   const Tensor scores = new_scores(in, Q);
   if (is_empty(in, scores, stream)) return scores;
   const Tensor tokens = loadable(D, 16, stream);
   PackedCodesCall call = call_of(in, tokens, d);
-  call.scores = static_cast<float*>(scores.mutable_data_ptr());
+  call.scores = mutable_data_of<float>(scores);
   call.q_scale = in.q_scale;
   // Scales are not negative, so one that all documents' tokens share can multiply their maxima instead.
-  if (one_for_all(in.d_scale)) {
+  if (in.d_scale.is_shared()) {
     call.shared_scale = in.d_scale.data;
   } else {
     call.d_scale = in.d_scale;
   }
-  const PackedCodesLaunch launch = plan_packed_codes(call, device_properties(device).sm_count);
+  const PackedCodesLaunch launch = plan_packed_codes(call, on.properties().sm_count);
   const Tensor workspace = new_tensor(Q, {launch.workspace_bytes}, ScalarType::Byte);
   check(launch_packed_codes(call, launch, workspace.mutable_data_ptr(), stream), "packed codes");
   return scores;
 }
 
-// Its parameters are those of the operators; quantized: the operator that scores unpacked bits.
+// Its parameters are those of the operators, and those of score_hamming.
 template <class Documents>
 Tensor score_asymmetric(const QuantizedInputs& in, const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
                         const Tensor& scale_D, const OptionalTensor& q_mask, const Documents& documents,
                         int64_t nbits, const char* quantized) {
   if (nbits == 4) return score_4_bits(in, Q, D);
-  const DeviceGuard guard(Q.get_device_index());
-  Tensor codes = unpacked(D, in.sizes.d, current_stream(Q.get_device_index()));
+  const OnDevice on(Q);
+  Tensor codes = unpacked(D, in.sizes.d, on.stream());
   codes = torch::stable::narrow(codes, codes.dim() - 1, 0, in.sizes.d);
-  return maxsim_quantized(quantized, Q, codes, scale_Q, scale_D, q_mask, documents);
+  return call_operator(quantized, Q, codes, scale_Q, scale_D, q_mask, documents);
 }
 
 Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,

@@ -1,30 +1,24 @@
 // The CUDA side of Ward's clustering: parse, plan, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/pooling_tensors.h"
 #include "../../common/registration.h"
-#include "../runtime/check.h"
-#include "../runtime/stream.h"
+#include "../runtime/op_helpers.h"
 #include "launch.h"
 
 namespace late_interaction {
 
 namespace {
 
-using torch::stable::accelerator::DeviceGuard;
-
 void ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int64_t longest, Tensor labels,
                Tensor found) {
   const WardCut call = parse_ward_cut(similarities, cu_seqlens, clusters, longest, labels, found);
   if (call.documents == 0 || longest == 0) return;
-  const int device = similarities.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(similarities);
   WardLaunch launch;
   check(plan_ward_cut(call, longest, launch), "Ward clustering");
-  Tensor workspace = new_tensor(similarities, {launch.workspace_bytes}, ScalarType::Byte);
-  check(launch_ward_cut(call, longest, launch, workspace.mutable_data_ptr(), current_stream(device)),
-        "Ward clustering");
+  const Tensor workspace = new_tensor(similarities, {launch.workspace_bytes}, ScalarType::Byte);
+  check(launch_ward_cut(call, longest, launch, workspace.mutable_data_ptr(), on.stream()), "Ward clustering");
 }
 
 }  // namespace

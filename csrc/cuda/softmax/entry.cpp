@@ -1,19 +1,15 @@
 // The CUDA side of the softmax operators: parse, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/arithmetic.h"
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../runtime/op_helpers.h"
-#include "../runtime/stream.h"
 #include "kernels.h"
 
 namespace late_interaction {
 
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
 
 constexpr int64_t kMostRows = int64_t{65535} * kWeightRows;  // 65535 blocks in a grid's second dim
 
@@ -30,11 +26,11 @@ ScoreMatrix parse_scores(const Tensor& scores, const Tensor& inverse_temperature
   STD_TORCH_CHECK(inverse_temperature.numel() == 1 && is_float(inverse_temperature) &&
                       same_place(inverse_temperature, scores),
                   "late_interaction: inverse_temperature must be one float32 on the device of scores");
-  return {.data = static_cast<const float*>(scores.const_data_ptr()),
+  return {.data = data_of<float>(scores),
           .stride = scores.stride(0),
           .rows = static_cast<int32_t>(scores.size(0)),
           .columns = static_cast<int32_t>(scores.size(1)),
-          .inverse_temperature = static_cast<const float*>(inverse_temperature.const_data_ptr()),
+          .inverse_temperature = data_of<float>(inverse_temperature),
           .vectors = scores.stride(0) % 4 == 0 && is_aligned(scores.const_data_ptr(), 16)};
 }
 
@@ -42,24 +38,18 @@ ScoreMatrix parse_scores(const Tensor& scores, const Tensor& inverse_temperature
 const float* parse_terms(const Tensor& terms, int64_t kinds, int64_t n, const Tensor& scores,
                          const char* name) {
   const std::vector<int64_t> shape = kinds == 0 ? std::vector{n} : std::vector{kinds, n};
-  STD_TORCH_CHECK(
-      has_shape(terms, shape) && is_float(terms) && terms.is_contiguous() && same_place(terms, scores),
-      "late_interaction: ", name, " must be a contiguous float32 ",
-      kinds == 0 ? "[" : "[" + std::to_string(kinds) + ", ", n, "] on the device of scores");
-  return static_cast<const float*>(terms.const_data_ptr());
+  check_dense(terms, ScalarType::Float, shape, name, scores, "scores");
+  return data_of<float>(terms);
 }
 
 LabelColumns parse_labels(const OptionalTensor& labels, int64_t first, const Tensor& scores) {
-  STD_TORCH_CHECK(!labels || (has_shape(*labels, {scores.size(0)}) && labels->is_contiguous() &&
-                              labels->scalar_type() == ScalarType::Long && same_place(*labels, scores)),
-                  "late_interaction: labels must be a contiguous int64 [rows] on the device of scores");
-  return {labels ? static_cast<const int64_t*>(labels->const_data_ptr()) : nullptr, first};
+  if (labels) check_dense(*labels, ScalarType::Long, {scores.size(0)}, "labels", scores, "scores");
+  return {data_of<int64_t>(labels), first};
 }
 
 WeightMatrix parse_weights(const Tensor& weights, const Tensor& scores, LabelColumns labels, double smoothing,
                            bool& vectors) {
-  const ScalarType type = weights.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Float,
+  STD_TORCH_CHECK(holds_halves(weights) || is_float(weights),
                   "late_interaction: weights must be bfloat16, float16 or float32");
   STD_TORCH_CHECK(has_shape(weights, {scores.size(0), scores.size(1)}) && same_place(weights, scores) &&
                       (weights.stride(1) == 1 || weights.size(1) == 1),
@@ -70,18 +60,17 @@ WeightMatrix parse_weights(const Tensor& weights, const Tensor& scores, LabelCol
             is_aligned(weights.const_data_ptr(), 4 * weights.element_size());
   return {.data = weights.mutable_data_ptr(),
           .stride = weights.stride(0),
-          .dtype = parse_dtype(type),
+          .dtype = parse_dtype(weights.scalar_type()),
           .labels = labels,
           .smoothing = static_cast<float>(smoothing)};
 }
 
 Tensor row_pass(const Tensor& scores, RowPassArgs args) {
-  const int device = scores.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(scores);
   const Tensor sums = new_tensor(scores, {kSumKinds, scores.size(0)}, ScalarType::Float);
   if (scores.size(0) == 0) return sums;
-  args.sums = static_cast<float*>(sums.mutable_data_ptr());
-  check(launch_softmax_rows(args, current_stream(device)), "softmax over rows");
+  args.sums = mutable_data_of<float>(sums);
+  check(launch_softmax_rows(args, on.stream()), "softmax over rows");
   return sums;
 }
 
@@ -106,19 +95,18 @@ Tensor softmax_rows_(Tensor scores, Tensor inverse_temperature, OptionalTensor l
 Tensor softmax_sums_(Tensor scores, Tensor inverse_temperature, Tensor column_sums) {
   const ScoreMatrix in = parse_scores(scores, inverse_temperature);
   parse_terms(column_sums, kSumKinds, in.columns, scores, "column_sums");
-  const int device = scores.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(scores);
   const Tensor row_sums = new_tensor(scores, {kSumKinds, in.rows}, ScalarType::Float);
   if (in.rows == 0) return row_sums;
   const int64_t row_tiles = ceil_div(in.rows, kTileRows), column_tiles = ceil_div(in.columns, kTileColumns);
   const Tensor row_partials = new_tensor(scores, {column_tiles, in.rows, kSumKinds}, ScalarType::Float);
   const Tensor column_partials = new_tensor(scores, {row_tiles, in.columns, kSumKinds}, ScalarType::Float);
   const TileSumsArgs args{.scores = in,
-                          .row_sums = static_cast<float*>(row_sums.mutable_data_ptr()),
-                          .column_sums = static_cast<float*>(column_sums.mutable_data_ptr()),
-                          .row_partials = static_cast<float4*>(row_partials.mutable_data_ptr()),
-                          .column_partials = static_cast<float4*>(column_partials.mutable_data_ptr())};
-  check(launch_softmax_tile_sums(args, current_stream(device)), "softmax over rows and columns");
+                          .row_sums = mutable_data_of<float>(row_sums),
+                          .column_sums = mutable_data_of<float>(column_sums),
+                          .row_partials = mutable_data_of<float4>(row_partials),
+                          .column_partials = mutable_data_of<float4>(column_partials)};
+  check(launch_softmax_tile_sums(args, on.stream()), "softmax over rows and columns");
   return row_sums;
 }
 
@@ -136,15 +124,11 @@ void softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_term
   args.weights =
       parse_weights(weights, scores, parse_labels(labels, first, scores), smoothing, args.scores.vectors);
   if (scores.size(0) == 0) return;
-  const int device = scores.get_device_index();
-  const DeviceGuard guard(device);
-  check(launch_softmax_weights(args, current_stream(device)), "softmax weights");
+  const OnDevice on(scores);
+  check(launch_softmax_weights(args, on.stream()), "softmax weights");
 }
 
-bool is_scaled_type(const Tensor& x) {
-  const ScalarType type = x.scalar_type();
-  return type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Float;
-}
+bool is_scaled_type(const Tensor& x) { return holds_halves(x) || is_float(x); }
 
 void scale_rows_(Tensor x, Tensor scale, Tensor out) {
   STD_TORCH_CHECK(x.dim() >= 1 && is_scaled_type(x) && x.is_contiguous(),
@@ -162,16 +146,15 @@ void scale_rows_(Tensor x, Tensor scale, Tensor out) {
   const ScaleRowsArgs args{
       .x = x.const_data_ptr(),
       .out = out.mutable_data_ptr(),
-      .scale = static_cast<const float*>(scale.const_data_ptr()),
+      .scale = data_of<float>(scale),
       .rows = rows,
       .d = d,
       .one_scale = scale.numel() == 1,
       .dtype = parse_dtype(x.scalar_type()),
       .out_dtype = parse_dtype(out.scalar_type()),
       .vectors = d % 8 == 0 && is_aligned(x.const_data_ptr(), 16) && is_aligned(out.const_data_ptr(), 16)};
-  const int device = x.get_device_index();
-  const DeviceGuard guard(device);
-  check(launch_scale_rows(args, current_stream(device)), "scaled rows");
+  const OnDevice on(x);
+  check(launch_scale_rows(args, on.stream()), "scaled rows");
 }
 
 }  // namespace

@@ -1,26 +1,19 @@
 // The CUDA side of XTR's operators: parse, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/registration.h"
 #include "../../common/xtr_tensors.h"
-#include "../runtime/check.h"
-#include "../runtime/device.h"
-#include "../runtime/stream.h"
+#include "../runtime/op_helpers.h"
 #include "launch.h"
 
 namespace late_interaction {
 
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-using torch::stable::accelerator::DeviceGuard;
-
 void select(const XtrSelection& call, const Tensor& similarities) {
   if (call.rows == 0) return;
-  const int device = similarities.get_device_index();
-  const DeviceGuard guard(device);
-  check(launch_xtr_select(call, current_stream(device)), "XTR selection");
+  const OnDevice on(similarities);
+  check(launch_xtr_select(call, on.stream()), "XTR selection");
 }
 
 void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t k, bool zero_unless_all,
@@ -31,10 +24,8 @@ void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t
 void xtr_group_maxima_(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor group_maxima) {
   const XtrGroupMaxima call = parse_xtr_group_maxima(Q, D, d_mask, group_maxima);
   if (call.rows == 0 || call.tokens == 0) return;
-  const int device = Q.get_device_index();
-  const DeviceGuard guard(device);
-  check(launch_xtr_group_maxima(call, device_properties(device), current_stream(device)),
-        "XTR's maxima of groups");
+  const OnDevice on(Q);
+  check(launch_xtr_group_maxima(call, on.properties(), on.stream()), "XTR's maxima of groups");
 }
 
 void xtr_select_in_groups_(Tensor group_maxima, Tensor Q, Tensor D, OptionalTensor d_mask, int64_t Ld,

@@ -1,19 +1,15 @@
 // The CUDA side of softmax_product_rows_: parse, workspace, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include "../../../common/arithmetic.h"
 #include "../../../common/registration.h"
 #include "../../../common/tensors.h"
 #include "../../runtime/op_helpers.h"
-#include "../../runtime/stream.h"
 #include "args.h"
 
 namespace late_interaction {
 
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
 
 constexpr int64_t kSumRows = 6;
 
@@ -29,10 +25,6 @@ bool can_softmax_product_rows(Tensor Q, Tensor D) {
          can_product_rows(device_properties(Q.get_device_index()), Q.size(1));
 }
 
-bool is_vector(const Tensor& x, ScalarType type, const Tensor& Q) {
-  return x.scalar_type() == type && has_shape(x, {Q.size(0)}) && x.is_contiguous() && same_place(x, Q);
-}
-
 ProductRowsArgs parse(const Tensor& Q, const Tensor& D, const Tensor& inverse_temperature,
                       const OptionalTensor& labels, int64_t first, const Tensor& factor) {
   STD_TORCH_CHECK(can_softmax_product_rows(Q, D),
@@ -41,21 +33,19 @@ ProductRowsArgs parse(const Tensor& Q, const Tensor& D, const Tensor& inverse_te
                       inverse_temperature.scalar_type() == ScalarType::Float &&
                       same_place(inverse_temperature, Q),
                   "late_interaction: inverse_temperature must be one float32 on the device of Q");
-  STD_TORCH_CHECK(!labels || is_vector(*labels, ScalarType::Long, Q),
-                  "late_interaction: labels must be a contiguous int64 [rows] on the device of Q");
-  STD_TORCH_CHECK(is_vector(factor, ScalarType::Float, Q),
-                  "late_interaction: factor must be a contiguous float32 [rows] on the device of Q");
+  if (labels) check_dense(*labels, ScalarType::Long, {Q.size(0)}, "labels", Q);
+  check_dense(factor, ScalarType::Float, {Q.size(0)}, "factor", Q);
   ProductRowsArgs args{};
-  args.q = static_cast<const __nv_bfloat16*>(Q.const_data_ptr());
-  args.documents = static_cast<const __nv_bfloat16*>(D.const_data_ptr());
+  args.q = data_of<__nv_bfloat16>(Q);
+  args.documents = data_of<__nv_bfloat16>(D);
   args.q_stride = Q.stride(0);
   args.document_stride = D.stride(0);
   args.rows = static_cast<int32_t>(Q.size(0));
   args.columns = static_cast<int32_t>(D.size(0));
   args.d = static_cast<int32_t>(Q.size(1));
-  args.inverse_temperature = static_cast<const float*>(inverse_temperature.const_data_ptr());
-  args.labels = {labels ? static_cast<const int64_t*>(labels->const_data_ptr()) : nullptr, first};
-  args.factor = static_cast<const float*>(factor.const_data_ptr());
+  args.inverse_temperature = data_of<float>(inverse_temperature);
+  args.labels = {data_of<int64_t>(labels), first};
+  args.factor = data_of<float>(factor);
   return args;
 }
 
@@ -72,18 +62,17 @@ void parse_outputs(ProductRowsArgs& args, const Tensor& Q, const Tensor& D, cons
                                 scaled_Q->is_contiguous() && is_aligned(scaled_Q->const_data_ptr(), 16)),
                   "late_interaction: scaled_Q must be a contiguous bfloat16 tensor of the shape of Q, "
                   "aligned to 16 bytes, on its device");
-  args.weights = static_cast<__nv_bfloat16*>(weights.mutable_data_ptr());
+  args.weights = mutable_data_of<__nv_bfloat16>(weights);
   args.weight_stride = weights.stride(0);
-  args.scaled_q = scaled_Q ? static_cast<__nv_bfloat16*>(scaled_Q->mutable_data_ptr()) : nullptr;
+  args.scaled_q = scaled_Q ? mutable_data_of<__nv_bfloat16>(*scaled_Q) : nullptr;
 }
 
 Tensor softmax_product_rows_(Tensor Q, Tensor D, Tensor inverse_temperature, OptionalTensor labels,
                              int64_t first, Tensor factor, Tensor weights, OptionalTensor scaled_Q) {
   ProductRowsArgs args = parse(Q, D, inverse_temperature, labels, first, factor);
   parse_outputs(args, Q, D, weights, scaled_Q);
-  const int device = Q.get_device_index();
-  const DeviceGuard guard(device);
-  const ProductRowsPlan plan = plan_product_rows(device_properties(device), args.rows, args.columns, args.d);
+  const OnDevice on(Q);
+  const ProductRowsPlan plan = plan_product_rows(on.properties(), args.rows, args.columns, args.d);
   args.tile_rows = plan.tile_rows;
   args.shares = plan.shares;
   args.most_owners = plan.most_owners;
@@ -91,14 +80,14 @@ Tensor softmax_product_rows_(Tensor Q, Tensor D, Tensor inverse_temperature, Opt
   // Two bases, the label's score and three partial sums of each owner for every row; and the flag.
   const Tensor workspace =
       new_tensor(Q, {(int64_t{3} + 3 * plan.most_owners) * args.rows + 1}, ScalarType::Float);
-  args.sums = static_cast<float*>(sums.mutable_data_ptr());
-  auto* space = static_cast<float*>(workspace.mutable_data_ptr());
+  args.sums = mutable_data_of<float>(sums);
+  auto* space = mutable_data_of<float>(workspace);
   args.overflow = reinterpret_cast<int32_t*>(space);
   args.base[0] = space + 1;
   args.base[1] = args.base[0] + args.rows;
   args.label_scores = args.base[1] + args.rows;
   args.partials = args.label_scores + args.rows;
-  check(launch_product_rows(args, current_stream(device)), "softmax of a product");
+  check(launch_product_rows(args, on.stream()), "softmax of a product");
   return sums;
 }
 
