@@ -1,20 +1,15 @@
 // maxsim_backward_recompute on CUDA: finds again, part by part, the winners that the forward did not keep.
 // Nothing here waits for the device.
-#include <torch/csrc/stable/accelerator.h>
-
+#include "../../plan/recompute.h"
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../../plan/l2_parts.h"
-#include "../../plan/recompute.h"
 #include "../forward/run.h"
-#include "../runtime/device.h"
 #include "run.h"
 
 namespace late_interaction {
 
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
 
 using Parts = RecomputePlan::Parts;
 
@@ -168,10 +163,9 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   const Backward method =
       parse_backward(backward) == Backward::unified ? Backward::unified : Backward::lowmem;
   const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
-  check_grad_scores(grad_scores, Q, in);
-  const int device = Q.get_device_index();
-  const DeviceGuard guard(device);
-  const OperandConversion how = operand_conversion(in, precision, normalize, device);
+  check_grad_scores(grad_scores, shape_of_scores(in), in.dtype, Q);
+  const OnDevice on(Q);
+  const OperandConversion how = operand_conversion(in, precision, normalize, on.index);
   Recomputation call{grad_scores, Q,           D,           q_mask, d_mask, normalize,
                      paired,      need_grad_Q, need_grad_D, method, in,     how};
   call.make_plan();

@@ -64,33 +64,19 @@ namespace {
 
 bool has_weights(const Inputs& in) { return in.q_weights.data != nullptr; }
 
-// The fp32 sums of grad_Q before rounding: the caller's, or new ones. None: grad_Q needs no sums.
-OptionalTensor query_sums(const Destinations& to, const Sizes& s, bool needed, const Tensor& like) {
-  if (to.q_sums || !needed) return to.q_sums;
-  return new_tensor(like, {s.Nq * s.Lq * s.d}, like.scalar_type());
-}
-
-// The gradients of a batch, or of a part of it.
-struct GradientCall {
-  const Inputs& in;
-  const Sizes s;
-  const Tensor &grad_scores, &winners;
-  const bool normalize;
-  const Backward method;
-  const Destinations& to;
-  const Device& device;
-  const cudaStream_t stream;
-
-  bool need_grad_Q() const { return to.grad_Q.numel() > 0; }
-  bool need_grad_D() const { return to.grad_D.numel() > 0; }
-};
-
-// The kernels' arguments, but for the plan and the outputs.
+// The kernels' arguments, but for the plan. Where the call has sums, gradients are added to them.
 BackwardArgs backward_args(const GradientCall& call) {
+  const Destinations& to = call.to;
   BackwardArgs args{};
   take_winners(args, call.s, call.grad_scores, call.winners);
   args.Q = call.in.Q;
   args.D = call.in.D;
+  if (call.need_grad_Q()) args.grad_Q = to.grad_Q.data_ptr();
+  if (call.need_grad_D()) args.grad_D = to.grad_D.data_ptr();
+  if (to.q_sums) args.grad_Q_sums = to.q_sums->data_ptr();
+  if (to.d_sums) args.grad_D_sums = to.d_sums->data_ptr();
+  args.adds_to_sums = to.q_sums && !to.first;
+  args.adds_to_d_sums = to.d_sums && !to.d_first;
   return args;
 }
 
@@ -161,10 +147,18 @@ InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
   return made;
 }
 
-// The fp32 sums of grad_D before rounding, as query_sums; zeros where kernels add to them.
-OptionalTensor sums_of_documents(const GradientCall& call, const BackwardPlan& plan,
-                                 const BackwardArgs& args) {
-  if (!call.need_grad_D() || call.to.d_sums) return call.to.d_sums;
+// New fp32 sums of grad_Q before rounding, if it needs some and the call has none.
+OptionalTensor new_query_sums(const GradientCall& call, bool needed, BackwardArgs& args) {
+  if (!needed || call.to.q_sums) return std::nullopt;
+  const Tensor sums =
+      new_tensor(call.grad_scores, {call.s.Nq * call.s.Lq * call.s.d}, call.grad_scores.scalar_type());
+  args.grad_Q_sums = sums.data_ptr();
+  return sums;
+}
+
+// The same of grad_D; zeros where kernels add to them.
+OptionalTensor new_document_sums(const GradientCall& call, const BackwardPlan& plan, BackwardArgs& args) {
+  if (!call.need_grad_D() || call.to.d_sums) return std::nullopt;
   const bool scatter = plan.method == Backward::unified;
   if (!scatter && !plan.finish_later) return std::nullopt;
   const ScalarType sum_type = score_type(call.in.dtype);
@@ -172,6 +166,7 @@ OptionalTensor sums_of_documents(const GradientCall& call, const BackwardPlan& p
   const Tensor sums =
       in_their_dtype ? call.to.grad_D : new_tensor(call.grad_scores, shape_of_documents(call.in), sum_type);
   if (scatter) fill_zero(sums, call.stream);
+  args.grad_D_sums = sums.data_ptr();
   return sums;
 }
 
@@ -193,7 +188,7 @@ void launch_gradients(const GradientCall& call, const BackwardPlan& plan, const 
   launch(need_grad_Q && !in_place, need_grad_D);
 }
 
-// Whether the kernels finish grad_Q of rows with weights. Else it is left as sums.
+// True if the kernels finish grad_Q of rows with weights. Else it is left as sums.
 bool finishes_weighted_rows(const GradientCall& call, const BackwardPlan& plan) {
   const Destinations& to = call.to;
   return has_weights(call.in) && !call.normalize && !to.unit_inverse && !to.q_sums && !to.d_sums &&
@@ -202,7 +197,6 @@ bool finishes_weighted_rows(const GradientCall& call, const BackwardPlan& plan) 
 
 void gradients_at_once(const GradientCall& call) {
   const Destinations& to = call.to;
-  const bool need_grad_Q = call.need_grad_Q(), need_grad_D = call.need_grad_D();
   const bool scaled = call.normalize || to.unit_inverse;
   const BackwardPlan plan =
       plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in), scaled, call.method, call.device);
@@ -215,27 +209,17 @@ void gradients_at_once(const GradientCall& call) {
     args.token_step = plan.tiles;
     args.by_step = Divider(static_cast<uint32_t>(plan.tiles));
   }
-  args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
-  args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
   const InverseNorms norms = find_norms(call, args);
   const bool weighs_rows = finishes_weighted_rows(call, plan);
-  const bool sums_needed = need_grad_Q && (plan.finish_later || (has_weights(call.in) && !weighs_rows));
-  const OptionalTensor q_sums = query_sums(to, call.s, sums_needed, call.grad_scores);
+  const bool sums_needed =
+      call.need_grad_Q() && (plan.finish_later || (has_weights(call.in) && !weighs_rows));
+  const OptionalTensor q_sums = new_query_sums(call, sums_needed, args),
+                       d_sums = new_document_sums(call, plan, args);
   if (weighs_rows && to.grad_weights) args.grad_weights = to.grad_weights->data_ptr();
-  if (q_sums) {
-    args.grad_Q_sums = q_sums->data_ptr();
-    args.adds_to_sums = !to.first;
-  }
-  const OptionalTensor d_sums = sums_of_documents(call, plan, args);
-  if (d_sums) {
-    args.grad_D_sums = d_sums->data_ptr();
-    args.adds_to_d_sums = !to.d_first;
-  }
   launch_gradients(call, plan, args);
-  const bool finished =
-      call.normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
-  if (!finished && to.last) finish_queries(call, args, norms.q);
-  if (d_sums && to.d_last) finish_documents(call, args, *d_sums);
+  const bool rounded = !call.normalize && args.grad_Q_sums == args.grad_Q;
+  if (args.grad_Q_sums != nullptr && !rounded && to.last) finish_queries(call, args, norms.q);
+  if (args.grad_D_sums != nullptr && to.d_last) finish_documents(call, args, d_sums ? *d_sums : *to.d_sums);
 }
 
 // Sets the output for the gradients of weights, if they are needed; for several slices of dims, returns
@@ -261,11 +245,6 @@ bool tiled_grad_q(const GradientCall& call) {
   if (!plan) return false;
   STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
   BackwardArgs args = backward_args(call);
-  args.grad_Q = call.to.grad_Q.data_ptr();
-  if (call.to.q_sums) {
-    args.grad_Q_sums = call.to.q_sums->data_ptr();
-    args.adds_to_sums = !call.to.first;
-  }
   const OptionalTensor weights = take_weights(call, args);
   const OptionalTensor partials = weight_partials(call, *plan, args);
   check(launch_grad_q_tiled(args, in.dtype, *plan, call.stream), "grad_Q");
@@ -289,12 +268,7 @@ bool gathered_grad_q(const GradientCall& call) {
                          fits_tensor_map(in.D, call.s.Ld, call.s.N, in.dtype);
   const auto plan = plan_gathered_grad_q(call.s, in.dtype, described, call.device);
   if (!plan) return false;
-  BackwardArgs args = backward_args(call);
-  args.grad_Q = call.to.grad_Q.data_ptr();
-  if (call.to.q_sums) {
-    args.grad_Q_sums = call.to.q_sums->data_ptr();
-    args.adds_to_sums = !call.to.first;
-  }
+  const BackwardArgs args = backward_args(call);
   check(GatheredGradQLauncher<__nv_bfloat16>::grad_q(args, *plan, call.stream), "grad_Q");
   if (call.to.q_sums && call.to.last) finish_queries(call, args, std::nullopt);
   return true;
@@ -313,12 +287,7 @@ bool tiled_grad_d(const GradientCall& call) {
                           !wide_winners(s.Ld);
   const auto plan = plan_tiled_grad_d(s, call.in.dtype, contiguous, call.device);
   if (!plan) return false;
-  BackwardArgs args = backward_args(call);
-  args.grad_D = call.to.grad_D.data_ptr();
-  if (call.to.d_sums) {
-    args.grad_D_sums = call.to.d_sums->data_ptr();
-    args.adds_to_d_sums = !call.to.d_first;
-  }
+  const BackwardArgs args = backward_args(call);
   const cudaError_t launched = call.in.dtype == Dtype::bf16
                                    ? TiledGradDLauncher<__nv_bfloat16>::grad_d(args, *plan, call.stream)
                                    : TiledGradDLauncher<__half>::grad_d(args, *plan, call.stream);
@@ -407,30 +376,26 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   }
   const Device device = device_properties(index);
   const bool plain = !normalize && !has_weights(in) && !sums_go_on && method != Backward::unified;
-  if (plain && lone_query_gradients(in, s, grad_scores, winners, to, device, stream)) return;
-  Destinations rest = to;
-  const bool q_by_products = plain && short_docs_grad_q(in, s, grad_scores, winners, to, device, stream);
-  const GradientCall both{in, s, grad_scores, winners, normalize, method, rest, device, stream};
-  if (q_by_products || gathered_grad_q(both) || tiled_grad_q(both)) {
-    rest.grad_Q = new_tensor(grad_scores, {0}, to.grad_Q.scalar_type());
+  Destinations rest = to;  // what is still to be computed
+  const GradientCall call{in, s, grad_scores, winners, normalize, method, rest, device, stream};
+  if (plain && lone_query_gradients(call)) return;
+  const auto none = [&] { return new_tensor(grad_scores, {0}, to.grad_Q.scalar_type()); };
+  const bool q_by_products = plain && short_docs_grad_q(call);
+  if (q_by_products || gathered_grad_q(call) || tiled_grad_q(call)) {
+    rest.grad_Q = none();
     rest.q_sums = std::nullopt;
-    if (rest.grad_D.numel() == 0) return;
+    if (!call.need_grad_D()) return;
   }
   // If grad_D overwrites D, grad_Q comes first.
   const bool overwrites_D = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
-  const bool free_to_write = rest.grad_Q.numel() == 0 || !overwrites_D;
-  if (plain && free_to_write &&
-      short_docs_grad_d(in, s, grad_scores, winners, to, device, stream, q_by_products && !overwrites_D)) {
-    rest.grad_D = new_tensor(grad_scores, {0}, to.grad_D.scalar_type());
-    if (rest.grad_Q.numel() == 0) return;
-  }
-  const GradientCall call{in, s, grad_scores, winners, normalize, method, rest, device, stream};
-  if ((rest.grad_Q.numel() == 0 || !overwrites_D) && tiled_grad_d(call)) {
-    rest.grad_D = new_tensor(grad_scores, {0}, to.grad_D.scalar_type());
+  const bool free_to_write = !call.need_grad_Q() || !overwrites_D;
+  if (free_to_write &&
+      ((plain && short_docs_grad_d(call, q_by_products && !overwrites_D)) || tiled_grad_d(call))) {
+    rest.grad_D = none();
     rest.d_sums = std::nullopt;
-    if (rest.grad_Q.numel() == 0) return;
+    if (!call.need_grad_Q()) return;
   }
-  const BackwardReads reads = rest.grad_Q.numel() > 0 ? BackwardReads::both_sides : BackwardReads::queries;
+  const BackwardReads reads = call.need_grad_Q() ? BackwardReads::both_sides : BackwardReads::queries;
   const BatchPart part = backward_part(s, in.dtype, device, reads, to.q_sums || to.d_sums);
   const bool whole = part.queries >= s.Nq && part.documents >= s.N;
   const bool scatter =

@@ -10,7 +10,7 @@
 
 namespace late_interaction {
 
-// Whether rows of both inputs can be read in the vectors that the backward kernels use.
+// True if rows of both inputs can be read in the vectors that the backward kernels use.
 inline bool reads_in_vectors(const Inputs& in) {
   const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
   return readable_in_vectors(in.Q, in.sizes.d, element, vector) &&
@@ -37,6 +37,21 @@ struct Destinations {
   // Sums of grad_D over several calls with different queries.
   OptionalTensor d_sums = std::nullopt;
   bool d_first = true, d_last = true;
+};
+
+// The gradients of a batch, or of a part of it.
+struct GradientCall {
+  const Inputs& in;
+  const Sizes s;
+  const Tensor &grad_scores, &winners;
+  const bool normalize;
+  const Backward method;
+  const Destinations& to;
+  const Device& device;
+  const cudaStream_t stream;
+
+  bool need_grad_Q() const { return to.grad_Q.numel() > 0; }
+  bool need_grad_D() const { return to.grad_D.numel() > 0; }
 };
 
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,

@@ -22,53 +22,26 @@ bool writable_in_vectors(const Destinations& to) {
   return fits(to.grad_Q) && fits(to.grad_D);
 }
 
-}  // namespace
-
-bool lone_query_gradients(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
-                          const Destinations& to, const Device& device, cudaStream_t stream) {
-  const auto plan = plan_lone_query(s, in.dtype, aligned(in.D, in), device);
-  const bool in_place = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
-  if (!plan || in_place || !writable_in_vectors(to)) return false;
-  LoneQueryArgs args{};
-  take_winners(args, s, grad_scores, winners);
-  args.Q = in.Q;
-  args.D = in.D;
-  args.slices = plan->slices;
-  args.slice_dims = plan->slice_dims;
-  if (to.grad_D.numel() > 0) args.grad_D = to.grad_D.data_ptr();
-  const bool need_grad_Q = to.grad_Q.numel() > 0;
-  const Tensor partials =
-      new_tensor(grad_scores, {need_grad_Q ? plan->grid : 0, s.Lq, s.d}, ScalarType::Float);
-  if (need_grad_Q) {
-    args.grad_Q = to.grad_Q.data_ptr();
-    args.partials = static_cast<float*>(partials.data_ptr());
-  }
-  check(with_half(in.dtype, [&]<class T>() { return ShortDocsLauncher<T>::lone_query(args, *plan, stream); }),
-        "gradients of a query and its short documents");
-  return true;
-}
-
-namespace {
-
 enum class Gradient { q, d, d_beside_q };
 
-// Eight parameters: those of the two functions below, and which of the two calls.
-bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
-                        const Destinations& to, Gradient which, const Device& device, cudaStream_t stream) {
+bool incidence_gradient(const GradientCall& call, Gradient which) {
+  const Inputs& in = call.in;
+  const Sizes& s = call.s;
   const bool grad_q = which == Gradient::q;
-  const auto plan = plan_incidence(s, in.dtype, aligned(grad_q ? in.D : in.Q, in), grad_q, device);
-  const Tensor& out = grad_q ? to.grad_Q : to.grad_D;
+  const auto plan = plan_incidence(s, in.dtype, aligned(grad_q ? in.D : in.Q, in), grad_q, call.device);
+  const Tensor& out = grad_q ? call.to.grad_Q : call.to.grad_D;
   const bool described =
       grad_q ? fits_tensor_map(in.D, s.Ld, s.N, in.dtype) : fits_tensor_map(in.Q, s.Lq, s.Nq, in.dtype);
-  if (!plan || !described || out.numel() == 0 || !writable_in_vectors(to)) return false;
+  if (!plan || !described || out.numel() == 0 || !writable_in_vectors(call.to)) return false;
   STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
   IncidenceArgs args{};
-  take_winners(args, s, grad_scores, winners);
+  take_winners(args, s, call.grad_scores, call.winners);
   args.items = grad_q ? in.D : in.Q;
   args.out = out.data_ptr();
   args.beside_grad_q = which == Gradient::d_beside_q && plan->tma;
-  const Tensor partials = new_tensor(
-      grad_scores, {!plan->tma && plan->cluster > 1 ? plan->cluster : 0, plan->rows, s.d}, ScalarType::Float);
+  const Tensor partials =
+      new_tensor(call.grad_scores, {!plan->tma && plan->cluster > 1 ? plan->cluster : 0, plan->rows, s.d},
+                 ScalarType::Float);
   args.partials = static_cast<float*>(partials.data_ptr());
   args.rows = plan->rows;
   args.block_units = static_cast<int32_t>(plan->all_units / plan->cluster);
@@ -88,24 +61,43 @@ bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_sco
   args.run_offset = s.Lq % 8 == 0 && is_aligned(args.winners, 16) ? 0 : 14;
   args.run_vecs = incidence_run_vecs(16 * plan->steps, args.run_offset);
   args.by_run_vecs = Divider(static_cast<uint32_t>(args.run_vecs));
-  check(with_half(in.dtype, [&]<class T>() { return launch_incidence<T>(args, *plan, stream); }),
+  check(with_half(in.dtype, [&]<class T>() { return launch_incidence<T>(args, *plan, call.stream); }),
         grad_q ? "grad_Q of short documents" : "grad_D of short documents");
   return true;
 }
 
 }  // namespace
 
-bool short_docs_grad_q(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
-                       const Destinations& to, const Device& device, cudaStream_t stream) {
-  return incidence_gradient(in, s, grad_scores, winners, to, Gradient::q, device, stream);
+bool lone_query_gradients(const GradientCall& call) {
+  const Inputs& in = call.in;
+  const Sizes& s = call.s;
+  const auto plan = plan_lone_query(s, in.dtype, aligned(in.D, in), call.device);
+  const bool in_place = call.to.grad_D.numel() > 0 && call.to.grad_D.data_ptr() == in.D.data;
+  if (!plan || in_place || !writable_in_vectors(call.to)) return false;
+  LoneQueryArgs args{};
+  take_winners(args, s, call.grad_scores, call.winners);
+  args.Q = in.Q;
+  args.D = in.D;
+  args.slices = plan->slices;
+  args.slice_dims = plan->slice_dims;
+  if (call.to.grad_D.numel() > 0) args.grad_D = call.to.grad_D.data_ptr();
+  const bool need_grad_Q = call.to.grad_Q.numel() > 0;
+  const Tensor partials =
+      new_tensor(call.grad_scores, {need_grad_Q ? plan->grid : 0, s.Lq, s.d}, ScalarType::Float);
+  if (need_grad_Q) {
+    args.grad_Q = call.to.grad_Q.data_ptr();
+    args.partials = static_cast<float*>(partials.data_ptr());
+  }
+  check(with_half(in.dtype,
+                  [&]<class T>() { return ShortDocsLauncher<T>::lone_query(args, *plan, call.stream); }),
+        "gradients of a query and its short documents");
+  return true;
 }
 
-// Eight parameters: run.h says why.
-bool short_docs_grad_d(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
-                       const Destinations& to, const Device& device, cudaStream_t stream,
-                       bool beside_grad_q) {
-  const Gradient which = beside_grad_q ? Gradient::d_beside_q : Gradient::d;
-  return incidence_gradient(in, s, grad_scores, winners, to, which, device, stream);
+bool short_docs_grad_q(const GradientCall& call) { return incidence_gradient(call, Gradient::q); }
+
+bool short_docs_grad_d(const GradientCall& call, bool beside_grad_q) {
+  return incidence_gradient(call, beside_grad_q ? Gradient::d_beside_q : Gradient::d);
 }
 
 }  // namespace late_interaction
