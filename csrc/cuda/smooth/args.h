@@ -54,7 +54,7 @@ struct SmoothKernel {
   SmoothShape (*shape)(SmoothPass pass);
   cudaError_t (*launch)(const SmoothArgs& args, SmoothPass pass, cudaStream_t stream);
 };
-const SmoothKernel& smooth_sm80(Dtype dtype);
-const SmoothKernel& smooth_sm90(Dtype dtype);
+// instances/ of sm80 and sm90.
+extern const SmoothKernel kSmoothSm80Bf16, kSmoothSm80Fp16, kSmoothSm90Bf16, kSmoothSm90Fp16;
 
 }  // namespace late_interaction

@@ -1,6 +1,5 @@
 // The smooth maximum on CUDA: parse, choose a kernel and splits, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include <algorithm>
 #include <limits>
@@ -9,29 +8,28 @@
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../primitives/row_norms.h"
-#include "../runtime/check.h"
-#include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
-#include "../runtime/stream.h"
 #include "args.h"
 
 namespace late_interaction {
 
 namespace {
 
-using torch::stable::accelerator::DeviceGuard;
-
 constexpr int64_t kMostDims = 128;
 
 struct SmoothCall {
   SmoothArgs args;
   const SmoothKernel* kernel;
-  int device, sm_count;
+  int sm_count;
 };
 
+const SmoothKernel& choose_kernel(const Device& device, Dtype dtype) {
+  if (dtype == Dtype::bf16) return device.wgmma ? kSmoothSm90Bf16 : kSmoothSm80Bf16;
+  return device.wgmma ? kSmoothSm90Fp16 : kSmoothSm80Fp16;
+}
+
 SmoothCall parse_smooth(const Tensor& Q, const Tensor& D, const OptionalTensor& d_mask, double tau) {
-  const bool half = Q.scalar_type() == ScalarType::BFloat16 || Q.scalar_type() == ScalarType::Half;
-  STD_TORCH_CHECK(half && Q.scalar_type() == D.scalar_type() && same_place(Q, D) && Q.dim() == 3 &&
+  STD_TORCH_CHECK(holds_halves(Q) && Q.scalar_type() == D.scalar_type() && same_place(Q, D) && Q.dim() == 3 &&
                       D.dim() == 4 && Q.size(0) == D.size(0) && Q.size(2) == D.size(3),
                   "late_interaction: Q must be bfloat16 or float16 [groups, rows, d], and D [groups, "
                   "documents, Ld, d] as it");
@@ -44,14 +42,12 @@ SmoothCall parse_smooth(const Tensor& Q, const Tensor& D, const OptionalTensor& 
   constexpr double kLog2E = 1.4426950408889634;
   check_mask(d_mask, D, "d_mask");
   STD_TORCH_CHECK(!d_mask || d_mask->is_contiguous(), "late_interaction: d_mask must be contiguous");
-  const Dtype dtype = parse_dtype(Q.scalar_type());
   const Device device = device_properties(Q.get_device_index());
-  SmoothCall call{
-      {}, &(device.wgmma ? smooth_sm90 : smooth_sm80)(dtype), Q.get_device_index(), device.sm_count};
+  SmoothCall call{{}, &choose_kernel(device, parse_dtype(Q.scalar_type())), device.sm_count};
   SmoothArgs& args = call.args;
   args.Q = Q.const_data_ptr();
   args.D = D.const_data_ptr();
-  args.d_mask = d_mask ? static_cast<const uint8_t*>(d_mask->const_data_ptr()) : nullptr;
+  args.d_mask = data_of<uint8_t>(d_mask);
   args.groups = Q.size(0);
   args.rows = static_cast<int32_t>(Q.size(1));
   args.documents = static_cast<int32_t>(D.size(1));
@@ -85,41 +81,39 @@ int32_t choose_splits(const SmoothCall& call, SmoothPass pass) {
   return static_cast<int32_t>(best);
 }
 
-void launch_pass(const SmoothCall& call, SmoothPass pass) {
-  check(call.kernel->launch(call.args, pass, current_stream(call.device)), "smooth maximum");
+void launch_pass(const SmoothCall& call, SmoothPass pass, cudaStream_t stream) {
+  check(call.kernel->launch(call.args, pass, stream), "smooth maximum");
 }
 
 Tensor smooth_logs(Tensor Q, Tensor D, OptionalTensor d_mask, double tau) {
   SmoothCall call = parse_smooth(Q, D, d_mask, tau);
-  const DeviceGuard guard(call.device);
-  Tensor logs = new_tensor(Q, {Q.size(0), D.size(1), Q.size(1)}, ScalarType::Float);
+  const OnDevice on(Q);
+  const Tensor logs = new_tensor(Q, {Q.size(0), D.size(1), Q.size(1)}, ScalarType::Float);
   if (logs.numel() == 0) return logs;
-  call.args.logs = static_cast<float*>(logs.mutable_data_ptr());
+  call.args.logs = mutable_data_of<float>(logs);
   call.args.splits = choose_splits(call, SmoothPass::logs);
-  launch_pass(call, SmoothPass::logs);
+  launch_pass(call, SmoothPass::logs, on.stream());
   return logs;
 }
 
 const float* parse_rows(const Tensor& x, const SmoothCall& call, const Tensor& Q, const char* name) {
   const SmoothArgs& args = call.args;
-  STD_TORCH_CHECK(has_shape(x, {args.groups, args.documents, args.rows}) && x.is_contiguous() &&
-                      x.scalar_type() == ScalarType::Float && same_place(x, Q),
-                  "late_interaction: ", name, " must be a contiguous float32 [groups, documents, rows]");
-  return static_cast<const float*>(x.const_data_ptr());
+  check_dense(x, ScalarType::Float, {args.groups, args.documents, args.rows}, name, Q);
+  return data_of<float>(x);
 }
 
 Tensor smooth_gradient(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor logs, Tensor factors, double tau,
                        bool of_documents) {
   SmoothCall call = parse_smooth(Q, D, d_mask, tau);
-  const DeviceGuard guard(call.device);
+  const OnDevice on(Q);
   call.args.logs = const_cast<float*>(parse_rows(logs, call, Q, "logs"));
   call.args.factors = parse_rows(factors, call, Q, "factors");
   const SmoothPass pass = of_documents ? SmoothPass::grad_d : SmoothPass::grad_q;
   const int64_t grad_rows = of_documents ? D.size(1) * D.size(2) : Q.size(1);
-  Tensor grad = new_tensor(Q, {Q.size(0), grad_rows, Q.size(2)}, ScalarType::Float);
+  const Tensor grad = new_tensor(Q, {Q.size(0), grad_rows, Q.size(2)}, ScalarType::Float);
   if (grad.numel() == 0) return grad;
-  auto* sums = static_cast<float*>(grad.mutable_data_ptr());
-  const cudaStream_t stream = current_stream(call.device);
+  auto* sums = mutable_data_of<float>(grad);
+  const cudaStream_t stream = on.stream();
   if (logs.numel() == 0) {
     fill_zero(grad, stream);
     return grad;
@@ -127,12 +121,12 @@ Tensor smooth_gradient(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor logs, T
   call.args.splits = choose_splits(call, pass);
   call.args.out = sums;
   if (call.args.splits == 1) {
-    launch_pass(call, pass);
+    launch_pass(call, pass, stream);
     return grad;
   }
   const Tensor parts = new_tensor(Q, {call.args.splits, grad.numel()}, ScalarType::Float);
-  call.args.out = static_cast<float*>(parts.mutable_data_ptr());
-  launch_pass(call, pass);
+  call.args.out = mutable_data_of<float>(parts);
+  launch_pass(call, pass, stream);
   check(launch_sum_slices(call.args.out, call.args.splits, grad.numel(), sums, stream), "smooth maximum");
   return grad;
 }
