@@ -1,6 +1,5 @@
 // The CUDA side of the operators of a search: parse, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/accelerator.h>
 
 #include <algorithm>
 #include <vector>
@@ -9,14 +8,11 @@
 #include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../runtime/op_helpers.h"
-#include "../runtime/stream.h"
 #include "kernels.h"
 
 namespace late_interaction {
 
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
 
 constexpr int64_t kMostItems = int64_t{1} << 30;  // of a row, and blocks of a launch
 
@@ -30,9 +26,9 @@ ScoreColumns parse_columns(const Tensor& scores, const OptionalTensor& indices, 
       !indices || (indices->scalar_type() == ScalarType::Long && has_contiguous_rows(*indices) &&
                    has_shape(*indices, {scores.size(0), scores.size(1)}) && same_place(*indices, scores)),
       "late_interaction: indices must be int64, shaped as scores, with contiguous rows");
-  return {.scores = static_cast<const float*>(scores.const_data_ptr()),
+  return {.scores = data_of<float>(scores),
           .score_stride = scores.stride(0),
-          .indices = indices ? static_cast<const int64_t*>(indices->const_data_ptr()) : nullptr,
+          .indices = data_of<int64_t>(indices),
           .index_stride = indices ? indices->stride(0) : 0,
           .first = first};
 }
@@ -43,9 +39,7 @@ FoundBefore parse_found(const Tensor& scores, const Tensor& indices) {
                       has_shape(indices, {scores.size(0), scores.size(1)}) && same_place(indices, scores),
                   "late_interaction: found scores and indices must be contiguous float32 and int64 of one "
                   "shape [rows, found]");
-  return {.scores = static_cast<const float*>(scores.const_data_ptr()),
-          .indices = static_cast<const int64_t*>(indices.const_data_ptr()),
-          .count = scores.size(1)};
+  return {.scores = data_of<float>(scores), .indices = data_of<int64_t>(indices), .count = scores.size(1)};
 }
 
 // Launches on `like`'s device until a block can hold all items of a row, then for the best.
@@ -55,31 +49,29 @@ std::tuple<Tensor, Tensor> select_from(Selection call, const From& from, const F
   const Tensor scores = new_tensor(like, {call.rows, call.k}, ScalarType::Float);
   const Tensor indices = new_tensor(like, {call.rows, call.k}, ScalarType::Long);
   if (call.rows == 0 || call.k == 0) return {scores, indices};
-  const int device = like.get_device_index();
-  const DeviceGuard guard(device);
-  const cudaStream_t stream = current_stream(device);
-  const BestOutput best{static_cast<float*>(scores.mutable_data_ptr()),
-                        static_cast<int64_t*>(indices.mutable_data_ptr())};
+  const OnDevice on(like);
+  const cudaStream_t stream = on.stream();
+  const BestOutput best{mutable_data_of<float>(scores), mutable_data_of<int64_t>(indices)};
   if (call.items + found.count <= kSegmentItems) {
-    check(launch_select_best(call, from, found, best, stream), "the best scores");
+    check(launch_select(call, from, found, 0, nullptr, best, stream), "the best scores");
     return {scores, indices};
   }
   Keys keys{};
-  std::optional<Tensor> held;  // what the next launch reads
+  OptionalTensor held;  // what the next launch reads
   do {
     const int64_t segments = segments_of(call.items);
     STD_TORCH_CHECK(call.rows <= kMostItems / segments, "late_interaction: too many rows");
     const int64_t room = std::min(2 * call.k, kMostBest);
     const Tensor next = new_tensor(like, {call.rows, segments * room}, ScalarType::Long);
-    auto* data = static_cast<int64_t*>(next.mutable_data_ptr());
-    check(held ? launch_select_in_segments(call, keys, room, data, stream)
-               : launch_select_in_segments(call, from, room, data, stream),
+    auto* data = mutable_data_of<int64_t>(next);
+    check(held ? launch_select(call, keys, {}, room, data, {}, stream)
+               : launch_select(call, from, {}, room, data, {}, stream),
           "the best scores of segments");
     held = next;
     call.items = segments * room;
     keys = {.data = data, .width = call.items, .list_stride = 0, .counts = nullptr, .lists = 1};
   } while (call.items + found.count > kSegmentItems);
-  check(launch_select_best(call, keys, found, best, stream), "the best scores");
+  check(launch_select(call, keys, found, 0, nullptr, best, stream), "the best scores");
   return {scores, indices};
 }
 
@@ -124,11 +116,10 @@ Tensor pack_found(Tensor scores, Tensor indices, int64_t width, int64_t size, st
                   "late_interaction: size must be at least that of keys and notes, got ", size);
   args.notes.count = static_cast<int>(count);
   std::copy(notes.begin(), notes.end(), args.notes.values);
-  const int device = scores.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(scores);
   const Tensor packed = new_tensor(scores, {size}, ScalarType::Long);
-  args.packed = static_cast<int64_t*>(packed.mutable_data_ptr());
-  if (size > 0) check(launch_pack_found(args, current_stream(device)), "what was found");
+  args.packed = mutable_data_of<int64_t>(packed);
+  if (size > 0) check(launch_pack_found(args, on.stream()), "what was found");
   return packed;
 }
 
@@ -141,10 +132,9 @@ void add_checksum_(Tensor packed, int64_t place, Tensor x, int64_t factor) {
   STD_TORCH_CHECK(x.is_contiguous(), "late_interaction: x must be contiguous");
   const int64_t bytes = x.numel() * x.element_size();
   if (bytes == 0) return;
-  const int device = x.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(x);
   check(launch_add_checksum(x.const_data_ptr(), bytes, static_cast<uint64_t>(factor),
-                            static_cast<int64_t*>(packed.mutable_data_ptr()) + place, current_stream(device)),
+                            mutable_data_of<int64_t>(packed) + place, on.stream()),
         "the checksum");
 }
 
@@ -161,7 +151,7 @@ std::tuple<Tensor, Tensor, Tensor> merge_found(Tensor packed, int64_t rows, int6
                   notes, " notes");
   const int64_t most = std::min(width * processes, kMostBest);
   STD_TORCH_CHECK(k >= 0 && k <= most, "late_interaction: k must be at most ", most, ", got ", k);
-  const auto* data = static_cast<const int64_t*>(packed.const_data_ptr());
+  const auto* data = data_of<int64_t>(packed);
   const auto* first_notes = data + size - notes;
   const Keys from{.data = data,
                   .width = std::max(width, int64_t{1}),
@@ -171,11 +161,10 @@ std::tuple<Tensor, Tensor, Tensor> merge_found(Tensor packed, int64_t rows, int6
   const Selection call{.rows = rows, .items = width * processes, .k = k, .largest = largest};
   auto [scores, indices] = select_from(call, from, {}, packed);
   const Tensor of_all = new_tensor(packed, {processes, notes}, ScalarType::Long);
-  const int device = packed.get_device_index();
-  const DeviceGuard guard(device);
+  const OnDevice on(packed);
   const size_t bytes = notes * sizeof(int64_t);
   check(cudaMemcpy2DAsync(of_all.mutable_data_ptr(), bytes, first_notes, size * sizeof(int64_t), bytes,
-                          processes, cudaMemcpyDeviceToDevice, current_stream(device)),
+                          processes, cudaMemcpyDeviceToDevice, on.stream()),
         "notes of the processes");
   return {scores, indices, of_all};
 }

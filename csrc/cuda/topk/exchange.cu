@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int64_t i = vectors * kVector + thread; i < count; i += threads)
     partial += weighted_sum(bytes + i, 1, i);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) partial += __shfl_xor_sync(kFullWarp, partial, step);
+  partial = warp_sum(partial);
   // Integers add up to the same sum in any order.
   if (threadIdx.x % 32 == 0) {
     atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(partial * factor));

@@ -49,19 +49,14 @@ struct Selection {
   bool largest;
 };
 
-// Writes the k best of each of the equal segments of a row, in any order: int64 [rows, segments, k], filled
-// up with keys of no document.
-cudaError_t launch_select_in_segments(const Selection& call, const ScoreColumns& from, int64_t room,
-                                      int64_t* keys, cudaStream_t stream);
-cudaError_t launch_select_in_segments(const Selection& call, const Keys& from, int64_t room, int64_t* keys,
-                                      cudaStream_t stream);
 int64_t segments_of(int64_t items);
 
-// Writes the k best of at most kSegmentItems items in all.
-cudaError_t launch_select_best(const Selection& call, const ScoreColumns& from, const FoundBefore& found,
-                               const BestOutput& best, cudaStream_t stream);
-cudaError_t launch_select_best(const Selection& call, const Keys& from, const FoundBefore& found,
-                               const BestOutput& best, cudaStream_t stream);
+// With keys: writes the k best of each of the equal segments of a row there, in any order, int64 [rows,
+// segments, room], filled up with keys of no document. Else the k best of at most kSegmentItems items and
+// those found before, to `best`. From: ScoreColumns or Keys.
+template <class From>
+cudaError_t launch_select(const Selection& call, const From& from, const FoundBefore& found, int64_t room,
+                          int64_t* keys, const BestOutput& best, cudaStream_t stream);
 
 // Numbers behind a process's keys.
 struct Notes {

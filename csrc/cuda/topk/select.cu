@@ -12,9 +12,13 @@ ColumnItems items_of(const ScoreColumns& from, bool largest) { return {from, lar
 
 KeyItems items_of(const Keys& from, bool) { return {from, Divider(static_cast<uint32_t>(from.width))}; }
 
+}  // namespace
+
+int64_t segments_of(int64_t items) { return ceil_div(items, kSegmentItems); }
+
 template <class From>
-cudaError_t launch(const Selection& call, const From& from, const FoundBefore& found, int64_t room,
-                   int64_t* keys, const BestOutput& best, cudaStream_t stream) {
+cudaError_t launch_select(const Selection& call, const From& from, const FoundBefore& found, int64_t room,
+                          int64_t* keys, const BestOutput& best, cudaStream_t stream) {
   const auto items = items_of(from, call.largest);
   const int64_t segments = keys == nullptr ? 1 : segments_of(call.items);
   const TopkArgs<std::remove_const_t<decltype(items)>> args{
@@ -32,28 +36,9 @@ cudaError_t launch(const Selection& call, const From& from, const FoundBefore& f
   return cudaGetLastError();
 }
 
-}  // namespace
-
-int64_t segments_of(int64_t items) { return ceil_div(items, kSegmentItems); }
-
-cudaError_t launch_select_in_segments(const Selection& call, const ScoreColumns& from, int64_t room,
-                                      int64_t* keys, cudaStream_t stream) {
-  return launch(call, from, {}, room, keys, {}, stream);
-}
-
-cudaError_t launch_select_in_segments(const Selection& call, const Keys& from, int64_t room, int64_t* keys,
-                                      cudaStream_t stream) {
-  return launch(call, from, {}, room, keys, {}, stream);
-}
-
-cudaError_t launch_select_best(const Selection& call, const ScoreColumns& from, const FoundBefore& found,
-                               const BestOutput& best, cudaStream_t stream) {
-  return launch(call, from, found, 0, nullptr, best, stream);
-}
-
-cudaError_t launch_select_best(const Selection& call, const Keys& from, const FoundBefore& found,
-                               const BestOutput& best, cudaStream_t stream) {
-  return launch(call, from, found, 0, nullptr, best, stream);
-}
+template cudaError_t launch_select(const Selection&, const ScoreColumns&, const FoundBefore&, int64_t,
+                                   int64_t*, const BestOutput&, cudaStream_t);
+template cudaError_t launch_select(const Selection&, const Keys&, const FoundBefore&, int64_t, int64_t*,
+                                   const BestOutput&, cudaStream_t);
 
 }  // namespace late_interaction
