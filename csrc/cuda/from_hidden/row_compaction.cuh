@@ -19,9 +19,6 @@ namespace late_interaction {
 template <int kThreads, int kRowsOfThread>
 __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t first, int count,
                                             uint16_t* list) {
-  constexpr int kWarps = kThreads / 32;
-  __shared__ int warp_totals[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int begin = threadIdx.x * kRowsOfThread;
   // All of a thread's flags are on their way together.
   uint32_t flags = 0;
@@ -30,17 +27,9 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
     const bool listed = begin + k < count && (active_rows == nullptr || active_rows[first + begin + k] != 0);
     flags |= uint32_t{listed} << k;
   }
-  int before = sum_up_to_lane(__popc(flags));
-  __syncthreads();  // nobody reads the list before this one any more
-  if (lane == 31) warp_totals[warp] = before;
-  before -= __popc(flags);
-  __syncthreads();
-  int all = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    before += w < warp ? warp_totals[w] : 0;
-    all += warp_totals[w];
-  }
+  int all;
+  int before =
+      sum_before<kThreads / 32>(__popc(flags), all);  // nobody reads the list before this one any more
   for (; flags != 0; flags &= flags - 1) list[before++] = static_cast<uint16_t>(begin + __ffs(flags) - 1);
   __syncthreads();
   return all;

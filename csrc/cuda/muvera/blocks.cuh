@@ -96,23 +96,6 @@ struct Sequence {
 
 // ---- tokens ----
 
-__device__ __forceinline__ float2 widen_pair(__nv_bfloat162 x) { return __bfloat1622float2(x); }
-__device__ __forceinline__ float2 widen_pair(__half2 x) { return __half22float2(x); }
-__device__ __forceinline__ float2 widen_pair(float2 x) { return x; }
-
-template <class S>
-struct PairOf {
-  using type = float2;
-};
-template <>
-struct PairOf<__nv_bfloat16> {
-  using type = __nv_bfloat162;
-};
-template <>
-struct PairOf<__half> {
-  using type = __half2;
-};
-
 // Two dims of a token, counted from the first dim of the stage, from shared memory, ...
 template <class S>
 struct StagedRows {
@@ -120,7 +103,7 @@ struct StagedRows {
   int32_t pitch;  // a multiple of 4; zeros past the dims
 
   __device__ __forceinline__ float2 pair(int32_t token, int32_t dim) const {
-    return widen_pair(*reinterpret_cast<const typename PairOf<S>::type*>(tokens + token * pitch + dim));
+    return widen(*reinterpret_cast<const PairOf<S>*>(tokens + token * pitch + dim));
   }
 };
 

@@ -1,17 +1,11 @@
 // The type of tokens in registers and shared memory: as in global memory, but float32 for float64.
 #pragma once
 
+#include <type_traits>
+
 namespace late_interaction {
 
 template <class T>
-struct StagedOf {
-  using type = T;
-};
-template <>
-struct StagedOf<double> {
-  using type = float;
-};
-template <class T>
-using Staged = typename StagedOf<T>::type;
+using Staged = std::conditional_t<std::is_same_v<T, double>, float, T>;
 
 }  // namespace late_interaction

@@ -30,6 +30,19 @@ inline CodeDocuments kind_of_documents(const PackedCodesCall& call) {
   return call.d_mask.data != nullptr ? CodeDocuments::masked : CodeDocuments::whole;
 }
 
+// f.template operator()<kind>().
+template <class F>
+void with_documents(const PackedCodesCall& call, const F& f) {
+  switch (kind_of_documents(call)) {
+    case CodeDocuments::whole:
+      return f.template operator()<CodeDocuments::whole>();
+    case CodeDocuments::masked:
+      return f.template operator()<CodeDocuments::masked>();
+    case CodeDocuments::ragged:
+      return f.template operator()<CodeDocuments::ragged>();
+  }
+}
+
 // A row tile as the operand of the products. Bytes of the workspace, for each of Nq * row_tiles:
 //   fragments   steps * 4 * 32 uint2: what each lane holds of 8 rows, for 32 dims
 //   start       32 int32: what a row's sums begin with

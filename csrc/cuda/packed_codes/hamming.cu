@@ -17,24 +17,11 @@ bool shares_documents(const PackedCodesCall& call) {
 }
 
 template <int kTiles, bool kLong, CodeDocuments kDocuments>
-void score_documents(const HammingArgs& args, bool wide, unsigned blocks, cudaStream_t stream) {
+void score(const HammingArgs& args, bool wide, unsigned blocks, cudaStream_t stream) {
   constexpr int kThreads = kHammingWarps * 32;
   const size_t smem = kLong ? args.dim_blocks * 4 * 32 * sizeof(uint2) : 0;
   wide ? score_hamming<kTiles, kDocuments, true, kLong><<<blocks, kThreads, smem, stream>>>(args)
        : score_hamming<kTiles, kDocuments, false, kLong><<<blocks, kThreads, smem, stream>>>(args);
-}
-
-template <int kTiles, bool kLong>
-void score(const HammingArgs& args, CodeDocuments documents, bool wide, unsigned blocks,
-           cudaStream_t stream) {
-  switch (documents) {
-    case CodeDocuments::whole:
-      return score_documents<kTiles, kLong, CodeDocuments::whole>(args, wide, blocks, stream);
-    case CodeDocuments::masked:
-      return score_documents<kTiles, kLong, CodeDocuments::masked>(args, wide, blocks, stream);
-    case CodeDocuments::ragged:
-      return score_documents<kTiles, kLong, CodeDocuments::ragged>(args, wide, blocks, stream);
-  }
 }
 
 }  // namespace
@@ -80,14 +67,15 @@ cudaError_t launch_hamming(const PackedCodesCall& call, const HammingLaunch& lau
                          .out = launch.row_tiles > 1 ? static_cast<float*>(workspace) : call.scores};
   const bool wide = readable_in_vectors(call.D, bytes, 1, 16);
   const auto grid = static_cast<unsigned>(blocks);
-  const CodeDocuments documents = kind_of_documents(call);
-  if (s.d > 128) {
-    score<1, true>(args, documents, wide, grid, stream);
-  } else if (launch.tiles_of_warp == 1) {
-    score<1, false>(args, documents, wide, grid, stream);
-  } else {
-    score<kSharedTiles, false>(args, documents, wide, grid, stream);
-  }
+  with_documents(call, [&]<CodeDocuments kDocuments>() {
+    if (s.d > 128) {
+      score<1, true, kDocuments>(args, wide, grid, stream);
+    } else if (launch.tiles_of_warp == 1) {
+      score<1, false, kDocuments>(args, wide, grid, stream);
+    } else {
+      score<kSharedTiles, false, kDocuments>(args, wide, grid, stream);
+    }
+  });
   if (launch.row_tiles > 1) {
     add_row_tiles(args.out, s.N, s.Nq * s.N, launch.row_tiles, call.scores, stream);
   }

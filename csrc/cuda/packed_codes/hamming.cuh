@@ -251,7 +251,7 @@ __device__ __forceinline__ void hamming_operands(const uint32_t (&word)[4], cons
   }
 }
 
-// Whether the lane's of the 32 tokens at `at` counts.
+// True if the lane's token counts, of the 32 tokens at `at`.
 template <class Cursor>
 __device__ __forceinline__ bool hamming_mask_of_lane(const HammingArgs& args, const Cursor& at) {
   const int32_t token = at.first + static_cast<int32_t>(threadIdx.x) % 32;

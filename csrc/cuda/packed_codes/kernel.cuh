@@ -350,9 +350,7 @@ __global__ void __launch_bounds__(kPackedWarps * 32, kPackedBlocks)
       at.next(args, 1, step);
     } while (at.first > 0);
     float sum = maxima.merged() * row_scale;
-    if (!row_counts) sum = 0.0f;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kFullWarp, sum, offset);
+    sum = warp_sum(row_counts ? sum : 0.0f);
     if ((Kind::kMasked || Kind::kRagged) && !__any_sync(kFullWarp, any)) sum = 0.0f;
     if (lane == 0) args.out[tile * args.N + j] = sum;
   }

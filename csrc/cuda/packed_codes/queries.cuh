@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "../primitives/argmax.cuh"
 #include "../primitives/token_scales.cuh"
 #include "args.h"
 
@@ -47,8 +48,7 @@ __global__ void __launch_bounds__(kPackedQueryThreads) prepare_queries(const Pac
     for (int32_t dim = lane; keep && dim < args.d; dim += 32) {
       sum += codes[token * args.Q.token_stride + dim * args.Q.dim_stride];
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+    sum = warp_sum(sum);
     if (lane == 0) {
       const int64_t place = int64_t{blockIdx.x} * kPackedRows + row;
       args.starts[place] = -8 * sum;

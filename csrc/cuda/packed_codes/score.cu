@@ -115,17 +115,7 @@ cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLa
       .kept = at<const uint32_t>(workspace, launch.kept),
       .out = launch.row_tiles > 1 ? at<float>(workspace, launch.partials) : call.scores};
   const auto blocks = static_cast<unsigned>(tiles * launch.blocks);
-  switch (kind_of_documents(call)) {
-    case CodeDocuments::whole:
-      score<CodeDocuments::whole>(args, blocks, stream);
-      break;
-    case CodeDocuments::masked:
-      score<CodeDocuments::masked>(args, blocks, stream);
-      break;
-    case CodeDocuments::ragged:
-      score<CodeDocuments::ragged>(args, blocks, stream);
-      break;
-  }
+  with_documents(call, [&]<CodeDocuments kDocuments>() { score<kDocuments>(args, blocks, stream); });
   if (launch.row_tiles > 1) {
     add_row_tiles(args.out, s.N, s.Nq * s.N, launch.row_tiles, call.scores, stream);
   }

@@ -57,10 +57,7 @@ __global__ void __launch_bounds__(32 * kRows) prepare_rows(const __grid_constant
     largest = fmaxf(largest, fabsf(x[i]));
     static_cast<__half*>(p.half_rows)[row * kDims + 32 * i + lane] = __float2half_rn(x[i]);
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, offset));
-  }
+  largest = warp_max(largest);
   const float scale = largest / 127.0f;
 #pragma unroll
   for (int i = 0; i < kDims / 32; ++i) {

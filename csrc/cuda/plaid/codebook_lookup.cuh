@@ -4,9 +4,6 @@
 // residual belong to it, what table in shared memory it needs, and how the table's values are added.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <type_traits>
 
 #include "../ptx/ld_st.cuh"
@@ -25,15 +22,11 @@ __device__ __forceinline__ uint32_t load_bytes(const uint8_t* row, uint32_t row_
   return codes;
 }
 
-__device__ __forceinline__ uint32_t add_words(uint32_t a, uint32_t b, __nv_bfloat16) {
-  const __nv_bfloat162 sum =
-      __hadd2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
-  return *reinterpret_cast<const uint32_t*>(&sum);
-}
-
-__device__ __forceinline__ uint32_t add_words(uint32_t a, uint32_t b, __half) {
-  const __half2 sum = __hadd2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-  return *reinterpret_cast<const uint32_t*>(&sum);
+// The sums of two elements in each word.
+template <class E>
+__device__ __forceinline__ uint32_t add_words(uint32_t a, uint32_t b) {
+  const PairOf<E> sum = __hadd2(reinterpret_cast<const PairOf<E>&>(a), reinterpret_cast<const PairOf<E>&>(b));
+  return reinterpret_cast<const uint32_t&>(sum);
 }
 
 // Half precision: a whole byte at a time. Row b of the table is 128 bytes, the values of byte b over and
@@ -127,7 +120,7 @@ struct ByteLookup {
       w[3] = four.w;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = add_words(x[i], w[i], E());
+    for (int i = 0; i < 4; ++i) x[i] = add_words<E>(x[i], w[i]);
   }
 
   // Zeros from the dim on that is the count-th of the vector.

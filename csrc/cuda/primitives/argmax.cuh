@@ -63,6 +63,13 @@ __device__ __forceinline__ int32_t load_winner(const void* winners, bool wide, i
   return token == kNarrowSentinel ? kSentinel : static_cast<int32_t>(token);
 }
 
+// NaN is dropped.
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
+  return x;
+}
+
 template <class T>
 __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll

@@ -6,19 +6,17 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace late_interaction {
 
 template <class T>
-struct SumOf {
-  using type = float;
-};
-template <>
-struct SumOf<double> {
-  using type = double;
-};
+using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Two neighbouring elements of at most four bytes.
 template <class T>
-using Sum = typename SumOf<T>::type;
+using PairOf = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162,
+                                  std::conditional_t<std::is_same_v<T, __half>, __half2, float2>>;
 
 __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
@@ -27,6 +25,10 @@ __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ float widen(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
 __device__ __forceinline__ float widen(__nv_fp8_e5m2 x) { return static_cast<float>(x); }
 __device__ __forceinline__ float widen(int8_t x) { return static_cast<float>(x); }
+
+__device__ __forceinline__ float2 widen(__nv_bfloat162 x) { return __bfloat1622float2(x); }
+__device__ __forceinline__ float2 widen(__half2 x) { return __half22float2(x); }
+__device__ __forceinline__ float2 widen(float2 x) { return x; }
 
 template <class T>
 __device__ __forceinline__ T narrow(Sum<T> x) {
@@ -41,17 +43,21 @@ __device__ __forceinline__ __half narrow<__half>(float x) {
   return __float2half_rn(x);
 }
 
-// Two elements as a word, the first in its lower half.
 template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high);
+__device__ __forceinline__ PairOf<T> narrow_pair(float low, float high);
 template <>
-__device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
+__device__ __forceinline__ __nv_bfloat162 narrow_pair<__nv_bfloat16>(float low, float high) {
+  return __floats2bfloat162_rn(low, high);
 }
 template <>
-__device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
+__device__ __forceinline__ __half2 narrow_pair<__half>(float low, float high) {
+  return __floats2half2_rn(low, high);
+}
+
+// Two elements as a word, the first in its lower half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  const PairOf<T> pair = narrow_pair<T>(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 

@@ -9,9 +9,10 @@
 
 namespace late_interaction {
 
-// f.template operator()<T>(), which returns a cudaError_t. Quantized dtypes are none of these.
+// f.template operator()<T>(), which returns a cudaError_t, for elements of at most four bytes. Quantized
+// dtypes are none of these.
 template <class F>
-cudaError_t with_element(Dtype dtype, const F& f) {
+cudaError_t with_narrow_element(Dtype dtype, const F& f) {
   switch (dtype) {
     case Dtype::bf16:
       return f.template operator()<__nv_bfloat16>();
@@ -19,11 +20,14 @@ cudaError_t with_element(Dtype dtype, const F& f) {
       return f.template operator()<__half>();
     case Dtype::fp32:
       return f.template operator()<float>();
-    case Dtype::fp64:
-      return f.template operator()<double>();
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+template <class F>
+cudaError_t with_element(Dtype dtype, const F& f) {
+  return dtype == Dtype::fp64 ? f.template operator()<double>() : with_narrow_element(dtype, f);
 }
 
 }  // namespace late_interaction

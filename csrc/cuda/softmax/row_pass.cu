@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../primitives/element_dispatch.h"
 #include "softmax.cuh"
 
 namespace late_interaction {
@@ -19,12 +20,6 @@ constexpr int kAhead = 4;                   // groups that a thread has in fligh
 constexpr int kGroupsOfThread = 8;          // at which a row gets more threads
 constexpr int kSharedOfBlock = 110 * 1024;  // two blocks share a multiprocessor: one reads, one writes
 constexpr int kSharedOfDevice = 48 * 1024;  // what every device gives without asking
-
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
-  return x;
-}
 
 // Adds up the sums of all threads, in the order of warps. Every thread has the result.
 __device__ SoftmaxSums sum_over_block(SoftmaxSums sums, float scale) {
@@ -173,16 +168,8 @@ cudaError_t launch_rows(const RowPassArgs& args, cudaStream_t stream) {
 template <int kVec>
 cudaError_t launch_rows(const RowPassArgs& args, cudaStream_t stream) {
   if (args.weights.data == nullptr) return launch_rows<void, kVec>(args, stream);
-  switch (args.weights.dtype) {
-    case Dtype::bf16:
-      return launch_rows<__nv_bfloat16, kVec>(args, stream);
-    case Dtype::fp16:
-      return launch_rows<__half, kVec>(args, stream);
-    case Dtype::fp32:
-      return launch_rows<float, kVec>(args, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_narrow_element(args.weights.dtype,
+                             [&]<class Out>() { return launch_rows<Out, kVec>(args, stream); });
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // Rows times a number each, rounded once: gradients, from the dtype that they were summed in.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "../primitives/element.cuh"
+#include "../primitives/element_dispatch.h"
 #include "kernels.h"
 
 namespace late_interaction {
@@ -54,33 +52,12 @@ cudaError_t launch_to(const ScaleRowsArgs& args, cudaStream_t stream) {
   return args.vectors ? launch_vectors<In, Out, 8>(args, stream) : launch_vectors<In, Out, 1>(args, stream);
 }
 
-template <class In>
-cudaError_t launch_from(const ScaleRowsArgs& args, cudaStream_t stream) {
-  switch (args.out_dtype) {
-    case Dtype::bf16:
-      return launch_to<In, __nv_bfloat16>(args, stream);
-    case Dtype::fp16:
-      return launch_to<In, __half>(args, stream);
-    case Dtype::fp32:
-      return launch_to<In, float>(args, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
 }  // namespace
 
 cudaError_t launch_scale_rows(const ScaleRowsArgs& args, cudaStream_t stream) {
-  switch (args.dtype) {
-    case Dtype::bf16:
-      return launch_from<__nv_bfloat16>(args, stream);
-    case Dtype::fp16:
-      return launch_from<__half>(args, stream);
-    case Dtype::fp32:
-      return launch_from<float>(args, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_narrow_element(args.dtype, [&]<class In>() {
+    return with_narrow_element(args.out_dtype, [&]<class Out>() { return launch_to<In, Out>(args, stream); });
+  });
 }
 
 }  // namespace late_interaction

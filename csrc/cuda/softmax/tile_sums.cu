@@ -52,12 +52,8 @@ __device__ __forceinline__ SoftmaxSums sum_row(const float (&x)[kColumnsOfLane],
   float maximum = x[0];
 #pragma unroll
   for (int k = 1; k < kColumnsOfLane; ++k) maximum = fmaxf(maximum, x[k]);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, offset));
-  }
   SoftmaxSums sums;
-  sums.maximum = fmaxf(maximum, kBelowAll);  // where all scores are NaN, too
+  sums.maximum = fmaxf(warp_max(maximum), kBelowAll);  // where all scores are NaN, too
 #pragma unroll
   for (int k = 0; k < kColumnsOfLane; ++k) {
     if (column_of(lane, k) < columns) sums.add(x[k], scale);

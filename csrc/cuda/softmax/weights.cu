@@ -1,5 +1,6 @@
 // Weights from known sums. A block has kRows rows of a strip of columns, so that a column's terms serve
 // several rows.
+#include "../primitives/element_dispatch.h"
 #include "softmax.cuh"
 
 namespace late_interaction {
@@ -114,16 +115,8 @@ cudaError_t launch_weights(const WeightsArgs& args, cudaStream_t stream) {
 
 template <int kVec>
 cudaError_t launch_weights(const WeightsArgs& args, cudaStream_t stream) {
-  switch (args.weights.dtype) {
-    case Dtype::bf16:
-      return launch_weights<__nv_bfloat16, kVec>(args, stream);
-    case Dtype::fp16:
-      return launch_weights<__half, kVec>(args, stream);
-    case Dtype::fp32:
-      return launch_weights<float, kVec>(args, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_narrow_element(args.weights.dtype,
+                             [&]<class Out>() { return launch_weights<Out, kVec>(args, stream); });
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ struct RowGroups {
   uint32_t count;
 
   __device__ __forceinline__ Key key(uint32_t group) const {
-    return OrderedKey<float>::of(Panel<Element>::widened(row[group]));
+    return OrderedKey<float>::of(widen(row[group]));
   }
   __device__ __forceinline__ Pack pack(uint32_t index) const {
     return reinterpret_cast<const Pack*>(row)[index];
@@ -81,7 +81,7 @@ struct ExactCells {
     const Pair* t = reinterpret_cast<const Pair*>(&b);
 #pragma unroll
     for (uint32_t i = 0; i < kVector / 2; ++i) {
-      const float2 x = Panel<Element>::widened(q[i]), y = Panel<Element>::widened(t[i]);
+      const float2 x = widen(q[i]), y = widen(t[i]);
       sum = fmaf(x.x, y.x, sum);
       sum = fmaf(x.y, y.y, sum);
     }

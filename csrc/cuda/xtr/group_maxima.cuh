@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_row_maxima(void* to, uint64_t counted, con
   }
   typename Panel<E>::Pack pack;
 #pragma unroll
-  for (int n = 0; n < kBlocks; n += 2) pack.pairs[n / 2] = Panel<E>::rounded(maxima[n], maxima[n + 1]);
+  for (int n = 0; n < kBlocks; n += 2) pack.pairs[n / 2] = narrow_pair<E>(maxima[n], maxima[n + 1]);
   ptx::st_global_vec(to, *reinterpret_cast<const uint4*>(&pack));
 }
 

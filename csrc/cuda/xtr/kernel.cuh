@@ -223,7 +223,7 @@ __device__ __forceinline__ void add_candidates(const ExactCells<Element, kMasked
   const bool exists = cell < cells.count;
   const uint32_t key = exists ? cells.key_of(cell, product) : 0;
   const uint32_t largest = max(key, __shfl_xor_sync(kFullWarp, key, 16));
-  const float rounded = Panel<Element>::widened(narrow<Element>(OrderedKey<float>::number(key)));
+  const float rounded = widen(narrow<Element>(OrderedKey<float>::number(key)));
   const bool reaches = key == largest || OrderedKey<float>::of(rounded) >= cells.bound;
   if (!exists || !reaches || threadIdx.x % 4 != 0) return;
   const uint32_t slot = atomicAdd(&smem.candidates, 1u);

@@ -3,9 +3,6 @@
 // eight at a time.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "../../common/xtr.h"
@@ -21,23 +18,26 @@ struct Panel {  // float, double
   static constexpr uint32_t kPackItems = 1;
   static constexpr bool kGroups = false;
 
-  static __device__ __forceinline__ Real widened(Element x) { return x; }
   static __device__ __forceinline__ Pack none() { return -INFINITY; }
   static __device__ __forceinline__ Pack larger(Pack a, Pack b) { return OrderedKey<Real>::larger(a, b); }
   static __device__ __forceinline__ Real largest(Pack x) { return x; }
   static __device__ __forceinline__ Real item(Pack x, uint32_t) { return x; }
 };
 
-template <class Element, class Pair_>
+template <class Element>
 struct GroupPanel {
   using Real = float;
-  using Pair = Pair_;
+  using Pair = PairOf<Element>;
   static constexpr uint32_t kPackItems = 8;
   static constexpr bool kGroups = true;
   struct alignas(16) Pack {
     Pair pairs[kPackItems / 2];
   };
 
+  static __device__ __forceinline__ Pack none() {
+    const Pair pair = narrow_pair<Element>(-INFINITY, -INFINITY);
+    return {{pair, pair, pair, pair}};
+  }
   static __device__ __forceinline__ Pack larger(const Pack& a, const Pack& b) {
     Pack x;
 #pragma unroll
@@ -54,26 +54,9 @@ struct GroupPanel {
 };
 
 template <>
-struct Panel<__nv_bfloat16> : GroupPanel<__nv_bfloat16, __nv_bfloat162> {
-  static __device__ __forceinline__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
-  static __device__ __forceinline__ float2 widened(Pair x) { return __bfloat1622float2(x); }
-  static __device__ __forceinline__ Pair rounded(float a, float b) { return __floats2bfloat162_rn(a, b); }
-  static __device__ __forceinline__ Pack none() {
-    const Pair pair = rounded(-INFINITY, -INFINITY);
-    return {{pair, pair, pair, pair}};
-  }
-};
-
+struct Panel<__nv_bfloat16> : GroupPanel<__nv_bfloat16> {};
 template <>
-struct Panel<__half> : GroupPanel<__half, __half2> {
-  static __device__ __forceinline__ float widened(__half x) { return __half2float(x); }
-  static __device__ __forceinline__ float2 widened(Pair x) { return __half22float2(x); }
-  static __device__ __forceinline__ Pair rounded(float a, float b) { return __floats2half2_rn(a, b); }
-  static __device__ __forceinline__ Pack none() {
-    const Pair pair = rounded(-INFINITY, -INFINITY);
-    return {{pair, pair, pair, pair}};
-  }
-};
+struct Panel<__half> : GroupPanel<__half> {};
 
 // Cell i of a group: the group is one lane's (group_maxima.cuh).
 __device__ __forceinline__ uint32_t cell_of_group(uint32_t group, uint32_t i) {
