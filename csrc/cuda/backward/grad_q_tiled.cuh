@@ -75,11 +75,6 @@ template <class T>
 struct TiledSums {
   float x[kGroupRows][4];
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int r = 0; r < kGroupRows; ++r) x[r][0] = x[r][1] = x[r][2] = x[r][3] = 0.0f;
-  }
-
   // row: address in shared memory of the winner of the lane's query row. kRare: grad is not finite, so it
   // must not multiply rows without a winner (`none`), though they are zeros.
   template <bool kRare>
@@ -190,8 +185,7 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
     if (s < N) producer.copy(p, s, s * stage_bytes);
     ptx::cp_async_commit();
   }
-  TiledSums<T> sums;
-  sums.clear();
+  TiledSums<T> sums{};
   uint32_t stage = 0, filled = (kTiledStages - 1) * stage_bytes;  // offsets of the stages to read and to fill
   for (int32_t j0 = 0; j0 < N; j0 += GroupWinners::kAtOnce) {
     const GroupWinners now = next;

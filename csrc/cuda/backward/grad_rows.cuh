@@ -70,7 +70,7 @@ struct TileRows {
   using S = typename Shared::S;
   static constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
   static constexpr bool kNormalized = kScales == RowScales::norms;
-  // Whether rows may be left as sums: they are longer than a warp holds and normalized later, or other
+  // Rows may be left as sums: they are longer than a warp holds and normalized later, or other
   // queries add to them.
   static constexpr bool kSums = kNormalized;
 

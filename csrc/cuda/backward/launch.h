@@ -16,7 +16,7 @@ struct BackwardLauncher {
   static cudaError_t unified(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
 };
 
-// Whether the kernels finish grad_Q of rows with weights, and the gradients of weights: rows in vectors, of
+// True if the kernels finish grad_Q of rows with weights, and the gradients of weights: rows in vectors, of
 // elements of 2 and 4 bytes. Other rows are left as sums.
 inline bool finishes_weighted_rows(const BackwardPlan& plan, Dtype dtype) {
   return plan.vectors && dtype != Dtype::fp64;

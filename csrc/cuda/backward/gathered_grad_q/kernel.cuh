@@ -152,8 +152,7 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
       LookUp(p, ring, first_octet, first_dim, threadIdx.x - (kGatheredThreads - kLookUpThreads)).run();
     } else {
       if constexpr (Documents::kTma) ptx::setmaxnreg_inc<152>();
-      GatheredSums sums;
-      sums.clear();
+      GatheredSums sums{};
       const WarpOctets octets(p.octets, warp);
       GatheredConsumer<Documents::kDocs>(p, ring, octets).add_to(sums);
       ptx::named_barrier_sync(1, 32 * kGatheredWarps);  // all have left the ring

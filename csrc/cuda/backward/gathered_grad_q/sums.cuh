@@ -21,17 +21,6 @@ struct GatheredSums {
   static constexpr int kBlocks = kGatheredDims / 8, kWidth = kGatheredDims + kGatheredSumPadding;
   ptx::Accumulator x[kGatheredMostOctets / 2][kBlocks];
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (auto& octets : x) {
-#pragma unroll
-      for (auto& block : octets) {
-#pragma unroll
-        for (float& sum : block) sum = 0.0f;
-      }
-    }
-  }
-
   // Writes to shared memory, [row of the block][kWidth]. Of stages of four documents, the lane's odd rows
   // have the dims of the block after the next one. Columns 0 and 2 of an octet have rows 0 and 1 and, in the
   // lower half, rows 2 and 3; columns 1 and 3 have rows 4 to 7.
@@ -78,11 +67,8 @@ __device__ __noinline__ void sum_one_by_one(const GatheredGradQArgs& p, int64_t 
 // Writes eight dims of a query row, or adds them to the sums that p.grad_Q_sums holds.
 template <class T>
 __device__ __forceinline__ void write_dims(const GatheredGradQArgs& p, int64_t at, const float (&sum)[8]) {
-  using Words = IncidenceWords<T>;
   if (p.grad_Q_sums == nullptr) {
-    const uint4 packed{Words::pack(sum[0], sum[1]), Words::pack(sum[2], sum[3]), Words::pack(sum[4], sum[5]),
-                       Words::pack(sum[6], sum[7])};
-    ptx::st_global_vec(static_cast<T*>(p.grad_Q) + at, packed);
+    ptx::st_global_vec(static_cast<T*>(p.grad_Q) + at, packed_vec<T>(sum));
     return;
   }
   auto* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_Q_sums) + at);
@@ -107,10 +93,7 @@ __device__ __forceinline__ void write_summed_rows(const GatheredGradQArgs& p, ui
     const uint32_t from = memory + (row * kWidth + dim) * 4;
     const float4 low = ptx::ld_shared_v4_f32(from), high = ptx::ld_shared_v4_f32(from + 16);
     float sum[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    bool finite = true;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
-    if (!finite) sum_one_by_one<T>(p, i, s, first_dim + dim, sum);
+    if (!all_finite(sum)) sum_one_by_one<T>(p, i, s, first_dim + dim, sum);
     write_dims<T>(p, (int64_t{i} * p.Lq + s) * p.d + first_dim + dim, sum);
   }
 }

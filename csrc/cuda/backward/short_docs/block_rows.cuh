@@ -37,12 +37,6 @@ struct BlockWork {
   }
 };
 
-template <class T>
-__device__ __forceinline__ uint4 packed_vec(const float (&x)[8]) {
-  using Words = IncidenceWords<T>;
-  return {Words::pack(x[0], x[1]), Words::pack(x[2], x[3]), Words::pack(x[4], x[5]), Words::pack(x[6], x[7])};
-}
-
 // Writes eight dims of an owned row, added up one winner after the other.
 template <class Tile>
 __device__ __noinline__ void write_row_one_by_one(const IncidenceArgs& p, int64_t row, int dim,
@@ -94,11 +88,8 @@ __device__ __forceinline__ void sum_of_cluster(int cluster, uint32_t from, float
 template <class Tile>
 __device__ __forceinline__ void write_sum(const IncidenceArgs& p, int64_t row, int dim,
                                           const float (&sum)[8]) {
-  bool finite = true;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) finite = finite && fabsf(sum[k]) < INFINITY;
   auto* to = static_cast<typename Tile::T*>(p.out) + row * p.d + dim;
-  if (finite) {
+  if (all_finite(sum)) {
     ptx::st_global_vec(to, packed_vec<typename Tile::T>(sum));
   } else {
     write_row_one_by_one<Tile>(p, row, dim, to);

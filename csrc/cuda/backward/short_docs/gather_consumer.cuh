@@ -25,17 +25,6 @@ struct GatherSums {
   static constexpr int kBlocks = Tile::kDims / 16;  // of 16 dims
   ptx::Accumulator x[kGatherRows / 4][kBlocks];
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (auto& group : x) {
-#pragma unroll
-      for (auto& block : group) {
-#pragma unroll
-        for (float& sum : block) sum = 0.0f;
-      }
-    }
-  }
-
   // A lane has the two columns of one row of each group.
   __device__ __forceinline__ void put(float* to) const {
     const int lane = ptx::tid_x() % 32;

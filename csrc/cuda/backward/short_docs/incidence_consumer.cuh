@@ -21,11 +21,6 @@ struct IncidenceSums {
   static constexpr int kRegs = Tile::kDims / 2;
   float x[kRegs];
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int k = 0; k < kRegs; ++k) x[k] = 0.0f;
-  }
-
   // Adds the products of an n tile times the gradients of the lane's two rows to sums from x[kFirst] on.
   template <int kFirst, int kNTileRegs>
   __device__ __forceinline__ void add(const float (&grads)[2], float (&products)[kNTileRegs]) {

@@ -56,7 +56,7 @@ __device__ __forceinline__ void consume(const IncidenceArgs& p, const typename T
   const BlockWork<Tile> work(p, blockIdx.x);
   const bool aligned = p.run_offset == 0;
   if constexpr (Tile::kGathers) {
-    sums.clear();
+    sums = {};
     if (aligned) {
       GatherPipeline<true, Tile>(p, memory, work.first_row, work.begin, work.end).add_to(sums);
     } else {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void consume(const IncidenceArgs& p, const typename T
     }
   } else {
     const OwnedRows<Tile> rows(p, work.first_row);
-    sums.clear();
+    sums = {};
     if (aligned) {
       ProductsOf<true, Tile>(p, memory, rows, work.begin, work.end).add_to(sums);
     } else {

@@ -22,48 +22,39 @@ __device__ __forceinline__ uint32_t token_code(uint32_t winner) { return winner 
 __device__ __forceinline__ uint32_t pair_of(uint32_t code) { return code | code << 16; }
 
 template <class T>
-struct IncidenceWords;
-
-template <>
-struct IncidenceWords<__nv_bfloat16> : ptx::MmaBf16 {
+struct IncidenceWords : std::conditional_t<std::is_same_v<T, __half>, ptx::MmaFp16, ptx::MmaBf16> {
   static __device__ __forceinline__ uint32_t equal(uint32_t a, uint32_t b) {
     union {
       uint32_t word;
-      __nv_bfloat162 pair;
+      PairOf<T> pair;
     } x{a}, y{b}, result;
     result.pair = __heq2(x.pair, y.pair);
     return result.word;
   }
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return pack_pair<__nv_bfloat16>(low, high);
-  }
-  // One instruction an element: the compiler takes two for the upper one.
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_pair<T>(low, high); }
   static __device__ __forceinline__ float2 unpack(uint32_t word) {
-    return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000)};
+    // One instruction an element: the compiler takes two for the upper one.
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000)};
+    } else {
+      return widen(reinterpret_cast<const PairOf<T>&>(word));
+    }
   }
 };
 
-template <>
-struct IncidenceWords<__half> : ptx::MmaFp16 {
-  static __device__ __forceinline__ uint32_t equal(uint32_t a, uint32_t b) {
-    union {
-      uint32_t word;
-      __half2 pair;
-    } x{a}, y{b}, result;
-    result.pair = __heq2(x.pair, y.pair);
-    return result.word;
-  }
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return pack_pair<__half>(low, high);
-  }
-  static __device__ __forceinline__ float2 unpack(uint32_t word) {
-    union {
-      uint32_t word;
-      __half2 pair;
-    } packed{word};
-    return __half22float2(packed.pair);
-  }
-};
+// Eight elements, rounded.
+template <class T>
+__device__ __forceinline__ uint4 packed_vec(const float (&x)[8]) {
+  return {pack_pair<T>(x[0], x[1]), pack_pair<T>(x[2], x[3]), pack_pair<T>(x[4], x[5]),
+          pack_pair<T>(x[6], x[7])};
+}
+
+__device__ __forceinline__ bool all_finite(const float (&x)[8]) {
+  bool finite = true;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) finite = finite && fabsf(x[k]) < INFINITY;
+  return finite;
+}
 
 // sums += scale * the eight elements of a vector.
 template <class T>

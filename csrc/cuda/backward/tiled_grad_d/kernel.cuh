@@ -32,11 +32,6 @@ template <class T, int kTokens>
 struct TokenSums {
   float x[kTokens][4];
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int c = 0; c < kTokens; ++c) x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0.0f;
-  }
-
   // Writes the tokens from `first_token` on, `step` apart, of document j.
   __device__ __forceinline__ void write(const BackwardArgs& p, int64_t j, int first_token, int step) const {
     using Words = IncidenceWords<T>;
@@ -124,8 +119,7 @@ __device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const Gra
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int document = warp / kConsumers, consumer = warp % kConsumers;
   const uint32_t column = 4 * lane < p.d ? 8 * lane : 0, stages = ring.stages();
-  TokenSums<T, kShape.tokens()> sums;
-  sums.clear();
+  TokenSums<T, kShape.tokens()> sums{};
 #pragma unroll 1
   for (uint32_t n = 0; n < stages; ++n) {  // no PipelineState: registers are for sums
     const int stage = n % kGradDStages;
