@@ -30,7 +30,7 @@ inline bool readable_in_vectors(const TokenView& view, int64_t d, int64_t elemen
          whole(view.item_stride) && whole(view.query_stride) && is_aligned(view.data, bytes);
 }
 
-// Whether similarity x, of a later token, replaces the maximum so far. PyTorch's max orders NaN above
+// True if similarity x, of a later token, replaces the maximum so far. PyTorch's max orders NaN above
 // everything, and the first of equals wins. Inlined, so that no instruction set's copy serves another.
 template <class Real>
 [[gnu::always_inline]] inline bool replaces_maximum(Real x, Real maximum) {

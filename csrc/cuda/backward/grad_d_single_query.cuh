@@ -41,7 +41,7 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs
   uint16_t* token_of;     // [chunk] of an entry, counted within the tile
   uint32_t* first_entry;  // [tile_tokens]
 
-  // Whether TMA writes the zeros: on devices with TMA, to rows of whole vectors of 16 bytes.
+  // True if TMA writes the zeros: on devices with TMA, to rows of whole vectors of 16 bytes.
   static __device__ __forceinline__ bool clears_by_engine(const BackwardArgs& p) {
 #if __CUDA_ARCH__ >= 900
     if (Base::kSums && p.grad_D_sums != nullptr) return false;

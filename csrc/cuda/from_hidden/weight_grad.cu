@@ -5,9 +5,8 @@
 // share of the rows. It
 //   1. compacts the active rows of the split into a list in shared memory, in order, kListed rows at a time;
 //   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills, so rows that are not
-//   active are
-//      never read, and their NaN reach nothing. On sm_90a one warpgroup copies; elsewhere all threads copy,
-//      and then multiply;
+//      active are never read, and their NaN reach nothing. On sm_90a one warpgroup copies; elsewhere all
+//      threads copy, and then multiply;
 //   3. adds its accumulators to partials[s].
 //
 //      stage:  [2 + 4 columns of 64 dims][64 rows][128 bytes], 16-byte vectors XOR-swizzled by the row: two

@@ -2,8 +2,7 @@
 // steps, and the order of every sum, are those of csrc/cpu/muvera.cpp:
 //
 //   block    some jobs of one sequence. It copies the sequence's tokens to shared memory if they fit, up to
-//   stage_dims
-//            dims at a time; else warps read global memory
+//            stage_dims dims at a time; else warps read global memory
 //   warp     job after job: 32 partitions of a repetition, one a lane
 //     count    tokens of each partition and the first of them: six ballots for 32 tokens
 //     nearest  of empty partitions, by exchanges between lanes

@@ -9,16 +9,14 @@
 // minus d. Bits are operands as they lie in memory, so nothing is unpacked. Dims from d on are 0 in q and in
 // ~q, and add nothing.
 //
-//   warp      every document of a stride, with kTiles row tiles; 32 tokens at a time, 128 dims of them at a
-//   time rows      operands B are registers; of more than 128 dims (kLong) they lie in shared memory, and a
-//   warp has
-//             one row tile, whose sums go on from one 128 dims to the next
+//   warp      every document of a stride, with kTiles row tiles: 128 dims of 32 tokens at a time
+//   rows      operands B are registers; of more than 128 dims (kLong) they lie in shared memory, and a warp
+//             has one row tile, whose sums go on from one 128 dims to the next
 //   load      cp.async, kHammingDepth tiles ahead, also over the end of a document: 16 bytes, a token, of a
 //             lane (kWide), else a word of each of 4 tokens. Past the document's end its last token is read
 //             again
-//   lane      words of 4 tokens: bits 32 * (lane % 4) on of rows lane / 4 + 8 k of A. And the maxima of 8
-//   rows
-//             of each row tile, which lanes merge when a document ends
+//   lane      words of 4 tokens: bits 32 * (lane % 4) on of rows lane / 4 + 8 k of A; and the maxima of 8
+//             rows of each row tile, which lanes merge when a document ends
 //   masked    tokens are 0 in x and in ~x: they agree in no dim, which exceeds no maximum
 #pragma once
 
@@ -126,8 +124,7 @@ struct HammingRows {
   }
 };
 
-// A place in the documents of a warp: the dims from 128 * block on of 32 tokens from `first` on of document
-// j.
+// A place in the documents of a warp: dims from 128 * block on, of 32 tokens from `first` on of document j.
 template <CodeDocuments kDocuments>
 struct HammingCursor {
   const uint8_t* codes;

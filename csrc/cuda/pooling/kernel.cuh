@@ -3,8 +3,7 @@
 //
 //   distances   [n, n] doubles in the workspace of the block; at first both halves, so a row is contiguous
 //   chain       a row's minimum by all threads: a scan, one barrier. A cluster's nearest stays known until
-//   that
-//               cluster is joined to another; then a scan finds it again, when the chain needs it
+//               that cluster is joined to another; then a scan finds it again, when the chain needs it
 //   join        the union's row by all threads: three barriers
 //   cut         merges ranked by all threads; the tree, of n nodes, by one
 //
@@ -395,7 +394,7 @@ __device__ inline int64_t cells_before(const int32_t* offsets, int32_t from, int
   return cells;
 }
 
-// Whether n tokens from `first` on, whose similarities begin at `start`, lie in the tensors of the call.
+// True if n tokens from `first` on, whose similarities begin at `start`, lie in the tensors of the call.
 template <class Real>
 __device__ bool lies_within(const WardArgs<Real>& args, int64_t first, int64_t n, int64_t start,
                             int32_t clusters) {

@@ -1,8 +1,7 @@
 // The maxima of groups by wgmma, on sm_90a, of embeddings of at most two k chunks.
 //
 //   consumers  warpgroups 0 and 1: each 128 of a row tile's rows, as blocks of 64, against each token tile. A
-//   block is
-//              folded and stored while the wgmma of the other block, or of the other consumer, run.
+//              block is folded and stored while the wgmma of the other block, or of the other consumer, run.
 //   producer   one thread of warpgroup 2: TMA loads of row tiles, which stay in shared memory, and of token
 //              tiles, to the stages of a ring.
 //

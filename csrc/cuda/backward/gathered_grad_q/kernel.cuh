@@ -13,8 +13,7 @@
 //
 // Who owns what
 //   block     some octets (eight neighbouring query rows of one query), and a slice of dims: documents pass
-//   through
-//             shared memory once for all of these rows
+//             through shared memory once for all of these rows
 //   warp      of 12, a share of the octets
 //   producer  a warp that starts TMA's copies of documents, and three that copy winners and gradients
 //             (cp.async); before sm_90, four that copy documents too

@@ -20,8 +20,7 @@
 //   block     up to kIncidenceRows rows. The blocks of a cluster share rows, each with a range of the units.
 //   unit      up to 16 * kSteps tokens of an item, filled up with zeros
 //   producer  a warp that loads units' embeddings (TMA), and three that take turns to copy winners and
-//   gradients
-//             to a stage (cp.async), unpermuted
+//             gradients to a stage (cp.async), unpermuted
 //   consumer  three warpgroups, 64 rows each; of blocks of 128 rows, the third only writes
 //
 // Without TMA, clusters and wgmma (Tile::kTma), before sm_90: four warps copy embeddings too, mma.sync

@@ -9,8 +9,7 @@
 //   block      two documents, or a long one, and all rows of Q
 //   ring       stages of rows, each with lists of the documents' winners in the order of tokens
 //   producers  warps that write lists (lists.cuh); one of a stage's starts the copy of rows (sm_90a), or all
-//   of a
-//              stage's copy them (cp.async)
+//              of a stage's copy them (cp.async)
 //   consumers  warps that have every so-many-th token of a document, since tokens that win often may be
 //              neighbours; a lane has four dims of each. A consumer walks a list token by token, so that the
 //              code names the registers of a token's sums

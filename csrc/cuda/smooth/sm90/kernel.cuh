@@ -21,8 +21,7 @@
 //              stream by.
 //   consumer   warpgroups 0 and 1: a row tile, 64 rows of one document, or of the queries.
 //   producer   a warp of warpgroup 2. TMA brings rows; the warp copies which tokens of a stage count, and
-//   each row
-//              tile's logs and factors (of its columns or of its rows).
+//              each row tile's logs and factors (of its columns or of its rows).
 //
 // mbarriers: full (each lane of the producer, and TMA's bytes) and empty (each consumer thread) for each
 // stage.

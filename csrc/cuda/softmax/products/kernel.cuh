@@ -12,9 +12,8 @@
 //   cluster    two blocks, persistent: a contiguous share of the work tiles, row tile by row tile.
 //   consumer   each of warpgroups 0 and 1: its rows against all k chunks, then the epilogue.
 //   producers  one thread each of three warps of warpgroup 2: one for columns, and one for either consumer's
-//   rows, if
-//              they are wide. Each block loads half of a k chunk of the columns, for both blocks of the
-//              cluster (multicast).
+//              rows, if they are wide. Each block loads half of a k chunk of the columns, for both blocks of
+//              the cluster (multicast).
 //
 // If a consumer's 64 rows fit its registers (kHeldChunks: up to 512 dims), they stay there as operand A of
 // wgmma while work tiles pass: shared memory holds the ring of columns alone. Wider rows pass through a
