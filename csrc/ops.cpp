@@ -469,7 +469,7 @@ Dtype dtype_named(const std::string& name) {
 }
 
 Device planned_device(int64_t sm, int64_t sm_count, bool geforce) {
-  STD_TORCH_CHECK(sm >= 80 && sm < 1000 && sm_count >= 1 && sm_count < 10000,
+  STD_TORCH_CHECK(sm >= 75 && sm < 1000 && sm_count >= 1 && sm_count < 10000,
                   "late_interaction: not a device");
   return device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count), geforce);
 }

@@ -82,8 +82,9 @@ void plan_single_query(const Sizes& s, Dtype dtype, const Device& device, Backwa
 // if they spread evenly, fit the list in one round.
 void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
   const int64_t entries = winners_of_document(s);
-  // Rows in flight pass through L1, which is the memory that shared memory leaves.
-  const int64_t shared_memory = std::max(device.smem_per_sm - kCacheBytes, device.smem_per_sm / 2);
+  // Rows in flight pass through L1, which is the memory that shared memory leaves; 7.5 leaves 32 KiB.
+  const int64_t shared_memory =
+      device.sm80() ? std::max(device.smem_per_sm - kCacheBytes, device.smem_per_sm / 2) : device.smem_per_sm;
   const int64_t space =
       std::min<int64_t>(device.smem_per_block,
                         shared_memory / resident_blocks(dtype, plan.row_fragments) - kReservedBytes) /

@@ -9,9 +9,10 @@ Device device_of_capability(int capability, int sm_count, bool geforce) {
   device.sm_count = sm_count;
   const bool large = capability == 80 || capability == 87;
   const bool hopper = capability >= 90 && capability < 120;
-  device.smem_per_sm = (hopper ? 228 : large ? 164 : 100) * 1024;
-  device.smem_per_block = device.smem_per_sm - 1024;
-  device.l2_bytes = (hopper ? 50 : capability == 80 ? 40 : capability == 89 ? 48 : 6) << 20;
+  const bool turing = !device.sm80();
+  device.smem_per_sm = (hopper ? 228 : large ? 164 : turing ? 64 : 100) * 1024;
+  device.smem_per_block = device.smem_per_sm - (turing ? 0 : 1024);
+  device.l2_bytes = (hopper ? 50 : capability == 80 ? 40 : capability == 89 ? 48 : turing ? 4 : 6) << 20;
   device.wgmma = capability == 90;
   return device;
 }
@@ -20,6 +21,9 @@ Device device_of_capability(int capability, int sm_count, bool geforce) {
 // or 9.0, so one that is planned as that has code for it alone.
 Rates rates_of(const Device& device) {
   const bool fp8 = device.capability >= 89;
+  // FFMA multiplies in place of TF32, at half its rate, for words change hands. A T4 has the full rate of
+  // fp16.
+  if (!device.sm80()) return {.fp16 = device.geforce ? 512 : 1024, .int8 = 2048, .tf32 = 64, .ffma = 128};
   // Sums in fp32 take a GeForce twice as long as sums in fp16, which have too few bits for a score.
   if (device.geforce) return {.fp16 = 512, .int8 = 2048, .fp8 = fp8 ? 1024 : 0, .tf32 = 256, .ffma = 256};
   switch (device.capability) {

@@ -15,6 +15,8 @@ struct Device {
   bool wgmma = true;     // sm_90a code is at hand, and this is the GPU for it
   bool geforce = false;  // its name says so: tensor cores then have other rates
 
+  // mma.sync of bf16, and cp.async: before, other instructions stand in for them (cuda/ptx/before_sm80.cuh).
+  bool sm80() const { return capability >= 80; }
   // Programmatic dependent launch, and with it the code that is compiled for 9.0 and newer.
   bool pdl() const { return capability >= 90; }
 };

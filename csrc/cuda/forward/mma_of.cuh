@@ -30,7 +30,9 @@ struct MmaOf<Compute::fp32> : std::type_identity<ptx::Ffma> {};
 // Bytes that the operand of a row takes, for each 32 of its embedding.
 template <class Mma>
 constexpr int operand_bytes() {
-  return 2 * static_cast<int>(sizeof(typename Mma::B)) * 32 / 16;
+  constexpr bool kWidened =
+      sizeof(typename Mma::Element) == 1 && !std::is_same_v<typename Mma::Element, int8_t>;
+  return kWidened ? 64 : 32;
 }
 
 }  // namespace late_interaction

@@ -200,6 +200,7 @@ void wgrad_splitk_(Tensor partials, Tensor grad, Tensor hidden, Tensor active_ro
                             .d_model = static_cast<int32_t>(d_model),
                             .splits = static_cast<int32_t>(partials.size(0)),
                             .overwrite = overwrite};
+  require_sm80(on.properties(), "maxsim_from_hidden's gradient of W in half precision");
   check(launch_weight_grad(dtype, on.properties().wgmma, args, on.stream()), "weight gradient");
 }
 

@@ -25,6 +25,7 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../ptx/mma_b1.cuh"
+#include "../ptx/redux.cuh"
 #include "args.h"
 #include "ragged.cuh"
 #include "row_maxima.cuh"
@@ -303,7 +304,7 @@ struct HammingMaxima {
     for (int t = 0; t < kTiles; ++t) {
       const int32_t most = merge_row_maxima(best[t], [](int32_t a, int32_t b) { return max(a, b); });
       const bool counts = any && (rows.kept[t] >> row & 1);
-      const int32_t sum = __reduce_add_sync(0xFFFFFFFFu, counts ? 2 * most - args.d : 0);
+      const int32_t sum = ptx::redux_add(counts ? 2 * most - args.d : 0);
       if (threadIdx.x % 32 == 0 && t < tiles) out[t * args.N] = static_cast<float>(sum);
     }
   }

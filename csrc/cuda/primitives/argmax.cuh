@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../../common/problem.h"
+#include "../ptx/before_sm80.cuh"
 
 namespace late_interaction {
 
@@ -11,6 +12,7 @@ inline constexpr unsigned kFullWarp = 0xFFFFFFFFu;
 
 // fmaxf drops NaN; PyTorch's max keeps it, and so does this (one instruction).
 __device__ __forceinline__ float max_keeping_nan(float a, float b) {
+  if constexpr (ptx::kBeforeSm80) return a > b || isnan(a) ? a : b;
   float r;
   asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(r) : "f"(a), "f"(b));
   return r;

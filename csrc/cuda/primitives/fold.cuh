@@ -46,7 +46,12 @@ struct MaximumFold {
   // mma.sync: zero * m + pair_token copies pair_token. A sum that is equal in all rows would be computed
   // once, and copied by selects again. Rows with an infinite m or NaN are computed again.
   __device__ __forceinline__ void fold(float a, float b, float pair_token, float zero) {
-    if constexpr (kWinners) {
+    if constexpr (kWinners && ptx::kBeforeSm80) {
+      const float m = max_keeping_nan(a, b);
+      pair = m > value ? pair_token : pair;
+      first = m > value ? a : first;
+      value = max_keeping_nan(value, m);
+    } else if constexpr (kWinners) {
       asm("{\n.reg .pred better;\n.reg .f32 m;\n"
           "max.NaN.f32 m, %3, %4;\n"
           "setp.gt.f32 better, m, %0;\n"

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 
+#include "before_sm80.cuh"
 #include "fence_proxy.cuh"
 
 namespace late_interaction::ptx {
 
 __device__ __forceinline__ void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
+  if constexpr (kBeforeSm80) return init_barrier(mbarrier, arrivals);
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(mbarrier), "r"(arrivals) : "memory");
 }
 
@@ -19,6 +21,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint32_t mbarrier) {
+  if constexpr (kBeforeSm80) return arrive_at_barrier(mbarrier);
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(mbarrier) : "memory");
 }
 
@@ -27,6 +30,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t mbarrier) {
 // the block's other warpgroups can delay a load for longer than TMA takes to overwrite the stage. The address
 // depends on the word: shr clamps its distance, and no mbarrier lies in the first 32 bytes, so 0 is added.
 __device__ __forceinline__ void mbarrier_arrive_after(uint32_t mbarrier, uint32_t loaded) {
+  if constexpr (kBeforeSm80) return arrive_at_barrier(mbarrier);
   asm volatile(
       "{\n.reg .b32 none, address;\n"
       "shr.u32 none, %1, %0;\n"
@@ -49,6 +53,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t mbarrier, uin
 
 // Waits for the end of the phase of this parity: asleep, where the device can (sm_90).
 __device__ __forceinline__ void mbarrier_wait_parity(uint32_t mbarrier, uint32_t parity) {
+  if constexpr (kBeforeSm80) return wait_at_barrier(mbarrier, parity);
   asm volatile(
       "{\n.reg .pred done;\n"
       "again:\n"

@@ -1,4 +1,5 @@
-// mma.sync (sm_80+): matrix products of a warp, and ldmatrix, which loads their operands.
+// mma.sync (sm_80+; before_sm80.cuh has what stands in for it before): matrix products of a warp, and
+// ldmatrix, which loads their operands.
 //
 // Every policy below multiplies a 16-row block by an 8-column block over 32 BYTES of the embedding (32 codes
 // of a byte, 16 half-width or 8 fp32 elements), so one kernel body with one shared-memory layout serves them
@@ -11,6 +12,8 @@
 
 #include <cstdint>
 #include <type_traits>
+
+#include "before_sm80.cuh"
 
 namespace late_interaction::ptx {
 
@@ -52,6 +55,8 @@ struct RawOperands {
     uint32_t r[4];
     // Takes a word of ldmatrix.
     __device__ __forceinline__ void set(int i, uint32_t word) { r[i] = word; }
+    // After the four words of all lanes.
+    __device__ __forceinline__ void complete() {}
   };
   struct B {
     uint32_t r[2];
@@ -62,12 +67,52 @@ struct RawOperands {
 };
 
 struct MmaBf16 : RawOperands<__nv_bfloat16> {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  // fp16 numbers, and the exponents of the powers of two that the lane's two rows, or columns, are times.
+  struct A {
+    uint32_t r[4], exponent[2];
+    __device__ __forceinline__ void set(int i, uint32_t word) { r[i] = word; }
+    __device__ __forceinline__ void complete() {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < 2) exponent[i] = quad_exponent(r[i], r[i + 2]);
+        r[i] = bf16_as_fp16(r[i], exponent[i % 2]);
+      }
+    }
+  };
+  struct B {
+    uint32_t r[2], exponent[2];
+  };
+  static __device__ __forceinline__ A operand_a(const uint32_t (&w)[4]) {
+    A a{{w[0], w[1], w[2], w[3]}, {}};
+    a.complete();
+    return a;
+  }
+  static __device__ __forceinline__ B operand_b(uint32_t w0, uint32_t w1) {
+    const uint32_t own = quad_exponent(w0, w1);
+    B b{{bf16_as_fp16(w0, own), bf16_as_fp16(w1, own)}, {}};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) b.exponent[n] = __shfl_sync(0xFFFFFFFFu, own, 8 * (threadIdx.x % 4) + 4 * n);
+    return b;
+  }
+  static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
+    constexpr float kMost = 0x1p127f;  // an infinite scale would make NaN of a zero
+    Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
+    mma_fp16_by_halves(sum, a.r, b.r);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float scale = with_exponent(a.exponent[i / 2]) * with_exponent(b.exponent[i % 2]);
+      c[i] = fmaf(sum[i], fminf(scale, kMost), c[i]);
+    }
+  }
+#else
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};\n"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
   }
+#endif
 };
 
 // Eight elements of each row and column.
@@ -80,6 +125,7 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(Accumulator& c, uint32_t a0, ui
 
 struct MmaFp16 : RawOperands<__half> {
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
+    if constexpr (kBeforeSm80) return mma_fp16_by_halves(c, a.r, b.r);
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};\n"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -101,6 +147,7 @@ struct MmaInt8 : RawOperands<int8_t> {
     return __int_as_float(sum) - __int_as_float(kZero);
   }
   static __device__ __forceinline__ void multiply(Sum (&c)[4], const A& a, const B& b) {
+    if constexpr (kBeforeSm80) return mma_int8_by_quarters(c, a.r, b.r);
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};\n"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
@@ -174,6 +221,7 @@ struct MmaFp8 {
         widen_codes(word, even.r[i], odd.r[i], E{});
       }
     }
+    __device__ __forceinline__ void complete() {}
   };
   struct B {
     MmaFp16::B even, odd;
@@ -206,6 +254,7 @@ struct MmaFp8 {
 };
 
 __device__ __forceinline__ uint32_t cvt_rna_tf32(uint32_t x) {
+  if constexpr (kBeforeSm80) return x;  // products in fp32
   uint32_t r;
   asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(r) : "f"(__uint_as_float(x)));
   return r;
@@ -213,6 +262,11 @@ __device__ __forceinline__ uint32_t cvt_rna_tf32(uint32_t x) {
 
 __device__ __forceinline__ void mma_m16n8k8_tf32(Accumulator& c, const uint32_t (&a)[4],
                                                  const uint32_t (&b)[2]) {
+  if constexpr (kBeforeSm80) {
+    return mma_by_shuffles(c, a, b, [](float sum, uint32_t x, uint32_t y) {
+      return fmaf(__uint_as_float(x), __uint_as_float(y), sum);
+    });
+  }
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

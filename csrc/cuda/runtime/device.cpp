@@ -49,9 +49,9 @@ constexpr bool kHasSm90aCode = false;
 // Returns the capability that a device is planned as. A device of 9.0 or newer that runs code for an older
 // capability is planned as that: it lacks the kernels of 9.0a, and instructions of 9.0 were compiled out.
 // Hopper without code for 9.0a is planned as 8.9. An older device is planned by its capability, which 8.0
-// code serves.
+// code serves; 7.5's does not, and is planned as that.
 int usable_capability(int capability, int code) {
-  if (capability < 90) return capability;
+  if (capability < 90 && code >= 80) return capability;
   if (code < 90) return code;
   return capability == 90 && !kHasSm90aCode ? 89 : capability;
 }
@@ -60,9 +60,9 @@ RealDevice query(int device) {
   RealDevice properties;
   properties.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
                           attribute(cudaDevAttrComputeCapabilityMinor, device);
-  STD_TORCH_CHECK(properties.capability >= 80, "late_interaction: CUDA device ", device,
+  STD_TORCH_CHECK(properties.capability >= 75, "late_interaction: CUDA device ", device,
                   " has compute capability ", properties.capability / 10, ".", properties.capability % 10,
-                  "; the kernels need 8.0 or newer");
+                  "; the kernels need 7.5 or newer");
   properties.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
   properties.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   properties.smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -87,13 +87,14 @@ const RealDevice& real_properties(int device) {
 
 std::atomic<int> forced{0};
 
-constexpr std::array kKnown = {80, 86, 87, 89, 90, 100, 103, 110, 120, 121};
+constexpr std::array kKnown = {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121};
 
 // Says whether this device has the instructions that a device of that capability is planned with: wgmma for
-// 9.0, launches that begin early and copies by TMA from there on.
+// 9.0, launches that begin early and copies by TMA from there on. Code for 7.5 lacks kernels of 8.0's plans.
 bool can_be_planned_as(const Device& real, int capability) {
   if (std::find(kKnown.begin(), kKnown.end(), capability) == kKnown.end()) return false;
-  return capability < 90 || (capability == 90 ? real.wgmma : real.capability >= 90);
+  if (capability < 90) return capability < 80 || real.sm80();
+  return capability == 90 ? real.wgmma : real.capability >= 90;
 }
 
 // A device of this capability with as many multiprocessors, and no more memory than this one. It is a
@@ -118,6 +119,12 @@ Device device_properties(int device) {
   return real;
 }
 
+void require_sm80(const Device& device, const char* call) {
+  STD_TORCH_CHECK(device.sm80(), "late_interaction: ", call,
+                  " needs compute capability 8.0 or newer; this GPU is planned as ", device.capability / 10,
+                  ".", device.capability % 10);
+}
+
 bool supports_pdl() {
   int device = 0;
   return cudaGetDevice(&device) == cudaSuccess && device_properties(device).pdl();
@@ -140,7 +147,7 @@ int64_t cuda_capability(std::optional<int64_t> force) {
         *force == 0 || *force == real.capability || fits,
         "late_interaction: cuda_capability takes 0, or a known compute capability whose instructions "
         "this device of ",
-        real.capability, " has, as 80, 86 or 89; got ", *force);
+        real.capability, " has, as 75, 80 or 89; got ", *force);
     forced.store(static_cast<int>(*force), std::memory_order_relaxed);
   }
   return device_properties(device).capability;

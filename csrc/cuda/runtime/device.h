@@ -10,6 +10,9 @@ namespace late_interaction {
 
 Device device_properties(int device);
 
+// Refuses a call that no kernel serves on 7.5, which has less shared memory than any other.
+void require_sm80(const Device& device, const char* call);
+
 // Whether kernels may start on the current device while the one before them ends: pdl_wait is compiled
 // for 9.0 and newer alone, so that is asked of the loaded code (usable_capability).
 bool supports_pdl();

@@ -44,6 +44,7 @@ SmoothCall parse_smooth(const Tensor& Q, const Tensor& D, const OptionalTensor& 
   STD_TORCH_CHECK(!d_mask || d_mask->is_contiguous(), "late_interaction: d_mask must be contiguous");
   const Device device = device_properties(Q.get_device_index());
   SmoothCall call{{}, &choose_kernel(device, parse_dtype(Q.scalar_type())), device.sm_count};
+  if (Q.size(2) > 64) require_sm80(device, "a smooth maximum in half precision of more than 64 dims");
   SmoothArgs& args = call.args;
   args.Q = Q.const_data_ptr();
   args.D = D.const_data_ptr();

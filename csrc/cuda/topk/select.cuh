@@ -12,6 +12,7 @@
 
 #include "../primitives/fast_div.h"
 #include "../primitives/kth_largest.cuh"
+#include "../ptx/redux.cuh"
 #include "kernels.h"
 #include "ranking_key.cuh"
 
@@ -97,7 +98,7 @@ __device__ __forceinline__ void sort_descending(RankingKey* keys, uint32_t n) {
 
 // Adds up count_of_lane over the block.
 __device__ __forceinline__ void add_of_warp(uint32_t& sum, uint32_t count_of_lane) {
-  count_of_lane = __reduce_add_sync(kFullWarp, count_of_lane);
+  count_of_lane = ptx::redux_add(count_of_lane);
   if (threadIdx.x % 32 == 0 && count_of_lane != 0) atomicAdd(&sum, count_of_lane);
 }
 

@@ -18,6 +18,7 @@
 #include "../forward/row_tile.cuh"
 #include "../primitives/argmax.cuh"
 #include "../ptx/pdl.cuh"
+#include "../ptx/redux.cuh"
 #include "../runtime/launch_config.cuh"
 #include "partials.cuh"
 
@@ -110,7 +111,7 @@ __device__ int32_t rank_of(const PackedIndex& p, int32_t document, int32_t lengt
     const int32_t other = packed_span(p.d_offsets, j, p.d_tokens).length;
     rank += other > length || (other == length && j < document);
   }
-  return static_cast<int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(rank)));
+  return static_cast<int32_t>(ptx::redux_add(static_cast<unsigned>(rank)));
 }
 
 // A document shorter than a tile has a copy of its own, in the place of its number.

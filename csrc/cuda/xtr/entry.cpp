@@ -25,6 +25,7 @@ void xtr_group_maxima_(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor group_m
   const XtrGroupMaxima call = parse_xtr_group_maxima(Q, D, d_mask, group_maxima);
   if (call.rows == 0 || call.tokens == 0) return;
   const OnDevice on(Q);
+  if (call.d > 64) require_sm80(on.properties(), "XTR in half precision of more than 64 dims");
   check(launch_xtr_group_maxima(call, on.properties(), on.stream()), "XTR's maxima of groups");
 }
 

@@ -57,8 +57,8 @@ double clocks(const Sizes& s, const GatheredGradQPlan& plan, const Device& devic
 std::optional<GatheredGradQPlan> plan_gathered_grad_q(const Sizes& s, Dtype dtype, bool aligned,
                                                       const Device& device) {
   constexpr int64_t kMostTokens = 255, kFewestDocuments = 32, kMostRows = int64_t{1} << 30;
-  const bool served = s.layout == Layout::in_batch && aligned && dtype == Dtype::bf16 && s.d % 8 == 0 &&
-                      s.Ld <= kMostTokens && s.N >= kFewestDocuments && s.N <= kMostRows &&
+  const bool served = device.sm80() && s.layout == Layout::in_batch && aligned && dtype == Dtype::bf16 &&
+                      s.d % 8 == 0 && s.Ld <= kMostTokens && s.N >= kFewestDocuments && s.N <= kMostRows &&
                       octets_of(s) <= kMostRows;
   if (!served) return std::nullopt;
   const int64_t all_octets = octets_of(s), slices = ceil_div(s.d, int64_t{kGatheredDims});

@@ -156,7 +156,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
 ShortDocsPlans plan_short_docs(const Sizes& s, Dtype dtype, bool aligned, bool normalize, Backward method,
                                const Device& device) {
   ShortDocsPlans plans;
-  if (normalize || method == Backward::unified) return plans;
+  if (normalize || method == Backward::unified || !device.sm80()) return plans;
   plans.lone = plan_lone_query(s, dtype, aligned, device);
   if (plans.lone) return plans;
   plans.grad_q = plan_incidence(s, dtype, aligned, true, device);

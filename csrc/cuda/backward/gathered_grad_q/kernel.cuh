@@ -126,7 +126,7 @@ template <class T, bool kAligned, class Documents>
 __global__ void __launch_bounds__(kGatheredThreads, 1)
     grad_q_gathered(const __grid_constant__ GatheredGradQArgs p,
                     const __grid_constant__ Documents documents) {
-  if constexpr (ptx::kIsSm90a || !Documents::kTma) {
+  if constexpr (ptx::kIsSm90a || (!Documents::kTma && !ptx::kBeforeSm80)) {
     using LookUp = WinnerLookUp<kAligned, Documents>;
     constexpr int kLookUpThreads = Documents::kLookUpThreads;
     extern __shared__ __align__(1024) uint8_t shared[];

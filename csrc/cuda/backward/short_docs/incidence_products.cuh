@@ -132,7 +132,7 @@ template <class Tile>
 __global__ void __launch_bounds__(kIncidenceThreads, 1)
     short_docs_incidence(const __grid_constant__ IncidenceArgs p,
                          const __grid_constant__ typename Tile::Map map) {
-  if constexpr (ptx::kIsSm90a || !Tile::kTma) {
+  if constexpr (ptx::kIsSm90a || (!Tile::kTma && !ptx::kBeforeSm80)) {
     extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ uint64_t barriers[2 * kMostIncidenceStages];
     const typename Tile::Shared memory(p, ptx::smem_address(shared), ptx::smem_address(barriers));

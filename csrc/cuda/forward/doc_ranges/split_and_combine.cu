@@ -14,6 +14,7 @@
 
 #include "../../../common/arithmetic.h"
 #include "../../ptx/pdl.cuh"
+#include "../../ptx/redux.cuh"
 #include "../../runtime/device.h"
 #include "../../runtime/launch_config.cuh"
 #include "../epilogue.cuh"
@@ -61,8 +62,8 @@ __global__ void __launch_bounds__(kThreads)
     first = min(first, t);
     end = t + 1;
   }
-  first = __reduce_min_sync(kFullWarp, first);
-  end = __reduce_max_sync(kFullWarp, end);
+  first = ptx::redux_min(first);
+  end = ptx::redux_max(end);
   if (threadIdx.x % 32 == 0) ends[threadIdx.x / 32] = {first, end};
   __syncthreads();
   if (threadIdx.x != 0) return;

@@ -22,6 +22,7 @@
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/element.cuh"
 #include "../../primitives/row_norms.h"
+#include "../../ptx/redux.cuh"
 #include "pow2_scale.cuh"
 
 namespace late_interaction {
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
     each_element<kVectors>(rows.in.template row<float>(row), rows.in.view.dim_stride, rows.d,
                            [&](float x, int) { of_lane = max(of_lane, magnitude(x)); });
   }
-  of_lane = __reduce_max_sync(kFullWarp, of_lane);
+  of_lane = ptx::redux_max(of_lane);
   if (threadIdx.x % 32 == 0) atomicMax(&of_block, of_lane);
   __syncthreads();
   if (threadIdx.x == 0) atomicMax(largest, of_block);

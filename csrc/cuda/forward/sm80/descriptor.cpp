@@ -69,6 +69,7 @@ std::optional<ForwardPlan> plan_tile(const Sizes& s, const ForwardTraits& traits
   const Sm80Shape shape = sm80_shape(tile_of(plan), full_accuracy);
   plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kKChunkBytes));
   const Fit f = fit(shape, plan.k_chunks, device);
+  if (f.stages == 0) return std::nullopt;
   plan.stream_q = f.stream_q;
   plan.stages = f.stages;
   plan.blocks_per_sm = f.blocks;

@@ -223,6 +223,10 @@ struct QueryOperands {
         load_quad_words(word, row, column, exists && column < Tile::width(p), term);
 #pragma unroll
         for (int k = 0; k < 4; ++k) block[h / 2][s + k / 2].set(h % 2 + 2 * (k % 2), word[k]);
+        if (h % 2 == 1) {
+          block[h / 2][s].complete();
+          block[h / 2][s + 1].complete();
+        }
       }
     }
   }
@@ -466,6 +470,7 @@ __device__ __forceinline__ int row_warp() {
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_sm80_q(const __grid_constant__ ForwardArgs p) {
+  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return;
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t stages = ptx::smem_address(shared);
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};

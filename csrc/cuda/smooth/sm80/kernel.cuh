@@ -132,6 +132,7 @@ struct SmoothRows {
           const int word = 8 * s + 4 * k + lane % 4;
           block[h / 2][s].set(h % 2 + 2 * k, exists && 2 * word < p.d ? __ldg(words + word) : 0);
         }
+        if (h % 2 == 1) block[h / 2][s].complete();
       }
     }
   }
@@ -229,6 +230,7 @@ __device__ __forceinline__ uint32_t add_weighted_rows(const typename SmoothRows<
       const auto& x = weights[i][k / 2];
       w[i].set(k, pack_pair<E>(x[2 * (k % 2)], x[2 * (k % 2) + 1]));
     }
+    w[i].complete();
   }
   uint32_t y[4];
 #pragma unroll
@@ -268,6 +270,7 @@ __device__ __forceinline__ void store_gradient(
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     smooth_logs_sm80(const __grid_constant__ SmoothArgs p) {
+  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return;
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t stages = ptx::smem_address(shared);
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};
@@ -353,6 +356,7 @@ __device__ __forceinline__ void drop_weights(typename SmoothRows<Tile>::Similari
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     smooth_gradient_sm80(const __grid_constant__ SmoothArgs p) {
+  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return;
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t stages = ptx::smem_address(shared);
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};
