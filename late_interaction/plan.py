@@ -66,7 +66,7 @@ def explain_plan(
         packed: the sequences are packed, as :class:`~late_interaction.Tokens`, and the
             shapes those of padded ones of mean length. They have no masks and one backward, which is
             ``"lowmem"``.
-        sm: compute capability as ``10 * major + minor``, 90 for Hopper; 80 at least.
+        sm: compute capability as ``10 * major + minor``, 90 for Hopper; 75 at least.
         sm_count: multiprocessors.
         geforce: whether the GPU is a GeForce, whose tensor cores take twice as long for 16-bit products with
             float32 sums; None: not with an ``sm``. Where ``sm`` or ``sm_count`` is None, the current GPU's is
@@ -234,9 +234,9 @@ def _device(sm: int | None, sm_count: int | None, geforce: bool | None) -> tuple
     for name, value in (("sm", sm), ("sm_count", sm_count)):
         if value is not None:
             check_positive(name, value)
-    if sm is not None and not 80 <= sm < 1000:
+    if sm is not None and not 75 <= sm < 1000:
         raise ValueError(
-            f"sm must be a compute capability of at least 8.0, as 10 * major + minor (80, 90, ...), got {sm}"
+            f"sm must be a compute capability of at least 7.5, as 10 * major + minor (75, 90, ...), got {sm}"
         )
     if sm_count is not None and sm_count >= 10_000:
         raise ValueError(f"sm_count must be below 10000, got {sm_count}")

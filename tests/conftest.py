@@ -73,6 +73,17 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip what says that it needs a newer GPU than the one of --capability."""
+    try:
+        return (yield)
+    except RuntimeError as error:
+        if item.config.option.capability and "needs compute capability" in str(error):
+            pytest.skip(str(error).splitlines()[0])
+        raise
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
     output = getattr(node, "workeroutput", {})

@@ -8,7 +8,7 @@ import torch
 
 from late_interaction._version import __version__
 
-_OLDEST = (8, 0)
+_OLDEST = (7, 5)
 
 
 class Build(NamedTuple):
@@ -50,7 +50,7 @@ def why_not_on(build: Build, driver: int, name: str, capability: tuple[int, int]
     """Say why the library has no code that a GPU of this name and compute capability can run."""
     gpu = f"{name} (compute capability {capability[0]}.{capability[1]})"
     if capability < _OLDEST:
-        return f"{gpu} is too old: {build} needs 8.0 or newer"
+        return f"{gpu} is too old: {build} needs 7.5 or newer"
     images = [_serves(arch, capability) for arch in build.archs]
     if not images or "code" in images:
         return None

@@ -38,7 +38,7 @@ sizes = st.builds(
 )
 devices = st.builds(
     plan.device_of_capability,
-    st.sampled_from([80, 86, 89, 90, 100, 120, 121]),
+    st.sampled_from([75, 80, 86, 89, 90, 100, 120, 121]),
     st.integers(1, 200),
     st.booleans(),
 )
@@ -63,6 +63,9 @@ def test_a_forward_fits_the_device(size, traits, device):
     [
         (A100, 1.41, 312, 624, 0, 156, 19.5),
         (H200, 1.83, 989, 1979, 1979, 494, 66.9),
+        # T4, where FFMA stands in for TF32 at half its rate, and RTX 2080 Ti
+        (plan.device_of_capability(75, 40), 1.59, 65, 130, 0, 4.05, 8.1),
+        (plan.device_of_capability(75, 68, True), 1.635, 56.9, 227.7, 0, 7.1, 14.2),
         (plan.device_of_capability(86, 72), 1.695, 125, 250, 0, 62.5, 31.2),  # A10
         (plan.device_of_capability(89, 58), 2.04, 121, 242, 242, 60, 30.3),  # L4
         (plan.device_of_capability(89, 142), 2.52, 362, 733, 733, 183, 91.6),  # L40S

@@ -68,11 +68,11 @@ def test_one_number_is_served():
 
 
 @pytest.mark.parametrize(("missing", "capability", "has"), [
-    (None, (7, 5), False), (None, (8, 0), True), (None, (8, 9), True), (None, (9, 0), True),
+    (None, (7, 0), False), (None, (7, 5), True), (None, (8, 9), True), (None, (9, 0), True),
     ("no library", (9, 0), False),
 ])  # fmt: skip
 def test_devices_with_kernels(missing, capability, has, monkeypatch):
-    """GPUs of compute capability 8.0 or higher where the CUDA library is, the CPU anywhere, and no other."""
+    """GPUs of compute capability 7.5 or higher where the CUDA library is, the CPU anywhere, and no other."""
     from late_interaction.integrations._shared import compat as _compat
 
     monkeypatch.setattr(_compat.ops, "cuda_missing", missing)

@@ -11,7 +11,7 @@ import torch
 from late_interaction.ops import _gpu_fit, _library
 from late_interaction.ops._gpu_fit import Build
 
-WHEEL = Build(13000, ("8.0", "9.0a", "9.0+PTX"))
+WHEEL = Build(13000, ("8.0", "9.0a", "9.0+PTX"))  # of a release without code for 7.5
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,8 @@ def test_a_driver_runs_the_releases_of_its_major(driver, works):
     ("8.0", (8, 0), True), ("8.0", (8, 9), True), ("8.6", (8, 0), False), ("8.0", (9, 0), False),
     ("9.0a", (9, 0), True), ("9.0a", (10, 0), False), ("9.0+PTX", (8, 9), False), ("9.0+PTX", (12, 0), True),
     ("9.0a+PTX", (10, 0), False), ("10.0f", (10, 3), True), ("10.0f", (12, 0), False),
-    ("10.0a", (10, 3), False), ("8.0 9.0a 9.0+PTX", (7, 5), False), ("", (9, 0), True), ("", (7, 5), False),
+    ("10.0a", (10, 3), False), ("8.0 9.0a 9.0+PTX", (7, 5), False), ("7.5 8.0", (7, 5), True),
+    ("7.5+PTX", (9, 0), True), ("", (9, 0), True), ("", (7, 0), False),
 ])  # fmt: skip
 def test_the_gpus_that_code_is_for(archs, capability, works):
     build = Build(13000, tuple(archs.split()))
@@ -42,7 +43,9 @@ def test_what_is_said():
     assert none.endswith("build it with LATE_INTERACTION_CUDA_ARCHS=8.0")
     ptx = _gpu_fit.why_not_on(WHEEL._replace(cuda=13020), 13000, "B200", (10, 0))
     assert "PTX alone for B200" in ptx and "NVIDIA driver of CUDA 13.0: update the driver" in ptx
-    assert "needs 8.0 or newer" in _gpu_fit.why_not_on(WHEEL, 13000, "T4", (7, 5))
+    assert "needs 7.5 or newer" in _gpu_fit.why_not_on(WHEEL, 13000, "V100", (7, 0))
+    none = _gpu_fit.why_not_on(WHEEL, 13000, "T4", (7, 5))
+    assert none.endswith("or build it with LATE_INTERACTION_CUDA_ARCHS=7.5")
 
 
 def test_the_version_of_the_driver(monkeypatch):

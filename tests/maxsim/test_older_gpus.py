@@ -16,7 +16,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 FEW_TO_MANY = pytest.mark.parametrize("rows", [(1, 20), (3, 43), (30, 40)])
 
 
-@pytest.fixture(params=[80, 86, 120], autouse=True)
+@pytest.fixture(params=[75, 80, 86, 120], autouse=True)
 def planned(request, planned_as):
     planned_as(request.param)
 
@@ -46,6 +46,17 @@ def test_numbers_that_are_not_finite(value, rows):
     D = torch.randn(50, 90, 128, device="cuda", dtype=BF16)
     D[3, 77, 5], D[9, 0] = value, value
     Judge(Q, D).check_not_finite()
+
+
+@FEW_TO_MANY
+@pytest.mark.parametrize(("q", "d"), [(1e30, 1e-30), (1e-30, 1e30), (1e30, 1.0), (1.0, 1e-30)])
+def test_rows_of_any_magnitude(q, d, rows):
+    """Before 8.0 products of bf16 are those of fp16, with a power of two for each row."""
+    Q = (torch.randn(*rows, 128, device="cuda") * q).to(BF16)
+    of_document = torch.tensor([d, 1.0], device="cuda").repeat(20)
+    D = (torch.randn(40, 150, 128, device="cuda") * of_document[:, None, None]).to(BF16)
+    unit = q * of_document.double()
+    ref.assert_close(li.maxsim(Q, D) / unit, ref.maxsim(Q, D)[0] / unit, ref.tolerance(BF16))
 
 
 @pytest.mark.parametrize(("Nq", "Lq"), [(1, 30), (9, 32), (70, 17)])

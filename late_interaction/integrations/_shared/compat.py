@@ -75,7 +75,7 @@ def has_kernels(device: torch.device) -> bool:
     """Tell whether there are kernels for tensors on this device."""
     if device.type != "cuda":
         return device.type == "cpu"
-    return ops.cuda_missing is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return ops.cuda_missing is None and torch.cuda.get_device_capability(device) >= (7, 5)
 
 
 def package_at_least(name: str, minimum: str) -> bool:
