@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../primitives/element_dispatch.h"
+#include "../ptx/before_sm80.cuh"
 #include "softmax.cuh"
 
 namespace late_interaction {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void write_group(const RowWeights& of, const ScoreGro
 
 // Out: void without weights.
 template <class Out, int kVec>
-__global__ void __launch_bounds__(kMostThreads, 3)
+__global__ void __launch_bounds__(kMostThreads, ptx::kBeforeSm80 ? 2 : 3)
     softmax_rows(const __grid_constant__ RowPassArgs args, int held) {
   constexpr bool kWrites = !std::is_void_v<Out>;
   extern __shared__ float4 shared[];

@@ -20,6 +20,7 @@
 #include <cstdint>
 
 #include "../primitives/kth_largest.cuh"
+#include "../ptx/before_sm80.cuh"
 #include "cells.cuh"
 
 namespace late_interaction {
@@ -29,9 +30,10 @@ namespace late_interaction {
 template <class Element>
 inline constexpr int kSelectThreads = Panel<Element>::kGroups ? 256 : 512;
 template <class Element>
-inline constexpr int kSelectBlocks = Panel<Element>::kGroups ? 5
-                                     : sizeof(Element) == 8  ? 3
-                                                             : 4;
+inline constexpr int kSelectBlocks = ptx::kBeforeSm80          ? 1024 / kSelectThreads<Element>
+                                     : Panel<Element>::kGroups ? 5
+                                     : sizeof(Element) == 8    ? 3
+                                                               : 4;
 
 // Both fit in the 48 KiB of shared memory that need no opt-in.
 template <class Key>
