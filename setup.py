@@ -44,9 +44,10 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 10)
 OLDEST_SETUPTOOLS = 77  # the first that takes the licence of pyproject.toml as an expression (PEP 639)
-OLDEST_GPU = 8
-# Machine code for 8.0 runs on 8.6 and 8.9 too, and the driver compiles PTX of 9.0 for GPUs newer than 9.0.
-ALL_ARCHS = "8.0;9.0a;9.0+PTX"
+OLDEST_GPU = (7, 5)
+# Machine code for X.0 runs on every X.Y: 8.9 has fp8 beside it. The driver compiles PTX of 9.0 for GPUs that
+# are newer than all of these. A toolkit before 12.8 knows none beyond 9.0.
+ALL_ARCHS = "7.5;8.0;8.9;9.0a;10.0;12.0;9.0+PTX"
 ARCH_SEPARATORS = r"[;,\s]+"
 
 # Objects belong to the PyTorch they were compiled against, so they live with the environment that holds it
@@ -135,12 +136,12 @@ class Toolkit:
         top = re.search(r"^#\$ TOP=(.*)$", plan, re.MULTILINE)
         self.root = Path(top.group(1) if top else Path(nvcc).parent.parent).resolve()
 
-    def generations(self):
-        """The major compute capabilities that this nvcc makes machine code for."""
+    def known_archs(self):
+        """The compute capabilities that this nvcc compiles for: "80", "90", ..."""
         told = subprocess.run(
             [self.nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True
         ).stdout
-        return {int(major) for major in re.findall(r"^compute_(\d+)0$", told, re.MULTILINE)}
+        return set(re.findall(r"^compute_(\d+)$", told, re.MULTILINE))
 
     @property
     def library_dir(self):
@@ -173,23 +174,29 @@ def find_toolkit(required):
     return toolkit
 
 
-def gpu_generations():
-    """The major compute capabilities of this machine's GPUs, without those too old for the kernels."""
+def gpu_capabilities():
+    """The compute capabilities of this machine's GPUs, without those too old for the kernels."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     found = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
-        found = [int(major) for major in re.findall(r"^(\d+)\.\d+\s*$", told, re.MULTILINE)]
+        found = [(int(x), int(y)) for x, y in re.findall(r"^(\d+)\.(\d+)\s*$", told, re.MULTILINE)]
     if not found and torch.cuda.is_available():
-        found = [torch.cuda.get_device_capability(i)[0] for i in range(torch.cuda.device_count())]
-    return sorted({major for major in found if major >= OLDEST_GPU})
+        found = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+    return sorted({capability for capability in found if capability >= OLDEST_GPU})
 
 
-def archs_for(generations, toolkit):
-    """One architecture a generation: machine code for X.0 runs on every X.Y."""
-    known = toolkit.generations()
-    found = ["9.0a" if major == 9 else f"{major}.0" if major in known else "9.0+PTX" for major in generations]
-    return ";".join(dict.fromkeys(found))
+def arch_for(capability, known):
+    """The architecture for a GPU: code for X.0 runs on every X.Y, and that of 8.9 alone has its fp8."""
+    major = capability[0]
+    if capability in ((7, 5), (8, 9)):
+        return f"{major}.{capability[1]}"
+    return "9.0a" if major == 9 else f"{major}.0" if f"{major}0" in known else "9.0+PTX"
+
+
+def all_archs(known):
+    """Those of ALL_ARCHS that nvcc knows."""
+    return ";".join(arch for arch in ALL_ARCHS.split(";") if re.sub(r"\D", "", arch) in known)
 
 
 class Choice(NamedTuple):
@@ -207,10 +214,10 @@ def choose():
         stop(f"LATE_INTERACTION_WITH_CUDA must be 0 or 1, got {wanted!r}.")
     if wanted == "0":
         return Choice("building the CPU library alone, as LATE_INTERACTION_WITH_CUDA=0 asks.")
-    generations = [] if asked else gpu_generations()
-    if not (wanted or asked or generations):
+    capabilities = [] if asked else gpu_capabilities()
+    if not (wanted or asked or capabilities):
         return Choice(
-            "building the CPU library alone, as no GPU of compute capability 8.0 or newer is here;"
+            "building the CPU library alone, as no GPU of compute capability 7.5 or newer is here;"
             " LATE_INTERACTION_CUDA_ARCHS=9.0a builds the CUDA library for one generation of GPUs,"
             " LATE_INTERACTION_WITH_CUDA=1 for all."
         )
@@ -220,15 +227,16 @@ def choose():
             "building the CPU library alone, as no nvcc was found; for the CUDA library put it on PATH or set"
             " CUDA_HOME (LATE_INTERACTION_WITH_CUDA=1 stops where there is none)."
         )
-    if generations:
-        asked = archs_for(generations, toolkit)
+    known = toolkit.known_archs()
+    if capabilities:
+        asked = ";".join(dict.fromkeys(arch_for(capability, known) for capability in capabilities))
         why = "the GPUs of this machine; LATE_INTERACTION_CUDA_ARCHS=all builds for every GPU"
     elif asked:
         why = "as LATE_INTERACTION_CUDA_ARCHS asks"
     else:
         asked = "all"
         why = "as no GPU is here to ask; LATE_INTERACTION_CUDA_ARCHS=9.0a builds for one generation"
-    archs = ALL_ARCHS if asked == "all" else asked
+    archs = all_archs(known) if asked == "all" else asked
     return Choice(f"building the CPU library, and the CUDA library for {archs}, {why}.", toolkit, archs)
 
 
@@ -264,6 +272,37 @@ def cpu_extension():
     return ext
 
 
+def with_instances_merged(sources, codes):
+    """The sources, where those of a folder of instances are included by one that lies in BUILD.
+
+    Each source's code for an architecture is compressed by itself, and that of one kernel for bf16 and for
+    fp16 is much alike: together it is a third smaller. Headers are read once, too.
+    """
+    sys.path.append(str(ROOT / "tools"))
+    from code_for import needed
+
+    groups = {}
+    for source in sources:
+        path = Path(source)
+        alone = path.suffix != ".cu" or path.parent.name != "instances"
+        groups.setdefault(source if alone else (path.parent, *needed(source, codes)), []).append(source)
+    return [merged(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+def merged(group):
+    """A source that includes some, each of whose constants gets a name of its own."""
+    lines = []
+    for number, source in enumerate(group):
+        names = re.findall(r"^const \S+ (k\w+)\(", (ROOT / source).read_text(), re.MULTILINE)
+        lines += [f"#define {name} {name}Of{number}" for name in names]
+        lines += [f'#include "{ROOT / source}"', *(f"#undef {name}" for name in names)]
+    path, text = BUILD / "merged" / group[0], "\n".join(lines) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:  # else ninja would compile it again
+        path.write_text(text)
+    return os.path.relpath(path, ROOT)
+
+
 def cuda_extension(toolkit, archs):
     # CppExtension, not CUDAExtension: that one would link libtorch_cuda and the shared cudart.
     nvcc_flags = ["-O3", "-std=c++20", "--expt-relaxed-constexpr", "-Xptxas=-v", *DEFINES]
@@ -276,9 +315,12 @@ def cuda_extension(toolkit, archs):
     host_flags.append(f"-DLATE_INTERACTION_CUDA_ARCHS={'_'.join(re.split(ARCH_SEPARATORS, archs))}")
     if any("sm_90a" in flag for flag in nvcc_flags):  # else its kernels are empty, and must not be chosen
         host_flags.append("-DLATE_INTERACTION_SM90A")
+    codes = [flag.rpartition("=")[2] for flag in arch_flags(archs)]
+    # For a wheel. A build for the GPUs of a machine rather compiles many sources at a time.
+    cuda_sources = with_instances_merged(CUDA_SOURCES, codes) if len(codes) > 2 else CUDA_SOURCES
     ext = cpp_extension.CppExtension(
         "late_interaction._cuda",
-        CUDA_SOURCES,
+        cuda_sources,
         py_limited_api=True,
         extra_compile_args={"cxx": host_flags, "nvcc": nvcc_flags},
         extra_link_args=[*LINK_FLAGS],
@@ -377,14 +419,14 @@ class BuildLibraries(cpp_extension.BuildExtension):
         try:
             super().build_extension(ext)
             if ext.name.endswith("_cuda"):
-                write_ptxas_log(Path(self.build_temp), BUILD / "ptxas.log")
+                write_ptxas_log(Path(self.build_temp), ext.sources, BUILD / "ptxas.log")
         finally:
             self.build_temp = base
 
 
-def write_ptxas_log(objects, log):
+def write_ptxas_log(objects, sources, log):
     """All of ptxas's resource reports (registers, spills) in one file, for tests/build/test_ptxas.py."""
-    reports = [objects / Path(source).with_suffix(".o.ptxas") for source in CUDA_SOURCES]
+    reports = [objects / Path(source).with_suffix(".o.ptxas") for source in sources]
     log.write_text("".join(report.read_text() for report in reports if report.exists()))
 
 

@@ -1,5 +1,6 @@
 # late_interaction_gpu_architectures(VARIABLE): what to build for, by the rule of setup.py: one architecture for each
-# generation of GPUs on this machine, as machine code for X.0 runs on every X.Y; without a GPU, for every GPU.
+# generation of GPUs on this machine, as machine code for X.0 runs on every X.Y, and 8.9, whose code alone has its fp8;
+# without a GPU, for every GPU that nvcc knows.
 function(late_interaction_gpu_architectures variable)
   execute_process(
     COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
@@ -12,8 +13,11 @@ function(late_interaction_gpu_architectures variable)
     string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${told}")
     foreach(capability IN LISTS capabilities)
       string(REGEX MATCH "^[0-9]+" major ${capability})
-      if(major LESS 8)
+      string(REPLACE "." "" number ${capability})
+      if(capability VERSION_LESS 7.5)
         continue()
+      elseif(number EQUAL 75 OR number EQUAL 89)
+        list(APPEND found ${number}-real)
       elseif(major EQUAL 9)
         list(APPEND found 90a-real)
       elseif(known MATCHES "compute_${major}0(\n|$)")
@@ -25,7 +29,12 @@ function(late_interaction_gpu_architectures variable)
     list(REMOVE_DUPLICATES found)
   endif()
   if(NOT found)
-    set(found 80-real 90a-real 90-virtual)
+    foreach(architecture 75-real 80-real 89-real 90a-real 100-real 120-real 90-virtual)
+      string(REGEX MATCH "^[0-9]+" number ${architecture})
+      if(known MATCHES "compute_${number}(\n|$)")
+        list(APPEND found ${architecture})
+      endif()
+    endforeach()
   endif()
   set(${variable} "${found}" PARENT_SCOPE)
 endfunction()

@@ -1,5 +1,7 @@
 """nvcc_report.py NVCC ARGS... -o OBJECT: runs nvcc, and keeps what `ptxas -v` says beside the object file.
 
+Of the architectures a source is compiled for those that it has kernels for (code_for.py).
+
 The report (registers, spills, shared memory of every kernel) goes to OBJECT.ptxas; anything else that nvcc
 prints is passed on, so that a quiet build stays quiet and a warning stays visible. nvcc's temporary files lie
 beside the object too, and go with this process, also when it is interrupted.
@@ -12,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from code_for import without_unneeded
+
 # What `ptxas -v` prints for every function, warned about or not.
 REPORT = re.compile(
     r"ptxas info\s+: |Function properties for |\s+\d+ bytes stack frame|"
@@ -20,7 +24,7 @@ REPORT = re.compile(
 
 
 def main():
-    command = sys.argv[1:]
+    command = without_unneeded(sys.argv[1:])
     target = Path(command[command.index("-o") + 1])
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as folder:
         environment = os.environ | {"TMPDIR": folder}

@@ -30,6 +30,7 @@ _GPUS = (
     _Gpu("H200", 90, 132), _Gpu("A100", 80, 108), _Gpu("A10", 86, 72), _Gpu("RTX 3090", 86, 82, True),
     _Gpu("L4", 89, 58), _Gpu("L40S", 89, 142), _Gpu("RTX 4090", 89, 128, True), _Gpu("B200", 100, 148),
     _Gpu("RTX PRO 6000", 120, 188), _Gpu("RTX 5090", 120, 170, True), _Gpu("GB10", 121, 48),
+    _Gpu("T4", 75, 40),
 )  # fmt: skip
 _BF16, _FP32 = torch.bfloat16, torch.float32
 _CALLS = (

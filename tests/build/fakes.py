@@ -8,7 +8,7 @@ def script(path, body):
         path.chmod(0o755)
 
 
-def fake_toolkit(folder, release, archs=(80, 86, 90, 100, 120)):
+def fake_toolkit(folder, release, archs=(75, 80, 86, 89, 90, 100, 120)):
     """A CUDA toolkit as far as setup.py looks at it."""
     listed = "\\n".join(f"compute_{arch}" for arch in archs)
     script(

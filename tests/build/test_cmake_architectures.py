@@ -12,7 +12,7 @@ from tests.build.fakes import fake_toolkit, script
 
 ROOT = Path(__file__).resolve().parents[2]
 CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-ALL = "80-real;90a-real;90-virtual"
+ALL = "75-real;80-real;89-real;90a-real;100-real;120-real;90-virtual"
 
 
 @pytest.mark.skipif(CMAKE is None, reason="no cmake")
@@ -20,9 +20,10 @@ ALL = "80-real;90a-real;90-virtual"
     ("gpus", "architectures"),
     [
         ([], ALL),
-        (["7.5"], ALL),
+        (["7.0"], ALL),
+        (["7.5"], "75-real"),
         (["9.0", "9.0"], "90a-real"),
-        (["8.9", "7.5"], "80-real"),
+        (["8.9", "7.0"], "89-real"),
         (["8.6", "9.0"], "80-real;90a-real"),
         (["10.3"], "100-real"),
         (["13.0"], "90-virtual"),

@@ -150,17 +150,18 @@ def test_bad_variable(tmp_path, name, value):
     assert name in said and repr(value) in said
 
 
-ALL = ["sm_80", "sm_90a", "compute_90"]
+ALL = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100", "sm_120", "compute_90"]
 
 
 @pytest.mark.parametrize(
     ("gpus", "variables", "archs", "said"),
     [
         ([], {}, [], "LATE_INTERACTION_CUDA_ARCHS=9.0a"),
-        ([(7, 5)], {}, [], "no GPU of compute capability 8.0 or newer"),
+        ([(7, 0)], {}, [], "no GPU of compute capability 7.5 or newer"),
+        ([(7, 5)], {}, ["sm_75"], "for 7.5,"),
         ([(9, 0)], {"WITH_CUDA": "0"}, [], "LATE_INTERACTION_WITH_CUDA=0"),
         ([(9, 0)], {}, ["sm_90a"], "LATE_INTERACTION_CUDA_ARCHS=all"),
-        ([(8, 9), (7, 5)], {}, ["sm_80"], "for 8.0,"),
+        ([(8, 9), (7, 0), (8, 6)], {}, ["sm_80", "sm_89"], "for 8.0;8.9,"),
         ([(9, 0), (8, 6), (9, 0)], {}, ["sm_80", "sm_90a"], "for 8.0;9.0a,"),
         ([(10, 3)], {}, ["sm_100"], "for 10.0,"),
         ([(13, 0)], {}, ["compute_90"], "for 9.0+PTX,"),
@@ -181,14 +182,19 @@ def test_what_is_built(tmp_path, gpus, variables, archs, said):
 def test_nvidia_smi_is_asked_where_torch_sees_no_gpu(tmp_path):
     script(tmp_path / "bin" / "nvidia-smi", "printf '8.9\\n9.0\\n'")
     home = fake_toolkit(tmp_path / "cuda", "13.0")
-    assert choice(build(tmp_path, CUDA_HOME=home))[1] == ["sm_80", "sm_90a"]
+    assert choice(build(tmp_path, CUDA_HOME=home))[1] == ["sm_89", "sm_90a"]
+
+
+def test_a_toolkit_that_knows_no_blackwell_builds_for_every_gpu_before(tmp_path):
+    home = fake_toolkit(tmp_path / "cuda", "12.6", archs=(75, 80, 86, 87, 89, 90))
+    built = choice(build(tmp_path, LATE_INTERACTION_WITH_CUDA="1", CUDA_HOME=home))[1]
+    assert built == [arch for arch in ALL if arch not in ("sm_100", "sm_120")]
 
 
 @pytest.mark.parametrize(("release", "compressed"), [("12.6", False), ("12.8", True), ("13.0", True)])
 def test_machine_code_is_compressed_where_nvcc_can(tmp_path, release, compressed):
     home = fake_toolkit(tmp_path / "cuda", release)
     run = build(tmp_path, LATE_INTERACTION_WITH_CUDA="1", CUDA_HOME=home)
-    assert choice(run)[1] == ALL
     assert ("--compress-mode=size" in run.stdout.split()) == compressed
 
 

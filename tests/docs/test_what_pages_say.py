@@ -107,9 +107,10 @@ def test_pylate_and_sentence_transformers_exclude_each_other():
 
 def test_the_gpus_of_the_readme_are_those_that_a_wheel_is_built_for():
     (archs,) = re.findall(r'^ALL_ARCHS = "(.+)"$', page("setup.py"), re.M)
-    assert archs.split(";") == ["8.0", "9.0a", "9.0+PTX"]
+    assert archs.split(";") == ["7.5", "8.0", "8.9", "9.0a", "10.0", "12.0", "9.0+PTX"]
     text = page("README.md")
     table = text[text.index("## GPUs") : text.index("## Figures")]
-    assert all(f"| {code}" in table for code in ("9.0a", "8.0", "PTX of 9.0"))
-    for gpu in ("H100", "H200", "A100", "RTX 3090", "RTX 4090", "L4", "L40S", "RTX 5090", "B200"):
+    assert all(f"| {code}" in table for code in ("7.5", "8.0", "8.9", "9.0a", "10.0", "12.0"))
+    gpus = ("T4", "RTX 20", "H100", "H200", "A100", "RTX 3090", "RTX 4090", "L4", "L40S", "RTX 5090", "B200")
+    for gpu in gpus:
         assert gpu in table
