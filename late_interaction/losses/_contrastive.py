@@ -154,6 +154,7 @@ def contrastive(
     where that is more. In bf16 on compute capability 9.0 large batches without label smoothing need 256 MiB,
     or 2 KiB a document: their scores stay in registers, and the queries are rounded to bf16 again, times what
     each weighs in the loss.
+    In a group these are four products, two of scores, and a block's weights take up to 512 MiB.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient

@@ -4,9 +4,12 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import late_interaction as li
 from late_interaction._contrastive import product_panels, single_shards
 from tests.support import ring_worker
+from tests.support.contrastive import reference
 from tests.support.groups import check, labels_of_all, needs_gloo, on_ranks, one_process, succeeded
 
 pytestmark = needs_gloo
@@ -93,6 +96,40 @@ def test_the_same_bits_on_every_run():
 
 def test_labels_among_all_documents_are_those_of_each_rank():
     assert labels_of_all(2, "ones")[5:8].tolist() == [9, 10, 11]
+
+
+# ---- on a GPU ----
+
+
+def on_one_gpu(rank, world, planted, temperature, labelled, norm):
+    """Differences of the loss and of gradients from float64, over the largest value."""
+    torch.manual_seed(0)
+    Q, D = (norm * torch.nn.functional.normalize(torch.randn(n, 1, 192), dim=-1) for n in (700, 900))
+    D[:700] += planted * Q
+    leaves = [x.cuda().bfloat16().requires_grad_() for x in (Q, D)]
+    labels = torch.arange(700, device="cuda") if labelled else None
+    if labelled:
+        labels[::5] = -100
+    T = torch.tensor(temperature, device="cuda", requires_grad=True)
+    product_panels._LEAST_PAIRS = 0
+    with mock.patch.dict(single_shards._SIDE, {"cuda": 256}):
+        loss = li.losses.contrastive(*leaves, labels, temperature=T, group=dist.group.WORLD)
+        ours = [loss.detach(), *torch.autograd.grad(loss, [*leaves, T])]
+    wanted = reference(*leaves, T, labels)
+    wanted = [wanted.detach(), *torch.autograd.grad(wanted, [*leaves, T])]
+    pairs = zip(ours, wanted, strict=True)
+    return [float((got.double() - want).abs().max() / want.double().abs().max()) for got, want in pairs]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize(("planted", "temperature", "norm"), [
+    (0.5, 0.07, 1.0), (0.0, 1.0, 1.0), (0.3, 0.005, 1.0), (0.0, 0.05, 30.0),
+])  # fmt: skip
+def test_blocks_on_a_gpu(planted, temperature, norm, labelled):
+    given = {"planted": planted, "temperature": temperature, "labelled": labelled, "norm": norm}
+    (errors,) = succeeded(on_ranks(1, f"{__name__}.on_one_gpu", **given))
+    assert errors[0] < 1e-3 and max(errors[1:3]) < 1.2e-2 and errors[3] < 1e-2
 
 
 # ---- sums of several blocks ----
