@@ -31,6 +31,7 @@ from bench.tuning import (
     pooling,
     shards,
     single_vectors,
+    streaming,
     vllm_step,
     weak_scaling,
 )
@@ -124,6 +125,11 @@ COMMANDS: dict[str, Command] = {
         "time a contrastive step of single vectors by the processes of torchrun, beside cuBLAS' own rate",
         "two minutes; one GPU a process",
         single_vectors.add_arguments, single_vectors.run, single_vectors.__doc__,
+    ),
+    "stream-layers": Command(
+        "time training steps of a decoder whose layers stream, and count their memory, beside checkpoints",
+        "a minute; needs a GPU, transformers and, for adapters, peft",
+        streaming.add_arguments, streaming.run, streaming.__doc__,
     ),
     "vllm-step": Command(
         "time the scoring of a step of vLLM's server, by its own kernel and with the patch",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from late_interaction import reference
     from late_interaction import score_pairs as score_pairs
     from late_interaction import smooth as smooth
+    from late_interaction import streaming as streaming
     from late_interaction import tokens as tokens
     from late_interaction import xtr as xtr
     from late_interaction._search.result import SearchResult
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from late_interaction.plan import explain_plan
     from late_interaction.pooling import pool_tokens
     from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
+    from late_interaction.streaming import stream_layers
     from late_interaction.xtr import xtr_scores
 
 # Loaded when it is first asked for, since all of it takes longer than the operators: module -> names.
@@ -76,6 +78,7 @@ _LATER = {
     "plan": ("explain_plan",),
     "pooling": ("pool_tokens",),
     "smooth": ("smooth_maxsim", "smooth_maxsim_pairs"),
+    "streaming": ("stream_layers",),
     "xtr": ("xtr_scores",),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
@@ -108,6 +111,7 @@ __all__ = [
     "search",
     "smooth_maxsim",
     "smooth_maxsim_pairs",
+    "stream_layers",
     "uninstall_as",
     "unpatch",
     "xtr_scores",

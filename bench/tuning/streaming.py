@@ -1,0 +1,192 @@
+"""Memory and time of training steps of Qwen2-VL-2B's language model: a checkpoint a layer, and stream_layers.
+
+    python -m bench stream-layers --out bench/results/stream-layers-<device>.txt
+
+28 layers of 1536, 12 heads and 2 key-value heads, feed-forward 8960, random weights: all of them trained in
+bfloat16, and frozen ones with LoRA of rank 32 under autocast. A step is the forward of given embeddings of
+tokens, `losses.contrastive` with short queries, and the backward: of pages of 747 tokens, as ColQwen2 has, or
+of one long text. Two sizes give the bytes of a token and what else a step takes, and so how many tokens
+--budget holds beside the weights and their gradients. The bound is what the shapes allow: bytes of a token
+with checkpoints alone, over those that stay (each layer's input, two gradients of hidden states, a layer's
+keys and values and their gradients).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from bench.harness.run_header import keep_text
+from late_interaction._doctor.text import align
+
+LAYERS, HIDDEN, HEADS, KEYS, FORWARD, PAGE, QUERY, DIM = 28, 1536, 12, 2, 8960, 747, 24, 128
+TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 96}
+CHECKPOINTS, STREAMED = "checkpoints", "stream_layers"
+LORA = {"r": 32, "lora_alpha": 32, "lora_dropout": 0.1, "target_modules": "all-linear"}
+
+
+@dataclass
+class Trained:
+    """A model with trained weights, all or adapters."""
+
+    model: Any
+    base: Any
+    dtype: torch.dtype
+    lora: bool
+    device: torch.device
+
+    @staticmethod
+    def of(lora: bool, device: torch.device) -> Trained:
+        from transformers import Qwen2Config, Qwen2Model
+
+        on_gpu = device.type == "cuda"
+        sizes = {
+            "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS,
+            "intermediate_size": FORWARD,
+        }  # fmt: skip
+        config = Qwen2Config(
+            vocab_size=1024, num_key_value_heads=KEYS, max_position_embeddings=1 << 20, use_cache=False,
+            attn_implementation="sdpa", **(sizes if on_gpu else TINY),
+        )  # fmt: skip
+        torch.manual_seed(0)
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        with device:
+            base = Qwen2Model(config).to(dtype)
+        model = base
+        if lora:
+            import peft
+
+            model = peft.get_peft_model(base, peft.LoraConfig(**LORA))
+            for x in model.parameters():
+                x.data = x.data.float() if x.requires_grad else x.data
+        return Trained(model.train(), base, dtype, lora, device)
+
+    def use(self, way: str, tokens: int) -> None:
+        if way == STREAMED:
+            li.stream_layers(self.model, tokens=tokens)
+        else:
+            self.base.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def step(self, batch: int, length: int) -> None:
+        hidden = self.base.config.hidden_size
+        x = torch.randn(batch, length, hidden, device=self.device).to(self.dtype).requires_grad_()
+        head = torch.randn(hidden, DIM, device=self.device, dtype=self.dtype) / hidden**0.5
+        Q = normalize(torch.randn(batch, QUERY, DIM, device=self.device), dim=-1).to(self.dtype)
+        half = torch.autocast(self.device.type, torch.bfloat16) if self.lora else nullcontext()
+        with half:
+            states = self.model(inputs_embeds=x).last_hidden_state
+        D = normalize(states.to(self.dtype) @ head, dim=-1)
+        loss: Tensor = li.losses.contrastive(Q, D, temperature=1.0) if batch > 1 else li.maxsim(Q, D).mean()
+        loss.backward()
+
+    def measure(self, batch: int, length: int, rounds: int) -> tuple[float, float, float]:
+        """The peak beside weights and gradients and these, in bytes, and seconds of the fastest step."""
+        self.step(batch, length)  # makes the gradients, which stay, and warms up
+        before, times = _bytes(self.device), []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            self.step(batch, length)
+            _sync(self.device)
+            times.append(time.perf_counter() - start)
+        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else before
+        self.model.zero_grad()
+        return peak - before, before, min(times)
+
+
+def _sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _bytes(device: torch.device) -> float:
+    """What is allocated, from which a new peak begins."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return float(torch.cuda.memory_allocated())
+
+
+@dataclass
+class Line:
+    """Both sizes of a way: bytes of a token, and tokens within the budget."""
+
+    each: float
+    within: float
+    seconds: float  # of the larger size
+    tokens: int
+
+
+def line(found: list[tuple[int, tuple[float, float, float]]], budget: float) -> Line:
+    (few, (low, base, _)), (many, (high, _, seconds)) = found[0], found[-1]
+    each = (high - low) / (many - few)
+    return Line(each, (budget - base - (low - each * few)) / max(each, 1e-9), seconds, many)
+
+
+def rows(args: argparse.Namespace, device: torch.device) -> Iterator[list[str]]:
+    for lora in (False, True):
+        name = "LoRA" if lora else "all weights"
+        try:
+            trained = Trained.of(lora, device)
+        except ImportError as error:
+            yield [name, f"{error}", *[""] * 7]
+            continue
+        for kind, sizes in (("pages", args.pages), ("text", args.texts)):
+            try:
+                yield [name, kind, *compared(trained, kind, sizes, args)]
+            except Exception as error:  # of one kind, which must not end the others
+                yield [name, kind, f"{type(error).__name__}: {error}"[:60], *[""] * 6]
+        del trained
+
+
+def compared(trained: Trained, kind: str, sizes: list[int], args: argparse.Namespace) -> list[str]:
+    ways = {}
+    for way in (CHECKPOINTS, STREAMED):
+        trained.use(way, args.tokens)
+        found = []
+        for size in sizes:
+            shape = (size, PAGE) if kind == "pages" else (1, size)
+            found.append((shape[0] * shape[1], trained.measure(*shape, args.rounds)))
+        ways[way] = line(found, args.budget * 2**30)
+    before, after = ways[CHECKPOINTS], ways[STREAMED]
+    stays = 2 * HIDDEN * LAYERS + 2 * 2 * HIDDEN + 4 * 2 * KEYS * (HIDDEN // HEADS)
+    gain, bound = after.within / before.within, before.each / stays
+    return [
+        f"{before.each:,.0f}", f"{after.each:,.0f}", f"{before.within:,.0f}", f"{after.within:,.0f}",
+        f"{gain:.2f}x of {bound:.2f}x", f"{1e3 * before.seconds:,.0f} / {1e3 * after.seconds:,.0f}",
+        f"{after.seconds / before.seconds:.2f}x",
+    ]  # fmt: skip
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(x) for x in text.split(",")]
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--budget", type=float, default=40.0, help="GiB, weights and gradients included")
+    p.add_argument("--tokens", type=int, default=4096, help="of a chunk")
+    p.add_argument("--pages", type=_numbers, default="16,32", help=f"pages of {PAGE} tokens: two batches")
+    p.add_argument("--texts", type=_numbers, default="8192,16384", help="two lengths of one text")
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+
+
+def run(args: argparse.Namespace) -> int:
+    device = torch.device(args.device)
+    head = ["trained", "of", "bytes a token", "streamed", f"tokens in {args.budget:g} GiB", "streamed"]
+    head += ["gain, of the bound", "ms a step, of the larger", "time"]
+    title = f"Qwen2-VL-2B's language model, chunks of {args.tokens:,} tokens"
+    table = align(head, list(rows(args, device)), left=2)
+    keep_text(f"{title}\n{table}", args.out, device, args.arguments)
+    return 0

@@ -1,0 +1,243 @@
+"""Train a Transformers model on longer sequences: the backward of each layer goes through it in chunks.
+
+As with gradient checkpointing a layer keeps its input alone, and is computed again in the backward. There a
+layer as a whole needs several times the memory of its input for each token. In chunks it does not (StreamBP,
+https://arxiv.org/abs/2506.03077): some sequences at a time, and of a sequence longer than a chunk the
+attention as a whole, the feed-forward network some tokens at a time. What remains is each layer's input.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+from late_interaction._checks.messages import abbreviate
+from late_interaction.losses._random_states import RandomStates
+from late_interaction.streaming._modules import (
+    add_gradients,
+    evaluated,
+    feed_forward,
+    in_chunks,
+    instead,
+    recomputed,
+)
+
+__all__ = ["stream_layers"]
+
+_HOOK = "GradientCheckpointingLayer"  # the class of layers that hand on their call
+
+# Arguments of layers that have the dim of sequences, and where it is, from the last dim on.
+_DIMS = {"position_ids": -2, "position_embeddings": -3}
+
+
+def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
+    """Have the layers of a Transformers model recompute and back-propagate their activations in chunks.
+
+    It takes the place of ``model.gradient_checkpointing_enable()``, whose hook in each layer it uses, and
+    ``model.gradient_checkpointing_disable()`` ends it. Gradients are those of the model without it, to
+    rounding. Under autocast, with LoRA adapters and within DistributedDataParallel nothing else is to be
+    done; embeddings may be frozen. Dropout draws the same numbers in both passes, but others than without
+    chunks.
+
+    Args:
+        model: a decoder or an encoder of Transformers 5, or a PEFT model around one, with layers that support
+            gradient checkpointing and take and return hidden states ``[batch, tokens, hidden]``. Layers of
+            other shapes (packed images) and with arguments of unknown shapes are not cut by sequences.
+        tokens: about how many tokens a chunk has, above 0. Smaller chunks need less memory, and make a GPU's
+            products smaller.
+
+    Returns:
+        How many layers stream.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind or value, or a model without such layers.
+
+    Complexity: beside weights, their gradients and the input of each layer, the activations of ``tokens``
+    tokens in one layer; of a sequence that is longer, those of its attention. The forward runs twice, as with
+    gradient checkpointing. The first step checks which layers only add their feed-forward network's output,
+    which costs another forward.
+
+    Example:
+        >>> import late_interaction as li
+        >>> from transformers import AutoModel                            # doctest: +SKIP
+        >>> model = AutoModel.from_pretrained("Qwen/Qwen2-0.5B").train()  # doctest: +SKIP
+        >>> li.stream_layers(model, tokens=4096)                          # doctest: +SKIP
+        24
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {abbreviate(model)}")
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        raise TypeError(f"tokens must be an int, got {abbreviate(tokens)}")
+    if tokens <= 0:
+        raise ValueError(f"tokens must be above 0, got {tokens}")
+    layers = [module for module in model.modules() if _HOOK in (x.__name__ for x in type(module).__mro__)]
+    if not layers:
+        raise ValueError(
+            f"model must have layers that support gradient checkpointing (transformers' {_HOOK}), and"
+            f" {type(model).__name__} has none"
+        )
+    run = _Run(tokens)
+    for layer in layers:
+        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, run  # type: ignore[assignment]
+    return len(layers)
+
+
+class _Run:
+    """What layers call in place of ``torch.utils.checkpoint``."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.only_adds: dict[int, bool] = {}  # by the id of a layer
+
+    def __call__(self, function: "partial[Any]", hidden: Tensor, *rest: Any) -> Any:
+        layer: nn.Module = function.func.__self__  # type: ignore[attr-defined]
+        call = _Call(layer, function.func, rest, function.keywords, self.tokens)
+        if not torch.is_grad_enabled():
+            return call.whole(hidden)
+        if id(layer) not in self.only_adds:
+            self.only_adds[id(layer)] = _only_adds(call, hidden)
+        call.only_adds = self.only_adds[id(layer)]
+        return _Layer.apply(call, hidden, *layer.parameters())  # type: ignore[no-untyped-call]
+
+
+class _Call:
+    """A call of a layer: what it is given beside hidden states."""
+
+    def __init__(
+        self, layer: nn.Module, function: Any, rest: Sequence[Any], named: dict[str, Any], tokens: int
+    ) -> None:
+        self.layer, self.function, self.rest, self.named, self.tokens = layer, function, rest, named, tokens
+        self.only_adds = False
+
+    def whole(self, hidden: Tensor) -> Any:
+        return self.function(hidden, *self.rest, **self.named)
+
+    def chunks(self, hidden: Tensor) -> Iterator[tuple[slice, Callable[[Tensor], Any]]]:
+        """Yield some sequences at a time, and the layer with their part of the arguments."""
+        batch = hidden.shape[0]
+        each = max(1, self.tokens // max(hidden.shape[1], 1)) if self._splits(hidden) else max(batch, 1)
+        for begin in range(0, batch, each):
+            at = slice(begin, min(begin + each, batch))
+            if (at.start, at.stop) == (0, batch):
+                yield at, self.whole
+                continue
+            named = {name: _cut(name, x, at, batch) for name, x in self.named.items()}
+            yield at, partial(_with, self.function, named)
+
+    def _splits(self, hidden: Tensor) -> bool:
+        """Tell whether the layer can take some sequences alone: it is known where its arguments have them."""
+        batch = hidden.shape[0]
+        known = all(_is_known(name, x, batch) for name, x in self.named.items())
+        return hidden.dim() == 3 and known and not any(isinstance(x, Tensor) for x in self.rest)
+
+    def autocast(self, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+        """Return what enters the present state of autocast again."""
+        on, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+        return lambda: torch.autocast(device.type, dtype, enabled=on)
+
+
+def _with(function: Any, named: dict[str, Any], hidden: Tensor) -> Any:
+    return function(hidden, **named)
+
+
+def _is_known(name: str, x: Any, batch: int) -> bool:
+    if isinstance(x, (tuple, list)):
+        return all(_is_known(name, y, batch) for y in x)
+    if not isinstance(x, Tensor):
+        return x is None or isinstance(x, (bool, int, float, str))
+    if name == "attention_mask":
+        return x.dim() in (2, 4) and x.shape[0] in (1, batch)
+    if name == "cache_position":
+        return x.dim() == 1
+    return name in _DIMS and x.dim() >= -_DIMS[name] and x.shape[_DIMS[name]] in (1, batch)
+
+
+def _cut(name: str, x: Any, at: slice, batch: int) -> Any:
+    if isinstance(x, (tuple, list)):
+        return type(x)([_cut(name, y, at, batch) for y in x])
+    dim = 0 if name == "attention_mask" else _DIMS.get(name)
+    if not isinstance(x, Tensor) or dim is None or x.shape[dim] == 1 or batch == 1:
+        return x
+    return x.narrow(dim, at.start, at.stop - at.start)
+
+
+# ---- a layer ----
+
+
+class _Layer(Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.call, ctx.autocast, ctx.random = call, call.autocast(hidden.device), RandomStates([])
+        ctx.save_for_backward(hidden, *parameters)
+        out: Tensor | None = None
+        with in_chunks(call.layer, call.tokens, call.only_adds):
+            for at, run in call.chunks(hidden):
+                part = _states(run(hidden[at]), call.layer, hidden[at])
+                if len(part) == len(hidden):
+                    return part
+                out = part.new_empty(hidden.shape[0], *part.shape[1:]) if out is None else out
+                out[at] = part
+        return hidden.clone() if out is None else out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        call: _Call = ctx.call
+        hidden, *parameters = ctx.saved_tensors
+        wanted = [x for x, needed in zip(parameters, ctx.needs_input_grad[2:], strict=True) if needed]
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
+        sums: list[Tensor | None] = [None] * len(wanted)
+        again = recomputed(call.layer, call.tokens, call.only_adds, ctx.autocast)
+        with ctx.random.again(), again, torch.enable_grad():
+            for at, run in call.chunks(hidden):
+                with ctx.autocast():
+                    part = hidden[at].detach().requires_grad_(of_hidden is not None)
+                    out = _states(run(part), call.layer, part)
+                add_gradients(out, grad[at], part, of_hidden, at, wanted, sums)
+        found = iter(sums)
+        of_parameters = (next(found) if needed else None for needed in ctx.needs_input_grad[2:])
+        return None, of_hidden, *of_parameters
+
+
+def _states(out: Any, layer: nn.Module, hidden: Tensor) -> Tensor:
+    if not isinstance(out, Tensor) or out.shape != hidden.shape:
+        raise TypeError(
+            f"stream_layers takes layers that return hidden states alone, and {type(layer).__name__} returns"
+            f" {abbreviate(out)}"
+        )
+    return out
+
+
+def _only_adds(call: _Call, hidden: Tensor) -> bool:
+    """Tell whether a layer adds its feed-forward network's output to the rest, token by token, and no more.
+
+    Only then can the backward leave its value out. The layer runs as in evaluation, once with the output and
+    once with zeros.
+    """
+    mlp = feed_forward(call.layer)
+    if mlp is None:
+        return False
+    own, seen = mlp.forward, list[Tensor]()
+
+    def kept(x: Tensor) -> Any:
+        out = own(x)
+        seen.extend((x, out))
+        return out
+
+    with torch.no_grad(), evaluated(call.layer):
+        at, run = next(call.chunks(hidden))
+        with instead(mlp, kept):
+            out = run(hidden[at])
+        if len(seen) != 2 or not isinstance(seen[1], Tensor) or seen[1].shape != seen[0].shape:
+            return False
+        with instead(mlp, lambda _: torch.zeros_like(seen[1])):
+            rest = run(hidden[at])
+        if not isinstance(out, Tensor) or not torch.equal(rest + seen[1], out):
+            return False
+        half = seen[0][..., : seen[0].shape[-2] // 2 + 1, :]
+        part = seen[1][..., : half.shape[-2], :]
+        return torch.allclose(own(half), part, rtol=0.02, atol=0.02 * float(part.abs().max()))

@@ -1,0 +1,158 @@
+"""The modules of a layer that work on each token: its feed-forward network, and its norms."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+
+def feed_forward(layer: nn.Module) -> nn.Module | None:
+    """Return the feed-forward network of a layer, under the name that Transformers gives it."""
+    found = getattr(layer, "mlp", None)
+    return found if isinstance(found, nn.Module) and not hasattr(found, "router") else None
+
+
+@contextmanager
+def instead(module: nn.Module | None, forward: Any) -> Iterator[None]:
+    """Let a module run another forward within."""
+    if module is None:
+        yield
+        return
+    own = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+def _token_chunks(x: Tensor, tokens: int) -> list[tuple[Any, ...]]:
+    """Cut the tokens, which are the last dim but one."""
+    rows = max(1, x.shape[:-2].numel())
+    each = max(1, tokens // rows)
+    return [(..., slice(begin, begin + each), slice(None)) for begin in range(0, x.shape[-2], each)]
+
+
+def in_chunks(layer: nn.Module, tokens: int, only_adds: bool) -> AbstractContextManager[None]:
+    """Run the feed-forward network in the chunks that the backward takes, which draw the same numbers."""
+    mlp = feed_forward(layer)
+    if mlp is None or not only_adds:
+        return nullcontext()
+    own = mlp.forward
+
+    def forward(x: Tensor) -> Tensor:
+        chunks = _token_chunks(x, tokens)
+        return own(x) if len(chunks) <= 1 else torch.cat([own(x[at]) for at in chunks], -2)
+
+    return instead(mlp, forward)
+
+
+@contextmanager
+def recomputed(layer: nn.Module, tokens: int, only_adds: bool, autocast: Callable[[], Any]) -> Iterator[None]:
+    """Let the feed-forward network and the norms of a layer keep their input alone."""
+    with ExitStack() as stack:
+        mlp = feed_forward(layer)
+        if mlp is not None and only_adds:
+            later = partial(_Later.apply, mlp.forward, autocast, tokens, [*mlp.parameters()])
+            stack.enter_context(instead(mlp, lambda x: later(x, *mlp.parameters())))
+        for norm in layer.children():
+            if "norm" in type(norm).__name__.lower():
+                stack.enter_context(instead(norm, _again(norm, autocast)))
+        yield
+
+
+def _again(norm: nn.Module, autocast: Callable[[], Any]) -> Callable[..., Any]:
+    own, parameters = norm.forward, [*norm.parameters()]
+
+    def forward(x: Tensor, *rest: Any, **named: Any) -> Any:
+        if rest or named:
+            return own(x, *rest, **named)
+        return _Again.apply(own, autocast, x, *parameters)  # type: ignore[no-untyped-call]
+
+    return forward
+
+
+class _Later(Function):
+    """A feed-forward network whose output is only added: its value is left out, its backward is in chunks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: Any, autocast: Any, tokens: int, parameters: list[Tensor], x: Tensor, *_: Tensor
+    ) -> Tensor:
+        ctx.own, ctx.autocast, ctx.tokens, ctx.parameters = own, autocast, tokens, parameters
+        ctx.save_for_backward(x)
+        return x.new_zeros(()).expand(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (x,) = ctx.saved_tensors
+        needed = ctx.needs_input_grad[5:]
+        wanted = [p for p, need in zip(ctx.parameters, needed, strict=True) if need]
+        of_x = torch.empty_like(x)
+        sums: list[Tensor | None] = [None] * len(wanted)
+        with torch.enable_grad():
+            for at in _token_chunks(x, ctx.tokens):
+                with ctx.autocast():
+                    part = x[at].detach().requires_grad_()
+                    out = ctx.own(part)
+                add_gradients(out, grad[at], part, of_x, at, wanted, sums)
+        found = iter(sums)
+        return None, None, None, None, of_x, *(next(found) if need else None for need in needed)
+
+
+class _Again(Function):
+    """A norm that keeps its input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Any, autocast: Any, x: Tensor, *parameters: Tensor) -> Any:
+        ctx.own, ctx.autocast, ctx.parameters = own, autocast, parameters
+        ctx.save_for_backward(x)
+        return own(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (x,) = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        with torch.enable_grad(), ctx.autocast():
+            part = x.detach().requires_grad_()
+            out = ctx.own(part)
+        leaves = [p for p, need in zip((part, *ctx.parameters), needed, strict=True) if need]
+        found = iter(torch.autograd.grad(out, leaves, grad))
+        return None, None, *(next(found) if need else None for need in needed)
+
+
+def add_gradients(
+    out: Tensor, grad: Tensor, part: Tensor, of_part: Tensor | None, at: Any, wanted: list[Tensor],
+    sums: list[Tensor | None],
+) -> None:  # fmt: skip
+    """Write a chunk's gradient to ``of_part[at]``, and add those of the parameters to their sums."""
+    leaves = [*wanted] if of_part is None else [part, *wanted]
+    found = [*torch.autograd.grad(out, leaves, grad.to(out.dtype), allow_unused=True)]
+    if of_part is not None:
+        own = found.pop(0)
+        of_part[at] = 0 if own is None else own
+    for i, gradient in enumerate(found):
+        if gradient is not None:
+            before = sums[i]
+            sums[i] = gradient if before is None else before.add_(gradient)
+
+
+@contextmanager
+def evaluated(layer: nn.Module) -> Iterator[None]:
+    """Let all modules of a layer be in evaluation mode within."""
+    modes = [(module, module.training) for module in layer.modules()]
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

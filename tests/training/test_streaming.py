@@ -1,0 +1,237 @@
+"""stream_layers on models of Transformers, against the same models without checkpoints."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import late_interaction as li
+from tests.support.groups import needs_gloo, on_ranks, succeeded
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 96, "max_position_embeddings": 128,
+}  # fmt: skip
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+MODELS = {
+    "Qwen2": {"num_key_value_heads": 2},
+    "Llama": {"num_key_value_heads": 2},
+    "Gemma2": {"num_key_value_heads": 2, "head_dim": 8},  # whose feed-forward output is normalized
+    "ModernBert": {"pad_token_id": 0, "global_attn_every_n_layers": 2, "local_attention": 8},
+    # Which has no module of this name, and normalizes sums.
+    "Bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+}
+
+
+def made(name="Qwen2", seed=0, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    given = SIZES | MODELS.get(name, {}) | options
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**given))
+    return model.to(dtype).train()
+
+
+def drawn(B=5, S=20, masked=False, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 50, (B, S), generator=generator)
+    mask = torch.ones(B, S, dtype=torch.int64)
+    if masked:
+        mask[1::2, S - 4 :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def gradients(model, inputs, seed=3):
+    """Loss and gradients of all trained weights."""
+    torch.manual_seed(seed)
+    states = model(**inputs).last_hidden_state
+    kept = inputs["attention_mask"].unsqueeze(-1).bool()
+    D = torch.nn.functional.normalize(states.masked_fill(~kept, 0.0), dim=-1)
+    loss = li.losses.contrastive(li.Tokens(D[:, :6]), li.Tokens(D, kept.squeeze(-1)), temperature=1.0)
+    trained = [x for x in model.parameters() if x.requires_grad]
+    return loss.detach(), torch.autograd.grad(loss, trained, allow_unused=True)
+
+
+def check(model, inputs, tokens, tolerance=1e-6):  # norms compute in float32
+    other = copy.deepcopy(model)
+    assert li.stream_layers(other, tokens=tokens) == SIZES["num_hidden_layers"]
+    ours, wanted = gradients(other, inputs), gradients(model, inputs)
+    torch.testing.assert_close(ours[0], wanted[0], rtol=0, atol=tolerance)
+    assert len(ours[1]) == len(wanted[1])
+    for got, want in zip(ours[1], wanted[1], strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            bound = tolerance * max(1.0, float(want.abs().max()))
+            torch.testing.assert_close(got, want, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tokens", [7, 45, 1000])
+def test_gradients_are_those_of_the_model(name, tokens, masked):
+    check(made(name), drawn(masked=masked), tokens)
+
+
+def test_one_long_sequence():
+    check(made(), drawn(1, 100), 16)
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_positions_in_three_parts(batch):
+    """Those of Qwen2-VL: position embeddings have the batch as their second dim."""
+    config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLTextConfig(
+        **SIZES, num_key_value_heads=2, rope_parameters=MROPE, rope_scaling=MROPE
+    )
+    torch.manual_seed(0)
+    model = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLTextModel(config).double().train()
+    inputs = drawn(batch, 12)
+    places = torch.arange(12).expand(3, batch, 12) + torch.arange(batch).view(1, -1, 1)
+    check(model, {**inputs, "position_ids": places}, 15)
+
+
+def test_layers_that_only_add_are_told_from_others():
+    for name, only in (("Qwen2", True), ("ModernBert", True), ("Gemma2", False), ("Bert", False)):
+        model = made(name)
+        li.stream_layers(model, tokens=45)
+        gradients(model, drawn())
+        layer = next(x for x in model.modules() if getattr(x, "gradient_checkpointing", False))
+        assert set(layer._gradient_checkpointing_func.only_adds.values()) == {only}
+
+
+def test_frozen_weights_and_inputs_without_a_gradient():
+    model = made()
+    for name, x in model.named_parameters():
+        x.requires_grad_("layers.1.mlp" in name)
+    check(model, drawn(), 30)
+
+
+def adapted(dropout, seed=0):
+    peft = pytest.importorskip("peft")
+    options = {"r": 4, "lora_alpha": 8, "lora_dropout": dropout, "target_modules": "all-linear"}
+    torch.manual_seed(seed)
+    model = peft.get_peft_model(made(), peft.LoraConfig(**options, init_lora_weights=False))
+    return model.double().train()
+
+
+@pytest.mark.parametrize("tokens", [10, 45])
+def test_adapters(tokens):
+    check(adapted(0.0), drawn(masked=True), tokens)
+
+
+def test_dropout_draws_the_same_numbers_in_both_passes():
+    """The gradient is that of the loss with one draw: along a direction, against differences."""
+    model, inputs = adapted(0.3), drawn()
+    li.stream_layers(model, tokens=16)
+    _, grads = gradients(model, inputs)
+    trained = [x for x in model.parameters() if x.requires_grad]
+    direction = [torch.randn_like(x) for x in trained]
+    slope = sum((g * v).sum() for g, v in zip(grads, direction, strict=True))
+    losses = []
+    for step in (1e-3, -2e-3):
+        with torch.no_grad():
+            for x, v in zip(trained, direction, strict=True):
+                x.add_(v, alpha=step)
+        losses.append(gradients(model, inputs)[0])
+    torch.testing.assert_close((losses[0] - losses[1]) / 2e-3, slope, rtol=0.01, atol=1e-3)
+
+
+def test_autocast():
+    model, inputs = made(dtype=torch.float32), drawn()
+    exact = gradients(copy.deepcopy(model).double(), inputs)
+    li.stream_layers(model, tokens=30)
+
+    class Half(torch.nn.Module):
+        def forward(self, **given):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(**given)
+            out.last_hidden_state = out.last_hidden_state.float()
+            return out
+
+    half = Half()
+    half.model = model
+    ours = gradients(half, inputs)
+    torch.testing.assert_close(ours[0].double(), exact[0], rtol=0.02, atol=0.02)
+    for got, want in zip(ours[1], exact[1], strict=True):
+        if want is not None:
+            torch.testing.assert_close(got.double(), want, rtol=0, atol=0.05 * float(want.abs().max()))
+
+
+def test_the_input_of_each_layer_is_what_stays():
+    model, inputs, kept = made(), drawn(4, 30), {}
+    li.stream_layers(model, tokens=30)
+    gradients(model, inputs)
+    weights = {x.untyped_storage().data_ptr() for x in model.parameters()}
+
+    def keep(x):
+        place = x.untyped_storage().data_ptr()
+        if place not in weights and x.dtype is torch.float64:
+            kept[place] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        states = model.layers[1](
+            model.layers[0](
+                torch.randn(4, 30, 32, dtype=torch.float64),
+                position_embeddings=model.rotary_emb(torch.zeros(1, 1).double(), torch.arange(30)[None]),
+            ),
+            position_embeddings=model.rotary_emb(torch.zeros(1, 1).double(), torch.arange(30)[None]),
+        )
+    assert states.requires_grad and sum(kept.values()) == 2 * 4 * 30 * 32 * 8
+    assert inputs["input_ids"].shape == (4, 30)
+
+
+def test_it_can_be_ended_and_needs_training():
+    model, inputs = made(), drawn()
+    before = gradients(model, inputs)
+    li.stream_layers(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).last_hidden_state, made()(**inputs).last_hidden_state)
+    model.gradient_checkpointing_disable()
+    assert torch.equal(gradients(model, inputs)[0], before[0])
+
+
+def by_ranks(rank, world):
+    """Gradients of a data-parallel model, whose ranks have half of the batch each."""
+    model = made()
+    li.stream_layers(model, tokens=30)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    inputs = {name: x[rank::world] for name, x in drawn(4).items()}
+    states = ddp(**inputs).last_hidden_state
+    (states**2).mean().backward()
+    dist.barrier()
+    return [x.grad.numpy() for x in model.parameters() if x.grad is not None]
+
+
+@needs_gloo
+def test_data_parallel():
+    ranks = succeeded(on_ranks(2, f"{__name__}.by_ranks"))
+    model = made()
+    (model(**drawn(4)).last_hidden_state ** 2).mean().backward()
+    wanted = [x.grad for x in model.parameters() if x.grad is not None]
+    for found in ranks:
+        assert len(found) == len(wanted)
+        for got, want in zip(found, wanted, strict=True):
+            torch.testing.assert_close(torch.from_numpy(got), want)
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    (("model", 5), TypeError, "model must be a torch.nn.Module, got 'model'"),
+    ((torch.nn.Linear(2, 2), 5), ValueError, "model must have layers that support gradient checkpointing"),
+    ((torch.nn.Linear(2, 2), 0), ValueError, "tokens must be above 0, got 0"),
+    ((torch.nn.Linear(2, 2), 2.0), TypeError, "tokens must be an int, got 2.0"),
+], ids=str)  # fmt: skip
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        li.stream_layers(arguments[0], tokens=arguments[1])
+
+
+def test_layers_that_return_more_are_refused():
+    class Twice(transformers.modeling_layers.GradientCheckpointingLayer):
+        def forward(self, x):
+            return x, x
+
+    model = torch.nn.Sequential(Twice()).train()
+    li.stream_layers(model)
+    with pytest.raises(TypeError, match="layers that return hidden states alone, and Twice returns"):
+        model(torch.randn(2, 3, 4, requires_grad=True))
