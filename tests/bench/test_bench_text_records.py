@@ -107,3 +107,17 @@ def test_a_step_by_shares_is_timed_and_compared(world: int, tmp_path: Path) -> N
     exact, skipping = rows[::2], rows[1::2]
     assert all(float(row[-1]) < 1e-5 and float(row[-3]) < 1e-5 and float(row[-5]) > 0 for row in exact)
     assert all(float(row[-1]) < 1e-3 and row[-3:-1] == ["-", "-"] for row in skipping)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_steps_of_single_vectors_are_timed_and_compared(world: int, tmp_path: Path) -> None:
+    """Losses and gradients are those of float64 to rounding."""
+    kept = tmp_path / "single.txt"
+    sizes = "--batches 150,301 --dims 16 --rounds 1 --sustain 0.01"
+    by_processes(world, f"single-vectors --device cpu {sizes} --out {kept}")
+    lines = kept.read_text().rstrip().splitlines()
+    assert f"torchrun --nproc-per-node {world} -m bench single-vectors" in lines[0]
+    rows = [line.split() for line in lines[-2:]]
+    assert [row[:2] for row in rows] == [["150", str(world)], [str(301 // world * world), str(world)]]
+    assert all(float(row[2].replace(",", "")) > 0 and float(row[4]) > 0 for row in rows)
+    assert all(float(x) < 1e-4 for row in rows for x in (row[-5], row[-3], row[-1]))

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 import late_interaction as li
 from tests.support.groups import needs_gloo, on_ranks, succeeded
@@ -179,6 +180,39 @@ def test_the_input_of_each_layer_is_what_stays():
         )
     assert states.requires_grad and sum(kept.values()) == 2 * 4 * 30 * 32 * 8
     assert inputs["input_ids"].shape == (4, 30)
+
+
+def peak_bytes(step):
+    """The most that is allocated at a time within a step, on a CPU."""
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    events = [x for x in seen.profiler.kineto_results.events() if x.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda x: x.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def test_a_token_needs_its_checkpoints_and_two_gradients():
+    """What a step takes for each more token of a batch; checkpoints alone take several times that."""
+    found = {}
+    for streams in (True, False):
+        model = made(dtype=torch.float32, intermediate_size=512)
+        if streams:
+            li.stream_layers(model, tokens=32)
+        else:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+        def step(batch, model=model):
+            x = torch.randn(batch, 32, 32, requires_grad=True)
+            model(inputs_embeds=x).last_hidden_state.mean().backward()
+
+        peaks = [peak_bytes(lambda batch=batch: step(batch)) for batch in (16, 32)]
+        found[streams] = (peaks[1] - peaks[0]) / (16 * 32)
+    hidden, layers = 32 * 4, SIZES["num_hidden_layers"]
+    assert found[True] <= 1.5 * (layers + 2) * hidden and found[False] > 4 * found[True]
 
 
 def test_it_can_be_ended_and_needs_training():
