@@ -57,7 +57,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from late_interaction.ops import (
+# The modules register their operators.
+from late_interaction.ops import (  # noqa: F401
     dense,
     host_copy,
     muvera,
@@ -73,28 +74,10 @@ from late_interaction.ops import (
 )
 from late_interaction.ops._capability import cuda_capability
 from late_interaction.ops._library import cuda_missing, operators, watch_for_gpus
-from late_interaction.ops.from_hidden import dispatch as _from_hidden
-from late_interaction.ops.smooth import dispatch as _smooth
-from late_interaction.ops.softmax import dispatch as _softmax
+from late_interaction.ops.from_hidden import dispatch as _from_hidden  # noqa: F401
+from late_interaction.ops.smooth import dispatch as _smooth  # noqa: F401
+from late_interaction.ops.softmax import dispatch as _softmax  # noqa: F401
 
-for _module in (
-    dense,
-    weighted,
-    varlen,
-    pairs,
-    quantized,
-    packed_codes,
-    plaid,
-    _from_hidden,
-    _softmax,
-    _smooth,
-    host_copy,
-    xtr,
-    pooling,
-    muvera,
-    topk,
-):
-    _module.register()
 watch_for_gpus()
 
 

@@ -43,6 +43,7 @@ from late_interaction._torch import (
 from late_interaction.ops._library import library, operators, qualified, refuse_without_cuda
 
 Kernel = Callable[..., Any]
+Autocast = Callable[[Any, str, DispatchKey], Kernel]
 
 
 # ---- registration ----
@@ -52,7 +53,7 @@ def register_forward(
     op: Any,
     fake: Kernel,
     autograd: Kernel,
-    autocast: "Callable[[Any, str, DispatchKey], Kernel] | None" = None,
+    autocast: Autocast | None = None,
     packed: bool = False,
 ) -> None:
     """Register an operator that returns scores. autocast: makes its kernel of an Autocast key."""
@@ -60,6 +61,14 @@ def register_forward(
     if autocast is not None:
         for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
             library.impl(op, autocast(op, device_type, key), key.name)
+
+
+def register_without_gradients(
+    name: str, fake: Kernel, autocast: Autocast | None = None, packed: bool = False
+) -> None:
+    """Register the operator of scores ``name``, which refuses inputs that require a gradient."""
+    op = getattr(operators, name).default
+    register_forward(op, fake, without_gradients(op), autocast, packed)
 
 
 def register_backward(op: Any, fake: Kernel, autograd: Kernel | None = None) -> None:

@@ -38,6 +38,7 @@ from late_interaction._torch import forward_ad
 from late_interaction.ops import _oom
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
+    Kernel,
     applied,
     autocast_pair,
     call_in_backward,
@@ -87,16 +88,26 @@ def fake_scores(Q: Tensor, D: Tensor, paired: bool = False) -> Tensor:
     return Q.new_empty(Q.shape[:1] if paired else (Q.shape[0], D.shape[-3]), dtype=scores_dtype(Q))
 
 
-def fake_packed_scores(Q: Tensor, D: Tensor, cu_seqlens_d: Tensor) -> Tensor:
-    """Return empty scores of padded queries and packed documents."""
-    torch._check(
-        Q.dim() == 3 and D.dim() == 2,
-        lambda: (
-            f"late_interaction: Q must be [Nq, Lq, d] and D [tokens, d], got ranks {Q.dim()} and {D.dim()}"
-        ),
-    )
-    documents = count_sequences("cu_seqlens_d", cu_seqlens_d)
-    return Q.new_empty((Q.shape[0], documents), dtype=torch.float32)
+def fake_scores_of_codes(Q: Tensor, D: Tensor, *_: Any) -> Tensor:
+    """Return empty scores of an operator on codes."""
+    return fake_scores(Q, D)
+
+
+def fake_packed_scores(at: int) -> Kernel:
+    """Fake scores of padded queries and packed documents, whose offsets are argument number ``at``."""
+
+    def fake(Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
+        torch._check(
+            Q.dim() == 3 and D.dim() == 2,
+            lambda: (
+                f"late_interaction: Q must be [Nq, Lq, d] and D [tokens, d], got ranks {Q.dim()} and"
+                f" {D.dim()}"
+            ),
+        )
+        documents = count_sequences("cu_seqlens_d", rest[at - 2])
+        return Q.new_empty((Q.shape[0], documents), dtype=torch.float32)
+
+    return fake
 
 
 def _fake_maxsim(
@@ -332,14 +343,12 @@ def _maxsim_backward_recompute(
     return grads
 
 
-def register() -> None:
-    """Register the operators."""
-    register_forward(_maxsim_op, _fake_maxsim, _maxsim, autocast_pair)
-    register_forward(_winners_op, _fake_winners, _maxsim_winners, autocast_pair)
-    register_backward(_backward_op, _fake_backward, _maxsim_backward)
-    recompute = differentiable(_recompute_op, _recompute_differentiably)
-    register_backward(_recompute_op, _fake_recompute, recompute)
-    register_no_autograd(_maxsim_op, "maxsim_no_autograd", _fake_maxsim)
-    register_no_autograd(_winners_op, "maxsim_winners_no_autograd", _fake_winners)
-    register_no_autograd(_backward_op, "maxsim_backward_no_autograd", _fake_backward)
-    library.impl(_recompute_op, _maxsim_backward_recompute, "CPU")
+register_forward(_maxsim_op, _fake_maxsim, _maxsim, autocast_pair)
+register_forward(_winners_op, _fake_winners, _maxsim_winners, autocast_pair)
+register_backward(_backward_op, _fake_backward, _maxsim_backward)
+_recompute = differentiable(_recompute_op, _recompute_differentiably)
+register_backward(_recompute_op, _fake_recompute, _recompute)
+register_no_autograd(_maxsim_op, "maxsim_no_autograd", _fake_maxsim)
+register_no_autograd(_winners_op, "maxsim_winners_no_autograd", _fake_winners)
+register_no_autograd(_backward_op, "maxsim_backward_no_autograd", _fake_backward)
+library.impl(_recompute_op, _maxsim_backward_recompute, "CPU")

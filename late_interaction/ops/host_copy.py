@@ -6,16 +6,8 @@
     the call.
 """
 
-from typing import Any
-
 from late_interaction._torch import register_fake
 from late_interaction.ops._library import library, qualified
+from late_interaction.ops._registration import fake_nothing
 
-
-def _fake(*_: Any) -> None:
-    """Write into ``to`` and return nothing."""
-
-
-def register() -> None:
-    """Register the operator."""
-    register_fake(library, qualified("send_bytes_"), _fake)
+register_fake(library, qualified("send_bytes_"), fake_nothing)

@@ -53,7 +53,5 @@ def _fake(
     return tokens.new_empty((count, dims if buckets is None else d_final), dtype=torch.float32)
 
 
-def register() -> None:
-    """Register the operator."""
-    register_helper(_op, _fake)
-    refuse_without_cuda(_op)
+register_helper(_op, _fake)
+refuse_without_cuda(_op)

@@ -23,8 +23,8 @@ from late_interaction._checks.quantized import check_asymmetric, check_hamming
 from late_interaction.ops._arguments import check_scales_and_masks, check_tensor
 from late_interaction.ops._blocks import blocks
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._registration import register_forward, without_gradients
-from late_interaction.ops.dense import fake_packed_scores, fake_scores
+from late_interaction.ops._registration import register_without_gradients
+from late_interaction.ops.dense import fake_packed_scores, fake_scores_of_codes
 
 
 def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:
@@ -92,34 +92,9 @@ def _maxsim_asymmetric(
     return _unpacked(*args, nbits)
 
 
-def _fake(Q: Tensor, D: Tensor, *_: object) -> Tensor:
-    return fake_scores(Q, D)
-
-
-def _fake_hamming_packed(Q: Tensor, D: Tensor, d: int, q_mask: Tensor | None, cu_seqlens_d: Tensor) -> Tensor:
-    return fake_packed_scores(Q, D, cu_seqlens_d)
-
-
-def _fake_asymmetric_packed(
-    Q: Tensor,
-    D: Tensor,
-    scale_Q: Tensor,
-    scale_D: Tensor,
-    q_mask: Tensor | None,
-    cu_seqlens_d: Tensor,
-    nbits: int,
-) -> Tensor:
-    return fake_packed_scores(Q, D, cu_seqlens_d)
-
-
-def register() -> None:
-    """Register the operators."""
-    for op in (operators.maxsim_hamming.default, operators.maxsim_asymmetric.default):
-        register_forward(op, _fake, without_gradients(op))
-    for op, fake in (
-        (operators.maxsim_hamming_packed.default, _fake_hamming_packed),
-        (operators.maxsim_asymmetric_packed.default, _fake_asymmetric_packed),
-    ):
-        register_forward(op, fake, without_gradients(op), packed=True)
-    library.impl("maxsim_hamming", _maxsim_hamming, "CompositeExplicitAutograd")
-    library.impl("maxsim_asymmetric", _maxsim_asymmetric, "CompositeExplicitAutograd")
+register_without_gradients("maxsim_hamming", fake_scores_of_codes)
+register_without_gradients("maxsim_asymmetric", fake_scores_of_codes)
+register_without_gradients("maxsim_hamming_packed", fake_packed_scores(4), packed=True)
+register_without_gradients("maxsim_asymmetric_packed", fake_packed_scores(5), packed=True)
+library.impl("maxsim_hamming", _maxsim_hamming, "CompositeExplicitAutograd")
+library.impl("maxsim_asymmetric", _maxsim_asymmetric, "CompositeExplicitAutograd")

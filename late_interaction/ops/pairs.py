@@ -30,14 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction.ops._library import operators
 from late_interaction.ops._packed import register_packed
-from late_interaction.ops._registration import (
-    autocast_pair,
-    register_forward,
-    scores_dtype,
-    without_gradients,
-)
+from late_interaction.ops._registration import autocast_pair, register_without_gradients, scores_dtype
 from late_interaction.ops.winners import packed_winner_dtype
 
 
@@ -73,10 +67,7 @@ def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:
     return Q.shape[0] if max_seqlen_q is None else max_seqlen_q, precision
 
 
-def register() -> None:
-    """Register the operators."""
-    register_packed("maxsim_pairs_packed", _fake, _fake_winners, 6, _winners_options)
-    weighted = "maxsim_pairs_packed_weighted"
-    register_packed(weighted, _fake, _fake_winners, 7, _winners_options, weighted=True)
-    spans = operators.maxsim_spans.default
-    register_forward(spans, _fake_spans, without_gradients(spans), autocast_pair, packed=True)
+register_packed("maxsim_pairs_packed", _fake, _fake_winners, 6, _winners_options)
+_weighted = "maxsim_pairs_packed_weighted"
+register_packed(_weighted, _fake, _fake_winners, 7, _winners_options, weighted=True)
+register_without_gradients("maxsim_spans", _fake_spans, autocast_pair, packed=True)

@@ -35,15 +35,13 @@ from late_interaction.ops._registration import (
     count_sequences,
     register_backward,
     register_forward,
+    register_without_gradients,
     scores_dtype,
-    without_gradients,
 )
 from late_interaction.ops.winners import winner_dtype
 
 _scores_op, _winners_op = operators.maxsim_residual.default, operators.maxsim_residual_winners.default
 _backward_op = operators.maxsim_residual_backward.default
-_normed_op = operators.maxsim_residual_normed.default
-_approx_op = operators.plaid_approx_score.default
 
 
 # ---- shapes ----
@@ -122,10 +120,8 @@ def _residual(Q: Tensor, *args: Any) -> Any:
         return _scores_op(Q, *args)
 
 
-def register() -> None:
-    """Register the operators."""
-    register_forward(_scores_op, _fake, _residual)
-    register_forward(_winners_op, _fake_winners, _residual_winners)
-    register_backward(_backward_op, _fake_backward)
-    register_forward(_normed_op, _fake_normed, without_gradients(_normed_op))
-    register_forward(_approx_op, _fake_approx_score, without_gradients(_approx_op))
+register_forward(_scores_op, _fake, _residual)
+register_forward(_winners_op, _fake_winners, _residual_winners)
+register_backward(_backward_op, _fake_backward)
+register_without_gradients("maxsim_residual_normed", _fake_normed)
+register_without_gradients("plaid_approx_score", _fake_approx_score)

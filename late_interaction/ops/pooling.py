@@ -27,7 +27,7 @@ from torch import Tensor
 from late_interaction._checks.tensors import FLOATS
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._library import cuda_missing, library, operators
-from late_interaction.ops._registration import register_helper
+from late_interaction.ops._registration import fake_nothing, register_helper
 
 _ward_op, _kmeans_op = operators.ward_labels.default, operators.kmeans_labels.default
 _cut_op = operators.ward_cut_.default
@@ -272,14 +272,8 @@ def _fake(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor, *_: Any) -> tupl
     return labels, tokens.new_empty((clusters.shape[0],), dtype=torch.int32)
 
 
-def _fake_cut(*_: Any) -> None:
-    """Write into labels and found, and return nothing."""
-
-
-def register() -> None:
-    """Register the operators."""
-    register_helper(_ward_op, _fake)
-    register_helper(_kmeans_op, _fake)
-    register_helper(_cut_op, _fake_cut)
-    library.impl(_ward_op, _ward_labels, "CompositeExplicitAutograd")
-    library.impl(_kmeans_op, _kmeans_labels, "CompositeExplicitAutograd")
+register_helper(_ward_op, _fake)
+register_helper(_kmeans_op, _fake)
+register_helper(_cut_op, fake_nothing)
+library.impl(_ward_op, _ward_labels, "CompositeExplicitAutograd")
+library.impl(_kmeans_op, _kmeans_labels, "CompositeExplicitAutograd")

@@ -27,31 +27,13 @@ from late_interaction._checks.tensors import CODES
 from late_interaction.ops._arguments import check_scales_and_masks
 from late_interaction.ops._blocks import blocks
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._registration import (
-    register_forward,
-    register_helper,
-    without_gradients,
-)
-from late_interaction.ops.dense import fake_packed_scores, fake_scores
+from late_interaction.ops._registration import fake_nothing, register_helper, register_without_gradients
+from late_interaction.ops.dense import fake_packed_scores, fake_scores_of_codes
 
 
 def _usable(scale: Tensor) -> Tensor:
     """Turn a scale that is negative or infinite to NaN, so that no score hides it."""
     return torch.where((scale >= 0) & scale.isfinite(), scale, torch.nan)
-
-
-def _fake(Q: Tensor, D: Tensor, *_: Tensor | None) -> Tensor:
-    return fake_scores(Q, D)
-
-
-def _fake_packed(
-    Q: Tensor, D: Tensor, scale_Q: Tensor, scale_D: Tensor, q_mask: Tensor | None, cu_seqlens_d: Tensor
-) -> Tensor:
-    return fake_packed_scores(Q, D, cu_seqlens_d)
-
-
-def _fake_rows(rows: Tensor, codes: Tensor, scale: Tensor) -> None:
-    """Write into codes and scale, and return nothing."""
 
 
 def maxsim_dequantized(
@@ -90,11 +72,8 @@ def maxsim_dequantized(
     return scores
 
 
-def register() -> None:
-    """Register the operators."""
-    for op in (operators.maxsim_quantized.default, operators.maxsim_dequantized.default):
-        register_forward(op, _fake, without_gradients(op))
-    packed = operators.maxsim_quantized_packed.default
-    register_forward(packed, _fake_packed, without_gradients(packed), packed=True)
-    register_helper(operators.quantize_rows_.default, _fake_rows)
-    library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")
+register_without_gradients("maxsim_quantized", fake_scores_of_codes)
+register_without_gradients("maxsim_dequantized", fake_scores_of_codes)
+register_without_gradients("maxsim_quantized_packed", fake_packed_scores(5), packed=True)
+register_helper(operators.quantize_rows_.default, fake_nothing)
+library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from late_interaction.ops._arguments import check_tensor
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._registration import register_helper
+from late_interaction.ops._registration import fake_nothing, register_helper
 
 # An index is part of a key of 64 bits.
 MOST_DOCUMENTS = 1 << 32
@@ -164,23 +164,17 @@ def _fake_pack(
     return indices.new_empty(size)
 
 
-def _fake_checksum(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
-    """Write into packed and return nothing."""
-
-
 def _fake_merge(
     packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return *_fake_best(packed, rows, k), packed.new_empty(packed.shape[0], notes)
 
 
-def register() -> None:
-    """Register the operators."""
-    for op, kernel, fake in (
-        (operators.select_best.default, select_best, _fake_select),
-        (operators.pack_found.default, pack_found, _fake_pack),
-        (operators.add_checksum_.default, add_checksum_, _fake_checksum),
-        (operators.merge_found.default, merge_found, _fake_merge),
-    ):
-        register_helper(op, fake)
-        library.impl(op, kernel, "CPU")
+for _op, _kernel, _fake in (
+    (operators.select_best.default, select_best, _fake_select),
+    (operators.pack_found.default, pack_found, _fake_pack),
+    (operators.add_checksum_.default, add_checksum_, fake_nothing),
+    (operators.merge_found.default, merge_found, _fake_merge),
+):
+    register_helper(_op, _fake)
+    library.impl(_op, _kernel, "CPU")

@@ -72,16 +72,7 @@ def _backward_into(
             sums.add_(part.view_as(sums))
 
 
-def register() -> None:
-    """Register the operators."""
-    register_helper(operators.maxsim_varlen_backward_into_.default, fake_nothing)
-    library.impl("maxsim_varlen_backward_into_", _backward_into, "CPU")
-    register_packed("maxsim_varlen", _fake, _fake_winners, 4, lambda *args: args[4:])
-    register_packed(
-        "maxsim_varlen_weighted",
-        _fake,
-        _fake_winners,
-        5,
-        lambda *args: args[5:],
-        weighted=True,
-    )
+register_helper(operators.maxsim_varlen_backward_into_.default, fake_nothing)
+library.impl("maxsim_varlen_backward_into_", _backward_into, "CPU")
+register_packed("maxsim_varlen", _fake, _fake_winners, 4, lambda *args: args[4:])
+register_packed("maxsim_varlen_weighted", _fake, _fake_winners, 5, lambda *args: args[5:], weighted=True)

@@ -148,8 +148,6 @@ class Weighted(Function):
 apply_weighted_step: Any = super(Function, WeightedStep).apply
 
 
-def register() -> None:
-    """Register the operators."""
-    for op, fake, function in ((_scores_op, _fake, Weighted), (_winners_op, _fake_winners, WeightedWinners)):
-        register_forward(op, fake, differentiable(op, applied(function)), autocast_pair)
-    register_backward(_backward_op, _fake_backward)
+for _op, _shape, _kind in ((_scores_op, _fake, Weighted), (_winners_op, _fake_winners, WeightedWinners)):
+    register_forward(_op, _shape, differentiable(_op, applied(_kind)), autocast_pair)
+register_backward(_backward_op, _fake_backward)

@@ -43,6 +43,7 @@ from late_interaction.ops._registration import (
     call_in_backward,
     call_in_function,
     differentiable,
+    fake_nothing,
     register_forward,
     register_helper,
     scores_dtype,
@@ -267,10 +268,6 @@ def _fake(Q: Tensor, D: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return scores, torch.empty_like(scores), Q.new_empty((Nq, Nd, Lq), dtype=winner_dtype(Ld))
 
 
-def _fake_select(*_: Any) -> None:
-    """Write into maxima and winners, and return nothing."""
-
-
 # ---- gradients ----
 
 
@@ -312,11 +309,8 @@ class XTRWinners(Function):
         return *found, *[None] * (8 - len(found))
 
 
-def register() -> None:
-    """Register the operators."""
-    function = differentiable(_winners_op, applied(XTRWinners))
-    register_forward(_winners_op, _fake, function, autocast_pair)
-    register_helper(_select_op, _fake_select)
-    register_helper(_group_maxima_op, _fake_select)
-    register_helper(_select_in_groups_op, _fake_select)
-    library.impl(_winners_op, _xtr_winners, "CompositeExplicitAutograd")
+_kernel = differentiable(_winners_op, applied(XTRWinners))
+register_forward(_winners_op, _fake, _kernel, autocast_pair)
+for _op in (_select_op, _group_maxima_op, _select_in_groups_op):
+    register_helper(_op, fake_nothing)
+library.impl(_winners_op, _xtr_winners, "CompositeExplicitAutograd")

@@ -152,18 +152,16 @@ def _autocast(op: Any, device_type: str, key: DispatchKey) -> Kernel:
     return autocast
 
 
-def register() -> None:
-    """Register the operators."""
-    register_forward(_scores_op, _fake_scores, _from_hidden, _autocast)
-    register_forward(_winners_op, _fake_winners, _from_hidden_winners, _autocast)
-    register_backward(_backward_op, _fake_backward)
-    register_helper(operators.project_rows_.default, _fake_project_rows)
-    register_helper(operators.project_scores.default, _fake_project_scores)
-    register_helper(operators.l2_normalize_rows_.default, _fake_l2_normalize_rows)
-    register_helper(operators.maxsim_backward_into_.default, fake_nothing)
-    register_helper(operators.wgrad_splitk_.default, fake_nothing)
-    register_fake(library, qualified("argmax_mask"), _fake_argmax_mask)
-    for kernel in driver.KERNELS:
-        library.impl(kernel.__name__, kernel, "CompositeExplicitAutograd")
-    for name, step in fallback.KERNELS.items():
-        library.impl(name, step, "CPU")
+register_forward(_scores_op, _fake_scores, _from_hidden, _autocast)
+register_forward(_winners_op, _fake_winners, _from_hidden_winners, _autocast)
+register_backward(_backward_op, _fake_backward)
+register_helper(operators.project_rows_.default, _fake_project_rows)
+register_helper(operators.project_scores.default, _fake_project_scores)
+register_helper(operators.l2_normalize_rows_.default, _fake_l2_normalize_rows)
+register_helper(operators.maxsim_backward_into_.default, fake_nothing)
+register_helper(operators.wgrad_splitk_.default, fake_nothing)
+register_fake(library, qualified("argmax_mask"), _fake_argmax_mask)
+for _kernel in driver.KERNELS:
+    library.impl(_kernel.__name__, _kernel, "CompositeExplicitAutograd")
+for _name, _step in fallback.KERNELS.items():
+    library.impl(_name, _step, "CPU")

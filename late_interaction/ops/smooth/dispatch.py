@@ -74,12 +74,10 @@ class SmoothMaxSim(Function):
         return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6
 
 
-def register() -> None:
-    """Register the operators."""
-    function = differentiable(_scores_op, applied(SmoothMaxSim))
-    register_forward(_scores_op, _fake_scores, function, autocast_pair)
-    register_backward(_backward_op, _fake_backward)
-    register_helper(operators.smooth_logs.default, _fake_logs)
-    register_helper(operators.smooth_gradient.default, _fake_gradient)
-    library.impl(_scores_op, driver.smooth_maxsim, "CompositeExplicitAutograd")
-    library.impl(_backward_op, driver.smooth_maxsim_backward, "CompositeExplicitAutograd")
+_kernel = differentiable(_scores_op, applied(SmoothMaxSim))
+register_forward(_scores_op, _fake_scores, _kernel, autocast_pair)
+register_backward(_backward_op, _fake_backward)
+register_helper(operators.smooth_logs.default, _fake_logs)
+register_helper(operators.smooth_gradient.default, _fake_gradient)
+library.impl(_scores_op, driver.smooth_maxsim, "CompositeExplicitAutograd")
+library.impl(_backward_op, driver.smooth_maxsim_backward, "CompositeExplicitAutograd")
