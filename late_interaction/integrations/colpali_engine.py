@@ -14,11 +14,10 @@ einsum's. So every option of a head is the head's own.
 From 0.3.17 on ``COLPALI_SCORES_BACKEND`` selects a backend for each call: ``auto`` and ``lik`` come here.
 """
 
-import inspect
 import sys
-import types
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,8 +26,8 @@ from torch import Tensor
 from late_interaction._checks.options import is_tau
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
-from late_interaction.integrations._shared.compat import package_at_least, why_left
-from late_interaction.integrations._shared.exchange import Exchanges
+from late_interaction.integrations._shared.compat import package_at_least, why_unfit
+from late_interaction.integrations._shared.exchange import Exchanges, Instead, with_namespace
 from late_interaction.integrations._shared.places import Library, Place, attribute_of, patch_places
 from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
 
@@ -60,19 +59,8 @@ def patched_score_multi_vector(
 
 def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the function's code, where ``torch.einsum`` is :func:`_einsum`."""
-    assert inspect.isfunction(function)
-    names = {**function.__globals__, "torch": _TORCH}
-    del names["__name__"]  # torch.compile would look the names of a nested call up in the module of this name
-    changed = types.FunctionType(
-        function.__code__,
-        names,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    changed.__kwdefaults__ = function.__kwdefaults__
-    changed.__doc__, changed.__module__ = function.__doc__, function.__module__
-    return changed
+    assert isinstance(function, FunctionType)
+    return with_namespace(function, function.__code__, {"torch": _TORCH})
 
 
 def _of_backend(document_rank: int, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -88,13 +76,8 @@ def _of_backend(document_rank: int, original: Callable[..., Tensor]) -> Callable
 
 
 def _unfit(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int) -> str | None:
-    """Say why the kernels do not take these embeddings, if they do not."""
-    own_documents = document_rank == 4 or score is maxsim_pairs  # document i is for query i alone
-    if Q.dim() != 3 or D.dim() != document_rank:
-        return f"queries of {Q.dim()} dims and documents of {D.dim()}"
-    if own_documents and Q.shape[0] != D.shape[0]:
-        return "other documents than each query's own"
-    return why_left(Q, D, _LIBRARY.package)
+    own_documents = document_rank == 4 or score is maxsim_pairs
+    return why_unfit(Q, D, _LIBRARY.package, document_rank, own_documents)
 
 
 # ---- similarities that are not computed yet ----
@@ -235,14 +218,7 @@ class _Maxima(_Deferred):
         return score(Q, D) if self.tau is None else _SMOOTH[score](Q, D, tau=self.tau)
 
 
-class _Torch(types.ModuleType):
-    einsum = staticmethod(_einsum)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-_TORCH = _Torch("torch")
+_TORCH = Instead(torch, einsum=_einsum)
 
 
 # ---- where they are put ----

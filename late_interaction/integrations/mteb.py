@@ -24,6 +24,7 @@ from late_interaction.integrations._shared.places import (
     Library,
     Place,
     attribute_of,
+    calling,
     code_of,
     patch_places,
 )
@@ -44,25 +45,7 @@ def patch() -> str | None:
     return patch_places(_LIBRARY, _PLACES, _EXCHANGES)
 
 
-# ---- the code that functions run instead: in mteb's namespace, with its signatures ----
-
-
-def _max_sim(a: Any, b: Any, batch_size: Any = 128) -> Tensor:
-    from late_interaction.integrations import mteb
-
-    return mteb.max_sim(a, b, batch_size)
-
-
-def _pairwise_max_sim(queries_embeddings: Any, documents_embeddings: Any) -> Tensor:
-    from late_interaction.integrations import mteb
-
-    return mteb.pairwise_max_sim(queries_embeddings, documents_embeddings)
-
-
-def _max_sim_scores(query_embedding: Any, doc_embeddings: Any) -> list[float]:
-    from late_interaction.integrations import mteb
-
-    return mteb.max_sim_scores(query_embedding, doc_embeddings)
+# ---- what is put in place of mteb's functions ----
 
 
 def _multi_vector(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -78,48 +61,19 @@ def _multi_vector(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return score_multi_vector
 
 
-# What the functions below take from mteb.
-_HELPERS = (
-    "_compute_on_best_device",
-    "_convert_to_tensor",
-    "_is_ragged",
-    "_select_device",
-    "_token_budget_chunks",
-)
-
-
-def _code_of(replacement: Callable[..., Tensor]) -> Callable[[Any, str], bool]:
-    exchange = code_of(_EXCHANGES, replacement)
-    return lambda module, name: all(hasattr(module, x) for x in _HELPERS) and exchange(module, name)
-
-
-_PLACES: list[Place] = [
-    (_MODULE, "max_sim", _code_of(_max_sim)),
-    (_MODULE, "pairwise_max_sim", _code_of(_pairwise_max_sim)),
-    (_WRAPPERS, "_max_sim_scores", code_of(_EXCHANGES, _max_sim_scores)),
-    (
-        _JINA,
-        "JinaV4Wrapper.score_multi_vector",
-        attribute_of(_EXCHANGES, _multi_vector, ["self", "qs", "ps", "batch_size"]),
-    ),
-]
-
-
-# ---- what that code calls ----
-
-
 def max_sim(a: Any, b: Any, batch_size: int) -> Tensor:
     scores = TURNED_OFF if disabled(_LIBRARY.package) else _grid(a, b)
     return _or_own("max_sim", scores, lambda: _own("max_sim")(a, b, batch_size))
 
 
-def pairwise_max_sim(queries: Any, documents: Any) -> Tensor:
+def pairwise_max_sim(queries_embeddings: Any, documents_embeddings: Any) -> Tensor:
+    queries, documents = queries_embeddings, documents_embeddings
     scores = TURNED_OFF if disabled(_LIBRARY.package) else _pairs(queries, documents)
     return _or_own("pairwise_max_sim", scores, lambda: _own("pairwise_max_sim")(queries, documents))
 
 
-def max_sim_scores(query: Any, documents: Any) -> list[float]:
-    documents = [*documents]
+def max_sim_scores(query_embedding: Any, doc_embeddings: Any) -> list[float]:
+    query, documents = query_embedding, [*doc_embeddings]
     scores = TURNED_OFF if disabled(_LIBRARY.package) else _of_arrays(query, documents)
     return _or_own("_max_sim_scores", scores, lambda: _own("_max_sim_scores", _WRAPPERS)(query, documents))
 
@@ -257,3 +211,32 @@ def _padded_to(queries: zero_padded.Side, documents: zero_padded.Side) -> list[i
         for index in group:
             padded_to[index] = longest
     return padded_to if all(padded_to) else None
+
+
+# ---- where they are put ----
+
+# What the functions above take from mteb.
+_HELPERS = (
+    "_compute_on_best_device",
+    "_convert_to_tensor",
+    "_is_ragged",
+    "_select_device",
+    "_token_budget_chunks",
+)
+
+
+def _code_of(function: Callable[..., Any]) -> Callable[[Any, str], bool]:
+    exchange = code_of(_EXCHANGES, calling(function))
+    return lambda module, name: all(hasattr(module, x) for x in _HELPERS) and exchange(module, name)
+
+
+_PLACES: list[Place] = [
+    (_MODULE, "max_sim", _code_of(max_sim)),
+    (_MODULE, "pairwise_max_sim", _code_of(pairwise_max_sim)),
+    (_WRAPPERS, "_max_sim_scores", code_of(_EXCHANGES, calling(max_sim_scores))),
+    (
+        _JINA,
+        "JinaV4Wrapper.score_multi_vector",
+        attribute_of(_EXCHANGES, _multi_vector, ["self", "qs", "ps", "batch_size"]),
+    ),
+]

@@ -20,7 +20,12 @@ from torch import Tensor
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
-from late_interaction.integrations._shared.compat import nothing_to_patch, package_at_least, why_left
+from late_interaction.integrations._shared.compat import (
+    nothing_to_patch,
+    package_at_least,
+    why_left,
+    why_unfit,
+)
 from late_interaction.xtr import xtr_scores
 
 __all__: list[str] = []
@@ -76,15 +81,14 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         queries_mask: Any = None,
         documents_mask: Any = None,
         *,
-        mask: Any = None,  # documents_mask by its name before PyLate 1.1: such a call is left to PyLate
+        mask: Any = None,  # documents_mask by its name before PyLate 1.1
     ) -> Tensor:
-        masks = {"queries_mask": queries_mask, "documents_mask": documents_mask}
-        if mask is not None:
-            masks["documents_mask"] = mask
+        masks = {"queries_mask": queries_mask, "documents_mask": documents_mask if mask is None else mask}
         if name in _ORIGINAL:
-            tokens = _tensors(queries_embeddings, documents_embeddings) if mask is None else None
-            reason = _unfit(score, document_rank, tokens) if mask is None else "a mask by its old name"
-            if tokens is not None and reason is None:
+            tokens = _tensors(queries_embeddings, documents_embeddings)
+            own_documents = document_rank == 4 or score is maxsim_pairs
+            reason = why_unfit(*tokens, _PACKAGE, document_rank, own_documents) if tokens else _RAGGED
+            if tokens and reason is None:
                 calls.scored(_PACKAGE)
                 return _masked(score, *tokens, **masks)
             calls.left(_PACKAGE, name, reason or _RAGGED)
@@ -102,21 +106,6 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
 
 
 _RAGGED = "embeddings of unequal lengths"
-
-
-def _unfit(
-    score: Callable[..., Tensor], document_rank: int, tokens: tuple[Tensor, Tensor] | None
-) -> str | None:
-    """Say why the kernels do not take these embeddings, if they do not."""
-    if tokens is None:
-        return _RAGGED
-    Q, D = tokens
-    own_documents = D.dim() == 4 or score is maxsim_pairs  # document i is for query i alone
-    if Q.dim() != 3 or D.dim() != document_rank:
-        return f"queries of {Q.dim()} dims and documents of {D.dim()}"
-    if own_documents and Q.shape[0] != D.shape[0]:
-        return "other documents than each query's own"
-    return why_left(Q, D, _PACKAGE)
 
 
 patched_colbert_scores = _in_place_of("colbert_scores", 3, maxsim)

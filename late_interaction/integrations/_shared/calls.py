@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from torch.compiler import is_compiling
 
-__all__ = ["LOGGER", "Calls", "calls_of", "forget", "left", "scored", "scores_or_own"]
-
 T = TypeVar("T")
 
 LOGGER = logging.getLogger("late_interaction")

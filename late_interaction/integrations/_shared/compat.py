@@ -15,18 +15,6 @@ from torch import Tensor
 from late_interaction import ops
 from late_interaction._checks.tensors import FLOATS, is_autocasting
 
-__all__ = [
-    "TURNED_OFF",
-    "brief_cause",
-    "disabled",
-    "has_kernels",
-    "installed_release",
-    "nothing_to_patch",
-    "package_at_least",
-    "turned_off",
-    "why_left",
-]
-
 DISABLE = "LATE_INTERACTION_DISABLE"
 TURNED_OFF = f"{DISABLE} turns the patch off"
 
@@ -68,6 +56,15 @@ def why_left(Q: Tensor, D: Tensor, package: str = "") -> str | None:
     if Q.numel() == 0 or D.numel() == 0:
         return "no embeddings"
     return None
+
+
+def why_unfit(Q: Tensor, D: Tensor, package: str, document_rank: int, own_documents: bool) -> str | None:
+    """Say why the kernels do not take queries and documents of so many dims, or each query's own ones."""
+    if Q.dim() != 3 or D.dim() != document_rank:
+        return f"queries of {Q.dim()} dims and documents of {D.dim()}"
+    if own_documents and Q.shape[0] != D.shape[0]:
+        return "other documents than each query's own"
+    return why_left(Q, D, package)
 
 
 @functools.cache

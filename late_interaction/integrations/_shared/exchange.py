@@ -7,10 +7,8 @@ that was there, or where there was none.
 """
 
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
-
-__all__ = ["Exchanges", "with_namespace"]
 
 _INHERITED = object()
 
@@ -71,8 +69,23 @@ class Exchanges:
 
 def with_namespace(function: FunctionType, code: CodeType, instead: dict[str, Any]) -> Callable[..., Any]:
     """Make a function of the code with another's defaults, where some global names mean something else."""
-    namespace = {**function.__globals__, **instead} if instead else function.__globals__
+    namespace = function.__globals__
+    if instead:
+        namespace = {**namespace, **instead}
+        del namespace["__name__"]  # torch.compile would look up names of nested calls in the module it names
     copy = FunctionType(code, namespace, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__doc__ = function.__doc__
+    copy.__doc__, copy.__module__ = function.__doc__, function.__module__
     return copy
+
+
+class Instead(ModuleType):
+    """A module of which some functions are others."""
+
+    def __init__(self, of: ModuleType, **functions: Callable[..., Any]) -> None:
+        super().__init__(of.__name__)
+        self.__dict__.update(functions)
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from late_interaction.integrations._shared.compat import brief_cause, nothing_to_patch
 from late_interaction.integrations._shared.exchange import Exchanges
 
-__all__ = ["Library", "Place", "attribute_of", "code_of", "module_exists", "patch_places"]
-
 
 class Library(NamedTuple):
     package: str  # the distribution
@@ -57,6 +55,15 @@ def module_exists(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of a package that would hold it
         return False
+
+
+def calling(function: Callable[..., Any]) -> FunctionType:
+    """Make a function of the same parameters that calls another one from any namespace its code is put in."""
+    names = ", ".join(inspect.signature(function).parameters)
+    lines = f"from {function.__module__} import {function.__name__}", f"return {function.__name__}({names})"
+    scope: dict[str, FunctionType] = {}
+    exec(f"def call({names}):\n    " + "\n    ".join(lines), scope)
+    return scope["call"]
 
 
 def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from late_interaction.tokens import Tokens
 
-__all__ = ["Ragged", "blocks"]
-
 
 @dataclass(frozen=True)
 class Ragged:

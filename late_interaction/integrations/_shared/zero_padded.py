@@ -16,8 +16,6 @@ from late_interaction.integrations._shared.compat import has_kernels, why_left
 from late_interaction.integrations._shared.ragged import blocks
 from late_interaction.tokens import Tokens
 
-__all__ = ["ELEMENTS", "Side", "scores", "scores_by_batches"]
-
 Side = Tensor | Sequence[Tensor]  # [N, L, d], or sequences [L_i, d] of one dtype, device and d
 
 # The elements of documents that are copied at a time. Those of a CPU stay in its cache until they are scored.

@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
+from late_interaction.integrations._shared.ragged import Ragged, blocks
 from late_interaction.integrations.sentence_transformers._inputs import (
     Padded,
-    Ragged,
-    blocks,
     budget,
     each,
     fill_empty,
@@ -32,8 +31,6 @@ from late_interaction.integrations.sentence_transformers._inputs import (
 )
 from late_interaction.integrations.sentence_transformers._originals import PACKAGE, SIMILARITY, own
 from late_interaction.tokens import Tokens
-
-__all__ = ["dense", "grid", "pairs", "score_chunk", "score_pairs", "theirs"]
 
 Device = str | torch.device | None
 

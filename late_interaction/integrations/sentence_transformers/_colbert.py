@@ -30,15 +30,6 @@ from late_interaction.integrations.sentence_transformers._originals import (
 )
 from late_interaction.integrations.sentence_transformers._similarity import maxsim, maxsim_pairwise, mean_of
 
-__all__ = [
-    "colbert_kd_scores",
-    "colbert_scores",
-    "colbert_scores_pairwise",
-    "mean_colbert_kd_scores",
-    "mean_colbert_scores",
-    "mean_colbert_scores_pairwise",
-]
-
 
 def colbert_scores(
     queries_embeddings: Any,

@@ -12,27 +12,8 @@ from torch import Tensor
 
 from late_interaction._torch import forward_ad, is_batchedtensor
 from late_interaction.integrations._shared.compat import why_left
-from late_interaction.integrations._shared.ragged import Ragged, blocks
+from late_interaction.integrations._shared.ragged import Ragged
 from late_interaction.integrations.sentence_transformers._originals import PACKAGE, SIMILARITY, module
-
-__all__ = [
-    "Padded",
-    "Ragged",
-    "blocks",
-    "budget",
-    "each",
-    "fill_empty",
-    "home_of",
-    "kept",
-    "learns",
-    "mask_fits",
-    "score_dtype",
-    "side_of",
-    "split_weights",
-    "takes",
-    "token_counts",
-    "unfit",
-]
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from late_interaction._checks.choices import Reduction
 from late_interaction.integrations._shared import calls
-from late_interaction.integrations._shared.exchange import with_namespace
+from late_interaction.integrations._shared.exchange import Instead, with_namespace
 from late_interaction.integrations.sentence_transformers import _colbert
 from late_interaction.integrations.sentence_transformers._inputs import takes
 from late_interaction.integrations.sentence_transformers._originals import COLBERT, PACKAGE, disabled, module
 from late_interaction.losses import contrastive
 from late_interaction.tokens import Tokens
-
-__all__ = ["by_blocks", "namespace_fits"]
 
 # Scores and winners of this many bytes are kept. Beyond it the one read from the device that tells whether a
 # document is empty takes no time beside the step.
@@ -158,17 +156,5 @@ def _cat(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.cat(tensors, *args, **kwargs)
 
 
-class _Instead(types.ModuleType):
-    """A module of which one function is another."""
-
-    def __init__(self, of: types.ModuleType, **functions: Callable[..., Any]) -> None:
-        super().__init__(of.__name__)
-        self.__dict__.update(functions)
-        self._of = of
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
-
-
-_TORCH = _Instead(torch, cat=_cat)
-_FUNCTIONAL = _Instead(F, cross_entropy=_cross_entropy)
+_TORCH = Instead(torch, cat=_cat)
+_FUNCTIONAL = Instead(F, cross_entropy=_cross_entropy)

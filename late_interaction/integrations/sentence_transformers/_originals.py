@@ -9,8 +9,6 @@ from typing import Any
 from late_interaction.integrations._shared import compat as _compat
 from late_interaction.integrations._shared.exchange import Exchanges
 
-__all__ = ["COLBERT", "EXCHANGES", "PACKAGE", "SIMILARITY", "XTR", "disabled", "exchanged", "module", "own"]
-
 PACKAGE = "sentence-transformers"
 SIMILARITY = "sentence_transformers.util.similarity"
 COLBERT = "sentence_transformers.multi_vector_encoder.scoring.colbert"

@@ -6,13 +6,17 @@ retrieval evaluator get a method each.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from torch import Tensor
-
-from late_interaction.integrations._shared.places import Library, Place, code_of, patch_places
-from late_interaction.integrations.sentence_transformers import _losses, _ranking
+from late_interaction.integrations._shared.places import Library, Place, calling, code_of, patch_places
+from late_interaction.integrations.sentence_transformers import (
+    _chunks,
+    _colbert,
+    _losses,
+    _ranking,
+    _similarity,
+    _xtr,
+)
 from late_interaction.integrations.sentence_transformers._originals import (
     COLBERT,
     EXCHANGES,
@@ -20,8 +24,6 @@ from late_interaction.integrations.sentence_transformers._originals import (
     SIMILARITY,
     XTR,
 )
-
-__all__ = ["patch", "places", "unpatch"]
 
 _LIBRARY = Library(PACKAGE, "Sentence Transformers", "6.0 to 6.2")
 _LOSSES = "sentence_transformers.multi_vector_encoder.losses"
@@ -35,99 +37,11 @@ def patch() -> str | None:
     return patch_places(_LIBRARY, _SURFACE, EXCHANGES)
 
 
-# ---- the code that functions run instead: in Sentence Transformers' namespace, with its signatures ----
-
-
-def _maxsim(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: Any = None,
-    length_normalize: Any = False,
-    device: Any = None,
-) -> Tensor:
-    from late_interaction.integrations.sentence_transformers import _similarity
-
-    return _similarity.maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-
-
-def _maxsim_pairwise(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: Any = None,
-    length_normalize: Any = False,
-    device: Any = None,
-) -> Tensor:
-    from late_interaction.integrations.sentence_transformers import _similarity
-
-    return _similarity.maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-
-
-def _score_documents(a: Any, b: Any, a_mask: Any, b_mask: Any) -> Tensor:
-    from late_interaction.integrations.sentence_transformers import _chunks
-
-    return _chunks.score_chunk(a, b, a_mask, b_mask)
-
-
-def _score_pairs(a: Any, b: Any, a_mask: Any, b_mask: Any) -> Tensor:
-    from late_interaction.integrations.sentence_transformers import _chunks
-
-    return _chunks.score_pairs(a, b, a_mask, b_mask)
-
-
-def _colbert_scores(
-    queries_embeddings: Any,
-    documents_embeddings: Any,
-    queries_mask: Any = None,
-    documents_mask: Any = None,
-    chunk_elements: Any = None,
-    length_normalize: Any = False,
-) -> Tensor:
-    from late_interaction.integrations.sentence_transformers import _colbert
-
-    return _colbert.colbert_scores(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-        length_normalize,
-    )  # fmt: skip
-
-
-def _colbert_kd_scores(
-    queries_embeddings: Any,
-    documents_embeddings: Any,
-    queries_mask: Any = None,
-    documents_mask: Any = None,
-    chunk_elements: Any = None,
-    length_normalize: Any = False,
-) -> Tensor:
-    from late_interaction.integrations.sentence_transformers import _colbert
-
-    return _colbert.colbert_kd_scores(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-        length_normalize,
-    )  # fmt: skip
-
-
-def _xtr_scores(
-    queries_embeddings: Any,
-    documents_embeddings: Any,
-    queries_mask: Any = None,
-    documents_mask: Any = None,
-    top_k: Any = 256,
-    chunk_elements: Any = None,
-) -> Tensor:
-    from late_interaction.integrations.sentence_transformers import _xtr
-
-    return _xtr.xtr_scores(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements
-    )
-
-
 # ---- where they are put ----
 
-_code_of = partial(code_of, EXCHANGES)
+
+def _code_of(function: Callable[..., Any]) -> Callable[[Any, str], bool]:
+    return code_of(EXCHANGES, calling(function))
 
 
 def _method(
@@ -147,13 +61,13 @@ def _method(
 
 
 _SURFACE: list[Place] = [
-    (SIMILARITY, "maxsim", _code_of(_maxsim)),
-    (SIMILARITY, "maxsim_pairwise", _code_of(_maxsim_pairwise)),
-    (SIMILARITY, "_maxsim_score_documents", _code_of(_score_documents)),
-    (SIMILARITY, "_maxsim_score_pairs", _code_of(_score_pairs)),
-    (COLBERT, "colbert_scores", _code_of(_colbert_scores)),
-    (COLBERT, "colbert_kd_scores", _code_of(_colbert_kd_scores)),
-    (XTR, "xtr_scores", _code_of(_xtr_scores)),  # which its other functions and its classes call
+    (SIMILARITY, "maxsim", _code_of(_similarity.maxsim)),
+    (SIMILARITY, "maxsim_pairwise", _code_of(_similarity.maxsim_pairwise)),
+    (SIMILARITY, "_maxsim_score_documents", _code_of(_chunks.score_chunk)),
+    (SIMILARITY, "_maxsim_score_pairs", _code_of(_chunks.score_pairs)),
+    (COLBERT, "colbert_scores", _code_of(_colbert.colbert_scores)),
+    (COLBERT, "colbert_kd_scores", _code_of(_colbert.colbert_kd_scores)),
+    (XTR, "xtr_scores", _code_of(_xtr.xtr_scores)),  # which its other functions and its classes call
     (
         _LOSSES,
         "MultiVectorMultipleNegativesRankingLoss",

@@ -26,8 +26,6 @@ from late_interaction.integrations.sentence_transformers._originals import (
     module,
 )
 
-__all__ = ["ranked_on_the_device", "signature_fits"]
-
 Score = Callable[[Any, Any], Tensor]
 Hits = list[list[dict[str, Any]]]
 

@@ -16,8 +16,6 @@ from late_interaction.integrations.sentence_transformers._chunks import grid, pa
 from late_interaction.integrations.sentence_transformers._inputs import token_counts
 from late_interaction.integrations.sentence_transformers._originals import PACKAGE, disabled
 
-__all__ = ["maxsim", "maxsim_pairwise", "mean_maxsim", "mean_maxsim_pairwise"]
-
 Device = str | torch.device | None
 _P = ParamSpec("_P")
 

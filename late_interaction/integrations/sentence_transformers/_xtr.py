@@ -28,8 +28,6 @@ from late_interaction.integrations.sentence_transformers._originals import (
     own,
 )
 
-__all__ = ["xtr_kd_scores", "xtr_scores", "xtr_scores_pairwise"]
-
 
 def xtr_scores(
     queries_embeddings: Any,
