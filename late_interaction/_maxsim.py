@@ -28,8 +28,6 @@ from late_interaction.ops.dense import PLAIN, call_below_autograd
 from late_interaction.ops.winners import widen
 from late_interaction.tokens import TokensLike
 
-__all__ = ["maxsim", "maxsim_pairs", "maxsim_with_winners"]
-
 
 def _run(
     Q: Tensor,

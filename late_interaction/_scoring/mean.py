@@ -7,8 +7,6 @@ without such a token divide by 1.
 import torch
 from torch import Tensor
 
-__all__ = ["packed_counts", "per_token"]
-
 
 def per_token(scores: Tensor, Q: Tensor, q_mask: Tensor | None, weights: Tensor | None) -> Tensor:
     """Divide ``scores`` ``[Nq, ...]`` by the tokens of each query that count. Q is ``[Nq, Lq, d]``."""

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["min_max", "unit", "unit_packed"]
-
 
 def unit(x: Tensor) -> Tensor:
     """Rows divided by ``max(norm, 1e-12)``, half precision in float32, in their dtype."""

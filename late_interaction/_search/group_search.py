@@ -30,7 +30,8 @@ from late_interaction._group import (
     position,
 )
 from late_interaction._search import exchange
-from late_interaction._search.selection import MOST_DOCUMENTS, Found
+from late_interaction._search.selection import Found
+from late_interaction.ops.topk import MOST_DOCUMENTS
 
 _DTYPES = (*FLOATS, *CODES, torch.uint8)
 _PRECISIONS = (None, *PRECISIONS)

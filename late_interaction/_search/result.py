@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["SearchResult"]
-
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:

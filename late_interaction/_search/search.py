@@ -20,8 +20,6 @@ from late_interaction.codes import Codes
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.tokens import Tokens, TokensLike
 
-__all__ = ["search"]
-
 
 def search(
     Q: TokensLike | Codes,

@@ -12,17 +12,6 @@ from late_interaction.ops import topk
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.topk import MOST_BEST, MOST_DOCUMENTS
 
-__all__ = [
-    "MOST_DOCUMENTS",
-    "MOST_SCORES",
-    "NO_DOCUMENT",
-    "Found",
-    "has_kernels",
-    "select",
-    "select_next",
-    "without_rank",
-]
-
 # As many scores are made before the best are chosen: 16 MiB in float32; on a CPU choosing takes a few times
 # that.
 MOST_SCORES = 1 << 22

@@ -23,8 +23,6 @@ from late_interaction._search.stream import chunks, documents_at_once
 from late_interaction.codes import Codes
 from late_interaction.tokens import TokensLike
 
-__all__ = ["TopK"]
-
 
 class TopK:
     """Keep the ``k`` best documents of each query, of a corpus in pieces; can be saved and resumed.

@@ -9,7 +9,8 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_integer
 from late_interaction._checks.tensors import check_not_meta
-from late_interaction._search.selection import MOST_DOCUMENTS, NO_DOCUMENT, select
+from late_interaction._search.selection import NO_DOCUMENT, select
+from late_interaction.ops.topk import MOST_DOCUMENTS
 
 Ranges = list[list[int]]  # [first, stop] of documents, rising, with gaps between them
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_integer, check_positive, check_seed, is_one_of
-from late_interaction._search.selection import MOST_DOCUMENTS
+from late_interaction.ops.topk import MOST_DOCUMENTS
 
 Strategy = Literal["top", "random"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
