@@ -13,13 +13,13 @@ from torch.compiler import is_compiling
 from late_interaction import ops
 from late_interaction._checks.choices import Backward, Precision, Winners
 from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs, check_weights
-from late_interaction._checks.options import check_backward, check_flag, check_precision, check_winners
-from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
+from late_interaction._checks.options import check_backward, check_flag, check_winners
+from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._scoring.codes import score_codes
 from late_interaction._scoring.fast_path import fast_path, intercepted
 from late_interaction._scoring.mean import per_token
 from late_interaction._scoring.norm_warning import look, looked
-from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.precision import asked
 from late_interaction._scoring.sequences import score
 from late_interaction._scoring.traced import traced_scores
 from late_interaction.codes import Codes
@@ -27,6 +27,26 @@ from late_interaction.ops import _oom
 from late_interaction.ops.dense import PLAIN, call_below_autograd
 from late_interaction.ops.winners import widen
 from late_interaction.tokens import TokensLike
+
+
+def _scored(
+    function: Any, Q: Any, D: Any, q_mask: Tensor | None, d_mask: Tensor | None, options: dict[str, Any]
+) -> Tensor:
+    """Score a call of maxsim or maxsim_pairs that does not take the fast path."""
+    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+        if isinstance(D, Codes):
+            return score_codes(function.__name__, Q, D, q_mask, d_mask, options)
+        of_tokens: Tensor = score(function, Q, D, q_mask, d_mask, options)
+        return of_tokens
+    paired, mean, weights = function is maxsim_pairs, options.pop("mean"), options.pop("q_weights")
+    Q3, DN, q_mask, d_mask = (check_maxsim_pairs if paired else check_maxsim)(Q, D, q_mask, d_mask)
+    check_winners(options["winners"])
+    check_flag("mean", mean)
+    weights = check_weights(weights, "Q", Q3)
+    scores, _ = _run(Q3, DN, q_mask, d_mask, **options, paired=paired, weights=weights)
+    if mean:
+        scores = per_token(scores, Q3, q_mask, weights)
+    return scores if paired else as_given(scores, Q, D)
 
 
 def _run(
@@ -51,40 +71,22 @@ def _run(
     if normalize is not False:
         check_flag("normalize", normalize)
     strategy = "auto" if backward is None else check_backward(backward)
-    if precision is None:
-        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
-    else:
-        check_precision(precision)
-        if is_autocasting(Q) and Q.dtype is D.dtype:
-            with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                options = (normalize, precision, strategy, paired)
-                return _dispatch(Q, D, weights, q_mask, d_mask, options, winners)
-    return _dispatch(Q, D, weights, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
-
-
-def _dispatch(
-    Q: Tensor,
-    D: Tensor,
-    weights: Tensor | None,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    options: tuple[bool, str, str, bool],
-    winners: str | None,
-) -> tuple[Tensor, Tensor | None]:
+    precision, context = asked(Q, D, precision)
     check_no_forward_ad("maxsim", Q, D, weights)
     learned = any(x is not None and x.requires_grad for x in (Q, D, weights))
     differentiable = learned and torch.is_grad_enabled()
     found = winners == "return" or (differentiable and winners != "recompute")
     op: Any = ops.maxsim_winners if found else ops.maxsim
-    normalize, precision, _, paired = options
+    options = (normalize, precision, strategy, paired)
     try:
-        if weights is not None:
-            op = ops.maxsim_weighted_winners if found else ops.maxsim_weighted
-            result = op(Q, D, weights, q_mask, d_mask, *options)
-        elif differentiable or is_compiling() or intercepted(Q, D):
-            result = op(Q, D, q_mask, d_mask, *options)
-        else:
-            result = call_below_autograd(PLAIN[found], Q, D, q_mask, d_mask, normalize, precision, paired)
+        with context:
+            if weights is not None:
+                op = ops.maxsim_weighted_winners if found else ops.maxsim_weighted
+                result = op(Q, D, weights, q_mask, d_mask, *options)
+            elif differentiable or is_compiling() or intercepted(Q, D):
+                result = op(Q, D, q_mask, d_mask, *options)
+            else:
+                result = call_below_autograd(PLAIN[found], Q, D, q_mask, d_mask, normalize, precision, paired)
     except RuntimeError as error:
         _oom.forward_failed(error, Q, D.unsqueeze(1) if paired else D, found)
         raise
@@ -177,26 +179,15 @@ def maxsim(
         path: Any = traced_scores if compiling else fast_path
         scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, False, q_weights)
     if scores is None:
-        if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
-            options = {
-                "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
-                "q_weights": q_weights, "mean": mean,
-            }  # fmt: skip
-            if isinstance(D, Codes):
-                return score_codes("maxsim", Q, D, q_mask, d_mask, options)
-            of_tokens: Tensor = score(maxsim, Q, D, q_mask, d_mask, options)
-            return of_tokens
-        Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
-        check_winners(winners)
-        check_flag("mean", mean)
-        q_weights = check_weights(q_weights, "Q", Q3)
-        scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners, weights=q_weights)
-        if mean:
-            scores = per_token(scores, Q3, q_mask, q_weights)
-        scores = as_given(scores, Q, D)
+        options: dict[str, Any] = {
+            "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
+            "q_weights": q_weights, "mean": mean,
+        }  # fmt: skip
+        scores = _scored(maxsim, Q, D, q_mask, d_mask, options)
     # Asked in this order: a graph that reads what eager calls change compiles twice.
-    if not (compiling or normalize or "maxsim" in looked):
-        look("maxsim", Q, q_mask)  # type: ignore[arg-type]  # Tokens looked themselves
+    # Tokens looked themselves.
+    if not (compiling or normalize or "maxsim" in looked) and isinstance(Q, Tensor):
+        look("maxsim", Q, q_mask)
     return scores
 
 
@@ -243,24 +234,13 @@ def maxsim_pairs(
         path: Any = traced_scores if compiling else fast_path
         scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, True, q_weights)
     if scores is None:
-        if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
-            options = {
-                "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
-                "q_weights": q_weights, "mean": mean,
-            }  # fmt: skip
-            if isinstance(D, Codes):
-                return score_codes("maxsim_pairs", Q, D, q_mask, d_mask, options)
-            of_tokens: Tensor = score(maxsim_pairs, Q, D, q_mask, d_mask, options)
-            return of_tokens
-        Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
-        check_winners(winners)
-        check_flag("mean", mean)
-        q_weights = check_weights(q_weights, "Q", Q)
-        run = (Q, D, q_mask, d_mask, normalize, backward, precision, winners)
-        scores, _ = _run(*run, paired=True, weights=q_weights)
-        scores = per_token(scores, Q, q_mask, q_weights) if mean else scores
-    if not (compiling or normalize or "maxsim_pairs" in looked):
-        look("maxsim_pairs", Q, q_mask)  # type: ignore[arg-type]
+        options: dict[str, Any] = {
+            "normalize": normalize, "backward": backward, "precision": precision, "winners": winners,
+            "q_weights": q_weights, "mean": mean,
+        }  # fmt: skip
+        scores = _scored(maxsim_pairs, Q, D, q_mask, d_mask, options)
+    if not (compiling or normalize or "maxsim_pairs" in looked) and isinstance(Q, Tensor):
+        look("maxsim_pairs", Q, q_mask)
     return scores
 
 

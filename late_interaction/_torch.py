@@ -57,7 +57,6 @@ __all__ = [
 
 
 def is_fake(x: object) -> bool:
-    """Tell whether x is a fake tensor."""
     from torch._subclasses.fake_tensor import is_fake as is_one  # slow to import
 
     return bool(is_one(x))

@@ -3,15 +3,16 @@
 :func:`smooth_maxsim` takes every query with every document, :func:`smooth_maxsim_pairs` pairs.
 """
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
+from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import check_flag, check_tau
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._scoring.norm_warning import look
-from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.precision import multiplying
 from late_interaction._scoring.sequences import score
 from late_interaction.tokens import TokensLike
 
@@ -83,17 +84,7 @@ def smooth_maxsim(
         >>> smooth_maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
-        options = {"tau": tau, "normalize": normalize}
-        scores: Tensor = score(smooth_maxsim, Q, D, q_mask, d_mask, options, padded=True)
-        return scores
-    Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
-    scores = _scores(Q3, DN, q_mask, d_mask, tau, normalize, False)
-    if not normalize:
-        look("smooth_maxsim", Q3, q_mask)
-    if D.dim() == 2:
-        scores = scores.squeeze(1)
-    return scores.squeeze(0) if Q.dim() == 2 else scores
+    return _scores(smooth_maxsim, Q, D, q_mask, d_mask, tau, normalize)
 
 
 def smooth_maxsim_pairs(
@@ -128,29 +119,23 @@ def smooth_maxsim_pairs(
         >>> smooth_maxsim_pairs(Q, D)  # the logsumexp of one number is that number
         tensor([2., 3.])
     """
-    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
-        options = {"tau": tau, "normalize": normalize}
-        scores: Tensor = score(smooth_maxsim_pairs, Q, D, q_mask, d_mask, options, padded=True)
-        return scores
-    Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
-    scores = _scores(Q, D, q_mask, d_mask, tau, normalize, True)
-    if not normalize:
-        look("smooth_maxsim_pairs", Q, q_mask)
-    return scores
+    return _scores(smooth_maxsim_pairs, Q, D, q_mask, d_mask, tau, normalize)
 
 
 def _scores(
-    Q: Tensor,
-    D: Tensor,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    tau: float,
-    normalize: bool,
-    paired: bool,
+    function: Any, Q: Any, D: Any, q_mask: Tensor | None, d_mask: Tensor | None, tau: float, normalize: bool
 ) -> Tensor:
+    if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
+        options = {"tau": tau, "normalize": normalize}
+        of_tokens: Tensor = score(function, Q, D, q_mask, d_mask, options, padded=True)
+        return of_tokens
+    paired = function is smooth_maxsim_pairs
+    Q3, DN, q_mask, d_mask = (check_maxsim_pairs if paired else check_maxsim)(Q, D, q_mask, d_mask)
     check_flag("normalize", normalize)
     tau = check_tau(tau)
     check_no_forward_ad("smooth_maxsim", Q, D)
-    precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
-    scores: Tensor = ops.smooth_maxsim(Q, D, q_mask, d_mask, tau, normalize, precision, paired)
-    return scores
+    operator: Any = ops.smooth_maxsim
+    scores: Tensor = operator(Q3, DN, q_mask, d_mask, tau, normalize, multiplying(Q), paired)
+    if not normalize:
+        look(function.__name__, Q3, q_mask)
+    return scores if paired else as_given(scores, Q, D)

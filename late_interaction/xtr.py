@@ -6,16 +6,15 @@ its score that are among the ``k`` nearest of a query token in the whole batch.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from late_interaction import ops
 from late_interaction._checks.choices import Backward, Precision, Rule
-from late_interaction._checks.dense import check_xtr
-from late_interaction._checks.options import check_backward, check_precision
-from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
+from late_interaction._checks.dense import as_given, check_xtr
+from late_interaction._checks.options import check_backward
+from late_interaction._checks.tensors import check_no_forward_ad, scores_dtype
 from late_interaction._scoring.norm_warning import look
-from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.precision import asked
 from late_interaction._scoring.sequences import score
 from late_interaction.tokens import TokensLike
 
@@ -112,45 +111,21 @@ def xtr_scores(
     weights = _weights(q_mask, q_weights, Q3)
     if q_weights is not None and q_mask is not None:  # whatever a masked token holds: 0 * NaN is NaN
         Q3 = Q3.masked_fill(~q_mask.unsqueeze(-1), 0.0)
+    operator: Any = ops.xtr_winners
     selection = min(k, _MOST_SELECTED), rule
-    scores = _call(Q3, DN, weights, d_mask, selection, precision, strategy)
+    precision, context = asked(Q3, DN, precision)
+    with context:
+        scores: Tensor = operator(Q3, DN, weights, d_mask, *selection, precision, strategy)[0]
     look("xtr_scores", Q3, q_mask, option=False)
     if groups is not None:
         own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
         return own.t()
-    if D.dim() == 2:
-        scores = scores.squeeze(1)
-    return scores.squeeze(0) if Q.dim() == 2 else scores
+    return as_given(scores, Q, D)
 
 
 def _weights(q_mask: Tensor | None, q_weights: Tensor | None, Q: Tensor) -> Tensor | None:
     """Make a mask, or numbers of the scores' dtype, which are 0 where a mask says so."""
     if q_weights is None:
         return q_mask
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-    numbers = q_weights.to(dtype).view(Q.shape[:2])
+    numbers = q_weights.to(scores_dtype(Q)).view(Q.shape[:2])
     return numbers if q_mask is None else numbers.masked_fill(~q_mask, 0.0)
-
-
-def _call(
-    Q: Tensor,
-    D: Tensor,
-    weights: Tensor | None,
-    d_mask: Tensor | None,
-    selection: tuple[int, str],
-    precision: Precision | None,
-    strategy: str,
-) -> Tensor:
-    if precision is None:
-        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
-    else:
-        check_precision(precision)
-        if is_autocasting(Q) and Q.dtype is D.dtype:
-            with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                return _run(Q, D, weights, d_mask, *selection, precision, strategy)
-    return _run(Q, D, weights, d_mask, *selection, precision, strategy)
-
-
-def _run(*args: Any) -> Tensor:
-    scores: Tensor = ops.xtr_winners(*args)[0]
-    return scores

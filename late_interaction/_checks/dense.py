@@ -9,13 +9,12 @@ from late_interaction._checks.choices import RULES
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_positive, is_one_of
 from late_interaction._checks.tensors import (
-    FLOATS,
     check_device,
     check_embeddings,
     check_mask,
     check_same_dtype_and_d,
     check_same_kind,
-    refuse_tokens,
+    scores_dtype,
 )
 
 Batch = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -92,8 +91,7 @@ def check_weights(weights: Tensor | None, tokens_name: str, tokens: Tensor) -> T
     """Weights of the tokens' shape without d, in the dtype of the scores; 1-D ones as a batch of one."""
     if weights is None:
         return None
-    if not isinstance(weights, Tensor) or weights.dtype not in FLOATS or weights.layout != torch.strided:
-        refuse_tokens("q_weights", weights)
+    check_embeddings("q_weights", weights)
     check_device("q_weights", weights, tokens_name, tokens.device)
     fitted = weights.unsqueeze(0) if weights.dim() == 1 and tokens.dim() == 3 else weights
     if fitted.shape != tokens.shape[:-1]:
@@ -101,11 +99,10 @@ def check_weights(weights: Tensor | None, tokens_name: str, tokens: Tensor) -> T
             f"q_weights must be {list(tokens.shape[:-1])}, the shape of {tokens_name} without d,"
             f" got {shape_of(weights)}"
         )
-    return fitted.to(torch.float64 if tokens.dtype == torch.float64 else torch.float32)
+    return fitted.to(scores_dtype(tokens))
 
 
 def check_queries(Q: Any) -> None:
-    """Embeddings of one query or of some."""
     check_embeddings("Q", Q)
     if Q.dim() not in (2, 3):
         raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
@@ -147,8 +144,7 @@ def check_from_hidden(
     for name, x in (("Q", Q), ("H_d", H_d), ("W", W), *([] if b is None else [("b", b)])):
         check_embeddings(name, x)
         check_device(name, x, "Q", Q.device)
-    if Q.dim() not in (2, 3):
-        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
+    check_queries(Q)
     if H_d.dim() != 3:
         raise ValueError(f"H_d must be [Nd, Ld, d_model], got {shape_of(H_d)}")
     if W.dim() != 2 or 0 in W.shape or W.shape[1] != H_d.shape[2]:

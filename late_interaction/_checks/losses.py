@@ -10,7 +10,7 @@ from torch import Tensor
 from late_interaction._checks.choices import MULTI_POSITIVES, REDUCTIONS, MultiPositive
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor, shape_of
 from late_interaction._checks.options import check_integer, is_one_of
-from late_interaction._checks.tensors import check_mask_kind, has_values_on_cpu
+from late_interaction._checks.tensors import check_mask_kind, has_values_on_cpu, scores_dtype
 
 IGNORED = -100  # as torch.nn.functional.cross_entropy's ignore_index
 _MOST_RANK = 1 << 53  # beyond all documents; a float64 holds it
@@ -88,7 +88,6 @@ def _pairs_of_lists(name: str, value: list[Any], queries: int) -> tuple[Tensor, 
 
 
 def _padded(name: str, rows: Tensor, columns: Tensor, queries: int) -> Tensor:
-    """Pairs as ``[queries, P]``."""
     if rows.device.type == "cpu" and bool(((rows < 0) | (rows >= queries)).any()):
         bad = (rows < 0) | (rows >= queries)
         got = describe_bad_entries(f"{name}[0]", rows, bad)
@@ -139,7 +138,6 @@ def check_reduction(reduction: Any) -> None:
 
 
 def check_number(name: str, value: Any) -> float:
-    """Require a finite number."""
     found = _as_float(name, value)
     if not -math.inf < found < math.inf:  # math.isfinite cannot be traced
         raise ValueError(f"{name} must be finite, got {abbreviate(value)}")
@@ -147,7 +145,6 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_above_0(name: str, value: Any) -> float:
-    """Require a finite number above 0."""
     found = _as_float(name, value)
     if not 0 < found < math.inf:
         raise ValueError(f"{name} must be above 0, got {abbreviate(value)}")
@@ -173,7 +170,7 @@ def check_learned(name: str, value: Any, Q: Tensor, *, positive: bool) -> Tensor
         raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {value.device}")
     if positive and has_values_on_cpu(value) and bool(value <= 0):  # a GPU's is not waited for
         raise ValueError(f"{name} must be above 0, got {value.item()}")
-    return value.reshape(()).to(torch.float64 if Q.dtype is torch.float64 else torch.float32)
+    return value.reshape(()).to(scores_dtype(Q))
 
 
 def check_share(name: str, value: Any) -> float:

@@ -81,7 +81,6 @@ def is_tau(value: Any) -> bool:
 
 
 def check_tau(tau: Any) -> float:
-    """Return the temperature as a float."""
     if isinstance(tau, bool) or not isinstance(tau, (int, float)):
         raise TypeError(f"tau must be a float, got {type(tau).__name__}")
     if not is_tau(tau):

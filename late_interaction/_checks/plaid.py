@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.dense import check_queries
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.tensors import (
     as_dtype,
@@ -18,6 +19,7 @@ from late_interaction._checks.tensors import (
     check_rows,
     check_size,
     has_values_on_cpu,
+    scores_dtype,
 )
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -43,8 +45,7 @@ def check_compressed(
     bucket_weights.
     """
     check_rows("Q", Q)
-    if Q.dim() not in (2, 3):
-        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
+    check_queries(Q)
     check_nbits(nbits)
     packed = codes[0] == "codes_flat"
     _check_stored(codes, residuals, extents, Q.shape[-1], nbits, Q.device, packed)
@@ -138,8 +139,7 @@ def check_approx_score(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tenso
     check_integers("codes", codes, 2, "[B, Ld]", *of)
     check_integers("doc_lengths", doc_lengths, 1, "[B]", *of)
     _check_doc_lengths("doc_lengths", doc_lengths, codes)
-    dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    return as_dtype(scores, dtype), as_codes(codes), _as_extents(doc_lengths)
+    return as_dtype(scores, scores_dtype(scores)), as_codes(codes), _as_extents(doc_lengths)
 
 
 def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:

@@ -12,9 +12,9 @@ from late_interaction._checks.tensors import (
     CODES,
     FLOATS,
     check_device,
+    check_embeddings,
     check_has_d,
     check_mask,
-    refuse_tokens,
 )
 from late_interaction._torch import forward_ad
 
@@ -35,8 +35,7 @@ def check_quantized(
     2-D Q or D come back with a leading dim of 1, scales as float32, 0-dim or shaped as masks.
     """
     for name, x in (("Q", Q), ("D", D)):
-        if not isinstance(x, Tensor) or x.dtype not in dtypes or x.layout != torch.strided or x.is_nested:
-            refuse_tokens(name, x, dtypes)
+        check_embeddings(name, x, dtypes)
         _check_no_gradient(name, x)
     if Q.dtype != D.dtype:
         raise TypeError(f"Q and D must share a dtype, got {Q.dtype} and {D.dtype}")
@@ -74,8 +73,7 @@ def check_codes(
     dtypes: tuple[torch.dtype, ...] = CODES,
 ) -> None:
     """Codes to convert back, and their scales: of the given shape, or one a token."""
-    if not isinstance(codes, Tensor) or codes.dtype not in dtypes or codes.layout != torch.strided:
-        refuse_tokens(name, codes, dtypes)
+    check_embeddings(name, codes, dtypes)
     if not isinstance(scale, Tensor):
         raise TypeError(f"scale must be a torch.Tensor, got {no_tensor('scale', scale)}")
     if scale.dtype not in FLOATS or scale.layout != torch.strided:
@@ -110,8 +108,7 @@ def check_nbits(nbits: int) -> None:
 
 def check_packed(name: str, x: Tensor, d: int, nbits: int) -> None:
     """Require uint8 with the bytes that d codes of nbits take."""
-    if not isinstance(x, Tensor) or x.dtype != torch.uint8 or x.layout != torch.strided or x.is_nested:
-        refuse_tokens(name, x, (torch.uint8,))
+    check_embeddings(name, x, (torch.uint8,))
     wanted = -(-d * nbits // 8)
     if x.dim() == 0 or x.shape[-1] != wanted:
         raise ValueError(
@@ -139,8 +136,7 @@ def check_asymmetric(
 ) -> _Asymmetric:
     """Check a call on int8 queries and packed documents. Scales come back as float32."""
     check_nbits(nbits)
-    if not isinstance(Q, Tensor) or Q.dtype != torch.int8 or Q.layout != torch.strided or Q.is_nested:
-        refuse_tokens("Q", Q, (torch.int8,))
+    check_embeddings("Q", Q, (torch.int8,))
     if Q.dim() not in (2, 3) or Q.shape[-1] == 0:
         raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d] with d of at least 1, got {shape_of(Q)}")
     check_packed("D", D, Q.shape[-1], nbits)

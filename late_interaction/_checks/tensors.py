@@ -26,10 +26,10 @@ def refuse_tokens(name: str, x: Any, wanted: tuple[torch.dtype, ...] = FLOATS) -
     raise TypeError(f"{name} must be {', '.join(others)}{' or ' * bool(others)}{last}, got {x.dtype}")
 
 
-def check_embeddings(name: str, x: Tensor) -> None:
-    """Require a dense floating-point tensor of a dtype that the kernels take."""
-    if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.layout != torch.strided or x.is_nested:
-        refuse_tokens(name, x)
+def check_embeddings(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+    """Require a dense tensor of one of these dtypes, which the kernels take."""
+    if not isinstance(x, Tensor) or x.dtype not in dtypes or x.layout != torch.strided or x.is_nested:
+        refuse_tokens(name, x, dtypes)
 
 
 def check_not_sharded(caller: str, name: str, x: Tensor) -> None:
@@ -56,6 +56,11 @@ def check_has_d(name: str, x: Tensor) -> None:
 def is_autocasting(x: Tensor) -> bool:
     kind = x.device.type  # PyTorch has no autocast for meta
     return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+
+
+def scores_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of scores and sums of such tokens."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def has_values(x: Tensor) -> bool:

@@ -16,7 +16,6 @@ from late_interaction._checks.tensors import (
     check_not_sharded,
     check_same_kind,
     has_values_on_cpu,
-    is_autocasting,
 )
 from late_interaction._contrastive.blocks import Grid
 from late_interaction._contrastive.call import Call, fits_whole
@@ -30,7 +29,7 @@ from late_interaction._contrastive.sequences import is_single, sum_dtype, with_b
 from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import unit
-from late_interaction._scoring.precision import float32_precision, without_autocast
+from late_interaction._scoring.precision import multiplying_now, without_autocast
 from late_interaction._scoring.sequences import as_tokens, is_sequences
 from late_interaction.tokens import Tokens
 
@@ -38,7 +37,6 @@ from late_interaction.tokens import Tokens
 _NONE: dict[str, Any] = {
     "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None, "multi_positive": "mean",
 }  # fmt: skip
-_OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
 def read(name: str, given: dict[str, Any], *, listed: bool = False) -> Call:
@@ -145,7 +143,9 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     margin = given["exclude_above"]
     margin = None if margin is None else check.check_number("exclude_above", margin)
     temperature = check.check_learned("temperature", given["temperature"], q.values, positive=True)
-    kernels = choose(q, is_single(q) and is_single(d), False, _precision(given["precision"], q.values))
+    check_precision(given["precision"])
+    precision = given["precision"] or multiplying_now(q.values)
+    kernels = choose(q, is_single(q) and is_single(d), False, precision)
     kept = check.check_kept_bytes(given["kept_bytes"])
     own = _own_options(given, q.values, labels, len(d))
     numbers = _learns(temperature) or _learns(own.get("bias"))
@@ -191,7 +191,6 @@ def _own_candidates(
 
 
 def _own_options(given: dict[str, Any], Q: Tensor, labels: Labels, documents: int) -> dict[str, Any]:
-    """Check the options that only one of the losses has."""
     if "bias" in given:
         return {"bias": check.check_learned("bias", given["bias"], Q, positive=False)}
     if "k" not in given:
@@ -208,19 +207,6 @@ def _own_options(given: dict[str, Any], Q: Tensor, labels: Labels, documents: in
 
 def _learns(number: Any) -> bool:
     return isinstance(number, Tensor) and number.requires_grad
-
-
-def _precision(precision: str | None, Q: Tensor) -> str:
-    check_precision(precision)
-    if precision is not None:
-        return precision
-    if Q.dtype is not torch.float32:
-        return "highest"
-    if is_autocasting(Q):
-        named = _OF_AUTOCAST.get(torch.get_autocast_dtype(Q.device.type))
-        if named is not None:
-            return named
-    return float32_precision(Q.device.type)
 
 
 # ---- what the blocks need done beforehand ----
@@ -274,7 +260,6 @@ def _without_left_out(call: Call) -> Call:
 
 
 def _zeroed(x: Tokens, sequences: Tensor) -> Tokens:
-    """Zero the values of the marked sequences."""
     if x.offsets is None or len(x) == 0:
         rows = sequences.view(-1, *[1] * (x.values.dim() - 1))
     else:

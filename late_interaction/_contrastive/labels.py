@@ -38,7 +38,6 @@ class Labels:
         return self.by_column(ones, columns) == 0
 
     def at(self, place: int) -> "Labels":
-        """Return one label of each row."""
         return self if self.index is None else Labels(self.index[:, place : place + 1])
 
     # ---- sums over labels ----
@@ -92,21 +91,18 @@ class Labels:
         part.copy_(torch.where(inside, logits.gather(1, place.clamp(0, logits.shape[1] - 1)), part))
 
     def subtract(self, x: Tensor, amount: Tensor, rows: Block, columns: Block) -> None:
-        """Subtract an amount at each label, in place."""
         if self.index is None:
             _diagonal(x, rows, columns).sub_(amount[_common(rows, columns), 0])
         else:
             x.sub_(self._placed(amount, rows, columns))
 
     def negate(self, x: Tensor, rows: Block, columns: Block) -> None:
-        """Change the sign at each label, in place."""
         if self.index is None:
             _diagonal(x, rows, columns).neg_()
         else:
             torch.where(self.hits(rows, columns), -x, x, out=x)
 
     def write(self, x: Tensor, values: Tensor, rows: Block, columns: Block) -> None:
-        """Write a value at each label, in place."""
         if self.index is None:
             _diagonal(x, rows, columns).copy_(values[_common(rows, columns), 0])
         else:

@@ -76,7 +76,6 @@ class RowLoss:
         raise NotImplementedError
 
     def add(self, panel: Panel) -> None:
-        """Add a panel to the sums."""
         raise NotImplementedError
 
     def losses(self) -> Tensor:

@@ -61,7 +61,6 @@ class Inputs:
         self.pairs = chosen % 4, chosen * 5 % 12
 
     def normal(self, *shape: int) -> Tensor:
-        """Draw numbers of the dtype."""
         return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
 
     def unit(self, *shape: int) -> Tensor:

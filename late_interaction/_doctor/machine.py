@@ -16,7 +16,6 @@ from late_interaction.plan import explain_plan
 
 
 def package_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -24,7 +23,6 @@ def package_version(distribution: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """Return what the CPU calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -45,7 +45,6 @@ class GpuTime:
     method: str  # "graph" or "events"
 
     def row(self) -> dict[str, object]:
-        """Return the keys of a row."""
         return {"gpu_us": self.us, "gpu_spread": self.spread, "gpu_method": self.method}
 
 

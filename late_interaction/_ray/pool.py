@@ -74,7 +74,6 @@ class Pool:
                 yield block, found
 
     def close(self) -> None:
-        """End all workers."""
         import ray
 
         for actor in (*self._load, *self._starting.values()):

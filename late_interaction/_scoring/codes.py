@@ -51,7 +51,6 @@ def score_codes(name: str, Q: Any, D: Codes, q_mask: Any, d_mask: Any, options: 
 
 
 def _queries(Q: Any, q_mask: Any, paired: bool) -> Tokens | Codes:
-    """Pad queries."""
     if isinstance(Q, Codes):
         if q_mask is not None or Q.values.dim() == 4:
             got = "q_mask" if q_mask is not None else f"values {shape_of(Q.values)}"

@@ -7,7 +7,7 @@ from late_interaction import ops
 from late_interaction._checks.choices import BACKWARDS, PRECISIONS
 from late_interaction._checks.dense import as_given
 from late_interaction._checks.options import is_one_of
-from late_interaction._checks.tensors import check_mask
+from late_interaction._checks.tensors import check_mask, scores_dtype
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._torch import (
     _are_functorch_transforms_active,
@@ -15,7 +15,6 @@ from late_interaction._torch import (
     _is_any_autocast_enabled,
     forward_ad,
 )
-from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.dense import (
     DEFAULTS,
     apply_plain_step,

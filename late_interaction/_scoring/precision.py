@@ -7,8 +7,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import check_precision
+from late_interaction._checks.tensors import is_autocasting
+
+# How float32 tokens multiply under autocast.
+AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 # The switches that torch >= 2.9 adds beside torch.set_float32_matmul_precision.
 _NEW_NAMES: dict[str, Precision] = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
@@ -30,6 +36,32 @@ def float32_precision(device_type: str) -> Precision:
 # A compiled graph keeps what it was compiled under. torch.compiler.assume_constant_result sets this mark, but
 # calling it would import all of torch._dynamo with this package.
 float32_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def multiplying(Q: Tensor) -> Precision:
+    """Say how queries multiply unless the caller does: float32 as PyTorch is told, others as they are."""
+    return float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
+
+
+def multiplying_now(Q: Tensor) -> str:
+    """Say so where no kernel of an Autocast key does: float32 as autocast has it, if that is on."""
+    if Q.dtype is torch.float32 and is_autocasting(Q):
+        return AUTOCAST_PRECISION[torch.get_autocast_dtype(Q.device.type)]
+    return multiplying(Q)
+
+
+def asked(
+    Q: Tensor, D: Tensor, precision: Precision | None
+) -> tuple[Precision, AbstractContextManager[object]]:
+    """Check the precision that a caller asks for, and return how tokens multiply, and within what.
+
+    What the caller says beats autocast, unless that makes one dtype of two.
+    """
+    if precision is None:
+        return multiplying(Q), nullcontext()
+    check_precision(precision)
+    beats = is_autocasting(Q) and Q.dtype is D.dtype
+    return precision, torch.autocast(Q.device.type, enabled=False) if beats else nullcontext()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:

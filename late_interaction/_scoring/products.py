@@ -13,7 +13,6 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def add_product(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Add a product to ``sums``."""
     if a.dtype.itemsize >= 4:
         return torch.addmm(sums, a, b, out=sums)
     if a.is_cuda:

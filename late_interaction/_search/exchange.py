@@ -40,7 +40,6 @@ def packed(found: Found, width: int, size: int, notes: Sequence[int], largest: b
 
 
 def size_of(rows: int, width: int, notes: int, dtype: torch.dtype) -> int:
-    """Return the least size of a payload."""
     return rows * width * (2 if dtype == torch.float64 else 1) + notes
 
 

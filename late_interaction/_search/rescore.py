@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction.score_pairs import rerank_direct
@@ -27,8 +28,7 @@ def exact_scores(
     A CPU scores documents where they lie if their kept tokens come first; others are copied, some at a time.
     """
     Nq, K = found.shape
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-    scores = torch.empty(Nq, K, dtype=dtype, device=Q.device)
+    scores = torch.empty(Nq, K, dtype=scores_dtype(Q), device=Q.device)
     on_cpu = D.is_cpu and Q.is_cpu
     spans = spans_of(D, d_mask) if on_cpu and not options["normalize"] else None
     if spans is not None:

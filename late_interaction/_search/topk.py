@@ -11,7 +11,7 @@ from torch import Tensor
 from late_interaction._checks.choices import Precision
 from late_interaction._checks.dense import check_queries
 from late_interaction._checks.options import check_flag, check_positive, check_precision
-from late_interaction._checks.tensors import has_values
+from late_interaction._checks.tensors import has_values, scores_dtype
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import look
 from late_interaction._search import topk_state
@@ -92,7 +92,7 @@ class TopK:
         self._largest, self._keep_empty = largest, keep_empty
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
         Nq = tokens.shape[0] if tokens.dim() == 3 else 1
-        dtype = torch.float64 if tokens.dtype == torch.float64 else torch.float32
+        dtype = scores_dtype(tokens)
         self._scores = torch.empty(Nq, 0, dtype=dtype, device=tokens.device)
         self._indices = torch.empty(Nq, 0, dtype=torch.int64, device=tokens.device)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision
-from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
+from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs, check_queries
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_positive
 from late_interaction._checks.packed import check_indices_below, check_offsets
@@ -26,6 +26,7 @@ from late_interaction._checks.tensors import (
     check_mask,
     check_not_meta,
     check_same_dtype_and_d,
+    scores_dtype,
 )
 from late_interaction._maxsim import maxsim_with_winners
 from late_interaction._scoring.norm_warning import look, unwatched
@@ -255,7 +256,7 @@ def explain_one(
     check_not_meta("D", D)
     D = D.detach().to(q.device)
     d_mask = None if d_mask is None else d_mask.to(q.device)
-    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    wide = scores_dtype(q)
     n, Ld, d = D.shape
     matches = q.new_full((n, q.shape[0]), -1, dtype=torch.int64)
     contributions = q.new_zeros(matches.shape, dtype=wide)
@@ -293,10 +294,8 @@ def _check_found(
     Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, bounds: list[tuple[int, int]] | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Check the tokens beside ``documents``: Q and D may be on different devices."""
-    check_embeddings("Q", Q)
+    check_queries(Q)
     check_embeddings("D", D)
-    if Q.dim() not in (2, 3):
-        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
     if bounds is None and D.dim() != 3:
         raise ValueError(f"D must be [Nd, Ld, d] with documents, got {shape_of(D)}")
     check_same_dtype_and_d(Q, D)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.options import check_positive
-from late_interaction._checks.tensors import FLOATS, as_dtype, check_device, refuse_tokens
+from late_interaction._checks.tensors import FLOATS, as_dtype, check_device, check_embeddings
 from late_interaction._scoring.codes import check_precision_of_codes
 from late_interaction._scoring.sequences import as_tokens
 from late_interaction._torch import pytree
@@ -122,12 +122,7 @@ class Codec(ABC):
 
     def _checked(self, values: Any, scales: Any, centroids: Any, d: Any) -> tuple[int, Any, Any]:
         """Check what each token has. ``d``, float32 scales and int32 centroids come back."""
-        if (
-            not isinstance(values, Tensor)
-            or values.dtype not in self._dtypes
-            or values.layout != torch.strided
-        ):
-            refuse_tokens("values", values, self._dtypes)
+        check_embeddings("values", values, self._dtypes)
         if values.dim() < 2 or values.shape[-1] == 0:
             raise ValueError(f"values must be [..., w] with w of at least 1, got {shape_of(values)}")
         if d is not None:

@@ -13,6 +13,7 @@ from late_interaction._checks.tensors import (
     check_no_forward_ad,
     check_rows,
     has_values_on_cpu,
+    scores_dtype,
 )  # fmt: skip
 from late_interaction._scoring import residual
 from late_interaction._scoring.norm_warning import look
@@ -220,8 +221,7 @@ class Residual(Codec):
         centroids = self.centroids.to(Q.dtype)
         queries = Q.unsqueeze(0) if Q.dim() == 2 else Q
         scores = [residual.approximate(centroids @ q.mT, index, lengths) for q in queries]
-        dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-        found = torch.stack(scores) if scores else Q.new_empty((0, len(codes)), dtype=dtype)
+        found = torch.stack(scores) if scores else Q.new_empty((0, len(codes)), dtype=scores_dtype(Q))
         return found.squeeze(0) if Q.dim() == 2 else found
 
     def __eq__(self, other: object) -> bool:

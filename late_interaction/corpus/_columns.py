@@ -30,7 +30,6 @@ class Columns:
         return replace(self, places=places if self.places is None else self.places[places])
 
     def table(self) -> Any:
-        """Return the rows as a pyarrow.Table."""
         found = self._stored()
         return found if self.places is None else found.take(self.places.numpy())
 

@@ -154,7 +154,6 @@ class _OfCentroids(_queries.Queries):
         return scores
 
     def _scored(self, block: Shard) -> Tensor:
-        """Score all documents of a block."""
         edges, owners = _lists_of(block, self._count)
         begins, ends = edges[self._best], edges[self._best + 1]
         scores = torch.zeros(block.documents, dtype=torch.float32, device=owners.device)

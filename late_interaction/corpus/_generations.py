@@ -47,7 +47,6 @@ class Generation:
 
 
 def name_of(generation: int) -> str:
-    """Return the name of the file of the documents that a generation deleted."""
     return f"deleted-{generation:05d}"
 
 

@@ -89,7 +89,6 @@ class JoinedIds(_Ids):
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The index of each id."""
         return {x: i for i, x in enumerate(self)}
 
 

@@ -20,7 +20,6 @@ from late_interaction.corpus._options import SHARD_BYTES
 
 
 def from_array(name: str, array: Any) -> Tensor:
-    """View the memory of a NumPy array as a tensor."""
     import numpy as np
 
     if not isinstance(array, np.ndarray):
@@ -119,7 +118,6 @@ class MemoryWriter:
         self.shards.append(replace(block, tokens=block.tokens.to(device), beside=beside).compact())
 
     def delete(self, numbers: list[int]) -> None:
-        """Leave out documents, by their places."""
         dead = torch.zeros(sum(x.documents for x in self.shards), dtype=torch.bool, device="cpu")
         dead[numbers] = True
         self.shards = _shards.without(self.shards, dead)

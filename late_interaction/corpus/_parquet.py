@@ -57,7 +57,6 @@ def _batches(file: Any, column: str, id_column: str | None, done: int) -> Iterat
 
 
 def ids_of(column: Any, row: int) -> list[str]:
-    """Return ids as strings. row: that of the first."""
     if column.null_count:
         raise ValueError(f"row {row + first_null(column)} of the ids must not be null")
     return [x if isinstance(x, str) else str(x) for x in column.to_pylist()]

@@ -23,7 +23,6 @@ KEPT = ("bits", "muvera", "muvera_unit", "lists")
 
 
 def name_of(number: int, kind: str) -> str:
-    """Return the name of a shard's file."""
     return f"shard-{number:05d}.{kind}"
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction.codecs import Codec, Fp8, Int8, Residual
 from late_interaction.codes import Codes
 
@@ -100,7 +101,7 @@ def find_unusable(tokens: Tensor, stored: Stored, normalize: bool) -> int | None
     """
     largest = torch.finfo(torch.float32 if normalize or stored.codec else stored.dtype).max
     order = 2 if normalize else float("inf")
-    wide = torch.float64 if tokens.dtype == torch.float64 else torch.float32
+    wide = scores_dtype(tokens)
     size = torch.linalg.vector_norm(tokens, order, dim=-1, dtype=wide)
     bad = ~(size <= largest)
     return int(bad.nonzero()[0]) if bool(bad.any()) else None

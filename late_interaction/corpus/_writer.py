@@ -139,7 +139,6 @@ class Writer:
         return numbers
 
     def delete(self, numbers: list[int]) -> None:
-        """Delete documents by their numbers."""
         self._deleted += numbers
 
     # ---- generations ----

@@ -231,7 +231,6 @@ def _multiplied(tokens: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _tensor(x: Any) -> Tensor:
-    """Make a tensor of what PyLate makes one of."""
     convert: Callable[[Any], Tensor] = importlib.import_module("pylate.utils.tensor").convert_to_tensor
     return convert(x)
 

@@ -128,7 +128,6 @@ def _outputs(outputs: Any) -> Outputs:
 
 
 def _columns(encoded: list[Outputs]) -> list[list[Tensor]]:
-    """Collect each output of all parts."""
     if len({len(outputs) for outputs in encoded}) > 1:
         raise ValueError("encoder must return as many tensors for every part")
     return [list(parts) for parts in zip(*encoded, strict=True)]

@@ -17,7 +17,6 @@ def _signed(word: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift logically to the right."""
     return x >> bits & (1 << 64 - bits) - 1
 
 

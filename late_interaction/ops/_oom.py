@@ -9,6 +9,7 @@ where memory was not what was missing.
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction.ops.winners import winner_dtype
 
 _Wanted = list[tuple[tuple[int, ...], torch.dtype]]  # sizes and dtypes
@@ -34,7 +35,7 @@ def _ask_again_with_operands(error: RuntimeError, Q: Tensor, D: Tensor, wanted: 
 def forward_failed(error: RuntimeError, Q: Tensor, D: Tensor, winners: bool) -> None:
     """Ask again for what a forward of dense tokens wants: scores, and winners if there is a backward."""
     scores = (Q.shape[0], D.shape[-3])
-    wanted: _Wanted = [(scores, torch.float64 if Q.dtype == torch.float64 else torch.float32)]
+    wanted: _Wanted = [(scores, scores_dtype(Q))]
     if winners:
         wanted.append(((*scores, Q.shape[1]), winner_dtype(D.shape[-2])))
     _ask_again_with_operands(error, Q, D, wanted)

@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._checks.messages import no_double_backward
-from late_interaction._checks.tensors import check_no_forward_ad
+from late_interaction._checks.tensors import check_no_forward_ad, scores_dtype
+from late_interaction._scoring.precision import AUTOCAST_PRECISION
 from late_interaction._torch import (
     DispatchKey,
     DispatchKeySet,
@@ -126,10 +127,6 @@ def _name(op: Any) -> str:
 
 
 # ---- fake kernels ----
-
-
-def scores_dtype(Q: Tensor) -> torch.dtype:
-    return torch.float64 if Q.dtype == torch.float64 else torch.float32
 
 
 def count_sequences(name: str, cu_seqlens: Tensor) -> int:
@@ -283,8 +280,6 @@ def without_gradients(op: Any) -> Kernel:
 
 
 # ---- kernels of the Autocast keys ----
-
-AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
 def autocast_pair(op: Any, device_type: str, key: DispatchKey) -> Kernel:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction.ops._blocks import slices
 from late_interaction.ops._library import operators
-from late_interaction.ops._registration import applied, call_in_backward, call_in_function, scores_dtype
+from late_interaction.ops._registration import applied, call_in_backward, call_in_function
 from late_interaction.ops.winners import widen
 
 _backward_op = operators.maxsim_backward.default

@@ -33,9 +33,11 @@ import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
 from torch.autograd import Function
 
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
 from late_interaction._torch import forward_ad
 from late_interaction.ops import _oom
+from late_interaction.ops._functions import keeping_winners
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
     Kernel,
@@ -50,7 +52,6 @@ from late_interaction.ops._registration import (
     register_backward,
     register_forward,
     register_no_autograd,
-    scores_dtype,
 )
 from late_interaction.ops.winners import winner_dtype
 
@@ -58,8 +59,6 @@ _maxsim_op, _winners_op = operators.maxsim.default, operators.maxsim_winners.def
 _backward_op = operators.maxsim_backward.default
 _recompute_op = operators.maxsim_backward_recompute.default
 _Grads = tuple[Tensor | None, ...]
-_OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
-_NOTHING: _Grads = (None,) * (2 + _OPTIONS)
 _BOTH = (True, True, False, False)  # inputs of PlainStep that want gradients
 # The operators that are called below autograd, without winners and with them. No Python runs before a kernel.
 PLAIN = operators.maxsim_no_autograd.default, operators.maxsim_winners_no_autograd.default
@@ -89,7 +88,6 @@ def fake_scores(Q: Tensor, D: Tensor, paired: bool = False) -> Tensor:
 
 
 def fake_scores_of_codes(Q: Tensor, D: Tensor, *_: Any) -> Tensor:
-    """Return empty scores of an operator on codes."""
     return fake_scores(Q, D)
 
 
@@ -161,7 +159,7 @@ def call_below_autograd(
 
 
 def _gradients(ctx: Any, grad_scores: Tensor, Q: Tensor, D: Tensor, winners: Tensor) -> _Grads:
-    normalize, backward, paired = ctx.options
+    normalize, _, backward, paired = ctx.options
     needs = ctx.needs_input_grad[:2]
     if backward == "auto" and torch.are_deterministic_algorithms_enabled():
         backward = "lowmem"
@@ -179,28 +177,7 @@ def _call_backward(
     except RuntimeError as error:
         _oom.backward_failed(error, Q, D, unified)
         raise
-    return grad_Q if needs[0] else None, grad_D if needs[1] else None, *_NOTHING[2:]
-
-
-class MaxSimWinners(Function):
-    """Differentiate ``maxsim_winners`` in its scores."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool,
-        precision: str, backward: str, paired: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        args = (Q, D, q_mask, d_mask, normalize, precision, backward, paired)
-        scores, winners = call_in_function(_winners_op, *args)
-        ctx.save_for_backward(Q, D, winners)
-        ctx.options = normalize, backward, paired
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)  # or autograd would make a zero tensor as large as the winners
-        return scores, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
-        return _NOTHING if grad_scores is None else _gradients(ctx, grad_scores, *ctx.saved_tensors)
+    return grad_Q if needs[0] else None, grad_D if needs[1] else None, *[None] * 6
 
 
 class MaxSimStep(Function):
@@ -219,7 +196,7 @@ class MaxSimStep(Function):
         options = (normalize, precision, paired)
         scores, winners = call_below_autograd(PLAIN[True], Q, D, q_mask, d_mask, *options)
         ctx.save_for_backward(Q, D, winners)
-        ctx.options = normalize, backward, paired
+        ctx.options = normalize, precision, backward, paired
         return scores
 
     @staticmethod
@@ -241,7 +218,7 @@ class PlainStep(Function):
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         Q, D, winners = ctx.saved_tensors  # once: a checkpoint gives them out no second time
         if ctx.needs_input_grad != _BOTH or _is_special_backward():
-            ctx.options = False, "auto", False
+            ctx.options = DEFAULTS
             return _gradients(ctx, grad_scores, Q, D, winners)[:4]
         try:
             grad_Q, grad_D = _call_gradients(grad_scores, Q, D, winners)
@@ -278,7 +255,7 @@ class MaxSim(Function):
 # Function.apply without its questions about torch.func: only for calls without such a transform.
 apply_step: Any = super(Function, MaxSimStep).apply
 apply_plain_step: Any = super(Function, PlainStep).apply
-_apply_maxsim, _apply_winners = applied(MaxSim), applied(MaxSimWinners)
+_apply_maxsim, _apply_winners = applied(MaxSim), keeping_winners(_winners_op, 2, 4, _gradients)
 # The defaults of normalize, precision, backward and paired: the dispatcher leaves these out.
 DEFAULTS = (False, "highest", "auto", False)
 # The same of what maxsim_backward takes behind the winners.

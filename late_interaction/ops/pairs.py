@@ -30,8 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction.ops._packed import register_packed
-from late_interaction.ops._registration import autocast_pair, register_without_gradients, scores_dtype
+from late_interaction._checks.tensors import scores_dtype
+from late_interaction.ops._functions import register_packed
+from late_interaction.ops._registration import autocast_pair, register_without_gradients
 from late_interaction.ops.winners import packed_winner_dtype
 
 

@@ -25,18 +25,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._torch import _AutoDispatchBelowAutograd
+from late_interaction.ops._functions import keeping_winners
 from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
-    applied,
-    call_in_function,
     count_sequences,
     register_backward,
     register_forward,
     register_without_gradients,
-    scores_dtype,
 )
 from late_interaction.ops.winners import winner_dtype
 
@@ -82,28 +80,13 @@ def _fake_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths
 # ---- gradients ----
 
 
-class MaxSimResidual(Function):
-    """Q alone is differentiable: centroids and bucket weights are an index, which is frozen."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        scores, winners = call_in_function(_winners_op, *args)
-        *tensors, nbits, normalize, _ = args
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, winners)
-        ctx.options = nbits, normalize
-        return scores, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        if grad_scores is None:
-            return (None,) * 9
-        grad_Q: Tensor = _backward_op(grad_scores, *ctx.saved_tensors, *ctx.options)
-        return grad_Q, *[None] * 8
+def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
+    """Differentiate in Q alone: centroids and bucket weights are an index, which is frozen."""
+    nbits, normalize, _ = ctx.options
+    return _backward_op(grad_scores, *saved, nbits, normalize), *[None] * 8
 
 
-_apply = applied(MaxSimResidual)
+_apply = keeping_winners(_winners_op, 6, 6, _gradients)
 
 
 def _residual_winners(Q: Tensor, *args: Any) -> Any:

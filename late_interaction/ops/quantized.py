@@ -44,7 +44,6 @@ def maxsim_dequantized(
     q_mask: Tensor | None,
     d_mask: Tensor | None,
 ) -> Tensor:
-    """Compute the operator of this name."""
     if Q.dim() != 3 or D.dim() not in (3, 4):
         raise ValueError("late_interaction: Q must be [Nq, Lq, d] and D [Nd, Ld, d] or [Nq, K, Ld, d]")
     check_scales_and_masks(Q, scale_Q, scale_D, q_mask, d_mask)

@@ -73,7 +73,6 @@ def select_best(
     scores: Tensor, indices: Tensor | None, first: int, found_scores: Tensor | None,
     found_indices: Tensor | None, k: int, largest: bool,
 ) -> _Found:  # fmt: skip
-    """Compute the operator of this name."""
     check_tensor("scores", scores, (None, None), _SCORES)
     check_tensor("indices", indices, scores.shape, _KEYS, scores)
     if k < 1:
@@ -94,7 +93,6 @@ def select_best(
 def pack_found(
     scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
 ) -> Tensor:
-    """Compute the operator of this name."""
     check_tensor("scores", scores, (None, None), _SCORES)
     check_tensor("indices", indices, scores.shape, _KEYS, scores)
     rows, found = scores.shape
@@ -111,7 +109,6 @@ def pack_found(
 
 
 def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
-    """Compute the operator of this name."""
     check_tensor("packed", packed, (None,), _KEYS, x, contiguous=True)
     check_tensor("x", x, None, (x.dtype,))
     if not 0 <= place < len(packed):
@@ -125,7 +122,6 @@ def add_checksum_(packed: Tensor, place: int, x: Tensor, factor: int) -> None:
 def merge_found(
     packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the operator of this name."""
     check_tensor("packed", packed, (None, None), _KEYS)
     processes, size = packed.shape
     if processes < 1 or min(rows, width) < 0 or notes < 1 or size < rows * width + notes:

@@ -23,14 +23,14 @@ need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D, grad_weights)``
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import scores_dtype
+from late_interaction.ops._functions import register_packed
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._packed import register_packed
 from late_interaction.ops._registration import (
     check_sums,
     count_sequences,
     fake_nothing,
     register_helper,
-    scores_dtype,
 )
 from late_interaction.ops.winners import packed_winner_dtype
 

@@ -22,14 +22,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._scoring.precision import without_autocast
 from late_interaction._torch import _AutoDispatchBelowAutograd
+from late_interaction.ops._functions import finding_winners, keeping_winners
 from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
-    applied,
     autocast_pair,
     call_in_backward,
-    call_in_function,
     differentiable,
     fake_gradient,
     register_backward,
@@ -89,25 +87,6 @@ def _gradients(
     return *(x if need else None for x, need in zip(grads, needs, strict=True)), *[None] * _OPTIONS
 
 
-class WeightedWinners(Function):
-    """Differentiate ``maxsim_weighted_winners`` in its scores."""
-
-    @staticmethod
-    def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        scores, winners = call_in_function(_winners_op, Q, D, q_weights, *args)
-        ctx.save_for_backward(Q, D, q_weights, winners)
-        ctx.options = args[2:]
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)
-        return scores, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
-        if grad_scores is None:
-            return (None,) * (3 + _OPTIONS)
-        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
-
-
 class WeightedStep(Function):
     """``maxsim_weighted_winners`` that returns the scores alone, as ``dense.MaxSimStep``."""
 
@@ -125,29 +104,14 @@ class WeightedStep(Function):
         return _gradients(ctx, grad_scores, *ctx.saved_tensors)
 
 
-class Weighted(Function):
-    """Differentiate ``maxsim_weighted``, whose backward finds the winners again."""
-
-    @staticmethod
-    def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
-        scores: Tensor = call_in_function(_scores_op, Q, D, q_weights, *args)
-        ctx.save_for_backward(Q, D, q_weights, *args[:2])
-        ctx.options = args[2:]
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        Q, D, q_weights, *masks = ctx.saved_tensors
-        # The precision already says what autocast wanted; autocast must not change it here.
-        with torch.no_grad(), without_autocast(Q.device.type):
-            _, winners = _winners_op(Q, D, q_weights, *masks, *ctx.options)
-        return _gradients(ctx, grad_scores, Q, D, q_weights, winners)
-
-
 # Function.apply without its questions about torch.func: only for calls without such a transform.
 apply_weighted_step: Any = super(Function, WeightedStep).apply
 
 
-for _op, _shape, _kind in ((_scores_op, _fake, Weighted), (_winners_op, _fake_winners, WeightedWinners)):
-    register_forward(_op, _shape, differentiable(_op, applied(_kind)), autocast_pair)
+_scores = finding_winners(_scores_op, _winners_op, 3, 5, _gradients, lambda *args: args[5:])
+for _op, _shape, _function in (
+    (_scores_op, _fake, _scores),
+    (_winners_op, _fake_winners, keeping_winners(_winners_op, 3, 5, _gradients)),
+):
+    register_forward(_op, _shape, differentiable(_op, _function), autocast_pair)
 register_backward(_backward_op, _fake_backward)

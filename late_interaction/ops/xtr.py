@@ -33,7 +33,7 @@ from torch.autograd import Function
 
 from late_interaction._checks.choices import BACKWARDS, RULES
 from late_interaction._checks.options import OPERATOR_PRECISIONS
-from late_interaction._checks.tensors import FLOATS
+from late_interaction._checks.tensors import FLOATS, scores_dtype
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._library import library, operators
@@ -46,7 +46,6 @@ from late_interaction.ops._registration import (
     fake_nothing,
     register_forward,
     register_helper,
-    scores_dtype,
 )
 from late_interaction.ops.winners import winner_dtype
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from late_interaction._checks.dense import as_given
 from late_interaction._checks.quantized import check_asymmetric, check_hamming
 from late_interaction.reference.dense import score_batches
 
@@ -37,7 +38,7 @@ def maxsim_hamming_reference(
     """
     Q3, DN, q_mask, d_mask = check_hamming(Q, D, d, q_mask, d_mask)
     scores, _ = score_batches(_values(Q3, 1, d), _values(DN, 1, d), q_mask, d_mask, False)
-    return _squeezed(scores, Q, D)
+    return as_given(scores, Q, D).to(torch.float32)
 
 
 def maxsim_asymmetric_reference(
@@ -79,7 +80,7 @@ def maxsim_asymmetric_reference(
     queries = codes.to(torch.float64) * _usable(scale_Q)
     documents = _values(packed, nbits, codes.shape[-1]) * _usable(scale_D)
     scores, _ = score_batches(queries, documents, q_mask, d_mask, False)
-    return _squeezed(scores, Q, D)
+    return as_given(scores, Q, D).to(torch.float32)
 
 
 def _values(packed: Tensor, nbits: int, d: int) -> Tensor:
@@ -92,9 +93,3 @@ def _values(packed: Tensor, nbits: int, d: int) -> Tensor:
 
 def _usable(scale: Tensor) -> Tensor:
     return torch.where((scale >= 0) & scale.isfinite(), scale, torch.nan).to(torch.float64).unsqueeze(-1)
-
-
-def _squeezed(scores: Tensor, Q: Tensor, D: Tensor) -> Tensor:
-    for dim, x in ((1, D), (0, Q)):
-        scores = scores.squeeze(dim) if x.dim() == 2 else scores
-    return scores.to(torch.float32)

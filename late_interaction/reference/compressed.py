@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.plaid import check_nbits
-from late_interaction.reference.dense import maxsim_reference, sum_of_maxima, working_dtype
+from late_interaction._checks.tensors import scores_dtype
+from late_interaction.reference.dense import maxsim_reference, sum_of_maxima
 from late_interaction.reference.packed import maxsim_reference_varlen
 
 __all__ = [
@@ -45,7 +46,7 @@ def plaid_approx_score_reference(query_centroid_scores: Tensor, codes: Tensor, d
             f"query_centroid_scores must be [n_centroids, Lq], got {list(query_centroid_scores.shape)}"
         )
     d_mask = _first(codes, doc_lengths)
-    table = query_centroid_scores.to(working_dtype(query_centroid_scores))
+    table = query_centroid_scores.to(scores_dtype(query_centroid_scores))
     similarity = table[_in_range(codes, len(table))].transpose(1, 2)  # [B, Lq, Ld]
     scores, _ = sum_of_maxima(similarity.unsqueeze(0), None, d_mask)
     return scores.squeeze(0)
@@ -122,7 +123,7 @@ def maxsim_residual_reference(
         tensor([1.3000])
     """
     d_mask = _first(codes, doc_lengths)
-    D = decompressed(working_dtype(Q), codes, residuals, centroids, bucket_weights, nbits)
+    D = decompressed(scores_dtype(Q), codes, residuals, centroids, bucket_weights, nbits)
     return maxsim_reference(Q.to(D.dtype), D, d_mask=d_mask, normalize=normalize)
 
 
@@ -163,7 +164,7 @@ def maxsim_residual_varlen_reference(
         ...     centroids, weights, nbits=2)
         tensor([1.1000, 1.3000])
     """
-    D = decompressed(working_dtype(Q), codes_flat, residuals_flat, centroids, bucket_weights, nbits)
+    D = decompressed(scores_dtype(Q), codes_flat, residuals_flat, centroids, bucket_weights, nbits)
     queries = (Q.unsqueeze(0) if Q.dim() == 2 else Q).to(D.dtype)
     Nq, Lq, _ = queries.shape
     cu_seqlens_q = torch.arange(Nq + 1, device="cpu") * Lq

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.dense import check_maxsim
+from late_interaction._checks.dense import as_given, check_maxsim
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["maxsim_reference", "maxsim_with_winners_reference"]
@@ -75,17 +76,14 @@ def maxsim_with_winners_reference(
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     with without_autocast(Q.device.type):
         scores, winners = score_batches(Q3, DN, q_mask, d_mask, normalize)
-    for dim, x in ((1, D), (0, Q)):
-        if x.dim() == 2:
-            scores, winners = scores.squeeze(dim), winners.squeeze(dim)
-    return scores, winners
+    return as_given(scores, Q, D), as_given(winners, Q, D)
 
 
 def score_batches(
     Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor]:
     """Scores ``[Nq, N]`` and winners ``[Nq, N, Lq]`` of checked batches."""
-    dtype = working_dtype(Q)
+    dtype = scores_dtype(Q)
     Q, D = Q.to(dtype), D.to(dtype)
     # Whatever a masked token holds, NaN included, must reach neither a score nor a gradient.
     if q_mask is not None:
@@ -116,8 +114,3 @@ def sum_of_maxima(similarity: Tensor, q_mask: Tensor | None, d_mask: Tensor | No
     scores = torch.where(counts, best, 0.0).sum(-1)
     winners = torch.where(counts, index, -1).to(torch.int32)
     return scores, winners
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """Choose a dtype: float64 stays; everything else is computed in float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from late_interaction._checks.dense import check_from_hidden
 from late_interaction._checks.options import check_flag
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
-from late_interaction.reference.dense import maxsim_reference, working_dtype
+from late_interaction.reference.dense import maxsim_reference
 
 __all__ = ["maxsim_from_hidden_reference"]
 
@@ -45,7 +46,7 @@ def maxsim_from_hidden_reference(
     """
     check_flag("normalize", normalize)
     _, _, d_mask = check_from_hidden(Q, H_d, W, b, None, d_mask, False)
-    dtype = working_dtype(Q)
+    dtype = scores_dtype(Q)
     if d_mask is not None:  # a masked state reaches nothing, W's gradient included, whatever it holds
         H_d = H_d.masked_fill(~d_mask.unsqueeze(-1), 0.0)
     with without_autocast(Q.device.type):

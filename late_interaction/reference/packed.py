@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.packed import check_indices_below
-from late_interaction._checks.tensors import check_embeddings, check_rising
-from late_interaction.reference.dense import maxsim_reference, working_dtype
+from late_interaction._checks.tensors import check_embeddings, check_rising, scores_dtype
+from late_interaction.reference.dense import maxsim_reference
 
 __all__ = ["maxsim_padded_reference", "maxsim_reference_scatter", "maxsim_reference_varlen"]
 
@@ -158,4 +158,4 @@ def _sequences(name: str, packed: Tensor, side: str, offsets: Tensor) -> list[Te
 
 
 def _stacked(scores: list[Tensor], like: Tensor) -> Tensor:
-    return torch.stack(scores) if scores else like.new_empty(0, dtype=working_dtype(like))
+    return torch.stack(scores) if scores else like.new_empty(0, dtype=scores_dtype(like))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from late_interaction._checks.dense import as_given
 from late_interaction._checks.quantized import check_quantized
 from late_interaction._checks.tensors import CODES
 from late_interaction.reference.dense import score_batches
@@ -46,9 +47,7 @@ def maxsim_quantized_reference(
     """
     Q3, DN, scale_Q, scale_D, q_mask, d_mask = check_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, CODES)
     scores, _ = score_batches(_dequantized(Q3, scale_Q), _dequantized(DN, scale_D), q_mask, d_mask, False)
-    for dim, x in ((1, D), (0, Q)):
-        scores = scores.squeeze(dim) if x.dim() == 2 else scores
-    return scores.to(torch.float32)
+    return as_given(scores, Q, D).to(torch.float32)
 
 
 def _dequantized(codes: Tensor, scale: Tensor) -> Tensor:

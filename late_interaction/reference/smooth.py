@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.dense import check_maxsim
+from late_interaction._checks.dense import as_given, check_maxsim
 from late_interaction._checks.options import check_flag, check_tau
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["smooth_maxsim_reference"]
@@ -42,13 +43,10 @@ def smooth_maxsim_reference(
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     check_flag("normalize", normalize)
     tau = check_tau(tau)
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
+    dtype = scores_dtype(Q)
     with without_autocast(Q.device.type):
         scores = _score(Q3.to(dtype), DN.to(dtype), q_mask, d_mask, tau, normalize)
-    for dim, x in ((1, D), (0, Q)):
-        if x.dim() == 2:
-            scores = scores.squeeze(dim)
-    return scores
+    return as_given(scores, Q, D)
 
 
 def _score(

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import Rule
-from late_interaction._checks.dense import check_xtr
+from late_interaction._checks.dense import as_given, check_xtr
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["xtr_scores_reference"]
@@ -44,7 +45,7 @@ def xtr_scores_reference(
     groups = DN.shape[:2] if DN.dim() == 4 else None
     if groups is not None:
         DN, d_mask = DN.flatten(0, 1), None if d_mask is None else d_mask.flatten(0, 1)
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
+    dtype = scores_dtype(Q)
     with without_autocast(Q.device.type):
         weights = torch.ones(Q3.shape[:2], dtype=dtype, device=Q.device)
         if q_weights is not None:
@@ -59,10 +60,7 @@ def xtr_scores_reference(
     if groups is not None:
         own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
         return own.t()
-    for dim, x in ((1, D), (0, Q)):
-        if x.dim() == 2:
-            scores = scores.squeeze(dim)
-    return scores
+    return as_given(scores, Q, D)
 
 
 def _score(grid: Tensor, k: int, weights: Tensor, kept: Tensor, d_mask: Tensor | None, rule: Rule) -> Tensor:

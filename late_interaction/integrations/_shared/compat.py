@@ -69,7 +69,6 @@ def why_unfit(Q: Tensor, D: Tensor, package: str, document_rank: int, own_docume
 
 @functools.cache
 def has_kernels(device: torch.device) -> bool:
-    """Tell whether there are kernels for tensors on this device."""
     if device.type != "cuda":
         return device.type == "cpu"
     return ops.cuda_missing is None and torch.cuda.get_device_capability(device) >= (7, 5)
@@ -99,7 +98,6 @@ def brief_cause(cause: Exception) -> str:
 
 
 def installed_release(package: str) -> str | None:
-    """Return the release of a package that is installed, if one is."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

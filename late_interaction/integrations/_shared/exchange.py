@@ -55,7 +55,6 @@ class Exchanges:
         return found
 
     def restore(self) -> None:
-        """Everything is as it was."""
         for function, code in self._code.items():
             function.__code__ = code
         for holder, name, own in reversed(self._attributes):

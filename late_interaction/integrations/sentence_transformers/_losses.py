@@ -135,7 +135,6 @@ def _scored(loss: Any, Q: Tensor, D: Tensor, q_mask: Tensor, d_mask: Tensor) -> 
 
 
 def _bytes_of(Q: Tensor, D: Tensor) -> int:
-    """Scores and winners of all pairs."""
     return Q.shape[0] * D.shape[0] * D.shape[1] * (4 + 2 * Q.shape[1])
 
 

@@ -26,7 +26,6 @@ def module(name: str) -> Any:
 
 
 def exchanged() -> bool:
-    """Tell whether the patch is in place."""
     return bool(EXCHANGES)
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from late_interaction import ops
 from late_interaction._checks.options import check_flag
-from late_interaction._checks.tensors import check_embeddings, check_mask, check_same_kind
+from late_interaction._checks.tensors import check_embeddings, check_mask, check_same_kind, scores_dtype
 from late_interaction.ops.winners import narrow
 
 
@@ -57,9 +57,8 @@ def backward(
     if q_mask is not None:
         winners.masked_fill_(~q_mask.unsqueeze(1), -1)
     documents = D.unflatten(0, (Nq, N)) if kd_layout else D
-    scores_dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
     with torch.no_grad():
         grad_Q, grad_D = ops.maxsim_backward(
-            grad_scores.to(scores_dtype), Q, documents, winners, False, method
+            grad_scores.to(scores_dtype(Q)), Q, documents, winners, False, method
         )
     return grad_Q, grad_D.reshape(D.shape)

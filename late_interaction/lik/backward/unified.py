@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction.lik.backward import _saved
 
 __all__ = ["maxsim_backward_unified", "maxsim_backward_unified_reference"]
@@ -76,7 +77,7 @@ def maxsim_backward_unified_reference(
     """
     N, q_mask = _saved.check(grad_scores, Q, D, argmax, q_mask, False)
     (Nq, Lq, d), Ld = Q.shape, D.shape[1]
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
+    dtype = scores_dtype(Q)
     winners = argmax.reshape(Nq, N, Lq).long()
     matched = (winners >= 0) & (winners < Ld)
     if q_mask is not None:

@@ -44,7 +44,6 @@ class Gpu(NamedTuple):
 
 @cache
 def gpu_of(index: int | None) -> Gpu:
-    """Describe the GPU of this index."""
     properties = torch.cuda.get_device_properties(index)
     return Gpu(properties.L2_cache_size, properties.multi_processor_count)
 

@@ -1,12 +1,12 @@
 """Shapes, gradients and autocast of the operators on hidden states."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from late_interaction._scoring.precision import without_autocast
+from late_interaction._scoring.precision import AUTOCAST_PRECISION, without_autocast
 from late_interaction._torch import (
     DispatchKey,
     DispatchKeySet,
@@ -15,13 +15,11 @@ from late_interaction._torch import (
     _is_any_autocast_enabled,
     register_fake,
 )
+from late_interaction.ops._functions import keeping_winners
 from late_interaction.ops._library import library, operators, qualified
 from late_interaction.ops._registration import (
-    AUTOCAST_PRECISION,
     Kernel,
-    applied,
     call_in_backward,
-    call_in_function,
     fake_gradient,
     fake_nothing,
     register_backward,
@@ -90,35 +88,15 @@ def _fake_l2_normalize_rows(x: Tensor) -> Tensor:
 # ---- gradients ----
 
 
-class MaxSimFromHidden(Function):
-    """Differentiate ``maxsim_from_hidden``."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        Q, H, W, b, _, _, normalize, precision = args
-        scores, winners = call_in_function(_winners_op, *args)
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(Q, H, W, b, winners)
-        ctx.options = normalize, precision
-        return scores, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        if grad_scores is None:
-            return (None,) * 8
-        needs = ctx.needs_input_grad[:4]
-        args = (grad_scores, *ctx.saved_tensors, *ctx.options, *needs)
-        if _is_any_autocast_enabled():  # the forward's precision already says what it wanted
-            with without_autocast(grad_scores.device.type):
-                grads = call_in_backward(_backward_op, *args)
-        else:
-            grads = call_in_backward(_backward_op, *args)
-        wanted: list[Tensor | None] = [g if need else None for g, need in zip(grads, needs, strict=True)]
-        return *wanted, None, None, None, None
+def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:4]
+    # The forward's precision already says what autocast wanted.
+    with without_autocast(grad_scores.device.type) if _is_any_autocast_enabled() else nullcontext():
+        grads = call_in_backward(_backward_op, grad_scores, *saved, *ctx.options, *needs)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None, None
 
 
-_apply = applied(MaxSimFromHidden)
+_apply = keeping_winners(_winners_op, 4, 6, _gradients)
 _DEFAULTS = (True, "highest")  # normalize and precision: the dispatcher leaves defaults out
 
 

@@ -110,7 +110,6 @@ def _head(
 
 
 def check(Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None) -> None:
-    """Check the inputs of the operators."""
     _require(
         Q.dim() == 3 and H.dim() == 3 and W.dim() == 2,
         lambda: "Q must be [Nq, Lq, d], H [Nd, Ld, d_model] and W [d, d_model]",
@@ -178,7 +177,6 @@ def maxsim_from_hidden(
     Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool = True, precision: str = "highest",
 ) -> Tensor:  # fmt: skip
-    """Compute the operator of this name."""
     return _forward(Q, H, W, b, q_mask, d_mask, normalize, precision, False)[0]
 
 
@@ -186,7 +184,6 @@ def maxsim_from_hidden_winners(
     Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool = True, precision: str = "highest",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the operator of this name."""
     return _forward(Q, H, W, b, q_mask, d_mask, normalize, precision, True)
 
 
@@ -195,7 +192,6 @@ def maxsim_from_hidden_backward(
     normalize: bool = True, precision: str = "highest", need_grad_Q: bool = True, need_grad_H: bool = True,
     need_grad_W: bool = True, need_grad_b: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the operator of this name."""
     check(Q, H, W, b)
     check_choice("precision", precision, OPERATOR_PRECISIONS)
     dtype = working_dtype(precision, Q, H, W, b)

@@ -38,5 +38,4 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def converted(dtype: torch.dtype, x: Tensor) -> Tensor:
-    """Convert a tensor, if it has another dtype."""
     return x if x.dtype == dtype else x.to(dtype)  # even a `to` that changes nothing takes microseconds

@@ -14,14 +14,12 @@ _BOOL = (torch.bool,)
 
 
 def can_project_rows(hidden: Tensor, W: Tensor, b: Tensor | None) -> bool:
-    """Tell whether the operator of this name has a kernel for the call."""
     return False
 
 
 def project_rows(
     rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, active_rows: Tensor | None, normalize: bool
 ) -> Tensor:
-    """Compute the operator of this name."""
     floats = (rows.dtype,) if rows.dtype in FLOATS else FLOATS
     check_tensor("rows", rows, (None, None), floats)
     check_tensor("hidden", hidden, (rows.shape[0], None), floats, rows)
@@ -40,7 +38,6 @@ def project_rows(
 
 
 def argmax_mask(winners: Tensor, Ld: int) -> Tensor:
-    """Compute the operator of this name."""
     if not 0 <= Ld <= MAX_TOKENS:
         raise RuntimeError(f"late_interaction: Ld must lie in [0, {MAX_TOKENS}], got {Ld}")
     check_tensor("winners", winners, (None, None, None), (winner_dtype(Ld),))
@@ -52,7 +49,6 @@ def argmax_mask(winners: Tensor, Ld: int) -> Tensor:
 
 
 def l2_normalize_rows(x: Tensor) -> Tensor:
-    """Compute the operator of this name."""
     check_tensor("x", x, (None, None), FLOATS)
     inverse: Tensor = (
         torch.linalg.vector_norm(x, dim=-1, dtype=sum_dtype(x.dtype)).clamp_min_(1e-12).reciprocal_()
@@ -74,7 +70,6 @@ def maxsim_backward_into(
     last: bool,
     d_sums: Tensor | None = None,
 ) -> None:
-    """Compute the operator of this name."""
     # What the CUDA kernel asks for too.
     for name, x, of in (("grad_Q", grad_Q, Q), ("grad_D", grad_D, D)):
         check_tensor(name, x, None, (of.dtype,), of)
@@ -116,7 +111,6 @@ def maxsim_backward_into(
 def wgrad_splitk(
     partials: Tensor, grad: Tensor, hidden: Tensor, active_rows: Tensor, overwrite: bool
 ) -> None:
-    """Compute the operator of this name."""
     check_tensor("grad", grad, (None, None), FLOATS)
     check_tensor("hidden", hidden, (grad.shape[0], None), (grad.dtype,), grad)
     check_tensor("active_rows", active_rows, grad.shape[:1], _BOOL, grad)

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.options import OPERATOR_PRECISIONS
-from late_interaction._checks.tensors import FLOATS
+from late_interaction._checks.tensors import FLOATS, scores_dtype
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._arguments import check_choice, check_tensor
-from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.smooth import kernels
 from late_interaction.ops.smooth.operands import Documents, Tokens, queries
 
@@ -190,7 +189,6 @@ def smooth_maxsim(
     Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float = 0.1,
     normalize: bool = False, precision: str = "highest", paired: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Compute the operator of this name."""
     p = _Problem.of(Q, D, q_mask, d_mask, tau, normalize, precision, paired)
     result = Q.new_empty(scores_shape(Q, D, paired), dtype=p.dtype)
     if p.empty:
@@ -213,7 +211,6 @@ def smooth_maxsim(
 
 
 def scores_shape(Q: Tensor, D: Tensor, paired: bool) -> tuple[int, ...]:
-    """Return the shape of the scores."""
     return (Q.shape[0],) if paired else (Q.shape[0], D.shape[-3])
 
 
@@ -231,7 +228,6 @@ def smooth_maxsim_backward(
     tau: float = 0.1, normalize: bool = False, precision: str = "highest", need_grad_Q: bool = True,
     need_grad_D: bool = True, paired: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the operator of this name."""
     p = _Problem.of(Q, D, q_mask, d_mask, tau, normalize, precision, paired)
     check_tensor("grad_scores", grad_scores, scores_shape(Q, D, paired), (p.dtype,), Q)
     grad_Q, grad_D = (

@@ -17,7 +17,6 @@ class Tokens:
 
     @staticmethod
     def of(x: Tensor, normalize: bool, dtype: torch.dtype) -> "Tokens":
-        """Make them of tokens."""
         x = x.to(dtype).contiguous()
         if not normalize:
             return Tokens(x, None)
@@ -54,7 +53,6 @@ class Documents:
 
     @staticmethod
     def of(x: Tensor, mask: Tensor | None, normalize: bool, dtype: torch.dtype) -> "Documents":
-        """Make them of tokens and their mask."""
         if mask is None:
             return Documents(Tokens.of(x, normalize, dtype), None, None)
         some = mask.any(-1, keepdim=True)

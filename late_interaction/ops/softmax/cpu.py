@@ -9,7 +9,6 @@ _SCALED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def row_sums(scores: Tensor, inverse_temperature: Tensor) -> Tensor:
-    """Compute ``softmax_row_sums``."""
     _check_scores(scores, inverse_temperature)
     return _sums(scores, inverse_temperature)[0]
 
@@ -23,7 +22,6 @@ def rows(
     smoothing: float,
     weights: Tensor,
 ) -> Tensor:
-    """Compute ``softmax_rows_``."""
     _check_scores(scores, inverse_temperature)
     check_tensor("factor", factor, scores.shape[:1], (scores.dtype,), scores)
     _check_labels_and_weights(labels, weights, scores)
@@ -35,7 +33,6 @@ def rows(
 
 
 def sums(scores: Tensor, inverse_temperature: Tensor, column_sums: Tensor) -> Tensor:
-    """Compute ``softmax_sums_``."""
     _check_scores(scores, inverse_temperature)
     check_tensor("column_sums", column_sums, (4, scores.shape[1]), (scores.dtype,), scores)
     if scores.shape[0] == 0:
@@ -62,7 +59,6 @@ def weights(
     smoothing: float,
     weights: Tensor,
 ) -> None:
-    """Compute ``softmax_weights_``."""
     _check_scores(scores, inverse_temperature)
     check_tensor("row_terms", row_terms, (3, scores.shape[0]), (scores.dtype,), scores)
     check_tensor("column_terms", column_terms, (3, scores.shape[1]), (scores.dtype,), scores)
@@ -79,7 +75,6 @@ def weights(
 
 
 def scale_rows(x: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Scale each row of x into ``out``."""
     check_tensor("x", x, None, _SCALED)
     check_tensor("out", out, None, _SCALED, x)
     check_tensor("scale", scale, None, (torch.float32,), x)
@@ -93,7 +88,6 @@ def scale_rows(x: Tensor, scale: Tensor, out: Tensor) -> None:
 
 
 def can_product_rows(Q: Tensor, D: Tensor) -> bool:
-    """Tell whether :func:`product_rows` takes these tokens."""
     return Q.dtype is D.dtype is torch.bfloat16 and Q.dim() == D.dim() == 2 and Q.shape[1] == D.shape[1]
 
 
