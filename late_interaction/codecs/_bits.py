@@ -15,7 +15,6 @@ from late_interaction._scoring.quantized import call_without_gradients, scale_fo
 from late_interaction.codecs._codec import Codec, register
 from late_interaction.codecs._quantized import Int8
 from late_interaction.codes import Codes
-from late_interaction.ops.packed_codes import unpack_codes
 from late_interaction.tokens import Tokens
 
 _LARGEST = 7
@@ -93,7 +92,7 @@ class Bits(Codec):
         return codes, scales if self.scales else None, None
 
     def _decoded(self, codes: Codes) -> Tensor:
-        values = unpack_codes(codes.values, self.nbits, codes.d)
+        values = _unpack(codes.values, self.nbits, codes.d)
         return values.to(torch.float32) if codes.scales is None else values * codes.scales.unsqueeze(-1)
 
     def _checked_scales(self, values: Tensor, scales: Any) -> Tensor | None:
@@ -163,3 +162,21 @@ def _pack(fields: Tensor, nbits: int) -> Tensor:
         words = fields.contiguous().view(torch.int16)
         packed = words | words >> 4
     return (packed & 255).to(torch.uint8)
+
+
+def _unpack(packed: Tensor, nbits: int, d: int) -> Tensor:
+    """Unpack ``d`` int8 codes of each token: bits as +1 and -1, four bits as the value - 8."""
+    each = 8 // nbits  # codes of a byte, looked up as one integer
+    codes = _codes_of_bytes(nbits, packed.device).view(torch.int64 if each == 8 else torch.int16)
+    found = codes.flatten().index_select(0, packed.flatten().to(torch.int32))
+    unpacked: Tensor = found.view(torch.int8).view(*packed.shape[:-1], packed.shape[-1] * each)
+    return unpacked[..., :d]
+
+
+def _codes_of_bytes(nbits: int, device: torch.device) -> Tensor:
+    """Tabulate the codes of each byte: int8 [256, codes of a byte]."""
+    values = torch.arange(256, dtype=torch.uint8, device=device).unsqueeze(-1)
+    shifts = torch.arange(0, 8, nbits, dtype=torch.uint8, device=device)
+    fields = ((values >> shifts) & (2**nbits - 1)).to(torch.int8)
+    codes: Tensor = fields * 2 - 1 if nbits == 1 else fields - 8
+    return codes

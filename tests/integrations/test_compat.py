@@ -242,6 +242,6 @@ def test_functions_of_sentence_transformers_are_patched_where_its_losses_do_not_
     with pytest.warns(RuntimeWarning, match=f"did not find .*NegativesRankingLoss.*{why}"):
         li.patch("sentence-transformers")
     function = importlib.import_module("sentence_transformers.util.similarity")._maxsim_score_pairs
-    assert "_chunks" in function.__code__.co_names
+    assert any(name.endswith("_chunks") for name in function.__code__.co_names)
     li.unpatch("sentence-transformers")
     assert function(0, 0, None, None) == "its own"

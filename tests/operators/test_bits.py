@@ -8,7 +8,6 @@ import torch
 
 import late_interaction as li
 from late_interaction import Codes, codecs
-from late_interaction.ops import _blocks, packed_codes
 from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
 from tests import coded, ref
 from tests.cases import mask
@@ -71,22 +70,11 @@ def int8_codes(shape, device):
     return codes.masked_fill(torch.rand(shape, device=device) < 0.2, -128)
 
 
-@pytest.fixture(params=["operator", "int8 copies", "one document at a time"])
-def way(request, monkeypatch):
-    """The operators, and the int8 copies that GPUs make, on every device."""
-    if request.param == "operator":
-        return CASES, OPS.maxsim_hamming, OPS.maxsim_asymmetric
-    if request.param == "one document at a time":
-        monkeypatch.setattr(_blocks, "_BYTES", 1)
-    return CASES[::8] + CASES[1::8], packed_codes._maxsim_hamming, packed_codes._maxsim_asymmetric
-
-
-def test_hamming(way, device):
-    cases, op, _ = way
-    for case in cases:
+def test_hamming(device):
+    for case in CASES:
         queries, documents, d, form, q_mask, d_mask = draw(case, device)
         Q, D = packed(queries, d, 1, device, form), packed(documents, d, 1, device, form)
-        scores = op(Q, D, d, q_mask, d_mask)
+        scores = OPS.maxsim_hamming(Q, D, d, q_mask, d_mask)
         expected = ref.maxsim(values(Q, 1, d), values(D, 1, d), q_mask, d_mask)[0]
         assert torch.equal(scores.double(), expected), case
         assert torch.equal(maxsim_hamming_reference(Q, D, d, q_mask=q_mask, d_mask=d_mask), scores), case
@@ -126,13 +114,12 @@ def test_a_gpu_walks_over_many_documents(d):
 
 
 @pytest.mark.parametrize("nbits", [1, 4])
-def test_asymmetric(way, nbits, device):
-    cases, _, op = way
-    for case in cases:
+def test_asymmetric(nbits, device):
+    for case in CASES:
         queries, documents, d, form, q_mask, d_mask = draw(case, device)
         Q, D = laid(int8_codes((*queries, d), device), form), packed(documents, d, nbits, device, form)
         s, t = torch.rand(queries, device=device), torch.rand(documents, device=device)
-        scores = op(Q, D, s, t, q_mask, d_mask, nbits)
+        scores = OPS.maxsim_asymmetric(Q, D, s, t, q_mask, d_mask, nbits)
         q, x = Q.double() * s.double()[..., None], values(D, nbits, d) * t.double()[..., None]
         expected = ref.maxsim(q, x, q_mask, d_mask)[0]
         ref.assert_close(scores, expected, {"cpu": 5e-6, "cuda": 2e-3}[device])
