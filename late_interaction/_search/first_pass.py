@@ -13,6 +13,7 @@ from late_interaction._checks.options import check_positive
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import unwatched
+from late_interaction._scoring.precision import without_autocast
 from late_interaction._search.pieces import codes_of
 from late_interaction._search.prepare import Options, Search, left_out, padded
 from late_interaction._search.rescore import exact_scores, fitting
@@ -21,10 +22,9 @@ from late_interaction._search.stream import chunks, to_device
 from late_interaction.codecs import Codec
 from late_interaction.codes import Codes
 from late_interaction.muvera import Encodings, Muvera
-from late_interaction.muvera._first_pass import MuveraPass, check_encodings
 from late_interaction.tokens import Tokens
 
-# Documents that are scored or encoded at a time have at most so many bytes of codes or embeddings.
+# Documents that are scored or encoded at a time have at most so many bytes of codes, encodings or embeddings.
 _BYTES = 256 << 20
 
 
@@ -60,44 +60,86 @@ class CoarseSearch(Search):
             return select(scores, found, options.k, largest)
 
 
-class CodesPass:
-    """Queries, and their scores with chunks of documents in codes."""
+class _Pass:
+    """Queries, and their scores with chunks of documents.
 
-    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Codec | Codes, normalize: bool) -> None:
-        self.codes = coarse.to_padded() if isinstance(coarse, Codes) else None
-        self.codec = (coarse.codec if isinstance(coarse, Codes) else coarse).to(Q.device)
-        self.normalize = normalize
-        self.Q, self.q_mask = self._tokens(Q), q_mask
+    ``scored`` yields the first document's index of each chunk, and scores, on the device of the queries.
+    """
+
+    Q: Tensor
+
+    def __init__(self, normalize: bool) -> None:
+        self._normalize = normalize
 
     def _tokens(self, x: Tensor) -> Tensor:
-        return unit_rows(x.float(), dim=-1, eps=1e-12) if self.normalize else x
+        return unit_rows(x.float(), dim=-1, eps=1e-12) if self._normalize else x
 
-    def chunks(
-        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
-    ) -> Iterator[tuple[int, Codes]]:
-        """Yield the first document's index and codes, on the device of the queries."""
-        device, most = self.Q.device, max(MOST_SCORES // max(self.Q.shape[0], 1), 1)
-        codes = self.codes
-        if codes is not None:
-            values, mask = codes.values, d_mask if codes.mask is None else codes.mask
-            if values.device != device:  # what travels goes in small chunks
-                chunk_bytes = chunk_bytes or _BYTES
-            size = most
-            if chunk_bytes is not None:
-                size = min(most, fitting(values.shape[1] * values.shape[2] * values.itemsize, chunk_bytes))
-            for start, some, beside in chunks(values, (mask, codes.scales, codes.centroids), size, device):
-                yield start, codes_of(self.codec, codes.d, some, *beside)
-            return
-        size = min(most, fitting(4 * D.shape[1] * D.shape[2], chunk_bytes or _BYTES))
-        for start, some, (mask,) in chunks(D, (d_mask,), size, device):
-            yield start, self.codec.encode(Tokens._made(self._tokens(some), mask))
+    def _size(self, bytes_each: int, chunk_bytes: int | None) -> int:
+        """Return how many documents are scored at a time."""
+        return min(fitting(len(self.Q), MOST_SCORES), fitting(bytes_each, chunk_bytes or _BYTES))
+
+    def _embeddings(self, D: Tensor, d_mask: Tensor | None, size: int) -> Iterator[tuple[int, Tokens]]:
+        for start, some, (mask,) in chunks(D, (d_mask,), size, self.Q.device):
+            yield start, Tokens._made(self._tokens(some), mask)
+
+
+class CodesPass(_Pass):
+    """Queries, and their scores with codes."""
+
+    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Codec | Codes, normalize: bool) -> None:
+        super().__init__(normalize)
+        self.codes = coarse.to_padded() if isinstance(coarse, Codes) else None
+        self.codec = (coarse.codec if isinstance(coarse, Codes) else coarse).to(Q.device)
+        self.Q, self.q_mask = self._tokens(Q), q_mask
 
     def scored(
         self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first document's index of each chunk, and scores."""
-        for start, codes in self.chunks(D, d_mask, chunk_bytes):
+        for start, codes in self._chunks(D, d_mask, chunk_bytes):
             yield start, unwatched(maxsim, self.Q, codes, self.q_mask)
+
+    def _chunks(
+        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
+    ) -> Iterator[tuple[int, Codes]]:
+        codes, device = self.codes, self.Q.device
+        if codes is None:
+            size = self._size(4 * D.shape[1] * D.shape[2], chunk_bytes)
+            for start, tokens in self._embeddings(D, d_mask, size):
+                yield start, self.codec.encode(tokens)
+            return
+        values, mask = codes.values, d_mask if codes.mask is None else codes.mask
+        if values.device == device and chunk_bytes is None:  # what travels goes in small chunks
+            size = fitting(len(self.Q), MOST_SCORES)
+        else:
+            size = self._size(values.shape[1] * values.shape[2] * values.itemsize, chunk_bytes)
+        for start, some, beside in chunks(values, (mask, codes.scales, codes.centroids), size, device):
+            yield start, codes_of(self.codec, codes.d, some, *beside)
+
+
+class MuveraPass(_Pass):
+    """Queries as MUVERA's encodings, and their inner products with those of documents."""
+
+    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Muvera | Encodings, normalize: bool) -> None:
+        super().__init__(normalize)
+        self.encodings = coarse.documents if isinstance(coarse, Encodings) else None
+        self.muvera = coarse.muvera if isinstance(coarse, Encodings) else coarse
+        self.Q = self.muvera.encode_queries(Tokens._made(self._tokens(Q), q_mask))
+
+    def scored(
+        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        if self.encodings is not None:
+            size = self._size(4 * self.muvera.dim, chunk_bytes)
+            for start, some, _ in chunks(self.encodings, (), size, self.Q.device):
+                yield start, self._products(some)
+            return
+        size = self._size(4 * max(self.muvera.dim, D.shape[1] * D.shape[2]), chunk_bytes)
+        for start, tokens in self._embeddings(D, d_mask, size):
+            yield start, self._products(self.muvera.encode_documents(tokens))
+
+    def _products(self, documents: Tensor) -> Tensor:
+        with without_autocast(self.Q.device.type):
+            return torch.mm(self.Q, documents.float().t())
 
 
 def _best(
@@ -122,20 +164,26 @@ def _best(
 
 def _check_corpus_of(coarse: Any, D: Tensor) -> None:
     if isinstance(coarse, (Muvera, Encodings)):
-        check_encodings(coarse, D)
-        return
-    if isinstance(coarse, Codec):
-        return
-    if not isinstance(coarse, Codes):
+        muvera, made = (coarse, None) if isinstance(coarse, Muvera) else (coarse.muvera, coarse.documents)
+        if muvera.d != D.shape[2]:
+            raise ValueError(f"coarse must be for tokens of D {shape_of(D)}, got one for d = {muvera.d}")
+        if made is not None and len(made) != len(D):
+            raise ValueError(f"coarse must hold the encodings of {len(D)} documents, got {len(made)}")
+        device = D.device if made is None else made.device
+    elif isinstance(coarse, Codes):
+        tokens = coarse.mask is None and not coarse.is_packed  # those of D, one by one
+        got = [*coarse.values.shape[:-1], coarse.d] if tokens else [len(coarse), coarse.d]
+        if got != ([*D.shape] if tokens else [D.shape[0], D.shape[2]]) or coarse.values.dim() == 4:
+            raise ValueError(f"coarse must be the codes of D {shape_of(D)}, got those of {got}")
+        device = coarse.device
+    elif isinstance(coarse, Codec):
+        device = D.device
+    else:
         raise TypeError(
             f"coarse must be Codes of D or a codec, or Encodings of D or a Muvera, got {abbreviate(coarse)}"
         )
-    tokens = coarse.mask is None and not coarse.is_packed  # those of D, one by one
-    got = [*coarse.values.shape[:-1], coarse.d] if tokens else [len(coarse), coarse.d]
-    if got != ([*D.shape] if tokens else [D.shape[0], D.shape[2]]) or coarse.values.dim() == 4:
-        raise ValueError(f"coarse must be the codes of D {shape_of(D)}, got those of {got}")
-    if coarse.device != D.device:
-        raise ValueError(f"coarse must be on the device of D, {D.device}, got {coarse.device}")
+    if device != D.device:
+        raise ValueError(f"coarse must be on the device of D, {D.device}, got {device}")
 
 
 def check_candidates(candidates: int | None, k: int) -> int:

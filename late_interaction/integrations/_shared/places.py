@@ -82,18 +82,19 @@ def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[
 
 
 def attribute_of(
-    exchanges: Exchanges, replacement: Callable[[Any], Any], parameters: Sequence[str] | None = None
-) -> Callable[[Any, str], bool]:
+    exchanges: Exchanges, replacement: Callable[[Any], Any], parameters: Sequence[str] | None = None,
+    fits: Callable[[Any], bool] | None = None,
+) -> Callable[[Any, str], bool]:  # fmt: skip
     """Put what ``replacement`` makes of an attribute in its place. A name may be a path: ``Class.method``.
 
-    parameters: those that the attribute, a function, must have.
+    parameters: those that the attribute, a function, must have. fits: what else it must be.
     """
 
     def patch(module: Any, path: str) -> bool:
         *outer, name = path.split(".")
         holder = functools.reduce(lambda found, part: getattr(found, part, None), outer, module)
         original = inspect.getattr_static(holder, name, None)
-        if original is None:
+        if original is None or (fits is not None and not fits(original)):
             return False
         if parameters is not None and [*inspect.signature(original).parameters] != [*parameters]:
             return False

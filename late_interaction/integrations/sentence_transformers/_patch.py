@@ -8,7 +8,14 @@ retrieval evaluator get a method each.
 from collections.abc import Callable
 from typing import Any
 
-from late_interaction.integrations._shared.places import Library, Place, calling, code_of, patch_places
+from late_interaction.integrations._shared.places import (
+    Library,
+    Place,
+    attribute_of,
+    calling,
+    code_of,
+    patch_places,
+)
 from late_interaction.integrations.sentence_transformers import (
     _chunks,
     _colbert,
@@ -44,22 +51,7 @@ def _code_of(function: Callable[..., Any]) -> Callable[[Any, str], bool]:
     return code_of(EXCHANGES, calling(function))
 
 
-def _method(
-    name: str, replacement: Callable[[Any], Any], fits: Callable[[Any], bool]
-) -> Callable[[Any, str], bool]:
-    """Give the class a method in the place of what it has or inherits."""
-
-    def patch(module: Any, class_name: str) -> bool:
-        holder = getattr(module, class_name, None)
-        original = getattr(holder, name, None)
-        if not isinstance(holder, type) or not fits(original):
-            return False
-        EXCHANGES.attribute(holder, name, replacement(original))
-        return True
-
-    return patch
-
-
+_by_blocks = attribute_of(EXCHANGES, _losses.by_blocks, fits=_losses.namespace_fits)
 _SURFACE: list[Place] = [
     (SIMILARITY, "maxsim", _code_of(_similarity.maxsim)),
     (SIMILARITY, "maxsim_pairwise", _code_of(_similarity.maxsim_pairwise)),
@@ -68,19 +60,11 @@ _SURFACE: list[Place] = [
     (COLBERT, "colbert_scores", _code_of(_colbert.colbert_scores)),
     (COLBERT, "colbert_kd_scores", _code_of(_colbert.colbert_kd_scores)),
     (XTR, "xtr_scores", _code_of(_xtr.xtr_scores)),  # which its other functions and its classes call
-    (
-        _LOSSES,
-        "MultiVectorMultipleNegativesRankingLoss",
-        _method("forward", _losses.by_blocks, _losses.namespace_fits),
-    ),
-    (
-        _LOSSES,
-        "CachedMultiVectorMultipleNegativesRankingLoss",
-        _method("calculate_loss", _losses.by_blocks, _losses.namespace_fits),
-    ),
+    (_LOSSES, "MultiVectorMultipleNegativesRankingLoss.forward", _by_blocks),
+    (_LOSSES, "CachedMultiVectorMultipleNegativesRankingLoss.calculate_loss", _by_blocks),
     (
         _EVALUATION,
-        "MultiVectorInformationRetrievalEvaluator",
-        _method("compute_all_metrics", _ranking.ranked_on_the_device, _ranking.signature_fits),
+        "MultiVectorInformationRetrievalEvaluator.compute_all_metrics",
+        attribute_of(EXCHANGES, _ranking.ranked_on_the_device, fits=_ranking.signature_fits),
     ),
 ]
