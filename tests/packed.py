@@ -74,6 +74,26 @@ def scores_and_winners(Q, D, cu_q, cu_d):
     return scores, winners
 
 
+def draw_pairs(queries, documents, count, device="cpu"):
+    """Some that repeat, and no order."""
+    if queries == 0 or documents == 0:
+        count = 0
+    pair_q = torch.randint(max(queries, 1), (count,), dtype=torch.int32)
+    pair_d = torch.randint(max(documents, 1), (count,), dtype=torch.int32)
+    return pair_q.to(device), pair_d.to(device)
+
+
+def judged_pairs(Q, D, cu_q, cu_d, pair_q, pair_d, stride):
+    """([pairs] float64, [pairs, stride] with -1 behind a query's end), pair by pair."""
+    queries, documents = slices(Q, cu_q), slices(D, cu_d)
+    scores = torch.zeros(len(pair_q), dtype=torch.float64, device=Q.device)
+    winners = torch.full((len(pair_q), stride), -1, device=Q.device)
+    for p, (i, j) in enumerate(zip(pair_q.tolist(), pair_d.tolist(), strict=True)):
+        score, winner = ref.maxsim(queries[i][None], documents[j][None])
+        scores[p], winners[p, : len(queries[i])] = score[0, 0], winner[0, 0]
+    return scores, winners
+
+
 def gradients(grad_scores, Q, D, cu_q, cu_d, winners):
     """(grad_Q, grad_D) in float64, with the winners as given."""
     grad_Q = torch.zeros(Q.shape, dtype=torch.float64, device=Q.device)

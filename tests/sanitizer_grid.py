@@ -19,6 +19,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
+from tests.packed import pack
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -236,11 +237,7 @@ PACKED = {
 
 
 def run_packed(name, lengths_q, lengths_d, d, dtype, precision):
-    def pack(lengths):
-        offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
-        return torch.randn(sum(lengths), d, device="cuda").to(dtype), offsets
-
-    (Q, cu_q), (D, cu_d) = pack(lengths_q), pack(lengths_d)
+    (Q, cu_q), (D, cu_d) = (pack(x, d, dtype, "cuda") for x in (lengths_q, lengths_d))
     scores, winners = ops.maxsim_varlen_winners(Q, D, cu_q, cu_d, precision)
     grads = ops.maxsim_varlen_backward(torch.ones_like(scores), Q, D, cu_q, cu_d, winners)
     sums = [torch.zeros(x.shape, device="cuda", dtype=scores.dtype) for x in (Q, D)]
@@ -263,11 +260,7 @@ PAIR_LISTS = {
 
 
 def run_pairs(name, lengths_q, lengths_d, pairs, d, dtype, precision):
-    def pack(lengths):
-        offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
-        return torch.randn(sum(lengths), d, device="cuda").to(dtype), offsets
-
-    (Q, cu_q), (D, cu_d) = pack(lengths_q), pack(lengths_d)
+    (Q, cu_q), (D, cu_d) = (pack(x, d, dtype, "cuda") for x in (lengths_q, lengths_d))
     pair_q = torch.randint(len(lengths_q), (pairs,), device="cuda").int()
     pair_d = torch.randint(len(lengths_d), (pairs,), device="cuda").int()
     inputs = (Q, D, cu_q, cu_d, pair_q, pair_d)

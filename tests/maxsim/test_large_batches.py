@@ -9,6 +9,7 @@ import torch
 
 import late_interaction as li
 from tests import ref
+from tests.calls import in_graph
 from tests.cases import tokens
 from tests.support.given_winners import reference
 
@@ -244,9 +245,7 @@ def test_packed_parts_of_a_graph(planned_as):
 
     want = gradients()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = gradients()
+    graph, found = in_graph(gradients)
     for x in found:
         x.fill_(torch.nan)
     graph.replay()

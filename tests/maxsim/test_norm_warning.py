@@ -18,6 +18,7 @@ from late_interaction import Corpus, codecs, fused_head
 from late_interaction._scoring import norm_warning
 from late_interaction.lik import plaid
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from tests.calls import in_graph, waiting_for_nothing
 
 
 @pytest.fixture(autouse=True)
@@ -118,24 +119,16 @@ def test_no_later_call_waits():
     Q, kept = (x.cuda() for x in queries(1.0, [4, 9, 1, 6]))
     D = unit(2, 3, 8).cuda()
     assert said_first(li.maxsim, Q, D, kept) == []
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         li.maxsim(Q, D, kept)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
 def test_nothing_waits_where_it_must_not():
     call = score("cuda", 7.0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         assert said(call) == []
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
+    graph, captured = in_graph(call)
     graph.replay()
     torch.testing.assert_close(captured, call())
 

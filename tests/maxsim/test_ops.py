@@ -12,6 +12,7 @@ from torch.utils.cpp_extension import CUDA_HOME
 import late_interaction as li
 from late_interaction.ops import _twice, dense
 from tests import ref
+from tests.calls import waiting_for_nothing
 from tests.selection import NIGHTLY
 
 OPS = torch.ops.late_interaction
@@ -261,13 +262,10 @@ def test_no_hidden_synchronization():
     Q = torch.randn(9, 33, 128, device="cuda", requires_grad=True)
     D = torch.randn(7, 300, 128, device="cuda", requires_grad=True)
     li.maxsim(Q, D).sum().backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         for backward in ("lowmem", "unified"):
             li.maxsim(Q, D, normalize=True, backward=backward).sum().backward()
         li.search(Q, D, 3, chunk_bytes=2 * D[0].nbytes)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # ---- autocast ----

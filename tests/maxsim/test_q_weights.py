@@ -8,7 +8,7 @@ from late_interaction import ops
 from late_interaction.score_pairs import score_pairs_packed
 from tests import packed, ref
 from tests.cases import Case, call, inputs, walk
-from tests.operators.test_score_pairs import draw_pairs
+from tests.packed import draw_pairs
 from tests.packed import scored as maxsim_varlen
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import late_interaction as li
 from late_interaction import Codes, Tokens, codecs
 from tests import ref
+from tests.calls import waiting_for_nothing
 from tests.token_forms import D_MODEL, FORMS, LENGTHS, sequences
 
 OPS = torch.ops.late_interaction
@@ -282,15 +283,12 @@ def test_nothing_waits_for_a_gpu():
         padded = codec.encode(Tokens(D, mask))
         packed = padded.pack()
         li.maxsim(Q, padded)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_for_nothing():
             beside = padded.scales, padded.centroids
             codes = Codes(codec, padded.values, *beside, mask, d=D_MODEL)
             beside = packed.offsets, packed.scales, packed.centroids
             again = Codes.packed(codec, packed.values, *beside, max_length=7, d=D_MODEL)
             found = li.maxsim(Q, codes), li.maxsim(Q, again)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         # Padded rows of no whole 16 bytes multiply in TF32, packed ones as they are.
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 

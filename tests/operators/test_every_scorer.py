@@ -10,6 +10,7 @@ from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import plaid
 from late_interaction.score_pairs import score_pairs_packed
 from tests import ref
+from tests.calls import in_graph, waiting_for_nothing
 from tests.cases import tokens
 
 SIZES = 4, 6, 9, 40, 64
@@ -162,11 +163,8 @@ def test_nothing_waits_for_a_gpu(name):
     f, Q, D = drawn(name, "cuda", torch.bfloat16)
     step(f, Q, D)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         step(f, Q, D)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
@@ -179,9 +177,7 @@ def test_a_cuda_graph_captures_scores_and_gradients(name):
         for _ in range(3):
             step(f, Q, D)
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step(f, Q, D)
+    graph, captured = in_graph(lambda: step(f, Q, D))
     for _ in range(3):
         with torch.no_grad():
             Q.normal_()

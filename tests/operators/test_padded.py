@@ -9,6 +9,7 @@ import late_interaction as li
 from late_interaction.lik.padded import PackedBatch, pack_padded
 from late_interaction.reference import maxsim_padded_reference
 from tests import ref
+from tests.calls import refused
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -142,10 +143,7 @@ BAD = {
 def test_bad_input(bad, function):
     change, error, words = BAD[bad]
     good = {"queries": Q, "documents": D, "query_lengths": LQ, "doc_lengths": LD}
-    with pytest.raises(error) as caught:
-        function(**(good | change))
-    assert all(word in str(caught.value) for word in words), caught.value
-    assert "\n" not in str(caught.value)
+    refused(error, words, function, **(good | change))
 
 
 @pytest.mark.parametrize("change", [{}, {"query_lengths": LQ - 2}, {"doc_lengths": LD * 0}])

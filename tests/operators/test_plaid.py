@@ -12,6 +12,7 @@ from late_interaction import codecs, reference
 from late_interaction.lik import plaid
 from late_interaction.ops.winners import widen
 from tests import ref
+from tests.calls import in_graph, waiting_for_nothing
 
 OPS = torch.ops.late_interaction
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -500,14 +501,9 @@ def test_cuda_graph_without_synchronization():
         return [*scores, plaid.plaid_approx_score(table, index.codes, index.lengths)]
 
     run()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    graph, captured = in_graph(run)
     index.residuals.random_(256)
     packed[1].random_(256)
     Q.mul_(-1.5)

@@ -14,6 +14,7 @@ from late_interaction._scoring import quantized as scoring
 from late_interaction.ops import _blocks
 from late_interaction.reference import maxsim_quantized_reference
 from tests import ref
+from tests.calls import in_graph, waiting_for_nothing
 from tests.cases import QUANTIZED, code_limit, inputs, mask, tokens, walk
 from tests.coded import codec_of, scored
 
@@ -424,14 +425,9 @@ def test_cuda_graph_without_synchronization(name, dtype):
     scale_Q, scale_D = scales((9, 33), "cuda", "token"), scales((7, 300), "cuda", "token")
     args = Q, D, scale_Q, scale_D, None, mask((7, 300), "cuda", "holes")
     function(*args)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         function(*args)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = function(*args)
+    graph, captured = in_graph(lambda: function(*args))
     scale_D.mul_(0.5)
     graph.replay()
     assert torch.equal(captured, function(*args))

@@ -6,6 +6,7 @@ import torch
 import late_interaction as li
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from tests import packed, ref
+from tests.calls import in_graph, refused
 
 OPS = torch.ops.late_interaction
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -16,29 +17,9 @@ CASES = [
 ]
 
 
-def draw_pairs(queries, documents, count, device="cpu"):
-    """Some that repeat, and no order."""
-    if queries == 0 or documents == 0:
-        count = 0
-    pair_q = torch.randint(max(queries, 1), (count,), dtype=torch.int32)
-    pair_d = torch.randint(max(documents, 1), (count,), dtype=torch.int32)
-    return pair_q.to(device), pair_d.to(device)
-
-
 def every_pair(queries, documents, device="cpu"):
     grid = torch.cartesian_prod(torch.arange(queries), torch.arange(documents)).reshape(-1, 2).int()
     return grid[:, 0].contiguous().to(device), grid[:, 1].contiguous().to(device)
-
-
-def judged(Q, D, cu_q, cu_d, pair_q, pair_d, stride):
-    """([pairs] float64, [pairs, stride] with -1 behind a query's end), pair by pair."""
-    queries, documents = packed.slices(Q, cu_q), packed.slices(D, cu_d)
-    scores = torch.zeros(len(pair_q), dtype=torch.float64, device=Q.device)
-    winners = torch.full((len(pair_q), stride), -1, device=Q.device)
-    for p, (i, j) in enumerate(zip(pair_q.tolist(), pair_d.tolist(), strict=True)):
-        score, winner = ref.maxsim(queries[i][None], documents[j][None])
-        scores[p], winners[p, : len(queries[i])] = score[0, 0], winner[0, 0]
-    return scores, winners
 
 
 def gradients(grad_scores, Q, D, cu_q, cu_d, pair_q, pair_d, winners):
@@ -60,7 +41,7 @@ def gradients(grad_scores, Q, D, cu_q, cu_d, pair_q, pair_d, winners):
 def check(Q, D, cu_q, cu_d, pair_q, pair_d, dtype):
     longest = int(cu_q.diff().amax()) if len(cu_q) > 1 else 0
     args = (Q, D, cu_q, cu_d, pair_q, pair_d)
-    scores, winners = judged(*args, longest)
+    scores, winners = packed.judged_pairs(*args, longest)
     ref.assert_close(score_pairs_packed(*args), scores, ref.tolerance(dtype))
     again, found = OPS.maxsim_pairs_packed_winners(*args, longest)
     ref.assert_close(again, scores, ref.tolerance(dtype))
@@ -83,7 +64,7 @@ def test_scores_winners_and_gradients(name, d, dtype, stray, device):
     lengths_q, lengths_d = packed.LENGTHS[name]
     Q, cu_q = packed.pack(lengths_q, d, dtype, device, stray)
     D, cu_d = packed.pack(lengths_d, d, dtype, device, stray)
-    pairs = draw_pairs(len(lengths_q), len(lengths_d), 1 + len(lengths_d), device)
+    pairs = packed.draw_pairs(len(lengths_q), len(lengths_d), 1 + len(lengths_d), device)
     check(Q, D, cu_q, cu_d, *pairs, dtype)
 
 
@@ -101,48 +82,17 @@ def test_many_pairs_of_many_documents(count, device):
     # Several a block, several teams; neighbours of one query, and of one document.
     Q, cu_q = packed.pack([32, 20, 0, 9], 128, torch.bfloat16, device)
     D, cu_d = packed.pack(torch.randint(0, 200, (2000,)).tolist(), 128, torch.bfloat16, device)
-    pair_q, pair_d = draw_pairs(4, 2000, count, device)
+    pair_q, pair_d = packed.draw_pairs(4, 2000, count, device)
     pair_q[: count // 3] = 1
     pair_d[count // 2 :] = 77
     check(Q, D, cu_q, cu_d, pair_q, pair_d, torch.bfloat16)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_ties_go_to_the_lowest_token(dtype, device):
-    # Small integers multiply and add exactly: all ties are real.
-    lengths_q, lengths_d = [200, 3, 64], [5, 64, 300, 81, 2, 700] * 20
-    Q = torch.randint(-2, 3, (sum(lengths_q), 16), device=device).to(dtype)
-    D = torch.randint(-1, 2, (sum(lengths_d), 16), device=device).to(dtype)
-    cu_q, cu_d = packed.offsets(lengths_q).to(device), packed.offsets(lengths_d).to(device)
-    pairs = draw_pairs(3, 120, 40, device)
-    scores, winners = judged(Q, D, cu_q, cu_d, *pairs, 200)
-    out, found = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 200)
-    assert torch.equal(out.double(), scores)
-    assert torch.equal(found.long(), winners)
-
-
-@pytest.mark.parametrize("rows", [20, 200])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_not_finite_stays_with_its_pairs(value, rows, device):
-    Q, cu_q = packed.pack([rows, 7], 64, torch.bfloat16, device)
-    D, cu_d = packed.pack([9, 70, 0, 300, 5] * 20, 64, torch.bfloat16, device)
-    D[9 + 40, 3] = value
-    D[9 + 69, 3] = value
-    pair_q, pair_d = (
-        torch.tensor([1, 0, 0, 1, 0]).int().to(device),
-        torch.tensor([1, 1, 0, 3, 2]).int().to(device),
-    )
-    scores, winners = judged(Q, D, cu_q, cu_d, pair_q, pair_d, rows)
-    out, found = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, pair_q, pair_d, rows)
-    ref.assert_close(out, scores, 1e-5)
-    assert torch.equal(found.long(), winners)
 
 
 def test_equals_the_call_of_all_pairs(device):
     Q, cu_q = packed.pack([8, 31, 17, 32], 128, torch.bfloat16, device)
     D, cu_d = packed.pack([200, 1, 33, 64, 90] * 30, 128, torch.bfloat16, device)
     grid = li.lik.maxsim_varlen(Q, D, cu_q, cu_d)
-    for pairs in (every_pair(4, 150, device), draw_pairs(4, 150, 60, device)):
+    for pairs in (every_pair(4, 150, device), packed.draw_pairs(4, 150, 60, device)):
         out = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
         ref.assert_close(out, grid[pairs[0].long(), pairs[1].long()], 1e-6)
 
@@ -150,7 +100,7 @@ def test_equals_the_call_of_all_pairs(device):
 def test_views_and_long_indices(device):
     Q, cu_q = packed.pack([5, 40], 24, torch.float32, device)
     D, cu_d = packed.pack([70, 3, 0, 9], 24, torch.float32, device)
-    pairs = draw_pairs(2, 4, 3, device)
+    pairs = packed.draw_pairs(2, 4, 3, device)
     expected = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
     wide_Q, wide_D = Q.repeat(1, 2), D.repeat_interleave(2, 0)
     strided = [x.repeat_interleave(2)[::2].long() for x in (cu_q, cu_d, *pairs)]
@@ -167,7 +117,7 @@ def test_views_and_long_indices(device):
 def test_the_same_bits_in_every_run(count, device):
     Q, cu_q = packed.pack([8, 31, 150], 64, torch.bfloat16, device)
     D, cu_d = packed.pack([300, 1, 65, 20] * 50, 64, torch.bfloat16, device)
-    pairs = draw_pairs(3, 200, count, device)
+    pairs = packed.draw_pairs(3, 200, count, device)
     pairs[1][: count // 2] = 0  # a document that many meet,
     D[7] *= 8  # and a token of it that wins often
     Q.requires_grad_(), D.requires_grad_()
@@ -187,7 +137,7 @@ def test_gradients_of_long_lists_and_of_many_documents(documents, count):
     """Lists that are counted in one chunk or in many, and one with too many names to count."""
     Q, cu_q = packed.pack([5, 0, 17], 8, torch.float32)
     D, cu_d = packed.pack([1 + j % 4 for j in range(documents)], 8, torch.float32)
-    inputs = (Q, D, cu_q, cu_d, *draw_pairs(3, documents, count))
+    inputs = (Q, D, cu_q, cu_d, *packed.draw_pairs(3, documents, count))
     _, winners = OPS.maxsim_pairs_packed_winners(*inputs, 17)
     given = (torch.randn(count), *inputs, winners)
     wanted = OPS.maxsim_pairs_packed_backward(*given)
@@ -214,7 +164,7 @@ def test_a_longest_query_beyond_all_tokens_asks_for_no_room(longest, device):
 def test_captured_in_a_cuda_graph_follows_new_pairs():
     Q, cu_q = packed.pack([20, 12, 200], 64, torch.bfloat16, "cuda")
     D, cu_d = packed.pack([70, 200, 30] * 40, 64, torch.bfloat16, "cuda")
-    pairs = draw_pairs(3, 120, 50, "cuda")
+    pairs = packed.draw_pairs(3, 120, 50, "cuda")
     Q.requires_grad_(), D.requires_grad_()
     grad = torch.randn(50, device="cuda")
 
@@ -223,11 +173,9 @@ def test_captured_in_a_cuda_graph_follows_new_pairs():
         return (scores, *torch.autograd.grad(scores, (Q, D), grad))
 
     run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
+    graph, out = in_graph(run)
     for _ in range(3):
-        for x, y in zip(pairs, draw_pairs(3, 120, 50, "cuda"), strict=True):
+        for x, y in zip(pairs, packed.draw_pairs(3, 120, 50, "cuda"), strict=True):
             x.copy_(y)
         graph.replay()
         assert all(map(torch.equal, out, run()))
@@ -240,7 +188,7 @@ def test_pairs_of_none_score_nan_and_have_no_gradient(dtype, count):
     lengths_q, lengths_d = [20, 200, 0, 5], [70, 0, 30] * 30
     Q, cu_q = packed.pack(lengths_q, 64, dtype, "cuda")
     D, cu_d = packed.pack(lengths_d, 64, dtype, "cuda")
-    pair_q, pair_d = draw_pairs(4, 90, count, "cuda")
+    pair_q, pair_d = packed.draw_pairs(4, 90, count, "cuda")
     expected = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d)
     wrong = torch.zeros(count, dtype=torch.bool, device="cuda")
     wrong[:6] = True
@@ -258,34 +206,6 @@ def test_pairs_of_none_score_nan_and_have_no_gradient(dtype, count):
     # A query that winners have no room for is no different.
     short = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d, max_seqlen_q=50)
     assert torch.equal(short.isnan(), wrong | (pair_q == 1))
-
-
-@pytest.mark.gpu
-def test_offsets_that_lead_elsewhere_harm_nothing():
-    Q, _ = packed.pack([300], 64, torch.bfloat16, "cuda")
-    D, _ = packed.pack([400], 64, torch.bfloat16, "cuda")
-    Q.requires_grad_(), D.requires_grad_()
-    for wrong in ([0, 1 << 30], [-9, 40, 20, 300], [300, 200, 100, 0], [500, 600, 700]):
-        cu = torch.tensor(wrong, dtype=torch.int32, device="cuda")
-        for count in (2, 50):
-            pairs = draw_pairs(len(wrong) - 1, len(wrong) - 1, count, "cuda")
-            scores = score_pairs_packed(Q, D, cu, cu, *pairs)
-            torch.autograd.grad(scores.sum(), (Q, D))
-    torch.cuda.synchronize()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 128), (torch.float32, 40), (torch.float16, 768)])
-def test_older_kernels_agree(dtype, d, planned_as):
-    lengths_q, lengths_d = [33, 257, 0, 1, 64, 31, 300], [80, 104, 1, 0, 152, 153, 700, 33] * 20
-    Q, cu_q = packed.pack(lengths_q, d, dtype, "cuda", 2)
-    D, cu_d = packed.pack(lengths_d, d, dtype, "cuda", 1)
-    pairs = draw_pairs(7, 160, 200, "cuda")
-    out = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 300)
-    planned_as(80)
-    older = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 300)
-    ref.assert_close(older[0], out[0], 1e-5)
-    assert (older[1] != out[1]).sum() <= 0.001 * out[1].numel()
 
 
 # ---- documents that lie anywhere ----
@@ -375,18 +295,15 @@ BAD_SPANS = {
 }
 
 
-def refused(function, good, change, error, words):
-    function(**good)
-    with pytest.raises(error) as raised:
-        function(**{**good, **change})
-    assert all(word in str(raised.value) for word in words), raised.value
-
-
 @pytest.mark.parametrize("case", BAD)
 def test_bad_pairs(case):
-    refused(score_pairs_packed, PAIRS, *BAD[case])
+    change, error, words = BAD[case]
+    score_pairs_packed(**PAIRS)
+    refused(error, words, score_pairs_packed, **(PAIRS | change))
 
 
 @pytest.mark.parametrize("case", BAD_SPANS)
 def test_bad_documents(case):
-    refused(rerank_direct, SPANS, *BAD_SPANS[case])
+    change, error, words = BAD_SPANS[case]
+    rerank_direct(**SPANS)
+    refused(error, words, rerank_direct, **(SPANS | change))

@@ -20,6 +20,7 @@ from late_interaction._contrastive import (
     single_shards,
 )
 from late_interaction.reference import maxsim_reference
+from tests.calls import waiting_for_nothing
 
 
 @contextlib.contextmanager
@@ -138,11 +139,8 @@ class Made(TorchDispatchMode):
 def waits_for_nothing(step):
     """A second step of a GPU, for which the host does not wait."""
     step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def gpu_bytes_beside(step):

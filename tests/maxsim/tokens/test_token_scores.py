@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import late_interaction as li
 from late_interaction import Tokens, reference
+from tests.calls import waiting_for_nothing
 from tests.token_forms import (
     D_MODEL,
     FORMS,
@@ -218,8 +219,7 @@ def test_scores_of_tokens_on_a_gpu_wait_for_nothing():
     queries, documents = (sequences(lengths, "cuda", torch.float32) for lengths in LENGTHS["nasty"])
     packed = [Tokens.from_list(x) for x in (queries, documents)]
     padded_ = [with_holes(x) for x in (queries, documents)]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         for x in packed:
             Tokens.packed(x.values, x.offsets)
         for x in padded_:
@@ -229,8 +229,6 @@ def test_scores_of_tokens_on_a_gpu_wait_for_nothing():
             li.maxsim(q, d).sum().backward()
             li.maxsim_pairs(q, d).sum().backward()
             li.smooth_maxsim(q, d).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # ---- losses ----
