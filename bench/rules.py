@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bench.harness import sweep_summary
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
-from bench.harness.results import Row, by_group, split, todays_command
+from bench.harness.results import Row, by_group, split
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
 from bench.suites import end_to_end, run, sentence_transformers, sweep
@@ -39,7 +39,7 @@ class NoSuchCommandError(Exception):
 
 
 def _parsed(command: str) -> tuple[str, argparse.Namespace]:
-    words = shlex.split(todays_command(command))
+    words = shlex.split(command)
     name = words[3] if len(words) > 3 else ""
     if words[:3] != ["python", "-m", "bench"] or name not in ADD_ARGUMENTS:
         raise NoSuchCommandError(f"{' '.join(words[:4])} records nothing")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -156,23 +155,6 @@ def records(directory: Path) -> list[Path]:
 def whole_record(directory: Path) -> Path | None:
     """The newest record of a GPU that has the forward suite."""
     return next((p for p in records(directory) if not of_a_cpu(p) and _newest_forward(p)), None)
-
-
-def todays_command(command: str) -> str:
-    """A recorded command as today's program takes it.
-
-    In earlier records the program alone stands for `run`, and the module bench.sweep for `sweep`. --no-plot
-    kept both from drawing; now `report` alone draws.
-    """
-    words = [word for word in shlex.split(command) if word != "--no-plot"]
-    if words[:2] != ["python", "-m"]:
-        return command
-    program, arguments = words[2], words[3:]
-    if program.startswith("bench."):
-        arguments = [program.removeprefix("bench."), *arguments]
-    elif program == "bench" and (not arguments or arguments[0].startswith("-")):
-        arguments = ["run", *arguments]
-    return shlex.join(["python", "-m", "bench", *arguments])
 
 
 # ---- merging ----

@@ -13,7 +13,6 @@ import pytest
 
 from bench import command_line
 from bench.harness import results
-from bench.harness.results import todays_command
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -77,24 +76,10 @@ def test_the_command_of_every_recorded_run_can_be_run_again() -> None:
     count = 0
     for path in sorted(results.DIRECTORY.glob("*.json")):
         for header in results.split(results.read(path))[0]:
-            program, *words = shlex.split(todays_command(header["command"]))[2:]
+            program, *words = shlex.split(header["command"])[2:]
             assert program == "bench" and parses(words), header["command"]
             count += 1
     assert count > 8
-
-
-@pytest.mark.parametrize(
-    ("recorded", "today"),
-    [
-        ("python -m bench --suite forward --no-plot", "python -m bench run --suite forward"),
-        ("python -m bench", "python -m bench run"),
-        ("python -m bench.plans --seed 1", "python -m bench plans --seed 1"),
-        ("python -m bench sweep --seed 1", "python -m bench sweep --seed 1"),
-        ("vi record.json", "vi record.json"),
-    ],
-)
-def test_a_recorded_command_is_told_as_today_s_program_takes_it(recorded: str, today: str) -> None:
-    assert todays_command(recorded) == today
 
 
 @pytest.mark.parametrize("name", [None, *command_line.COMMANDS])
