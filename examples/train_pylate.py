@@ -33,7 +33,7 @@ def main() -> None:
     queries, documents = texts()
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_bert(folder)
-        li.patch("pylate")  # before the loss is built
+        li.patch("pylate")
         model = models.ColBERT(folder, embedding_size=64, document_length=60, device=str(device()))
 
         train = Dataset.from_dict({"query": queries[HELD_OUT:], "document": documents[HELD_OUT:]})

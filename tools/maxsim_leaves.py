@@ -28,10 +28,11 @@ LEAVES = {
     "pylate": {
         "indexes.stanford_nlp.modeling.colbert.colbert_score": _STANFORD,
         "indexes.stanford_nlp.modeling.colbert.colbert_score_packed": _STANFORD,
-        "scores.colbert.colbert_kd_scores": PATCHED + "colbert_kd_scores_lik",
-        "scores.colbert.colbert_scores": PATCHED + "colbert_scores_lik",
-        "scores.colbert.colbert_scores_pairwise": PATCHED + "colbert_scores_pairwise_lik",
-        "scores.xtr.XTRScores._score": PATCHED + "XTRScores._score",
+        **{
+            f"scores.colbert.{name}": f"{PATCHED}pylate.scores._lik_backend.{name}_lik"
+            for name in ("colbert_kd_scores", "colbert_scores", "colbert_scores_pairwise")
+        },
+        "scores.xtr.XTRScores._score": PATCHED,
     },
     "colpali-engine": {
         "loss.late_interaction_losses.ColbertModule._inbatch_scores": PATCHED,

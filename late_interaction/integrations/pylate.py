@@ -3,16 +3,15 @@
 Losses and gradients stay PyLate's to rounding, its masks included: a masked token scores 0 there, and takes
 part in the maximum. Scores are float32.
 
-Before 1.5.1 PyLate scores by functions that its losses and its reranker hold: those are exchanged wherever
-they are held. A loss keeps the function that it finds when it is built, so patch before. From 1.5.1 on PyLate
-selects a backend for each call: ``auto`` and ``lik`` come here, ``torch`` and ``flash`` stay what they are.
+Before 1.5.1 PyLate scores by functions that its losses and its reranker hold: those keep their identity and
+run other code. From 1.5.1 on PyLate selects a backend for each call: ``auto`` and ``lik`` come here,
+``torch`` and ``flash`` stay what they are.
 """
 
 import importlib
-import inspect
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,53 +19,29 @@ from torch import Tensor
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
-from late_interaction.integrations._shared.compat import (
-    nothing_to_patch,
-    package_at_least,
-    why_left,
-    why_unfit,
-)
+from late_interaction.integrations._shared.compat import package_at_least, why_left, why_unfit
+from late_interaction.integrations._shared.exchange import Exchanges
+from late_interaction.integrations._shared.places import Library, Place, attribute_of, calling, patch_places
 from late_interaction.xtr import xtr_scores
 
 __all__: list[str] = []
 
-_PACKAGE, _RELEASES = "pylate", "1.3.3 to 1.6"
+_PACKAGE = "pylate"
+_LIBRARY = Library(_PACKAGE, "PyLate", "1.3.3 to 1.6")
 
-# What PyLate had under a name, and what it has in place of it; empty while nothing is patched.
-_ORIGINAL: dict[str, Any] = {}
-_REPLACEMENT: dict[str, Any] = {}
+_EXCHANGES = Exchanges()
+places = _EXCHANGES.places
+# What PyLate had under a name; empty while nothing is patched.
+_ORIGINAL: dict[str, Callable[..., Any]] = {}
 
 
 def patch() -> str | None:
-    try:
-        replacements, captures = _surface()
-        everywhere = [*replacements, *captures]
-        modules = {module: importlib.import_module(module) for module, _ in everywhere}
-    except Exception as cause:  # of whatever kind the packages that PyLate needs raise
-        raise nothing_to_patch(_PACKAGE, _RELEASES, cause) from cause
-    missed = [f"{module}.{path}" for module, path in everywhere if _find(modules[module], path) is None]
-    for (module, path), replacement in replacements.items():
-        original = _find(modules[module], path)
-        if original is not None:
-            _ORIGINAL[path], _REPLACEMENT[path] = original, replacement
-            _exchange(path, original, replacement)
-    if not missed:
-        return None
-    return (
-        f"did not find {', '.join(missed)}: whatever computes there stays PyLate's own. This PyLate may have"
-        f" been refactored; {_RELEASES} are known"
-    )
+    return patch_places(_LIBRARY, _surface(), _EXCHANGES)
 
 
 def unpatch() -> None:
-    for path, original in _ORIGINAL.items():
-        _exchange(path, _REPLACEMENT[path], original)
+    _EXCHANGES.restore()
     _ORIGINAL.clear()
-    _REPLACEMENT.clear()
-
-
-def places() -> list[str]:
-    return [*_ORIGINAL]
 
 
 # ---- what is put in place of PyLate's functions ----
@@ -96,8 +71,7 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
             masks = {key: value for key, value in masks.items() if value is not None}
         if name.endswith("_lik"):
             _require_lik()
-        # A loss built under the patch holds this function past its end.
-        original = _ORIGINAL.get(name) or getattr(_scores_defining_module()[0], name)
+        original = _ORIGINAL.get(name) or getattr(importlib.import_module(_scores_module()), name)
         scores: Tensor = original(queries_embeddings, documents_embeddings, **masks)
         return scores
 
@@ -141,7 +115,7 @@ def _xtr_score(
 ) -> Tensor:
     """Replace ``XTRScores._score``, of tensors: without the grid of all similarities."""
     Q, D, q_mask, d_mask = queries_embeddings, documents_embeddings, queries_mask, documents_mask
-    path = _XTR[1]
+    path = "XTRScores._score"
     reason = why_left(Q, D, _PACKAGE) if _selected() else _OTHER_BACKEND
     if reason is None and (Q.dim() != 3 or D.dim() != 4):
         reason = f"queries of {Q.dim()} dims and documents of {D.dim()}"
@@ -163,7 +137,7 @@ def _xtr_score(
     if path in _ORIGINAL and reason is not None:
         calls.left(_PACKAGE, path, reason)
     # An instance compiled under the patch holds this function past its end.
-    original = _ORIGINAL.get(path) or _find(importlib.import_module(_XTR[0]), path)
+    original = _ORIGINAL.get(path) or importlib.import_module("pylate.scores.xtr").XTRScores._score
     scores: Tensor = original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask)
     return scores
 
@@ -245,82 +219,54 @@ def _tensors(Q: Any, D: Any) -> tuple[Tensor, Tensor] | None:
 
 # ---- where they are put ----
 
-_Place = tuple[str, str]  # a module, and a path of attributes in it
-_XTR: _Place = ("pylate.scores.xtr", "XTRScores._score")  # from 1.5.0 on
+
+def _scores_module() -> str:
+    return f"pylate.scores.{'colbert' if package_at_least(_PACKAGE, '1.5') else 'scores'}"
 
 
-def _scores_defining_module() -> tuple[types.ModuleType, bool]:
-    """Find the module that defines PyLate's scoring functions, and whether it is the one of 1.5 and later."""
-    before = "pylate.scores.scores"
-    try:
-        return importlib.import_module(before), False
-    except ModuleNotFoundError as error:
-        if error.name != before:
-            raise
-    return importlib.import_module("pylate.scores.colbert"), True
-
-
-def _surface() -> tuple[dict[_Place, Callable[..., Any]], list[_Place]]:
-    """List what is put where, and which modules of losses hold a scoring function by its name."""
-    defining, grouped = _scores_defining_module()
-    here = defining.__name__
-    if package_at_least("pylate", "1.5.1"):
-        backend = "pylate.scores._lik_backend"
-        return {
-            (here, "_try_flash"): _try_flash,
-            (here, "_try_lik"): _try_lik,
-            (here, "ColBERTScores.__call__"): _grouped,
-            _XTR: _xtr_score,
-            (backend, "colbert_scores_lik"): _colbert_scores_lik,
-            (backend, "colbert_kd_scores_lik"): _colbert_kd_scores_lik,
-            (backend, "colbert_scores_pairwise_lik"): _colbert_scores_pairwise_lik,
-        }, []
-    replacements: dict[_Place, Callable[..., Any]] = {
-        (here, "colbert_scores"): patched_colbert_scores,
-        (here, "colbert_kd_scores"): patched_colbert_kd_scores,
-    }
-    if hasattr(defining, "colbert_scores_pairwise"):
-        replacements[here, "colbert_scores_pairwise"] = patched_colbert_scores_pairwise
-    captures = [("pylate.losses.distillation", "colbert_kd_scores")]
-    if grouped:
-        replacements[here, "ColBERTScores.__call__"] = _grouped
-        replacements[_XTR] = _xtr_score
-    else:
-        captures += [
-            ("pylate.losses.contrastive", "colbert_scores"),
-            ("pylate.losses.cached_contrastive", "colbert_scores"),
-        ]
-    for module, _ in captures:  # loaded now, or they would capture what is put in place, past an unpatch
-        importlib.import_module(module)
-    return replacements, captures
-
-
-def _find(module: types.ModuleType, path: str) -> Any:
-    found: Any = module
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
-def _exchange(path: str, old: Any, new: Any) -> None:
-    """Put ``new`` wherever PyLate holds ``old``: in modules, classes, and the defaults of constructors."""
-    name = path.split(".")[-1]
-    for holder in _holders():
-        if vars(holder).get(name) is old:
-            setattr(holder, name, new)
-        init = vars(holder).get("__init__")
-        if inspect.isfunction(init) and any(default is old for default in init.__defaults__ or ()):
-            init.__defaults__ = tuple(new if d is old else d for d in init.__defaults__ or ())
-
-
-def _holders() -> Iterator[types.ModuleType | type]:
-    modules = [
-        module
-        for key, module in sys.modules.items()
-        if key.split(".")[0] == "pylate" and isinstance(module, types.ModuleType)
+def _surface() -> list[Place]:
+    here, backend = _scores_module(), "pylate.scores._lik_backend"
+    of_groups = [
+        (here, "ColBERTScores.__call__", _attribute_of(_grouped)),
+        ("pylate.scores.xtr", "XTRScores._score", _attribute_of(_xtr_score)),
     ]
-    for module in modules:
-        yield module
-        yield from (
-            c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__
-        )
+    if package_at_least(_PACKAGE, "1.5.1"):
+        return [
+            *of_groups,
+            (here, "_try_flash", _attribute_of(_try_flash)),
+            (here, "_try_lik", _attribute_of(_try_lik)),
+            (backend, "colbert_scores_lik", _attribute_of(_colbert_scores_lik)),
+            (backend, "colbert_kd_scores_lik", _attribute_of(_colbert_kd_scores_lik)),
+            (backend, "colbert_scores_pairwise_lik", _attribute_of(_colbert_scores_pairwise_lik)),
+        ]
+    functions = [
+        (here, "colbert_scores", _code_of(patched_colbert_scores)),
+        (here, "colbert_kd_scores", _code_of(patched_colbert_kd_scores)),
+        (here, "colbert_scores_pairwise", _code_of(patched_colbert_scores_pairwise)),
+    ]
+    return functions + of_groups if package_at_least(_PACKAGE, "1.5") else functions
+
+
+def _code_of(replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:
+    """Have a function that PyLate's modules and losses hold call the replacement."""
+
+    def patch(module: Any, name: str) -> bool:
+        function = getattr(module, name, None)
+        if not isinstance(function, FunctionType) or function.__closure__ is not None:
+            return False
+        _ORIGINAL[name] = _EXCHANGES.own(function)
+        _EXCHANGES.code(function, calling(replacement, function).__code__)
+        return True
+
+    return patch
+
+
+def _attribute_of(replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:
+    def patch(module: Any, path: str) -> bool:
+        def keep(original: Callable[..., Any]) -> Callable[..., Any]:
+            _ORIGINAL[path] = original
+            return replacement
+
+        return attribute_of(_EXCHANGES, keep)(module, path)
+
+    return patch

@@ -9,7 +9,6 @@ import torch
 
 import late_interaction as li
 from late_interaction.integrations import colpali_engine as colpali_patch
-from late_interaction.integrations import pylate as pylate_patch
 from late_interaction.integrations._shared.compat import package_at_least, why_left
 
 
@@ -191,22 +190,7 @@ def test_what_does_not_import_is_named_beside_what_does(install):
     assert "torch" not in loss.forward.__globals__ and not colpali_patch._EXCHANGES
 
 
-SCORES = "def colbert_scores(): pass\ndef colbert_kd_scores(): pass\n"
-
-
-def test_a_loss_that_does_not_import_leaves_pylate_as_it_was(install):
-    files = dict.fromkeys([f"pylate/{name}__init__.py" for name in ("", "scores/", "losses/")], "")
-    files["pylate/scores/scores.py"] = SCORES
-    files["pylate/losses/distillation.py"] = "import no_such_datasets"
-    install("pylate", "1.4.0", files)
-    with pytest.raises(ImportError, match=r"pylate 1\.4\.0, which does not import: .*'no_such_datasets'"):
-        li.patch("pylate")
-    scores = importlib.import_module("pylate.scores.scores")
-    assert scores.colbert_scores.__module__ == "pylate.scores.scores" and not pylate_patch._ORIGINAL
-
-
-def test_the_cause_is_not_hidden_by_the_module_of_another_release(install):
-    """pylate.scores.scores is there, and what it needs is not; pylate.scores.colbert is of later releases."""
+def test_what_pylates_scores_need_is_named(install):
     files = dict.fromkeys(["pylate/__init__.py", "pylate/scores/__init__.py"], "")
     install("pylate", "1.4.0", {**files, "pylate/scores/scores.py": "import no_such_numpy"})
     with pytest.raises(ImportError, match="'no_such_numpy'"):

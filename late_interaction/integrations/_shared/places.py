@@ -57,9 +57,12 @@ def module_exists(module: str) -> bool:
         return False
 
 
-def calling(function: Callable[..., Any]) -> FunctionType:
-    """Make a function of the same parameters that calls another one from any namespace its code is put in."""
-    names = ", ".join(inspect.signature(function).parameters)
+def calling(function: Callable[..., Any], like: Callable[..., Any] | None = None) -> FunctionType:
+    """Make a function that calls another one from any namespace its code is put in.
+
+    Its parameters are those of ``like``, or of the function itself.
+    """
+    names = ", ".join(inspect.signature(like or function).parameters)
     lines = f"from {function.__module__} import {function.__name__}", f"return {function.__name__}({names})"
     scope: dict[str, FunctionType] = {}
     exec(f"def call({names}):\n    " + "\n    ".join(lines), scope)
