@@ -188,20 +188,23 @@ def check_extents(values: Tensor, offsets: Tensor, max_length: Any) -> Any:
     check_size(offsets.shape[0] > 0, lambda: f"offsets must be [N + 1], got {shape_of(offsets)}")
     lengths = offsets
     if has_values_on_cpu(offsets):
-        total = len(values)
-        check_rising("offsets", offsets, total)
-        first, last = int(offsets[0]), int(offsets[-1])
-        if first != 0 or last != total:
-            raise ValueError(
-                f"offsets must begin with 0 and end with the number of tokens, {total}, got {first} and"
-                f" {last}"
-            )
+        check_cover("offsets", offsets, len(values))
         lengths = offsets.diff()
         if max_length is None:
             return int(lengths.amax()) if len(lengths) else 0
     if max_length is not None:
         check_max_length("max_length", max_length, lengths)
     return max_length
+
+
+def check_cover(name: str, offsets: Tensor, total: int) -> None:
+    """Require offsets on the host that cover so many tokens."""
+    check_rising(name, offsets, total)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0 or last != total:
+        raise ValueError(
+            f"{name} must begin with 0 and end with the number of tokens, {total}, got {first} and {last}"
+        )
 
 
 class LengthError(ValueError, RuntimeError):

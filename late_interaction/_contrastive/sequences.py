@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.tensors import as_dtype, check_rising
+from late_interaction._checks.packed import check_cover
+from late_interaction._checks.tensors import as_dtype
 from late_interaction.tokens import Tokens
 
 Block = tuple[int, int]  # sequences from the first up to the second
@@ -23,21 +24,10 @@ def with_bounds(name: str, x: Tokens) -> Tokens:
     if x._bounds is not None:
         return x
     on_host = x.offsets.cpu()
-    if x.offsets.is_cuda:
-        check_ends(name, on_host, x.values.shape[0])
+    if x.offsets.is_cuda:  # those of a CPU were checked when the Tokens were made
+        check_cover(f"{name}.offsets", on_host, x.values.shape[0])
     offsets = as_dtype(x.offsets, torch.int32).contiguous()
     return Tokens._made(x.values, None, offsets, x._room, tuple(on_host.tolist()))
-
-
-def check_ends(name: str, offsets: Tensor, total: int) -> None:
-    """Check a GPU's offsets as Tokens check a CPU's."""
-    check_rising(f"{name}.offsets", offsets, total)
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first != 0 or last != total:
-        raise ValueError(
-            f"{name}.offsets must begin with 0 and end with the number of tokens, {total}, got {first} and"
-            f" {last}"
-        )
 
 
 def with_values(x: Tokens, values: Any) -> Tokens:

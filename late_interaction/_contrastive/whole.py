@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import cross_entropy as of_rows
 
+from late_interaction._contrastive import blockwise
 from late_interaction._contrastive.blockwise import Gradients, Loss, once
 from late_interaction._contrastive.call import Call, split
 from late_interaction._scoring.precision import without_autocast
@@ -109,7 +110,9 @@ _of_scores = applied(ScoresFunction)
 
 
 def loss(call: Call, kind: Any) -> Tensor:
-    """Compute a loss of class ``kind`` from all scores. Nothing is left out for a tail."""
+    """Compute a loss of class ``kind``: from all scores if they are kept, without a tail, else by blocks."""
+    if not call.whole:
+        return blockwise.loss(call, kind.start)
     with _outside_autocast(call):
         loss: Tensor = _of_scores(replace(call.bare(), tail=0.0), kind, *_all_scores(call), *call.numbers)
     return loss

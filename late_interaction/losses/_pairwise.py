@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction._checks.choices import MultiPositive, Precision, Reduction
-from late_interaction._contrastive import blockwise, row_losses, whole
+from late_interaction._contrastive import row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction.losses._module import BatchLoss, LabelsLike
 from late_interaction.losses._traced import traceable
@@ -70,10 +70,7 @@ def pairwise(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4076, torch.Size([2, 1, 2]))
     """
-    call = read("losses.pairwise", locals(), listed=True)
-    if call.whole:
-        return whole.loss(call, row_losses.Pairwise)
-    return blockwise.loss(call, row_losses.Pairwise.start)
+    return whole.loss(read("losses.pairwise", locals(), listed=True), row_losses.Pairwise)
 
 
 class Pairwise(BatchLoss):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.choices import Precision, Reduction
-from late_interaction._contrastive import blockwise, whole
+from late_interaction._contrastive import whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.mixed_recall import MixedRecall
 from late_interaction._contrastive.row_losses import Recall as OfRows
@@ -97,8 +97,7 @@ def recall(
         >>> mixed = losses.recall(Q, D, [[0], [0]], k=(1, 2), mixup=2)  # a third query, of the class of both
     """
     call = read("losses.recall", locals())
-    kind = OfRows if call.mixup is None else MixedRecall
-    return whole.loss(call, kind) if call.whole else blockwise.loss(call, kind.start)
+    return whole.loss(call, OfRows if call.mixup is None else MixedRecall)
 
 
 class Recall(BatchLoss):

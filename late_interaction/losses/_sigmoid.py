@@ -6,7 +6,7 @@ from torch import Tensor
 
 from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._checks.losses import check_number
-from late_interaction._contrastive import blockwise, row_losses, whole
+from late_interaction._contrastive import row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction.losses._module import BatchLoss, LabelsLike
 from late_interaction.losses._traced import traceable
@@ -71,10 +71,7 @@ def sigmoid(
         >>> round(loss.item(), 4), Q.grad.shape
         (1.1008, torch.Size([2, 1, 2]))
     """
-    call = read("losses.sigmoid", locals())
-    if call.whole:
-        return whole.loss(call, row_losses.Sigmoid)
-    return blockwise.loss(call, row_losses.Sigmoid.start)
+    return whole.loss(read("losses.sigmoid", locals()), row_losses.Sigmoid)
 
 
 class Sigmoid(BatchLoss):

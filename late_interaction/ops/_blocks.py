@@ -8,11 +8,14 @@ from torch import Tensor
 _BYTES = 64 << 20
 
 
+def ranges(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
 def slices(count: int, bytes_each: int) -> Iterator[slice]:
     """Yield ranges of items whose copies fit."""
-    size = max(_BYTES // max(bytes_each, 1), 1)
-    for start in range(0, count, size):
-        yield slice(start, start + size)
+    return ranges(count, max(_BYTES // max(bytes_each, 1), 1))
 
 
 def blocks(D: Tensor, token_bytes: int) -> Iterator[tuple[slice, slice]]:

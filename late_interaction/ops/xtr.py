@@ -23,7 +23,6 @@ maxima of their groups. A query token's threshold and the maxima that it decides
 numbers. Panels take a bounded number of bytes, whatever the batch.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +35,7 @@ from late_interaction._checks.options import OPERATOR_PRECISIONS
 from late_interaction._checks.tensors import FLOATS, scores_dtype
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._arguments import check_choice, check_tensor
+from late_interaction.ops._blocks import ranges
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
     applied,
@@ -130,11 +130,6 @@ def _dense(x: Tensor, alignment: int) -> Tensor:
     return x if x.data_ptr() % alignment == 0 else x.clone()
 
 
-def _ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, count, size):
-        yield start, min(start + size, count)
-
-
 def _rows_of_a_panel(budget: int, row_bytes: int, count: int) -> int:
     """Rows of each panel: all panels are equally large, but for the last of ``count`` rows."""
     most = max(budget // row_bytes, 1)
@@ -180,20 +175,21 @@ def _xtr_winners(
             partly = ~mask.all(1)
         rows = _rows_of_a_panel(budget, panels.row_bytes, min(Nq, queries) * Lq)
         with float32_products(Q.device.type, needed):
-            for first, last in _ranges(Nq, queries):
-                maxima = scores.new_empty((last - first) * Lq, Nd)
+            for own in ranges(Nq, queries):
+                first = own.start * Lq
+                maxima = scores.new_empty(own.stop * Lq - first, Nd)
                 found = torch.empty_like(maxima, dtype=torch.int32)
-                for start, end in _ranges(len(maxima), rows):
-                    out = maxima[start:end], found[start:end]
-                    panels.select(first * Lq + start, first * Lq + end, mask, options, out)
-                weights = None if q_weights is None else q_weights[first:last]
+                for part in ranges(len(maxima), rows):
+                    out = maxima[part], found[part]
+                    panels.select(first + part.start, first + part.stop, mask, options, out)
+                weights = None if q_weights is None else q_weights[own]
                 maxima, found = maxima.view(-1, Lq, Nd), found.view(-1, Lq, Nd)
                 if partly is not None:
                     _drop_negative(maxima, found, partly)
                 sums, counted = _reduce(maxima, found, weights, rule)
-                denominators[first:last].copy_(counted)
-                torch.div(sums, counted, out=scores[first:last])
-                winners[first:last].copy_(found.transpose(1, 2))
+                denominators[own].copy_(counted)
+                torch.div(sums, counted, out=scores[own])
+                winners[own].copy_(found.transpose(1, 2))
     return scores, denominators, winners
 
 

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from late_interaction._checks.packed import check_cover
 from late_interaction._contrastive import blocks
 from late_interaction._contrastive.kernels import Kernels
-from late_interaction._contrastive.sequences import check_ends, even_blocks
+from late_interaction._contrastive.sequences import even_blocks
 from late_interaction._contrastive.softmax import RunningSoftmax
 
 
@@ -24,7 +25,7 @@ def test_blocks_of_about_equal_size_are_whole_tiles(n):
 def test_offsets_of_a_gpu_are_looked_at_on_the_host():
     for offsets in ((0, 4, 2), (0, 2, 7), (0, 2, 5), (-1, 2, 6), (1, 2, 6)):
         with pytest.raises(ValueError, match=r"Q\.offsets must"):
-            check_ends("Q", torch.tensor(offsets, dtype=torch.int32), 6)
+            check_cover("Q.offsets", torch.tensor(offsets, dtype=torch.int32), 6)
 
 
 class Sequences:

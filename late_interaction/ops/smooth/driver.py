@@ -10,7 +10,6 @@ bytes (:data:`_GPU_BLOCK_BYTES`), whatever the batch. All products are of float3
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from late_interaction._checks.options import OPERATOR_PRECISIONS
 from late_interaction._checks.tensors import FLOATS, scores_dtype
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._arguments import check_choice, check_tensor
+from late_interaction.ops._blocks import ranges
 from late_interaction.ops.smooth import kernels
 from late_interaction.ops.smooth.operands import Documents, Tokens, queries
 
@@ -31,11 +31,6 @@ _WHOLE_TILES = 128  # rows of a block are a multiple of this where they are more
 
 
 # ---- a call, and its blocks ----
-
-
-def _ranges(count: int, size: int) -> Iterator[slice]:
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
 
 
 @dataclass(frozen=True)
@@ -198,12 +193,12 @@ def smooth_maxsim(
         return result
     with torch.no_grad(), without_autocast(Q.device.type), float32_products(Q.device.type, p.precision):
         blocks, scores = _Blocks(p), p.grouped(result)
-        for groups in _ranges(len(p.Q), blocks.groups):
+        for groups in ranges(len(p.Q), blocks.groups):
             rows = p.queries(groups).rows
-            for chosen in _ranges(p.D.shape[1], blocks.documents):
+            for chosen in ranges(p.D.shape[1], blocks.documents):
                 documents = p.documents(groups, chosen)
                 logs = rows.new_empty(*rows.shape[:2], chosen.stop - chosen.start)
-                for part in _ranges(rows.shape[1], blocks.rows):
+                for part in ranges(rows.shape[1], blocks.rows):
                     logs[:, part] = _log_sums(*blocks.compute(rows[:, part], documents))
                 sums = p.counted(logs, groups, documents).unflatten(1, (-1, p.Lq)).sum(2)
                 scores[groups, :, chosen] = sums.mul_(tau)
@@ -247,10 +242,10 @@ def smooth_maxsim_backward(
 
 def _write_gradients(p: _Problem, grads: Tensor, grad_Q: Tensor | None, grad_D: Tensor | None) -> None:
     blocks = _Blocks(p)
-    for groups in _ranges(len(p.Q), blocks.groups):
+    for groups in ranges(len(p.Q), blocks.groups):
         own = p.queries(groups)
         sums_Q = None if grad_Q is None else own.rows.new_empty(own.rows.shape)
-        for chosen in _ranges(p.D.shape[1], blocks.documents):
+        for chosen in ranges(p.D.shape[1], blocks.documents):
             documents = p.documents(groups, chosen)
             factors = grads[groups, :, chosen].repeat_interleave(p.Lq, 1)
             factors = p.counted(factors, groups, documents)
@@ -279,7 +274,7 @@ def _add_gradients(
     factors: ``[groups, rows, documents]``, the gradient of each row's share of a score.
     to_Q: the sums, ``[groups, rows, d]``, and 0.0 if they hold nothing yet, else 1.0.
     """
-    for part in _ranges(rows.shape[1], blocks.rows):
+    for part in ranges(rows.shape[1], blocks.rows):
         _, weights = blocks.compute(rows[:, part], documents)
         weights = weights.mul_(factors[:, part].unsqueeze(-1)).flatten(2)
         if to_Q is not None:
