@@ -77,8 +77,7 @@ def exchanged_facts(
     """
     if device.type != "cuda" or _serves_cpu(group):
         own = torch.tensor(facts, dtype=torch.float64, device="cpu" if device.type == "cuda" else device)
-        found: list[list[float]] = gathered(caller, group, own, "sizes").tolist()
-        return found
+        return gathered(caller, group, own, "sizes").tolist()
     with on_stream_of_facts(device):
         own = torch.tensor(facts, dtype=torch.float64, device=device)
         found = gathered(caller, group, own, "sizes").tolist()

@@ -36,8 +36,7 @@ def _scored(
     if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
         if isinstance(D, Codes):
             return score_codes(function.__name__, Q, D, q_mask, d_mask, options)
-        of_tokens: Tensor = score(function, Q, D, q_mask, d_mask, options)
-        return of_tokens
+        return score(function, Q, D, q_mask, d_mask, options)
     paired, mean, weights = function is maxsim_pairs, options.pop("mean"), options.pop("q_weights")
     Q3, DN, q_mask, d_mask = (check_maxsim_pairs if paired else check_maxsim)(Q, D, q_mask, d_mask)
     check_winners(options["winners"])
@@ -279,8 +278,7 @@ def maxsim_with_winners(
     """
     if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
         options = {"normalize": normalize, "backward": backward, "precision": precision}
-        both: tuple[Tensor, Tensor] = score(maxsim_with_winners, Q, D, q_mask, d_mask, options)
-        return both
+        return score(maxsim_with_winners, Q, D, q_mask, d_mask, options)
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
     assert winners is not None

@@ -119,8 +119,7 @@ def _scores(
             Q = F.linear(Q.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
         Q = F.normalize(Q, dim=-1, eps=1e-12) if normalize else Q
     check_no_forward_ad("maxsim_from_hidden", Q, H_d, W, b)
-    scores: Tensor = ops.maxsim_from_hidden(Q, H_d, W, b, q_mask, d_mask, normalize, precision)
-    return scores
+    return ops.maxsim_from_hidden(Q, H_d, W, b, q_mask, d_mask, normalize, precision)
 
 
 def _linear(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:

@@ -177,8 +177,7 @@ def _compressed(text: str, winners: bool, query_tokens: int) -> list[str]:
 def _l2_bytes() -> int:
     if not torch.cuda.is_available():
         return _H200_L2
-    size: int = torch.cuda.get_device_properties().L2_cache_size
-    return size
+    return torch.cuda.get_device_properties().L2_cache_size
 
 
 def _projected(

@@ -127,8 +127,7 @@ def _scores(
 ) -> Tensor:
     if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
         options = {"tau": tau, "normalize": normalize}
-        of_tokens: Tensor = score(function, Q, D, q_mask, d_mask, options, padded=True)
-        return of_tokens
+        return score(function, Q, D, q_mask, d_mask, options, padded=True)
     paired = function is smooth_maxsim_pairs
     Q3, DN, q_mask, d_mask = (check_maxsim_pairs if paired else check_maxsim)(Q, D, q_mask, d_mask)
     check_flag("normalize", normalize)

@@ -99,8 +99,7 @@ def xtr_scores(
     """
     if not (isinstance(Q, Tensor) and isinstance(D, Tensor)):
         options = {"k": k, "rule": rule, "q_weights": q_weights, "precision": precision, "backward": backward}
-        of_tokens: Tensor = score(xtr_scores, Q, D, q_mask, d_mask, options, padded=True)
-        return of_tokens
+        return score(xtr_scores, Q, D, q_mask, d_mask, options, padded=True)
     Q3, DN, q_mask, d_mask = check_xtr(Q, D, k, q_mask, d_mask, q_weights, rule)
     strategy = check_backward(backward)
     check_no_forward_ad("xtr_scores", Q, D, q_weights)

@@ -104,8 +104,7 @@ def _padded(name: str, rows: Tensor, columns: Tensor, queries: int) -> Tensor:
 def check_multi_positive(value: Any) -> MultiPositive:
     if not is_one_of(value, MULTI_POSITIVES):
         raise ValueError(f"multi_positive must be one of {MULTI_POSITIVES}, got {abbreviate(value)}")
-    found: MultiPositive = value
-    return found
+    return value
 
 
 def check_excluded(value: Any, queries: int, documents: int | None, device: torch.device) -> Tensor:
@@ -128,8 +127,7 @@ def check_candidates(mask: Any, shape: tuple[int, int], device: torch.device) ->
     check_mask_kind("candidate_mask", mask, "Q", device)
     if mask.shape != shape:
         raise ValueError(f"candidate_mask must be [B, K] = {list(shape)}, got {shape_of(mask)}")
-    found: Tensor = mask if mask.dtype == torch.bool else mask != 0
-    return found
+    return mask if mask.dtype == torch.bool else mask != 0
 
 
 def check_reduction(reduction: Any) -> None:

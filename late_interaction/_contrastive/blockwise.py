@@ -91,8 +91,7 @@ def once(name: str, gradients: Callable[[], Gradients], tensors: Sequence[Any]) 
     """
     if not torch.is_grad_enabled():
         return gradients()
-    found: Gradients = _once(name, gradients, *tensors)
-    return found
+    return _once(name, gradients, *tensors)
 
 
 class BlockwiseFunction(Function):
@@ -129,8 +128,7 @@ _apply = applied(BlockwiseFunction)
 
 def loss(call: Call, start: Callable[[Call], Loss]) -> Tensor:
     """Compute a loss by blocks. ``start`` makes its sums, over no logits yet."""
-    found: Tensor = _apply(call.bare(), start, *call.tensors)
-    return found
+    return _apply(call.bare(), start, *call.tensors)
 
 
 def _forward(call: Call, state: Loss, blocks: KeptBlocks | None) -> tuple[Tensor, Tensor, Tokens]:

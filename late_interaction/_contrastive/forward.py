@@ -1,7 +1,6 @@
 """The forward pass over one shard of documents, panel by panel; hard negatives; and scores of labels."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ def label_logits(call: Call, grid: Grid, like: Tensor) -> Tensor:
 
 def _scores_of_labels(call: Call, grid: Grid, block: Block, index: Tensor | None) -> Tensor:
     """Score query ``i`` of a block with document ``index[i]``; None: with the document of its own number."""
-    kernels, q, d, found = call.kernels, part(grid.q, block), grid.d, None
+    kernels, q, d = call.kernels, part(grid.q, block), grid.d
     if index is None:
         d = part(d, block)
     else:
@@ -93,12 +92,9 @@ def _scores_of_labels(call: Call, grid: Grid, block: Block, index: Tensor | None
         rows = torch.arange(len(q), dtype=torch.int32, device=q.device)
         documents = rows if index is None else index.int()
         packed = (q.values, d.values, q.offsets, d.offsets, rows, documents, longest(q), kernels.precision)
-        found = _ops.maxsim_pairs_packed.default(*packed)
-    else:
-        values, mask = d.values, d.mask
-        if index is not None:
-            values, mask = values[index], None if mask is None else mask[index]
-        options: Any = (kernels.normalize, kernels.precision, "auto", True)
-        found = _ops.maxsim.default(q.values, values, q.mask, mask, *options)
-    scores: Tensor = found
-    return scores
+        return _ops.maxsim_pairs_packed.default(*packed)
+    values, mask = d.values, d.mask
+    if index is not None:
+        values, mask = values[index], None if mask is None else mask[index]
+    options = (kernels.normalize, kernels.precision, "auto", True)
+    return _ops.maxsim.default(q.values, values, q.mask, mask, *options)

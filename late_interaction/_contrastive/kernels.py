@@ -35,10 +35,10 @@ class Kernels:
         try:
             if self.way == "padded":
                 args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
-                return _tensor(_ops.maxsim.default(*args))
+                return _ops.maxsim.default(*args)
             if self.way == "packed":
                 packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
-                return _tensor(_ops.maxsim_varlen.default(*packed))
+                return _ops.maxsim_varlen.default(*packed)
         except RuntimeError as error:
             _failed(error, q, d, False)
             raise
@@ -49,10 +49,10 @@ class Kernels:
         try:
             if self.way == "padded":
                 args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision, "lowmem")
-                return _pair(_ops.maxsim_winners.default(*args))
+                return _ops.maxsim_winners.default(*args)
             if self.way == "packed":
                 packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
-                return _pair(_ops.maxsim_varlen_winners.default(*packed))
+                return _ops.maxsim_varlen_winners.default(*packed)
         except RuntimeError as error:
             _failed(error, q, d, True)
             raise
@@ -161,7 +161,7 @@ class Kernels:
             return scores.view(len(q), each), winners
         D, mask = _own_documents(h, len(q), each)
         args = (q.values, D, q.mask, mask, self.normalize, self.precision, "lowmem")
-        return _pair(_ops.maxsim_winners.default(*args))
+        return _ops.maxsim_winners.default(*args)
 
     def own_gradients(
         self, grad: Tensor, q: Tokens, h: Tokens, winners: Tensor, q_sums: Tensor | None, need_h: bool
@@ -181,7 +181,7 @@ class Kernels:
             _add(q_sums, grad_q, peak)
         if need_h and peak is not None:
             grad_h = grad_h.float().mul_(peak).to(grad_h.dtype)
-        return grad_h.view(h.values.shape) if need_h else _tensor(grad_h)
+        return grad_h.view(h.values.shape) if need_h else grad_h
 
 
 def _without_masked(x: Tensor, q: Tokens, d: Tokens) -> Tensor:
@@ -219,16 +219,6 @@ def _add(sums: Tensor, part: Tensor, peak: Tensor | None) -> None:
 
 def _write(to: Tensor, part: Tensor, peak: Tensor | None) -> None:
     to.copy_(part if peak is None else part.to(peak.dtype).mul_(peak))
-
-
-def _tensor(x: Any) -> Tensor:
-    found: Tensor = x
-    return found
-
-
-def _pair(x: Any) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = x
-    return found
 
 
 def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:

@@ -20,8 +20,7 @@ def takes(batch: Batch) -> bool:
     """Tell whether the batch goes this way: bf16 on compute capability 9.0, without smoothing, and large."""
     if batch.call.smoothing or not batch.Q.is_cuda or len(batch.Q) * len(batch.D) < _LEAST_PAIRS:
         return False
-    fits: bool = _ops.can_softmax_product_rows.default(batch.Q, batch.D)
-    return fits
+    return _ops.can_softmax_product_rows.default(batch.Q, batch.D)
 
 
 def add_panels(

@@ -54,11 +54,11 @@ def _maxsim_cpu(Q: Tensor, D: Tensor) -> Tensor:
 
 
 def _flash(Q: Tensor, D: Tensor) -> Tensor:
-    return importlib.import_module("flash_maxsim").flash_maxsim_batched(Q, D, shared_docs=True)  # type: ignore[no-any-return]
+    return importlib.import_module("flash_maxsim").flash_maxsim_batched(Q, D, shared_docs=True)
 
 
 def _lik(Q: Tensor, D: Tensor) -> Tensor:
-    return importlib.import_module("late_interaction_kernels").maxsim(Q, D)  # type: ignore[no-any-return]
+    return importlib.import_module("late_interaction_kernels").maxsim(Q, D)
 
 
 def _step(score: Score, Q: Tensor, D: Tensor) -> tuple[Tensor, ...]:

@@ -72,8 +72,7 @@ def call_without_gradients(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
     """Call an operator on codes, which has nothing to differentiate."""
     try:
         if torch.compiler.is_compiling():
-            scores: Tensor = op(Q, D, *rest)
-            return scores
+            return op(Q, D, *rest)
         with _AutoDispatchBelowAutograd():
             scores = op(Q, D, *rest)
         return scores

@@ -29,8 +29,7 @@ def approximate(query_centroid_scores: Tensor, codes: Any, doc_lengths: Any) -> 
     args = check_approx_score(query_centroid_scores, codes, doc_lengths)
     op: Any = ops.plaid_approx_score
     if torch.compiler.is_compiling():
-        scores: Tensor = op(*args)
-        return scores
+        return op(*args)
     with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
         scores = op(*args)
     return scores

@@ -92,8 +92,7 @@ def all_as_tokens(name: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> Tokens:
     if isinstance(tokens, Tensor):
         check_has_d(name, tokens)
         return of_tensor(name, tokens, None, dims)
-    made: Tokens = tokens
-    return made
+    return tokens
 
 
 def of_tensor(name: str, x: Any, mask: Any, dims: tuple[int, ...]) -> Tokens:

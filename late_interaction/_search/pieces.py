@@ -45,8 +45,7 @@ def piece_of(Q: Any, D: Any, q_mask: Any, d_mask: Any, options: dict[str, Any]) 
     Q, D, q_mask, d_mask = check_corpus(Q, D, q_mask, d_mask)
 
     def score(some: Tensor, mask: Tensor | None) -> Tensor:
-        found: Tensor = unwatched(maxsim, Q, some, q_mask, mask, **options)
-        return found
+        return unwatched(maxsim, Q, some, q_mask, mask, **options)
 
     return Piece((Q, q_mask), D, (d_mask,), score)
 
@@ -65,8 +64,7 @@ def _of_codes(Q: Any, D: Codes, q_mask: Any, options: dict[str, Any]) -> Piece:
     codec = D.codec.to(Q.device)
 
     def score(values: Tensor, *beside: Tensor | None) -> Tensor:
-        found: Tensor = unwatched(maxsim, Q, codes_of(codec, D.d, values, *beside), q_mask, **options)
-        return found
+        return unwatched(maxsim, Q, codes_of(codec, D.d, values, *beside), q_mask, **options)
 
     piece = Piece(queries, D.values, (D.mask, D.scales, D.centroids), score)
     with torch.no_grad():  # what scores of no documents refuse is refused before any travel

@@ -178,5 +178,4 @@ def _codes_of_bytes(nbits: int, device: torch.device) -> Tensor:
     values = torch.arange(256, dtype=torch.uint8, device=device).unsqueeze(-1)
     shifts = torch.arange(0, 8, nbits, dtype=torch.uint8, device=device)
     fields = ((values >> shifts) & (2**nbits - 1)).to(torch.int8)
-    codes: Tensor = fields * 2 - 1 if nbits == 1 else fields - 8
-    return codes
+    return fields * 2 - 1 if nbits == 1 else fields - 8

@@ -50,5 +50,4 @@ def mirror(codec: Residual) -> Residual:
 
 def mirror_dims(tokens: Tensor, nbits: int) -> Tensor:
     """Reverse the dims ``[..., d]`` that share a byte. Its own inverse."""
-    mirrored: Tensor = tokens.unflatten(-1, (-1, 8 // nbits)).flip(-1).flatten(-2)
-    return mirrored
+    return tokens.unflatten(-1, (-1, 8 // nbits)).flip(-1).flatten(-2)

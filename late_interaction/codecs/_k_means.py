@@ -125,8 +125,7 @@ def rows_of(tokens: Any) -> Tensor:
     given = as_tokens("tokens", tokens)
     if isinstance(given, Tensor):
         raise ValueError(f"tokens must be [tokens, d], Tokens or a list, got {shape_of(given)}")
-    packed: Tensor = given.pack().values
-    return packed
+    return given.pack().values
 
 
 def finite(tokens: Tensor) -> Tensor:

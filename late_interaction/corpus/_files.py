@@ -112,8 +112,7 @@ def _new_hash() -> Any:
 def checksum_of_entries(entries: dict[str, Any]) -> str:
     own = _new_hash()
     own.update(json.dumps(entries, sort_keys=True).encode())
-    digest: str = own.hexdigest()
-    return digest
+    return own.hexdigest()
 
 
 def write_metadata(path: Path, entries: dict[str, Any]) -> None:

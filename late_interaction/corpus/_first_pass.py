@@ -150,8 +150,7 @@ class _OfCentroids(_queries.Queries):
         block = chunk.shard.block
         if block is not None and block is not self._block:
             self._block, self._scores = block, self._scored(block).to(self.device)
-        scores: Tensor = self._scores[sources[0].T]
-        return scores
+        return self._scores[sources[0].T]
 
     def _scored(self, block: Shard) -> Tensor:
         edges, owners = _lists_of(block, self._count)

@@ -76,8 +76,7 @@ def _checked_offsets(tokens: Tensor, offsets: Any, width: str) -> Tensor:
     if not len(offsets):
         raise ValueError("offsets must be [documents + 1], got [0]")
     check_rising("offsets", offsets, tokens.shape[0])
-    checked: Tensor = offsets
-    return checked
+    return offsets
 
 
 def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Shard]:
@@ -124,8 +123,7 @@ class MemoryWriter:
 
     def numbers_at(self, indices: Tensor, _: object) -> list[int]:
         """Return indices: here they are the numbers."""
-        numbers: list[int] = indices.tolist()
-        return numbers
+        return indices.tolist()
 
     def commit(self) -> None:
         """Do nothing: the shards are those of the corpus to be."""

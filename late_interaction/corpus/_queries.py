@@ -66,8 +66,7 @@ class _OfFloats(Queries):
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
         tokens = _tokens.unit(sources[0]) if self._normalize else sources[0]
         documents = Tokens._made(tokens, None, chunk.offsets(self.device))
-        scores: Tensor = unwatched(maxsim, self._queries, documents, precision=self._precision)
-        return scores
+        return unwatched(maxsim, self._queries, documents, precision=self._precision)
 
 
 class _OfResiduals(Queries):
@@ -92,15 +91,11 @@ class _OfResiduals(Queries):
         if self._takes_norms(chunk):
             norms = chunk.inverse_norms() if self._normalize else None
             op = cast("Any", ops.maxsim_residual_normed)
-            found: Tensor = op(
-                tokens, codes, residuals, norms, cu_seqlens, codec.centroids, codec.bucket_weights
-            )
-            return found
-        scores: Tensor = op(
+            return op(tokens, codes, residuals, norms, cu_seqlens, codec.centroids, codec.bucket_weights)
+        return op(
             tokens, codes, residuals, cu_seqlens, codec.centroids, codec.bucket_weights, codec.nbits,
             self._normalize, self._precision,
         )  # fmt: skip
-        return scores
 
     def _takes_norms(self, chunk: Chunk) -> bool:
         """Whether no token needs to be decompressed: on a GPU that holds many documents."""

@@ -187,7 +187,7 @@ def tokens_of(Q: Any, q_mask: Tensor | None, d: int) -> Tokens:
         tokens = of_tensor("Q", tokens, q_mask, (3, 2))
     if tokens.d != (d or tokens.d):
         raise ValueError(f"Q must have the d of the corpus, {d}, got {tokens.d}")
-    return tokens  # type: ignore[no-any-return]
+    return tokens
 
 
 def _check_device(corpus: Documents, device: torch.device) -> None:

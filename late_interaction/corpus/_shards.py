@@ -237,5 +237,4 @@ def edges_of_parts(shards: Sequence[Shard], count: int) -> list[int]:
     lengths = torch.cat([none, *(shard.offsets.diff() for shard in shards)])
     places = lengths.cumsum(0) - lengths  # of each document's first token
     owners = (places * count // max(int(lengths.sum()), 1)).clamp_max(count - 1)
-    edges: list[int] = torch.searchsorted(owners, torch.arange(count + 1, device="cpu")).tolist()
-    return edges
+    return torch.searchsorted(owners, torch.arange(count + 1, device="cpu")).tolist()

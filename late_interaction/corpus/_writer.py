@@ -135,8 +135,7 @@ class Writer:
                 f"{self.folder} holds a newer generation than the one that is open, and its indices may be"
                 " others: refresh() first, or name ids"
             )
-        numbers: list[int] = torch.logical_not(generation.dead).nonzero().squeeze(1)[indices].tolist()
-        return numbers
+        return torch.logical_not(generation.dead).nonzero().squeeze(1)[indices].tolist()
 
     def delete(self, numbers: list[int]) -> None:
         self._deleted += numbers

@@ -146,8 +146,7 @@ def _of_arrays(query: Any, documents: list[Any]) -> list[float] | str:
     if not documents or len(kinds) > 1 or not viewed or query.dtype.name not in _DTYPES:
         return _UNLIKE
     Q, *items = [torch.from_numpy(x) for x in arrays]
-    scores: list[float] = zero_padded.scores([Q], items, [0] * len(items), Q.device)[0].tolist()
-    return scores
+    return zero_padded.scores([Q], items, [0] * len(items), Q.device)[0].tolist()
 
 
 _DTYPES = ("float16", "float32", "float64")
@@ -160,8 +159,7 @@ def _tensor(x: Any) -> Tensor:
     """Convert as mteb does, but that half precision stays."""
     if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16):
         return x
-    converted: Tensor = _mteb()._convert_to_tensor(x)
-    return converted
+    return _mteb()._convert_to_tensor(x)
 
 
 def _batch(x: Any) -> Tensor:

@@ -72,8 +72,7 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         if name.endswith("_lik"):
             _require_lik()
         original = _ORIGINAL.get(name) or getattr(importlib.import_module(_scores_module()), name)
-        scores: Tensor = original(queries_embeddings, documents_embeddings, **masks)
-        return scores
+        return original(queries_embeddings, documents_embeddings, **masks)
 
     patched.__name__ = patched.__qualname__ = f"patched_{name}"
     return patched
@@ -138,8 +137,7 @@ def _xtr_score(
         calls.left(_PACKAGE, path, reason)
     # An instance compiled under the patch holds this function past its end.
     original = _ORIGINAL.get(path) or importlib.import_module("pylate.scores.xtr").XTRScores._score
-    scores: Tensor = original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-    return scores
+    return original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask)
 
 
 def _selected(backend: str | None = None) -> bool:

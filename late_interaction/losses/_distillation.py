@@ -224,8 +224,7 @@ class _Distillation(torch.nn.Module):
     def forward(
         self, Q: TokensLike, D: TokensLike, teacher: Tensor, *, candidate_mask: Tensor | None = None
     ) -> Tensor:
-        loss: Tensor = self._function(Q, D, teacher, candidate_mask=candidate_mask, **self.options)
-        return loss
+        return self._function(Q, D, teacher, candidate_mask=candidate_mask, **self.options)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

@@ -80,8 +80,7 @@ def _traced(
     text = "{" + ", ".join([f"{key!r}: {value!r}" for key, value in options.items()]) + "}"
     beside = [*q[1:], *d[1:], *h[1:], *_pair(labels), *_pair(exclude), candidate_mask]
     needs = [False] * 5  # autograd knows
-    result: Tensor = _op(name, text, q[0], d[0], h[0], temperature, bias, beside, needs)[0]
-    return result
+    return _op(name, text, q[0], d[0], h[0], temperature, bias, beside, needs)[0]
 
 
 def _opened(name: str, x: Any) -> tuple[Any, Any, Any]:

@@ -171,7 +171,7 @@ def _tokens(name: str, x: Any, mask: Tensor | None) -> Tokens:
     if isinstance(tokens, Tensor):
         tokens = of_tensor(name, tokens, mask, (3,))
     check_not_meta(name, tokens.values)
-    return tokens  # type: ignore[no-any-return]
+    return tokens
 
 
 def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:

@@ -35,8 +35,7 @@ def _documents(call: _Call) -> Any:
 
 def _lengths(call: _Call, side: str) -> Tensor:
     """Return the lengths of the listed sequences of one side, ``q`` or ``d``."""
-    lengths: Tensor = call[f"cu_seqlens_{side}"].diff()[call[f"pair_{side}"].long()].long()
-    return lengths
+    return call[f"cu_seqlens_{side}"].diff()[call[f"pair_{side}"].long()].long()
 
 
 def _of_pairs(call: _Call, *sides: str) -> Any:

@@ -34,10 +34,9 @@ class Gradients(Function):
         ctx.save_for_backward(grad_scores, Q, D, winners)
         ctx.options = normalize, backward, need_Q, need_D, paired
         ctx.set_materialize_grads(False)
-        grads: tuple[Tensor, Tensor] = call_in_function(
+        return call_in_function(
             _backward_op, grad_scores, Q, D, winners, normalize, backward, need_Q, need_D, paired
         )
-        return grads
 
     @staticmethod
     def backward(ctx: Any, of_Q: Tensor | None, of_D: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -49,8 +48,7 @@ class Gradients(Function):
 
         def gradients(q: Tensor, d: Tensor, of_q: bool, of_d: bool) -> tuple[Tensor, Tensor]:
             args = (grad_scores, q, d, winners, False, backward, of_q, of_d, paired)
-            grads: tuple[Tensor, Tensor] = call_in_backward(_backward_op, *args)
-            return grads
+            return call_in_backward(_backward_op, *args)
 
         first_q, first_d = q.tokens, d.tokens
         if normalize:  # they bend along the norms, in proportion to the first gradients
@@ -98,8 +96,7 @@ class _Side:
     def _across(self, grad: Tensor) -> Tensor:
         """Return the gradient of tokens before their norm was taken, of one after it."""
         assert self.along is not None and self.norms is not None
-        across: Tensor = (grad - _dot(grad, self.along) * self.along) / self.norms
-        return across
+        return (grad - _dot(grad, self.along) * self.along) / self.norms
 
     def gradient(self, grad: Tensor | None, first: Tensor) -> Tensor | None:
         """Return the gradient of the source. first: that of the scores in the tokens."""

@@ -316,8 +316,7 @@ def _maxsim_backward_recompute(
         _, winners = _winners_op(Q, D, q_mask, d_mask, normalize, precision, paired=paired)
     backward = "lowmem" if backward == "auto" else backward
     args = (grad_scores, Q, D, winners, normalize, backward, need_grad_Q, need_grad_D, paired)
-    grads: tuple[Tensor, Tensor] = _backward_op(*args)
-    return grads
+    return _backward_op(*args)
 
 
 register_forward(_maxsim_op, _fake_maxsim, _maxsim, autocast_pair)

@@ -55,8 +55,7 @@ def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tenso
         reason = "embeddings or masks of another form"
     if reason is not None:
         calls.left(PACKAGE, name, reason)
-        scores: Tensor = own(SIMILARITY, name)(a, b, a_mask, b_mask)
-        return scores
+        return own(SIMILARITY, name)(a, b, a_mask, b_mask)
     calls.scored(PACKAGE)
     score = maxsim if name == "_maxsim_score_documents" else maxsim_pairs
     d_mask = None if b_mask is None else b_mask.bool()

@@ -66,8 +66,7 @@ def colbert_scores(
             mask = None if documents_mask is None else documents_mask.flatten(0, 1)
             return maxsim(Q, D.flatten(0, 1), queries_mask, mask, *options)
     theirs = own(COLBERT, "colbert_scores", {"maxsim": maxsim})
-    scores: Tensor = theirs(queries_embeddings, documents_embeddings, queries_mask, documents_mask, *options)
-    return scores
+    return theirs(queries_embeddings, documents_embeddings, queries_mask, documents_mask, *options)
 
 
 def colbert_scores_pairwise(
@@ -135,11 +134,10 @@ def colbert_kd_scores(
             scores = scores.to(score_dtype(Q, queries_mask))
             return scores / token_counts(scores, Q, queries_mask).unsqueeze(1) if length_normalize else scores
     theirs = own(COLBERT, "colbert_kd_scores", {"maxsim_pairwise": maxsim_pairwise})
-    kd_scores: Tensor = theirs(
+    return theirs(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
         length_normalize,
     )  # fmt: skip
-    return kd_scores
 
 
 mean_colbert_scores = mean_of(colbert_scores)

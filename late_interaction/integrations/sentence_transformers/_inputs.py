@@ -121,8 +121,7 @@ def token_counts(scores: Tensor, a: Any, a_mask: Any) -> Tensor:
 
 def fill_empty(scores: Tensor, empty: Tensor) -> Tensor:
     """Scores of documents without a token that counts: Sentence Transformers' constant, and its warning."""
-    filled: Tensor = module(SIMILARITY)._fill_empty_document_scores(scores, empty)
-    return filled
+    return module(SIMILARITY)._fill_empty_document_scores(scores, empty)
 
 
 def split_weights(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -128,8 +128,7 @@ def _ranked(
 
 def _most_hits(evaluator: Any) -> int:
     metrics = ("mrr", "ndcg", "accuracy", "precision_recall", "map")
-    most: int = max(k for metric in metrics for k in getattr(evaluator, f"{metric}_at_k"))
-    return most
+    return max(k for metric in metrics for k in getattr(evaluator, f"{metric}_at_k"))
 
 
 def _listed(best: _Best, names: list[str], queries: int) -> Hits:

@@ -94,10 +94,9 @@ def xtr_kd_scores(
         tensor([[2., 2., 2.],
                 [2., 0., 0.]])
     """
-    scores: Tensor = own(XTR, "xtr_kd_scores", {"xtr_scores": xtr_scores})(
+    return own(XTR, "xtr_kd_scores", {"xtr_scores": xtr_scores})(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements
     )
-    return scores
 
 
 def xtr_scores_pairwise(
@@ -124,10 +123,9 @@ def xtr_scores_pairwise(
         >>> st.xtr_scores_pairwise(torch.ones(2, 4, 2), torch.ones(2, 5, 2), top_k=5)
         tensor([2., 0.])
     """
-    scores: Tensor = own(XTR, "xtr_scores_pairwise", {"xtr_kd_scores": xtr_kd_scores})(
+    return own(XTR, "xtr_scores_pairwise", {"xtr_kd_scores": xtr_kd_scores})(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements
     )
-    return scores
 
 
 def _scores(Q: Any, D: Any, q_mask: Any, d_mask: Any, top_k: Any) -> Tensor | str:

@@ -88,8 +88,7 @@ class _Head:
         if self._project is None:  # chunks are alike
             kernel = operators.can_project_rows.default(hidden, self.W, self.b)
             self._project = operators.project_rows_.default if kernel else project_rows
-        inverse: Tensor = self._project(rows, hidden, self.W, self.b, active_rows, self.normalize)
-        return inverse
+        return self._project(rows, hidden, self.W, self.b, active_rows, self.normalize)
 
 
 def _head(
