@@ -18,7 +18,6 @@ REFUSED = -1
 
 
 def position(group: Any) -> tuple[int, int]:
-    """Return the rank of this process in the group, and the number of its processes."""
     if not _is_group(group):
         raise TypeError(f"group must be a torch.distributed process group or None, got {abbreviate(group)}")
     if not dist.is_initialized():

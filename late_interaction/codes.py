@@ -188,7 +188,6 @@ class Codes:
 
     @property
     def _count(self) -> int:
-        """Return the number of sequences, as that of Tokens."""
         return self.values.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
 
     def __len__(self) -> int:

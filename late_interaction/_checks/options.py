@@ -40,7 +40,6 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed that generators of PyTorch take."""
     check_integer("seed", seed)
     if not -(1 << 63) <= seed < 1 << 64:
         raise ValueError(f"seed must lie in [-2**63, 2**64), got {abbreviate(seed)}")
@@ -75,7 +74,6 @@ _LEAST = 1e-30  # float32 holds its inverse
 
 
 def is_tau(value: Any) -> bool:
-    """Tell whether this is a temperature that smooth_maxsim takes."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and _LEAST <= value <= sys.float_info.max
 

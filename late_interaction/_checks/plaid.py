@@ -79,7 +79,6 @@ def _check_stored(
     device: torch.device,
     packed: bool,
 ) -> None:
-    """Kinds and shapes of what is stored of the documents."""
     dims = 1 if packed else 2
     check_integers(*codes, dims, "[tokens]" if packed else "[Nd, Ld]", "Q", device, INTEGERS)
     shape = "[tokens, bytes]" if packed else "[Nd, Ld, bytes]"

@@ -47,7 +47,6 @@ class Grid:
 
     @property
     def most_queries(self) -> int:
-        """Return the number of queries of the largest block."""
         return max((end - begin for begin, end in self.q_blocks), default=0)
 
     @cached_property
@@ -57,7 +56,6 @@ class Grid:
 
     @property
     def one_panel(self) -> bool:
-        """Tell whether all pairs pass as one panel."""
         return len(self.q_blocks) == 1 and len(self.runs) == 1
 
     @cached_property

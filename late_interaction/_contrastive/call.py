@@ -75,7 +75,6 @@ class Call:
 
     @property
     def column_classes(self) -> int:
-        """Count the queries of all processes."""
         return sum(self.ring.queries)
 
     @property
@@ -140,7 +139,6 @@ class Call:
 
 
 def pair_bytes(x: Tokens, longest_query: int) -> int:
-    """Return the bytes that the score and the winners of a pair take."""
     return 4 + (4 if x.is_packed else 2) * longest_query
 
 

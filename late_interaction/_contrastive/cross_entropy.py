@@ -253,7 +253,6 @@ def factors(call: Call, grad: Tensor, sides: list[Side], counts: Tensor) -> list
 
 
 def temperature_gradient(call: Call, sides: list[Side], amounts: list[Tensor]) -> Tensor:
-    """Return the gradient of the temperature. ``amounts``: what :func:`factors` returned."""
     T = call.temperature
     assert isinstance(T, Tensor)
     found = [

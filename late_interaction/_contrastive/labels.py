@@ -125,7 +125,6 @@ class Labels:
         return found.scatter_(1, places, True)[:, :-1]
 
     def _placed(self, values: Tensor, rows: Block, columns: Block) -> Tensor:
-        """Place values at the labels of a block, and 0 elsewhere."""
         if self.most == 1:
             return torch.where(self.hits(rows, columns), values[slice(*rows)], 0.0)
         places = self._places(rows, columns)

@@ -27,7 +27,6 @@ class Mixes:
     real: Tensor  # bool [mixes], of those whose members are of one class
 
     def block(self, examples: Block) -> Block:
-        """Return the numbers of the mixes of a block of whole groups."""
         begin, end = (_mixes_of(n, self.size) for n in examples)
         return begin, end
 
@@ -51,7 +50,6 @@ class Mixes:
             second.add_(grad * (1 - share))
 
     def _members(self, mixed: Tensor, x: Tensor, block: slice) -> Iterator[tuple[Tensor, ...]]:
-        """View mix ``t`` of each group, its first and second members, and its shares, for every ``t``."""
         pairs = [(i, j) for j in range(self.size) for i in range(j)]
         for t, (i, j) in enumerate(pairs):
             to, share = mixed[:, t :: len(pairs)], self.share[block][t :: len(pairs)]
@@ -113,7 +111,6 @@ def _mixes_of(examples: int, size: int) -> int:
 
 
 def _members(examples: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the first and second members of all mixes."""
     second, first = torch.tril_indices(size, size, -1, device=device)
     mix = torch.arange(_mixes_of(examples, size), device=device)
     group, t = mix // len(first) * size, mix % len(first)

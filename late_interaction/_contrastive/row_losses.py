@@ -149,7 +149,6 @@ class RowLoss:
 
 
 def panel_of(call: Call, step: int, logits: Tensor, rows: Block, columns: Block) -> Panel:
-    """Make a panel of documents of a step's shard."""
     first = sum(call.ring.documents[: call.ring.owner(step)])
     return Panel(logits, rows, first + columns[0], columns, call.labels if step == 0 else None)
 
@@ -338,5 +337,4 @@ class Recall(RowLoss):
 
 
 def _slope(sigmoid: Tensor) -> Tensor:
-    """Return the derivative of a sigmoid, given its value."""
     return sigmoid * (1 - sigmoid)

@@ -36,7 +36,6 @@ def with_values(x: Tokens, values: Any) -> Tokens:
 
 
 def longest(x: Tokens) -> int:
-    """Return the length of the longest sequence, padding included."""
     if x.offsets is None:
         return x.values.shape[1]
     if isinstance(x._bounds, range):
@@ -50,12 +49,10 @@ def is_single(x: Tokens) -> bool:
 
 
 def mean_bytes(x: Tokens) -> float:
-    """Return the bytes of a sequence of mean length."""
     return x.values.numel() * x.values.itemsize / max(len(x), 1)
 
 
 def rows(x: Tokens, block: Block) -> slice:
-    """Return where a block lies in the first dim of the values."""
     return slice(*block) if x.offsets is None else slice(x._bounds[block[0]], x._bounds[block[1]])
 
 

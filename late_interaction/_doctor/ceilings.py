@@ -27,7 +27,6 @@ class Ceilings:
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Multiply float32 matrices by PyTorch in this precision."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -68,7 +68,6 @@ def _step(score: Score, Q: Tensor, D: Tensor) -> tuple[Tensor, ...]:
 
 
 def _ways(device: torch.device, step: bool, dtype: torch.dtype, peers: dict[str, Any]) -> dict[str, Score]:
-    """Return what is timed, of what is installed."""
     ways: dict[str, Score] = {"late_interaction": maxsim, "torch einsum": _einsum}
     if device.type == "cuda":
         ways |= {"late-interaction-kernels": _lik} | ({} if step else {"flash-maxsim": _flash})

@@ -12,7 +12,6 @@ def error_text(error: BaseException) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Return a text with its file names alone."""
     return re.sub(r"(?:/[\w.+@-]+)+/(?=[\w.+@-])", "", text)
 
 

@@ -256,7 +256,6 @@ def _walls(calls: Sequence[Call], device: torch.device) -> list[float]:
 
 
 def wall_seconds(call: Call, device: torch.device) -> float:
-    """Seconds of one call and what it waits for."""
     start = time.perf_counter()
     call()
     sync(device)

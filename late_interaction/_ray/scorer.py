@@ -57,7 +57,6 @@ def corpus_of(block: Any, column: str, first: int, stop: int, d: int) -> Corpus:
 
 
 def _arrays(chunk: Any) -> Any:
-    """Read the tensors of an array of them, as NumPy arrays."""
     if hasattr(chunk, "to_numpy_ndarray"):  # Arrow's own type for tensors of one shape; others are Ray's
         return chunk.to_numpy_ndarray()
     return chunk.to_numpy(zero_copy_only=False)

@@ -69,7 +69,6 @@ def maxsim(
 
 
 def call_without_gradients(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
-    """Call an operator on codes, which has nothing to differentiate."""
     try:
         if torch.compiler.is_compiling():
             return op(Q, D, *rest)
@@ -77,11 +76,8 @@ def call_without_gradients(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
             scores = op(Q, D, *rest)
         return scores
     except RuntimeError as error:
-        packed = D.dim() == 2
-        documents = next(x.shape[0] - 1 for x in rest if _is_offsets(x)) if packed else D.shape[-3]
+        # Packed documents have offsets, the one int32 tensor.
+        offsets = [x for x in rest if isinstance(x, Tensor) and x.dtype == torch.int32]
+        documents = len(offsets[0]) - 1 if D.dim() == 2 else D.shape[-3]
         _oom.codes_failed(error, Q, documents)
         raise
-
-
-def _is_offsets(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.int32

@@ -31,7 +31,6 @@ class Piece:
 
     @property
     def values(self) -> Tensor:
-        """Return the queries, as they came."""
         values = self.queries[0]
         assert values is not None
         return values

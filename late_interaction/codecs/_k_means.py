@@ -22,7 +22,6 @@ _SAMPLE = 1 << 22
 def check_training(
     nbits: int, iterations: int, seed: int, dtype: torch.dtype
 ) -> tuple[int, int, int, torch.dtype]:
-    """Return the options, with a seed that generators take."""
     check_nbits(nbits)
     check_positive("iterations", iterations)
     if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float16, torch.bfloat16):

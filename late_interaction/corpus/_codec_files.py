@@ -35,7 +35,6 @@ def write(folder: Path, codec: Codec | None) -> None:
 
 
 def open_codec(folder: Path, entries: dict[str, Any]) -> Codec | None:
-    """Read the codec of a folder, on the CPU."""
     entry = entries["codec"]
     if entry is None:
         return _tokens.CODECS.get(entries["dtype"])

@@ -53,7 +53,6 @@ class Columns:
 
 
 def of_table(table: Any) -> Columns:
-    """Hold a copy of a pyarrow.Table."""
     pa = import_pyarrow()
     sink = pa.BufferOutputStream()
     table = table.unify_dictionaries().combine_chunks()
@@ -69,7 +68,6 @@ def stacked(parts: Sequence[Columns | None]) -> Any:
 
 
 def of_documents(columns: Any, documents: int) -> Columns:
-    """Check columns as a user gives them."""
     pa = import_pyarrow()
     if not isinstance(columns, (pa.Table, pa.RecordBatch, dict)):
         raise TypeError(f"columns must be a pyarrow.Table or a dict of lists, got {abbreviate(columns)}")

@@ -31,7 +31,6 @@ class Living(Documents):
 
     @classmethod
     def _of(cls, path: Path, generation: Generation) -> "Self":
-        """Make the corpus of a generation of the folder at a path."""
         own = generation.stored
         kind = {"d": own.d, "dtype": own.dtype, "codec": own.codec}
         kind |= {"normalized": generation.entries["normalized"], "path": path, "generation": generation}

@@ -80,7 +80,6 @@ def _checked_offsets(tokens: Tensor, offsets: Any, width: str) -> Tensor:
 
 
 def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Shard]:
-    """Share these ids out among the shards."""
     check_ids(ids, sum(shard.documents for shard in shards))
     ends = list(accumulate(shard.documents for shard in shards))
     return [

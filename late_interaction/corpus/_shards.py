@@ -164,7 +164,6 @@ class Shard:
 
 
 def at(x: Tensor, rows: list[slice], room: Tensor | None = None) -> Tensor:
-    """Return a view of one range of rows, or a copy of several."""
     if len(rows) == 1:
         return x[rows[0]]
     out = None if room is None else room[: sum(own.stop - own.start for own in rows)]
@@ -204,7 +203,6 @@ def without(shards: Sequence[Shard], dead: Tensor) -> list[Shard]:
 
 
 def joined(shards: Sequence[Shard]) -> Shard:
-    """Copy documents of several shards into one."""
     if len(shards) == 1:
         return shards[0].compact()
     tokens, beside = zip(*(x.stored(x.rows(0, x.documents)) for x in shards), strict=True)

@@ -58,7 +58,6 @@ class Stored:
 
     @property
     def width(self) -> int:
-        """Count the elements of a stored row."""
         return self.codec.width(self.d) if self.codec else self.d
 
     @property

@@ -90,7 +90,6 @@ class Writer:
 
     @property
     def documents(self) -> int:
-        """Count the documents that were written, deleted or not."""
         written = [int(shard["documents"]) for shard in self._shards]
         return sum(written) + (0 if self._shard is None else self._shard.documents)
 

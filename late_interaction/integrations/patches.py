@@ -157,7 +157,6 @@ def _module(name: Name) -> Any:
 
 
 def _put(name: Name, *, named: bool) -> str:
-    """Patch one library, and return what was done."""
     library, release = _module(name), installed_release(name)
     if reason := turned_off(name):
         if named:

@@ -183,7 +183,6 @@ def _why_left(tensors: tuple[Any, ...]) -> str | None:
 def _masked(
     score: Callable[..., Tensor], Q: Tensor, D: Tensor, queries_mask: Any, documents_mask: Any
 ) -> Tensor:
-    """Return the scores of tokens that are multiplied by their masks."""
     Q, q_mask = _multiplied(Q, queries_mask)
     D, d_mask = _multiplied(D, documents_mask)
     return score(Q, D, q_mask, d_mask)

@@ -211,7 +211,6 @@ def _positives(positives: Any, queries: int, documents: int) -> list[list[int]]:
 def _positive_scores(
     queries: list[Tensor], corpus: Corpus, rows: list[list[int]], normalize: bool
 ) -> list[Tensor]:
-    """Score each query's positives, as pairs of queries and documents."""
     found: list[Tensor] = []
     device = queries[0].device
     for start in range(0, len(queries), _QUERIES):

@@ -26,7 +26,6 @@ def _rows(x: Tensor) -> Any:
 
 
 def _documents(call: _Call) -> Any:
-    """Count the tokens of all documents."""
     if "codes" in call:
         return call["codes"].numel()
     name = next(name for name in ("D", "H", "hidden") if name in call)
@@ -34,7 +33,6 @@ def _documents(call: _Call) -> Any:
 
 
 def _lengths(call: _Call, side: str) -> Tensor:
-    """Return the lengths of the listed sequences of one side, ``q`` or ``d``."""
     return call[f"cu_seqlens_{side}"].diff()[call[f"pair_{side}"].long()].long()
 
 

@@ -112,7 +112,6 @@ operators = getattr(torch.ops, _namespace)
 
 
 def qualified(name: str) -> str:
-    """Return the operator's name with its namespace, as ``torch.library`` takes it."""
     return f"{_namespace}::{name}"
 
 

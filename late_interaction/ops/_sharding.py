@@ -56,7 +56,8 @@ def _strategies(schema: Any) -> Any:
             sharded = scores != Replicate()
             for name, x in (("grad_Q", queries), ("grad_D", documents), ("grad_weights", queries)):
                 of[name] = Partial() if sharded and x == Replicate() else x
-            inputs = [of[name] if _is_tensor(call[name]) else None for name in list(arguments)[: len(args)]]
+            given = list(arguments)[: len(args)]  # tensors come as descriptions of them
+            inputs = [of[name] if hasattr(call[name], "tensor_meta") else None for name in given]
             return [of[name] for name in results], inputs
 
         found = [placed(Replicate(), Replicate(), Replicate())]
@@ -66,8 +67,3 @@ def _strategies(schema: Any) -> Any:
         return found
 
     return strategies
-
-
-def _is_tensor(x: Any) -> bool:
-    """Tell whether DTensor stands a description of a tensor here."""
-    return hasattr(x, "tensor_meta")

@@ -53,7 +53,6 @@ def keys_of(scores: Tensor, indices: Tensor, largest: bool) -> Tensor:
 
 
 def found_in(keys: Tensor, largest: bool) -> _Found:
-    """Read the scores and indices of keys."""
     upper = (keys >> 32).to(torch.int32)
     scores = _by_magnitude(upper if largest else ~upper).view(torch.float32)
     missing = keys == _NO_DOCUMENT

@@ -46,7 +46,6 @@ def packed_winner_dtype(tokens: int) -> torch.dtype:
 
 
 def widen(winners: Tensor, Ld: int) -> Tensor:
-    """Convert kept winners to int32."""
     wide = winners.to(torch.int32)
     if Ld <= 32768 or Ld > MAX_NARROW_LD:
         return wide

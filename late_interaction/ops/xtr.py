@@ -139,14 +139,6 @@ def _rows_of_a_panel(budget: int, row_bytes: int, count: int) -> int:
     return -(-count // (panels * _WHOLE_TILES)) * _WHOLE_TILES
 
 
-def _queries_at_a_time(budget: int, maxima: int) -> int:
-    """Return how many queries' maxima and winners are held before they are reduced to scores.
-
-    With what the reduction makes of them they take up to 32 bytes each.
-    """
-    return max(budget // (32 * maxima), 1)
-
-
 def _xtr_winners(
     Q: Tensor,
     D: Tensor,
@@ -166,7 +158,9 @@ def _xtr_winners(
         return scores.zero_(), denominators.fill_(_least_denominator(rule)), winners.fill_(-1)
     options = (Ld, min(k, Nd * Ld), rule == "pylate")
     budget = _PANEL_BYTES.get(Q.device.type, _PANEL_BYTES_OF_A_CPU)
-    queries = _queries_at_a_time(budget, Lq * Nd)
+    # So many queries' maxima and winners are held before they are reduced to scores. With what the reduction
+    # makes of them they take up to 32 bytes each.
+    queries = max(budget // (32 * Lq * Nd), 1)
     with torch.no_grad(), without_autocast(Q.device.type):
         panels, needed = _panels(Q, D, options[1], precision)
         mask = None if d_mask is None else d_mask.contiguous()

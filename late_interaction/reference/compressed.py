@@ -202,7 +202,6 @@ def _in_range(codes: Tensor, n_centroids: int) -> Tensor:
 
 
 def _first(codes: Tensor, lengths: Tensor) -> Tensor:
-    """Mask each document's first tokens."""
     if codes.dim() != 2 or lengths.shape != codes.shape[:1]:
         raise ValueError(
             f"codes must be [documents, Ld] and doc_lengths [documents], got {list(codes.shape)}"

@@ -138,7 +138,6 @@ def maxsim_padded_reference(
 
 
 def _first(name: str, lengths: Tensor, tokens: Tensor) -> Tensor:
-    """Mask each sequence's first tokens."""
     if lengths.shape != tokens.shape[:-2]:
         raise ValueError(f"{name} must be {list(tokens.shape[:-2])}, got {list(lengths.shape)}")
     return torch.arange(tokens.shape[-2], device=tokens.device) < lengths.to(tokens.device).unsqueeze(-1)

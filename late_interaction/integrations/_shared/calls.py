@@ -34,7 +34,6 @@ def forget(package: str) -> None:
 
 
 def scored(package: str) -> None:
-    """Count a call that the kernels served."""
     if not is_compiling():
         calls_of(package).served += 1
 

@@ -34,7 +34,6 @@ class Exchanges:
         setattr(holder, name, value)
 
     def had(self, name: str) -> Any:
-        """Return what was there by this name before."""
         return next(own for _, exchanged, own in self._attributes if exchanged == name)
 
     def own(self, function: FunctionType, instead: dict[str, Any] | None = None) -> Callable[..., Any]:

@@ -22,7 +22,6 @@ class Ragged:
         return [len(x) for x in self.items]
 
     def packed(self, start: int, end: int, device: torch.device) -> Tokens:
-        """Pack these items, which are not checked."""
         items = self.items[start:end]
         lengths = [len(x) for x in items]
         offsets = torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)

@@ -67,7 +67,6 @@ def scores_by_batches(
 
 
 def _side(embeddings: Any) -> Side | None:
-    """Embeddings as the kernels may take them."""
     if isinstance(embeddings, Tensor):
         return embeddings if embeddings.dim() == 3 and len(embeddings) else None
     if not isinstance(embeddings, list) or not all(

@@ -76,7 +76,6 @@ def budget(chunk_elements: int | None) -> int:
 
 
 def mask_fits(mask: Any, tokens: Tensor) -> bool:
-    """Tell whether a mask has an entry for every token, where they are."""
     if mask is None:
         return True
     return isinstance(mask, Tensor) and mask.shape == tokens.shape[:-1] and mask.device == tokens.device

@@ -63,11 +63,9 @@ class _Head:
 
     @property
     def whole(self) -> bool:
-        """Tell whether one chunk has all documents."""
         return self.size >= self.H.shape[0]
 
     def buffer(self) -> Tensor:
-        """Memory for the projected tokens of a chunk."""
         return self.W.new_empty(self.size * self.H.shape[1], self.W.shape[0])
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -254,7 +252,6 @@ def _multiply_into(out: Tensor, grad: Tensor, W: Tensor) -> None:
 
 
 def _parts(head: _Head, needed: bool, dtype: torch.dtype) -> Tensor:
-    """Memory for the splits of grad_W."""
     (Nd, Ld, d_model), d = head.H.shape, head.W.shape[0]
     if not needed:
         return head.W.new_empty(0, dtype=dtype)

@@ -7,7 +7,6 @@ _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
 
 
 def product_dtype(precision: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that tensors which are all of one dtype multiply in."""
     return _HALF.get(precision, dtype) if dtype == torch.float32 else dtype
 
 
@@ -33,7 +32,6 @@ def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that products of this dtype are summed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
