@@ -37,11 +37,13 @@ class CorpusError(ValueError):
 
 
 def bytes_of(x: Tensor) -> memoryview:
-    """View the memory of a contiguous CPU tensor, which must outlive the view."""
+    """View the memory of a contiguous CPU tensor, and keep it as long as the view."""
     size = x.numel() * x.element_size()
     if size == 0:
         return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * size).from_address(x.data_ptr())).cast("B")
+    memory = (ctypes.c_ubyte * size).from_address(x.data_ptr())
+    memory.tensor = x  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
 
 
 def mapped(path: Path, size: int, dtype: torch.dtype) -> Tensor:

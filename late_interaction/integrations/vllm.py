@@ -126,7 +126,7 @@ def compute_maxsim_score_batched(
         return []
     check_sequences("d_embs", d_embs)
     _check_queries(q_embs, d_embs[0])
-    return _step_scores(q_embs, d_embs)
+    return _step_scores(q_embs, d_embs, [x.shape[0] for x in d_embs])
 
 
 # ---- the documents' places ----
@@ -148,9 +148,9 @@ def _integers(name: str, values: Sequence[int]) -> list[int]:
         raise TypeError(f"{name} must hold ints, got {abbreviate(values)}") from None
 
 
-def _step_scores(queries: Sequence[Tensor], documents: Sequence[Tensor]) -> list[Tensor]:
-    """Score pairs whose embeddings have been checked."""
-    return [*_scores(queries, *_in_one_tensor(documents)).unbind()]
+def _step_scores(queries: Sequence[Tensor], documents: Sequence[Tensor], lengths: list[int]) -> list[Tensor]:
+    hidden, starts = _in_one_tensor(documents, lengths)
+    return [*_scores(queries, hidden, starts, lengths).unbind()]
 
 
 def _check_queries(queries: Sequence[Tensor], hidden: Tensor) -> None:
@@ -189,13 +189,12 @@ def _checked_spans(
     return starts, lengths
 
 
-def _in_one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int], list[int]]:
-    """Return a tensor ``[tokens, d]`` with all documents, and where in it each begins and how long it is.
+def _in_one_tensor(documents: Sequence[Tensor], lengths: list[int]) -> tuple[Tensor, list[int]]:
+    """Return a tensor ``[tokens, d]`` with all documents, and where in it each begins.
 
-    They are copied together unless they are views of one. There may be thousands: little is asked of each.
+    They are copied together unless they are views of one.
     """
     first = documents[0]
-    lengths, _ = map(list, zip(*[x.shape for x in documents], strict=True))
     d, size = first.shape[1], first.element_size()
     places = [*map(Tensor.data_ptr, documents)]
     base, memory = min(places), first.untyped_storage()
@@ -205,8 +204,8 @@ def _in_one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int], list
     inside = memory.data_ptr() <= base and base + count * d * size <= memory.data_ptr() + memory.nbytes()
     if inside and not any(rests) and count <= 2 * sum(lengths) and all(map(Tensor.is_contiguous, documents)):
         offset = (base - memory.data_ptr()) // size
-        return first.detach().as_strided((count, d), (d, 1), offset), starts, lengths
-    return torch.cat([*documents]), [*accumulate(lengths[:-1], initial=0)], lengths
+        return first.detach().as_strided((count, d), (d, 1), offset), starts
+    return torch.cat([*documents]), [*accumulate(lengths[:-1], initial=0)]
 
 
 def _segments(starts: list[int], lengths: list[int]) -> tuple[list[int], Sequence[int]] | None:
@@ -231,7 +230,6 @@ def _segments(starts: list[int], lengths: list[int]) -> tuple[list[int], Sequenc
 
 
 def _scores(queries: Sequence[Tensor], hidden: Tensor, starts: list[int], lengths: list[int]) -> Tensor:
-    """Score pairs of documents of one tensor; see :func:`compute_maxsim_score_offsets`."""
     if not starts:
         return torch.zeros(0, dtype=torch.float32, device=hidden.device)
     distinct = {id(x): x for x in queries}
@@ -290,7 +288,7 @@ def _step(original: Any) -> Callable[..., list[Tensor]]:
     @functools.wraps(original)
     def _score(self: Any, queries: list[Tensor], docs: list[Tensor]) -> list[Tensor]:
         own = _EXCHANGES.own(original, {_NAME: _own(_MODULE, _NAME)})
-        scores = _unfit(queries, docs) or _step_scores(queries, docs)
+        scores = _scores_or_reason(queries, docs)
         return _or_own(_SCORE, scores, lambda: own(self, queries, docs))
 
     return _score
@@ -313,16 +311,15 @@ def _places() -> list[Place]:
 def score_batch(
     q_embs: Any, d_embs: Any, max_batch_size: Any, max_score_matrix_elements: Any
 ) -> list[Tensor]:
-    reason = _unfit(q_embs, d_embs)
-    if reason is None and (max_batch_size <= 0 or max_score_matrix_elements <= 0):
-        reason = "limits that are not above 0"
-    scores = reason or _step_scores(q_embs, d_embs)
+    scores: list[Tensor] | str = "limits that are not above 0"
+    if max_batch_size > 0 and max_score_matrix_elements > 0:
+        scores = _scores_or_reason(q_embs, d_embs)
     limits = (max_batch_size, max_score_matrix_elements)
     return _or_own(_NAME, scores, lambda: _own(_MODULE, _NAME)(q_embs, d_embs, *limits))
 
 
 def score_pair(q_emb: Any, d_emb: Any) -> Tensor:
-    scores = _unfit([q_emb], [d_emb]) or _step_scores([q_emb], [d_emb])
+    scores = _scores_or_reason([q_emb], [d_emb])
     return _or_own(_PAIR, scores, lambda: [_own(_OFFLINE, _PAIR)(q_emb, d_emb)])[0]
 
 
@@ -333,18 +330,21 @@ def _own(module: str, name: str) -> Callable[..., Any]:
     return _EXCHANGES.own(getattr(sys.modules[module], name))
 
 
-def _unfit(queries: Any, documents: Any) -> str | None:
-    """Say why the kernels do not take these embeddings, if they do not."""
+def _scores_or_reason(queries: Any, documents: Any) -> list[Tensor] | str:
+    """Score pairs, or say why the kernels do not take them. Of thousands little is asked of each."""
     if disabled(_LIBRARY.package):
         return TURNED_OFF
     if not len(queries) or len(queries) != len(documents):
         return "no pairs"
-    both = [*{id(x): x for x in queries}.values(), *documents]
-    if not all(isinstance(x, Tensor) and x.dim() == 2 and x.numel() for x in both):
-        return "empty embeddings, or some of another form"
-    kinds = {(*kind, x.shape[1]) for x, kind in zip(both, map(_KIND, both), strict=True)}
-    learn = torch.is_grad_enabled() and any(x.requires_grad for x in both)
+    both = [*documents, *{id(x): x for x in queries}.values()]
+    try:
+        lengths, dims = map(list, zip(*[x.shape for x in both], strict=True))
+        kinds = {*map(_KIND, both)}
+    except (AttributeError, ValueError):  # lists, or tensors of other dims
+        return "embeddings of another form"
     Q = queries[0]
-    if len(kinds) != 1 or Q.dtype == torch.float64:
-        return "embeddings of other kinds, or of float64"
-    return "gradients" if learn else why_left(Q, Q, _LIBRARY.package)
+    if len(kinds) != 1 or len({*dims}) != 1 or 0 in lengths or 0 in dims or Q.dtype == torch.float64:
+        return "embeddings of other kinds, of float64, or empty"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in both):
+        return "gradients"
+    return why_left(Q, Q, _LIBRARY.package) or _step_scores(queries, documents, lengths[: len(documents)])

@@ -158,7 +158,7 @@ def test_calls_are_counted(vllm, monkeypatch):
     found = li.patched()["vllm"]
     name = "compute_maxsim_score_batched: "
     assert found.served == 1 and found.left == {
-        f"{name}embeddings of other kinds, or of float64": 1,
+        f"{name}embeddings of other kinds, of float64, or empty": 1,
         f"{name}gradients": 1,
         f"{name}limits that are not above 0": 1,
         f"{name}LATE_INTERACTION_DISABLE turns the patch off": 1,

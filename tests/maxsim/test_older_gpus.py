@@ -124,7 +124,8 @@ def test_float32_by_three_products(rows, d, normalize, kind):
     D[::5] *= 1e-20
     d_mask = mask((N, Ld), "cuda", kind)
     plan = li.explain_plan(Q, D, d_mask=d_mask is not None, normalize=normalize)
-    assert "maxsim_forward_sm80_3xfp16, " in plan
+    # A block of 7.5 has too little shared memory for them.
+    assert ("maxsim_forward_sm80_3xfp16, " in plan) == (ops.cuda_capability() != 75)
     judge = Judge(Q, D, None, d_mask, normalize=normalize)
     alone, scores, winners = judge.run()
     limit = ref.tolerance(torch.float32)

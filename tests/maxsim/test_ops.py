@@ -245,7 +245,11 @@ def test_aot_inductor(device, tmp_path):
     if device == "cpu" and not NIGHTLY:
         pytest.skip("examples/aot_inductor.py is tested: make nightly runs this too")
     attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), device]
-    if subprocess.run(attempt, capture_output=True, timeout=300).returncode != 0:
+    try:
+        loads = subprocess.run(attempt, capture_output=True, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        loads = False
+    if not loads:
         pytest.skip(f"AOTInductor cannot load a package of x * 2 for {device} on this machine")
     program = exported(device)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "scores.pt2"))

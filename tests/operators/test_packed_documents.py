@@ -188,6 +188,7 @@ def test_threads_give_the_same_bits(kind):
 
 
 def put_scores(queue, call, cu):
+    torch.set_num_threads(1)  # as PyTorch's own workers do: the threads of OpenMP are not forked
     queue.put(call.scores(None, cu).tolist())
 
 

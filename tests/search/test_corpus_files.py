@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,15 @@ def same(path, whole):
 
 
 # ---- killed ----
+
+
+def test_bytes_that_are_written_keep_their_tensor():
+    x = torch.arange(1000)
+    tensor, view = weakref.ref(x), _files.bytes_of(x)
+    del x
+    assert tensor() is not None and bytes(view[8:16]) == (1).to_bytes(8, "little")
+    del view
+    assert tensor() is None
 
 
 def test_killed_and_resumed(whole, tmp_path):
