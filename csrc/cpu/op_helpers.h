@@ -36,9 +36,9 @@ inline Gradients packed_gradients(const Tensor& Q, const Inputs& in, bool need_g
   const std::vector<int64_t> none{0}, of_Q{in.sizes.Lq, in.sizes.d}, of_D{in.sizes.Ld, in.sizes.d};
   Gradients to{new_tensor(Q, need_grad_Q ? of_Q : none, Q.scalar_type()),
                new_tensor(Q, need_grad_D ? of_D : none, Q.scalar_type())};
-  if (in.q_weights.data != nullptr) {
-    to.weights = new_tensor(Q, {need_grad_Q ? in.sizes.Lq : 0}, score_type(in.dtype));
-  }
+  // Weights of no token have no memory either.
+  const bool need_weights = in.q_weights.data != nullptr && need_grad_Q;
+  to.weights = new_tensor(Q, {need_weights ? in.sizes.Lq : 0}, score_type(in.dtype));
   return to;
 }
 

@@ -54,7 +54,8 @@ def why_not_on(build: Build, driver: int, name: str, capability: tuple[int, int]
     images = [_serves(arch, capability) for arch in build.archs]
     if not images or "code" in images:
         return None
-    flag = f"LATE_INTERACTION_CUDA_ARCHS={'9.0a' if capability == (9, 0) else f'{capability[0]}.0'}"
+    own = {7: "7.5", 9: "9.0a"}.get(capability[0], f"{capability[0]}.0")
+    flag = f"LATE_INTERACTION_CUDA_ARCHS={own}"
     if "PTX" not in images:
         return f"{build} has no code for {gpu}: install a wheel for every GPU, or build it with {flag}"
     if driver and driver < build.cuda:  # PTX, unlike machine code, has to be of the driver's release

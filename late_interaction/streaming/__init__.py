@@ -94,8 +94,9 @@ class _Run:
         self.only_adds: dict[int, bool] = {}  # by the id of a layer
 
     def __call__(self, function: "partial[Any]", hidden: Tensor, *rest: Any) -> Any:
-        layer: nn.Module = function.func.__self__  # type: ignore[attr-defined]
-        call = _Call(layer, function.func, rest, function.keywords, self.tokens)
+        # Before Transformers 5.24 the function is a method of the layer; since, the layer is its argument.
+        layer: nn.Module = (*function.args, getattr(function.func, "__self__", None))[0]
+        call = _Call(layer, partial(function.func, *function.args), rest, function.keywords, self.tokens)
         if not torch.is_grad_enabled():
             return call.whole(hidden)
         if id(layer) not in self.only_adds:

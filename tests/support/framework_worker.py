@@ -276,7 +276,7 @@ def runs_out_of_memory(rank, world):
         loss, leaves = ring_worker.loss_of(Q, D, group=dist.group.WORLD)
         if rank == 1:
             failing = mock.Mock(side_effect=torch.OutOfMemoryError("no memory"))
-            with mock.patch("late_interaction._contrastive.backward.add_gradients", failing):
+            with mock.patch("late_interaction._contrastive.blockwise.add_gradients", failing):
                 torch.autograd.grad(loss, leaves)
         torch.autograd.grad(loss, leaves)
 
