@@ -109,7 +109,7 @@ def _sync(device: torch.device) -> None:
 
 
 def _bytes(device: torch.device) -> float:
-    """What is allocated, from which a new peak begins."""
+    """Return what is allocated, and begin a new peak from there."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.synchronize()

@@ -87,8 +87,8 @@ struct GradientForms<kGradients> {
   }
 };
 
-// The same of residual-compressed documents. kScore(tensors, normalize, precision, whether winners are
-// wanted), kGradient(grad_scores, tensors, winners, normalize).
+// The forms of operators on residual-compressed documents. kScore(tensors, normalize, precision, whether
+// winners are wanted), kGradient(grad_scores, tensors, winners, normalize).
 template <ScoresAndWinners (*kScore)(const ResidualTensors&, bool, const std::string&, bool),
           Tensor (*kGradient)(const Tensor&, const ResidualTensors&, const Tensor&, bool)>
 struct ResidualForms {

@@ -1,4 +1,4 @@
-// What the entries of several CPU operators share.
+// Functions that the entries of several CPU operators share.
 #pragma once
 
 #include <cstring>

@@ -69,7 +69,7 @@ class Documents {
   std::vector<int64_t> starts_, lengths_;
 };
 
-// What a call of either direction says of its inputs. They point into `documents`.
+// Either direction describes its inputs so. They point into `documents`.
 template <class Call>
 Call call_of(const ResidualInputs& in, const Tensor& Q, const Documents& documents, bool normalize) {
   Call call;

@@ -156,7 +156,7 @@ OptionalTensor new_query_sums(const GradientCall& call, bool needed, BackwardArg
   return sums;
 }
 
-// The same of grad_D; zeros where kernels add to them.
+// New sums of grad_D likewise, as zeros where kernels add to them.
 OptionalTensor new_document_sums(const GradientCall& call, const BackwardPlan& plan, BackwardArgs& args) {
   if (!call.need_grad_D() || call.to.d_sums) return std::nullopt;
   const bool scatter = plan.method == Backward::unified;

@@ -81,8 +81,8 @@ cudaError_t choose_winners(const ForwardArgs& args, Launch launch) {
   return launch.template operator()<false>();
 }
 
-// What a file in instances/ consists of, outside all namespaces: it registers launch_<kernel> of one type, of
-// one type and number of steps, or of one type for listed pairs.
+// A file in instances/ consists of this line, outside all namespaces: it registers launch_<kernel> of one
+// type, of one type and number of steps, or of one type for listed pairs.
 #define LATE_INTERACTION_FORWARD(kernel, type) \
   LATE_INTERACTION_REGISTER_FORWARD(ForwardArgs, kernel, type, 0, launch_##kernel<Compute::type>)
 #define LATE_INTERACTION_FORWARD_STEPS(kernel, type, steps) \

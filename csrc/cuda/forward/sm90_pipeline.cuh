@@ -1,4 +1,4 @@
-// What the wgmma forwards share: loads of Q, products of a tile, and the roles of warps.
+// The wgmma forwards share these: loads of Q, products of a tile, and the roles of warps.
 #pragma once
 
 #include "../pipeline/ring.cuh"

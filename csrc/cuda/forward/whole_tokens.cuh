@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_quad_words(uint32_t (&word)[4], const E* ro
   transpose_quad(word);
 }
 
-// What the tensor cores have summed of a 16 x 8 block since it was last added in fp32 registers.
+// Sums of a 16 x 8 block that the tensor cores have made since it was last added in fp32 registers.
 template <class Mma, int kSteps>
 struct PromotedSum {
   static constexpr int kTogether = Mma::kPromotedSteps == 0 ? kSteps : Mma::kPromotedSteps;

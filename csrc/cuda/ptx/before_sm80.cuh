@@ -14,7 +14,7 @@ inline constexpr bool kBeforeSm80 = true;
 inline constexpr bool kBeforeSm80 = false;
 #endif
 
-// Whether code for sm_75 leaves a kernel empty, as a block has no more than 64 KiB of shared memory.
+// True if code for sm_75 leaves a kernel empty, since a block has no more than 64 KiB of shared memory.
 constexpr bool is_too_large(int smem_bytes) { return kBeforeSm80 && smem_bytes > 64 * 1024; }
 
 // ---- cp.async: a load and a store, that a thread waits for ----

@@ -94,7 +94,7 @@ inline bool fits_tensor_map(int64_t size, int64_t stride, Dtype dtype) {
   return size == 1 || (stride > 0 && stride < (int64_t{1} << 40) / element_bytes(dtype));
 }
 
-// The same of items [items, length, d].
+// The same for the tokens of items [items, length, d].
 inline bool fits_tensor_map(const TokenView& x, int64_t length, int64_t items, Dtype dtype) {
   return fits_tensor_map(length, x.token_stride, dtype) && fits_tensor_map(items, x.item_stride, dtype);
 }
