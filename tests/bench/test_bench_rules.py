@@ -77,7 +77,7 @@ def test_what_no_command_gives_breaks_the_rules(changed: dict[str, Any], said: s
         ("python -m bench sweep --again", "--again"),
         ("python -m bench run --merge --impl ours", "whole groups"),
         ("python -m bench run --suite forward --shapes colpali", "does not measure this shape"),
-        ("python -m bench --suite forward --impl lik", f"does not measure {OURS}"),
+        ("python -m bench run --suite forward --impl lik", f"does not measure {OURS}"),
         ("python -m bench report", "records nothing"),
         ("vi record.json", "records nothing"),
     ],

@@ -4,6 +4,7 @@ The parts of examples/large_batch_mrr.py are tested in tests/docs/test_examples.
 tests/training/test_contrastive_frameworks.py runs examples/contrastive_ddp.py.
 """
 
+import json
 import os
 import re
 import resource
@@ -54,12 +55,32 @@ def test_every_program_has_a_page_and_a_test():
     assert programs <= tested
     paged = {path.stem for path in (ROOT / "docs" / "examples").glob("*.md")}
     assert programs - paged == {
-        "large_batch_mrr",
+        "batch_curves",  # on docs/guide/trainers.md
+        "large_batch_mrr",  # on docs/large_batches.md
         "letters",
         "tiny_bert",
-    }  # the one is on docs/large_batches.md
+    }
     listed = (ROOT / "docs" / "examples.md").read_text()
     assert all(f"(examples/{name}.md)" in listed for name in paged)
+
+
+def test_batch_curves(tmp_path):
+    words = [f"word{i}" for i in range(40)]
+    records = [
+        f"Package: p{i}\nDescription-en: {' '.join(words[i % 30 : i % 30 + 4])} {i}\n {' '.join(words)} {i}"
+        for i in range(60)
+    ]
+    texts, found, picture = (tmp_path / name for name in ("Translation-en", "found.json", "found.png"))
+    texts.write_text("\n\n".join(records))
+    sizes = ["--batches=8,16", "--marks=0.1,0.2", "--part=8", "--seeds=2", f"--out={found}"]
+    printed = output("batch_curves", f"--descriptions={texts}", *sizes, needs=["transformers"])
+    assert "48 pairs to train on, 12 held out" in printed
+    curves = json.loads(found.read_text())["curves"]
+    assert [(x["batch"], x["seed"]) for x in curves] == [(8, 0), (8, 1), (16, 0), (16, 1)]
+    for x in curves:
+        assert x["steps"] > 0 and x["points"] and all(0 <= mrr <= 1 for _, mrr in x["points"])
+    output("batch_curves", "--plot", f"--out={found}", f"--picture={picture}", needs=["matplotlib"])
+    assert picture.read_bytes()[1:4] == b"PNG"
 
 
 def test_rerank():

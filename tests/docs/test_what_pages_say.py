@@ -110,7 +110,7 @@ def test_the_gpus_of_the_readme_are_those_that_a_wheel_is_built_for():
     assert archs.split(";") == ["7.5", "8.0", "8.9", "9.0a", "10.0", "12.0", "9.0+PTX"]
     text = page("README.md")
     table = text[text.index("## GPUs") : text.index("## Figures")]
-    assert all(f"| {code}" in table for code in ("7.5", "8.0", "8.9", "9.0a", "10.0", "12.0"))
+    assert all(code in table for code in ("7.5", "8.0", "8.9", "9.0a", "10.0", "12.0"))
     gpus = ("T4", "RTX 20", "H100", "H200", "A100", "RTX 3090", "RTX 4090", "L4", "L40S", "RTX 5090", "B200")
     for gpu in gpus:
         assert gpu in table
