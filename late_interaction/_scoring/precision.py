@@ -55,7 +55,7 @@ def asked(
 ) -> tuple[Precision, AbstractContextManager[object]]:
     """Check the precision that a caller asks for, and return how tokens multiply, and within what.
 
-    What the caller says beats autocast, unless that makes one dtype of two.
+    The caller's choice comes before autocast, unless autocast makes one dtype of two.
     """
     if precision is None:
         return multiplying(Q), nullcontext()

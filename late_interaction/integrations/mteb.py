@@ -213,7 +213,7 @@ def _padded_to(queries: zero_padded.Side, documents: zero_padded.Side) -> list[i
 
 # ---- where they are put ----
 
-# What the functions above take from mteb.
+# The functions above take these from mteb.
 _HELPERS = (
     "_compute_on_best_device",
     "_convert_to_tensor",

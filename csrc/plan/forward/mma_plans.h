@@ -1,4 +1,4 @@
-// What the plans of the kernels of mma.sync share: whole tokens in a ring, splits of documents, and a model
+// The plans of mma.sync's kernels share these: whole tokens in a ring, splits of documents, and a model
 // of the time that a call takes.
 #pragma once
 
