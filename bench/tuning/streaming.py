@@ -176,7 +176,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--budget", type=float, default=40.0, help="GiB, weights and gradients included")
     p.add_argument("--tokens", type=int, default=4096, help="of a chunk")
-    p.add_argument("--pages", type=_numbers, default="16,32", help=f"pages of {PAGE} tokens: two batches")
+    p.add_argument("--pages", type=_numbers, default="48,96", help=f"pages of {PAGE} tokens: two batches")
     p.add_argument("--texts", type=_numbers, default="8192,16384", help="two lengths of one text")
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--out", type=Path, help="a file that the table is appended to")

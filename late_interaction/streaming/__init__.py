@@ -2,8 +2,8 @@
 
 As with gradient checkpointing a layer keeps its input alone, and is computed again in the backward. There a
 layer as a whole needs several times the memory of its input for each token. In chunks it does not (StreamBP,
-https://arxiv.org/abs/2506.03077): some sequences at a time, and of a sequence longer than a chunk the
-attention as a whole, the feed-forward network some tokens at a time. What remains is each layer's input.
+https://arxiv.org/abs/2506.03077): some sequences at a time, of a sequence longer than a chunk the
+attention as a whole, and the feed-forward network some tokens at a time. What remains is each layer's input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +30,10 @@ __all__ = ["stream_layers"]
 
 _HOOK = "GradientCheckpointingLayer"  # the class of layers that hand on their call
 
+# Tokens of a chunk of sequences for each of the feed-forward network's, where that goes in chunks of its own:
+# the rest of a layer keeps about a quarter of its bytes a token, and takes more launches.
+_REST = 4
+
 # Arguments of layers that have the dim of sequences, and where it is, from the last dim on.
 _DIMS = {"position_ids": -2, "position_embeddings": -3}
 
@@ -47,8 +51,9 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
         model: a decoder or an encoder of Transformers 5, or a PEFT model around one, with layers that support
             gradient checkpointing and take and return hidden states ``[batch, tokens, hidden]``. Layers of
             other shapes (packed images) and with arguments of unknown shapes are not cut by sequences.
-        tokens: about how many tokens a chunk has, above 0. Smaller chunks need less memory, and make a GPU's
-            products smaller.
+        tokens: about how many tokens a chunk of the feed-forward network has, above 0; the rest of a layer,
+            which needs less memory, takes sequences of four times as many. Smaller chunks need less memory,
+            and make a GPU's products smaller.
 
     Returns:
         How many layers stream.
@@ -120,7 +125,8 @@ class _Call:
     def chunks(self, hidden: Tensor) -> Iterator[tuple[slice, Callable[[Tensor], Any]]]:
         """Yield some sequences at a time, and the layer with their part of the arguments."""
         batch = hidden.shape[0]
-        each = max(1, self.tokens // max(hidden.shape[1], 1)) if self._splits(hidden) else max(batch, 1)
+        tokens = self.tokens * (_REST if self.only_adds else 1)
+        each = max(1, tokens // max(hidden.shape[1], 1)) if self._splits(hidden) else max(batch, 1)
         for begin in range(0, batch, each):
             at = slice(begin, min(begin + each, batch))
             if (at.start, at.stop) == (0, batch):

@@ -32,11 +32,14 @@ def instead(module: nn.Module | None, forward: Any) -> Iterator[None]:
             module.forward = own
 
 
-def _token_chunks(x: Tensor, tokens: int) -> list[tuple[Any, ...]]:
-    """Cut the tokens, which are the last dim but one."""
-    rows = max(1, x.shape[:-2].numel())
-    each = max(1, tokens // rows)
-    return [(..., slice(begin, begin + each), slice(None)) for begin in range(0, x.shape[-2], each)]
+def _in_one(x: Tensor) -> Tensor:
+    """Return all tokens as one sequence."""
+    return x.reshape(1, -1, x.shape[-1])
+
+
+def _token_chunks(x: Tensor, tokens: int) -> list[tuple[slice, slice]]:
+    """Cut the tokens of one sequence."""
+    return [(slice(None), slice(begin, begin + tokens)) for begin in range(0, x.shape[1], tokens)]
 
 
 def in_chunks(layer: nn.Module, tokens: int, only_adds: bool) -> AbstractContextManager[None]:
@@ -47,8 +50,8 @@ def in_chunks(layer: nn.Module, tokens: int, only_adds: bool) -> AbstractContext
     own = mlp.forward
 
     def forward(x: Tensor) -> Tensor:
-        chunks = _token_chunks(x, tokens)
-        return own(x) if len(chunks) <= 1 else torch.cat([own(x[at]) for at in chunks], -2)
+        chunks = _token_chunks(one := _in_one(x), tokens)
+        return own(x) if len(chunks) <= 1 else torch.cat([own(one[at]) for at in chunks], 1).view(x.shape)
 
     return instead(mlp, forward)
 
@@ -92,8 +95,8 @@ class _Later(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (x,) = ctx.saved_tensors
-        needed = ctx.needs_input_grad[5:]
+        (x,) = map(_in_one, ctx.saved_tensors)
+        shape, grad, needed = grad.shape, _in_one(grad), ctx.needs_input_grad[5:]
         wanted = [p for p, need in zip(ctx.parameters, needed, strict=True) if need]
         of_x = torch.empty_like(x)
         sums: list[Tensor | None] = [None] * len(wanted)
@@ -104,7 +107,7 @@ class _Later(Function):
                     out = ctx.own(part)
                 add_gradients(out, grad[at], part, of_x, at, wanted, sums)
         found = iter(sums)
-        return None, None, None, None, of_x, *(next(found) if need else None for need in needed)
+        return None, None, None, None, of_x.view(shape), *(next(found) if need else None for need in needed)
 
 
 class _Again(Function):

@@ -129,12 +129,12 @@ def test_dropout_draws_the_same_numbers_in_both_passes():
     direction = [torch.randn_like(x) for x in trained]
     slope = sum((g * v).sum() for g, v in zip(grads, direction, strict=True))
     losses = []
-    for step in (1e-3, -2e-3):
+    for step in (1e-4, -2e-4):  # too short for the maxima to change
         with torch.no_grad():
             for x, v in zip(trained, direction, strict=True):
                 x.add_(v, alpha=step)
         losses.append(gradients(model, inputs)[0])
-    torch.testing.assert_close((losses[0] - losses[1]) / 2e-3, slope, rtol=0.01, atol=1e-3)
+    torch.testing.assert_close((losses[0] - losses[1]) / 2e-4, slope, rtol=0.01, atol=1e-3)
 
 
 def test_autocast():
