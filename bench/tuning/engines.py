@@ -74,11 +74,12 @@ def encoded(
     order = torch.randperm(len(pairs), generator=generator)[:count].tolist()
     model = Encoder(torch.device(device)).model
     model.max_seq_length = LONGEST
-    turn = torch.nn.init.orthogonal_(torch.empty(DIM, 384), generator=generator)
+    turn = torch.nn.init.orthogonal_(torch.empty(DIM, 384), generator=generator).to(device)
+    at_once = 64 if device == "cpu" else 512
 
     def encode(texts: list[str], task: Callable[..., Any]) -> Tokens:
-        tokens = task(texts, batch_size=64, show_progress_bar=True)
-        return [normalize(x.cpu().float() @ turn.T, dim=-1).half() for x in tokens]
+        tokens = task(texts, batch_size=at_once, show_progress_bar=True)
+        return [normalize(x.to(device).float() @ turn.T, dim=-1).half().cpu() for x in tokens]
 
     Q = encode([pairs[i][0] for i in order[:queries]], model.encode_query)
     D = encode([pairs[i][1] for i in order], model.encode_document)
@@ -318,7 +319,10 @@ def run(args: argparse.Namespace) -> int:
     real = len(D)
     D += planted(D, args.documents - real, args.device)
     exact = packed(D).search([q.to(args.device) for q in Q], 3 * TOP)
-    rows = [row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)]
+    rows = []
+    for row in (row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)):
+        print(*row, sep="  ", flush=True)  # in case that a later engine takes for ever
+        rows.append(row)
     head = ["engine", "setting", "build s", "MB", "one, ms", "batch, ms", f"recall@{TOP}"]
     table = align(head, [[*row, *[""] * (len(head) - len(row))] for row in rows], left=2)
     versions = {x.distribution: package_version(x.distribution) for x in ENGINES.values()}
