@@ -62,15 +62,16 @@ def slices(tokens, cu):
 
 
 def scores_and_winners(Q, D, cu_q, cu_d):
-    """([Nq, Nd] float64, [Nd, tokens of Q] int64), pair by pair."""
-    queries, documents = slices(Q, cu_q), slices(D, cu_d)
-    scores = torch.zeros(len(queries), len(documents), dtype=torch.float64, device=Q.device)
+    """([Nq, Nd] float64, [Nd, tokens of Q] int64), document by document."""
+    documents, lengths = slices(D, cu_d), cu_q.to(Q.device).diff()
+    rows = slice(int(cu_q[0]), int(cu_q[-1]))
+    query_of = torch.arange(len(lengths), device=Q.device).repeat_interleave(lengths)
+    scores = torch.zeros(len(lengths), len(documents), dtype=torch.float64, device=Q.device)
     winners = torch.full((len(documents), len(Q)), -1, device=Q.device)
-    for i, q in enumerate(queries):
-        for j, d in enumerate(documents):
-            score, winner = ref.maxsim(q[None], d[None])
-            scores[i, j] = score[0, 0]
-            winners[j, cu_q[i] : cu_q[i + 1]] = winner[0, 0]
+    for j, d in enumerate(documents):
+        if len(d):
+            maxima, winners[j, rows] = (Q[rows].double() @ d.double().T).max(1)
+            scores[:, j].index_add_(0, query_of, maxima)
     return scores, winners
 
 
@@ -98,14 +99,12 @@ def gradients(grad_scores, Q, D, cu_q, cu_d, winners):
     """(grad_Q, grad_D) in float64, with the winners as given."""
     grad_Q = torch.zeros(Q.shape, dtype=torch.float64, device=Q.device)
     grad_D = torch.zeros(D.shape, dtype=torch.float64, device=Q.device)
-    for i in range(len(cu_q) - 1):
-        rows = slice(int(cu_q[i]), int(cu_q[i + 1]))
-        for j in range(len(cu_d) - 1):
-            found = winners[j, rows].long()
-            tokens = int(cu_d[j]) + found.clamp_min(0)
-            weight = grad_scores[i, j].double() * (found >= 0).unsqueeze(-1)
-            if found.numel() == 0 or not bool((found >= 0).any()):
-                continue
-            grad_Q[rows] += weight * D[tokens].double()
-            grad_D.index_add_(0, tokens, weight * Q[rows].double())
+    q, d, lengths, first = Q.double(), D.double(), cu_q.to(Q.device).diff(), int(cu_q[0])
+    query_of = torch.arange(len(lengths), device=Q.device).repeat_interleave(lengths)
+    for j, begin in enumerate(cu_d.tolist()[:-1]):
+        found = winners[j, first : first + len(query_of)].long()
+        (row,) = (found >= 0).nonzero(as_tuple=True)
+        weight = grad_scores[query_of[row], j].double().unsqueeze(-1)
+        grad_Q.index_add_(0, first + row, weight * d[begin + found[row]])
+        grad_D.index_add_(0, begin + found[row], weight * q[first + row])
     return grad_Q, grad_D

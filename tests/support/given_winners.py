@@ -35,19 +35,20 @@ def gradients(grad, Q, D, winners, need_grad_Q=True, need_grad_D=True):
 
 
 def reference(grad, Q, D, winners):
-    """(grad_Q, grad_D) in float64, a query at a time. What is no token of a document is no winner."""
-    N, Ld, d = D.shape
-    winners = winners.long()
-    rows, grad_D = D.double().reshape(-1, d), torch.zeros(N * Ld, d, dtype=torch.float64, device=D.device)
-    grad_Q = torch.zeros(Q.shape, dtype=torch.float64, device=Q.device)
-    first = torch.arange(N, device=D.device).unsqueeze(1) * Ld
-    for i in range(len(Q)):
-        j, s = ((winners[i] >= 0) & (winners[i] < Ld)).nonzero(as_tuple=True)
-        at = first[j, 0] + winners[i, j, s]
-        scale = grad[i].double()[j].unsqueeze(1)
-        grad_Q[i].index_add_(0, s, scale * rows[at])
-        grad_D.index_add_(0, at, scale * Q[i].double()[s])
-    return grad_Q, grad_D.view(N, Ld, d)
+    """(grad_Q, grad_D) in float64, some queries at a time. What is no token of a document is no winner."""
+    Nq, Lq, d = Q.shape
+    N, Ld, _ = D.shape
+    queries, tokens = Q.double().reshape(-1, d), D.double().reshape(-1, d)
+    grad_Q, grad_D = torch.zeros_like(queries), torch.zeros_like(tokens)
+    some = max(1, (1 << 19) // (N * Lq))
+    for begin in range(0, Nq, some):
+        part = winners[begin : begin + some].long()
+        i, j, s = ((part >= 0) & (part < Ld)).nonzero(as_tuple=True)
+        row, token = (begin + i) * Lq + s, j * Ld + part[i, j, s]
+        scale = grad[begin + i, j].double().unsqueeze(1)
+        grad_Q.index_add_(0, row, scale * tokens[token])
+        grad_D.index_add_(0, token, scale * queries[row])
+    return grad_Q.view(Q.shape), grad_D.view(D.shape)
 
 
 def check(sides, grad, Q, D, winners, limit=None):
