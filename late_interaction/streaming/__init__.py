@@ -7,7 +7,6 @@ attention as a whole, and the feed-forward network some tokens at a time. What r
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -19,10 +18,13 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction.losses._random_states import RandomStates
 from late_interaction.streaming._modules import (
     add_gradients,
+    again,
     evaluated,
     feed_forward,
     in_chunks,
     instead,
+    is_norm,
+    present_autocast,
     recomputed,
 )
 
@@ -88,7 +90,34 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
     run = _Run(tokens)
     for layer in layers:
         layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, run  # type: ignore[assignment]
+    for module in model.modules():
+        children = [*module.children()]
+        lists = [x for x in children if isinstance(x, nn.ModuleList)]
+        first = next((layer for layer in layers if any(layer in x for x in lists)), None)
+        for norm in children if first is not None else []:
+            if is_norm(norm):
+                norm.forward = _LastNorm(norm, first)
     return len(layers)
+
+
+class _LastNorm:
+    """What is called in place of a norm of the layers' output, which streams as long as they do.
+
+    It is an object, since copies of a model are to call their own norm.
+    """
+
+    def __init__(self, norm: nn.Module, layer: nn.Module) -> None:
+        self.norm, self.layer = norm, layer
+        before = norm.__dict__.get("forward")
+        self.before = before.before if isinstance(before, _LastNorm) else before
+
+    def __call__(self, x: Tensor) -> Any:
+        own = self.before or partial(type(self.norm).forward, self.norm)
+        run = getattr(self.layer, "_gradient_checkpointing_func", None)
+        streams = isinstance(run, _Run) and self.layer.gradient_checkpointing and self.layer.training
+        if not streams or not torch.is_grad_enabled():
+            return own(x)
+        return again(self.norm, own, run.tokens, present_autocast(x.device))(x)
 
 
 class _Run:
@@ -141,11 +170,6 @@ class _Call:
         known = all(_is_known(name, x, batch) for name, x in self.named.items())
         return hidden.dim() == 3 and known and not any(isinstance(x, Tensor) for x in self.rest)
 
-    def autocast(self, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what enters the present state of autocast again."""
-        on, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-        return lambda: torch.autocast(device.type, dtype, enabled=on)
-
 
 def _with(function: Any, named: dict[str, Any], hidden: Tensor) -> Any:
     return function(hidden, **named)
@@ -178,7 +202,7 @@ def _cut(name: str, x: Any, at: slice, batch: int) -> Any:
 class _Layer(Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, hidden: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.call, ctx.autocast, ctx.random = call, call.autocast(hidden.device), RandomStates([])
+        ctx.call, ctx.autocast, ctx.random = call, present_autocast(hidden.device), RandomStates([])
         ctx.save_for_backward(hidden, *parameters)
         out: Tensor | None = None
         with in_chunks(call.layer, call.tokens, call.only_adds):

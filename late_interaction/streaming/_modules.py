@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +29,12 @@ def instead(module: nn.Module | None, forward: Any) -> Iterator[None]:
         del module.forward
         if own is not None:
             module.forward = own
+
+
+def present_autocast(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what enters the present state of autocast again."""
+    on, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    return lambda: torch.autocast(device.type, dtype, enabled=on)
 
 
 def _in_one(x: Tensor) -> Tensor:
@@ -62,35 +67,45 @@ def recomputed(layer: nn.Module, tokens: int, only_adds: bool, autocast: Callabl
     with ExitStack() as stack:
         mlp = feed_forward(layer)
         if mlp is not None and only_adds:
-            later = partial(_Later.apply, mlp.forward, autocast, tokens, [*mlp.parameters()])
-            stack.enter_context(instead(mlp, lambda x: later(x, *mlp.parameters())))
+            stack.enter_context(instead(mlp, again(mlp, mlp.forward, tokens, autocast, value=False)))
         for norm in layer.children():
-            if "norm" in type(norm).__name__.lower():
-                stack.enter_context(instead(norm, _again(norm, autocast)))
+            if is_norm(norm):
+                stack.enter_context(instead(norm, again(norm, norm.forward, tokens, autocast)))
         yield
 
 
-def _again(norm: nn.Module, autocast: Callable[[], Any]) -> Callable[..., Any]:
-    own, parameters = norm.forward, [*norm.parameters()]
+def is_norm(module: nn.Module) -> bool:
+    """Tell whether a module normalizes each token."""
+    return type(module).__name__.lower().endswith(("layernorm", "rmsnorm"))
+
+
+def again(
+    module: nn.Module, own: Any, tokens: int, autocast: Callable[[], Any], *, value: bool = True
+) -> Callable[..., Any]:
+    """Return a forward of a module that keeps its input alone; without ``value`` it returns zeros."""
+    parameters = [*module.parameters()]
 
     def forward(x: Tensor, *rest: Any, **named: Any) -> Any:
         if rest or named:
             return own(x, *rest, **named)
-        return _Again.apply(own, autocast, x, *parameters)  # type: ignore[no-untyped-call]
+        return _Again.apply(own, autocast, tokens, value, x, *parameters)  # type: ignore[no-untyped-call]
 
     return forward
 
 
-class _Later(Function):
-    """A feed-forward network whose output is only added: its value is left out, its backward is in chunks."""
+class _Again(Function):
+    """A module that works on each token, is computed again in the backward, and goes through it in chunks.
+
+    The value of one whose output is only added can be left out.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, own: Any, autocast: Any, tokens: int, parameters: list[Tensor], x: Tensor, *_: Tensor
-    ) -> Tensor:
+        ctx: Any, own: Any, autocast: Any, tokens: int, value: bool, x: Tensor, *parameters: Tensor
+    ) -> Any:
         ctx.own, ctx.autocast, ctx.tokens, ctx.parameters = own, autocast, tokens, parameters
         ctx.save_for_backward(x)
-        return x.new_zeros(()).expand(x.shape)
+        return own(x) if value else x.new_zeros(()).expand(x.shape)
 
     @staticmethod
     @once_differentiable
@@ -108,28 +123,6 @@ class _Later(Function):
                 add_gradients(out, grad[at], part, of_x, at, wanted, sums)
         found = iter(sums)
         return None, None, None, None, of_x.view(shape), *(next(found) if need else None for need in needed)
-
-
-class _Again(Function):
-    """A norm that keeps its input alone."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Any, autocast: Any, x: Tensor, *parameters: Tensor) -> Any:
-        ctx.own, ctx.autocast, ctx.parameters = own, autocast, parameters
-        ctx.save_for_backward(x)
-        return own(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (x,) = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]
-        with torch.enable_grad(), ctx.autocast():
-            part = x.detach().requires_grad_()
-            out = ctx.own(part)
-        leaves = [p for p, need in zip((part, *ctx.parameters), needed, strict=True) if need]
-        found = iter(torch.autograd.grad(out, leaves, grad))
-        return None, None, *(next(found) if need else None for need in needed)
 
 
 def add_gradients(

@@ -1,6 +1,7 @@
 """stream_layers on models of Transformers, against the same models without checkpoints."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -209,10 +210,10 @@ def test_a_token_needs_its_checkpoints_and_two_gradients():
             x = torch.randn(batch, 32, 32, requires_grad=True)
             model(inputs_embeds=x).last_hidden_state.mean().backward()
 
-        peaks = [peak_bytes(lambda batch=batch: step(batch)) for batch in (16, 32)]
-        found[streams] = (peaks[1] - peaks[0]) / (16 * 32)
+        peaks = [peak_bytes(lambda batch=batch: step(batch)) for batch in (64, 128)]
+        found[streams] = (peaks[1] - peaks[0]) / (64 * 32)
     hidden, layers = 32 * 4, SIZES["num_hidden_layers"]
-    assert found[True] <= 1.5 * (layers + 2) * hidden and found[False] > 4 * found[True]
+    assert found[True] <= 1.2 * (layers + 2) * hidden and found[False] > 4 * found[True]
 
 
 def test_it_can_be_ended_and_needs_training():
@@ -222,6 +223,16 @@ def test_it_can_be_ended_and_needs_training():
     with torch.no_grad():
         torch.testing.assert_close(model(**inputs).last_hidden_state, made()(**inputs).last_hidden_state)
     model.gradient_checkpointing_disable()
+    assert torch.equal(gradients(model, inputs)[0], before[0])
+
+
+def test_a_copy_has_norms_of_its_own():
+    model, inputs = made(), drawn()
+    li.stream_layers(model)
+    before = gradients(model, inputs)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.nn.init.normal_(other.norm.weight)
+        assert not torch.equal(gradients(other, inputs)[0], before[0])
     assert torch.equal(gradients(model, inputs)[0], before[0])
 
 
