@@ -15,8 +15,10 @@ struct PackedGradients {
   OptionalTensor weights;
   bool adds = false;  // Q and D are sums in score_type, which the gradients are added to
 
-  PackedGradients(const Tensor& of_Q, const Tensor& of_D, bool need_Q, bool need_D)
-      : Q(like(of_Q, need_Q)), D(like(of_D, need_D)) {}
+  PackedGradients(const Tensor& of_Q, const Tensor& of_D, const Tensor* of_weights, bool need_Q, bool need_D)
+      : Q(like(of_Q, need_Q)), D(like(of_D, need_D)) {
+    if (of_weights != nullptr) weights = like(*of_weights, need_Q);
+  }
 
   // none: a tensor without elements.
   PackedGradients(const OptionalTensor& q_sums, const OptionalTensor& d_sums, const Tensor& none)
@@ -31,8 +33,7 @@ struct PackedGradients {
 
  private:
   static Tensor like(const Tensor& x, bool needed) {
-    const auto shape = needed ? std::vector<int64_t>{x.size(0), x.size(1)} : std::vector<int64_t>{0};
-    return new_tensor(x, shape, x.scalar_type());
+    return new_tensor(x, needed ? shape_of(x) : std::vector<int64_t>{0}, x.scalar_type());
   }
 };
 
