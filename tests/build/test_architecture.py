@@ -89,7 +89,7 @@ def words_before_parentheses(path: str) -> frozenset[str]:
 
 # Files that call what others register, and the words that register it.
 REGISTRIES = {
-    "csrc/plan/forward/select.cpp": "const RegisteredKernel ",
+    "csrc/plan/forward/select.cpp": "\nconst ForwardKernel ",
     "csrc/cuda/forward/launch.h": "LATE_INTERACTION_FORWARD(",
 }
 OPERATORS = set(re.findall(r'm\.def\(\s*"(\w+)\(', (ROOT / "csrc" / "ops.cpp").read_text()))
