@@ -31,6 +31,21 @@ struct Multiply : Vectors {
   static Sum value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
+// An Op whose steps are four bytes of packed values, several products each.
+template <class Sum_>
+struct MultiplySteps : F32 {
+  using Step = int32_t;
+  using Query = I;
+  using Sum = Sum_;
+  static V value(Sum sum, const Tile&, int64_t) {
+    if constexpr (std::is_same_v<Sum, V>) {
+      return sum;
+    } else {
+      return from_integers((U)sum);
+    }
+  }
+};
+
 // Similarities from the sums of products of tokens [first, first + NT), folded into the tile's maxima.
 template <class Op, int NV, int NT>
 inline __attribute__((always_inline)) void finish_group(const typename Op::Sum (&sum)[NV][NT],
