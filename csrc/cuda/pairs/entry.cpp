@@ -12,7 +12,6 @@
 #include "../varlen/backward.h"
 #include "../varlen/run.h"
 #include "index.h"
-#include "to_csr.h"
 
 namespace late_interaction {
 
@@ -136,20 +135,12 @@ ScoresAndWinners score(const Tensor& Q, const Tensor& D, Parse parse, bool want_
 }
 
 // Parameters: the operators'.
-PairInputs parse_listed(const Tensor& Q, const Tensor& D, const Tensor* weights, const Tensor& cu_seqlens_q,
-                        const Tensor& cu_seqlens_d, const Tensor& pair_q, const Tensor& pair_d) {
-  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  if (weights != nullptr) take_weights(in, *weights, Q);
-  return in;
-}
-
-// The same.
 ScoresAndWinners score_listed(const Tensor& Q, const Tensor& D, const Tensor* weights, bool want_winners,
                               const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
                               const Tensor& pair_d, std::optional<int64_t> max_seqlen_q,
                               const std::string& precision) {
   const auto parse = [&](const Tensor& q, const Tensor& d) {
-    return parse_listed(q, d, weights, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+    return parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, weights);
   };
   return score(Q, D, parse, want_winners, max_seqlen_q, precision);
 }
@@ -217,18 +208,8 @@ void pair_gradients(const PairInputs& in, const Tensor& pair_q, const Tensor& pa
                                                 device_properties(device));
   const Csr by_query(pair_q, in.pairs.queries, stream), by_document(pair_d, s.N, stream);
   PairBackwardArgs args{};
-  args.layout = Layout::in_batch;
-  args.N = s.N;
-  args.Nq = 1;
-  args.Lq = static_cast<int32_t>(stride);
-  args.Ld = static_cast<int32_t>(s.Ld);
-  args.d = static_cast<int32_t>(s.d);
-  args.by_Lq = Divider(static_cast<uint32_t>(stride));
-  args.grad = grad_scores.const_data_ptr();
-  args.grad_item_stride = grad_scores.stride(0);
-  args.winners = winners.const_data_ptr();
-  args.wide_winners = wide_winners(s.Ld);
-  args.winners_at_once = winners_at_once(args.winners, stride, s.Ld);
+  take_winners(args, {Layout::in_batch, 1, s.N, stride, s.Ld, s.d}, grad_scores, winners);
+  args.grad_item_stride = grad_scores.stride(0);  // of pairs
   args.queries = static_cast<int32_t>(in.pairs.queries);
   args.q_tokens = in.pairs.q_tokens;
   args.q_offsets = in.pairs.q_offsets;
@@ -245,7 +226,7 @@ void pair_gradients(const PairInputs& in, const Tensor& pair_q, const Tensor& pa
 Gradients gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
                     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
                     const Tensor& pair_d, const Tensor& winners, bool need_grad_Q, bool need_grad_D) {
-  const PairInputs in = parse_listed(Q, D, weights, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, weights);
   check_pair_backward_inputs(grad_scores, Q, winners, in);
   const OnDevice on(Q);
   const PackedGradients grads(Q, D, weights, need_grad_Q, need_grad_D);

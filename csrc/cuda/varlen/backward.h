@@ -1,6 +1,7 @@
 // What the backward of packed sequences and that of listed pairs of them have in common.
 #pragma once
 
+#include "../../plan/l2_parts.h"
 #include "../backward/launch.h"
 #include "../backward/run.h"
 #include "../primitives/row_norms.h"
@@ -127,5 +128,18 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
   check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
   weights.finish();
 }
+
+// ---- batches that are larger than L2 (backward_parts.cpp) ----
+
+// grad_scores, winners: those of the call.
+struct PackedBackward {
+  const Inputs& in;
+  const Tensor &grad_scores, &winners;
+  const Device& device;
+};
+
+// One gradient after the other, as packed_backward_parts has cut them.
+void packed_gradients_by_parts(const PackedBackward& call, const PackedParts& parts,
+                               const PackedGradients& to, cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -6,7 +6,6 @@
 #include "../../plan/l2_parts.h"
 #include "../backward/run.h"
 #include "backward.h"
-#include "backward_parts.h"
 #include "run.h"
 
 namespace late_interaction {
