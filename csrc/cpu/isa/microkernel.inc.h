@@ -69,12 +69,7 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) offset[t] = tile.offsets[first + t] - tile.offsets[first];
 
-  typename Op::Sum sum[NV][NT];
-#pragma GCC unroll 16
-  for (int t = 0; t < NT; ++t) {
-#pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) sum[v][t] = typename Op::Sum{};
-  }
+  typename Op::Sum sum[NV][NT] = {};
   const char* ahead = tile.ahead + first * tile.steps * tile.ahead_step;
   const int64_t ahead_step = NT * tile.ahead_step;
   for (const char* end = token + tile.steps * sizeof(Step); token != end; token += sizeof(Step)) {
@@ -116,11 +111,7 @@ void score_panel(const Tile& tile) {
 
 template <class Op>
 void score_tile(const Tile& tile) {
-  if (tile.vectors == 2) {
-    score_panel<Op, 2>(tile);
-  } else {
-    score_panel<Op, 1>(tile);
-  }
+  with_vectors(tile, [&]<int NV>() { score_panel<Op, NV>(tile); });
 }
 
 template <class Op>

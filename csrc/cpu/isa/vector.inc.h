@@ -92,6 +92,16 @@ inline T opaque(T x) {
   return x;
 }
 
+// Calls f.template operator()<the vectors of the panel that hold rows>().
+template <class Tile, class F>
+inline void with_vectors(const Tile& tile, const F& f) {
+  if (tile.vectors == 2) {
+    f.template operator()<2>();
+  } else {
+    f.template operator()<1>();
+  }
+}
+
 // Rounds to nearest even; a NaN stays a (quiet) NaN.
 inline void store_bf16(uint16_t* p, F32::V x) {
   typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
