@@ -275,7 +275,7 @@ def rows_of(name: str, Q: Tokens, D: Tokens, exact: li.SearchResult, device: str
                 figures = [built + made, size / 1e6, *rated(search, Q, exact, device)]
                 yield [name, setting, *map(number, figures[:-1]), f"{figures[-1]:.3f}"]
         except Exception as error:  # an engine that fails is a row
-            yield [name, error_text(error)]
+            yield [name, error_text(error)[:60]]
 
 
 def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:

@@ -154,9 +154,10 @@ class _OfCentroids(_queries.Queries):
 
     def _scored(self, block: Shard) -> Tensor:
         edges, owners = _lists_of(block, self._count)
-        begins, ends = edges[self._best], edges[self._best + 1]
+        best, all_gains = self._best.to(edges.device), self._gains.to(edges.device)
+        begins, ends = edges[best], edges[best + 1]
         scores = torch.zeros(block.documents, dtype=torch.float32, device=owners.device)
-        for gains, *own in zip(self._gains, begins, ends, strict=True):
+        for gains, *own in zip(all_gains, begins, ends, strict=True):
             rows = torch.cat([owners[slice(*x)] for x in zip(*(y.tolist() for y in own), strict=True)])
             values = gains.repeat_interleave(own[1] - own[0])
             scores += torch.zeros_like(scores).scatter_reduce_(0, rows.to(torch.int64), values, "amax")

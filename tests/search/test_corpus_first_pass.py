@@ -64,12 +64,12 @@ def made(folder):
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True}, {"largest": False, "keep_empty": True}])
-@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("memory", [None, "cpu", "the queries'"])
 @pytest.mark.parametrize(("coarse", "kind"), CASES)
 def test_all_documents_as_candidates_are_the_exact_search(coarse, kind, memory, options, tmp_path, device):
     corpus, Q = created(tmp_path / "c", kind), queries(device)
     if memory:
-        corpus = Corpus(corpus.shards, corpus._kind())
+        corpus = Corpus(corpus.shards, corpus._kind()).to("cpu" if memory == "cpu" else device)
     for change in (
         lambda: None,
         lambda: corpus.delete(names(60)[3:50:4]),
