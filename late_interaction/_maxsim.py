@@ -11,14 +11,20 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from late_interaction import ops
-from late_interaction._checks.choices import Backward, Precision, Winners
 from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs, check_weights
-from late_interaction._checks.options import check_backward, check_flag, check_winners
+from late_interaction._checks.options import (
+    Backward,
+    Precision,
+    Winners,
+    check_backward,
+    check_flag,
+    check_winners,
+)
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._scoring.codes import score_codes
 from late_interaction._scoring.fast_path import fast_path, intercepted
-from late_interaction._scoring.mean import per_token
 from late_interaction._scoring.norm_warning import look, looked
+from late_interaction._scoring.normalized import per_token
 from late_interaction._scoring.precision import asked
 from late_interaction._scoring.sequences import score
 from late_interaction._scoring.traced import traced_scores

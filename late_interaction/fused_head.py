@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from late_interaction import ops
-from late_interaction._checks.choices import Precision
 from late_interaction._checks.dense import check_from_hidden
-from late_interaction._checks.options import check_flag, check_precision
+from late_interaction._checks.options import Precision, check_flag, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.choices import Backward, Precision
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import (
+    Backward,
+    Precision,
     check_backward,
     check_flag,
     check_integer,

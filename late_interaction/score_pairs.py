@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.choices import Precision
 from late_interaction._checks.dense import check_weights
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, check_flag
 from late_interaction._checks.packed import (
     check_max_length,
     check_packed,
@@ -19,9 +18,9 @@ from late_interaction._checks.packed import (
     check_spans,
 )
 from late_interaction._checks.tensors import check_no_forward_ad, has_values
-from late_interaction._scoring.mean import packed_counts
 from late_interaction._scoring.norm_warning import look
-from late_interaction._scoring.packed_call import call_packed
+from late_interaction._scoring.normalized import packed_counts
+from late_interaction._scoring.precision import call_packed
 from late_interaction.ops import _oom
 
 __all__ = ["rerank_direct", "score_pairs_packed"]

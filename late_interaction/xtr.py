@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.choices import Backward, Precision, Rule
 from late_interaction._checks.dense import as_given, check_xtr
-from late_interaction._checks.options import check_backward
+from late_interaction._checks.options import Backward, Precision, Rule, check_backward
 from late_interaction._checks.tensors import check_no_forward_ad, scores_dtype
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import asked

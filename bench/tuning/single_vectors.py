@@ -28,9 +28,9 @@ from torch import Tensor
 
 import late_interaction as li
 from bench.harness.processes import Here, joined, keep_table, seconds
+from late_interaction._contrastive.kernels import add_product, product
 from late_interaction._contrastive.single_shards import _SIDE
 from late_interaction._doctor.text import align, number
-from late_interaction._scoring.products import add_product, product
 
 TEMPERATURE = 0.05
 SAMPLE = 64  # queries, and documents, that are compared with float64

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import RULES
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_positive, is_one_of
+from late_interaction._checks.options import RULES, check_positive, is_one_of
 from late_interaction._checks.tensors import (
     check_device,
     check_embeddings,

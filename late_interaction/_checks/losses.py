@@ -7,9 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import MULTI_POSITIVES, REDUCTIONS, MultiPositive
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor, shape_of
-from late_interaction._checks.options import check_integer, is_one_of
+from late_interaction._checks.options import (
+    MULTI_POSITIVES,
+    REDUCTIONS,
+    MultiPositive,
+    check_integer,
+    is_one_of,
+)
 from late_interaction._checks.tensors import check_mask_kind, has_values_on_cpu, scores_dtype
 
 IGNORED = -100  # as torch.nn.functional.cross_entropy's ignore_index

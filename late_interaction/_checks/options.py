@@ -1,14 +1,27 @@
-"""Checks of arguments that are no tensors."""
+"""The strings that options take, and checks of arguments that are no tensors."""
 
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import BACKWARDS, PRECISIONS, WINNERS, Backward
 from late_interaction._checks.messages import abbreviate
+
+Backward = Literal["auto", "unified", "lowmem"]
+MultiPositive = Literal["mean", "softmax"]
+Precision = Literal["highest", "high", "medium"]
+Reduction = Literal["mean", "sum", "none"]
+Rule = Literal["paper", "pylate"]  # of xtr_scores
+Winners = Literal["save", "recompute"]
+BACKWARDS: tuple[Backward, ...] = get_args(Backward)
+MULTI_POSITIVES: tuple[MultiPositive, ...] = get_args(MultiPositive)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+RULES: tuple[Rule, ...] = get_args(Rule)
+WINNERS: tuple[Winners, ...] = get_args(Winners)
+
 
 OPERATOR_PRECISIONS = (*PRECISIONS, "fp16")  # the last under autocast
 

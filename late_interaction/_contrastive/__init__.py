@@ -19,19 +19,20 @@ The modules:
 
 ``arguments``       the arguments of a public loss: checked, prepared, and agreed on with the group
 ``call``            what they become: what one call computes
-``labels``          where the labels of rows lie, and what their logits take from the loss
-``candidates``      which documents a query is compared with
+``labels``          where the labels of rows lie, what their logits take from the loss, and candidates
 ``sequences``       blocks of the sequences of Tokens
-``kernels``         how the operators score and differentiate a block, and ``blocks``, how large one is
-``forward``         the forward pass over a shard of documents, and ``kept_blocks``, what is kept of it
-``backward``        the backward pass over all shards, and ``gradient_sums``, where gradients add up
+``kernels``         how the operators score and differentiate a block
+``blocks``          how large a block is, and which ones are kept for the backward
+``forward``         the forward pass over a shard of documents
+``backward``        the backward pass over all shards, and where gradients add up
 ``blockwise``       the autograd function of every loss: both passes
 ``cross_entropy``   the cross entropy, from running sums of the softmax (``softmax``) and the pairs that a
                     tail leaves (``pair_list``)
 ``row_losses``      losses of each query from sums over its logits: hardest negative, SigLIP's and recall's
 ``mixed_recall``    recall's with virtual examples, which ``mixup`` mixes from scores
-``whole``           the losses of a batch that is small enough to keep all scores and winners
-``single``          the cross entropy of a batch with one token a side, in ``panels`` or ``product_panels``
+``whole``           the losses of a batch that is small enough to keep all scores and winners, or to gather
+                    all documents of a process group
+``single``          the cross entropy of a batch with one token a side, in ``panels``
 ``single_shards``   the same over a process group
-``ring``            shards of documents that travel round a process group; ``gather``: small ones, all at once
+``ring``            shards of documents that travel round a process group
 """

@@ -19,10 +19,9 @@ from late_interaction._checks.tensors import (
 )
 from late_interaction._contrastive.blocks import Grid
 from late_interaction._contrastive.call import Call, fits_whole
-from late_interaction._contrastive.candidates import Candidates
 from late_interaction._contrastive.forward import label_logits
 from late_interaction._contrastive.kernels import choose
-from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.labels import Candidates, Labels
 from late_interaction._contrastive.mixup import Mixup
 from late_interaction._contrastive.ring import Ring, join
 from late_interaction._contrastive.sequences import is_single, sum_dtype, with_bounds, with_values

@@ -18,14 +18,30 @@ from late_interaction._contrastive.backward import (
     own_gradients,
     sums_of_queries,
 )
-from late_interaction._contrastive.blocks import Grid
+from late_interaction._contrastive.blocks import Grid, KeptBlocks
 from late_interaction._contrastive.call import Call, split
 from late_interaction._contrastive.forward import score_own, score_shard
-from late_interaction._contrastive.kept_blocks import KeptBlocks
 from late_interaction._contrastive.sequences import Block
 from late_interaction._scoring.precision import without_autocast
-from late_interaction._scoring.untransformed import applied
+from late_interaction._torch import _are_functorch_transforms_active
 from late_interaction.tokens import Tokens
+
+
+def applied(function: type[Function]) -> Callable[..., Any]:
+    """Return ``function.apply``, with an error that says what to call under ``torch.func``."""
+    plain: Any = function.apply
+
+    def apply(*args: Any) -> Any:
+        if _are_functorch_transforms_active():
+            raise NotImplementedError(
+                "torch.func (grad, vjp, jacrev, vmap, ...) does not transform this loss, which passes over "
+                "the batch in parts by an autograd function of its own; take loss.backward() or "
+                "torch.autograd.grad, or the loss of a matrix of late_interaction.maxsim's scores"
+            )
+        return plain(*args)
+
+    return apply
+
 
 Gradients = tuple[Tensor | None, ...]
 

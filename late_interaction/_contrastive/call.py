@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import MultiPositive
-from late_interaction._contrastive.candidates import Candidates
-from late_interaction._contrastive.kept_blocks import KeptBlocks
+from late_interaction._checks.options import MultiPositive
+from late_interaction._contrastive.blocks import KeptBlocks
 from late_interaction._contrastive.kernels import Kernels
-from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.labels import Candidates, Labels
 from late_interaction._contrastive.mixup import Mixup
 from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.sequences import Block, longest, sum_dtype, with_values

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.blocks import Grid
+from late_interaction._contrastive.blocks import Grid, KeptBlocks
 from late_interaction._contrastive.call import Call
-from late_interaction._contrastive.kept_blocks import KeptBlocks
 from late_interaction._contrastive.sequences import Block, as_packed, even_blocks, longest, mean_bytes, part
 from late_interaction.ops._library import operators as _ops
 from late_interaction.tokens import Tokens

@@ -14,10 +14,27 @@ from torch import Tensor
 
 from late_interaction._contrastive.sequences import longest
 from late_interaction._scoring.precision import float32_precision
-from late_interaction._scoring.products import product
 from late_interaction.ops import _oom
 from late_interaction.ops._library import operators as _ops
 from late_interaction.tokens import Tokens
+
+# ---- matrix products of embeddings, whose results are float32 (float64 for float64 inputs) ----
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    if a.dtype.itemsize >= 4:
+        return torch.mm(a, b, out=out)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32, out=out)
+    return torch.mm(a.float(), b.float(), out=out)
+
+
+def add_product(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype.itemsize >= 4:
+        return torch.addmm(sums, a, b, out=sums)
+    if a.is_cuda:
+        return torch.addmm(sums, a, b, out_dtype=torch.float32, out=sums)
+    return torch.addmm(sums, a.float(), b.float(), out=sums)
 
 
 @dataclass(frozen=True)

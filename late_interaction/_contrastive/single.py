@@ -19,14 +19,20 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._contrastive import product_panels
-from late_interaction._contrastive.blockwise import Gradients, once
+from late_interaction._contrastive.blockwise import Gradients, applied, once
 from late_interaction._contrastive.call import KEPT_BYTES, Call, row_factor
 from late_interaction._contrastive.cross_entropy import Side, factors, loss_and_counts, temperature_gradient
-from late_interaction._contrastive.panels import Batch, Sums, add_panels, scaled, terms
+from late_interaction._contrastive.panels import (
+    Batch,
+    Sums,
+    add_panels,
+    add_product_panels,
+    scaled,
+    takes_product,
+    terms,
+)
 from late_interaction._contrastive.sequences import Block
 from late_interaction._scoring.precision import without_autocast
-from late_interaction._scoring.untransformed import applied
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops._library import operators as _ops
 
@@ -91,8 +97,8 @@ def _with_gradients(
     # fp16 holds no small numbers: the weights get a factor of 1, and the gradients the rest.
     after = batch.inverse * share if batch.Q.dtype is torch.float16 else None
     factor = _factor(batch, share, target, after is None)
-    if product_panels.takes(batch):
-        found, sums = product_panels.add_panels(batch, needs, factor, dtype)
+    if takes_product(batch):
+        found, sums = add_product_panels(batch, needs, factor, dtype)
         of_rows, target = found[:4], found[4]
     else:
         of_rows, sums = _panels_of_scores(batch, needs, factor, target, dtype)

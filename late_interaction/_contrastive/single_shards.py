@@ -7,7 +7,7 @@ both sides: with the forward's, four products of the size of the batch. The weig
 
 - from its scores in float32, some rows at a time; or
 - in bf16 on compute capability 9.0, where a shard is large and the block has no label, straight from the
-  product (:mod:`late_interaction._contrastive.product_panels`). They lack a scale of each row, which follows
+  product (:mod:`late_interaction._contrastive.panels`). They lack a scale of each row, which follows
   from the block's own sums beside those of all blocks.
 """
 
@@ -19,17 +19,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._contrastive import product_panels
-from late_interaction._contrastive.backward import Pair, add_shards
-from late_interaction._contrastive.blockwise import Gradients, once
+from late_interaction._contrastive.backward import Pair, Sums, add_shards
+from late_interaction._contrastive.blockwise import Gradients, applied, once
 from late_interaction._contrastive.call import Call
 from late_interaction._contrastive.cross_entropy import factors, loss_and_counts, temperature_gradient
-from late_interaction._contrastive.gradient_sums import Sums
-from late_interaction._contrastive.panels import Batch, terms
+from late_interaction._contrastive.kernels import add_product, product
+from late_interaction._contrastive.panels import Batch, takes_product, terms
 from late_interaction._contrastive.sequences import Block, even_blocks
 from late_interaction._scoring.precision import without_autocast
-from late_interaction._scoring.products import add_product, product
-from late_interaction._scoring.untransformed import applied
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops._library import operators as _ops
 from late_interaction.tokens import Tokens
@@ -143,7 +140,7 @@ class _Shard:
         rows, columns = (max((end - begin for begin, end in x), default=0) for x in (of_rows, of_columns))
         pitch = -(-columns // 64) * 64  # rows of a block begin at multiples of 16 bytes
         room = batch.Q.new_empty((rows, pitch))
-        return _Shard(batch, own, product_panels.takes(batch), of_rows, of_columns, room)
+        return _Shard(batch, own, takes_product(batch), of_rows, of_columns, room)
 
     def labels(self, rows: Block, columns: Block) -> tuple[Tensor | None, int]:
         """Return the labels of rows among the columns of a block, as the operators take them."""

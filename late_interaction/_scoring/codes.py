@@ -8,8 +8,8 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_precision
 from late_interaction._checks.tensors import check_device, check_mask, check_no_forward_ad, check_size
-from late_interaction._scoring.mean import per_token
 from late_interaction._scoring.norm_warning import look
+from late_interaction._scoring.normalized import per_token
 from late_interaction._scoring.sequences import as_tokens
 from late_interaction.codes import Codes
 from late_interaction.tokens import Tokens

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.choices import BACKWARDS, PRECISIONS
 from late_interaction._checks.dense import as_given
-from late_interaction._checks.options import is_one_of
+from late_interaction._checks.options import BACKWARDS, PRECISIONS, is_one_of
 from late_interaction._checks.tensors import check_mask, scores_dtype
 from late_interaction._scoring.precision import float32_precision
 from late_interaction._torch import (

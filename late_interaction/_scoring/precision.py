@@ -1,17 +1,17 @@
-"""How float32 inputs multiply when the caller does not say: PyTorch's own switches."""
+"""How float32 inputs multiply when the caller does not say (PyTorch's own switches), and calls that ask."""
 
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
-from late_interaction._checks.options import check_precision
+from late_interaction._checks.options import Precision, check_precision
 from late_interaction._checks.tensors import is_autocasting
+from late_interaction._torch import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
 # How float32 tokens multiply under autocast.
 AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
@@ -135,3 +135,14 @@ if hasattr(os, "register_at_fork"):
 def float32_products(device_type: str, precision: str) -> AbstractContextManager[None]:
     """Matrix products of float32 tensors multiply like this."""
     return _switch.hold(device_type, precision)
+
+
+def call_packed(op: Any, inputs: tuple[Any, ...], precision: Precision | None, learns: bool) -> Any:
+    """Call ``op(*inputs, precision)``, whose inputs begin with Q and D; a precision of None is PyTorch's.
+
+    learns: whether the call needs a gradient.
+    """
+    precision, context = asked(inputs[0], inputs[1], precision)
+    below = not (learns or torch.compiler.is_compiling() or _are_functorch_transforms_active())
+    with context, _AutoDispatchBelowAutograd() if below else nullcontext():
+        return op(*inputs, precision)

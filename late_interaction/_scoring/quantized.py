@@ -1,4 +1,4 @@
-"""Scales, and the scores of quantized tokens: what fp8 and int8 share."""
+"""Scores of codes: of fp8 and int8 tokens, which share scales, and of residual-compressed documents."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ from torch import Tensor
 
 from late_interaction import ops
 from late_interaction._checks.dense import as_given
+from late_interaction._checks.plaid import check_approx_score
 from late_interaction._checks.quantized import check_quantized
+from late_interaction._scoring.precision import multiplying_now
 from late_interaction._torch import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 from late_interaction.ops import _oom
 from late_interaction.ops._library import operators
@@ -81,3 +83,26 @@ def call_without_gradients(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
         documents = len(offsets[0]) - 1 if D.dim() == 2 else D.shape[-3]
         _oom.codes_failed(error, Q, documents)
         raise
+
+
+def score(args: tuple[Any, ...], normalize: bool, precision: str | None = None) -> Tensor:
+    """Scores of residual-compressed documents: of checked arguments of the operator, up to ``nbits``."""
+    op: Any = ops.maxsim_residual
+    try:
+        scores: Tensor = op(*args, normalize, precision or multiplying_now(args[0]))
+    except RuntimeError as error:
+        documents = args[3].shape[0] - (args[1].dim() == 1)
+        _oom.codes_failed(error, args[0], documents)
+        raise
+    return scores
+
+
+def approximate(query_centroid_scores: Tensor, codes: Any, doc_lengths: Any) -> Tensor:
+    """Compute ``sum_s max_t query_centroid_scores[codes[j, t], s]`` of each document, checked."""
+    args = check_approx_score(query_centroid_scores, codes, doc_lengths)
+    op: Any = ops.plaid_approx_score
+    if torch.compiler.is_compiling():
+        return op(*args)
+    with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
+        scores = op(*args)
+    return scores

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from late_interaction import ops
-from late_interaction._checks.choices import Backward, Precision
 from late_interaction._checks.dense import check_weights
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_backward, check_flag, check_winners
+from late_interaction._checks.options import Backward, Precision, check_backward, check_flag, check_winners
 from late_interaction._checks.tensors import (
     as_dtype,
     check_embeddings,
@@ -28,10 +27,9 @@ from late_interaction._checks.tensors import (
     has_values,
     has_values_on_cpu,
 )
-from late_interaction._scoring.mean import packed_counts
 from late_interaction._scoring.norm_warning import look
-from late_interaction._scoring.normalized import unit_packed
-from late_interaction._scoring.packed_call import call_packed
+from late_interaction._scoring.normalized import packed_counts, unit_packed
+from late_interaction._scoring.precision import call_packed
 from late_interaction.ops import _oom
 from late_interaction.ops.winners import widen
 from late_interaction.tokens import Tokens

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import Precision
 from late_interaction._scoring.precision import float32_precision
 
 # Documents, and what has a row for each of them, to scores [Nq, documents].

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import PRECISIONS, Precision
+from late_interaction._checks.options import PRECISIONS, Precision
 from late_interaction._checks.tensors import CODES, FLOATS
 from late_interaction._group import (
     REFUSED,

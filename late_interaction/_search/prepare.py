@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
 from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
-from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
+from late_interaction._checks.options import (
+    Precision,
+    check_flag,
+    check_integer,
+    check_positive,
+    check_precision,
+)
 from late_interaction._checks.tensors import check_integers, check_not_meta
 from late_interaction._progress import Progress
 from late_interaction._scoring.sequences import as_tokens, is_sequences

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import Precision
 from late_interaction._progress import Progress
 from late_interaction._scoring.codes import check_precision_of_codes
 from late_interaction._scoring.norm_warning import look

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
 from late_interaction._checks.dense import check_queries
-from late_interaction._checks.options import check_flag, check_positive, check_precision
+from late_interaction._checks.options import Precision, check_flag, check_positive, check_precision
 from late_interaction._checks.tensors import has_values, scores_dtype
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import look

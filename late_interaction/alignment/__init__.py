@@ -15,10 +15,9 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
 from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs, check_queries
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag, check_positive
+from late_interaction._checks.options import Precision, check_flag, check_positive
 from late_interaction._checks.packed import check_indices_below, check_offsets
 from late_interaction._checks.tensors import (
     check_embeddings,

@@ -15,7 +15,7 @@ from late_interaction._checks.tensors import (
     has_values_on_cpu,
     scores_dtype,
 )  # fmt: skip
-from late_interaction._scoring import residual
+from late_interaction._scoring import quantized
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.sequences import _Packed
 from late_interaction._torch import pytree
@@ -220,7 +220,7 @@ class Residual(Codec):
         index, lengths = codes.centroids, codes.lengths
         centroids = self.centroids.to(Q.dtype)
         queries = Q.unsqueeze(0) if Q.dim() == 2 else Q
-        scores = [residual.approximate(centroids @ q.mT, index, lengths) for q in queries]
+        scores = [quantized.approximate(centroids @ q.mT, index, lengths) for q in queries]
         found = torch.stack(scores) if scores else Q.new_empty((0, len(codes)), dtype=scores_dtype(Q))
         return found.squeeze(0) if Q.dim() == 2 else found
 
@@ -325,7 +325,7 @@ class Residual(Codec):
             packed = _Packed.of(Tokens._made(values, D.mask))
             index, values, extents = packed.chosen(index.flatten()), packed.values, packed.offsets
         codebook = self.centroids, self.bucket_weights, self.nbits
-        return residual.score((Q, index, values, extents, *codebook), normalize, precision)
+        return quantized.score((Q, index, values, extents, *codebook), normalize, precision)
 
 
 def _flatten(codec: Residual) -> tuple[list[Any], None]:

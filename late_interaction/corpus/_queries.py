@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from late_interaction import ops
-from late_interaction._checks.choices import Precision
+from late_interaction._checks.options import Precision
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.precision import float32_precision

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, check_flag
 from late_interaction._progress import Progress
 from late_interaction._search.prepare import FirstPass, prepare
 from late_interaction._search.result import SearchResult

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from late_interaction import _maxsim
-from late_interaction._checks.choices import Backward
+from late_interaction._checks.options import Backward
 
 __all__ = ["maxsim", "maxsim_pairs"]
 

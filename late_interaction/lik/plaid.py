@@ -11,7 +11,7 @@ from torch import Tensor
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.plaid import check_compressed
 from late_interaction._checks.tensors import has_values
-from late_interaction._scoring import residual
+from late_interaction._scoring import quantized
 from late_interaction._scoring.norm_warning import look
 from late_interaction.lik.reference import maxsim_residual_reference, plaid_approx_score_reference
 
@@ -30,7 +30,7 @@ def plaid_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths
     ``score[j] = sum_s max_t query_centroid_scores[codes[j, t], s]`` over the first ``doc_lengths[j]`` tokens,
     of ``[n_centroids, Lq]`` scores of centroids and ``[B, Ld]`` integers. An empty document scores 0.
     """
-    return residual.approximate(query_centroid_scores, codes, doc_lengths)
+    return quantized.approximate(query_centroid_scores, codes, doc_lengths)
 
 
 def maxsim_residual(
@@ -92,7 +92,7 @@ def _empty(name: str) -> ValueError:
 
 def _score(name: str, Q: Tensor, args: tuple[Any, ...], normalize: bool) -> Tensor:
     check_flag("normalize", normalize)
-    scores = residual.score(args, normalize)
+    scores = quantized.score(args, normalize)
     if not normalize:
         look(name, Q)
     return scores.squeeze(0) if Q.dim() == 2 else scores

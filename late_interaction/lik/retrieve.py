@@ -3,9 +3,14 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Backward
 from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_backward, check_flag, check_integer, check_positive
+from late_interaction._checks.options import (
+    Backward,
+    check_backward,
+    check_flag,
+    check_integer,
+    check_positive,
+)
 from late_interaction._checks.tensors import MASK_DTYPES
 from late_interaction._maxsim import maxsim
 from late_interaction.lik.topk import best_of, bytes_of

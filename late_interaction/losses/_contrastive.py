@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._checks.choices import MultiPositive, Precision, Reduction
-from late_interaction._contrastive import blockwise, gather, single, single_shards, whole
+from late_interaction._checks.options import MultiPositive, Precision, Reduction
+from late_interaction._contrastive import blockwise, single, single_shards, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.cross_entropy import CrossEntropy
 from late_interaction.losses._module import BatchLoss, LabelsLike
@@ -177,8 +177,8 @@ def contrastive(
     call = read("losses.contrastive", locals())
     if call.whole:
         return whole.cross_entropy(call, reduction) if call.plain else whole.loss(call, CrossEntropy)
-    if gather.takes(call):
-        return gather.loss(call)
+    if whole.gathers(call):
+        return whole.gathered(call)
     if single.takes(call):
         return single.loss(call)
     if single_shards.takes(call):

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
-from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._checks.losses import check_above_0, check_reduction
 from late_interaction._checks.messages import no_tensor
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, Reduction, check_flag
 from late_interaction._scoring.normalized import min_max
 from late_interaction.losses._module import options_of
 from late_interaction.losses._own_scores import own_scores

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision
 from late_interaction._checks.losses import check_candidates
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.options import check_flag
+from late_interaction._checks.options import Precision, check_flag
 from late_interaction._checks.tensors import check_has_d
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import look, unwatched

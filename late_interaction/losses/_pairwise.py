@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._checks.choices import MultiPositive, Precision, Reduction
+from late_interaction._checks.options import MultiPositive, Precision, Reduction
 from late_interaction._contrastive import row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction.losses._module import BatchLoss, LabelsLike

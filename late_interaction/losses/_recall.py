@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision, Reduction
+from late_interaction._checks.options import Precision, Reduction
 from late_interaction._contrastive import whole
 from late_interaction._contrastive.arguments import read
 from late_interaction._contrastive.mixed_recall import MixedRecall

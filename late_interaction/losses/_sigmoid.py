@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._checks.choices import Precision, Reduction
 from late_interaction._checks.losses import check_number
+from late_interaction._checks.options import Precision, Reduction
 from late_interaction._contrastive import row_losses, whole
 from late_interaction._contrastive.arguments import read
 from late_interaction.losses._module import BatchLoss, LabelsLike

@@ -30,8 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._checks.choices import BACKWARDS, RULES
-from late_interaction._checks.options import OPERATOR_PRECISIONS
+from late_interaction._checks.options import BACKWARDS, OPERATOR_PRECISIONS, RULES
 from late_interaction._checks.tensors import FLOATS, scores_dtype
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._arguments import check_choice, check_tensor

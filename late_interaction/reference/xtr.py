@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.choices import Rule
 from late_interaction._checks.dense import as_given, check_xtr
+from late_interaction._checks.options import Rule
 from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
 

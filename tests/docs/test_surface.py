@@ -9,15 +9,15 @@ import pytest
 
 import late_interaction as li
 from late_interaction import pooling
-from late_interaction._checks import choices
+from late_interaction._checks import options
 
 # Whose names and defaults are those of another package.
 OTHERS = ("lik", "integrations")
 DEFAULTS = {"normalize": False, "temperature": 1.0, "learnable": False, "mean": False, "precision": None}
 # What an option may be, wherever it is one.
 CHOICES = {
-    "precision": choices.Precision, "backward": choices.Backward, "winners": choices.Winners,
-    "reduction": choices.Reduction, "method": pooling.Method, "rule": choices.Rule,
+    "precision": options.Precision, "backward": options.Backward, "winners": options.Winners,
+    "reduction": options.Reduction, "method": pooling.Method, "rule": options.Rule,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction._contrastive import backward, call, forward, gather, kernels
+from late_interaction._contrastive import backward, call, forward, kernels, whole
 from tests.support.contrastive import own, small_blocks
 
 T = 0.3
@@ -103,13 +103,13 @@ def gradients(
         Q, D = shards(world, kind, symmetric=symmetric)[rank]
         mine = None if labels is None else labels[rank]
         options |= {} if excluded is None else {"exclude": excluded[rank]}
-        counting = mock.patch.object(gather, "loss", wraps=gather.loss)
+        counting = mock.patch.object(whole, "gathered", wraps=whole.gathered)
         given = {"kept": 1 << 30 if gathers else 0} | (sizes or {})
         with contextlib.ExitStack() as stack:
             stack.enter_context(small_blocks(**given))
             gathered = stack.enter_context(counting)
             if not gathers:
-                stack.enter_context(mock.patch.object(gather, "_MOST_BYTES", 0))
+                stack.enter_context(mock.patch.object(whole, "_MOST_BYTES", 0))
             if last_bytes is not None:
                 stack.enter_context(mock.patch.object(call, "_LAST_BYTES", last_bytes))
             seen = [watched() if watch else contextlib.nullcontext() for _ in range(2)]
@@ -204,7 +204,7 @@ def one_without_gradient(rank, world):
     Q, D = (x.values for x in shards(world, "padded")[rank])
     if rank == 0:
         D.requires_grad_()
-    with mock.patch.object(gather, "loss", wraps=gather.loss) as gathered:
+    with mock.patch.object(whole, "gathered", wraps=whole.gathered) as gathered:
         li.losses.contrastive(Q.requires_grad_(), D, temperature=T, group=dist.group.WORLD).backward()
         assert not gathered.called
     assert (D.grad is not None) == (rank == 0)

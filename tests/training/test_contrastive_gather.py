@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from late_interaction._contrastive import gather
+from late_interaction._contrastive import whole
 from late_interaction._contrastive.ring import Ring
 from tests.support.groups import check, needs_gloo, on_ranks
 
@@ -51,6 +51,6 @@ def test_an_exchange_that_fails(what, monkeypatch):
     message = rf"^losses.contrastive: the exchange of {what} with .* ranks .* on rank 1: .*\(no answer\)"
     with pytest.raises(RuntimeError, match=message):
         if what == "documents":
-            gather._gathered(torch.ones(1, 2, 3), ring.shapes, ring)
+            whole._gathered(torch.ones(1, 2, 3), ring.shapes, ring)
         else:
-            gather._sent_home(torch.ones(2, 2, 3), ring)
+            whole._sent_home(torch.ones(2, 2, 3), ring)

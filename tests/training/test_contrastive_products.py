@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
-from late_interaction._contrastive import product_panels as products
+from late_interaction._contrastive import panels, single
 from tests.support.contrastive import assert_close, batch, gradients, reference, waits_for_nothing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native]
@@ -19,7 +19,7 @@ TOLERANCE = 1.2e-2  # of bf16 gradients; the loss and the gradient of the temper
 def every_size(monkeypatch):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
-    monkeypatch.setattr(products, "_LEAST_PAIRS", 0)
+    monkeypatch.setattr(panels, "_LEAST_PAIRS", 0)
 
 
 def drawn(Nq=130, Nd=130, d=64, planted=1.0, norm=1.0):
@@ -31,7 +31,7 @@ def drawn(Nq=130, Nd=130, d=64, planted=1.0, norm=1.0):
 
 def check(Q, D, temperature, leaves=None, **options):
     leaves = leaves or (Q, D)
-    with mock.patch.object(products, "add_panels", wraps=products.add_panels) as taken:
+    with mock.patch.object(single, "add_product_panels", wraps=single.add_product_panels) as taken:
         ours = gradients(li.losses.contrastive(Q, D, temperature=temperature, **options), leaves)
     assert taken.call_count == 1
     wanted = gradients(reference(Q, D, temperature, **options), leaves)
@@ -87,8 +87,8 @@ def test_rows_alike_and_labels_far_below():
 
 def test_panels(monkeypatch):
     """Gradients of the documents add up over panels of queries, of whole tiles."""
-    monkeypatch.setattr(products, "_WEIGHT_BYTES", 1)
-    monkeypatch.setattr(products, "_LEAST_ROWS", 300)
+    monkeypatch.setattr(panels, "_WEIGHT_BYTES", 1)
+    monkeypatch.setattr(panels, "_LEAST_ROWS", 300)
     temperature = torch.tensor(0.05, device="cuda", requires_grad=True)
     Q, D = drawn(1000, 1200, planted=0.3)
     check(Q, D, temperature, (Q, D, temperature))
@@ -168,7 +168,7 @@ def elsewhere():
 
 def test_calls_that_compute_scores():
     for name, (Q, D), options in elsewhere():
-        with mock.patch.object(products, "add_panels") as taken:
+        with mock.patch.object(single, "add_product_panels") as taken:
             li.losses.contrastive(Q, D, temperature=0.1, **options).sum().backward()
         assert not taken.called, name
 
@@ -176,6 +176,6 @@ def test_calls_that_compute_scores():
 def test_small_batches_compute_scores(monkeypatch):
     monkeypatch.undo()
     Q, D = drawn(2048, 2048)
-    with mock.patch.object(products, "add_panels") as taken:
+    with mock.patch.object(single, "add_product_panels") as taken:
         li.losses.contrastive(Q, D, temperature=0.1)
     assert not taken.called

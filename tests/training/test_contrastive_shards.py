@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction._contrastive import product_panels, single_shards
+from late_interaction._contrastive import panels, single_shards
 from tests.support import ring_worker
 from tests.support.contrastive import reference
 from tests.support.groups import check, labels_of_all, needs_gloo, on_ranks, one_process, succeeded
@@ -18,10 +18,10 @@ LABELS = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7]
 
 def by_shards(rank, world, products=False, **arguments):
     """What ring_worker.gradients does, by this way; products: weights straight from the product."""
-    fused = product_panels.takes if not products else lambda batch: True
+    fused = panels.takes_product if not products else lambda batch: True
     with (
         mock.patch.object(single_shards, "loss", wraps=single_shards.loss) as taken,
-        mock.patch.object(product_panels, "takes", fused),
+        mock.patch.object(single_shards, "takes_product", fused),
     ):
         found = ring_worker.gradients(rank, world, **arguments)
     assert taken.called
@@ -111,7 +111,7 @@ def on_one_gpu(rank, world, planted, temperature, labelled, norm):
     if labelled:
         labels[::5] = -100
     T = torch.tensor(temperature, device="cuda", requires_grad=True)
-    product_panels._LEAST_PAIRS = 0
+    panels._LEAST_PAIRS = 0
     with mock.patch.dict(single_shards._SIDE, {"cuda": 256}):
         loss = li.losses.contrastive(*leaves, labels, temperature=T, group=dist.group.WORLD)
         ours = [loss.detach(), *torch.autograd.grad(loss, [*leaves, T])]

@@ -10,7 +10,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import _group
-from late_interaction._contrastive import arguments, gather
+from late_interaction._contrastive import arguments, whole
 from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.ring import Ring
 from tests.support.contrastive import gradients, reference, small_blocks
@@ -71,7 +71,7 @@ def on_threads(monkeypatch):
         rings, "gathered", lambda caller, group, x, what: torch.stack(group.gathered(x.clone()))
     )
     monkeypatch.setattr(Ring, "exchange", lambda ring, *given: ring.group.exchange(ring, *given))
-    monkeypatch.setattr(gather, "_MOST_BYTES", 0)
+    monkeypatch.setattr(whole, "_MOST_BYTES", 0)
 
     def run(world, work, **sizes):
         group, found = Group(world), [None] * world

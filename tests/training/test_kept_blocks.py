@@ -8,7 +8,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import _host_memory as host_memory
-from late_interaction._contrastive import kept_blocks as kept
+from late_interaction._contrastive import blocks as kept
 from late_interaction._contrastive.kernels import Kernels
 from tests.support.contrastive import assert_same, batch, gradients, small_blocks
 

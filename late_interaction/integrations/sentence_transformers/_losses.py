@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from late_interaction._checks.choices import Reduction
+from late_interaction._checks.options import Reduction
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.exchange import Instead, with_namespace
 from late_interaction.integrations.sentence_transformers import _colbert
