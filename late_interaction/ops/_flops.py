@@ -87,13 +87,9 @@ def _added_gradients(call: _Call) -> Any:
     return ((call["grad_Q"].numel() > 0) + of_documents) * _gathered(call)
 
 
-def _weighted_sum(call: _Call) -> Any:
-    """Multiply the weights of all similarities with the tokens of one side."""
-    return _similarities(call)
-
-
 def _smooth_gradients(call: _Call) -> Any:
-    return _needed(call, "Q", "D") * _weighted_sum(call)
+    """Multiply the weights of all similarities with the tokens of either side."""
+    return _needed(call, "Q", "D") * _similarities(call)
 
 
 def _projection(call: _Call) -> Any:
@@ -139,7 +135,7 @@ FORMULAS: dict[tuple[_Formula, ...], str] = {
     (_added_gradients,): "maxsim_backward_into_",
     (_added_packed_gradients,): "maxsim_varlen_backward_into_",
     (_similarities, _smooth_gradients): "smooth_maxsim_backward",
-    (_similarities, _weighted_sum): "smooth_gradient",
+    (_similarities, _similarities): "smooth_gradient",
     (_projection,): "project_rows_",
     (_projection, _similarities): "maxsim_from_hidden maxsim_from_hidden_winners project_scores",
     (_projection, _hidden_gradients): "maxsim_from_hidden_backward",

@@ -19,7 +19,7 @@ from late_interaction.ops._registration import (
     autocast_pair,
     call_in_function,
     differentiable,
-    fake_gradient,
+    fake_gradients,
     register_backward,
     register_forward,
 )
@@ -79,10 +79,6 @@ def finding_winners(
     return applied(Scores)
 
 
-def _without_weights(fake: Kernel) -> Kernel:
-    return lambda Q, D, q_weights, *args: fake(Q, D, *args)
-
-
 def register_packed(
     name: str,
     fake: Kernel,
@@ -106,13 +102,6 @@ def register_packed(
     backward_op = getattr(operators, f"{name}_backward").default
 
     learned = 3 if weighted else 2
-    if weighted:
-        fake, fake_winners = _without_weights(fake), _without_weights(fake_winners)
-
-    def fake_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        need_Q, need_D = (*rest[inputs - 1 :], True, True)[:2]  # behind the other inputs and the winners
-        grads = fake_gradient(Q, need_Q), fake_gradient(D, need_D)
-        return (*grads, fake_gradient(rest[0], need_Q)) if weighted else grads
 
     def gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
         needs, others = ctx.needs_input_grad[:learned], ctx.needs_input_grad[learned:]
@@ -124,4 +113,4 @@ def register_packed(
     winners = keeping_winners(winners_op, inputs, inputs, gradients)
     for op, shape, function in ((scores_op, fake, scores), (winners_op, fake_winners, winners)):
         register_forward(op, shape, differentiable(op, function), autocast_pair, packed=True)
-    register_backward(backward_op, fake_backward)
+    register_backward(backward_op, fake_gradients)

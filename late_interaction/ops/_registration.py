@@ -3,7 +3,8 @@
 A module of this folder describes its operators by :func:`register_forward`, :func:`register_backward` and
 :func:`register_helper`:
 
-- a fake kernel, which says shapes and dtypes to torch.compile, torch.export and meta tensors;
+- a fake kernel, which says shapes and dtypes to torch.compile, torch.export and meta tensors. It gets all
+  arguments by their names in the schema, and names those that it reads;
 - a kernel of the Autograd dispatch key, as ``torch.library.register_autograd`` would make it, but without its
   generality: the host's time bounds a small training step;
 - kernels of the Autocast keys;
@@ -87,27 +88,32 @@ def register_no_autograd(op: Any, name: str, fake: Kernel) -> None:
     in Python before the one in C++.
     """
     other = getattr(operators, name).default
-    register_fake(library, other.name(), fake)
+    _register_fake(other, fake)
     library.impl(other, torch.library.fallthrough_kernel, "Autograd")
     refuse_without_cuda(other)
     _no_autograd[op] = other
 
 
-def fake_nothing(*_: Any) -> None:
-    """Fake an operator that writes into its arguments and returns nothing."""
-
-
 def register_helper(op: Any, fake: Kernel) -> None:
     """Register a step of an operator, without gradients."""
-    register_fake(library, op.name(), fake)
+    _register_fake(op, fake)
     _register_autograd(op, without_gradients(op))
 
 
 def _register(op: Any, fake: Kernel, autograd: Kernel, vmap: Kernel) -> None:
-    register_fake(library, op.name(), fake)
+    _register_fake(op, fake)
     _register_autograd(op, autograd)
     torch.library.register_vmap(op.name(), vmap)
     refuse_without_cuda(op)
+
+
+def _register_fake(op: Any, fake: Kernel) -> None:
+    defaults = {x.name: x.default_value for x in op._schema.arguments}  # the dispatcher leaves them out
+
+    def by_name(*args: Any, **kwargs: Any) -> Any:
+        return fake(**{**defaults, **dict(zip(defaults, args, strict=False)), **kwargs})
+
+    register_fake(library, op.name(), by_name)
 
 
 def _register_autograd(op: Any, kernel: Kernel) -> None:
@@ -127,6 +133,10 @@ def _name(op: Any) -> str:
 
 
 # ---- fake kernels ----
+
+
+def fake_nothing(**_: Any) -> None:
+    """Fake an operator that writes into its arguments and returns nothing."""
 
 
 def count_sequences(name: str, cu_seqlens: Tensor) -> int:
@@ -152,6 +162,17 @@ def check_sums(name: str, sums: Tensor | None, of: Tensor) -> None:
 def fake_gradient(x: Tensor, needed: bool) -> Tensor:
     """Make a fake gradient; one that is not needed has zero elements."""
     return x.new_empty(x.shape if needed else (0,))
+
+
+def fake_gradients(
+    Q: Tensor, D: Tensor, need_grad_Q: bool, need_grad_D: bool, q_weights: Tensor | None = None,
+    need_grad_weights: bool = True, **_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Fake the gradients of tokens, and of their weights where there are some."""
+    grads = fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
+    return (
+        grads if q_weights is None else (*grads, fake_gradient(q_weights, need_grad_Q and need_grad_weights))
+    )
 
 
 # ---- kernels of the Autograd key ----

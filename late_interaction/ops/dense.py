@@ -40,7 +40,6 @@ from late_interaction.ops import _oom
 from late_interaction.ops._functions import keeping_winners
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
-    Kernel,
     applied,
     autocast_pair,
     call_in_backward,
@@ -48,7 +47,7 @@ from late_interaction.ops._registration import (
     call_without_gradients,
     count_sequences,
     differentiable,
-    fake_gradient,
+    fake_gradients,
     register_backward,
     register_forward,
     register_no_autograd,
@@ -81,65 +80,31 @@ def _check_ranks(Q: Tensor, D: Tensor, paired: bool) -> None:
     )
 
 
-def fake_scores(Q: Tensor, D: Tensor, paired: bool = False) -> Tensor:
+def fake_scores(Q: Tensor, D: Tensor, paired: bool = False, **_: Any) -> Tensor:
     """Return empty scores of the shape and dtype that a forward has."""
     _check_ranks(Q, D, paired)
     return Q.new_empty(Q.shape[:1] if paired else (Q.shape[0], D.shape[-3]), dtype=scores_dtype(Q))
 
 
-def fake_scores_of_codes(Q: Tensor, D: Tensor, *_: Any) -> Tensor:
-    return fake_scores(Q, D)
+def fake_packed_scores(Q: Tensor, D: Tensor, cu_seqlens_d: Tensor, **_: Any) -> Tensor:
+    """Fake scores of padded queries and packed documents."""
+    torch._check(
+        Q.dim() == 3 and D.dim() == 2,
+        lambda: (
+            f"late_interaction: Q must be [Nq, Lq, d] and D [tokens, d], got ranks {Q.dim()} and {D.dim()}"
+        ),
+    )
+    return Q.new_empty((Q.shape[0], count_sequences("cu_seqlens_d", cu_seqlens_d)), dtype=torch.float32)
 
 
-def fake_packed_scores(at: int) -> Kernel:
-    """Fake scores of padded queries and packed documents, whose offsets are argument number ``at``."""
-
-    def fake(Q: Tensor, D: Tensor, *rest: Any) -> Tensor:
-        torch._check(
-            Q.dim() == 3 and D.dim() == 2,
-            lambda: (
-                f"late_interaction: Q must be [Nq, Lq, d] and D [tokens, d], got ranks {Q.dim()} and"
-                f" {D.dim()}"
-            ),
-        )
-        documents = count_sequences("cu_seqlens_d", rest[at - 2])
-        return Q.new_empty((Q.shape[0], documents), dtype=torch.float32)
-
-    return fake
-
-
-def _fake_maxsim(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool = False,
-    precision: str = "highest", backward: str = "auto", paired: bool = False,
-) -> Tensor:  # fmt: skip
-    return fake_scores(Q, D, paired)
-
-
-def _fake_winners(Q: Tensor, D: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    scores = _fake_maxsim(Q, D, *options)
+def fake_winners(Q: Tensor, D: Tensor, paired: bool, **_: Any) -> tuple[Tensor, Tensor]:
+    scores = fake_scores(Q, D, paired)
     return scores, Q.new_empty((*scores.shape, Q.shape[1]), dtype=winner_dtype(D.shape[-2]))
 
 
-def _fake_backward(
-    grad_scores: Tensor,
-    Q: Tensor,
-    D: Tensor,
-    winners: Tensor,
-    normalize: bool = False,
-    backward: str = "auto",
-    need_grad_Q: bool = True,
-    need_grad_D: bool = True,
-    paired: bool = False,
-) -> tuple[Tensor, Tensor]:
+def fake_backward(Q: Tensor, D: Tensor, paired: bool, **given: Any) -> tuple[Tensor, ...]:
     _check_ranks(Q, D, paired)
-    return fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
-
-
-def _fake_recompute(
-    grad_scores: Tensor, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
-    normalize: bool = False, precision: str = "highest", *options: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _fake_backward(grad_scores, Q, D, grad_scores, normalize, *options)
+    return fake_gradients(Q, D, **given)
 
 
 # ---- gradients ----
@@ -319,12 +284,12 @@ def _maxsim_backward_recompute(
     return _backward_op(*args)
 
 
-register_forward(_maxsim_op, _fake_maxsim, _maxsim, autocast_pair)
-register_forward(_winners_op, _fake_winners, _maxsim_winners, autocast_pair)
-register_backward(_backward_op, _fake_backward, _maxsim_backward)
+register_forward(_maxsim_op, fake_scores, _maxsim, autocast_pair)
+register_forward(_winners_op, fake_winners, _maxsim_winners, autocast_pair)
+register_backward(_backward_op, fake_backward, _maxsim_backward)
 _recompute = differentiable(_recompute_op, _recompute_differentiably)
-register_backward(_recompute_op, _fake_recompute, _recompute)
-register_no_autograd(_maxsim_op, "maxsim_no_autograd", _fake_maxsim)
-register_no_autograd(_winners_op, "maxsim_winners_no_autograd", _fake_winners)
-register_no_autograd(_backward_op, "maxsim_backward_no_autograd", _fake_backward)
+register_backward(_recompute_op, fake_backward, _recompute)
+register_no_autograd(_maxsim_op, "maxsim_no_autograd", fake_scores)
+register_no_autograd(_winners_op, "maxsim_winners_no_autograd", fake_winners)
+register_no_autograd(_backward_op, "maxsim_backward_no_autograd", fake_backward)
 library.impl(_recompute_op, _maxsim_backward_recompute, "CPU")

@@ -35,19 +35,9 @@ _op = operators.muvera_encode.default
 
 
 def _fake(
-    tokens: Tensor,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    hyperplanes: Tensor,
-    projection: Tensor | None,
-    buckets: Tensor | None,
-    signs: Tensor | None,
-    k_sim: int,
-    repetitions: int,
-    d_proj: int,
-    d_final: int,
-    *_: Any,
-) -> Tensor:
+    tokens: Tensor, cu_seqlens: Tensor | None, projection: Tensor | None, buckets: Tensor | None,
+    k_sim: int, repetitions: int, d_proj: int, d_final: int, **_: Any,
+) -> Tensor:  # fmt: skip
     count = tokens.shape[0] if cu_seqlens is None else count_sequences("cu_seqlens", cu_seqlens)
     dims = repetitions * (1 << k_sim) * (tokens.shape[-1] if projection is None else d_proj)
     return tokens.new_empty((count, dims if buckets is None else d_final), dtype=torch.float32)

@@ -15,9 +15,9 @@ and bits of more than 2,048 dims, are unpacked to int8 there.
 """
 
 from late_interaction.ops._registration import register_without_gradients
-from late_interaction.ops.dense import fake_packed_scores, fake_scores_of_codes
+from late_interaction.ops.dense import fake_packed_scores, fake_scores
 
-register_without_gradients("maxsim_hamming", fake_scores_of_codes)
-register_without_gradients("maxsim_asymmetric", fake_scores_of_codes)
-register_without_gradients("maxsim_hamming_packed", fake_packed_scores(4), packed=True)
-register_without_gradients("maxsim_asymmetric_packed", fake_packed_scores(5), packed=True)
+register_without_gradients("maxsim_hamming", fake_scores)
+register_without_gradients("maxsim_asymmetric", fake_scores)
+register_without_gradients("maxsim_hamming_packed", fake_packed_scores, packed=True)
+register_without_gradients("maxsim_asymmetric_packed", fake_packed_scores, packed=True)

@@ -36,31 +36,21 @@ from late_interaction.ops._registration import autocast_pair, register_without_g
 from late_interaction.ops.winners import packed_winner_dtype
 
 
-def _scores(Q: Tensor, D: Tensor, pairs: int) -> Tensor:
+def _fake(Q: Tensor, D: Tensor, pair_q: Tensor, **_: Any) -> Tensor:
     torch._check(
         Q.dim() == 2 and D.dim() == 2,
         lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
     )
-    return Q.new_empty((pairs,), dtype=scores_dtype(Q))
+    return Q.new_empty((pair_q.shape[0],), dtype=scores_dtype(Q))
 
 
-def _fake(
-    Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
-    max_seqlen_q: int | None = None, precision: str = "",
-) -> Tensor:  # fmt: skip
-    return _scores(Q, D, pair_q.shape[0])
-
-
-def _fake_winners(
-    Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
-    max_seqlen_q: int, precision: str = "",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _fake_winners(Q: Tensor, D: Tensor, pair_q: Tensor, max_seqlen_q: int, **_: Any) -> tuple[Tensor, Tensor]:
     winners = Q.new_empty((pair_q.shape[0], max_seqlen_q), dtype=packed_winner_dtype(D.shape[0]))
-    return _scores(Q, D, pair_q.shape[0]), winners
+    return _fake(Q, D, pair_q), winners
 
 
-def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, lengths: Tensor, precision: str = "") -> Tensor:
-    return _scores(Q, D, starts.shape[0])
+def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, **_: Any) -> Tensor:
+    return _fake(Q, D, starts)
 
 
 def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:

@@ -45,7 +45,7 @@ _backward_op = operators.maxsim_residual_backward.default
 # ---- shapes ----
 
 
-def _fake(Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, *_: Any) -> Tensor:
+def _fake(Q: Tensor, codes: Tensor, extents: Tensor, **_: Any) -> Tensor:
     torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
     torch._check(
         codes.dim() in (1, 2),
@@ -55,25 +55,21 @@ def _fake(Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, *_: Any)
     return Q.new_empty((Q.shape[0], N), dtype=scores_dtype(Q))
 
 
-def _fake_winners(
-    Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, *_: Any
-) -> tuple[Tensor, Tensor]:
-    scores = _fake(Q, codes, residuals, extents)
+def _fake_winners(Q: Tensor, codes: Tensor, extents: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    scores = _fake(Q, codes, extents)
     dtype = torch.int32 if codes.dim() == 1 else winner_dtype(codes.shape[1])
     return scores, Q.new_empty((*scores.shape, Q.shape[1]), dtype=dtype)
 
 
-def _fake_backward(grad_scores: Tensor, Q: Tensor, *_: Any) -> Tensor:
+def _fake_backward(Q: Tensor, **_: Any) -> Tensor:
     return Q.new_empty(Q.shape)
 
 
-def _fake_normed(
-    Q: Tensor, codes: Tensor, residuals: Tensor, inverse_norms: Tensor | None, extents: Tensor, *_: Any
-) -> Tensor:
-    return _fake(Q, codes, residuals, extents).to(torch.float32)
+def _fake_normed(**given: Any) -> Tensor:
+    return _fake(**given).to(torch.float32)
 
 
-def _fake_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths: Tensor) -> Tensor:
+def _fake_approx_score(query_centroid_scores: Tensor, codes: Tensor, **_: Any) -> Tensor:
     return query_centroid_scores.new_empty((codes.shape[0],))
 
 

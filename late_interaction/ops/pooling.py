@@ -265,7 +265,7 @@ def _without_empty(labels: Tensor, most: int) -> tuple[Tensor, Tensor]:
 # ---- registration ----
 
 
-def _fake(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _fake(tokens: Tensor, clusters: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
     rank = tokens.dim()
     torch._check(rank == 2, lambda: f"late_interaction: tokens must be [tokens, d], got rank {rank}")
     labels = tokens.new_empty((tokens.shape[0],), dtype=torch.int32)

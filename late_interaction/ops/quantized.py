@@ -28,7 +28,7 @@ from late_interaction.ops._arguments import check_scales_and_masks
 from late_interaction.ops._blocks import blocks
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import fake_nothing, register_helper, register_without_gradients
-from late_interaction.ops.dense import fake_packed_scores, fake_scores_of_codes
+from late_interaction.ops.dense import fake_packed_scores, fake_scores
 
 
 def _usable(scale: Tensor) -> Tensor:
@@ -71,8 +71,8 @@ def maxsim_dequantized(
     return scores
 
 
-register_without_gradients("maxsim_quantized", fake_scores_of_codes)
-register_without_gradients("maxsim_dequantized", fake_scores_of_codes)
-register_without_gradients("maxsim_quantized_packed", fake_packed_scores(5), packed=True)
+register_without_gradients("maxsim_quantized", fake_scores)
+register_without_gradients("maxsim_dequantized", fake_scores)
+register_without_gradients("maxsim_quantized_packed", fake_packed_scores, packed=True)
 register_helper(operators.quantize_rows_.default, fake_nothing)
 library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")

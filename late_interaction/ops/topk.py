@@ -21,6 +21,7 @@ kernels. On CUDA ``k`` is at most :data:`MOST_BEST`; the functions here serve mo
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,10 +141,7 @@ def merge_found(
 # ---- shapes ----
 
 
-def _fake_select(
-    scores: Tensor, indices: Tensor | None, first: int, found_scores: Tensor | None,
-    found_indices: Tensor | None, k: int, largest: bool,
-) -> _Found:  # fmt: skip
+def _fake_select(scores: Tensor, found_scores: Tensor | None, k: int, **_: Any) -> _Found:
     found = 0 if found_scores is None else found_scores.shape[1]
     return _fake_best(scores, scores.shape[0], torch.sym_min(k, scores.shape[1] + found))
 
@@ -153,15 +151,11 @@ def _fake_best(like: Tensor, rows: int, k: int) -> _Found:
     return like.new_empty(shape, dtype=torch.float32), like.new_empty(shape, dtype=torch.int64)
 
 
-def _fake_pack(
-    scores: Tensor, indices: Tensor, width: int, size: int, notes: Sequence[int], largest: bool
-) -> Tensor:
+def _fake_pack(indices: Tensor, size: int, **_: Any) -> Tensor:
     return indices.new_empty(size)
 
 
-def _fake_merge(
-    packed: Tensor, rows: int, width: int, notes: int, k: int, largest: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_merge(packed: Tensor, rows: int, notes: int, k: int, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return *_fake_best(packed, rows, k), packed.new_empty(packed.shape[0], notes)
 
 

@@ -20,6 +20,8 @@ need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D, grad_weights)``
     ``grad_weights`` comes with ``grad_Q``.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ from late_interaction.ops._registration import (
 from late_interaction.ops.winners import packed_winner_dtype
 
 
-def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, precision: str = "") -> Tensor:
+def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, **_: Any) -> Tensor:
     torch._check(
         Q.dim() == 2 and D.dim() == 2,
         lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
@@ -45,10 +47,8 @@ def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, prec
     return Q.new_empty((queries, documents), dtype=scores_dtype(Q))
 
 
-def _fake_winners(
-    Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, precision: str = ""
-) -> tuple[Tensor, Tensor]:
-    scores = _fake(Q, D, cu_seqlens_q, cu_seqlens_d)
+def _fake_winners(Q: Tensor, D: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+    scores = _fake(Q, D, **given)
     return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=packed_winner_dtype(D.shape[0]))
 
 

@@ -29,38 +29,16 @@ from late_interaction.ops._registration import (
     autocast_pair,
     call_in_backward,
     differentiable,
-    fake_gradient,
+    fake_gradients,
     register_backward,
     register_forward,
 )
-from late_interaction.ops.dense import fake_scores
-from late_interaction.ops.winners import winner_dtype
+from late_interaction.ops.dense import fake_scores, fake_winners
 
 _scores_op, _winners_op = operators.maxsim_weighted.default, operators.maxsim_weighted_winners.default
 _backward_op = operators.maxsim_weighted_backward.default
 _Grads = tuple[Tensor | None, ...]
 _OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
-
-
-def _fake(
-    Q: Tensor, D: Tensor, q_weights: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
-    normalize: bool = False, precision: str = "highest", backward: str = "auto", paired: bool = False,
-) -> Tensor:  # fmt: skip
-    return fake_scores(Q, D, paired)
-
-
-def _fake_winners(Q: Tensor, D: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    scores = _fake(Q, D, *options)
-    return scores, Q.new_empty((*scores.shape, Q.shape[1]), dtype=winner_dtype(D.shape[-2]))
-
-
-def _fake_backward(
-    grad_scores: Tensor, Q: Tensor, D: Tensor, q_weights: Tensor, winners: Tensor, normalize: bool = False,
-    backward: str = "auto", need_grad_Q: bool = True, need_grad_D: bool = True, paired: bool = False,
-    need_grad_weights: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    gradients = fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
-    return *gradients, fake_gradient(q_weights, need_grad_Q and need_grad_weights)
 
 
 def _gradients(
@@ -110,8 +88,8 @@ apply_weighted_step: Any = super(Function, WeightedStep).apply
 
 _scores = finding_winners(_scores_op, _winners_op, 3, 5, _gradients, lambda *args: args[5:])
 for _op, _shape, _function in (
-    (_scores_op, _fake, _scores),
-    (_winners_op, _fake_winners, keeping_winners(_winners_op, 3, 5, _gradients)),
+    (_scores_op, fake_scores, _scores),
+    (_winners_op, fake_winners, keeping_winners(_winners_op, 3, 5, _gradients)),
 ):
     register_forward(_op, _shape, differentiable(_op, _function), autocast_pair)
-register_backward(_backward_op, _fake_backward)
+register_backward(_backward_op, fake_gradients)

@@ -249,7 +249,7 @@ def _check_ranks(Q: Tensor, D: Tensor) -> None:
     torch._check(D.dim() == 3, lambda: f"late_interaction: D must be [Nd, Ld, d], got rank {D.dim()}")
 
 
-def _fake(Q: Tensor, D: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(Q: Tensor, D: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
     _check_ranks(Q, D)
     (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
     scores = Q.new_empty((Nq, Nd), dtype=scores_dtype(Q))

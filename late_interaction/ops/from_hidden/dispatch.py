@@ -10,7 +10,6 @@ from late_interaction._scoring.precision import AUTOCAST_PRECISION, without_auto
 from late_interaction._torch import (
     DispatchKey,
     DispatchKeySet,
-    _AutoDispatchBelowAutograd,
     _ExcludeDispatchKeyGuard,
     _is_any_autocast_enabled,
     register_fake,
@@ -20,12 +19,12 @@ from late_interaction.ops._library import library, operators, qualified
 from late_interaction.ops._registration import (
     Kernel,
     call_in_backward,
+    differentiable,
     fake_gradient,
     fake_nothing,
     register_backward,
     register_forward,
     register_helper,
-    requires_gradient,
 )
 from late_interaction.ops.from_hidden import driver, fallback
 from late_interaction.ops.from_hidden.dtypes import sum_dtype, working_dtype
@@ -39,14 +38,13 @@ _backward_op = operators.maxsim_from_hidden_backward.default
 # ---- shapes ----
 
 
-def _fake_scores(*args: Any) -> Tensor:
-    return _fake_winners(*args)[0]
+def _fake_scores(**given: Any) -> Tensor:
+    return _fake_winners(**given)[0]
 
 
 def _fake_winners(
-    Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
-    normalize: bool = True, precision: str = "highest",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, precision: str, **_: Any
+) -> tuple[Tensor, Tensor]:
     driver.check(Q, H, W, b)
     dtype = sum_dtype(working_dtype(precision, Q, H, W, b))
     scores = Q.new_empty((Q.shape[0], H.shape[0]), dtype=dtype)
@@ -54,9 +52,8 @@ def _fake_winners(
 
 
 def _fake_backward(
-    grad_scores: Tensor, Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, winners: Tensor,
-    normalize: bool = True, precision: str = "highest", need_grad_Q: bool = True, need_grad_H: bool = True,
-    need_grad_W: bool = True, need_grad_b: bool = True,
+    Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, need_grad_Q: bool, need_grad_H: bool,
+    need_grad_W: bool, need_grad_b: bool, **_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     driver.check(Q, H, W, b)
     grad_b = (W if b is None else b).new_empty(W.shape[:1] if need_grad_b else (0,))
@@ -64,16 +61,11 @@ def _fake_backward(
     return grad_Q, grad_H, fake_gradient(W, need_grad_W), grad_b
 
 
-def _fake_project_rows(
-    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, active_rows: Tensor | None, normalize: bool
-) -> Tensor:
+def _fake_project_rows(rows: Tensor, normalize: bool, **_: Any) -> Tensor:
     return rows.new_empty((rows.shape[0] if normalize else 0,), dtype=sum_dtype(rows.dtype))
 
 
-def _fake_project_scores(
-    Q: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
-    Ld: int, normalize: bool,
-) -> Tensor:  # fmt: skip
+def _fake_project_scores(Q: Tensor, hidden: Tensor, Ld: int, **_: Any) -> Tensor:
     return Q.new_empty((Q.shape[0], hidden.shape[0] // Ld), dtype=torch.float32)
 
 
@@ -100,18 +92,8 @@ _apply = keeping_winners(_winners_op, 4, 6, _gradients)
 _DEFAULTS = (True, "highest")  # normalize and precision: the dispatcher leaves defaults out
 
 
-def _from_hidden_winners(*args: Any) -> Any:
-    if requires_gradient(args):
-        return _apply(*args, *_DEFAULTS[len(args) - 6 :])
-    with _AutoDispatchBelowAutograd():
-        return _winners_op(*args)
-
-
-def _from_hidden(*args: Any) -> Any:
-    if requires_gradient(args):
-        return _from_hidden_winners(*args)[0]
-    with _AutoDispatchBelowAutograd():
-        return _scores_op(*args)
+def _scores(*args: Any) -> Any:
+    return _apply(*args)[0]
 
 
 # ---- autocast ----
@@ -130,8 +112,8 @@ def _autocast(op: Any, device_type: str, key: DispatchKey) -> Kernel:
     return autocast
 
 
-register_forward(_scores_op, _fake_scores, _from_hidden, _autocast)
-register_forward(_winners_op, _fake_winners, _from_hidden_winners, _autocast)
+register_forward(_scores_op, _fake_scores, differentiable(_scores_op, _scores), _autocast)
+register_forward(_winners_op, _fake_winners, differentiable(_winners_op, _apply), _autocast)
 register_backward(_backward_op, _fake_backward)
 register_helper(operators.project_rows_.default, _fake_project_rows)
 register_helper(operators.project_scores.default, _fake_project_scores)

@@ -13,40 +13,21 @@ from late_interaction.ops._registration import (
     call_in_backward,
     call_in_function,
     differentiable,
-    fake_gradient,
     register_backward,
     register_forward,
     register_helper,
 )
-from late_interaction.ops.dense import fake_scores
+from late_interaction.ops.dense import fake_backward, fake_scores
 from late_interaction.ops.smooth import driver
 
 _scores_op, _backward_op = operators.smooth_maxsim.default, operators.smooth_maxsim_backward.default
 
 
-def _fake_scores(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
-    tau: float = 0.1, normalize: bool = False, precision: str = "highest", paired: bool = False,
-) -> Tensor:  # fmt: skip
-    return fake_scores(Q, D, paired)
-
-
-def _fake_backward(
-    grad_scores: Tensor, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
-    tau: float = 0.1, normalize: bool = False, precision: str = "highest", need_grad_Q: bool = True,
-    need_grad_D: bool = True, paired: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    fake_scores(Q, D, paired)
-    return fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
-
-
-def _fake_logs(Q: Tensor, D: Tensor, d_mask: Tensor | None, tau: float) -> Tensor:
+def _fake_logs(Q: Tensor, D: Tensor, **_: Any) -> Tensor:
     return Q.new_empty((Q.shape[0], D.shape[1], Q.shape[1]), dtype=torch.float32)
 
 
-def _fake_gradient(
-    Q: Tensor, D: Tensor, d_mask: Tensor | None, logs: Tensor, factors: Tensor, tau: float, of_documents: bool
-) -> Tensor:
+def _fake_gradient(Q: Tensor, D: Tensor, of_documents: bool, **_: Any) -> Tensor:
     rows = D.shape[1] * D.shape[2] if of_documents else Q.shape[1]
     return Q.new_empty((Q.shape[0], rows, Q.shape[2]), dtype=torch.float32)
 
@@ -75,8 +56,8 @@ class SmoothMaxSim(Function):
 
 
 _kernel = differentiable(_scores_op, applied(SmoothMaxSim))
-register_forward(_scores_op, _fake_scores, _kernel, autocast_pair)
-register_backward(_backward_op, _fake_backward)
+register_forward(_scores_op, fake_scores, _kernel, autocast_pair)
+register_backward(_backward_op, fake_backward)
 register_helper(operators.smooth_logs.default, _fake_logs)
 register_helper(operators.smooth_gradient.default, _fake_gradient)
 library.impl(_scores_op, driver.smooth_maxsim, "CompositeExplicitAutograd")

@@ -11,11 +11,11 @@ from late_interaction.ops._registration import fake_nothing, register_helper
 from late_interaction.ops.softmax import cpu
 
 
-def _fake_sums(scores: Tensor, *_: Any) -> Tensor:
+def _fake_sums(scores: Tensor, **_: Any) -> Tensor:
     return scores.new_empty((4, scores.shape[0]))
 
 
-def _fake_product_sums(Q: Tensor, *_: Any) -> Tensor:
+def _fake_product_sums(Q: Tensor, **_: Any) -> Tensor:
     return Q.new_empty((6, Q.shape[0]), dtype=torch.float32)
 
 
