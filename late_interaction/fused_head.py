@@ -12,7 +12,7 @@ from late_interaction._checks.options import Precision, check_flag, check_precis
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.precision import float32_precision
-from late_interaction.ops.from_hidden.dtypes import working_dtype
+from late_interaction.ops.from_hidden.fallback import working_dtype
 
 __all__ = ["maxsim_from_hidden"]
 

@@ -20,7 +20,7 @@ from late_interaction._checks.options import (
 from late_interaction._checks.plaid import check_nbits
 from late_interaction._scoring.precision import float32_precision
 from late_interaction.ops.from_hidden.chunking import SCORED_ROWS, Gpu, Sizes, planned_chunks
-from late_interaction.ops.from_hidden.dtypes import product_dtype
+from late_interaction.ops.from_hidden.fallback import product_dtype
 
 __all__ = ["explain_plan"]
 

@@ -55,7 +55,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # The modules register their operators.
 from late_interaction.ops import (  # noqa: F401
@@ -67,16 +67,15 @@ from late_interaction.ops import (  # noqa: F401
     plaid,
     pooling,
     quantized,
+    softmax,
     topk,
     varlen,
     weighted,
     xtr,
 )
-from late_interaction.ops._capability import cuda_capability
-from late_interaction.ops._library import cuda_missing, operators, watch_for_gpus
+from late_interaction.ops._library import cuda_capability, cuda_missing, operators, watch_for_gpus
 from late_interaction.ops.from_hidden import dispatch as _from_hidden  # noqa: F401
 from late_interaction.ops.smooth import dispatch as _smooth  # noqa: F401
-from late_interaction.ops.softmax import dispatch as _softmax  # noqa: F401
 
 watch_for_gpus()
 
@@ -131,98 +130,26 @@ def _register_shardings() -> None:
 _when_imported("torch.utils.flop_counter", _register_flops)
 _when_imported("torch.distributed.tensor", _register_shardings)
 
-maxsim = operators.maxsim.default
-maxsim_winners = operators.maxsim_winners.default
-maxsim_backward = operators.maxsim_backward.default
-maxsim_backward_recompute = operators.maxsim_backward_recompute.default
-maxsim_weighted = operators.maxsim_weighted.default
-maxsim_weighted_winners = operators.maxsim_weighted_winners.default
-maxsim_weighted_backward = operators.maxsim_weighted_backward.default
-maxsim_varlen = operators.maxsim_varlen.default
-maxsim_varlen_winners = operators.maxsim_varlen_winners.default
-maxsim_varlen_backward = operators.maxsim_varlen_backward.default
-maxsim_varlen_weighted = operators.maxsim_varlen_weighted.default
-maxsim_varlen_weighted_winners = operators.maxsim_varlen_weighted_winners.default
-maxsim_varlen_weighted_backward = operators.maxsim_varlen_weighted_backward.default
-maxsim_pairs_packed = operators.maxsim_pairs_packed.default
-maxsim_pairs_packed_winners = operators.maxsim_pairs_packed_winners.default
-maxsim_pairs_packed_backward = operators.maxsim_pairs_packed_backward.default
-maxsim_pairs_packed_weighted = operators.maxsim_pairs_packed_weighted.default
-maxsim_pairs_packed_weighted_winners = operators.maxsim_pairs_packed_weighted_winners.default
-maxsim_pairs_packed_weighted_backward = operators.maxsim_pairs_packed_weighted_backward.default
-maxsim_spans = operators.maxsim_spans.default
-maxsim_quantized = operators.maxsim_quantized.default
-maxsim_quantized_packed = operators.maxsim_quantized_packed.default
-maxsim_dequantized = operators.maxsim_dequantized.default
-maxsim_hamming = operators.maxsim_hamming.default
-maxsim_asymmetric = operators.maxsim_asymmetric.default
-maxsim_hamming_packed = operators.maxsim_hamming_packed.default
-maxsim_asymmetric_packed = operators.maxsim_asymmetric_packed.default
-maxsim_residual = operators.maxsim_residual.default
-maxsim_residual_winners = operators.maxsim_residual_winners.default
-maxsim_residual_backward = operators.maxsim_residual_backward.default
-maxsim_residual_normed = operators.maxsim_residual_normed.default
-plaid_approx_score = operators.plaid_approx_score.default
-maxsim_from_hidden = operators.maxsim_from_hidden.default
-maxsim_from_hidden_winners = operators.maxsim_from_hidden_winners.default
-maxsim_from_hidden_backward = operators.maxsim_from_hidden_backward.default
-smooth_maxsim = operators.smooth_maxsim.default
-smooth_maxsim_backward = operators.smooth_maxsim_backward.default
-xtr_winners = operators.xtr_winners.default
-ward_labels = operators.ward_labels.default
-kmeans_labels = operators.kmeans_labels.default
-muvera_encode = operators.muvera_encode.default
-forced_plan = operators.forced_plan.default
-explain_plan = operators.explain_plan.default
-explain_packed_plan = operators.explain_packed_plan.default
-explain_residual_plan = operators.explain_residual_plan.default
+# The default overload of each operator is an attribute of this module.
+_NAMES = """
+    maxsim maxsim_winners maxsim_backward maxsim_backward_recompute maxsim_weighted maxsim_weighted_winners
+    maxsim_weighted_backward maxsim_varlen maxsim_varlen_winners maxsim_varlen_backward
+    maxsim_varlen_weighted maxsim_varlen_weighted_winners maxsim_varlen_weighted_backward
+    maxsim_pairs_packed maxsim_pairs_packed_winners maxsim_pairs_packed_backward
+    maxsim_pairs_packed_weighted maxsim_pairs_packed_weighted_winners maxsim_pairs_packed_weighted_backward
+    maxsim_spans maxsim_quantized maxsim_quantized_packed maxsim_dequantized maxsim_hamming
+    maxsim_asymmetric maxsim_hamming_packed maxsim_asymmetric_packed maxsim_residual maxsim_residual_winners
+    maxsim_residual_backward maxsim_residual_normed plaid_approx_score maxsim_from_hidden
+    maxsim_from_hidden_winners maxsim_from_hidden_backward smooth_maxsim smooth_maxsim_backward xtr_winners
+    ward_labels kmeans_labels muvera_encode forced_plan explain_plan explain_packed_plan
+    explain_residual_plan
+"""
+_OPERATORS = _NAMES.split()
+globals().update({name: getattr(operators, name).default for name in _OPERATORS})
 
-__all__ = [
-    "cuda_capability",
-    "cuda_missing",
-    "explain_packed_plan",
-    "explain_plan",
-    "explain_residual_plan",
-    "forced_plan",
-    "kmeans_labels",
-    "maxsim",
-    "maxsim_asymmetric",
-    "maxsim_asymmetric_packed",
-    "maxsim_backward",
-    "maxsim_backward_recompute",
-    "maxsim_dequantized",
-    "maxsim_from_hidden",
-    "maxsim_from_hidden_backward",
-    "maxsim_from_hidden_winners",
-    "maxsim_hamming",
-    "maxsim_hamming_packed",
-    "maxsim_pairs_packed",
-    "maxsim_pairs_packed_backward",
-    "maxsim_pairs_packed_weighted",
-    "maxsim_pairs_packed_weighted_backward",
-    "maxsim_pairs_packed_weighted_winners",
-    "maxsim_pairs_packed_winners",
-    "maxsim_quantized",
-    "maxsim_quantized_packed",
-    "maxsim_residual",
-    "maxsim_residual_backward",
-    "maxsim_residual_normed",
-    "maxsim_residual_winners",
-    "maxsim_spans",
-    "maxsim_varlen",
-    "maxsim_varlen_backward",
-    "maxsim_varlen_weighted",
-    "maxsim_varlen_weighted_backward",
-    "maxsim_varlen_weighted_winners",
-    "maxsim_varlen_winners",
-    "maxsim_weighted",
-    "maxsim_weighted_backward",
-    "maxsim_weighted_winners",
-    "maxsim_winners",
-    "muvera_encode",
-    "plaid_approx_score",
-    "smooth_maxsim",
-    "smooth_maxsim_backward",
-    "ward_labels",
-    "xtr_winners",
-]
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = ["cuda_capability", "cuda_missing", *_OPERATORS]

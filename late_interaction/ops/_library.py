@@ -115,6 +115,26 @@ def qualified(name: str) -> str:
     return f"{_namespace}::{name}"
 
 
+def cuda_capability(force: int | None = None) -> int:
+    """Return the compute capability that calls on the current GPU are planned for, as 10 * major + minor.
+
+    Args:
+        force: plan all calls of this process as for a GPU of this capability, with its kernels and its shared
+            memory; 0 plans for the GPU that is here again. None changes nothing.
+
+    Raises:
+        ValueError: no GPU of that capability is known, or this one lacks its instructions.
+        RuntimeError: there is no GPU, or no CUDA library.
+    """
+    try:
+        capability: int = operators.cuda_capability.default(force)
+    except RuntimeError as error:
+        if "cuda_capability takes" in str(error):
+            raise ValueError(str(error)) from None
+        raise
+    return capability
+
+
 def _refuse(op: Any, reason: str, where: str = "for these CUDA tensors", key: str = "CUDA") -> None:
     def kernel(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(f"late_interaction has no CUDA kernels {where}: {reason}.")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import late_interaction as li
 from late_interaction import fused_head
 from late_interaction.ops.from_hidden import chunking, driver, fallback
-from late_interaction.ops.from_hidden.dtypes import sum_dtype
+from late_interaction.ops.from_hidden.fallback import sum_dtype
 from late_interaction.ops.winners import narrow, winner_dtype
 from tests import cases, ref
 

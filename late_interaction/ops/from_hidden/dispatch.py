@@ -27,7 +27,7 @@ from late_interaction.ops._registration import (
     register_helper,
 )
 from late_interaction.ops.from_hidden import driver, fallback
-from late_interaction.ops.from_hidden.dtypes import sum_dtype, working_dtype
+from late_interaction.ops.from_hidden.fallback import sum_dtype, working_dtype
 from late_interaction.ops.winners import winner_dtype
 
 _scores_op = operators.maxsim_from_hidden.default

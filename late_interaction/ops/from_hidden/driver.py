@@ -33,8 +33,13 @@ from late_interaction.ops.from_hidden.chunking import (
     gpu_of,
     weight_grad_splits,
 )
-from late_interaction.ops.from_hidden.dtypes import converted, sum_dtype, working_dtype
-from late_interaction.ops.from_hidden.fallback import project_rows, wgrad_splitk
+from late_interaction.ops.from_hidden.fallback import (
+    converted,
+    project_rows,
+    sum_dtype,
+    wgrad_splitk,
+    working_dtype,
+)
 from late_interaction.ops.winners import winner_dtype
 
 

@@ -9,5 +9,5 @@ need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
 
 ``dispatch`` registers them. ``kernels`` has CUDA's for half precision of up to 128 dims (``smooth_logs``,
 ``smooth_gradient``), ``driver`` everything else: PyTorch's matrix products and softmax on blocks of
-similarities, on every device. ``operands`` has tokens as they multiply.
+similarities, on every device.
 """

@@ -21,7 +21,7 @@ from late_interaction._scoring.precision import float32_products, without_autoca
 from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._blocks import ranges
 from late_interaction.ops.smooth import kernels
-from late_interaction.ops.smooth.operands import Documents, Tokens, queries
+from late_interaction.ops.smooth.kernels import Documents, Tokens, queries
 
 # What the similarities of a block take; its weights, its documents and their gradients take as much each (or
 # one document's). A block fills a GPU; what a thread of a CPU has of it stays in the caches.
