@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from late_interaction._ray.scorer import Scorer
+from late_interaction._ray.search import Scorer
 
 
 def first_block_last(table):

@@ -10,10 +10,9 @@ state. :class:`late_interaction.Muvera` is none of them: it makes one vector of 
 queries and documents differ.
 """
 
-from late_interaction.codecs._bits import Bits
 from late_interaction.codecs._codec import Codec
 from late_interaction.codecs._index_files import reverse_bits
-from late_interaction.codecs._quantized import Fp8, Int8
+from late_interaction.codecs._quantized import Bits, Fp8, Int8
 from late_interaction.codecs._residual import Residual
 
 __all__ = ["Bits", "Codec", "Fp8", "Int8", "Residual", "reverse_bits"]

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_positive, is_one_of
-from late_interaction.mining._choice import Choice
-from late_interaction.mining.negatives import HardNegatives, hard_negatives
+from late_interaction.mining.negatives import Choice, HardNegatives, hard_negatives
 
 __all__ = ["mine_hard_negatives"]
 

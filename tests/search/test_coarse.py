@@ -5,7 +5,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import codecs
-from late_interaction._search import first_pass, rescore
+from late_interaction._search import first_pass
 from tests.cases import mask
 from tests.coded import BITS, FOUR
 
@@ -106,8 +106,8 @@ def test_gathered_in_any_pieces(codec, corpus, monkeypatch):
     expected = li.search(Q, D, 6, coarse=codec, **options)
     for size in (1, 17 * 72 * 4 * 5, 17 * 72 * 4 * 30):
         monkeypatch.setattr(first_pass, "_BYTES", size)
-        monkeypatch.setattr(rescore, "_BYTES", size)
-        monkeypatch.setattr(rescore, "_GATHERED_BYTES", size)
+        monkeypatch.setattr(first_pass, "_EXACT_BYTES", size)
+        monkeypatch.setattr(first_pass, "_GATHERED_BYTES", size)
         for given in (codec, codec.encode(D), codec.encode(li.Tokens(D, d_mask).pack())):
             found = li.search(Q, D, 6, coarse=given, **options)
             torch.testing.assert_close(found.scores, expected.scores, rtol=1e-6, atol=1e-6)

@@ -5,7 +5,9 @@ document that would be padded gets one row of zeros, and none is multiplied more
 query token scores 0 with everything, and is left out.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,8 +15,37 @@ from torch import Tensor
 
 from late_interaction._maxsim import maxsim
 from late_interaction.integrations._shared.compat import has_kernels, why_left
-from late_interaction.integrations._shared.ragged import blocks
 from late_interaction.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Ragged:
+    items: list[Tensor]  # each [L_i, d]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(x) for x in self.items]
+
+    def packed(self, start: int, end: int, device: torch.device) -> Tokens:
+        items = self.items[start:end]
+        lengths = [len(x) for x in items]
+        offsets = torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
+        return Tokens._made(torch.cat(items).to(device), None, offsets, offsets.new_empty((max(lengths), 0)))
+
+
+def blocks(sizes: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """Consecutive items whose sizes sum to at most ``most``, or one item: (start, end)."""
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if total + size > most and index > start:
+            yield start, index
+            start, total = index, 0
+        total += size
+    yield start, len(sizes)
+
 
 Side = Tensor | Sequence[Tensor]  # [N, L, d], or sequences [L_i, d] of one dtype, device and d
 

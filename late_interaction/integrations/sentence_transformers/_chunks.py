@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
-from late_interaction.integrations._shared.ragged import Ragged, blocks
+from late_interaction.integrations._shared.zero_padded import Ragged, blocks
 from late_interaction.integrations.sentence_transformers._inputs import (
     Padded,
     budget,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from late_interaction._torch import forward_ad, is_batchedtensor
 from late_interaction.integrations._shared.compat import why_left
-from late_interaction.integrations._shared.ragged import Ragged
+from late_interaction.integrations._shared.zero_padded import Ragged
 from late_interaction.integrations.sentence_transformers._originals import PACKAGE, SIMILARITY, module
 
 
