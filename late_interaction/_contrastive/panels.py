@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
+from late_interaction._contrastive.blockwise import Gradients, applied, once
 from late_interaction._contrastive.call import Call
-from late_interaction._contrastive.cross_entropy import Side
+from late_interaction._contrastive.cross_entropy import Side, factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.kernels import add_product, product
 from late_interaction._contrastive.labels import Targets
 from late_interaction._contrastive.sequences import Block, sum_dtype
 from late_interaction._contrastive.softmax import RunningSoftmax
+from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import operators
 from late_interaction.ops._library import operators as _ops
 
@@ -178,6 +182,61 @@ def terms(sums: Tensor, factor: Tensor) -> Tensor:
     """Return maximum, scale and factor of rows or columns as the operator takes them; scale 0 if left out."""
     scale = torch.where(factor == 0, 0.0, factor / sums[1])
     return torch.stack((sums[0], scale, factor))
+
+
+# ---- sums in the forward, gradients in the backward ----
+
+
+class AllSums(NamedTuple):
+    """The sums of all scores, which the forward keeps for the backward."""
+
+    rows: Tensor  # [4, queries], of the operators
+    target: Tensor  # the score of each query with its label
+    columns: Tensor | None = None  # [4, documents]
+    kept: Tensor | None = None  # all scores; over a process group the documents of the last step
+
+    def sides(self, batch: Batch) -> list[Side]:
+        found = [batch.rows(self.rows, self.target)]
+        return found if self.columns is None else [*found, batch.columns(self.columns, self.target)]
+
+
+class TwoPasses(Function):
+    """``all_sums`` of a batch, and ``gradients`` of Q and D from them and the amounts of rows and columns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call,
+        all_sums: Callable[[Batch], AllSums], gradients: Any,
+    ) -> Tensor:  # fmt: skip
+        with without_autocast(Q.device.type):
+            batch = Batch.of(call.of((Q, D, None, temperature, 0.0)))
+            found = all_sums(batch)
+            result, counts = loss_and_counts(batch.call, found.sides(batch))
+        if call.keeps:
+            given = temperature if isinstance(temperature, Tensor) else None
+            ctx.temperature, ctx.call = None if given is not None else temperature, call
+            ctx.gradients = gradients
+            ctx.save_for_backward(Q, D, given, counts, *found)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        Q, D, temperature, counts, *sums = ctx.saved_tensors
+        temperature = ctx.temperature if temperature is None else temperature
+        found, needs = AllSums(*sums), ctx.needs_input_grad[:3]
+
+        def gradients() -> Gradients:
+            with without_autocast(Q.device.type):
+                batch = Batch.of(ctx.call.of((Q, D, None, temperature, 0.0)))
+                sides = found.sides(batch)
+                amounts = factors(batch.call, grad, sides, counts)
+                of_temperature = temperature_gradient(batch.call, sides, amounts) if needs[2] else None
+                return *ctx.gradients(batch, found, amounts, needs), of_temperature
+
+        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None, None, None
+
+
+two_passes = applied(TwoPasses)
 
 
 # ---- panels of weights that come straight from the product, without scores in memory ----

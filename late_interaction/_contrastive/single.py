@@ -12,7 +12,6 @@ cache; the weights of several are multiplied with the embeddings together. There
   backward computes the scores again, or reads them where all of them stay within the budget.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +20,9 @@ from torch.autograd import Function
 
 from late_interaction._contrastive.blockwise import Gradients, applied, once
 from late_interaction._contrastive.call import KEPT_BYTES, Call, row_factor
-from late_interaction._contrastive.cross_entropy import Side, factors, loss_and_counts, temperature_gradient
+from late_interaction._contrastive.cross_entropy import factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.panels import (
+    AllSums,
     Batch,
     Sums,
     add_panels,
@@ -30,6 +30,7 @@ from late_interaction._contrastive.panels import (
     scaled,
     takes_product,
     terms,
+    two_passes,
 )
 from late_interaction._contrastive.sequences import Block
 from late_interaction._scoring.precision import without_autocast
@@ -55,12 +56,9 @@ def loss(call: Call) -> Tensor:
     Q, D, _, temperature, _ = call.tensors
     rows_alone = not call.symmetric and call.reduction != "none"
     one_pass = call.keeps and rows_alone and (Q.requires_grad or D.requires_grad)
-    found: Tensor = (_one_pass if one_pass else _two_passes)(Q, D, temperature, call.bare())
+    inputs = Q, D, temperature, call.bare()
+    found: Tensor = _one_pass(*inputs) if one_pass else two_passes(*inputs, _all_sums, _gradients)
     return found
-
-
-def _of(call: Call, Q: Tensor, D: Tensor, temperature: Tensor | float) -> Call:
-    return call.of((Q, D, None, temperature, 0.0))
 
 
 # ---- gradients in the forward ----
@@ -70,7 +68,7 @@ class _OnePass(Function):
     @staticmethod
     def forward(ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> Tensor:
         with without_autocast(Q.device.type):
-            batch = Batch.of(_of(call, Q, D, temperature))
+            batch = Batch.of(call.of((Q, D, None, temperature, 0.0)))
             result, found, after = _with_gradients(batch, Q.dtype, ctx.needs_input_grad[:3])
         given = temperature if isinstance(temperature, Tensor) else None
         ctx.save_for_backward(Q, D, given, after, *found)
@@ -86,6 +84,9 @@ class _OnePass(Function):
             return scaled(found[0], scale, Q), scaled(found[1], scale, D), of_temperature
 
         return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None
+
+
+_one_pass = applied(_OnePass)
 
 
 def _with_gradients(
@@ -171,48 +172,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 # ---- sums in the forward, gradients in the backward ----
 
 
-class _TwoPasses(Function):
-    @staticmethod
-    def forward(ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> Tensor:
-        with without_autocast(Q.device.type):
-            batch = Batch.of(_of(call, Q, D, temperature))
-            found = _all_sums(batch)
-            result, counts = loss_and_counts(batch.call, found.sides(batch))
-        if call.keeps:
-            given = temperature if isinstance(temperature, Tensor) else None
-            ctx.temperature, ctx.call = None if given is not None else temperature, call
-            ctx.save_for_backward(Q, D, given, counts, found.rows, found.target, found.columns, found.scores)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        Q, D, temperature, counts, *sums = ctx.saved_tensors
-        temperature = ctx.temperature if temperature is None else temperature
-        needs = ctx.needs_input_grad[:3]
-
-        def gradients() -> Gradients:
-            with without_autocast(Q.device.type):
-                batch = Batch.of(_of(ctx.call, Q, D, temperature))
-                return _gradients(grad, batch, _AllSums(*sums), counts, needs)
-
-        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None
-
-
-@dataclass(frozen=True)
-class _AllSums:
-    """The sums of all scores, which the forward keeps for the backward."""
-
-    rows: Tensor  # [4, queries], of the operators
-    target: Tensor  # the score of each query with its label
-    columns: Tensor | None  # [4, documents]
-    scores: Tensor | None  # all of them, where they are kept
-
-    def sides(self, batch: Batch) -> list[Side]:
-        found = [batch.rows(self.rows, self.target)]
-        return found if self.columns is None else [*found, batch.columns(self.columns, self.target)]
-
-
-def _all_sums(batch: Batch) -> _AllSums:
+def _all_sums(batch: Batch) -> AllSums:
     call, blocks, target = batch.call, batch.blocks(), batch.no_target()
     columns = None
     if call.symmetric:
@@ -229,18 +189,16 @@ def _all_sums(batch: Batch) -> _AllSums:
             of_rows.append(_ops.softmax_row_sums.default(scores, batch.inverse))
         else:
             of_rows.append(_ops.softmax_sums_.default(scores, batch.inverse, columns))
-    return _AllSums(_joined(of_rows), target, columns, buffer if keeps else None)
+    return AllSums(_joined(of_rows), target, columns, buffer if keeps else None)
 
 
 def _gradients(
-    grad: Tensor, batch: Batch, found: _AllSums, counts: Tensor, needs: tuple[bool, ...]
-) -> Gradients:
-    """Return the gradients of Q, D and the temperature."""
-    call, sides = batch.call, found.sides(batch)
-    amounts = factors(call, grad, sides, counts)
-    of_temperature = temperature_gradient(call, sides, amounts) if needs[2] else None
+    batch: Batch, found: AllSums, amounts: list[Tensor], needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of Q and D."""
+    call = batch.call
     if not (needs[0] or needs[1]):
-        return None, None, of_temperature
+        return None, None
     scale, like = batch.inverse, (call.q.values, call.d.values)
     if batch.Q.dtype is torch.float16:  # which holds no small numbers: the largest factor becomes 1
         peak = torch.stack([x.abs().amax() for x in amounts]).amax().clamp_min(1e-30)
@@ -261,8 +219,5 @@ def _gradients(
         given = (of_rows, columns, *batch.labels(block), call.smoothing, weights)
         _ops.softmax_weights_.default(scores, batch.inverse, *given)
 
-    sums = add_panels(batch, needs, like[0].dtype, weigh, found.scores)
-    return scaled(sums.q, scale, like[0]), scaled(sums.d, scale, like[1]), of_temperature
-
-
-_one_pass, _two_passes = applied(_OnePass), applied(_TwoPasses)
+    sums = add_panels(batch, needs, like[0].dtype, weigh, found.kept)
+    return scaled(sums.q, scale, like[0]), scaled(sums.d, scale, like[1])

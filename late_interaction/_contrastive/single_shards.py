@@ -13,20 +13,15 @@ both sides: with the forward's, four products of the size of the batch. The weig
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from late_interaction._contrastive.backward import Pair, Sums, add_shards
-from late_interaction._contrastive.blockwise import Gradients, applied, once
 from late_interaction._contrastive.call import Call
-from late_interaction._contrastive.cross_entropy import factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.kernels import add_product, product
-from late_interaction._contrastive.panels import Batch, takes_product, terms
+from late_interaction._contrastive.panels import AllSums, Batch, takes_product, terms, two_passes
 from late_interaction._contrastive.sequences import Block, even_blocks
-from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops._library import operators as _ops
 from late_interaction.tokens import Tokens
@@ -48,46 +43,14 @@ def takes(call: Call) -> bool:
 def loss(call: Call) -> Tensor:
     """Return the cross entropy of this process's ``Q [Nq, 1, d]`` with the ``D [Nd, 1, d]`` of all."""
     Q, D, _, temperature, _ = call.tensors
-    found: Tensor = _over_shards(Q, D, temperature, call.bare())
+    found: Tensor = two_passes(Q, D, temperature, call.bare(), _all_sums, _gradients)
     return found
-
-
-class _OverShards(Function):
-    @staticmethod
-    def forward(ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> Tensor:
-        bare, call = call, call.of((Q, D, None, temperature, 0.0))
-        with without_autocast(Q.device.type):
-            batch = Batch.of(call)
-            sums, target, last = _all_sums(batch)
-            result, counts = loss_and_counts(call, [batch.rows(sums, target)])
-        if call.keeps:
-            given = temperature if isinstance(temperature, Tensor) else None
-            ctx.temperature, ctx.call = None if given is not None else temperature, bare
-            ctx.save_for_backward(Q, D, given, counts, sums, target, last if call.keeps_last() else None)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        Q, D, temperature, counts, sums, target, last = ctx.saved_tensors
-        temperature = ctx.temperature if temperature is None else temperature
-        needs = ctx.needs_input_grad[:3]
-
-        def gradients() -> Gradients:
-            with without_autocast(Q.device.type):
-                batch = Batch.of(ctx.call.of((Q, D, None, temperature, 0.0)))
-                return _gradients(grad, batch, (sums, target, counts), last, needs)
-
-        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None
-
-
-_over_shards = applied(_OverShards)
 
 
 # ---- forward ----
 
 
-def _all_sums(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums ``[4, queries]`` of all scores, the score of each label, and the last shard."""
+def _all_sums(batch: Batch) -> AllSums:
     call, target, documents = batch.call, batch.no_target(), batch.call.d
     sums = batch.inverse.new_zeros((4, len(batch.Q)))
     sums[0] = torch.finfo(sums.dtype).min
@@ -99,7 +62,7 @@ def _all_sums(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
                 way = shard.product_sums if shard.by_product else shard.score_sums
                 parts.append(way(rows, columns, target))
             parts[0].copy_(_merged(parts, batch.inverse))
-    return sums, target, documents.values
+    return AllSums(sums, target, kept=documents.values if call.keeps_last() else None)
 
 
 def _merged(parts: Sequence[Tensor], inverse: Tensor) -> Tensor:
@@ -226,29 +189,22 @@ class _Shard:
 
 
 def _gradients(
-    grad: Tensor,
-    batch: Batch,
-    found: tuple[Tensor, Tensor, Tensor],
-    last: Tensor | None,
-    needs: tuple[bool, ...],
-) -> Gradients:
-    """Return the gradients of Q, D and the temperature. ``found``: sums, targets and counts."""
-    call, (sums, target, counts) = batch.call, found
-    sides = [batch.rows(sums, target)]
-    amounts = factors(call, grad, sides, counts)
-    of_temperature = temperature_gradient(call, sides, amounts) if needs[2] else None
+    batch: Batch, found: AllSums, amounts: list[Tensor], needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of Q and D."""
+    call = batch.call
     amount, after = amounts[0] * batch.inverse, None
     if batch.Q.dtype is torch.float16 and len(amount):  # holds no small numbers: the largest factor becomes 1
         after = amount.abs().amax().clamp_min(1e-30)
         amount = amount / after
-    of_rows, q_sums = terms(sums, amount), Sums(call.q, needs[0], True)
+    of_rows, q_sums = terms(found.rows, amount), Sums(call.q, needs[0], True)
 
     def add(step: int, documents: Tokens, _: Tensor | None, to: Pair) -> None:
         _add_shard(_Shard.of(batch, documents, step == 0), of_rows, to, after)
 
-    others = None if last is None else Tokens._made(last)
-    of_d = add_shards(call, q_sums, needs[1], add, None, others)
-    return q_sums.finished(), of_d, of_temperature
+    last = None if found.kept is None else Tokens._made(found.kept)
+    of_d = add_shards(call, q_sums, needs[1], add, None, last)
+    return q_sums.finished(), of_d
 
 
 def _add_shard(shard: _Shard, of_rows: Tensor, sums: Pair, after: Tensor | None) -> None:
