@@ -16,7 +16,7 @@ from torch import Tensor
 
 from late_interaction import ops
 from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_flag, check_integer, check_positive, is_one_of
+from late_interaction._checks.options import check_flag, check_integer, check_one_of, check_positive
 from late_interaction._checks.tensors import check_not_meta
 from late_interaction._scoring.sequences import all_as_tokens
 from late_interaction.ops.pooling import cluster_means
@@ -166,8 +166,7 @@ def check_pooling(
         raise TypeError(f"pool_factor must be a number, got {type(pool_factor).__name__}")
     if not 1 <= pool_factor < math.inf:
         raise ValueError(f"pool_factor must be at least 1 and finite, got {pool_factor}")
-    if not is_one_of(method, METHODS):
-        raise ValueError(f"method must be one of {METHODS}, got {abbreviate(method)}")
+    check_one_of("method", method, METHODS)
     check_integer("protected_tokens", protected_tokens)
     if protected_tokens < 0:
         raise ValueError(f"protected_tokens must not be negative, got {abbreviate(protected_tokens)}")

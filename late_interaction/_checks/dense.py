@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import RULES, check_positive, is_one_of
+from late_interaction._checks.messages import shape_of
+from late_interaction._checks.options import RULES, check_one_of, check_positive
 from late_interaction._checks.tensors import (
     check_device,
     check_embeddings,
@@ -39,10 +39,13 @@ def check_batch(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | No
             f"D [Nq, K, Ld, d] (documents of each query's own) needs Q to be [Nq, Lq, d] with"
             f" D.shape[0] == Q.shape[0], got Q {shape_of(Q)} and D {shape_of(D)}"
         )
-    if q_rank == 2:
-        Q = Q.unsqueeze(0)
-    if d_rank == 2:
-        D = D.unsqueeze(0)
+    return as_batch(Q, D, q_mask, d_mask)
+
+
+def as_batch(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Batch:
+    """Check masks, and return them as bool; 2-D Q or D get a leading dim of 1."""
+    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
+    D = D.unsqueeze(0) if D.dim() == 2 else D
     return Q, D, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
 
 
@@ -58,7 +61,7 @@ def check_maxsim_pairs(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tens
             f"maxsim_pairs needs as many documents as queries (Q.shape[0] == D.shape[0]),"
             f" got {shape_of(Q)} and {shape_of(D)}"
         )
-    return Q, D, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
+    return as_batch(Q, D, q_mask, d_mask)
 
 
 def check_xtr(
@@ -73,8 +76,7 @@ def check_xtr(
     """Check the arguments of xtr_scores. 2-D Q or D come back with a leading dim of 1, masks as bool."""
     Q, D, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     check_positive("k", k)
-    if not is_one_of(rule, RULES):
-        raise ValueError(f"rule must be one of {RULES}, got {abbreviate(rule)}")
+    check_one_of("rule", rule, RULES)
     check_weights(q_weights, "Q", Q)
     return Q, D, q_mask, d_mask
 
@@ -115,9 +117,7 @@ def check_places(Q: torch.device, D: torch.device) -> None:
         )
 
 
-def check_corpus(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def check_corpus(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Batch:
     """Check a search of D by Q, with their masks; 2-D Q or D get a leading dim of 1."""
     check_queries(Q)
     check_embeddings("D", D)
@@ -125,9 +125,7 @@ def check_corpus(
         raise ValueError(f"D must be [Nd, Ld, d] or [Ld, d], got {shape_of(D)}")
     check_places(Q.device, D.device)
     check_same_dtype_and_d(Q, D)
-    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
-    D = D.unsqueeze(0) if D.dim() == 2 else D
-    return Q, D, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
+    return as_batch(Q, D, q_mask, d_mask)
 
 
 def check_from_hidden(

@@ -9,13 +9,9 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor, shape_of
 from late_interaction._checks.options import (
-    MULTI_POSITIVES,
-    REDUCTIONS,
-    MultiPositive,
     check_integer,
-    is_one_of,
 )
-from late_interaction._checks.tensors import check_mask_kind, has_values_on_cpu, scores_dtype
+from late_interaction._checks.tensors import check_device, check_mask_kind, has_values_on_cpu, scores_dtype
 
 IGNORED = -100  # as torch.nn.functional.cross_entropy's ignore_index
 _MOST_RANK = 1 << 53  # beyond all documents; a float64 holds it
@@ -76,8 +72,7 @@ def check_documents(name: str, value: Any, queries: int, documents: int, device:
 def _check_whole_numbers(name: str, x: Tensor, device: torch.device) -> None:
     if x.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int64 (or int32), got {x.dtype}")
-    if x.device != device:
-        raise ValueError(f"{name} must be on the device of Q, {device}, got {x.device}")
+    check_device(name, x, "Q", device)
 
 
 def _pairs_of_lists(name: str, value: list[Any], queries: int) -> tuple[Tensor, Tensor]:
@@ -106,12 +101,6 @@ def _padded(name: str, rows: Tensor, columns: Tensor, queries: int) -> Tensor:
     return index.index_put_((rows, place), columns)
 
 
-def check_multi_positive(value: Any) -> MultiPositive:
-    if not is_one_of(value, MULTI_POSITIVES):
-        raise ValueError(f"multi_positive must be one of {MULTI_POSITIVES}, got {abbreviate(value)}")
-    return value
-
-
 def check_excluded(value: Any, queries: int, documents: int | None, device: torch.device) -> Tensor:
     """Require documents of each query, or bool ``[queries, documents]``. documents: None where not known."""
     if not isinstance(value, Tensor) or value.dtype != torch.bool:
@@ -133,11 +122,6 @@ def check_candidates(mask: Any, shape: tuple[int, int], device: torch.device) ->
     if mask.shape != shape:
         raise ValueError(f"candidate_mask must be [B, K] = {list(shape)}, got {shape_of(mask)}")
     return mask if mask.dtype == torch.bool else mask != 0
-
-
-def check_reduction(reduction: Any) -> None:
-    if not is_one_of(reduction, REDUCTIONS):
-        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {abbreviate(reduction)}")
 
 
 def check_number(name: str, value: Any) -> float:
@@ -169,8 +153,7 @@ def check_learned(name: str, value: Any, Q: Tensor, *, positive: bool) -> Tensor
         return check_above_0(name, value) if positive else check_number(name, value)
     if value.numel() != 1 or not value.is_floating_point():
         raise ValueError(f"{name} must be a float or one floating-point number, got {abbreviate(value)}")
-    if value.device != Q.device:
-        raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {value.device}")
+    check_device(name, value, "Q", Q.device)
     if positive and has_values_on_cpu(value) and bool(value <= 0):  # a GPU's is not waited for
         raise ValueError(f"{name} must be above 0, got {value.item()}")
     return value.reshape(()).to(scores_dtype(Q))

@@ -64,23 +64,24 @@ def is_one_of(value: Any, choices: Collection[str]) -> bool:
     return isinstance(value, str) and value in choices
 
 
+def check_one_of(name: str, value: Any, choices: Collection[str], optional: bool = False) -> None:
+    """Require one of these strings; ``optional``: or None."""
+    if not (is_one_of(value, choices) or (optional and value is None)):
+        raise ValueError(f"{name} must be one of {choices}{' or None' * optional}, got {abbreviate(value)}")
+
+
 def check_backward(backward: Backward | None) -> Backward:
     """Return the strategy: "auto" for None."""
-    if backward is None:
-        return "auto"
-    if not is_one_of(backward, BACKWARDS):
-        raise ValueError(f"backward must be one of {BACKWARDS} or None, got {abbreviate(backward)}")
-    return backward
+    check_one_of("backward", backward, BACKWARDS, optional=True)
+    return backward or "auto"
 
 
 def check_winners(winners: str | None) -> None:
-    if winners is not None and not is_one_of(winners, WINNERS):
-        raise ValueError(f"winners must be one of {WINNERS} or None, got {abbreviate(winners)}")
+    check_one_of("winners", winners, WINNERS, optional=True)
 
 
 def check_precision(precision: str | None) -> None:
-    if precision is not None and not is_one_of(precision, PRECISIONS):
-        raise ValueError(f"precision must be one of {PRECISIONS} or None, got {abbreviate(precision)}")
+    check_one_of("precision", precision, PRECISIONS, optional=True)
 
 
 _LEAST = 1e-30  # float32 holds its inverse

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.dense import check_batch
+from late_interaction._checks.dense import as_batch, check_batch
 from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.options import check_positive, is_integer
 from late_interaction._checks.tensors import (
@@ -14,7 +14,6 @@ from late_interaction._checks.tensors import (
     check_device,
     check_embeddings,
     check_has_d,
-    check_mask,
 )
 from late_interaction._torch import forward_ad
 
@@ -156,6 +155,4 @@ def _batch(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -
             f"D [Nq, K, Ld, bytes] (documents of each query's own) needs Q to be 3-D with"
             f" D.shape[0] == Q.shape[0], got Q {shape_of(Q)} and D {shape_of(D)}"
         )
-    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
-    D = D.unsqueeze(0) if D.dim() == 2 else D
-    return Q, D, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
+    return as_batch(Q, D, q_mask, d_mask)

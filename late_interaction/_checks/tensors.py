@@ -161,8 +161,7 @@ def check_integers(
         raise TypeError(f"{name} must be a dense tensor of {wanted}, got {x.dtype}, {x.layout}")
     if x.dim() != dims:
         raise ValueError(f"{name} must be {shape}, got {shape_of(x)}")
-    if x.device != device:
-        raise ValueError(f"{name} must be on the device of {of}, {device}, got {x.device}")
+    check_device(name, x, of, device)
 
 
 def check_rising(name: str, cu: Tensor, total: int) -> None:

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from late_interaction._checks import losses as check
 from late_interaction._checks.messages import shape_of
-from late_interaction._checks.options import check_flag, check_precision
+from late_interaction._checks.options import (
+    MULTI_POSITIVES,
+    REDUCTIONS,
+    check_flag,
+    check_one_of,
+    check_precision,
+)
 from late_interaction._checks.tensors import (
     check_not_sharded,
     check_same_kind,
@@ -124,7 +130,8 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     h, own_candidates = _own_candidates(given["candidate_mask"], h, (len(q), each), q.device)
     for flag in ("symmetric", "normalize", "scale_by_world"):
         check_flag(flag, given[flag])
-    check.check_reduction(given["reduction"])
+    check_one_of("reduction", given["reduction"], REDUCTIONS)
+    check_one_of("multi_positive", given["multi_positive"], MULTI_POSITIVES)
     smoothing = check.check_share("label_smoothing", given["label_smoothing"])
     tail = check.check_share("tail", given["tail"])
     if tail and smoothing:
@@ -155,7 +162,7 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     return Call(
         name, kernels, q, d, h, each, labels, temperature, given["reduction"], ring,
         Candidates(own_candidates, excluded, margin), keeps, numbers and keeps, given["symmetric"],
-        check.check_multi_positive(given["multi_positive"]), smoothing, tail, kept, **own,
+        given["multi_positive"], smoothing, tail, kept, **own,
     )  # fmt: skip
 
 
@@ -222,8 +229,8 @@ def _prepared(call: Call, normalize: bool, listed: bool, alone: bool) -> Call:
     here = normalize and (call.q.is_packed or single or listed)
     if here:
         call = _mapped(call, _normalized)
-    if listed and alone:
-        call = _packed_if_masked(call)
+    if listed and alone and any(x is not None and x.mask is not None for x in (call.q, call.d, call.h)):
+        call = _packed(call)
     if normalize or not call.whole:
         call = replace(call, kernels=choose(call.q, single, normalize and not here, call.kernels.precision))
     return call
@@ -232,12 +239,6 @@ def _prepared(call: Call, normalize: bool, listed: bool, alone: bool) -> Call:
 def _mapped(call: Call, function: Any) -> Call:
     h = None if call.h is None else function(call.h)
     return replace(call, q=function(call.q), d=function(call.d), h=h)
-
-
-def _packed_if_masked(call: Call) -> Call:
-    if all(x is None or x.mask is None for x in (call.q, call.d, call.h)):
-        return call
-    return _packed(call)
 
 
 def _packed(call: Call) -> Call:

@@ -15,7 +15,7 @@ from torch import Tensor
 from late_interaction._contrastive.blocks import Grid, KeptBlocks
 from late_interaction._contrastive.call import Call
 from late_interaction._contrastive.forward import own_blocks
-from late_interaction._contrastive.ring import Exchange, Ring
+from late_interaction._contrastive.ring import Exchange
 from late_interaction._contrastive.sequences import (
     Block,
     blocks_of,
@@ -139,12 +139,6 @@ Given = Found | KeptBlocks | None  # what the forward over a shard hands on to t
 # ---- all shards ----
 
 
-def sums_of_queries(call: Call, needed: bool, needs_d: bool) -> Sums:
-    """Make the sums of the queries: whole in a group, with hard negatives, or as the smaller or only side."""
-    smaller = call.q.values.numel() <= call.d.values.numel()
-    return Sums(call.q, needed, call.ring.world > 1 or call.h is not None or smaller or not needs_d)
-
-
 def add_shards(
     call: Call,
     q_sums: Sums,
@@ -173,18 +167,14 @@ def add_shards(
         if step and any(ring.wants):
             if under_way is not None:
                 own.add(under_way.wait()[0])
-            under_way = _send_home(ring, step, sums)
+            # Their gradient goes home, and one for this process's documents comes.
+            values, found = documents.values, sums.finished()
+            leaving = values.new_empty(0) if found is None else found
+            arriving = values.new_empty(ring.shapes[ring.rank] if ring.wants[ring.rank] else 0)
+            under_way = ring.exchange([leaving], [arriving], "gradients", -step)
     if under_way is not None:
         own.add(under_way.wait()[0])
     return own.finished() if needs_d else None
-
-
-def _send_home(ring: Ring, step: int, sums: Sums) -> Exchange:
-    """Send the gradient of a step's documents home, and receive one for this process's documents."""
-    values, found = sums.tokens.values, sums.finished()
-    leaving = values.new_empty(0) if found is None else found
-    arriving = values.new_empty(ring.shapes[ring.rank] if ring.wants[ring.rank] else 0)
-    return ring.exchange([leaving], [arriving], "gradients", -step)
 
 
 def own_gradients(call: Call, weights: Weights, q_sums: Sums, need_h: bool) -> Tensor | None:

@@ -57,10 +57,6 @@ class Grid:
         """Group the blocks of documents into runs, each with the columns of one panel."""
         return panels(self.d_blocks, self.most_queries)
 
-    @property
-    def one_panel(self) -> bool:
-        return len(self.q_blocks) == 1 and len(self.runs) == 1
-
     @cached_property
     def packed(self) -> tuple[Tokens, Tokens]:
         """Return both sides packed, as the operators on listed pairs take them."""

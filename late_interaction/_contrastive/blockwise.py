@@ -12,11 +12,11 @@ from late_interaction._contrastive.backward import (
     Found,
     Given,
     Pair,
+    Sums,
     Weights,
     add_gradients,
     add_shards,
     own_gradients,
-    sums_of_queries,
 )
 from late_interaction._contrastive.blocks import Grid, KeptBlocks
 from late_interaction._contrastive.call import Call, split
@@ -184,7 +184,10 @@ def _backward(
     travels: Tensor | None,
 ) -> Gradients:  # fmt: skip
     """Return the gradients of what :attr:`Call.tensors` lists."""
-    q_sums = sums_of_queries(call, needs[0], needs[1])
+    # Those of queries are whole in a group, with hard negatives, or as the smaller or only side.
+    smaller = call.q.values.numel() <= call.d.values.numel()
+    whole = call.ring.world > 1 or call.h is not None or smaller or not needs[1]
+    q_sums = Sums(call.q, needs[0], whole)
     grad_H = own_gradients(call, state.weights(-1, None), q_sums, needs[2])
 
     def add(step: int, documents: Tokens, travelled: Tensor | None, sums: Pair) -> None:

@@ -73,10 +73,6 @@ class Call:
         return sum(self.ring.documents) + self.each
 
     @property
-    def column_classes(self) -> int:
-        return sum(self.ring.queries)
-
-    @property
     def plain(self) -> bool:
         """Tell whether PyTorch's cross entropy computes the loss.
 

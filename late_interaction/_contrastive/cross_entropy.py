@@ -1,6 +1,6 @@
 """The cross entropy by blocks, from running sums of the softmax and the pairs that a tail leaves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +113,8 @@ class CrossEntropy:
         Then every listed pair counts, and the host learns their number in the backward. Sums of columns that
         travel are complete on other processes.
         """
-        if not grid.one_panel or (self.call.symmetric and self.call.ring.world > 1):
+        one_panel = len(grid.q_blocks) == 1 and len(grid.runs) == 1
+        if not one_panel or (self.call.symmetric and self.call.ring.world > 1):
             return False
         held = sum(shard.held[0].numel() for shard in self.shards if shard.held is not None)
         return (len(grid.q) * len(grid.d) + held) * sum_dtype(grid.q.values).itemsize <= _HELD_BYTES
@@ -157,14 +158,14 @@ class CrossEntropy:
     def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], "CrossEntropy"]]:
         """Return all tensors for autograd to save, and a function that restores the state from them."""
         lists = [found.save(self.rows.weight) for found in self.found]
-        groups: list[list[Any]] = [x.tensors() for x in (self.rows, self.columns) if x is not None]
+        groups: list[Sequence[Any]] = [x for x in (self.rows, self.columns) if x is not None]
         sides, again = len(groups), [of_list for _, of_list in lists]
         groups += [[self.of_labels], *(tensors for tensors, _ in lists)]
         sizes = [len(tensors) for tensors in groups]
 
         def rebuild(call: Call, saved: Sequence[Any]) -> CrossEntropy:
             parts = split(saved, sizes)
-            sums = [RunningSoftmax.of(x) for x in parts[:sides]]
+            sums = [RunningSoftmax(*x) for x in parts[:sides]]
             found = [of_list(x) for of_list, x in zip(again, parts[sides + 1 :], strict=True)]
             return CrossEntropy(call, sums[0], sums[1] if sides > 1 else None, parts[sides][0], found)
 
@@ -227,13 +228,13 @@ def loss_and_counts(call: Call, sides: list[Side]) -> tuple[Tensor, Tensor]:
 
 def _pass_columns(call: Call, step: int, columns: RunningSoftmax) -> RunningSoftmax:
     """Send the sums of a shard's columns on with its documents, and take those of the next shard."""
-    ring, parts = call.ring, columns.tensors()
-    leaving = torch.stack([x for x in parts if x is not None])
+    ring = call.ring
+    leaving = torch.stack([x for x in columns if x is not None])
     coming = ring.owner(step + 1)
     arriving = leaving.new_empty(leaving.shape[0], ring.documents[coming])
     (arrived,) = ring.exchange([leaving], [arriving], "sums").wait()
-    places = iter(arrived.unbind(0))
-    return RunningSoftmax.of([None if x is None else next(places) for x in parts])
+    places: Iterator[Any] = iter(arrived.unbind(0))
+    return RunningSoftmax(*(None if x is None else next(places) for x in columns))
 
 
 # ---- derivatives ----
@@ -296,7 +297,7 @@ class Weights:
         if self.columns is not None:
             back, factor = self.columns.of_pairs(columns, logits)
             if counts is not None:
-                counts.logical_or_(self._above(back, factor, self.call.column_classes))
+                counts.logical_or_(self._above(back, factor, sum(self.call.ring.queries)))
             amount += back
         if self.at_labels is not None:
             hits = self.call.labels.of_pairs(rows, columns)

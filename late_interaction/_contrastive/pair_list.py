@@ -142,7 +142,7 @@ def mark(
     lowest = _lowest(call.tail, call.classes, sums[0], labels_logits[0], rows)
     marks = logits.lt(lowest.unsqueeze(1))  # so that NaN is not below
     if sums[1] is not None:
-        lowest = _lowest(call.tail, call.column_classes, sums[1], labels_logits[1], columns)
+        lowest = _lowest(call.tail, sum(call.ring.queries), sums[1], labels_logits[1], columns)
         marks.logical_and_(logits.lt(lowest))
     if own:
         call.labels.clear(marks, rows, columns)

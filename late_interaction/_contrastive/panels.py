@@ -138,13 +138,12 @@ class Sums:
         elif self.q is not None and scaled is not None:
             operators.scale_rows_.default(product(weights, batch.D), scaled[0], self.q[slice(*block)])
         if self.d is not None:
-            to = add_product if self.begun else _begin
-            to(self.d, weights.t(), rows if scaled is None or scaled[1] is None else scaled[1])
+            rows = rows if scaled is None or scaled[1] is None else scaled[1]
+            if self.begun:
+                add_product(self.d, weights.t(), rows)
+            else:
+                product(weights.t(), rows, self.d)
         self.begun = True
-
-
-def _begin(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return product(a, b, sums)
 
 
 def add_panels(

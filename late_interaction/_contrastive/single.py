@@ -106,7 +106,9 @@ def _with_gradients(
     T = call.temperature
     plain = call.labels.index is None and not call.smoothing  # labels may leave rows out, without a target
     if plain and isinstance(share, float) and not isinstance(T, Tensor):
-        return _loss_of_rows(of_rows, target, T, share), [sums.q, sums.d, None], after
+        # With fewer launches than loss_and_counts: the time of a small batch is the host's.
+        losses = of_rows[1].log().sub_(target - of_rows[0], alpha=1 / T)
+        return losses.sum().mul_(share), [sums.q, sums.d, None], after
     sides = [batch.rows(of_rows, target)]
     result, counts = loss_and_counts(call, sides)
     of_temperature = None
@@ -154,15 +156,6 @@ def _factor(batch: Batch, share: Tensor | float, like: Tensor, scaled: bool) -> 
         return torch.full_like(like, share / T if scaled else 1.0)
     each = batch.inverse * share if scaled else torch.ones_like(batch.inverse)
     return row_factor(each.reshape(()), labels.left_out, like).contiguous()
-
-
-def _loss_of_rows(sums: Tensor, target: Tensor, temperature: float, share: float) -> Tensor:
-    """Sum the rows' cross entropies times ``share``, with fewer launches than :func:`loss_and_counts`.
-
-    The time of a small batch is the host's.
-    """
-    losses = sums[1].log().sub_(target - sums[0], alpha=1 / temperature)
-    return losses.sum().mul_(share)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -10,15 +10,14 @@ large and the loss is small, which a log-sum-exp in one number would lose. A log
 document that is no candidate, has no part in any sum.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass
-class RunningSoftmax:
+class RunningSoftmax(NamedTuple):
     """The running sums of rows: ``moment`` if the temperature has a gradient, ``total`` with smoothing."""
 
     maximum: Tensor
@@ -63,16 +62,6 @@ class RunningSoftmax:
             weights = relative.exp_()
         self.weight[rows].mul_(scale).add_(weights.sum(1))
         self.maximum[rows] = maximum
-
-    def tensors(self) -> list[Tensor | None]:
-        return [self.maximum, self.weight, self.moment, self.total, self.seen]
-
-    @staticmethod
-    def of(tensors: Sequence[Tensor | None]) -> "RunningSoftmax":
-        """Restore the sums from what ``tensors()`` returned."""
-        maximum, weight, moment, total, seen = tensors
-        assert maximum is not None and weight is not None
-        return RunningSoftmax(maximum, weight, moment, total, seen)
 
     def losses(self, target: Tensor, smoothing: float) -> Tensor:
         """Return the cross entropy of each row. ``target``: the labels' logit, relative to the maximum."""

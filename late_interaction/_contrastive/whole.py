@@ -6,7 +6,6 @@ queries with them, stay within the budget of one process: one exchange and one c
 documents are sent home in the documents' dtype, and added in the order of ranks.
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -79,7 +78,7 @@ class ScoresFunction(Function):
     @staticmethod
     def forward(ctx: Any, call: Call, kind: Any, *tensors: Any) -> Tensor:
         scores, own, *numbers = tensors
-        bare, call = call, _with_numbers(call, numbers)
+        bare, call = call, call.of((None, None, None, *numbers))
         rows, columns = (0, scores.shape[0]), (0, scores.shape[1])
         logits = call.kept(scores / call.temperature, 0, rows, columns)
         positives = scores.new_full((len(scores), call.labels.most), torch.nan)
@@ -105,7 +104,7 @@ class ScoresFunction(Function):
         saved = ctx.saved_tensors
         (scores, own), numbers, (counts,), of_sums = split(saved, [2, 2, 1, len(saved) - 5])
         numbers = [x if given is None else given for x, given in zip(numbers, ctx.numbers, strict=True)]
-        call = _with_numbers(ctx.call, numbers)
+        call = ctx.call.of((None, None, None, *numbers))
 
         def gradients() -> Gradients:
             loss: Loss = ctx.rebuild(call, of_sums)
@@ -127,10 +126,6 @@ def loss(call: Call, kind: Any) -> Tensor:
     with _outside_autocast(call):
         loss: Tensor = _of_scores(replace(call.bare(), tail=0.0), kind, *_all_scores(call), *call.numbers)
     return loss
-
-
-def _with_numbers(call: Call, numbers: Sequence[Any]) -> Call:
-    return call.of((None, None, None, *numbers))
 
 
 # ---- the cross entropy over a process group ----

@@ -39,10 +39,6 @@ def packed(found: Found, width: int, size: int, notes: Sequence[int], largest: b
     return payload
 
 
-def size_of(rows: int, width: int, notes: int, dtype: torch.dtype) -> int:
-    return rows * width * (2 if dtype == torch.float64 else 1) + notes
-
-
 def merged(
     payloads: Tensor, rows: int, width: int, notes: int, k: int, largest: bool, dtype: torch.dtype
 ) -> tuple[Found, Tensor]:

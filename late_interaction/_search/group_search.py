@@ -126,7 +126,8 @@ def search(group: Any, device: torch.device, prepare: Callable[[], Query], local
         if own is None or own.assumed not in (_ANY, total):
             own = _Own(local, total, total)
         width = min(query.k, max(row[_DOCUMENTS] for row in table))
-        process.tell_results(own, width, exchange.size_of(query.count, width, _NOTES, query.dtype))
+        keys = query.count * width * (2 if query.dtype == torch.float64 else 1)
+        process.tell_results(own, width, keys + _NOTES)
     scores, indices = process.best
     k = min(query.k, total)
     if scores.shape[1] > k:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, mse_loss
 
-from late_interaction._checks.losses import check_above_0, check_reduction
+from late_interaction._checks.losses import check_above_0
 from late_interaction._checks.messages import no_tensor
-from late_interaction._checks.options import Precision, Reduction, check_flag
+from late_interaction._checks.options import REDUCTIONS, Precision, Reduction, check_flag, check_one_of
+from late_interaction._checks.tensors import check_device
 from late_interaction._scoring.normalized import min_max
 from late_interaction.losses._module import options_of
 from late_interaction.losses._own_scores import own_scores
@@ -87,7 +88,7 @@ def distill_kl_div(
         teacher_temperature = temperature
     teacher_temperature = check_above_0("teacher_temperature", teacher_temperature)
     check_flag("normalize_scores", normalize_scores)
-    check_reduction(reduction)
+    check_one_of("reduction", reduction, REDUCTIONS)
     scores, kept = own_scores("losses.distill_kl_div", Q, D, candidate_mask, normalize, precision)
     _check_teacher(teacher, scores, ("[B, K]",), [scores.shape])
     if scores.shape[1] < 2:
@@ -161,7 +162,7 @@ def margin_mse(
         >>> loss.item(), Q.grad.shape
         (1.0, torch.Size([1, 1, 2]))
     """
-    check_reduction(reduction)
+    check_one_of("reduction", reduction, REDUCTIONS)
     scores, kept = own_scores("losses.margin_mse", Q, D, candidate_mask, normalize, precision)
     if scores.shape[1] < 2:
         raise ValueError(
@@ -195,8 +196,7 @@ def _check_teacher(teacher: Any, scores: Tensor, forms: tuple[str, ...], shapes:
         raise TypeError(f"teacher must be floating point, got {teacher.dtype}")
     if teacher.layout != torch.strided:
         raise TypeError(f"teacher must be a dense tensor, got {teacher.layout}")
-    if teacher.device != scores.device:
-        raise ValueError(f"teacher must be on the device of Q, {scores.device}, got {teacher.device}")
+    check_device("teacher", teacher, "Q", scores.device)
     if teacher.shape not in shapes:
         wanted = " or ".join(f"{form} = {list(shape)}" for form, shape in zip(forms, shapes, strict=False))
         raise ValueError(f"teacher must be {wanted}, got {list(teacher.shape)}")

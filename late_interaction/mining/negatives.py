@@ -13,10 +13,10 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import (
     check_flag,
     check_integer,
+    check_one_of,
     check_positive,
     check_seed,
     is_integer,
-    is_one_of,
 )
 from late_interaction._checks.tensors import INDICES, MASK_DTYPES, check_has_d, check_integers, check_not_meta
 from late_interaction._progress import Progress
@@ -58,10 +58,7 @@ class Choice:
             raise ValueError(f"range_min must be at least 0, got {self.range_min}")
         if self.range_max is not None:
             check_positive("range_max", self.range_max)
-        if not is_one_of(self.sampling_strategy, STRATEGIES):
-            raise ValueError(
-                f"sampling_strategy must be one of {STRATEGIES}, got {abbreviate(self.sampling_strategy)}"
-            )
+        check_one_of("sampling_strategy", self.sampling_strategy, STRATEGIES)
         if self.most - self.range_min < self.num_negatives:
             raise ValueError(
                 f"range_max must leave room for {self.num_negatives} negatives from rank {self.range_min} on,"

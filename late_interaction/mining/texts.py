@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
-from late_interaction._checks.options import check_flag, check_positive, is_one_of
+from late_interaction._checks.options import check_flag, check_one_of, check_positive, is_one_of
 from late_interaction.mining.negatives import Choice, HardNegatives, hard_negatives
 
 __all__ = ["mine_hard_negatives"]
@@ -92,8 +92,7 @@ def mine_hard_negatives(
         >>> mined.column_names                                                               # doctest: +SKIP
         ['query', 'answer', 'negative']
     """
-    if not is_one_of(output_format, FORMATS):
-        raise ValueError(f"output_format must be one of {FORMATS}, got {abbreviate(output_format)}")
+    check_one_of("output_format", output_format, FORMATS)
     check_flag("output_scores", output_scores)
     check_flag("include_positives", include_positives)
     check_positive("batch_size", batch_size)

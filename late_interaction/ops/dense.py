@@ -182,7 +182,9 @@ class PlainStep(Function):
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         Q, D, winners = ctx.saved_tensors  # once: a checkpoint gives them out no second time
-        if ctx.needs_input_grad != _BOTH or _is_special_backward():
+        # Some gradients, a backward that is differentiated itself, or one that must be deterministic.
+        special = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        if special or ctx.needs_input_grad != _BOTH or are_deterministic_algorithms_enabled():
             ctx.options = DEFAULTS
             return _gradients(ctx, grad_scores, Q, D, winners)[:4]
         try:
@@ -191,11 +193,6 @@ class PlainStep(Function):
             _oom.backward_failed(error, Q, D, True)
             raise
         return grad_Q, grad_D, None, None
-
-
-def _is_special_backward() -> bool:
-    """Tell whether a backward is differentiated itself, or must be deterministic."""
-    return torch.is_grad_enabled() or forward_ad._current_level >= 0 or are_deterministic_algorithms_enabled()
 
 
 class MaxSim(Function):

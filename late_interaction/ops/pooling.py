@@ -17,7 +17,7 @@ to the CPU, and ``labels`` and ``found`` are copied back.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -116,7 +116,9 @@ def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[
     cells = [length * length for length in lengths]
     real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
     budget = _WARD_BYTES if tokens.is_cuda else _WARD_BYTES_A_THREAD * torch.get_num_threads()
-    with torch.no_grad(), without_autocast(device.type), _products_for(device):
+    # In float32 on a GPU; on a CPU as the caller and the packages that pool there multiply.
+    products = float32_products("cuda", "highest") if device.type == "cuda" else nullcontext()
+    with torch.no_grad(), without_autocast(device.type), products:
         groups = list(_groups(many, cells, budget // real.itemsize))
         held = [sum(cells[i] for i in group) for group in groups]
         buffer = tokens.new_empty(max(held, default=0), dtype=real)
@@ -127,11 +129,6 @@ def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[
     if many and tokens.is_cuda and int(found.min()) < 0:  # as the CPU's operator says it
         raise RuntimeError("late_interaction: similarities must not be NaN")
     return labels, found
-
-
-def _products_for(device: torch.device) -> AbstractContextManager[None]:
-    """Multiply in float32 on a GPU; on a CPU as the caller and the packages that pool there have it."""
-    return float32_products("cuda", "highest") if device.type == "cuda" else nullcontext()
 
 
 def _similarities(tokens: Tensor, starts: list[int], lengths: list[int], out: Tensor) -> None:

@@ -3,11 +3,17 @@
 import torch
 from torch import Tensor
 
-from late_interaction._checks.dense import as_given, check_maxsim
+from late_interaction._checks.dense import as_given, check_from_hidden, check_maxsim
+from late_interaction._checks.options import check_flag, check_tau
 from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
 
-__all__ = ["maxsim_reference", "maxsim_with_winners_reference"]
+__all__ = [
+    "maxsim_from_hidden_reference",
+    "maxsim_reference",
+    "maxsim_with_winners_reference",
+    "smooth_maxsim_reference",
+]
 
 NEG_INF = float("-inf")  # the similarity of a masked document token
 
@@ -114,3 +120,111 @@ def sum_of_maxima(similarity: Tensor, q_mask: Tensor | None, d_mask: Tensor | No
     scores = torch.where(counts, best, 0.0).sum(-1)
     winners = torch.where(counts, index, -1).to(torch.int32)
     return scores, winners
+
+
+def maxsim_from_hidden_reference(
+    Q: Tensor,
+    H_d: Tensor,
+    W: Tensor,
+    b: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+) -> Tensor:
+    """Compute ``maxsim(Q, H_d @ W.T + b, d_mask=d_mask)``, by definition.
+
+    Args:
+        Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, projected (and normalized) already.
+        H_d: the documents' hidden states, ``[Nd, Ld, d_model]``.
+        W: ``[d, d_model]``, as ``torch.nn.Linear.weight``.
+        b: ``[d]``.
+        d_mask: ``[Nd, Ld]``, True = keep.
+        normalize: divide every projected token by ``max(norm, 1e-12)``.
+
+    Returns:
+        ``[Nq, Nd]`` (``[Nd]`` for a 2-D ``Q``), float32 (float64 where ``Q`` is float64).
+
+    Raises:
+        TypeError, ValueError: as :func:`late_interaction.maxsim`; shapes that do not fit.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.reference import maxsim_from_hidden_reference
+        >>> Q, H_d = torch.tensor([[1.0, 0.0]]), torch.tensor([[[3.0, 4.0, 7.0]]])
+        >>> maxsim_from_hidden_reference(Q, H_d, torch.eye(2, 3), normalize=True)
+        tensor([0.6000])
+    """
+    check_flag("normalize", normalize)
+    _, _, d_mask = check_from_hidden(Q, H_d, W, b, None, d_mask, False)
+    dtype = scores_dtype(Q)
+    if d_mask is not None:  # a masked state reaches nothing, W's gradient included, whatever it holds
+        H_d = H_d.masked_fill(~d_mask.unsqueeze(-1), 0.0)
+    with without_autocast(Q.device.type):
+        D = torch.nn.functional.linear(H_d.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
+        if normalize:
+            D = torch.nn.functional.normalize(D, dim=-1, eps=1e-12)
+    return maxsim_reference(Q.to(dtype), D, d_mask=d_mask)
+
+
+def smooth_maxsim_reference(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    tau: float = 0.1,
+    normalize: bool = False,
+) -> Tensor:
+    """Compute what :func:`late_interaction.smooth_maxsim` does, by definition.
+
+    Args:
+        Q, D, q_mask, d_mask, tau, normalize: as in :func:`late_interaction.smooth_maxsim`. Half precision is
+            widened to float32 first; float64 stays.
+
+    Returns:
+        Scores of the shapes that :func:`late_interaction.smooth_maxsim` returns.
+
+    Raises:
+        TypeError, ValueError: as :func:`late_interaction.smooth_maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.reference import smooth_maxsim_reference
+        >>> Q = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> D = torch.tensor([[[2.0, 0.0], [0.0, 3.0]], [[1.0, 1.0], [1.0, 1.0]]])
+        >>> smooth_maxsim_reference(Q, D, tau=0.1)
+        tensor([[5.0000, 2.1386]])
+    """
+    Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
+    check_flag("normalize", normalize)
+    tau = check_tau(tau)
+    dtype = scores_dtype(Q)
+    with without_autocast(Q.device.type):
+        scores = _score(Q3.to(dtype), DN.to(dtype), q_mask, d_mask, tau, normalize)
+    return as_given(scores, Q, D)
+
+
+def _score(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float, normalize: bool
+) -> Tensor:
+    # Whatever a masked token holds, NaN included, must reach neither a score nor a gradient.
+    if q_mask is not None:
+        Q = Q.masked_fill(~q_mask.unsqueeze(-1), 0.0)
+    if d_mask is not None:
+        D = D.masked_fill(~d_mask.unsqueeze(-1), 0.0)
+    if normalize:
+        Q = torch.nn.functional.normalize(Q, dim=-1, eps=1e-12)
+        D = torch.nn.functional.normalize(D, dim=-1, eps=1e-12)
+    similarity = torch.einsum("isd,ijtd->ijst" if D.dim() == 4 else "isd,jtd->ijst", Q, D)
+    if similarity.shape[-1] == 0:
+        return similarity.sum((2, 3))
+    if d_mask is not None:
+        some = d_mask.any(-1, keepdim=True)
+        # A document without a token that counts keeps them all, so that no gradient is NaN, and adds 0.
+        similarity = similarity.masked_fill(~(d_mask | ~some).unsqueeze(-2), -torch.inf)
+    each = tau * torch.logsumexp(similarity / tau, -1)
+    if d_mask is not None:
+        each = each.masked_fill(~some, 0.0)
+    if q_mask is not None:
+        each = each.masked_fill(~q_mask.unsqueeze(1), 0.0)
+    return each.sum(-1)

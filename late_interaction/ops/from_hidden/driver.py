@@ -233,7 +233,11 @@ def maxsim_from_hidden_backward(
         if not need_grad_D:
             continue
         if need_grad_H:
-            _multiply_into(part_H.flatten(0, 1), rows, head.W)
+            out = part_H.flatten(0, 1)
+            if out.dtype == head.W.dtype:
+                torch.mm(rows, head.W, out=out)
+            else:
+                out.copy_(rows @ head.W)
         if need_grad_W:
             add_wgrad = operators.wgrad_splitk_.default if head.wgrad_kernel else wgrad_splitk
             add_wgrad(parts, rows, hidden, won, documents.start == 0)
@@ -247,13 +251,6 @@ def maxsim_from_hidden_backward(
 def _alias(grad_H: Tensor, dtype: torch.dtype, tokens: int, d: int) -> Tensor:
     """Lay [tokens, d] in the memory of grad_H."""
     return grad_H.view(dtype).flatten()[: tokens * d].view(tokens, d)
-
-
-def _multiply_into(out: Tensor, grad: Tensor, W: Tensor) -> None:
-    if out.dtype == W.dtype:
-        torch.mm(grad, W, out=out)
-    else:
-        out.copy_(grad @ W)
 
 
 def _parts(head: _Head, needed: bool, dtype: torch.dtype) -> Tensor:
