@@ -30,31 +30,6 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.cuda import _lazy_call as when_cuda_starts
 from torch.utils import _pytree as pytree
 
-__all__ = [
-    "DispatchKey",
-    "DispatchKeySet",
-    "_AutoDispatchBelowAutograd",
-    "_ExcludeDispatchKeyGuard",
-    "_SingleLevelFunction",
-    "_TorchDispatchModeKey",
-    "_are_functorch_transforms_active",
-    "_get_dispatch_mode",
-    "_get_tracing_state",
-    "_is_any_autocast_enabled",
-    "_len_torch_dispatch_stack",
-    "forward_ad",
-    "get_single_level_autograd_function_allowed",
-    "is_batchedtensor",
-    "is_fake",
-    "pytree",
-    "recording",
-    "register_fake",
-    "set_single_level_autograd_function_allowed",
-    "sharding_schemas",
-    "skip_frames",
-    "when_cuda_starts",
-]
-
 
 def is_fake(x: object) -> bool:
     from torch._subclasses.fake_tensor import is_fake as is_one  # slow to import

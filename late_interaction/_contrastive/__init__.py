@@ -29,7 +29,7 @@ The modules:
 ``cross_entropy``   the cross entropy, from running sums of the softmax (``softmax``) and the pairs that a
                     tail leaves (``pair_list``)
 ``row_losses``      losses of each query from sums over its logits: hardest negative, SigLIP's and recall's
-``mixed_recall``    recall's with virtual examples, which ``mixup`` mixes from scores
+``mixup``           virtual examples of recall's, mixed from scores
 ``whole``           the losses of a batch that is small enough to keep all scores and winners, or to gather
                     all documents of a process group
 ``single``          the cross entropy of a batch with one token a side, in ``panels``

@@ -27,16 +27,11 @@ class Gradients(Function):
     """Differentiate ``maxsim_backward``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, grad_scores: Tensor, Q: Tensor, D: Tensor, winners: Tensor, normalize: bool, backward: str,
-        need_Q: bool, need_D: bool, paired: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        ctx.save_for_backward(grad_scores, Q, D, winners)
-        ctx.options = normalize, backward, need_Q, need_D, paired
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*args[:4])
+        ctx.options = args[4:]
         ctx.set_materialize_grads(False)
-        return call_in_function(
-            _backward_op, grad_scores, Q, D, winners, normalize, backward, need_Q, need_D, paired
-        )
+        return call_in_function(_backward_op, *args)
 
     @staticmethod
     def backward(ctx: Any, of_Q: Tensor | None, of_D: Tensor | None) -> tuple[Tensor | None, ...]:

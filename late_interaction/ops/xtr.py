@@ -263,14 +263,10 @@ class XTRWinners(Function):
     """The selection and the denominators are constants: gradients go through the maxima that count."""
 
     @staticmethod
-    def forward(
-        ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor | None, d_mask: Tensor | None, k: int, rule: str,
-        precision: str, backward: str,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        args = (Q, D, q_weights, d_mask, k, rule, precision, backward)
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         scores, denominators, winners = call_in_function(_winners_op, *args)
-        ctx.save_for_backward(Q, D, q_weights, denominators, winners)
-        ctx.strategy = backward
+        ctx.save_for_backward(*args[:3], denominators, winners)
+        ctx.strategy = args[7]
         ctx.mark_non_differentiable(denominators, winners)
         ctx.set_materialize_grads(False)
         return scores, denominators, winners

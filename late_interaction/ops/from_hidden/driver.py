@@ -134,7 +134,7 @@ def _require(holds: Any, message: Callable[[], str]) -> None:
 
 def _forward(
     Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
-    normalize: bool, precision: str, winners: bool,
+    normalize: bool = True, precision: str = "highest", winners: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return (scores, winners), or (scores,)."""
     check(Q, H, W, b)
@@ -175,18 +175,12 @@ def _empty_results(Q: Tensor, Nd: int, Ld: int, winners: bool) -> tuple[Tensor, 
     return scores, Q.new_empty((Q.shape[0], Nd, Q.shape[1]), dtype=winner_dtype(Ld))
 
 
-def maxsim_from_hidden(
-    Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
-    normalize: bool = True, precision: str = "highest",
-) -> Tensor:  # fmt: skip
-    return _forward(Q, H, W, b, q_mask, d_mask, normalize, precision, False)[0]
+def maxsim_from_hidden(*args: Any) -> Tensor:
+    return _forward(*args)[0]
 
 
-def maxsim_from_hidden_winners(
-    Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
-    normalize: bool = True, precision: str = "highest",
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return _forward(Q, H, W, b, q_mask, d_mask, normalize, precision, True)
+def maxsim_from_hidden_winners(*args: Any) -> tuple[Tensor, ...]:
+    return _forward(*args, winners=True)
 
 
 def maxsim_from_hidden_backward(

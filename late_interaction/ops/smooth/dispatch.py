@@ -36,14 +36,10 @@ class SmoothMaxSim(Function):
     """Differentiate ``smooth_maxsim``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float,
-        normalize: bool, precision: str, paired: bool,
-    ) -> Tensor:  # fmt: skip
-        args = (Q, D, q_mask, d_mask, tau, normalize, precision, paired)
+    def forward(ctx: Any, *args: Any) -> Tensor:
         scores: Tensor = call_in_function(_scores_op, *args)
-        ctx.save_for_backward(Q, D, q_mask, d_mask)
-        ctx.options = tau, normalize, precision, paired
+        ctx.save_for_backward(*args[:4])
+        ctx.options = args[4:]
         return scores
 
     @staticmethod
