@@ -171,7 +171,7 @@ def test_one_kernel_projects_and_scores_few_query_tokens(Nq, Lq, dtype, once, mo
     assert driver._head(H, W, b, Q, False, dtype, False).size <= 4
     kernels = Kernels()
     monkeypatch.setattr(driver, "operators", kernels)
-    driver._forward(Q, H, W, b, *masks, False, "highest", False)
+    driver._forward(Q, H, W, b, *masks, False, "highest")
     assert len(kernels.calls) == once
     if once:
         assert torch.equal(kernels.calls[0][1], H.flatten(0, 1)) and kernels.calls[0][-2:] == (7, False)

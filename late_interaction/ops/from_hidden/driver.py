@@ -134,7 +134,7 @@ def _require(holds: Any, message: Callable[[], str]) -> None:
 
 def _forward(
     Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
-    normalize: bool = True, precision: str = "highest", winners: bool = False,
+    normalize: bool = True, precision: str = "highest", *, winners: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return (scores, winners), or (scores,)."""
     check(Q, H, W, b)
