@@ -27,25 +27,20 @@ from late_interaction._checks.options import is_tau
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.compat import package_at_least, why_unfit
-from late_interaction.integrations._shared.exchange import Exchanges, Instead, with_namespace
-from late_interaction.integrations._shared.places import Library, Place, attribute_of, patch_places
+from late_interaction.integrations._shared.exchange import Instead, with_namespace
+from late_interaction.integrations._shared.places import Patch, Place, attribute_of
 from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
 
 __all__: list[str] = []
 
-_LIBRARY = Library("colpali-engine", "colpali-engine", "0.3.10 to 0.3.18")
 _LOSSES = "colpali_engine.loss.late_interaction_losses"
 _PROCESSOR = "colpali_engine.utils.processing_utils"
 _BACKEND = "colpali_engine.utils._lik_backend"
 
 _SCORE_MULTI_VECTOR = (_PROCESSOR, "BaseVisualRetrieverProcessor.score_multi_vector")
 
-_EXCHANGES = Exchanges()
-unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
-
-
-def patch() -> str | None:
-    return patch_places(_LIBRARY, _surface(), _EXCHANGES)
+_EXCHANGES = Patch("colpali-engine", "colpali-engine", "0.3.10 to 0.3.18", lambda: _surface())
+patch, unpatch, places = _EXCHANGES.patch, _EXCHANGES.restore, _EXCHANGES.places
 
 
 # ---- what is put in place of colpali-engine's functions ----
@@ -67,9 +62,9 @@ def _of_backend(document_rank: int, original: Callable[..., Tensor]) -> Callable
     def maxsim_lik(query: Tensor, doc: Tensor) -> Tensor:
         reason = _unfit(maxsim, query, doc, document_rank)
         if reason is None:
-            calls.scored(_LIBRARY.package)
+            calls.scored(_EXCHANGES.package)
             return maxsim(query, doc)
-        calls.left(_LIBRARY.package, "its backend", reason)
+        calls.left(_EXCHANGES.package, "its backend", reason)
         return original(query, doc)
 
     return maxsim_lik
@@ -77,7 +72,7 @@ def _of_backend(document_rank: int, original: Callable[..., Tensor]) -> Callable
 
 def _unfit(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int) -> str | None:
     own_documents = document_rank == 4 or score is maxsim_pairs
-    return why_unfit(Q, D, _LIBRARY.package, document_rank, own_documents)
+    return why_unfit(Q, D, _EXCHANGES.package, document_rank, own_documents)
 
 
 # ---- similarities that are not computed yet ----
@@ -99,7 +94,7 @@ def _einsum(equation: str, *operands: Tensor) -> Any:
         reason = _unfit(score, Q, D, document_rank) if _selected() else "another backend is selected"
         if reason is None:
             return _Similarities(equation, Q, D)
-        calls.left(_LIBRARY.package, "a loss or score_multi_vector", reason)
+        calls.left(_EXCHANGES.package, "a loss or score_multi_vector", reason)
     return torch.einsum(equation, *operands)
 
 
@@ -154,7 +149,7 @@ class _Similarities(_Deferred):
     def computed(self) -> Tensor:
         if self.tensor is None:
             reason = "an option that needs more of similarities than the sum of maxima"
-            calls.left(_LIBRARY.package, "a loss or score_multi_vector", reason)
+            calls.left(_EXCHANGES.package, "a loss or score_multi_vector", reason)
             self.tensor = torch.einsum(*self.operands)
         return self.tensor
 
@@ -214,7 +209,7 @@ class _Maxima(_Deferred):
         if (self.dim, dim) != (dims - 1, dims - 2):
             return self.computed().sum(dim)
         score, _ = _SCORED[equation]
-        calls.scored(_LIBRARY.package)
+        calls.scored(_EXCHANGES.package)
         return score(Q, D) if self.tau is None else _SMOOTH[score](Q, D, tau=self.tau)
 
 

@@ -19,30 +19,21 @@ from torch import Tensor
 from late_interaction._maxsim import maxsim_pairs
 from late_interaction.integrations._shared import calls, zero_padded
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, has_kernels, why_left
-from late_interaction.integrations._shared.exchange import Exchanges
 from late_interaction.integrations._shared.places import (
-    Library,
+    Patch,
     Place,
     attribute_of,
     calling,
     code_of,
-    patch_places,
 )
 
 __all__: list[str] = []
 
-_LIBRARY = Library("mteb", "mteb", "2.23 to 2.26")
-_EXCHANGES = Exchanges()
+_EXCHANGES = Patch("mteb", "mteb", "2.23 to 2.26", lambda: _PLACES)
 _MODULE = "mteb.similarity_functions"
 _WRAPPERS = "mteb.models.openai_wrappers"
 _JINA = "mteb.models.model_implementations.jina_models"
-
-
-unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
-
-
-def patch() -> str | None:
-    return patch_places(_LIBRARY, _PLACES, _EXCHANGES)
+patch, unpatch, places = _EXCHANGES.patch, _EXCHANGES.restore, _EXCHANGES.places
 
 
 # ---- what is put in place of mteb's functions ----
@@ -54,7 +45,7 @@ def _multi_vector(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(original)
     def score_multi_vector(self: Any, qs: Any, ps: Any, batch_size: int = 16) -> Tensor:
         place = torch.device(self.model.device)
-        scores = zero_padded.scores_by_batches(qs, ps, batch_size, _LIBRARY.package, place)
+        scores = zero_padded.scores_by_batches(qs, ps, batch_size, _EXCHANGES.package, place)
         name = f"{type(self).__name__}.score_multi_vector"
         return _or_own(name, scores, lambda: original(self, qs, ps, batch_size)).cpu().float()
 
@@ -62,23 +53,23 @@ def _multi_vector(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def max_sim(a: Any, b: Any, batch_size: int) -> Tensor:
-    scores = TURNED_OFF if disabled(_LIBRARY.package) else _grid(a, b)
+    scores = TURNED_OFF if disabled(_EXCHANGES.package) else _grid(a, b)
     return _or_own("max_sim", scores, lambda: _own("max_sim")(a, b, batch_size))
 
 
 def pairwise_max_sim(queries_embeddings: Any, documents_embeddings: Any) -> Tensor:
     queries, documents = queries_embeddings, documents_embeddings
-    scores = TURNED_OFF if disabled(_LIBRARY.package) else _pairs(queries, documents)
+    scores = TURNED_OFF if disabled(_EXCHANGES.package) else _pairs(queries, documents)
     return _or_own("pairwise_max_sim", scores, lambda: _own("pairwise_max_sim")(queries, documents))
 
 
 def max_sim_scores(query_embedding: Any, doc_embeddings: Any) -> list[float]:
     query, documents = query_embedding, [*doc_embeddings]
-    scores = TURNED_OFF if disabled(_LIBRARY.package) else _of_arrays(query, documents)
+    scores = TURNED_OFF if disabled(_EXCHANGES.package) else _of_arrays(query, documents)
     return _or_own("_max_sim_scores", scores, lambda: _own("_max_sim_scores", _WRAPPERS)(query, documents))
 
 
-_or_own = functools.partial(calls.scores_or_own, _LIBRARY.package)
+_or_own = functools.partial(calls.scores_or_own, _EXCHANGES.package)
 
 
 def _mteb() -> Any:

@@ -20,23 +20,16 @@ from torch import Tensor
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.compat import package_at_least, why_left, why_unfit
-from late_interaction.integrations._shared.exchange import Exchanges
-from late_interaction.integrations._shared.places import Library, Place, attribute_of, calling, patch_places
+from late_interaction.integrations._shared.places import Patch, Place, attribute_of, calling
 from late_interaction.xtr import xtr_scores
 
 __all__: list[str] = []
 
 _PACKAGE = "pylate"
-_LIBRARY = Library(_PACKAGE, "PyLate", "1.3.3 to 1.6")
-
-_EXCHANGES = Exchanges()
-places = _EXCHANGES.places
+_EXCHANGES = Patch(_PACKAGE, "PyLate", "1.3.3 to 1.6", lambda: _surface())
+patch, places = _EXCHANGES.patch, _EXCHANGES.places
 # What PyLate had under a name; empty while nothing is patched.
 _ORIGINAL: dict[str, Callable[..., Any]] = {}
-
-
-def patch() -> str | None:
-    return patch_places(_LIBRARY, _surface(), _EXCHANGES)
 
 
 def unpatch() -> None:

@@ -15,19 +15,16 @@ import torch
 from torch import Tensor
 
 from late_interaction.integrations._shared import calls, zero_padded
-from late_interaction.integrations._shared.exchange import Exchanges
 from late_interaction.integrations._shared.places import (
-    Library,
+    Patch,
     Place,
     attribute_of,
     module_exists,
-    patch_places,
 )
 
 __all__: list[str] = []
 
-_LIBRARY = Library("transformers", "Transformers", "4.57 to 5.24")
-_EXCHANGES = Exchanges()
+_EXCHANGES = Patch("transformers", "Transformers", "4.57 to 5.24", lambda: _places())
 
 # Its processors that score, by the modules that define them; not every release has all.
 _PROCESSORS = {
@@ -35,13 +32,7 @@ _PROCESSORS = {
     "transformers.models.colqwen2.processing_colqwen2": "ColQwen2Processor",
     "transformers.models.colmodernvbert.processing_colmodernvbert": "ColModernVBertProcessor",
 }
-
-
-unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
-
-
-def patch() -> str | None:
-    return patch_places(_LIBRARY, _places(), _EXCHANGES)
+patch, unpatch, places = _EXCHANGES.patch, _EXCHANGES.restore, _EXCHANGES.places
 
 
 def _places() -> list[Place]:
@@ -73,11 +64,11 @@ def _scoring(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         output_device: torch.device | str = "cpu",
     ) -> Tensor:
         scores = zero_padded.scores_by_batches(
-            query_embeddings, passage_embeddings, batch_size, _LIBRARY.package
+            query_embeddings, passage_embeddings, batch_size, _EXCHANGES.package
         )
         name = f"{type(self).__name__}.score_retrieval"
         arguments = (query_embeddings, passage_embeddings, batch_size, output_dtype, output_device)
-        found = calls.scores_or_own(_LIBRARY.package, name, scores, lambda: original(self, *arguments))
+        found = calls.scores_or_own(_EXCHANGES.package, name, scores, lambda: original(self, *arguments))
         return found.to(output_dtype or query_embeddings[0].dtype).to(output_device)
 
     return score_retrieval

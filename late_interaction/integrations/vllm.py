@@ -28,32 +28,23 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.packed import check_sequences
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, why_left
-from late_interaction.integrations._shared.exchange import Exchanges
 from late_interaction.integrations._shared.places import (
-    Library,
+    Patch,
     Place,
     attribute_of,
     code_of,
     module_exists,
-    patch_places,
 )
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 
 __all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets"]
 
-_LIBRARY = Library("vllm", "vLLM", "0.20 to 0.33")
-_EXCHANGES = Exchanges()
+_EXCHANGES = Patch("vllm", "vLLM", "0.20 to 0.33", lambda: _places())
 _KIND = attrgetter("dtype", "device", "layout")
 _MODULE, _NAME = "vllm.v1.pool.late_interaction", "compute_maxsim_score_batched"
 _OFFLINE, _PAIR = "vllm.entrypoints.pooling.scoring.utils", "compute_maxsim_score"
 _RUNNER, _SCORE = "vllm.v1.pool.late_interaction_runner", "LateInteractionRunner._score"
-
-
-unpatch, places = _EXCHANGES.restore, _EXCHANGES.places
-
-
-def patch() -> str | None:
-    return patch_places(_LIBRARY, _places(), _EXCHANGES)
+patch, unpatch, places = _EXCHANGES.patch, _EXCHANGES.restore, _EXCHANGES.places
 
 
 def compute_maxsim_score_offsets(
@@ -323,7 +314,7 @@ def score_pair(q_emb: Any, d_emb: Any) -> Tensor:
     return _or_own(_PAIR, scores, lambda: [_own(_OFFLINE, _PAIR)(q_emb, d_emb)])[0]
 
 
-_or_own = functools.partial(calls.scores_or_own, _LIBRARY.package)
+_or_own = functools.partial(calls.scores_or_own, _EXCHANGES.package)
 
 
 def _own(module: str, name: str) -> Callable[..., Any]:
@@ -332,7 +323,7 @@ def _own(module: str, name: str) -> Callable[..., Any]:
 
 def _scores_or_reason(queries: Any, documents: Any) -> list[Tensor] | str:
     """Score pairs, or say why the kernels do not take them. Of thousands little is asked of each."""
-    if disabled(_LIBRARY.package):
+    if disabled(_EXCHANGES.package):
         return TURNED_OFF
     if not len(queries) or len(queries) != len(documents):
         return "no pairs"
@@ -347,4 +338,4 @@ def _scores_or_reason(queries: Any, documents: Any) -> list[Tensor] | str:
         return "embeddings of other kinds, of float64, or empty"
     if torch.is_grad_enabled() and any(x.requires_grad for x in both):
         return "gradients"
-    return why_left(Q, Q, _LIBRARY.package) or _step_scores(queries, documents, lengths[: len(documents)])
+    return why_left(Q, Q, _EXCHANGES.package) or _step_scores(queries, documents, lengths[: len(documents)])

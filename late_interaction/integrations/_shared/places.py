@@ -1,4 +1,4 @@
-"""Where a patch goes: :func:`patch_places` tries every place of a library and says what it did not find."""
+"""Where a patch goes: :class:`Patch` tries every place of a library and says what it did not find."""
 
 import functools
 import importlib
@@ -6,47 +6,56 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from late_interaction.integrations._shared.compat import brief_cause, nothing_to_patch
 from late_interaction.integrations._shared.exchange import Exchanges
-
-
-class Library(NamedTuple):
-    package: str  # the distribution
-    name: str  # as its documentation writes it
-    releases: str  # those that the patch is tested with
-
 
 # A module, a name in it, and what patches that: it takes both, and says whether it found what it knows.
 Place = tuple[str, str, Callable[[Any, str], bool]]
 
 
-def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges) -> str | None:
-    """Patch every place that is there, and return what is to be said of those that are not.
+class Patch(Exchanges):
+    """The patch of a library.
 
-    Raises:
-        ImportError: none is; the message says why.
+    Args:
+        package: the distribution.
+        name: as its documentation writes it.
+        releases: those that the patch is tested with.
+        surface: returns the places of the installed release.
     """
-    missed: list[str] = []
-    causes: dict[str, Exception] = {}
-    for module, name, patch in places:
-        try:
-            found = patch(importlib.import_module(module), name)
-        except Exception as error:  # of whatever kind the packages that it needs raise
-            causes.setdefault(module, error)
-            found = False
-        if not found:
-            missed.append(f"{module}.{name}")
-    if not exchanges:
-        cause = next(iter(causes.values()), None)
-        raise nothing_to_patch(library.package, library.releases, cause) from cause
-    if not missed:
-        return None
-    reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
-    reasons += [f"it may have been refactored; {library.releases} are known"] * (not reasons)
-    own = library.name + ("' own" if library.name.endswith("s") else "'s own")
-    return f"did not find {', '.join(missed)}: whatever computes there stays {own}; {', '.join(reasons)}"
+
+    def __init__(
+        self, package: str, name: str, releases: str, surface: Callable[[], Sequence[Place]]
+    ) -> None:
+        super().__init__()
+        self.package, self._name, self._releases, self._surface = package, name, releases, surface
+
+    def patch(self) -> str | None:
+        """Patch every place that is there, and return what is to be said of those that are not.
+
+        Raises:
+            ImportError: none is; the message says why.
+        """
+        missed: list[str] = []
+        causes: dict[str, Exception] = {}
+        for module, name, patch in self._surface():
+            try:
+                found = patch(importlib.import_module(module), name)
+            except Exception as error:  # of whatever kind the packages that it needs raise
+                causes.setdefault(module, error)
+                found = False
+            if not found:
+                missed.append(f"{module}.{name}")
+        if not self:
+            cause = next(iter(causes.values()), None)
+            raise nothing_to_patch(self.package, self._releases, cause) from cause
+        if not missed:
+            return None
+        reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
+        reasons += [f"it may have been refactored; {self._releases} are known"] * (not reasons)
+        own = self._name + ("' own" if self._name.endswith("s") else "'s own")
+        return f"did not find {', '.join(missed)}: whatever computes there stays {own}; {', '.join(reasons)}"
 
 
 def module_exists(module: str) -> bool:

@@ -7,14 +7,16 @@ from types import FunctionType
 from typing import Any
 
 from late_interaction.integrations._shared import compat as _compat
-from late_interaction.integrations._shared.exchange import Exchanges
+from late_interaction.integrations._shared.places import Patch
 
 PACKAGE = "sentence-transformers"
 SIMILARITY = "sentence_transformers.util.similarity"
 COLBERT = "sentence_transformers.multi_vector_encoder.scoring.colbert"
 XTR = "sentence_transformers.multi_vector_encoder.scoring.xtr"
 
-EXCHANGES = Exchanges()
+EXCHANGES = Patch(
+    PACKAGE, "Sentence Transformers", "6.0 to 6.2", lambda: module(f"{__package__}._patch").SURFACE
+)
 
 
 def disabled() -> bool:

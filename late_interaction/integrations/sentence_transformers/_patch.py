@@ -9,12 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from late_interaction.integrations._shared.places import (
-    Library,
     Place,
     attribute_of,
     calling,
     code_of,
-    patch_places,
 )
 from late_interaction.integrations.sentence_transformers import (
     _chunks,
@@ -27,21 +25,15 @@ from late_interaction.integrations.sentence_transformers import (
 from late_interaction.integrations.sentence_transformers._originals import (
     COLBERT,
     EXCHANGES,
-    PACKAGE,
     SIMILARITY,
     XTR,
 )
 
-_LIBRARY = Library(PACKAGE, "Sentence Transformers", "6.0 to 6.2")
 _LOSSES = "sentence_transformers.multi_vector_encoder.losses"
 _EVALUATION = "sentence_transformers.multi_vector_encoder.evaluation"
 
 
-unpatch, places = EXCHANGES.restore, EXCHANGES.places
-
-
-def patch() -> str | None:
-    return patch_places(_LIBRARY, _SURFACE, EXCHANGES)
+patch, unpatch, places = EXCHANGES.patch, EXCHANGES.restore, EXCHANGES.places
 
 
 # ---- where they are put ----
@@ -52,7 +44,7 @@ def _code_of(function: Callable[..., Any]) -> Callable[[Any, str], bool]:
 
 
 _by_blocks = attribute_of(EXCHANGES, _losses.by_blocks, fits=_losses.namespace_fits)
-_SURFACE: list[Place] = [
+SURFACE: list[Place] = [
     (SIMILARITY, "maxsim", _code_of(_similarity.maxsim)),
     (SIMILARITY, "maxsim_pairwise", _code_of(_similarity.maxsim_pairwise)),
     (SIMILARITY, "_maxsim_score_documents", _code_of(_chunks.score_chunk)),
