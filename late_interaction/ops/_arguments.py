@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import scores_dtype
+
 MAX_TOKENS = 1 << 30  # csrc/common/tensors.h
 
 
@@ -43,6 +45,18 @@ def check_tensor(
 
 def _fit(shape: torch.Size, sizes: Sequence[int | None]) -> bool:
     return len(shape) == len(sizes) and all(b is None or a == b for a, b in zip(shape, sizes, strict=True))
+
+
+def check_sums(name: str, sums: Tensor | None, of: Tensor) -> None:
+    """On the CPU what the CUDA operators ask of sums that a gradient of ``of`` is added to."""
+    wanted = scores_dtype(of)
+    if sums is not None and not (
+        sums.numel() == of.numel() and sums.is_contiguous() and sums.dtype is wanted
+    ):
+        raise RuntimeError(
+            f"late_interaction: {name} must be contiguous, with {of.numel()} elements of {wanted},"
+            f" got {tuple(sums.shape)} of {sums.dtype} with strides {sums.stride()}"
+        )
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._checks.messages import no_double_backward
-from late_interaction._checks.tensors import check_no_forward_ad, scores_dtype
+from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._scoring.precision import AUTOCAST_PRECISION
 from late_interaction._torch import (
     DispatchKey,
@@ -145,18 +145,6 @@ def count_sequences(name: str, cu_seqlens: Tensor) -> int:
         cu_seqlens.dim() == 1, lambda: f"late_interaction: {name} must be 1-D, got {cu_seqlens.dim()} dims"
     )
     return cu_seqlens.shape[0] - 1
-
-
-def check_sums(name: str, sums: Tensor | None, of: Tensor) -> None:
-    """On the CPU what the CUDA operators ask of sums that a gradient of ``of`` is added to."""
-    wanted = scores_dtype(of)
-    if sums is not None and not (
-        sums.numel() == of.numel() and sums.is_contiguous() and sums.dtype is wanted
-    ):
-        raise RuntimeError(
-            f"late_interaction: {name} must be contiguous, with {of.numel()} elements of {wanted},"
-            f" got {tuple(sums.shape)} of {sums.dtype} with strides {sums.stride()}"
-        )
 
 
 def fake_gradient(x: Tensor, needed: bool) -> Tensor:

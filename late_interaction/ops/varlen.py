@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import scores_dtype
+from late_interaction.ops._arguments import check_sums
 from late_interaction.ops._functions import register_packed
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
-    check_sums,
     count_sequences,
     fake_nothing,
     register_helper,

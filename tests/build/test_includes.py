@@ -177,8 +177,8 @@ def is_module(name: str) -> bool:
 
 
 CALLERS = (
-    *("_maxsim", "_contrastive", "_scoring.fast_path", "_scoring.traced", "_scoring.packed_call"),
-    *("_scoring.codes", "_scoring.quantized", "_scoring.residual", "_scoring.sequences"),
+    *("_maxsim", "_contrastive", "_scoring.fast_path", "_scoring.traced"),
+    *("_scoring.codes", "_scoring.quantized", "_scoring.sequences"),
     *("_search.stream", "_search.equal_plans", "_search.selection", "_search.exchange"),
     *("_search.group_search", "_search.topk_state"),
 )

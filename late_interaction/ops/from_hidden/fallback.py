@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import FLOATS
-from late_interaction.ops._arguments import MAX_TOKENS, check_tensor
+from late_interaction.ops._arguments import MAX_TOKENS, check_sums, check_tensor
 from late_interaction.ops._library import operators
-from late_interaction.ops._registration import check_sums
 from late_interaction.ops.winners import widen, winner_dtype
 
 _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
