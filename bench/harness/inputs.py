@@ -8,8 +8,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from bench.harness.shape import Shape, itemsize
-from late_interaction._doctor.timing import sets_of_bytes
+from bench.harness.shape import Shape
 
 UNIFORM = "uniform"
 SKEWED = "skewed"  # the winner's index is Ld * u^4: the hottest token wins Ld^(3/4) times the mean
@@ -97,10 +96,6 @@ def draw(shape: Shape, device: torch.device, dtype: torch.dtype, winners: str | 
     if winners == SKEWED:
         Q, D = _skew(Q, D, shape.Ld)
     return Inputs(Q, D, torch.randn(shape.scores_shape, device=device, dtype=torch.float32))
-
-
-def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit: int = 64) -> int:
-    return sets_of_bytes(shape.input_bytes(itemsize(dtype)), cache_bytes, limit)
 
 
 def draw_packed(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from bench.harness.ceilings import reached
-from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
+from bench.harness.inputs import Inputs, draw
 from bench.harness.library import OURS, Implementation, UnsupportedError, training_step
 from bench.harness.parity import GRADIENTS, SCORES, worst_error
 from bench.harness.results import Results, Row, new_row
@@ -25,6 +25,7 @@ from late_interaction._doctor.timing import (
     gpu_time,
     peak_mib,
     release,
+    sets_of_bytes,
     time_interleaved,
     time_limit,
     wall_time,
@@ -211,7 +212,7 @@ class Bench:
         dtype, floor = dtype or self.settings.dtype, self.settings.floor_us(self.shape, op) or 0.0
         count = 1
         if floor < ROTATE_BELOW_US:
-            count = sets_to_beat_cache(self.shape, dtype, self.settings.cache_bytes)
+            count = sets_of_bytes(self.shape.input_bytes(itemsize(dtype)), self.settings.cache_bytes)
         return [draw(self.shape, self.settings.device, dtype, winners) for _ in range(count)]
 
     def forward(

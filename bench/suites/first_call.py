@@ -9,68 +9,33 @@ holds the time that a disk takes; but for empty caches each is the median of SAM
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import replace
 
 import torch
 
-from bench.harness.inputs import draw
-from bench.harness.library import Implementation, training_step
 from bench.harness.measuring import Bench
-from bench.harness.named_shapes import FORWARD, TRAINING
 from bench.harness.results import ROOT, Row
 from bench.peers.implementations import KEYS, Compiled, Flash, Lik
+from bench.suites.first_call_process import IMPORT, OPS, TINY
 from late_interaction._doctor.text import error_text
-from late_interaction._doctor.timing import sync
 
-OPS = {
-    "fwd": next(s for s in FORWARD if s.name == "text-short"),
-    "fwd+bwd": next(s for s in TRAINING if s.name == "train-32"),
-}
-TINY = {op: replace(shape, Nq=min(shape.Nq, 2), Nd=3, Ld=16) for op, shape in OPS.items()}
 COLD, WARM = "cold", "warm"
 SAMPLES = 3
-IMPORT = "import"  # in place of an op: import the library and call nothing
 
 Times = dict[str, float]
-
-
-def child(key: str, op: str, device: torch.device, tiny: bool) -> Times:
-    """Milliseconds of the import and of the first call, in this process."""
-    shape = (TINY if tiny else OPS)["fwd" if op == IMPORT else op]
-    x = draw(shape, device, torch.bfloat16)
-    x.require_grad()
-    # PyTorch's own first backward imports modules for a second, which is not the library's time.
-    torch.autograd.grad(2 * x.Q, x.Q, x.Q.detach())
-    sync(device)
-
-    clock = time.perf_counter
-    start = clock()
-    impl: Implementation = KEYS[key]()
-    imported = clock()
-    if op == "fwd":
-        impl.score(shape, None, train=False)(x.Q.detach(), x.D.detach())
-    elif op != IMPORT:
-        training_step(impl.score(shape, impl.backwards[0], train=True), *x.step)()
-    sync(device)
-    return {"import_ms": 1e3 * (imported - start), "call_ms": 1e3 * (clock() - imported)}
 
 
 def _run_child(b: Bench, key: str, op: str, cache: str) -> Times:
     words = [key, op, "--device", b.settings.device.type, *(["--tiny"] if b.shape in TINY.values() else [])]
     env = {**os.environ, "TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
-    run = subprocess.run(
-        [sys.executable, "-m", "bench.suites.first_call", *words], cwd=ROOT, env=env, capture_output=True,
-        text=True,
-        timeout=3 * b.settings.limit_s, check=False,
-    )  # fmt: skip
+    program = [sys.executable, "-m", "bench.suites.first_call_process", *words]
+    limit = 3 * b.settings.limit_s
+    run = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit, check=False)
     if run.returncode != 0:
         raise RuntimeError(run.stderr.strip().splitlines()[-1] if run.stderr.strip() else "no output")
     times: Times = json.loads(run.stdout.strip().splitlines()[-1])
@@ -110,13 +75,3 @@ def measure(b: Bench) -> list[Row]:
         with tempfile.TemporaryDirectory() as cache:
             rows += _rows(b, key, op, cache)
     return rows
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("key", choices=list(KEYS))
-    parser.add_argument("op", choices=[*OPS, IMPORT])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    args = parser.parse_args()
-    print(json.dumps(child(args.key, args.op, torch.device(args.device), args.tiny)))

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from bench.harness import results, run_header
-from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
+from bench.harness.inputs import Inputs, draw
 from bench.harness.library import COMPILED, OURS, Implementation
 from bench.harness.parity import reference_scores
 from bench.harness.results import Row, new_row, size_of
@@ -39,6 +39,7 @@ from late_interaction._doctor.timing import (
     Effort,
     by_one_clock,
     gpu_time,
+    sets_of_bytes,
     time_interleaved,
     time_limit,
     wall_time,
@@ -79,7 +80,7 @@ def run_shape(
     """A row for each implementation, ours first."""
     on_gpu = device.type == "cuda"
     cache = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
-    count = sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32)
+    count = sets_of_bytes(shape.input_bytes(2), cache, limit=32)
     sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
     rows: list[Row] = []
     calls: dict[str, list[Call]] = {}

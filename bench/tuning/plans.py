@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bench.harness import results, run_header
-from bench.harness.inputs import Inputs, draw, quantize, sets_to_beat_cache
+from bench.harness.inputs import Inputs, draw, quantize
 from bench.harness.library import OURS
 from bench.harness.results import Row, new_row
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
@@ -33,7 +33,7 @@ from bench.tuning.plan_regret import H200, MASKED, OTHERS, PLAIN, SUITE, VARIANT
 from bench.tuning.random_shapes import draw_shapes
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text
-from late_interaction._doctor.timing import QUICK, Call, wall_time
+from late_interaction._doctor.timing import QUICK, Call, sets_of_bytes, wall_time
 
 COPIES = "copies"  # the plan for codes that no kernel multiplies
 CODES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
@@ -173,7 +173,7 @@ def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Cloc
     if plans == [COPIES]:
         row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=variant_name, plan=COPIES)
         return {**row, "skipped": "no kernel multiplies such codes: float32 copies are scored"}
-    count = sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32)
+    count = sets_of_bytes(shape.input_bytes(2), cache, limit=32)
     sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
     mask = None
     if variant.masked:

@@ -17,7 +17,7 @@ from bench.harness import results
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 PACKAGES = ("harness", "peers", "tuning", "suites", "report")  # each may import those before it
-INTERNAL = {"bench.suites.first_call"}  # a process that the suite of first calls starts
+INTERNAL = {"bench.suites.first_call_process"}  # a process that the suite of first calls starts
 
 PATTERNS = (
     "*.md", "Makefile", "docs/*.md", "bench/**/*.md", "bench/**/*.py", "bench/**/*.cu", "tools/*.py",
