@@ -15,9 +15,9 @@ import gc
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bench import rules
 from bench.harness import results, run_header
@@ -39,14 +39,19 @@ from bench.tuning import (
 Arguments = Callable[[argparse.ArgumentParser], None]
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     about: str  # what it does
     cost: str  # how long it takes, and what it needs
     add_arguments: Arguments
     run: Callable[[argparse.Namespace], int]
     details: str | None = None  # the text of its --help
     epilog: str | None = None
+
+
+def _of(module: Any, cost: str, epilog: str | None = None) -> Command:
+    """The command that a module is, whose text is that of --help and its first line what it does."""
+    about = module.__doc__.partition("\n")[0].rstrip(".")
+    return Command(about, cost, module.add_arguments, module.run, module.__doc__, epilog)
 
 
 def _report_arguments(p: argparse.ArgumentParser) -> None:
@@ -61,87 +66,31 @@ def _report(name: str) -> Callable[[argparse.Namespace], int]:
 
 # Times are of one H200; compiling the Triton peers' kernels takes most of them.
 COMMANDS: dict[str, Command] = {
-    "run": Command(
-        "time the suites: forward, training, varlen, PLAID, ... beside the peers that are installed",
-        "half an hour on a GPU; a few minutes on a CPU, where the CPU suite runs",
-        run.add_arguments, run.run, run.__doc__, run.LISTS,
-    ),
-    "sweep": Command(
-        "time the bf16 forward on 300 random shapes beside the peers, and list where it loses",
-        "7 minutes with the peers; needs a GPU", sweep.add_arguments, sweep.run, sweep.__doc__,
-    ),
-    "plans": Command(
-        "time every plan that the planner could choose, and say what its choices cost",
-        "3 minutes; needs a GPU", plans.add_arguments, plans.run, plans.__doc__,
-    ),
-    "st": Command(
-        "time Sentence Transformers' losses and retrieval evaluation with and without the patch",
-        "ten minutes on a GPU, two on a CPU; needs sentence-transformers",
-        sentence_transformers.add_arguments, sentence_transformers.run, sentence_transformers.__doc__,
-    ),
+    "run": _of(run, "half an hour on a GPU; a few minutes on a CPU, where the CPU suite runs", run.LISTS),
+    "sweep": _of(sweep, "7 minutes with the peers; needs a GPU"),
+    "plans": _of(plans, "3 minutes; needs a GPU"),
+    "st": _of(sentence_transformers, "ten minutes on a GPU, two on a CPU; needs sentence-transformers"),
     "merge": Command(
-        "merge the files of `run --out` into the records of bench/results", "a second; needs no GPU",
+        "Merge the files of `run --out` into the records of bench/results", "a second; needs no GPU",
         results.add_arguments, lambda args: results.merge(args, rules.broken_rules), results.merge.__doc__,
     ),
-    "end-to-end": Command(
-        "time training steps of three recipes, encoder included, with each library's MaxSim in the loss",
-        "4 minutes; needs a GPU, transformers and peft",
-        end_to_end.add_arguments, end_to_end.run, end_to_end.__doc__,
-    ),
-    "ncu": Command(
-        "run a few forwards for Nsight Compute, or read the profile that it wrote",
-        "a minute; needs a GPU and ncu", ncu.add_arguments, ncu.run, ncu.__doc__,
-    ),
-    "engines": Command(
-        "build, search and rate the indexes of other engines beside exact searches, on real text",
-        "half an hour for 10,000 documents on two cores; needs requirements/engines.txt",
-        engines.add_arguments, engines.run, engines.__doc__,
-    ),
-    "first-pass": Command(
-        "time first passes over 1-bit and 4-bit codes beside exact scores, and count what they find",
-        "seconds; a minute with --demo, which needs what `make demo` needs",
-        first_pass.add_arguments, first_pass.run, first_pass.__doc__,
-    ),
-    "muvera": Command(
-        "count what MUVERA's encodings find beside an exact search, and time how they are made",
-        "two minutes; a minute with --demo, which needs what `make demo` needs",
-        muvera.add_arguments, muvera.run, muvera.__doc__,
-    ),
-    "pooling": Command(
-        "time Ward and k-means pooling of documents, beside scipy's clustering where it is installed",
-        "seconds on a GPU; a minute on a CPU with --documents 50",
-        pooling.add_arguments, pooling.run, pooling.__doc__,
-    ),
-    "shards": Command(
-        "time a search by the processes of torchrun, a shard each, beside one process with all documents",
-        "a minute; one GPU a process", shards.add_arguments, shards.run, shards.__doc__,
-    ),
-    "weak-scaling": Command(
-        "time a contrastive step by the processes of torchrun, a share of the batch each, beside one process",
-        "a minute; one GPU a process",
-        weak_scaling.add_arguments, weak_scaling.run, weak_scaling.__doc__,
-    ),
-    "single-vectors": Command(
-        "time a contrastive step of single vectors by the processes of torchrun, beside cuBLAS' own rate",
-        "two minutes; one GPU a process",
-        single_vectors.add_arguments, single_vectors.run, single_vectors.__doc__,
-    ),
-    "stream-layers": Command(
-        "time training steps of a decoder whose layers stream, and count their memory, beside checkpoints",
-        "a minute; needs a GPU, transformers and, for adapters, peft",
-        streaming.add_arguments, streaming.run, streaming.__doc__,
-    ),
-    "vllm-step": Command(
-        "time the scoring of a step of vLLM's server, by its own kernel and with the patch",
-        "a minute; needs a GPU, triton and the files of a wheel of vLLM",
-        vllm_step.add_arguments, vllm_step.run, vllm_step.__doc__,
-    ),
+    "end-to-end": _of(end_to_end, "4 minutes; needs a GPU, transformers and peft"),
+    "ncu": _of(ncu, "a minute; needs a GPU and ncu"),
+    "engines": _of(engines, "half an hour for 10,000 documents on two cores; needs requirements/engines.txt"),
+    "first-pass": _of(first_pass, "seconds; a minute with --demo, which needs what `make demo` needs"),
+    "muvera": _of(muvera, "two minutes; a minute with --demo, which needs what `make demo` needs"),
+    "pooling": _of(pooling, "seconds on a GPU; a minute on a CPU with --documents 50"),
+    "shards": _of(shards, "a minute; one GPU a process"),
+    "weak-scaling": _of(weak_scaling, "a minute; one GPU a process"),
+    "single-vectors": _of(single_vectors, "two minutes; one GPU a process"),
+    "stream-layers": _of(streaming, "a minute; needs a GPU, transformers and, for adapters, peft"),
+    "vllm-step": _of(vllm_step, "a minute; needs a GPU, triton and the files of a wheel of vLLM"),
     "report": Command(
-        "write the plots, README.md and docs/{architecture,doctor,large_batches}.md and docs/benchmarks/*.md",
+        "Write the plots, README.md and docs/{architecture,doctor,large_batches}.md and docs/benchmarks/*.md",
         "seconds; needs pandas, tabulate and, for the plots, matplotlib", _report_arguments, _report("write"),
     ),
     "check": Command(
-        "fail if a page differs from the records, or a record breaks the rules of bench/rules.py",
+        "Fail if a page differs from the records, or a record breaks the rules of bench/rules.py",
         "seconds; needs pandas and tabulate", _report_arguments, _report("check"),
     ),
 }  # fmt: skip
@@ -162,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        details = command.details or f"{command.about[0].upper()}{command.about[1:]}."
+        details = command.details or f"{command.about}."
         command.add_arguments(commands.add_parser(
             name, description=f"{details.strip()}\n\n{command.cost[0].upper()}{command.cost[1:]}.",
             epilog=command.epilog, formatter_class=raw,

@@ -77,8 +77,7 @@ def _products(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
     of a score and takes a hundredth of the time."""
     if Q.is_cuda and Q.element_size() == 2:
         mm: Any = torch.mm
-        out: torch.Tensor = mm(Q, D.T, out_dtype=torch.float32)
-        return out
+        return mm(Q, D.T, out_dtype=torch.float32)
     return Q.double() @ D.double().T
 
 

@@ -37,8 +37,7 @@ class Implementation:
     name: str
     backwards: tuple[str | None, ...] = (None,)  # gradient strategies; each is measured
     builds_similarities = False  # allocates [Nq, Nd, Lq, Ld]
-    rounds_similarities = False  # rounds them to the input dtype
-    halves_fp32 = False  # multiplies fp32 inputs in 16 bits without being asked
+    rounds_similarities = False  # to the input dtype, so that another token may win
 
     def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
         """A function (Q, D) -> scores; differentiable if `train`."""
@@ -48,20 +47,13 @@ class Implementation:
         """A function that computes both gradients from inputs.winners."""
         raise UnsupportedError(f"{self.name} has no backward of its own")
 
-    def moves_winners(self, dtype: torch.dtype) -> bool:
-        """Whether rounding before the max may make another token win."""
-        return self.rounds_similarities or (self.halves_fp32 and dtype == torch.float32)
-
     def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
         """Winners [Nq, Nd, Lq], or None from an implementation that does not return them."""
         return None
 
-    def retune(self) -> None:
-        """Forgets tuning results, so that the next shape is tuned for."""
-
 
 def training_step(
-    score: Callable[..., torch.Tensor], leaves: tuple[torch.Tensor, ...], grad: torch.Tensor
+    score: Callable[..., torch.Tensor], leaves: tuple[torch.Tensor, ...], grad: torch.Tensor | None
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
     """A function that returns the scores and the gradients of the leaves, which the scores are of."""
 

@@ -49,8 +49,6 @@ class Settings:
     effort: Effort
     ceilings: Ceilings
     limit_s: float  # for the first calls of one implementation on one shape: compilation and tuning
-    retune: bool = False
-    compile_all: bool = False
     compiles: bool = True  # measure our training step with torch.compile
     gave_up: set[tuple[object, ...]] = field(default_factory=set)
     # Batch and seconds of the last step of each kind, from which the time at a larger batch follows.

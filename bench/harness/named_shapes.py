@@ -51,14 +51,11 @@ SHORT = (
     *(Shape(f"short-{Ld}", 128, 1024, 32, Ld) for Ld in (1, 4, 8, 9, 16, 17, 24, 32, 33, 40, 48, 56, 57, 64)),
 )
 
-# Shapes of FORWARD by what bounds them; the variants, fp32 and quantized suites use some of these.
-COMPUTE_BOUND = (
-    "train-128", "train-256", "colpali-128", "colpali-lq128", "longq-64", "rerank-lq1024", "d768",
-)  # fmt: skip
-READ_BOUND = (
-    "text-long", "corpus-10k", "very-long", "edge-d48", "edge-d64", "large-d512", "kd-256x16",
-)  # fmt: skip
-VARIANTS = (*COMPUTE_BOUND, "text-long", "corpus-10k")
+# Shapes of FORWARD of other suites.
+VARIANTS = (
+    *("train-128", "train-256", "colpali-128", "colpali-lq128", "longq-64", "rerank-lq1024", "d768"),
+    *("text-long", "corpus-10k"),
+)
 FP32 = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "d768", "text-long")
 QUANTIZED = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "text-long", "corpus-10k")
 

@@ -54,8 +54,7 @@ def orthogonal_parts(d: int, count: int, device: torch.device) -> tuple[torch.Te
 
 def units(part: torch.Tensor, rows: int) -> torch.Tensor:
     """Random unit rows in a part of the space."""
-    out: torch.Tensor = F.normalize(torch.randn(rows, len(part), device=part.device), dim=-1) @ part
-    return out
+    return F.normalize(torch.randn(rows, len(part), device=part.device), dim=-1) @ part
 
 
 def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Planted:

@@ -6,7 +6,8 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +39,9 @@ class Here:
         self.sync()
 
 
-def joined(kind: str) -> Here:
-    """The processes that torchrun started, or this one alone."""
+@contextmanager
+def joined(kind: str) -> Iterator[Here]:
+    """In this context the processes that torchrun started, or this one alone, are a group."""
     if "RANK" not in os.environ:
         os.environ.update(
             MASTER_ADDR="127.0.0.1", MASTER_PORT="29541", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0"
@@ -49,7 +51,10 @@ def joined(kind: str) -> Here:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Here(dist.get_rank(), dist.get_world_size(), device)
+    try:
+        yield Here(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
 
 
 def seconds(here: Here, call: Callable[[], object], rounds: int, together: bool = True) -> float:

@@ -108,8 +108,7 @@ class Results:
 
 
 def read(path: Path) -> list[Row]:
-    rows: list[Row] = json.loads(path.read_text())
-    return rows
+    return json.loads(path.read_text())
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
@@ -125,11 +124,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def has_own_form(path: Path) -> bool:
-    """Whether a record does not consist of rows with KEYS."""
-    return path.name.startswith(tuple(f"{name}-" for name in OTHER_RECORDS))
 
 
 def of_a_cpu(path: Path) -> bool:
@@ -176,7 +170,6 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--out", type=Path, default=DIRECTORY, help="the folder of records; default: bench/results"
     )
-    p.add_argument("--fresh", action="store_true", help="start anew instead of from the records there")
 
 
 def merge(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list[str]]) -> int:
@@ -191,7 +184,7 @@ def merge(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list
     try:
         for part in map(read, args.parts):
             path = args.out / record_of(part)
-            before = done.get(path) or (read(path) if path.exists() and not args.fresh else [])
+            before = done.get(path) or (read(path) if path.exists() else [])
             done[path] = replaced(before, part)
     except (OSError, ValueError) as error:
         kind = "" if isinstance(error, IncompleteError) else f"{type(error).__name__}: "

@@ -88,6 +88,14 @@ def new_header(
     }
 
 
+def add_table_arguments(p: argparse.ArgumentParser, **sizes: int) -> None:
+    """The options of a command that prints tables: the device, sizes with their defaults, and a file."""
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    for name, default in sizes.items():
+        p.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default: {default}")
+    p.add_argument("--out", type=Path, help="a file that the tables are appended to")
+
+
 def keep_text(
     text: str, path: Path | None, device: torch.device, arguments: Sequence[str], program: str = "python"
 ) -> None:

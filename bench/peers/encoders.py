@@ -142,8 +142,7 @@ class _PageModule(torch.nn.Module):
         self.options = options
 
     def forward(self, inputs: Inputs) -> torch.Tensor:
-        out: torch.Tensor = self.model(**inputs, **self.options).embeddings
-        return out
+        return self.model(**inputs, **self.options).embeddings
 
 
 @contextmanager
@@ -165,8 +164,7 @@ def _frozen_dtype(device: torch.device) -> torch.dtype:
 def _with_lora(model: torch.nn.Module, modules: str) -> torch.nn.Module:
     """The model with adapters on the modules whose whole name matches; they alone are trained, in float32."""
     peft: Any = importlib.import_module("peft")
-    adapted: torch.nn.Module = peft.get_peft_model(model, peft.LoraConfig(**LORA, target_modules=modules))
-    return adapted
+    return peft.get_peft_model(model, peft.LoraConfig(**LORA, target_modules=modules))
 
 
 def _checkpoint(model: Any) -> None:

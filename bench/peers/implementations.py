@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 
 import torch
@@ -27,7 +26,6 @@ class Ours(Implementation):
         return lambda Q, D: f(Q, D, backward=backward)
 
     def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
-        assert inputs.winners is not None
         op = torch.ops.late_interaction.maxsim_backward
         narrow = shape.Ld <= 65534  # winners are stored as unsigned 16-bit indices, in an int16 tensor
         winners = inputs.winners.to(torch.int16 if narrow else torch.int32).contiguous()
@@ -42,8 +40,7 @@ class Ours(Implementation):
 
     def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
         D = inputs.D.unsqueeze(1) if shape.layout == PAIRS else inputs.D
-        found: torch.Tensor = self.lib.maxsim_with_winners(inputs.Q.detach(), D.detach())[1]
-        return found
+        return self.lib.maxsim_with_winners(inputs.Q.detach(), D.detach())[1]
 
 
 class Lik(Implementation):
@@ -51,7 +48,6 @@ class Lik(Implementation):
 
     name = LIK
     backwards = ("lowmem", "unified")
-    halves_fp32 = True
     chunk = 128  # query tokens of a launch: its maxsim splits queries of more than 512 tokens
 
     def __init__(self) -> None:
@@ -65,7 +61,6 @@ class Lik(Implementation):
         return lambda Q, D: f(Q, D, backward=backward)
 
     def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
-        assert inputs.winners is not None
         f = getattr(self.backward_module, f"maxsim_backward_{backward}")
         Nq, Nd, Lq, d = shape.Nq, shape.Nd, shape.Lq, shape.d
         Q = inputs.Q
@@ -95,15 +90,11 @@ class Lik(Implementation):
 
         return run
 
-    def retune(self) -> None:
-        _forget_triton_tuning("late_interaction_kernels")
-
 
 class Flash(Implementation):
     """flash-maxsim. Its training call takes [Nq, K, Ld, d] for KD; pairs are K = 1."""
 
     name = FLASH
-    halves_fp32 = True
 
     def __init__(self) -> None:
         self.lib = importlib.import_module("flash_maxsim")
@@ -123,9 +114,6 @@ class Flash(Implementation):
             return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=True)
         # 0.3.0 also splits long queries that have their own documents, and then fails.
         return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=False, query_chunk_size=None)
-
-    def retune(self) -> None:
-        _forget_triton_tuning("flash_maxsim")
 
 
 def similarity_einsum(layout: str) -> str:
@@ -153,17 +141,6 @@ class Compiled(Implementation):
         torch.compiler.reset()
         f = torch.compile(einsum_maxsim, dynamic=False, fullgraph=True)
         return lambda Q, D: f(Q, D, shape.layout)
-
-
-def _forget_triton_tuning(package: str) -> None:
-    """Clears the tuning results of every kernel of `package` in memory, and keeps them off the disk. Compiled
-    kernels stay, so tuning again costs timing runs, but no compilation."""
-    for name, module in list(sys.modules.items()):
-        if name == package or name.startswith(package + "."):
-            for kernel in vars(module).values():
-                if type(kernel).__name__ == "Autotuner":
-                    kernel.cache.clear()
-                    kernel.cache_results = False
 
 
 # What --impl takes.

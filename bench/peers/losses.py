@@ -51,8 +51,7 @@ def _ours(shape: BatchShape, **options: float) -> Loss:
     def run(x: Batch) -> torch.Tensor:
         packs = x.cu_q is not None
         q, d = (li.Tokens.packed(x.Q, x.cu_q), li.Tokens.packed(x.D, x.cu_d)) if packs else (x.Q, x.D)
-        out: torch.Tensor = li.losses.contrastive(q, d, temperature=TEMPERATURE, **options)
-        return out
+        return li.losses.contrastive(q, d, temperature=TEMPERATURE, **options)
 
     return run
 
@@ -97,8 +96,7 @@ def _inf_cl(shape: BatchShape) -> Loss:
 
     def run(x: Batch) -> torch.Tensor:
         rows = loss(x.Q.squeeze(1), x.D.squeeze(1), scale=1 / TEMPERATURE, head_dim=min(256, shape.d))
-        mean: torch.Tensor = rows.mean()
-        return mean
+        return rows.mean()
 
     return run
 

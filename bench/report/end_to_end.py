@@ -22,8 +22,7 @@ Steps = tuple[list[Row], list[Row]]  # headers and rows
 
 
 def values_of(row: Row, variant: str) -> Row:
-    found: Row = row["variants"].get(variant, {})
-    return found
+    return row["variants"].get(variant, {})
 
 
 def _seconds(value: float) -> str:

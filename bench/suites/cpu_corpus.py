@@ -22,6 +22,7 @@ from bench.harness.measuring import Bench
 from bench.harness.parity import SCORES
 from bench.harness.results import Row
 from bench.suites.cpu import CPU, rounds_of, time_interleaved
+from bench.tuning.engines import lance_table, qdrant_client
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import Call
@@ -53,16 +54,7 @@ def _corpus(documents: Documents, dtype: torch.dtype, folder: str) -> Any:
 
 def _qdrant(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
     """Local mode, in memory."""
-    lib = importlib.import_module("qdrant_client")
-    models = lib.models
-    client = lib.QdrantClient(":memory:")
-    multivector = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-    vectors = models.VectorParams(
-        size=Q.shape[1], distance=models.Distance.DOT, multivector_config=multivector
-    )
-    client.create_collection("documents", vectors_config=vectors)
-    points = [models.PointStruct(id=i, vector=x.tolist()) for i, x in enumerate(documents)]
-    client.upsert("documents", points)
+    client = qdrant_client(documents, location=":memory:")
     query = Q.tolist()
 
     def search() -> Found:
@@ -74,10 +66,7 @@ def _qdrant(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
 
 def _lancedb(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
     """A table without an index, on disk. Its distances are of cosines, one a query token, added up."""
-    lib, pa = importlib.import_module("lancedb"), importlib.import_module("pyarrow")
-    vectors = pa.array([x.tolist() for x in documents], pa.list_(pa.list_(pa.float32(), Q.shape[1])))
-    data = pa.table({"id": list(range(len(documents))), "vector": vectors})
-    table = lib.connect(folder).create_table("documents", data)
+    table = lance_table(documents, folder)
     query = Q.numpy()
 
     def search() -> Found:

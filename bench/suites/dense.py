@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
 import torch
 
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM, Inputs, draw_winners
-from bench.harness.library import EINSUM, OURS, Implementation, UnsupportedError, training_step
-from bench.harness.measuring import Bench, Tensors, Timed, check_gradients, function, measure_one_by_one
+from bench.harness.library import EINSUM, OURS, Implementation, Score, UnsupportedError
+from bench.harness.measuring import Bench, Timed, function, measure_one_by_one
 from bench.harness.parity import (
     GRADIENTS,
-    SCORES,
     Reference,
     misplaced_winners,
     reference_gradients,
@@ -21,7 +20,7 @@ from bench.harness.parity import (
 )  # fmt: skip
 from bench.harness.planted import known_step
 from bench.harness.results import Row
-from bench.harness.shape import IN_BATCH, itemsize
+from bench.harness.shape import IN_BATCH, Shape, itemsize
 from bench.peers.implementations import Compiled, similarity_einsum
 from late_interaction._doctor.ceilings import float32_products
 from late_interaction._doctor.timing import Call
@@ -45,63 +44,54 @@ def measure(b: Bench, op: str, winners: Sequence[str | None] = (None,)) -> list[
 def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
     settings, shape = b.settings, b.shape
     sets = b.sets(op=op, winners=kind if op == "fwd+bwd" else None)
-    first, known, ref = sets[0], None, None
+    first, tokens, steps = sets[0], [x.tokens for x in sets], [x.step for x in sets]
     if op == "bwd":
         for x in sets:
             x.winners = draw_winners(shape, kind or UNIFORM, settings.device)
-        assert first.winners is not None
-        wanted: Tensors = reference_gradients(shape, first.Q, first.D, first.grad_scores, first.winners)
+        wanted = reference_gradients(shape, *first.tokens, first.grad_scores, first.winners)
     else:
-        ref = Reference(*reference_scores(shape, first.Q, first.D))
-        wanted = [ref.scores]
-    if op == "fwd+bwd":
-        known = known_step(shape, first.grad_scores, settings.dtype)
-        for x in sets:
-            x.require_grad()
+        ref = Reference(*reference_scores(shape, *first.tokens))
+    known = known_step(shape, first.grad_scores, settings.dtype) if op == "fwd+bwd" else None
     for impl in settings.implementations:
-        if isinstance(impl, Compiled) and not (shape.compiled or settings.compile_all):
+        if isinstance(impl, Compiled) and not shape.compiled:
             continue
-        if op == "bwd" and type(impl).backward is Implementation.backward:
-            continue
-        if settings.retune:
-            impl.retune()
         for strategy in impl.backwards if op != "fwd" else (None,):
-            row = b.row(impl.name, op, winners=kind, backward=strategy, input_sets=len(sets))
-            score = cache(partial(impl.score, shape, strategy, op != "fwd"))
-            check = _checked(b, impl, score, known, first, ref) if known else None
-            calls = partial(_calls, b, impl, op, strategy, score, sets)
-            yield Timed(row, calls, wanted, check, tolerance=GRADIENTS if op == "bwd" else SCORES)
+            score = cache(partial(_score, b, impl, strategy, op != "fwd"))
+            more: dict[str, Any] = {"winners": kind, "backward": strategy}
+            if op == "fwd":
+                yield b.forward(impl.name, None, score, tokens, ref.scores, **more)
+            elif known:
+                timed = b.step(impl.name, None, score, steps, ref.scores, known, **more)
+                timed.check = _with_winners(b, impl, first, ref, timed.check)
+                yield timed
+            elif type(impl).backward is not Implementation.backward:
+                calls = partial(_backwards, shape, impl, strategy, sets)
+                row = b.row(impl.name, op, input_sets=len(sets), **more)
+                yield Timed(row, calls, wanted, tolerance=GRADIENTS)
 
 
-def _calls(
-    b: Bench, impl: Implementation, op: str, strategy: str | None, score: Callable[[], Any],
-    sets: list[Inputs],
-) -> Sequence[Call]:  # fmt: skip
+def _score(b: Bench, impl: Implementation, strategy: str | None, train: bool) -> Score:
     size = b.shape.similarities * itemsize(b.settings.dtype)
     if impl.builds_similarities and size > MAX_SIMILARITY_BYTES:
         raise UnsupportedError(f"the similarity tensor alone takes {size / 1e9:.0f} GB")
-    if op == "bwd":
-        return [impl.backward(b.shape, strategy, x) for x in sets]
-    if op == "fwd":
-        return [partial(score(), x.Q, x.D) for x in sets]
-    return [training_step(score(), *x.step) for x in sets]
+    return impl.score(b.shape, strategy, train)
 
 
-def _checked(
-    b: Bench, impl: Implementation, score: Callable[[], Any], known: Any, x: Inputs, ref: Reference | None
-) -> Callable[[Row, object], None]:
-    """Compares the gradients of planted inputs, and where winners are returned, these."""
+def _backwards(shape: Shape, impl: Implementation, strategy: str | None, sets: list[Inputs]) -> list[Call]:
+    return [impl.backward(shape, strategy, x) for x in sets]
 
-    def check(row: Row, out: object) -> None:
-        tokens, grad, of_planted = known
-        leaves = tuple(t.detach().requires_grad_() for t in tokens)
+
+def _with_winners(b: Bench, impl: Implementation, x: Inputs, ref: Reference, check: Any) -> Any:
+    """The check of gradients, behind one of the winners where these are returned."""
+
+    def both(row: Row, out: object) -> None:
         with torch.no_grad():
             found = impl.winners(b.shape, x)
-        if found is not None and ref is not None:
-            row["winners_wrong"] = misplaced_winners(b.shape, x.Q.detach(), x.D.detach(), found, ref)
-        check_gradients(lambda: training_step(score(), leaves, grad)(), of_planted)(row, out)
+        if found is not None:
+            row["winners_wrong"] = misplaced_winners(b.shape, *x.tokens, found, ref)
+        check(row, out)
 
-    return check
+    return both
 
 
 # ---- what each option of a forward costs ----
@@ -188,6 +178,6 @@ def measure_fp32(b: Bench) -> list[Row]:
     )
     with float32_products(HIGHEST):
         return b.measure([
-            b.forward(impl, variant, lambda f=f: f, sets, wanted, dtype=torch.float32)  # type: ignore[misc]
+            b.forward(impl, variant, lambda f=f: f, sets, wanted, dtype=torch.float32)
             for impl, variant, f in calls
         ])  # fmt: skip

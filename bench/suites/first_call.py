@@ -35,11 +35,10 @@ def _run_child(b: Bench, key: str, op: str, cache: str) -> Times:
     env = {**os.environ, "TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
     program = [sys.executable, "-m", "bench.suites.first_call_process", *words]
     limit = 3 * b.settings.limit_s
-    run = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit, check=False)
+    run = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit)
     if run.returncode != 0:
         raise RuntimeError(run.stderr.strip().splitlines()[-1] if run.stderr.strip() else "no output")
-    times: Times = json.loads(run.stdout.strip().splitlines()[-1])
-    return times
+    return json.loads(run.stdout.strip().splitlines()[-1])
 
 
 def _rows(b: Bench, key: str, op: str, cache: str) -> list[Row]:

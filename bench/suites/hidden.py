@@ -55,7 +55,6 @@ def _known(
 
 def measure(b: Bench) -> list[Row]:
     shape = b.shape
-    assert isinstance(shape, HiddenShape)
     device, dtype = b.settings.device, b.settings.dtype
     drawn = draw(Shape(shape.name, shape.Nq, shape.Nd, shape.Lq, 1, shape.d), device, dtype)
     W = (torch.randn(shape.d, shape.d_model, device=device) / shape.d_model**0.5).to(dtype)

@@ -133,7 +133,6 @@ def _exact(
     scores.requires_grad_()
 
     def gradients() -> list[torch.Tensor]:
-        assert scores.grad is not None
         return list(reference_gradients(shape, Q.detach(), D.detach(), scores.grad, winners))
 
     return scores.squeeze(1) if shape.layout == PAIRS else scores, gradients
@@ -172,7 +171,6 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
 
     def run(scores: Scores) -> tuple[torch.Tensor, ...]:
         loss = chunked_contrastive(scores, x.Q, x.D)
-        assert x.Q.grad is not None and x.D.grad is not None
         out = loss, x.Q.grad, x.D.grad
         x.Q.grad = x.D.grad = None
         return out
@@ -181,13 +179,12 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
 
 
 def _head(b: Bench, impl: Implementation, variant: str, of: Step) -> Timed:
-    rounds = impl.moves_winners(b.settings.dtype)
+    rounds = impl.rounds_similarities
     limit = ROUNDED_GRADIENTS if rounds else GRADIENTS
     if variant == CHUNKED:
         limit = max(limit, (2 * MOVED / (b.shape.Nq * b.shape.Lq)) ** 0.5)
 
     def check(row: Row, out: object) -> None:
-        assert isinstance(out, tuple)
         refuse(row, worst_error(out, of.wanted), limit)
 
     def prepare() -> list[Call]:
@@ -257,7 +254,6 @@ def _of_batch(b: Bench, method: Method, batch: Batch, wanted: torch.Tensor, know
     """The loss is compared with the exact one on the inputs that are timed, and its gradients on planted
     inputs of the same sizes."""
     shape = b.shape
-    assert isinstance(shape, BatchShape)
     tokens = {"tokens_q": batch.Q.numel() // shape.d, "tokens_d": batch.D.numel() // shape.d}
     row = b.row(method.impl, "fwd+bwd", method.variant, **tokens)
 
@@ -267,7 +263,6 @@ def _of_batch(b: Bench, method: Method, batch: Batch, wanted: torch.Tensor, know
         return [partial(step, loss, batch)]
 
     def check(row: Row, out: object) -> None:
-        assert isinstance(out, tuple)
         row["gradients_mib"] = sum(x.nbytes for x in out[1:]) / 2**20
         refuse(row, known.error(step(method.make(shape), known.batch)), method.limits[1])
 
@@ -284,7 +279,6 @@ def measure_contrastive(b: Bench) -> list[Row]:
     """A step that would take over STEP_LIMIT_S by its time at the batch before is left out, unless it is
     contrastive_loss's."""
     shape, settings = b.shape, _short(b.settings)
-    assert isinstance(shape, BatchShape)
     batch = draw_batch(shape, settings.device, settings.dtype)
     wanted, known = exact_loss(batch), plant_batch(shape, batch)
     names = {i.name for i in settings.implementations}

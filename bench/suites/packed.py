@@ -173,7 +173,6 @@ def _direct(b: Bench, batch: _Batch, more: dict[str, Any]) -> list[Row]:
 
 def measure_pairs(b: Bench) -> list[Row]:
     shape = b.shape
-    assert isinstance(shape, PairShape)
     batch = _draw(b, shape.even)
     more = {**batch.row, "pairs": shape.pairs}
     if shape.Nq == 1:

@@ -26,8 +26,8 @@ from late_interaction._doctor.ceilings import Ceilings, measure_ceilings
 from late_interaction._doctor.text import align, number
 from late_interaction._doctor.timing import QUICK, Effort
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-LIMIT_S, FULL_LIMIT_S = 40.0, 240.0
+LIMIT_S = 40.0
+TUNING = "once for each key of their own caches, at the first shape"
 LISTS = "\n".join([
     "suites:",
     *(f"  {name:13} {suite.about}" for name, suite in SUITES.items()),
@@ -51,11 +51,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--suite", type=_list, default=[], help="suites, comma-separated; default: all")
     p.add_argument("--shapes", type=_list, default=[], help="names or parts of names, comma-separated")
     p.add_argument("--impl", type=_list, default=[], help=f"some of {','.join(KEYS)}; default: all")
-    p.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of the GPU suites")
     p.add_argument("--quick", action="store_true", help="fewer repetitions, no first calls, no torch.compile")
-    p.add_argument(
-        "--full", action="store_true", help="tune the peers for every shape, torch.compile every shape"
-    )
     p.add_argument("--limit", type=float, help="seconds that one implementation may compile and tune a shape")
     p.add_argument(
         "--warm", type=float, default=0.0, metavar="SECONDS",
@@ -76,8 +72,8 @@ def problem(args: argparse.Namespace) -> str | None:
     for flag, given, known in (("--suite", args.suite, suites), ("--impl", args.impl, (*KEYS,))):
         if unknown := [g for g in given if g not in known]:
             return f"{flag} {','.join(unknown)} is none of {','.join(known)}"
-    if args.merge and (args.impl or args.dtype != "bf16"):
-        return "--merge replaces whole groups, so it takes neither --impl nor --dtype"
+    if args.merge and args.impl:
+        return "--merge replaces whole groups, so it does not take --impl"
     return None
 
 
@@ -110,7 +106,7 @@ def _target(args: argparse.Namespace, device: torch.device) -> Path:
     if args.out:
         return Path(args.out)
     name = "cpu" if device.type == "cpu" else results.slug(run_header.gpu_name(device))
-    filtered = args.suite or args.shapes or args.impl or args.quick or args.dtype != "bf16" or args.dry_run
+    filtered = args.suite or args.shapes or args.impl or args.quick or args.dry_run
     name = "dry-run" if args.dry_run else name
     return results.DIRECTORY / f"{name}{'.partial' if filtered and not args.merge else ''}.json"
 
@@ -123,16 +119,14 @@ def _settings(args: argparse.Namespace, device: torch.device) -> Settings:
         print(f"{name} is not measured: {why}")
     effort = QUICK if args.quick or args.dry_run else Effort()
     return Settings(
-        device=device, dtype=DTYPES[args.dtype], implementations=implementations, effort=effort,
+        device=device, dtype=torch.bfloat16, implementations=implementations, effort=effort,
         ceilings=measure_ceilings(effort, device) if device.type == "cuda" else Ceilings(),
-        limit_s=args.limit or (FULL_LIMIT_S if args.full else LIMIT_S),
-        retune=args.full, compile_all=args.full, compiles=not args.quick,
+        limit_s=args.limit or LIMIT_S, compiles=not args.quick,
     )  # fmt: skip
 
 
 def _header(args: argparse.Namespace, settings: Settings) -> Row:
-    tuning = "for each shape" if args.full else "once for each key of their own caches, at the first shape"
-    more = {"l2_mib": settings.cache_bytes / 2**20, "peers_tuned": tuning} if settings.on_gpu else {}
+    more = {"l2_mib": settings.cache_bytes / 2**20, "peers_tuned": TUNING} if settings.on_gpu else {}
     header = run_header.new_header(settings.device, settings.ceilings, args.arguments, **more)
     c = settings.ceilings
     if c.cublas_tflops:

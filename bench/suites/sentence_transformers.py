@@ -303,7 +303,7 @@ def _works(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Row
     for name, c in {**CORPORA, **TINY}.items():
         if name in args.corpora:
             sizes = ((c.queries, 16), (c.documents, c.median))
-            corpora[c.label] = lambda sizes=sizes: [_texts(*size, args, device) for size in sizes]  # type: ignore[misc]
+            corpora[c.label] = lambda sizes=sizes: [_texts(*size, args, device) for size in sizes]
     for label, encoded in corpora.items():
         yield {"work": f"evaluation, {label}", "batch": 0}, partial(_of_corpus, args, device, encoded)
 

@@ -100,8 +100,7 @@ _CORNER = (4, 8)  # queries and documents whose gradients are compared
 
 def smooth_by_einsum(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
     similarities = torch.einsum("isd,jtd->ijst", Q, D)
-    scores: torch.Tensor = similarities.float().div(TAU).logsumexp(-1).sum(-1).mul(TAU)
-    return scores
+    return similarities.float().div(TAU).logsumexp(-1).sum(-1).mul(TAU)
 
 
 def exact_smooth(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:

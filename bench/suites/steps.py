@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,6 @@ from bench.harness.measuring import (
     Settings,
     Tensors,
     Timed,
-    check_gradients,
     function,
     judged,
 )
@@ -53,8 +52,7 @@ def _autocast(maxsim: Function) -> Function:
 
 def _compiled(maxsim: Function) -> Function:
     torch.compiler.reset()
-    compiled: Function = torch.compile(maxsim, fullgraph=True, dynamic=False)
-    return compiled
+    return torch.compile(maxsim, fullgraph=True, dynamic=False)
 
 
 def _in_one_thread(call: Call) -> object:
@@ -82,26 +80,21 @@ def _replayed(call: Call) -> Call:
 def _weighted(b: Bench, learned: bool) -> Timed:
     """With weights of the query tokens, and with their gradient where they are learned."""
     maxsim, sets, shape = _maxsim(b.shape), b.sets(torch.bfloat16), b.shape
-    weights = [0.5 + torch.rand(shape.q_shape[:-1], device=b.settings.device) for _ in sets]
-    grad = sets[0].grad_scores
-    planted = plant_shape(shape, b.settings.device, torch.bfloat16)
-    tokens, each = planted.Q.double(), weights[0].double().view(-1, 1)
+    weights = 0.5 + torch.rand(shape.q_shape[:-1], device=b.settings.device)
+    own = (weights,) if learned else ()
+    grad, planted = sets[0].grad_scores, plant_shape(shape, b.settings.device, torch.bfloat16)
+    tokens, each = planted.Q.double(), weights.double().view(-1, 1)
     of_weighted, of_D = gradients(replace(planted, Q=tokens * each), every_pair(shape, grad))
-    exact = [of_weighted * each, of_D, (of_weighted * tokens).sum(-1)][: 3 if learned else 2]
-    wanted = reference_scores(shape, *sets[0].tokens, weights[0])[0]
-    known_tokens = planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape)
+    exact = [of_weighted * each, of_D, (of_weighted * tokens).sum(-1)][: 2 + len(own)]
+    wanted = reference_scores(shape, *sets[0].tokens, weights)[0]
+    known = (planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape), *own), grad, exact
 
-    def step(x: Tensors, w: torch.Tensor, g: torch.Tensor) -> Callable[[], Tensors]:
-        def scores(Q: torch.Tensor, D: torch.Tensor, learned: torch.Tensor | None = None) -> torch.Tensor:
-            return maxsim(Q, D, q_weights=w if learned is None else learned)
+    def scores(Q: torch.Tensor, D: torch.Tensor, w: torch.Tensor = weights) -> torch.Tensor:
+        return maxsim(Q, D, q_weights=w)
 
-        leaves = tuple(t.detach().clone().requires_grad_() for t in (*x, *([w] if learned else [])))
-        return training_step(scores, leaves, g)
-
-    calls = [step(x.tokens, w, x.grad_scores) for x, w in zip(sets, weights, strict=True)]
-    check = check_gradients(step(known_tokens, weights[0], grad), exact)
-    row = b.row(OURS, "fwd+bwd", LEARNED if learned else WEIGHTS, torch.bfloat16, input_sets=len(sets))
-    return Timed(row, lambda: calls, [wanted], check)
+    steps = [((*x.tokens, *own), x.grad_scores) for x in sets]
+    variant = LEARNED if learned else WEIGHTS
+    return b.step(OURS, variant, lambda: scores, steps, wanted, known, dtype=torch.bfloat16)
 
 
 def measure_steps(b: Bench) -> list[Row]:
@@ -135,7 +128,7 @@ def measure_steps(b: Bench) -> list[Row]:
     ]  # fmt: skip
     if b.settings.on_gpu:
         timed.append(host(GRAPH, _replayed))
-    if b.settings.compiles and (b.shape.name in COMPILED_STEPS or b.settings.compile_all):
+    if b.settings.compiles and b.shape.name in COMPILED_STEPS:
         compiled = _compiled(maxsim)
         timed.append(step(COMPILED, lambda: compiled, on_gpu=False))
     return b.measure(timed)
@@ -147,8 +140,6 @@ EAGER, LOSS, LOSS_COMPILED, REDUCED = "eager", "loss", "loss, compiled", "loss, 
 HOST = (EAGER, LOSS, LOSS_COMPILED, REDUCED)
 HOST_PEERS = (EINSUM,)  # PyTorch's own operators
 EDGE = 128  # rows and columns of the matrices
-
-Step = Callable[[Inputs], Tensors]
 
 
 def _product(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
@@ -164,52 +155,41 @@ def _loss(score: Function) -> Function:
     return loss
 
 
-def _loss_step(loss: Function) -> Step:
-    def step(x: Inputs) -> Tensors:
-        value = loss(x.Q, x.D)
-        return (value.detach(), *torch.autograd.grad(value, (x.Q, x.D)))
-
-    return step
-
-
-def _compiled_step(loss: Function, mode: str | None = None) -> Step:
-    """A compiled loss on code of its own: a call would check the guards of all that share its code."""
-    found = cast(FunctionType, loss)
+def _compiled_loss(score: Function, mode: str | None = None) -> Function:
+    """A loss compiled on code of its own: a call would check the guards of all that share its code."""
+    found = _loss(score)
     own: Any = FunctionType(
         found.__code__.replace(), found.__globals__, found.__name__, found.__defaults__, found.__closure__
     )
-    step = _loss_step(torch.compile(own, fullgraph=True, dynamic=False, mode=mode))
+    compiled: Function = torch.compile(own, fullgraph=True, dynamic=False, mode=mode)
 
-    def run(x: Inputs) -> Tensors:
+    def run(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # nobody reads what the step before returned
-        return step(x)
+        return compiled(Q, D)
 
-    return run if mode else step
+    return run if mode else compiled
 
 
-def _ways(settings: Settings) -> dict[str, Callable[[Function], Step]]:
-    ways: dict[str, Callable[[Function], Step]] = {
-        EAGER: lambda score: lambda x: training_step(score, x.tokens, x.grad_scores)(),
-        LOSS: lambda score: _loss_step(_loss(score)),
-    }
+def _losses(settings: Settings) -> dict[str, Callable[[Function], Function]]:
+    ways: dict[str, Callable[[Function], Function]] = {LOSS: _loss}
     if settings.compiles:
-        ways[LOSS_COMPILED] = lambda score: _compiled_step(_loss(score))
+        ways[LOSS_COMPILED] = _compiled_loss
     if settings.compiles and settings.on_gpu:
-        ways[REDUCED] = lambda score: _compiled_step(_loss(score), "reduce-overhead")
+        ways[REDUCED] = partial(_compiled_loss, mode="reduce-overhead")
     return ways
 
 
 @dataclass
 class _Side:
-    """A function of two tensors: inputs to time, inputs whose exact results are known, and these: of a step
-    and of a loss's step."""
+    """A function of two tensors, inputs to time with their exact scores, and others with known gradients."""
 
     impl: str
     score: Function
     timed: Inputs
+    wanted: torch.Tensor
     known: Inputs
-    step: Tensors
-    loss: Tensors
+    exact: Tensors  # gradients of a step
+    exact_loss: Tensors  # gradients of a loss
 
 
 def _ours(b: Bench) -> _Side:
@@ -217,62 +197,47 @@ def _ours(b: Bench) -> _Side:
     planted = plant_shape(b.shape, b.settings.device, b.settings.dtype)
     known = Inputs(planted.Q.view(b.shape.q_shape), planted.D.view(b.shape.d_shape), timed.grad_scores)
     scores = reference_scores(b.shape, *known.tokens)[0].requires_grad_()
-    loss = _loss(lambda Q, D: scores)(*known.tokens)
-    (of_scores,) = torch.autograd.grad(loss, scores)
-    step = [scores.detach(), *gradients(planted, known.grad_scores)]
-    of_loss = [loss.detach(), *gradients(planted, of_scores)]
-    return _Side(OURS, function("late_interaction", "maxsim"), timed, known, step, of_loss)
+    (of_scores,) = torch.autograd.grad(_loss(lambda Q, D: scores)(*known.tokens), scores)
+    exact, exact_loss = gradients(planted, known.grad_scores), gradients(planted, of_scores)
+    wanted = reference_scores(b.shape, *timed.tokens)[0]
+    return _Side(OURS, function("late_interaction", "maxsim"), timed, wanted, known, exact, exact_loss)
 
 
 def _theirs(settings: Settings) -> _Side:
     a, b, grad = (torch.randn(EDGE, EDGE, device=settings.device).to(settings.dtype) for _ in range(3))
     inputs = Inputs(a / EDGE**0.5, b / EDGE**0.5, grad)
-    exact = Inputs(inputs.Q.double(), inputs.D.double(), grad.double())
-    exact.require_grad()
-    step = training_step(_product, exact.tokens, exact.grad_scores)()
-    return _Side(EINSUM, _product, inputs, inputs, step, _loss_step(_loss(_product))(exact))
+    leaves = tuple(x.double().requires_grad_() for x in inputs.tokens)
+    wanted, *exact = training_step(_product, leaves, grad.double())()
+    exact_loss = torch.autograd.grad(_loss(_product)(*leaves), leaves)
+    return _Side(EINSUM, _product, inputs, wanted, inputs, exact, exact_loss)
 
 
-def _leaves(x: Inputs) -> Inputs:
-    """The same numbers as leaves of their own: a compiled loss may keep its leaves' nodes, on its stream."""
-    own = Inputs(x.Q.detach(), x.D.detach(), x.grad_scores)
-    own.require_grad()
-    return own
-
-
-def _judged(settings: Settings, side: _Side, row: Row, step: Step | None) -> Sequence[Call]:
-    """The call, if its results are right. Eager ones are timed on the GPU before anything is compiled."""
-    if step is None:
-        first = Timed(row, lambda: [partial(side.score, *side.known.tokens)], side.step[:1])
-        call: Call = partial(side.score, *side.timed.tokens)
-    else:
-        known, timed = _leaves(side.known), _leaves(side.timed)
-        wanted = side.step if row["variant"] == EAGER else side.loss
-        check = check_gradients(lambda: step(known), wanted[1:])
-        first = Timed(row, lambda: [lambda: tuple(step(known))], wanted[:1], check)
-        call = partial(step, timed)
-    if judged(settings, first) is None:
-        return []
-    if row["variant"] == EAGER and settings.on_gpu:
-        row.update(gpu_time([call], settings.effort).row())
-    return [call]
+def _calls(b: Bench, side: _Side) -> Iterator[Timed]:
+    """A forward, a step, and the step of each loss, whose gradient is 1."""
+    yield b.forward(side.impl, EAGER, lambda: side.score, [side.timed.tokens], side.wanted)
+    x, known = side.timed, side.known
+    yield b.step(side.impl, EAGER, lambda: side.score, [x.step], side.wanted, (*known.step, side.exact))
+    wanted = _loss(lambda Q, D: side.wanted)(*x.tokens)
+    for variant, way in _losses(b.settings).items():
+        make = cache(partial(way, side.score))
+        of_known = known.tokens, None, side.exact_loss
+        yield b.step(side.impl, variant, make, [(x.tokens, None)], wanted, of_known)
 
 
 def measure_host(b: Bench) -> list[Row]:
     """Our forward and step, and a loss around maxsim, eager and compiled, beside the same of the product.
-    Wall time of calls that take turns in short rounds; the GPU time of eager calls says how much is the
-    host's."""
+    Wall time of calls that take turns in short rounds; the GPU time of eager calls, which is taken before
+    anything is compiled, says how much is the host's."""
     torch.compiler.reset()
-    settings, sides = b.settings, [_ours(b), _theirs(b.settings)]
-    ways: dict[str, Callable[[Function], Step] | None] = {"fwd": None, **_ways(settings)}
-    ready = []
-    rows = []
-    for variant, way in ways.items():
-        for side in sides:
-            row = b.row(side.impl, "fwd+bwd" if way else "fwd", variant if way else EAGER)
-            rows.append(row)
-            if calls := _judged(settings, side, row, way(side.score) if way else None):
-                ready.append((row, calls))
+    settings, rows, ready = b.settings, [], []
+    for pair in zip(_calls(b, _ours(b)), _calls(b, _theirs(settings)), strict=True):
+        for timed in pair:
+            rows.append(timed.row)
+            if (calls := judged(settings, timed)) is None:
+                continue
+            ready.append((timed.row, calls))
+            if timed.row["variant"] == EAGER and settings.on_gpu:
+                timed.row.update(gpu_time(calls, settings.effort).row())
     times = wall_times([calls for _, calls in ready], settings.effort, settings.device)
     for (row, _), mine in zip(ready, times, strict=True):
         row["wall_us"], row["wall_least_us"] = statistics.median(mine), min(mine)

@@ -143,9 +143,6 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--impl", default="ours,lik,flash,einsum", help=f"some of {','.join(KEYS)}")
     p.add_argument("--limit", type=float, default=20.0, help="seconds that a first call may take")
     p.add_argument(
-        "--no-warm", action="store_true", help="let the peers compile and tune at their first calls"
-    )
-    p.add_argument(
         "--processes", type=int, default=triton_tuning.spare_cores(),
         help="that compile for the peers ahead; 0 where TRITON_CACHE_DIR holds the kernels of an earlier run",
     )  # fmt: skip
@@ -192,7 +189,7 @@ def _measure(
 
     names = {i.name: i for i in implementations}
     peers = {k: names[KEYS[k].name] for k in ("lik", "flash") if KEYS[k].name in names}
-    ahead = peers and device.type == "cuda" and not args.no_warm
+    ahead = peers and device.type == "cuda"
     with contextlib.ExitStack() as stack:
         compilers: Any = None
         if ahead:

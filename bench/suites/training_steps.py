@@ -46,7 +46,7 @@ class Marks:
     def _now(self) -> Any:
         if not self._on_gpu:
             return time.perf_counter()
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Any = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

@@ -22,14 +22,14 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import keep_text, package_version
+from bench.harness.run_header import add_table_arguments, keep_text, package_version
 from late_interaction._doctor.text import align, error_text, number
 
 SOURCE = "http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.xz"
@@ -128,7 +128,7 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
         def at(**more: Any) -> Search:
             def search(Q: Tokens) -> list[list[int]]:
                 result = corpus.search([q.to(device) for q in Q], TOP, **more)
-                return cast("list[list[int]]", result.indices.tolist())
+                return result.indices.tolist()
 
             return search
 
@@ -172,47 +172,58 @@ def xtr_warp(documents: Tokens, folder: str, device: str) -> Settings:
     return {"its choice": at(), "probe 32": at(nprobe=32)}
 
 
-def lancedb(documents: Tokens, folder: str, device: str) -> Settings:
+def lance_table(documents: Sequence[Tensor], folder: str) -> Any:
+    """A table of LanceDB in a folder, without an index."""
     import lancedb as lib
     import numpy as np
     import pyarrow as pa
 
     values = pa.array(torch.cat(documents).float().flatten().numpy())
     ends = np.cumsum([0, *(len(x) for x in documents)], dtype=np.int32)
-    vectors = pa.ListArray.from_arrays(pa.array(ends), pa.FixedSizeListArray.from_arrays(values, DIM))
-    data = pa.table({"id": pa.array(range(len(documents))), "vector": vectors})
-    table = lib.connect(folder).create_table("documents", data)
+    each = pa.FixedSizeListArray.from_arrays(values, documents[0].shape[1])
+    data = {"id": pa.array(range(len(documents))), "vector": pa.ListArray.from_arrays(pa.array(ends), each)}
+    return lib.connect(folder).create_table("documents", pa.table(data))
+
+
+def lancedb(documents: Tokens, folder: str, device: str) -> Settings:
+    table = lance_table(documents, folder)
     table.create_index(metric="cosine", vector_column_name="vector")
 
     def at(**more: Any) -> Search:
         def one(q: Tensor) -> list[int]:
             query = table.search(q.float().numpy()).limit(TOP).nprobes(more["nprobes"])
             query = query.refine_factor(more["refine"]) if more.get("refine") else query
-            found: list[int] = query.to_arrow()["id"].to_pylist()
-            return found
+            return query.to_arrow()["id"].to_pylist()
 
         return lambda Q: [one(q) for q in Q]
 
     return {"probe 20": at(nprobes=20), "probe 20, refined by 10": at(nprobes=20, refine=10)}
 
 
-def qdrant(documents: Tokens, folder: str, device: str) -> Settings:
-    """Its local mode, which is exact and in Python; the server has an index."""
+def qdrant_client(documents: Sequence[Tensor], **place: str) -> Any:
+    """Qdrant's local mode, which is exact and in Python; the server has an index."""
     import qdrant_client as lib
 
     models = lib.models
-    client = lib.QdrantClient(path=folder)
+    client = lib.QdrantClient(**place)
     maximum = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-    vectors = models.VectorParams(size=DIM, distance=models.Distance.DOT, multivector_config=maximum)
+    options = {"distance": models.Distance.DOT, "multivector_config": maximum}
+    vectors = models.VectorParams(size=documents[0].shape[1], **options)
     client.create_collection("documents", vectors_config=vectors)
     for start in range(0, len(documents), 1000):
         part = enumerate(documents[start : start + 1000], start)
         client.upsert("documents", [models.PointStruct(id=i, vector=x.tolist()) for i, x in part])
-    return {
-        "exact": lambda Q: [
-            [x.id for x in client.query_points("documents", query=q.tolist(), limit=TOP).points] for q in Q
-        ]
-    }
+    return client
+
+
+def qdrant(documents: Tokens, folder: str, device: str) -> Settings:
+    client = qdrant_client(documents, path=folder)
+
+    def search(Q: Tokens) -> list[list[int]]:
+        found = (client.query_points("documents", query=q.tolist(), limit=TOP).points for q in Q)
+        return [[x.id for x in points] for points in found]
+
+    return {"exact": search}
 
 
 class Engine(NamedTuple):
@@ -302,15 +313,12 @@ def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--documents", type=int, default=10_000)
+    add_table_arguments(p, documents=10_000, queries=32)
     p.add_argument("--real", type=int, default=10_000, help="at most so many are encoded; the others planted")
-    p.add_argument("--queries", type=int, default=32)
     p.add_argument("--texts", default=SOURCE, help="the URL of Debian's descriptions")
     p.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     p.add_argument("--tokens", type=Path, help="a file that keeps the tokens of the texts")
     p.add_argument("--plot", type=Path, help="a picture of time against recall")
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
 
 
 def run(args: argparse.Namespace) -> int:

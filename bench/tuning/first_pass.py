@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import keep_text
+from bench.harness.run_header import add_table_arguments, keep_text
 from late_interaction import codecs
 from late_interaction._doctor.text import align
 from late_interaction._doctor.timing import in_turn
@@ -99,15 +99,11 @@ def ways(x: Texts, candidates: int) -> dict[str, Way]:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_table_arguments(p, documents=20_000, Ld=128, queries=4, Lq=32, d=128)
     p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
     p.add_argument("--tokens", type=Path, help="a file that keeps the tokens of --demo")
-    p.add_argument("--documents", type=int, default=20000)
     p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
     p.add_argument("--rescored", type=int, default=30, help="candidates of a whole search; default: 30")
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
-    for name, default in (("Ld", 128), ("queries", 4), ("Lq", 32), ("d", 128)):
-        p.add_argument(f"--{name}", type=int, default=default)
 
 
 def run(args: argparse.Namespace) -> int:

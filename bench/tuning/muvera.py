@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import keep_text
+from bench.harness.run_header import add_table_arguments, keep_text
 from bench.tuning.first_pass import demo
 from late_interaction import Muvera
 from late_interaction._doctor.text import align
@@ -117,18 +116,13 @@ def speed_table(D: Tensor) -> str:
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
-    p.add_argument("--documents", type=int, default=1_000_000)
     p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100, 300, 1000])
-    for name, default in (("Ld", 8), ("queries", 20), ("Lq", 16), ("d", 64)):
-        p.add_argument(f"--{name}", type=int, default=default)
+    add_table_arguments(p, documents=1_000_000, Ld=8, queries=20, Lq=16, d=64)
     p.add_argument(
         "--speed-documents", type=int, default=300, help="of 180 tokens of 128 dims, that are timed"
     )
-    p.add_argument(
-        "--device", default="cpu", help="not cpu: speeds alone, in float32 and bfloat16; default: cpu"
-    )
+    p.set_defaults(device="cpu")  # of a GPU speeds alone, in float32 and bfloat16
     p.add_argument("--configurations", type=int, nargs="+", help="by number, from 0; all by default")
-    p.add_argument("--out", type=Path, help="a file that the tables are appended to")
 
 
 def recalls(args: argparse.Namespace) -> str:
@@ -149,7 +143,7 @@ def recalls(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    tables = [recalls(args)] if args.device == "cpu" else []
+    tables = [recalls(args)] if args.demo or args.device == "cpu" else []
     if args.speed_documents and not args.demo:
         D = normalize(torch.randn(args.speed_documents, 180, 128, device=args.device), dim=-1)
         tables += [speed_table(D)] + ([speed_table(D.bfloat16())] if args.device != "cpu" else [])

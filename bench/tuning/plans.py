@@ -5,7 +5,7 @@ with saved winners, normalization or 8-bit codes, which have kernels of their ow
 library names for a shape (the alternatives of `explain_plan`) is forced once: its scores are compared with
 those of the chosen plan, and it is timed. Regret is the time of the chosen plan over that of the best,
 less 1. The thresholds in csrc/cuda/forward/sm90_rules.cpp follow the plain and masked calls;
-tools/kernel_costs.py reads all of them.
+tools/kernel_gains.py reads all of them.
 """
 
 from __future__ import annotations
@@ -157,8 +157,7 @@ def _calls(shape: Shape, variant: Variant, sets: Sequence[Inputs], mask: torch.T
 
 
 def _scores(out: Any) -> torch.Tensor:
-    scores: torch.Tensor = out[0] if isinstance(out, tuple) else out
-    return scores
+    return out[0] if isinstance(out, tuple) else out
 
 
 def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Clock | None) -> Row:

@@ -14,14 +14,13 @@ import argparse
 import importlib
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import keep_text
+from bench.harness.run_header import add_table_arguments, keep_text
 from late_interaction._doctor.text import align
 from late_interaction._doctor.timing import in_turn
 
@@ -51,11 +50,7 @@ def by_scipy(D: Tensor, pool_factor: int) -> float:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--pool-factor", type=int, default=2)
-    for name, default in (("documents", 1000), ("Ld", 1030), ("d", 128)):
-        p.add_argument(f"--{name}", type=int, default=default)
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+    add_table_arguments(p, pool_factor=2, documents=1000, Ld=1030, d=128)
 
 
 def run(args: argparse.Namespace) -> int:

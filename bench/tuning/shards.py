@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from bench.harness.processes import Here, joined, keep_table, seconds, seconds_in_turn
+from bench.harness.run_header import add_table_arguments
 from late_interaction.codecs import Fp8
 
 FP8 = Fp8()
@@ -130,17 +130,12 @@ def exchange(here: Here, Q: Tensor, shape: tuple[int, int], rounds: int) -> str:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--documents", type=int, default=1_000_000)
     p.add_argument("--host-documents", type=int, default=200_000, help="of the corpus in the host's memory")
-    for name, default in (("queries", 16), ("Lq", 32), ("Ld", 128), ("dims", 128), ("rounds", ROUNDS)):
-        p.add_argument(f"--{name}", type=int, default=default)
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+    add_table_arguments(p, documents=1_000_000, queries=16, Lq=32, Ld=128, dims=128, rounds=ROUNDS)
 
 
 def run(args: argparse.Namespace) -> int:
-    here = joined(args.device)
-    try:
+    with joined(args.device) as here:
         torch.manual_seed(0)
         shape = args.Ld, args.dims
         Q = normalize(torch.randn(args.queries, args.Lq, args.dims), dim=-1).to(here.device, torch.bfloat16)
@@ -159,6 +154,4 @@ def run(args: argparse.Namespace) -> int:
         head += ["one copy GB/s", "all copies GB/s"]
         sizes = f"queries {list(Q.shape)}, documents of {list(shape)}, the best {K}"
         keep_table(here, args, sizes, head, rows, line)
-    finally:
-        dist.destroy_process_group()
     return 0

@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,9 +26,11 @@ from torch import Tensor
 
 import late_interaction as li
 from bench.harness.processes import Here, joined, keep_table, seconds
+from bench.harness.run_header import add_table_arguments
 from late_interaction._contrastive.kernels import add_product, product
 from late_interaction._contrastive.single_shards import _SIDE
 from late_interaction._doctor.text import align, number
+from late_interaction._doctor.timing import peak_mib
 
 TEMPERATURE = 0.05
 SAMPLE = 64  # queries, and documents, that are compared with float64
@@ -71,19 +71,6 @@ def sustained_tflops(here: Here, limit: float, n: int = 8192) -> float:
 def step(Q: Tensor, D: Tensor, reduction: str = "mean") -> tuple[Tensor, ...]:
     loss = li.losses.contrastive(Q, D, temperature=TEMPERATURE, group=dist.group.WORLD, reduction=reduction)
     return (loss.detach(), *torch.autograd.grad(loss, (Q, D)))
-
-
-def peak_mib(here: Here, call: Callable[[], tuple[Tensor, ...]]) -> float:
-    """The largest process's peak beside inputs and what the call returns."""
-    if here.device.type != "cuda":
-        return math.nan
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    found = call()
-    here.sync()
-    beside = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in found)
-    return here.slowest(beside / 2**20)
 
 
 # ---- differences from float64 ----
@@ -200,7 +187,8 @@ def measure(here: Here, batch: int, d: int, tflops: float, rounds: int) -> list[
     try:
         took = seconds(here, lambda: step(Q, D), rounds)
         products = 8 * d * (count * here.world) ** 2 / here.world / (tflops * 1e12)
-        mib = peak_mib(here, lambda: step(Q, D))
+        peak = peak_mib(lambda: step(Q, D), here.device)  # with the gradients
+        mib = math.nan if peak is None else here.slowest(peak - (Q.nbytes + D.nbytes) / 2**20)
         found += [f"{1e3 * took:,.1f}", f"{1e3 * products:,.1f}", f"{took / products:.2f}", number(mib)]
         return [*found, off(here, Q, D)]
     except torch.OutOfMemoryError as error:  # of one size, which must not end the others
@@ -208,36 +196,21 @@ def measure(here: Here, batch: int, d: int, tflops: float, rounds: int) -> list[
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--batches", default="65536,262144,1048576", help="of all processes")
-    p.add_argument("--dims", type=int, default=512)
     p.add_argument("--sustain", type=float, default=30.0, help="seconds of cuBLAS' products")
-    p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+    add_table_arguments(p, dims=512, rounds=3)
 
 
 def run(args: argparse.Namespace) -> int:
-    here = joined(args.device)
-    try:
+    with joined(args.device) as here:
         tflops = sustained_tflops(here, args.sustain)
         rows = [measure(here, int(x), args.dims, tflops, args.rounds) for x in args.batches.split(",")]
-        head = [
-            "batch",
-            "processes",
-            "step ms",
-            "products ms",
-            "step / products",
-            "MiB",
-            "off: loss / dQ / dD",
-        ]
-        title = (
-            f"single vectors, {args.dims} dims, temperature {TEMPERATURE}; cuBLAS sustains {number(tflops)}"
-        )
-        title += f" TFLOP/s over {args.sustain:g} s"
+        head = ["batch", "processes", "step ms", "products ms", "step / products", "MiB"]
+        head.append("off: loss / dQ / dD")
+        title = f"single vectors, {args.dims} dims, temperature {TEMPERATURE}; cuBLAS sustains "
+        title += f"{number(tflops)} TFLOP/s over {args.sustain:g} s"
         parts = pieces(here, args.dims)
         more = align(["piece of a step", "TFLOP/s"], parts) if parts else ""
         here.wait()
         keep_table(here, args, title, head, rows, more)
-    finally:
-        dist.destroy_process_group()
     return 0

@@ -14,11 +14,10 @@ keys and values and their gradients).
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +25,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import keep_text
-from late_interaction._doctor.text import align
+from bench.harness.run_header import add_table_arguments, keep_text
+from late_interaction._doctor.text import align, error_text
+from late_interaction._doctor.timing import wall_seconds
 
 LAYERS, HIDDEN, HEADS, KEYS, FORWARD, PAGE, QUERY, DIM = 28, 1536, 12, 2, 8960, 747, 24, 128
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 96}
@@ -92,20 +92,11 @@ class Trained:
     def measure(self, batch: int, length: int, rounds: int) -> tuple[float, float, float]:
         """The peak beside weights and gradients and these, in bytes, and seconds of the fastest step."""
         self.step(batch, length)  # makes the gradients, which stay, and warms up
-        before, times = _bytes(self.device), []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            self.step(batch, length)
-            _sync(self.device)
-            times.append(time.perf_counter() - start)
+        before = _bytes(self.device)
+        times = [wall_seconds(partial(self.step, batch, length), self.device) for _ in range(rounds)]
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else before
         self.model.zero_grad()
         return peak - before, before, min(times)
-
-
-def _sync(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _bytes(device: torch.device) -> float:
@@ -145,7 +136,7 @@ def rows(args: argparse.Namespace, device: torch.device) -> Iterator[list[str]]:
             try:
                 yield [name, kind, *compared(trained, kind, sizes, args)]
             except Exception as error:  # of one kind, which must not end the others
-                yield [name, kind, f"{type(error).__name__}: {error}"[:60], *[""] * 6]
+                yield [name, kind, error_text(error)[:60], *[""] * 6]
         del trained
 
 
@@ -173,13 +164,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--budget", type=float, default=40.0, help="GiB, weights and gradients included")
-    p.add_argument("--tokens", type=int, default=4096, help="of a chunk")
     p.add_argument("--pages", type=_numbers, default="48,96", help=f"pages of {PAGE} tokens: two batches")
     p.add_argument("--texts", type=_numbers, default="8192,16384", help="two lengths of one text")
-    p.add_argument("--rounds", type=int, default=2)
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+    add_table_arguments(p, tokens=4096, rounds=2)  # tokens of a chunk
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,6 @@ import importlib
 import logging
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,8 +31,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import late_interaction as li
-from bench.harness.run_header import keep_text
-from late_interaction._doctor.text import align, number
+from bench.harness.run_header import add_table_arguments, keep_text
+from late_interaction._doctor.text import align, error_text, number
+from late_interaction._doctor.timing import in_turn, sync
 
 RUNNER = "vllm.v1.pool.late_interaction_runner"
 LENGTHS = "20,180,300,1030,20-1030"
@@ -82,20 +82,6 @@ def draw(candidates: int, lengths: str, Lq: int, d: int, dtype: torch.dtype, dev
     return query.clone(), list(documents.split(sizes))
 
 
-def wall_times(calls: dict[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, float]:
-    """Median microseconds of calls that take turns, each until the device has done its work."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 2):
-        for name, call in calls.items():
-            _sync(device)
-            start = time.perf_counter()
-            call()
-            _sync(device)
-            if turn > 1:  # the first ones warm up
-                times[name].append(1e6 * (time.perf_counter() - start))
-    return {name: statistics.median(taken) for name, taken in times.items()}
-
-
 def device_time(call: Callable[[], Any], device: torch.device) -> float:
     """Microseconds of the kernels and copies of a call."""
     if device.type != "cuda":
@@ -103,13 +89,8 @@ def device_time(call: Callable[[], Any], device: torch.device) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(PROFILED):
             call()
-        _sync(device)
+        sync(device)
     return sum(event.self_device_time_total for event in seen.key_averages()) / PROFILED
-
-
-def _sync(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def error(scores: list[Tensor], query: Tensor, documents: list[Tensor]) -> float:
@@ -144,13 +125,7 @@ def rows(args: argparse.Namespace, ways: dict[str, Score]) -> Iterator[list[str]
                 try:
                     yield [dtype, lengths, f"{count:,}", *measure(args, ways, dtype, lengths, count, device)]
                 except Exception as failure:  # of one shape, which must not end the others
-                    yield [
-                        dtype,
-                        lengths,
-                        f"{count:,}",
-                        f"{type(failure).__name__}: {failure}"[:60],
-                        *5 * [""],
-                    ]
+                    yield [dtype, lengths, f"{count:,}", error_text(failure)[:60], *5 * [""]]
 
 
 def measure(
@@ -161,7 +136,8 @@ def measure(
     queries = [query] * count
     calls = {name: lambda way=way: way(queries, documents) for name, way in ways.items()}
     off = {name: error(call(), query, documents) for name, call in calls.items()}
-    wall = wall_times(calls, args.rounds, device)
+    times = in_turn(calls, device, args.rounds)
+    wall = {name: 1e6 * statistics.median(taken) for name, taken in times.items()}
     kernels = {name: device_time(call, device) for name, call in calls.items()}
     found = [number(x[name]) for x in (wall, kernels) for name in calls]
     return [*found, f"{wall['own'] / wall['patched']:.2f}x", " / ".join(f"{x:.1g}" for x in off.values())]
@@ -169,13 +145,10 @@ def measure(
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--vllm", type=Path, required=True, help="the folder with vllm/v1/pool of a wheel")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--candidates", default="1,10,100,1000")
     p.add_argument("--lengths", default=LENGTHS, help="tokens of a document, or the least and the most")
     p.add_argument("--dtypes", default="float32,bfloat16")
-    for name, default in (("Lq", 32), ("dims", 128), ("rounds", 20)):
-        p.add_argument(f"--{name}", type=int, default=default)
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+    add_table_arguments(p, Lq=32, dims=128, rounds=20)
 
 
 def run(args: argparse.Namespace) -> int:

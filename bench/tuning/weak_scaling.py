@@ -17,7 +17,6 @@ Documents are drawn as those of the suite `contrastive`.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,9 @@ import late_interaction as li
 from bench.harness.batches import TEMPERATURE, Batch, Loss, draw_batch, step
 from bench.harness.parity import worst_error
 from bench.harness.processes import Here, joined, keep_table, seconds
+from bench.harness.run_header import add_table_arguments
 from bench.harness.shape import BatchShape
+from late_interaction._doctor.timing import peak_mib
 
 ROUNDS = 3
 LEAST_S = 0.06  # of the steps of a round, at most STEPS of them
@@ -81,15 +82,9 @@ def measured(here: Here, loss: Loss, batch: Batch, rounds: int, together: bool) 
             step(loss, batch)
 
     ms = 1e3 * seconds(here, call, rounds, together) / steps
-    mib = 0.0
-    if here.device.type == "cuda" and (together or here.rank == 0):
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(loss, batch)
-        here.sync()
-        mib = (torch.cuda.max_memory_allocated() - before - batch.Q.nbytes - batch.D.nbytes) / 2**20
+    peak = peak_mib(lambda: step(loss, batch), here.device) if together or here.rank == 0 else None
     here.wait()
-    return ms, max(mib, 0.0)
+    return ms, 0.0 if peak is None else max(peak - (batch.Q.nbytes + batch.D.nbytes) / 2**20, 0.0)
 
 
 def fits(here: Here, shape: BatchShape) -> bool:
@@ -147,17 +142,13 @@ def _numbers(text: str) -> list[float]:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--batches", type=_numbers, default="2048,4096,8192,16384", help="of all processes")
     p.add_argument("--tails", type=_numbers, default=f"0,{2**-10}")
-    for name, default in (("Lq", 32), ("Ld", 180), ("dims", 128), ("rounds", ROUNDS)):
-        p.add_argument(f"--{name}", type=int, default=default)
-    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+    add_table_arguments(p, Lq=32, Ld=180, dims=128, rounds=ROUNDS)
 
 
 def run(args: argparse.Namespace) -> int:
-    here = joined(args.device)
-    try:
+    with joined(args.device) as here:
         rows = []
         for batch in args.batches:
             count = int(batch) // here.world * here.world
@@ -168,6 +159,4 @@ def run(args: argparse.Namespace) -> int:
         head += ["alone MiB", "gathered ms", "gathered MiB", "off"]
         sizes = f"queries of {args.Lq} tokens, documents of {args.Ld}, {args.dims} dims"
         keep_table(here, args, f"{sizes}, temperature {TEMPERATURE}", head, rows)
-    finally:
-        dist.destroy_process_group()
     return 0

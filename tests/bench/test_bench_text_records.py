@@ -32,25 +32,11 @@ def test_first_passes_are_timed_and_their_recall_is_told(
 def test_what_encodings_of_muvera_find_is_told_and_kept(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    sizes = [
-        "--documents",
-        "60",
-        "--Ld",
-        "4",
-        "--Lq",
-        "5",
-        "--d",
-        "16",
-        "--queries",
-        "2",
-        "--candidates",
-        "60",
-        "--configurations",
-        "0",
-        "4",
-    ]
     kept = tmp_path / "muvera.txt"
-    assert main(["muvera", *sizes, "--speed-documents", "2", "--out", str(kept)]) == 0
+    sizes = (
+        f"--documents 60 --Ld 4 --Lq 5 --d 16 --queries 2 --candidates 60 --speed-documents 2 --out {kept}"
+    )
+    assert main(["muvera", "--configurations", "0", "4", *sizes.split()]) == 0
     told = capsys.readouterr().out.rstrip("\n")
     assert kept.read_text().rstrip("\n").partition("\n\n")[2] == told
     lines = told.splitlines()
