@@ -61,16 +61,25 @@ def percentiles(ratios: Sequence[float]) -> dict[str, float]:
     return {**out, "geomean": math.exp(statistics.fmean(math.log(f) for f in faster))}
 
 
-def summary(rows: Sequence[Row]) -> str:
-    groups = by_shape(rows)
-    parts = [f"{len(groups)} shapes"]
+SLOWER = f"slower by over {100 * (LOSS - 1):.0f}%"
+
+
+def by_clock(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """How many times faster we are, as PERCENTILES, and on how many shapes slower; by either clock."""
+    out = {}
     for label, key in (("GPU time", "gpu_us"), ("wall time", "wall_us")):
-        ratios = [r for group in groups.values() if (r := ratio(group, key)) is not None]
+        ratios = [r for group in by_shape(rows).values() if (r := ratio(group, key)) is not None]
         if ratios:
-            figures = ", ".join(f"{k} {v:.2f}x" for k, v in percentiles(ratios).items())
-            lost = sum(r > LOSS for r in ratios)
-            told_losses = f"slower by over {100 * (LOSS - 1):.0f}% on {lost} of {len(ratios)}"
-            parts.append(f"{label}, best other over ours: {figures}; {told_losses}")
+            slower = f"{sum(r > LOSS for r in ratios)} of {len(ratios)}"
+            out[label] = [*(f"{v:.2f}x" for v in percentiles(ratios).values()), slower]
+    return out
+
+
+def summary(rows: Sequence[Row]) -> str:
+    parts = [f"{len(by_shape(rows))} shapes"]
+    for label, (*figures, slower) in by_clock(rows).items():
+        told = ", ".join(f"{k} {v}" for k, v in zip(PERCENTILES, figures, strict=True))
+        parts.append(f"{label}, best other over ours: {told}; {SLOWER} on {slower}")
     for row in rows:
         if row.get("mismatch"):
             against = "fp64" if row["impl"] == OURS else "ours"

@@ -44,6 +44,10 @@ LORA: dict[str, Any] = {
 }  # fmt: skip
 
 
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 @dataclass
 class Encoder:
     """Embeds queries and documents as unit rows."""
@@ -58,7 +62,7 @@ class Encoder:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the embeddings, and of all products on a GPU."""
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return _dtype(self.device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", self.dtype) if self.device.type == "cuda" else nullcontext()
@@ -118,8 +122,8 @@ def _pages(length: int, most: int, image: torch.Tensor, image_id: int, pixels: C
 
 
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    dtype = torch.bfloat16 if generator.device.type == "cuda" else torch.float32
-    return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
+    device = generator.device
+    return torch.randn(shape, generator=generator, device=device, dtype=_dtype(device))
 
 
 # ---- models ----
@@ -155,10 +159,6 @@ def _made(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _frozen_dtype(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def _with_lora(model: torch.nn.Module, modules: str) -> torch.nn.Module:
@@ -227,7 +227,7 @@ def _colqwen2(device: torch.device, tiny: bool, lora: bool) -> Encoder:
     transformers: Any = importlib.import_module("transformers")
     vlm = _qwen2_vl_config(tiny)
     config = transformers.ColQwen2Config(vlm_config=vlm, embedding_dim=DIM)
-    with _made(device, _frozen_dtype(device)):
+    with _made(device, _dtype(device)):
         model: Any = transformers.ColQwen2ForRetrieval(config)
     model.vlm.visual.requires_grad_(False)
     _checkpoint(model.vlm)
@@ -265,7 +265,7 @@ def _modernvbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
         pixel_shuffle_factor=4, image_token_id=vocabulary - 1,
     )  # fmt: skip
     config = transformers.ColModernVBertConfig(vlm_config=vlm, embedding_dim=DIM)
-    with _made(device, _frozen_dtype(device)):
+    with _made(device, _dtype(device)):
         model: Any = transformers.ColModernVBertForRetrieval(config)
     model.vlm.vision_model.requires_grad_(False)
     if lora:

@@ -40,7 +40,7 @@ class Method:
     limits: tuple[float, float] = (SCORES, GRADIENTS)  # of the errors of loss and gradients
 
 
-def _scores_to_loss(scores: torch.Tensor) -> torch.Tensor:
+def scores_to_loss(scores: torch.Tensor) -> torch.Tensor:
     labels = torch.arange(len(scores), device=scores.device)
     return F.cross_entropy(scores / TEMPERATURE, labels).float()
 
@@ -66,13 +66,13 @@ def _least(shape: BatchShape) -> Loss:
 def _maxsim(package: str, shape: BatchShape, **options: str) -> Loss:
     module: Any = importlib.import_module(package)
     if not shape.packed:
-        return lambda x: _scores_to_loss(module.maxsim(x.Q, x.D, **options))
+        return lambda x: scores_to_loss(module.maxsim(x.Q, x.D, **options))
     if options:
         raise UnsupportedError("maxsim_varlen always saves its winners")
     own = ".lik" if package == "late_interaction" else ""
     varlen: Any = importlib.import_module(f"{package}{own}.varlen").maxsim_varlen
     longest = {"max_seqlen_q": shape.Lq, "max_seqlen_d": shape.Ld}
-    return lambda x: _scores_to_loss(varlen(x.Q, x.D, x.cu_q, x.cu_d, **longest))
+    return lambda x: scores_to_loss(varlen(x.Q, x.D, x.cu_q, x.cu_d, **longest))
 
 
 def _lik(shape: BatchShape) -> Loss:
@@ -84,11 +84,11 @@ def _lik(shape: BatchShape) -> Loss:
 def _einsum(shape: BatchShape) -> Loss:
     if shape.packed:
         raise UnsupportedError("no einsum of packed tokens")
-    return lambda x: _scores_to_loss(einsum_maxsim(x.Q, x.D, IN_BATCH))
+    return lambda x: scores_to_loss(einsum_maxsim(x.Q, x.D, IN_BATCH))
 
 
 def _matmul(shape: BatchShape) -> Loss:
-    return lambda x: _scores_to_loss(x.Q.squeeze(1) @ x.D.squeeze(1).T)
+    return lambda x: scores_to_loss(x.Q.squeeze(1) @ x.D.squeeze(1).T)
 
 
 def _inf_cl(shape: BatchShape) -> Loss:

@@ -217,19 +217,12 @@ class Compilers:
     _pool: Any = None
 
     def __enter__(self) -> Compilers:
-        self._open()
+        if self.processes:
+            context = multiprocessing.get_context("spawn")
+            self._pool = context.Pool(self.processes, _start_worker, (tuple(self.peers),))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _open(self) -> None:
-        if self.processes == 0:
-            return
-        context = multiprocessing.get_context("spawn")
-        self._pool = context.Pool(self.processes, _start_worker, (tuple(self.peers),))
-
-    def _close(self) -> None:
         if self._pool is not None:
             self._pool.terminate()
             self._pool.join()
@@ -248,8 +241,8 @@ class Compilers:
                 done, moved = ready, time.perf_counter()
         problems = [problem for result in pending if result.ready() and (problem := _outcome(result))]
         if done < len(jobs):  # what still runs would disturb the next timings
-            self._close()
-            self._open()
+            self.__exit__()
+            self.__enter__()
         text = f"{done} of {len(jobs)} jobs in {time.perf_counter() - start:.0f} s"
         return text + (f", {len(problems)} failed, first: {problems[0][:120]}" if problems else "")
 
@@ -267,7 +260,7 @@ def _outcome(result: Any) -> str | None:
 
 def warm(
     implementations: Sequence[Implementation], shapes: Sequence[Shape], op: str, seconds: float,
-    log: Callable[[str], None], processes: int | None = None,
+    log: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Fills Triton's cache on disk, on the other cores. The peers tune at their first calls as usual, but
     need not compile then."""
@@ -276,7 +269,7 @@ def warm(
     if not peers or op == "bwd" or not torch.cuda.is_available():  # a step compiles those of a backward
         return
     jobs = [Job(peer, shape, part, {}, op) for shape in shapes for peer in peers for part in range(PARTS)]
-    with Compilers(peers, processes if processes is not None else spare_cores()) as compilers:
+    with Compilers(peers) as compilers:
         log(f"compiled ahead for {', '.join(peers)}: {compilers.run(jobs, seconds)}")
 
 

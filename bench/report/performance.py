@@ -273,20 +273,12 @@ def _sweep(path: Path) -> list[str]:
     if not path.exists():
         return []
     rows = split(read(path))[1]
-    groups = sweep_summary.by_shape(rows)
-    body = []
-    for label, key in (("GPU time", "gpu_us"), ("wall time", "wall_us")):
-        ratios = [r for group in groups.values() if (r := sweep_summary.ratio(group, key))]
-        if ratios:
-            slower = f"{sum(r > sweep_summary.LOSS for r in ratios)} of {len(ratios)}"
-            cells = [f"{v:.2f}x" for v in sweep_summary.percentiles(ratios).values()]
-            body.append([label, *cells, slower])
-    over = f"slower by over {100 * (sweep_summary.LOSS - 1):.0f}%"
-    table = pd.DataFrame(body, columns=["best other over ours", *sweep_summary.PERCENTILES, over])
+    body = [[label, *cells] for label, cells in sweep_summary.by_clock(rows).items()]
+    head = ["best other over ours", *sweep_summary.PERCENTILES, sweep_summary.SLOWER]
+    table = pd.DataFrame(body, columns=head)
     others = dict.fromkeys(r["impl"] for r in rows if r["impl"] != OURS)
-    drawn = (
-        f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench sweep`), beside {', '.join(others)}."
-    )
+    drawn = f"{len(sweep_summary.by_shape(rows))} shapes drawn from a seed, bf16 (`python -m bench sweep`), "
+    drawn += f"beside {', '.join(others)}."
     if path.with_suffix(".png").exists():
         drawn = f"![Our time over the best other's](../../bench/results/{path.stem}.png)\n\n{drawn}"
     lost = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -59,9 +59,11 @@ def judge(row: Row, call: Call, wanted: torch.Tensor | None) -> None:
             row["error"] = f"parity: relative error {row['rel_err']:.2g}"
 
 
-def in_turns(b: Bench, rows: Iterable[Row], prepare: Callable[[Row], Prepared]) -> list[Row]:
+def in_turns(
+    b: Bench, rows: Sequence[Row], prepare: Callable[[Row], Prepared], warm: bool = False
+) -> list[Row]:
     """Judge the call of each row, and time all of them in turns."""
-    rows, calls = list(rows), {}
+    calls = {}
     for i, row in enumerate(rows):
         try:
             call, wanted = prepare(row)
@@ -71,9 +73,11 @@ def in_turns(b: Bench, rows: Iterable[Row], prepare: Callable[[Row], Prepared]) 
             row["skipped"] = "not installed"
         except Exception as error:  # recorded in the row
             row["error"] = error_text(error)
-    for i, seconds in time_interleaved(calls, rounds_of(b)).items():
-        rows[i]["wall_us"], rows[i]["gflops"] = 1e6 * seconds, b.shape.flops / seconds * 1e-9
-    return rows
+    for i, seconds in time_interleaved(calls, rounds_of(b), warm).items():
+        rows[i]["wall_us"] = 1e6 * seconds
+        if "gflops" in rows[i]:
+            rows[i]["gflops"] = b.shape.flops / seconds * 1e-9
+    return list(rows)
 
 
 def int8_call(shape: Shape, one_document: bool = False) -> tuple[Call, torch.Tensor, int]:

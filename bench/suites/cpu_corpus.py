@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,10 +19,9 @@ from bench.harness.library import LANCEDB, NUMKONG, OURS, QDRANT
 from bench.harness.measuring import Bench
 from bench.harness.parity import SCORES
 from bench.harness.results import Row
-from bench.suites.cpu import CPU, rounds_of, time_interleaved
+from bench.suites.cpu import CPU, Prepared, in_turns
 from bench.tuning.engines import lance_table, qdrant_client
 from late_interaction._doctor.checks import relative_error
-from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import Call
 
 ONE_THREAD = "one thread"
@@ -121,29 +118,24 @@ def _in_one_thread(call: Call) -> object:
 def measure(b: Bench) -> list[Row]:
     x = draw(b.shape, CPU, torch.float32)
     Q, documents = x.Q[0], list(normalize(x.D, dim=-1))
-    rows: list[Row] = []
-    calls: dict[int, Call] = {}
-    with ExitStack() as folders:
-        for name, dtype in [*((OURS, dtype) for dtype in DTYPES), *((name, torch.float32) for name in PEERS)]:
-            row = b.row(name, "search", None, dtype)
-            rows.append(row)
-            folder = str(Path(folders.enter_context(tempfile.TemporaryDirectory()), "documents"))
-            try:
-                if name == OURS:
-                    stored = _corpus(documents, dtype, folder)
-                    search: Search = partial(stored.search, Q, BEST, normalize=True)
-                else:
-                    search, stored = _SEARCHES[name](documents, Q, folder), documents
-                if wrong := problem(search(), _scores(stored, Q)):
-                    row["error"] = wrong
-                calls[len(rows) - 1] = search
-            except ImportError:
-                row["skipped"] = "not installed"
-            except Exception as error:  # recorded in the row
-                row["error"] = error_text(error)
-            if name == OURS and len(rows) - 1 in calls:
-                rows.append({**row, "variant": ONE_THREAD})
-                calls[len(rows) - 1] = partial(_in_one_thread, search)
-        for i, seconds in time_interleaved(calls, rounds_of(b), warm=True).items():
-            rows[i]["wall_us"] = 1e6 * seconds
-    return rows
+    rows = [b.row(OURS, "search", variant, dtype) for dtype in DTYPES for variant in VARIANTS]
+    rows += [b.row(name, "search", None, torch.float32) for name in PEERS]
+    with tempfile.TemporaryDirectory() as folder:
+
+        @cache
+        def search_of(name: str, dtype: str) -> tuple[Search, str | None]:
+            """A search, and what is wrong with it."""
+            place, stored = f"{folder}/{name}-{dtype}", documents
+            if name == OURS:
+                stored = _corpus(documents, getattr(torch, dtype), place)
+                search: Search = partial(stored.search, Q, BEST, normalize=True)
+            else:
+                search = _SEARCHES[name](documents, Q, place)
+            return search, problem(search(), _scores(stored, Q))
+
+        def prepare(row: Row) -> Prepared:
+            search, wrong = search_of(row["impl"], row["dtype"])
+            row |= {"error": wrong} if wrong else {}
+            return partial(_in_one_thread, search) if row.get("variant") else search, None
+
+        return in_turns(b, rows, prepare, warm=True)

@@ -38,10 +38,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from bench.harness import batches
-from bench.harness.batches import TEMPERATURE, Batch, Loss
+from bench.harness.batches import TEMPERATURE, Loss
 from bench.harness.library import EINSUM, LIK, OURS, UnsupportedError
 from bench.harness.results import Results, Row
 from bench.harness.run_header import new_header
@@ -75,12 +74,7 @@ ROUNDED = (5e-2, 0.5)
 
 def _sentence_transformers(shape: BatchShape) -> Loss:
     maxsim: Any = importlib.import_module("sentence_transformers.util.similarity").maxsim
-
-    def run(x: Batch) -> torch.Tensor:
-        scores = maxsim(x.Q, x.D)
-        return F.cross_entropy(scores / TEMPERATURE, torch.arange(len(scores), device=scores.device))
-
-    return run
+    return lambda x: losses.scores_to_loss(maxsim(x.Q, x.D))
 
 
 def _has_sentence_transformers() -> bool:

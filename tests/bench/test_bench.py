@@ -252,7 +252,6 @@ def test_suites_are_measured_where_they_belong(tmp_path: Path, capsys: pytest.Ca
         (["--impl", "ours,theirs"], "theirs"),
         (["--device", "cuda"], "no GPU"),
         (["--dry-run", "--merge", "--impl", "ours"], "whole groups"),
-        (["--dry-run", "--merge", "--impl", "ours"], "whole groups"),
     ],
 )
 def test_a_wrong_argument_is_one_line(
