@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +15,6 @@ from late_interaction._doctor.checks import relative_error
 # 2.3e-3 where grad_scores is rounded too (einsum, some peers).
 SCORES, GRADIENTS = 1e-2, 3e-3
 _CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time
-
-
-@dataclass
-class Reference:
-    """fp64 scores and winners."""
-
-    scores: torch.Tensor
-    winners: torch.Tensor
 
 
 def _candidates(shape: Shape, D: torch.Tensor) -> torch.Tensor:
@@ -107,11 +98,11 @@ def reference_gradients(
 
 @torch.no_grad()
 def misplaced_winners(
-    shape: Shape, Q: torch.Tensor, D: torch.Tensor, winners: torch.Tensor, ref: Reference,
+    shape: Shape, Q: torch.Tensor, D: torch.Tensor, winners: torch.Tensor, best_ones: torch.Tensor,
     rounding: float = 1e-5,
 ) -> float:  # fmt: skip
-    """The fraction of `winners` whose similarity is below the best one by more than fp32 rounding."""
-    i, j, s = (winners.long() != ref.winners).nonzero().unbind(1)
+    """The fraction of `winners` whose similarity is below the best by more than fp32 rounding."""
+    i, j, s = (winners.long() != best_ones).nonzero().unbind(1)
     document = j if shape.layout == IN_BATCH else i * shape.Nd + j
     docs = D.reshape(-1, shape.Ld, shape.d)
     query = Q[i, s].double()
@@ -119,7 +110,7 @@ def misplaced_winners(
     def similarity(who: torch.Tensor) -> torch.Tensor:
         return (query * docs[document, who[i, j, s].long()].double()).sum(-1)
 
-    best = similarity(ref.winners)
+    best = similarity(best_ones)
     wrong = best - similarity(winners) > rounding * best.abs().clamp_min(1.0)
     return float(wrong.sum()) / max(1, winners.numel())
 

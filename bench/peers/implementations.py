@@ -12,18 +12,24 @@ from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS, Gradients,
 from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
 
 
-class Ours(Implementation):
-    name = OURS
-    backwards = ("auto", "lowmem", "unified")
+class _Strategies(Implementation):
+    """A package whose `maxsim` and `maxsim_pairs` take a gradient strategy."""
+
+    package: str
 
     def __init__(self) -> None:
-        self.lib = importlib.import_module("late_interaction")
+        self.lib = importlib.import_module(self.package)
 
     def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
         f = self.lib.maxsim_pairs if shape.layout == PAIRS else self.lib.maxsim
         if not train:
             return lambda Q, D: f(Q, D)
         return lambda Q, D: f(Q, D, backward=backward)
+
+
+class Ours(_Strategies):
+    name, package = OURS, "late_interaction"
+    backwards = ("auto", "lowmem", "unified")
 
     def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
         op = torch.ops.late_interaction.maxsim_backward
@@ -43,25 +49,17 @@ class Ours(Implementation):
         return self.lib.maxsim_with_winners(inputs.Q.detach(), D.detach())[1]
 
 
-class Lik(Implementation):
+class Lik(_Strategies):
     """late-interaction-kernels. Its "auto" chooses one of the two strategies, which are both measured."""
 
-    name = LIK
+    name, package = LIK, "late_interaction_kernels"
     backwards = ("lowmem", "unified")
     chunk = 128  # query tokens of a launch: its maxsim splits queries of more than 512 tokens
 
-    def __init__(self) -> None:
-        self.lib = importlib.import_module("late_interaction_kernels")
-        self.backward_module = importlib.import_module("late_interaction_kernels.backward")
-
-    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
-        f = self.lib.maxsim_pairs if shape.layout == PAIRS else self.lib.maxsim
-        if not train:
-            return lambda Q, D: f(Q, D)
-        return lambda Q, D: f(Q, D, backward=backward)
-
     def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
-        f = getattr(self.backward_module, f"maxsim_backward_{backward}")
+        f = getattr(
+            importlib.import_module("late_interaction_kernels.backward"), f"maxsim_backward_{backward}"
+        )
         Nq, Nd, Lq, d = shape.Nq, shape.Nd, shape.Lq, shape.d
         Q = inputs.Q
         D = inputs.D.reshape(-1, shape.Ld, d)

@@ -13,7 +13,6 @@ from bench.harness.library import EINSUM, OURS, Implementation, Score, Unsupport
 from bench.harness.measuring import Bench, Timed, function, measure_one_by_one
 from bench.harness.parity import (
     GRADIENTS,
-    Reference,
     misplaced_winners,
     reference_gradients,
     reference_scores,
@@ -50,7 +49,7 @@ def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
             x.winners = draw_winners(shape, kind or UNIFORM, settings.device)
         wanted = reference_gradients(shape, *first.tokens, first.grad_scores, first.winners)
     else:
-        ref = Reference(*reference_scores(shape, *first.tokens))
+        exact, winners = reference_scores(shape, *first.tokens)
     known = known_step(shape, first.grad_scores, settings.dtype) if op == "fwd+bwd" else None
     for impl in settings.implementations:
         if isinstance(impl, Compiled) and not shape.compiled:
@@ -59,10 +58,10 @@ def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
             score = cache(partial(_score, b, impl, strategy, op != "fwd"))
             more: dict[str, Any] = {"winners": kind, "backward": strategy}
             if op == "fwd":
-                yield b.forward(impl.name, None, score, tokens, ref.scores, **more)
+                yield b.forward(impl.name, None, score, tokens, exact, **more)
             elif known:
-                timed = b.step(impl.name, None, score, steps, ref.scores, known, **more)
-                timed.check = _with_winners(b, impl, first, ref, timed.check)
+                timed = b.step(impl.name, None, score, steps, exact, known, **more)
+                timed.check = _with_winners(b, impl, first, winners, timed.check)
                 yield timed
             elif type(impl).backward is not Implementation.backward:
                 calls = partial(_backwards, shape, impl, strategy, sets)
@@ -81,14 +80,14 @@ def _backwards(shape: Shape, impl: Implementation, strategy: str | None, sets: l
     return [impl.backward(shape, strategy, x) for x in sets]
 
 
-def _with_winners(b: Bench, impl: Implementation, x: Inputs, ref: Reference, check: Any) -> Any:
+def _with_winners(b: Bench, impl: Implementation, x: Inputs, winners: torch.Tensor, check: Any) -> Any:
     """The check of gradients, behind one of the winners where these are returned."""
 
     def both(row: Row, out: object) -> None:
         with torch.no_grad():
             found = impl.winners(b.shape, x)
         if found is not None:
-            row["winners_wrong"] = misplaced_winners(b.shape, *x.tokens, found, ref)
+            row["winners_wrong"] = misplaced_winners(b.shape, *x.tokens, found, winners)
         check(row, out)
 
     return both
@@ -117,21 +116,21 @@ def measure_variants(b: Bench) -> list[Row]:
     masks = [(_holes(x.Q), _holes(x.D)) for x in sets]
     weights = [0.5 + torch.rand(x.Q.shape[:-1], device=x.Q.device) for x in sets]
     first, (q_mask, d_mask) = sets[0], masks[0]
-    plain = Reference(*reference_scores(b.shape, *first.tokens))
+    plain, winners = reference_scores(b.shape, *first.tokens)
 
     def wanted(*options: Any, **more: Any) -> torch.Tensor:
         return reference_scores(b.shape, *first.tokens, *options, **more)[0]
 
     def check_winners(row: Row, out: Any) -> None:
-        row["winners_wrong"] = misplaced_winners(b.shape, first.Q, first.D, out[1], plain)
+        row["winners_wrong"] = misplaced_winners(b.shape, first.Q, first.D, out[1], winners)
 
     def one(variant: str, f: Any, exact: torch.Tensor, options: Sequence[Any] = (), **more: Any) -> Timed:
         inputs = [(*x.tokens, *own) for x, own in zip(sets, options or [()] * len(sets), strict=True)]
         return b.forward(OURS, variant, lambda: f, inputs, exact, dtype=torch.bfloat16, **more)
 
     timed = [
-        one(PLAIN, maxsim, plain.scores),
-        one(WINNERS, winners_op, plain.scores, [(None, None)] * len(sets), check=check_winners),
+        one(PLAIN, maxsim, plain),
+        one(WINNERS, winners_op, plain, [(None, None)] * len(sets), check=check_winners),
         one(D_MASK, maxsim, wanted(None, d_mask), [(None, d) for _, d in masks]),
         one(MASKS, maxsim, wanted(q_mask, d_mask), masks),
         one(WEIGHTS, _weighted(maxsim), wanted(weights[0]), [(w,) for w in weights]),

@@ -116,12 +116,8 @@ def chunked_contrastive(scores: Scores, Q: torch.Tensor, D: torch.Tensor) -> tor
     return total / len(Q)
 
 
-@dataclass
-class Step:
-    """A loss on one set of inputs, and its exact results."""
-
-    run: Callable[[Scores], tuple[torch.Tensor, ...]]  # the loss and the gradients of all inputs
-    wanted: list[torch.Tensor]
+# What runs a loss on one set of inputs, to itself and the gradients of all inputs; and its exact results.
+Step = tuple[Callable[[Scores], tuple[torch.Tensor, ...]], list[torch.Tensor]]
 
 
 def _exact(
@@ -158,7 +154,7 @@ def _negative_step(settings: Settings, shape: Shape, in_batch: float, pairwise: 
         loss = negative_head(scores, *leaves, in_batch, pairwise)
         return (loss.detach(), *torch.autograd.grad(loss, leaves))
 
-    return Step(run, [loss.detach(), q_p + q_n + q_g, d_p + d_g, d_n])
+    return run, [loss.detach(), q_p + q_n + q_g, d_p + d_g, d_n]
 
 
 def _chunked_step(settings: Settings, shape: Shape) -> Step:
@@ -175,23 +171,24 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
         x.Q.grad = x.D.grad = None
         return out
 
-    return Step(run, wanted)
+    return run, wanted
 
 
 def _head(b: Bench, impl: Implementation, variant: str, of: Step) -> Timed:
+    run, wanted = of
     rounds = impl.rounds_similarities
     limit = ROUNDED_GRADIENTS if rounds else GRADIENTS
     if variant == CHUNKED:
         limit = max(limit, (2 * MOVED / (b.shape.Nq * b.shape.Lq)) ** 0.5)
 
     def check(row: Row, out: object) -> None:
-        refuse(row, worst_error(out, of.wanted), limit)
+        refuse(row, worst_error(out, wanted), limit)
 
     def prepare() -> list[Call]:
-        return [partial(of.run, scores_of(impl, b.shape))]
+        return [partial(run, scores_of(impl, b.shape))]
 
     row, off = b.row(impl.name, "fwd+bwd", variant), ROUNDED_LOSS if rounds else SCORES
-    return Timed(row, prepare, of.wanted[:1], check, capture=False, tolerance=off)
+    return Timed(row, prepare, wanted[:1], check, capture=False, tolerance=off)
 
 
 def measure_heads(b: Bench) -> list[Row]:

@@ -16,14 +16,12 @@ from pathlib import Path
 import torch
 
 from bench.harness import measuring, named_shapes, results, run_header
-from bench.harness.library import LIK, OURS
 from bench.harness.measuring import Settings
 from bench.harness.results import Row
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
 from bench.suites.catalog import ON_CPU, SUITES
 from late_interaction._doctor.ceilings import Ceilings, measure_ceilings
-from late_interaction._doctor.text import align, number
 from late_interaction._doctor.timing import QUICK, Effort
 
 LIMIT_S = 40.0
@@ -135,20 +133,6 @@ def _header(args: argparse.Namespace, settings: Settings) -> Row:
     return header
 
 
-def summary(rows: Sequence[Row], key: str) -> str:
-    """A line for each group: the best time of ours, late-interaction-kernels, and the others."""
-    body = []
-    for group in results.by_group(rows).values():
-        names = [OURS, LIK, *({r["impl"] for r in group} - {OURS, LIK})]
-        times = {n: min((r[key] for r in group if r["impl"] == n and r[key]), default=None) for n in names}
-        ours, lik, *others = times.values()
-        other = min((t for t in others if t), default=None)
-        first = group[0]
-        name = " ".join(str(v) for v in (first["suite"], first["shape"], first["op"], first["winners"]) if v)
-        body.append([name, number(ours), number(lik), number(ours and lik and ours / lik), number(other)])
-    return align([key, "ours", "LIK", "ours/LIK", "others"], body)
-
-
 def run(args: argparse.Namespace) -> int:
     if wrong := problem(args) or _missing_here(args):
         print(wrong, file=sys.stderr)
@@ -170,7 +154,6 @@ def run(args: argparse.Namespace) -> int:
     except results.IncompleteError as incomplete:
         print(incomplete, file=sys.stderr)
         return 2
-    print(f"\n{summary(out.rows, 'gpu_us' if settings.on_gpu else 'wall_us')}")
     for row in (r for r in out.rows if r.get("error")):
         where = " ".join(str(row[k]) for k in ("suite", "shape", "impl", "backward") if row[k])
         print(f"error: {where}: {row['error'][:160]}")

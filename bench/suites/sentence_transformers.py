@@ -278,7 +278,6 @@ def show(row: Row) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: by the device")
     parser.add_argument("--only", choices=["losses", "evaluation"])
     parser.add_argument("--batches", type=int, nargs="+", help="queries of a training step")
     parser.add_argument("--corpora", choices=NAMES, nargs="+", help="of evaluations; default: by the device")
@@ -312,7 +311,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
     """The rows, printed as they come."""
     device = torch.device(args.device)
     on_gpu = device.type == "cuda"
-    args.dtype = getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
+    args.dtype = torch.bfloat16 if on_gpu else torch.float32
     args.query, args.document = QUERY, DOCUMENT
     args.corpora = args.corpora or (NAMES if on_gpu else ON_CPU)
     args.batches = args.batches or (BATCHES if on_gpu else CPU_BATCHES)

@@ -40,6 +40,7 @@ from late_interaction._doctor.timing import (
     by_one_clock,
     gpu_time,
     sets_of_bytes,
+    sync,
     time_interleaved,
     time_limit,
     wall_time,
@@ -106,8 +107,7 @@ def run_shape(
             calls[impl.name] = mine
         except Exception as error:  # one failure must not end the sweep
             row["error"] = error_text(error)
-            if on_gpu:
-                torch.cuda.synchronize(device)
+            sync(device)
     if on_gpu:
         with contextlib.suppress(Exception):
             time_again(rows, calls)
@@ -161,21 +161,13 @@ def _compile_ahead(
         log(f"nothing compiled ahead: {error_text(error)}")
 
 
-def _measured(
-    shape: Shape, implementations: Sequence[Implementation], device: torch.device, limit_s: float
-) -> tuple[list[Row], bool]:
-    """(rows, whether the GPU still answers). A shape that fails has a row, so that --merge does not run into
-    it again."""
+def _still_answers(device: torch.device) -> bool:
+    """False where the GPU is in an error state, which a new process does not share."""
     try:
-        return run_shape(shape, implementations, device, limit_s), True
-    except Exception as error:  # out of memory, or the GPU is in an error state
-        row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, error=error_text(error))
-        try:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        except Exception:
-            return [row], False
-        return [row], True
+        sync(device)
+    except Exception:
+        return False
+    return True
 
 
 def _measure(
@@ -204,9 +196,12 @@ def _measure(
             if time.perf_counter() > end:
                 log(f"stopped in time, after {n - 1} of {len(shapes)} shapes")
                 return
-            rows, answers = _measured(shape, implementations, device, args.limit)
+            try:
+                rows = run_shape(shape, implementations, device, args.limit)
+            except Exception as error:  # a row of its own, so that --merge does not run into it again
+                rows = [new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, error=error_text(error))]
             out.add(rows)
-            if not answers:
+            if not _still_answers(device):
                 log("the GPU answers no more; --merge goes on in a new process")
                 return
             if n % 20 == 0 or (ratio(rows) or 0) > LOSS:

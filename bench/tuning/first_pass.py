@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -56,20 +55,14 @@ def draw(documents: int, Ld: int, queries: int, Lq: int, d: int, device: str) ->
     return Texts(normalize(Q, dim=-1), normalize(D, dim=-1))
 
 
-def demo(queries: int, device: str, kept: Path | None = None) -> Texts:
-    """kept: a file that keeps the tokens, so that they are encoded once."""
-    if kept is not None and kept.exists():
-        return Texts(*(x.to(device) for x in torch.load(kept)))
+def demo(queries: int, device: str) -> Texts:
     from demo.corpus import build_pairs
     from demo.encode import Encoder
 
     pairs = build_pairs()
     encoder = Encoder(torch.device(device))
     Q, D = encoder.encode([p.query for p in pairs[:queries]], [p.document for p in pairs])
-    tokens = [x.to(device) for x in (Q.embeddings, D.embeddings, Q.mask, D.mask)]
-    if kept is not None:
-        torch.save([x.cpu() for x in tokens], kept)
-    return Texts(*tokens)
+    return Texts(*(x.to(device) for x in (Q.embeddings, D.embeddings, Q.mask, D.mask)))
 
 
 class Way(NamedTuple):
@@ -101,7 +94,6 @@ def ways(x: Texts, candidates: int) -> dict[str, Way]:
 def add_arguments(p: argparse.ArgumentParser) -> None:
     add_table_arguments(p, documents=20_000, Ld=128, queries=4, Lq=32, d=128)
     p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
-    p.add_argument("--tokens", type=Path, help="a file that keeps the tokens of --demo")
     p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
     p.add_argument("--rescored", type=int, default=30, help="candidates of a whole search; default: 30")
 
@@ -109,7 +101,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     if args.demo:
-        x = demo(args.queries, args.device, args.tokens)
+        x = demo(args.queries, args.device)
     else:
         x = draw(args.documents, args.Ld, args.queries, args.Lq, args.d, args.device)
     best = li.maxsim(x.Q, x.D, x.q_mask, x.d_mask).topk(TOP).indices

@@ -56,37 +56,34 @@ def planted(documents: int, Ld: int, queries: int, Lq: int, d: int) -> tuple[Ten
     return Q, chunks()
 
 
-class Searches:
-    """The best documents of each query, exact and by each configuration, chunk by chunk."""
-
-    def __init__(self, Q: Tensor, q_mask: Tensor | None, configurations: list[Muvera]) -> None:
-        self.exact = li.TopK(Q, TOP, q_mask)
-        self.muveras = configurations
-        self.codes = [m.encode_queries(li.Tokens(Q, q_mask)) for m in configurations]
-        none = torch.empty(len(Q), 0), torch.empty(len(Q), 0, dtype=torch.int64)
-        self.best = [none for _ in configurations]
-        self.seen = 0
-
-    def add(self, D: Tensor, d_mask: Tensor | None = None) -> None:
-        self.exact.add(D, d_mask)
-        for i, muvera in enumerate(self.muveras):
-            scores, places = self.best[i]
-            scores = torch.cat((scores, self.codes[i] @ muvera.encode_documents(li.Tokens(D, d_mask)).t()), 1)
-            at = torch.arange(self.seen, self.seen + len(D)).expand(len(scores), -1)
+def searched(
+    Q: Tensor, q_mask: Tensor | None, parts: Iterator[Tensor], d_mask: Tensor | None, muveras: list[Muvera]
+) -> tuple[Tensor, list[Tensor]]:
+    """The best documents of each query: exact ones, and those of each configuration, chunk by chunk."""
+    exact, seen = li.TopK(Q, TOP, q_mask), 0
+    codes = [m.encode_queries(li.Tokens(Q, q_mask)) for m in muveras]
+    best = [(torch.empty(len(Q), 0), torch.empty(len(Q), 0, dtype=torch.int64)) for _ in muveras]
+    for D in parts:
+        exact.add(D, d_mask)
+        at = torch.arange(seen, seen + len(D)).expand(len(Q), -1)
+        for i, (muvera, (scores, places)) in enumerate(zip(muveras, best, strict=True)):
+            scores = torch.cat((scores, codes[i] @ muvera.encode_documents(li.Tokens(D, d_mask)).t()), 1)
             kept, order = scores.topk(min(DEPTH, scores.shape[1]))
-            self.best[i] = kept, torch.cat((places, at), 1).gather(1, order)
-        self.seen += len(D)
+            best[i] = kept, torch.cat((places, at), 1).gather(1, order)
+        seen += len(D)
+    return exact.indices, [places for _, places in best]
 
-    def table(self, candidates: list[int]) -> str:
-        rows = []
-        for muvera, (_, places) in zip(self.muveras, self.best, strict=True):
-            found = places.unsqueeze(1) == self.exact.indices.unsqueeze(2)  # [Nq, TOP, DEPTH]
-            share = found.any(1).float().cumsum(1).mean(0) / TOP
-            enough = (share >= 0.95).nonzero()
-            needed = str(int(enough[0]) + 1) if len(enough) else f"> {len(share)}"
-            shares = [f"{share[min(n, len(share)) - 1]:.4f}" for n in candidates]
-            rows.append([_name(muvera), str(muvera.dim), *shares, needed])
-        return align(["", "dims", *(f"recall@{TOP} of {n}" for n in candidates), "needed"], rows)
+
+def recall_table(exact: Tensor, found: list[Tensor], muveras: list[Muvera], candidates: list[int]) -> str:
+    rows = []
+    for muvera, places in zip(muveras, found, strict=True):
+        hits = places.unsqueeze(1) == exact.unsqueeze(2)  # [Nq, TOP, DEPTH]
+        share = hits.any(1).float().cumsum(1).mean(0) / TOP
+        enough = (share >= 0.95).nonzero()
+        needed = str(int(enough[0]) + 1) if len(enough) else f"> {len(share)}"
+        shares = [f"{share[min(n, len(share)) - 1]:.4f}" for n in candidates]
+        rows.append([_name(muvera), str(muvera.dim), *shares, needed])
+    return align(["", "dims", *(f"recall@{TOP} of {n}" for n in candidates), "needed"], rows)
 
 
 def _name(muvera: Muvera) -> str:
@@ -136,10 +133,9 @@ def recalls(args: argparse.Namespace) -> str:
         q_mask = d_mask = None
         sizes = f"queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
         what = f"planted neighbours: {sizes}"
-    searches = Searches(Q, q_mask, [Muvera(Q.shape[-1], *sizes) for sizes in chosen])
-    for part in parts:
-        searches.add(part, d_mask)
-    return f"{what}\n{searches.table(args.candidates)}"
+    muveras = [Muvera(Q.shape[-1], *sizes) for sizes in chosen]
+    exact, found = searched(Q, q_mask, parts, d_mask, muveras)
+    return f"{what}\n{recall_table(exact, found, muveras, args.candidates)}"
 
 
 def run(args: argparse.Namespace) -> int:

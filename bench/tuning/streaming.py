@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,46 +28,37 @@ from late_interaction._doctor.text import align, error_text
 from late_interaction._doctor.timing import wall_seconds
 
 LAYERS, HIDDEN, HEADS, KEYS, FORWARD, PAGE, QUERY, DIM = 28, 1536, 12, 2, 8960, 747, 24, 128
+SIZES = {
+    "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS,
+    "intermediate_size": FORWARD,
+}  # fmt: skip
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 96}
 CHECKPOINTS, STREAMED = "checkpoints", "stream_layers"
 LORA = {"r": 32, "lora_alpha": 32, "lora_dropout": 0.1, "target_modules": "all-linear"}
 
 
-@dataclass
 class Trained:
     """A model with trained weights, all or adapters."""
 
-    model: Any
-    base: Any
-    dtype: torch.dtype
-    lora: bool
-    device: torch.device
-
-    @staticmethod
-    def of(lora: bool, device: torch.device) -> Trained:
+    def __init__(self, lora: bool, device: torch.device) -> None:
         from transformers import Qwen2Config, Qwen2Model
 
         on_gpu = device.type == "cuda"
-        sizes = {
-            "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS,
-            "intermediate_size": FORWARD,
-        }  # fmt: skip
         config = Qwen2Config(
             vocab_size=1024, num_key_value_heads=KEYS, max_position_embeddings=1 << 20, use_cache=False,
-            attn_implementation="sdpa", **(sizes if on_gpu else TINY),
+            attn_implementation="sdpa", **(SIZES if on_gpu else TINY),
         )  # fmt: skip
         torch.manual_seed(0)
-        dtype = torch.bfloat16 if on_gpu else torch.float32
+        self.lora, self.device, self.dtype = lora, device, torch.bfloat16 if on_gpu else torch.float32
         with device:
-            base = Qwen2Model(config).to(dtype)
-        model = base
+            self.model = self.base = Qwen2Model(config).to(self.dtype)
         if lora:
             import peft
 
-            model = peft.get_peft_model(base, peft.LoraConfig(**LORA))
-            for x in model.parameters():
+            self.model = peft.get_peft_model(self.base, peft.LoraConfig(**LORA))
+            for x in self.model.parameters():
                 x.data = x.data.float() if x.requires_grad else x.data
-        return Trained(model.train(), base, dtype, lora, device)
+        self.model.train()
 
     def use(self, way: str, tokens: int) -> None:
         if way == STREAMED:
@@ -108,27 +97,11 @@ def _bytes(device: torch.device) -> float:
     return float(torch.cuda.memory_allocated())
 
 
-@dataclass
-class Line:
-    """Both sizes of a way: bytes of a token, and tokens within the budget."""
-
-    each: float
-    within: float
-    seconds: float  # of the larger size
-    tokens: int
-
-
-def line(found: list[tuple[int, tuple[float, float, float]]], budget: float) -> Line:
-    (few, (low, base, _)), (many, (high, _, seconds)) = found[0], found[-1]
-    each = (high - low) / (many - few)
-    return Line(each, (budget - base - (low - each * few)) / max(each, 1e-9), seconds, many)
-
-
 def rows(args: argparse.Namespace, device: torch.device) -> Iterator[list[str]]:
     for lora in (False, True):
         name = "LoRA" if lora else "all weights"
         try:
-            trained = Trained.of(lora, device)
+            trained = Trained(lora, device)
         except ImportError as error:
             yield [name, f"{error}", *[""] * 7]
             continue
@@ -141,21 +114,19 @@ def rows(args: argparse.Namespace, device: torch.device) -> Iterator[list[str]]:
 
 
 def compared(trained: Trained, kind: str, sizes: list[int], args: argparse.Namespace) -> list[str]:
-    ways = {}
+    each, within, took = [], [], []  # by checkpoints, and streamed
     for way in (CHECKPOINTS, STREAMED):
         trained.use(way, args.tokens)
-        found = []
-        for size in sizes:
-            shape = (size, PAGE) if kind == "pages" else (1, size)
-            found.append((shape[0] * shape[1], trained.measure(*shape, args.rounds)))
-        ways[way] = line(found, args.budget * 2**30)
-    before, after = ways[CHECKPOINTS], ways[STREAMED]
+        shapes = [(size, PAGE) if kind == "pages" else (1, size) for size in sizes]
+        found = [trained.measure(*shape, args.rounds) for shape in shapes]
+        (few, many), ((low, base, _), (high, _, seconds)) = [n * length for n, length in shapes], found
+        each.append((high - low) / (many - few))
+        within.append((args.budget * 2**30 - base - (low - each[-1] * few)) / max(each[-1], 1e-9))
+        took.append(seconds)
     stays = 2 * HIDDEN * LAYERS + 2 * 2 * HIDDEN + 4 * 2 * KEYS * (HIDDEN // HEADS)
-    gain, bound = after.within / before.within, before.each / stays
     return [
-        f"{before.each:,.0f}", f"{after.each:,.0f}", f"{before.within:,.0f}", f"{after.within:,.0f}",
-        f"{gain:.2f}x of {bound:.2f}x", f"{1e3 * before.seconds:,.0f} / {1e3 * after.seconds:,.0f}",
-        f"{after.seconds / before.seconds:.2f}x",
+        *(f"{x:,.0f}" for x in (*each, *within)), f"{within[1] / within[0]:.2f}x of {each[0] / stays:.2f}x",
+        f"{1e3 * took[0]:,.0f} / {1e3 * took[1]:,.0f}", f"{took[1] / took[0]:.2f}x",
     ]  # fmt: skip
 
 
