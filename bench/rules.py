@@ -3,7 +3,7 @@
 1. A group (suite, shape, op and, for steps, the kind of winners) comes from one run: all its implementations
    and variants are measured in one process, one after the other or interleaved.
 2. Implementations that are compared were timed by one clock.
-3. A step's gradients were compared with the reference before it was timed.
+3. A step's gradients were compared with the reference before it was timed, but for a first call.
 4. The command of its run is one that today's program takes, and it measures this suite, shape, variant and
    implementation.
 
@@ -119,7 +119,7 @@ def _gradients(rows: Sequence[Row]) -> str | None:
         for name, values in row.get("variants", {}).items():  # of a recipe's step
             if "s" in values and not isinstance(values.get("grad_err"), float):
                 return f"{name}: timed, but its gradients were not compared"
-        compared = row.get("grad_err") is not None or row.get("suite") in ("training", "cpu", "first-call")
+        compared = row.get("grad_err") is not None or row.get("suite") == "first-call"  # a process of its own
         timed = row.get("gpu_us") is not None or row.get("wall_us") is not None
         if row.get("op") == "fwd+bwd" and timed and not compared:
             return f"{row['impl']}: timed, but its gradients were not compared"

@@ -6,8 +6,8 @@ The planner says it of any GPU, so no record and no GPU is needed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -17,8 +17,7 @@ from bench.report.tables import markdown
 from late_interaction._doctor.machine import planned_rates
 
 
-@dataclass(frozen=True)
-class _Gpu:
+class _Gpu(NamedTuple):
     name: str
     sm: int
     sm_count: int
@@ -47,13 +46,6 @@ _CALLS = (
 )
 
 
-def _explain(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype) -> str:
-    return li.explain_plan(
-        q, d, dtype=dtype, precision="highest", winners=False,
-        sm=gpu.sm, sm_count=gpu.sm_count, geforce=gpu.geforce,
-    )  # fmt: skip
-
-
 def _rates(gpu: _Gpu) -> list[str]:
     """Write what the planner says of fp16 and bf16, int8, fp8, TF32 and FFMA."""
     rates = planned_rates(sm=gpu.sm, sm_count=gpu.sm_count, geforce=gpu.geforce)
@@ -61,10 +53,10 @@ def _rates(gpu: _Gpu) -> list[str]:
 
 
 def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype) -> str:
-    text = _explain(gpu, q, d, dtype)
+    of = {"sm": gpu.sm, "sm_count": gpu.sm_count, "geforce": gpu.geforce}
+    text = li.explain_plan(q, d, dtype=dtype, precision="highest", winners=False, **of)
     kernel = re.search(r"maxsim_forward_(\w+)", text)
     tile = re.search(r"(\d+) query rows x (\d+) document tokens", text)
-    assert kernel and tile, text
     by = " by FFMA" if "products in fp32" in text else ""
     return f"`{kernel[1]}` {tile[1]} x {tile[2]}{by}"
 
