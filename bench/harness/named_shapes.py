@@ -88,12 +88,7 @@ TRAINING = (
 COMPILED_STEPS = ("train-32", "kd-128x8", "pairs-256", "tiny-pairs")  # our training step, for each layout
 
 # Batches whose steps wait for the host, and one that does not.
-HOST = (
-    Shape("host-32", 32, 32, 32, 300),
-    Shape("host-64", 64, 64, 32, 300),
-    Shape("host-128", 128, 128, 32, 300),
-    Shape("host-256", 256, 256, 32, 300),
-)
+HOST = tuple(Shape(f"host-{n}", n, n, 32, 300) for n in (32, 64, 128, 256))
 
 # Residual-compressed documents; the name ends in the bits of a bucket.
 RAGGED = (Shape("ragged-60k", 1, 60_000, 32, 128), Shape("ragged-60k-16", 16, 60_000, 32, 128))
@@ -115,17 +110,10 @@ RETRIEVE = (
     Shape("retrieve-fp8-million", 16, 1_000_000, 32, 128),
 )
 # Whole losses: a head with explicit negatives, and a contrastive loss in chunks.
-_CHUNKED = (
-    (64, 2048), (64, 4096), (64, 8192), (128, 2048), (128, 4096), (128, 8192), (256, 2048), (256, 4096),
-    (256, 8192),
-)  # fmt: skip
+_NEGATIVES = ((64, 4), (128, 4), (128, 8), (256, 8), (256, 16))
 HEADS = (
-    Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
-    Shape("negatives-128x4", 128, 4, 32, 1030, layout=KD),
-    Shape("negatives-128x8", 128, 8, 32, 1030, layout=KD),
-    Shape("negatives-256x8", 256, 8, 32, 1030, layout=KD),
-    Shape("negatives-256x16", 256, 16, 32, 1030, layout=KD),
-    *(Shape(f"chunked-{batch}x{Ld}", batch, batch, 128, Ld) for batch, Ld in _CHUNKED),
+    *(Shape(f"negatives-{B}x{n}", B, n, 32, 1030, layout=KD) for B, n in _NEGATIVES),
+    *(Shape(f"chunked-{B}x{Ld}", B, B, 128, Ld) for B in (64, 128, 256) for Ld in (2048, 4096, 8192)),
 )
 
 # Contrastive losses of whole batches; those in LARGE_BATCHES take minutes.

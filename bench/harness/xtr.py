@@ -9,8 +9,6 @@ are not selected; and all others are 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from bench.harness.inputs import Inputs
@@ -37,15 +35,10 @@ def exact_scores(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
     return torch.cat(scores)
 
 
-@dataclass
-class Known:
+def plant_selection(
+    shape: Shape, k: int, grad_scores: torch.Tensor, dtype: torch.dtype
+) -> tuple[Inputs, list[torch.Tensor]]:
     """Planted inputs; their scores and the gradients of Q and D, in float64."""
-
-    inputs: Inputs
-    results: list[torch.Tensor]
-
-
-def plant_selection(shape: Shape, k: int, grad_scores: torch.Tensor, dtype: torch.dtype) -> Known:
     device, tokens = grad_scores.device, shape.Nd * shape.Ld
     k = min(k, tokens)
     count = max(1, min(MAX_DIRECTIONS, shape.d // 3, shape.Lq, 4 * tokens // (5 * k)))
@@ -72,7 +65,7 @@ def plant_selection(shape: Shape, k: int, grad_scores: torch.Tensor, dtype: torc
     own = torch.arange(count, device=device).repeat_interleave(near_one)
     D[places.flatten()] = near(own, cosines.flatten(), of_documents)
     inputs = Inputs(Q.view(shape.q_shape), D.view(shape.d_shape), grad_scores)
-    return Known(inputs, _results(inputs, kind, winners))
+    return inputs, _results(inputs, kind, winners)
 
 
 def _results(x: Inputs, kind: torch.Tensor, winners: torch.Tensor) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ from bench.harness.measuring import Bench, Function, Timed, function, refuse
 from bench.harness.parity import GRADIENTS, SCORES, reference_scores, worst_error
 from bench.harness.planted import known_step
 from bench.harness.results import Row
-from bench.harness.xtr import Known, exact_scores, plant_selection
+from bench.harness.xtr import exact_scores, plant_selection
 
 MAXSIM = "maxsim"
 
@@ -61,15 +61,15 @@ def grid_scores(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
     return maxima.sum(dim=1) / selected.float().sum(dim=1).clamp_(min=1)
 
 
-def _xtr(b: Bench, impl: str, k: int, sets: list[Inputs], wanted: torch.Tensor, known: Known) -> Timed:
-    tolerance, limit = LIMITS[impl]
+def _xtr(b: Bench, impl: str, k: int, sets: list[Inputs], wanted: torch.Tensor, known: Any) -> Timed:
+    (tolerance, limit), (inputs, results) = LIMITS[impl], known
 
     def make() -> Function:
         ours: Any = partial(function("late_interaction", "xtr_scores"), rule="paper")
         return partial(ours if impl == OURS else grid_scores, k=k)
 
     def check(row: Row, _: object) -> None:
-        refuse(row, worst_error(_step(make(), known.inputs), known.results), limit)
+        refuse(row, worst_error(_step(make(), inputs), results), limit)
 
     steps = [x.step for x in sets]
     timed = b.step(impl, f"k = {k}", make, steps, wanted, ((), None, ()), tolerance=tolerance)

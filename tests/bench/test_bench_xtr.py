@@ -53,11 +53,11 @@ def test_exact_scores_are_by_definition(shape: Shape, k: int, monkeypatch: pytes
 def test_the_results_of_planted_inputs_are_exact_and_no_rounding_moves_them(shape: Shape, k: int) -> None:
     torch.manual_seed(0)
     grad = torch.randn(shape.scores_shape, dtype=torch.float64)
-    known = exact.plant_selection(shape, k, grad, torch.float64)
-    assert known.inputs.Q.shape == shape.q_shape and known.inputs.D.shape == shape.d_shape
-    for got, want in zip(known.results, step(partial(xtr_scores_reference, k=k), known.inputs), strict=True):
+    known, results = exact.plant_selection(shape, k, grad, torch.float64)
+    assert known.Q.shape == shape.q_shape and known.D.shape == shape.d_shape
+    for got, want in zip(results, step(partial(xtr_scores_reference, k=k), known), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
-    grid = torch.einsum("isd,jtd->isjt", known.inputs.Q, known.inputs.D)
+    grid = torch.einsum("isd,jtd->isjt", known.Q, known.D)
     ordered = grid.flatten(2).sort(-1, descending=True).values
     if k < ordered.shape[-1]:
         assert (ordered[..., k - 1] - ordered[..., k]).min() > 0.1
