@@ -34,7 +34,6 @@ EXCLUDED = {
     "tests/training/test_contrastive_gather.py": "starts processes, slower than their timeouts allow",
     "tests/training/test_contrastive_group.py": "starts processes, slower than their timeouts allow",
     "tests/maxsim/test_compiled.py::test_inductor_adds_one_call_each_way": "needs a C++ compiler there",
-    "tests/maxsim/test_ops.py::test_aot_inductor": "compiles a program",
 }
 
 

@@ -73,18 +73,6 @@ def test_a_gpu_planned_as_an_older_one_is_a_device_of_its_own(monkeypatch: pytes
         assert parser().parse_args([command, "--capability", "80"]).capability == 80
 
 
-@pytest.mark.parametrize(
-    ("name", "op", "us"),
-    [
-        ("text-short", "fwd", 17.9),  # reads 76.8 MB
-        ("train-128", "fwd", 51.0),  # 40.3 GFLOP
-        ("kd-128x8", "fwd+bwd", 126.0),  # 270 MB read and written
-    ],
-)
-def test_floor_is_the_larger_of_arithmetic_and_bytes(name: str, op: str, us: float) -> None:
-    assert by_name(name).floor_us(op, 2, 790e12, 4.3e12) == pytest.approx(us, rel=0.01)
-
-
 def test_the_ceiling_is_the_larger_of_products_and_reads() -> None:
     run = {"run": "now", "cublas_tflops": 800.0, "cublas_tf32_tflops": 400.0, "read_tbps": 4.0}
 

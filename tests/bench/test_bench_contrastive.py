@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 
 from bench.command_line import main
 from bench.harness import batches, named_shapes, results, run_header
-from bench.harness.library import EINSUM, INF_CL, LIK, OURS
+from bench.harness.library import EINSUM, LIK, OURS
 from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import BatchShape
 from bench.peers import losses
@@ -177,20 +176,6 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def test_the_tables_hold_what_was_measured() -> None:
-    _, *rows = record()
-    lines = large_batches.steps_table(of(record()), single=False).splitlines()
-    assert cells(lines[0])[:3] == ["batch, Lq x Ld", "`losses.contrastive`", "`kept_bytes=0`"]
-    last = cells(lines[-2])  # of 16,384, before 65,536
-    row = next(r for r in rows if (r["shape"], r["variant"]) == ("batch-16384", losses.EXACT))
-    assert last[0] == "16,384, 32 x 180, d = 128"
-    assert last[1] == f"{row['gpu_us'] / 1e3:,.0f} / {row['peak_mib'] - 10:,.0f}"
-    assert last[5] == "over 10 s" and last[7] == "no memory"
-    single = large_batches.steps_table(of(record()), single=True).splitlines()
-    assert len(single) == 5 and "16,384, 1 x 1, d = 512" in single[3] and INF_CL in single[0]
-    assert any("packed" in line for line in lines) and not any("packed" in line for line in single)
-
-
 def test_the_model_finds_the_rate_that_the_steps_follow() -> None:
     header, *rows = record()
     device = large_batches.fitted(of(record()))
@@ -200,24 +185,3 @@ def test_the_model_finds_the_rate_that_the_steps_follow() -> None:
     assert all(float(line[3]) == 1.0 and line[4] == line[5] for line in body)
     fast = [{**r, "gpu_us": 1.0} for r in rows if r["variant"] == losses.EXACT]
     assert large_batches.fitted(of([header, *fast])) is None  # less than its products take
-
-
-def test_the_model_is_of_the_formulas() -> None:
-    size = large_batches.Sizes(16384)
-    products = 4 * 32 * 180 * 128 * 16384**2
-    rows = 2 * 32 * 128 * 2 * 16384**2
-    assert large_batches.seconds(size, DEVICE) == pytest.approx(products / 720e12 + rows / 8e12)
-    assert large_batches.beside_bytes(size) == 128 * 2**20 + 20 * 16384 + 16384 * 32 * 128 * 4
-    # Over GPUs: the same work in parts, where the links are fast enough, and never less memory than a shard.
-    eight = large_batches.Sizes(16384 * 8, gpus=8)
-    assert large_batches.seconds(eight, DEVICE) == pytest.approx(8 * large_batches.seconds(size, DEVICE))
-    slow = large_batches.Device("", 800e12, 8e12, link=1e9)
-    documents = eight.embeddings[1] * 7
-    assert large_batches.seconds(eight, slow) == pytest.approx(documents / 1e9 + 2 * documents / 1e9)
-    for gpus, copies in ((2, 4), (8, 6)):  # of a shard's documents; a float32 one counts twice
-        ring = large_batches.Sizes(16384 * gpus, gpus=gpus)
-        queries, documents = ring.embeddings
-        wanted = 128 * 2**20 + 20 * 16384 + 2 * queries + copies * documents
-        assert large_batches.beside_bytes(ring) == pytest.approx(wanted)
-    assert DEVICE.ring(8) > DEVICE.ring(16)
-    assert math.isclose(large_batches.saved_bytes(size), 16384**2 * (64 + 12))

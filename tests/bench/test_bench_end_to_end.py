@@ -1,12 +1,10 @@
-"""`python -m bench end-to-end` on the CPU: tiny models of the true classes, what becomes of a variant without
-memory or time, and the section that `report` makes of a record."""
+"""`python -m bench end-to-end` on the CPU: tiny models of the true classes, and what becomes of a variant
+without memory or time."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ from bench.harness.shape import BatchShape
 from bench.peers.encoders import RECIPES, Encoder
 from bench.rules import broken_rules
 from bench.suites import end_to_end as recipe_run
-from bench.suites.end_to_end import ALONE, CACHED, EXACT, MAXSIM, PEER, STEP, VANILLA
+from bench.suites.end_to_end import ALONE, CACHED, EXACT, MAXSIM, STEP, VANILLA
 from bench.suites.training_steps import ENCODER, LOSS, OUT_OF_MEMORY, Marks, Step
 
 pytest.importorskip("transformers")
@@ -261,85 +259,3 @@ def test_a_run_on_a_gpu(name: str) -> None:
             values = row["variants"][who]
             assert 0 < values["loss_s"] < values["s"] and values["peak_mib"] > 0
             assert values["loss"] == pytest.approx(row["variants"][VANILLA]["loss"], rel=0.1)
-
-
-# ---- the record and its section ----
-
-GIB = 1024
-
-
-def header(run: str = "2026-01-01") -> dict[str, Any]:
-    return {
-        "kind": "header", "run": run, "gpu": "a GPU", "cpu": "a CPU", "threads": 2, "driver": "580",
-        "commit": "0123456789", "versions": {"torch": "2.11.0"}, "command": "python -m bench end-to-end",
-        "packages": {"transformers": "5.17.0"},
-    }  # fmt: skip
-
-
-def timed(s: float, loss_s: float, gib: float) -> dict[str, Any]:
-    return {"s": s, "loss_s": loss_s, "peak_mib": gib * GIB, "calls": 3, "grad_err": 1e-3}
-
-
-def row(mode: str, batch: int, **variants: Any) -> dict[str, Any]:
-    part = {"part": 128} if mode == CACHED else {}
-    return {
-        "work": f"modernbert, {mode}", "batch": batch, "recipe": "modernbert", "mode": mode, "query": 32,
-        "document": 300, "variants": variants, "run": "2026-01-01", **part,
-    }  # fmt: skip
-
-
-FULL = {"error": OUT_OF_MEMORY, "where": LOSS}
-ENCODER_FULL = {"error": OUT_OF_MEMORY, "where": ENCODER}
-RECORD = [
-    header(),
-    row(ALONE, 32, vanilla=timed(1e-3, 9e-4, 0.5), contrastive_loss=timed(2e-4, 1e-4, 0.25)),
-    row(ALONE, 2048, vanilla=FULL, contrastive_loss=timed(0.03, 0.03, 0.5)),
-    row(
-        STEP, 32, vanilla=timed(0.2, 0.002, 10), contrastive_loss={**timed(0.199, 0.001, 9.5), "spread": 0.06}
-    ),
-    row(STEP, 512, vanilla=ENCODER_FULL, contrastive_loss=ENCODER_FULL),
-    row(CACHED, 512, vanilla=timed(1.25, 0.05, 40), contrastive_loss=timed(1.2, 0.005, 20)),
-    row(
-        CACHED, 1024, vanilla=timed(3, 0.9, 90), LIK=timed(2.5, 0.5, 30), contrastive_loss=timed(2.2, 0.1, 21)
-    ),
-    row(CACHED, 2048, vanilla=FULL, contrastive_loss=timed(4.5, 0.09, 22.5), LIK={"error": "not run"}),
-]
-
-
-def test_the_section_says_where_the_loss_matters(tmp_path: Path) -> None:
-    benchmarks = pytest.importorskip("bench.report.benchmarks", reason="pandas is not installed")
-    assert benchmarks.steps(tmp_path) == "No run is recorded yet."
-    (tmp_path / "end-to-end-a-gpu.json").write_text(json.dumps(RECORD))
-    text = re.sub(" +", " ", benchmarks.steps(tmp_path))
-    for line in (
-        "| batch | vanilla | LIK | `losses.contrastive` | loss, vanilla | loss, LIK |"
-        " loss, `losses.contrastive` |",
-        "| 32 | 0.2 / 10.0 | - | 0.199 ± 3% / 9.5 | 1.0% | - | 0.5% |",
-        "| 512 | no memory (encoder) | - | no memory (encoder) | - | - | - |",
-        "| 1,024, GradCache | 3 / 90.0 | 2.5 / 30.0 | 2.2 / 21.0 | 30% | 20% | 4.5% |",
-        "| 2,048, GradCache | no memory (loss) | not run | 4.5 / 22.5 | - | - | 2.0% |",
-        "| 32 | 1.00 / 512 | 0.20 / 256 |",
-        "| 2,048 | no memory (loss) | 30.0 / 512 |",
-        "Up to a batch of 512 the loss changes nothing: vanilla's, forward and backward, is less than 5% of"
-        " its step (1.0% at 32, 4.0% at 512)",
-        "share of the loss in the step. ±: half of the interquartile range. GradCache encodes 128 queries",
-        "a GPU, driver 580; torch 2.11.0.",
-        "![Share of the loss in a training step, by batch](../end_to_end.png)",
-    ):
-        assert line in text
-    assert results.records(tmp_path) == []
-
-
-def test_the_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plots = pytest.importorskip("bench.report.plots", reason="pandas is not installed")
-    assert plots.recipes(RECORD[:1], RECORD[1:], tmp_path / "plot.png") is None
-    assert (tmp_path / "plot.png").stat().st_size > 5000
-
-
-def test_every_peer_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU with the peer installed; without calling it."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    shape = BatchShape("x", 32, 32, 32, 300, 128)
-    names = recipe_run.methods_of(TEXT, shape, torch.device("cuda"))
-    assert [n for n in recipe_run.VARIANTS if n in names] == [*names] and PEER in names

@@ -27,13 +27,6 @@ def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.
         assert row["regret"] == pytest.approx(wanted, abs=1e-2)
 
 
-def test_every_plan_of_a_shape_has_a_name() -> None:
-    shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)
-    found = plan_regret.names(shape, plan_regret.VARIANTS[plan_regret.PLAIN], 90, 132)
-    assert found[0] == "rows 80" and {"rows 152", "wide", "direct 32"} <= set(found)
-    assert "rows 152 copied" in plan_regret.names(shape, plan_regret.VARIANTS[plan_regret.MASKED], 90, 132)
-
-
 def test_figures_and_what_was_missed() -> None:
     def row(regret: float, variant: str = plan_regret.PLAIN) -> results.Row:
         shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)

@@ -1,10 +1,8 @@
-"""The record of `python -m bench st`, its long calls, and the table that `report` makes of it."""
+"""The record of `python -m bench st`, and its long calls."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,26 +76,3 @@ def test_what_fails_has_a_reason_for_a_time() -> None:
     )
     found = suite.interleaved(by_way(lambda: None, lambda: time.sleep(9)), CPU, 1, limit_s=0.05)
     assert found["without_error"] == "over 0.05 s" and found["without_over_ms"] == 50
-
-
-def test_the_page_has_the_records(tmp_path: Path) -> None:
-    benchmarks = pytest.importorskip("bench.report.benchmarks", reason="pandas is not installed")
-    gpu = header("2026-01-01", gpu="a GPU", driver="580", dtype="torch.bfloat16")
-    rows = [
-        row("DistillKLDiv", 4096, with_peak_mib=10.0, without_peak_mib=1000.0),
-        {
-            "work": "MarginMSE",
-            "batch": 32,
-            "with_ms": 1.0,
-            "with_peak_mib": 4.0,
-            "without_error": "out of memory",
-        },
-    ]
-    (tmp_path / "st-a-gpu.json").write_text(json.dumps([gpu, *rows]))
-    (tmp_path / "st-cpu.json").write_text(json.dumps([header("2026-01-02"), row("MarginMSE", 32)]))
-    text = re.sub(" +", " ", benchmarks.steps(tmp_path))
-    assert "| DistillKLDiv | 4,096 | 5.00 | 2.00 | 2.50x | 1,000 | 10.0 |" in text
-    assert "| MarginMSE | 32 | out of memory | 1.00 | - | - | 4.00 |" in text
-    assert "| MarginMSE | 32 | 5.00 | 2.00 | 2.50x |" in text
-    assert text.index("a GPU, driver 580") < text.index("a CPU, 2 threads")
-    assert results.records(tmp_path) == []

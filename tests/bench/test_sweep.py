@@ -14,10 +14,9 @@ from bench.harness import results, sweep_summary
 from bench.harness.library import EINSUM, FLASH, LIK, OURS
 from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
 from bench.peers import triton_tuning
-from bench.peers.triton_tuning import padded_dim, padded_work
+from bench.peers.triton_tuning import padded_work
 from bench.suites import sweep
 from bench.tuning import random_shapes
-from late_interaction._doctor.timing import GpuTime
 
 # ---- shapes ----
 
@@ -35,24 +34,9 @@ def test_the_same_seed_draws_the_same_shapes_within_the_caps() -> None:
         assert s.layout == IN_BATCH or s.Lq <= 512
 
 
-def test_the_draw_is_wide_and_odd_but_repeats_what_peers_tune_for() -> None:
-    shapes = random_shapes.draw_shapes(300)
-    assert {s.layout for s in shapes} == {IN_BATCH, KD, PAIRS}
-    assert sum(s.Ld % 8 != 0 for s in shapes) > 150 and sum(s.Lq % 2 for s in shapes) > 60
-    assert sum(s.Nq == 1 for s in shapes) > 15
-    tuned = {(1 << (min(s.Lq, 128) - 1).bit_length(), padded_dim(s.d), s.layout) for s in shapes}
-    assert len(tuned) < 80
-
-
 # ---- compiling ahead ----
 
 SHAPE = Shape("a", 2, 3, 16, 100, 64)
-
-
-def test_it_tunes_on_a_shape_that_fills_the_gpu_but_takes_no_long_time() -> None:
-    small, fair, huge = (Shape("x", n, n, 32, 300, 128) for n in (2, 100, 4000))
-    assert triton_tuning.representative([small, huge, fair]) == fair
-    assert triton_tuning.representative([huge]) == huge
 
 
 def test_without_processes_all_is_left_to_the_calls() -> None:
@@ -134,22 +118,3 @@ def test_a_loss_is_against_the_better_peer_and_names_the_plan() -> None:
     figures = sweep_summary.percentiles([0.25, 0.5, 1.0])
     assert figures["worst"] == 1 and figures["p50"] == 2 and figures["geomean"] == pytest.approx(2)
     assert sweep_summary.percentiles([0.5])["p95"] == 2
-
-
-@pytest.mark.parametrize(
-    ("ours", "spread", "again"),
-    [(8.0, 0.01, False), (10.5, 0.01, True), (9.0, 0.2, True), (5.0, 0.2, False), (4.0, 0.0, True)],
-)
-def test_what_looks_like_a_loss_or_is_noisy_or_of_two_clocks_is_timed_again(
-    ours: float, spread: float, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clocks: list[bool] = []
-    monkeypatch.setattr(sweep, "by_one_clock", lambda calls, capture: clocks.append(capture) or calls)
-    turns = [GpuTime(us, 0.0, "events") for us in (1.0, 2.0, 3.0)]
-    monkeypatch.setattr(sweep, "time_interleaved", lambda *a: turns)
-    rows = [row("a", OURS, ours), row("a", LIK, 10.0), row("a", FLASH, 12.0)]
-    rows[0].update(gpu_spread=spread, gpu_method="graph" if spread else "events")
-    sweep.time_again(rows, {OURS: [], LIK: [], FLASH: []})
-    # All of them by one clock, or none.
-    assert [bool(r.get("again")) for r in rows] == [again] * 3 and len(clocks) == again
-    assert [r["gpu_us"] for r in rows] == ([1.0, 2.0, 3.0] if again else [ours, 10.0, 12.0])

@@ -58,11 +58,6 @@ def test_pages_name_paths(page, fewest):
     assert len(paths(page)) >= fewest
 
 
-def test_a_path_that_is_not_there_is_found():
-    assert PATH.match("csrc/plan/plans.h") and not exists("README.md", "csrc/plan/plans.h")
-    assert not PATH.match("torch.compile") and not PATH.match("make test")
-
-
 def test_every_folder_of_csrc_is_on_its_map():
     """The map names the folders in blocks of their own: each exists, and none is forgotten."""
     text = (ROOT / "csrc" / "README.md").read_text()

@@ -42,19 +42,3 @@ def test_what_is_broken(tool):
     }
     patched = {"t::kept": "passed", "t::lost": "failed", f"t::{expected}[x]": "failed", "t::no": "failed"}
     assert tool.broken(without, patched) == ["t::lost", "t::gone"]
-
-
-def test_its_own_model_takes_the_place_of_the_hubs(tool, tmp_path, monkeypatch):
-    checkout = tmp_path / "checkout"
-    (checkout / "tests").mkdir(parents=True)
-    (checkout / "tests" / "test_a.py").write_text(f'model = "{tool.MODELS[0]}"\n')
-    monkeypatch.setitem(sys.modules, "tiny_bert", type(sys)("tiny_bert"))
-    sys.modules["tiny_bert"].save_tiny_bert = lambda folder, **sizes: Path(folder).mkdir()
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    tool.prepare(checkout, folder)
-    assert (folder / "tests" / "test_a.py").read_text() == f'model = "{folder / "tiny-bert"}"\n'
-    assert (folder / "tiny-bert").is_dir() and 'patch("sentence-transformers")' in (
-        folder / "with_the_patch.py"
-    ).read_text()

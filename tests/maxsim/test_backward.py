@@ -227,23 +227,6 @@ def test_zero_rows_have_a_finite_jacobian(device):
     ref.assert_close(D.grad, grad_D, 1e-6)
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_recomputed_winners_give_the_same_gradients(dtype, normalize, device):
-    # The op `maxsim` keeps no winners; its backward finds them again.
-    case = Case("KD", 5, 3, 33, 65, 40, dtype, "holes", normalize=normalize)
-    Q, D, q_mask, d_mask = inputs(case, device)
-    Q, D = leaves(Q, D)
-    kept = OPS.maxsim_winners(Q, D, q_mask, d_mask, normalize, "highest", "lowmem")[0]
-    again = OPS.maxsim(Q, D, q_mask, d_mask, normalize, "highest", "lowmem")
-    ref.assert_close(again, kept.detach().double(), 1e-6)
-    grad = torch.randn_like(kept)
-    for a, b in zip(
-        torch.autograd.grad(kept, (Q, D), grad), torch.autograd.grad(again, (Q, D), grad), strict=True
-    ):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("kd_layout", [False, True])
 @pytest.mark.parametrize("function", [maxsim_backward_lowmem, maxsim_backward_unified])
 def test_strategies_by_themselves(function, kd_layout, device):
@@ -328,28 +311,6 @@ def test_recomputing_in_parts(case, needs):
         ref.assert_close(a, b.double(), 2 * ref.GRAD_TOLERANCE[case.dtype])
     for _ in range(3):
         assert all(map(torch.equal, first, step("recompute")))
-
-
-def test_training_agrees_with_the_einsum(device):
-    def train(score):
-        torch.manual_seed(1)
-        data = torch.randn(8, 12, 32, device=device)
-        head = torch.nn.Linear(32, 16, bias=False, device=device)
-        optimizer = torch.optim.SGD(head.parameters(), lr=0.5)
-        losses = []
-        for _ in range(20):
-            Q = torch.nn.functional.normalize(head(data[:, :5]), dim=-1)
-            D = torch.nn.functional.normalize(head(data[:, 4:]), dim=-1)
-            loss = torch.nn.functional.cross_entropy(score(Q, D), torch.arange(8, device=device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    ours = train(li.maxsim)
-    assert ours == pytest.approx(train(li.reference.maxsim_reference), rel=1e-4)
-    assert ours[-1] < ours[0]
 
 
 # ---- the strategies by themselves, at the bounds of what they take ----

@@ -1,9 +1,6 @@
 """Threads, streams and forks: one process, many callers."""
 
-import os
-import pickle
 import threading
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,21 +19,6 @@ def problem(seed, device="cpu"):
     make = torch.Generator().manual_seed(seed)
     Q, D = torch.randn(9, 33, 64, generator=make), torch.randn(11, 70 + seed, 64, generator=make)
     return Q.to(device).requires_grad_(), D.to(device).requires_grad_()
-
-
-def test_threads(device):
-    problems = [problem(seed, device) for seed in range(6)]
-    expected = [step(*p) for p in problems]
-    start = threading.Barrier(4)
-
-    def work(index):
-        if index < 4:
-            start.wait()
-        return step(*problems[index % 6])
-
-    with ThreadPoolExecutor(4) as pool:
-        for index, got in enumerate(pool.map(work, range(40))):
-            assert all(map(torch.equal, got, expected[index % 6])), f"call {index}"
 
 
 def test_threads_that_multiply_float32_otherwise_leave_pytorch_as_it_was():
@@ -138,30 +120,3 @@ def test_the_second_gpu():
     for got, expected in zip(step(Q, D), step(*problem(3, "cuda:0")), strict=True):
         assert got.device.index == 1
         torch.testing.assert_close(got.cpu(), expected.cpu())
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_fork_after_import():
-    # As in a DataLoader's workers: the parent has computed, the child computes on, with one thread.
-    Q, D = problem(1)
-    expected = step(Q, D)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)
-            with torch.no_grad():
-                answer = li.maxsim(Q, D, normalize=True), *li.search(Q, D, 3)
-            os.write(write, pickle.dumps([x.tolist() for x in answer]))
-        except BaseException:
-            os.write(write, pickle.dumps(traceback.format_exc()))
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pickle.loads(pipe.read())
-    os.waitpid(child, 0)
-    assert not isinstance(answer, str), answer
-    torch.testing.assert_close(torch.tensor(answer[0]), expected[0])
-    assert answer[2] == li.search(Q, D, 3).indices.tolist()

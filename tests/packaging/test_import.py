@@ -45,26 +45,6 @@ def test_every_public_name_is_there():
     run("from late_interaction import *\nassert callable(cached_contrastive_step) and callable(search)")
 
 
-def test_what_is_loaded_later_is_public_and_named_once():
-    later = [name for names in li._LATER.values() for name in names]
-    assert len(later) == len(set(later))
-    eager = {
-        "Codes",
-        "Tokens",
-        "__version__",
-        "maxsim",
-        "maxsim_pairs",
-        "maxsim_with_winners",
-        "ops",
-    }
-    assert {*later, *eager, "reference"} == set(li.__all__)
-
-
-@pytest.mark.parametrize("name", ["codecs", "score_pairs", "lik", "reference"])
-def test_modules_are_attributes(name):
-    assert run(f"import late_interaction as li\nprint(li.{name}.__name__)") == [f"late_interaction.{name}"]
-
-
 # Modules whose names are functions of their package, with the reason. The list only shrinks.
 SHADOWED = {
     "late_interaction.lik.retrieve": "late-interaction-kernels has a module and a function of this name",

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shard_files, _shards, _tokens
+from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards, _tokens
 from tests.coded import INT8, stored_as
 from tests.corpus_worker import documents
 
@@ -641,22 +641,6 @@ def shard_of(lengths, first=0):
     return _shards.Shard(torch.zeros(int(offsets[-1]), 2), offsets)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "most", "ranges"),
-    [
-        ([2, 3, 1, 9, 1], (5, 9), [(0, 2), (2, 3), (3, 4), (4, 5)]),
-        ([2, 3, 1, 9, 1], (6, 2), [(0, 2), (2, 3), (3, 4), (4, 5)]),
-        ([2, 3, 1, 9, 1], (99, 3), [(0, 3), (3, 5)]),
-        ([0, 0, 4, 0], (4, 9), [(0, 4)]),
-        ([0, 0, 4, 0], (3, 9), [(0, 2), (2, 3), (3, 4)]),
-        ([], (4, 9), []),
-    ],
-)
-@pytest.mark.parametrize("first", [0, 7])
-def test_ranges_of_documents(lengths, most, ranges, first):
-    assert list(shard_of(lengths, first).ranges(*most)) == ranges
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize(
     "shards", [[[3, 1, 4], [1, 5]], [[0, 2, 0], [9], [2, 6, 0, 0]], [[1] * 14], [[0, 0]]]
@@ -673,17 +657,6 @@ def test_documents_go_to_the_part_in_which_their_first_token_lies(shards, count)
     assert [[len(x) for x in part] for part in found] == wanted
 
 
-def test_metadata_that_cannot_be_written_says_why(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        _files.write_metadata(tmp_path / "metadata.json", {})
-    assert caught.value.errno == errno.ENOSPC
-    assert caught.value.filename == str(tmp_path / "metadata.json")
-
-
 def test_a_document_of_a_corpus_that_cannot_be_stored_is_named(tmp_path):
     path = tmp_path / "a" / "folder" / "below"  # folders above it are made
     docs = [torch.ones(3, 16), torch.ones(2, 16), torch.ones(4, 16), torch.ones(1, 16)]
@@ -696,17 +669,6 @@ def test_a_document_of_a_corpus_that_cannot_be_stored_is_named(tmp_path):
         with pytest.raises(ValueError, match=r"corpus\[3\] must have tokens .* in its token 0"):
             builder.extend(other)
         assert builder.documents == 0
-
-
-@pytest.mark.parametrize("offsets", [[1, 2, 4], [-1, 2, 4], [0, 2, 3], [0, 2, 5], [0, 3, 2, 4], [0, 5, 4]])
-def test_stored_offsets_that_are_refused(offsets):
-    good = [[0, 2, 4], [0, 0, 4, 4], [0, 4]]
-    for right in good:
-        _shard_files._check_stored(Path("a.offsets"), torch.tensor(right), 4)
-    with pytest.raises(
-        CorpusError, match=r"a\.offsets must have offsets that begin at 0, do not decrease and end at 4"
-    ):
-        _shard_files._check_stored(Path("a.offsets"), torch.tensor(offsets), 4)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -736,12 +698,6 @@ def test_norms_at_the_largest_float32():
 def test_tokens_of_zeros_stay_zeros():
     tokens = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3e-9, 4e-9]])
     torch.testing.assert_close(_tokens.unit(tokens), torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, 0.8]]))
-
-
-def test_what_a_row_takes():
-    sizes = {torch.float32: 32, torch.float16: 16, torch.int8: 12, torch.float8_e4m3fn: 12}
-    codec = {dtype: stored_as(dtype).get("codec") for dtype in sizes}
-    assert {dtype: _tokens.Stored(8, dtype, codec[dtype]).row_bytes for dtype in sizes} == sizes
 
 
 # ---- ids ----

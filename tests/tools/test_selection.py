@@ -6,14 +6,13 @@ import math
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 import torch
 
 import late_interaction as li
-from tests import conftest, selection
+from tests import selection
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,35 +96,6 @@ def test_what_make_test_does_not_run_make_ci_runs(tmp_path):
     assert "1 tests skipped: they passed in make test" in said
 
 
-def session(stage="test", args=("tests",), keyword="", status=pytest.ExitCode.OK):
-    """A session whose tests passed, of a configuration as far as conftest looks at it."""
-    options = types.SimpleNamespace(keyword=keyword, markexpr="")
-    reporter = types.SimpleNamespace(
-        stats={"passed": [types.SimpleNamespace(nodeid="tests/test_x.py::test_a")]}
-    )
-    config = types.SimpleNamespace(
-        option=options,
-        args=list(args),
-        getoption={"stage": stage}.get,
-        getini=lambda name: ["tests"],
-        pluginmanager=types.SimpleNamespace(get_plugin=lambda name: reporter),
-    )
-    config.cache = types.SimpleNamespace(set=lambda name, value: setattr(config, "recorded", value))
-    return types.SimpleNamespace(config=config, exitstatus=status)
-
-
-@pytest.mark.parametrize(
-    "given", [{"stage": None}, {"stage": "ci"}, {"args": ["tests/test_x.py"]}, {"keyword": "masks"}]
-)
-def test_make_test_alone_records_what_passed_and_wants_each_operator_called(given, monkeypatch):
-    monkeypatch.setattr(selection.CalledOperators, "missing", lambda self: ["maxsim"])
-    whole, some = session(), session(**given)
-    conftest.pytest_sessionfinish(whole)
-    conftest.pytest_sessionfinish(some)
-    assert whole.config.recorded == ["tests/test_x.py::test_a"] and not hasattr(some.config, "recorded")
-    assert whole.exitstatus == pytest.ExitCode.TESTS_FAILED and some.exitstatus == pytest.ExitCode.OK
-
-
 def words(node: ast.AST) -> set[str]:
     """Functions, attributes that code takes and strings that it holds: how a test names an operator."""
     kinds = {ast.FunctionDef: "name", ast.Attribute: "attr", ast.Constant: "value"}
@@ -168,9 +138,3 @@ def test_a_call_is_recorded_and_what_is_not_called_is_missing(monkeypatch):
     torch.ops.late_interaction.maxsim(Q, D, None, None, True)
     assert called.names == {"maxsim", "maxsim_no_autograd", "maxsim_winners_no_autograd"}
     assert "maxsim_backward" in called.missing() and "maxsim" not in called.missing()
-
-
-@pytest.mark.parametrize(("night", "wanted"), [(False, 25), (True, 500)])
-def test_a_nightly_run_draws_more_examples(night, wanted, monkeypatch):
-    monkeypatch.setattr(selection, "NIGHTLY", night)
-    assert selection.examples(25) == wanted

@@ -60,29 +60,6 @@ def strangers(paths: list[Path]) -> list[tuple[str, ...]]:
     ]
 
 
-def test_definitions_are_seen():
-    text = """namespace a {
-namespace {
-struct Hidden {};
-}  // namespace
-template <class T>
-struct Shown : Base<T> {
-struct alignas(8) Aligned {
-template <>
-struct Shown<int> : Base<int> {};
-inline constexpr int kMost = 3;
-template <class T>
-using Alias = T;
-struct Declared;
-__device__ void fold(const T& x,
-                     int y) {
-  void member() {
-void declared(int x);
-"""
-    assert definitions(text) == {("a", name) for name in ("Shown", "Aligned", "kMost", "Alias")}
-    assert definitions(text, FUNCTIONS) == {("a", "fold")}
-
-
 def test_names_are_unique_in_a_namespace():
     found = defined_in(DEFINITIONS, {".h", ".cuh", ".cpp", ".cu"})
     assert len(found) > 500
