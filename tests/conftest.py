@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import selection
-from tests.isas import ISAS
+from tests.support.isas import ISAS
 
 # The process's first call would look at the norms of its queries.
 os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
@@ -154,6 +154,15 @@ def isa(request):
         pytest.skip(f"this CPU or build has no {request.param}: {str(error).splitlines()[0]}")
     yield request.param
     force("")
+
+
+@pytest.fixture
+def nothing_compiled():
+    """What Dynamo compiled, and counted, before and within a test is forgotten."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

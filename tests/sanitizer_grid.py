@@ -19,7 +19,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from tests.packed import pack
+from tests.support.packed import pack
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 

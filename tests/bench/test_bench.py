@@ -23,7 +23,7 @@ from bench.suites import codes, dense, hidden, losses, packed, steps
 from late_interaction._doctor import timing
 from late_interaction._doctor.ceilings import Ceilings
 from late_interaction._doctor.text import error_text
-from tests.side_by_side import anything, release, without_its_init
+from tests.support.side_by_side import anything, release, without_its_init
 
 CPU = torch.device("cpu")
 LAYOUTS = [

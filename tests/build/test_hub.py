@@ -14,8 +14,8 @@ import torch
 
 import late_interaction
 from late_interaction.ops import _library
-from tests import side_by_side
 from tests.selection import NIGHTLY
+from tests.support import side_by_side
 from tools import make_hub
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import side_by_side
+from tests.support import side_by_side
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120

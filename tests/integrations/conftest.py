@@ -5,6 +5,14 @@ import sys
 import pytest
 
 import late_interaction as li
+from late_interaction.integrations.sentence_transformers import _originals as originals
+
+
+@pytest.fixture(scope="module")
+def sentence_transformers():
+    """The installed release, which nothing has patched."""
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
+    assert not originals.exchanged()
 
 
 @pytest.fixture

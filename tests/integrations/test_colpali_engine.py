@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import late_interaction as li
 from late_interaction.integrations import colpali_engine as colpali_patch
-from tests import side_by_side
+from tests.support import side_by_side
 
 RELEASES = side_by_side.releases("colpali-engine")
 NATIVE = RELEASES[RELEASES.index("0.3.17") :]  # those that select a backend

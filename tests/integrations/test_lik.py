@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import side_by_side
+from tests.support import side_by_side
 
 
 @pytest.fixture(autouse=True)

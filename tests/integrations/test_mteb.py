@@ -11,7 +11,7 @@ import torch
 
 import late_interaction as li
 from late_interaction.integrations import mteb as mteb_patch
-from tests import side_by_side
+from tests.support import side_by_side
 
 # What the modules that score import, and scoring does not need.
 IMPORTED = [

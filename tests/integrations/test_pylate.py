@@ -10,8 +10,8 @@ import torch
 
 import late_interaction as li
 from late_interaction.integrations import pylate as pylate_patch
-from tests import side_by_side
 from tests.build.test_readme import examples
+from tests.support import side_by_side
 
 RELEASES = side_by_side.releases("pylate")
 NATIVE = RELEASES[RELEASES.index("1.5.1") :]  # those that select a backend
@@ -79,13 +79,6 @@ def features(device, rows, length, shortest=0):
     return {"input_ids": ids.where(kept, PAD), "attention_mask": kept.long()}
 
 
-def loss_and_gradient(loss, *args):
-    loss.model.table.weight.grad = None
-    value = loss(*args)
-    value.backward()
-    return value.detach(), loss.model.table.weight.grad
-
-
 LOSSES = {
     "Contrastive": [{}, {"size_average": False, "temperature": 0.02}],
     "CachedContrastive": [{"mini_batch_size": 3}, {"mini_batch_size": 16, "temperature": 0.5}],
@@ -103,7 +96,7 @@ def test_losses(pylate, device, monkeypatch, name, options, do_query_expansion):
     encoder = Encoder(device, do_query_expansion=do_query_expansion)
 
     def measured():
-        return loss_and_gradient(getattr(pylate.losses, name)(encoder, **options), *args)
+        return side_by_side.loss_and_gradient(getattr(pylate.losses, name)(encoder, **options), *args)
 
     loss, gradient = measured()
     li.patch("pylate")
@@ -221,11 +214,11 @@ def test_the_groups_of_documents_are_one_call(pylate):
 def test_disabled(pylate, monkeypatch):
     loss = pylate.losses.Contrastive(Encoder("cpu", torch.float32))
     batch = [features("cpu", 5, 6), features("cpu", 5, 9)]
-    wanted = loss_and_gradient(loss, batch)
+    wanted = side_by_side.loss_and_gradient(loss, batch)
     li.patch("pylate")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
     with side_by_side.Calls() as calls:
-        for one, other in zip(loss_and_gradient(loss, batch), wanted, strict=True):
+        for one, other in zip(side_by_side.loss_and_gradient(loss, batch), wanted, strict=True):
             assert torch.equal(one, other)
     assert not calls.of
 

@@ -16,11 +16,10 @@ from late_interaction.integrations.sentence_transformers import _losses as loss_
 from late_interaction.integrations.sentence_transformers import _originals as originals
 from late_interaction.integrations.sentence_transformers import _ranking as ranking
 from late_interaction.mining import mine_hard_negatives
-from tests import side_by_side
 from tests.build.test_readme import examples
+from tests.support import side_by_side
 
 SIMILARITY, COLBERT = originals.SIMILARITY, originals.COLBERT
-INSTALLED = "installed"  # what requirements/demo.txt names
 
 
 class SentenceTransformers:
@@ -39,13 +38,9 @@ class SentenceTransformers:
         return getattr(self.similarity if hasattr(self.similarity, name) else self.colbert, name)
 
 
-@pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), INSTALLED])
+@pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), None])
 def release(request):
-    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
-    with contextlib.ExitStack() as stack:
-        if request.param != INSTALLED:
-            args = ("sentence-transformers", "sentence_transformers", request.param)
-            stack.enter_context(side_by_side.release(*args))
+    with side_by_side.sentence_transformers(request.param):
         yield SentenceTransformers(request.param)
 
 
@@ -430,13 +425,6 @@ def batch_for(name, device, empty=()):
     return features, labels
 
 
-def loss_and_gradient(loss, batch):
-    loss.model.table.weight.grad = None
-    value = loss(*batch)
-    value.backward()
-    return [value.detach(), loss.model.table.weight.grad]
-
-
 @pytest.mark.parametrize("empty", [(), (1, 3)], ids=["", "empty documents"])
 @pytest.mark.parametrize("kept_bytes", [1 << 30, 0], ids=["kept", "by blocks"])
 @pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in LOSSES.items() for o in all_])
@@ -444,13 +432,13 @@ def test_losses(st, device, monkeypatch, name, options, kept_bytes, empty):
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", kept_bytes)
     encoder, batch = Encoder(device), batch_for(name, device, empty)
     built_before = built(st, name, encoder, **options)
-    wanted = loss_and_gradient(built_before, batch)
+    wanted = side_by_side.loss_and_gradient(built_before, batch)
     assert wanted[1].any()
-    assert_equal(loss_and_gradient(built(st, name, encoder, ours, **options), batch), wanted)
+    assert_equal(side_by_side.loss_and_gradient(built(st, name, encoder, ours, **options), batch), wanted)
     li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
-        assert_equal(loss_and_gradient(built_before, batch), wanted)
-        assert_equal(loss_and_gradient(built(st, name, encoder, **options), batch), wanted)
+        assert_equal(side_by_side.loss_and_gradient(built_before, batch), wanted)
+        assert_equal(side_by_side.loss_and_gradient(built(st, name, encoder, **options), batch), wanted)
         with torch.no_grad():
             torch.testing.assert_close(built_before(*batch), wanted[0], rtol=1e-5, atol=1e-5)
 
@@ -490,9 +478,9 @@ def test_documents_of_two_processes(st, monkeypatch, name, kept_bytes):
     li.patch("sentence-transformers")
     monkeypatch.setattr(module, "all_gather_padded", gathered)
     monkeypatch.setattr(module, "get_rank", lambda: 1)
-    found = loss_and_gradient(loss, batch)
+    found = side_by_side.loss_and_gradient(loss, batch)
     li.unpatch("sentence-transformers")
-    assert_equal(found, loss_and_gradient(loss, batch))
+    assert_equal(found, side_by_side.loss_and_gradient(loss, batch))
 
 
 def test_a_loss_that_was_subclassed(st, monkeypatch):
@@ -502,10 +490,10 @@ def test_a_loss_that_was_subclassed(st, monkeypatch):
 
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 0)
     loss, batch = Mine(Encoder()), batch_for(OVER_ALL_PAIRS[0], "cpu")
-    wanted = loss_and_gradient(loss, batch)
+    wanted = side_by_side.loss_and_gradient(loss, batch)
     li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
-        assert_equal(loss_and_gradient(loss, batch), wanted)
+        assert_equal(side_by_side.loss_and_gradient(loss, batch), wanted)
 
 
 def test_whoever_asks_for_scores_gets_them():
@@ -864,7 +852,7 @@ def test_disabled(st, encoder, monkeypatch, patched):
     loss_options = {name: built(st, name, Encoder(), None if patched else ours) for name in LOSSES}
     own = {name: built(st, name, loss.model) for name, loss in loss_options.items()}
     batches = {name: batch_for(name, "cpu") for name in LOSSES}
-    wanted = [x for name in LOSSES for x in loss_and_gradient(own[name], batches[name])]
+    wanted = [x for name in LOSSES for x in side_by_side.loss_and_gradient(own[name], batches[name])]
     scores = st.similarity.maxsim if patched else ours.maxsim
     given = calls("cpu")
     wanted += [st.similarity.maxsim(a, b, **options) for a, b, options in given.values()]
@@ -873,7 +861,9 @@ def test_disabled(st, encoder, monkeypatch, patched):
         li.patch("sentence-transformers")
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
     with side_by_side.Calls() as called:
-        found = [x for name in LOSSES for x in loss_and_gradient(loss_options[name], batches[name])]
+        found = [
+            x for name in LOSSES for x in side_by_side.loss_and_gradient(loss_options[name], batches[name])
+        ]
         found += [scores(a, b, **options) for a, b, options in given.values()]
         assert retrieval(st)(encoder) == metrics
     assert not called.of and all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
@@ -928,7 +918,7 @@ def test_the_examples_of_the_guide(st):
 
 
 def test_the_measurement_runs(release):
-    if release.version != INSTALLED:
+    if release.version is not None:
         pytest.skip("it measures the installed release")
     from bench import command_line
     from bench.suites import sentence_transformers as measurement

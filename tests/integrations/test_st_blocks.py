@@ -20,10 +20,7 @@ from late_interaction.integrations.sentence_transformers._colbert import colbert
 F64 = torch.float64
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _sentence_transformers():
-    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
-    assert not originals.exchanged()
+pytestmark = pytest.mark.usefixtures("sentence_transformers")
 
 
 def some(*shape):

@@ -12,15 +12,12 @@ from late_interaction.integrations.sentence_transformers import _chunks as chunk
 from late_interaction.integrations.sentence_transformers import _originals as originals
 from late_interaction.integrations.sentence_transformers import _ranking as ranking
 from late_interaction.integrations.sentence_transformers import _xtr as xtr
-from tests import side_by_side
+from tests.support import side_by_side
 
 F64 = torch.float64
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _sentence_transformers():
-    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
-    assert not originals.exchanged()
+pytestmark = pytest.mark.usefixtures("sentence_transformers")
 
 
 def of(name):

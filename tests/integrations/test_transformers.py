@@ -9,7 +9,7 @@ import torch
 import late_interaction as li
 from late_interaction.integrations import transformers as transformers_patch
 from late_interaction.integrations._shared.places import module_exists
-from tests import side_by_side
+from tests.support import side_by_side
 
 CLASSES = list(transformers_patch._PROCESSORS.items())
 

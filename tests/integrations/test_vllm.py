@@ -17,7 +17,7 @@ import torch
 
 import late_interaction as li
 from late_interaction.integrations.vllm import compute_maxsim_score_batched, compute_maxsim_score_offsets
-from tests import side_by_side
+from tests.support import side_by_side
 
 MODULE, RUNNER = "vllm.v1.pool.late_interaction", "vllm.v1.pool.late_interaction_runner"
 OFFLINE, TRITON = "vllm.entrypoints.pooling.scoring.utils", "vllm.v1.pool.flash_maxsim"

@@ -12,21 +12,16 @@ import late_interaction as li
 from late_interaction.integrations import pylate as pylate_patch
 from late_interaction.integrations import sentence_transformers as ours
 from late_interaction.integrations.sentence_transformers import _originals as originals
-from tests import side_by_side
-from tests.cases import mask
+from tests.support import side_by_side
+from tests.support.cases import mask
 
 F64 = torch.float64
-INSTALLED = "installed"  # what requirements/demo.txt names
 XTR_PYLATE = [v for v in side_by_side.releases("pylate") if tuple(map(int, v.split("."))) >= (1, 5)]
 
 
-@pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), INSTALLED])
+@pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), None])
 def st_release(request):
-    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
-    with contextlib.ExitStack() as stack:
-        if request.param != INSTALLED:
-            args = ("sentence-transformers", "sentence_transformers", request.param)
-            stack.enter_context(side_by_side.release(*args))
+    with side_by_side.sentence_transformers(request.param):
         yield importlib.import_module(originals.XTR)
 
 
@@ -129,13 +124,6 @@ def texts(device, *shapes):
         taken, ids = ids[: rows * length].view(rows, length), ids[rows * length :]
         kept = torch.arange(length, device=device) < torch.randint(2, length + 1, (rows, 1), device=device)
         yield {"input_ids": taken, "attention_mask": kept.long()}
-
-
-def loss_and_gradient(loss, *batch):
-    loss.model.table.weight.grad = None
-    value = loss(*batch)
-    value.backward()
-    return value.detach(), loss.model.table.weight.grad
 
 
 # ---- Sentence Transformers ----
@@ -262,10 +250,10 @@ def test_losses_of_sentence_transformers(st, device, monkeypatch, name):
     labels = None if "Ranking" in name else torch.randn(5, 2, device=device).double()
     options = {"mini_batch_size": 2} if name.startswith("Cached") else {}
     loss = getattr(losses, name)(encoder, similarity_fct=ST_LOSSES[name](st), **options)
-    wanted = loss_and_gradient(loss, batch, labels)
+    wanted = side_by_side.loss_and_gradient(loss, batch, labels)
     li.patch("sentence-transformers")
     with no_topk(monkeypatch):
-        assert_equal(loss_and_gradient(loss, batch, labels), wanted)
+        assert_equal(side_by_side.loss_and_gradient(loss, batch, labels), wanted)
     assert wanted[1].any()
 
 
@@ -319,10 +307,10 @@ def test_losses_of_pylate(pylate, device, monkeypatch, name):
     batch = list(texts(device, *shapes))
 
     loss = getattr(pylate.losses, name)(encoder, score_metric=metric, **options)
-    wanted = loss_and_gradient(loss, batch, labels)
+    wanted = side_by_side.loss_and_gradient(loss, batch, labels)
     li.patch("pylate")
     with no_topk(monkeypatch):
-        assert_equal(loss_and_gradient(loss, batch, labels), wanted)
+        assert_equal(side_by_side.loss_and_gradient(loss, batch, labels), wanted)
     assert wanted[1].any()
 
 

@@ -8,8 +8,8 @@ import torch
 import late_interaction as li
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
-from tests.calls import refused
-from tests.packed import pack_sequences
+from tests.support.calls import refused
+from tests.support.packed import pack_sequences
 
 Q = torch.randn(3, 5, 8)
 D = torch.randn(4, 7, 8)

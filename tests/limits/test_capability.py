@@ -7,8 +7,8 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from tests import ref
-from tests.cases import Case, call, inputs, walk
+from tests.support import ref
+from tests.support.cases import Case, call, inputs, walk
 from tests.support.judge import Judge
 
 CASES = [

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 import late_interaction  # noqa: F401  # registers the operators
-from tests.operator_calls import CALLS, NATIVE, OF_CUDA, Given
+from tests.support.operator_calls import CALLS, NATIVE, OF_CUDA, Given
 
 OPS = torch.ops.late_interaction
 # They return no tensor, or a word that depends on the device: opcheck has nothing to compare.

@@ -9,7 +9,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from tests.packed import pack_sequences
+from tests.support.packed import pack_sequences
 
 ON_A_GPU = {
     "one query": (1, 2300, 32, 170, 128),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import late_interaction as li
-from tests.operator_calls import CALLS, NATIVE, NOT_HERE, OF_CUDA, Given, operators
+from tests.support.operator_calls import CALLS, NATIVE, NOT_HERE, OF_CUDA, Given, operators
 
 OPS = torch.ops.late_interaction
 F8, F16, BF16, F32, F64 = (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import ref
+from tests.support import ref
 
 # Nq, Nd, Lq, Ld, d
 SMALL = [(1, 2, 2111, 301, 16), (2, 1, 17, 66_001, 8), (1, 2, 9, 70, 4096), (1, 1, 1025, 1031, 72)]

@@ -12,7 +12,7 @@ from late_interaction.lik import fp8, plaid
 from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.lik.padded import pack_padded
-from tests.packed import pack_sequences
+from tests.support.packed import pack_sequences
 
 LONGEST = 600  # characters: some messages name three arguments with their shapes
 MANY = 20_000

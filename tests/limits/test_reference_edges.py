@@ -5,7 +5,7 @@ import torch
 
 from late_interaction import reference
 from late_interaction.muvera import Muvera
-from tests import ref
+from tests.support import ref
 
 F64 = torch.float64
 BYTE = torch.uint8

@@ -13,8 +13,8 @@ from late_interaction.lik.backward import (
     maxsim_backward_unified,
     maxsim_backward_unified_reference,
 )
-from tests import ref
-from tests.cases import Case, call, inputs, walk
+from tests.support import ref
+from tests.support.cases import Case, call, inputs, walk
 
 OPS = torch.ops.late_interaction
 STRATEGIES = ["auto", "lowmem", "unified"]

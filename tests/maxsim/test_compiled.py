@@ -2,7 +2,6 @@
 alone, few guards, and nothing that keeps it from a CUDA graph."""
 
 import re
-import shutil
 from collections import Counter
 from functools import partial
 
@@ -15,17 +14,9 @@ from torch._inductor.utils import get_first_incompatible_cudagraph_node, run_and
 from torch.nn.functional import cross_entropy
 
 import late_interaction as li
+from tests.support.calls import needs_compiler
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
-)
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def loss_of(scores, labels):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import ref
+from tests.support import ref
 from tests.support.judge import Judge
 
 HALF = [torch.bfloat16, torch.float16]

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import packed, ref
-from tests.cases import code_limit
 from tests.maxsim.test_forced_plan import TAILS, copied_lengths, holes
+from tests.support import packed, ref
+from tests.support.cases import code_limit
 from tests.support.judge import Judge, twice, whole_numbers
 
 OPS = torch.ops.late_interaction

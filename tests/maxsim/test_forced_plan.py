@@ -7,8 +7,8 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from tests import ref
-from tests.cases import Case, code_limit, inputs
+from tests.support import ref
+from tests.support.cases import Case, code_limit, inputs
 from tests.support.judge import Judge, twice, whole_numbers
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -7,8 +7,8 @@ import torch
 
 import late_interaction as li
 from late_interaction.lik.forward import maxsim_forward
-from tests import ref
-from tests.cases import Case, inputs, walk
+from tests.support import ref
+from tests.support.cases import Case, inputs, walk
 from tests.support.judge import Judge, twice, whole_numbers
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import ref
+from tests.support import ref
 from tests.support.given_winners import OPS, batch, check, gradients, plan, reference
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -11,12 +11,12 @@ import torch
 import late_interaction as li
 from late_interaction.ops.winners import widen
 from late_interaction.score_pairs import score_pairs_packed
-from tests import ref
-from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
-from tests.coded import packed
-from tests.isas import ISAS
 from tests.operators import test_plaid as plaid
-from tests.page_ends import at_page_end
+from tests.support import ref
+from tests.support.cases import QUANTIZED, call, inputs, mask, tokens, walk
+from tests.support.coded import packed
+from tests.support.isas import ISAS
+from tests.support.page_ends import at_page_end
 
 CASES = list(walk(150))[3::5]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import ref
-from tests.calls import in_graph
-from tests.cases import tokens
+from tests.support import ref
+from tests.support.calls import in_graph
+from tests.support.cases import tokens
 from tests.support.given_winners import reference
 
 ops = torch.ops.late_interaction

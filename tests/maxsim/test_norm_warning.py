@@ -18,7 +18,7 @@ from late_interaction import Corpus, codecs, fused_head
 from late_interaction._scoring import norm_warning
 from late_interaction.lik import plaid
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from tests.calls import in_graph, waiting_for_nothing
+from tests.support.calls import in_graph, waiting_for_nothing
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import ref
+from tests.support import ref
 
 
 def overflowing(dtype, device):

@@ -5,9 +5,9 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from tests import ref
-from tests.cases import QUANTIZED, mask
 from tests.operators import test_quantized as codes
+from tests.support import ref
+from tests.support.cases import QUANTIZED, mask
 from tests.support.judge import Judge, twice, whole_numbers
 
 pytestmark = pytest.mark.gpu

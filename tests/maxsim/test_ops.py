@@ -6,8 +6,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import late_interaction as li
 from late_interaction.ops import _twice, dense
-from tests import ref
-from tests.calls import waiting_for_nothing
+from tests.support import ref
+from tests.support.calls import waiting_for_nothing
 
 OPS = torch.ops.late_interaction
 

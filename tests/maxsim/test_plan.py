@@ -8,7 +8,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import plan
-from tests.cases import QUANTIZED, walk
+from tests.support.cases import QUANTIZED, walk
 
 DEVICES = [(75, 40), (80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
 CASES = list(walk(150))

@@ -13,7 +13,7 @@ import torch
 import late_interaction as li
 from late_interaction._scoring import precision as switches
 from late_interaction._scoring.precision import float32_precision, float32_products, without_autocast
-from tests import ref
+from tests.support import ref
 
 OPS = torch.ops.late_interaction
 

@@ -5,8 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
-from tests import ref, selection
-from tests.cases import QUANTIZED
+from tests import selection
+from tests.support import ref
+from tests.support.cases import QUANTIZED
 
 law = settings(
     deadline=None,

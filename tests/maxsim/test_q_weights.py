@@ -6,10 +6,10 @@ import torch
 import late_interaction as li
 from late_interaction import ops
 from late_interaction.score_pairs import score_pairs_packed
-from tests import packed, ref
-from tests.cases import Case, call, inputs, walk
-from tests.packed import draw_pairs
-from tests.packed import scored as maxsim_varlen
+from tests.support import packed, ref
+from tests.support.cases import Case, call, inputs, walk
+from tests.support.packed import draw_pairs
+from tests.support.packed import scored as maxsim_varlen
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 MAXSIM = [

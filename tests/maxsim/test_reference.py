@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from late_interaction import maxsim_with_winners, reference
-from tests import ref
-from tests.cases import mask, tokens
+from tests.support import ref
+from tests.support.cases import mask, tokens
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 LENGTHS = [3, 0, 7, 1, 0, 33]

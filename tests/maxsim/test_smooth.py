@@ -9,8 +9,8 @@ import torch
 import late_interaction as li
 from late_interaction.ops.smooth import driver
 from late_interaction.reference import smooth_maxsim_reference
-from tests import ref
-from tests.cases import LENGTHS_D, LENGTHS_Q, mask
+from tests.support import ref
+from tests.support.cases import LENGTHS_D, LENGTHS_Q, mask
 from tests.support.contrastive import Made
 
 OPS = torch.ops.late_interaction

@@ -16,7 +16,7 @@ from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backwar
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.lik.varlen import maxsim_varlen
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from tests.packed import pack_sequences
+from tests.support.packed import pack_sequences
 
 Nq, Lq, Nd, Ld, d, d_model = 2, 3, 4, 5, 8, 6
 

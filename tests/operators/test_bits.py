@@ -9,10 +9,10 @@ import torch
 import late_interaction as li
 from late_interaction import Codes, codecs
 from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
-from tests import coded, ref
-from tests.cases import mask
-from tests.coded import BITS, FOUR, INT8, decoded, encoded, scored
-from tests.isas import ISAS
+from tests.support import coded, ref
+from tests.support.cases import mask
+from tests.support.coded import BITS, FOUR, INT8, decoded, encoded, scored
+from tests.support.isas import ISAS
 
 OPS = torch.ops.late_interaction
 DIMS = [8, 24, 40, 64, 96, 128, 160, 320, 1, 13]

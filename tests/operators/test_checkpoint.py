@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import late_interaction as li
 from late_interaction.score_pairs import score_pairs_packed
-from tests.packed import scored
+from tests.support.packed import scored
 
 CU_Q, CU_D = torch.arange(4, dtype=torch.int32) * 4, torch.arange(5, dtype=torch.int32) * 6
 PAIRS = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([3, 1, 1], dtype=torch.int32)

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 import late_interaction as li
 from late_interaction import Codes, Tokens, codecs
-from tests import ref
-from tests.calls import waiting_for_nothing
-from tests.token_forms import D_MODEL, FORMS, LENGTHS, sequences
+from tests.support import ref
+from tests.support.calls import waiting_for_nothing
+from tests.support.token_forms import D_MODEL, FORMS, LENGTHS, sequences
 
 OPS = torch.ops.late_interaction
 TABLES = torch.randn(6, D_MODEL, generator=torch.Generator().manual_seed(1))

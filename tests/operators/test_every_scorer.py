@@ -9,9 +9,9 @@ import late_interaction as li
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import plaid
 from late_interaction.score_pairs import score_pairs_packed
-from tests import ref
-from tests.calls import in_graph, waiting_for_nothing
-from tests.cases import tokens
+from tests.support import ref
+from tests.support.calls import in_graph, waiting_for_nothing
+from tests.support.cases import tokens
 
 SIZES = 4, 6, 9, 40, 64
 SMALL = 2, 3, 3, 4, 5

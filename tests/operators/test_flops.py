@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import late_interaction as li
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.score_pairs import score_pairs_packed
-from tests.operator_calls import CALLS, NOT_HERE, Given, operators
+from tests.support.operator_calls import CALLS, NOT_HERE, Given, operators
 
 Nq, Lq, Nd, Ld, K, d, d_model = 4, 5, 6, 7, 3, 8, 10
 IN_BATCH = 2 * Nq * Lq * Nd * Ld * d  # of the similarities

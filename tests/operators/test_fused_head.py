@@ -11,7 +11,7 @@ from late_interaction import fused_head
 from late_interaction.ops.from_hidden import chunking, driver, fallback
 from late_interaction.ops.from_hidden.fallback import sum_dtype
 from late_interaction.ops.winners import narrow, winner_dtype
-from tests import cases, ref
+from tests.support import cases, ref
 
 OPS = torch.ops.late_interaction
 maxsim_from_hidden = partial(fused_head.maxsim_from_hidden, normalize=True)  # as ColBERT models score

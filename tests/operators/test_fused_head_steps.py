@@ -9,8 +9,8 @@ import torch
 from late_interaction.ops.from_hidden import chunking, driver
 from late_interaction.ops.from_hidden.chunking import Gpu
 from late_interaction.ops.winners import widen
-from tests import ref
 from tests.operators.test_fused_head import TOLERANCE, expected_gradients, inputs, projected
+from tests.support import ref
 
 OPS = torch.ops.late_interaction
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

@@ -5,7 +5,7 @@ import torch
 
 from late_interaction.lik.varlen import maxsim_varlen
 from late_interaction.score_pairs import score_pairs_packed
-from tests import packed, ref
+from tests.support import packed, ref
 
 OPS = torch.ops.late_interaction
 BOTH = pytest.mark.parametrize("listed", [False, True])

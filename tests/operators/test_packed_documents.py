@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import coded, ref
-from tests.cases import QUANTIZED, code_limit, mask, tokens
 from tests.maxsim.test_isa import check_at_page_ends
 from tests.operators.test_bits import FORMS, int8_codes, laid, values
-from tests.packed import offsets
+from tests.support import coded, ref
+from tests.support.cases import QUANTIZED, code_limit, mask, tokens
+from tests.support.packed import offsets
 
 OPS = torch.ops.late_interaction
 KINDS = [*QUANTIZED, "4 bits", "1 bit", "signs"]

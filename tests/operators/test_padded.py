@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import late_interaction as li
 from late_interaction.lik.padded import PackedBatch, pack_padded
 from late_interaction.reference import maxsim_padded_reference
-from tests import ref
-from tests.calls import refused
+from tests.support import ref
+from tests.support.calls import refused
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 

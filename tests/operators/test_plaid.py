@@ -11,8 +11,8 @@ import torch
 from late_interaction import codecs, reference
 from late_interaction.lik import plaid
 from late_interaction.ops.winners import widen
-from tests import ref
-from tests.calls import in_graph, waiting_for_nothing
+from tests.support import ref
+from tests.support.calls import in_graph, waiting_for_nothing
 
 OPS = torch.ops.late_interaction
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

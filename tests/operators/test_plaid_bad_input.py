@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from late_interaction.lik import plaid
-from tests.calls import refused
+from tests.support.calls import refused
 
-OPS = torch.ops.late_interaction
 Q = torch.randn(2, 5, 16)
 CODES = torch.randint(9, (3, 7))
 RESIDUALS = torch.randint(256, (3, 7, 4)).to(torch.uint8)

@@ -13,10 +13,10 @@ from late_interaction import ops
 from late_interaction._scoring import quantized as scoring
 from late_interaction.ops import _blocks
 from late_interaction.reference import maxsim_quantized_reference
-from tests import ref
-from tests.calls import in_graph, waiting_for_nothing
-from tests.cases import QUANTIZED, code_limit, inputs, mask, tokens, walk
-from tests.coded import codec_of, scored
+from tests.support import ref
+from tests.support.calls import in_graph, waiting_for_nothing
+from tests.support.cases import QUANTIZED, code_limit, inputs, mask, tokens, walk
+from tests.support.coded import codec_of, scored
 
 OPS = torch.ops.late_interaction
 E4M3, INT8, E5M2 = QUANTIZED
@@ -254,24 +254,6 @@ def test_scales_of_other_forms(device):
     ref.assert_close(score(Q, D, scale_Q.double(), scale_D.half()), wanted, limit)
     first = expected(Q[:, :1], D, scale_Q[0], scale_D[0])[0]
     ref.assert_close(score(Q[0, :1], D, scale_Q[:1], scale_D), first, limit)
-
-
-@pytest.mark.parametrize("dtype", QUANTIZED)
-def test_layouts_agree(dtype, way, device):
-    Q, D = tokens((3, 33, 24), dtype, device), tokens((4, 70, 24), dtype, device)
-    scale_Q, scale_D = scales((3, 33), device, "token"), scales((4, 70), device, "token")
-    d_mask = mask((4, 70), device, "dead")
-    each = D.expand(3, *D.shape), scale_Q, scale_D.expand(3, 4, 70), None, d_mask.expand(3, 4, 70)
-    torch.testing.assert_close(way(Q, *each), way(Q, D, scale_Q, scale_D, None, d_mask), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
-@pytest.mark.parametrize("dtype", QUANTIZED)
-def test_memory_layout_does_not_change_scores(form, dtype, device):
-    Q, D = tokens((3, 33, 72), dtype, device, form), tokens((4, 70, 72), dtype, device, form)
-    scale_Q, scale_D = scales((3, 33), device, "token"), scales((4, 70), device, "token")
-    dense = score(Q.contiguous(), D.contiguous(), scale_Q, scale_D)
-    ref.assert_close(score(Q, D, scale_Q, scale_D), dense.double(), 5e-6)
 
 
 # ---- what is not finite, and what does not count ----

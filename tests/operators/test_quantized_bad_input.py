@@ -8,7 +8,7 @@ from late_interaction import Codes, codecs
 from late_interaction._scoring import quantized
 from late_interaction.lik import fp8
 from late_interaction.reference import maxsim_quantized_reference
-from tests.calls import refused
+from tests.support.calls import refused
 
 X, Y = torch.randn(3, 5, 8), torch.randn(4, 7, 8)
 KD = torch.randn(3, 2, 7, 8)

@@ -7,9 +7,9 @@ import late_interaction as li
 from late_interaction import codecs
 from late_interaction._scoring import quantized as scoring
 from late_interaction.lik import fp8
-from tests.cases import QUANTIZED
-from tests.coded import decoded, encoded
 from tests.operators.test_quantized import E4M3, E5M2, INT8, score
+from tests.support.cases import QUANTIZED
+from tests.support.coded import decoded, encoded
 
 # Codecs, by what they err at most: a part of the value, and their largest code.
 PER_TOKEN = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import ref
-from tests.packed import offsets
+from tests.support import ref
+from tests.support.packed import offsets
 
 OPS = torch.ops.late_interaction
 LENGTHS = {

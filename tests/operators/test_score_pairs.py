@@ -5,8 +5,8 @@ import torch
 
 import late_interaction as li
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from tests import packed, ref
-from tests.calls import in_graph, refused
+from tests.support import packed, ref
+from tests.support.calls import in_graph, refused
 
 OPS = torch.ops.late_interaction
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests import ref
-from tests.cases import mask
+from tests.support import ref
+from tests.support.cases import mask
 
 pytestmark = pytest.mark.gpu
 

@@ -5,9 +5,9 @@ import torch
 
 import late_interaction as li
 from late_interaction import ops
-from tests import ref
-from tests.cases import QUANTIZED, code_limit, mask, tokens
 from tests.operators.test_quantized import E4M3, E5M2, INT8, expected, score
+from tests.support import ref
+from tests.support.cases import QUANTIZED, code_limit, mask, tokens
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # (Lq, Ld, d, dtype): tiles of 64 and of 128 tokens, in one stage and in several.

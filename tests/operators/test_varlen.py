@@ -5,9 +5,9 @@ import torch
 
 import late_interaction as li
 from late_interaction.lik.varlen import maxsim_varlen
-from tests import packed, ref
-from tests.calls import in_graph, refused, waiting_for_nothing
-from tests.packed import pack_sequences
+from tests.support import packed, ref
+from tests.support.calls import in_graph, refused, waiting_for_nothing
+from tests.support.packed import pack_sequences
 
 OPS = torch.ops.late_interaction
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]

@@ -8,9 +8,9 @@ import torch
 import late_interaction as li
 from late_interaction.ops import xtr as driver
 from late_interaction.reference import xtr_scores_reference
-from tests import side_by_side
-from tests.cases import mask, tokens
 from tests.maxsim.test_call_edges import Called
+from tests.support import side_by_side
+from tests.support.cases import mask, tokens
 from tests.support.contrastive import Made
 
 OPS = torch.ops.late_interaction

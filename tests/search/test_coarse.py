@@ -6,8 +6,8 @@ import torch
 import late_interaction as li
 from late_interaction import codecs
 from late_interaction._search import first_pass
-from tests.cases import mask
-from tests.coded import BITS, FOUR
+from tests.support.cases import mask
+from tests.support.coded import BITS, FOUR
 
 SIGNS = codecs.Bits(1, scales=False)
 CODECS = [SIGNS, BITS, FOUR]

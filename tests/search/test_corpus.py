@@ -12,10 +12,10 @@ import torch
 import late_interaction as li
 from late_interaction.corpus import Corpus, _chunks, _tokens
 from late_interaction.lik.varlen import maxsim_varlen
-from tests import ref
-from tests.cases import code_limit
-from tests.coded import INT8, codec_of, stored_as
-from tests.packed import pack_sequences
+from tests.support import ref
+from tests.support.cases import code_limit
+from tests.support.coded import INT8, codec_of, stored_as
+from tests.support.packed import pack_sequences
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [3, 0, 7, 40, 1, 33, 64, 5, 130, 31, 32, 300, 0, 0, 17, 2] * 3
@@ -365,8 +365,8 @@ def test_bounded_memory_of_a_gpu(dtype, tmp_path):
     reason="the address sanitizer's allocator takes memory of its own",
 )
 def test_bounded_memory_of_the_host(tmp_path):
-    """tests/corpus_worker.py searches corpora of 48 MB with 36 MB of memory that it may take."""
-    command = [sys.executable, "-m", "tests.corpus_worker", "search", str(tmp_path)]
+    """tests/support/corpus_worker.py searches corpora of 48 MB with 36 MB of memory that it may take."""
+    command = [sys.executable, "-m", "tests.support.corpus_worker", "search", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "float16 and int8 in bounded memory, float16 without chunks refused it\n"

@@ -13,9 +13,9 @@ import late_interaction as li
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _parquet
 from late_interaction.lik.varlen import maxsim_varlen
-from tests.coded import stored_as
 from tests.lancedb_environment import here
-from tests.packed import pack_sequences
+from tests.support.coded import stored_as
+from tests.support.packed import pack_sequences
 
 pa = pytest.importorskip("pyarrow") if here("pyarrow") else None
 pq = pytest.importorskip("pyarrow.parquet") if here("pyarrow") else None

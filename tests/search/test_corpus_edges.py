@@ -8,8 +8,8 @@ import torch
 
 from late_interaction.corpus import Corpus, _chunks, _parquet, _search
 from late_interaction.corpus.builder import CorpusBuilder
-from tests.coded import INT8
 from tests.search.test_corpus import build, documents, packed
+from tests.support.coded import INT8
 
 
 def test_queries_of_several_devices():

@@ -20,8 +20,8 @@ import torch
 
 import late_interaction as li
 from late_interaction.corpus import Corpus, CorpusError, _files, _ids, _shards, _tokens
-from tests.coded import INT8, stored_as
-from tests.corpus_worker import documents
+from tests.support.coded import INT8, stored_as
+from tests.support.corpus_worker import documents
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"d": 16, "codec": INT8, "normalize": True, "shard_bytes": 4000}
@@ -80,7 +80,7 @@ def test_bytes_that_are_written_keep_their_tensor():
 
 def test_killed_and_resumed(whole, tmp_path):
     path = tmp_path / "corpus"
-    command = [sys.executable, "-m", "tests.corpus_worker", "build", str(path)]
+    command = [sys.executable, "-m", "tests.support.corpus_worker", "build", str(path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == -signal.SIGKILL and run.stdout == "80\n", run.stderr
     with pytest.raises(

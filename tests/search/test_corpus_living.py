@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import late_interaction as li
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _files
-from tests.coded import stored_as
 from tests.lancedb_environment import here
 from tests.selection import examples
+from tests.support.coded import stored_as
 
 pa = pytest.importorskip("pyarrow.compute") and sys.modules["pyarrow"] if here("pyarrow") else None
 needs_pyarrow = pytest.mark.skipif(pa is None, reason="pyarrow is not installed: make lancedb runs these")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError
-from tests.coded import stored_as
+from tests.support.coded import stored_as
 
 METHODS = ["spawn", "forkserver", "fork"]
 

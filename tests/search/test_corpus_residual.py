@@ -8,6 +8,7 @@ import torch
 import late_interaction as li
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _codec_files
+from tests.search.test_corpus import best_of
 
 LENGTHS = [3, 0, 7, 40, 1, 33, 64, 5, 130, 31, 32, 300, 0, 0, 17, 2] * 2
 D = 16
@@ -30,11 +31,6 @@ def build(path, docs, codec, ids=None, normalize=True, **options):
         for i in range(0, len(docs), 5):
             builder.add(docs[i : i + 5], None if ids is None else ids[i : i + 5])
     return Corpus.open(path)
-
-
-def best_of(scores, k, largest=True):
-    order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
-    return scores.gather(-1, order), order
 
 
 def expected(Q, docs, codec, normalize=True):

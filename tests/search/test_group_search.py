@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 import late_interaction as li
 from late_interaction import Corpus
-from tests import search_worker
-from tests.search_worker import COUNTS, documents, queries
+from tests.support import search_worker
+from tests.support.search_worker import COUNTS, documents, queries
 from tests.training.test_contrastive_group import on_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +30,7 @@ def bits(found):
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_process_has_the_best_of_all(world):
     """All kinds in one group: each is a search of its own."""
-    found = on_ranks(world, "tests.search_worker.searches")
+    found = on_ranks(world, "tests.support.search_worker.searches")
     assert all(isinstance(x, dict) for x in found), found
     for name, (kind, k, options) in search_worker.SEARCHES.items():
         Q, D, more = search_worker.inputs(kind)
@@ -46,7 +46,7 @@ def test_every_process_has_the_best_of_all(world):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_the_same_bits_on_any_number_of_shards(world):
-    found = on_ranks(world, "tests.search_worker.of_shards")
+    found = on_ranks(world, "tests.support.search_worker.of_shards")
     assert all(isinstance(x, dict) for x in found), found
     for name, (dtype, options) in search_worker.SHARDED.items():
         Q, D, more = search_worker.sharded_inputs(dtype, options.get("masked", False))
@@ -64,14 +64,14 @@ def test_the_same_bits_on_any_number_of_shards(world):
     ],
 )
 def test_processes_that_differ_all_say_so(change, words):
-    found = on_ranks(2, "tests.search_worker.differing", change=change)
+    found = on_ranks(2, "tests.support.search_worker.differing", change=change)
     for text in found:
         assert text.startswith("ValueError: search: ") and words in text, text
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_no_process_waits_for_one_that_raised(when):
-    found = on_ranks(3, "tests.search_worker.raising", when=when)
+    found = on_ranks(3, "tests.support.search_worker.raising", when=when)
     what = "refused its arguments" if when == "before" else "failed"
     error = "ValueError: k must be at least 1, got 0" if when == "before" else "MemoryError: no room"
     assert found[1].startswith(error), found[1]
@@ -80,14 +80,14 @@ def test_no_process_waits_for_one_that_raised(when):
 
 
 def test_a_process_outside_the_group():
-    found = on_ranks(2, "tests.search_worker.outside")
+    found = on_ranks(2, "tests.support.search_worker.outside")
     assert found[0] == [0] and found[1].startswith("ValueError: group must hold this process, rank 1"), found
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus():
-    found = on_ranks(2, "tests.search_worker.on_gpus", backend="nccl")
+    found = on_ranks(2, "tests.support.search_worker.on_gpus", backend="nccl")
     Q, D, _ = search_worker.inputs("padded")
     wanted = li.search(Q.cuda(), D[: sum(COUNTS[:2])].cuda(), 7)
     same(found, (wanted.scores.double().cpu(), wanted.indices.cpu()))
@@ -96,7 +96,7 @@ def test_two_gpus():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_have_the_bits_of_one():
-    found = on_ranks(2, "tests.search_worker.shards_on_gpus", backend="nccl")
+    found = on_ranks(2, "tests.support.search_worker.shards_on_gpus", backend="nccl")
     assert all(isinstance(x, list) for x in found), found
     place = 0
     for sizes in search_worker.GPU_SHARDS:

@@ -13,7 +13,7 @@ import torch
 from late_interaction import Corpus
 from late_interaction.mining import hard_negatives, mine_hard_negatives
 from late_interaction.mining.negatives import Choice
-from tests.packed import pack_sequences
+from tests.support.packed import pack_sequences
 
 unit = torch.nn.functional.normalize
 

@@ -15,8 +15,8 @@ from late_interaction._search.first_pass import MuveraPass
 from late_interaction.muvera import Encodings, _random_bits, encoder
 from late_interaction.muvera.encoder import check_parameters
 from late_interaction.reference import muvera_reference
-from tests.cases import mask
-from tests.packed import pack_sequences
+from tests.support.cases import mask
+from tests.support.packed import pack_sequences
 
 OPS = torch.ops.late_interaction
 F64 = torch.float64

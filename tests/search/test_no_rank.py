@@ -7,7 +7,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import Corpus, TopK, codecs
-from tests.coded import BITS, FOUR, stored_as
+from tests.support.coded import BITS, FOUR, stored_as
 
 K = 6
 

@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from late_interaction import pool_tokens
-from tests import side_by_side
-from tests.packed import pack_sequences
+from tests.support import side_by_side
+from tests.support.packed import pack_sequences
 
 OPS = torch.ops.late_interaction
 F64 = torch.float64

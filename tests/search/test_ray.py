@@ -38,7 +38,7 @@ def test_without_ray():
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Ray with processes that find this checkout; and the folder where tests.ray_worker writes."""
+    """Ray with processes that find this checkout; and the folder where tests.support.ray_worker writes."""
     import ray
 
     folder = tmp_path_factory.mktemp("ray")
@@ -123,7 +123,7 @@ def test_blocks_that_are_read_out_of_order(cluster):
     """And a limit, which cuts rows off a block."""
     import ray
 
-    from tests.ray_worker import first_block_last
+    from tests.support.ray_worker import first_block_last
 
     Q, docs = documents()
     dataset = ray.data.from_arrow(tables_of(docs)).map_batches(
@@ -170,7 +170,7 @@ def test_a_worker_that_is_killed(workers, cluster, monkeypatch):
     """Halfway through the blocks, with a block that it has scored and one that waits for it."""
     import ray
 
-    from tests.ray_worker import KilledOnce
+    from tests.support.ray_worker import KilledOnce
 
     monkeypatch.setattr(search, "Scorer", KilledOnce)
     Q, docs = documents()
@@ -190,7 +190,7 @@ def test_a_worker_that_is_killed(workers, cluster, monkeypatch):
 def test_workers_that_are_killed_too_often(cluster, monkeypatch):
     import ray
 
-    from tests.ray_worker import KilledAlways
+    from tests.support.ray_worker import KilledAlways
 
     monkeypatch.setattr(search, "Scorer", KilledAlways)
     Q, docs = documents()

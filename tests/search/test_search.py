@@ -14,7 +14,7 @@ import late_interaction as li
 from late_interaction import codecs
 from late_interaction._progress import reporter
 from late_interaction._search import selection, stream
-from tests.coded import BITS, FP8, INT8
+from tests.support.coded import BITS, FP8, INT8
 
 
 def corpus(device, Nq=5, Nd=37, dtype=torch.float32):
@@ -664,7 +664,7 @@ def test_streaming_in_bounded_memory():
 
 def test_a_corpus_larger_than_the_memory_of_the_gpu(device, tmp_path):
     documents = 32_000 if device == "cuda" else 300  # 1000 MiB of them, where 896 may be taken
-    command = [sys.executable, "-m", "tests.large_corpus", device, str(documents), str(tmp_path)]
+    command = [sys.executable, "-m", "tests.support.large_corpus", device, str(documents), str(tmp_path)]
     root = Path(__file__).resolve().parents[2]
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr

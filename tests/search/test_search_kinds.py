@@ -8,8 +8,8 @@ import torch
 import late_interaction as li
 from late_interaction import codecs, reference
 from late_interaction._search import group_search
-from tests.coded import BITS, FOUR, FP8, INT8
 from tests.search.test_search import close, corpus
+from tests.support.coded import BITS, FOUR, FP8, INT8
 
 
 def spoiled(device):

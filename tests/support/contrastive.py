@@ -19,7 +19,7 @@ from late_interaction._contrastive import (
     single_shards,
 )
 from late_interaction.reference import maxsim_reference
-from tests.calls import waiting_for_nothing
+from tests.support.calls import waiting_for_nothing
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import torch
 
 import late_interaction as li
-from tests import ref
+from tests.support import ref
 
 OPS = torch.ops.late_interaction
 

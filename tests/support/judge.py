@@ -3,8 +3,8 @@
 import torch
 
 import late_interaction as li
-from tests import ref
-from tests.cases import call
+from tests.support import ref
+from tests.support.cases import call
 
 
 class Judge:

@@ -107,7 +107,7 @@ def words(node: ast.AST) -> set[str]:
 BY_WAY = {
     "explain_packed_plan": "test_the_plan_says_what_stays_in_l2_of_packed_batches",
     "explain_residual_plan": "test_compressed_documents_are_explained",
-    # tests/operator_calls.py has calls of these, for tests of every operator.
+    # tests/support/operator_calls.py has calls of these, for tests of every operator.
     "maxsim_pairs_packed_weighted_backward": "test_opcheck",
     "maxsim_pairs_packed_weighted_winners": "test_opcheck",
     "maxsim_varlen_weighted_backward": "test_opcheck",

@@ -1,7 +1,6 @@
 """Losses of a batch and of each query's own documents under torch.compile: whole graphs, two for all sizes,
 with the values and gradients of eager calls."""
 
-import shutil
 from functools import partial
 
 import pytest
@@ -13,21 +12,12 @@ from torch.nn.functional import normalize
 from torch.utils.flop_counter import FlopCounterMode
 
 import late_interaction as li
+from tests.support.calls import needs_compiler
 from tests.support.groups import needs_gloo
 
 BATCH = {name: getattr(li.losses, name) for name in ("contrastive", "pairwise", "sigmoid", "recall")}
 every = pytest.mark.parametrize("name", BATCH)
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
-)
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def leaf(*shape, device="cpu", dtype=torch.float32):

@@ -6,7 +6,7 @@ import sys
 import torch
 
 import late_interaction as li
-from tests.maxsim.test_ops import needs_compiler
+from tests.support.calls import needs_compiler
 
 D = 8
 LOAD = """

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import late_interaction as li
 from late_interaction import Tokens, reference
-from tests.calls import waiting_for_nothing
-from tests.token_forms import (
+from tests.support.calls import waiting_for_nothing
+from tests.support.token_forms import (
     D_MODEL,
     FORMS,
     LENGTHS,

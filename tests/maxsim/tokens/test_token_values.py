@@ -6,8 +6,8 @@ from torch.utils import _pytree as pytree
 
 import late_interaction as li
 from late_interaction import Tokens
-from tests.calls import refused
-from tests.token_forms import D_MODEL, FORMS, nested, sequences, with_holes
+from tests.support.calls import refused
+from tests.support.token_forms import D_MODEL, FORMS, nested, sequences, with_holes
 
 
 def test_lengths_and_what_it_says_of_itself():

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import late_interaction as li
 from late_interaction import Tokens
-from tests.token_forms import D_MODEL, FORMS, sequences
+from tests.support.token_forms import D_MODEL, FORMS, sequences
 
 
 def batches(count, kind):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 import late_interaction as li
 from late_interaction import Corpus
-from tests.coded import BITS, FP8, INT8
+from tests.support.coded import BITS, FP8, INT8
 
 COUNTS = (9, 0, 14)  # documents of each rank
 OF_DOCUMENTS = ("d_mask", "subset")

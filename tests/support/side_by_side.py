@@ -17,7 +17,7 @@ from late_interaction.integrations._shared.compat import installed_release
 from tools.maxsim_leaves import LEAVES, PATCHED
 
 FOLDER = Path(sys.prefix) / "compat"
-PINS = Path(__file__).resolve().parents[1] / "requirements" / "compat.txt"
+PINS = Path(__file__).resolve().parents[2] / "requirements" / "compat.txt"
 
 
 def releases(package):
@@ -57,6 +57,24 @@ def release(package, module, version, stand_ins=()):
             if name.split(".")[0] == module or name in [s.__name__ for s in stand_ins]:
                 del sys.modules[name]
         sys.modules.update(loaded)
+
+
+@contextlib.contextmanager
+def sentence_transformers(version=None):
+    """This release of Sentence Transformers, or the one that requirements/demo.txt names."""
+    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
+    with contextlib.ExitStack() as stack:
+        if version is not None:
+            stack.enter_context(release("sentence-transformers", "sentence_transformers", version))
+        yield
+
+
+def loss_and_gradient(loss, *batch):
+    """A loss of a model with one table of embeddings, and the table's gradient."""
+    loss.model.table.weight.grad = None
+    value = loss(*batch)
+    value.backward()
+    return [value.detach(), loss.model.table.weight.grad]
 
 
 class AnyClass(type):

@@ -1,4 +1,4 @@
-"""`python -m tests.large_corpus DEVICE DOCUMENTS FOLDER`: the best of a corpus that lies in a file of FOLDER.
+"""`python -m tests.support.large_corpus DEVICE DOCUMENTS FOLDER`: the best of a corpus in a file of FOLDER.
 
 On a GPU this process may use less memory than the corpus takes, which is why it is a process of its own. The
 best documents are those of all scores, however the corpus lies on the host; a search that was stopped goes

@@ -1,8 +1,8 @@
 """Processes of tests/search/test_corpus.py and tests/search/test_corpus_files.py.
 
-`python -m tests.corpus_worker search FOLDER`: searches corpora in chunks in a process that may take little
-memory, and shows that a search without chunks is refused it.
-`python -m tests.corpus_worker build FOLDER`: builds a corpus, and kills itself in the middle of a shard.
+`python -m tests.support.corpus_worker search FOLDER`: searches corpora in chunks in a process that may
+take little memory, and shows that a search without chunks is refused it.
+`python -m tests.support.corpus_worker build FOLDER`: builds a corpus, and kills itself within a shard.
 """
 
 import os

@@ -1,9 +1,14 @@
-"""Calls that are refused, calls that a GPU's host does not wait for, and calls in CUDA graphs."""
+"""Calls that are refused, that a GPU's host does not wait for, in CUDA graphs, and that want a compiler."""
 
+import shutil
 from contextlib import contextmanager
 
 import pytest
 import torch
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
+)
 
 
 def refused(error, words, function, *args, **options):

@@ -5,7 +5,7 @@ import itertools
 import torch
 
 import late_interaction as li
-from tests import ref
+from tests.support import ref
 
 # Lengths of queries and documents: what each is there for.
 LENGTHS = {
