@@ -399,6 +399,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_gpu_time_is_per_call_over_replays_of_all_input_sets(fake_gpu: Any) -> None:
     measured = timing.gpu_time([fake_gpu.call] * 3, timing.QUICK)
     assert measured.us == pytest.approx(10.0) and measured.method == "graph"
+    assert measured.row() == {"gpu_us": measured.us, "gpu_spread": measured.spread, "gpu_method": "graph"}
     assert FakeGraph.recorded % 3 == 0 and FakeGraph.recorded >= 60
 
 

@@ -406,11 +406,3 @@ def test_tokens_of_one_dim_and_of_none():
         Corpus.from_packed(torch.ones(3, 0), torch.tensor([0, 1, 3]))
     with pytest.raises(TypeError, match="offsets must be a"):
         Corpus.from_packed(torch.ones(3, 2), [0, 1, 3])
-
-
-@pytest.mark.parametrize("d", [7, 9])
-def test_queries_of_another_d(d):
-    corpus = Corpus.from_packed(torch.ones(3, 8), torch.tensor([0, 1, 3]))
-    for Q in (torch.ones(2, 3, d), [torch.ones(3, d), torch.ones(1, d)], torch.ones(0, 3, d)):
-        with pytest.raises(ValueError, match="Q must have the d of the corpus, 8"):
-            corpus.search(Q, 1)
