@@ -9,22 +9,7 @@ import torch
 import late_interaction as li
 from bench.harness.named_shapes import TRAINING
 from bench.harness.shape import PAIRS
-
-
-def peak(function):
-    """Bytes asked for at the highest point of function() above what was there before: a block that the
-    allocator has at hand may be up to 1 MiB larger, whatever came before in the process."""
-
-    def requested(which):
-        return torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
-
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = requested("current")
-    result = function()
-    torch.cuda.synchronize()
-    del result
-    return requested("peak") - before
+from tests.support.calls import peak
 
 
 def training_step(Q, D, **options):

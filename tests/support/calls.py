@@ -34,3 +34,19 @@ def in_graph(function):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         return graph, function()
+
+
+def peak(function):
+    """Bytes asked for at the highest point of function() above what was there before: a block that the
+    allocator has at hand may be up to 1 MiB larger, whatever came before in the process."""
+
+    def requested(which):
+        return torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = requested("current")
+    result = function()
+    torch.cuda.synchronize()
+    del result
+    return requested("peak") - before

@@ -19,7 +19,7 @@ from late_interaction._contrastive import (
     single_shards,
 )
 from late_interaction.reference import maxsim_reference
-from tests.support.calls import waiting_for_nothing
+from tests.support.calls import peak, waiting_for_nothing
 
 
 @contextlib.contextmanager
@@ -144,7 +144,4 @@ def waits_for_nothing(step):
 
 def gpu_bytes_beside(step):
     """The peak of a GPU's memory in a step beside the gradients that it returns."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    grads = step()
-    return torch.cuda.max_memory_allocated() - before - sum(g.nbytes for g in grads)
+    return peak(step) - sum(g.nbytes for g in step())
