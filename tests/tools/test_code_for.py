@@ -22,8 +22,8 @@ SOURCES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("
         ("csrc/cuda/forward/sm90_q/instances/bf16.cu", ["sm_90a"]),
         ("csrc/cuda/pairs/instances/sm90_d_fp16.cu", ["sm_90a"]),
         ("csrc/cuda/smooth/sm90/instances/fp16.cu", ["sm_90a"]),
-        ("csrc/cuda/forward/sm80_q/instances/e4m3.cu", ALL),
-        ("csrc/cuda/forward/sm80_q/instances/bf16_8.cu", [code for code in ALL if code != "sm_89"]),
+        ("csrc/cuda/forward/sm80_q/instances/e4m3.cu", [code for code in ALL if code != "sm_90a"]),
+        ("csrc/cuda/forward/sm80/instances/fp32.cu", [code for code in ALL if code != "sm_89"]),
         ("csrc/cuda/backward/gathered_grad_q/instances/bf16.cu", ["sm_80", *ALL[3:]]),
     ],
 )
