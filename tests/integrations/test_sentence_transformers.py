@@ -432,13 +432,13 @@ def test_losses(st, device, monkeypatch, name, options, kept_bytes, empty):
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", kept_bytes)
     encoder, batch = Encoder(device), batch_for(name, device, empty)
     built_before = built(st, name, encoder, **options)
-    wanted = side_by_side.loss_and_gradient(built_before, batch)
+    wanted = side_by_side.loss_and_gradient(built_before, *batch)
     assert wanted[1].any()
-    assert_equal(side_by_side.loss_and_gradient(built(st, name, encoder, ours, **options), batch), wanted)
+    assert_equal(side_by_side.loss_and_gradient(built(st, name, encoder, ours, **options), *batch), wanted)
     li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
-        assert_equal(side_by_side.loss_and_gradient(built_before, batch), wanted)
-        assert_equal(side_by_side.loss_and_gradient(built(st, name, encoder, **options), batch), wanted)
+        assert_equal(side_by_side.loss_and_gradient(built_before, *batch), wanted)
+        assert_equal(side_by_side.loss_and_gradient(built(st, name, encoder, **options), *batch), wanted)
         with torch.no_grad():
             torch.testing.assert_close(built_before(*batch), wanted[0], rtol=1e-5, atol=1e-5)
 
@@ -478,9 +478,9 @@ def test_documents_of_two_processes(st, monkeypatch, name, kept_bytes):
     li.patch("sentence-transformers")
     monkeypatch.setattr(module, "all_gather_padded", gathered)
     monkeypatch.setattr(module, "get_rank", lambda: 1)
-    found = side_by_side.loss_and_gradient(loss, batch)
+    found = side_by_side.loss_and_gradient(loss, *batch)
     li.unpatch("sentence-transformers")
-    assert_equal(found, side_by_side.loss_and_gradient(loss, batch))
+    assert_equal(found, side_by_side.loss_and_gradient(loss, *batch))
 
 
 def test_a_loss_that_was_subclassed(st, monkeypatch):
@@ -490,10 +490,10 @@ def test_a_loss_that_was_subclassed(st, monkeypatch):
 
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 0)
     loss, batch = Mine(Encoder()), batch_for(OVER_ALL_PAIRS[0], "cpu")
-    wanted = side_by_side.loss_and_gradient(loss, batch)
+    wanted = side_by_side.loss_and_gradient(loss, *batch)
     li.patch("sentence-transformers")
     with side_by_side.no_einsum(monkeypatch):
-        assert_equal(side_by_side.loss_and_gradient(loss, batch), wanted)
+        assert_equal(side_by_side.loss_and_gradient(loss, *batch), wanted)
 
 
 def test_whoever_asks_for_scores_gets_them():
@@ -852,7 +852,7 @@ def test_disabled(st, encoder, monkeypatch, patched):
     loss_options = {name: built(st, name, Encoder(), None if patched else ours) for name in LOSSES}
     own = {name: built(st, name, loss.model) for name, loss in loss_options.items()}
     batches = {name: batch_for(name, "cpu") for name in LOSSES}
-    wanted = [x for name in LOSSES for x in side_by_side.loss_and_gradient(own[name], batches[name])]
+    wanted = [x for name in LOSSES for x in side_by_side.loss_and_gradient(own[name], *batches[name])]
     scores = st.similarity.maxsim if patched else ours.maxsim
     given = calls("cpu")
     wanted += [st.similarity.maxsim(a, b, **options) for a, b, options in given.values()]
@@ -862,7 +862,7 @@ def test_disabled(st, encoder, monkeypatch, patched):
     monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
     with side_by_side.Calls() as called:
         found = [
-            x for name in LOSSES for x in side_by_side.loss_and_gradient(loss_options[name], batches[name])
+            x for name in LOSSES for x in side_by_side.loss_and_gradient(loss_options[name], *batches[name])
         ]
         found += [scores(a, b, **options) for a, b, options in given.values()]
         assert retrieval(st)(encoder) == metrics
