@@ -8,9 +8,10 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int kWarps = 8;            // of a block, whatever it does
-constexpr int kMaxFragments = 4;     // that a warp holds of a row
-constexpr int kFragmentBytes = 512;  // of a fragment in the type of sums
+constexpr int kWarps = 8;             // of a block, whatever it does
+constexpr int kMaxFragments = 8;      // that a warp holds of a row read in vectors
+constexpr int kElementFragments = 4;  // and of one read element by element
+constexpr int kFragmentBytes = 512;   // of a fragment in the type of sums
 constexpr int kMaxTileTokens = 2048;
 constexpr int kMinTileTokens = 32;
 constexpr int64_t kSingleQueryBytes = 32 * 1024;  // of gradients, of a tile of such a document
@@ -158,7 +159,7 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   BackwardPlan plan;
   plan.method = method;
   plan.vectors = vectors;
-  plan.row_fragments = vectors ? fragments_for(s.d, dtype) : kMaxFragments;
+  plan.row_fragments = vectors ? fragments_for(s.d, dtype) : kElementFragments;
   // The Jacobian of the normalization needs a whole row; longer rows are summed first.
   plan.finish_later = normalize && s.d > plan.row_fragments * fragment_dims(dtype);
   plan.split = gather_split(s, device);

@@ -15,7 +15,7 @@ namespace late_interaction {
 inline constexpr int kBackwardWarps = 8;
 inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
 
-inline constexpr int kMostFragments = 4;  // of a row, that a warp holds
+inline constexpr int kMostFragments = 8;  // of a row read in vectors, that a warp holds
 
 // A row's offset in elements (-1: there is none), and its factor.
 template <class S>

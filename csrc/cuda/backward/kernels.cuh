@@ -8,10 +8,10 @@
 //
 // Policies, by element type and fragments of a row (kFragments; a longer row is taken in blocks of dims)
 //
-//   blocks a multiprocessor   1 fragment   2, 4   fp64   why
-//   lowmem                    3            1      1      rows in flight need the registers
-//   unified                   2            1      1      it holds the row of Q as well
-//   single_query              5 (*)        2      2      bound by writing zeros: many small blocks
+//   blocks a multiprocessor   1 fragment   2, 4   8   fp64   why
+//   lowmem                    3            1      1   1      rows in flight need the registers
+//   unified                   2            1      1   1      it holds the row of Q as well
+//   single_query              5 (*)        2      1   1, 2   bound by writing zeros: many small blocks
 //
 //   (*) 4 but for RowScales::none, and before sm_90, where 48 registers a thread are too few.
 //   rows in flight (kUnroll, grad_rows.cuh): 16 registers, two rows at least; one where elements are read one
@@ -34,8 +34,10 @@ template <RowScales kScales>
 inline constexpr int kMostSingleQueryBlocks = 4;
 #endif
 template <class T, int kFragments, RowScales kScales>
-inline constexpr int kSingleQueryBlocks = kFragments > 1 || sizeof(T) == 8 ? 2
-                                                                           : kMostSingleQueryBlocks<kScales>;
+inline constexpr int kSingleQueryBlocks = kFragments == 8 ? 1
+                                          : kFragments > 1 || sizeof(T) == 8
+                                              ? 2
+                                              : kMostSingleQueryBlocks<kScales>;
 
 // Args: BackwardArgs, or PairBackwardArgs for listed pairs.
 template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>

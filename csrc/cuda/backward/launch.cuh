@@ -14,10 +14,16 @@ namespace late_interaction {
 // rare, as is fp64: they have one kernel for all lengths.
 template <class T, class F>
 cudaError_t with_rows(const BackwardPlan& plan, F f) {
-  if (!plan.vectors) return f.template operator()<kMostFragments, false>();
+  if (!plan.vectors) return f.template operator()<4, false>();
   if constexpr (sizeof(T) < 8) {
-    if (plan.row_fragments == 1) return f.template operator()<1, true>();
-    if (plan.row_fragments == 2) return f.template operator()<2, true>();
+    switch (plan.row_fragments) {
+      case 1:
+        return f.template operator()<1, true>();
+      case 2:
+        return f.template operator()<2, true>();
+      case 4:
+        return f.template operator()<4, true>();
+    }
   }
   return f.template operator()<kMostFragments, true>();
 }
