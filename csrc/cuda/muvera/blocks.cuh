@@ -20,6 +20,7 @@
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"
 #include "../primitives/prefix_sum.cuh"
+#include "staged.cuh"
 
 namespace late_interaction {
 

@@ -17,6 +17,7 @@
 #include "../../common/problem.h"
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"
+#include "staged.cuh"
 
 namespace late_interaction {
 

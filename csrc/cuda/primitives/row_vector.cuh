@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../ptx/ld_st.cuh"
+#include "../ptx/red.cuh"
 #include "argmax.cuh"
 #include "element.cuh"
 

@@ -3,11 +3,17 @@
 
 namespace {
 
-template <class Row>
-struct WidenHalf {
+struct WidenBf16 {
   static constexpr int kSourceBytes = 2 * F32::kLanes;
   static void run(const char* source, char* out) {
-    store(out, Row::load(reinterpret_cast<const uint16_t*>(source)));
+    store(out, load_bf16(reinterpret_cast<const uint16_t*>(source)));
+  }
+};
+
+struct WidenFp16 {
+  static constexpr int kSourceBytes = 2 * F32::kLanes;
+  static void run(const char* source, char* out) {
+    store(out, load_fp16(reinterpret_cast<const uint16_t*>(source)));
   }
 };
 
@@ -19,9 +25,9 @@ struct WidenInt8 {  // to int16
 ScoreTile widening_f32(Dtype dtype) {
   switch (dtype) {
     case Dtype::bf16:
-      return score_tile_widening<Multiply<F32>, WidenHalf<Bf16Row>>;
+      return score_tile_widening<Multiply<F32>, WidenBf16>;
     case Dtype::fp16:
-      return score_tile_widening<Multiply<F32>, WidenHalf<Fp16Row>>;
+      return score_tile_widening<Multiply<F32>, WidenFp16>;
     default:
       return nullptr;
   }
