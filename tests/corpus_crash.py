@@ -177,9 +177,9 @@ def read(seconds: float) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         folder, until = Path(name) / "corpus", time.monotonic() + seconds
         made(folder)
-        children = [forked(look, folder, until, seed) for seed in range(3)]
+        children = [forked(look, folder, until, seed) for seed in range(10)]
         children.append(forked(write_pairs, folder, until))
-        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4, "a process failed"
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children), "a process failed"
 
 
 if __name__ == "__main__":
