@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import ops
 from late_interaction._scoring import precision as switches
 from late_interaction._scoring.precision import float32_precision, float32_products, without_autocast
 from tests.support import ref
@@ -55,7 +56,9 @@ def test_each_level_is_worth_its_name():
     highest, high, medium = (
         ref.relative_error(li.maxsim(Q, D, precision=p), exact) for p in ("highest", "high", "medium")
     )
-    assert highest < high / 10 and high < medium
+    if ops.cuda_capability() >= 80:  # before, TF32 is multiplied as float32
+        assert highest < high / 10
+    assert highest <= high < medium
     einsum = torch.einsum("isd,jtd->ijst", Q, D).amax(-1).sum(-1)
     assert highest <= 2 * ref.relative_error(einsum, exact)
 
@@ -116,6 +119,7 @@ import torch
 if not hasattr(torch.backends, "fp32_precision"):
     raise SystemExit
 import late_interaction as li
+from late_interaction import ops
 Q, D = torch.randn(3, 5, 64), torch.randn(4, 7, 64)
 expected = li.maxsim(Q, D, precision={old!r})
 torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = {new!r}
