@@ -234,7 +234,8 @@ def _pass_columns(call: Call, step: int, columns: RunningSoftmax) -> RunningSoft
     arriving = leaving.new_empty(leaving.shape[0], ring.documents[coming])
     (arrived,) = ring.exchange([leaving], [arriving], "sums").wait()
     places: Iterator[Any] = iter(arrived.unbind(0))
-    return RunningSoftmax(*(None if x is None else next(places) for x in columns))
+    taken: list[Any] = [None if x is None else next(places) for x in columns]
+    return RunningSoftmax(*taken)
 
 
 # ---- derivatives ----

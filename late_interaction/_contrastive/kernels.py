@@ -3,6 +3,8 @@
 ``padded``   ``maxsim`` and ``maxsim_backward``, with masks and normalization
 ``packed``   ``maxsim_varlen`` and its backward
 ``matrix``   a matrix product, where queries and documents have one token each
+
+``product`` and ``add_product`` multiply as that last one does.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""MaxSim of dense batches, by definition: the similarities of all tokens, their maxima, their sum."""
+"""MaxSim of dense batches by definition, from the similarities of all tokens, and what is built on it."""
 
 import torch
 from torch import Tensor

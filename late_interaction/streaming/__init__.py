@@ -2,8 +2,8 @@
 
 As with gradient checkpointing a layer keeps its input alone, and is computed again in the backward. There a
 layer as a whole needs several times the memory of its input for each token. In chunks it does not (StreamBP,
-https://arxiv.org/abs/2506.03077): some sequences at a time, of a sequence longer than a chunk the
-attention as a whole, and the feed-forward network some tokens at a time. What remains is each layer's input.
+https://arxiv.org/abs/2506.03077): attention takes some sequences at a time, one at least, and the
+feed-forward network some tokens. What remains is each layer's input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +22,7 @@ from late_interaction.streaming._modules import (
     evaluated,
     feed_forward,
     in_chunks,
+    in_one,
     instead,
     is_norm,
     present_autocast,
@@ -32,8 +33,8 @@ __all__ = ["stream_layers"]
 
 _HOOK = "GradientCheckpointingLayer"  # the class of layers that hand on their call
 
-# Tokens of a chunk of sequences for each of the feed-forward network's, where that goes in chunks of its own:
-# the rest of a layer keeps about a quarter of its bytes a token, and takes more launches.
+# Where the feed-forward network has chunks of its own, the rest of a layer takes so many times their tokens:
+# it keeps about a quarter of the bytes for each, and launches more kernels.
 _REST = 4
 
 # Arguments of layers that have the dim of sequences, and where it is, from the last dim on.
@@ -53,9 +54,9 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
         model: a decoder or an encoder of Transformers 5, or a PEFT model around one, with layers that support
             gradient checkpointing and take and return hidden states ``[batch, tokens, hidden]``. Layers of
             other shapes (packed images) and with arguments of unknown shapes are not cut by sequences.
-        tokens: about how many tokens a chunk of the feed-forward network has, above 0; the rest of a layer,
-            which needs less memory, takes sequences of four times as many. Smaller chunks need less memory,
-            and make a GPU's products smaller.
+        tokens: about how many tokens a chunk has, above 0. Where the feed-forward network can be apart, these
+            are its chunks, and the rest of a layer takes whole sequences of four times as many tokens
+            together. Smaller chunks need less memory, and make a GPU's products smaller.
 
     Returns:
         How many layers stream.
@@ -93,31 +94,33 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
     for module in model.modules():
         children = [*module.children()]
         lists = [x for x in children if isinstance(x, nn.ModuleList)]
-        first = next((layer for layer in layers if any(layer in x for x in lists)), None)
-        for norm in children if first is not None else []:
-            if is_norm(norm):
-                norm.forward = _LastNorm(norm, first)
+        first = next((layer for x in lists for layer in x if layer in layers), None)
+        if first is not None:
+            for norm in filter(is_norm, children):
+                norm.forward = _NormBesideLayers(norm, first)
     return len(layers)
 
 
-class _LastNorm:
-    """What is called in place of a norm of the layers' output, which streams as long as they do.
+class _NormBesideLayers:
+    """What is called in place of a norm beside the layers, such as the last: it streams as long as they do.
 
     It is an object, since copies of a model are to call their own norm.
     """
 
     def __init__(self, norm: nn.Module, layer: nn.Module) -> None:
-        self.norm, self.layer = norm, layer
         before = norm.__dict__.get("forward")
-        self.before = before.before if isinstance(before, _LastNorm) else before
+        if isinstance(before, _NormBesideLayers):
+            before = before.before
+        self.norm, self.layer = norm, layer
+        self.before: Callable[..., Any] | None = before
 
-    def __call__(self, x: Tensor) -> Any:
+    def __call__(self, *given: Any, **named: Any) -> Any:
         own = self.before or partial(type(self.norm).forward, self.norm)
         run = getattr(self.layer, "_gradient_checkpointing_func", None)
-        streams = isinstance(run, _Run) and self.layer.gradient_checkpointing and self.layer.training
-        if not streams or not torch.is_grad_enabled():
-            return own(x)
-        return again(self.norm, own, run.tokens, present_autocast(x.device))(x)
+        on = self.layer.gradient_checkpointing and self.layer.training and torch.is_grad_enabled()
+        if not on or not isinstance(run, _Run) or len(given) != 1 or named:
+            return own(*given, **named)
+        return again(self.norm, own, run.tokens, present_autocast(given[0].device))(*given)
 
 
 class _Run:
@@ -269,6 +272,7 @@ def _only_adds(call: _Call, hidden: Tensor) -> bool:
             rest = run(hidden[at])
         if not isinstance(out, Tensor) or not torch.equal(rest + seen[1], out):
             return False
-        half = seen[0][..., : seen[0].shape[-2] // 2 + 1, :]
-        part = seen[1][..., : half.shape[-2], :]
+        tokens, wanted = map(in_one, seen)
+        half = tokens[:, : tokens.shape[1] // 2 + 1]
+        part = wanted[:, : half.shape[1]]
         return torch.allclose(own(half), part, rtol=0.02, atol=0.02 * float(part.abs().max()))

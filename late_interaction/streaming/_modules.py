@@ -37,7 +37,7 @@ def present_autocast(device: torch.device) -> Callable[[], AbstractContextManage
     return lambda: torch.autocast(device.type, dtype, enabled=on)
 
 
-def _in_one(x: Tensor) -> Tensor:
+def in_one(x: Tensor) -> Tensor:
     """Return all tokens as one sequence."""
     return x.reshape(1, -1, x.shape[-1])
 
@@ -55,7 +55,7 @@ def in_chunks(layer: nn.Module, tokens: int, only_adds: bool) -> AbstractContext
     own = mlp.forward
 
     def forward(x: Tensor) -> Tensor:
-        chunks = _token_chunks(one := _in_one(x), tokens)
+        chunks = _token_chunks(one := in_one(x), tokens)
         return own(x) if len(chunks) <= 1 else torch.cat([own(one[at]) for at in chunks], 1).view(x.shape)
 
     return instead(mlp, forward)
@@ -103,25 +103,30 @@ class _Again(Function):
     def forward(
         ctx: Any, own: Any, autocast: Any, tokens: int, value: bool, x: Tensor, *parameters: Tensor
     ) -> Any:
-        ctx.own, ctx.autocast, ctx.tokens, ctx.parameters = own, autocast, tokens, parameters
+        ctx.own, ctx.autocast, ctx.tokens = own, autocast, tokens
+        ctx.value, ctx.parameters = value, parameters
         ctx.save_for_backward(x)
         return own(x) if value else x.new_zeros(()).expand(x.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (x,) = map(_in_one, ctx.saved_tensors)
-        shape, grad, needed = grad.shape, _in_one(grad), ctx.needs_input_grad[5:]
+        (x,) = map(in_one, ctx.saved_tensors)
+        shape, grad, needed = grad.shape, in_one(grad), ctx.needs_input_grad[5:]
         wanted = [p for p, need in zip(ctx.parameters, needed, strict=True) if need]
         of_x = torch.empty_like(x)
-        sums: list[Tensor | None] = [None] * len(wanted)
+        # A norm has few parameters, and may have very many chunks: their sum is rounded once.
+        sums: list[Tensor | None] = [
+            torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) if ctx.value else None
+            for p in wanted
+        ]
         with torch.enable_grad():
             for at in _token_chunks(x, ctx.tokens):
                 with ctx.autocast():
                     part = x[at].detach().requires_grad_()
                     out = ctx.own(part)
                 add_gradients(out, grad[at], part, of_x, at, wanted, sums)
-        found = iter(sums)
+        found = (None if x is None else x.to(p.dtype) for x, p in zip(sums, wanted, strict=True))
         return None, None, None, None, of_x.view(shape), *(next(found) if need else None for need in needed)
 
 

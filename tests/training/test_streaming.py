@@ -226,6 +226,29 @@ def test_it_can_be_ended_and_needs_training():
     assert torch.equal(gradients(model, inputs)[0], before[0])
 
 
+def test_gradients_of_norms_are_rounded_once():
+    """In bfloat16 a batch with many chunks has those of the model without chunks, to a rounding."""
+    model, inputs, found = made(dtype=torch.bfloat16), drawn(B=128), []
+    for tokens in (None, 16):
+        if tokens:
+            li.stream_layers(model, tokens=tokens)
+        names = (name for name, _ in model.named_parameters())
+        found.append(dict(zip(names, gradients(model, inputs)[1], strict=True))["norm.weight"].double())
+    assert (found[0] - found[1]).norm() < 2**-8 * found[0].norm()
+
+
+def test_a_norm_takes_what_its_own_forward_takes():
+    model = made()
+    own = type(model.norm).forward
+    type(model.norm).forward = lambda self, hidden_states, scale=1.0: own(self, hidden_states) * scale
+    try:
+        li.stream_layers(model)
+        x = torch.randn(2, 3, 32, dtype=torch.float64)
+        assert torch.equal(model.norm(hidden_states=x, scale=2.0), 2 * model.norm(x))
+    finally:
+        type(model.norm).forward = own
+
+
 def test_a_copy_has_norms_of_its_own():
     model, inputs = made(), drawn()
     li.stream_layers(model)

@@ -11,5 +11,5 @@ need_grad_Q=True, need_grad_H=True, need_grad_W=True, need_grad_b=True) -> (grad
     Deterministic. A gradient that is not needed comes back with zero elements. Not differentiable again.
 
 ``dispatch`` registers them, ``driver`` has their kernels, ``chunking`` says how many documents a chunk has,
-and ``fallback`` what multiplies; it has the steps in plain PyTorch.
+and ``fallback`` has the dtypes that multiply, and the steps in plain PyTorch.
 """

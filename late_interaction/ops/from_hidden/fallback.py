@@ -1,4 +1,4 @@
-"""The helper operators in plain PyTorch: the CPU's kernels, and a GPU's where it has none for the inputs."""
+"""The dtypes that multiply, and the helper operators in plain PyTorch, where there are no kernels."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,10 @@
-"""The smooth maximum by CUDA's kernels: half precision of up to 128 dims, in eights.
+"""Tokens and documents as the smooth maximum groups them, and its CUDA kernels.
 
-Query rows meet the documents of their group, as in ``driver``. The kernels keep a number for each row and
-document, the log of its sum; similarities and weights stay in registers. Weights are rounded to the dtype of
-the tokens that they multiply, and products are summed in float32. Tokens that are normalized multiply in
-float16, which rounds what is at most 1 as TF32 does.
+The kernels serve half precision of up to 128 dims, in eights. Query rows meet the documents of their group,
+as in ``driver``. The kernels keep a number for each row and document, the log of its sum; similarities and
+weights stay in registers. Weights are rounded to the dtype of the tokens that they multiply, and products
+are summed in float32. Tokens that are normalized multiply in float16, which rounds what is at most 1 as TF32
+does.
 """
 
 import math
