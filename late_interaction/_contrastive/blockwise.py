@@ -184,7 +184,7 @@ def _backward(
     travels: Tensor | None,
 ) -> Gradients:  # fmt: skip
     """Return the gradients of what :attr:`Call.tensors` lists."""
-    # Those of queries are whole in a group, with hard negatives, or as the smaller or only side.
+    # Queries are summed as a whole in a group, with hard negatives, or if they are the smaller or only side.
     smaller = call.q.values.numel() <= call.d.values.numel()
     whole = call.ring.world > 1 or call.h is not None or smaller or not needs[1]
     q_sums = Sums(call.q, needs[0], whole)

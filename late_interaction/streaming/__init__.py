@@ -102,7 +102,7 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
 
 
 class _NormBesideLayers:
-    """What is called in place of a norm beside the layers, such as the last: it streams as long as they do.
+    """Calls a norm beside the layers, such as the last, in chunks as long as they stream.
 
     It is an object, since copies of a model are to call their own norm.
     """
