@@ -47,8 +47,8 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
     It takes the place of ``model.gradient_checkpointing_enable()``, whose hook in each layer it uses, and
     ``model.gradient_checkpointing_disable()`` ends it. Gradients are those of the model without it, to
     rounding. Under autocast, with LoRA adapters and within DistributedDataParallel nothing else is to be
-    done; embeddings may be frozen. Dropout draws the same numbers in both passes, but others than without
-    chunks.
+    done; embeddings may be frozen. Norms beside the layers, such as the last, stream too. Dropout draws the
+    same numbers in both passes, but others than without chunks.
 
     Args:
         model: a decoder or an encoder of Transformers 5, or a PEFT model around one, with layers that support
@@ -64,8 +64,8 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
     Raises:
         TypeError, ValueError: an argument of a wrong kind or value, or a model without such layers.
 
-    Complexity: beside weights, their gradients and the input of each layer, the activations of ``tokens``
-    tokens in one layer; of a sequence that is longer, those of its attention. The forward runs twice, as with
+    Complexity: beside weights, their gradients and the input of each layer, the activations of a chunk in one
+    layer; of a sequence that is longer, those of its attention. The forward runs twice, as with
     gradient checkpointing. The first step checks which layers only add their feed-forward network's output,
     which costs another forward.
 
@@ -118,9 +118,8 @@ class _NormBesideLayers:
         own = self.before or partial(type(self.norm).forward, self.norm)
         run = getattr(self.layer, "_gradient_checkpointing_func", None)
         on = self.layer.gradient_checkpointing and self.layer.training and torch.is_grad_enabled()
-        if not on or not isinstance(run, _Run) or len(given) != 1 or named:
-            return own(*given, **named)
-        return again(self.norm, own, run.tokens, present_autocast(given[0].device))(*given)
+        streamed = again(self.norm, own, run.tokens) if on and isinstance(run, _Run) else own
+        return streamed(*given, **named)
 
 
 class _Run:

@@ -80,15 +80,19 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def again(
-    module: nn.Module, own: Any, tokens: int, autocast: Callable[[], Any], *, value: bool = True
+    module: nn.Module, own: Any, tokens: int, autocast: Callable[[], Any] | None = None, *, value: bool = True
 ) -> Callable[..., Any]:
-    """Return a forward of a module that keeps its input alone; without ``value`` it returns zeros."""
+    """Return a forward of a module that keeps its input alone; without ``value`` it returns zeros.
+
+    It is ``own`` for more arguments than an input. Without ``autocast`` the state at the call counts.
+    """
     parameters = [*module.parameters()]
 
-    def forward(x: Tensor, *rest: Any, **named: Any) -> Any:
-        if rest or named:
-            return own(x, *rest, **named)
-        return _Again.apply(own, autocast, tokens, value, x, *parameters)  # type: ignore[no-untyped-call]
+    def forward(*given: Any, **named: Any) -> Any:
+        if len(given) != 1 or named:
+            return own(*given, **named)
+        within = autocast or present_autocast(given[0].device)
+        return _Again.apply(own, within, tokens, value, *given, *parameters)  # type: ignore[no-untyped-call]
 
     return forward
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -14,6 +15,8 @@ from bench import command_line
 from bench.harness import results
 
 ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+PACKAGES = ("harness", "peers", "tuning", "suites", "report")  # each may import those before it
 INTERNAL = {"bench.suites.first_call_process"}  # a process that the suite of first calls starts
 
 PATTERNS = (
@@ -100,3 +103,24 @@ def test_a_machine_that_measures_needs_pytorch_alone(tmp_path: Path) -> None:
 
 
 # ---- the packages ----
+
+
+# ---- the packages ----
+
+
+def test_no_package_imports_one_above_it() -> None:
+    for path in BENCH.glob("*/**/*.py"):
+        level = PACKAGES.index(path.relative_to(BENCH).parts[0])
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: imports by full names"
+                module = node.module or ""
+                names = [f"bench.{a.name}" for a in node.names] if module == "bench" else [module]
+            for name in names:
+                if name.split(".")[0] == "bench":
+                    target = name.split(".")[1]
+                    known = (*PACKAGES[: level + 1], *(["rules"] if level == len(PACKAGES) - 1 else []))
+                    assert target in known, f"{path.relative_to(ROOT)} imports {name}"

@@ -1,11 +1,17 @@
 """The operators as citizens of PyTorch: opcheck, compile, export, AOTInductor, CUDA graphs, autocast."""
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.cpp_extension import CUDA_HOME
 
 import late_interaction as li
 from late_interaction.ops import _twice, dense
+from tests.selection import NIGHTLY
 from tests.support import ref
 from tests.support.calls import waiting_for_nothing
 
@@ -181,6 +187,11 @@ def test_compile_in_inference_mode(compiled_calls, device):
         assert torch.equal(got, li.maxsim(Q, D, q_mask, d_mask))
 
 
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
+)
+
+
 # ---- export ----
 
 
@@ -213,6 +224,38 @@ def test_export(device):
     assert {"late_interaction.maxsim.default", "late_interaction.maxsim_winners.default"} <= targets
     args = fresh(device)
     torch.testing.assert_close(program.module()(*args), Scores()(*args))
+
+
+# A package of x * 2, made and loaded: does AOTInductor itself work here? It may end the process that tries.
+TRY_AOT_INDUCTOR = """
+import sys, torch
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+x = torch.ones(3, device=sys.argv[2])
+path = torch._inductor.aoti_compile_and_package(torch.export.export(Twice(), (x,)), package_path=sys.argv[1])
+torch._inductor.aoti_load_package(path)(x)
+"""
+
+
+@needs_compiler
+def test_aot_inductor(device, tmp_path):
+    if device == "cuda" and CUDA_HOME is None:
+        pytest.skip("AOTInductor for a GPU needs the CUDA toolkit")
+    if device == "cpu" and not NIGHTLY:
+        pytest.skip("examples/aot_inductor.py is tested: make nightly runs this too")
+    attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), device]
+    try:
+        loads = subprocess.run(attempt, capture_output=True, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        loads = False
+    if not loads:
+        pytest.skip(f"AOTInductor cannot load a package of x * 2 for {device} on this machine")
+    program = exported(device)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "scores.pt2"))
+    args = fresh(device)
+    got = torch._inductor.aoti_load_package(path)(*args)
+    torch.testing.assert_close(tuple(got), Scores()(*args))
 
 
 # ---- CUDA graphs and streams ----
