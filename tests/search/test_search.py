@@ -488,6 +488,14 @@ def test_the_largest_number_of_a_document(device):
         part.add(D[:1])
 
 
+def test_memory_mapped_corpus(device, tmp_path):
+    Q, D, *_ = corpus(device, dtype=torch.bfloat16)
+    path = tmp_path / "corpus.bin"
+    D.cpu().view(torch.int16).numpy().tofile(path)
+    mapped = torch.from_file(str(path), size=D.numel(), dtype=torch.bfloat16).view(D.shape)
+    close(li.search(Q, mapped, 5, chunk_bytes=bytes_of(8, D)), li.search(Q, D, 5))
+
+
 # ---- codes ----
 
 CODECS = {
