@@ -360,7 +360,7 @@ LATE_INTERACTION_LIBRARY(m) {
   // Cross entropy of scores [rows, columns] times inverse_temperature (0-dim): fp32 with contiguous rows; on
   // the CPU fp64 too. Not differentiable. Sums are [4, n]: for each row or column the maximum m of its scores
   // s, the sums of e = exp((s - m) * inverse_temperature) and of e * (s - m), and the sum of s. On the CPU
-  // written in Python (late_interaction/ops/softmax/).
+  // written in Python (late_interaction/ops/softmax.py).
   m.def("softmax_row_sums(Tensor scores, Tensor inverse_temperature) -> Tensor");
   // The same; and weights [rows, columns], the derivatives of sum_i factor[i] * cross_entropy(row i) in the
   // logits. Row i has label labels[i], int64, or column first + i; one that is no column is none. A row of

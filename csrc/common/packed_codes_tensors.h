@@ -35,27 +35,10 @@ inline QuantizedInputs parse_asymmetric_inputs(const Tensor& Q, const Tensor& D,
                   "late_interaction: D must be [Nd, Ld, bytes] or [Nq, K, Ld, bytes], got rank ", D.dim());
   STD_TORCH_CHECK(Q.scalar_type() == ScalarType::Char, "late_interaction: Q must be int8");
   STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
-  const int64_t d = Q.size(2), r = D.dim();
-  STD_TORCH_CHECK(d >= 1, "late_interaction: Q needs an embedding dim d of at least 1");
+  const int64_t d = Q.size(2);
   check_bytes(D, "D", ceil_div(d * nbits, 8), d, nbits);
-  STD_TORCH_CHECK(r == 3 || D.size(0) == Q.size(0),
-                  "late_interaction: D [Nq, ..., Ld, bytes] needs Nq = ", Q.size(0), ", got ", D.size(0));
-  QuantizedInputs in;
-  in.dtype = Dtype::int8;
-  in.sizes = {
-      r == 4 ? Layout::per_query : Layout::in_batch, Q.size(0), D.size(r - 3), Q.size(1), D.size(r - 2), d};
-  STD_TORCH_CHECK(
-      in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
-      "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");
-  check_mask(q_mask, Q, "q_mask");
-  check_mask(d_mask, D, "d_mask");
-  in.Q = view_tokens(Q);
-  in.D = view_tokens(D);
-  in.q_mask = view_mask(q_mask);
-  in.d_mask = view_mask(d_mask);
-  in.q_scale = parse_scale(scale_Q, Q, "scale_Q");
-  in.d_scale = parse_scale(scale_D, D, "scale_D");
-  return in;
+  const Inputs in = sized_inputs(Q, D, q_mask, d_mask, false, Dtype::int8);
+  return {in, parse_scale(scale_Q, Q, "scale_Q"), parse_scale(scale_D, D, "scale_D")};
 }
 
 inline Inputs parse_hamming_packed_inputs(const Tensor& Q, const Tensor& D, int64_t d,

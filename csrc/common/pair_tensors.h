@@ -33,7 +33,8 @@ inline PairInputs with_pairs(const Inputs& in, const Tensor& first, const Tensor
 }
 
 inline PairInputs parse_pairs(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,
-                              const Tensor& cu_seqlens_d, const Tensor& pair_q, const Tensor& pair_d) {
+                              const Tensor& cu_seqlens_d, const Tensor& pair_q, const Tensor& pair_d,
+                              const Tensor* weights = nullptr) {
   const Inputs packed = parse_packed(Q, D, cu_seqlens_q, cu_seqlens_d);
   const int32_t* query = parse_index(pair_q, Q, "pair_q");
   const int32_t* document = parse_index(pair_d, Q, "pair_d");
@@ -44,6 +45,7 @@ inline PairInputs parse_pairs(const Tensor& Q, const Tensor& D, const Tensor& cu
   in.pairs.d_offsets = packed.packed->d_offsets;
   in.pairs.query = query;
   in.pairs.document = document;
+  if (weights != nullptr) take_weights(in, *weights, Q);
   return in;
 }
 

@@ -43,31 +43,18 @@ T* mutable_data_of(const Tensor& x) {
 }
 
 inline Dtype parse_dtype(ScalarType type) {
-  switch (type) {
-    case ScalarType::BFloat16:
-      return Dtype::bf16;
-    case ScalarType::Half:
-      return Dtype::fp16;
-    case ScalarType::Float:
-      return Dtype::fp32;
-    case ScalarType::Double:
-      return Dtype::fp64;
-    default:
-      STD_TORCH_CHECK(false, "late_interaction: Q and D must be bfloat16, float16, float32 or float64");
-  }
+  if (type == ScalarType::BFloat16) return Dtype::bf16;
+  if (type == ScalarType::Half) return Dtype::fp16;
+  if (type == ScalarType::Float) return Dtype::fp32;
+  if (type == ScalarType::Double) return Dtype::fp64;
+  STD_TORCH_CHECK(false, "late_interaction: Q and D must be bfloat16, float16, float32 or float64");
 }
 
 inline Dtype parse_quantized_dtype(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float8_e4m3fn:
-      return Dtype::e4m3;
-    case ScalarType::Float8_e5m2:
-      return Dtype::e5m2;
-    case ScalarType::Char:
-      return Dtype::int8;
-    default:
-      STD_TORCH_CHECK(false, "late_interaction: Q and D must be float8_e4m3fn, float8_e5m2 or int8");
-  }
+  if (type == ScalarType::Float8_e4m3fn) return Dtype::e4m3;
+  if (type == ScalarType::Float8_e5m2) return Dtype::e5m2;
+  if (type == ScalarType::Char) return Dtype::int8;
+  STD_TORCH_CHECK(false, "late_interaction: Q and D must be float8_e4m3fn, float8_e5m2 or int8");
 }
 
 // Quotes a caller's string for a message and cuts it short, since it may have any length.
@@ -125,20 +112,11 @@ inline std::string in_brackets(const std::vector<int64_t>& shape) {
 
 // As Python calls it.
 inline const char* name_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Bool:
-      return "bool";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    case ScalarType::Double:
-      return "float64";
-    default:
-      return "float32";
-  }
+  if (type == ScalarType::Bool) return "bool";
+  if (type == ScalarType::Short) return "int16";
+  if (type == ScalarType::Int) return "int32";
+  if (type == ScalarType::Long) return "int64";
+  return type == ScalarType::Double ? "float64" : "float32";
 }
 
 // beside: the argument whose device x must be on, which the caller knows as beside_name.
@@ -192,29 +170,22 @@ inline void check_mask(const OptionalTensor& mask, const Tensor& tokens, const c
                   " must have the shape of its tokens without d");
 }
 
-inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
-                           const OptionalTensor& d_mask, bool paired = false,
-                           Dtype (*parse)(ScalarType) = parse_dtype) {
-  STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
-  STD_TORCH_CHECK(D.dim() == 3 || (D.dim() == 4 && !paired), "late_interaction: D must be ",
-                  paired ? "[Nq, Ld, d]" : "[Nd, Ld, d] or [Nq, K, Ld, d]", ", got rank ", D.dim());
-  STD_TORCH_CHECK(Q.scalar_type() == D.scalar_type(), "late_interaction: Q and D must share a dtype");
-  STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
-  Inputs in;
-  in.dtype = parse(Q.scalar_type());
+// Q [Nq, Lq, d] with D, whose ranks have been checked; the last dim of D is not looked at.
+inline Inputs sized_inputs(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
+                           const OptionalTensor& d_mask, bool paired, Dtype dtype) {
   const int64_t r = D.dim();
+  Inputs in;
+  in.dtype = dtype;
   in.paired = paired;
-  in.sizes.layout = paired || r == 4 ? Layout::per_query : Layout::in_batch;
-  in.sizes.Nq = Q.size(0);
-  in.sizes.Lq = Q.size(1);
-  in.sizes.d = Q.size(2);
-  in.sizes.N = paired ? 1 : D.size(r - 3);
-  in.sizes.Ld = D.size(r - 2);
-  STD_TORCH_CHECK(D.size(r - 1) == in.sizes.d, "late_interaction: Q and D must share d, got ", in.sizes.d,
-                  " and ", D.size(r - 1));
-  STD_TORCH_CHECK(in.sizes.d >= 1, "late_interaction: Q and D need an embedding dim d of at least 1");
+  in.sizes = {paired || r == 4 ? Layout::per_query : Layout::in_batch,
+              Q.size(0),
+              paired ? 1 : D.size(r - 3),
+              Q.size(1),
+              D.size(r - 2),
+              Q.size(2)};
   STD_TORCH_CHECK(in.sizes.layout == Layout::in_batch || D.size(0) == in.sizes.Nq,
                   "late_interaction: D [Nq, ..., Ld, d] needs Nq = ", in.sizes.Nq, ", got ", D.size(0));
+  STD_TORCH_CHECK(in.sizes.d >= 1, "late_interaction: Q and D need an embedding dim d of at least 1");
   STD_TORCH_CHECK(
       in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
       "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");
@@ -225,6 +196,19 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const OptionalTenso
   in.q_mask = view_mask(q_mask);
   in.d_mask = view_mask(d_mask, paired);
   return in;
+}
+
+inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
+                           const OptionalTensor& d_mask, bool paired = false,
+                           Dtype (*parse)(ScalarType) = parse_dtype) {
+  STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
+  STD_TORCH_CHECK(D.dim() == 3 || (D.dim() == 4 && !paired), "late_interaction: D must be ",
+                  paired ? "[Nq, Ld, d]" : "[Nd, Ld, d] or [Nq, K, Ld, d]", ", got rank ", D.dim());
+  STD_TORCH_CHECK(Q.scalar_type() == D.scalar_type(), "late_interaction: Q and D must share a dtype");
+  STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
+  STD_TORCH_CHECK(D.size(D.dim() - 1) == Q.size(2), "late_interaction: Q and D must share d, got ", Q.size(2),
+                  " and ", D.size(D.dim() - 1));
+  return sized_inputs(Q, D, q_mask, d_mask, paired, parse(Q.scalar_type()));
 }
 
 // Takes weights, which are shaped as Q without d.

@@ -1,5 +1,5 @@
-// Rows as packed pairs of bf16, for the instructions that multiply such pairs. Included behind codes.inc.h.
-// Narrow turns floats into bf16: one, or kValues of them.
+// Rows as packed pairs of bf16, for the instructions that multiply such pairs. Included behind codes.inc.h
+// and microkernel.inc.h. Narrow turns floats into bf16: one, or kValues of them.
 
 namespace {
 
@@ -26,6 +26,12 @@ void pack_row_bf16(const void* x, Dtype dtype, int64_t stride, int64_t d, void* 
   }
   for (; k < d; ++k) packed[k] = get_bf16<Narrow>(x, dtype, k * stride);
   if (d % 2) packed[d] = 0;
+}
+
+template <class MultiplyBf16, class Narrow>
+void fill_bf16_pairs(Kernels& k) {
+  k.bf16 = multiplier<MultiplyBf16>(Dtype::bf16, 2, pack_row_bf16<Narrow>);
+  k.has_bf16 = true;
 }
 
 }  // namespace

@@ -83,11 +83,7 @@ void compare_panel(const Tile& tile) {
 
 template <class Bits>
 void compare_tile(const Tile& tile) {
-  if (tile.vectors == 2) {
-    compare_panel<Bits, 2>(tile);
-  } else {
-    compare_panel<Bits, 1>(tile);
-  }
+  with_vectors(tile, [&]<int NV>() { compare_panel<Bits, NV>(tile); });
 }
 
 // Bytes as they lie in memory; the last word is filled up with zeros, which differ in no bit.

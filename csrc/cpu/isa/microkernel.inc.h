@@ -31,6 +31,21 @@ struct Multiply : Vectors {
   static Sum value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
+// An Op whose steps are four bytes of packed values, several products each.
+template <class Sum_>
+struct MultiplySteps : F32 {
+  using Step = int32_t;
+  using Query = I;
+  using Sum = Sum_;
+  static V value(Sum sum, const Tile&, int64_t) {
+    if constexpr (std::is_same_v<Sum, V>) {
+      return sum;
+    } else {
+      return from_integers((U)sum);
+    }
+  }
+};
+
 // Similarities from the sums of products of tokens [first, first + NT), folded into the tile's maxima.
 template <class Op, int NV, int NT>
 inline __attribute__((always_inline)) void finish_group(const typename Op::Sum (&sum)[NV][NT],
@@ -54,12 +69,7 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) offset[t] = tile.offsets[first + t] - tile.offsets[first];
 
-  typename Op::Sum sum[NV][NT];
-#pragma GCC unroll 16
-  for (int t = 0; t < NT; ++t) {
-#pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) sum[v][t] = typename Op::Sum{};
-  }
+  typename Op::Sum sum[NV][NT] = {};
   const char* ahead = tile.ahead + first * tile.steps * tile.ahead_step;
   const int64_t ahead_step = NT * tile.ahead_step;
   for (const char* end = token + tile.steps * sizeof(Step); token != end; token += sizeof(Step)) {
@@ -101,11 +111,7 @@ void score_panel(const Tile& tile) {
 
 template <class Op>
 void score_tile(const Tile& tile) {
-  if (tile.vectors == 2) {
-    score_panel<Op, 2>(tile);
-  } else {
-    score_panel<Op, 1>(tile);
-  }
+  with_vectors(tile, [&]<int NV>() { score_panel<Op, NV>(tile); });
 }
 
 template <class Op>

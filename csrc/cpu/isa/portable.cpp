@@ -48,11 +48,7 @@ struct Lookup {
   }
 };
 
-struct Bits {
-  using Counts = F32::U;  // of bytes
-  static constexpr int kWide = 4;
-  static constexpr int64_t kMaxSteps = 31;  // a byte counts 8 ones a step
-
+struct Bits : ByteCounts {
   static Counts add_ones(Counts count, F32::U x) {
     x -= x >> 1 & 0x55555555u;
     x = (x & 0x33333333u) + (x >> 2 & 0x33333333u);

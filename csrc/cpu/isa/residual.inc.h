@@ -114,18 +114,16 @@ void decompress_plain(const ResidualTokens& x, const int64_t* tokens, int64_t co
   }
 }
 
-void decompress_f32(const ResidualTokens& x, const int64_t* tokens, int64_t count, int64_t d, float* out,
-                    int64_t stride) {
-  switch (x.centroid_dtype) {
-    case Dtype::bf16:
-      return decompress_by_bits<Bf16Row>(x, tokens, count, d, out, stride);
-    case Dtype::fp16:
-      return decompress_by_bits<Fp16Row>(x, tokens, count, d, out, stride);
-    case Dtype::fp32:
-      return decompress_by_bits<Fp32Row>(x, tokens, count, d, out, stride);
-    default:
-      return decompress_plain<float>(x, tokens, count, d, out, stride);
+template <class Real>
+void decompress(const ResidualTokens& x, const int64_t* tokens, int64_t count, int64_t d, Real* out,
+                int64_t stride) {
+  if constexpr (std::is_same_v<Real, float>) {
+    if (x.centroid_dtype != Dtype::fp64) {
+      return with_row_type<float>(
+          x.centroid_dtype, [&]<class Row>() { decompress_by_bits<Row>(x, tokens, count, d, out, stride); });
+    }
   }
+  decompress_plain(x, tokens, count, d, out, stride);
 }
 
 }  // namespace

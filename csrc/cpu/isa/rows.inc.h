@@ -1,6 +1,5 @@
 // Arithmetic on single rows (one token's d values), included by every .cpp file here behind its vectors. Rows
-// whose dims are contiguous take the vector path; others go value by value. Every dtype is widened on load;
-// fp64 rows have their own plain loops.
+// whose dims are contiguous take the vector path; others go value by value. Every dtype is widened on load.
 
 namespace {
 
@@ -47,8 +46,10 @@ inline uint16_t to_fp16(float x) {
   return static_cast<uint16_t>(sign | ((size - 0x38000000u + 0xFFF + ((size >> 13) & 1)) >> 13));
 }
 
-// How elements of a dtype are loaded as floats, one by one and by the vector.
+// How elements of a dtype are loaded and stored, one by one and by the vector of floats, or, in fp64,
+// doubles.
 struct Bf16Row {
+  using Vectors = F32;
   using Element = uint16_t;
   static float get(uint16_t x) { return from_bf16(x); }
   static uint16_t put(float x) { return to_bf16(x); }
@@ -57,6 +58,7 @@ struct Bf16Row {
 };
 
 struct Fp16Row {
+  using Vectors = F32;
   using Element = uint16_t;
   static float get(uint16_t x) { return from_fp16(x); }
   static uint16_t put(float x) { return to_fp16(x); }
@@ -64,133 +66,117 @@ struct Fp16Row {
   static void store(uint16_t* p, F32::V x) { store_fp16(p, x); }
 };
 
-struct Fp32Row {
-  using Element = float;
-  static float get(float x) { return x; }
-  static float put(float x) { return x; }
-  static F32::V load(const float* p) { return ::load<F32::V>(p); }
-  static void store(float* p, F32::V x) { ::store(p, x); }
+template <class Vectors_>
+struct RealRow {
+  using Vectors = Vectors_;
+  using Element = typename Vectors::Scalar;
+  static Element get(Element x) { return x; }
+  static Element put(Element x) { return x; }
+  static typename Vectors::V load(const Element* p) { return ::load<typename Vectors::V>(p); }
+  static void store(Element* p, typename Vectors::V x) { ::store(p, x); }
 };
 
-#define LI_FOR_ROW_TYPE(dtype, function, ...) \
-  switch (dtype) {                            \
-    case Dtype::bf16:                         \
-      return function<Bf16Row>(__VA_ARGS__);  \
-    case Dtype::fp16:                         \
-      return function<Fp16Row>(__VA_ARGS__);  \
-    default:                                  \
-      return function<Fp32Row>(__VA_ARGS__);  \
+template <class Row>
+using RealOf = typename Row::Vectors::Scalar;
+
+// Calls f.template operator()<Row>() with the type of rows of that dtype. Real: what they are widened to.
+template <class Real, class F>
+inline void with_row_type(Dtype dtype, const F& f) {
+  if constexpr (std::is_same_v<Real, double>) {
+    f.template operator()<RealRow<F64>>();
+  } else if (dtype == Dtype::bf16) {
+    f.template operator()<Bf16Row>();
+  } else if (dtype == Dtype::fp16) {
+    f.template operator()<Fp16Row>();
+  } else {
+    f.template operator()<RealRow<F32>>();
   }
+}
 
 // ---- packing -------------------------------------------------------------------------------------
 
 template <class Row>
-void widen(const void* data, int64_t stride, int64_t d, float* out) {
+void widen(const void* data, int64_t stride, int64_t d, RealOf<Row>* out) {
+  constexpr int kLanes = Row::Vectors::kLanes;
   const auto* x = static_cast<const typename Row::Element*>(data);
   int64_t k = 0;
   if (stride == 1) {
-    for (; k + F32::kLanes <= d; k += F32::kLanes) store(out + k, Row::load(x + k));
+    for (; k + kLanes <= d; k += kLanes) store(out + k, Row::load(x + k));
   }
   for (; k < d; ++k) out[k] = Row::get(x[k * stride]);
 }
 
-void pack_row_f32(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) {
+template <class Real>
+void pack_row(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) {
   if (widen_codes(x, dtype, stride, d, static_cast<uint32_t*>(out))) return;
-  LI_FOR_ROW_TYPE(dtype, widen, x, stride, d, static_cast<float*>(out))
-}
-
-void pack_row_f64(const void* x, Dtype, int64_t stride, int64_t d, void* out) {
-  for (int64_t k = 0; k < d; ++k) {
-    static_cast<double*>(out)[k] = static_cast<const double*>(x)[k * stride];
-  }
+  with_row_type<Real>(dtype, [&]<class Row>() { widen<Row>(x, stride, d, static_cast<Real*>(out)); });
 }
 
 // ---- norms ---------------------------------------------------------------------------------------
 
 constexpr int kChains = 4;  // independent sums, so that additions overlap
 
+inline double sum_of_lanes(F64::V x) {
+  double sum = 0;
+  for (int i = 0; i < F64::kLanes; ++i) sum += x[i];
+  return sum;
+}
+
 // x . other, or x . x without other.
 template <class Row>
-float dot(const typename Row::Element* x, int64_t stride, const float* other, int64_t d) {
-  const auto at = [&](int64_t k, const F32::V& v) { return other ? load<F32::V>(other + k) : v; };
-  F32::V sum[kChains] = {};
+RealOf<Row> dot(const typename Row::Element* x, int64_t stride, const RealOf<Row>* other, int64_t d) {
+  using V = typename Row::Vectors::V;
+  constexpr int kLanes = Row::Vectors::kLanes;
+  const auto at = [&](int64_t k, const V& v) { return other ? load<V>(other + k) : v; };
+  V sum[kChains] = {};
   int64_t k = 0;
   if (stride == 1) {
-    for (; k + kChains * F32::kLanes <= d; k += kChains * F32::kLanes) {
+    for (; k + kChains * kLanes <= d; k += kChains * kLanes) {
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) {
-        const F32::V v = Row::load(x + k + c * F32::kLanes);
-        sum[c] = multiply_add(sum[c], v, at(k + c * F32::kLanes, v));
+        const V v = Row::load(x + k + c * kLanes);
+        sum[c] = multiply_add(sum[c], v, at(k + c * kLanes, v));
       }
     }
-    for (; k + F32::kLanes <= d; k += F32::kLanes) {
-      const F32::V v = Row::load(x + k);
+    for (; k + kLanes <= d; k += kLanes) {
+      const V v = Row::load(x + k);
       sum[0] = multiply_add(sum[0], v, at(k, v));
     }
   }
-  float rest = 0;
+  RealOf<Row> rest = 0;
   for (; k < d; ++k) {
-    const float v = Row::get(x[k * stride]);
+    const auto v = Row::get(x[k * stride]);
     rest += v * (other ? other[k] : v);
   }
   return sum_of_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest;
 }
 
-double dot_f64(const double* x, int64_t stride, const double* other, int64_t d) {
-  double sum = 0;
-  for (int64_t k = 0; k < d; ++k) sum += x[k * stride] * (other ? other[k] : x[k * stride]);
-  return sum;
-}
-
-template <class Row>
-void squares(const char* x, const int64_t* offsets, int64_t count, int64_t stride, int64_t d, float* out) {
-  for (int64_t n = 0; n < count; ++n) {
-    out[n] = dot<Row>(reinterpret_cast<const typename Row::Element*>(x + offsets[n]), stride, nullptr, d);
-  }
-}
-
-void squares_f32(const char* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride, int64_t d,
-                 float* out) {
-  LI_FOR_ROW_TYPE(dtype, squares, x, offsets, count, stride, d, out)
-}
-
 // Squares that overflow stay infinite if the row is finite, and become NaN if it is not.
 template <class Row>
-void check_finite(const char* x, const int64_t* offsets, int64_t count, int64_t stride, int64_t d,
-                  float* squares) {
+void squares(const char* x, const int64_t* offsets, int64_t count, int64_t stride, int64_t d,
+             RealOf<Row>* out) {
+  constexpr auto kInfinity = static_cast<RealOf<Row>>(__builtin_inf());
   for (int64_t n = 0; n < count; ++n) {
-    if (!(squares[n] > __FLT_MAX__)) continue;
     const auto* row = reinterpret_cast<const typename Row::Element*>(x + offsets[n]);
-    for (int64_t k = 0; k < d; ++k) squares[n] += 0.0f * Row::get(row[k * stride]);
+    out[n] = dot<Row>(row, stride, nullptr, d);
+    for (int64_t k = 0; k < d && out[n] == kInfinity; ++k) out[n] += 0 * Row::get(row[k * stride]);
   }
 }
 
-void check_finite_f32(const char* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
-                      int64_t d, float* squares) {
-  LI_FOR_ROW_TYPE(dtype, check_finite, x, offsets, count, stride, d, squares)
-}
+inline float root(float x) { return __builtin_sqrtf(x); }
+inline double root(double x) { return __builtin_sqrt(x); }
 
 // A NaN norm stays NaN. The inverse of a norm that overflows is 0, and the row counts as zeros, as
 // torch.nn.functional.normalize returns it.
-void inverse_norms_f32(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
-                       int64_t d, float* out) {
-  constexpr float kEps = static_cast<float>(kNormEps);
-  squares_f32(static_cast<const char*>(x), offsets, count, dtype, stride, d, out);
-  check_finite_f32(static_cast<const char*>(x), offsets, count, dtype, stride, d, out);
+template <class Real>
+void inverse_norms(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
+                   int64_t d, Real* out) {
+  constexpr auto kEps = static_cast<Real>(kNormEps);
+  with_row_type<Real>(
+      dtype, [&]<class Row>() { squares<Row>(static_cast<const char*>(x), offsets, count, stride, d, out); });
   for (int64_t n = 0; n < count; ++n) {
-    const float norm = __builtin_sqrtf(out[n]);
-    out[n] = 1.0f / (norm < kEps ? kEps : norm);
-  }
-}
-
-void inverse_norms_f64(const void* x, const int64_t* offsets, int64_t count, Dtype, int64_t stride, int64_t d,
-                       double* out) {
-  for (int64_t n = 0; n < count; ++n) {
-    const auto* row = reinterpret_cast<const double*>(static_cast<const char*>(x) + offsets[n]);
-    double squares = dot_f64(row, stride, nullptr, d);
-    for (int64_t k = 0; k < d && squares > __DBL_MAX__; ++k) squares += 0.0 * row[k * stride];
-    const double norm = __builtin_sqrt(squares);
-    out[n] = 1.0 / (norm < kNormEps ? kNormEps : norm);
+    const Real norm = root(out[n]);
+    out[n] = 1 / (norm < kEps ? kEps : norm);
   }
 }
 
@@ -198,31 +184,34 @@ void inverse_norms_f64(const void* x, const int64_t* offsets, int64_t count, Dty
 
 // kVectors of the sum stay in registers while all rows pass.
 template <class Row, int kVectors>
-void add_columns(float* sum, const float* scales, const int64_t* offsets, int64_t count, const char* x) {
+void add_columns(RealOf<Row>* sum, const RealOf<Row>* scales, const int64_t* offsets, int64_t count,
+                 const char* x) {
+  using V = typename Row::Vectors::V;
   using Element = typename Row::Element;
+  constexpr int kLanes = Row::Vectors::kLanes;
   constexpr int64_t kAhead = 4;  // rows lie anywhere: ask for them early
-  F32::V total[kVectors];
+  V total[kVectors];
 #pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) total[v] = load<F32::V>(sum + v * F32::kLanes);
+  for (int v = 0; v < kVectors; ++v) total[v] = load<V>(sum + v * kLanes);
   for (int64_t n = 0; n < count; ++n) {
     const auto* row = reinterpret_cast<const Element*>(x + offsets[n]);
     const char* later = x + offsets[n + kAhead < count ? n + kAhead : n];
-    const F32::V scale = set1<F32::V>(scales[n]);
+    const V scale = set1<V>(scales[n]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(later + v * F32::kLanes * sizeof(Element), 0, 3);
-      total[v] = multiply_add(total[v], scale, Row::load(row + v * F32::kLanes));
+      __builtin_prefetch(later + v * kLanes * sizeof(Element), 0, 3);
+      total[v] = multiply_add(total[v], scale, Row::load(row + v * kLanes));
     }
   }
 #pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) store(sum + v * F32::kLanes, total[v]);
+  for (int v = 0; v < kVectors; ++v) store(sum + v * kLanes, total[v]);
 }
 
 template <class Row>
-void add_rows(float* sum, const float* scales, const int64_t* offsets, int64_t count, const char* x,
-              int64_t stride, int64_t d) {
+void add_rows_of(RealOf<Row>* sum, const RealOf<Row>* scales, const int64_t* offsets, int64_t count,
+                 const char* x, int64_t stride, int64_t d) {
   using Element = typename Row::Element;
-  constexpr int64_t kLanes = F32::kLanes, kBytes = sizeof(Element);
+  constexpr int64_t kLanes = Row::Vectors::kLanes, kBytes = sizeof(Element);
   int64_t k = 0;
   if (stride == 1) {
     for (; k + 8 * kLanes <= d; k += 8 * kLanes) {
@@ -240,64 +229,41 @@ void add_rows(float* sum, const float* scales, const int64_t* offsets, int64_t c
   }
 }
 
-// Plain functions for the table of kernels.h, so their arguments are no struct.
-void add_rows_f32(float* sum, const float* scales, const int64_t* offsets, int64_t count, const void* x,
-                  Dtype dtype, int64_t stride, int64_t d) {
-  LI_FOR_ROW_TYPE(dtype, add_rows, sum, scales, offsets, count, static_cast<const char*>(x), stride, d)
+// A plain function for the table of kernels.h, so its arguments are no struct.
+template <class Real>
+void add_rows(Real* sum, const Real* scales, const int64_t* offsets, int64_t count, const void* x,
+              Dtype dtype, int64_t stride, int64_t d) {
+  with_row_type<Real>(dtype, [&]<class Row>() {
+    add_rows_of<Row>(sum, scales, offsets, count, static_cast<const char*>(x), stride, d);
+  });
 }
 
-// In double. As above.
-void add_rows_f64(double* sum, const double* scales, const int64_t* offsets, int64_t count, const void* x,
-                  Dtype, int64_t stride, int64_t d) {
-  for (int64_t n = 0; n < count; ++n) {
-    const auto* row = reinterpret_cast<const double*>(static_cast<const char*>(x) + offsets[n]);
-    for (int64_t k = 0; k < d; ++k) sum[k] += scales[n] * row[k * stride];
-  }
-}
-
-template <class Row>
-void write(const float* grad, int64_t d, void* data) {
-  auto* out = static_cast<typename Row::Element*>(data);
-  int64_t k = 0;
-  for (; k + F32::kLanes <= d; k += F32::kLanes) Row::store(out + k, load<F32::V>(grad + k));
-  for (; k < d; ++k) out[k] = Row::put(grad[k]);
-}
-
-void write_f32(const float* grad, int64_t d, Dtype dtype, void* out) {
-  LI_FOR_ROW_TYPE(dtype, write, grad, d, out)
-}
-
-void write_f64(const double* grad, int64_t d, Dtype, void* out) {
-  for (int64_t k = 0; k < d; ++k) static_cast<double*>(out)[k] = grad[k];
+template <class Real>
+void write(const Real* grad, int64_t d, Dtype dtype, void* data) {
+  with_row_type<Real>(dtype, [&]<class Row>() {
+    using V = typename Row::Vectors::V;
+    constexpr int kLanes = Row::Vectors::kLanes;
+    auto* out = static_cast<typename Row::Element*>(data);
+    int64_t k = 0;
+    for (; k + kLanes <= d; k += kLanes) Row::store(out + k, load<V>(grad + k));
+    for (; k < d; ++k) out[k] = Row::put(grad[k]);
+  });
 }
 
 // y = x / max(||x||, eps): dx = (dy - (dy . y) y) / ||x||, and dy / eps where the clamp is active. A norm
 // that overflows gives 0. In terms of r = 1 / max(||x||, eps): (dy . y) y = r^2 (dy . x) x.
-template <class Row>
-void through_normalize(float* grad, float r, const void* data, int64_t stride, int64_t d) {
-  if (r > 0 && r < 1.0f / static_cast<float>(kNormEps)) {
-    const auto* x = static_cast<const typename Row::Element*>(data);
-    const float along = -(dot<Row>(x, stride, grad, d) * r) * r;
-    const int64_t here = 0;
-    add_rows<Row>(grad, &along, &here, 1, static_cast<const char*>(data), stride, d);
+template <class Real>
+void through_normalize(Real* grad, Real r, const void* data, Dtype dtype, int64_t stride, int64_t d) {
+  if (r > 0 && r < 1 / static_cast<Real>(kNormEps)) {
+    with_row_type<Real>(dtype, [&]<class Row>() {
+      const auto* x = static_cast<const typename Row::Element*>(data);
+      const Real along = -(dot<Row>(x, stride, grad, d) * r) * r;
+      const int64_t here = 0;
+      add_rows_of<Row>(grad, &along, &here, 1, static_cast<const char*>(data), stride, d);
+    });
   }
   for (int64_t k = 0; k < d; ++k) grad[k] *= r;
 }
-
-void through_normalize_f32(float* grad, float r, const void* x, Dtype dtype, int64_t stride, int64_t d) {
-  LI_FOR_ROW_TYPE(dtype, through_normalize, grad, r, x, stride, d)
-}
-
-void through_normalize_f64(double* grad, double r, const void* data, Dtype, int64_t stride, int64_t d) {
-  const auto* x = static_cast<const double*>(data);
-  if (r > 0 && r < 1 / kNormEps) {
-    const double along = -(dot_f64(x, stride, grad, d) * r) * r;
-    for (int64_t k = 0; k < d; ++k) grad[k] += along * x[k * stride];
-  }
-  for (int64_t k = 0; k < d; ++k) grad[k] *= r;
-}
-
-#undef LI_FOR_ROW_TYPE
 
 }  // namespace
 
@@ -307,13 +273,17 @@ void through_normalize_f64(double* grad, double r, const void* data, Dtype, int6
 
 namespace {
 
+template <class Real>
+constexpr late_interaction::cpu::RowKernels<Real> kRowKernels = {
+    inverse_norms<Real>, add_rows<Real>, decompress<Real>, write<Real>, through_normalize<Real>};
+
 // The table of an instruction set, but for bf16 and int8, which not every one has instructions for.
 void fill(Kernels& k) {
-  k.f32 = multiplier<Multiply<F32>>(Dtype::fp32, 1, pack_row_f32);
-  k.f64 = multiplier<Multiply<F64>>(Dtype::fp64, 1, pack_row_f64);
+  k.f32 = multiplier<Multiply<F32>>(Dtype::fp32, 1, pack_row<float>);
+  k.f64 = multiplier<Multiply<F64>>(Dtype::fp64, 1, pack_row<double>);
   k.has_bf16 = k.has_int8 = false;
-  k.rows32 = {inverse_norms_f32, add_rows_f32, decompress_f32, write_f32, through_normalize_f32};
-  k.rows64 = {inverse_norms_f64, add_rows_f64, decompress_plain<double>, write_f64, through_normalize_f64};
+  k.rows32 = kRowKernels<float>;
+  k.rows64 = kRowKernels<double>;
   k.muvera = {row_signs, row_projections, row_add, row_scale};
   k.ward = {row_minimum, find_value, join_rows};
 }

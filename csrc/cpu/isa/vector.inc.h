@@ -71,6 +71,13 @@ inline T multiply_add(T sum, T a, T b) {
 
 inline F32::V from_integers(F32::U x) { return __builtin_convertvector((F32::I)x, F32::V); }
 
+// How instruction sets that count the ones of bytes do so, for hamming.inc.h.
+struct ByteCounts {
+  using Counts = F32::U;                                   // of bytes
+  static constexpr int kWide = kVectorBytes < 64 ? 4 : 8;  // counts in half the registers
+  static constexpr int64_t kMaxSteps = 31;                 // a byte counts 8 ones a step
+};
+
 // x, of which the compiler knows no more: it fuses no product with the sum that it is added to, and adds to
 // no other sum first.
 template <class T>
@@ -83,6 +90,16 @@ inline T opaque(T x) {
   asm("" : "+m"(x));
 #endif
   return x;
+}
+
+// Calls f.template operator()<the vectors of the panel that hold rows>().
+template <class Tile, class F>
+inline void with_vectors(const Tile& tile, const F& f) {
+  if (tile.vectors == 2) {
+    f.template operator()<2>();
+  } else {
+    f.template operator()<1>();
+  }
 }
 
 // Rounds to nearest even; a NaN stays a (quiet) NaN.

@@ -3,8 +3,6 @@
 
 namespace {
 
-inline double root(double x) { return __builtin_sqrt(x); }
-
 // The least of row[i] + dead[i]. It skips NaN, which only dead clusters may hold.
 double row_minimum(const double* row, const double* dead, int64_t n) {
   constexpr int kLanes = F64::kLanes;

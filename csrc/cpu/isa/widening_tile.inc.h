@@ -35,12 +35,7 @@ inline __attribute__((always_inline)) void score_group_widening(const Tile& tile
   const int64_t* source_offsets = tile.source_offsets + first + NT;
   const char* ahead = tile.ahead + first * tile.steps * tile.ahead_step;
 
-  typename Op::Sum sum[NV][NT];
-#pragma GCC unroll 16
-  for (int t = 0; t < NT; ++t) {
-#pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) sum[v][t] = typename Op::Sum{};
-  }
+  typename Op::Sum sum[NV][NT] = {};
   for (int64_t at = 0; at < row_bytes; at += kVector) {
 #pragma GCC unroll 16
     for (int k = 0; k < kLanes; ++k) {
@@ -78,11 +73,7 @@ void score_panel_widening(const Tile& tile) {
 
 template <class Op, class Convert>
 void score_tile_widening(const Tile& tile) {
-  if (tile.vectors == 2) {
-    score_panel_widening<Op, Convert, 2>(tile);
-  } else {
-    score_panel_widening<Op, Convert, 1>(tile);
-  }
+  with_vectors(tile, [&]<int NV>() { score_panel_widening<Op, Convert, NV>(tile); });
 }
 
 }  // namespace

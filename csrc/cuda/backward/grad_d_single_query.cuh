@@ -16,7 +16,6 @@
 
 #include "../primitives/argmax.cuh"
 #include "../ptx/cache_policy.cuh"
-#include "../ptx/fence_proxy.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/tma.cuh"

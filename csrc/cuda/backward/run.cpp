@@ -10,7 +10,7 @@
 #include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
-#include "gathered_grad_q/launch.h"
+#include "gathered_grad_q/args.h"
 #include "launch.h"
 #include "short_docs/run.h"
 #include "tiled_grad_d/launch.h"
@@ -200,8 +200,7 @@ void gradients_at_once(const GradientCall& call) {
   const bool scaled = call.normalize || to.unit_inverse;
   const BackwardPlan plan =
       plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in), scaled, call.method, call.device);
-  STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
-                  "late_interaction: more than 2^31 - 1 blocks in one backward");
+  check_grid(plan.gather_grid + plan.grad_d_grid);
   BackwardArgs args = backward_args(call);
   take_plan(args, plan);
   if (call.s.layout == Layout::in_batch) {
@@ -243,7 +242,7 @@ bool tiled_grad_q(const GradientCall& call) {
   const bool aligned = readable_in_vectors(in.D, call.s.d, element_bytes(in.dtype), 16);
   const auto plan = plan_tiled_grad_q(call.s, in.dtype, aligned, call.device);
   if (!plan) return false;
-  STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
+  check_grid(plan->grid);
   BackwardArgs args = backward_args(call);
   const OptionalTensor weights = take_weights(call, args);
   const OptionalTensor partials = weight_partials(call, *plan, args);
@@ -269,7 +268,7 @@ bool gathered_grad_q(const GradientCall& call) {
   const auto plan = plan_gathered_grad_q(call.s, in.dtype, described, call.device);
   if (!plan) return false;
   const BackwardArgs args = backward_args(call);
-  check(GatheredGradQLauncher<__nv_bfloat16>::grad_q(args, *plan, call.stream), "grad_Q");
+  check(launch_gathered_grad_q<__nv_bfloat16>(args, *plan, call.stream), "grad_Q");
   if (call.to.q_sums && call.to.last) finish_queries(call, args, std::nullopt);
   return true;
 }

@@ -54,6 +54,10 @@ struct GradientCall {
   bool need_grad_D() const { return to.grad_D.numel() > 0; }
 };
 
+inline void check_grid(int64_t blocks) {
+  STD_TORCH_CHECK(blocks <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
+}
+
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
                    Backward method, const Destinations& to);
 

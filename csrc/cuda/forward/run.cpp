@@ -150,6 +150,7 @@ void fill_empty(const ForwardCall& call, cudaStream_t stream) {
 }
 
 ForwardArgs forward_args(const ForwardCall& call, const ForwardPlan& plan) {
+  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   const Inputs& in = call.in;
   const Sizes& s = in.sizes;
   ForwardArgs args{};
@@ -200,7 +201,6 @@ DocRangeBuffers::DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, cons
 namespace {
 
 void score_as_planned(const ForwardCall& call, const ForwardPlan& plan, cudaStream_t stream) {
-  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args = forward_args(call, plan);
   const InverseNorms norms = find_norms(call, plan, args, stream);
   const Sizes& s = call.in.sizes;

@@ -1,12 +1,10 @@
-// The wgmma forwards share these: loads of Q, products of a tile, and the roles of warps.
+// The wgmma forwards share these: coordinates of Q, and rare rows in an epilogue warp.
 #pragma once
 
-#include "../pipeline/ring.cuh"
+#include "../pipeline/wgmma_tiles.cuh"
 #include "../ptx/cluster.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../ptx/pdl.cuh"
-#include "../ptx/tma.cuh"
-#include "../ptx/wgmma.cuh"
 #include "epilogue.cuh"
 
 namespace late_interaction {
@@ -14,39 +12,6 @@ namespace late_interaction {
 // The coordinate of a tile's first row in the tensor map of Q.
 __device__ __forceinline__ int first_query_token(const ForwardArgs& p, const RowTile& tile) {
   return p.layout == Layout::in_batch ? tile.first : tile.first - tile.query * p.Lq;
-}
-
-// One thread: loads a Q tile of 128 rows for each consumer warpgroup, once nobody reads the tile before.
-template <class Tile>
-__device__ __forceinline__ void load_q_tile(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
-                                            uint32_t q, const Ring& ring, const PipelineState& state) {
-  constexpr int kElements = kKChunkBytes / sizeof(typename Tile::Element);
-  ring.producer_acquire(state);
-  ring.producer_expect(0, Tile::kKChunks * Tile::kQKChunkBytes);
-  const int first = first_query_token(p, tile);
-  for (int group = 0; group < Tile::kConsumers; ++group) {
-    for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
-      ptx::tma_load_4d(q + k_chunk * Tile::kQKChunkBytes + group * 128 * kKChunkBytes, &maps.Q, ring.full(0),
-                       k_chunk * kElements, first + 128 * group, tile.query, 0);
-    }
-  }
-}
-
-// Issues the products of 64 rows with a tile of kWidth tokens: kSteps wgmma of 32 bytes. q_rows, tokens:
-// their first k chunks in shared memory; the next ones lie kQKChunkBytes and kTokenKChunkBytes on.
-template <class Type, int kWidth, int kSteps, uint32_t kQKChunkBytes, uint32_t kTokenKChunkBytes,
-          class Accumulator>
-__device__ __forceinline__ void multiply_rows(Accumulator (&c)[kWidth / 2], uint32_t q_rows,
-                                              uint32_t tokens) {
-  const uint32_t q = ptx::smem_desc_low(q_rows), d = ptx::smem_desc_low(tokens);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < kSteps; ++k) {
-    ptx::WgmmaShape<kWidth>::template issue<Type>(
-        c, ptx::smem_desc_k_major(q + (k / 4 * kQKChunkBytes + k % 4 * 32) / 16),
-        ptx::smem_desc_k_major(d + (k / 4 * kTokenKChunkBytes + k % 4 * 32) / 16), k > 0);
-  }
-  ptx::wgmma_commit();
 }
 
 // The maxima of a warp's rows, and their tokens, in shared memory: kRowBytes from one to the next.

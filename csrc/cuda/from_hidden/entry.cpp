@@ -32,20 +32,13 @@ Tensor l2_normalize_rows_(Tensor x) {
   return inverse;
 }
 
-// Rows of whole, aligned 16 bytes of half precision, as TMA can describe them.
-bool rows_are_vec16(const Tensor& x) {
-  return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
-         is_aligned(x.const_data_ptr(), 16) && fits_tensor_map(x.size(0), x.stride(0), Dtype::bf16);
-}
-
 bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
   const ScalarType dtype = hidden.scalar_type();
   return device_properties(hidden.get_device_index()).wgmma && holds_halves(hidden) &&
          W.scalar_type() == dtype && same_place(W, hidden) &&
          (!b || (b->scalar_type() == dtype && b->is_contiguous() && same_place(*b, hidden))) &&
-         hidden.dim() == 2 && W.dim() == 2 && rows_are_vec16(hidden) && rows_are_vec16(W) &&
-         W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims && W.size(1) <= INT32_MAX &&
-         hidden.size(0) <= INT32_MAX;
+         fits_tensor_map(hidden) && fits_tensor_map(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
+         W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
 }
 
 // The operands of both projections, which lie on one device then.
@@ -180,7 +173,7 @@ void wgrad_splitk_(Tensor partials, Tensor grad, Tensor hidden, Tensor active_ro
                       same_place(hidden, grad),
                   "late_interaction: hidden must be [rows, d_model], as grad is [rows, d]");
   const int64_t d_model = hidden.size(1);
-  STD_TORCH_CHECK(rows_are_vec16(grad) && rows_are_vec16(hidden),
+  STD_TORCH_CHECK(fits_tensor_map(grad) && fits_tensor_map(hidden),
                   "late_interaction: rows of grad and hidden must be whole, aligned 16 bytes");
   check_dense(active_rows, ScalarType::Bool, {rows}, "active_rows", grad, "grad");
   STD_TORCH_CHECK(partials.dim() == 3, "late_interaction: partials must be [splits, d, d_model], got rank ",

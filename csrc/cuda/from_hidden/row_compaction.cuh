@@ -8,7 +8,7 @@
 #include "../pipeline/ring.cuh"
 #include "../primitives/argmax.cuh"
 #include "../primitives/prefix_sum.cuh"
-#include "../ptx/fence_proxy.cuh"
+#include "../ptx/mbarrier.cuh"
 #include "../ptx/wgmma.cuh"
 
 namespace late_interaction {

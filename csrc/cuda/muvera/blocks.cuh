@@ -20,7 +20,6 @@
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"
 #include "../primitives/prefix_sum.cuh"
-#include "staged.cuh"
 
 namespace late_interaction {
 

@@ -17,7 +17,6 @@
 #include "../../common/problem.h"
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"
-#include "staged.cuh"
 
 namespace late_interaction {
 

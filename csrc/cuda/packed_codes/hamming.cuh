@@ -24,17 +24,16 @@
 
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
-#include "../ptx/mma_b1.cuh"
+#include "../ptx/mma_integers.cuh"
 #include "../ptx/redux.cuh"
 #include "args.h"
-#include "ragged.cuh"
+#include "cursor.cuh"
 #include "row_maxima.cuh"
 
 namespace late_interaction {
 
 inline constexpr int kHammingWarps = 4;
-inline constexpr int kHammingDepth = 8;    // tiles of 32 tokens in a warp's ring
-inline constexpr int kHammingTokens = 32;  // of a tile
+inline constexpr int kHammingDepth = 8;  // tiles of 32 tokens in a warp's ring
 
 // Blocks that a multiprocessor holds. Below 9.0 ptxas would spill to fit in three of four tiles a warp.
 constexpr int hamming_resident_blocks(int64_t tiles_of_warp) { return tiles_of_warp == 1 ? 6 : 4; }
@@ -125,51 +124,6 @@ struct HammingRows {
   }
 };
 
-// A place in the documents of a warp: dims from 128 * block on, of 32 tokens from `first` on of document j.
-template <CodeDocuments kDocuments>
-struct HammingCursor {
-  const uint8_t* codes;
-  const uint8_t* mask;
-  int64_t j;
-  int32_t first, block, length;
-
-  __device__ __forceinline__ HammingCursor(const HammingArgs& args, int64_t query, int64_t document)
-      : codes(static_cast<const uint8_t*>(args.D.data) + query * args.D.query_stride +
-              document * args.D.item_stride),
-        mask(args.d_mask.data + query * args.d_mask.query_stride + document * args.d_mask.item_stride),
-        j(document),
-        first(0),
-        block(0),
-        length(args.Ld) {
-    if constexpr (kDocuments == CodeDocuments::ragged) enter(args);
-  }
-
-  __device__ __forceinline__ void enter(const HammingArgs& args) {
-    if (j >= args.N) return;
-    const RaggedDocument document = ragged_document(args.d_offsets, j, args.Ld);
-    codes = static_cast<const uint8_t*>(args.D.data) + document.first * args.D.token_stride;
-    length = document.length;
-  }
-
-  // To the next tokens.
-  __device__ __forceinline__ void next(const HammingArgs& args, int64_t step) {
-    first += kHammingTokens;
-    if (first < length) return;
-    first = 0;
-    j += step;
-    if constexpr (kDocuments == CodeDocuments::ragged) return enter(args);
-    codes += step * args.D.item_stride;
-    mask += step * args.d_mask.item_stride;
-  }
-  // To the next dims.
-  template <bool kLong>
-  __device__ __forceinline__ void next_dims(const HammingArgs& args, int64_t step) {
-    if (kLong && ++block < args.dim_blocks) return;
-    block = 0;
-    next(args, step);
-  }
-};
-
 // Tiles on their way to shared memory. A stage is the words [token][4] of 32 tokens.
 template <bool kWide>
 struct HammingRing {
@@ -178,18 +132,18 @@ struct HammingRing {
 
   template <class Cursor>
   __device__ __forceinline__ void issue(const HammingArgs& args, const Cursor& at, int to) const {
-    const int32_t lane = threadIdx.x % 32, last = max(at.length, 1) - 1;
-    const uint32_t begin = ptx::smem_address(words + to * 4 * kHammingTokens);
+    const int32_t lane = threadIdx.x % 32;
+    const uint32_t begin = ptx::smem_address(words + to * 4 * 32);
     const auto stride = static_cast<uint32_t>(args.D.token_stride);
     if (at.j < args.N) {
       if constexpr (kWide) {
-        const auto token = static_cast<uint64_t>(min(at.first + lane, last));
+        const auto token = static_cast<uint64_t>(at.token(at.first + lane));
         ptx::cp_async_16(begin + 16 * lane, at.codes + (token * stride + 16 * at.block), 16);
       } else {
         const int32_t byte = at.block * 16 + lane % 4 * 4;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const auto token = static_cast<uint64_t>(min(at.first + lane / 4 + 8 * k, last));
+          const auto token = static_cast<uint64_t>(at.token(at.first + lane / 4 + 8 * k));
           ptx::cp_async_narrow<4>(begin + 4 * (32 * k + lane), at.codes + (token * stride + byte),
                                   byte < args.bytes ? 4 : 0);
         }
@@ -204,7 +158,7 @@ struct HammingRing {
     ptx::cp_async_wait<kHammingDepth - 2>();
     __syncwarp();  // other lanes' copies have landed, and the stage before this one has been read
     issue(args, ahead, stage == 0 ? kHammingDepth - 1 : stage - 1);
-    const uint32_t* from = words + stage * 4 * kHammingTokens + threadIdx.x % 32;
+    const uint32_t* from = words + stage * 4 * 32 + threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < 4; ++k) word[k] = from[32 * k];
     stage = stage + 1 == kHammingDepth ? 0 : stage + 1;
@@ -270,7 +224,7 @@ struct HammingMaxima {
       Agreements tile[4];
       for (int32_t block = 0; block < args.dim_blocks; ++block) {
         ring.take(args, ahead, word);
-        ahead.template next_dims<true>(args, step);
+        ahead.next_dims(args, args.dim_blocks, step);
         hamming_operands(word, keep, a);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
@@ -285,7 +239,7 @@ struct HammingMaxima {
       for (int n = 0; n < 4; ++n) tile[n].fold(best[0][2 * n], best[0][2 * n + 1]);
     } else {
       ring.take(args, ahead, word);
-      ahead.template next_dims<false>(args, step);
+      ahead.next_dims(args, 1, step);
       hamming_operands(word, keep, a);
 #pragma unroll
       for (int i = 0; i < kTiles * 4; ++i) {
@@ -315,7 +269,7 @@ __global__ void __launch_bounds__(kHammingWarps * 32,
                                   kTiles == 4 ? kHammingBlocksOfFour : hamming_resident_blocks(kTiles))
     score_hamming(const HammingArgs args) {
   constexpr bool kMasked = kDocuments == CodeDocuments::masked;
-  __shared__ __align__(16) uint32_t words[kHammingWarps][kHammingDepth * 4 * kHammingTokens];
+  __shared__ __align__(16) uint32_t words[kHammingWarps][kHammingDepth * 4 * 32];
   extern __shared__ uint2 fragments[];
   const int64_t group = blockIdx.x / args.blocks;
   // Groups of a query lie one after another; queries that share their documents count as one.
@@ -327,11 +281,11 @@ __global__ void __launch_bounds__(kHammingWarps * 32,
   if constexpr (kLong) __syncthreads();
   if (j >= args.N) return;
   HammingRing<kWide> ring{words[threadIdx.x / 32]};
-  HammingCursor<kDocuments> at(args, query, j), ahead = at;
+  CodeCursor<kDocuments, false> at(args, query, j), ahead = at;
 #pragma unroll 1
   for (int stage = 0; stage < kHammingDepth - 1; ++stage) {
     ring.issue(args, ahead, stage);
-    ahead.template next_dims<kLong>(args, step);
+    ahead.next_dims(args, kLong ? args.dim_blocks : 1, step);
   }
   const auto tiles = static_cast<int32_t>(last - tile + 1);
   bool mask_ahead = kMasked && hamming_mask_of_lane(args, at);

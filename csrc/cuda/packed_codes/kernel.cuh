@@ -18,20 +18,20 @@
 #include "../primitives/token_scales.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
-#include "../ptx/mma_int8.cuh"
+#include "../ptx/mma_integers.cuh"
 #include "args.h"
-#include "ragged.cuh"
+#include "cursor.cuh"
 #include "row_maxima.cuh"
 
 namespace late_interaction {
 
 inline constexpr int kPackedWarps = 4;
-inline constexpr int kPackedTokens = 32;                // that a warp multiplies at a time
 inline constexpr int32_t kFloatOfInteger = 0x4B400000;  // 1.5 * 2^23 as a float: + x has x in its last bits
 
 // What a kernel is compiled for.
 template <CodeDocuments kDocuments, bool kScaled_, bool kShort_>
 struct PackedKind {
+  using Cursor = CodeCursor<kDocuments, kScaled_>;
   static constexpr bool kMasked = kDocuments == CodeDocuments::masked;
   static constexpr bool kRagged = kDocuments == CodeDocuments::ragged;
   static constexpr bool kScaled = kScaled_;  // document tokens have scales of their own
@@ -43,9 +43,9 @@ inline constexpr int kPackedDepth = 4;   // tiles of a warp's ring
 
 struct PackedCodesArgs {
   TokenView D;
-  MaskView mask;
-  ScaleView scale;
-  const int32_t* offsets;  // ragged: of documents, in the Ld tokens of D
+  MaskView d_mask;
+  ScaleView d_scale;
+  const int32_t* d_offsets;  // ragged: of documents, in the Ld tokens of D
   int64_t N;
   int32_t Ld, bytes, row_tiles, steps;
   uint32_t blocks;
@@ -57,69 +57,8 @@ struct PackedCodesArgs {
   float* out;  // [Nq * row_tiles, N]
 };
 
-// Where a document lies. Of one without tokens another's is read.
-template <class Kind>
-struct PackedDocument {
-  const uint8_t* codes;
-  const uint8_t* mask;
-  const float* scales;
-  int32_t length;
-
-  __device__ __forceinline__ PackedDocument(const PackedCodesArgs& args, int64_t query, int64_t j)
-      : codes(static_cast<const uint8_t*>(args.D.data) + query * args.D.query_stride +
-              j * args.D.item_stride),
-        mask(args.mask.data == nullptr
-                 ? nullptr
-                 : args.mask.data + query * args.mask.query_stride + j * args.mask.item_stride),
-        scales(args.scale.data == nullptr
-                   ? nullptr
-                   : args.scale.data + query * args.scale.query_stride + j * args.scale.item_stride),
-        length(args.Ld) {
-    if constexpr (Kind::kRagged) enter(args, j);
-  }
-
-  __device__ __forceinline__ void enter(const PackedCodesArgs& args, int64_t j) {
-    if (j >= args.N) return;
-    const RaggedDocument span = ragged_document(args.offsets, j, args.Ld);
-    codes = static_cast<const uint8_t*>(args.D.data) + span.first * args.D.token_stride;
-    if constexpr (Kind::kScaled) scales = args.scale.data + span.first * args.scale.token_stride;
-    length = span.length;
-  }
-
-  // To document j, `documents` behind this one.
-  __device__ __forceinline__ void advance(const PackedCodesArgs& args, int64_t j, int64_t documents) {
-    if constexpr (Kind::kRagged) return enter(args, j);
-    codes += documents * args.D.item_stride;
-    if (mask != nullptr) mask += documents * args.mask.item_stride;
-    if (scales != nullptr) scales += documents * args.scale.item_stride;
-  }
-
-  // The k-th of the four tokens that a lane has from `first` on. Past the document's end its last one.
-  __device__ __forceinline__ int32_t token(int32_t first, int k) const {
-    return min(first + static_cast<int32_t>(threadIdx.x % 32) / 4 + 8 * k, max(length, 1) - 1);
-  }
-};
-
 // The words that a lane has of 4 tokens, 8 apart, and 128 dims.
 using PackedWords = uint32_t[4][4];
-
-// Walks over all documents of a warp, 128 dims of 32 tokens at a time.
-template <class Kind>
-struct PackedCursor {
-  PackedDocument<Kind> doc;
-  int64_t j;
-  int32_t first = 0, block = 0;
-
-  __device__ __forceinline__ void next(const PackedCodesArgs& args, int32_t blocks_of_dims, int64_t step) {
-    if (++block < blocks_of_dims) return;
-    block = 0;
-    first += kPackedTokens;
-    if (first < doc.length) return;
-    first = 0;
-    j += step;
-    doc.advance(args, j, step);
-  }
-};
 
 // Words, and the scales of their tokens, on their way to shared memory.
 template <class Kind>
@@ -130,21 +69,21 @@ struct PackedRing {
   };
   Stage* stages;  // of the warp
 
-  __device__ __forceinline__ void issue(const PackedCodesArgs& args, const PackedCursor<Kind>& at,
+  __device__ __forceinline__ void issue(const PackedCodesArgs& args, const typename Kind::Cursor& at,
                                         int stage) const {
     if (at.j < args.N) {
       const int lane = threadIdx.x % 32;
       const int32_t byte = (at.block * 4 + lane % 4) * 16;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int32_t token = at.doc.token(at.first, k);
+        const int32_t token = at.token(at.first + lane / 4 + 8 * k);
         const uint64_t offset =
             static_cast<uint64_t>(token) * static_cast<uint32_t>(args.D.token_stride) + byte;
-        ptx::cp_async_16(ptx::smem_address(&stages[stage].words[k][lane]), at.doc.codes + offset,
+        ptx::cp_async_16(ptx::smem_address(&stages[stage].words[k][lane]), at.codes + offset,
                          byte < args.bytes ? 16 : 0);
         if constexpr (Kind::kScaled) {
           if (at.block == 0) {
-            const float* scale = at.doc.scales + int64_t{token} * args.scale.token_stride;
+            const float* scale = at.scales + int64_t{token} * args.d_scale.token_stride;
             ptx::cp_async_narrow<4>(ptx::smem_address(&stages[stage].scales[k][lane]), scale, 4);
           }
         }
@@ -311,25 +250,23 @@ __global__ void __launch_bounds__(kPackedWarps * 32, kPackedBlocks)
   extern __shared__ __align__(16) char shared[];
   using Ring = PackedRing<Kind>;
   const Ring ring{reinterpret_cast<typename Ring::Stage*>(shared) + threadIdx.x / 32 * kPackedDepth};
-  PackedCursor<Kind> at{PackedDocument<Kind>(args, query, j), j};
-  PackedCursor<Kind> ahead = at;
+  typename Kind::Cursor at(args, query, j), ahead = at;
 #pragma unroll
-  for (int stage = 0; stage < kPackedDepth; ++stage, ahead.next(args, blocks_of_dims, step)) {
+  for (int stage = 0; stage < kPackedDepth; ++stage, ahead.next_dims(args, blocks_of_dims, step)) {
     ring.issue(args, ahead, stage);
   }
   int stage = 0;
   while (at.j < args.N) {
     j = at.j;
     PackedMaxima<Kind> maxima;
-    bool any = !Kind::kMasked && (!Kind::kRagged || at.doc.length > 0);
+    bool any = !Kind::kMasked && (!Kind::kRagged || at.length > 0);
     do {
       bool keep[4];
       float factor[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int64_t token = at.doc.token(at.first, k);
-        keep[k] =
-            !Kind::kMasked || at.doc.mask == nullptr || at.doc.mask[token * args.mask.token_stride] != 0;
+        const int64_t token = at.token(at.first + lane / 4 + 8 * k);
+        keep[k] = !Kind::kMasked || at.mask[token * args.d_mask.token_stride] != 0;
         if constexpr (Kind::kMasked) any |= keep[k];
       }
       PackedSums sums;
@@ -337,7 +274,7 @@ __global__ void __launch_bounds__(kPackedWarps * 32, kPackedBlocks)
         PackedWords word;
         ring.take(stage, block == 0, word, factor);
         ring.issue(args, ahead, stage);
-        ahead.next(args, blocks_of_dims, step);
+        ahead.next_dims(args, blocks_of_dims, step);
         stage = stage + 1 == kPackedDepth ? 0 : stage + 1;
         const auto fragment = [&](int its_step, int n) { return rows.at(block, its_step, n); };
         if (block == 0) {
@@ -347,7 +284,7 @@ __global__ void __launch_bounds__(kPackedWarps * 32, kPackedBlocks)
         }
       }
       maxima.fold(sums, keep, factor, args.small);
-      at.next(args, 1, step);
+      at.next(args, step);
     } while (at.first > 0);
     float sum = maxima.merged() * row_scale;
     sum = warp_sum(row_counts ? sum : 0.0f);

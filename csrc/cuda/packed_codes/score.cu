@@ -50,7 +50,7 @@ void score(const PackedCodesArgs& args, unsigned blocks, cudaStream_t stream) {
 
 template <CodeDocuments kDocuments>
 void score(const PackedCodesArgs& args, unsigned blocks, cudaStream_t stream) {
-  const bool scaled = args.scale.data != nullptr, is_short = args.steps == 4;
+  const bool scaled = args.d_scale.data != nullptr, is_short = args.steps == 4;
   if (scaled) {
     is_short ? score<kDocuments, true, true>(args, blocks, stream)
              : score<kDocuments, true, false>(args, blocks, stream);
@@ -99,9 +99,9 @@ cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLa
   prepare(call, launch, workspace, stream);
   const PackedCodesArgs args{
       .D = call.D,
-      .mask = call.d_mask,
-      .scale = call.d_scale,
-      .offsets = call.d_offsets,
+      .d_mask = call.d_mask,
+      .d_scale = call.d_scale,
+      .d_offsets = call.d_offsets,
       .N = s.N,
       .Ld = static_cast<int32_t>(s.Ld),
       .bytes = static_cast<int32_t>(bytes),

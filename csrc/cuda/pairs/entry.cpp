@@ -1,8 +1,7 @@
 // The CUDA side of the operators on listed pairs. Nothing here waits for the device.
-#include <torch/csrc/stable/accelerator.h>
-
 #include <array>
 
+#include "../../common/forms.h"
 #include "../../common/pair_tensors.h"
 #include "../../common/registration.h"
 #include "../../plan/pairs.h"
@@ -13,13 +12,10 @@
 #include "../varlen/backward.h"
 #include "../varlen/run.h"
 #include "index.h"
-#include "to_csr.h"
 
 namespace late_interaction {
 
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
 
 PairSizes sizes_of(const PairInputs& in, int64_t longest_query) {
   const Pairs& p = in.pairs;
@@ -71,20 +67,16 @@ bool is_empty(const PairInputs& in) {
   return in.dtype != Dtype::fp64 && none;
 }
 
-struct Scored {
-  Tensor scores;
-  OptionalTensor winners;
-};
-
-PairPick pick_to(const PairInputs& in, int64_t longest_query, const Scored& to) {
+PairPick pick_to(const PairInputs& in, int64_t longest_query, const Tensor& scores,
+                 const OptionalTensor& winners) {
   PairPick pick{};
   pick.pairs = in.pairs;
   pick.longest_query = static_cast<int32_t>(longest_query);
-  pick.scores = static_cast<float*>(to.scores.data_ptr());
-  pick.winners = to.winners ? to.winners->data_ptr() : nullptr;
+  pick.scores = static_cast<float*>(scores.data_ptr());
+  pick.winners = winners ? winners->data_ptr() : nullptr;
   pick.wide_winners = wide_winners(in.sizes.Ld);
-  pick.winner_stride = to.winners ? static_cast<int32_t>(to.winners->size(1)) : 0;
-  pick.pdl = device_supports_pdl(to.scores);
+  pick.winner_stride = winners ? static_cast<int32_t>(winners->size(1)) : 0;
+  pick.pdl = device_supports_pdl(scores);
   return pick;
 }
 
@@ -105,85 +97,57 @@ void pick_from_grid(const PairInputs& in, Precision precision, PairPick pick, co
 }
 
 // Inputs are in the dtype of the products.
-void score_into(const PairInputs& in, int64_t longest_query, Precision precision, const Scored& to) {
-  const cudaStream_t stream = current_stream(to.scores.get_device_index());
+void score_into(const PairInputs& in, int64_t longest_query, Precision precision, const Tensor& scores,
+                const OptionalTensor& winners, const OnDevice& on) {
   if (is_empty(in)) {
-    const Device& device = device_properties(to.scores.get_device_index());
-    check(launch_pick_pairs(pick_to(in, longest_query, to), device, stream), "empty pairs");
+    const PairPick pick = pick_to(in, longest_query, scores, winners);
+    check(launch_pick_pairs(pick, on.properties(), on.stream()), "empty pairs");
   } else if (!in.pairs.scattered && score_as_grid(sizes_of(in, longest_query), in.dtype)) {
-    pick_from_grid(in, precision, pick_to(in, longest_query, to), to.scores);
+    pick_from_grid(in, precision, pick_to(in, longest_query, scores, winners), scores);
   } else {
-    score_list(in, longest_query, precision, to.scores, to.winners, stream);
+    score_list(in, longest_query, precision, scores, winners, on.stream());
   }
 }
 
-// parse(Q, D): the inputs. winner_stride: room for each pair's winners; none: no winners.
+// parse(Q, D): the inputs. Winners have room for max_seqlen_q query tokens.
 template <class Parse>
-Scored score(const Tensor& Q, const Tensor& D, Parse parse, std::optional<int64_t> longest_query,
-             std::optional<int64_t> winner_stride, const std::string& precision_name) {
+ScoresAndWinners score(const Tensor& Q, const Tensor& D, Parse parse, bool want_winners,
+                       std::optional<int64_t> max_seqlen_q, const std::string& precision_name) {
   const Precision precision = parse_precision(precision_name);
   const PairInputs in = parse(Q, D);
-  STD_TORCH_CHECK(longest_query.value_or(0) >= 0, "late_interaction: max_seqlen_q must not be negative");
-  const DeviceGuard guard(Q.get_device_index());
-  const int64_t longest = std::min<int64_t>(longest_query.value_or(in.sizes.Lq), in.sizes.Lq);
-  Scored out{new_tensor(Q, {in.pairs.count}, score_type(in.dtype)), std::nullopt};
-  if (winner_stride) {
-    check_winner_stride(in, *winner_stride);
-    out.winners = new_tensor(Q, {in.pairs.count, *winner_stride}, winner_type(in.sizes.Ld));
+  STD_TORCH_CHECK(max_seqlen_q.value_or(0) >= 0, "late_interaction: max_seqlen_q must not be negative");
+  const OnDevice on(Q);
+  const int64_t longest_query = std::min<int64_t>(max_seqlen_q.value_or(in.sizes.Lq), in.sizes.Lq);
+  const Tensor scores = new_tensor(Q, {in.pairs.count}, score_type(in.dtype));
+  OptionalTensor winners;
+  if (want_winners) {
+    check_winner_stride(in, *max_seqlen_q);
+    winners = new_tensor(Q, {in.pairs.count, *max_seqlen_q}, winner_type(in.sizes.Ld));
   }
-  if (in.pairs.count == 0) return out;
+  if (in.pairs.count == 0) return {scores, winners};
   if (const auto type = converted(in.dtype, precision)) {
     const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
-    score_into(parse(half_Q, half_D), longest, precision, out);
+    score_into(parse(half_Q, half_D), longest_query, precision, scores, winners, on);
   } else {
-    score_into(in, longest, precision, out);
+    score_into(in, longest_query, precision, scores, winners, on);
   }
-  return out;
+  return {scores, winners};
 }
 
-// The parse of score() for packed tokens; weights: of the query tokens, or none.
-auto parser(const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
-            const Tensor& pair_d, const Tensor* weights = nullptr) {
-  return [&, weights](const Tensor& Q, const Tensor& D) {
-    PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-    if (weights != nullptr) take_weights(in, *weights, Q);
-    return in;
+// Parameters: the operators'.
+ScoresAndWinners score_listed(const Tensor& Q, const Tensor& D, const Tensor* weights, bool want_winners,
+                              const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
+                              const Tensor& pair_d, std::optional<int64_t> max_seqlen_q,
+                              const std::string& precision) {
+  const auto parse = [&](const Tensor& q, const Tensor& d) {
+    return parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, weights);
   };
-}
-
-Tensor maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q,
-                           Tensor pair_d, std::optional<int64_t> max_seqlen_q, std::string precision) {
-  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  return score(Q, D, parse, max_seqlen_q, std::nullopt, precision).scores;
-}
-
-std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q,
-                                                       Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
-                                                       int64_t max_seqlen_q, std::string precision) {
-  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  const Scored out = score(Q, D, parse, max_seqlen_q, max_seqlen_q, precision);
-  return {out.scores, *out.winners};
-}
-
-Tensor maxsim_pairs_packed_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q,
-                                    Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
-                                    std::optional<int64_t> max_seqlen_q, std::string precision) {
-  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, &q_weights);
-  return score(Q, D, parse, max_seqlen_q, std::nullopt, precision).scores;
-}
-
-std::tuple<Tensor, Tensor> maxsim_pairs_packed_weighted_winners(Tensor Q, Tensor D, Tensor q_weights,
-                                                                Tensor cu_seqlens_q, Tensor cu_seqlens_d,
-                                                                Tensor pair_q, Tensor pair_d,
-                                                                int64_t max_seqlen_q, std::string precision) {
-  const auto parse = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, &q_weights);
-  const Scored out = score(Q, D, parse, max_seqlen_q, max_seqlen_q, precision);
-  return {out.scores, *out.winners};
+  return score(Q, D, parse, want_winners, max_seqlen_q, precision);
 }
 
 Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision) {
   const auto parse = [&](const Tensor& q, const Tensor& d) { return parse_spans(q, d, starts, lengths); };
-  return score(Q, D, parse, std::nullopt, std::nullopt, precision).scores;
+  return std::get<0>(score(Q, D, parse, false, std::nullopt, precision));
 }
 
 // ---- backward ----
@@ -244,18 +208,8 @@ void pair_gradients(const PairInputs& in, const Tensor& pair_q, const Tensor& pa
                                                 device_properties(device));
   const Csr by_query(pair_q, in.pairs.queries, stream), by_document(pair_d, s.N, stream);
   PairBackwardArgs args{};
-  args.layout = Layout::in_batch;
-  args.N = s.N;
-  args.Nq = 1;
-  args.Lq = static_cast<int32_t>(stride);
-  args.Ld = static_cast<int32_t>(s.Ld);
-  args.d = static_cast<int32_t>(s.d);
-  args.by_Lq = Divider(static_cast<uint32_t>(stride));
-  args.grad = grad_scores.const_data_ptr();
-  args.grad_item_stride = grad_scores.stride(0);
-  args.winners = winners.const_data_ptr();
-  args.wide_winners = wide_winners(s.Ld);
-  args.winners_at_once = winners_at_once(args.winners, stride, s.Ld);
+  take_winners(args, {Layout::in_batch, 1, s.N, stride, s.Ld, s.d}, grad_scores, winners);
+  args.grad_item_stride = grad_scores.stride(0);  // of pairs
   args.queries = static_cast<int32_t>(in.pairs.queries);
   args.q_tokens = in.pairs.q_tokens;
   args.q_offsets = in.pairs.q_offsets;
@@ -268,29 +222,16 @@ void pair_gradients(const PairInputs& in, const Tensor& pair_q, const Tensor& pa
   launch_packed(in, plan, args, grads, stream);
 }
 
-std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D,
-                                                        Tensor cu_seqlens_q, Tensor cu_seqlens_d,
-                                                        Tensor pair_q, Tensor pair_d, Tensor winners,
-                                                        bool need_grad_Q, bool need_grad_D) {
-  const PairInputs in = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d)(Q, D);
+// Parameters: the operators'. The gradients of weights come with that of Q.
+Gradients gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
+                    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& pair_q,
+                    const Tensor& pair_d, const Tensor& winners, bool need_grad_Q, bool need_grad_D) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, weights);
   check_pair_backward_inputs(grad_scores, Q, winners, in);
-  const DeviceGuard guard(Q.get_device_index());
-  const PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
+  const OnDevice on(Q);
+  const PackedGradients grads(Q, D, weights, need_grad_Q, need_grad_D);
   pair_gradients(in, pair_q, pair_d, grad_scores, winners, grads);
-  return {grads.Q, grads.D};
-}
-
-// grad_Q and grad_weights are needed together.
-std::tuple<Tensor, Tensor, Tensor> maxsim_pairs_packed_weighted_backward(
-    Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
-    Tensor pair_q, Tensor pair_d, Tensor winners, bool need_grad_Q, bool need_grad_D) {
-  const PairInputs in = parser(cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, &q_weights)(Q, D);
-  check_pair_backward_inputs(grad_scores, Q, winners, in);
-  const DeviceGuard guard(Q.get_device_index());
-  PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
-  grads.weights = new_tensor(Q, {need_grad_Q ? in.sizes.Lq : 0}, score_type(in.dtype));
-  pair_gradients(in, pair_q, pair_d, grad_scores, winners, grads);
-  return {grads.Q, grads.D, *grads.weights};
+  return {grads.Q, grads.D, grads.weights};
 }
 
 }  // namespace
@@ -298,13 +239,8 @@ std::tuple<Tensor, Tensor, Tensor> maxsim_pairs_packed_weighted_backward(
 }  // namespace late_interaction
 
 LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
-  m.impl("maxsim_pairs_packed", TORCH_BOX(&late_interaction::maxsim_pairs_packed));
-  m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::maxsim_pairs_packed_winners));
-  m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::maxsim_pairs_packed_backward));
-  m.impl("maxsim_pairs_packed_weighted", TORCH_BOX(&late_interaction::maxsim_pairs_packed_weighted));
-  m.impl("maxsim_pairs_packed_weighted_winners",
-         TORCH_BOX(&late_interaction::maxsim_pairs_packed_weighted_winners));
-  m.impl("maxsim_pairs_packed_weighted_backward",
-         TORCH_BOX(&late_interaction::maxsim_pairs_packed_weighted_backward));
-  m.impl("maxsim_spans", TORCH_BOX(&late_interaction::maxsim_spans));
+  using namespace late_interaction;
+  ScoreForms<&score_listed>::add_to(m, "maxsim_pairs_packed");
+  GradientForms<&gradients>::add_to(m, "maxsim_pairs_packed");
+  m.impl("maxsim_spans", TORCH_BOX(&maxsim_spans));
 }

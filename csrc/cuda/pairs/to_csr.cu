@@ -6,12 +6,11 @@
 //
 // They take some 3 us each for short lists; a general sort takes fifteen launches and 50 us on an H200, but
 // its time hardly grows with the names, and theirs does.
-#include "to_csr.h"
-
 #include "../primitives/argmax.cuh"
 #include "../primitives/prefix_sum.cuh"
 #include "../ptx/pdl.cuh"
 #include "../runtime/launch_config.cuh"
+#include "index.h"
 
 namespace late_interaction {
 
@@ -21,7 +20,7 @@ constexpr int kThreads = 1024, kWarps = kThreads / 32;  // a pair a thread
 constexpr int64_t kMostNames = 11 * 1024;               // whose counts a block has in shared memory
 constexpr int64_t kMostCounts = 1 << 18;                // of all chunks
 
-int64_t chunks_of(int64_t pairs) { return (pairs + kThreads - 1) / kThreads; }
+int64_t blocks_for(int64_t pairs) { return (pairs + kThreads - 1) / kThreads; }
 
 __device__ int64_t pair_of_thread() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
@@ -115,12 +114,12 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t counting_buffer_size(int64_t pairs, int64_t count) {
-  const int64_t workspace = chunks_of(pairs) * (count + 1);
+  const int64_t workspace = blocks_for(pairs) * (count + 1);
   return count < kMostNames && workspace <= kMostCounts ? workspace : 0;
 }
 
 cudaError_t launch_csr_by_counting(const PairsCsr& csr, cudaStream_t stream) {
-  const int64_t chunks = chunks_of(csr.pairs);
+  const int64_t chunks = blocks_for(csr.pairs);
   const LaunchShape shape{chunks, kThreads, static_cast<int>(4 * (csr.count + 1)), csr.pdl};
   cudaError_t error = launch(count_names, shape, stream, csr);
   if (error == cudaSuccess)
@@ -130,7 +129,7 @@ cudaError_t launch_csr_by_counting(const PairsCsr& csr, cudaStream_t stream) {
 
 cudaError_t launch_csr_of_sorted(const int32_t* sorted, int64_t pairs, int64_t count, int32_t* begins,
                                  cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(chunks_of(count + 1));
+  const auto blocks = static_cast<unsigned>(blocks_for(count + 1));
   csr_of_sorted<<<blocks, kThreads, 0, stream>>>(sorted, pairs, count, begins);
   return cudaGetLastError();
 }

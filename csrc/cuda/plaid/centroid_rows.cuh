@@ -25,7 +25,7 @@
 #include "../forward/epilogue.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
-#include "../ptx/mma_int8.cuh"
+#include "../ptx/mma_integers.cuh"
 #include "decompress.cuh"
 
 namespace late_interaction {

@@ -16,7 +16,7 @@ void ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int64_t 
   if (call.documents == 0 || longest == 0) return;
   const OnDevice on(similarities);
   WardLaunch launch;
-  check(plan_ward_cut(call, longest, launch), "Ward clustering");
+  check(plan_ward_cut(call, longest, on.properties(), launch), "Ward clustering");
   const Tensor workspace = new_tensor(similarities, {launch.workspace_bytes}, ScalarType::Byte);
   check(launch_ward_cut(call, longest, launch, workspace.mutable_data_ptr(), on.stream()), "Ward clustering");
 }

@@ -4,10 +4,11 @@
 #include <cuda_runtime.h>
 
 #include "../../common/pooling.h"
+#include "../../plan/device.h"
 
 namespace late_interaction {
 
-// How a call is spread over the device at hand.
+// How a call is spread over a device, which is the current one.
 struct WardLaunch {
   int64_t blocks;       // each clusters one document after another
   int64_t state_bytes;  // of a block in the workspace; 0: shared memory holds it
@@ -15,7 +16,7 @@ struct WardLaunch {
   int64_t workspace_bytes;
 };
 
-cudaError_t plan_ward_cut(const WardCut& call, int64_t longest, WardLaunch& launch);
+cudaError_t plan_ward_cut(const WardCut& call, int64_t longest, const Device& device, WardLaunch& launch);
 
 cudaError_t launch_ward_cut(const WardCut& call, int64_t longest, const WardLaunch& launch, void* workspace,
                             cudaStream_t stream);

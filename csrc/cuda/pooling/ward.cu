@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../../common/arithmetic.h"
+#include "../runtime/dynamic_smem.h"
 #include "kernel.cuh"
 #include "launch.h"
 
@@ -12,32 +13,23 @@ namespace {
 constexpr int64_t kWorkspaceBytes = int64_t{6} << 30;  // at most, but for one block
 
 template <class Real>
-cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
-  int device = 0, multiprocessors = 0, most_smem = 0, resident = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&most_smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  if (error != cudaSuccess) return error;
+cudaError_t plan(const WardCut& call, int64_t longest, const Device& device, WardLaunch& launch) {
   constexpr int64_t kTileBytes = kWardTile * (kWardTile + 1) * sizeof(Real);
   constexpr int64_t kStaticBytes = 1024;  // no less than what the kernel declares
   const int64_t state = ward_state_bytes(longest);
-  const bool fits = state + kStaticBytes <= most_smem;
+  const bool fits = state + kStaticBytes <= device.smem_per_block;
   launch.state_bytes = fits ? 0 : state;
   launch.smem_bytes = static_cast<int>(std::max(kTileBytes, fits ? state : 0));
-  error =
-      cudaFuncSetAttribute(ward_cut<Real>, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.smem_bytes);
+  cudaError_t error = allow_dynamic_smem(reinterpret_cast<const void*>(ward_cut<Real>), launch.smem_bytes);
   if (error != cudaSuccess) return error;
+  int resident = 0;
   error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, ward_cut<Real>, kWardThreads,
                                                         launch.smem_bytes);
   if (error != cudaSuccess) return error;
   const int64_t bytes =
       longest * (longest * int64_t{sizeof(double)} + int64_t{sizeof(WardMerge)}) + launch.state_bytes;
   const int64_t affordable = std::max<int64_t>(kWorkspaceBytes / std::max<int64_t>(bytes, 1), 1);
-  launch.blocks = std::min({call.documents, int64_t{multiprocessors} * std::max(resident, 1), affordable});
+  launch.blocks = std::min({call.documents, int64_t{device.sm_count} * std::max(resident, 1), affordable});
   launch.workspace_bytes = launch.blocks * bytes;
   return cudaSuccess;
 }
@@ -67,8 +59,9 @@ cudaError_t run(const WardCut& call, int64_t longest, const WardLaunch& launch, 
 
 }  // namespace
 
-cudaError_t plan_ward_cut(const WardCut& call, int64_t longest, WardLaunch& launch) {
-  return call.dtype == Dtype::fp64 ? plan<double>(call, longest, launch) : plan<float>(call, longest, launch);
+cudaError_t plan_ward_cut(const WardCut& call, int64_t longest, const Device& device, WardLaunch& launch) {
+  return call.dtype == Dtype::fp64 ? plan<double>(call, longest, device, launch)
+                                   : plan<float>(call, longest, device, launch);
 }
 
 cudaError_t launch_ward_cut(const WardCut& call, int64_t longest, const WardLaunch& launch, void* workspace,

@@ -65,18 +65,24 @@ __device__ __forceinline__ int32_t load_winner(const void* winners, bool wide, i
   return token == kNarrowSentinel ? kSentinel : static_cast<int32_t>(token);
 }
 
-// NaN is dropped.
-__device__ __forceinline__ float warp_max(float x) {
+// Combines the numbers of every kLanes neighbouring lanes, in each of them.
+template <int kLanes = 32, class T, class Combine>
+__device__ __forceinline__ T combine_lanes(T x, Combine combine) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    x = combine(x, __shfl_xor_sync(kFullWarp, x, offset));
+  }
   return x;
 }
 
-template <class T>
+// NaN is dropped.
+__device__ __forceinline__ float warp_max(float x) {
+  return combine_lanes(x, [](float a, float b) { return fmaxf(a, b); });
+}
+
+template <class T, int kLanes = 32>
 __device__ __forceinline__ T warp_sum(T x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
-  return x;
+  return combine_lanes<kLanes>(x, [](T a, T b) { return a + b; });
 }
 
 }  // namespace late_interaction

@@ -13,6 +13,10 @@ namespace late_interaction {
 template <class T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+// Tokens that are multiplied in float32: elements in registers and shared memory.
+template <class T>
+using Staged = std::conditional_t<std::is_same_v<T, double>, float, T>;
+
 // Two neighbouring elements of at most four bytes.
 template <class T>
 using PairOf = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __nv_bfloat162,

@@ -20,13 +20,6 @@ struct alignas(kElements * sizeof(T)) Vec {
   T element[kElements];
 };
 
-template <class S>
-__device__ __forceinline__ S sum_over_lanes(S x) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
-  return x;
-}
-
 // step: the indices of the first row of the grid's second round.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kThreads)
@@ -68,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
     }
-    squares = sum_over_lanes(squares);
+    squares = warp_sum<Sum<T>, kLanes>(squares);
     if (lane == 0 && r < in.rows) inverse[r] = inverse_norm(squares);
   }
 }
@@ -92,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) normalize_rows(T* x, int64_t rows, i
         squares = fma(value, value, squares);
       }
     }
-    squares = sum_over_lanes(squares);
+    squares = warp_sum<Sum<T>, kLanes>(squares);
     const Sum<T> scale = inverse_norm(squares);
     for (int64_t k = lane; k < count; k += kLanes) {
       V vec = vecs[k];

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "../ptx/ld_st.cuh"
-#include "../ptx/red.cuh"
 #include "argmax.cuh"
 #include "element.cuh"
 

@@ -14,6 +14,15 @@ inline constexpr bool kBeforeSm80 = true;
 inline constexpr bool kBeforeSm80 = false;
 #endif
 
+// Threads of a multiprocessor. ptxas warns of launch bounds that ask for more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+inline constexpr int kThreadsPerSm = 1024;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1100)
+inline constexpr int kThreadsPerSm = 1536;
+#else
+inline constexpr int kThreadsPerSm = 2048;
+#endif
+
 // True if code for sm_75 leaves a kernel empty, since a block has no more than 64 KiB of shared memory.
 constexpr bool is_too_large(int smem_bytes) { return kBeforeSm80 && smem_bytes > 64 * 1024; }
 

@@ -44,4 +44,14 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
   return there;
 }
 
+// Loads from another block's shared memory. address: as mapa returns it.
+__device__ __forceinline__ float4 ld_shared_cluster_v4_f32(uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+
 }  // namespace late_interaction::ptx

@@ -5,9 +5,14 @@
 #include <cstdint>
 
 #include "before_sm80.cuh"
-#include "fence_proxy.cuh"
 
 namespace late_interaction::ptx {
+
+// TMA and wgmma, which access shared memory through the async proxy, see what this thread wrote, once a
+// barrier has been passed (sm_90).
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
 
 __device__ __forceinline__ void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
   if constexpr (kBeforeSm80) return init_barrier(mbarrier, arrivals);

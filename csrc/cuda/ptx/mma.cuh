@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "before_sm80.cuh"
+#include "mma_integers.cuh"
 
 namespace late_interaction::ptx {
 
@@ -35,6 +35,14 @@ __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t sme
                : "=r"(r[0]), "=r"(r[1])
                : "r"(smem));
 }
+
+// c += a * b in fp32, in the shape and of the types named. A has four words of a lane, B two.
+#define LATE_INTERACTION_MMA_SYNC(SHAPE_AND_TYPES, c, a, b) \
+  asm("mma.sync.aligned." SHAPE_AND_TYPES                   \
+      " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "     \
+      "{%0, %1, %2, %3};\n"                                 \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])      \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 
 // Accumulator of a 16x8 block: thread (lane) holds rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}.
 using Accumulator = float[4];
@@ -107,10 +115,7 @@ struct MmaBf16 : RawOperands<__nv_bfloat16> {
   }
 #else
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+    LATE_INTERACTION_MMA_SYNC("m16n8k16.row.col.f32.bf16.bf16.f32", c, a.r, b.r);
   }
 #endif
 };
@@ -126,10 +131,7 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(Accumulator& c, uint32_t a0, ui
 struct MmaFp16 : RawOperands<__half> {
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
     if constexpr (kBeforeSm80) return mma_fp16_by_halves(c, a.r, b.r);
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+    LATE_INTERACTION_MMA_SYNC("m16n8k16.row.col.f32.f16.f16.f32", c, a.r, b.r);
   }
 };
 
@@ -147,11 +149,7 @@ struct MmaInt8 : RawOperands<int8_t> {
     return __int_as_float(sum) - __int_as_float(kZero);
   }
   static __device__ __forceinline__ void multiply(Sum (&c)[4], const A& a, const B& b) {
-    if constexpr (kBeforeSm80) return mma_int8_by_quarters(c, a.r, b.r);
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};\n"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+    mma_m16n8k32_s8(c, a.r, b.r[0], b.r[1], c);
   }
 };
 
@@ -188,17 +186,11 @@ __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t& even, uint3
 
 __device__ __forceinline__ void mma_m16n8k32(Accumulator& c, const uint32_t (&a)[4], const uint32_t (&b)[2],
                                              __nv_fp8_e4m3) {
-  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  LATE_INTERACTION_MMA_SYNC("m16n8k32.row.col.f32.e4m3.e4m3.f32", c, a, b);
 }
 __device__ __forceinline__ void mma_m16n8k32(Accumulator& c, const uint32_t (&a)[4], const uint32_t (&b)[2],
                                              __nv_fp8_e5m2) {
-  asm("mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  LATE_INTERACTION_MMA_SYNC("m16n8k32.row.col.f32.e5m2.e5m2.f32", c, a, b);
 }
 
 // Codes of fp8, as they are or widened to fp16: then they take the operands of twice the elements.
@@ -267,10 +259,7 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(Accumulator& c, const uint32_t 
       return fmaf(__uint_as_float(x), __uint_as_float(y), sum);
     });
   }
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  LATE_INTERACTION_MMA_SYNC("m16n8k8.row.col.f32.tf32.tf32.f32", c, a, b);
 }
 
 // fp32 inputs, 10 mantissa bits a product: precision "high".

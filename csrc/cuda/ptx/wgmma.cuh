@@ -45,6 +45,60 @@ struct RegisterWgmmaShape;
 template <int kN>
 struct RegisterKMajorWgmmaShape;
 
+// Of two-byte types the last digits of SIGNS say which matrices are MN-major; the others are the signs of
+// both. The widths of integers are multiples of 16.
+#define LATE_INTERACTION_WGMMA_HALVES(INSTRUCTION, SIGNS) \
+  if constexpr (std::is_same_v<Type, WgmmaBf16>) {        \
+    INSTRUCTION("k16.f32.bf16.bf16", SIGNS, "+f");        \
+  } else if constexpr (std::is_same_v<Type, WgmmaFp16>) { \
+    INSTRUCTION("k16.f32.f16.f16", SIGNS, "+f");          \
+  }
+
+#define LATE_INTERACTION_WGMMA_SHAPE(N)                                                              \
+  template <>                                                                                        \
+  struct WgmmaShape<N> {                                                                             \
+    template <class Type>                                                                            \
+    static __device__ __forceinline__ void issue(typename Type::Accumulator (&c)[N / 2], uint64_t a, \
+                                                 uint64_t b, int accumulate) {                       \
+      LATE_INTERACTION_WGMMA_HALVES(LATE_INTERACTION_WGMMA_##N, ", 1, 1, 0, 0")                      \
+      else if constexpr (std::is_same_v<Type, WgmmaTf32>) {                                          \
+        LATE_INTERACTION_WGMMA_##N("k8.f32.tf32.tf32", ", 1, 1", "+f");                              \
+      }                                                                                              \
+      else if constexpr (std::is_same_v<Type, WgmmaE4m3>) {                                          \
+        LATE_INTERACTION_WGMMA_##N("k32.f32.e4m3.e4m3", ", 1, 1", "+f");                             \
+      }                                                                                              \
+      else if constexpr (std::is_same_v<Type, WgmmaE5m2>) {                                          \
+        LATE_INTERACTION_WGMMA_##N("k32.f32.e5m2.e5m2", ", 1, 1", "+f");                             \
+      }                                                                                              \
+      else if constexpr (std::is_same_v<Type, WgmmaInt8>) {                                          \
+        LATE_INTERACTION_WGMMA_##N("k32.s32.s8.s8", "", "+r");                                       \
+      }                                                                                              \
+    }                                                                                                \
+  }
+
+#define LATE_INTERACTION_TRANSPOSED_WGMMA_SHAPE(N)                                          \
+  template <>                                                                               \
+  struct TransposedWgmmaShape<N> {                                                          \
+    template <class Type>                                                                   \
+    static __device__ __forceinline__ void issue(float (&c)[N / 2], uint64_t a, uint64_t b, \
+                                                 int accumulate) {                          \
+      LATE_INTERACTION_WGMMA_HALVES(LATE_INTERACTION_WGMMA_##N, ", 1, 1, 1, 1")             \
+    }                                                                                       \
+  }
+
+#define LATE_INTERACTION_REGISTER_WGMMA_SHAPE(SHAPE, N, SIGNS)                                          \
+  template <>                                                                                           \
+  struct SHAPE<N> {                                                                                     \
+    template <class Type>                                                                               \
+    static __device__ __forceinline__ void issue(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b, \
+                                                 int accumulate) {                                      \
+      LATE_INTERACTION_WGMMA_HALVES(LATE_INTERACTION_REGISTER_WGMMA_##N, SIGNS)                         \
+    }                                                                                                   \
+  }
+#define LATE_INTERACTION_REGISTER_WGMMA_SHAPES(N)                            \
+  LATE_INTERACTION_REGISTER_WGMMA_SHAPE(RegisterWgmmaShape, N, ", 1, 1, 1"); \
+  LATE_INTERACTION_REGISTER_WGMMA_SHAPE(RegisterKMajorWgmmaShape, N, ", 1, 1, 0")
+
 #include "wgmma_shapes.inc.h"
 
 // A shared-memory descriptor of a K-major matrix: rows of 128 bytes, swizzled as TMA does (16-byte vector ^

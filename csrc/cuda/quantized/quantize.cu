@@ -45,10 +45,7 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(const QuantizeArgs arg
   for (int64_t i = lane; i < args.d; i += 32) {
     largest = max_keeping_nan(largest, fabsf(static_cast<float>(widen(x[i]))));
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    largest = max_keeping_nan(largest, __shfl_xor_sync(kFullWarp, largest, step));
-  }
+  largest = combine_lanes(largest, max_keeping_nan);
   constexpr float kInverse = 1.0f / kLargestCode<Code>;
   float scale = max_keeping_nan(largest, 1e-30f) * kInverse;
   if (!isfinite(scale)) scale = NAN;

@@ -99,6 +99,12 @@ inline bool fits_tensor_map(const TokenView& x, int64_t length, int64_t items, D
   return fits_tensor_map(length, x.token_stride, dtype) && fits_tensor_map(items, x.item_stride, dtype);
 }
 
+// The same for the rows of a matrix of half precision, of whole, aligned 16 bytes.
+inline bool fits_tensor_map(const Tensor& x) {
+  return x.dim() == 2 && (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
+         is_aligned(x.const_data_ptr(), 16) && fits_tensor_map(x.size(0), x.stride(0), Dtype::bf16);
+}
+
 inline bool aligned(const TokenView& view, const Inputs& in) {
   return readable_in_vectors(view, in.sizes.d, element_bytes(in.dtype), 16);
 }

@@ -70,23 +70,19 @@ Tensor row_pass(const Tensor& scores, RowPassArgs args) {
   const Tensor sums = new_tensor(scores, {kSumKinds, scores.size(0)}, ScalarType::Float);
   if (scores.size(0) == 0) return sums;
   args.sums = mutable_data_of<float>(sums);
+  args.smem_per_block = on.properties().smem_per_block;
   check(launch_softmax_rows(args, on.stream()), "softmax over rows");
   return sums;
 }
 
 Tensor softmax_row_sums(Tensor scores, Tensor inverse_temperature) {
-  return row_pass(scores, {.scores = parse_scores(scores, inverse_temperature),
-                           .sums = nullptr,
-                           .factor = nullptr,
-                           .weights = {}});
+  return row_pass(scores, {.scores = parse_scores(scores, inverse_temperature)});
 }
 
 Tensor softmax_rows_(Tensor scores, Tensor inverse_temperature, OptionalTensor labels, int64_t first,
                      Tensor factor, double smoothing, Tensor weights) {
   RowPassArgs args{.scores = parse_scores(scores, inverse_temperature),
-                   .sums = nullptr,
-                   .factor = parse_terms(factor, 0, scores.size(0), scores, "factor"),
-                   .weights = {}};
+                   .factor = parse_terms(factor, 0, scores.size(0), scores, "factor")};
   args.weights =
       parse_weights(weights, scores, parse_labels(labels, first, scores), smoothing, args.scores.vectors);
   return row_pass(scores, args);
@@ -115,9 +111,7 @@ void softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_term
                       Tensor weights) {
   constexpr int kTermKinds = 3;
   WeightsArgs args{.scores = parse_scores(scores, inverse_temperature),
-                   .row_terms = parse_terms(row_terms, kTermKinds, scores.size(0), scores, "row_terms"),
-                   .column_terms = nullptr,
-                   .weights = {}};
+                   .row_terms = parse_terms(row_terms, kTermKinds, scores.size(0), scores, "row_terms")};
   if (column_terms) {
     args.column_terms = parse_terms(*column_terms, kTermKinds, scores.size(1), scores, "column_terms");
   }

@@ -41,9 +41,10 @@ struct WeightMatrix {
 // pass over the scores. A row is read once as far as shared memory holds it.
 struct RowPassArgs {
   ScoreMatrix scores;
-  float* sums;          // [4, rows]
-  const float* factor;  // [rows]; a row of factor 0 has weights of 0, whatever its scores are
-  WeightMatrix weights;
+  float* sums = nullptr;          // [4, rows]
+  const float* factor = nullptr;  // [rows]; a row of factor 0 has weights of 0, whatever its scores are
+  WeightMatrix weights{};
+  int smem_per_block = 0;  // that the device has
 };
 cudaError_t launch_softmax_rows(const RowPassArgs& args, cudaStream_t stream);
 
@@ -65,8 +66,8 @@ inline constexpr int kWeightRows = 8;  // of a block
 struct WeightsArgs {
   ScoreMatrix scores;
   const float* row_terms;
-  const float* column_terms;
-  WeightMatrix weights;
+  const float* column_terms = nullptr;
+  WeightMatrix weights{};
 };
 cudaError_t launch_softmax_weights(const WeightsArgs& args, cudaStream_t stream);
 

@@ -10,6 +10,7 @@
 
 #include "../primitives/element_dispatch.h"
 #include "../ptx/before_sm80.cuh"
+#include "../runtime/launch_config.cuh"
 #include "softmax.cuh"
 
 namespace late_interaction {
@@ -20,7 +21,6 @@ constexpr int kMostThreads = 512, kLeastThreads = 128;
 constexpr int kAhead = 4;                   // groups that a thread has in flight
 constexpr int kGroupsOfThread = 8;          // at which a row gets more threads
 constexpr int kSharedOfBlock = 110 * 1024;  // two blocks share a multiprocessor: one reads, one writes
-constexpr int kSharedOfDevice = 48 * 1024;  // what every device gives without asking
 
 // Adds up the sums of all threads, in the order of warps. Every thread has the result.
 __device__ SoftmaxSums sum_over_block(SoftmaxSums sums, float scale) {
@@ -144,26 +144,14 @@ __global__ void __launch_bounds__(kMostThreads, ptx::kBeforeSm80 ? 2 : 3)
 
 template <class Out, int kVec>
 cudaError_t launch_rows(const RowPassArgs& args, cudaStream_t stream) {
-  const auto kernel = softmax_rows<Out, kVec>;
   const int count = args.scores.columns / kVec;
   int threads = kLeastThreads;
   while (threads < kMostThreads && threads * kGroupsOfThread < count) threads *= 2;
-  int held = 0;
-  if constexpr (!std::is_void_v<Out>) {
-    constexpr int kGroupBytes = sizeof(ScoreGroup<kVec>);
-    int device = 0, most = 0;
-    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    const cudaError_t error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error != cudaSuccess) return error;
-    held = std::min(count, std::min(kSharedOfBlock, most - 4096) / kGroupBytes);
-    if (held * kGroupBytes > kSharedOfDevice) {
-      const cudaError_t refused =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, held * kGroupBytes);
-      if (refused != cudaSuccess) return refused;
-    }
-  }
-  kernel<<<args.scores.rows, threads, held * sizeof(ScoreGroup<kVec>), stream>>>(args, held);
-  return cudaGetLastError();
+  constexpr int kGroupBytes = sizeof(ScoreGroup<kVec>);
+  const int most = std::min(kSharedOfBlock, args.smem_per_block - 4096) / kGroupBytes;
+  const int held = std::is_void_v<Out> ? 0 : std::min(count, most);
+  return launch(softmax_rows<Out, kVec>, {args.scores.rows, threads, held * kGroupBytes, false}, stream, args,
+                held);
 }
 
 template <int kVec>

@@ -1,6 +1,7 @@
 // What the backward of packed sequences and that of listed pairs of them have in common.
 #pragma once
 
+#include "../../plan/l2_parts.h"
 #include "../backward/launch.h"
 #include "../backward/run.h"
 #include "../primitives/row_norms.h"
@@ -15,8 +16,10 @@ struct PackedGradients {
   OptionalTensor weights;
   bool adds = false;  // Q and D are sums in score_type, which the gradients are added to
 
-  PackedGradients(const Tensor& of_Q, const Tensor& of_D, bool need_Q, bool need_D)
-      : Q(like(of_Q, need_Q)), D(like(of_D, need_D)) {}
+  PackedGradients(const Tensor& of_Q, const Tensor& of_D, const Tensor* of_weights, bool need_Q, bool need_D)
+      : Q(like(of_Q, need_Q)), D(like(of_D, need_D)) {
+    if (of_weights != nullptr) weights = like(*of_weights, need_Q);
+  }
 
   // none: a tensor without elements.
   PackedGradients(const OptionalTensor& q_sums, const OptionalTensor& d_sums, const Tensor& none)
@@ -31,8 +34,7 @@ struct PackedGradients {
 
  private:
   static Tensor like(const Tensor& x, bool needed) {
-    const auto shape = needed ? std::vector<int64_t>{x.size(0), x.size(1)} : std::vector<int64_t>{0};
-    return new_tensor(x, shape, x.scalar_type());
+    return new_tensor(x, needed ? shape_of(x) : std::vector<int64_t>{0}, x.scalar_type());
   }
 };
 
@@ -126,5 +128,18 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
   check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
   weights.finish();
 }
+
+// ---- batches that are larger than L2 (backward_parts.cpp) ----
+
+// grad_scores, winners: those of the call.
+struct PackedBackward {
+  const Inputs& in;
+  const Tensor &grad_scores, &winners;
+  const Device& device;
+};
+
+// One gradient after the other, as packed_backward_parts has cut them.
+void packed_gradients_by_parts(const PackedBackward& call, const PackedParts& parts,
+                               const PackedGradients& to, cudaStream_t stream);
 
 }  // namespace late_interaction

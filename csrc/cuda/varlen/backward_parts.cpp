@@ -5,11 +5,11 @@
 //   grad_D   rows [first, first + count) of Q in one launch with all documents. The kernel finds the winners
 //            of a document behind those of the one before it, so those of the rows are copied together. All
 //            documents have sums in fp32: where their tokens begin, only the device knows.
-#include "backward_parts.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
+
+#include "backward.h"
 
 namespace late_interaction {
 

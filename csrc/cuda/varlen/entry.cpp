@@ -6,7 +6,6 @@
 #include "../../plan/l2_parts.h"
 #include "../backward/run.h"
 #include "backward.h"
-#include "backward_parts.h"
 #include "run.h"
 
 namespace late_interaction {
@@ -66,10 +65,7 @@ Gradients gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D,
   if (weights != nullptr) take_weights(in, *weights, Q);
   check_varlen_backward_inputs(grad_scores, Q, winners, in);
   const OnDevice on(Q);
-  PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
-  if (weights != nullptr) {
-    grads.weights = new_tensor(Q, {need_grad_Q ? in.sizes.Lq : 0}, score_type(in.dtype));
-  }
+  const PackedGradients grads(Q, D, weights, need_grad_Q, need_grad_D);
   gradients_into(in, grad_scores, winners, grads);
   return {grads.Q, grads.D, grads.weights};
 }

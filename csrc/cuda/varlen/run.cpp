@@ -92,7 +92,6 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
     return made;
   }
   const ForwardPlan plan = plan_packed(call, mean, device_properties(device));
-  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   made.args = forward_args(call, plan);
   made.index.emplace(in, call.scores);
   PackedIndex index = made.index->index(in);
@@ -152,14 +151,9 @@ void packed_scores_into(const ForwardCall& call) {
     Inputs some = in;
     some.sizes.N = std::min(at_once, documents - first);
     some.packed->d_offsets += first;
-    const PackedScores made = score_packed({.in = some,
-                                            .precision = call.precision,
-                                            .token_scales = call.token_scales,
-                                            .scores = call.scores,
-                                            .winners = call.winners,
-                                            .first_document = first,
-                                            .all_documents = documents},
-                                           mean);
+    ForwardCall part = call.with(some);
+    part.first_document = first;
+    const PackedScores made = score_packed(part, mean);
     if (made.partial_rows == 0) continue;
     check(launch_reduce_packed_partials(made.args, made.partial_rows,
                                         static_cast<float*>(call.scores.data_ptr()) + first, documents,

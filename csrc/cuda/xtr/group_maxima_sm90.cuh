@@ -12,9 +12,7 @@
 #include <cuda.h>
 
 #include "../../plan/kernel_limits.h"
-#include "../pipeline/ring.cuh"
-#include "../ptx/tma.cuh"
-#include "../ptx/wgmma.cuh"
+#include "../pipeline/wgmma_tiles.cuh"
 #include "group_maxima.cuh"
 
 namespace late_interaction {
@@ -56,15 +54,8 @@ __device__ __forceinline__ void load_group_tiles(const GroupMaximaArgs& p, const
   PipelineState state;
   for (PipelineState q_state; work < end; q_state.advance(1)) {
     const RowTileItems items = take_row_tile_items(work, end, int64_t{p.token_tiles});
-    smem.q_ring().producer_acquire(q_state);
-    smem.q_ring().producer_expect(0, Tile::kQBytes);
-    for (int chunk = 0; chunk < Tile::kKChunks; ++chunk) {
-      for (int box = 0; box < Tile::kConsumers; ++box) {
-        const uint32_t to = smem.q + chunk * Tile::kQKChunkBytes + box * Tile::kBoxRows * kKChunkBytes;
-        ptx::tma_load_4d(to, &maps.Q, smem.q_ring().full(0), chunk * Tile::kKChunkElements,
-                         items.row_tile * Tile::kRows + box * Tile::kBoxRows, 0, 0);
-      }
-    }
+    load_q_tile<Tile>(
+        maps.Q, smem.q, smem.q_ring(), q_state, [&] { return items.row_tile * Tile::kRows; }, 0);
     for (int32_t tile = items.first; tile < items.end; ++tile, state.advance(Tile::kStages)) {
       smem.ring().producer_acquire(state);
       smem.ring().producer_expect(state.stage, Tile::kStageBytes);
@@ -86,16 +77,9 @@ struct Sm90GroupConsumer {
 
   // Starts the product of block `block` of this warpgroup's rows with a stage.
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int block, int stage) const {
-    const uint32_t rows = smem.q + (2 * consumer + block) * 64 * kKChunkBytes;
-    const uint32_t q = ptx::smem_desc_low(rows), d = ptx::smem_desc_low(smem.stage(stage));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4 * Tile::kKChunks; ++k) {
-      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-          c, ptx::smem_desc_k_major(q + (k / 4 * Tile::kQKChunkBytes + k % 4 * 32) / 16),
-          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageKChunkBytes + k % 4 * 32) / 16), k > 0);
-    }
-    ptx::wgmma_commit();
+    multiply_rows<typename Tile::Type, Tile::kColumns, 4 * Tile::kKChunks, Tile::kQKChunkBytes,
+                  Tile::kStageKChunkBytes>(c, smem.q + (2 * consumer + block) * 64 * kKChunkBytes,
+                                           smem.stage(stage));
   }
 
   __device__ __forceinline__ void store(const float (&c)[kAccumulators], int block, int32_t row_tile,

@@ -30,7 +30,7 @@ namespace late_interaction {
 template <class Element>
 inline constexpr int kSelectThreads = Panel<Element>::kGroups ? 256 : 512;
 template <class Element>
-inline constexpr int kSelectBlocks = ptx::kBeforeSm80          ? 1024 / kSelectThreads<Element>
+inline constexpr int kSelectBlocks = ptx::kThreadsPerSm < 2048 ? 1024 / kSelectThreads<Element>
                                      : Panel<Element>::kGroups ? 5
                                      : sizeof(Element) == 8    ? 3
                                                                : 4;

@@ -1,5 +1,7 @@
 // Launches XTR's selection, a block a row.
 #include "../../common/arithmetic.h"
+#include "../primitives/element_dispatch.h"
+#include "../runtime/launch_config.cuh"
 #include "kernel.cuh"
 #include "launch.h"
 
@@ -8,7 +10,7 @@ namespace late_interaction {
 namespace {
 
 template <class Element>
-cudaError_t launch(const XtrSelection& call, cudaStream_t stream) {
+cudaError_t launch_select(const XtrSelection& call, cudaStream_t stream) {
   using Key = typename OrderedKey<typename Panel<Element>::Real>::Key;
   const int64_t items = Panel<Element>::kGroups ? xtr_groups(call.tokens()) : call.tokens();
   const int64_t packs = items / Panel<Element>::kPackItems, lane_packs = ceil_div(packs, kMostSegments<Key>);
@@ -28,28 +30,14 @@ cudaError_t launch(const XtrSelection& call, cudaStream_t stream) {
                                  .zero_unless_all = call.zero_unless_all,
                                  .maxima = call.maxima,
                                  .winners = call.winners};
-  const auto rows = static_cast<unsigned>(call.rows);
-  if (call.d_mask != nullptr) {
-    xtr_select<Element, true><<<rows, kSelectThreads<Element>, 0, stream>>>(args);
-  } else {
-    xtr_select<Element, false><<<rows, kSelectThreads<Element>, 0, stream>>>(args);
-  }
-  return cudaGetLastError();
+  const auto kernel = call.d_mask != nullptr ? xtr_select<Element, true> : xtr_select<Element, false>;
+  return launch(kernel, {call.rows, kSelectThreads<Element>, 0, false}, stream, args);
 }
 
 }  // namespace
 
 cudaError_t launch_xtr_select(const XtrSelection& call, cudaStream_t stream) {
-  switch (call.dtype) {
-    case Dtype::bf16:
-      return launch<__nv_bfloat16>(call, stream);
-    case Dtype::fp16:
-      return launch<__half>(call, stream);
-    case Dtype::fp64:
-      return launch<double>(call, stream);
-    default:
-      return launch<float>(call, stream);
-  }
+  return with_element(call.dtype, [&]<class Element>() { return launch_select<Element>(call, stream); });
 }
 
 }  // namespace late_interaction

@@ -15,10 +15,18 @@ struct ForwardText {
   std::string tile = {}, ring = {}, q = {}, why = {}, more = {};
 };
 
+struct ForwardKernel;
+
+// Makes the planner ask a kernel.
+struct RegisteredKernel {
+  explicit RegisteredKernel(const ForwardKernel& kernel);
+};
+
 struct ForwardKernel {
   const char* name;
 
-  // Adds all plans by which the kernel can serve the call, good or bad; forced_plan names one of them.
+  // Adds all plans by which the kernel can serve the call, good or bad; forced_plan names one of them. Null:
+  // the planner never asks.
   void (*enumerate)(const Sizes&, const ForwardTraits&, const Device&, std::vector<ForwardPlan>&);
   // Estimated microseconds of such a plan; nothing where a GPU's rules decide. Null: they always do.
   std::optional<double> (*cost)(const Sizes&, const ForwardTraits&, const ForwardPlan&,
@@ -36,11 +44,8 @@ struct ForwardKernel {
   // Changes the plan for scores alone to one with winners, or for listed pairs.
   ForwardPlan (*adapt)(const ForwardPlan&, const Sizes&, const ForwardTraits&, const Device&, bool winners,
                        bool listed) = nullptr;
-};
 
-// Makes the planner ask a kernel; a variable of this type stands beside each descriptor.
-struct RegisteredKernel {
-  explicit RegisteredKernel(const ForwardKernel& kernel);
+  RegisteredKernel registered{*this};  // behind the members that the planner sorts and asks by
 };
 
 // A GPU's measured rules for the choice among its kernels; nothing: they leave the call to kernels' costs.

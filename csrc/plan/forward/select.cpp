@@ -59,6 +59,7 @@ const ForwardKernel dequantized{.name = "dequantized",
                                 .text = dequantized_text};
 
 RegisteredKernel::RegisteredKernel(const ForwardKernel& kernel) {
+  if (kernel.enumerate == nullptr) return;
   const auto before = [](const ForwardKernel* a, const ForwardKernel* b) {
     return std::strcmp(a->name, b->name) < 0;
   };

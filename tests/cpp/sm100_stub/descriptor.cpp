@@ -41,6 +41,4 @@ const ForwardKernel sm100_stub{.name = "sm100_stub",
                                .text = text,
                                .takes_shares = true};
 
-const RegisteredKernel kRegistered{sm100_stub};
-
 }  // namespace late_interaction

@@ -4,12 +4,8 @@
 
 namespace {
 
-struct MultiplySignedBytes : F32 {
-  using Step = int32_t;
-  using Query = I;
-  using Sum = I;
+struct MultiplySignedBytes : MultiplySteps<F32::I> {
   static Sum multiply_add(Sum sum, Query a, Query b) { return vdotq_s32(sum, (int8x16_t)a, (int8x16_t)b); }
-  static V value(Sum sum, const Tile&, int64_t) { return from_integers((U)sum); }
 };
 
 void fill_int8_dot(Kernels& k) {

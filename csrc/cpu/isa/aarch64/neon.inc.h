@@ -44,11 +44,7 @@ struct Lookup {
 };
 
 // One instruction counts the ones of bytes.
-struct Bits {
-  using Counts = F32::U;  // of bytes
-  static constexpr int kWide = 4;
-  static constexpr int64_t kMaxSteps = 31;  // a byte counts 8 ones a step
-
+struct Bits : ByteCounts {
   static Counts add_ones(Counts count, F32::U x) {
     return (Counts)vaddq_u8((uint8x16_t)count, vcntq_u8((uint8x16_t)x));
   }

@@ -16,14 +16,10 @@ LI_TARGET_BEGIN("arch=armv8.2-a+dotprod+bf16")
 
 namespace {
 
-struct MultiplyBf16 : F32 {
-  using Step = int32_t;
-  using Query = I;
-  using Sum = V;
+struct MultiplyBf16 : MultiplySteps<F32::V> {
   static V multiply_add(V sum, Query a, Query b) {
     return vbfdotq_f32(sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
   }
-  static V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
 struct NarrowBf16 {
@@ -42,8 +38,7 @@ namespace late_interaction::cpu {
 
 void fill_neon_bf16(Kernels& k) {
   fill_neon_dotprod(k);
-  k.bf16 = multiplier<MultiplyBf16>(Dtype::bf16, 2, pack_row_bf16<NarrowBf16>);
-  k.has_bf16 = true;
+  fill_bf16_pairs<MultiplyBf16, NarrowBf16>(k);
 }
 
 }  // namespace late_interaction::cpu

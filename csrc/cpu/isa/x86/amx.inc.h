@@ -237,12 +237,9 @@ void score_panel_in_tiles(const Tile& tile) {
     if (t > 0) meanwhile.fold(before, buffers[turn ^ 1]);
     if (group.halves == 2) {
       multiply_group<Element, 2, NV>(tile, group, token_stride, parts, steps, meanwhile);
-    } else {
-      multiply_group<Element, 1, NV>(tile, group, token_stride, parts, steps, meanwhile);
-    }
-    if (group.halves == 2) {
       store_sums<2, NV>(buffers[turn]);
     } else {
+      multiply_group<Element, 1, NV>(tile, group, token_stride, parts, steps, meanwhile);
       store_sums<1, NV>(buffers[turn]);
     }
     before = group;
@@ -298,11 +295,7 @@ void score_panel(const Tile& tile) {
 
 template <class Element>
 void score_tile_in_tiles(const Tile& tile) {
-  if (tile.vectors == 2) {
-    score_panel<Element, 2>(tile);
-  } else {
-    score_panel<Element, 1>(tile);
-  }
+  with_vectors(tile, [&]<int NV>() { score_panel<Element, NV>(tile); });
 }
 
 // `m`, which multiplies the same elements, by tiles.

@@ -16,12 +16,8 @@ LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")
 
 namespace {
 
-struct MultiplyBf16 : F32 {
-  using Step = int32_t;
-  using Query = I;
-  using Sum = V;
+struct MultiplyBf16 : MultiplySteps<F32::V> {
   static V multiply_add(V sum, Query a, Query b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
-  static V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
 // By the CPU's conversion, which flushes subnormals to zero.
@@ -39,8 +35,7 @@ namespace late_interaction::cpu {
 
 void fill_avx512_bf16(Kernels& k) {
   fill_avx512_vnni(k);  // every CPU with bf16 pairs has it
-  k.bf16 = multiplier<MultiplyBf16>(Dtype::bf16, 2, pack_row_bf16<NarrowBf16>);
-  k.has_bf16 = true;
+  fill_bf16_pairs<MultiplyBf16, NarrowBf16>(k);
 }
 
 }  // namespace late_interaction::cpu

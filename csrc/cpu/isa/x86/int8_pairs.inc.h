@@ -3,14 +3,10 @@
 
 namespace {
 
-struct MultiplyInt16 : F32 {
-  using Step = int32_t;
-  using Query = I;
-  using Sum = U;
+struct MultiplyInt16 : MultiplySteps<F32::U> {
   static Sum multiply_add(Sum sum, Query a, Query b) {
     return opaque(sum + (Sum)LI_MM(madd_epi16)((Raw)a, (Raw)b));
   }
-  static V value(Sum sum, const Tile&, int64_t) { return from_integers(sum); }
 };
 
 void pack_row_int16(const void* data, Dtype, int64_t stride, int64_t d, void* out) {

@@ -14,10 +14,7 @@
 
 namespace {
 
-struct MultiplyInt8 : F32 {
-  using Step = int32_t;
-  using Query = I;
-  using Sum = U;
+struct MultiplyInt8 : MultiplySteps<F32::U> {
   static Sum multiply_add(Sum sum, Query a, Query b) { return (Sum)LI_DPBUSD((Raw)sum, (Raw)a, (Raw)b); }
   static V value(Sum sum, const Tile& tile, int64_t n) {
     return from_integers(sum + static_cast<uint32_t>(tile.corrections[n]));

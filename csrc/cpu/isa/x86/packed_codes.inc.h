@@ -3,11 +3,7 @@
 namespace {
 
 // A table of 16 counts, looked up by each half of a byte.
-struct Bits {
-  using Counts = F32::U;                          // of bytes
-  static constexpr int kWide = kVectorBytes / 8;  // counts in half the registers
-  static constexpr int64_t kMaxSteps = 31;        // a byte counts 8 ones a step
-
+struct Bits : ByteCounts {
   static Counts add_ones(Counts count, F32::U x) {
     alignas(64) static constexpr uint8_t kOnes[64] = {
         0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4,

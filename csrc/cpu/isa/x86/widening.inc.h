@@ -3,17 +3,11 @@
 
 namespace {
 
-struct WidenBf16 {
+template <class Row>
+struct WidenHalf {
   static constexpr int kSourceBytes = 2 * F32::kLanes;
   static void run(const char* source, char* out) {
-    store(out, load_bf16(reinterpret_cast<const uint16_t*>(source)));
-  }
-};
-
-struct WidenFp16 {
-  static constexpr int kSourceBytes = 2 * F32::kLanes;
-  static void run(const char* source, char* out) {
-    store(out, load_fp16(reinterpret_cast<const uint16_t*>(source)));
+    store(out, Row::load(reinterpret_cast<const uint16_t*>(source)));
   }
 };
 
@@ -25,9 +19,9 @@ struct WidenInt8 {  // to int16
 ScoreTile widening_f32(Dtype dtype) {
   switch (dtype) {
     case Dtype::bf16:
-      return score_tile_widening<Multiply<F32>, WidenBf16>;
+      return score_tile_widening<Multiply<F32>, WidenHalf<Bf16Row>>;
     case Dtype::fp16:
-      return score_tile_widening<Multiply<F32>, WidenFp16>;
+      return score_tile_widening<Multiply<F32>, WidenHalf<Fp16Row>>;
     default:
       return nullptr;
   }

@@ -4,16 +4,13 @@
 #include "../../runtime/launch_config.cuh"
 #include "../../runtime/tma_descriptors.h"
 #include "kernel.cuh"
-#include "launch.h"
 
 namespace late_interaction {
 
 inline GatheredGradQArgs gathered_args(const BackwardArgs& common, const GatheredGradQPlan& plan) {
   GatheredGradQArgs args{};
   static_cast<BackwardArgs&>(args) = common;
-  args.slices = plan.slices;
-  args.octets = plan.octets;
-  args.stages = plan.stages;
+  static_cast<GatheredGradQPlan&>(args) = plan;
   const int docs = gathered_docs(plan.tma);
   args.tile_bytes = gathered_tile_bytes(common.Ld, docs);
   args.winner_bytes = plan.octets * gathered_winner_bytes(docs);
@@ -26,8 +23,8 @@ inline GatheredGradQArgs gathered_args(const BackwardArgs& common, const Gathere
 }
 
 template <class T>
-cudaError_t GatheredGradQLauncher<T>::grad_q(const BackwardArgs& common, const GatheredGradQPlan& plan,
-                                             cudaStream_t stream) {
+cudaError_t launch_gathered_grad_q(const BackwardArgs& common, const GatheredGradQPlan& plan,
+                                   cudaStream_t stream) {
   const GatheredGradQArgs args = gathered_args(common, plan);
   const bool aligned = common.Lq % kGatheredOctetRows == 0 && is_aligned(common.winners, 16);
   const LaunchShape shape{plan.grid, kGatheredThreads, plan.smem_bytes, plan.pdl};

@@ -3,13 +3,13 @@
 
 #include <cstdint>
 
+#include "../../../plan/backward/short_docs.h"
 #include "../args.h"
 
 namespace late_interaction {
 
-struct LoneQueryArgs : BackwardArgs {
-  float* partials;             // [blocks, Lq, d] of grad_Q
-  int32_t slices, slice_dims;  // as in LoneQueryPlan
+struct LoneQueryArgs : BackwardArgs, LoneQueryPlan {
+  float* partials;  // [blocks, Lq, d] of grad_Q
 };
 
 struct IncidenceArgs : BackwardArgs {
@@ -19,7 +19,7 @@ struct IncidenceArgs : BackwardArgs {
   // grad_D: grad_Q's kernel was launched before, and has waited for the inputs of both. So this kernel waits
   // for it at the end alone, and takes the multiprocessors that grad_Q leaves free.
   bool beside_grad_q;
-  // As in IncidencePlan.
+  // As in IncidencePlan, which ptxas spills registers for where the kernels read it itself.
   int64_t rows;
   int32_t slices, units, block_docs, block_rows, warpgroups, cluster, stages;
   Divider by_slices, by_units, by_docs, by_cluster;

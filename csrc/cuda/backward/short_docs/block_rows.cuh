@@ -4,7 +4,6 @@
 
 #include "../../primitives/row_vector.cuh"
 #include "../../ptx/cluster.cuh"
-#include "../../ptx/ld_cluster.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/pdl.cuh"
 #include "incidence_stage.cuh"

@@ -24,7 +24,6 @@
 // a number, or the gradient of a document is one, it adds row by row instead.
 #pragma once
 
-#include "../../../plan/backward/short_docs.h"
 #include "../../primitives/row_vector.cuh"
 #include "../../ptx/pdl.cuh"
 #include "args.h"

@@ -33,7 +33,7 @@ bool incidence_gradient(const GradientCall& call, Gradient which) {
   const bool described =
       grad_q ? fits_tensor_map(in.D, s.Ld, s.N, in.dtype) : fits_tensor_map(in.Q, s.Lq, s.Nq, in.dtype);
   if (!plan || !described || out.numel() == 0 || !writable_in_vectors(call.to)) return false;
-  STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
+  check_grid(plan->grid);
   IncidenceArgs args{};
   take_winners(args, s, call.grad_scores, call.winners);
   args.items = grad_q ? in.D : in.Q;
@@ -75,11 +75,10 @@ bool lone_query_gradients(const GradientCall& call) {
   const bool in_place = call.to.grad_D.numel() > 0 && call.to.grad_D.data_ptr() == in.D.data;
   if (!plan || in_place || !writable_in_vectors(call.to)) return false;
   LoneQueryArgs args{};
+  static_cast<LoneQueryPlan&>(args) = *plan;
   take_winners(args, s, call.grad_scores, call.winners);
   args.Q = in.Q;
   args.D = in.D;
-  args.slices = plan->slices;
-  args.slice_dims = plan->slice_dims;
   if (call.to.grad_D.numel() > 0) args.grad_D = call.to.grad_D.data_ptr();
   const bool need_grad_Q = call.to.grad_Q.numel() > 0;
   const Tensor partials =
@@ -88,8 +87,7 @@ bool lone_query_gradients(const GradientCall& call) {
     args.grad_Q = call.to.grad_Q.data_ptr();
     args.partials = static_cast<float*>(partials.data_ptr());
   }
-  check(with_half(in.dtype,
-                  [&]<class T>() { return ShortDocsLauncher<T>::lone_query(args, *plan, call.stream); }),
+  check(with_half(in.dtype, [&]<class T>() { return launch_lone_query<T>(args, call.stream); }),
         "gradients of a query and its short documents");
   return true;
 }

@@ -11,9 +11,9 @@
 #include "../../pipeline/ring.cuh"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/prefix_sum.cuh"
-#include "../../ptx/bulk_copy.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
+#include "../../ptx/tma.cuh"
 #include "../args.h"
 
 namespace late_interaction {

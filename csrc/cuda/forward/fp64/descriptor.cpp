@@ -35,6 +35,4 @@ const ForwardKernel fp64{.name = "fp64",
                          .text = text,
                          .finds_norms = true};
 
-const RegisteredKernel kRegistered{fp64};
-
 }  // namespace late_interaction

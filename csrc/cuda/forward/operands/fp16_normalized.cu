@@ -13,6 +13,7 @@
 #include "../../../common/arithmetic.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/element.cuh"
+#include "../../primitives/element_dispatch.h"
 #include "../../primitives/fast_div.h"
 #include "../../ptx/pdl.cuh"
 #include "../../runtime/device.h"
@@ -147,16 +148,7 @@ cudaError_t launch_copies(const Fp16NormalizedArgs& c, const Sizes& s, cudaStrea
 }  // namespace
 
 cudaError_t launch_fp16_normalized(const Fp16NormalizedArgs& c, const Sizes& s, cudaStream_t stream) {
-  switch (c.dtype) {
-    case Dtype::bf16:
-      return launch_copies<__nv_bfloat16>(c, s, stream);
-    case Dtype::fp16:
-      return launch_copies<__half>(c, s, stream);
-    case Dtype::fp32:
-      return launch_copies<float>(c, s, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_narrow_element(c.dtype, [&]<class T>() { return launch_copies<T>(c, s, stream); });
 }
 
 }  // namespace late_interaction

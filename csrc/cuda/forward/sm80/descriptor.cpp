@@ -149,6 +149,4 @@ ForwardText text(const Sizes& s, const ForwardPlan& plan) {
 const ForwardKernel sm80{
     .name = "sm80", .enumerate = enumerate, .cost = cost, .short_name = short_name, .text = text};
 
-const RegisteredKernel kRegistered{sm80};
-
 }  // namespace late_interaction

@@ -75,6 +75,4 @@ ForwardText text(const Sizes& s, const ForwardPlan& plan) {
 const ForwardKernel sm80_short_docs{
     .name = "sm80_short_docs", .enumerate = enumerate, .cost = cost, .short_name = short_name, .text = text};
 
-const RegisteredKernel kRegistered{sm80_short_docs};
-
 }  // namespace late_interaction

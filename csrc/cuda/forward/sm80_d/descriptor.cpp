@@ -77,6 +77,4 @@ const ForwardKernel sm80_d{.name = "sm80_d",
                            .text = text,
                            .takes_fp16_copies = true};
 
-const RegisteredKernel kRegistered{sm80_d};
-
 }  // namespace late_interaction

@@ -83,6 +83,4 @@ const ForwardKernel sm80_3xfp16{.name = "sm80_3xfp16",
                                 .two_terms = true,
                                 .scales_documents = true};
 
-const RegisteredKernel kRegistered{sm80_q}, kRegisteredOfTwoTerms{sm80_3xfp16};
-
 }  // namespace late_interaction

@@ -131,6 +131,4 @@ const ForwardKernel sm90_d{.name = "sm90_d",
                            .takes_shares = true,
                            .adapt = adapt};
 
-const RegisteredKernel kRegistered{sm90_d};
-
 }  // namespace late_interaction

@@ -101,6 +101,4 @@ const ForwardKernel sm90_q{.name = "sm90_q",
                            .takes_fp16_copies = true,
                            .takes_shares = true};
 
-const RegisteredKernel kRegistered{sm90_q};
-
 }  // namespace late_interaction

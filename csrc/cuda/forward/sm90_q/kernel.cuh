@@ -335,7 +335,8 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
   for (WorkRange range = WorkRange::of_block(p); range.work_tile < range.end; q_state.advance(1)) {
     const RowTileItems items = take_row_tile_items(range.work_tile, range.end, int64_t{p.N});
     const RowTile rows = row_tile(p, items.row_tile, Tile::kRows);
-    load_q_tile<Tile>(p, maps, rows, smem.q, smem.q_ring(), q_state);
+    load_q_tile<Tile>(
+        maps.Q, smem.q, smem.q_ring(), q_state, [&] { return first_query_token(p, rows); }, rows.query);
     for (int32_t j = items.first; j < items.end; ++j) {
       const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
       const CUtensorMap* map = doc_range.compacted() ? &maps.compacted : &maps.D;

@@ -37,8 +37,8 @@ cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
   }
 }
 
-template <Compute kCompute, class Args = ForwardArgs>
-cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call) {
+template <Compute kCompute>
+cudaError_t launch_sm90_q(const ForwardLaunch<ForwardArgs>& call) {
   constexpr int kBoxRows = 128;
   const ForwardArgs& p = call.args;
   TensorMaps maps = make_tensor_maps(p, kCompute, kBoxRows, call.plan.tokens);

@@ -99,6 +99,4 @@ const ForwardKernel sm90_3xfp16{.name = "sm90_3xfp16",
                                 .two_terms = true,
                                 .scales_documents = true};
 
-const RegisteredKernel kRegistered{sm90_q_longd}, kRegisteredTf32{sm90_3xtf32}, kRegisteredFp16{sm90_3xfp16};
-
 }  // namespace late_interaction

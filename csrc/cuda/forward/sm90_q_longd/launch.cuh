@@ -36,8 +36,8 @@ inline TensorMaps make_longd_maps(const ForwardLaunch<ForwardArgs>& call) {
   return make_tensor_maps(call.args, call.plan.compute, kBoxRows, call.plan.tokens);
 }
 
-template <Compute kCompute, class Args = ForwardArgs>
-cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call) {
+template <Compute kCompute>
+cudaError_t launch_sm90_q_longd(const ForwardLaunch<ForwardArgs>& call) {
   using Operand = WgmmaOperand<kCompute>;
   const TensorMaps maps = make_longd_maps(call);
   return choose_longd_tile<Operand>(call, [&]<int kTokens, bool kWinners, bool kMaskedOrScaled>() {

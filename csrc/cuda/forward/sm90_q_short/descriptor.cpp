@@ -71,6 +71,4 @@ const ForwardKernel sm90_q_short{.name = "sm90_q_short",
                                  .takes_fp16_copies = true,
                                  .takes_slots = true};
 
-const RegisteredKernel kRegistered{sm90_q_short};
-
 }  // namespace late_interaction

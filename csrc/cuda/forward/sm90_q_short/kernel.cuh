@@ -93,7 +93,9 @@ __device__ __forceinline__ void load_short_docs(const ForwardArgs& p, const Tens
   PipelineState state, q_state;
   for (auto range = DocGroupRange<Tile>::of_block(p); range.next < range.end; q_state.advance(1)) {
     const auto items = DocGroupWork<Tile>::take(p, range);
-    load_q_tile<Tile>(p, maps, items.tile, smem.q, smem.q_ring(), q_state);
+    load_q_tile<Tile>(
+        maps.Q, smem.q, smem.q_ring(), q_state, [&] { return first_query_token(p, items.tile); },
+        items.tile.query);
     for (int32_t group = items.first; group < items.end; ++group) {
       int32_t first[Tile::kDocs];
       if constexpr (Tile::kPacked) {

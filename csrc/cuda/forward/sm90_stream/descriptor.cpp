@@ -58,6 +58,4 @@ ForwardText text(const Sizes& s, const ForwardPlan& plan) {
 const ForwardKernel sm90_stream{
     .name = "sm90_stream", .enumerate = enumerate, .short_name = short_name, .text = text};
 
-const RegisteredKernel kRegistered{sm90_stream};
-
 }  // namespace late_interaction

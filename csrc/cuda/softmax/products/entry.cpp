@@ -13,11 +13,10 @@ namespace {
 
 constexpr int64_t kSumRows = 6;
 
-// TMA and vector loads can read it: bf16 rows of whole 16 bytes.
+// TMA and vector loads can read it.
 bool is_readable(const Tensor& x) {
-  return x.dim() == 2 && x.scalar_type() == ScalarType::BFloat16 && x.size(0) > 0 &&
-         x.size(0) <= kMaxTokens && x.size(1) > 0 && x.stride(1) == 1 && x.size(1) % 8 == 0 &&
-         x.stride(0) % 8 == 0 && x.stride(0) >= x.size(1) && is_aligned(x.const_data_ptr(), 16);
+  return x.scalar_type() == ScalarType::BFloat16 && fits_tensor_map(x) && x.numel() > 0 &&
+         x.size(0) <= kMaxTokens && x.stride(0) >= x.size(1);
 }
 
 bool can_softmax_product_rows(Tensor Q, Tensor D) {

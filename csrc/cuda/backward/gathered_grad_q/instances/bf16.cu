@@ -1,3 +1,5 @@
 #include "../launch.cuh"
 
-template struct late_interaction::GatheredGradQLauncher<__nv_bfloat16>;
+template cudaError_t late_interaction::launch_gathered_grad_q<__nv_bfloat16>(const BackwardArgs&,
+                                                                             const GatheredGradQPlan&,
+                                                                             cudaStream_t);

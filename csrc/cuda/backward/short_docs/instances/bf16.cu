@@ -1,3 +1,3 @@
 #include "../launch.cuh"
 
-template struct late_interaction::ShortDocsLauncher<__nv_bfloat16>;
+template cudaError_t late_interaction::launch_lone_query<__nv_bfloat16>(const LoneQueryArgs&, cudaStream_t);

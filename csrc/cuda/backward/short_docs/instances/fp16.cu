@@ -1,3 +1,3 @@
 #include "../launch.cuh"
 
-template struct late_interaction::ShortDocsLauncher<__half>;
+template cudaError_t late_interaction::launch_lone_query<__half>(const LoneQueryArgs&, cudaStream_t);
