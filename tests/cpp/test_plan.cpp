@@ -1,5 +1,6 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
 #include "../../csrc/plan/backward/gathered_grad_q.h"
+#include "../../csrc/plan/backward/short_docs.h"
 #include "../../csrc/plan/backward/tiled_grad_d.h"
 #include "../../csrc/plan/forward/select.h"
 #include "../../csrc/plan/l2_parts.h"
@@ -320,6 +321,25 @@ void test_gathered_and_tiled_gradients_fit_and_cover_all_rows(const Device& devi
   EXPECT(found > 200 && tiled > 300);
 }
 
+// Of these kernels code for 7.5 has only a trap.
+void test_gpus_before_8_0_take_no_kernel_of_products_of_gradients() {
+  const Device turing = device_of_capability(75, 40), ampere = device_of_capability(80, 108);
+  int found = 0;
+  const auto is_for_ampere_alone = [&](const auto& plan) {
+    EXPECT(!plan(turing));
+    if (plan(ampere)) ++found;
+  };
+  for (int64_t Ld : {17, 33, 180}) {
+    const Sizes s{Layout::in_batch, 1024, 1024, 32, Ld, 128}, lone{Layout::per_query, 1, 20000, 32, Ld, 128};
+    for (bool grad_q : {false, true}) {
+      is_for_ampere_alone([&](const Device& on) { return plan_incidence(s, Dtype::bf16, true, grad_q, on); });
+    }
+    is_for_ampere_alone([&](const Device& on) { return plan_lone_query(lone, Dtype::bf16, true, on); });
+    is_for_ampere_alone([&](const Device& on) { return plan_gathered_grad_q(s, Dtype::bf16, true, on); });
+  }
+  EXPECT(found >= 6);
+}
+
 void test_gathered_gradients_in_whole_waves() {
   // A wave less than whole is worth larger blocks, but not a wave more.
   const auto plan =
@@ -370,6 +390,7 @@ int main() {
   for (int capability : {80, 86, 89, 90, 100, 120}) {
     test_gathered_and_tiled_gradients_fit_and_cover_all_rows(device_of_capability(capability, 132));
   }
+  test_gpus_before_8_0_take_no_kernel_of_products_of_gradients();
   test_gathered_gradients_in_whole_waves();
   test_packed_gradients_without_parts();
   test_packed_parts_can_be_read();

@@ -23,7 +23,8 @@ inline constexpr int kThreadsPerSm = 1536;
 inline constexpr int kThreadsPerSm = 2048;
 #endif
 
-// True if code for sm_75 leaves a kernel empty, since a block has no more than 64 KiB of shared memory.
+// True if code for sm_75 only traps, since a block has no more than 64 KiB of shared memory: a wrong plan
+// ends with an error then, not with memory that nothing was written to.
 constexpr bool is_too_large(int smem_bytes) { return kBeforeSm80 && smem_bytes > 64 * 1024; }
 
 // ---- cp.async: a load and a store, that a thread waits for ----

@@ -12,8 +12,9 @@ namespace {
 
 constexpr int kMostSlices = 8;
 
-bool is_served(const Sizes& s, Dtype dtype, bool aligned) {
-  return aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0;
+// The kernels have no code for GPUs before 8.0.
+bool is_served(const Sizes& s, Dtype dtype, bool aligned, const Device& device) {
+  return device.sm80() && aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0;
 }
 
 // A low estimate of the blocks that run at once in clusters of this size. A cluster lies within a group of
@@ -44,7 +45,7 @@ bool is_faster_by_products(const Sizes& s) {
 std::optional<LoneQueryPlan> plan_lone_query(const Sizes& s, Dtype dtype, bool aligned,
                                              const Device& device) {
   constexpr int64_t kLeastBytes = 16'000'000;
-  const bool served = is_served(s, dtype, aligned) && s.layout == Layout::per_query && s.Nq == 1 &&
+  const bool served = is_served(s, dtype, aligned, device) && s.layout == Layout::per_query && s.Nq == 1 &&
                       s.Lq > 0 && s.Lq <= kLoneQueryRows && s.Ld > 0 && s.Ld <= kLoneDocTokens &&
                       s.d <= kMostSlices * kLoneSliceDims && 2 * s.N * s.Ld * s.d >= kLeastBytes;
   if (!served) return std::nullopt;
@@ -130,7 +131,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
                                             const Device& device) {
   const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
   const bool bf16 = dtype == Dtype::bf16;
-  const bool served = is_served(s, dtype, aligned) && is_faster_by_products(s) &&
+  const bool served = is_served(s, dtype, aligned, device) && is_faster_by_products(s) &&
                       s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens &&
                       s.Lq >= kLeastIncidenceQuery && 4 * s.Nq * s.Lq < INT32_MAX &&
                       4 * s.N * s.Ld < INT32_MAX;
@@ -156,7 +157,7 @@ std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool al
 ShortDocsPlans plan_short_docs(const Sizes& s, Dtype dtype, bool aligned, bool normalize, Backward method,
                                const Device& device) {
   ShortDocsPlans plans;
-  if (normalize || method == Backward::unified || !device.sm80()) return plans;
+  if (normalize || method == Backward::unified) return plans;
   plans.lone = plan_lone_query(s, dtype, aligned, device);
   if (plans.lone) return plans;
   plans.grad_q = plan_incidence(s, dtype, aligned, true, device);

@@ -159,6 +159,8 @@ __global__ void __launch_bounds__(kGatheredThreads, 1)
       ptx::named_barrier_sync(1, 32 * kGatheredWarps);
       write_summed_rows<T>(p, ring.tiles, first_octet, first_dim);
     }
+  } else {
+    __trap();
   }
 }
 

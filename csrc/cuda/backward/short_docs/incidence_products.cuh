@@ -153,6 +153,8 @@ __global__ void __launch_bounds__(kIncidenceThreads, 1)
     if constexpr (Tile::kTma) {
       if (p.beside_grad_q && ptx::ctaid_x() == gridDim.x - 1) ptx::pdl_wait();
     }
+  } else {
+    __trap();
   }
 }
 

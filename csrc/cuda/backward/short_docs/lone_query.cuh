@@ -237,7 +237,7 @@ struct LoneQueryWarp {
 template <class T, int kSteps>
 __global__ void __launch_bounds__(32 * lone_query_warps(kSteps), 1)
     lone_query_short_docs(const __grid_constant__ LoneQueryArgs p) {
-  if constexpr (ptx::kBeforeSm80) return;
+  if constexpr (ptx::kBeforeSm80) return __trap();
   extern __shared__ __align__(16) float block_sums[];  // [Lq, d]
   constexpr int kWarps = lone_query_warps(kSteps);
   const int warp = threadIdx.x / 32, at_once = kWarps / p.slices, turn = warp / p.slices;

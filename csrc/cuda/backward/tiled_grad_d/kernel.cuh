@@ -155,6 +155,8 @@ __global__ void __launch_bounds__(kGradDThreads, 1) grad_d_tiled(const __grid_co
       if constexpr (kTma) ptx::setmaxnreg_inc<kGradDConsumerRegisters>();
       sum_listed_rows<T, kShape>(p, shared, ring, first_j);
     }
+  } else {
+    __trap();
   }
 }
 

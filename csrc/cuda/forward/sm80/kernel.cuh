@@ -491,7 +491,8 @@ template <class Mma, class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_sm80(const __grid_constant__ typename Tile::Args p) {
   constexpr int kLeastStages = 3 * Tile::kColumns * kChunkBytes;
-  if constexpr (ptx::is_too_large(sizeof(Exchange<Tile>) + Tile::kRows * kChunkBytes + kLeastStages)) return;
+  if constexpr (ptx::is_too_large(sizeof(Exchange<Tile>) + Tile::kRows * kChunkBytes + kLeastStages))
+    return __trap();
   using E = typename Mma::Element;
   extern __shared__ __align__(128) uint8_t shared[];
   static_assert(sizeof(Exchange<Tile>) % 128 == 0, "chunks are swizzled by address");

@@ -266,7 +266,7 @@ __device__ __forceinline__ void take_worker_share(const ForwardArgs& p, typename
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, 2)
     maxsim_forward_sm80_d(const __grid_constant__ ForwardArgs p) {
-  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return;
+  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return __trap();
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool together = p.members > 1;

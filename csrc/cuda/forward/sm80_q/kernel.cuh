@@ -470,7 +470,7 @@ __device__ __forceinline__ int row_warp() {
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_sm80_q(const __grid_constant__ ForwardArgs p) {
-  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return;
+  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return __trap();
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t stages = ptx::smem_address(shared);
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};

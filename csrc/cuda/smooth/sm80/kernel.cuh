@@ -270,7 +270,7 @@ __device__ __forceinline__ void store_gradient(
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     smooth_logs_sm80(const __grid_constant__ SmoothArgs p) {
-  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return;
+  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return __trap();
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t stages = ptx::smem_address(shared);
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};
@@ -356,7 +356,7 @@ __device__ __forceinline__ void drop_weights(typename SmoothRows<Tile>::Similari
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     smooth_gradient_sm80(const __grid_constant__ SmoothArgs p) {
-  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return;
+  if constexpr (ptx::is_too_large(Tile::kSmemBytes)) return __trap();
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t stages = ptx::smem_address(shared);
   const typename Tile::Ring ring{stages + Tile::kStages * Tile::kStageBytes};

@@ -392,6 +392,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     } else {
       consume_gradient<Tile>(p, smem, warpgroup);
     }
+  } else {
+    __trap();
   }
 }
 
