@@ -28,7 +28,7 @@
 #   make aarch64  cross-builds the CPU library for aarch64; its C++ tests under qemu-user (downloads 150 MB)
 #   make aarch64-wheel   dist/: a wheel for aarch64, built on this machine
 #   make aarch64-tests   its CPU tests from Python under qemu-user, with PyTorch's own wheel (an hour)
-#   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
+#   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing; without nvcc no CUDA units
 #   make build | requirements | cuda | checks | lint | types | ctest | format | test-wheel | clean
 #
 # Everything that is built or fetched lies in .venv; `make build` adds late_interaction/*.so, `make wheel` dist/.
@@ -37,6 +37,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CMAKE_BUILD := $(VENV)/build/cmake
 ASAN_BUILD := $(VENV)/build/asan
+COMMANDS := $(VENV)/build/commands
 FAST_PLAID := $(VENV)/env/fast-plaid
 PYLATE := $(VENV)/pylate
 LANCEDB := $(VENV)/env/lancedb
@@ -297,7 +298,11 @@ format: | $(VENV)/.dev-requirements
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 compile_commands: | $(VENV)/.dev-requirements
-	$(PY) tools/compile_commands.py
+	$(VENV)/bin/cmake -S . -B $(COMMANDS) -G Ninja -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DLATE_INTERACTION_PYTHON=ON \
+	  -DLATE_INTERACTION_CUDA=$$(command -v nvcc >/dev/null && echo ON || echo OFF) -DLATE_INTERACTION_CUDA_ARCHITECTURES=90a \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
+	  -DCMAKE_PREFIX_PATH=$(TORCH_CMAKE)
+	ln -sf $(COMMANDS)/compile_commands.json .
 
 wheel: | $(VENV)/.wheel-requirements
 	$(PY) tools/make_wheels.py $(WHEELS)
