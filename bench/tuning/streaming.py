@@ -138,7 +138,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--budget", type=float, default=40.0, help="GiB, weights and gradients included")
     p.add_argument("--pages", type=_numbers, default="48,96", help=f"pages of {PAGE} tokens: two batches")
     p.add_argument("--texts", type=_numbers, default="8192,16384", help="two lengths of one text")
-    add_table_arguments(p, tokens=4096, rounds=2)  # tokens of a chunk
+    add_table_arguments(p, tokens=8192, rounds=2)  # tokens of a chunk
 
 
 def run(args: argparse.Namespace) -> int:

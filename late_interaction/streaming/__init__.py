@@ -41,7 +41,7 @@ _REST = 4
 _DIMS = {"position_ids": -2, "position_embeddings": -3}
 
 
-def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
+def stream_layers(model: nn.Module, *, tokens: int = 8192) -> int:
     """Have the layers of a Transformers model recompute and back-propagate their activations in chunks.
 
     It takes the place of ``model.gradient_checkpointing_enable()``, whose hook in each layer it uses, and
@@ -73,7 +73,7 @@ def stream_layers(model: nn.Module, *, tokens: int = 4096) -> int:
         >>> import late_interaction as li
         >>> from transformers import AutoModel                            # doctest: +SKIP
         >>> model = AutoModel.from_pretrained("Qwen/Qwen2-0.5B").train()  # doctest: +SKIP
-        >>> li.stream_layers(model, tokens=4096)                          # doctest: +SKIP
+        >>> li.stream_layers(model)                                       # doctest: +SKIP
         24
     """
     if not isinstance(model, nn.Module):
@@ -150,14 +150,18 @@ class _Call:
         self.layer, self.function, self.rest, self.named, self.tokens = layer, function, rest, named, tokens
         self.only_adds = False
 
+    @property
+    def at_once(self) -> int:
+        """Tokens that the layer, but for its feed-forward network, takes together."""
+        return self.tokens * (_REST if self.only_adds else 1)
+
     def whole(self, hidden: Tensor) -> Any:
         return self.function(hidden, *self.rest, **self.named)
 
     def chunks(self, hidden: Tensor) -> Iterator[tuple[slice, Callable[[Tensor], Any]]]:
         """Yield some sequences at a time, and the layer with their part of the arguments."""
         batch = hidden.shape[0]
-        tokens = self.tokens * (_REST if self.only_adds else 1)
-        each = max(1, tokens // max(hidden.shape[1], 1)) if self._splits(hidden) else max(batch, 1)
+        each = max(1, self.at_once // max(hidden.shape[1], 1)) if self._splits(hidden) else max(batch, 1)
         for begin in range(0, batch, each):
             at = slice(begin, min(begin + each, batch))
             if (at.start, at.stop) == (0, batch):
@@ -224,7 +228,7 @@ class _Layer(Function):
         wanted = [x for x, needed in zip(parameters, ctx.needs_input_grad[2:], strict=True) if needed]
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
         sums: list[Tensor | None] = [None] * len(wanted)
-        again = recomputed(call.layer, call.tokens, call.only_adds, ctx.autocast)
+        again = recomputed(call.layer, call.tokens, call.at_once, call.only_adds, ctx.autocast)
         with ctx.random.again(), again, torch.enable_grad():
             for at, run in call.chunks(hidden):
                 with ctx.autocast():

@@ -62,15 +62,21 @@ def in_chunks(layer: nn.Module, tokens: int, only_adds: bool) -> AbstractContext
 
 
 @contextmanager
-def recomputed(layer: nn.Module, tokens: int, only_adds: bool, autocast: Callable[[], Any]) -> Iterator[None]:
-    """Let the feed-forward network and the norms of a layer keep their input alone."""
+def recomputed(
+    layer: nn.Module, tokens: int, rest: int, only_adds: bool, autocast: Callable[[], Any]
+) -> Iterator[None]:
+    """Let the feed-forward network and the norms of a layer keep their input alone.
+
+    They go through it in chunks of ``tokens``, and of ``rest``: chunks of a norm are soon over, and many of them
+    keep the host from launching ahead.
+    """
     with ExitStack() as stack:
         mlp = feed_forward(layer)
         if mlp is not None and only_adds:
             stack.enter_context(instead(mlp, again(mlp, mlp.forward, tokens, autocast, value=False)))
         for norm in layer.children():
             if is_norm(norm):
-                stack.enter_context(instead(norm, again(norm, norm.forward, tokens, autocast)))
+                stack.enter_context(instead(norm, again(norm, norm.forward, rest, autocast)))
         yield
 
 
