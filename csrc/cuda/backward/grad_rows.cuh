@@ -39,11 +39,13 @@ inline constexpr int kUnroll =
     !kVectors ? 1 : std::max(2, 16 / static_cast<int>(sizeof(RawRow<T, kFragments>) / 4));
 
 // Multiplies dims from `first` on of the gradient of query token `row`, which is q, by the token's weight.
-// The dot product of the unweighted gradient and q goes to p.grad_weights, or is added to that of the dims
-// before. A gradient of 0 stays 0, even for a token that holds NaN or a weight that is not finite.
+// Without weights, or where finish_rows multiplies by them later, the gradient stays as it is. The dot
+// product of the unweighted gradient and q goes to p.grad_weights, or is added to that of the dims before. A
+// gradient of 0 stays 0, even for a token that holds NaN or a weight that is not finite.
 template <class T, class Row, class S = typename Row::S>
 __device__ __forceinline__ void weigh_gradient(const BackwardArgs& p, int64_t row, const T* q, int first,
                                                Row& gradient) {
+  if (p.q_inverse == nullptr || p.grad_Q_sums != nullptr) return;
   const bool any = gradient.any();
   if (p.grad_weights != nullptr) {
     S product = 0;
@@ -61,6 +63,7 @@ __device__ __forceinline__ void weigh_gradient(const BackwardArgs& p, int64_t ro
 // Factors of rows of Q beside the gradients of scores (BackwardArgs::q_inverse): none; weights; or inverse
 // norms, where gradients of unit rows become gradients of the original rows. Code for norms serves weights
 // too, and then leaves grad_Q as sums. (Without norms the code is half as long, and small calls are faster.)
+// Code for weights serves rows without factors too.
 enum class RowScales { none, weights, norms };
 
 template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>
@@ -81,8 +84,7 @@ struct TileRows {
 
   // The factor of row `row` of Q, counted over all queries.
   __device__ __forceinline__ S q_scale(int64_t row) const {
-    if constexpr (kScales == RowScales::weights) return static_cast<const S*>(p.q_inverse)[row];
-    if constexpr (kNormalized) {
+    if constexpr (kScales != RowScales::none) {
       if (p.q_inverse != nullptr) return static_cast<const S*>(p.q_inverse)[row];
     }
     return S(1);

@@ -15,7 +15,8 @@
 //
 //   (*) 4 but for RowScales::none, and before sm_90, where 48 registers a thread are too few.
 //   rows in flight (kUnroll, grad_rows.cuh): 16 registers, two rows at least; one where elements are read one
-//   by one. RowScales::none, weights: for bf16, fp16 and fp32 rows in vectors alone; others are rare.
+//   by one. RowScales::none, weights: for bf16, fp16 and fp32 rows in vectors alone; others are rare. none:
+//   of one fragment alone; longer rows without factors, and listed pairs, take the code for weights.
 #pragma once
 
 #include "grad_d_segmented.cuh"

@@ -57,8 +57,10 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
                     stream, args);
     };
     if constexpr (kVectors && sizeof(T) < 8) {  // rare types take the kernel that can normalize
-      if (scales == RowScales::none) return launch_rows.template operator()<RowScales::none>();
-      if (scales == RowScales::weights) return launch_rows.template operator()<RowScales::weights>();
+      if constexpr (kFragments == 1) {
+        if (scales == RowScales::none) return launch_rows.template operator()<RowScales::none>();
+      }
+      if (scales != RowScales::norms) return launch_rows.template operator()<RowScales::weights>();
     }
     return launch_rows.template operator()<RowScales::norms>();
   });
@@ -68,15 +70,9 @@ template <class T>
 cudaError_t BackwardLauncher<T>::lowmem(const PairBackwardArgs& args, const BackwardPlan& plan,
                                         cudaStream_t stream) {
   return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
-    const auto launch_rows = [&]<RowScales kScales>() {
-      return launch(backward_lowmem<T, kFragments, kVectors, kScales, PairBackwardArgs>,
-                    lowmem_shape(args, plan), stream, args);
-    };
-    if constexpr (kVectors && sizeof(T) < 8) {
-      if (row_scales(args) == RowScales::weights)
-        return launch_rows.template operator()<RowScales::weights>();
-    }
-    return launch_rows.template operator()<RowScales::none>();
+    constexpr RowScales kScales = kVectors && sizeof(T) < 8 ? RowScales::weights : RowScales::none;
+    return launch(backward_lowmem<T, kFragments, kVectors, kScales, PairBackwardArgs>,
+                  lowmem_shape(args, plan), stream, args);
   });
 }
 
