@@ -8,8 +8,8 @@
 //           warp_capacity.
 //   list    The counts become indices: by token, chunk and warp. Then each warp scatters its entries, 32 at a
 //           time; of lanes with the same token the lower one comes first.
-// A call of `list` takes the tokens whose winners fit the list, so that any number of winners is put in order
-// by some number of calls. One chunk, the usual case, stays in shared memory from `count` to `list`.
+// A pass that lists takes the tokens whose winners fit the list, so that any number of winners is put in
+// order by some number of passes. One chunk, the usual case, stays in shared memory from `count` to `list`.
 #pragma once
 
 #include "../primitives/prefix_sum.cuh"
@@ -36,7 +36,7 @@ struct WinnerOrder {
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t entries = tile.entries;
-  uint32_t chunk = 0;  // entries of one
+  uint32_t chunk = p.compact ? max(1u, min(entries, p.segments << 16)) : p.chunk;  // entries of one
   uint32_t found = 0;  // of the chunk in shared memory, by this warp
 
   __device__ __forceinline__ void put(uint32_t at, uint32_t e) const {
@@ -174,30 +174,37 @@ struct WinnerOrder {
     return index;
   }
 
-  // Fills starts and next alike, and, of a single chunk, the cursors.
-  __device__ __forceinline__ void count(uint32_t* warp_totals) {
-    // Each thread has a run of tokens.
+  // A thread's run of tokens.
+  struct Run {
+    int begin, end;
+  };
+  __device__ __forceinline__ Run run_of_thread() const {
     const int each = (tile.tokens + kBackwardThreads - 1) / kBackwardThreads;
     const int begin = min(static_cast<int>(threadIdx.x) * each, tile.tokens);
-    const int end = min(begin + each, tile.tokens);
-    uint32_t sum_of_thread = 0;
-    chunk = p.compact ? max(1u, min(entries, p.segments << 16)) : p.chunk;
-    for (uint32_t first = 0; first == 0 || first < entries; first += chunk) {  // of no entries: zeros
-      if (first > 0) __syncthreads();
-      while (!stage_chunk(first)) chunk = p.chunk;  // which always fits
-      for (int t = begin; t < end; ++t) {
-        uint32_t sum = 0;
-        for (int s = 0; s < p.segments; ++s) sum += cursors[s * tile.tokens + t];
-        next[t] = first == 0 ? sum : next[t] + sum;
-        sum_of_thread += sum;
-      }
+    return {begin, min(begin + each, tile.tokens)};
+  }
+
+  // Adds the counts of the chunk that starts at entry `first` to next.
+  __device__ __forceinline__ void add_counts(uint32_t first) const {
+    const Run run = run_of_thread();
+    for (int t = run.begin; t < run.end; ++t) {
+      uint32_t sum = 0;
+      for (int s = 0; s < p.segments; ++s) sum += cursors[s * tile.tokens + t];
+      next[t] = first == 0 ? sum : next[t] + sum;
     }
+  }
+
+  // Fills starts and next alike from the counts in next, and, of a single chunk, the cursors.
+  __device__ __forceinline__ void find_starts(uint32_t* warp_totals) {
+    const Run run = run_of_thread();
+    uint32_t sum_of_thread = 0;
+    for (int t = run.begin; t < run.end; ++t) sum_of_thread += next[t];
     uint32_t before = sum_up_to_lane(sum_of_thread);
     if (lane == 31) warp_totals[warp] = before;
     before -= sum_of_thread;
     __syncthreads();
     for (int w = 0; w < warp; ++w) before += warp_totals[w];
-    for (int t = begin; t < end; ++t) {
+    for (int t = run.begin; t < run.end; ++t) {
       const uint32_t count = next[t];
       starts[t] = next[t] = before;
       if (entries <= chunk) counts_to_indices(t, before);
@@ -230,11 +237,17 @@ struct WinnerOrder {
     }
   }
 
-  // The entries of tokens [from, to) in list.
-  __device__ __forceinline__ void list_tokens(int from, int to) {
-    for (uint32_t first = 0; first < entries; first += chunk) {
-      if (entries > chunk) {
-        stage_chunk(first);
+  // Goes through the chunks: to count winners; or to list the entries of tokens [from, to). Both are one
+  // loop, called in one place, since the code of stage_chunk is half a kernel's.
+  __device__ __forceinline__ void pass(bool lists, int from, int to) {
+    for (uint32_t first = 0; first == 0 || first < entries; first += chunk) {  // of no entries: zeros
+      if (!lists || entries > chunk) {
+        if (!lists && first > 0) __syncthreads();
+        while (!stage_chunk(first)) chunk = p.chunk;  // which always fits
+        if (!lists) {
+          add_counts(first);
+          continue;
+        }
         for (int t = from + threadIdx.x; t < to; t += kBackwardThreads)
           next[t] = counts_to_indices(t, next[t]);
         __syncthreads();

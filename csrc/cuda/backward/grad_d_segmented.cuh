@@ -163,23 +163,29 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kScales, Args> {
   }
 
   __device__ __forceinline__ void run(uint32_t* warp_totals) {
-    order.count(warp_totals);
-    ptx::cp_async_wait_all();  // `kept`: all of it behind the next barrier
     const uint32_t* starts = order.starts;
     const uint32_t capacity = p.list_capacity;
-    for (int from = 0; from < tile.tokens;) {
-      // The longest run of tokens whose winners fit the list.
-      const int to = starts[tile.tokens] - starts[from] <= capacity
-                         ? tile.tokens
-                         : order.token_at(starts[from] + capacity, from, tile.tokens);
-      if (to > from) {
-        order.list_tokens(from, to);
+    int from = 0, to = 0;
+    for (bool counted = false; !counted || from < tile.tokens; counted = true) {
+      if (counted) {
+        // The longest run of tokens whose winners fit the list.
+        to = starts[tile.tokens] - starts[from] <= capacity
+                 ? tile.tokens
+                 : order.token_at(starts[from] + capacity, from, tile.tokens);
+        if (to == from) {
+          __syncthreads();
+          for (int first = 0; first < p.d; first += Row::kDims) sum_hot_token(from, first);
+          ++from;
+          continue;
+        }
+      }
+      order.pass(counted, from, to);
+      if (counted) {
         for (int first = 0; first < p.d; first += Row::kDims) walk_list(from, to, first);
         from = to;
       } else {
-        __syncthreads();
-        for (int first = 0; first < p.d; first += Row::kDims) sum_hot_token(from, first);
-        ++from;
+        order.find_starts(warp_totals);
+        ptx::cp_async_wait_all();  // `kept`: all of it behind the next barrier
       }
     }
     this->clear(tile.first_row, p.token_step, tile.tokens, [&](int t) { return starts[t] != starts[t + 1]; });
