@@ -174,7 +174,7 @@ struct WinnerOrder {
     return index;
   }
 
-  // A thread's run of tokens.
+  // A thread's run of tokens: one or none in most blocks, so that loops over them are not unrolled.
   struct Run {
     int begin, end;
   };
@@ -187,6 +187,7 @@ struct WinnerOrder {
   // Adds the counts of the chunk that starts at entry `first` to next.
   __device__ __forceinline__ void add_counts(uint32_t first) const {
     const Run run = run_of_thread();
+#pragma unroll 1
     for (int t = run.begin; t < run.end; ++t) {
       uint32_t sum = 0;
       for (int s = 0; s < p.segments; ++s) sum += cursors[s * tile.tokens + t];
@@ -198,12 +199,14 @@ struct WinnerOrder {
   __device__ __forceinline__ void find_starts(uint32_t* warp_totals) {
     const Run run = run_of_thread();
     uint32_t sum_of_thread = 0;
+#pragma unroll 1
     for (int t = run.begin; t < run.end; ++t) sum_of_thread += next[t];
     uint32_t before = sum_up_to_lane(sum_of_thread);
     if (lane == 31) warp_totals[warp] = before;
     before -= sum_of_thread;
     __syncthreads();
     for (int w = 0; w < warp; ++w) before += warp_totals[w];
+#pragma unroll 1
     for (int t = run.begin; t < run.end; ++t) {
       const uint32_t count = next[t];
       starts[t] = next[t] = before;
@@ -248,6 +251,7 @@ struct WinnerOrder {
           add_counts(first);
           continue;
         }
+#pragma unroll 1
         for (int t = from + threadIdx.x; t < to; t += kBackwardThreads)
           next[t] = counts_to_indices(t, next[t]);
         __syncthreads();

@@ -216,6 +216,11 @@ __device__ __forceinline__ int64_t stretch_begin(const BackwardArgs& p, int64_t 
   return index == p.N + 1 ? p.spans[p.N - 1].first + p.spans[p.N - 1].length : int64_t{p.Ld};
 }
 
+// The tiles before token `begin`, of fewer than 2^31.
+__device__ __forceinline__ uint32_t tiles_before(const BackwardArgs& p, int64_t begin) {
+  return static_cast<uint32_t>(begin) / static_cast<uint32_t>(p.tile_tokens);
+}
+
 // Tile t of a stretch that begins at token `begin` belongs to block begin / tile_tokens + index + t:
 // different tiles have different blocks, whatever the stretches' lengths, and some blocks nothing to do.
 template <class Args>
@@ -223,10 +228,10 @@ __device__ __forceinline__ SegmentedTile packed_tile(const Args& p, int64_t bloc
   int64_t index = 0, end = p.N + 2;  // the last stretch whose first block is this one or before it
   while (end - index > 1) {
     const int64_t middle = (index + end) / 2;
-    (stretch_begin(p, middle) / p.tile_tokens + middle <= block ? index : end) = middle;
+    (tiles_before(p, stretch_begin(p, middle)) + middle <= block ? index : end) = middle;
   }
   const int64_t first = stretch_begin(p, index);
-  const int64_t first_token = (block - first / p.tile_tokens - index) * p.tile_tokens;
+  const int64_t first_token = (block - tiles_before(p, first) - index) * p.tile_tokens;
   const int64_t left = stretch_begin(p, index + 1) - first - first_token;
   const int32_t document = static_cast<int32_t>(index - 1);
   const EntryRange entries = document >= 0 && document < p.N ? entries_of(p, document) : EntryRange{0, 0};

@@ -149,6 +149,7 @@ struct TileRows {
 #pragma unroll 4
     for (int t = warp; t < count; t += kBackwardWarps, to += step) {
       if (won(t)) continue;
+#pragma unroll 1  // a row has one block of dims, nearly always
       for (int first = 0; first < p.d; first += Row::kDims) zero.store(to, first, p.d);
     }
   }
