@@ -53,8 +53,9 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
         return launch(backward_single_query<T, kFragments, kVectors, kScales>, lowmem_shape(args, plan, rows),
                       stream, args);
       }
-      return launch(backward_lowmem<T, kFragments, kVectors, kScales, BackwardArgs>, lowmem_shape(args, plan),
-                    stream, args);
+      constexpr RowScales kServing = kScales == RowScales::none ? RowScales::weights : kScales;
+      return launch(backward_lowmem<T, kFragments, kVectors, kServing, BackwardArgs>,
+                    lowmem_shape(args, plan), stream, args);
     };
     if constexpr (kVectors && sizeof(T) < 8) {  // rare types take the kernel that can normalize
       if constexpr (kFragments == 1) {
