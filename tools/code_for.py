@@ -2,7 +2,7 @@
 
 Others would be compiled to code that nobody launches: kernels of wgmma are empty for all but 9.0a, kernels of
 mma.sync of bf16 before 8.0, code for 8.9 differs from that of 8.0 in fp8 alone, and 9.0 multiplies by wgmma
-where 8.0 holds rows in registers.
+where 8.0 holds rows in registers, but for packed rows of 129 to 256 dims.
 """
 
 import re
@@ -16,7 +16,7 @@ RULES = (
         "sm_90a",
     ),
     # Which 9.0 takes where a forced capability asks for it, and then compiles the PTX.
-    (r"/sm80_[dq]/", "sm_90a$", "compute_90"),
+    (r"/sm80_[dq]/(?!.*_16\.cu$)|/smooth/sm80/", "sm_90a$", "compute_90"),
     # All but instances of fp8: 8.9 runs the code for 8.0.
     (r"^(?!.*/e[45]m\d\.cu$)", "sm_89$", "sm_80"),
     # mma.sync of bf16 in the backward, left empty before 8.0 (plan/backward)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -379,3 +380,24 @@ def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
     assert rerank.kernel == "sm90_d" and rerank.lpt and rerank.grid == 132
     assert not packed(32, 10000, 300).lpt
     assert packed(2560, 128, 300, d=200).kernel == "sm80_q"
+
+
+def test_9_0_holds_packed_rows_of_129_to_256_dims_alone_in_registers():
+    """Of the kernels that do, a wheel has no other code for 9.0a (tools/code_for.py)."""
+    taken = set()
+    for layout, dtype, Nq, Lq, Ld, d in product(
+        plan.Layout,
+        plan.Dtype,
+        (1, 40, 256),
+        (8, 32, 300),
+        (9, 40, 300, 2000),
+        (48, 64, 128, 136, 256, 264, 512),
+    ):
+        size = plan.Sizes(layout, Nq, 1000, Lq, Ld, d)
+        for precision, masked, scaled, packed in product(plan.Precision, *3 * [(False, True)]):
+            traits = plan.ForwardTraits(dtype, precision, masked, scaled, True, packed)
+            made = plan.plan_forward(size, traits, H200)
+            if made.kernel in ("sm80_q", "sm80_d"):
+                assert packed and 128 < d <= 256 and made.compute in (plan.Compute.bf16, plan.Compute.fp16)
+                taken.add(made.kernel)
+    assert taken == {"sm80_q", "sm80_d"}
