@@ -383,7 +383,7 @@ def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
 
 
 def test_9_0_holds_packed_rows_of_129_to_256_dims_alone_in_registers():
-    """Of the kernels that do, a wheel has no other code for 9.0a (tools/code_for.py)."""
+    """A wheel has no other code of the kernels that do for 9.0a (tools/code_for.py)."""
     taken = set()
     for layout, dtype, Nq, Lq, Ld, d in product(
         plan.Layout,

@@ -340,6 +340,25 @@ void test_gpus_before_8_0_take_no_kernel_of_products_of_gradients() {
   EXPECT(found >= 6);
 }
 
+// Code for 7.5 has only a trap for three products of TF32.
+void test_gpus_before_8_0_multiply_float32_by_ffma() {
+  const ForwardTraits full_accuracy{.dtype = Dtype::fp32};
+  for (const int capability : {75, 80}) {
+    int of_tf32 = 0, of_ffma = 0;
+    for (int64_t Lq : {8, 32, 300}) {
+      for (int64_t d : {64, 128, 768}) {
+        const Sizes s{Layout::in_batch, 64, 1000, Lq, 180, d};
+        for (const ForwardPlan& plan :
+             forward_alternatives(s, full_accuracy, device_of_capability(capability, 72))) {
+          if (plan.compute == Compute::tf32x3) ++of_tf32;
+          if (plan.compute == Compute::fp32) ++of_ffma;
+        }
+      }
+    }
+    EXPECT(of_ffma > 0 && (of_tf32 > 0) == (capability == 80));
+  }
+}
+
 void test_gathered_gradients_in_whole_waves() {
   // A wave less than whole is worth larger blocks, but not a wave more.
   const auto plan =
@@ -391,6 +410,7 @@ int main() {
     test_gathered_and_tiled_gradients_fit_and_cover_all_rows(device_of_capability(capability, 132));
   }
   test_gpus_before_8_0_take_no_kernel_of_products_of_gradients();
+  test_gpus_before_8_0_multiply_float32_by_ffma();
   test_gathered_gradients_in_whole_waves();
   test_packed_gradients_without_parts();
   test_packed_parts_can_be_read();

@@ -91,6 +91,7 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
   for (const bool wide : {false, true}) {
     for (const Compute compute : {given, Compute::fp32}) {
       if (compute == Compute::fp32 && given != Compute::tf32x3) continue;
+      if (compute == Compute::tf32x3 && !device.sm80()) continue;  // no code
       const auto whole = plan_tile(s, traits, device, compute, wide);
       if (!whole) continue;
       plans.push_back(*whole);

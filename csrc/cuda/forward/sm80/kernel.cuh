@@ -493,6 +493,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   constexpr int kLeastStages = 3 * Tile::kColumns * kChunkBytes;
   if constexpr (ptx::is_too_large(sizeof(Exchange<Tile>) + Tile::kRows * kChunkBytes + kLeastStages))
     return __trap();
+  if constexpr (ptx::kBeforeSm80 && std::is_same_v<Mma, ptx::Mma3xTf32>) return __trap();  // FFMA is faster
   using E = typename Mma::Element;
   extern __shared__ __align__(128) uint8_t shared[];
   static_assert(sizeof(Exchange<Tile>) % 128 == 0, "chunks are swizzled by address");
