@@ -260,6 +260,7 @@ __device__ __forceinline__ void grad_d_segmented(const Args& p, int64_t block, u
   auto& shared = *reinterpret_cast<Shared*>(memory);
   auto* kept = reinterpret_cast<S*>(memory + p.memory.kept);
   const S* grad = static_cast<const S*>(p.grad) + tile.i * p.grad_query_stride + tile.j * p.grad_item_stride;
+#pragma unroll 1  // nothing waits for the copies here
   for (int query = threadIdx.x; query < p.grads_kept; query += kBackwardThreads) {
     ptx::cp_async_element(kept + query, grad + query * p.grad_query_stride);
   }
