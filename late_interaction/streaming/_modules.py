@@ -67,8 +67,8 @@ def recomputed(
 ) -> Iterator[None]:
     """Let the feed-forward network and the norms of a layer keep their input alone.
 
-    They go through it in chunks of ``tokens``, and of ``rest``: chunks of a norm are soon over, and many of them
-    keep the host from launching ahead.
+    They go through it in chunks of ``tokens``, and of ``rest``: chunks of a norm are soon over, and many of
+    them keep the host from launching ahead.
     """
     with ExitStack() as stack:
         mlp = feed_forward(layer)
