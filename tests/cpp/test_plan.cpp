@@ -321,7 +321,7 @@ void test_gathered_and_tiled_gradients_fit_and_cover_all_rows(const Device& devi
   EXPECT(found > 200 && tiled > 300);
 }
 
-// Of these kernels code for 7.5 has only a trap.
+// Code for 7.5 has only a trap in place of these kernels.
 void test_gpus_before_8_0_take_no_kernel_of_products_of_gradients() {
   const Device turing = device_of_capability(75, 40), ampere = device_of_capability(80, 108);
   int found = 0;

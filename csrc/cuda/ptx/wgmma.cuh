@@ -45,7 +45,7 @@ struct RegisterWgmmaShape;
 template <int kN>
 struct RegisterKMajorWgmmaShape;
 
-// Of two-byte types the last digits of SIGNS say which matrices are MN-major; the others are the signs of
+// The last digits of SIGNS say which matrices of two-byte types are MN-major; the others are the signs of
 // both. The widths of integers are multiples of 16.
 #define LATE_INTERACTION_WGMMA_HALVES(INSTRUCTION, SIGNS) \
   if constexpr (std::is_same_v<Type, WgmmaBf16>) {        \
