@@ -228,7 +228,7 @@ def run_gathered_grad_q(name, Nq, Nd, Lq, Ld, d):
 PACKED = {
     "packed, documents on the M side": ([32, 0, 9], [150, 0, 1, 64, 70] * 40, 128, BF16, "highest"),
     "packed, query rows on the M side": ([33, 0, 257, 31], [150, 0, 1, 300, 80], 128, BF16, "highest"),
-    "packed, dealt out, short documents copied": ([32] * 80, [40, 300, 0, 90] * 80, 128, BF16, "highest"),
+    "packed, dealt out": ([32] * 80, [40, 300, 0, 90] * 80, 128, BF16, "highest"),
     "packed, short documents": ([33, 0, 257, 31], [20, 0, 1, 30, 24, 70] * 9, 128, BF16, "highest"),
     "packed, by mma": ([33, 0, 257, 31], [150, 0, 1, 300, 80], 200, FP16, "highest"),
     "packed, tf32": ([33, 5], [150, 0, 1], 64, FP32, "high"),

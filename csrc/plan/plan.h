@@ -62,7 +62,8 @@ struct ForwardTraits {
   Dtype dtype = Dtype::bf16;
   Precision precision = Precision::highest;
   bool masked = false;        // documents have a mask
-  bool packed = false;        // documents differ in length: Ld is the mean
+  bool packed = false;        // documents may differ in length: Ld is the mean
+  bool ragged = false;        // packed documents do, as the number of their tokens says
   bool scaled = false;        // each document token has a scale (normalize, or a given one)
   bool given_scales = false;  // the caller gives those scales, so kernels that find norms do not serve
   // TMA can describe the inputs: strides are multiples of 16 bytes, and the rows of Q have one stride.

@@ -196,6 +196,24 @@ void test_few_long_documents_are_cut_for_all_blocks() {
   }
 }
 
+void test_packed_documents_have_widths_for_their_lengths() {
+  const Sizes many{Layout::in_batch, 1, 60000, 512, 128, 128};
+  const ForwardPlan equal = plan_forward(many, {.packed = true}, kH200);
+  EXPECT(name(equal) == "sm90_q" && equal.tokens == 128);  // one tile each
+  const ForwardTraits traits{.packed = true, .ragged = true};
+  const ForwardPlan ragged = plan_forward(many, traits, kH200);
+  EXPECT(name(ragged) == "sm90_q" && ragged.tokens == 104);
+  for (const ForwardPlan& plan : forward_alternatives(many, traits, kH200)) {
+    EXPECT(!plan.compacted && (name(plan) != "sm90_q" || !plan.masked));
+  }
+  // Tokens of a byte, or with scales, have no tails.
+  for (const ForwardTraits& other :
+       {ForwardTraits{.dtype = Dtype::int8, .packed = true}, ForwardTraits{.packed = true, .scaled = true}}) {
+    const ForwardPlan plan = plan_forward(many, other, kH200);
+    EXPECT(name(plan) == "sm90_q" && (plan.masked || plan.compacted));
+  }
+}
+
 void test_no_warpgroup_idles_beside_winners() {
   const ForwardTraits traits{};
   const auto left = [&](int64_t rows, int64_t documents, int64_t Ld, bool winners, bool listed) {
@@ -403,6 +421,7 @@ int main() {
   test_listed_pairs_become_the_grid_where_that_is_sooner();
   test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits();
   test_few_long_documents_are_cut_for_all_blocks();
+  test_packed_documents_have_widths_for_their_lengths();
   test_no_warpgroup_idles_beside_winners();
   test_packed_gradients_have_parts_that_fit();
   test_parts_of_recomputed_winners_fill_the_device();

@@ -91,10 +91,10 @@ def test_quantized_tokens(masked):
     )
 
 
-# Few and many row tiles: documents are scheduled longest first, or blocks take ranges; copied, or not.
+# Few and many row tiles: documents are scheduled longest first, or blocks take ranges.
 PACKED = {
     "longest first": ([32, 7, 0, 25] * 40, [20 + 37 * k % 1000 for k in range(128)]),
-    "longest first, and short ones copied": ([31] * 90, [5, 0, 900, 79, 80, 1, 176, 300] * 20),
+    "longest first, with short ones": ([31] * 90, [5, 0, 900, 79, 80, 1, 176, 300] * 20),
     "in stretches": ([40] * 400, [3, 150, 700, 0, 64] * 30),
     "one query, longest first": ([32], [20 + 61 * k % 500 for k in range(700)]),
     "one query, in stretches": ([32], [20 + 61 * k % 500 for k in range(3000)]),
@@ -129,18 +129,13 @@ def test_packed(name, dtype):
     assert (found != winners).sum() <= 1e-3 * found.numel()  # two similarities within rounding
 
 
-@pytest.mark.native
-@pytest.mark.parametrize("width", TAILS)
-def test_last_tiles_of_packed_documents(width, force):
-    lengths_q, lengths_d = [32, 0, 77, 300] * 2, copied_lengths(width) * 2
-    Q, cu_q = packed.pack(lengths_q, 128, torch.bfloat16, "cuda")
-    D, cu_d = packed.pack(lengths_d, 128, torch.bfloat16, "cuda")
-    Q, D = torch.randint_like(Q, -2, 3), torch.randint_like(D, -1, 2)
-    force(f"rows {width} copied")
+def check_exact(Q, D, lengths_q, cu_d, which=slice(None)):
+    """Scores and winners of whole numbers, for some of the documents."""
+    cu_q = packed.offsets(lengths_q).cuda()
     scores = li.lik.maxsim_varlen(Q, D, cu_q, cu_d)
     out, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
-    assert torch.equal(out, scores)
-    for j, tokens in enumerate(packed.slices(D, cu_d)):
+    assert torch.equal(out[:, which], scores[:, which])
+    for j, tokens in list(enumerate(packed.slices(D, cu_d)))[which]:
         if len(tokens) == 0:
             assert (scores[:, j] == 0).all() and (found[j] == -1).all()
             continue
@@ -151,6 +146,33 @@ def test_last_tiles_of_packed_documents(width, force):
         assert torch.equal(found[j].long(), first)
         of_queries = [part.sum() for part in best.split(lengths_q)]
         assert torch.equal(scores[:, j].double(), torch.stack(of_queries))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("width", TAILS)
+def test_last_tiles_of_packed_documents(width, d, dtype, force):
+    lengths_q = [32, 0, 77, 300] * 2
+    D, cu_d = packed.pack(copied_lengths(width) * 2, d, dtype, "cuda")
+    force(f"rows {width}")
+    check_exact(
+        whole_numbers(-2, 2, sum(lengths_q), d).to(dtype), torch.randint_like(D, -1, 2), lengths_q, cu_d
+    )
+
+
+# Every second document is NaN. All similarities are negative, so that zeros behind the last one would win.
+@pytest.mark.native
+@pytest.mark.parametrize("width", TAILS)
+def test_what_lies_behind_a_packed_document_has_no_say(width, force):
+    tail, lengths_q = TAILS[width], [32, 0, 77, 300] * 2
+    short = [1, 2, 7, 8, 9, tail - 1, tail, tail + 1, tail + 8, width - 9, width - 8, width - 1, width]
+    D, cu_d = packed.pack([n for n in (*short, 3) for _ in range(2)][:-1], 128, torch.bfloat16, "cuda")
+    D = torch.randint_like(D, -2, 0)
+    for poisoned in packed.slices(D, cu_d)[1::2]:
+        poisoned.fill_(float("nan"))
+    force(f"rows {width}")
+    check_exact(whole_numbers(1, 2, sum(lengths_q), 128).bfloat16(), D, lengths_q, cu_d, slice(0, None, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -13,6 +13,12 @@ namespace late_interaction {
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool compacted, int tokens = 0, int num_splits = 1);
 
+// True where sm90_q reads packed documents where they lie, all columns alike, and overwrites the similarities
+// of those behind a document that is shorter than its tile.
+inline bool takes_packed_ranges(const ForwardTraits& traits, Compute compute) {
+  return traits.packed && has_tails(element_bytes(compute), traits.masked, traits.scaled);
+}
+
 // Several short documents to a tile, `span` tokens each.
 std::optional<ForwardPlan> plan_sm90_q_short(const Sizes& s, const ForwardTraits& traits,
                                              const Device& device, int span = 0);

@@ -87,8 +87,8 @@ void pick_from_grid(const PairInputs& in, Precision precision, PairPick pick, co
   if (pick.winners != nullptr) {
     winners = new_tensor(like, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
   }
-  const PackedScores made = score_packed(
-      {.in = in, .precision = precision, .scores = grid, .winners = winners}, mean_document(in.sizes));
+  const PackedScores made =
+      score_packed({.in = in, .precision = precision, .scores = grid, .winners = winners}, in.sizes);
   pick.grid = static_cast<const float*>(made.sums.const_data_ptr());
   pick.grid_winners = made.args.winners;
   pick.partial_rows = made.partial_rows;

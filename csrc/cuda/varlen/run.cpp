@@ -9,14 +9,16 @@ namespace late_interaction {
 
 namespace {
 
-// A document of mean length stands for all of them.
-ForwardPlan plan_packed(const ForwardCall& call, int64_t mean, const Device& device) {
+// A document of mean length stands for all of them. Where as many tokens as there are fall into equal
+// documents, they most likely do: of random lengths, one call in N does.
+ForwardPlan plan_packed(const ForwardCall& call, const Sizes& all, const Device& device) {
   const Inputs& in = call.in;
   Sizes sizes = in.sizes;
-  sizes.Ld = mean;
+  sizes.Ld = mean_document(all);
   if (in.dtype == Dtype::fp64) sizes.Nq = in.packed->queries;
   ForwardTraits traits = traits_of(in, call.precision, call.token_scales.d.data != nullptr);
   traits.given_scales = traits.scaled;
+  traits.ragged = sizes.Ld * all.N != all.Ld;
   return chosen_plan(sizes, traits, call.winners.has_value(), device);
 }
 
@@ -81,7 +83,7 @@ void take_index(ForwardArgs& args, const PackedIndex& index) {
 
 }  // namespace
 
-PackedScores score_packed(const ForwardCall& call, int64_t mean) {
+PackedScores score_packed(const ForwardCall& call, const Sizes& all) {
   const Inputs& in = call.in;
   const int device = call.scores.get_device_index();
   const cudaStream_t stream = current_stream(device);
@@ -91,7 +93,7 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
     fill_empty(call, stream);
     return made;
   }
-  const ForwardPlan plan = plan_packed(call, mean, device_properties(device));
+  const ForwardPlan plan = plan_packed(call, all, device_properties(device));
   made.args = forward_args(call, plan);
   made.index.emplace(in, call.scores);
   PackedIndex index = made.index->index(in);
@@ -130,10 +132,10 @@ namespace {
 
 // Packed documents that are scored at once: what L2 holds for many row tiles, and of codes with scales, whose
 // masked tiles take long, as many as have room for copies of short ones (sm90_rules.cpp, worth_copying).
-int64_t documents_at_once_of(const ForwardCall& call, int64_t mean, const Device& device) {
+int64_t documents_at_once_of(const ForwardCall& call, const Device& device) {
   constexpr int64_t kManyRows = 512, kCopies = int64_t{1} << 29, kSlot = 160;
   Sizes sizes = call.in.sizes;
-  sizes.Ld = mean;
+  sizes.Ld = mean_document(sizes);
   const int64_t at_once = documents_at_once(sizes, call.in.dtype, device);
   if (!device.wgmma || sizes.Lq < kManyRows || call.token_scales.d.data == nullptr) return at_once;
   const int64_t slot = kSlot * sizes.d * element_bytes(call.in.dtype);
@@ -145,15 +147,15 @@ int64_t documents_at_once_of(const ForwardCall& call, int64_t mean, const Device
 void packed_scores_into(const ForwardCall& call) {
   const Inputs& in = call.in;
   const int index = call.scores.get_device_index();
-  const int64_t documents = in.sizes.N, mean = mean_document(in.sizes);
-  const int64_t at_once = documents_at_once_of(call, mean, device_properties(index));
+  const int64_t documents = in.sizes.N;
+  const int64_t at_once = documents_at_once_of(call, device_properties(index));
   for (int64_t first = 0; first < std::max<int64_t>(documents, 1); first += std::max<int64_t>(at_once, 1)) {
     Inputs some = in;
     some.sizes.N = std::min(at_once, documents - first);
     some.packed->d_offsets += first;
     ForwardCall part = call.with(some);
     part.first_document = first;
-    const PackedScores made = score_packed(part, mean);
+    const PackedScores made = score_packed(part, in.sizes);
     if (made.partial_rows == 0) continue;
     check(launch_reduce_packed_partials(made.args, made.partial_rows,
                                         static_cast<float*>(call.scores.data_ptr()) + first, documents,

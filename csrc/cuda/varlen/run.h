@@ -17,9 +17,9 @@ struct PackedScores {
   std::optional<PackedIndexBuffers> index;  // what args point to
 };
 
-// Scores all packed queries with all packed documents, into `call.scores` or into partial sums. mean: tokens
-// of a document.
-PackedScores score_packed(const ForwardCall& call, int64_t mean);
+// Scores all packed queries with all packed documents, into `call.scores` or into partial sums. all: the
+// sizes of the whole call, of which `call` may have some documents.
+PackedScores score_packed(const ForwardCall& call, const Sizes& all);
 
 // Scores all packed queries with all packed documents, as many of them at once as L2 holds, and adds partial
 // sums up.

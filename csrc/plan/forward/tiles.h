@@ -47,16 +47,20 @@ inline std::span<const int> tile_widths(Compute compute) {
   return compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
 }
 
-// The allowed width, in document tokens, of the lowest cost; the first of equals. A tile costs its columns,
-// and some for its start and end; `once` is the cost, in quarters of a column, of a block's first wait and
-// last fold, which nothing overlaps. spared(width): columns that a document's last tile has less.
-template <class Allowed, class Spared>
-int fit_width(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed,
-              Spared spared) {
-  const auto cost = [&](int width) {
-    const int64_t columns = ceil_div(s.Ld, width) * (width + 16) - spared(width);
-    return documents_a_block * columns + width * once / 4;
-  };
+// What the tiles of a document of `length` tokens cost: their columns, and some for each one's start and end.
+// tail: columns of the last tile, where the remaining tokens fit it.
+inline int64_t tiles_cost(int64_t length, int width, int tail) {
+  const int64_t tiles = ceil_div(length, width), remaining = length - (tiles - 1) * width;
+  return tiles * (width + 16) - (remaining <= tail ? width - tail : 0);
+}
+
+// The allowed width, in document tokens, of the lowest cost; the first of equals. document_cost(width): what
+// a document costs; `once` is the cost, in quarters of a column, of a block's first wait and last fold, which
+// nothing overlaps.
+template <class Allowed, class DocumentCost>
+int fit_width(Compute compute, int64_t documents_a_block, int once, Allowed allowed,
+              DocumentCost document_cost) {
+  const auto cost = [&](int width) { return documents_a_block * document_cost(width) + width * once / 4; };
   int best = 0;
   for (const int width : tile_widths(compute)) {
     if (allowed(width) && (best == 0 || cost(width) < cost(best))) best = width;

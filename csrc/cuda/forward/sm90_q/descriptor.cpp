@@ -7,13 +7,32 @@ namespace late_interaction {
 
 extern const ForwardKernel sm90_q;
 
+namespace {
+
+// Packed documents of different lengths, of which only the mean is known. As in a corpus of passages, many
+// are shorter and few are much longer: 3 * mean * u * u, for u spread evenly from 0 to 1.
+int64_t ragged_cost(int64_t mean, int width) {
+  constexpr int64_t kLengths = 32;
+  int64_t all = 0;
+  for (int64_t i = 0; i < kLengths; ++i) {
+    const int64_t length = 3 * mean * (2 * i + 1) * (2 * i + 1) / (4 * kLengths * kLengths);
+    all += tiles_cost(std::max<int64_t>(length, 1), width, tail_width(width));
+  }
+  return all / kLengths;
+}
+
+}  // namespace
+
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool compacted, int tokens, int num_splits) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
   const int64_t element = element_bytes(compute);
-  if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kKChunkBytes)
+  const bool packed_ranges = takes_packed_ranges(traits, compute);
+  if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kKChunkBytes ||
+      (compacted && packed_ranges)) {
     return std::nullopt;
+  }
   ForwardPlan plan;
   plan.kernel = &sm90_q;
   plan.compute = compute;
@@ -21,7 +40,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   plan.rows = 256;
   plan.partial_rows = 128;
   const auto masked = [&](int width) {
-    return !compacted && (traits.masked || traits.packed || s.Ld < width);
+    return !compacted && !packed_ranges && (traits.masked || traits.packed || s.Ld < width);
   };
   const auto two_widths = [&](int width) {
     const bool whole = !traits.packed && !compacted && num_splits == 1;
@@ -32,8 +51,12 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   const auto allowed = [&](int width) {
     return width <= widest_tile(masked(width), traits.scaled) && (tokens == 0 || width == tokens);
   };
-  const auto spared = [&](int width) { return two_widths(width) ? width - second_width(width) : 0; };
-  plan.tokens = fit_width(s, compute, documents_a_block, 5, allowed, spared);
+  const auto document_cost = [&](int width) {
+    if (packed_ranges && traits.ragged) return ragged_cost(s.Ld, width);
+    const int last = two_widths(width) ? second_width(width) : packed_ranges ? tail_width(width) : width;
+    return tiles_cost(s.Ld, width, last);
+  };
+  plan.tokens = fit_width(compute, documents_a_block, 5, allowed, document_cost);
   if (plan.tokens == 0) return std::nullopt;
   if (!may_split(s, plan.tokens, num_splits, traits.packed || compacted)) return std::nullopt;
   plan.num_splits = num_splits;
@@ -43,7 +66,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   plan.scaled = traits.scaled;
   plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
   plan.compacted = compacted;
-  plan.two_widths = spared(plan.tokens) > 0;
+  plan.two_widths = two_widths(plan.tokens) && second_width(plan.tokens) < plan.tokens;
   plan.end_tokens = 16 + plan.tokens / 2;
   const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
   const int64_t stage = int64_t{plan.k_chunks} * plan.tokens * kKChunkBytes + (plan.masked ? 32 : 0) +

@@ -32,7 +32,7 @@
 // the first kept token to the last; of a compacted one the kept tokens alone. The last tile is moved back to
 // end with the range: a token that is seen twice changes neither the maximum nor, since ties keep the earlier
 // token, the argmax. So columns are masked one by one only where a document is not compacted and has a mask,
-// or is shorter than a tile.
+// or is shorter than its tile.
 //
 // Where all columns of a range count alike (kDocRanges), the last tile is a narrower tail, if the remaining
 // tokens fit one. The producer writes a StageTile beside each stage, so that a consumer chooses between a
@@ -40,6 +40,10 @@
 //
 //     a document of 240 tokens   |<------ tile, 152 ------>|
 //                                                   |<-- tail, 104 -->|
+//
+// Packed documents have ranges, too. One that is shorter than its only tile, or tail, has columns behind it
+// that do not count, mostly tokens of the next document: the StageTile says so, and the consumer overwrites
+// their similarities before it folds (leave_out).
 //
 // mbarriers: full and empty for each stage, and for the Q tile. Each consumer warp arrives once on an empty
 // mbarrier. If columns have masks or scales, each consumer lane does, since each reads different ones, and
@@ -80,8 +84,8 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
 }
 
 // kMasked: some tokens may not count, or a document may be shorter than a tile. kScaled: each token has a
-// scale, an inverse norm or a quantization scale. kDocRanges: documents have ranges, and all columns count
-// alike. kTail: columns of a tail; kColumns: no tile is narrower.
+// scale, an inverse norm or a quantization scale. kDocRanges: documents have ranges, and all columns that
+// hold their tokens count alike. kTail: columns of a tail; kColumns: no tile is narrower.
 template <class Type_, class Element_, int kColumns_, int kKChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_, bool kDocRanges_, int kTail_>
 struct Sm90QTile {
@@ -163,7 +167,7 @@ enum class Width : uint32_t { none, full, tail };
 
 // The tile of a document range that a stage holds.
 struct StageTile {
-  int32_t begin;      // first token
+  int32_t begin;      // first token; below 0: the tile begins at 0, and its last -begin columns do not count
   Width width, next;  // next: of the following tile against the same rows
   bool ends;          // the last tile of the document range
 
@@ -172,7 +176,7 @@ struct StageTile {
     return 32u * begin + 8 * static_cast<uint32_t>(width) + 2 * static_cast<uint32_t>(next) + (ends ? 1 : 0);
   }
   static __device__ __forceinline__ StageTile unpacked(uint32_t word) {
-    return {static_cast<int32_t>(word / 32), Width{word / 8 % 4}, Width{word / 2 % 4}, word % 2 != 0};
+    return {static_cast<int32_t>(word) >> 5, Width{word / 8 % 4}, Width{word / 2 % 4}, word % 2 != 0};
   }
 };
 
@@ -183,9 +187,11 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
 }
 
 // The first token of the tile at t of a document range: the last tile is moved back to end with the range.
+// See StageTile::begin.
 template <class Tile>
 __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t columns = Tile::kColumns) {
-  return max(0, min(t, length - columns));
+  const int32_t begin = min(t, length - columns);
+  return Tile::kDocRanges ? begin : max(0, begin);
 }
 
 // The width of the tile at token t: a tail's, where the tokens that remain fit one.
@@ -328,6 +334,22 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
   if constexpr (!Tile::kMasked) CodeMaximumFold<Value>::take(rows, top, seen);
 }
 
+// Overwrites the similarities of columns that do not count in a tile that has some. Documents of kTail tokens
+// and fewer have no wider tile.
+template <class Tile, int kWidth>
+__device__ __forceinline__ void leave_out(typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                          const StageTile& tile) {
+  constexpr int kCounting = kWidth > Tile::kTail ? Tile::kTail : 0;
+  const int32_t kept = kWidth + tile.begin - 2 * static_cast<int32_t>(ptx::tid_x() % 4);
+#pragma unroll
+  for (int n = kCounting / 8; n < kWidth / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (8 * n + e >= kept) c[4 * n + e] = c[4 * n + 2 + e] = -INFINITY;
+    }
+  }
+}
+
 // The producer, one thread: loads Q tiles and the tiles of documents.
 template <class Tile>
 __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& smem) {
@@ -353,7 +375,7 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
         for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
           ptx::tma_load_4d(smem.stage(state.stage) + k_chunk * Tile::kStageKChunkBytes, map,
                            smem.ring().full(state.stage), k_chunk * Tile::kKChunkElements,
-                           doc_range.begin() + tile.begin, item, outer);
+                           doc_range.begin() + max(tile.begin, 0), item, outer);
         }
         state.advance(p.stages);
       }
@@ -522,17 +544,23 @@ struct Sm90QConsumer {
   }
 
   // Takes a tile of kWidth columns, whose first block is in flight, and leaves in flight the first block of
-  // the next tile, of kNext columns; 0: there is none in this body. `more`: tiles follow this body.
+  // the next tile, of kNext columns; 0: there is none in this body. `more`: tiles follow this body. Only the
+  // last tile of a body may have columns that do not count: elsewhere ptxas would run out of registers.
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
     multiply<kWidth>(c[1], 1);
     // Before the waits, so that the next tile knows whether the range ends; with scales, no register for
     // that.
     const StageTile tile = tile_at_hand<kWidth>();
-    const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
+    constexpr bool kMayBeShort = Tile::kDocRanges && kNext == 0;
+    const int32_t begin = kMayBeShort ? max(tile.begin, 0) : tile.begin;
+    const float first_token = static_cast<float>(begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
       token_scales.enter(smem.token_scales_of(state.stage));
     ptx::wgmma_wait<1>();
+    if constexpr (kMayBeShort) {
+      if (__builtin_expect(tile.begin < 0, false)) leave_out<Tile, kWidth>(c[0], tile);
+    }
     // Always true, but not to the compiler: without the branch it would move some of the fold behind the wait
     // for the wgmma that the fold is to overlap, or load all scales before the fold.
     if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
@@ -551,6 +579,9 @@ struct Sm90QConsumer {
     if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
       smem.ring().consumer_release(folded.stage);
     if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(smem.token_scales_of(state.stage));
+    if constexpr (kMayBeShort) {
+      if (__builtin_expect(tile.begin < 0, false)) leave_out<Tile, kWidth>(c[1], tile);
+    }
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
       if constexpr (Tile::kPolicy.reads_ahead) {
         if (kNext > 0 || more) token_scales.ahead[n] = token_scales.load(n);
@@ -579,14 +610,15 @@ struct Sm90QConsumer {
   }
 
   // Takes all tiles that a row tile meets, where documents have ranges. If folds are long, a tail shares a
-  // body with the tile before it, so that a block of the tail is in flight while that tile is folded.
+  // body with the tile before it, so that a block of the tail is in flight while that tile is folded; but a
+  // tile with columns that do not count has a body of its own.
   __device__ __forceinline__ void take_doc_range_tiles() {
     do {
       wait_for_stage();
       const StageTile tile = read_stage_tile();
       if (tile.width == Width::tail) {
         take_tiles<1, Tile::kTail>(true);
-      } else if (Tile::kWinners && tile.next == Width::tail) {
+      } else if (Tile::kWinners && tile.next == Width::tail && tile.begin >= 0) {
         take_tiles<2, Tile::kTail>(true);
       } else {
         take_tiles<1>(true);

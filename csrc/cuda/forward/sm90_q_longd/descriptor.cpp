@@ -26,7 +26,7 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
   const auto allowed = [&](int width) {
     return width <= kWidestSplitTile && (tokens == 0 || width == tokens);
   };
-  plan.tokens = fit_width(s, compute, 1, 0, allowed, [](int) { return 0; });
+  plan.tokens = fit_width(compute, 1, 0, allowed, [&](int width) { return tiles_cost(s.Ld, width, width); });
   if (plan.tokens == 0) return std::nullopt;
   plan.masked = traits.masked || s.Ld < plan.tokens;
   plan.scaled = traits.scaled;
