@@ -569,8 +569,11 @@ std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, i
   // fp32 that multiplies in half precision is converted before, as runtime/op_helpers.h has it.
   const bool half = given == Dtype::fp32 && (how == Precision::medium || how == Precision::fp16);
   const Dtype type = !half ? given : how == Precision::medium ? Dtype::bf16 : Dtype::fp16;
-  const ForwardTraits traits{
-      .dtype = type, .precision = how, .packed = true, .tma_compatible = d * element_bytes(type) % 16 == 0};
+  const ForwardTraits traits{.dtype = type,
+                             .precision = how,
+                             .packed = true,
+                             .ragged = true,
+                             .tma_compatible = d * element_bytes(type) % 16 == 0};
   const ForwardPlan plan = plan_forward(sizes, traits, device);
   return explain(sizes, plan) + explain_rates(plan, device) +
          explain_documents_at_once(call, documents_at_once(sizes, type, device));

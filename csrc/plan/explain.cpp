@@ -38,7 +38,7 @@ std::string describe_columns(const Sizes& s, const ForwardPlan& plan) {
                     ceil_div(s.Ld, plan.num_splits),
                     " tokens each: whole ones would leave multiprocessors idle\n");
   }
-  if (plan.compacted && has_tails(element_bytes(plan.compute), plan.masked, plan.scaled)) {
+  if (plan.tails) {
     lines += joined("tail       the last tile of a document is ", tail_width(plan.tokens),
                     " tokens wide where what remains fits it\n");
   }

@@ -53,6 +53,7 @@ struct ForwardPlan {
   bool scaled = false;      // each column of a tile has a scale
   bool trimmed = false;     // a kernel before finds the first and the last kept token of each document
   bool compacted = false;   // a kernel before copies each document's kept tokens, so that no column is masked
+  bool tails = false;       // the last tile of a document is a narrower tail where what remains fits it
   bool two_widths = false;  // each document has two tiles, of which the second is second_width() wide
   int end_tokens = 32;      // packed: a document's end takes as long as so many tokens, for equal shares
 };

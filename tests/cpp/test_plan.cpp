@@ -203,6 +203,7 @@ void test_packed_documents_have_widths_for_their_lengths() {
   const ForwardTraits traits{.packed = true, .ragged = true};
   const ForwardPlan ragged = plan_forward(many, traits, kH200);
   EXPECT(name(ragged) == "sm90_q" && ragged.tokens == 104);
+  EXPECT(explain(many, ragged).find("tail ") != std::string::npos);
   for (const ForwardPlan& plan : forward_alternatives(many, traits, kH200)) {
     EXPECT(!plan.compacted && (name(plan) != "sm90_q" || !plan.masked));
   }

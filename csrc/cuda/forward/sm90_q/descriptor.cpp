@@ -66,6 +66,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   plan.scaled = traits.scaled;
   plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
   plan.compacted = compacted;
+  plan.tails = packed_ranges || (compacted && has_tails(element, plan.masked, plan.scaled));
   plan.two_widths = two_widths(plan.tokens) && second_width(plan.tokens) < plan.tokens;
   plan.end_tokens = 16 + plan.tokens / 2;
   const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
