@@ -56,6 +56,9 @@ constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
 // Tokens of a tail: about two thirds of a tile.
 constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
 
+// Tokens of a brief tail, which scores without winners have, too.
+constexpr int brief_width(int columns) { return columns >= 152 ? 64 : 32; }
+
 // The width of the second tile of documents of one length that take two; `columns` if no narrower one exists.
 constexpr int second_width(int columns) { return columns == 128 ? 104 : columns == 104 ? 80 : columns; }
 

@@ -166,7 +166,7 @@ def test_last_tiles_of_packed_documents(width, d, dtype, force):
 @pytest.mark.parametrize("width", TAILS)
 def test_what_lies_behind_a_packed_document_has_no_say(width, force):
     tail, lengths_q = TAILS[width], [32, 0, 77, 300] * 2
-    short = [1, 2, 7, 8, 9, tail - 1, tail, tail + 1, tail + 8, width - 9, width - 8, width - 1, width]
+    short = [1, *(n + k for n in (8, 32, 64, tail, width - 8, width) for k in (-1, 0, 1))]
     D, cu_d = packed.pack([n for n in (*short, 3) for _ in range(2)][:-1], 128, torch.bfloat16, "cuda")
     D = torch.randint_like(D, -2, 0)
     for poisoned in packed.slices(D, cu_d)[1::2]:

@@ -339,7 +339,8 @@ def test_last_tiles_of_copies(width, d, dtype, force):
 
 def copied_lengths(width):
     tail = TAILS[width]
-    near = (tail, width, width + tail, 2 * width, 2 * width + tail, 3 * width + tail)
+    tiles = (width * i + n for i in (1, 2) for n in (0, 32, 64, tail))
+    near = (32, 64, tail, *tiles, 3 * width + tail)
     return [0, 1, 7, *(n + k for n in near for k in (-1, 0, 1))]
 
 

@@ -35,8 +35,8 @@
 // or is shorter than its tile.
 //
 // Where all columns of a range count alike (kDocRanges), the last tile is a narrower tail, if the remaining
-// tokens fit one. The producer writes a StageTile beside each stage, so that a consumer chooses between a
-// tile and a tail without a load from global memory.
+// tokens fit one. Scores without winners have a brief tail, too. The producer writes a StageTile beside each
+// stage, so that a consumer chooses between a tile and a tail without a load from global memory.
 //
 //     a document of 240 tokens   |<------ tile, 152 ------>|
 //                                                   |<-- tail, 104 -->|
@@ -101,6 +101,7 @@ struct Sm90QTile {
   // All documents have Ld tokens, none compacted.
   static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
   static constexpr int kTail = kTail_;
+  static constexpr int kBrief = kDocRanges && !kWinners ? brief_width(kColumns) : kTail;
   // Each document has two tiles, the second one narrower.
   static constexpr bool kTwoWidths = kWhole && kTail < kColumns;
   static constexpr Sm90QPolicy kPolicy = sm90_q_policy(
@@ -163,7 +164,7 @@ struct Sm90QShared {
   __device__ __forceinline__ uint32_t stage_tile(int i) const { return barriers + 176 + 4 * i; }
 };
 
-enum class Width : uint32_t { none, full, tail };
+enum class Width : uint32_t { none, full, tail, brief };
 
 // The tile of a document range that a stage holds.
 struct StageTile {
@@ -197,14 +198,20 @@ __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t
 // The width of the tile at token t: a tail's, where the tokens that remain fit one.
 template <class Tile>
 __device__ __forceinline__ Width tile_width(int32_t length, int32_t t) {
+  if (Tile::kBrief < Tile::kTail && length - t <= Tile::kBrief) return Width::brief;
   return Tile::kTail < Tile::kColumns && length - t <= Tile::kTail ? Width::tail : Width::full;
+}
+
+template <class Tile>
+__device__ __forceinline__ int32_t columns_of(Width width) {
+  return width == Width::brief ? Tile::kBrief : width == Width::tail ? Tile::kTail : Tile::kColumns;
 }
 
 template <class Tile>
 __device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
   const Width width = tile_width<Tile>(length, t);
   const bool ends = t + Tile::kColumns >= length;
-  return {tile_begin<Tile>(length, t, width == Width::tail ? Tile::kTail : Tile::kColumns), width,
+  return {tile_begin<Tile>(length, t, columns_of<Tile>(width)), width,
           ends ? Width::none : tile_width<Tile>(length, t + Tile::kColumns), ends};
 }
 
@@ -334,12 +341,12 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
   if constexpr (!Tile::kMasked) CodeMaximumFold<Value>::take(rows, top, seen);
 }
 
-// Overwrites the similarities of columns that do not count in a tile that has some. Documents of kTail tokens
-// and fewer have no wider tile.
+// Overwrites the similarities of columns that do not count in a tile that has some. Documents that fit a tail
+// have no wider tile.
 template <class Tile, int kWidth>
 __device__ __forceinline__ void leave_out(typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                           const StageTile& tile) {
-  constexpr int kCounting = kWidth > Tile::kTail ? Tile::kTail : 0;
+  constexpr int kCounting = kWidth > Tile::kTail ? Tile::kTail : kWidth > Tile::kBrief ? Tile::kBrief : 0;
   const int32_t kept = kWidth + tile.begin - 2 * static_cast<int32_t>(ptx::tid_x() % 4);
 #pragma unroll
   for (int n = kCounting / 8; n < kWidth / 8; ++n) {
@@ -618,6 +625,8 @@ struct Sm90QConsumer {
       const StageTile tile = read_stage_tile();
       if (tile.width == Width::tail) {
         take_tiles<1, Tile::kTail>(true);
+      } else if (!Tile::kWinners && tile.width == Width::brief) {
+        take_tiles<1, Tile::kBrief>(true);
       } else if (Tile::kWinners && tile.next == Width::tail && tile.begin >= 0) {
         take_tiles<2, Tile::kTail>(true);
       } else {
