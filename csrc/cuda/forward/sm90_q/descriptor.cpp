@@ -68,7 +68,8 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   plan.compacted = compacted;
   plan.tails = packed_ranges || (compacted && has_tails(element, plan.masked, plan.scaled));
   plan.two_widths = two_widths(plan.tokens) && second_width(plan.tokens) < plan.tokens;
-  plan.end_tokens = 16 + plan.tokens / 2;
+  // Columns of the last tile that hold no token of the document, on average, and what the tile costs beside.
+  plan.end_tokens = 16 + plan.tokens / (plan.tails ? 8 : 2);
   const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
   const int64_t stage = int64_t{plan.k_chunks} * plan.tokens * kKChunkBytes + (plan.masked ? 32 : 0) +
                         (plan.scaled ? 4 * plan.tokens : 0);
