@@ -84,7 +84,7 @@ struct TensorMaps {
   CUtensorMap Q;          // in_batch: [1, 1, Nq * Lq, d]; per_query: [1, Nq, Lq, d]
   CUtensorMap D;          // [Nq or 1, N, Ld, d]; packed: [1, 1, tokens, d]
   CUtensorMap compacted;  // sm90_q: [1, 1, tokens, d] of ForwardArgs::compacted
-  CUtensorMap D_tail;     // sm90_d, packed: D in boxes of kTailTokens
+  CUtensorMap D_tail;     // sm90_d, sm90_q with tails; packed: D in boxes of kTailTokens
 };
 
 // Listed pairs of packed queries and documents (listed_pairs.cuh).

@@ -357,6 +357,26 @@ __device__ __forceinline__ void leave_out(typename Tile::Accumulator (&c)[Tile::
   }
 }
 
+// Loads a tail of a packed document that begins at token `first`, in small boxes, those with tokens of it: a
+// whole box would read as many tokens of other documents as well.
+template <class Tile>
+__device__ __forceinline__ void load_tail(const TensorMaps& maps, const Sm90QShared<Tile>& smem, int stage,
+                                          const StageTile& tile, int32_t first) {
+  constexpr uint32_t kBoxBytes = kTailTokens * kKChunkBytes;
+  const int32_t count = columns_of<Tile>(tile.width) + min(tile.begin, 0);
+  const int32_t boxes = max(1, (count + kTailTokens - 1) / kTailTokens);
+  smem.ring().producer_expect(stage, boxes * Tile::kKChunks * kBoxBytes);
+#pragma unroll 1
+  for (int32_t i = 0; i < boxes; ++i) {
+#pragma unroll
+    for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
+      ptx::tma_load_4d(smem.stage(stage) + k_chunk * Tile::kStageKChunkBytes + i * kBoxBytes, &maps.D_tail,
+                       smem.ring().full(stage), k_chunk * Tile::kKChunkElements, first + i * kTailTokens, 0,
+                       0);
+    }
+  }
+}
+
 // The producer, one thread: loads Q tiles and the tiles of documents.
 template <class Tile>
 __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& smem) {
@@ -378,11 +398,15 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
         }
         smem.ring().producer_acquire(state);
         if constexpr (Tile::kDocRanges) ptx::st_shared(smem.stage_tile(state.stage), tile.packed());
-        smem.ring().producer_expect(state.stage, Tile::kStageBytes);
-        for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
-          ptx::tma_load_4d(smem.stage(state.stage) + k_chunk * Tile::kStageKChunkBytes, map,
-                           smem.ring().full(state.stage), k_chunk * Tile::kKChunkElements,
-                           doc_range.begin() + max(tile.begin, 0), item, outer);
+        if (Tile::kDocRanges && p.packed && tile.width != Width::full) {
+          load_tail<Tile>(maps, smem, state.stage, tile, doc_range.first + max(tile.begin, 0));
+        } else {
+          smem.ring().producer_expect(state.stage, Tile::kStageBytes);
+          for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
+            ptx::tma_load_4d(smem.stage(state.stage) + k_chunk * Tile::kStageKChunkBytes, map,
+                             smem.ring().full(state.stage), k_chunk * Tile::kKChunkElements,
+                             doc_range.begin() + max(tile.begin, 0), item, outer);
+          }
         }
         state.advance(p.stages);
       }

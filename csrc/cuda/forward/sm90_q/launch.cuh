@@ -46,6 +46,9 @@ cudaError_t launch_sm90_q(const ForwardLaunch<ForwardArgs>& call) {
     maps.compacted = make_row_map(p.compacted.tokens, kCompute, p.compacted.slot * documents_of(p), p.d, p.d,
                                   call.plan.tokens);
   }
+  if (p.packed && call.plan.tails) {
+    maps.D_tail = make_row_map(p.D.data, kCompute, p.Ld, p.d, p.D.token_stride, kTailTokens);
+  }
   using Operand = WgmmaOperand<kCompute>;
   return choose_width<typename Operand::Type>(call.plan, [&]<int kTokens>() {
     return choose<1, 2>(call.plan.k_chunks, [&]<int kKChunks>() {
