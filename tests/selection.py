@@ -54,7 +54,11 @@ def factors_of(item) -> list[tuple]:
 def covering(items: list, strength: int) -> list:
     """The parameter sets that ``--strength`` keeps of a function: a covering array, by taking first those of
     which all combinations are new, then half of them, then any. Ties go by the digests of their names."""
-    combinations = {item: [*itertools.combinations(factors_of(item), strength)] for item in items}
+    combinations = {}
+    for item in items:
+        factors = factors_of(item)
+        # Of one argument all values: they have none to meet.
+        combinations[item] = [*itertools.combinations(factors, min(strength, len(factors)))]
     order = sorted(items, key=lambda item: hashlib.md5(item.nodeid.encode()).digest())
     kept, seen = [], set()
     for share in (1, 0.5, 0):

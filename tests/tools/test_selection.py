@@ -35,6 +35,9 @@ def test_many(a, b, c, e):
 @pytest.mark.parametrize("a", range(24))
 def test_few(a):
     pass
+@pytest.mark.parametrize(("a", "b"), [(i, 0) for i in range(60)])
+def test_one(a, b):
+    pass
 """
 
 
@@ -46,6 +49,7 @@ def test_every_few_values_meet_in_a_parameter_set(strength, most, tmp_path):
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     few = re.findall(r"test_few\[(\d+)\]", run.stdout)
     assert len(few) == 24 or strength == 1
+    assert run.stdout.count("test_one[") == 60
     sets = [tuple(x) for x in re.findall(r"test_many\[(\d)-(\d-\d)-(\d)\]", run.stdout)]
     assert 0 < len(sets) <= most and (strength or len(sets) == 120), run.stdout
     sizes = (4, 5, 6)
