@@ -313,6 +313,8 @@ def test_normalizing_calls_and_codes_do_not_look(device):
         lambda: li.search(Q, D, 2, normalize=True),
         lambda: li.search(Q, D, 2, coarse=codecs.Bits(1), normalize=True),
         lambda: li.smooth_maxsim(Q, D, normalize=True),
+        lambda: li.maxsim_pairs(Q, D, normalize=True),
+        lambda: li.maxsim(codecs.Int8().encode(Q), codecs.Int8().encode(D)),
         lambda: li.explain(Q, D, normalize=True),
         lambda: li.search(codecs.Int8().encode(Q), codecs.Int8().encode(D), 2),
     ) == []  # fmt: skip

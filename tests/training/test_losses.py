@@ -568,6 +568,7 @@ def test_a_saved_number_without_dims_is_loaded(module):
     saved = {name: torch.tensor(-2.0) for name in loss_fn.state_dict()}
     loss_fn.load_state_dict(saved)
     assert saved and all(torch.equal(x, torch.tensor([-2.0])) for x in loss_fn.state_dict().values())
+    assert loss_fn.load_state_dict({}, strict=False).missing_keys == list(saved)
 
 
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")

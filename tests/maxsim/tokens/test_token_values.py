@@ -140,6 +140,9 @@ BAD = {
         lambda: Tokens.packed(V2, torch.tensor([0, 5]), 5.0), TypeError, ["max_length", "int", "float"],
     ),
     "no sequence": (lambda: Tokens.from_list([]), TypeError, ["sequences", "at least one"]),
+    "sequences without dims": (
+        lambda: Tokens.from_list([V2[:, :0]]), ValueError, ["sequences[0]", "d of at least 1", "[5, 0]"],
+    ),
     "sequences of several dims": (
         lambda: Tokens.from_list([V2, V2[:, :3]]), ValueError, ["sequences[1]", "[L, 4]", "[5, 3]"],
     ),
