@@ -248,6 +248,16 @@ def test_no_queries_with_no_hard_negatives(packed):
     assert li.losses.contrastive(Q, D, temperature=T, hard_negatives=H, reduction="sum").item() == 0
 
 
+@pytest.mark.parametrize("kept", [None, 0])
+def test_queries_with_no_hard_negatives(device, kept):
+    Q, D = batch(4, 6, device=device)
+    H = Q.new_empty(4, 0, 5, Q.shape[-1]).requires_grad_()
+    loss = li.losses.contrastive(Q, D, temperature=T, hard_negatives=H, kept_bytes=kept)
+    found, (*mine, of_none) = gradients(loss, (Q, D, H))
+    assert_close((found, mine), gradients(reference(Q, D, T), (Q, D)))
+    assert of_none.shape == H.shape
+
+
 @pytest.mark.parametrize("Q", [torch.ones(2, 8, device="meta"), None], ids=["meta", "no-tensor"])
 def test_a_refusal_is_told_from_the_device_of_the_queries(Q, monkeypatch):
     told = []
