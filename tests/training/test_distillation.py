@@ -297,6 +297,7 @@ def refusals():
         few = own(D)[: B * K - 1]
         yield kind, ValueError, "as many documents for each of the 6 queries, got 23", (Q, few, teacher), {}
         yield kind, ValueError, "with the B of Q", (Q, D[:3], teacher), {}
+        yield kind, ValueError, "Q must be .* d of at least 1", (Q[..., :0], D[..., :0], teacher), {}
         for q, d in ((Q[0], D), (Q, D[:, 0]), (Q[None], D), (Q, D[None])):
             yield kind, ValueError, r"Q must be \[B, Lq, d\] and D \[B, K, Ld, d\]", (q, d, teacher), {}
         yield kind, TypeError, "normalize must be", (list(Q), D, teacher), {"normalize": 1}

@@ -49,12 +49,13 @@ def test_a_budget_changes_time_and_no_bit(device, scored, masked, dtype):
     assert every > some > few > 0
 
 
+@pytest.mark.parametrize("panel", [8, 1])  # several blocks of documents in a panel, or one
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name):
+def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name, panel):
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
     found, in_backward = [], []
     for available in (0, ALL // 2, 1 << 30):
-        with small_blocks(available=available):
+        with small_blocks(panel=panel, available=available):
             loss = LOSSES[name](Q, D, temperature=T)
             scored.clear()
             found.append(gradients(loss, (Q, D)))
