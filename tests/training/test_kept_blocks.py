@@ -65,6 +65,17 @@ def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name, panel):
     assert in_backward[0] > in_backward[1] > in_backward[2] == 0
 
 
+def test_a_block_of_pairs_stays_within_its_share(monkeypatch):
+    """Also where the fewest documents that a block has are too many for all queries."""
+    made, ours = [], Kernels.scores_and_winners
+    monkeypatch.setattr(Kernels, "scores_and_winners", lambda *args: made.append(ours(*args)) or made[-1])
+    Q, D = batch(256, 256, 2, 3, 4, torch.float32)
+    with small_blocks(4), monkeypatch.context() as patch:
+        patch.setattr(kept, "_CPU_SHARES", (1 << 30, 1 << 30, 3 << 10))
+        li.losses.contrastive(Q, D, temperature=T).backward()
+    assert 1 << 10 < max(scores.nbytes + winners.nbytes for scores, winners in made) <= 3 << 10
+
+
 def test_packed_blocks_are_kept(scored):
     Q, D = (torch.randn(n, 8, requires_grad=True) for n in (31, 44))
     cu_q = torch.tensor([0, 4, 4, 9, 20, 31], dtype=torch.int32)
