@@ -57,7 +57,7 @@ def covering(items: list, strength: int) -> list:
     combinations = {}
     for item in items:
         factors = factors_of(item)
-        # Of one argument all values: they have none to meet.
+        # A function of one argument keeps all its values, which have no others to meet.
         combinations[item] = [*itertools.combinations(factors, min(strength, len(factors)))]
     order = sorted(items, key=lambda item: hashlib.md5(item.nodeid.encode()).digest())
     kept, seen = [], set()

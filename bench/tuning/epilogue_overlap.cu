@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "cuda/ptx/fence_proxy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace ptx = late_interaction::ptx;
