@@ -19,7 +19,6 @@
 #   make sentinel   which functions of the newest Sentence Transformers, PyLate, colpali-engine, Transformers, mteb and
 #                 vLLM compute a MaxSim, and which patch reaches each; the patches' tests on these releases
 #                 (downloads 360 MB)
-#   make mutants  which changes of MODULE (a file or folder) the tests TESTS do not notice, by cosmic-ray: a night
 #   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
 #   make recipes   trains with the trainers of Sentence Transformers, PyLate and colpali-engine (downloads 160 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
@@ -45,7 +44,6 @@ RAY := $(VENV)/env/ray
 AARCH64 := $(VENV)/env/aarch64
 AARCH64_BUILD := $(VENV)/build/aarch64
 ST_TESTS := $(VENV)/env/sentence-transformers
-MUTANTS := $(VENV)/mutants
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
 TORCH_CMAKE = $$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
@@ -68,7 +66,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DELETE_ON_ERROR:
 .PHONY: demo test ci nightly build requirements cuda checks bench wheel hub docs site browse lint ruff clang-format actionlint includes types ctest \
-  asan crash sentinel fast-plaid st-tests recipes lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
+  asan crash sentinel fast-plaid st-tests recipes lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -150,11 +148,6 @@ $(AARCH64)/.python: tools/aarch64_python.py $(AARCH64)/.installed
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
 	$(SITE)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
-	@touch $@
-
-# Beside the environment whose PyTorch the tests use: cosmic-ray brings 30 packages.
-$(VENV)/.mutation-tools: requirements/mutants.txt | $(VENV)/.dev-requirements
-	$(PIP_INSTALL) --quiet --upgrade --target $(MUTANTS)/site -r $<
 	@touch $@
 
 # ---- what a user runs ----
@@ -315,21 +308,6 @@ hub: | $(VENV)/.build-requirements
 
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz
-
-# cosmic-ray writes each change to disk, so it works on a copy of the checkout.
-mutants: MODULE ?= late_interaction/_scoring
-mutants: TESTS ?= tests/maxsim
-mutants: build $(VENV)/.mutation-tools
-	mkdir -p $(MUTANTS)/copy
-	git ls-files -z | xargs -0 cp --parents --target-directory $(MUTANTS)/copy
-	cp late_interaction/*.so $(MUTANTS)/copy/late_interaction
-	sed 's|@MODULE@|$(MODULE)|; s|@TESTS@|$(TESTS)|; s|@PYTHON@|$(CURDIR)/$(PY)|' tools/mutants.toml > $(MUTANTS)/config.toml
-	rm -f $(MUTANTS)/session.sqlite
-	cd $(MUTANTS)/copy && export PYTHONPATH=$(CURDIR)/$(MUTANTS)/site && \
-	  $(CURDIR)/$(PY) -m cosmic_ray.cli init ../config.toml ../session.sqlite && \
-	  $(CURDIR)/$(PY) -m cosmic_ray.tools.filters.operators_filter ../session.sqlite ../config.toml && \
-	  $(CURDIR)/$(PY) -m cosmic_ray.cli exec ../config.toml ../session.sqlite && \
-	  $(CURDIR)/$(PY) -m cosmic_ray.tools.report --surviving-only --show-diff ../session.sqlite
 
 clean:
 	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so
