@@ -16,8 +16,7 @@
 //   (*) 4 but for RowScales::none, and before sm_90, where 48 registers a thread are too few.
 //   rows in flight (kUnroll, grad_rows.cuh): 16 registers, two rows at least; one where elements are read one
 //   by one. RowScales::weights: for bf16, fp16 and fp32 rows in vectors alone; others are rare. It serves
-//   rows without factors, too. RowScales::none: single_query of one fragment, the most frequent, and lowmem
-//   of two, which the code for weights makes up to a fifth slower.
+//   rows without factors, for which single_query of one fragment, the most frequent, has RowScales::none.
 #pragma once
 
 #include "grad_d_segmented.cuh"

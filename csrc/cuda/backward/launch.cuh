@@ -48,20 +48,17 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
   const RowScales scales = row_scales(args);
   return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
     const auto launch_rows = [&]<RowScales kScales>() {
-      // Rows without factors have kernels of their own where those for weights are slower.
-      constexpr auto kServing = [](int fragments) {
-        return kScales == RowScales::none && kFragments != fragments ? RowScales::weights : kScales;
-      };
       if (plan.single_query) {
         const int rows = args.N == 1 ? kUnroll<T, kFragments, kVectors> : 1;
-        return launch(backward_single_query<T, kFragments, kVectors, kServing(1)>,
-                      lowmem_shape(args, plan, rows), stream, args);
+        return launch(backward_single_query<T, kFragments, kVectors, kScales>, lowmem_shape(args, plan, rows),
+                      stream, args);
       }
-      return launch(backward_lowmem<T, kFragments, kVectors, kServing(2), BackwardArgs>,
+      constexpr RowScales kServing = kScales == RowScales::none ? RowScales::weights : kScales;
+      return launch(backward_lowmem<T, kFragments, kVectors, kServing, BackwardArgs>,
                     lowmem_shape(args, plan), stream, args);
     };
     if constexpr (kVectors && sizeof(T) < 8) {  // rare types take the kernel that can normalize
-      if constexpr (kFragments <= 2) {
+      if constexpr (kFragments == 1) {
         if (scales == RowScales::none) return launch_rows.template operator()<RowScales::none>();
       }
       if (scales != RowScales::norms) return launch_rows.template operator()<RowScales::weights>();

@@ -9,8 +9,8 @@ namespace late_interaction {
 
 namespace {
 
-// A document of mean length stands for all of them. Where as many tokens as there are fall into equal
-// documents, they most likely do: of random lengths, one call in N does.
+// A document of mean length stands for all of them. If N divides the number of tokens, the documents are most
+// likely of one length: of random lengths, N divides one sum in N.
 ForwardPlan plan_packed(const ForwardCall& call, const Sizes& all, const Device& device) {
   const Inputs& in = call.in;
   Sizes sizes = in.sizes;
