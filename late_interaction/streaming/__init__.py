@@ -152,7 +152,7 @@ class _Call:
 
     @property
     def at_once(self) -> int:
-        """Tokens that the layer, but for its feed-forward network, takes together."""
+        """Count the tokens that the layer, but for its feed-forward network, takes together."""
         return self.tokens * (_REST if self.only_adds else 1)
 
     def whole(self, hidden: Tensor) -> Any:

@@ -316,33 +316,3 @@ def test_ctrl_c_is_one_line_and_status_130(when):
     command = [sys.executable, "-c", INTERRUPTED[when]]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
-
-
-def test_ctrl_c_in_a_step_is_one_line_and_status_130():
-    """The step does not come to the model; without its library the process begins 4 s earlier."""
-    code = (
-        "import sys, types\n"
-        "import demo.__main__, demo.steps\n"
-        "sys.modules['sentence_transformers'] = types.ModuleType('sentence_transformers')\n"
-        "def interrupted(): raise KeyboardInterrupt\n"
-        "demo.steps.run = interrupted\n"
-        "raise SystemExit(demo.__main__.main())"
-    )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
-
-
-def test_ctrl_c_during_the_imports_is_one_line_and_status_130():
-    code = (
-        "import os, signal, sys, types\n"
-        "import demo.__main__\n"
-        "class Slow:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'sentence_transformers': os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Slow())\n"
-        "demo.__main__.main()"
-    )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")
