@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import lzma
 import statistics
+import sys
 import tempfile
 import time
 import urllib.request
@@ -119,7 +120,9 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
             options = {"codec": li.codecs.Int8()}
         elif codec == "residual":
             sample = torch.cat(documents[:: max(1, len(documents) // 2000)]).float()
-            options = {"codec": li.codecs.Residual.train(sample.to(device), min(8192, len(sample) // 8))}
+            dtype = torch.float32 if device == "cpu" else torch.float16  # GPUs have tensor cores for it
+            made = li.codecs.Residual.train(sample.to(device), min(8192, len(sample) // 8), dtype=dtype)
+            options = {"codec": made}
         with li.Corpus.create(folder, d=DIM, **options) as builder:
             for start in range(0, len(documents), AT_ONCE):
                 builder.add(documents[start : start + AT_ONCE])
@@ -327,10 +330,13 @@ def run(args: argparse.Namespace) -> int:
     real = len(D)
     D += planted(D, args.documents - real, args.device)
     exact = packed(D).search([q.to(args.device) for q in Q], 3 * TOP)
-    rows = []
-    for row in (row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)):
-        print(*row, sep="  ", flush=True)  # in case that a later engine takes for ever
-        rows.append(row)
+    rows: list[list[str]] = []
+    try:
+        for row in (row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)):
+            print(*row, sep="  ", flush=True)
+            rows.append(row)
+    except KeyboardInterrupt:  # an engine takes for ever: keep the table of those before
+        print("stopped", file=sys.stderr)
     head = ["engine", "setting", "build s", "MB", "one, ms", "batch, ms", f"recall@{TOP}"]
     table = align(head, [[*row, *[""] * (len(head) - len(row))] for row in rows], left=2)
     versions = {x.distribution: package_version(x.distribution) for x in ENGINES.values()}

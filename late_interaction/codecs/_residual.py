@@ -159,7 +159,7 @@ class Residual(Codec):
             normalize: L2-normalize tokens first, where the corpus normalizes before it stores them.
             iterations: of k-means. It stops before where nothing changes any more.
             seed: of the choice of the first centroids among the tokens.
-            dtype: of the centroids: float32, float16 or bfloat16.
+            dtype: of the centroids: float32, float16 or bfloat16. A GPU scores 2 bytes several times as fast.
 
         Returns:
             The codec, on the device of the tokens.

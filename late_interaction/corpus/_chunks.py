@@ -72,7 +72,8 @@ class Chunk:
 
     def inverse_norms(self) -> Tensor:
         """Return those of the shard that are of these documents."""
-        return _shards.at(self.shard.inverse_norms, self.rows)
+        norms = self.shard.inverse_norms
+        return _shards.at(norms, _shards.placed(self.rows, norms.device))
 
 
 def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[Chunk]:

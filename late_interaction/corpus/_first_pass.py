@@ -155,12 +155,16 @@ class _OfCentroids(_queries.Queries):
     def _scored(self, block: Shard) -> Tensor:
         edges, owners = _lists_of(block, self._count)
         best, all_gains = self._best.to(edges.device), self._gains.to(edges.device)
-        begins, ends = edges[best], edges[best + 1]
+        begins = edges[best].flatten()
+        lengths = edges[best + 1].flatten() - begins
+        ends = lengths.cumsum(0)
+        counts = ends[best.shape[1] - 1 :: best.shape[1]].diff(prepend=ends.new_zeros(1)).tolist()
+        rows = (begins - ends + lengths).repeat_interleave(lengths, output_size=sum(counts))
+        rows = owners[rows.add_(torch.arange(len(rows), device=rows.device))].to(torch.int64)
+        values = all_gains.flatten().repeat_interleave(lengths, output_size=len(rows))
         scores = torch.zeros(block.documents, dtype=torch.float32, device=owners.device)
-        for gains, *own in zip(all_gains, begins, ends, strict=True):
-            rows = torch.cat([owners[slice(*x)] for x in zip(*(y.tolist() for y in own), strict=True)])
-            values = gains.repeat_interleave(own[1] - own[0])
-            scores += torch.zeros_like(scores).scatter_reduce_(0, rows.to(torch.int64), values, "amax")
+        for own in zip(rows.split(counts), values.split(counts), strict=True):
+            scores += torch.zeros_like(scores).scatter_reduce_(0, *own, "amax")
         return scores
 
 

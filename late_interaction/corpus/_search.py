@@ -25,8 +25,11 @@ from late_interaction.tokens import Tokens
 # that the copy stays in its caches and in memory that the process has already.
 _BYTES, _BYTES_COPIED = 256 << 20, 4 << 20
 _ALL_BYTES = 1 << 62  # where documents lie on the GPU that scores them, and no copy is made
-# Where documents between deleted ones are put together, of so many, in memory that chunks share.
+# Where a CPU puts documents between deleted ones together, of so many, in memory that chunks share.
 _BYTES_GATHERED = 16 << 20
+# A GPU scores so many queries with the candidates of all of them: what it multiplies in vain takes less than
+# a call for each.
+_QUERIES_AT_ONCE = 32
 
 
 def _quiet(_: int) -> None:
@@ -113,21 +116,27 @@ class CorpusSearch(Search):
         worst = -torch.inf if self._options.largest else torch.inf
         scores = torch.full(shape, worst, dtype=torch.float32, device=self._device)
         indices = torch.full(shape, NO_DOCUMENT, dtype=torch.int64, device=self._device)
-        for i, (query, own) in enumerate(zip(self._found, candidates, strict=True)):
-            own = own[own != NO_DOCUMENT]
-            shards = _shards.chosen(self._corpus.shards, own)
+        at_once = _QUERIES_AT_ONCE if self._device.type == "cuda" else 1
+        for first in range(0, len(self._found), at_once):
+            queries, own = self._found[first : first + at_once], candidates[first : first + at_once]
+            numbers = own[own != NO_DOCUMENT].unique()
+            shards = _shards.chosen(self._corpus.shards, numbers)
             if not shards:
                 continue
-            found, places = self._best(self._prepared([query]), shards, k, None, _quiet)
-            own = to_device(own, self._device)[places[0]].where(places[0] != NO_DOCUMENT, NO_DOCUMENT)
-            scores[i, : len(own)], indices[i, : len(own)] = found[0], own
+            others = _others(own, numbers) if len(queries) > 1 else None
+            found, places = self._best(self._prepared(queries), shards, k, others, _quiet)
+            numbers = to_device(numbers, self._device)
+            some = slice(first, first + len(queries)), slice(found.shape[1])
+            scores[some] = found
+            indices[some] = numbers[places].where(places != NO_DOCUMENT, NO_DOCUMENT)
         return scores, indices
 
     def _plan(self, queries: _queries.Queries, shards: Sequence[Shard]) -> list[_chunks.Chunk]:
         most = max(MOST_SCORES // max(queries.count, 1), 1)
         gathered = any(shard.is_sparse for shard in shards)
         copied = self._unit and queries.device.type == "cpu"
-        own = _BYTES_COPIED if copied else _BYTES_GATHERED if gathered else _BYTES
+        by_cpu = gathered and shards[0].tokens.is_cpu
+        own = _BYTES_COPIED if copied else _BYTES_GATHERED if by_cpu else _BYTES
         resident = queries.device.type == "cuda" and shards[0].tokens.is_cuda
         whole = resident and not self._unit and not gathered
         size = self._options.chunk_bytes or (_ALL_BYTES if whole else own)
@@ -136,14 +145,17 @@ class CorpusSearch(Search):
     def _best(
         self, queries: _queries.Queries, shards: Sequence[Shard], k: int, left_out: Tensor | None, report: Any
     ) -> Found:
-        """Find the k best documents of shards, numbered from the first of these."""
+        """Find the k best documents of shards, numbered from the first of these.
+
+        left_out: bool, ``[documents]``, or a row for each query.
+        """
         device, options = queries.device, self._options
         scores = torch.empty(queries.count, 0, dtype=torch.float32, device=device)
         indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
         for chunk, sources in _chunks.on_device(self._plan(queries, shards), device):
             found = queries.scores(chunk, sources)[:, :: chunk.step].contiguous()
             end = chunk.place + found.shape[1]
-            out = None if left_out is None else left_out[chunk.place : end]
+            out = None if left_out is None else left_out[..., chunk.place : end]
             out = None if out is None else to_device(out, device)
             empty = None if options.keep_empty else chunk.empty_documents(device)
             if empty is not None:
@@ -151,6 +163,13 @@ class CorpusSearch(Search):
             scores, indices = select_next(found, chunk.place, (scores, indices), k, options.largest, out)
             report(end)
         return scores, indices
+
+
+def _others(candidates: Tensor, numbers: Tensor) -> Tensor:
+    """Tell which of all candidates, rising, are none of each query's own; -1 is no document."""
+    places = torch.searchsorted(numbers, candidates).masked_fill(candidates == NO_DOCUMENT, len(numbers))
+    others = torch.ones(len(candidates), len(numbers) + 1, dtype=torch.bool, device="cpu")
+    return others.scatter_(1, places, False)[:, :-1]
 
 
 class PackedSearch(CorpusSearch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from late_interaction._search.stream import to_device
 from late_interaction.codecs import Codec
 from late_interaction.corpus import _columns, _ids, _tokens
 from late_interaction.corpus._columns import Columns
@@ -55,7 +56,7 @@ class Shard:
         if self.starts is None or not self.documents:
             return False
         end = int(self.starts[-1] + self.offsets[-1] - self.offsets[-2])
-        most = 4 if self.tokens.is_cuda else 1.2  # a GPU copies ranges one by one
+        most = 4 if self.tokens.is_cuda else 1.2  # a GPU scores tokens nearly as fast as it copies them
         return end - int(self.starts[0]) > most * self.token_count
 
     @cached_property
@@ -141,8 +142,9 @@ class Shard:
 
         room: tensors like these, with more rows, for what is copied.
         """
-        beside = None if self.beside is None else at(self.beside, rows, room[1])
-        return at(self.tokens, rows, room[0]), beside
+        where = placed(rows, self.tokens.device)
+        beside = None if self.beside is None else at(self.beside, where, room[1])
+        return at(self.tokens, where, room[0]), beside
 
     def floats(self, rows: list[slice]) -> Tensor:
         """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
@@ -163,11 +165,24 @@ class Shard:
             first = stop
 
 
-def at(x: Tensor, rows: list[slice], room: Tensor | None = None) -> Tensor:
-    if len(rows) == 1:
-        return x[rows[0]]
-    out = None if room is None else room[: sum(own.stop - own.start for own in rows)]
-    return torch.cat([x[own] for own in rows], out=out)
+def placed(rows: list[slice], device: torch.device) -> list[slice] | Tensor:
+    """Return ranges, or their rows, on a GPU, which would copy ranges one by one."""
+    if len(rows) == 1 or device.type != "cuda":
+        return rows
+    begins, ends = torch.tensor([(own.start, own.stop) for own in rows], device="cpu").T
+    lengths = ends - begins
+    skipped = (begins - lengths.cumsum(0) + lengths).repeat_interleave(lengths)
+    return to_device(skipped + torch.arange(len(skipped), device="cpu"), device)
+
+
+def at(x: Tensor, where: list[slice] | Tensor, room: Tensor | None = None) -> Tensor:
+    """Return the rows at these places, copied to room if there is some and they are not one range."""
+    if isinstance(where, Tensor):
+        return torch.index_select(x, 0, where, out=None if room is None else room[: len(where)])
+    if len(where) == 1:
+        return x[where[0]]
+    out = None if room is None else room[: sum(own.stop - own.start for own in where)]
+    return torch.cat([x[own] for own in where], out=out)
 
 
 def _alone(x: Tensor) -> Tensor:

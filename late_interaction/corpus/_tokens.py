@@ -99,6 +99,13 @@ def find_unusable(tokens: Tensor, stored: Stored, normalize: bool) -> int | None
     That is one with NaN, an infinity, or a value (a norm, if it is normalized) beyond the largest finite one.
     """
     largest = torch.finfo(torch.float32 if normalize or stored.codec else stored.dtype).max
+    if not tokens.numel():
+        return None
+    # One fast pass finds that all are usable, as they mostly are. NaN fails each comparison.
+    low, high = (float(x) for x in torch.aminmax(tokens))
+    most = (largest / tokens.shape[1]) ** 0.5 if normalize else largest
+    if -most <= low and high <= most:
+        return None
     order = 2 if normalize else float("inf")
     wide = scores_dtype(tokens)
     size = torch.linalg.vector_norm(tokens, order, dim=-1, dtype=wide)
