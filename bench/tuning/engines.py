@@ -125,7 +125,8 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
             options = {"codec": made}
         with li.Corpus.create(folder, d=DIM, **options) as builder:
             for start in range(0, len(documents), AT_ONCE):
-                builder.add(documents[start : start + AT_ONCE])
+                some = documents[start : start + AT_ONCE]
+                builder.add(torch.cat(some).to(device).split([*map(len, some)]))  # encoded there
         corpus = li.Corpus.open(folder).to(device)
 
         def at(**more: Any) -> Search:
