@@ -18,6 +18,7 @@ PACKAGES = [
     *("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "libbz2-1.0", "liblzma5", "libexpat1", "libffi8"),
     *("libssl3", "libsqlite3-0", "libuuid1", "libcrypt1", "libtinfo6", "libncursesw6", "libreadline8"),
 ]
+PLACES = {"State": "state", "State::status": "status", "Cache": "cache"}  # of apt
 SCRIPT = """#!/bin/sh
 export QEMU_LD_PREFIX={folder}/root PYTHONPATH="{folder}${{PYTHONPATH:+:$PYTHONPATH}}"
 export PYTHONDONTWRITEBYTECODE=1
@@ -30,19 +31,9 @@ def download(folder: Path) -> list[Path]:
     for name in ("state/lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
-    options = {
-        "APT::Architecture": "arm64",
-        "APT::Architectures::": "arm64",
-        "APT::Sandbox::User": "",
-        "Dir::State": folder / "state",
-        "Dir::State::status": folder / "status",
-        "Dir::Cache": folder / "cache",
-    }
-    apt = [
-        "apt-get",
-        "--quiet",
-        *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
-    ]
+    own = (f"Dir::{kind}={folder}/{name}" for kind, name in PLACES.items())
+    options = ("APT::Architecture=arm64", "APT::Architectures::=arm64", "APT::Sandbox::User=", *own)
+    apt = ["apt-get", "--quiet", *(word for option in options for word in ("-o", option))]
     subprocess.run([*apt, "update"], check=True)
     subprocess.run([*apt, "download", *PACKAGES], cwd=folder, check=True)
     return sorted(folder.glob("*.deb"))
@@ -50,7 +41,6 @@ def download(folder: Path) -> list[Path]:
 
 def main(place: str) -> None:
     folder = Path(place).resolve()
-    emulator = shutil.which("qemu-aarch64")
     for name, package in (("qemu-aarch64", "qemu-user"), ("apt-get", "Debian's apt"), ("dpkg-deb", "dpkg")):
         if not shutil.which(name):
             sys.exit(f"no {name} is on PATH: install {package}")
@@ -62,12 +52,11 @@ def main(place: str) -> None:
         subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
     shutil.rmtree(packages)
     script = root / "usr/bin/python"
-    script.write_text(SCRIPT.format(folder=folder, emulator=emulator, python=PYTHON))
+    script.write_text(SCRIPT.format(folder=folder, emulator=shutil.which("qemu-aarch64"), python=PYTHON))
     script.chmod(0o755)
-    asked = "import platform, sys; print(platform.machine(), sys.version, sys.executable)"
+    asked = "import platform, sys; print(platform.machine(), sys.executable)"
     told = subprocess.run([script, "-c", asked], check=True, capture_output=True, text=True).stdout
-    print(told, end="")
-    if told.split()[0] != "aarch64" or told.split()[-1] != os.fspath(script):
+    if told.split() != ["aarch64", os.fspath(script)]:
         sys.exit(f"{script} is no interpreter for aarch64 that finds itself")
 
 

@@ -11,8 +11,9 @@ to delete; what it costs to compile is in the build's ptxas.log.
 import json
 import re
 import sys
-from collections import defaultdict
 from pathlib import Path
+
+import pandas as pd
 
 RECORD = Path(__file__).resolve().parent.parent / "bench" / "results" / "plans-nvidia-h200.json"
 NEEDED = 1.01
@@ -26,25 +27,19 @@ PLANS = (
 
 
 def gains(record):
-    """Variant of the call -> plans -> (shapes that have them, shapes that need them, mean, worst).
+    """Variant of the call and plans -> shapes that have them, shapes that need them, mean, worst.
 
     Mean and worst are of a call's time without the plans over its time with them.
     """
-    calls = defaultdict(list)
-    for row in json.loads(record.read_text()):
-        if row.get("times"):
-            calls[row["variant"]].append(row["times"])
-            if row["variant"] == "plain":
-                older = [n for n in row["times"] if not re.match("rows|split|documents", n)]
-                calls["plain, on a GPU without wgmma"].append({name: row["times"][name] for name in older})
-    found = defaultdict(dict)
-    for variant, shapes in calls.items():
-        for plan in PLANS:
-            without = [ratio for times in shapes if (ratio := time_without(plan, times))]
-            if without:
-                needed = sum(ratio > NEEDED for ratio in without)
-                found[variant][plan] = (len(without), needed, sum(without) / len(without), max(without))
-    return found
+    rows = [row for row in json.loads(Path(record).read_text()) if row.get("times")]
+    calls = [(row["variant"], row["times"]) for row in rows]
+    for times in (times for variant, times in calls.copy() if variant == "plain"):
+        older = {name: us for name, us in times.items() if not re.match("rows|split|documents", name)}
+        calls.append(("plain, on a GPU without wgmma", older))
+    found = [(variant, plan, time_without(plan, times)) for variant, times in calls for plan in PLANS]
+    frame = pd.DataFrame(found, columns=["variant", "plans", "without"]).dropna()
+    kinds = frame.groupby(["variant", "plans"], sort=False).without
+    return kinds.agg(shapes="size", needed=lambda x: (x > NEEDED).sum(), mean="mean", worst="max")
 
 
 def time_without(plan, times):
@@ -53,13 +48,5 @@ def time_without(plan, times):
     return min(others) / min(times.values()) if 0 < len(others) < len(times) else None
 
 
-def main(record=RECORD):
-    for variant, families in gains(Path(record)).items():
-        print(f"{variant}: what a call takes without a family")
-        print(f"  {'plans':32} {'shapes':>7} {'needed':>7} {'mean':>8} {'worst':>7}")
-        for name, (count, needed, mean, worst) in families.items():
-            print(f"  {name:32} {count:7} {needed:7} {mean:7.4f}x {worst:6.2f}x")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print(gains(*(sys.argv[1:] or [RECORD])).to_string(float_format="{:.4f}".format))

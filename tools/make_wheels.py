@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,11 +124,8 @@ def main():
         sys.exit(f"cannot build {sorted(unknown)}: the CUDA toolkit at hand is {cuda}")
     for name in wanted:
         machine, _, local = name.rpartition("-")
-        made = (
-            build_sdist()
-            if name == "sdist"
-            else build(local, with_cuda=local != "cpu", machine=machine or platform.machine())
-        )
+        build_wheel = partial(build, local, local != "cpu", machine or platform.machine())
+        made = build_sdist() if name == "sdist" else build_wheel()
         print(f"{made.relative_to(ROOT)}  {made.stat().st_size / 1e6:.2f} MB", flush=True)
     if not cuda:
         print("no nvcc was found: no CUDA wheel")

@@ -9,7 +9,6 @@ alone is listed, and ends the program with 1, but for those of EXPECTED.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import shutil
@@ -96,13 +95,10 @@ def count(found: dict[str, str]) -> str:
     return ", ".join(f"{list(found.values()).count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkout", nargs="?", type=Path)
-    given = parser.parse_args().checkout
+def main(*given: str) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(given or fetched(folder / "checkout"), folder)
+        prepare(Path(*given) if given else fetched(folder / "checkout"), folder)
         without, patched = outcomes(folder, False), outcomes(folder, True)
     print(f"without the patch: {count(without)}\nwith it: {count(patched)}")
     lost = broken(without, patched)
@@ -112,4 +108,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -17,7 +17,8 @@ def test_gains(tmp_path):
     record = tmp_path / "plans.json"
     record.write_text(json.dumps([{"kind": "header"}, *({"variant": "plain", "times": t} for t in times)]))
     found = kernel_gains.gains(record)
-    assert found["plain"]["rows 152"] == (2, 1, pytest.approx((1.2 + 1.005) / 2), 1.2)
-    assert found["plain"]["thin"] == (2, 0, 1.0, 1.0)
-    older = found["plain, on a GPU without wgmma"]
-    assert "rows 152" not in older and older["thin"] == (2, 1, 1.5, 2.0) and older["wide"][:2] == (2, 1)
+    plain, older = found.loc["plain"], found.loc["plain, on a GPU without wgmma"]
+    assert plain.loc["rows 152"].tolist() == [2, 1, pytest.approx((1.2 + 1.005) / 2), 1.2]
+    assert plain.loc["thin"].tolist() == [2, 0, 1.0, 1.0]
+    assert "rows 152" not in older.index and older.loc["thin"].tolist() == [2, 1, 1.5, 2.0]
+    assert older.loc["wide"].tolist()[:2] == [2, 1]

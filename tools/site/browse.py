@@ -9,10 +9,10 @@ error and a line for each fault.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import http.server
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,15 +23,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = {"wide": (1280, 900), "narrow": (390, 844)}
 # Whose pictures are written; the other pages are opened once each.
-SHOWN = (
-    "",
-    "guide/score/",
-    "guide/texts/",
-    "guide/explain/",
-    "api/scores/",
-    "benchmarks/h200/",
-    "troubleshooting/",
-)
+SHOWN = ("", "guide/score/", "guide/texts/", "guide/explain/", "api/scores/", "benchmarks/h200/")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -61,14 +53,9 @@ def opened(browser: Browser, site: str, scheme: str, width: str, faults: list[st
 
     page.on("console", lambda message: say(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: say(str(error)))
-    page.on(
-        "response",
-        lambda response: say(f"{response.status} {response.url}") if response.status >= 400 else None,
-    )
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith((site, "data:", "blob:")) else say(request.url),
-    )
+    page.on("response", lambda found: say(f"{found.status} {found.url}") if found.status >= 400 else None)
+    own = (site, "data:", "blob:")
+    page.on("request", lambda wanted: None if wanted.url.startswith(own) else say(wanted.url))
     yield page
     context.close()
 
@@ -124,16 +111,6 @@ def browse(folder: Path, pictures: Path) -> list[str]:
     return faults
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("site", type=Path)
-    parser.add_argument("pictures", type=Path)
-    args = parser.parse_args()
-    if faults := browse(args.site, args.pictures):
-        raise SystemExit("\n".join(faults))
-
-
 if __name__ == "__main__":
-    main()
+    if faults := browse(*map(Path, sys.argv[1:])):
+        sys.exit("\n".join(faults))
