@@ -308,6 +308,7 @@ def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:
         axes.plot(*zip(*sorted(points), strict=True), marker=marker, label=kind)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("milliseconds of one query")
     axes.set_ylabel(f"share of the {TOP} best documents")
     axes.set_title(title, fontsize=10)

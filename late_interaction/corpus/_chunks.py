@@ -33,14 +33,17 @@ class Chunk:
         return 1 if self.shard.starts is None or self.shard.is_sparse else 2
 
     @cached_property
-    def rows(self) -> list[slice]:
-        """Return where the tokens that are scored lie."""
+    def rows(self) -> list[slice] | Tensor:
+        """Return where the tokens that are scored lie: ranges, or an index of rows."""
+        if self.shard.is_sparse and self.shard.tokens.is_cuda:
+            return self.shard.listed_rows(self.first, self.stop)
         rows = self.shard.rows(self.first, self.stop)
         return rows if self.step == 1 else [slice(rows[0].start, rows[-1].stop)]
 
     @property
     def tokens(self) -> int:
-        return sum(own.stop - own.start for own in self.rows)
+        rows = self.rows
+        return len(rows) if isinstance(rows, Tensor) else sum(own.stop - own.start for own in rows)
 
     def sources(self, room: Sequence[Tensor | None] = (None, None)) -> list[Tensor]:
         """Return the tokens as they are stored, and what is stored beside them.
@@ -72,8 +75,7 @@ class Chunk:
 
     def inverse_norms(self) -> Tensor:
         """Return those of the shard that are of these documents."""
-        norms = self.shard.inverse_norms
-        return _shards.at(norms, _shards.placed(self.rows, norms.device))
+        return _shards.at(self.shard.inverse_norms, self.rows)
 
 
 def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[Chunk]:

@@ -9,6 +9,7 @@ other files is made again.
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -54,15 +55,17 @@ def prepare(corpus: Documents, Q: list[Tensor], options: Options) -> tuple[_quer
     """Return the queries and the documents as a first pass has them. Documents keep their numbers."""
     normalize, precision = options.normalize, options.precision
     if options.coarse == "bits":
-        shards, codec = [_of_bits(x, corpus.d) for x in corpus.shards], _SIGNS
+        shards, codec = [_made("bits", x, _of_bits, corpus.d) for x in corpus.shards], _SIGNS
         rough = Documents(shards, {"d": corpus.d, "dtype": torch.uint8, "codec": codec, "normalized": False})
         return _queries.prepare(rough, Q, normalize, precision), shards
     Q = [_tokens.unit(x.to(torch.float32)) for x in Q] if normalize else Q
     if options.coarse == "centroids":
-        return _OfCentroids(Q, corpus.codec, options.largest), [_numbers_of(x) for x in corpus.shards]
+        shards = [_made("numbers", x, _numbers_of) for x in corpus.shards]
+        blocks = [x.block or x for x in corpus.shards]
+        return _OfCentroids(Q, corpus.codec, options.largest, shards, blocks), shards
     kind = "muvera_unit" if normalize and not corpus.normalized else "muvera"
     muvera = muvera_of(corpus.d)
-    shards = [_of_encodings(x, kind, muvera) for x in corpus.shards]
+    shards = [_made(kind, x, _of_encodings, kind, muvera) for x in corpus.shards]
     rough = Documents(shards, {"d": muvera.dim, "dtype": torch.int8, "codec": _INT8, "normalized": False})
     return _queries.prepare(rough, [muvera.encode_queries(x)[None] for x in Q], False, precision), shards
 
@@ -74,6 +77,13 @@ def muvera_of(d: int) -> Muvera:
 
 
 # ---- what is made of a block ----
+
+
+def _made(kind: str, shard: Shard, make: Callable[..., Shard], *options: Any) -> Shard:
+    """Return what stands for the documents of a shard in a first pass: made once, with its offsets."""
+    if kind not in shard.stand_ins:
+        shard.stand_ins[kind] = make(shard, *options)
+    return shard.stand_ins[kind]
 
 
 def _of_bits(shard: Shard, d: int) -> Shard:
@@ -123,10 +133,7 @@ def _numbers_of(shard: Shard) -> Shard:
     offsets = torch.arange(shard.documents + 1, device="cpu")
     numbers = offsets[:-1] if shard.places is None else shard.places
     tokens = numbers.unsqueeze(1).to(shard.tokens.device)
-    return replace(
-        shard, tokens=tokens, beside=None, codec=None, offsets=offsets, starts=None,
-        block=shard.block or shard,
-    )  # fmt: skip
+    return Shard(tokens, offsets)
 
 
 class _OfCentroids(_queries.Queries):
@@ -136,8 +143,11 @@ class _OfCentroids(_queries.Queries):
     last centroid whose documents are looked at: what is not met counts as that one, and 0 stands for it.
     """
 
-    def __init__(self, Q: list[Tensor], codec: Any, largest: bool) -> None:
+    def __init__(
+        self, Q: list[Tensor], codec: Any, largest: bool, shards: list[Shard], blocks: list[Shard]
+    ) -> None:
         super().__init__(Q)
+        self._blocks = {id(shard): block for shard, block in zip(shards, blocks, strict=True)}
         centroids = codec.centroids.to(torch.float32)
         products = Q[0].to(centroids.device, torch.float32) @ centroids.T
         count = len(centroids)
@@ -147,8 +157,8 @@ class _OfCentroids(_queries.Queries):
         self._scores = best
 
     def scores(self, chunk: Chunk, sources: list[Tensor]) -> Tensor:
-        block = chunk.shard.block
-        if block is not None and block is not self._block:
+        block = self._blocks[id(chunk.shard)]
+        if block is not self._block:
             self._block, self._scores = block, self._scored(block).to(self.device)
         return self._scores[sources[0].T]
 

@@ -45,7 +45,7 @@ class IndexShard(Shard):
         """Tell residuals from what may be stored of these documents in their place."""
         return isinstance(self.codec, Residual)
 
-    def stored(self, rows: list[slice], room: Any = (None, None)) -> tuple[Tensor, Tensor | None]:
+    def stored(self, rows: list[slice] | Tensor, room: Any = (None, None)) -> tuple[Tensor, Tensor | None]:
         tokens, codes = super().stored(rows, room)
         if self.is_of_index:
             codes = cast("Tensor", codes).to(torch.int32)  # fast-plaid has int64

@@ -98,7 +98,7 @@ class CorpusSearch(Search):
     def _rough(self, report: Any) -> Tensor:
         """Return the candidates of each query, rising, on the CPU; -1, first, for no document."""
         corpus, options, out = self._corpus, self._options, self._left_out
-        if not options.keep_empty:
+        if not options.keep_empty and any(shard.has_empty_documents for shard in corpus.shards):
             empty = torch.cat([shard.offsets.diff() == 0 for shard in corpus.shards])
             out = empty if out is None else empty | out
         # Lists of centroids are looked through for one query after the other.

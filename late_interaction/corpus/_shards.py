@@ -80,6 +80,11 @@ class Shard:
         """Keep what first passes have made of this block, by its kind (:mod:`._first_pass`)."""
         return {}
 
+    @cached_property
+    def stand_ins(self) -> dict[str, "Shard"]:
+        """Keep what stands for these documents in first passes, by its kind (:mod:`._first_pass`)."""
+        return {}
+
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""
         part = self._labelled(torch.arange(first, stop, device="cpu"))
@@ -135,16 +140,22 @@ class Shard:
         begins = [int(starts[0]), *starts[cuts + 1].tolist()]
         return [slice(*edges) for edges in zip(begins, [*ends[cuts].tolist(), int(ends[-1])], strict=True)]
 
+    def listed_rows(self, first: int, stop: int) -> Tensor:
+        """Return the rows of :meth:`rows` one by one, on their device: a GPU gathers them at once."""
+        own = self.offsets[first : stop + 1]
+        starts = own[:-1] if self.starts is None else self.starts[first:stop]
+        moved = (starts - own[:-1] + own[0]).repeat_interleave(own.diff())
+        return to_device(moved + torch.arange(len(moved), device="cpu"), self.tokens.device)
+
     def stored(
-        self, rows: list[slice], room: Sequence[Tensor | None] = (None, None)
+        self, rows: list[slice] | Tensor, room: Sequence[Tensor | None] = (None, None)
     ) -> tuple[Tensor, Tensor | None]:
         """Return these tokens as they are stored, and what is stored beside each.
 
-        room: tensors like these, with more rows, for what is copied.
+        rows: ranges, or an index of rows. room: tensors like these, with more rows, for what is copied.
         """
-        where = placed(rows, self.tokens.device)
-        beside = None if self.beside is None else at(self.beside, where, room[1])
-        return at(self.tokens, where, room[0]), beside
+        beside = None if self.beside is None else at(self.beside, rows, room[1])
+        return at(self.tokens, rows, room[0]), beside
 
     def floats(self, rows: list[slice]) -> Tensor:
         """Return these tokens: a view of floats, or the float32 tokens that codes stand for."""
@@ -165,24 +176,14 @@ class Shard:
             first = stop
 
 
-def placed(rows: list[slice], device: torch.device) -> list[slice] | Tensor:
-    """Return ranges, or their rows, on a GPU, which would copy ranges one by one."""
-    if len(rows) == 1 or device.type != "cuda":
-        return rows
-    begins, ends = torch.tensor([(own.start, own.stop) for own in rows], device="cpu").T
-    lengths = ends - begins
-    skipped = (begins - lengths.cumsum(0) + lengths).repeat_interleave(lengths)
-    return to_device(skipped + torch.arange(len(skipped), device="cpu"), device)
-
-
-def at(x: Tensor, where: list[slice] | Tensor, room: Tensor | None = None) -> Tensor:
-    """Return the rows at these places, copied to room if there is some and they are not one range."""
-    if isinstance(where, Tensor):
-        return torch.index_select(x, 0, where, out=None if room is None else room[: len(where)])
-    if len(where) == 1:
-        return x[where[0]]
-    out = None if room is None else room[: sum(own.stop - own.start for own in where)]
-    return torch.cat([x[own] for own in where], out=out)
+def at(x: Tensor, rows: list[slice] | Tensor, room: Tensor | None = None) -> Tensor:
+    """Return rows, copied to room if there is some and they are not one range."""
+    if isinstance(rows, Tensor):
+        return torch.index_select(x, 0, rows, out=None if room is None else room[: len(rows)])
+    if len(rows) == 1:
+        return x[rows[0]]
+    out = None if room is None else room[: sum(own.stop - own.start for own in rows)]
+    return torch.cat([x[own] for own in rows], out=out)
 
 
 def _alone(x: Tensor) -> Tensor:

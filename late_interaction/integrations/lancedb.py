@@ -283,7 +283,7 @@ class TableShard(Shard):
     table: _Rows | None = None
     span: tuple[int, int] = (0, 0)
 
-    def stored(self, rows: list[slice], room: Any = (None, None)) -> tuple[Tensor, Tensor | None]:
+    def stored(self, rows: list[slice] | Tensor, room: Any = (None, None)) -> tuple[Tensor, Tensor | None]:
         if self.table is None or self.tokens.data_ptr() != self.table.blank.data_ptr():
             return super().stored(rows, room)  # something else that is stored of these documents
         return _shards.at(self.table.tokens(*self.span), rows, room[0]), None

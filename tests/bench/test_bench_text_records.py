@@ -53,6 +53,15 @@ def test_pooling_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(float(row[-3]) > 0 for row in rows[3:7])
 
 
+def test_searches_of_passages_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--documents", "50", "--tokens", "600", "--centroids", "16", "--Lq", "4"]
+    assert main(["passages", "--device", "cpu", *sizes]) == 0
+    title, _, _, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("50 passages, 6") and "16 centroids" in title
+    assert [row.split(",")[0].split()[0] for row in rows] == ["exact", "centroids", "centroids", "centroids"]
+    assert all(0 < float(row.split()[-3]) <= float(row.split()[-2]) for row in rows)
+
+
 def by_processes(world: int, arguments: str) -> None:
     """`python -m bench`, by torchrun where there is more than one process, with gloo."""
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
