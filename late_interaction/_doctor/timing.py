@@ -170,6 +170,9 @@ def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
     except Exception:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        # Its generator of random numbers may still be in the capture that failed. A copy is not.
+        generator = _cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
         return events
 
 

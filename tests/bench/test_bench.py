@@ -386,10 +386,12 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         call()
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
+    generator = SimpleNamespace(clone_state=lambda: None, graphsafe_set_state=lambda state: None)
     for name, value in {
         "Event": FakeEvent, "Stream": lambda: stream, "current_stream": lambda: stream,
         "stream": lambda s: nullcontext(), "synchronize": lambda *a: None, "empty_cache": lambda: None,
         "CUDAGraph": FakeGraph, "graph": lambda g: Capture(),
+        "default_generators": [generator], "current_device": lambda: 0,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     gpu.call, gpu.call_that_waits = call, call_that_waits
@@ -409,6 +411,13 @@ def test_where_one_cannot_be_captured_all_are_timed_by_events(fake_gpu: Any) -> 
     captured, waits = [fake_gpu.call], [fake_gpu.call_that_waits]
     assert [r.method for r in timing.by_one_clock([captured, captured], True)] == ["graph", "graph"]
     assert [r.method for r in timing.by_one_clock([captured, waits], True)] == ["events", "events"]
+
+
+@pytest.mark.gpu
+def test_random_numbers_are_drawn_after_a_capture_that_failed() -> None:
+    x = torch.ones(8, device="cuda")
+    measured = timing.gpu_time([lambda: (x + torch.randn_like(x)).sum().item()], timing.QUICK)
+    assert measured.method == "events" and torch.randn_like(x).isfinite().all()
 
 
 # ---- losses that are written out ----
