@@ -40,6 +40,9 @@ constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
 inline constexpr std::array kTileWidths = {152, 128, 104, 80};
 inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
 
+// Tiles of packed documents whose scales are under way: fewer than a ring has stages.
+inline constexpr int kScalesAhead = 2;
+
 // sm90_q: bytes of shared memory beside the Q tile, the ring, and token masks and scales.
 inline constexpr int kRowsKept = 18 * 1024;
 
@@ -47,14 +50,21 @@ inline constexpr int kRowsKept = 18 * 1024;
 inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
 
-// True if there are instances with tails, a narrower last tile of a document: for 16-bit tokens whose columns
-// count alike.
-constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
+// True if all token ranges have instances with tails, a narrower last tile of a document, and whole documents
+// have instances of their own: 16-bit tokens whose columns count alike.
+constexpr bool has_whole(int64_t element_bytes, bool masked, bool scaled) {
   return element_bytes == 2 && !masked && !scaled;
 }
 
+// True if packed documents have instances with tails: of 16-bit tokens those, of codes the ones with scales.
+constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
+  return has_whole(element_bytes, masked, scaled) || (element_bytes == 1 && !masked && scaled);
+}
+
 // Tokens of a tail: about two thirds of a tile.
-constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
+constexpr int tail_width(int columns) {
+  return columns > 152 ? 112 : columns == 152 ? 104 : columns >= 128 ? 80 : 64;
+}
 
 // Tokens of a brief tail, which scores without winners have, too.
 constexpr int brief_width(int columns) { return columns >= 152 ? 64 : 32; }

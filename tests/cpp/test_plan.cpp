@@ -207,12 +207,29 @@ void test_packed_documents_have_widths_for_their_lengths() {
   for (const ForwardPlan& plan : forward_alternatives(many, traits, kH200)) {
     EXPECT(!plan.compacted && (name(plan) != "sm90_q" || !plan.masked));
   }
-  // Tokens of a byte, or with scales, have no tails.
-  for (const ForwardTraits& other :
-       {ForwardTraits{.dtype = Dtype::int8, .packed = true}, ForwardTraits{.packed = true, .scaled = true}}) {
-    const ForwardPlan plan = plan_forward(many, other, kH200);
-    EXPECT(name(plan) == "sm90_q" && (plan.masked || plan.compacted));
+  // Codes are read where they lie, too: without scales as with scales of 1.
+  for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8}) {
+    for (const bool scaled : {false, true}) {
+      const ForwardTraits codes{.dtype = dtype, .packed = true, .ragged = true, .scaled = scaled};
+      for (const int64_t Ld : {40, 128, 1030}) {
+        const Sizes s{Layout::in_batch, 1, 60000, 512, Ld, 128};
+        const ForwardPlan plan = plan_forward(s, codes, kH200);
+        EXPECT(name(plan) == "sm90_q" && plan.tails && plan.scaled && !plan.masked && !plan.compacted);
+        EXPECT(plan.tokens >= 128 || Ld < 128);
+        EXPECT(explain(s, plan).find("tail ") != std::string::npos);
+      }
+      for (const ForwardPlan& plan : forward_alternatives(many, codes, kH200)) EXPECT(!plan.compacted);
+    }
+    // A ring has a stage more than there are tiles whose scales are under way.
+    const Sizes longest{Layout::in_batch, 1, 60000, 512, 1030, 256};
+    for (const ForwardPlan& plan :
+         forward_alternatives(longest, {.dtype = dtype, .packed = true, .scaled = true}, kH200)) {
+      EXPECT(name(plan) != "sm90_q" || plan.stages > kScalesAhead);
+    }
   }
+  // 16-bit tokens with scales have no tails.
+  const ForwardPlan plan = plan_forward(many, {.packed = true, .scaled = true}, kH200);
+  EXPECT(name(plan) == "sm90_q" && plan.masked && !plan.tails);
 }
 
 void test_no_warpgroup_idles_beside_winners() {

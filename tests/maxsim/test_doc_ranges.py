@@ -175,6 +175,79 @@ def test_what_lies_behind_a_packed_document_has_no_say(width, force):
     check_exact(whole_numbers(1, 2, sum(lengths_q), 128).bfloat16(), D, lengths_q, cu_d, slice(0, None, 2))
 
 
+# ---- packed codes ----
+
+INT8_TAILS = {160: 112, 144: 80, 128: 80, 112: 64, 80: 64}
+CODE_TILES = [
+    *((dtype, *tile) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2) for tile in TAILS.items()),
+    *((torch.int8, *tile) for tile in INT8_TAILS.items()),
+]
+SCALES = {
+    "of every size": lambda n: 10.0 ** torch.randint(-30, 31, (n,), device="cuda"),
+    "zero or huge": lambda n: torch.randint(0, 2, (n,), device="cuda") * 1e30,
+    "huge": lambda n: torch.full((n,), 1e30, device="cuda"),
+    "tiny": lambda n: torch.full((n,), 1e-30, device="cuda"),
+    "zero": lambda n: torch.zeros(n, device="cuda"),
+    "of all": lambda _: torch.tensor(0.5, device="cuda"),
+}
+
+
+def packed_code_scores(Q, D, scale_Q, scale_D, cu_d):
+    """In float64, document by document."""
+    q, x = ref.dequantized(Q.double(), scale_Q.double()), ref.dequantized(D.double(), scale_D.double())
+    scores = torch.zeros(len(Q), len(cu_d) - 1, dtype=torch.float64, device=Q.device)
+    for j, tokens in enumerate(packed.slices(x, cu_d)):
+        if len(tokens):
+            scores[:, j] = (q @ tokens.T).amax(-1).sum(-1)
+    return scores
+
+
+# All similarities of judged documents are negative. Behind each lies one of larger similarities, whose scales
+# make NaN.
+@pytest.mark.native
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize(("dtype", "width", "tail"), CODE_TILES, ids=str)
+def test_last_tiles_of_packed_codes(dtype, width, tail, d, scales, force):
+    near = (1, 16, 32, 64, tail, width, width + 32, width + 64, width + tail, 2 * width, 3 * width + tail)
+    lengths = [0, *(n + k for n in near for k in (-1, 0, 1))]
+    cu_d = packed.offsets([n for length in lengths for n in (length, 5)]).cuda()
+    judged = torch.tensor([True, False] * len(lengths), device="cuda").repeat_interleave(cu_d.diff())
+    signs = torch.where(judged, -1, 3)[:, None]
+    D = (torch.randint(1, 3, (len(judged), d), device="cuda") * signs).to(dtype)
+    Q = torch.randint(1, 3, (9, 37, d), device="cuda").to(dtype)
+    scale_D = SCALES[scales](len(D)).float()
+    known = scale_D.clone()
+    if scale_D.dim():
+        bad = torch.tensor([float("nan"), float("inf"), -1.0], device="cuda")
+        scale_D[~judged] = bad[torch.arange(5 * len(lengths), device="cuda") % 3]
+    scale_Q = torch.ones(9, 37, device="cuda")
+    force(f"rows {width}")
+    found = OPS.maxsim_quantized_packed(Q, D, scale_Q, scale_D, None, cu_d)
+    expected = packed_code_scores(Q, D, scale_Q, known, cu_d)
+    torch.testing.assert_close(found[:, ::2].double(), expected[:, ::2], rtol=1e-5, atol=0)
+    assert found[:, 1::2].isnan().all() or scale_D.dim() == 0
+
+
+# Few and many row tiles, and scales that lie apart. A bad one is the fault of its own document alone.
+@pytest.mark.parametrize("Nq", [9, 300])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_many_packed_codes(dtype, Nq):
+    Q = torch.randint(-9, 10, (Nq, 32, 128), device="cuda").to(dtype)
+    cu_d = packed.offsets([37 * k % 300 for k in range(1500)]).cuda()
+    D = torch.randint(-9, 10, (int(cu_d[-1]), 128), device="cuda").to(dtype)
+    scale_Q, scale_D = torch.rand(Nq, 32, device="cuda"), torch.rand(len(D), 2, device="cuda")[:, 1]
+    expected = packed_code_scores(Q, D, scale_Q, scale_D, cu_d)
+    found = OPS.maxsim_quantized_packed(Q, D, scale_Q, scale_D, None, cu_d)
+    ref.assert_close(found, expected, code_limit(dtype))
+    for j, bad in ((3, float("nan")), (700, -1.0), (1499, float("inf"))):
+        scale_D[cu_d[j]] = bad
+    again = OPS.maxsim_quantized_packed(Q, D, scale_Q, scale_D, None, cu_d)
+    assert again[:, [3, 700, 1499]].isnan().all() and not found.isnan().any()
+    assert torch.equal(again.isnan().sum(1), torch.full((Nq,), 3, device="cuda"))
+    assert torch.equal(again.nan_to_num(), found.where(~again.isnan(), 0))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize(("Ld", "d"), [(61, 128), (300, 64), (301, 256), (170, 176)])

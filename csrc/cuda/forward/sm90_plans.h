@@ -16,7 +16,8 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
 // True where sm90_q reads packed documents where they lie, all columns alike, and overwrites the similarities
 // of those behind a document that is shorter than its tile.
 inline bool takes_packed_ranges(const ForwardTraits& traits, Compute compute) {
-  return traits.packed && has_tails(element_bytes(compute), traits.masked, traits.scaled);
+  const bool codes = element_bytes(compute) == 1;  // without scales have scales of 1
+  return traits.packed && has_tails(element_bytes(compute), traits.masked, traits.scaled || codes);
 }
 
 // Several short documents to a tile, `span` tokens each.

@@ -114,17 +114,14 @@ bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& devic
          !traits.scaled && !is_quantized(traits.dtype);
 }
 
-// True if a kernel should first copy the kept tokens of masked documents, or packed documents that may be
-// shorter than a tile and have masks for it. The copy reads and writes a token's bytes, and is a kernel more;
-// without a mask products take about a quarter less, which at four rows a byte is as long, and no time goes
-// to masked tokens.
+// True if a kernel should first copy the kept tokens of masked documents. The copy reads and writes a token's
+// bytes, and is a kernel more; without a mask products take about a quarter less, which at four rows a byte
+// is as long, and no time goes to masked tokens.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
   constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostBytes = int64_t{1} << 30;
   constexpr double kEnough = 8e7;
-  const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
-  const int64_t token = s.d * element_bytes(compute);
-  const bool packed = traits.packed && !takes_packed_ranges(traits, compute);
-  return (packed || (traits.masked && s.Ld >= 80)) &&
+  const int64_t slot = std::max(s.Ld, kWidestTile), token = s.d * element_bytes(compute);
+  return traits.masked && !traits.packed && s.Ld >= 80 &&
          rows_per_document(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
          s.documents() * slot * token <= kMostBytes;
 }

@@ -128,27 +128,13 @@ PackedScores score_packed(const ForwardCall& call, const Sizes& all) {
   return made;
 }
 
-namespace {
-
-// Packed documents that are scored at once: what L2 holds for many row tiles, and of codes with scales, whose
-// masked tiles take long, as many as have room for copies of short ones (sm90_rules.cpp, worth_copying).
-int64_t documents_at_once_of(const ForwardCall& call, const Device& device) {
-  constexpr int64_t kManyRows = 512, kCopies = int64_t{1} << 29, kSlot = 160;
-  Sizes sizes = call.in.sizes;
-  sizes.Ld = mean_document(sizes);
-  const int64_t at_once = documents_at_once(sizes, call.in.dtype, device);
-  if (!device.wgmma || sizes.Lq < kManyRows || call.token_scales.d.data == nullptr) return at_once;
-  const int64_t slot = kSlot * sizes.d * element_bytes(call.in.dtype);
-  return std::min(at_once, std::max<int64_t>(kCopies / std::max<int64_t>(slot, 1), 1));
-}
-
-}  // namespace
-
 void packed_scores_into(const ForwardCall& call) {
   const Inputs& in = call.in;
   const int index = call.scores.get_device_index();
   const int64_t documents = in.sizes.N;
-  const int64_t at_once = documents_at_once_of(call, device_properties(index));
+  Sizes mean = in.sizes;
+  mean.Ld = mean_document(mean);
+  const int64_t at_once = documents_at_once(mean, in.dtype, device_properties(index));
   for (int64_t first = 0; first < std::max<int64_t>(documents, 1); first += std::max<int64_t>(at_once, 1)) {
     Inputs some = in;
     some.sizes.N = std::min(at_once, documents - first);

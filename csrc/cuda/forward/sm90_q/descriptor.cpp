@@ -11,12 +11,12 @@ namespace {
 
 // Packed documents of different lengths, of which only the mean is known. As in a corpus of passages, many
 // are shorter and few are much longer: 3 * mean * u * u, for u spread evenly from 0 to 1.
-int64_t ragged_cost(int64_t mean, int width) {
+int64_t ragged_cost(int64_t mean, int width, int ends) {
   constexpr int64_t kLengths = 32;
   int64_t all = 0;
   for (int64_t i = 0; i < kLengths; ++i) {
     const int64_t length = 3 * mean * (2 * i + 1) * (2 * i + 1) / (4 * kLengths * kLengths);
-    all += tiles_cost(std::max<int64_t>(length, 1), width, tail_width(width));
+    all += tiles_cost(std::max<int64_t>(length, 1), width, tail_width(width), ends);
   }
   return all / kLengths;
 }
@@ -30,7 +30,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   const int64_t element = element_bytes(compute);
   const bool packed_ranges = takes_packed_ranges(traits, compute);
   if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kKChunkBytes ||
-      (compacted && packed_ranges)) {
+      (compacted && traits.packed)) {
     return std::nullopt;
   }
   ForwardPlan plan;
@@ -44,7 +44,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   };
   const auto two_widths = [&](int width) {
     const bool whole = !traits.packed && !compacted && num_splits == 1;
-    return whole && has_tails(element, masked(width), traits.scaled) && s.Ld > width &&
+    return whole && has_whole(element, masked(width), traits.scaled) && s.Ld > width &&
            s.Ld <= width + second_width(width);
   };
   const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
@@ -52,7 +52,8 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
     return width <= widest_tile(masked(width), traits.scaled) && (tokens == 0 || width == tokens);
   };
   const auto document_cost = [&](int width) {
-    if (packed_ranges && traits.ragged) return ragged_cost(s.Ld, width);
+    // Columns of codes take half as long, and their fold more of it, so that ends of tiles cost more of them.
+    if (packed_ranges && traits.ragged) return ragged_cost(s.Ld, width, element == 1 ? 48 : 16);
     const int last = two_widths(width) ? second_width(width) : packed_ranges ? tail_width(width) : width;
     return tiles_cost(s.Ld, width, last);
   };
@@ -63,10 +64,10 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   // Trimming is a kernel more: worth it if the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
   plan.masked = masked(plan.tokens);
-  plan.scaled = traits.scaled;
+  plan.scaled = traits.scaled || (packed_ranges && element == 1);
   plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
   plan.compacted = compacted;
-  plan.tails = packed_ranges || (compacted && has_tails(element, plan.masked, plan.scaled));
+  plan.tails = packed_ranges || (compacted && has_whole(element, plan.masked, plan.scaled));
   plan.two_widths = two_widths(plan.tokens) && second_width(plan.tokens) < plan.tokens;
   // Columns of the last tile that hold no token of the document, on average, and what the tile costs beside.
   plan.end_tokens = 16 + plan.tokens / (plan.tails ? 8 : 2);
@@ -92,7 +93,7 @@ void enumerate(const Sizes& s, const ForwardTraits& traits, const Device& device
     if (const auto plan = plan_sm90_q(s, traits, device, compacted, tokens, num_splits))
       plans.push_back(*plan);
   };
-  const bool may_copy = (traits.masked || traits.packed || s.Ld < kShortToCopy) &&
+  const bool may_copy = !traits.packed && (traits.masked || s.Ld < kShortToCopy) &&
                         s.documents() * std::max(s.Ld, kShortToCopy) * s.d <= kMostCopied;
   for (const int tokens : tile_widths(compute_for(traits.dtype, traits.precision))) {
     add(false, tokens, 1);

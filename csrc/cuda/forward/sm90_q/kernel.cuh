@@ -43,7 +43,8 @@
 //
 // Packed documents have ranges, too. One that is shorter than its only tile, or tail, has columns behind it
 // that do not count, mostly tokens of the next document: the StageTile says so, and the consumer overwrites
-// their similarities before it folds (leave_out).
+// their similarities before it folds (leave_out). Packed codes have scales in any case: of 1, if none are
+// given.
 //
 // mbarriers: full and empty for each stage, and for the Q tile. Each consumer warp arrives once on an empty
 // mbarrier. If columns have masks or scales, each consumer lane does, since each reads different ones, and
@@ -61,17 +62,20 @@ namespace late_interaction {
 struct Sm90QPolicy {
   bool three_at_once;  // a fold takes the maximum of three numbers an instruction
   bool reads_ahead;    // a consumer reads scales one tile before it multiplies by them
+  bool reads_at_once;  // a consumer reads the scales of a tile before it waits for the products
   int unroll_tiles;    // tiles in the body of the loop
   bool staggered;      // the second consumer begins with a single tile
 };
 
 constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, bool float_sums, bool winners,
-                                    bool masked, bool scaled) {
+                                    bool masked, bool scaled, bool doc_ranges) {
   Sm90QPolicy policy{};
   // Quantized tokens have no winners. Floats that were multiplied fold faster two an instruction than three.
   policy.three_at_once = quantized && !(scaled && float_sums);
   // Shared memory is busy with the wgmma, so scales are read early where there are registers for it.
-  policy.reads_ahead = scaled && !masked && !winners && (quantized ? k_chunks == 1 : columns <= 128);
+  policy.reads_ahead =
+      scaled && !masked && !winners && !doc_ranges && (quantized ? k_chunks == 1 : columns <= 128);
+  policy.reads_at_once = scaled && doc_ranges && (columns <= 152 || k_chunks == 1);
   // One: the shortest fold hides behind the other warpgroup's wgmma, and a short body is fetched faster.
   // Four: longer folds also need wgmma of the same warpgroup. Two: registers are short, or four bodies do not
   // fit the instruction cache.
@@ -99,13 +103,14 @@ struct Sm90QTile {
   static constexpr bool kQuantized = sizeof(Element) == 1;
   static constexpr bool kDocRanges = kDocRanges_;
   // All documents have Ld tokens, none compacted.
-  static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
+  static constexpr bool kWhole = has_whole(sizeof(Element), kMasked, kScaled) && !kDocRanges;
   static constexpr int kTail = kTail_;
   static constexpr int kBrief = kDocRanges && !kWinners ? brief_width(kColumns) : kTail;
   // Each document has two tiles, the second one narrower.
   static constexpr bool kTwoWidths = kWhole && kTail < kColumns;
-  static constexpr Sm90QPolicy kPolicy = sm90_q_policy(
-      kColumns, kKChunks, kQuantized, std::is_same_v<Accumulator, float>, kWinners, kMasked, kScaled);
+  static constexpr Sm90QPolicy kPolicy =
+      sm90_q_policy(kColumns, kKChunks, kQuantized, std::is_same_v<Accumulator, float>, kWinners, kMasked,
+                    kScaled, kDocRanges);
   using Best = std::conditional_t<kPolicy.three_at_once, CodeMaximumFold<Similarity<Accumulator, kScaled>>,
                                   MaximumFold<kWinners>>;
   static constexpr int kConsumers = 2;  // warpgroups
@@ -225,8 +230,9 @@ __device__ __forceinline__ int scale_index(int column) { return column ^ 1; }
 // the scale of the next tile replaces each scale after use.
 template <class Tile>
 struct ColumnScales {
+  static constexpr bool kHeld = Tile::kPolicy.reads_ahead || Tile::kPolicy.reads_at_once;
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
-  float2 ahead[Tile::kPolicy.reads_ahead ? Tile::kColumns / 8 : 1];
+  float2 held[kHeld ? Tile::kColumns / 8 : 1];
   uint32_t lane_scales;  // address of the scales of this lane's columns
 
   __device__ __forceinline__ void enter(uint32_t token_scales) {
@@ -244,8 +250,11 @@ struct ColumnScales {
     const float2 swapped = ptx::ld_shared_v2_f32(lane_scales + n * 32);
     return {swapped.y, swapped.x};
   }
-  __device__ __forceinline__ float2 scales(int n) const {
-    return Tile::kPolicy.reads_ahead ? ahead[n] : load(n);
+  __device__ __forceinline__ float2 scales(int n) const { return kHeld ? held[n] : load(n); }
+  template <int kWidth>
+  __device__ __forceinline__ void hold() {
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) held[n] = load(n);
   }
 
   // Bits 1 to 6 of the result are the six bits from column 8 * n on: a single instruction makes predicates of
@@ -346,13 +355,15 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
 template <class Tile, int kWidth>
 __device__ __forceinline__ void leave_out(typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                           const StageTile& tile) {
+  using Accumulator = typename Tile::Accumulator;
+  constexpr Accumulator kNone = CodeMaximumFold<Accumulator>::kNone;
   constexpr int kCounting = kWidth > Tile::kTail ? Tile::kTail : kWidth > Tile::kBrief ? Tile::kBrief : 0;
   const int32_t kept = kWidth + tile.begin - 2 * static_cast<int32_t>(ptx::tid_x() % 4);
 #pragma unroll
   for (int n = kCounting / 8; n < kWidth / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      if (8 * n + e >= kept) c[4 * n + e] = c[4 * n + 2 + e] = -INFINITY;
+      if (8 * n + e >= kept) c[4 * n + e] = c[4 * n + 2 + e] = kNone;
     }
   }
 }
@@ -413,6 +424,73 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
     }
   }
 }
+
+// One warp, where documents have ranges: lane l copies the scales of columns l, l + 32, ... Copies of the
+// next tiles are under way before those of a tile have landed and are checked: tiles are shorter than the
+// latency of memory.
+template <class Tile>
+struct DocRangeScaleProducer {
+  const ForwardArgs& p;
+  const Sm90QShared<Tile>& smem;
+  PipelineState state, landing;
+  int32_t under_way = 0;
+
+  // Calls body(address, column) for the columns of this lane, and where a stage has their scales.
+  template <class Body>
+  __device__ __forceinline__ void for_columns_of_lane(int stage, Body body) const {
+#pragma unroll
+    for (int first = 0; first < Tile::kColumns; first += 32) {
+      const int column = first + ptx::tid_x() % 32;
+      if (column < Tile::kColumns) body(smem.token_scales_of(stage) + 4 * scale_index(column), column);
+    }
+  }
+
+  // Columns that do not count have the scale FLT_MAX: leave_out's similarities times that are -infinity.
+  __device__ __forceinline__ void copy(const DocRange& doc_range, const StageTile& tile) {
+    const int32_t count = columns_of<Tile>(tile.width) + min(tile.begin, 0);
+    const int64_t first = doc_range.first + max(tile.begin, 0), stride = p.d_scales.token_stride;
+    smem.ring().producer_acquire(state);
+    for_columns_of_lane(state.stage, [&](uint32_t to, int column) {
+      if (column < count && p.d_scales.data != nullptr) {
+        ptx::cp_async_narrow<4>(to, p.d_scales.data + (first + column) * stride, 4);
+      } else {
+        ptx::st_shared(to, __float_as_uint(column < count ? 1.0f : FLT_MAX));
+      }
+    });
+    ptx::cp_async_commit();
+    state.advance(p.stages);
+    ++under_way;
+  }
+
+  template <int kPending>
+  __device__ __forceinline__ void check_and_commit() {
+    ptx::cp_async_wait<kPending>();
+    for_columns_of_lane(landing.stage, [](uint32_t at, int) {
+      const uint32_t bits = ptx::ld_shared(at), usable = __float_as_uint(usable_scale(__uint_as_float(bits)));
+      if (usable != bits) ptx::st_shared(at, usable);
+    });
+    smem.ring().producer_commit(landing.stage);
+    landing.advance(p.stages);
+    --under_way;
+  }
+
+  __device__ __forceinline__ void run() {
+    for (WorkRange range = WorkRange::of_block(p); range.work_tile < range.end;) {
+      const RowTileItems items = take_row_tile_items(range.work_tile, range.end, int64_t{p.N});
+      const RowTile rows = row_tile(p, items.row_tile, Tile::kRows);
+      DocRange next = doc_range_at<Tile>(p, rows, items.first);
+      for (int32_t j = items.first; j < items.end; ++j) {
+        const DocRange doc_range = next;
+        if (j + 1 < items.end) next = doc_range_at<Tile>(p, rows, j + 1);
+        for (int32_t t = 0; t < max(doc_range.length, 1); t += Tile::kColumns) {
+          copy(doc_range, tile_at<Tile>(doc_range.length, t));
+          if (under_way > kScalesAhead) check_and_commit<kScalesAhead>();
+        }
+      }
+    }
+    while (under_way > 0) check_and_commit<0>();
+  }
+};
 
 // One warp: lane l writes the mask and scales of columns l, l + 32, ..., loaded before it waits for a stage.
 template <class Tile>
@@ -588,6 +666,7 @@ struct Sm90QConsumer {
     const float first_token = static_cast<float>(begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
       token_scales.enter(smem.token_scales_of(state.stage));
+    if constexpr (Tile::kPolicy.reads_at_once) token_scales.template hold<kWidth>();
     ptx::wgmma_wait<1>();
     if constexpr (kMayBeShort) {
       if (__builtin_expect(tile.begin < 0, false)) leave_out<Tile, kWidth>(c[0], tile);
@@ -606,7 +685,7 @@ struct Sm90QConsumer {
       if (Tile::kPolicy.reads_ahead && more) wait_for_stage();
       ptx::wgmma_wait<0>();
     }
-    constexpr bool kReadsHere = Tile::kScaled && !Tile::kPolicy.reads_ahead;
+    constexpr bool kReadsHere = Tile::kScaled && !ColumnScales<Tile>::kHeld;
     if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
       smem.ring().consumer_release(folded.stage);
     if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(smem.token_scales_of(state.stage));
@@ -615,13 +694,13 @@ struct Sm90QConsumer {
     }
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
       if constexpr (Tile::kPolicy.reads_ahead) {
-        if (kNext > 0 || more) token_scales.ahead[n] = token_scales.load(n);
+        if (kNext > 0 || more) token_scales.held[n] = token_scales.load(n);
         if (n % 4 == 3) __syncwarp();  // else the compiler would move all loads to the end
       }
     });
     if (kReadsHere) smem.ring().consumer_release(folded.stage);
     t += Tile::kColumns;
-    if (Tile::kScaled ? t >= spilled(kLength) : tile.ends) {
+    if (Tile::kScaled && !Tile::kDocRanges ? t >= spilled(kLength) : tile.ends) {
       epilogue_buffer.give(best, handed++ & 1);
       if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kItem) + 1);
     }
@@ -677,8 +756,7 @@ struct Sm90QConsumer {
     if constexpr (Tile::kPolicy.reads_ahead) {
       wait_for_stage();
       token_scales.enter(smem.token_scales_of(state.stage));
-#pragma unroll
-      for (int n = 0; n < Tile::kColumns / 8; ++n) token_scales.ahead[n] = token_scales.load(n);
+      token_scales.template hold<Tile::kColumns>();
     }
     if (Tile::kPolicy.staggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
     if constexpr (Tile::kTwoWidths) {
@@ -742,7 +820,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::pdl_launch_dependents();
     }
     if constexpr (Tile::kMaskedOrScaled) {
-      if (helper / 32 == 1) TokenScaleProducer<Tile>{p, smem}.run();
+      using Producer =
+          std::conditional_t<Tile::kDocRanges, DocRangeScaleProducer<Tile>, TokenScaleProducer<Tile>>;
+      if (helper / 32 == 1) Producer{p, smem}.run();
     }
     const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
     if (consumer >= 0) {

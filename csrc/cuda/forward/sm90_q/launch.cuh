@@ -23,10 +23,13 @@ cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
                       {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true}, call.stream, call.args,
                       maps);
       };
+      constexpr bool kHasWhole = has_whole(sizeof(Element), kMasked, kScaled);
       if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {
-        if (call.args.doc_ranges != nullptr) {
+        if (call.args.doc_ranges != nullptr && (kHasWhole || call.args.packed)) {
           return launch_tile.template operator()<true, tail_width(kTokens)>();
         }
+      }
+      if constexpr (kHasWhole) {
         constexpr int kSecond = second_width(kTokens);
         if (kSecond < kTokens && call.plan.two_widths) {
           return launch_tile.template operator()<false, kSecond>();
