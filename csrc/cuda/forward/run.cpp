@@ -185,7 +185,7 @@ DocRangeBuffers::DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, cons
     : doc_ranges(new_tensor(like, {in.sizes.documents(), 4}, ScalarType::Int)) {
   if (!plan.compacted) return;
   const int64_t documents = in.sizes.documents(), least = plan.tokens;
-  const int64_t slot = in.packed ? least : std::max(in.sizes.Ld, least);
+  const int64_t slot = std::max(in.sizes.Ld, least);
   const int64_t bytes = in.sizes.d * element_bytes(in.dtype);
   tokens = new_tensor(like, {documents, slot, bytes}, ScalarType::Byte);
   positions = new_tensor(like, {documents, slot}, ScalarType::Int);

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 
-#include "../forward/doc_ranges/copy_rows.cuh"
 #include "../forward/row_tile.cuh"
 #include "../primitives/argmax.cuh"
 #include "../ptx/pdl.cuh"
@@ -26,7 +25,7 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int kThreads = kCopyThreads;
+constexpr int kThreads = 256;
 
 // The first i in [0, count) with at(i) > x, else count. `at` never falls.
 template <class At>
@@ -114,32 +113,7 @@ __device__ int32_t rank_of(const PackedIndex& p, int32_t document, int32_t lengt
   return static_cast<int32_t>(ptx::redux_add(static_cast<unsigned>(rank)));
 }
 
-// A document shorter than a tile has a copy of its own, in the place of its number.
-__device__ DocRange doc_range_of(const PackedIndex& p, int64_t document, Span span) {
-  const bool copied = p.compacted.tokens != nullptr && span.length > 0 && span.length < p.compacted.least;
-  const auto number = static_cast<int32_t>(document);
-  const int32_t slot = ~(number * p.compacted.slot);
-  if (copied) return {slot, span.length, number, slot};
-  return {span.first, span.length, number, 0};
-}
-
-__device__ void copy_short_document(const PackedIndex& p, int64_t document) {
-  const Span span = packed_span(p.d_offsets, document, p.d_tokens);
-  if (span.length == 0 || span.length >= p.compacted.least) return;
-  const int64_t first = span.first * p.row_stride, slot = document * p.compacted.slot;
-  const auto source = [&](int k) { return min(k, span.length - 1); };
-  copy_rows({p.rows + first, p.row_stride, p.compacted.token_vecs},
-            p.compacted.tokens + slot * p.compacted.token_vecs, p.compacted.least, source,
-            [](int k) { return k; });
-  for (int k = threadIdx.x; k < p.compacted.least; k += kThreads) {
-    p.compacted.positions[slot + k] = source(k);
-    if (p.compacted.scales == nullptr) continue;
-    p.compacted.scales[slot + k] = p.d_scales.data[(span.first + source(k)) * p.d_scales.token_stride];
-  }
-}
-
-// Two blocks a multiprocessor are enough: with three, ptxas would spill on compute capability 8.6.
-__global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constant__ PackedIndex p) {
+__global__ void __launch_bounds__(kThreads) index_packed(const __grid_constant__ PackedIndex p) {
   ptx::pdl_wait_and_launch_dependents();
   const int64_t each = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads;
   if (p.equal_offsets != nullptr) {
@@ -167,14 +141,12 @@ __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constan
       if (threadIdx.x % 32 != 0) continue;
     }
     p.spans[at] = span;
-    if (p.doc_ranges != nullptr) p.doc_ranges[place] = doc_range_of(p, at, span);
+    if (p.doc_ranges != nullptr) {
+      p.doc_ranges[place] = {span.first, span.length, static_cast<int32_t>(at), 0};
+    }
   }
   for (int64_t at = last; p.work_tile_ends != nullptr && at < p.blocks; at += each) {
     p.work_tile_ends[at] = p.lpt ? lpt_end(p, static_cast<int32_t>(at)) : work_tile_end(p, at);
-  }
-  if (p.compacted.tokens == nullptr) return;
-  for (int64_t document = blockIdx.x; document < p.documents; document += gridDim.x) {
-    copy_short_document(p, document);
   }
 }
 
@@ -201,8 +173,7 @@ unsigned blocks_for(int64_t threads) {
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
   const int64_t documents = index.documents * (index.lpt ? 32 : 1);  // threads for them
   const int64_t count = std::max({int64_t{index.q_tokens}, documents, index.blocks});
-  const int64_t copies = index.compacted.tokens != nullptr ? index.documents * kThreads : 0;
-  const LaunchShape shape{blocks_for(std::max(count, copies)), kThreads, 0, index.pdl};
+  const LaunchShape shape{blocks_for(count), kThreads, 0, index.pdl};
   return launch(index_packed, shape, stream, index);
 }
 

@@ -19,11 +19,6 @@ struct PackedIndex {
   int64_t blocks, row_tiles;
   int64_t document_tokens;  // what a document costs a block beside its tokens, in tokens
   bool lpt;  // each row tile has blocks of its own, and documents are dealt to them, long ones first
-  CompactedTokens compacted;
-  ScaleView d_scales;
-  // The rows of D, in 16 bytes, where short documents are copied.
-  const uint4* rows;
-  int64_t row_stride;
   bool pdl;  // its blocks may start while the kernel before it ends
 };
 

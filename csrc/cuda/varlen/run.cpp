@@ -31,18 +31,13 @@ struct Shares {
       : doc_ranges(in, plan, like),
         work_tile_ends(new_tensor(like, {plan.work_tiles <= INT32_MAX ? plan.grid : 0}, ScalarType::Int)) {}
 
-  void add_to(PackedIndex& index, const ForwardCall& call, const ForwardPlan& plan) const {
-    const Inputs& in = call.in;
+  void add_to(PackedIndex& index, const ForwardPlan& plan) const {
     index.doc_ranges = doc_ranges.data();
     if (work_tile_ends.numel() > 0) index.work_tile_ends = static_cast<int32_t*>(work_tile_ends.data_ptr());
     index.blocks = plan.grid;
     index.row_tiles = plan.row_tiles;
     index.document_tokens = plan.end_tokens;
     index.lpt = plan.lpt;
-    index.compacted = doc_ranges.compacted;
-    index.rows = static_cast<const uint4*>(in.D.data);
-    index.row_stride = in.D.token_stride * element_bytes(in.dtype) / 16;
-    index.d_scales = call.token_scales.d;
   }
 };
 
@@ -78,7 +73,6 @@ void take_index(ForwardArgs& args, const PackedIndex& index) {
   args.spans = index.spans;
   args.work_tile_ends = index.work_tile_ends;
   args.doc_ranges = index.doc_ranges;
-  args.compacted = index.compacted;
 }
 
 }  // namespace
@@ -100,7 +94,7 @@ PackedScores score_packed(const ForwardCall& call, const Sizes& all) {
   std::optional<Shares> shares;
   if (plan.kernel->takes_shares) {
     shares.emplace(in, plan, call.scores);
-    shares->add_to(index, call, plan);
+    shares->add_to(index, plan);
   }
   check(launch_packed_index(index, stream), "index of packed sequences");
   take_index(made.args, index);
