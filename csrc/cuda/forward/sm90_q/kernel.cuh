@@ -738,6 +738,23 @@ struct Sm90QConsumer {
     } while (next != Width::none);
   }
 
+  // The same of tokens with scales. Their products are shorter, so none waits for a StageTile: each one says
+  // how wide the next tile is.
+  __device__ __forceinline__ void take_scaled_range_tiles() {
+    wait_for_stage();
+    next = read_stage_tile().width;
+    do {
+      wait_for_stage();
+      if (next == Width::full) {
+        take_tiles<1>(true);
+      } else if (next == Width::tail) {
+        take_tiles<1, Tile::kTail>(true);
+      } else {
+        take_tiles<1, Tile::kBrief>(true);
+      }
+    } while (next != Width::none);
+  }
+
   // The number of tiles of documents [first, end).
   __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
     if (Tile::kWhole || p.doc_ranges == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
@@ -781,7 +798,9 @@ struct Sm90QConsumer {
       const int64_t documents = WorkRange::of_block(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
       if (documents <= 0) break;
       smem.q_ring().consumer_wait(q_state);
-      if constexpr (Tile::kDocRanges) {
+      if constexpr (Tile::kDocRanges && Tile::kScaled) {
+        take_scaled_range_tiles();
+      } else if constexpr (Tile::kDocRanges) {
         take_doc_range_tiles();
       } else {
         take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
