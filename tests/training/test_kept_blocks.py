@@ -10,7 +10,7 @@ import late_interaction as li
 from late_interaction import _host_memory as host_memory
 from late_interaction._contrastive import blocks as kept
 from late_interaction._contrastive.kernels import Kernels
-from tests.support.contrastive import assert_same, batch, gradients, small_blocks
+from tests.support.contrastive import Made, assert_same, batch, gradients, small_blocks
 
 T = 0.3
 NQ, ND, LQ = 10, 13, 5
@@ -49,6 +49,34 @@ def test_a_budget_changes_time_and_no_bit(device, scored, masked, dtype):
     assert every > some > few > 0
 
 
+def with_saved_bytes(function, *args, **options):
+    """What a forward returned, and the bytes that it saves for its backward."""
+    saved = []
+
+    def pack(x):
+        saved.append(x.nbytes)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        return function(*args, **options), sum(saved)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("Ld", "each"), [(7, 2), (70_000, 4)])  # bytes that hold any token's place
+def test_kept_blocks_take_what_was_granted_and_no_more(scored, Ld, each, packed):
+    Q, D = batch(3, 4, LQ, Ld, 2, torch.float32)
+    q, d = (li.Tokens(x).pack() if packed else x for x in (Q, D))
+    pair, beside = LQ * each + 4, 0
+    for granted, blocks in ((0, 0), (6 * pair - 1, 5), (6 * pair, 6)):
+        with small_blocks(1):
+            loss, taken = with_saved_bytes(li.losses.contrastive, q, d, temperature=T, kept_bytes=granted)
+            beside = beside or taken
+            assert taken - beside == blocks * pair
+            scored.clear()
+            loss.backward()
+        assert len(scored) == 3 * 4 - blocks
+
+
 @pytest.mark.parametrize("panel", [8, 1])  # several blocks of documents in a panel, or one
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name, panel):
@@ -63,6 +91,28 @@ def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name, panel):
     assert_same(found[0], found[1])
     assert_same(found[0], found[2])
     assert in_backward[0] > in_backward[1] > in_backward[2] == 0
+
+
+def test_half_of_the_available_memory_may_be_kept(scored):
+    Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
+    for available, again in ((2 * ALL - 1, 1), (2 * ALL, 0)):
+        with small_blocks(NQ + ND, available=available):
+            loss = li.losses.contrastive(Q, D, temperature=T)
+            scored.clear()
+            loss.backward()
+        assert len(scored) == again
+
+
+def test_a_panel_holds_as_many_blocks_as_fit():
+    """Panels of two blocks are half as many as those of one, and cost half of what these cost beside one."""
+    Q, D = batch(3, 60, dtype=torch.float32)
+    made = []
+    for panel in (60, 6, 3):  # documents
+        with small_blocks(3, panel=panel), torch.no_grad(), Made() as seen:
+            li.losses.contrastive(Q, D, temperature=T)
+        made.append(len(seen.bytes))
+    one, of_two_blocks, of_one_block = made
+    assert of_two_blocks - one <= 0.6 * (of_one_block - one)
 
 
 def test_a_block_of_pairs_stays_within_its_share(monkeypatch):
@@ -99,6 +149,17 @@ def test_lists_of_pairs_keep_no_blocks(monkeypatch, name, options):
     with small_blocks(available=1 << 30):
         loss = li.losses.pairwise if name == "pairwise" else li.losses.contrastive
         loss(Q, D, temperature=T, **options).backward()
+
+
+def test_sums_over_listed_pairs_fill_their_share(monkeypatch):
+    """Float32 sums of 7 x 8 numbers for each bfloat16 document: eight of them take 1,792 of 2,000 bytes."""
+    monkeypatch.setattr(kept, "_WINNER_BYTES", 80)
+    Q, D = batch(9, 40, LQ, dtype=torch.bfloat16)
+    with small_blocks():
+        loss = li.losses.contrastive(Q, D, temperature=T, tail=1e-9)
+        with Made() as seen:
+            loss.backward()
+    assert max(n for n in seen.elements if n % 56 == 0 and n < D.numel()) == 8 * 56
 
 
 def test_without_a_backward_nothing_is_kept(monkeypatch):
