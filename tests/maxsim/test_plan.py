@@ -224,12 +224,12 @@ def test_a_mask_is_planned_for():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
     options = {"dtype": dtype, "sm": sm, "sm_count": sm_count}
-    plan = sections(
-        li.explain_plan((32, 32, 128), (512, 2048, 128), d_model=768, normalize=normalize, **options)
-    )
+    text = li.explain_plan((32, 32, 128), (512, 2048, 128), d_model=768, normalize=normalize, **options)
+    plan, cache = sections(text), int(re.search(r"stay in (\d+) MiB of L2", text)[1]) << 20
     assert list(plan) == ["device", "hidden states", "forward", "backward"]
     forward, backward = map(int, re.findall(r"(\d+) of 512 documents", plan["hidden states"]["chunk"]))
     assert 0 < forward < 512 and 0 < backward < 512
+    assert 0.25 * cache < forward * 2048 * 128 * dtype.itemsize <= cache
     assert (backward > forward) == (dtype == torch.bfloat16)  # where gradients to come lend their room
     of_a_chunk = sections(li.explain_plan((32, 32, 128), (forward, 2048, 128), **options))
     assert plan["forward"] == of_a_chunk["forward"]
@@ -241,6 +241,14 @@ def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
     assert "scores" not in plan["hidden states"]
     one = sections(li.explain_plan((1, 64, 128), (512, 2048, 128), d_model=768, **options))["hidden states"]
     assert ("project_scores" in one.get("scores", "")) == kernel
+
+
+@pytest.mark.parametrize("d_model", [64, 128])
+def test_chunks_of_hidden_states_fill_whole_waves(monkeypatch, d_model):
+    """Where scoring takes longest. 180 documents would fit: 48 more than there are multiprocessors."""
+    monkeypatch.setattr(plan, "_l2_bytes", lambda: 50 << 20)
+    text = li.explain_plan((8, 32, 128), (1320, 1024, 128), d_model=d_model, sm=90, sm_count=132)
+    assert "chunk      132 of 1320 documents in the forward" in text
 
 
 @pytest.mark.parametrize("sm, sm_count", DEVICES)

@@ -148,6 +148,13 @@ def test_parts_of_the_gradient_of_the_weights_add_up():
         torch.testing.assert_close(parts.sum(0), times * wanted)
 
 
+@pytest.mark.parametrize(("d", "d_model", "splits"), [(128, 256, 132), (128, 1024, 33), (200, 700, 22)])
+def test_the_gradient_of_the_weights_fills_a_gpu_once(d, d_model, splits):
+    """A split has a block for every 128 x 256 weights; without many tokens there is one split."""
+    assert chunking.weight_grad_splits(d, d_model, 1 << 20, 132) == splits
+    assert chunking.weight_grad_splits(d, d_model, 256, 132) == 1
+
+
 class Kernels:
     """The operators of a GPU that projects and scores few query tokens in one pass."""
 

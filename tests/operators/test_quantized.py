@@ -12,11 +12,13 @@ import torch
 from late_interaction import ops
 from late_interaction._scoring import quantized as scoring
 from late_interaction.ops import _blocks
+from late_interaction.ops.quantized import maxsim_dequantized
 from late_interaction.reference import maxsim_quantized_reference
 from tests.support import ref
 from tests.support.calls import in_graph, peak, waiting_for_nothing
 from tests.support.cases import QUANTIZED, code_limit, inputs, mask, tokens, walk
 from tests.support.coded import codec_of, scored
+from tests.support.contrastive import Made
 
 OPS = torch.ops.late_interaction
 E4M3, INT8, E5M2 = QUANTIZED
@@ -410,6 +412,14 @@ def test_cuda_graph_without_synchronization(name, dtype):
     scale_D.mul_(0.5)
     graph.replay()
     assert torch.equal(captured, function(*args))
+
+
+def test_documents_are_copied_one_at_a_time_where_no_more_fit(monkeypatch):
+    monkeypatch.setattr(_blocks, "_BYTES", 1)
+    Q, D, scale_Q, scale_D = quantized((2, 3, 9, 64, 16), INT8, "cpu")
+    with Made() as seen:
+        maxsim_dequantized(Q, D, scale_Q, scale_D, None, None)
+    assert max(seen.elements) == D[0].numel()
 
 
 @pytest.mark.gpu

@@ -430,6 +430,16 @@ def test_temporaries_do_not_grow_with_the_batch(monkeypatch):
     assert largest[1] <= max(largest[0], 1 << 16) and 4 * largest[1] < 4 * (32 * 8) * (32 * 16)
 
 
+def test_a_panel_takes_as_many_queries_as_fit(monkeypatch):
+    """Each takes 32 bytes for every token and document. More take more memory, fewer more time."""
+    Q, D = embeddings(12, 6, 8, 5, 4, dtype=torch.float32)
+    monkeypatch.setattr(driver, "_PANEL_BYTES_OF_A_CPU", 4 * 32 * 8 * 6)
+    with Made() as seen:
+        driver._xtr_winners(Q.detach(), D.detach(), None, None, 20)
+    of_queries = [n / (8 * 6) for n in seen.elements if n % (8 * 6) == 0]
+    assert of_queries.count(4) >= 3 and not {3, 5, 6} & set(of_queries)
+
+
 @pytest.mark.gpu
 def test_gpu_memory_does_not_grow_with_the_grid():
     """Beside inputs, gradients and winners; the grids take 40 and 640 MiB."""
