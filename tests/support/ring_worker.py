@@ -86,6 +86,7 @@ def gradients(
     labels=None,
     own_group=False,
     gathers=False,
+    most_bytes=None,
     sizes=None,
     last_bytes=None,
     watch=False,
@@ -93,9 +94,9 @@ def gradients(
     **options,
 ):
     """Loss and gradients of this rank, in each of several runs. gathers: documents, instead of passing them
-    round a ring. sizes: arguments of small_blocks. last_bytes: of two ranks, how large the other's documents
-    may be to stay for the backward. watch: returns what watched() sees of forward and backward instead.
-    excluded: what each rank leaves out."""
+    round a ring. most_bytes: what they may take for that. sizes: arguments of small_blocks. last_bytes: of
+    two ranks, how large the other's documents may be to stay for the backward. watch: returns what watched()
+    sees of forward and backward instead. excluded: what each rank leaves out."""
     group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
     found = []
     for _ in range(runs):
@@ -108,8 +109,8 @@ def gradients(
         with contextlib.ExitStack() as stack:
             stack.enter_context(small_blocks(**given))
             gathered = stack.enter_context(counting)
-            if not gathers:
-                stack.enter_context(mock.patch.object(whole, "_MOST_BYTES", 0))
+            if most_bytes is not None or not gathers:
+                stack.enter_context(mock.patch.object(whole, "_MOST_BYTES", most_bytes or 0))
             if last_bytes is not None:
                 stack.enter_context(mock.patch.object(call, "_LAST_BYTES", last_bytes))
             seen = [watched() if watch else contextlib.nullcontext() for _ in range(2)]

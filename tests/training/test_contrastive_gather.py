@@ -24,6 +24,13 @@ def test_options_of_gathered_documents(options):
     check(on_ranks(2, "gradients", gathers=True, **options), 2, **options)
 
 
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_documents_that_take_too_much_memory_are_not_gathered(fewer):
+    """Each of two ranks takes as much room as the larger shard's nine documents of 6 x 8 numbers."""
+    given = {"gathers": not fewer, "most_bytes": 2 * 9 * 6 * 8 * 8 - fewer, "sizes": {"kept": 1 << 30}}
+    check(on_ranks(2, "gradients", **given), 2)
+
+
 def test_labels_of_gathered_documents():
     labels = [
         torch.tensor([8, 3, -100, 0, 1]),
