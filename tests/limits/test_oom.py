@@ -140,6 +140,11 @@ def failing(monkeypatch, module, name):
             (_maxsim, "call_below_autograd"), "forward_failed", [(2, 3, 8), (2, 1, 5, 8), False],
         ),
         (
+            lambda: li.losses.contrastive(learned(Q3), D3, temperature=1.0),
+            (torch.ops.late_interaction.maxsim_winners, "default"),
+            "forward_failed", [(2, 3, 8), (4, 5, 8), True],
+        ),
+        (
             lambda: score_pairs_packed(learned(Q3[0]), D3.flatten(0, 1), *CU, *PAIRS),
             (score_pairs, "call_packed"), "pairs_failed", [(3, 8), (20, 8), 4, 2],
         ),

@@ -16,6 +16,7 @@ from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backwar
 from late_interaction.lik.forward import maxsim_forward
 from late_interaction.lik.varlen import maxsim_varlen
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from tests.maxsim.test_call_edges import Called
 from tests.support.packed import pack_sequences
 
 Nq, Lq, Nd, Ld, d, d_model = 2, 3, 4, 5, 8, 6
@@ -370,3 +371,13 @@ REST |= {"precision": None, "paired": False, "weights": None}
 def test_calls_that_the_checks_are_left_to(change):
     assert torch.equal(traced_scores(Q3, D3, **REST), li.maxsim(Q3, D3))
     assert traced_scores(**{"Q": Q3, "D": D3, **REST} | change) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_traced_call_multiplies_as_an_eager_one(dtype):
+    """torch.set_float32_matmul_precision is for float32 alone."""
+    torch.set_float32_matmul_precision("high")
+    for function in (lambda Q, D: traced_scores(Q, D, **REST), li.maxsim):
+        with Called() as called:
+            function(Q3.to(dtype), D3.to(dtype))
+        assert called.arguments[0]["precision"] == ("high" if dtype is torch.float32 else "highest")

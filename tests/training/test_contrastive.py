@@ -14,6 +14,7 @@ from tests.support.contrastive import (
     batch,
     gpu_bytes_beside,
     gradients,
+    logits,
     reference,
     small_blocks,
 )
@@ -31,6 +32,17 @@ def test_float16_keeps_small_weights(device):
     # What float16 cannot hold in the result itself is lost: its least step is 6e-8.
     for got, want in zip(scaled, wanted[1], strict=True):
         torch.testing.assert_close(got, want.double(), rtol=0.01, atol=0.07)
+
+
+@pytest.mark.parametrize("L", [1, 5])
+@pytest.mark.parametrize("N", [1, 4])
+def test_float16_holds_gradients_of_a_scaled_loss(device, N, L):
+    """A GradScaler's first factor takes gradients of scores beyond float16, but not those of tokens."""
+    Q, D = ((x.detach() / 100).requires_grad_() for x in batch(N, N, L, L, 8, torch.float16, device))
+    S = logits(Q, D, T)
+    wanted = F.softplus(S.where(~torch.eye(N, dtype=torch.bool, device=device), -S)).sum(1).mean()
+    ours = li.losses.sigmoid(Q, D, temperature=T)
+    assert_close(gradients(65536 * ours, (Q, D)), gradients(65536 * wanted, (Q, D)), 4e-3)
 
 
 def test_precision_where_losses_are_small(device):
