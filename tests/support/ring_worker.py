@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction._contrastive import backward, call, forward, kernels, whole
+from late_interaction._contrastive import backward, call, cross_entropy, forward, kernels, whole
 from tests.support.contrastive import own, small_blocks
 
 T = 0.3
@@ -89,14 +89,16 @@ def gradients(
     most_bytes=None,
     sizes=None,
     last_bytes=None,
+    held_bytes=None,
     watch=False,
     excluded=None,
     **options,
 ):
     """Loss and gradients of this rank, in each of several runs. gathers: documents, instead of passing them
     round a ring. most_bytes: what they may take for that. sizes: arguments of small_blocks. last_bytes: of
-    two ranks, how large the other's documents may be to stay for the backward. watch: returns what watched()
-    sees of forward and backward instead. excluded: what each rank leaves out."""
+    two ranks, how large the other's documents may be to stay for the backward. held_bytes: what panels take
+    that are listed by the sums of all shards. watch: returns what watched() sees of forward and backward
+    instead. excluded: what each rank leaves out."""
     group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
     found = []
     for _ in range(runs):
@@ -113,6 +115,8 @@ def gradients(
                 stack.enter_context(mock.patch.object(whole, "_MOST_BYTES", most_bytes or 0))
             if last_bytes is not None:
                 stack.enter_context(mock.patch.object(call, "_LAST_BYTES", last_bytes))
+            if held_bytes is not None:
+                stack.enter_context(mock.patch.object(cross_entropy, "_HELD_BYTES", held_bytes))
             seen = [watched() if watch else contextlib.nullcontext() for _ in range(2)]
             with seen[0] as in_forward:
                 loss, leaves = loss_of(Q, D, group=group, labels=mine, **options)

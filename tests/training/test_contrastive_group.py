@@ -47,6 +47,9 @@ def test_panels_that_are_held(options):
         assert "nonzero" not in (*forward, *backward)
     for _, backward in on_ranks(world, "gradients", watch=True, tail=0.3):  # of several panels
         assert "nonzero" in backward
+    if world == 3:  # of room for 80 logits; the panels of a rank have 105, 168 and 63 together
+        found = on_ranks(3, "gradients", watch=True, held_bytes=80 * 8, **given)
+        assert ["nonzero" in backward for _, backward in found] == [True, True, False]
 
 
 SCORES, WINNERS, OF_PACKED = "maxsim", "maxsim_winners", "maxsim_varlen"
