@@ -243,14 +243,6 @@ def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
     assert ("project_scores" in one.get("scores", "")) == kernel
 
 
-@pytest.mark.parametrize("d_model", [64, 128])
-def test_chunks_of_hidden_states_fill_whole_waves(monkeypatch, d_model):
-    """Where scoring takes longest. 180 documents would fit: 48 more than there are multiprocessors."""
-    monkeypatch.setattr(plan, "_l2_bytes", lambda: 50 << 20)
-    text = li.explain_plan((8, 32, 128), (1320, 1024, 128), d_model=d_model, sm=90, sm_count=132)
-    assert "chunk      132 of 1320 documents in the forward" in text
-
-
 @pytest.mark.parametrize("sm, sm_count", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("nbits", [1, 2, 4, 8])

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import late_interaction as li
+from late_interaction import plan
 from late_interaction.ops.from_hidden import chunking, driver
 from late_interaction.ops.from_hidden.chunking import Gpu
 from late_interaction.ops.winners import widen
@@ -53,6 +55,18 @@ def test_gradients_of_chunks(dtype, Nd, d_model, where, needs, small_caches):
     """Chunks of three documents, larger ones in the memory of gradients, and one of all documents."""
     Q, H, W, b, *masks = inputs((2, Nd, 3, 7, 16, d_model), dtype, "cpu", masks="holes")
     check_gradients(Q, where(H), W, b, *masks, needs)
+
+
+@pytest.mark.parametrize("d_model", [64, 128])
+def test_chunks_fill_whole_waves_of_a_gpu(monkeypatch, d_model):
+    """Where scoring takes longest, as explain_plan says: 180 documents would fit, 48 more than there are
+    multiprocessors."""
+    monkeypatch.setattr(driver, "gpu_of", lambda index: Gpu(50 << 20, 132))
+    monkeypatch.setattr(plan, "_l2_bytes", lambda: 50 << 20)
+    Q, H, W = (torch.empty(x, dtype=BF16) for x in ((8, 32, 128), (1320, 1024, d_model), (128, d_model)))
+    assert driver._head(H.as_subclass(OnGpu), W, None, Q, False, BF16, False).size == 132
+    said = li.explain_plan(Q.shape, (1320, 1024, 128), d_model=d_model, sm=90, sm_count=132)
+    assert "chunk      132 of 1320 documents in the forward" in said
 
 
 def at(x, elements):
