@@ -2,12 +2,13 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.ops.smooth import driver
+from late_interaction.ops.smooth import driver, kernels
 from late_interaction.reference import smooth_maxsim_reference
 from tests.support import ref
 from tests.support.calls import peak
@@ -99,6 +100,38 @@ def test_scores_and_gradients(device, blocks, shape, layout, masks, normalize):
     given = mask(Q.shape[:-1], device, masks), mask(D.shape[:-1], device, masks)
     for mine, theirs in zip(*both(layout, Q, D, *given, normalize=normalize), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+def powers(rows, documents, mask, tau):
+    """[groups, documents, rows, Ld] of rows [groups, rows, d] and documents [groups, documents, Ld, d]."""
+    powers = torch.einsum("gsd,gjtd->gjst", rows.double(), documents.double()) / tau
+    return powers if mask is None else powers.masked_fill(~mask.unsqueeze(2), -math.inf)
+
+
+def smooth_logs(*args):
+    return powers(*args).logsumexp(-1).div(math.log(2)).float()
+
+
+def smooth_gradient(rows, documents, mask, logs, factors, tau, of_documents):
+    logs = logs.double().unsqueeze(-1) * math.log(2)
+    weights = (powers(rows, documents, mask, tau) - logs).exp() * factors.double().unsqueeze(-1)
+    if of_documents:
+        return torch.einsum("gjst,gsd->gjtd", weights, rows.double()).flatten(1, 2).float()
+    return torch.einsum("gjst,gjtd->gsd", weights, documents.double()).float()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_done_around_the_kernels_of_a_gpu(monkeypatch, layout, masks, normalize):
+    """Masks, norms and units of gradients, seen on a CPU: the kernels are in plain PyTorch."""
+    monkeypatch.setattr(kernels, "serve", lambda Q: True)
+    plain = {f.__name__: SimpleNamespace(default=f) for f in (smooth_logs, smooth_gradient)}
+    monkeypatch.setattr(kernels, "operators", SimpleNamespace(**plain))
+    Q, D = embeddings(layout, 3, 4, 5, 7, 16, dtype=torch.bfloat16)
+    given = mask(Q.shape[:-1], "cpu", masks), mask(D.shape[:-1], "cpu", masks)
+    for mine, theirs in zip(*both(layout, Q, D, *given, normalize=normalize), strict=True):
+        ref.assert_close(mine, theirs, 4e-3)
 
 
 @pytest.mark.parametrize("masks", MASKS)
