@@ -435,28 +435,29 @@ struct DocRangeScaleProducer {
   PipelineState state, landing;
   int32_t under_way = 0;
 
-  // Calls body(address, column) for the columns of this lane, and where a stage has their scales.
-  template <class Body>
-  __device__ __forceinline__ void for_columns_of_lane(int stage, Body body) const {
-#pragma unroll
-    for (int first = 0; first < Tile::kColumns; first += 32) {
-      const int column = first + ptx::tid_x() % 32;
-      if (column < Tile::kColumns) body(smem.token_scales_of(stage) + 4 * scale_index(column), column);
-    }
+  // Where a stage has the scale of this lane's first column; that of its next one lies 128 bytes on.
+  __device__ __forceinline__ uint32_t scales_of_lane(int stage) const {
+    return smem.token_scales_of(stage) + 4 * scale_index(ptx::tid_x() % 32);
   }
 
   // Columns that do not count have the scale FLT_MAX: leave_out's similarities times that are -infinity.
   __device__ __forceinline__ void copy(const DocRange& doc_range, const StageTile& tile) {
-    const int32_t count = columns_of<Tile>(tile.width) + min(tile.begin, 0);
-    const int64_t first = doc_range.first + max(tile.begin, 0), stride = p.d_scales.token_stride;
+    const int32_t width = columns_of<Tile>(tile.width), count = width + min(tile.begin, 0);
+    const int64_t token = doc_range.first + max(tile.begin, 0) + ptx::tid_x() % 32;
+    const float* from = p.d_scales.data + token * p.d_scales.token_stride;
     smem.ring().producer_acquire(state);
-    for_columns_of_lane(state.stage, [&](uint32_t to, int column) {
+    const uint32_t to = scales_of_lane(state.stage);
+#pragma unroll
+    for (int first = 0; first < Tile::kColumns; first += 32) {
+      if (first >= width) break;
+      const int32_t column = first + ptx::tid_x() % 32;
       if (column < count && p.d_scales.data != nullptr) {
-        ptx::cp_async_narrow<4>(to, p.d_scales.data + (first + column) * stride, 4);
-      } else {
-        ptx::st_shared(to, __float_as_uint(column < count ? 1.0f : FLT_MAX));
+        ptx::cp_async_narrow<4>(to + 4 * first, from, 4);
+      } else if (column < width) {
+        ptx::st_shared(to + 4 * first, __float_as_uint(column < count ? 1.0f : FLT_MAX));
       }
-    });
+      from += 32 * p.d_scales.token_stride;
+    }
     ptx::cp_async_commit();
     state.advance(p.stages);
     ++under_way;
@@ -464,11 +465,20 @@ struct DocRangeScaleProducer {
 
   template <int kPending>
   __device__ __forceinline__ void check_and_commit() {
+    constexpr int kRounds = (Tile::kColumns + 31) / 32;
     ptx::cp_async_wait<kPending>();
-    for_columns_of_lane(landing.stage, [](uint32_t at, int) {
-      const uint32_t bits = ptx::ld_shared(at), usable = __float_as_uint(usable_scale(__uint_as_float(bits)));
-      if (usable != bits) ptx::st_shared(at, usable);
-    });
+    const uint32_t at = scales_of_lane(landing.stage);
+    const auto exists = [](int i) { return 32 * i + static_cast<int>(ptx::tid_x() % 32) < Tile::kColumns; };
+    float scales[kRounds];
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      scales[i] = exists(i) ? __uint_as_float(ptx::ld_shared(at + 128 * i)) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const float usable = usable_scale(scales[i]);
+      if (isnan(usable)) ptx::st_shared(at + 128 * i, __float_as_uint(usable));
+    }
     smem.ring().producer_commit(landing.stage);
     landing.advance(p.stages);
     --under_way;
