@@ -168,17 +168,17 @@ class _Call:
                 yield at, self.whole
                 continue
             named = {name: _cut(name, x, at, batch) for name, x in self.named.items()}
-            yield at, partial(_with, self.function, named)
+            yield at, partial(_with, self.function, self.rest, named)
 
     def _splits(self, hidden: Tensor) -> bool:
         """Tell whether the layer can take some sequences alone: it is known where its arguments have them."""
         batch = hidden.shape[0]
-        known = all(_is_known(name, x, batch) for name, x in self.named.items())
-        return hidden.dim() == 3 and known and not any(isinstance(x, Tensor) for x in self.rest)
+        given = [*self.named.items(), *(("", x) for x in self.rest)]
+        return hidden.dim() == 3 and all(_is_known(name, x, batch) for name, x in given)
 
 
-def _with(function: Any, named: dict[str, Any], hidden: Tensor) -> Any:
-    return function(hidden, **named)
+def _with(function: Any, rest: Sequence[Any], named: dict[str, Any], hidden: Tensor) -> Any:
+    return function(hidden, *rest, **named)
 
 
 def _is_known(name: str, x: Any, batch: int) -> bool:

@@ -303,3 +303,24 @@ def test_layers_that_return_more_are_refused():
     li.stream_layers(model)
     with pytest.raises(TypeError, match="layers that return hidden states alone, and Twice returns"):
         model(torch.randn(2, 3, 4, requires_grad=True))
+
+
+def check_gradients(model, loss, tokens):
+    """Compare the gradients of a model's ``loss`` with and without chunks."""
+    other = copy.deepcopy(model)
+    li.stream_layers(other, tokens=tokens)
+    for each in (model, other):
+        loss(each).backward()
+    for x, y in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(y.grad, x.grad, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [16, 10000])
+def test_arguments_that_come_without_a_name(tokens):
+    """SigLIP, the encoder of ColPali's images, hands its layers an attention mask by position."""
+    sizes = {name: SIZES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    config = transformers.SiglipVisionConfig(**sizes, intermediate_size=48, image_size=16, patch_size=4)
+    torch.manual_seed(0)
+    model = transformers.SiglipVisionModel(config).double().train()
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    check_gradients(model, lambda each: each(images).pooler_output.sin().sum(), tokens)
