@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from late_interaction._checks.messages import abbreviate
+from late_interaction._torch import pytree
 from late_interaction.losses._random_states import RandomStates
 from late_interaction.streaming._modules import (
     add_gradients,
@@ -138,7 +139,8 @@ class _Run:
         if id(layer) not in self.only_adds:
             self.only_adds[id(layer)] = _only_adds(call, hidden)
         call.only_adds = self.only_adds[id(layer)]
-        return _Layer.apply(call, hidden, *layer.parameters())  # type: ignore[no-untyped-call]
+        given = call.detach()
+        return _Layer.apply(call, hidden, *given, *layer.parameters())  # type: ignore[no-untyped-call]
 
 
 class _Call:
@@ -149,6 +151,17 @@ class _Call:
     ) -> None:
         self.layer, self.function, self.rest, self.named, self.tokens = layer, function, rest, named, tokens
         self.only_adds = False
+        self.leaves: list[Tensor] = []  # of the arguments that have gradients
+
+    def detach(self) -> list[Tensor]:
+        """Put leaves in the place of arguments that have gradients, as an encoder's states; return these."""
+        every = pytree.tree_leaves((self.rest, self.named))
+        given = [x for x in every if isinstance(x, Tensor) and x.requires_grad]
+        if given:
+            self.leaves = [x.detach().requires_grad_() for x in given]
+            leaf = {id(x): y for x, y in zip(given, self.leaves, strict=True)}
+            self.rest, self.named = pytree.tree_map(lambda x: leaf.get(id(x), x), (self.rest, self.named))
+        return given
 
     @property
     def at_once(self) -> int:
@@ -207,9 +220,9 @@ def _cut(name: str, x: Any, at: slice, batch: int) -> Any:
 
 class _Layer(Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, hidden: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, call: _Call, hidden: Tensor, *learned: Tensor) -> Tensor:
         ctx.call, ctx.autocast, ctx.random = call, present_autocast(hidden.device), RandomStates([])
-        ctx.save_for_backward(hidden, *parameters)
+        ctx.save_for_backward(hidden, *call.leaves, *learned[len(call.leaves) :])
         out: Tensor | None = None
         with in_chunks(call.layer, call.tokens, call.only_adds):
             for at, run in call.chunks(hidden):
@@ -224,8 +237,8 @@ class _Layer(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        hidden, *parameters = ctx.saved_tensors
-        wanted = [x for x, needed in zip(parameters, ctx.needs_input_grad[2:], strict=True) if needed]
+        hidden, *learned = ctx.saved_tensors
+        wanted = [x for x, needed in zip(learned, ctx.needs_input_grad[2:], strict=True) if needed]
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
         sums: list[Tensor | None] = [None] * len(wanted)
         again = recomputed(call.layer, call.tokens, call.at_once, call.only_adds, ctx.autocast)
@@ -236,8 +249,8 @@ class _Layer(Function):
                     out = _states(run(part), call.layer, part)
                 add_gradients(out, grad[at], part, of_hidden, at, wanted, sums)
         found = iter(sums)
-        of_parameters = (next(found) if needed else None for needed in ctx.needs_input_grad[2:])
-        return None, of_hidden, *of_parameters
+        of_learned = (next(found) if needed else None for needed in ctx.needs_input_grad[2:])
+        return None, of_hidden, *of_learned
 
 
 def _states(out: Any, layer: nn.Module, hidden: Tensor) -> Tensor:

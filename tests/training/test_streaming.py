@@ -324,3 +324,15 @@ def test_arguments_that_come_without_a_name(tokens):
     model = transformers.SiglipVisionModel(config).double().train()
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     check_gradients(model, lambda each: each(images).pooler_output.sin().sum(), tokens)
+
+
+@pytest.mark.parametrize("tokens", [16, 10000])
+def test_gradients_of_what_layers_are_given_beside_hidden_states(tokens):
+    """A decoder's layers take the encoder's states."""
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (
+        ("layers", 2), ("attention_heads", 4), ("ffn_dim", 48),
+    )}  # fmt: skip
+    config = transformers.BartConfig(**sizes, vocab_size=50, d_model=32, dropout=0.0)
+    torch.manual_seed(0)
+    model = transformers.BartModel(config).double().train()
+    check_gradients(model, lambda each: each(**drawn(4, 12)).last_hidden_state.sin().sum(), tokens)
