@@ -93,6 +93,8 @@ def stream_layers(model: nn.Module, *, tokens: int = 8192) -> int:
     for layer in layers:
         layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, run  # type: ignore[assignment]
     for module in model.modules():
+        if "gradient_checkpointing" in vars(module):  # the layers' model, which gives them no cache then
+            module.gradient_checkpointing = True  # type: ignore[assignment]
         children = [*module.children()]
         lists = [x for x in children if isinstance(x, nn.ModuleList)]
         first = next((layer for x in lists for layer in x if layer in layers), None)

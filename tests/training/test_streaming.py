@@ -336,3 +336,17 @@ def test_gradients_of_what_layers_are_given_beside_hidden_states(tokens):
     torch.manual_seed(0)
     model = transformers.BartModel(config).double().train()
     check_gradients(model, lambda each: each(**drawn(4, 12)).last_hidden_state.sin().sum(), tokens)
+
+
+def test_a_model_that_keeps_a_cache_unless_it_checkpoints():
+    """GPT2's takes a flag of its own for that, and a layer that runs twice would write to the cache twice."""
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    torch.manual_seed(0)
+    model, inputs = transformers.GPT2Model(config).double().train(), drawn(3, 12)
+    check_gradients(model, lambda each: each(**inputs).last_hidden_state.sin().sum(), 16)
+    li.stream_layers(model)
+    assert model(**inputs).past_key_values is None
+    model.gradient_checkpointing_disable()
+    assert model(**inputs).past_key_values is not None
