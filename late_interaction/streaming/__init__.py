@@ -275,9 +275,9 @@ def _only_adds(call: _Call, hidden: Tensor) -> bool:
         return False
     own, seen = mlp.forward, list[Tensor]()
 
-    def kept(x: Tensor) -> Any:
-        out = own(x)
-        seen.extend((x, out))
+    def kept(*given: Any, **named: Any) -> Any:
+        out = own(*given, **named)
+        seen.extend(() if named else (*given, out))
         return out
 
     with torch.no_grad(), evaluated(call.layer):

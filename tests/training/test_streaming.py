@@ -350,3 +350,17 @@ def test_a_model_that_keeps_a_cache_unless_it_checkpoints():
     assert model(**inputs).past_key_values is None
     model.gradient_checkpointing_disable()
     assert model(**inputs).past_key_values is not None
+
+
+def test_a_feed_forward_network_with_more_inputs():
+    class Layer(transformers.modeling_layers.GradientCheckpointingLayer):
+        def __init__(self, by_name):
+            super().__init__()
+            self.mlp, self.by_name = torch.nn.Bilinear(4, 4, 4), by_name
+
+        def forward(self, x):
+            return x + (self.mlp(input1=x, input2=x) if self.by_name else self.mlp(x, x))
+
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    model = torch.nn.Sequential(Layer(False), Layer(True)).double().train()
+    check_gradients(model, lambda each: each(x).sin().sum(), 5)
