@@ -132,10 +132,16 @@ class _Run:
         self.tokens = tokens
         self.only_adds: dict[int, bool] = {}  # by the id of a layer
 
-    def __call__(self, function: "partial[Any]", hidden: Tensor, *rest: Any) -> Any:
+    def __call__(self, function: "partial[Any]", *given: Any) -> Any:
         # Before Transformers 5.24 the function is a method of the layer; since, the layer is its argument.
         layer: nn.Module = (*function.args, getattr(function.func, "__self__", None))[0]
-        call = _Call(layer, partial(function.func, *function.args), rest, function.keywords, self.tokens)
+        run, named, rest = partial(function.func, *function.args), function.keywords, given[1:]
+        if given:
+            hidden = given[0]
+        else:  # hidden states come by name, before all others
+            (name, hidden), *others = named.items()
+            run, named = partial(_by_name, run, name), dict(others)
+        call = _Call(layer, run, rest, named, self.tokens)
         if not torch.is_grad_enabled():
             return call.whole(hidden)
         if id(layer) not in self.only_adds:
@@ -194,6 +200,10 @@ class _Call:
 
 def _with(function: Any, rest: Sequence[Any], named: dict[str, Any], hidden: Tensor) -> Any:
     return function(hidden, *rest, **named)
+
+
+def _by_name(function: Any, name: str, hidden: Tensor, **named: Any) -> Any:
+    return function(**{name: hidden}, **named)
 
 
 def _is_known(name: str, x: Any, batch: int) -> bool:

@@ -364,3 +364,19 @@ def test_a_feed_forward_network_with_more_inputs():
     x = torch.randn(3, 5, 4, dtype=torch.float64)
     model = torch.nn.Sequential(Layer(False), Layer(True)).double().train()
     check_gradients(model, lambda each: each(x).sin().sum(), 5)
+
+
+def test_hidden_states_that_come_by_name():
+    """So do those of the images of Llama 4 and Mllama."""
+
+    class Layer(transformers.modeling_layers.GradientCheckpointingLayer):
+        def __init__(self):
+            super().__init__()
+            self.mlp = torch.nn.Linear(4, 4)
+
+        def forward(self, states, attention_mask=None):
+            return states + self.mlp(states * attention_mask)
+
+    x, model = torch.randn(3, 5, 4, dtype=torch.float64), Layer().double().train()
+    mask = torch.arange(5.0).view(1, 5, 1).double()
+    check_gradients(model, lambda each: each(states=x, attention_mask=mask).sin().sum(), 5)
