@@ -71,10 +71,11 @@ def _traced(
     q, d = _opened("Q", Q), _opened("D", D)
     h = (None,) * 3 if hard_negatives is None else _opened("hard_negatives", hard_negatives)
     first = q[0]
+    number = {"dtype": sum_dtype(first), "device": first.device}
     if not isinstance(temperature, Tensor):
-        temperature = torch.full((), check_above_0("temperature", temperature), device=first.device)
+        temperature = torch.full((), check_above_0("temperature", temperature), **number)
     if not isinstance(bias, Tensor):
-        bias = torch.full((), check_number("bias", bias), device=first.device)
+        bias = torch.full((), check_number("bias", bias), **number)
     if is_autocasting(first):
         options["autocast"] = str(torch.get_autocast_dtype(first.device.type))
     text = "{" + ", ".join([f"{key!r}: {value!r}" for key, value in options.items()]) + "}"

@@ -237,3 +237,11 @@ def test_no_double_backward(name):
     with pytest.raises(RuntimeError):
         (grad,) = torch.autograd.grad(loss, Q, create_graph=True)
         grad.sum().backward()
+
+
+@every
+def test_numbers_keep_the_precision_of_float64_tokens(name):
+    Q, D = leaf(4, 3, 8, dtype=torch.float64), leaf(5, 6, 8, dtype=torch.float64)
+    options = {"temperature": 0.3} | ({"bias": -0.1} if name == "sigmoid" else {})
+    loss = partial(BATCH[name], **options)
+    compare(loss, (Q, D), torch.compile(loss, backend="aot_eager", fullgraph=True), 1e-14)
