@@ -78,7 +78,8 @@ def _traced(
         bias = torch.full((), check_number("bias", bias), **number)
     if is_autocasting(first):
         options["autocast"] = str(torch.get_autocast_dtype(first.device.type))
-    text = "{" + ", ".join([f"{key!r}: {value!r}" for key, value in options.items()]) + "}"
+    literals = {key: tuple(x) if isinstance(x, range) else x for key, x in options.items()}
+    text = "{" + ", ".join([f"{key!r}: {value!r}" for key, value in literals.items()]) + "}"
     beside = [*q[1:], *d[1:], *h[1:], *_pair(labels), *_pair(exclude), candidate_mask]
     needs = [False] * 5  # autograd knows
     return _op(name, text, q[0], d[0], h[0], temperature, bias, beside, needs)[0]

@@ -245,3 +245,8 @@ def test_numbers_keep_the_precision_of_float64_tokens(name):
     options = {"temperature": 0.3} | ({"bias": -0.1} if name == "sigmoid" else {})
     loss = partial(BATCH[name], **options)
     compare(loss, (Q, D), torch.compile(loss, backend="aot_eager", fullgraph=True), 1e-14)
+
+
+def test_ranks_as_a_range():
+    loss = partial(li.losses.recall, k=range(1, 4))
+    compare(loss, (leaf(4, 3, 8), leaf(5, 6, 8)), torch.compile(loss, backend="aot_eager", fullgraph=True))
