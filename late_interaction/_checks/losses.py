@@ -119,9 +119,9 @@ def check_candidates(mask: Any, shape: tuple[int, int], device: torch.device) ->
     if mask is None:
         return None
     check_mask_kind("candidate_mask", mask, "Q", device)
-    if mask.shape != shape:
+    if mask.shape != shape and (shape[0] or mask.dim() != 2 or len(mask)):  # without a query any K will do
         raise ValueError(f"candidate_mask must be [B, K] = {list(shape)}, got {shape_of(mask)}")
-    return mask if mask.dtype == torch.bool else mask != 0
+    return (mask if mask.dtype == torch.bool else mask != 0).reshape(shape)
 
 
 def check_number(name: str, value: Any) -> float:

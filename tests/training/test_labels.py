@@ -405,3 +405,16 @@ def refusals():
 def test_refusals(error, message, options):
     with pytest.raises(error, match=message):
         li.losses.contrastive(torch.randn(3, 2, 8), torch.randn(5, 4, 8), **options)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_candidate_mask_of_no_queries(packed):
+    """As a process of a group may have it, whose hard negatives do not say how many each query has."""
+    values = torch.zeros(*(0,) if packed else (0, 4), 8)
+    H = li.Tokens.packed(values, torch.zeros(1, dtype=torch.int32)) if packed else li.Tokens(values)
+    mask = torch.ones(0, 2, dtype=torch.bool)
+    options = {"hard_negatives": H, "candidate_mask": mask, "reduction": "none"}
+    assert li.losses.contrastive(torch.randn(0, 2, 8), torch.randn(5, 4, 8), **options).shape == (0,)
+    with pytest.raises(ValueError, match=r"candidate_mask must be \[B, K\] = \[0, 0\], got \[1, 2\]"):
+        options["candidate_mask"] = torch.ones(1, 2).bool()
+        li.losses.contrastive(torch.randn(0, 2, 8), torch.randn(5, 4, 8), **options)
