@@ -94,7 +94,7 @@ def stream_layers(model: nn.Module, *, tokens: int = 8192) -> int:
         layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, run  # type: ignore[assignment]
     for module in model.modules():
         if "gradient_checkpointing" in vars(module):  # the layers' model, which gives them no cache then
-            module.gradient_checkpointing = True  # type: ignore[assignment]
+            module.gradient_checkpointing, module._gradient_checkpointing_func = True, run  # type: ignore[assignment]
         children = [*module.children()]
         lists = [x for x in children if isinstance(x, nn.ModuleList)]
         first = next((layer for x in lists for layer in x if layer in layers), None)
@@ -132,7 +132,9 @@ class _Run:
         self.tokens = tokens
         self.only_adds: dict[int, bool] = {}  # by the id of a layer
 
-    def __call__(self, function: "partial[Any]", *given: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
+        if not isinstance(function, partial):  # of a module that hands on something else than a layer
+            return function(*given)
         # Before Transformers 5.24 the function is a method of the layer; since, the layer is its argument.
         layer: nn.Module = (*function.args, getattr(function.func, "__self__", None))[0]
         run, named, rest = partial(function.func, *function.args), function.keywords, given[1:]
