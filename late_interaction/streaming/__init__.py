@@ -68,7 +68,7 @@ def stream_layers(model: nn.Module, *, tokens: int = 8192) -> int:
     Complexity: beside weights, their gradients and the input of each layer, the activations of a chunk in one
     layer; of a sequence that is longer, those of its attention. The forward runs twice, as with
     gradient checkpointing. The first step checks which layers only add their feed-forward network's output,
-    which costs another forward.
+    which costs some more forwards, and backwards without that network.
 
     Example:
         >>> import late_interaction as li
@@ -279,8 +279,8 @@ def _states(out: Any, layer: nn.Module, hidden: Tensor) -> Tensor:
 def _only_adds(call: _Call, hidden: Tensor) -> bool:
     """Tell whether a layer adds its feed-forward network's output to the rest, token by token, and no more.
 
-    Only then can the backward leave its value out. The layer runs as in evaluation, once with the output and
-    once with zeros.
+    Only then can the backward leave its value out. The layer runs as in evaluation, with the output and with
+    zeros.
     """
     mlp = feed_forward(call.layer)
     if mlp is None:
@@ -305,4 +305,26 @@ def _only_adds(call: _Call, hidden: Tensor) -> bool:
         tokens, wanted = map(in_one, seen)
         half = tokens[:, : tokens.shape[1] // 2 + 1]
         part = wanted[:, : half.shape[1]]
-        return torch.allclose(own(half), part, rtol=0.02, atol=0.02 * float(part.abs().max()))
+        if not torch.allclose(own(half), part, rtol=0.02, atol=0.02 * float(part.abs().max())):
+            return False
+    return not _learns_from(call, hidden, mlp, seen[1])
+
+
+def _learns_from(call: _Call, hidden: Tensor, mlp: nn.Module, value: Tensor) -> bool:
+    """Tell whether the gradient of a weight beside the network depends on the network's value.
+
+    That of a learned scale does, which may be 1 so far.
+    """
+    inner = {id(x) for x in mlp.parameters()}
+    others = [x for x in call.layer.parameters() if x.requires_grad and id(x) not in inner]
+    found = []
+    with torch.enable_grad(), evaluated(call.layer):
+        at, run = next(call.chunks(hidden))
+        for x in (value, torch.zeros_like(value)):
+            with instead(mlp, lambda _, x=x: x):
+                out = run(hidden[at].detach())
+            if not (others and out.requires_grad):
+                return False
+            found.append(torch.autograd.grad(out, others, value.view_as(out), allow_unused=True))
+    pairs = [(x, y) for x, y in zip(*found, strict=True) if x is not None and y is not None]
+    return not all(bool((x - y).norm() <= 0.02 * x.norm()) for x, y in pairs)

@@ -381,3 +381,13 @@ def test_hidden_states_that_come_by_name():
     x, model = torch.randn(3, 5, 4, dtype=torch.float64), Layer().double().train()
     mask = torch.arange(5.0).view(1, 5, 1).double()
     check_gradients(model, lambda each: each(states=x, attention_mask=mask).sin().sum(), 5)
+
+
+@pytest.mark.parametrize("tokens", [20, 10000])
+def test_a_learned_scale_of_1(tokens):
+    """DINOv2 multiplies the feed-forward network's output by a weight, which begins as 1."""
+    sizes = {name: SIZES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    torch.manual_seed(0)
+    model = transformers.Dinov2Model(transformers.Dinov2Config(**sizes, image_size=16, patch_size=4)).double()
+    images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    check_gradients(model.train(), lambda each: each(images).last_hidden_state.sin().sum(), tokens)
