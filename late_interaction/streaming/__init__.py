@@ -28,6 +28,7 @@ from late_interaction.streaming._modules import (
     is_norm,
     present_autocast,
     recomputed,
+    without_hooks,
 )
 
 __all__ = ["stream_layers"]
@@ -146,11 +147,11 @@ class _Run:
         call = _Call(layer, run, rest, named, self.tokens)
         if not torch.is_grad_enabled():
             return call.whole(hidden)
+        beside = call.detach()
         if id(layer) not in self.only_adds:
             self.only_adds[id(layer)] = _only_adds(call, hidden)
         call.only_adds = self.only_adds[id(layer)]
-        given = call.detach()
-        return _Layer.apply(call, hidden, *given, *layer.parameters())  # type: ignore[no-untyped-call]
+        return _Layer.apply(call, hidden, *beside, *layer.parameters())  # type: ignore[no-untyped-call]
 
 
 class _Call:
@@ -318,7 +319,7 @@ def _learns_from(call: _Call, hidden: Tensor, mlp: nn.Module, value: Tensor) -> 
     inner = {id(x) for x in mlp.parameters()}
     others = [x for x in call.layer.parameters() if x.requires_grad and id(x) not in inner]
     found = []
-    with torch.enable_grad(), evaluated(call.layer):
+    with torch.enable_grad(), evaluated(call.layer), without_hooks(others):
         at, run = next(call.chunks(hidden))
         for x in (value, torch.zeros_like(value)):
             with instead(mlp, lambda _, x=x: x):

@@ -1,6 +1,6 @@
 """The modules of a layer that work on each token: its feed-forward network, and its norms."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -146,7 +146,8 @@ def add_gradients(
 ) -> None:  # fmt: skip
     """Write a chunk's gradient to ``of_part[at]``, and add those of the parameters to their sums."""
     leaves = [*wanted] if of_part is None else [part, *wanted]
-    found = [*torch.autograd.grad(out, leaves, grad.to(out.dtype), allow_unused=True)]
+    with without_hooks(wanted):
+        found = [*torch.autograd.grad(out, leaves, grad.to(out.dtype), allow_unused=True)]
     if of_part is not None:
         own = found.pop(0)
         of_part[at] = 0 if own is None else own
@@ -154,6 +155,19 @@ def add_gradients(
         if gradient is not None:
             before = sums[i]
             sums[i] = gradient if before is None else before.add_(gradient)
+
+
+@contextmanager
+def without_hooks(weights: Sequence[Tensor]) -> Iterator[None]:
+    """Leave the hooks of weights to the whole gradient: they would change that of each chunk, too."""
+    hooked = [(x, x._backward_hooks) for x in weights if x._backward_hooks]
+    for x, _ in hooked:
+        x._backward_hooks = None
+    try:
+        yield
+    finally:
+        for x, hooks in hooked:
+            x._backward_hooks = hooks
 
 
 @contextmanager

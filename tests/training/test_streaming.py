@@ -391,3 +391,17 @@ def test_a_learned_scale_of_1(tokens):
     model = transformers.Dinov2Model(transformers.Dinov2Config(**sizes, image_size=16, patch_size=4)).double()
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     check_gradients(model.train(), lambda each: each(images).last_hidden_state.sin().sum(), tokens)
+
+
+@pytest.mark.parametrize("tokens", [16, 10000])
+def test_hooks_of_weights_run_once(tokens):
+    inputs, seen = drawn(3, 12), []
+
+    def loss(model):
+        for x in model.parameters():
+            x.register_hook(lambda grad: seen.append(0) or 3 * grad)
+        return model(**inputs).last_hidden_state.sin().sum()
+
+    model = made()
+    check_gradients(model, loss, tokens)
+    assert len(seen) == 2 * sum(1 for _ in model.parameters())
