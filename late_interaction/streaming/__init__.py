@@ -56,6 +56,9 @@ def stream_layers(model: nn.Module, *, tokens: int = 8192) -> int:
         model: a decoder or an encoder of Transformers 5, or a PEFT model around one, with layers that support
             gradient checkpointing and take and return hidden states ``[batch, tokens, hidden]``. Layers of
             other shapes (packed images) and with arguments of unknown shapes are not cut by sequences.
+            Attentions and a router's logits have no gradients here, and come in chunks: leave
+            ``output_attentions`` and ``output_router_logits`` off. Weights that a layer uses must be its own
+            modules': one that a hook brings along gets no gradient.
         tokens: about how many tokens a chunk has, above 0. Where the feed-forward network can be apart, these
             are its chunks, and the rest of a layer takes whole sequences of four times as many tokens
             together. Smaller chunks need less memory, and make a GPU's products smaller.
