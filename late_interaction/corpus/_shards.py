@@ -1,9 +1,10 @@
 """A shard: documents end to end in one block of memory, their ids, and the chunks that a search takes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,15 @@ class Shard:
     def stand_ins(self) -> dict[str, "Shard"]:
         """Keep what stands for these documents in first passes, by its kind (:mod:`._first_pass`)."""
         return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {x.name: getattr(self, x.name) for x in fields(self)}
+        return own if self.codec is None else own | {"tokens": self.tokens.view(torch.uint8)}  # no float8
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.codec is not None:
+            self.__dict__["tokens"] = self.tokens.view(self.codec.stored)
 
     def part(self, first: int, stop: int) -> "Shard":
         """Documents [first, stop) over the same memory."""

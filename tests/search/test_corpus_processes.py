@@ -122,6 +122,18 @@ def test_the_pickle_of_a_folder_is_its_path(kind, tmp_path, monkeypatch):
     again.verify()
 
 
+@pytest.mark.parametrize("kind", [codecs.Int8(), codecs.Fp8(), "residuals"])
+def test_codes_in_memory_travel(kind):
+    docs = documents()
+    codec = codecs.Residual.train(torch.cat(docs), 8) if kind == "residuals" else kind
+    corpus = Corpus.from_codes(codec.encode(docs), ids=ids())
+    corpus.delete(["d0", "d9", "d10"])
+    wanted = facts_of(corpus)
+    for again in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
+        assert facts_of(again) == wanted
+    assert told_by("spawn", [corpus]) == [wanted]
+
+
 def test_a_folder_that_holds_another_corpus_is_refused(tmp_path):
     text = pickle.dumps(built(tmp_path / "corpus"))
     shutil.rmtree(tmp_path / "corpus")
