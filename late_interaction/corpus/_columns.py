@@ -1,6 +1,7 @@
 """Columns of metadata: rows of an Arrow file, in memory or mapped, and what a filter says of them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,9 +34,9 @@ class Columns:
         found = self._stored()
         return found if self.places is None else found.take(self.places.numpy())
 
-    def where(self, condition: Any) -> Tensor:
-        """Tell which rows meet a condition: bool, on the CPU."""
-        pa, table = import_pyarrow(), self._stored()
+    def where(self, condition: Any, types: Any) -> Tensor:
+        """Tell which rows, cast to a schema, meet a condition: bool, on the CPU."""
+        pa, table = import_pyarrow(), self._stored().cast(types)
         from pyarrow import compute, dataset
 
         if not isinstance(condition, compute.Expression):
@@ -62,9 +63,15 @@ def of_table(table: Any) -> Columns:
     return Columns(from_dlpack(pa.Array.from_buffers(pa.uint8(), data.size, [None, data])))
 
 
+def types_of(parts: Sequence[Columns]) -> Any:
+    """Return the schema of the columns of all: what is null in some is of the type that it has in others."""
+    return import_pyarrow().unify_schemas([part._stored().schema for part in parts])
+
+
 def stacked(parts: Sequence[Columns | None]) -> Any:
     """Return the rows of several, one after the other, as a pyarrow.Table."""
-    return import_pyarrow().concat_tables([part.table() for part in parts if part is not None])
+    tables = [part.table() for part in parts if part is not None]
+    return import_pyarrow().concat_tables(tables, promote_options="default")
 
 
 def of_documents(columns: Any, documents: int) -> Columns:
@@ -74,13 +81,27 @@ def of_documents(columns: Any, documents: int) -> Columns:
     table = pa.table(columns).replace_schema_metadata(None)
     if len(table) != documents:
         raise ValueError(f"columns must have a row for each of the {documents} documents, got {len(table)}")
+    try:
+        table.take(pa.array([], pa.int64()))
+    except pa.ArrowNotImplementedError as error:
+        raise TypeError(f"columns must be of types whose rows Arrow selects: {error}") from None
     return of_table(table)
 
 
-def cast(columns: Columns, like: Columns) -> Columns:
-    """Cast columns to the types of those of other documents."""
-    table, schema = columns.table(), like._stored().schema
-    if sorted(table.column_names) != sorted(schema.names):
-        names, wanted = ", ".join(table.column_names), ", ".join(schema.names)
+def cast(columns: Columns, types: Any) -> tuple[Columns, Any]:
+    """Cast columns to a schema, and return that with types for what was null alone before."""
+    pa, table = import_pyarrow(), columns.table()
+    if sorted(table.column_names) != sorted(types.names):
+        names, wanted = ", ".join(table.column_names), ", ".join(types.names)
         raise ValueError(f"columns must be {wanted}, as those of the documents before, got {names}")
-    return of_table(table.select(schema.names).cast(schema))
+    table = table.select(types.names)
+    for i, field in enumerate(types):
+        with suppress(pa.ArrowException):  # they differ in more than what is null
+            types = types.set(i, pa.unify_schemas([pa.schema([field]), pa.schema([table.field(i)])]).field(0))
+    try:
+        return of_table(table.cast(types)), types
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        wanted = ", ".join(f"{x.name} ({x.type})" for x in types)
+        raise ValueError(
+            f"columns must be {wanted}, as those of the documents before, got other values: {error}"
+        ) from None

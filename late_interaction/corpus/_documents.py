@@ -92,12 +92,12 @@ class Documents:
 
     def _where(self, condition: Any) -> Tensor:
         """Tell which documents meet a condition on their columns: bool, on the CPU."""
-        found = [torch.empty(0, dtype=torch.bool, device="cpu")]
-        for shard in self._labelled:
-            if shard.columns is None:
-                raise ValueError("filter must be None for documents without columns")
-            found.append(shard.columns.where(condition))
-        return torch.cat(found)
+        parts = [x.columns for x in self._labelled if x.columns is not None]
+        if len(parts) < len(self._labelled):
+            raise ValueError("filter must be None for documents without columns")
+        types = _columns.types_of(parts) if parts else None
+        none = torch.empty(0, dtype=torch.bool, device="cpu")
+        return torch.cat([none, *(x.where(condition, types) for x in parts)])
 
     def _stored_at(self, index: int) -> tuple[_shards.Shard, slice]:
         """Return the shard of a document, and where its tokens lie in it."""

@@ -40,7 +40,8 @@ class Intake:
         self.stored, self.has, self.ids = stored, dict(has), ids
         self._normalize = normalize
         self._written = sum(shard.documents for shard in shards)
-        self._like = next((x.columns for x in shards if x.columns is not None), None)
+        known = [x.columns for x in shards if x.columns is not None]
+        self._types = _columns.types_of(known) if known else None
 
     def shard_of(self, documents: Sequence[Tensor], ids: Sequence[str] | None, columns: Any) -> Shard:
         """Pack documents, ids and columns as a user gives them."""
@@ -65,7 +66,7 @@ class Intake:
             The shards, their columns of the types that the corpus has.
         """
         ids: dict[str, int] = {}
-        like, has, written, found = self._like, dict(self.has), self._written, []
+        types, has, written, found = self._types, dict(self.has), self._written, []
         for shard in shards:
             given = {"ids": shard.ids, "columns": shard.columns}
             for kind, value in given.items():
@@ -80,13 +81,13 @@ class Intake:
                 check_ids(shard.ids, shard.documents, self.ids, ids)
                 ids.update((x, written + i) for i, x in enumerate(shard.ids))
             if shard.columns is not None:
-                like = like or shard.columns
-                shard = replace(shard, columns=_columns.cast(shard.columns, like))
+                columns, types = _columns.cast(shard.columns, types or _columns.types_of([shard.columns]))
+                shard = replace(shard, columns=columns)
             for first, stop in self.ranges(shard):
                 self._check_tokens(shard, first, stop, name, place)
             place, written = place + shard.documents, written + shard.documents
             found.append(shard)
-        self._like, self.has, self._written = like, has, written
+        self._types, self.has, self._written = types, has, written
         self.ids.update(ids)
         return found
 

@@ -542,7 +542,9 @@ def test_columns(tmp_path):
         (None, ValueError, "columns must be given for all documents of the corpus or for none, got None"),
         ({"yeer": [1]}, ValueError, "columns must be year, as those of the documents before, got yeer"),
         ({"year": [1, 2]}, ValueError, "columns must have a row for each of the 1 documents, got 2"),
-        ({"year": ["new"]}, ValueError, "new"),
+        ({"year": ["new"]}, ValueError, r"columns must be year \(int64\), as those .* before, .*new"),
+        ({"year": [[2001]]}, ValueError, r"columns must be year \(int64\), as those .* before, .*list"),
+        ({"year": pa.array(["a"], pa.string_view())}, TypeError, "columns must be of types .*string_view"),
         ([2001], TypeError, r"columns must be a pyarrow\.Table or a dict of lists, got"),
     ):
         with pytest.raises(error, match=words):
@@ -550,3 +552,26 @@ def test_columns(tmp_path):
     with pytest.raises(ValueError, match=r"columns must be given for all .* but others have none"):
         in_memory().add(docs, ["new"], {"year": [1]})
     assert len(corpus) == len(Corpus.open(tmp_path / "corpus")) == 12
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("shard_bytes", [60, 1 << 20])
+@pytest.mark.parametrize("first", [[], [None, None]])
+def test_columns_that_begin_with_nulls(first, shard_bytes, tmp_path):
+    with Corpus.create(tmp_path / "corpus", d=8, shard_bytes=shard_bytes) as builder:
+        docs, ids = [torch.ones(1, 8)] * len(first), names(len(first))
+        builder.add(docs, ids, {"by": first, "tags": [[] for _ in first]})
+        builder.add([torch.ones(1, 8)] * 2, ["x", "y"], {"by": ["me", None], "tags": [["t"], None]})
+    corpus = Corpus.open(tmp_path / "corpus")
+    for by in ("you", None):
+        corpus.add([torch.ones(1, 8)], [f"new {by}"], {"by": [by], "tags": [[]]})
+    with pytest.raises(ValueError, match=r"columns must be by \(string\), tags \(list<"):
+        corpus.add([torch.ones(1, 8)], ["z"], {"by": [[1]], "tags": [[]]})
+    for _ in range(2):
+        assert corpus.columns["by"].to_pylist() == [*first, "me", None, "you", None]
+        assert corpus.columns["tags"].to_pylist() == [*([] for _ in first), ["t"], None, [], []]
+        written = corpus.search(
+            torch.ones(1, 8), 9, filter=pa.compute.match_like(pa.compute.field("by"), "%")
+        )
+        assert [x for x in written.ids if x] == ["x", "new you"]
+        corpus.compact()
