@@ -25,6 +25,12 @@ def check_ids(ids: Any, documents: int, *known: Container[str]) -> None:
             raise TypeError(f"ids[{i}] must be a string, got {type(x).__name__}")
         if x in own or any(x in others for others in known):
             raise ValueError(f"ids must differ, got ids[{i}] = {abbreviate(x)}, which another document has")
+        try:
+            x.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"ids[{i}] must be a string that UTF-8 can hold, got {abbreviate(x)}: {error}"
+            ) from None
         own.add(x)
 
 

@@ -475,6 +475,7 @@ def test_an_empty_corpus_with_ids_wants_ids_of_the_next_documents(tmp_path):
         ([torch.ones(2, 16)], ["a", "b"], "ids must be as many as the 1 documents, got 2"),
         ([torch.ones(2, 16)], [1], r"ids\[0\] must be a string, got int"),
         ([torch.ones(2, 16)], "a", "ids must be a list of strings"),
+        ([torch.ones(2, 16)] * 2, ["a", "\ud800"], r"ids\[1\] must be a string that UTF-8 can hold"),
     ],
 )
 def test_documents_that_do_not_fit(docs, ids, message, tmp_path):
@@ -482,7 +483,8 @@ def test_documents_that_do_not_fit(docs, ids, message, tmp_path):
         builder.add(documents(1), ["first"])
         with pytest.raises((TypeError, ValueError), match=message):
             builder.add(docs, ids)
-    assert len(Corpus.open(tmp_path / "corpus")) == 1
+        builder.add(documents(1), ["last"])
+    assert list(Corpus.open(tmp_path / "corpus").ids) == ["first", "last"]
 
 
 @pytest.mark.parametrize(
