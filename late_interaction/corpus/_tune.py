@@ -24,6 +24,11 @@ def tune(
         raise TypeError(f"recall must be a number, got {abbreviate(recall)}")
     if not 0 < recall <= 1:
         raise ValueError(f"recall must be above 0 and at most 1, got {recall}")
+    for name in ("coarse", "candidates"):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{name} must be None for tune, which chooses it, got {abbreviate(options[name])}"
+            )
     corpus = corpus._snapshot()
     queries = [x.unsqueeze(0) for x in tokens_of(Q, q_mask, corpus.d)]
     if not queries:

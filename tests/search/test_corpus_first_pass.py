@@ -388,6 +388,8 @@ def test_tune_of_few_documents_and_what_it_refuses(capsys):
         ({"recall": 0}, ValueError, "recall must be above 0 and at most 1, got 0"),
         ({"recall": 1.01}, ValueError, "recall must be above 0 and at most 1, got 1.01"),
         ({"k": 0}, ValueError, "k must be at least 1, got 0"),
+        ({"coarse": "bits"}, ValueError, "coarse must be None for tune, which chooses it, got 'bits'"),
+        ({"candidates": 9}, ValueError, "candidates must be None for tune, which chooses it, got 9"),
         ({"Q": torch.ones(0, 3, 4)}, ValueError, "Q must be one query at least, got none"),
         ({"Q": torch.ones(1, 3)}, ValueError, "Q must have the d of the corpus, 4, got 3"),
     ):
