@@ -116,8 +116,10 @@ class Documents:
         own = self._snapshot()
         if (made := own._generation) is not None:
             return _reopened, (type(self), made.folder, made.number, made.identity, own._edges)
-        # Kept, as a process that is spawned maps the memory of these tensors once it has started.
-        own.shards = tuple(shard.compact() for shard in own.shards)
+        if not all(shard.is_alone for shard in own.shards):
+            # Kept, as a process that is spawned maps the memory of these tensors once it has started.
+            shards = [shard if shard.is_alone else shard.compact() for shard in own.shards]
+            own.__dict__.update(type(self)(shards, own._kind()).__dict__)
         return type(self), (own.shards, own._kind())
 
     def _kind(self) -> dict[str, Any]:

@@ -52,6 +52,13 @@ class Shard:
         return bool((self.offsets[1:] == self.offsets[:-1]).any())
 
     @cached_property
+    def is_alone(self) -> bool:
+        """Tell whether these documents are all that their memory holds."""
+        tensors = [x for x in (self.tokens, self.offsets, self.beside) if x is not None]
+        whole = self.block is None and self.origin is None and self.token_count == len(self.tokens)
+        return whole and all(x.untyped_storage().nbytes() == x.nbytes for x in tensors)
+
+    @cached_property
     def is_sparse(self) -> bool:
         """Tell whether so many deleted tokens lie between that a copy of the others is scored faster."""
         if self.starts is None or not self.documents:

@@ -225,6 +225,11 @@ def test_codes_in_memory_are_made_once_for_each_shard(coarse, encoded):
         corpus.search(docs[9], 3, coarse=coarse)
     assert [kind for kind, _ in encoded] == [coarse] * 2
     assert len(pickle.dumps(corpus)) < 2 * torch.cat(docs).nbytes + 5000  # without what can be made again
+    corpus.compact()
+    found = corpus.search(docs[9], 3, coarse=coarse)
+    assert len(encoded) == 3 and len(pickle.loads(pickle.dumps(corpus))) == 22
+    assert torch.equal(corpus.search(docs[9], 3, coarse=coarse).indices, found.indices)
+    assert len(encoded) == 3  # it is pickled, and keeps what it has made
 
 
 def test_encodings_of_unit_tokens_are_others(tmp_path, encoded):

@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import pickle
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -157,3 +158,11 @@ def test_a_part_of_memory_travels_without_the_rest():
     again = pickle.loads(text)
     assert facts_of(again) == facts_of(parts[3])
     assert facts_of(pickle.loads(pickle.dumps(again))) == facts_of(again)
+
+
+def test_a_pickled_corpus_does_not_hold_its_documents_twice():
+    corpus = in_memory()
+    corpus.delete(["d3"])
+    wanted, before = facts_of(corpus), weakref.ref(corpus.shards[0])
+    assert facts_of(pickle.loads(pickle.dumps(corpus))) == wanted == facts_of(corpus)
+    assert before() is None
