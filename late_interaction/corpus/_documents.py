@@ -51,7 +51,7 @@ class Documents:
         # Empty shards may lack what the others have.
         self._labelled = [shard for shard in self.shards if shard.documents] or self.shards
         parts = [shard.ids for shard in self._labelled if shard.ids is not None]
-        if len(parts) == len(self._labelled) and parts:
+        if len(parts) == len(self._labelled) and (parts or options.get("ids")):
             self.ids = _ids.JoinedIds(parts)
 
     def __len__(self) -> int:
@@ -124,7 +124,8 @@ class Documents:
 
     def _kind(self) -> dict[str, Any]:
         names = ("d", "dtype", "codec", "normalized")
-        return {name: getattr(self, name) for name in names} | {"source": self._source}
+        own = {"source": self._source, "ids": self.ids is not None}
+        return {name: getattr(self, name) for name in names} | own
 
     def _between(self, first: int, stop: int) -> "Self":
         """Documents [first, stop), over the same memory."""

@@ -35,6 +35,7 @@ class Living(Documents):
         kind = {"d": own.d, "dtype": own.dtype, "codec": own.codec}
         kind |= {"normalized": generation.entries["normalized"], "path": path, "generation": generation}
         form = generation.entries["format"]
+        kind["ids"] = generation.entries.get("has", {}).get("ids")  # of no document as well
         kind["source"] = None if form == _files.FORMAT else form
         return cls(generation.live(), kind)
 

@@ -298,6 +298,21 @@ def test_another_corpus_is_refused_whole(tmp_path):
     assert Corpus.open(tmp_path / "a").generation == corpus.generation
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_corpus_of_which_all_is_deleted(memory, tmp_path):
+    corpus = in_memory() if memory else created(tmp_path / "corpus")
+    corpus.delete(names(12))
+    for own in (corpus, pickle.loads(pickle.dumps(corpus)), corpus.parts(2)[1]):
+        for _ in range(2):
+            found = own.search(torch.ones(2, 3, 8), 5)
+            assert found.scores.shape == (2, 0) and found.ids == [[], []]
+            with pytest.raises(ValueError, match=r"subset must hold ids of documents, got \['a3'\]"):
+                own.search(torch.ones(2, 3, 8), subset=["a3"])
+            own.compact()
+    corpus.add(documents(2), ["x", "y"])
+    assert list(corpus.ids) == ["x", "y"]
+
+
 def test_what_an_index_may_be(tmp_path):
     corpus = created(tmp_path / "corpus")
     corpus.delete(["a1", "a3"])
