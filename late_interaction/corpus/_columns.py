@@ -41,7 +41,11 @@ class Columns:
 
         if not isinstance(condition, compute.Expression):
             raise TypeError(f"filter must be a pyarrow.compute.Expression, got {abbreviate(condition)}")
-        found = dataset.dataset(table).to_table(columns={"kept": condition})["kept"].combine_chunks()
+        try:
+            found = dataset.dataset(table).to_table(columns={"kept": condition})["kept"].combine_chunks()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            own = ", ".join(f"{x.name} ({x.type})" for x in types)
+            raise ValueError(f"filter must be a condition on {own}, got {condition}: {error}") from None
         if not pa.types.is_boolean(found.type):
             raise TypeError(f"filter must be a condition, whose type is bool, got one of {found.type}")
         kept = torch.from_numpy(found.fill_null(False).to_numpy(zero_copy_only=False))

@@ -540,7 +540,8 @@ def test_filters(tmp_path):
     for condition, error, words in (
         ("year > 3", TypeError, r"filter must be a pyarrow\.compute\.Expression, got 'year > 3'"),
         (field("year"), TypeError, "filter must be a condition, whose type is bool, got one of int64"),
-        (field("yeer") > 3, ValueError, "yeer"),
+        (field("yeer") > 3, ValueError, r"filter must be a condition on year \(int64\), got .*yeer > 3"),
+        (field("year") > "2020", ValueError, r"filter must be a condition on year \(int64\), got .*\"2020\""),
     ):
         with pytest.raises(error, match=words):
             corpus.search(Q, filter=condition)
