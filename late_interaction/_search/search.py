@@ -1,5 +1,6 @@
 """The best documents, of whatever holds them: :func:`search`."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -180,7 +181,7 @@ def _of_list(D: Any, Q: Any, options: Options) -> Search:
         return _of_tokens(Tokens._from_list("D", D), Q, options)
     from late_interaction.corpus._search import PackedSearch
 
-    return PackedSearch(None, Q, options)
+    return PackedSearch(None, Q, replace(options, coarse=None, candidates=None))  # nothing to choose from
 
 
 class DenseSearch(Search):

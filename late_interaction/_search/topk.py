@@ -117,6 +117,8 @@ class TopK:
         """
         if chunk_bytes is not None:
             check_positive("chunk_bytes", chunk_bytes)
+        if isinstance(D, (list, tuple)) and not D:
+            return
         piece = self._piece(D, d_mask)
         with self._one_thread:
             self._add_checked(piece, chunk_bytes, progress, None)

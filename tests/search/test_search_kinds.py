@@ -135,6 +135,12 @@ def test_no_documents_of_any_kind(none, device):
         scores, indices = li.search(queries, D, subset=[])
         assert scores.shape == indices.shape == (len(queries), 0)
         assert (scores.dtype, indices.dtype) == (torch.float32, torch.int64) and scores.device == Q.device
+        if none in ("list", "tensor", "Tokens", "packed"):
+            found = li.search(queries, D, coarse=BITS, candidates=10)
+            assert found.indices.shape == (len(queries), 0)
+            best = li.TopK(queries)
+            best.add(D)
+            assert best.seen == 0 and best.scores.shape == (len(queries), 0)
 
 
 @pytest.mark.parametrize(
