@@ -81,9 +81,10 @@ def muvera_of(d: int) -> Muvera:
 
 def _made(kind: str, shard: Shard, make: Callable[..., Shard], *options: Any) -> Shard:
     """Return what stands for the documents of a shard in a first pass: made once, with its offsets."""
-    if kind not in shard.stand_ins:
-        shard.stand_ins[kind] = make(shard, *options)
-    return shard.stand_ins[kind]
+    made = shard.stand_ins  # another thread may put a dict in its place
+    if kind not in made:
+        made[kind] = make(shard, *options)
+    return made[kind]
 
 
 def _of_bits(shard: Shard, d: int) -> Shard:
@@ -201,14 +202,15 @@ def _lists_of(block: Shard, count: int) -> tuple[Tensor, Tensor]:
 
 def _kept(block: Shard, kind: str, size: int, encode: Any) -> Tensor:
     """Return so many bytes of a block: from memory, from its file, or made and kept there."""
-    if kind not in block.kept:
+    kept = block.kept  # another thread may put a dict in its place
+    if kind not in kept:
         found = _read(block, kind, size)
         if found is None:
             found = torch.empty(size + 2 * _CHECKSUM, dtype=torch.uint8, device=block.tokens.device)
             encode(found[:size])
             found = _written(block, kind, found)
-        block.kept[kind] = found
-    return block.kept[kind][:size]
+        kept[kind] = found
+    return kept[kind][:size]
 
 
 def _read(block: Shard, kind: str, size: int) -> Tensor | None:
