@@ -392,9 +392,9 @@ def test_chunks_hold_no_more_than_they_may(most_bytes, most_documents, ranges):
 
 
 @pytest.mark.parametrize("ids", [None, ["a"]])
-def test_a_part_without_documents_has_no_ids(ids):
+def test_a_part_without_documents_has_ids_if_the_corpus_has(ids):
     some, none = Corpus.from_packed(*pack_sequences(documents([3])), ids=ids).parts(2)
-    assert (some.ids is None) == (ids is None) and none.ids is None and len(none) == 0
+    assert (some.ids is None) == (none.ids is None) == (ids is None) and len(none) == 0
 
 
 def test_tokens_of_one_dim_and_of_none():
