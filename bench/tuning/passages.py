@@ -1,6 +1,6 @@
 """Searches of a GPU's residual codes of MS MARCO's shape: 8.8 million passages, 590 million tokens.
 
-    python -m bench passages --out bench/results/passages-nvidia-h200.txt
+    python -m bench passages --out bench/results/engines-nvidia-h200.txt
 
 Codes and centroids are drawn at random on the GPU, so times and bytes are those of such a corpus, and what is
 found means nothing. Lengths are lognormal, 67 tokens on average, at most 180. Times are the median of some

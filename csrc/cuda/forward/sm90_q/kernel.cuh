@@ -67,6 +67,7 @@ struct Sm90QPolicy {
   bool staggered;      // the second consumer begins with a single tile
 };
 
+// Has a parameter for each trait of a tile that its schedule depends on.
 constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, bool float_sums, bool winners,
                                     bool masked, bool scaled, bool doc_ranges) {
   Sm90QPolicy policy{};
