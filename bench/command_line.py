@@ -78,7 +78,7 @@ COMMANDS: dict[str, Command] = {
     "end-to-end": _of(end_to_end, "4 minutes; needs a GPU, transformers and peft"),
     "ncu": _of(ncu, "a minute; needs a GPU and ncu"),
     "engines": _of(engines, "half an hour for 10,000 documents on two cores; needs requirements/engines.txt"),
-    "passages": _of(passages, "a minute; needs 32 GB of a GPU"),
+    "passages": _of(passages, "half a minute on an H200"),
     "first-pass": _of(first_pass, "seconds; a minute with --demo, which needs what `make demo` needs"),
     "muvera": _of(muvera, "two minutes; a minute with --demo, which needs what `make demo` needs"),
     "pooling": _of(pooling, "seconds on a GPU; a minute on a CPU with --documents 50"),

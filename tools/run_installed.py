@@ -8,7 +8,6 @@ import runpy
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
-sys.path.append(sys.path.pop(0))  # last: what is installed comes first
+sys.path = [*sys.path[1:], str(Path(__file__).resolve().parent.parent)]  # last: what is installed comes first
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

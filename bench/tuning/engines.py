@@ -121,8 +121,8 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
         elif codec == "residual":
             sample = torch.cat(documents[:: max(1, len(documents) // 2000)]).float()
             dtype = torch.float32 if device == "cpu" else torch.float16  # GPUs have tensor cores for it
-            made = li.codecs.Residual.train(sample.to(device), min(8192, len(sample) // 8), dtype=dtype)
-            options = {"codec": made}
+            count = min(8192, len(sample) // 8)
+            options = {"codec": li.codecs.Residual.train(sample.to(device), count, dtype=dtype)}
         with li.Corpus.create(folder, d=DIM, **options) as builder:
             for start in range(0, len(documents), AT_ONCE):
                 some = documents[start : start + AT_ONCE]

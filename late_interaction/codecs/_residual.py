@@ -159,7 +159,8 @@ class Residual(Codec):
             normalize: L2-normalize tokens first, where the corpus normalizes before it stores them.
             iterations: of k-means. It stops before where nothing changes any more.
             seed: of the choice of the first centroids among the tokens.
-            dtype: of the centroids: float32, float16 or bfloat16. A GPU scores 2 bytes several times as fast.
+            dtype: of the centroids: float32, float16 or bfloat16. With 2 bytes a GPU searches a corpus of
+                2-bit codes of 128 dims without decoding it.
 
         Returns:
             The codec, on the device of the tokens.

@@ -23,7 +23,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = {"wide": (1280, 900), "narrow": (390, 844)}
 # Whose pictures are written; the other pages are opened once each.
-SHOWN = ("", "guide/score/", "guide/texts/", "guide/explain/", "api/scores/", "benchmarks/h200/")
+NAMES = ("guide/score", "guide/texts", "guide/explain", "api/scores", "benchmarks/h200", "troubleshooting")
+SHOWN = ("", *(f"{name}/" for name in NAMES))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -749,8 +749,8 @@ struct Sm90QConsumer {
     } while (next != Width::none);
   }
 
-  // The same of tokens with scales. Their products are shorter, so none waits for a StageTile: each one says
-  // how wide the next tile is.
+  // Takes all tiles that a row tile meets, where tokens have scales. Each StageTile says how wide the next
+  // tile is, so that a tile's short products begin before its own StageTile is read.
   __device__ __forceinline__ void take_scaled_range_tiles() {
     wait_for_stage();
     next = read_stage_tile().width;
