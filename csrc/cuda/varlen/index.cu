@@ -113,7 +113,16 @@ __device__ int32_t rank_of(const PackedIndex& p, int32_t document, int32_t lengt
   return static_cast<int32_t>(ptx::redux_add(static_cast<unsigned>(rank)));
 }
 
-__global__ void __launch_bounds__(kThreads) index_packed(const __grid_constant__ PackedIndex p) {
+// Blocks on an SM that ptxas must leave registers for, 0 for its own choice: for 8.0 it chooses eight blocks
+// of 32 registers, one register too few.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
+constexpr int kIndexBlocks = 4;
+#else
+constexpr int kIndexBlocks = 0;
+#endif
+
+__global__ void __launch_bounds__(kThreads, kIndexBlocks)
+    index_packed(const __grid_constant__ PackedIndex p) {
   ptx::pdl_wait_and_launch_dependents();
   const int64_t each = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads;
   if (p.equal_offsets != nullptr) {
