@@ -16,26 +16,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import rules
 from bench.harness import results, run_header
-from bench.suites import end_to_end, run, sentence_transformers, sweep
-from bench.tuning import (
-    engines,
-    first_pass,
-    muvera,
-    ncu,
-    passages,
-    plans,
-    pooling,
-    shards,
-    single_vectors,
-    streaming,
-    vllm_step,
-    weak_scaling,
-)
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 
@@ -49,10 +35,25 @@ class Command(NamedTuple):
     epilog: str | None = None
 
 
-def _of(module: Any, cost: str, epilog: str | None = None) -> Command:
+def _of(name: str, cost: str) -> Command:
     """The command that a module is, whose text is that of --help and its first line what it does."""
-    about = module.__doc__.partition("\n")[0].rstrip(".")
+    module = import_module(f"bench.{name}")
+    about, epilog = module.__doc__.partition("\n")[0].rstrip("."), getattr(module, "LISTS", None)
     return Command(about, cost, module.add_arguments, module.run, module.__doc__, epilog)
+
+
+def _shown(name: str, cost: str) -> Command:
+    """A command whose record is shown at the end as a page shows it, where pandas is installed."""
+    command = _of(name, cost)
+
+    def run(args: argparse.Namespace) -> int:
+        status = command.run(args)
+        if find_spec("pandas"):
+            show = getattr(import_module("bench.report.own_records"), args.command)
+            print("\n\n".join(show(args.out)))
+        return status
+
+    return command._replace(run=run)
 
 
 def _report_arguments(p: argparse.ArgumentParser) -> None:
@@ -67,26 +68,30 @@ def _report(name: str) -> Callable[[argparse.Namespace], int]:
 
 # Times are of one H200; compiling the Triton peers' kernels takes most of them.
 COMMANDS: dict[str, Command] = {
-    "run": _of(run, "half an hour on a GPU; a few minutes on a CPU, where the CPU suite runs", run.LISTS),
-    "sweep": _of(sweep, "7 minutes with the peers; needs a GPU"),
-    "plans": _of(plans, "3 minutes; needs a GPU"),
-    "st": _of(sentence_transformers, "ten minutes on a GPU, two on a CPU; needs sentence-transformers"),
+    "run": _of("suites.run", "half an hour on a GPU; a few minutes on a CPU, where the CPU suite runs"),
+    "sweep": _shown("suites.sweep", "7 minutes with the peers; needs a GPU"),
+    "plans": _shown("tuning.plans", "3 minutes; needs a GPU"),
+    "st": _of(
+        "suites.sentence_transformers", "ten minutes on a GPU, two on a CPU; needs sentence-transformers"
+    ),
     "merge": Command(
         "Merge the files of `run --out` into the records of bench/results", "a second; needs no GPU",
         results.add_arguments, lambda args: results.merge(args, rules.broken_rules), results.merge.__doc__,
     ),
-    "end-to-end": _of(end_to_end, "4 minutes; needs a GPU, transformers and peft"),
-    "ncu": _of(ncu, "a minute; needs a GPU and ncu"),
-    "engines": _of(engines, "half an hour for 10,000 documents on two cores; needs requirements/engines.txt"),
-    "passages": _of(passages, "half a minute on an H200"),
-    "first-pass": _of(first_pass, "seconds; a minute with --demo, which needs what `make demo` needs"),
-    "muvera": _of(muvera, "two minutes; a minute with --demo, which needs what `make demo` needs"),
-    "pooling": _of(pooling, "seconds on a GPU; a minute on a CPU with --documents 50"),
-    "shards": _of(shards, "a minute; one GPU a process"),
-    "weak-scaling": _of(weak_scaling, "a minute; one GPU a process"),
-    "single-vectors": _of(single_vectors, "two minutes; one GPU a process"),
-    "stream-layers": _of(streaming, "a minute; needs a GPU, transformers and, for adapters, peft"),
-    "vllm-step": _of(vllm_step, "a minute; needs a GPU, triton and the files of a wheel of vLLM"),
+    "end-to-end": _of("suites.end_to_end", "4 minutes; needs a GPU, transformers and peft"),
+    "ncu": _of("tuning.ncu", "a minute; needs a GPU and ncu"),
+    "engines": _of(
+        "tuning.engines", "half an hour for 10,000 documents on two cores; needs requirements/engines.txt"
+    ),
+    "passages": _of("tuning.passages", "half a minute on an H200"),
+    "first-pass": _of("tuning.first_pass", "seconds; --demo takes a minute and what `make demo` needs"),
+    "muvera": _of("tuning.muvera", "two minutes; --demo takes one and what `make demo` needs"),
+    "pooling": _of("tuning.pooling", "seconds on a GPU; a minute on a CPU with --documents 50"),
+    "shards": _of("tuning.shards", "a minute; one GPU a process"),
+    "weak-scaling": _of("tuning.weak_scaling", "a minute; one GPU a process"),
+    "single-vectors": _of("tuning.single_vectors", "two minutes; one GPU a process"),
+    "stream-layers": _of("tuning.streaming", "a minute; needs a GPU, transformers and, for adapters, peft"),
+    "vllm-step": _of("tuning.vllm_step", "a minute; needs a GPU, triton and the files of a wheel of vLLM"),
     "report": Command(
         "Write the plots, README.md and docs/{architecture,doctor,large_batches}.md and docs/benchmarks/*.md",
         "seconds; needs pandas, tabulate and, for the plots, matplotlib", _report_arguments, _report("write"),

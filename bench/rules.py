@@ -18,13 +18,12 @@ import io
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 
-from bench.harness import sweep_summary
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.results import Row, by_group, split
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
 from bench.suites import end_to_end, run, sentence_transformers, sweep
-from bench.suites.catalog import ON_CPU, SUITES, Variants
+from bench.suites.catalog import ON_CPU, SUITES
 from bench.tuning import plan_regret, plans
 from bench.tuning.random_shapes import draw_shapes
 
@@ -57,7 +56,7 @@ class Coverage:
 
     def __init__(self, header: Row) -> None:
         name, args = _parsed(header["command"])
-        self.suites: dict[str, tuple[Sequence[Shape], Variants]] = {}
+        self.suites = {}
         self.impls = {cls.name for cls in KEYS.values()}
         if name == "run":
             if problem := run.problem(args):
@@ -70,8 +69,8 @@ class Coverage:
             for suite, shapes in run.chosen(args, on_gpu).items():
                 self.suites[suite] = shapes, (SUITES if on_gpu else ON_CPU)[suite].variants
         elif name == "sweep":
-            self.impls = {KEYS[key].name for key in args.impl.split(",")}
-            self.suites[sweep_summary.SUITE] = draw_shapes(args.count, args.seed), (None,)
+            self.impls = {KEYS[key].name for key in args.impl}
+            self.suites[sweep.SUITE] = draw_shapes(args.count, args.seed), (None,)
         elif name == "plans":
             self.impls = {OURS}
             shapes = [shape for shape, _ in plans.jobs_of(args)]
@@ -106,7 +105,7 @@ def _one_run(rows: Sequence[Row]) -> str | None:
 
 
 def _one_clock(rows: Sequence[Row]) -> str | None:
-    clocks: dict[object, set[object]] = {}
+    clocks = {}
     for row in rows:
         if row.get("gpu_method"):
             clocks.setdefault(row.get("variant"), set()).add(row["gpu_method"])
@@ -129,7 +128,7 @@ def _gradients(rows: Sequence[Row]) -> str | None:
 def broken_rules(record: Iterable[Row]) -> list[str]:
     """List the faults of a record: a group and its problem each."""
     headers, measured = split(record)
-    coverages: dict[str, Coverage | str] = {}
+    coverages = {}
     for header in headers:
         try:
             coverages[header["run"]] = Coverage(header)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +75,7 @@ def _products(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
     """Products of all rows: in float64, or on a GPU of half-precision rows in float32, which is off by 1e-6
     of a score and takes a hundredth of the time."""
     if Q.is_cuda and Q.element_size() == 2:
-        mm: Any = torch.mm
+        mm = torch.mm
         return mm(Q, D.T, out_dtype=torch.float32)
     return Q.double() @ D.double().T
 
@@ -155,9 +154,7 @@ def plant_batch(shape: BatchShape, of: Batch) -> Known:
 @torch.no_grad()
 def _exact_planted(planted: Planted) -> tuple[torch.Tensor, list[torch.Tensor]]:
     n, count, d = planted.queries, planted.directions, planted.Q.shape[1]
-    sums = torch.zeros(n, count, d, dtype=torch.float64, device=planted.Q.device)
-    sums.index_put_((planted.query, planted.kind), planted.Q.double(), accumulate=True)
-    sums, rows = sums.flatten(1), planted.D[planted.at.flatten()].double().view(n, count * d)
+    sums, rows = planted.sums().flatten(1), planted.D[planted.at.flatten()].double().view(n, count * d)
     of_sums, of_rows = torch.empty_like(sums), torch.zeros_like(rows)
     loss = torch.zeros((), dtype=torch.float64, device=sums.device)
     step = max(1, _SLICE // n)

@@ -41,10 +41,14 @@ def reached(row: Row, header: Row) -> tuple[float, str] | None:
     return max(compute, read) / row["gpu_us"], products if compute >= read else "R"
 
 
-def floor_us(row: Row, header: Row) -> float | None:
-    """The least time of a forward or step by the ceilings of its run: the larger of the times for the
-    products at cuBLAS' rate and for moving every byte once."""
-    if not header.get("cublas_tflops") or not header.get("read_tbps"):
+def least_us(shape: Shape, op: str, itemsize: int, rates: Row) -> float | None:
+    """The least time of a call by the ceilings of its run: the larger of the times for the products at
+    cuBLAS' rate and for moving every byte once."""
+    if not rates.get("cublas_tflops") or not rates.get("read_tbps"):
         return None
-    flops, bandwidth = 1e12 * header["cublas_tflops"], 1e12 * header["read_tbps"]
-    return shape_of(row).floor_us(row["op"], _BYTES[row["dtype"]], flops, bandwidth)
+    products = shape.arithmetic(op) / rates["cublas_tflops"]
+    return 1e-6 * max(products, shape.bytes_moved(op, itemsize) / rates["read_tbps"])
+
+
+def floor_us(row: Row, header: Row) -> float | None:
+    return least_us(shape_of(row), row["op"], _BYTES[row["dtype"]], header)

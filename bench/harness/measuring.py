@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.harness.ceilings import reached
+from bench.harness.ceilings import least_us, reached
 from bench.harness.inputs import Inputs, draw
 from bench.harness.library import OURS, Implementation, UnsupportedError, training_step
 from bench.harness.parity import GRADIENTS, SCORES, worst_error
@@ -64,11 +65,8 @@ class Settings:
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size) if self.on_gpu else 0
 
     def floor_us(self, shape: Shape, op: str) -> float | None:
-        """The larger of FLOPs over cuBLAS' rate and bytes over the read rate, by the ceilings of this run."""
-        flops, bandwidth = self.ceilings.cublas_tflops, self.ceilings.read_tbps
-        if flops is None or bandwidth is None:
-            return None
-        return shape.floor_us(op, itemsize(self.dtype), 1e12 * flops, 1e12 * bandwidth)
+        """The least time of a call, by the ceilings of this run."""
+        return least_us(shape, op, itemsize(self.dtype), dataclasses.asdict(self.ceilings))
 
 
 @dataclass
@@ -86,7 +84,7 @@ class Timed:
 
 def function(module: str, name: str) -> Function:
     try:
-        found: Function = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as missing:
         raise UnsupportedError(f"there is no {module}.{name}") from missing
     return found
@@ -168,8 +166,8 @@ def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
 def measure_one_by_one(settings: Settings, timed: Iterable[Timed]) -> list[Row]:
     """The same, one after the other: what PyTorch builds for one does not stay beside the next. Where one
     could only be timed by events, all are."""
-    rows: list[Row] = []
-    ready: list[tuple[Row, Sequence[Call]]] = []
+    rows = []
+    ready = []
     for each in timed:
         rows.append(each.row)
         if (calls := judged(settings, each)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,60 +18,45 @@ SCORES, GRADIENTS = 1e-2, 3e-3
 _CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time
 
 
-def _candidates(shape: Shape, D: torch.Tensor) -> torch.Tensor:
-    """D as [Nq, K, Ld, d]; pairs are K = 1."""
-    return D.view(shape.Nq, shape.Nd, shape.Ld, shape.d)
-
-
 @torch.no_grad()
 def reference_scores(
     shape: Shape, Q: torch.Tensor, D: torch.Tensor, q_mask: torch.Tensor | None = None,
     d_mask: torch.Tensor | None = None, normalize: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents or queries at a time, and of
-    the query tokens that meet one document where it is too long for all. A q_mask of numbers is weights.
+    """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents at a time, and of the query
+    tokens that meet one document where it is too long for all. A query with documents of its own is scored
+    alone. A q_mask of numbers is weights.
 
     Every document must keep a token: the winners of one that does not are not marked.
     """
     Nq, Nd, Lq, Ld, d = shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d
+    if shape.layout != IN_BATCH:
+        alone, D = replace(shape, Nq=1, layout=IN_BATCH), D.view(Nq, Nd, Ld, d)
+        q_masks = [None] * Nq if q_mask is None else q_mask.split(1)
+        d_masks = [None] * Nq if d_mask is None else d_mask.view(Nq, Nd, Ld)
+        each = zip(Q.split(1), D, q_masks, d_masks, strict=True)
+        parts = [reference_scores(alone, *own, normalize) for own in each]
+        return torch.cat([scores for scores, _ in parts]), torch.cat([winners for _, winners in parts])
     scores = torch.empty(Nq, Nd, dtype=torch.float64, device=Q.device)
     winners = torch.empty(Nq, Nd, Lq, dtype=torch.int64, device=Q.device)
 
     def tokens(x: torch.Tensor) -> torch.Tensor:
         return F.normalize(x.double(), dim=-1) if normalize else x.double()
 
-    def total(best: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
-        """The sum over query tokens, [queries, Lq, documents] -> [queries, documents]."""
-        return (best if keep is None else best * keep.unsqueeze(-1)).sum(1)
-
-    if shape.layout == IN_BATCH:
-        rows = tokens(Q.reshape(Nq * Lq, d))
-        step = max(1, _CHUNK_ELEMENTS // (Nq * Lq * Ld))
-        at_once = max(1, _CHUNK_ELEMENTS // (step * Ld))
-        for j in range(0, Nd, step):
-            docs = tokens(D[j : j + step].reshape(-1, d))
-            values, indices = [], []
-            for part in rows.split(at_once):
-                sims = (part @ docs.T).view(len(part), -1, Ld)
-                if d_mask is not None:
-                    sims.masked_fill_(~d_mask[j : j + step], -torch.inf)
-                best = sims.max(-1)
-                values.append(best.values)
-                indices.append(best.indices)
-            scores[:, j : j + step] = total(torch.cat(values).view(Nq, Lq, -1), q_mask)
-            winners[:, j : j + step] = torch.cat(indices).view(Nq, Lq, -1).transpose(1, 2)
-    else:
-        D = _candidates(shape, D)
-        step = max(1, _CHUNK_ELEMENTS // (Nd * Ld * max(Lq, d)))
-        for i in range(0, Nq, step):
-            docs = tokens(D[i : i + step]).flatten(1, 2)
-            sims = torch.bmm(tokens(Q[i : i + step]), docs.transpose(1, 2)).view(-1, Lq, Nd, Ld)
+    rows = tokens(Q.reshape(Nq * Lq, d))
+    step = max(1, _CHUNK_ELEMENTS // (Nq * Lq * Ld))
+    at_once = max(1, _CHUNK_ELEMENTS // (step * Ld))
+    for j in range(0, Nd, step):
+        docs = tokens(D[j : j + step].reshape(-1, d))
+        found = []
+        for part in rows.split(at_once):
+            sims = (part @ docs.T).view(len(part), -1, Ld)
             if d_mask is not None:
-                keep = d_mask.view(Nq, 1, Nd, Ld)[i : i + step]
-                sims.masked_fill_(~keep, -torch.inf)
-            best = sims.max(-1)
-            scores[i : i + step] = total(best.values, None if q_mask is None else q_mask[i : i + step])
-            winners[i : i + step] = best.indices.transpose(1, 2)
+                sims.masked_fill_(~d_mask[j : j + step], -torch.inf)
+            found.append(sims.max(-1))
+        best = torch.cat([x.values for x in found]).view(Nq, Lq, -1)
+        scores[:, j : j + step] = (best if q_mask is None else best * q_mask.unsqueeze(-1)).sum(1)
+        winners[:, j : j + step] = torch.cat([x.indices for x in found]).view(Nq, Lq, -1).transpose(1, 2)
     return scores, winners
 
 

@@ -38,6 +38,12 @@ class Planted:
     def directions(self) -> int:
         return self.at.shape[1]
 
+    def sums(self) -> torch.Tensor:
+        """fp64 sums ``[queries, directions, d]`` of each query's tokens that follow a direction."""
+        shape = self.queries, self.directions, self.Q.shape[1]
+        sums = torch.zeros(shape, dtype=torch.float64, device=self.Q.device)
+        return sums.index_put_((self.query, self.kind), self.Q.double(), accumulate=True)
+
 
 def _ragged(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(sequence, place in it) of every token of sequences end to end."""
@@ -48,7 +54,7 @@ def _ragged(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def orthogonal_parts(d: int, count: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Orthonormal rows: `count` directions, what queries add to them, and what documents add."""
-    space: torch.Tensor = torch.linalg.qr(torch.randn(d, d, device=device)).Q
+    space = torch.linalg.qr(torch.randn(d, d, device=device)).Q
     return tuple(space.split([count, d // 3, d - count - d // 3]))
 
 
@@ -104,11 +110,7 @@ def gradients(
     are the rows [tokens, ...] that it takes to the planted ones."""
     given = planted.D if D is None else D
     rows = given[planted.at.flatten()].double().requires_grad_()
-    sums = torch.zeros(
-        planted.queries, planted.directions, planted.Q.shape[1], dtype=torch.float64, device=given.device
-    )
-    sums.index_put_((planted.query, planted.kind), planted.Q.double(), accumulate=True)
-    sums.requires_grad_()
+    sums = planted.sums().requires_grad_()
     winners = rows if project is None else project(rows)
     scores = torch.einsum("ipd,jpd->ij", sums, winners.view(*planted.at.shape, -1))
     of_sums, of_rows, *others = torch.autograd.grad(scores, (sums, rows, *weights), grad_scores.double())

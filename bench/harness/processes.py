@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from bench.harness.run_header import keep_text
-from late_interaction._doctor.text import align
+from bench.harness.results import Row
+from bench.harness.run_header import keep_text, table
 
 
 @dataclass
@@ -67,7 +67,7 @@ def seconds_in_turn(
 ) -> list[float]:
     """The same of several calls that take turns: clocks that drift do not change their ratios. Beside each
     call, whether all processes make it."""
-    times: list[list[float]] = [[] for _ in calls]
+    times = [[] for _ in calls]
     for turn in range(rounds + 1):
         for (call, together), taken in zip(calls, times, strict=True):
             here.wait()
@@ -80,11 +80,8 @@ def seconds_in_turn(
     return [statistics.median(taken) for taken in times]
 
 
-def keep_table(
-    here: Here, args: argparse.Namespace, title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
-    more: str = "",
-) -> None:  # fmt: skip
+def keep_table(here: Here, args: argparse.Namespace, title: str, rows: Sequence[Row], more: str = "") -> None:
     """Print what process 0 measured, and append it to the file --out."""
     if here.rank == 0:
-        text = f"{title}, {here.world} processes\n{align(head, rows)}" + (f"\n{more}" if more else "")
-        keep_text(text, args.out, here.device, args.arguments, f"torchrun --nproc-per-node {here.world}")
+        text = f"{title}, {here.world} processes\n{table(rows)}" + (f"\n{more}" if more else "")
+        keep_text(text, args, f"torchrun --nproc-per-node {here.world}")

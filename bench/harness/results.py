@@ -36,7 +36,7 @@ class IncompleteError(ValueError):
 
 
 def new_row(suite: str, shape: Shape, op: str, dtype: torch.dtype, impl: str, **values: object) -> Row:
-    row: Row = dict.fromkeys(KEYS)
+    row = dict.fromkeys(KEYS)
     row.update(
         suite=suite, shape=shape.name, op=op, layout=shape.layout, dtype=str(dtype).removeprefix("torch."),
         Nq=shape.Nq, Nd=shape.Nd, Lq=shape.Lq, Ld=shape.Ld, d=shape.d, impl=impl, **values,
@@ -68,7 +68,7 @@ def group_of(row: Row) -> tuple[object, ...]:
 
 
 def by_group(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
-    out: dict[tuple[object, ...], list[Row]] = {}
+    out = {}
     for row in rows:
         out.setdefault(group_of(row), []).append(row)
     return out
@@ -89,13 +89,22 @@ def replaced(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
     return [*headers.values(), *measured]
 
 
+def print_faults(rows: Iterable[Row]) -> None:
+    """A line for each row that failed, or whose scores are wrong."""
+    for row in rows:
+        wrong = row.get("error") or (f"scores are off: {row['mismatch']}" if row.get("mismatch") else "")
+        if wrong:
+            words = (row.get(k) for k in ("suite", "shape", "impl", "backward", "variant"))
+            print(f"error: {' '.join(str(word) for word in words if word)}: {wrong[:160]}")
+
+
 class Results:
     """The rows of this run, written to `path` after every addition, so that a time-out loses nothing. With
     `merge`, groups of the file that this run does not measure stay."""
 
     def __init__(self, path: Path | None, header: Row, merge: bool = False) -> None:
         self.path, self.header = path, header
-        self.rows: list[Row] = []
+        self.rows = []
         self._earlier = read(path) if path and merge and path.exists() else []
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -180,7 +189,7 @@ def merge(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list
     and of the record, with all its implementations and variants. A group that lacks an implementation of the
     record is refused, and so is one that breaks a rule of bench/rules.py.
     """
-    done: dict[Path, list[Row]] = {}
+    done = {}
     try:
         for part in map(read, args.parts):
             path = args.out / record_of(part)

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bench.harness.results import ROOT, Row
 from late_interaction import ops
 from late_interaction._doctor.ceilings import Ceilings
 from late_interaction._doctor.machine import cpu_name, driver, gpu_name, package_version, said
+from late_interaction._doctor.text import align, number
 
 _FILES = ("--out", "--tokens", "--plot", "--vllm")
 _PACKAGES = (
@@ -96,17 +97,27 @@ def add_table_arguments(p: argparse.ArgumentParser, **sizes: int) -> None:
     p.add_argument("--out", type=Path, help="a file that the tables are appended to")
 
 
-def keep_text(
-    text: str, path: Path | None, device: torch.device, arguments: Sequence[str], program: str = "python"
-) -> None:
-    """Print tables, and append them to a text file, below a line with what a header says."""
+def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """For an argument's type: values that commas separate."""
+    return lambda text: [kind(part) for part in text.split(",") if part]
+
+
+def table(rows: Sequence[Row], left: int = 1) -> str:
+    """Rows as plain text, of words and figures: columns are their keys, of which a row may lack some."""
+    head = [*dict.fromkeys(key for row in rows for key in row)]
+    cells = [[row.get(key, "") for key in head] for row in rows]
+    return align(head, [[x if isinstance(x, str) else number(x) for x in row] for row in cells], left)
+
+
+def keep_text(text: str, args: argparse.Namespace, program: str = "python") -> None:
+    """Print tables, and append them to the file --out, below a line with what a header says."""
     print(text)
-    if path is None:
+    if args.out is None:
         return
-    who = f"{cpu_name()}, {torch.get_num_threads()} threads"
+    who, device = f"{cpu_name()}, {torch.get_num_threads()} threads", torch.device(args.device)
     if device.type == "cuda":
         who = f"{gpu_name(device)}, driver {driver()}"
-    made_with = f"torch {torch.__version__}, commit {_commit()}: `{command_of(arguments, program)}`"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    made_with = f"torch {torch.__version__}, commit {_commit()}: `{command_of(args.arguments, program)}`"
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("a") as file:
         file.write(f"{who}, {made_with}\n\n{text}\n\n")

@@ -79,12 +79,6 @@ class Shape:
         backward = 4 * self.Nq * self.Nd * self.Lq * self.d
         return {"fwd": self.flops, "fwd+bwd": self.flops + backward, "bwd": backward}[op]
 
-    def floor_us(self, op: str, itemsize: int, flops_per_s: float, bytes_per_s: float) -> float:
-        """The larger of the two times that the hardware needs."""
-        compute = self.arithmetic(op) / flops_per_s
-        memory = self.bytes_moved(op, itemsize) / bytes_per_s
-        return 1e6 * max(compute, memory)
-
 
 @dataclass(frozen=True)
 class HiddenShape(Shape):

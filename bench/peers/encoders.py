@@ -1,23 +1,16 @@
 """The encoders of published late-interaction models, of their true sizes and with random weights, trained as
 their authors train them. Nothing is downloaded: the sizes are those of the published config.json files.
 
-- `modernbert`: GTE-ModernColBERT (lightonai/GTE-ModernColBERT-v1). ModernBERT-base: 22 layers of 768, 12
-  heads, feed-forward 1152 (gated), every third layer attends globally and the others within 128 tokens,
-  vocabulary 50,368; then Linear(768, 128, bias=False) and normalization. All weights are trained. Queries
-  have 32 tokens, documents 300.
-- `colqwen2`: ColQwen2 (vidore/colqwen2-v1.0). Qwen2-VL-2B: a language model of 28 layers of 1536, 12
-  heads and 2 key-value heads, feed-forward 8960, vocabulary 151,936; a vision tower of 32 layers of 1280,
-  16 heads, patches of 14 x 14, four of them to an image token; then Linear(1536, 128) and normalization.
-  Trained as colpali-engine trains it: LoRA of rank 32, alpha 32 and dropout 0.1 by peft on the linear
-  layers of the language model and on the projection, all else frozen in bfloat16, with gradient
-  checkpointing. An A4 page within 768 image tokens has 896 x 644 pixels and 736 image tokens; with the
-  prompt a document has 747 tokens. Queries have 24.
-- `modernvbert`: ColModernVBERT (ModernVBERT/colmodernvbert). ModernBERT of the sizes above with a
-  vocabulary of 50,408; SigLIP2 base as vision tower: 12 layers of 768, 12 heads, feed-forward 3072,
-  patches of 16 x 16 in tiles of 512 x 512, 16 of them to an image token; then Linear(768, 128) and
-  normalization. LoRA as above on the text model and on the projection, all else frozen in bfloat16,
-  without checkpointing. An A4 page, 2048 pixels high, is cut into 4 x 3 tiles and one of the whole page:
-  832 image tokens, 876 with markers and prompt. Queries have 24.
+- `modernbert`: GTE-ModernColBERT (lightonai/GTE-ModernColBERT-v1), ModernBERT-base and a projection without
+  bias. All weights are trained.
+- `colqwen2`: ColQwen2 (vidore/colqwen2-v1.0), Qwen2-VL-2B with patches of 14 x 14 pixels, four of them to an
+  image token. Trained as colpali-engine trains it: LoRA by peft on the linear layers of the language model
+  and on the projection, all else frozen in bfloat16, with gradient checkpointing. An A4 page within 768 image
+  tokens has 896 x 644 pixels and 736 image tokens; with the prompt a document has 747 tokens.
+- `modernvbert`: ColModernVBERT (ModernVBERT/colmodernvbert), ModernBERT-base and the vision tower of SigLIP2
+  base: patches of 16 x 16 in tiles of 512 x 512, 16 of them to an image token. LoRA on the text model and on
+  the projection, without checkpointing. An A4 page, 2048 pixels high, is cut into 4 x 3 tiles and one
+  of the whole page: 832 image tokens, 876 with markers and prompt.
 
 Weights that are trained are float32, and so is the state of their optimizer; on a GPU all passes run
 under bfloat16 autocast. Attention is PyTorch's scaled_dot_product_attention. Token ids and pixels are
@@ -163,7 +156,7 @@ def _made(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 def _with_lora(model: torch.nn.Module, modules: str) -> torch.nn.Module:
     """The model with adapters on the modules whose whole name matches; they alone are trained, in float32."""
-    peft: Any = importlib.import_module("peft")
+    peft = importlib.import_module("peft")
     return peft.get_peft_model(model, peft.LoraConfig(**LORA, target_modules=modules))
 
 
@@ -174,7 +167,7 @@ def _checkpoint(model: Any) -> None:
 
 
 def _modernbert_config(tiny: bool, vocabulary: int) -> Any:
-    config: Any = importlib.import_module("transformers").ModernBertConfig
+    config = importlib.import_module("transformers").ModernBertConfig
     if tiny:
         return config(
             vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -188,7 +181,7 @@ def _modernbert_config(tiny: bool, vocabulary: int) -> Any:
 
 
 def _modernbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
-    transformers: Any = importlib.import_module("transformers")
+    transformers = importlib.import_module("transformers")
     config = _modernbert_config(tiny, 64 if tiny else 50_368)
     with _made(device, torch.float32):
         module = _TextModule(transformers.ModernBertModel(config), config.hidden_size)
@@ -198,7 +191,7 @@ def _modernbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
 
 
 def _qwen2_vl_config(tiny: bool) -> Any:
-    transformers: Any = importlib.import_module("transformers")
+    transformers = importlib.import_module("transformers")
     if tiny:
         text = {
             "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -224,11 +217,11 @@ def _mrope(sections: list[int]) -> dict[str, Any]:
 
 
 def _colqwen2(device: torch.device, tiny: bool, lora: bool) -> Encoder:
-    transformers: Any = importlib.import_module("transformers")
+    transformers = importlib.import_module("transformers")
     vlm = _qwen2_vl_config(tiny)
     config = transformers.ColQwen2Config(vlm_config=vlm, embedding_dim=DIM)
     with _made(device, _dtype(device)):
-        model: Any = transformers.ColQwen2ForRetrieval(config)
+        model = transformers.ColQwen2ForRetrieval(config)
     model.vlm.visual.requires_grad_(False)
     _checkpoint(model.vlm)
     if lora:
@@ -253,9 +246,9 @@ def _colqwen2(device: torch.device, tiny: bool, lora: bool) -> Encoder:
 
 
 def _modernvbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
-    transformers: Any = importlib.import_module("transformers")
+    transformers = importlib.import_module("transformers")
     side, tiles = (32, 2) if tiny else (512, 13)
-    vision: dict[str, Any] = {"image_size": side, "patch_size": 8 if tiny else 16}
+    vision = {"image_size": side, "patch_size": 8 if tiny else 16}
     sizes = (32, 48, 2, 2) if tiny else (768, 3072, 12, 12)
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     vision |= dict(zip(names, sizes, strict=True))
@@ -266,7 +259,7 @@ def _modernvbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
     )  # fmt: skip
     config = transformers.ColModernVBertConfig(vlm_config=vlm, embedding_dim=DIM)
     with _made(device, _dtype(device)):
-        model: Any = transformers.ColModernVBertForRetrieval(config)
+        model = transformers.ColModernVBertForRetrieval(config)
     model.vlm.vision_model.requires_grad_(False)
     if lora:
         model = _with_lora(model, ".*text_model.*(Wo|Wqkv|Wi)|.*embedding_proj_layer")

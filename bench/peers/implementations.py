@@ -153,8 +153,8 @@ KEYS: dict[str, type[Implementation]] = {
 
 def load(keys: list[str], device: torch.device) -> tuple[list[Implementation], dict[str, str]]:
     """The implementations named by `keys` (all, if none), and why others are not available here."""
-    found: list[Implementation] = []
-    missing: dict[str, str] = {}
+    found = []
+    missing = {}
     for key, cls in KEYS.items():
         if keys and key not in keys:
             continue

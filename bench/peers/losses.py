@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +45,7 @@ def scores_to_loss(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _ours(shape: BatchShape, **options: float) -> Loss:
-    li: Any = importlib.import_module("late_interaction")
+    li = importlib.import_module("late_interaction")
 
     def run(x: Batch) -> torch.Tensor:
         packs = x.cu_q is not None
@@ -64,13 +63,13 @@ def _least(shape: BatchShape) -> Loss:
 
 
 def _maxsim(package: str, shape: BatchShape, **options: str) -> Loss:
-    module: Any = importlib.import_module(package)
+    module = importlib.import_module(package)
     if not shape.packed:
         return lambda x: scores_to_loss(module.maxsim(x.Q, x.D, **options))
     if options:
         raise UnsupportedError("maxsim_varlen always saves its winners")
     own = ".lik" if package == "late_interaction" else ""
-    varlen: Any = importlib.import_module(f"{package}{own}.varlen").maxsim_varlen
+    varlen = importlib.import_module(f"{package}{own}.varlen").maxsim_varlen
     longest = {"max_seqlen_q": shape.Lq, "max_seqlen_d": shape.Ld}
     return lambda x: scores_to_loss(varlen(x.Q, x.D, x.cu_q, x.cu_d, **longest))
 
@@ -92,7 +91,7 @@ def _matmul(shape: BatchShape) -> Loss:
 
 
 def _inf_cl(shape: BatchShape) -> Loss:
-    loss: Any = importlib.import_module("inf_cl").cal_flash_loss
+    loss = importlib.import_module("inf_cl").cal_flash_loss
 
     def run(x: Batch) -> torch.Tensor:
         rows = loss(x.Q.squeeze(1), x.D.squeeze(1), scale=1 / TEMPERATURE, head_dim=min(256, shape.d))

@@ -107,8 +107,8 @@ def _key_of(tuner: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
 @contextmanager
 def _nothing_launches() -> Iterator[None]:
     """In this context a kernel's launch raises _Found instead."""
-    autotuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
-    jit: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+    jit = importlib.import_module("triton.runtime.jit").JITFunction
     before = autotuner.run, jit.run
 
     def tuned(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ def _call(impl: Implementation, shape: Shape, op: str = "fwd") -> None:
 
 def find_keys(peers: dict[str, Implementation], shapes: Iterable[Shape]) -> dict[Key, list[Shape]]:
     """The keys that these calls are tuned under, with their shapes; calls without one are left out."""
-    out: dict[Key, list[Shape]] = {}
+    out = {}
     with _nothing_launches():
         for shape in shapes:
             for peer, impl in peers.items():
@@ -249,7 +249,7 @@ class Compilers:
 
 def _outcome(result: Any) -> str | None:
     try:
-        problem: str | None = result.get()
+        problem = result.get()
     except Exception as error:  # raised in the process, or while its result was returned
         return error_text(error)
     return problem

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.harness.library import (
-    COMPILED,
-    EINSUM,
-    FLASH,
-    LIK,
-    OURS,
-    SENTENCE_TRANSFORMERS,
-)  # fmt: skip
+from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS, SENTENCE_TRANSFORMERS
 from bench.harness.results import Row, of_a_cpu, records
 from bench.report import cpu, end_to_end, sentence_transformers
 from bench.report.tables import (
@@ -61,30 +54,26 @@ _BESIDE_PEER = (
 # ---- a GPU ----
 
 
-def _with_libraries(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(who=rows.impl.replace({EINSUM: PYTORCH, COMPILED: PYTORCH}))
-
-
-def forward_table(record: Record, suite: str = "forward") -> str:
-    rows = _with_libraries(record.of(suite))
+def _of_libraries(record: Record, rows: pd.DataFrame, sizes: str) -> pd.DataFrame:
+    """A line for each shape: its name, sizes and floor, and the time of each library."""
+    rows = rows.assign(who=rows.impl.replace({EINSUM: PYTORCH, COMPILED: PYTORCH}))
     wide = side_by_side(rows, "shape", "who", OURS, LIBRARIES)
     ours = records_of(best(rows[rows.impl == OURS], "shape"))
     wide.insert(0, "shape", [starred(row["shape"], row) for row in ours])
-    wide.insert(1, SIZES, [size(row) for row in ours])
+    wide.insert(1, sizes, [size(row) for row in ours])
     wide.insert(2, "floor", [floor(row, record) for row in ours])
-    return markdown(wide, left=2)
+    return wide
+
+
+def forward_table(record: Record, suite: str = "forward") -> str:
+    return markdown(_of_libraries(record, record.of(suite), SIZES), left=2)
 
 
 def training_table(record: Record, suite: str = "training") -> str:
-    every = _with_libraries(record.of(suite))
-    rows, skewed = (every[every.winners == kind] for kind in ("uniform", "skewed"))
-    wide = side_by_side(rows, "shape", "who", OURS, LIBRARIES)
-    ours = best(rows[rows.impl == OURS], "shape")
-    hot = best(skewed[skewed.impl == OURS], "shape")["gpu_us"].reindex(wide.index)
-    wide.insert(0, "shape", [starred(row["shape"], row) for row in records_of(ours)])
-    wide.insert(1, "Nq x Nd (or K), Lq, Ld", [size(row) for row in records_of(ours)])
-    wide.insert(2, "floor", [floor(row, record) for row in records_of(ours)])
-    wide.insert(4, "skewed", hot.map(number))
+    rows = record.of(suite)
+    wide = _of_libraries(record, rows[rows.winners == "uniform"], "Nq x Nd (or K), Lq, Ld")
+    skewed = best(rows[(rows.winners == "skewed") & (rows.impl == OURS)], "shape")
+    wide.insert(4, "skewed", skewed["gpu_us"].reindex(wide.index).map(number))
     return markdown(wide, left=2)
 
 

@@ -109,7 +109,7 @@ def no_memory_for(values: Row, where: str) -> bool:
 
 def where_little(steps: Rows) -> tuple[int, str] | None:
     """Up to which batch vanilla's loss is next to nothing of its step, and its shares there and at first."""
-    few: list[tuple[Row, float]] = []
+    few = []
     for row in steps:
         share = loss_share(values_of(row, VANILLA))
         if share is not None and share >= LITTLE:
@@ -161,7 +161,7 @@ def _of_recipe(name: str, rows: Rows) -> list[str]:
 
 def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
     """A section for each record (of a device), and nothing without one."""
-    parts: list[str] = []
+    parts = []
     drawn = records(directory)[:1]
     for headers, rows in records(directory, device):
         packages = ", ".join(f"{name} {version}" for name, version in headers[0]["packages"].items())

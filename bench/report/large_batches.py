@@ -216,7 +216,7 @@ def recorded(directory: Path) -> list[Record]:
 
 def build(directory: Path) -> str:
     """The Markdown between the markers."""
-    parts: list[str] = []
+    parts = []
     drawn = False
     for record in recorded(directory):
         headers = _headers(record)

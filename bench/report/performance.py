@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from bench.harness import sweep_summary
 from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
-from bench.harness.library import OURS
-from bench.harness.named_shapes import FORWARD, LONG, TRAINING
-from bench.harness.results import Row, of_a_cpu, read, records, size_of, split
-from bench.report import small_calls
+from bench.harness.library import EINSUM, OURS
+from bench.harness.named_shapes import FORWARD, HOST, LONG, TRAINING
+from bench.harness.results import Row, of_a_cpu, records
+from bench.report import own_records
 from bench.report.tables import (
     Record,
     best,
@@ -27,10 +27,8 @@ from bench.report.tables import (
     stamp,
 )  # fmt: skip
 from bench.suites import codes, dense, steps
-from bench.tuning import kernel_fingerprint, plan_regret
+from bench.tuning import plan_regret
 from late_interaction._doctor.text import number
-
-ORDER = [shape.name for shape in FORWARD]
 
 
 def _size(row: Row) -> str:
@@ -46,16 +44,15 @@ def times(value: float) -> str:
     return f"{value:.2f}x" if value == value else "-"
 
 
-def wide(rows: pd.DataFrame, figure: str = "gpu_us", column: str = "variant") -> pd.DataFrame:
-    """The figure of the fastest row for each shape and value of `column`; NaN where there is none."""
+def by_shape(
+    rows: pd.DataFrame, names: Sequence[str], column: str = "variant", figure: str = "gpu_us"
+) -> pd.DataFrame:
+    """The figure of the fastest row of each shape, in their order, for each of `names`, values of `column`;
+    NaN where there is none."""
     timed = rows.dropna(subset=["gpu_us"] if rows.gpu_us.notna().any() else [figure])
     first = timed.sort_values("gpu_us", kind="stable").drop_duplicates(["shape", column])
-    return first.pivot(index="shape", columns=column, values=figure)
-
-
-def figures(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """These columns, NaN where there is none."""
-    return table.reindex(columns=[*names])
+    wide = first.pivot(index="shape", columns=column, values=figure).reindex(columns=[*names])
+    return wide.loc[[shape.name for shape in FORWARD if shape.name in wide.index]]
 
 
 def _share(record: Record, row: Row | None) -> tuple[float, str] | None:
@@ -72,22 +69,18 @@ def _forward(record: Record) -> list[str]:
     body = []
     plain = record.of("variants")
     ours = (record.of("forward").query("impl == @OURS"), plain[plain.variant == dense.PLAIN])
-    for name in ORDER:
-        row = _row(ours[0], name) or _row(ours[1], name)
+    for shape in FORWARD:
+        row = _row(ours[0], shape.name) or _row(ours[1], shape.name)
         if row and (share := _share(record, row)):
-            bound, us = NAMES[share[1]], row["gpu_us"]
-            body.append([name, _size(row), bound, number(share[0] * us), number(us), percent(share[0])])
+            times_us = (number(factor * row["gpu_us"]) for factor in (share[0], 1.0))
+            body.append([shape.name, _size(row), NAMES[share[1]], *times_us, percent(share[0])])
     head = ["shape", "Nq x Nd, Lq, Ld", "bound by", "ceiling us", "GPU us", "reached"]
     return section("Scores alone, bf16", "", markdown(pd.DataFrame(body, columns=head), 3))
 
 
-def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    return table.loc[[name for name in ORDER if name in table.index]]
-
-
 def _variants(record: Record) -> list[str]:
     rows = record.of("variants")
-    table = figures(_in_order(wide(rows)), dense.VARIANTS).dropna(subset=[dense.PLAIN])
+    table = by_shape(rows, dense.VARIANTS).dropna(subset=[dense.PLAIN])
     winners = rows[rows.variant == dense.WINNERS]
     shares = [_share(record, _row(winners, name)) for name in table.index]
     names = {dense.MASKS: "both masks"}
@@ -107,7 +100,7 @@ def _fp32(record: Record) -> list[str]:
     rows = record.of("fp32")
     rows = rows.assign(who=rows.variant.where(rows.impl == OURS, "einsum"))
     names = ("high", "highest", "einsum")
-    table, errors = (figures(_in_order(wide(rows, key, "who")), names) for key in ("gpu_us", "rel_err"))
+    table, errors = (by_shape(rows, names, "who", figure) for figure in ("gpu_us", "rel_err"))
     high = rows[rows.who == "high"]
     shares = [_share(record, _row(high, name)) for name in table.index]
     cells = {
@@ -129,8 +122,7 @@ def _quantized(record: Record) -> list[str]:
     lik = f"LIK {codes.PER_TOKEN}"
     rows = rows.assign(who=rows.variant.where(rows.impl == OURS, lik))
     names = (*codes.QUANTIZED[1:], lik)
-    table = figures(_in_order(wide(rows, column="who")), (codes.BF16, *names))
-    table = table.dropna(subset=[*codes.QUANTIZED[1:]], how="all")
+    table = by_shape(rows, (codes.BF16, *names), "who").dropna(subset=[*codes.QUANTIZED[1:]], how="all")
 
     def over(column: pd.Series[float]) -> list[str]:
         both = zip(column, table[codes.BF16], strict=True)
@@ -205,7 +197,7 @@ def _steps(record: Record) -> list[str]:
     rows = record.of("steps")
     order = [shape.name for shape in TRAINING]
     gpu, wall, mib = (
-        figures(rows.pivot(index="shape", columns="variant", values=key), steps.STEPS).reindex(order)
+        rows.pivot(index="shape", columns="variant", values=key).reindex(order, columns=[*steps.STEPS])
         for key in ("gpu_us", "wall_us", "peak_mib")
     )
     plain = gpu[steps.PLAIN].dropna()
@@ -260,88 +252,57 @@ def _negatives(record: Record) -> list[str]:
     return section("Sixteen negatives a query", note, markdown(pd.DataFrame(cells)))
 
 
-def _profile(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    rows = load(path).rows
-    shares = {"tensor": "tensor_pct", "DRAM": "dram_pct", "L2": "l2_pct", "issue": "issue_pct"}
-    # L2 is left out: it carries all traffic between DRAM and the SMs, so its share says little.
-    bounds = {
-        "tensor_pct": "tensor cores",
-        "dram_pct": "reading device memory",
-        "issue_pct": "issuing instructions",
-    }
-    measured = rows[[*bounds]].apply(pd.to_numeric)
-    bound = [bounds[r.idxmax()] if r.notna().any() else "-" for _, r in measured.iterrows()]
-    cells = {
-        "shape": rows["shape"], "kernel": rows.kernel,
-        **{name: rows[key].map(lambda x: f"{x:.0f}%" if x == x else "-") for name, key in shares.items()},
-        "registers": rows.registers.map("{:.0f}".format), "us": rows.duration_us.map(number),
-        "bound by": bound,
-    }  # fmt: skip
+def _small_calls(record: Record) -> list[str]:
+    """The host's time: small calls beside a product of PyTorch's."""
+    rows = record.of("host")
+    rows = rows.assign(key=rows.op + rows.impl + rows.variant)
+    wall, gpu = (rows.pivot(index="shape", columns="key", values=key) for key in ("wall_us", "gpu_us"))
+    forward, body = f"fwd{OURS}{steps.EAGER}", []
+    for shape in (shape for shape in HOST if shape.name in wall.index):
+        us = wall.loc[shape.name]
+        above = us.get(forward) - gpu.loc[shape.name].get(forward)
+        if above != above:
+            continue
+        eager, losses = (
+            [" / ".join(number(us.get(f"fwd+bwd{impl}{way}")) for way in ways) for impl in (OURS, EINSUM)]
+            for ways in (steps.HOST[:1], steps.HOST[1:])
+        )
+        product = number(us.get(f"fwd{EINSUM}{steps.EAGER}"))
+        figures = [number(us[forward]), number(above), product, *eager, *losses]
+        body.append([f"{shape.Nq} x {shape.Nd}", *figures])
     note = (
-        "One profiled call each (`python -m bench ncu --help` has the command): the busiest of the tensor "
-        "pipes, device memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs "
-        "alone and cold, so its time is longer than above."
+        "Wall microseconds, call and synchronization, taken in turns in one run: `maxsim` of 32 and 300 "
+        f"tokens, and PyTorch's product `a @ b` of two bf16 matrices of {steps.EDGE} x {steps.EDGE}, on "
+        "which the GPU spends next to nothing. `above GPU` is the forward's wall time less its GPU time. A "
+        "step is a forward with both gradients. A loss is the cross entropy of the scores, or of the "
+        'product, with both gradients: eager / `torch.compile` / `torch.compile(mode="reduce-overhead")`.'
     )
-    return section("Nsight Compute", note, markdown(pd.DataFrame(cells), 2))
+    head = [
+        "queries x documents", "forward", "above GPU", "`a @ b`", "step", "`a @ b`, step", "loss of `maxsim`",
+        "loss of `a @ b`",
+    ]  # fmt: skip
+    return section("What the host takes", note, markdown(pd.DataFrame(body, columns=head)))
 
 
-def _sweep(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    rows = split(read(path))[1]
-    body = [[label, *cells] for label, cells in sweep_summary.by_clock(rows).items()]
-    head = ["best other over ours", *sweep_summary.PERCENTILES, sweep_summary.SLOWER]
-    table = pd.DataFrame(body, columns=head)
-    others = dict.fromkeys(r["impl"] for r in rows if r["impl"] != OURS)
-    drawn = f"{len(sweep_summary.by_shape(rows))} shapes drawn from a seed, bf16 (`python -m bench sweep`), "
-    drawn += f"beside {', '.join(others)}."
-    if path.with_suffix(".png").exists():
-        drawn = f"![Our time over the best other's](../../bench/results/{path.stem}.png)\n\n{drawn}"
-    lost = []
-    for found, ours, other in sweep_summary.losses(rows):
-        took = [number(row["gpu_us"]) for row in (ours, other)]
-        lost.append([size_of(ours), *took, other["impl"], f"{found:.2f}"])
-    head = ["slower on", "ours us", "other us", "other", "ours / other"]
-    losses = [markdown(pd.DataFrame(lost, columns=head))] if lost else []
-    return [*section("Random shapes", drawn, markdown(table)), *losses] if body else []
-
-
-def _plans(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    record = load(path)
-    rows = [plan_regret.judged(r) for r in records_of(record.rows) if r["variant"] in plan_regret.JUDGED]
-    body = [[variant, *plan_regret.figures(found)] for variant, found in plan_regret.by_variant(rows).items()]
-    note = (
-        "Each random shape's time with the plan that the planner chooses today, over its time with the "
-        "fastest plan, less 1 (`python -m bench plans`)."
-    )
-    if any(kernel_fingerprint.are_older(header) for header in record.headers):
-        note += " These times are older than the kernels of this checkout."
-    table = pd.DataFrame(body, columns=["shapes", *plan_regret.FIGURES])
-    missed = plan_regret.missed(rows)
-    lines = [markdown(pd.DataFrame(missed, columns=plan_regret.MISSED), 3)] if missed else []
-    return [*section("The planner's choices", note, markdown(table)), *lines] if body else []
+PARTS = (
+    _forward, _variants, _fp32, _quantized, _ragged, _training, _steps, _small_calls, _negatives,
+)  # fmt: skip
+OWN = {
+    "ncu": own_records.profile, "sweep": own_records.sweep,
+    "plans": partial(own_records.plans, variants=plan_regret.JUDGED),
+}  # fmt: skip
 
 
 def build(directory: Path, device: Sequence[str] | None = None) -> str:
     """The Markdown between the markers: the tables of a device, or of all that have records."""
-    parts: list[str] = []
+    parts = []
     for path in records(directory):
         if of_a_cpu(path) or not of_device(path, device):
             continue
         record = load(path)
-        measured = [*_forward(record), *_variants(record), *_fp32(record), *_quantized(record)]
-        measured += [
-            *_ragged(record),
-            *_training(record),
-            *_steps(record),
-            *small_calls.section_of(record),
-            *_negatives(record),
-        ]
-        for kind, build_part in (("ncu", _profile), ("sweep", _sweep), ("plans", _plans)):
-            measured += build_part(directory / f"{kind}-{path.name}")
+        measured = [text for part in PARTS for text in part(record)]
+        for kind, part in OWN.items():
+            if (own := directory / f"{kind}-{path.name}").exists():
+                measured += part(own)
         parts += [stamp(record.headers), *measured] if measured else []
     return "\n\n".join(parts) if parts else "No run on a GPU is recorded yet."

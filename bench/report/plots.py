@@ -15,6 +15,7 @@ from bench.harness.library import FLASH, LIK, OURS
 from bench.harness.results import Row
 from bench.peers.encoders import RECIPES
 from bench.report import end_to_end, large_batches
+from bench.report.own_records import beside_others
 from bench.report.tables import Record, best, records_of, size
 from bench.suites.end_to_end import EXACT, PEER, VANILLA
 
@@ -30,7 +31,7 @@ def drawn(
     if find_spec("matplotlib") is None:
         return f"no {target.name}: matplotlib is not installed"
     import_module("matplotlib").use("Agg")
-    plt: Any = import_module("matplotlib.pyplot")
+    plt = import_module("matplotlib.pyplot")
     figure, every = plt.subplots(figsize=size, dpi=140, squeeze=False, layout="constrained", **grid)
     draw(figure, every.ravel())
     for axes in every.flat:
@@ -47,7 +48,7 @@ def drawn(
 def roofline(record: Record, target: Path) -> str | None:
     """The share of its bound that each shape reaches."""
     forward = record.of("forward")
-    lines: dict[str, dict[str, tuple[float, str]]] = {}
+    lines = {}
     for impl in _LIBRARIES:
         for row in records_of(best(forward[forward.impl == impl], "shape")):
             if share := reached(row, record.runs[row["run"]]):
@@ -83,9 +84,7 @@ def roofline(record: Record, target: Path) -> str | None:
 
 def sweep(record: Record, target: Path) -> str | None:
     """A point for each shape: our time over the best other's."""
-    ours = best(record.rows[record.rows.impl == OURS], "shape")
-    other = best(record.rows[record.rows.impl != OURS], "shape")["gpu_us"]
-    both = ours.assign(other=other).dropna(subset=["other"])
+    both = beside_others(record.rows)
     if not len(both):
         return "no plot of the sweep: no shape was timed beside a peer on a GPU"
 
@@ -123,7 +122,7 @@ def batches(record: Record, device: large_batches.Device, target: Path) -> str |
             right.plot(sizes, [large_batches.beside_bytes(s) / 2**30 for s in of], color=color, label=label)
         saved = [large_batches.saved_bytes(large_batches.Sizes(B)) / 2**30 for B in sizes]
         right.plot(sizes, saved, color=GREEN, linestyle=":", label="1 GPU, winners saved")
-        style: dict[str, Any] = {"color": BLACK, "s": 26, "zorder": 4, "label": "measured, 1 GPU"}
+        style = {"color": BLACK, "s": 26, "zorder": 4, "label": "measured, 1 GPU"}
         measured = [row["Nq"] for row in steps]
         left.scatter(measured, [row["gpu_us"] * 1e-6 for row in steps], **style)
         right.scatter(measured, [large_batches.beside_mib(row) / 1024 for row in steps], **style)

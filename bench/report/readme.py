@@ -176,7 +176,7 @@ def when(record: Record | None, records: Sequence[end_to_end.Steps]) -> str:
 
 def build(directory: Path) -> str:
     """The Markdown between the markers."""
-    parts: list[str] = []
+    parts = []
     if (directory / PLOT).exists():
         parts.append(f"![Roofline of the MaxSim forward](bench/results/{PLOT})")
     records, path = end_to_end.records(directory), whole_record(directory)

@@ -41,7 +41,7 @@ def _table(rows: pd.DataFrame) -> str:
 
 def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
     """A section for each record (of a device)."""
-    parts: list[str] = []
+    parts = []
     for path in sorted(directory.glob("st-*.json"), key=lambda p: (p.stem == "st-cpu", p.name)):
         if not of_device(path, device):
             continue

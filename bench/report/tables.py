@@ -84,7 +84,7 @@ def stamp(headers: Sequence[Row]) -> str:
     """The device, the versions and the rates of the runs, in one paragraph. Records have each run's own."""
     h = headers[0]
     device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"
-    versions: dict[str, dict[str, None]] = {}
+    versions = {}
     for name, version in (pair for header in headers for pair in header["versions"].items()):
         versions.setdefault(name, {})[version] = None
     packages = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())

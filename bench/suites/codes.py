@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import late_interaction as li
 from bench.harness.inputs import FP8, INT8, draw, draw_packed, quantize
 from bench.harness.library import LIK, OURS
 from bench.harness.measuring import Bench, Function, Timed, function
@@ -20,8 +21,11 @@ from bench.harness.parity import reference_scores
 from bench.harness.results import Row
 from bench.harness.shape import Shape
 from bench.suites.packed import reference as packed_reference
+from late_interaction import codecs
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.timing import sets_of_bytes, wall_seconds
+from late_interaction.lik import fp8
+from late_interaction.reference import maxsim_residual_reference, plaid_approx_score_reference
 
 # ---- 8-bit inputs: every library gets the same quantized tensors ----
 
@@ -34,11 +38,13 @@ def _restored(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return x.float() * (scale.unsqueeze(-1) if scale.dim() else scale)
 
 
+def _codec(dtype: torch.dtype) -> codecs.Codec:
+    return codecs.Int8() if dtype == INT8 else codecs.Fp8(dtype)
+
+
 def _own_codes(dtype: torch.dtype) -> Function:
-    lib: Any = function("late_interaction", "maxsim")
-    codes, codecs = function("late_interaction", "Codes"), __import__("late_interaction").codecs
-    codec = codecs.Int8() if dtype == INT8 else codecs.Fp8(dtype)
-    return lambda Q, q, D, d: lib(codes(codec, Q, q), codes(codec, D, d))
+    codec = _codec(dtype)
+    return lambda Q, q, D, d: li.maxsim(li.Codes(codec, Q, q), li.Codes(codec, D, d))
 
 
 def _fp8(package: str) -> Function:
@@ -50,17 +56,14 @@ def measure_quantized(b: Bench) -> list[Row]:
     """fp8 with a scale per token or per tensor and int8 with one per token, beside our bf16 call."""
     sets = b.sets(torch.bfloat16)
     exact = reference_scores(b.shape, *sets[0].tokens)[0]
-    maxsim = partial(function, "late_interaction", "maxsim")
-    timed = [b.forward(OURS, BF16, maxsim, [x.tokens for x in sets], exact, dtype=torch.bfloat16)]
+    timed = [b.forward(OURS, BF16, lambda: li.maxsim, [x.tokens for x in sets], exact, dtype=torch.bfloat16)]
     for variant, dtype in ((PER_TOKEN, FP8), (PER_TENSOR, FP8), (INT8_PER_TOKEN, INT8)):
         per_token = variant != PER_TENSOR
         inputs = [(*quantize(x.Q, dtype, per_token), *quantize(x.D, dtype, per_token)) for x in sets]
         Q, q, D, d = inputs[0]
         wanted = reference_scores(b.shape, _restored(Q, q), _restored(D, d))[0]
         lost = relative_error(wanted, exact)
-        calls: dict[str, Callable[[], Function]] = {
-            OURS: partial(_own_codes, dtype) if per_token else partial(_fp8, "late_interaction.lik")
-        }
+        calls = {OURS: partial(_own_codes, dtype) if per_token else partial(_fp8, "late_interaction.lik")}
         if b.has(LIK) and variant == PER_TOKEN:  # with a scale per tensor it waits for the device
             calls[LIK] = partial(_fp8, "late_interaction_kernels")
         for impl, make in calls.items():
@@ -76,7 +79,6 @@ RAGGED = tuple(f"{kind}, {lengths}" for lengths in ("ragged", "equal") for kind 
 
 def measure_ragged(b: Bench) -> list[Row]:
     """Packed documents in bf16 and as codes with a scale per token."""
-    lib, library = function("late_interaction", "maxsim"), __import__("late_interaction")
     timed = []
     for lengths in ("ragged", "equal"):
         longest = dataclasses.replace(b.shape, Ld=b.shape.Ld * 25 // 8)  # Ld is about the mean
@@ -86,18 +88,15 @@ def measure_ragged(b: Bench) -> list[Row]:
             each = len(D) // b.shape.Nd
             D, cu_d = D[: each * b.shape.Nd], torch.arange(b.shape.Nd + 1, device=Q.device).int() * each
         cu_q = torch.arange(b.shape.Nq + 1, device=Q.device).int() * b.shape.Lq
-        tokens = library.Tokens.packed(D, cu_d)
+        tokens = li.Tokens.packed(D, cu_d)
         for kind, dtype in RAGGED_KINDS.items():
             q, documents, x, y = queries.to(D.dtype), tokens, queries.to(D.dtype), D
             if dtype is not None:
-                codec = library.codecs.Int8() if dtype == INT8 else library.codecs.Fp8(dtype)
-                q, documents = codec.encode(q), codec.encode(tokens)
+                q, documents = (_codec(dtype).encode(each) for each in (q, tokens))
                 x, y = (_restored(c.values, c.scales) for c in (q, documents))
             wanted = packed_reference(x.flatten(0, 1), y, cu_q, cu_d)
-            variant = f"{kind}, {lengths}"
-            make: Any = partial(partial, lib)
-            options: Any = {"dtype": dtype or D.dtype, "tokens_d": len(D)}
-            timed.append(b.forward(OURS, variant, make, [(q, documents)], wanted, **options))
+            variant, options = f"{kind}, {lengths}", {"dtype": dtype or D.dtype, "tokens_d": len(D)}
+            timed.append(b.forward(OURS, variant, lambda: li.maxsim, [(q, documents)], wanted, **options))
     return b.measure(timed)
 
 
@@ -154,14 +153,12 @@ def exact_scores(x: Index, variant: str) -> torch.Tensor:
     """fp64 scores [Nd], of some documents at a time."""
     parts = list(zip(*(t.split(250) for t in (x.codes, x.residuals, x.lengths)), strict=True))
     if variant == CENTROIDS:
-        approximate, table = (
-            function("late_interaction.reference", "plaid_approx_score_reference"),
-            x.table.double(),
-        )
-        return torch.cat([approximate(table, codes, lengths) for codes, _, lengths in parts])
-    score = function("late_interaction.reference", "maxsim_residual_reference")
-    Q = x.Q.double()
-    return torch.cat([score(Q, *part, x.centroids, x.weights, x.nbits, normalize=True) for part in parts])
+        table = x.table.double()
+        scores = (plaid_approx_score_reference(table, codes, lengths) for codes, _, lengths in parts)
+    else:
+        of, Q = (x.centroids, x.weights, x.nbits), x.Q.double()
+        scores = (maxsim_residual_reference(Q, *part, *of, normalize=True) for part in parts)
+    return torch.cat(list(scores))
 
 
 def _plaid(module: str, variant: str) -> Callable[[Index], torch.Tensor]:
@@ -169,8 +166,7 @@ def _plaid(module: str, variant: str) -> Callable[[Index], torch.Tensor]:
     if variant == CENTROIDS:
         return lambda x: approximate(x.table, x.codes, x.lengths)
     if variant == NORMED:
-        op: Any = function("late_interaction.ops", "maxsim_residual_normed")
-        return lambda x: op(
+        return lambda x: li.ops.maxsim_residual_normed(
             x.Q[None], x.codes.flatten(), x.residuals.flatten(0, 1), x.inverse_norms, x.offsets, x.centroids,
             x.weights,
         ).squeeze(0)  # fmt: skip
@@ -192,7 +188,7 @@ def measure_plaid(b: Bench) -> list[Row]:
         size = first.codes.nbytes + (first.table if variant == CENTROIDS else first.residuals).nbytes
         count = sets_of_bytes(size, b.settings.cache_bytes)
         others = (draw_index(b.shape, b.settings.device, torch.bfloat16, n) for _ in range(count - 1))
-        sets: Any = [(x,) for x in (first, *others)]
+        sets = [(x,) for x in (first, *others)]
         wanted = exact_scores(first, variant)
         timed, skipped = [], []
         for impl, module in ((OURS, "late_interaction.lik.plaid"), (LIK, "late_interaction_kernels.plaid")):
@@ -231,17 +227,16 @@ def measure_retrieval(b: Bench) -> list[Row]:
 def _on_device(b: Bench, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
     exact = reference_scores(b.shape, Q, D)[0]
     best = exact.topk(min(K, b.shape.Nd)).values
-    timed = [b.forward(OURS, SCORES, partial(function, "late_interaction", "maxsim"), [(Q, D)], exact)]
+    timed = [b.forward(OURS, SCORES, lambda: li.maxsim, [(Q, D)], exact)]
     for impl, package in ((OURS, "late_interaction.lik"), (LIK, "late_interaction_kernels")):
         if impl == OURS or b.has(impl):
             for variant, module, name in ((TOP, "topk", "maxsim_topk"), (NORMALIZED, "retrieve", "retrieve")):
-                make: Any = partial(function, f"{package}.{module}", name)
+                make = partial(function, f"{package}.{module}", name)
                 timed.append(b.forward(impl, variant, make, [(Q, D, K)], best))
     return b.measure(timed)
 
 
 def _fp8_corpus(b: Bench) -> list[Row]:
-    fp8: Any = __import__("late_interaction.lik.fp8", fromlist=["fp8"])
     device, shape = b.settings.device, b.shape
     Q, scale_Q = fp8.quantize_fp8_per_token(draw(dataclasses.replace(shape, Nd=1), device, torch.bfloat16).Q)
     parts = []
@@ -256,10 +251,7 @@ def _fp8_corpus(b: Bench) -> list[Row]:
     best = min(K, shape.Nd)
 
     def scores(queries: int) -> torch.Tensor:
-        out: torch.Tensor = fp8.maxsim_inference_fp8(
-            Q[:queries], D, scale_Q=scale_Q[:queries], scale_D=scale_D
-        )
-        return out
+        return fp8.maxsim_inference_fp8(Q[:queries], D, scale_Q=scale_Q[:queries], scale_D=scale_D)
 
     def one(variant: str, Nq: int, call: Any, exact: torch.Tensor) -> Timed:
         of = dataclasses.replace(shape, Nq=Nq)
@@ -274,9 +266,8 @@ def _fp8_corpus(b: Bench) -> list[Row]:
 
 def _from_host(b: Bench, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
     """Wall time of a corpus in pinned memory, in pageable memory, and in a file mapped into memory."""
-    search: Any = function("late_interaction", "search")
     pinned, target = D.cpu().pin_memory(), torch.empty_like(D)
-    best = search(Q, D, K).indices
+    best = li.search(Q, D, K).indices
 
     def wall(call: Callable[[], object]) -> float:
         """Best of three, in microseconds."""
@@ -288,11 +279,11 @@ def _from_host(b: Bench, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
         path = Path(folder, "corpus.bin")
         D.cpu().view(torch.int16).numpy().tofile(path)
         mapped = torch.from_file(str(path), size=D.numel(), dtype=D.dtype).view(D.shape)
-        corpora: Sequence[tuple[str, torch.Tensor]] = (PINNED, pinned), (PAGEABLE, D.cpu()), (MAPPED, mapped)
+        corpora = (PINNED, pinned), (PAGEABLE, D.cpu()), (MAPPED, mapped)
         for variant, corpus in corpora:
             row = b.row(OURS, "fwd", variant, input_sets=1, bus_gbps=D.nbytes / bus * 1e-3)
-            if torch.equal(search(Q, corpus, K).indices, best):
-                row["wall_us"] = wall(partial(search, Q, corpus, K))
+            if torch.equal(li.search(Q, corpus, K).indices, best):
+                row["wall_us"] = wall(partial(li.search, Q, corpus, K))
                 row["over_bus"] = row["wall_us"] / bus
             else:
                 row["error"] = "not the documents found on the device"

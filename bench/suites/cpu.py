@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+import late_interaction as li
 from bench.harness.inputs import INT8, Inputs, draw, quantize
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.measuring import Bench
@@ -21,6 +22,7 @@ from bench.harness.planted import known_step
 from bench.harness.results import Row
 from bench.harness.shape import Shape
 from bench.peers.implementations import einsum_maxsim
+from late_interaction import codecs
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import QUICK, Call, wall_seconds
@@ -38,7 +40,7 @@ def rounds_of(b: Bench) -> int:
 
 def time_interleaved(calls: dict[Key, Call], rounds: int, warm: bool = False) -> dict[Key, float]:
     """Median seconds of each call; every round times each of them once. warm: after another one."""
-    times: dict[Key, list[float]] = {name: [] for name in calls}
+    times = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
             time.sleep(_REST_S)
@@ -87,8 +89,7 @@ def int8_call(shape: Shape, one_document: bool = False) -> tuple[Call, torch.Ten
     if one_document:
         D, d = D[:1].expand_as(D), d[:1].expand_as(d)
     wanted = reference_scores(shape, Q * q.unsqueeze(-1), D * d.unsqueeze(-1))[0]
-    maxsim = importlib.import_module("late_interaction").ops.maxsim_quantized
-    return partial(maxsim, Q, D, q, d, None, None), wanted, D.nbytes
+    return partial(li.ops.maxsim_quantized, Q, D, q, d, None, None), wanted, D.nbytes
 
 
 # ---- libraries ----
@@ -118,7 +119,7 @@ def _gemm(shape: Shape, x: Inputs) -> Call:
 
 
 _CALLS: dict[str, Callable[[Shape, Inputs], Call]] = {
-    OURS: lambda shape, x: partial(importlib.import_module("late_interaction").maxsim, *x.tokens),
+    OURS: lambda shape, x: partial(li.maxsim, *x.tokens),
     MAXSIM_CPU: _maxsim_cpu,
     NUMKONG: _numkong,
     EINSUM: lambda shape, x: partial(einsum_maxsim, *x.tokens, shape.layout),
@@ -158,7 +159,7 @@ def _step(b: Bench, dtype: torch.dtype) -> list[Row]:
 
     def prepare(row: Row) -> Prepared:
         def step(x: Inputs) -> Any:
-            out: Any = _CALLS[row["impl"]](b.shape, x)()
+            out = _CALLS[row["impl"]](b.shape, x)()
             return torch.autograd.grad(out, x.tokens, x.grad_scores)
 
         row["grad_err"] = worst_error(step(known), exact)
@@ -184,9 +185,7 @@ ISAS = (*X86, "neon_bf16", "neon_dotprod", "neon", "portable")
 KINDS = ("float32", "bfloat16", "float16", "int8", "hamming", "1bit", "4bit")
 
 
-def _force(name: str) -> None:
-    importlib.import_module("late_interaction")
-    torch.ops.late_interaction.cpu_isa(name)
+_force = torch.ops.late_interaction.cpu_isa
 
 
 def available() -> list[str]:
@@ -204,20 +203,19 @@ def available() -> list[str]:
 def _call_of_kind(shape: Shape, kind: str) -> tuple[Call, torch.Tensor]:
     """The forward, and the scores that it should give. Of codes the operators, as a first pass calls them;
     queries are quantized before."""
-    ops, lib = torch.ops.late_interaction, importlib.import_module("late_interaction")
     if kind == "int8":
         return int8_call(shape)[:2]
     x = draw(shape, CPU, getattr(torch, kind, torch.float32))
     if kind == "hamming":
-        q, d = (lib.codecs.Bits(1).encode(tokens).values for tokens in x.tokens)
+        q, d = (codecs.Bits(1).encode(tokens).values for tokens in x.tokens)
         signs = [2.0 * (tokens > 0) - 1 for tokens in x.tokens]
-        return partial(ops.maxsim_hamming, q, d, shape.d, None, None), reference_scores(shape, *signs)[0]
+        return partial(li.ops.maxsim_hamming, q, d, shape.d, None, None), reference_scores(shape, *signs)[0]
     if kind in ("1bit", "4bit"):
-        Q, D = lib.codecs.Int8().encode(x.Q), lib.codecs.Bits(int(kind[0])).encode(x.D)
+        Q, D = codecs.Int8().encode(x.Q), codecs.Bits(int(kind[0])).encode(x.D)
         wanted = reference_scores(shape, *(codes.codec.decode(codes).values for codes in (Q, D)))[0]
         args = Q.values, D.values, Q.scales, D.scales, None, None, D.codec.nbits
-        return partial(ops.maxsim_asymmetric, *args), wanted
-    return partial(lib.maxsim, *x.tokens), reference_scores(shape, *x.tokens)[0]
+        return partial(li.ops.maxsim_asymmetric, *args), wanted
+    return partial(li.maxsim, *x.tokens), reference_scores(shape, *x.tokens)[0]
 
 
 def measure_isa(b: Bench) -> list[Row]:
@@ -284,11 +282,11 @@ def _by_threads(
 
 def measure_threads(b: Bench) -> list[Row]:
     """Our forward with 1, 2, 4, ... threads, beside a plain read of as many bytes as bf16 documents have."""
-    shape, lib = b.shape, importlib.import_module("late_interaction")
+    shape = b.shape
     if shape.name.startswith("cpu-small"):
         x = draw(shape, CPU, torch.bfloat16)
         wanted = reference_scores(shape, *x.tokens)[0]
-        return _by_threads(b, partial(lib.maxsim, *x.tokens), wanted, 0, torch.bfloat16, APART)
+        return _by_threads(b, partial(li.maxsim, *x.tokens), wanted, 0, torch.bfloat16, APART)
     rows = []
     for dtype in (torch.float32, torch.bfloat16, INT8):
         for variant in (MEMORY, CACHE):
@@ -297,7 +295,7 @@ def measure_threads(b: Bench) -> list[Row]:
             else:
                 x = draw(shape, CPU, dtype)
                 D = x.D[:1].expand_as(x.D) if variant == CACHE else x.D  # all are the first, by a stride of 0
-                call, exact, size = partial(lib.maxsim, x.Q, D), reference_scores(shape, x.Q, D)[0], D.nbytes
+                call, exact, size = partial(li.maxsim, x.Q, D), reference_scores(shape, x.Q, D)[0], D.nbytes
             rows += _by_threads(b, call, exact, size if variant == MEMORY else 0, dtype, variant)
     numbers = torch.rand(shape.input_bytes(2) // 8 * 2)
     reads = (

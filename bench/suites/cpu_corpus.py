@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
+import late_interaction as li
 from bench.harness.inputs import INT8, draw
 from bench.harness.library import LANCEDB, NUMKONG, OURS, QDRANT
 from bench.harness.measuring import Bench
@@ -21,6 +22,7 @@ from bench.harness.parity import SCORES
 from bench.harness.results import Row
 from bench.suites.cpu import CPU, Prepared, in_turns
 from bench.tuning.engines import lance_table, qdrant_client
+from late_interaction import codecs
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.timing import Call
 
@@ -37,16 +39,15 @@ Documents = Sequence[torch.Tensor]
 
 
 def _corpus(documents: Documents, dtype: torch.dtype, folder: str) -> Any:
-    lib, codecs = (importlib.import_module(f"late_interaction.{name}") for name in ("corpus", "codecs"))
-    stored: dict[str, Any] = {"dtype": dtype}
+    stored = {"dtype": dtype}
     if dtype == torch.uint8:
         sample = torch.cat(tuple(documents[:200]))
         stored = {"codec": codecs.Residual.train(sample, min(1024, len(sample) // 8), normalize=True)}
     elif dtype == INT8:
         stored = {"codec": codecs.Int8()}
-    with lib.Corpus.create(folder, d=documents[0].shape[1], normalize=True, **stored) as builder:
+    with li.Corpus.create(folder, d=documents[0].shape[1], normalize=True, **stored) as builder:
         builder.add(list(documents))
-    return lib.Corpus.open(folder)
+    return li.Corpus.open(folder)
 
 
 def _qdrant(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
@@ -128,7 +129,7 @@ def measure(b: Bench) -> list[Row]:
             place, stored = f"{folder}/{name}-{dtype}", documents
             if name == OURS:
                 stored = _corpus(documents, getattr(torch, dtype), place)
-                search: Search = partial(stored.search, Q, BEST, normalize=True)
+                search = partial(stored.search, Q, BEST, normalize=True)
             else:
                 search = _SEARCHES[name](documents, Q, place)
             return search, problem(search(), _scores(stored, Q))

@@ -8,15 +8,11 @@ from typing import Any
 
 import torch
 
+import late_interaction as li
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM, Inputs, draw_winners
 from bench.harness.library import EINSUM, OURS, Implementation, Score, UnsupportedError
-from bench.harness.measuring import Bench, Timed, function, measure_one_by_one
-from bench.harness.parity import (
-    GRADIENTS,
-    misplaced_winners,
-    reference_gradients,
-    reference_scores,
-)  # fmt: skip
+from bench.harness.measuring import Bench, Timed, measure_one_by_one
+from bench.harness.parity import GRADIENTS, misplaced_winners, reference_gradients, reference_scores
 from bench.harness.planted import known_step
 from bench.harness.results import Row
 from bench.harness.shape import IN_BATCH, Shape, itemsize
@@ -33,7 +29,7 @@ MAX_SIMILARITY_BYTES = 40e9
 
 def measure(b: Bench, op: str, winners: Sequence[str | None] = (None,)) -> list[Row]:
     """Every implementation on one shape, each with each of its gradient strategies."""
-    rows: list[Row] = []
+    rows = []
     for kind in winners:
         if kind != SKEWED or b.shape.Ld <= SKEWED_UP_TO:
             rows += measure_one_by_one(b.settings, _every_library(b, op, kind))
@@ -56,7 +52,7 @@ def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
             continue
         for strategy in impl.backwards if op != "fwd" else (None,):
             score = cache(partial(_score, b, impl, strategy, op != "fwd"))
-            more: dict[str, Any] = {"winners": kind, "backward": strategy}
+            more = {"winners": kind, "backward": strategy}
             if op == "fwd":
                 yield b.forward(impl.name, None, score, tokens, exact, **more)
             elif known:
@@ -110,8 +106,7 @@ def _holes(tokens: torch.Tensor) -> torch.Tensor:
 
 def measure_variants(b: Bench) -> list[Row]:
     """Our plain bf16 call, and the same call with saved winners, masks, weights, normalization and fp16."""
-    maxsim = function("late_interaction", "maxsim")
-    winners_op: Any = torch.ops.late_interaction.maxsim_winners.default
+    winners_op = torch.ops.late_interaction.maxsim_winners.default
     sets = b.sets(torch.bfloat16)
     masks = [(_holes(x.Q), _holes(x.D)) for x in sets]
     weights = [0.5 + torch.rand(x.Q.shape[:-1], device=x.Q.device) for x in sets]
@@ -129,21 +124,21 @@ def measure_variants(b: Bench) -> list[Row]:
         return b.forward(OURS, variant, lambda: f, inputs, exact, dtype=torch.bfloat16, **more)
 
     timed = [
-        one(PLAIN, maxsim, plain),
+        one(PLAIN, li.maxsim, plain),
         one(WINNERS, winners_op, plain, [(None, None)] * len(sets), check=check_winners),
-        one(D_MASK, maxsim, wanted(None, d_mask), [(None, d) for _, d in masks]),
-        one(MASKS, maxsim, wanted(q_mask, d_mask), masks),
-        one(WEIGHTS, _weighted(maxsim), wanted(weights[0]), [(w,) for w in weights]),
-        one(NORMALIZE, partial(maxsim, normalize=True), wanted(normalize=True)),
+        one(D_MASK, li.maxsim, wanted(None, d_mask), [(None, d) for _, d in masks]),
+        one(MASKS, li.maxsim, wanted(q_mask, d_mask), masks),
+        one(WEIGHTS, _weighted, wanted(weights[0]), [(w,) for w in weights]),
+        one(NORMALIZE, partial(li.maxsim, normalize=True), wanted(normalize=True)),
     ]
     halves = b.sets(torch.float16)
     exact = reference_scores(b.shape, *halves[0].tokens)[0]
     inputs = [x.tokens for x in halves]
-    return b.measure([*timed, b.forward(OURS, FP16, lambda: maxsim, inputs, exact, dtype=torch.float16)])
+    return b.measure([*timed, b.forward(OURS, FP16, lambda: li.maxsim, inputs, exact, dtype=torch.float16)])
 
 
-def _weighted(maxsim: Any) -> Any:
-    return lambda Q, D, weights: maxsim(Q, D, q_weights=weights)
+def _weighted(Q: torch.Tensor, D: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return li.maxsim(Q, D, q_weights=weights)
 
 
 # ---- float32 inputs ----
@@ -167,13 +162,12 @@ def chunked_einsum(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tenso
 def measure_fp32(b: Bench) -> list[Row]:
     """Our "high" beside cuBLAS in TF32, our "highest" beside PyTorch's float32 einsum, with the error of each
     against fp64."""
-    maxsim = function("late_interaction", "maxsim")
     sets = [x.tokens for x in b.sets(torch.float32)]
     wanted = reference_scores(b.shape, *sets[0])[0]
     calls = (
         (EINSUM, HIGHEST, partial(chunked_einsum, layout=b.shape.layout)),
-        (OURS, HIGHEST, partial(maxsim, precision=HIGHEST)),
-        (OURS, HIGH, partial(maxsim, precision=HIGH)),
+        (OURS, HIGHEST, partial(li.maxsim, precision=HIGHEST)),
+        (OURS, HIGH, partial(li.maxsim, precision=HIGH)),
     )
     with float32_products(HIGHEST):
         return b.measure([

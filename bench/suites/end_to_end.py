@@ -35,7 +35,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -73,7 +72,7 @@ ROUNDED = (5e-2, 0.5)
 
 
 def _sentence_transformers(shape: BatchShape) -> Loss:
-    maxsim: Any = importlib.import_module("sentence_transformers.util.similarity").maxsim
+    maxsim = importlib.import_module("sentence_transformers.util.similarity").maxsim
     return lambda x: losses.scores_to_loss(maxsim(x.Q, x.D))
 
 
@@ -101,7 +100,7 @@ def gradient_errors(
 ) -> dict[str, float | str]:
     """The largest relative error of each loss and its gradients on planted inputs, or why it is not timed."""
     known = batches.plant_batch(shape, batches.draw_batch(shape, encoder.device, encoder.dtype))
-    out: dict[str, float | str] = {}
+    out = {}
     for name, method in methods.items():
         try:
             error = known.error(batches.step(method.make(shape), known.batch))
@@ -147,7 +146,7 @@ class RecipeRun:
         checked = min(CHECKED, 8) if self.dry_run else CHECKED
         errors = gradient_errors(self.methods(checked), self.shape(checked), self.encoder)
         self._warm_up(wanted[0])
-        rows: list[Row] = []
+        rows = []
         for batch in wanted:
             gone = VANILLA in self.dead[ALONE] | self.dead[CACHED]  # this batch is the one beyond
             for mode in self.modes:
@@ -174,12 +173,12 @@ class RecipeRun:
         return mode not in self.over and (mode != CACHED or no_step)
 
     def _measure(self, mode: str, batch: int, errors: dict[str, float | str]) -> Row | None:
-        row: Row = {
+        row = {
             "work": f"{self.recipe.name}, {mode}", "batch": batch, "recipe": self.recipe.name, "mode": mode,
             "query": self.encoder.query, "document": self.encoder.document, "variants": {},
             **({"part": self.part} if mode == CACHED else {}),
         }  # fmt: skip
-        variants: dict[str, Row] = row["variants"]
+        variants = row["variants"]
         if calls := self._calls(mode, batch, errors, variants):
             expected = self._expected(mode, batch) * len(calls)
             left = self.until - time.monotonic()

@@ -63,7 +63,7 @@ def measure(b: Bench) -> list[Row]:
     """Times are in wall_us and import_ms. torch.compile is left out, since it compiles for minutes."""
     op = next(op for op, shape in OPS.items() if shape.name == b.shape.name)
     keys = [key for key, cls in KEYS.items() if cls is not Compiled and b.has(cls.name)]
-    rows: list[Row] = []
+    rows = []
     for key in keys:
         with tempfile.TemporaryDirectory() as cache:
             try:

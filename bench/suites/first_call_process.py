@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from bench.harness.inputs import draw
-from bench.harness.library import Implementation, training_step
+from bench.harness.library import training_step
 from bench.harness.named_shapes import FORWARD, TRAINING
 from bench.peers.implementations import KEYS
 
@@ -42,7 +42,7 @@ def child(key: str, op: str, device: torch.device, tiny: bool) -> dict[str, floa
 
     clock = time.perf_counter
     start = clock()
-    impl: Implementation = KEYS[key]()
+    impl = KEYS[key]()
     imported = clock()
     if op == "fwd":
         impl.score(shape, None, train=False)(x.Q.detach(), x.D.detach())

@@ -3,20 +3,21 @@ late-interaction-kernels, scores alone and with all gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+import late_interaction as li
 from bench.harness.inputs import draw
 from bench.harness.library import LIK, OURS
-from bench.harness.measuring import Bench, Function, Tensors, function
+from bench.harness.measuring import Bench, Tensors, function
 from bench.harness.parity import reference_scores
 from bench.harness.planted import gradients, plant_shape
 from bench.harness.results import Row
 from bench.harness.shape import HiddenShape, Shape
 from late_interaction._doctor.timing import sets_of_bytes
+from late_interaction.fused_head import maxsim_from_hidden
 
 FUSED, UNFUSED = "fused", "unfused"
 VARIANTS = (FUSED, UNFUSED)
@@ -29,13 +30,8 @@ def _project(H: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
     return F.normalize(F.linear(H, W), dim=-1)
 
 
-def _unfused() -> Function:
-    maxsim = function("late_interaction", "maxsim")
-    return lambda Q, H, W: maxsim(Q, _project(H, W))
-
-
-def _fused() -> Function:
-    return partial(function("late_interaction.fused_head", "maxsim_from_hidden"), normalize=True)
+def _unfused(Q: torch.Tensor, H: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
+    return li.maxsim(Q, _project(H, W))
 
 
 def _known(
@@ -63,7 +59,8 @@ def measure(b: Bench) -> list[Row]:
     D = torch.cat([_project(part.double(), W.double()) for part in sets[0][1].split(16)])
     wanted = reference_scores(shape, drawn.Q, D)[0]
     known = _known(shape, W, drawn.grad_scores)
-    heads: list[tuple[str, str, Callable[[], Function]]] = [(OURS, UNFUSED, _unfused), (OURS, FUSED, _fused)]
+    fused = partial(maxsim_from_hidden, normalize=True)
+    heads = [(OURS, UNFUSED, lambda: _unfused), (OURS, FUSED, lambda: fused)]
     if b.has(LIK):
         theirs = partial(function, "late_interaction_kernels.fused_head", "maxsim_from_hidden")
         heads.append((LIK, FUSED, theirs))

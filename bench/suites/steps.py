@@ -12,17 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import late_interaction as li
 from bench.harness.inputs import Inputs, draw
 from bench.harness.library import EINSUM, OURS, training_step
-from bench.harness.measuring import (
-    Bench,
-    Function,
-    Settings,
-    Tensors,
-    Timed,
-    function,
-    judged,
-)
+from bench.harness.measuring import Bench, Function, Settings, Tensors, Timed, judged
 from bench.harness.named_shapes import COMPILED_STEPS
 from bench.harness.parity import reference_scores
 from bench.harness.planted import every_pair, gradients, known_step, plant_shape
@@ -39,7 +32,7 @@ STEPS = (PLAIN, WEIGHTS, LEARNED, RECOMPUTE, HIGH, AUTOCAST, ONE_THREAD, COMPILE
 
 
 def _maxsim(shape: Shape) -> Function:
-    return function("late_interaction", "maxsim_pairs" if shape.layout == PAIRS else "maxsim")
+    return li.maxsim_pairs if shape.layout == PAIRS else li.maxsim
 
 
 def _autocast(maxsim: Function) -> Function:
@@ -62,7 +55,7 @@ def _in_one_thread(call: Call) -> object:
 
 
 def _replayed(call: Call) -> Call:
-    side: Any = torch.cuda.Stream()
+    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call()
     torch.cuda.synchronize()
@@ -158,10 +151,10 @@ def _loss(score: Function) -> Function:
 def _compiled_loss(score: Function, mode: str | None = None) -> Function:
     """A loss compiled on code of its own: a call would check the guards of all that share its code."""
     found = _loss(score)
-    own: Any = FunctionType(
+    own = FunctionType(
         found.__code__.replace(), found.__globals__, found.__name__, found.__defaults__, found.__closure__
     )
-    compiled: Function = torch.compile(own, fullgraph=True, dynamic=False, mode=mode)
+    compiled = torch.compile(own, fullgraph=True, dynamic=False, mode=mode)
 
     def run(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # nobody reads what the step before returned
@@ -171,7 +164,7 @@ def _compiled_loss(score: Function, mode: str | None = None) -> Function:
 
 
 def _losses(settings: Settings) -> dict[str, Callable[[Function], Function]]:
-    ways: dict[str, Callable[[Function], Function]] = {LOSS: _loss}
+    ways = {LOSS: _loss}
     if settings.compiles:
         ways[LOSS_COMPILED] = _compiled_loss
     if settings.compiles and settings.on_gpu:
@@ -200,7 +193,7 @@ def _ours(b: Bench) -> _Side:
     (of_scores,) = torch.autograd.grad(_loss(lambda Q, D: scores)(*known.tokens), scores)
     exact, exact_loss = gradients(planted, known.grad_scores), gradients(planted, of_scores)
     wanted = reference_scores(b.shape, *timed.tokens)[0]
-    return _Side(OURS, function("late_interaction", "maxsim"), timed, wanted, known, exact, exact_loss)
+    return _Side(OURS, li.maxsim, timed, wanted, known, exact, exact_loss)
 
 
 def _theirs(settings: Settings) -> _Side:

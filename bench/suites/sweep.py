@@ -13,12 +13,10 @@ import argparse
 import contextlib
 import gc
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,10 +26,9 @@ from bench.harness.library import COMPILED, OURS, Implementation
 from bench.harness.parity import reference_scores
 from bench.harness.results import Row, new_row, size_of
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
-from bench.harness.sweep_summary import LOSS, SUITE, by_shape, clock, ratio, summary
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
-from bench.tuning.random_shapes import draw_shapes
+from bench.tuning import random_shapes
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text, number
 from late_interaction._doctor.timing import (
@@ -46,6 +43,8 @@ from late_interaction._doctor.timing import (
     wall_time,
 )
 
+SUITE = "sweep"
+LOSS = 1.05  # times the best other's time
 SHORT = Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)
 LONG = Effort(gpu_ms=40, min_replays=15, max_replays=60, wall_ms=5, min_walls=5, max_walls=20)
 ROUNDS = 5
@@ -54,6 +53,18 @@ NOISY = 0.1  # so is a ratio near 1 with a spread above this
 TOLERANCE = 1e-2
 BATCH = 100  # shapes to compile for before they are timed
 UNFINISHED = 3  # the exit status where shapes are left for --merge
+
+
+def clock(row: Row) -> float | None:
+    """GPU time, or wall time where there is no GPU."""
+    return row["wall_us"] if row["gpu_us"] is None else row["gpu_us"]
+
+
+def ratio(rows: Sequence[Row]) -> float | None:
+    """Our time over the best other's on one shape."""
+    ours = [t for r in rows if r["impl"] == OURS and (t := clock(r))]
+    others = [t for r in rows if r["impl"] != OURS and (t := clock(r))]
+    return ours[0] / min(others) if ours and others else None
 
 
 def _error_on_a_corner(shape: Shape, x: Inputs, scores: torch.Tensor) -> float:
@@ -83,9 +94,9 @@ def run_shape(
     cache = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
     count = sets_of_bytes(shape.input_bytes(2), cache, limit=32)
     sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
-    rows: list[Row] = []
-    calls: dict[str, list[Call]] = {}
-    scores: torch.Tensor | None = None
+    rows = []
+    calls = {}
+    scores = None
     for impl in implementations:
         row = new_row(SUITE, shape, "fwd", torch.bfloat16, impl.name, input_sets=len(sets))
         rows.append(row)
@@ -100,7 +111,7 @@ def run_shape(
                 row["rel_err"] = relative_error(out, scores.double())
             if row["rel_err"] is not None and not row["rel_err"] <= TOLERANCE:
                 row["mismatch"] = True  # it is timed all the same, and the row says so
-            mine: list[Call] = [partial(score, *x.tokens) for x in sets]
+            mine = [partial(score, *x.tokens) for x in sets]
             if on_gpu:
                 row.update(gpu_time(mine, SHORT).row())
             row["wall_us"] = wall_time(mine, SHORT, device)
@@ -135,19 +146,16 @@ def time_again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--count", type=int, default=300, help="shapes; default: 300")
-    p.add_argument("--seed", type=int, default=0, help="of the shapes; default: 0")
-    p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
-    p.add_argument("--out", type=Path, help="default: bench/results/sweep-<device>.json")
-    p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
-    p.add_argument("--impl", default="ours,lik,flash,einsum", help=f"some of {','.join(KEYS)}")
+    random_shapes.add_arguments(p, SUITE)
+    p.add_argument(
+        "--impl", type=run_header.listed(str), default="ours,lik,flash,einsum",
+        help=f"some of {','.join(KEYS)}",
+    )  # fmt: skip
     p.add_argument("--limit", type=float, default=20.0, help="seconds that a first call may take")
     p.add_argument(
         "--processes", type=int, default=triton_tuning.spare_cores(),
         help="that compile for the peers ahead; 0 where TRITON_CACHE_DIR holds the kernels of an earlier run",
     )  # fmt: skip
-    p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, beside the einsum")
-    run_header.add_capability(p)
 
 
 def _compile_ahead(
@@ -183,7 +191,7 @@ def _measure(
     peers = {k: names[KEYS[k].name] for k in ("lik", "flash") if KEYS[k].name in names}
     ahead = peers and device.type == "cuda"
     with contextlib.ExitStack() as stack:
-        compilers: Any = None
+        compilers = None
         if ahead:
             compilers = stack.enter_context(triton_tuning.Compilers(tuple(peers), args.processes))
         for n, shape in enumerate(shapes, 1):
@@ -217,34 +225,27 @@ def _earlier(path: Path) -> list[Row]:
 
 def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
-    device = torch.device("cpu" if args.dry_run else "cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("the sweep needs a GPU; --dry-run checks the harness", file=sys.stderr)
-        return 2
+    device, path = random_shapes.begin(args, SUITE)
     os.environ["LIK_SUPPRESS_NORM_WARN"] = "1"  # its check waits for the device
     # A cache of its own: the peers are tuned here with shorter timings than theirs.
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "sweep"))
-    keys = ["ours", "einsum"] if args.dry_run else [k for k in args.impl.split(",") if k]
+    keys = ["ours", "einsum"] if args.dry_run else args.impl
     implementations, missing = load(keys, device)
     implementations = [i for i in implementations if i.name != COMPILED]
     for absent, why in missing.items():
         print(f"{absent} is not measured: {why}")
-    name = "dry-run" if args.dry_run else results.slug(run_header.gpu_name(device))
-    path = args.out or results.DIRECTORY / f"sweep-{name}.json"
     tuning = f"each key on one shape, {triton_tuning.BENCH_MS['rep']} ms for each configuration"
     header = run_header.new_header(
         device, None, args.arguments, seed=args.seed, count=args.count, tuning=tuning
     )
     out = results.Results(path, header, args.merge)
-    torch.manual_seed(args.seed)
-    shapes = draw_shapes(args.count, args.seed, small=args.dry_run)
+    shapes = random_shapes.draw_shapes(args.count, args.seed, small=args.dry_run)
     if args.merge:
         done = {r["shape"] for r in _earlier(path)}
         shapes = [s for s in shapes if s.name not in done]
         print(f"{args.count - len(shapes)} of {args.count} shapes are there already")
     _measure(args, out, shapes, implementations, device, start + args.seconds - 3.0)
-    rows = _earlier(path)
-    if rows:
-        print(f"\n{summary(rows)}")
-    print(f"{len(by_shape(rows))} shapes in {path}, {time.perf_counter() - start:.0f} s")
-    return 0 if len(by_shape(rows)) >= args.count else UNFINISHED
+    results.print_faults(out.rows)
+    count = len({row["shape"] for row in _earlier(path)})
+    print(f"{count} shapes in {path}, {time.perf_counter() - start:.0f} s")
+    return 0 if count >= args.count else UNFINISHED

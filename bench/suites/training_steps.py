@@ -38,15 +38,15 @@ class Marks:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._before: Any = 0.0
-        self._after: Any = 0.0
+        self._before = 0.0
+        self._after = 0.0
         self._waiting = 0
         self.where = ENCODER  # what runs now
 
     def _now(self) -> Any:
         if not self._on_gpu:
             return time.perf_counter()
-        event: Any = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
@@ -150,7 +150,7 @@ class Variant:
     def row(self) -> Row:
         if self.problem is not None:
             return self.problem
-        row: Row = {"s": statistics.median(self.seconds), "calls": len(self.seconds), "loss": self.loss}
+        row = {"s": statistics.median(self.seconds), "calls": len(self.seconds), "loss": self.loss}
         if len(self.seconds) > 1:
             row["spread"] = quartiles(self.seconds)[1]
         row["loss_s"] = statistics.median(self.loss_seconds)

@@ -32,6 +32,7 @@ from torch.nn.functional import normalize
 import late_interaction as li
 from bench.harness.run_header import add_table_arguments, keep_text, package_version
 from late_interaction._doctor.text import align, error_text, number
+from late_interaction._doctor.timing import wall_seconds
 
 SOURCE = "http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.xz"
 DIM, LONGEST, TOP = 128, 128, 10
@@ -50,7 +51,7 @@ def descriptions(source: str) -> list[tuple[str, str]]:
     """Return (first line, rest) of every description that has a rest, each rest once."""
     with urllib.request.urlopen(source, timeout=60) as response:
         entries = lzma.decompress(response.read()).decode().split("\n\n")
-    found: dict[str, str] = {}
+    found = {}
     for entry in entries:
         head, _, body = entry.partition("Description-en: ")
         query, _, rest = body.partition("\n")
@@ -93,7 +94,7 @@ def planted(documents: Tokens, count: int, device: str) -> Tokens:
     """Return `count` further documents: noisy copies of real ones."""
     generator = torch.Generator(device).manual_seed(1)
     chosen = torch.randint(len(documents), (count,), generator=generator, device=device).tolist()
-    found: Tokens = []
+    found = []
     for start in range(0, count, AT_ONCE):
         originals = [documents[i] for i in chosen[start : start + AT_ONCE]]
         tokens = torch.cat(originals).to(device, torch.float32)
@@ -115,7 +116,7 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
     """Return what builds a corpus of a codec and searches it: exactly, and after first passes."""
 
     def build(documents: Tokens, folder: str, device: str) -> Settings:
-        options: dict[str, Any] = {"dtype": torch.float16}
+        options = {"dtype": torch.float16}
         if codec == "int8":
             options = {"codec": li.codecs.Int8()}
         elif codec == "residual":
@@ -252,19 +253,11 @@ ENGINES = {
 # ---- measuring ----
 
 
-def _seconds(call: Callable[[], object], device: str) -> float:
-    start = time.perf_counter()
-    call()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def rated(search: Search, Q: Tokens, exact: li.SearchResult, device: str) -> tuple[float, float, float]:
     """Return milliseconds of one query and of all, and the recall."""
-    found = search(Q)  # warm
-    one = statistics.median(_seconds(partial(search, [q]), device) for q in Q)
-    batch = min(_seconds(partial(search, Q), device) for _ in range(3))
+    found, here = search(Q), torch.device(device)  # warm
+    one = statistics.median(wall_seconds(partial(search, [q]), here) for q in Q)
+    batch = min(wall_seconds(partial(search, Q), here) for _ in range(3))
     return 1e3 * one, 1e3 * batch, li.evaluate_recall(found, exact, k=TOP)[TOP]
 
 
@@ -285,7 +278,8 @@ def rows_of(name: str, Q: Tokens, D: Tokens, exact: li.SearchResult, device: str
             settings = engine.build(D, str(folder), device)
             built = time.perf_counter() - start
             for setting, search in settings.items():
-                made = _seconds(partial(search, Q[:1]), device)  # some make what they need then
+                # Some make what they need then.
+                made = wall_seconds(partial(search, Q[:1]), torch.device(device))
                 size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
                 figures = [built + made, size / 1e6, *rated(search, Q, exact, device)]
                 yield [name, setting, *map(number, figures[:-1]), f"{figures[-1]:.3f}"]
@@ -299,7 +293,7 @@ def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:
 
     figure = Figure(figsize=(8.0, 5.0), dpi=130, layout="constrained")
     axes = figure.add_subplot()
-    series: dict[str, list[tuple[float, float]]] = {}
+    series = {}
     for name, setting, _, _, one, _, recall in rows:
         kind = f"{name}, {setting.partition(',')[0]}" if name.startswith("ours") else name
         series.setdefault(kind, []).append((float(one.replace(",", "")), float(recall)))
@@ -332,7 +326,7 @@ def run(args: argparse.Namespace) -> int:
     real = len(D)
     D += planted(D, args.documents - real, args.device)
     exact = packed(D).search([q.to(args.device) for q in Q], 3 * TOP)
-    rows: list[list[str]] = []
+    rows = []
     try:
         for row in (row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)):
             print(*row, sep="  ", flush=True)
@@ -344,7 +338,7 @@ def run(args: argparse.Namespace) -> int:
     versions = {x.distribution: package_version(x.distribution) for x in ENGINES.values()}
     sizes = f"{len(D):,} documents, of which {real:,} are real, {sum(map(len, D)):,} tokens; {len(Q)} queries"
     said = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    keep_text(f"{sizes}\n{said}\n{table}", args.out, torch.device(args.device), args.arguments)
+    keep_text(f"{sizes}\n{said}\n{table}", args)
     if args.plot:
         draw([row for row in rows if len(row) == len(head)], args.plot, sizes)
     return 0

@@ -16,16 +16,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import add_table_arguments, keep_text
+from bench.harness.run_header import add_table_arguments, keep_text, table
 from late_interaction import codecs
-from late_interaction._doctor.text import align
 from late_interaction._doctor.timing import in_turn
 
 ROUNDS = 7
@@ -74,7 +73,7 @@ class Way(NamedTuple):
 
 
 def ways(x: Texts, candidates: int) -> dict[str, Way]:
-    masks: dict[str, Any] = {"q_mask": x.q_mask, "d_mask": x.d_mask}
+    masks = {"q_mask": x.q_mask, "d_mask": x.d_mask}
     Q, D = x.Q.bfloat16(), x.D.bfloat16()
     search = partial(li.search, Q, D, TOP, **masks)
     found = {"bfloat16": Way(partial(li.maxsim, Q, D, **masks), D.nbytes, search)}
@@ -82,7 +81,7 @@ def ways(x: Texts, candidates: int) -> dict[str, Way]:
     for name, codec in CODECS.items():
         codes = codec.encode(li.Tokens(x.D, x.d_mask))
         bits = isinstance(codec, codecs.Bits)
-        query: Any = tokens if bits and codec.scales else codec.encode(tokens)
+        query = tokens if bits and codec.scales else codec.encode(tokens)
         size = codes.values.numel() + (0 if codes.scales is None else 4 * codes.scales.numel())
         search = partial(li.search, query, codes, TOP)
         if bits:
@@ -107,20 +106,20 @@ def run(args: argparse.Namespace) -> int:
     best = li.maxsim(x.Q, x.D, x.q_mask, x.d_mask).topk(TOP).indices
     found = ways(x, min(args.rescored, len(x.D)))
     taken = in_turn({name: way.scores for name, way in found.items()}, device, ROUNDS)
-    times = {name: min(each) for name, each in taken.items()}
     searches = in_turn({name: way.search for name, way in found.items()}, device, ROUNDS)
-    head = ["", "ms", "MB", "GB/s", "over fp8", "search ms"]
-    head += [f"recall@{TOP} of {n}" for n in args.candidates]
     rows = []
     for name, way in found.items():
-        scores, row = way.scores(), [name, f"{1e3 * times[name]:.3f}", f"{way.size / 1e6:.0f}"]
-        row += [f"{way.size / times[name] * 1e-9:.1f}", f"{times[name] / times['fp8']:.3f}"]
-        row.append(f"{1e3 * min(searches[name]):.3f}")
-        for candidates in args.candidates:
-            hits = (scores.topk(candidates).indices.unsqueeze(-1) == best.unsqueeze(-2)).any(-2)
-            row.append(f"{hits.float().mean():.4f}")
+        seconds, scores = min(taken[name]), way.scores()
+        row = {
+            "": name, "ms": f"{1e3 * seconds:.3f}", "MB": f"{way.size / 1e6:.0f}",
+            "GB/s": way.size / seconds * 1e-9, "over fp8": f"{seconds / min(taken['fp8']):.3f}",
+            "search ms": f"{1e3 * min(searches[name]):.3f}",
+        }  # fmt: skip
+        for n in args.candidates:
+            hits = (scores.topk(n).indices.unsqueeze(-1) == best.unsqueeze(-2)).any(-2)
+            row[f"recall@{TOP} of {n}"] = f"{hits.float().mean():.4f}"
         rows.append(row)
     what = "docstrings of make demo" if args.demo else "random documents"
     sizes = f"queries {list(x.Q.shape)}, documents {list(x.D.shape)}, {args.rescored} candidates rescored"
-    keep_text(f"{what}: {sizes}\n{align(head, rows)}", args.out, device, args.arguments)
+    keep_text(f"{what}: {sizes}\n{table(rows)}", args)
     return 0

@@ -22,7 +22,7 @@ def bare(source: str) -> str:
 
 def sources() -> set[Path]:
     """The device code of the forward: its .cu files, and all that they include of the project."""
-    found: set[Path] = set()
+    found = set()
     waiting = [*(ROOT / FOLDER).rglob("*.cu")]
     while waiting:
         path = waiting.pop().resolve()

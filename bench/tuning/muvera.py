@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import add_table_arguments, keep_text
+from bench.harness.run_header import add_table_arguments, keep_text, table
 from bench.tuning.first_pass import demo
 from late_interaction import Muvera
-from late_interaction._doctor.text import align
 from late_interaction._doctor.timing import in_turn
 
 TOP = 10
@@ -81,9 +80,9 @@ def recall_table(exact: Tensor, found: list[Tensor], muveras: list[Muvera], cand
         share = hits.any(1).float().cumsum(1).mean(0) / TOP
         enough = (share >= 0.95).nonzero()
         needed = str(int(enough[0]) + 1) if len(enough) else f"> {len(share)}"
-        shares = [f"{share[min(n, len(share)) - 1]:.4f}" for n in candidates]
-        rows.append([_name(muvera), str(muvera.dim), *shares, needed])
-    return align(["", "dims", *(f"recall@{TOP} of {n}" for n in candidates), "needed"], rows)
+        shares = {f"recall@{TOP} of {n}": f"{share[min(n, len(share)) - 1]:.4f}" for n in candidates}
+        rows.append({"": _name(muvera), "dims": str(muvera.dim), **shares, "needed": needed})
+    return table(rows)
 
 
 def _name(muvera: Muvera) -> str:
@@ -99,16 +98,17 @@ def speed_table(D: Tensor) -> str:
 
     source = torch.randn(64 << 20, device=D.device)
     took = least(partial(torch.empty_like(source).copy_, source))
-    rows = [["a copy of memory", "", "", "", f"{2 * source.nbytes / took * 1e-9:.1f}"]]
+    rows = []
     for sizes in [*CONFIGURATIONS, (5, 20, None, None)]:
         muvera = Muvera(D.shape[-1], *sizes)
-        took = least(partial(muvera.encode_documents, D))
-        rate, token = f"{len(D) / took:,.0f}", f"{1e6 * took / len(D) / D.shape[1]:.2g}"
-        moved = D.nbytes + 4 * len(D) * muvera.dim
-        rows.append([_name(muvera), str(muvera.dim), rate, token, f"{moved / took * 1e-9:.2f}"])
-    dtype = str(D.dtype).removeprefix("torch.")
-    head = ["", "dims", "documents/s", "us a token", "GB/s"]
-    return f"encoding of documents {list(D.shape)}, {dtype}\n{align(head, rows)}"
+        seconds = least(partial(muvera.encode_documents, D))
+        rows.append({
+            "": _name(muvera), "dims": str(muvera.dim), "documents/s": len(D) / seconds,
+            "us a token": f"{1e6 * seconds / len(D) / D.shape[1]:.2g}",
+            "GB/s": (D.nbytes + 4 * len(D) * muvera.dim) / seconds * 1e-9,
+        })  # fmt: skip
+    rows.append({"": "a copy of memory", "GB/s": 2 * source.nbytes / took * 1e-9})
+    return f"encoding of documents {list(D.shape)}, {str(D.dtype).removeprefix('torch.')}\n{table(rows)}"
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -143,5 +143,5 @@ def run(args: argparse.Namespace) -> int:
     if args.speed_documents and not args.demo:
         D = normalize(torch.randn(args.speed_documents, 180, 128, device=args.device), dim=-1)
         tables += [speed_table(D)] + ([speed_table(D.bfloat16())] if args.device != "cpu" else [])
-    keep_text("\n\n".join(tables), args.out, torch.device(args.device), args.arguments)
+    keep_text("\n\n".join(tables), args)
     return 0

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
+import late_interaction as li
 from bench.harness import results, run_header
+from bench.harness.inputs import draw
 from bench.harness.named_shapes import named
 from bench.harness.results import Row
 from late_interaction._doctor.text import align, number
@@ -80,7 +80,7 @@ def extract(text: str, shapes: Sequence[str]) -> list[Row]:
     out = []
     for shape, row in zip(shapes, kernels, strict=True):
         kernel = re.search(r"maxsim_\w+", row["Kernel Name"])
-        found: dict[str, Any] = {name: _metric(name, row, units) for name in METRICS}
+        found = {name: _metric(name, row, units) for name in METRICS}
         name = kernel[0] if kernel else row["Kernel Name"]
         out.append({"shape": shape, "kernel": name, "grid": row.get("Grid Size"), **found})
     return out
@@ -88,29 +88,26 @@ def extract(text: str, shapes: Sequence[str]) -> list[Row]:
 
 def _profiled_calls(shapes: Sequence[str]) -> None:
     """One profiled call of each shape, after one that loads its kernel."""
-    from bench.harness.inputs import draw
-
-    maxsim = importlib.import_module("late_interaction").maxsim
     for shape in named(shapes):
         x = draw(shape, torch.device("cuda"), torch.bfloat16)
-        maxsim(x.Q, x.D)
+        li.maxsim(x.Q, x.D)
         torch.cuda.synchronize()
-        profiler: Any = torch.cuda.profiler
-        profiler.start()
-        maxsim(x.Q, x.D)
+        torch.cuda.profiler.start()
+        li.maxsim(x.Q, x.D)
         torch.cuda.synchronize()
-        profiler.stop()
+        torch.cuda.profiler.stop()
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("step", choices=["run", "extract"], help="what ncu runs, or what reads its output")
     p.add_argument("csv", type=Path, nargs="?", help="the file that ncu wrote, for extract")
-    p.add_argument("--shapes", default=",".join(SHAPES), help=f"default: {','.join(SHAPES)}")
+    shapes = ",".join(SHAPES)
+    p.add_argument("--shapes", type=run_header.listed(str), default=shapes, help=f"default: {shapes}")
     p.add_argument("--out", type=Path, help="default: bench/results/ncu-<device>.json")
 
 
 def run(args: argparse.Namespace) -> int:
-    shapes = args.shapes.split(",")
+    shapes = args.shapes
     if args.step == "run":
         _profiled_calls(shapes)
         return 0

@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import add_table_arguments, keep_text
-from late_interaction._doctor.text import align
+from bench.harness.run_header import add_table_arguments, keep_text, table
 from late_interaction._doctor.timing import in_turn
 
 ROUNDS = 20
@@ -49,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     corpus = draw(args.documents, args.tokens, args.centroids, args.device)
     Q = normalize(torch.randn(args.Lq, D, device=device), dim=-1).half()
-    ways: dict[str, dict[str, Any]] = {"exact": {}}
+    ways = {"exact": {}}
     for n in (100, 1000, 4000):
         ways[f"centroids, {n:,} candidates"] = {"coarse": "centroids", "candidates": n}
     rows = []
@@ -58,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
         search()  # makes what it needs
         (times,) = in_turn({name: search}, device, ROUNDS).values()
         held = torch.cuda.memory_allocated() / 1e9 if device.type == "cuda" else float("nan")
-        rows.append([name, f"{1e3 * statistics.median(times):.2f}", f"{1e3 * max(times):.2f}", f"{held:.2f}"])
+        ms = {"one, ms": 1e3 * statistics.median(times), "slowest, ms": 1e3 * max(times)}
+        rows.append({"search": name, **ms, "GB held": held})
     title = f"{len(corpus):,} passages, {corpus.tokens:,} tokens, 2 bits, {args.centroids:,} centroids"
-    table = align(["search", "one, ms", "slowest, ms", "GB held"], rows)
-    keep_text(f"{title}\n{table}", args.out, device, args.arguments)
+    keep_text(f"{title}\n{table(rows)}", args)
     return 0

@@ -1,7 +1,7 @@
 """Times every plan that a forward could have, on random shapes, and says what the planner's choice costs.
 
-Shapes are drawn like those of `sweep`. Some have a fifth of the document tokens masked, and some are calls
-with saved winners, normalization or 8-bit codes, which have kernels of their own. Every plan that the
+Shapes are those of `sweep` for the same seed. Some have a fifth of the document tokens masked, and some are
+calls with saved winners, normalization or 8-bit codes, which have kernels of their own. Every plan that the
 library names for a shape (the alternatives of `explain_plan`) is forced once: its scores are compared with
 those of the chosen plan, and it is timed. Regret is the time of the chosen plan over that of the best,
 less 1. The thresholds in csrc/cuda/forward/sm90_rules.cpp follow the plain and masked calls;
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,8 +26,8 @@ from bench.harness.inputs import Inputs, draw, quantize
 from bench.harness.library import OURS
 from bench.harness.results import Row, new_row
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
-from bench.tuning import kernel_fingerprint
-from bench.tuning.plan_regret import H200, MASKED, OTHERS, PLAIN, SUITE, VARIANTS, Variant, names, summary
+from bench.tuning import kernel_fingerprint, random_shapes
+from bench.tuning.plan_regret import H200, MASKED, OTHERS, PLAIN, SUITE, VARIANTS, Variant, names
 from bench.tuning.random_shapes import draw_shapes
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text
@@ -50,13 +48,11 @@ _cuda: Any = torch.cuda
 @contextmanager
 def forced(name: str) -> Iterator[None]:
     """Every forward in the body takes this plan."""
-    importlib.import_module("late_interaction")  # registers the operators
-    forced_plan = torch.ops.late_interaction.forced_plan
-    forced_plan(name)
+    torch.ops.late_interaction.forced_plan(name)
     try:
         yield
     finally:
-        forced_plan("")
+        torch.ops.late_interaction.forced_plan("")
 
 
 # ---- time ----
@@ -117,8 +113,8 @@ def time_plans(plans: Sequence[str], calls: Sequence[Call], clock: Clock | None)
 
 
 def _time_interleaved(plans: Sequence[str], calls: Sequence[Call], clock: Clock) -> tuple[Row, list[str]]:
-    times: dict[str, float] = {}
-    replays: dict[str, Callable[[], float]] = {}
+    times = {}
+    replays = {}
     rough = []
     for name in plans:
         with forced(name):
@@ -132,7 +128,7 @@ def _time_interleaved(plans: Sequence[str], calls: Sequence[Call], clock: Clock)
         times[name] = statistics.median(replays[name]() for _ in range(2))
     best = min(times.values())
     close = {name: replay for name, replay in replays.items() if times[name] < CLOSE * best}
-    again: dict[str, list[float]] = {name: [] for name in close}
+    again = {name: [] for name in close}
     for _ in range(ROUNDS):
         for name, replay in close.items():
             again[name].append(replay())
@@ -143,7 +139,7 @@ def _time_interleaved(plans: Sequence[str], calls: Sequence[Call], clock: Clock)
 
 
 def _calls(shape: Shape, variant: Variant, sets: Sequence[Inputs], mask: torch.Tensor | None) -> list[Call]:
-    ops: Any = torch.ops.late_interaction
+    ops = torch.ops.late_interaction
 
     def call(x: Inputs) -> Call:
         D = x.D.unsqueeze(1) if shape.layout == PAIRS else x.D
@@ -202,15 +198,9 @@ def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Cloc
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--count", type=int, default=300, help="plain shapes; default: 300")
+    random_shapes.add_arguments(p, SUITE)
     p.add_argument("--masked", type=int, default=60, help="shapes more, with a mask; default: 60")
     p.add_argument("--others", type=int, default=0, help="shapes in each of the other variants")
-    p.add_argument("--seed", type=int, default=0, help="of the shapes; 0, the default: the shapes of `sweep`")
-    p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
-    p.add_argument("--out", type=Path, help="default: bench/results/plans-<device>.json")
-    p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
-    p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, nothing forced")
-    run_header.add_capability(p)
 
 
 def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
@@ -231,13 +221,7 @@ def _missing(jobs: Sequence[tuple[Shape, str]], path: Path) -> list[tuple[Shape,
 
 def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
-    device = torch.device("cpu" if args.dry_run else "cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("plans are timed on a GPU; --dry-run checks the harness", file=sys.stderr)
-        return 2
-    torch.manual_seed(args.seed)
-    name = "dry-run" if args.dry_run else results.slug(run_header.gpu_name(device))
-    path = args.out or results.DIRECTORY / f"plans-{name}.json"
+    device, path = random_shapes.begin(args, SUITE)
     jobs = jobs_of(args)
     if args.merge and path.exists():
         jobs = _missing(jobs, path)
@@ -246,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
     )
     out = results.Results(path, header, args.merge)
     clock = None if args.dry_run else Clock()
-    rows: list[Row] = []
+    rows = []
     for shape, variant in jobs:
         if time.perf_counter() - start > args.seconds:
             print(f"stopped in time, after {len(rows)} of {len(jobs)} shapes")
@@ -259,7 +243,7 @@ def run(args: argparse.Namespace) -> int:
         if device.type == "cuda" and torch.cuda.memory_reserved(device) > 20e9:
             torch.cuda.empty_cache()
     out.add(rows)
+    results.print_faults(rows)
     rows = results.split(results.read(path))[1]
-    print(summary(rows))
     print(f"{len(rows)} shapes in {path}, {time.perf_counter() - start:.0f} s")
     return 0

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import add_table_arguments, keep_text
-from late_interaction._doctor.text import align
+from bench.harness.run_header import add_table_arguments, keep_text, table
 from late_interaction._doctor.timing import in_turn
 
 ROUNDS = 5
@@ -54,7 +53,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    D, device = draw(args.documents, args.Ld, args.d, args.device), torch.device(args.device)
+    D = draw(args.documents, args.Ld, args.d, args.device)
     calls = {
         f"{method}, {dtype}": partial(
             li.pool_tokens, D.to(getattr(torch, dtype)), args.pool_factor, method=method, normalize=True
@@ -62,17 +61,15 @@ def run(args: argparse.Namespace) -> int:
         for dtype in ("float32", "bfloat16")
         for method in ("ward", "kmeans")
     }
-    times = {name: min(found) for name, found in in_turn(calls, device, ROUNDS).items()}
-    rows = [
-        [name, f"{1e3 * s:.1f}", f"{1e6 * s / args.documents:.1f}", f"{args.documents / s:,.0f}"]
-        for name, s in times.items()
-    ]
+    rows = []
+    for name, found in in_turn(calls, torch.device(args.device), ROUNDS).items():
+        each = min(found) / args.documents
+        rows.append({"": name, "ms": 1e3 * min(found), "us a document": 1e6 * each, "documents/s": 1 / each})
     try:
-        s = by_scipy(D, args.pool_factor)
-        rows.append(["ward by scipy, a CPU", "", f"{1e6 * s:,.1f}", f"{1 / s:,.0f}"])
+        each = by_scipy(D, args.pool_factor)
+        rows.append({"": "ward by scipy, a CPU", "us a document": 1e6 * each, "documents/s": 1 / each})
     except ImportError:
-        rows.append(["ward by scipy, a CPU", "not installed", "", ""])
-    table = align(["", "ms", "us a document", "documents/s"], rows)
+        rows.append({"": "ward by scipy, a CPU", "ms": "not installed"})
     title = f"documents {list(D.shape)}, pool factor {args.pool_factor}"
-    keep_text(f"{title}\n{table}", args.out, device, args.arguments)
+    keep_text(f"{title}\n{table(rows)}", args)
     return 0

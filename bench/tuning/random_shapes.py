@@ -1,4 +1,4 @@
-"""Random shapes for the sweep: log-uniform sizes, within what a peer's call should cost.
+"""Random shapes for `sweep` and `plans`: log-uniform sizes, within what a peer's call should cost.
 
 The Triton peers compile and tune once for each key of their autotuners: the query length rounded up (to
 powers of two, or chunks of 128), the padded embedding dim, and the layout. Embedding dims come from a short
@@ -8,9 +8,15 @@ range, and in every size that is no key, any number may come up, odd and prime o
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
+import sys
+from pathlib import Path
 
+import torch
+
+from bench.harness import results, run_header
 from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
 from bench.peers.triton_tuning import padded_dim, padded_work
 
@@ -57,7 +63,7 @@ def _fits(shape: Shape) -> bool:
 def draw_shapes(count: int, seed: int = 0, small: bool = False) -> list[Shape]:
     """The same list for the same seed, whatever the machine. small: for a check of the harness itself."""
     rng = random.Random(seed)
-    out: list[Shape] = []
+    out = []
     while len(out) < count:
         layout = rng.choices(list(_LAYOUTS), list(_LAYOUTS.values()))[0]
         d = rng.choices(list(_DIMS), list(_DIMS.values()))[0]
@@ -69,3 +75,31 @@ def draw_shapes(count: int, seed: int = 0, small: bool = False) -> list[Shape]:
         if _fits(shape):
             out.append(shape)
     return out
+
+
+# ---- the commands that measure them ----
+
+
+def add_arguments(p: argparse.ArgumentParser, suite: str) -> None:
+    p.add_argument("--count", type=int, default=300, help="shapes; default: 300")
+    p.add_argument("--seed", type=int, default=0, help="of the shapes; default: 0")
+    p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
+    p.add_argument("--out", type=Path, help=f"default: bench/results/{suite}-<device>.json")
+    p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
+    p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
+    run_header.add_capability(p)
+
+
+def begin(args: argparse.Namespace, suite: str) -> tuple[torch.device, Path]:
+    """The device, with its random numbers seeded, and the file of the record, which is `args.out` from then
+    on."""
+    device, name = torch.device("cpu"), "dry-run"
+    if not args.dry_run:
+        if not torch.cuda.is_available():
+            print(f"{suite} needs a GPU; --dry-run checks the harness", file=sys.stderr)
+            raise SystemExit(2)
+        device = torch.device("cuda")
+        name = results.slug(run_header.gpu_name(device))
+    torch.manual_seed(args.seed)
+    args.out = args.out or results.DIRECTORY / f"{suite}-{name}.json"
+    return device, args.out

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from bench.harness.processes import Here, joined, keep_table, seconds, seconds_in_turn
+from bench.harness.results import Row
 from bench.harness.run_header import add_table_arguments
 from late_interaction.codecs import Fp8
 
@@ -60,7 +60,7 @@ def drawn(
 
 def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torch.device) -> Documents:
     at = torch.device("cpu") if kind.on_host else device
-    options: dict[str, Any] = {"device": at, "pin_memory": kind.on_host and device.type == "cuda"}
+    options = {"device": at, "pin_memory": kind.on_host and device.type == "cuda"}
     dtype = torch.float8_e4m3fn if kind.is_fp8 else torch.bfloat16
     D = torch.empty(stop - first, *shape, dtype=dtype, **options)
     scales = torch.empty(stop - first, shape[0], **options)
@@ -101,12 +101,12 @@ def difference(found: li.SearchResult, wanted: li.SearchResult) -> str:
     return f"off by {float(far):.1g}, {int((found.indices != wanted.indices).sum())} documents"
 
 
-def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int) -> list[str]:
+def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int) -> Row:
     whole = made(kind, 0, kind.documents if here.rank == 0 else 0, shape, here.device)
     first, stop = (kind.documents * i // here.world for i in (here.rank, here.rank + 1))
     own = made(kind, first, stop, shape, here.device)
     bus, buses = rate(here, kind, whole, rounds, together=False), rate(here, kind, own, rounds, together=True)
-    calls: list[tuple[Callable[[], object], bool]] = [
+    calls = [
         (lambda: li.search(Q, whole, K), False),
         (lambda: li.search(Q, own, K), True),
         (lambda: li.search(Q, own, K, group=dist.group.WORLD), True),
@@ -114,9 +114,12 @@ def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: i
     alone, share, together = seconds_in_turn(here, calls, rounds)
     found = li.search(Q, own, K, group=dist.group.WORLD)
     bits = difference(found, li.search(Q, whole, K)) if here.rank == 0 else ""
-    times = [f"{1e3 * x:.2f}" for x in (alone, share, together)]
-    ideal = f"{100 * alone / (here.world * together):.1f}%"
-    return [kind.name, f"{kind.documents:,}", *times, ideal, bits, bus, buses]
+    return {
+        "": kind.name, "documents": f"{kind.documents:,}", "alone ms": 1e3 * alone,
+        "its shard ms": 1e3 * share, "together ms": 1e3 * together,
+        "of ideal": f"{100 * alone / (here.world * together):.1f}%", "bits": bits, "one copy GB/s": bus,
+        "all copies GB/s": buses,
+    }  # fmt: skip
 
 
 def exchange(here: Here, Q: Tensor, shape: tuple[int, int], rounds: int) -> str:
@@ -149,9 +152,6 @@ def run(args: argparse.Namespace) -> int:
             rows.append(measure(here, kind, Q, shape, args.rounds))
             if here.device.type == "cuda":
                 torch.cuda.empty_cache()
-        line = exchange(here, Q, shape, args.rounds)
-        head = ["", "documents", "alone ms", "its shard ms", "together ms", "of ideal", "bits"]
-        head += ["one copy GB/s", "all copies GB/s"]
         sizes = f"queries {list(Q.shape)}, documents of {list(shape)}, the best {K}"
-        keep_table(here, args, sizes, head, rows, line)
+        keep_table(here, args, sizes, rows, exchange(here, Q, shape, args.rounds))
     return 0

@@ -26,10 +26,11 @@ from torch import Tensor
 
 import late_interaction as li
 from bench.harness.processes import Here, joined, keep_table, seconds
-from bench.harness.run_header import add_table_arguments
+from bench.harness.results import Row
+from bench.harness.run_header import add_table_arguments, listed, table
 from late_interaction._contrastive.kernels import add_product, product
 from late_interaction._contrastive.single_shards import _SIDE
-from late_interaction._doctor.text import align, number
+from late_interaction._doctor.text import number
 from late_interaction._doctor.timing import peak_mib
 
 TEMPERATURE = 0.05
@@ -143,10 +144,10 @@ def _of_documents(here: Here, q: Tensor, d: Tensor, losses: Tensor, batch: int) 
 # ---- the pieces of a step ----
 
 
-def pieces(here: Here, d: int, least: float = 0.3) -> list[list[str]]:
+def pieces(here: Here, d: int, least: float = 0.3) -> str:
     """TFLOP/s of what a block goes through, on process 0 alone."""
     if here.rank or here.device.type != "cuda":
-        return []
+        return ""
     side = _SIDE["cuda"]
     q, x = (torch.nn.functional.normalize(torch.randn(side, d, device=here.device), dim=1).bfloat16()
             for _ in range(2))  # fmt: skip
@@ -173,30 +174,32 @@ def pieces(here: Here, d: int, least: float = 0.3) -> list[list[str]]:
             torch.cuda.synchronize()
             count += 20
         flops = 2 * side * side * d * (0.25 if name.endswith("float32") else 1.0)
-        rows.append([name, f"{flops * count / (time.perf_counter() - start) * 1e-12:.0f}"])
-    return rows
+        tflops = flops * count / (time.perf_counter() - start) * 1e-12
+        rows.append({"piece of a step": name, "TFLOP/s": f"{tflops:.0f}"})
+    return table(rows)
 
 
 # ---- the command ----
 
 
-def measure(here: Here, batch: int, d: int, tflops: float, rounds: int) -> list[str]:
+def measure(here: Here, batch: int, d: int, tflops: float, rounds: int) -> Row:
     count = batch // here.world
     Q, D = draw(here, count, d)
-    found = [f"{count * here.world:,}", str(here.world)]
+    row = {"batch": f"{count * here.world:,}", "processes": str(here.world)}
     try:
         took = seconds(here, lambda: step(Q, D), rounds)
         products = 8 * d * (count * here.world) ** 2 / here.world / (tflops * 1e12)
+        row |= {"step ms": 1e3 * took, "products ms": 1e3 * products, "step / products": took / products}
         peak = peak_mib(lambda: step(Q, D), here.device)  # with the gradients
-        mib = math.nan if peak is None else here.slowest(peak - (Q.nbytes + D.nbytes) / 2**20)
-        found += [f"{1e3 * took:,.1f}", f"{1e3 * products:,.1f}", f"{took / products:.2f}", number(mib)]
-        return [*found, off(here, Q, D)]
+        row["MiB"] = math.nan if peak is None else here.slowest(peak - (Q.nbytes + D.nbytes) / 2**20)
+        row["off: loss / dQ / dD"] = off(here, Q, D)
     except torch.OutOfMemoryError as error:  # of one size, which must not end the others
-        return [*found, *[""] * (6 - len(found)), str(error)[:60], ""]
+        row["MiB"] = str(error)[:60]
+    return row
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--batches", default="65536,262144,1048576", help="of all processes")
+    p.add_argument("--batches", type=listed(int), default="65536,262144,1048576", help="of all processes")
     p.add_argument("--sustain", type=float, default=30.0, help="seconds of cuBLAS' products")
     add_table_arguments(p, dims=512, rounds=3)
 
@@ -204,13 +207,10 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with joined(args.device) as here:
         tflops = sustained_tflops(here, args.sustain)
-        rows = [measure(here, int(x), args.dims, tflops, args.rounds) for x in args.batches.split(",")]
-        head = ["batch", "processes", "step ms", "products ms", "step / products", "MiB"]
-        head.append("off: loss / dQ / dD")
+        rows = [measure(here, batch, args.dims, tflops, args.rounds) for batch in args.batches]
         title = f"single vectors, {args.dims} dims, temperature {TEMPERATURE}; cuBLAS sustains "
         title += f"{number(tflops)} TFLOP/s over {args.sustain:g} s"
-        parts = pieces(here, args.dims)
-        more = align(["piece of a step", "TFLOP/s"], parts) if parts else ""
+        more = pieces(here, args.dims)
         here.wait()
-        keep_table(here, args, title, head, rows, more)
+        keep_table(here, args, title, rows, more)
     return 0

@@ -19,12 +19,12 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import add_table_arguments, keep_text
-from late_interaction._doctor.text import align, error_text
+from bench.harness.results import Row
+from bench.harness.run_header import add_table_arguments, keep_text, listed, table
+from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import wall_seconds
 
 LAYERS, HIDDEN, HEADS, KEYS, FORWARD, PAGE, QUERY, DIM = 28, 1536, 12, 2, 8960, 747, 24, 128
@@ -75,7 +75,7 @@ class Trained:
         with half:
             states = self.model(inputs_embeds=x).last_hidden_state
         D = normalize(states.to(self.dtype) @ head, dim=-1)
-        loss: Tensor = li.losses.contrastive(Q, D, temperature=1.0) if batch > 1 else li.maxsim(Q, D).mean()
+        loss = li.losses.contrastive(Q, D, temperature=1.0) if batch > 1 else li.maxsim(Q, D).mean()
         loss.backward()
 
     def measure(self, batch: int, length: int, rounds: int) -> tuple[float, float, float]:
@@ -97,23 +97,24 @@ def _bytes(device: torch.device) -> float:
     return float(torch.cuda.memory_allocated())
 
 
-def rows(args: argparse.Namespace, device: torch.device) -> Iterator[list[str]]:
+def rows(args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     for lora in (False, True):
         name = "LoRA" if lora else "all weights"
         try:
             trained = Trained(lora, device)
         except ImportError as error:
-            yield [name, f"{error}", *[""] * 7]
+            yield {"trained": name, "of": f"{error}"}
             continue
         for kind, sizes in (("pages", args.pages), ("text", args.texts)):
+            row = {"trained": name, "of": kind}
             try:
-                yield [name, kind, *compared(trained, kind, sizes, args)]
+                yield row | compared(trained, kind, sizes, args)
             except Exception as error:  # of one kind, which must not end the others
-                yield [name, kind, error_text(error)[:60], *[""] * 6]
+                yield row | {"bytes a token": error_text(error)[:60]}
         del trained
 
 
-def compared(trained: Trained, kind: str, sizes: list[int], args: argparse.Namespace) -> list[str]:
+def compared(trained: Trained, kind: str, sizes: list[int], args: argparse.Namespace) -> Row:
     each, within, took = [], [], []  # by checkpoints, and streamed
     for way in (CHECKPOINTS, STREAMED):
         trained.use(way, args.tokens)
@@ -124,28 +125,24 @@ def compared(trained: Trained, kind: str, sizes: list[int], args: argparse.Names
         within.append((args.budget * 2**30 - base - (low - each[-1] * few)) / max(each[-1], 1e-9))
         took.append(seconds)
     stays = 2 * HIDDEN * LAYERS + 2 * 2 * HIDDEN + 4 * 2 * KEYS * (HIDDEN // HEADS)
-    return [
-        *(f"{x:,.0f}" for x in (*each, *within)), f"{within[1] / within[0]:.2f}x of {each[0] / stays:.2f}x",
-        f"{1e3 * took[0]:,.0f} / {1e3 * took[1]:,.0f}", f"{took[1] / took[0]:.2f}x",
-    ]  # fmt: skip
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(x) for x in text.split(",")]
+    fits = f"tokens in {args.budget:g} GiB"
+    return {
+        "bytes a token": f"{each[0]:,.0f}", "bytes a token, streamed": f"{each[1]:,.0f}",
+        fits: f"{within[0]:,.0f}", f"{fits}, streamed": f"{within[1]:,.0f}",
+        "gain, of the bound": f"{within[1] / within[0]:.2f}x of {each[0] / stays:.2f}x",
+        "ms a step, of the larger": f"{1e3 * took[0]:,.0f} / {1e3 * took[1]:,.0f}",
+        "time": f"{took[1] / took[0]:.2f}x",
+    }  # fmt: skip
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--budget", type=float, default=40.0, help="GiB, weights and gradients included")
-    p.add_argument("--pages", type=_numbers, default="48,96", help=f"pages of {PAGE} tokens: two batches")
-    p.add_argument("--texts", type=_numbers, default="8192,16384", help="two lengths of one text")
+    p.add_argument("--pages", type=listed(int), default="48,96", help=f"pages of {PAGE} tokens: two batches")
+    p.add_argument("--texts", type=listed(int), default="8192,16384", help="two lengths of one text")
     add_table_arguments(p, tokens=8192, rounds=2)  # tokens of a chunk
 
 
 def run(args: argparse.Namespace) -> int:
-    device = torch.device(args.device)
-    head = ["trained", "of", "bytes a token", "streamed", f"tokens in {args.budget:g} GiB", "streamed"]
-    head += ["gain, of the bound", "ms a step, of the larger", "time"]
     title = f"Qwen2-VL-2B's language model, chunks of {args.tokens:,} tokens"
-    table = align(head, list(rows(args, device)), left=2)
-    keep_text(f"{title}\n{table}", args.out, device, args.arguments)
+    keep_text(f"{title}\n{table(list(rows(args, torch.device(args.device))), left=2)}", args)
     return 0

@@ -22,6 +22,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,8 +32,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import late_interaction as li
-from bench.harness.run_header import add_table_arguments, keep_text
-from late_interaction._doctor.text import align, error_text, number
+from bench.harness.results import Row
+from bench.harness.run_header import add_table_arguments, keep_text, listed, table
+from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import in_turn, sync
 
 RUNNER = "vllm.v1.pool.late_interaction_runner"
@@ -109,7 +111,7 @@ def both_ways(folder: Path, device: torch.device) -> dict[str, Score]:
         raise RuntimeError("patch('vllm') left the runner as it is")
 
     def by_own(queries: list[Tensor], documents: list[Tensor]) -> list[Tensor]:
-        scores: list[Tensor] = own._score(queries, documents)
+        scores = own._score(queries, documents)
         if device.type == "cuda" and not own._flash_enabled:
             raise RuntimeError("vLLM's own kernel failed, and its runner turned it off")
         return scores
@@ -117,45 +119,44 @@ def both_ways(folder: Path, device: torch.device) -> dict[str, Score]:
     return {"own": by_own, "patched": patched()._score}
 
 
-def rows(args: argparse.Namespace, ways: dict[str, Score]) -> Iterator[list[str]]:
+def rows(args: argparse.Namespace, ways: dict[str, Score]) -> Iterator[Row]:
     device = torch.device(args.device)
-    for dtype in args.dtypes.split(","):
-        for lengths in args.lengths.split(","):
-            for count in map(int, args.candidates.split(",")):
-                try:
-                    yield [dtype, lengths, f"{count:,}", *measure(args, ways, dtype, lengths, count, device)]
-                except Exception as failure:  # of one shape, which must not end the others
-                    yield [dtype, lengths, f"{count:,}", error_text(failure)[:60], *5 * [""]]
+    for dtype, lengths, count in product(args.dtypes, args.lengths, args.candidates):
+        row = {"dtype": dtype, "tokens": lengths, "candidates": f"{count:,}"}
+        try:
+            yield row | measure(args, ways, dtype, lengths, count, device)
+        except Exception as failure:  # of one shape, which must not end the others
+            yield row | {"own us": error_text(failure)[:60]}
 
 
 def measure(
     args: argparse.Namespace, ways: dict[str, Score], dtype: str, lengths: str, count: int,
     device: torch.device,
-) -> list[str]:  # fmt: skip
+) -> Row:  # fmt: skip
     query, documents = draw(count, lengths, args.Lq, args.dims, getattr(torch, dtype), device)
     queries = [query] * count
     calls = {name: lambda way=way: way(queries, documents) for name, way in ways.items()}
     off = {name: error(call(), query, documents) for name, call in calls.items()}
     times = in_turn(calls, device, args.rounds)
     wall = {name: 1e6 * statistics.median(taken) for name, taken in times.items()}
-    kernels = {name: device_time(call, device) for name, call in calls.items()}
-    found = [number(x[name]) for x in (wall, kernels) for name in calls]
-    return [*found, f"{wall['own'] / wall['patched']:.2f}x", " / ".join(f"{x:.1g}" for x in off.values())]
+    return {
+        **{f"{name} us": us for name, us in wall.items()},
+        **{f"{name} device us": device_time(call, device) for name, call in calls.items()},
+        "own / patched": f"{wall['own'] / wall['patched']:.2f}x",
+        "error, own / patched": " / ".join(f"{x:.1g}" for x in off.values()),
+    }
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--vllm", type=Path, required=True, help="the folder with vllm/v1/pool of a wheel")
-    p.add_argument("--candidates", default="1,10,100,1000")
-    p.add_argument("--lengths", default=LENGTHS, help="tokens of a document, or the least and the most")
-    p.add_argument("--dtypes", default="float32,bfloat16")
+    p.add_argument("--candidates", type=listed(int), default="1,10,100,1000")
+    p.add_argument("--lengths", type=listed(str), default=LENGTHS, help="of documents, or the least and most")
+    p.add_argument("--dtypes", type=listed(str), default="float32,bfloat16")
     add_table_arguments(p, Lq=32, dims=128, rounds=20)
 
 
 def run(args: argparse.Namespace) -> int:
     ways = both_ways(args.vllm, torch.device(args.device))
-    head = ["dtype", "tokens", "candidates", "own us", "patched us", "own device us", "patched device us"]
-    head += ["own / patched", "error, own / patched"]
-    table = align(head, list(rows(args, ways)))
     title = f"a query of {args.Lq} tokens, {args.dims} dims, documents in one tensor"
-    keep_text(f"{title}\n{table}", args.out, torch.device(args.device), args.arguments)
+    keep_text(f"{title}\n{table(list(rows(args, ways)))}", args)
     return 0

@@ -28,7 +28,8 @@ import late_interaction as li
 from bench.harness.batches import TEMPERATURE, Batch, Loss, draw_batch, step
 from bench.harness.parity import worst_error
 from bench.harness.processes import Here, joined, keep_table, seconds
-from bench.harness.run_header import add_table_arguments
+from bench.harness.results import Row
+from bench.harness.run_header import add_table_arguments, listed
 from bench.harness.shape import BatchShape
 from late_interaction._doctor.timing import peak_mib
 
@@ -60,7 +61,7 @@ class _Gathered(torch.autograd.Function):
 
 def gathered_loss(here: Here) -> Loss:
     """The mean over all processes' queries, so that gradients are those of losses.contrastive."""
-    gather: Any = _Gathered.apply
+    gather = _Gathered.apply
 
     def loss(batch: Batch) -> Tensor:
         labels = torch.arange(len(batch.Q), device=batch.Q.device) + here.rank * len(batch.D)
@@ -107,7 +108,7 @@ def differences(here: Here, losses: list[Loss], own: Batch, whole: Batch, tail: 
     return " / ".join(f"{worst_error(each, wanted):.1g}" for each in found)
 
 
-def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> list[str]:
+def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> Row:
     torch.manual_seed(0)  # every process draws the whole batch
     whole = draw_batch(shape, here.device, torch.bfloat16 if here.device.type == "cuda" else torch.float32)
     count = shape.Nq // here.world
@@ -124,26 +125,23 @@ def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> list[str
     ms, mib = measured(here, loss(dist.group.WORLD), own, rounds, together=True)
     part, _ = measured(here, of_share, share, rounds, together=False)
     alone, alone_mib = measured(here, loss(None), whole, rounds, together=False)
-    losses, gathered = [loss(dist.group.WORLD)], ["-", "-"]
+    losses, gathered = [loss(dist.group.WORLD)], (None, None)
     if not tail and fits(here, shape):
         losses.append(gathered_loss(here))
-        other = measured(here, losses[1], own, rounds, together=True)
-        gathered = [f"{other[0]:.2f}", f"{other[1]:.0f}"]
+        gathered = measured(here, losses[1], own, rounds, together=True)
     off = differences(here, losses, own, whole, tail)
     here.wait()
-    return [
-        f"{shape.Nq:,}", f"{tail:.2g}", f"{part:.2f}", f"{ms:.2f}", f"{100 * part / ms:.1f}%", f"{alone:.2f}",
-        f"{100 * alone / (here.world * ms):.1f}%", f"{mib:.0f}", f"{alone_mib:.0f}", *gathered, off,
-    ]  # fmt: skip
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(x) for x in text.split(",")]
+    return {
+        "batch": f"{shape.Nq:,}", "tail": f"{tail:.2g}", "share ms": part, "group ms": ms,
+        "of share": f"{100 * part / ms:.1f}%", "alone ms": alone,
+        "of ideal": f"{100 * alone / (here.world * ms):.1f}%", "group MiB": f"{mib:.0f}",
+        "alone MiB": f"{alone_mib:.0f}", "gathered ms": gathered[0], "gathered MiB": gathered[1], "off": off,
+    }  # fmt: skip
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--batches", type=_numbers, default="2048,4096,8192,16384", help="of all processes")
-    p.add_argument("--tails", type=_numbers, default=f"0,{2**-10}")
+    p.add_argument("--batches", type=listed(int), default="2048,4096,8192,16384", help="of all processes")
+    p.add_argument("--tails", type=listed(float), default=f"0,{2**-10}")
     add_table_arguments(p, Lq=32, Ld=180, dims=128, rounds=ROUNDS)
 
 
@@ -151,12 +149,10 @@ def run(args: argparse.Namespace) -> int:
     with joined(args.device) as here:
         rows = []
         for batch in args.batches:
-            count = int(batch) // here.world * here.world
+            count = batch // here.world * here.world
             shape = BatchShape(f"{count}", count, count, args.Lq, args.Ld, args.dims)
             for tail in args.tails:
                 rows.append(measure(here, shape, tail, args.rounds))
-        head = ["batch", "tail", "share ms", "group ms", "of share", "alone ms", "of ideal", "group MiB"]
-        head += ["alone MiB", "gathered ms", "gathered MiB", "off"]
         sizes = f"queries of {args.Lq} tokens, documents of {args.Ld}, {args.dims} dims"
-        keep_table(here, args, f"{sizes}, temperature {TEMPERATURE}", head, rows)
+        keep_table(here, args, f"{sizes}, temperature {TEMPERATURE}", rows)
     return 0

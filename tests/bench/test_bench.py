@@ -1,31 +1,27 @@
 """The benchmark harness: its arithmetic, its inputs, its clocks, and every suite in tiny shapes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
+import late_interaction as li
 from bench.command_line import main, parser
 from bench.harness import ceilings, inputs, named_shapes, parity, results, run_header
 from bench.harness.library import EINSUM, LIK, OURS
-from bench.harness.measuring import Bench, Settings, Timed, measure
+from bench.harness.measuring import measure
 from bench.harness.shape import KD, PAIRS, Shape
 from bench.peers.implementations import KEYS, einsum_maxsim, load
 from bench.suites import codes, dense, hidden, losses, packed, steps
 from late_interaction._doctor import timing
-from late_interaction._doctor.ceilings import Ceilings
 from late_interaction._doctor.text import error_text
+from tests.support.bench import CPU, bench, dry_run
 from tests.support.side_by_side import anything, release, without_its_init
 
-CPU = torch.device("cpu")
 LAYOUTS = [
     Shape("a", 3, 4, 5, 7, d=16),
     Shape("b", 3, 2, 5, 7, d=16, layout=KD),
@@ -33,29 +29,17 @@ LAYOUTS = [
 ]
 
 
-def by_name(name: str) -> Shape:
+def by_name(name):
     return next(s for s in (*named_shapes.FORWARD, *named_shapes.TRAINING) if s.name == name)
-
-
-def settings(*implementations: Any, dtype: torch.dtype = torch.float32, limit_s: float = 60) -> Settings:
-    return Settings(CPU, dtype, implementations, timing.QUICK, Ceilings(), limit_s)
-
-
-def dry_run(tmp_path: Path, suites: str, impl: str = "ours,einsum", *more: str) -> list[results.Row]:
-    out = tmp_path / "dry.json"
-    assert main(["run", "--dry-run", "--suite", suites, "--impl", impl, "--out", str(out), *more]) == 0
-    headers, rows = results.split(results.read(out))
-    assert len(headers) == 1 and {"versions", "gpu", "driver", "commit", "command"} <= headers[0].keys()
-    return rows
 
 
 # ---- shapes, ceilings and references ----
 
 
-def test_a_gpu_planned_as_an_older_one_is_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    forced: list[int] = []
+def test_a_gpu_planned_as_an_older_one_is_a_device_of_its_own(monkeypatch):
+    forced = []
 
-    def capability(force: int | None = None) -> int:
+    def capability(force=None):
         forced.extend([] if force is None else [force])
         return forced[-1] if forced else 90
 
@@ -73,10 +57,10 @@ def test_a_gpu_planned_as_an_older_one_is_a_device_of_its_own(monkeypatch: pytes
         assert parser().parse_args([command, "--capability", "80"]).capability == 80
 
 
-def test_the_ceiling_is_the_larger_of_products_and_reads() -> None:
+def test_the_ceiling_is_the_larger_of_products_and_reads():
     run = {"run": "now", "cublas_tflops": 800.0, "cublas_tf32_tflops": 400.0, "read_tbps": 4.0}
 
-    def timed(name: str, us: float, variant: str | None = None, dtype: torch.dtype = torch.bfloat16) -> Any:
+    def timed(name, us, variant=None, dtype=torch.bfloat16):
         row = results.new_row("x", by_name(name), "fwd", dtype, OURS, variant=variant)
         return ceilings.reached({**row, "gpu_us": us}, run)
 
@@ -89,22 +73,8 @@ def test_the_ceiling_is_the_larger_of_products_and_reads() -> None:
     assert timed("train-256", 252.0) is None
 
 
-@pytest.mark.parametrize("elements", [1, 70])  # similarities of a token, of 10
-def test_the_slices_of_the_reference_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for shape in LAYOUTS:
-        x = inputs.draw(shape, CPU, torch.float64)
-        q_mask, d_mask = torch.rand(x.Q.shape[:-1]) < 0.7, torch.rand(x.D.shape[:-1]) < 0.7
-        d_mask[..., 0] = True
-        whole = parity.reference_scores(shape, x.Q, x.D, q_mask, d_mask)
-        with monkeypatch.context() as patch:
-            patch.setattr(parity, "_CHUNK_ELEMENTS", elements)
-            scores, winners = parity.reference_scores(shape, x.Q, x.D, q_mask, d_mask)
-        torch.testing.assert_close(scores, whole[0])
-        assert torch.equal(winners, whole[1])
-
-
 @pytest.mark.parametrize("shape", LAYOUTS, ids=lambda s: s.layout)
-def test_reference_agrees_with_autograd_of_the_einsum(shape: Shape) -> None:
+def test_reference_agrees_with_autograd_of_the_einsum(shape):
     x = inputs.draw(shape, CPU, torch.float64)
     x.require_grad()
     wanted, winners = parity.reference_scores(shape, x.Q.detach(), x.D.detach())
@@ -120,25 +90,27 @@ def test_reference_agrees_with_autograd_of_the_einsum(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", LAYOUTS, ids=lambda s: s.layout)
 @pytest.mark.parametrize("normalize", [False, True])
-def test_masked_reference_agrees_with_the_package(shape: Shape, normalize: bool) -> None:
-    import late_interaction as li
-
+@pytest.mark.parametrize("elements", [1 << 27, 1, 70])  # all similarities at a time, those of a token, of 10
+def test_masked_reference_agrees_with_the_package(shape, normalize, elements, monkeypatch):
     x = inputs.draw(shape, CPU, torch.float64)
     q_mask, d_mask = torch.rand(x.Q.shape[:-1]) < 0.7, torch.rand(x.D.shape[:-1]) < 0.7
     d_mask[..., 0] = True
-    scores, _ = parity.reference_scores(shape, x.Q, x.D, q_mask, d_mask, normalize)
-    function = li.maxsim_pairs if shape.layout == PAIRS else li.maxsim
-    out = function(x.Q, x.D, q_mask, d_mask, normalize=normalize)
-    assert parity.relative_error(out, scores) < 1e-12
+    monkeypatch.setattr(parity, "_CHUNK_ELEMENTS", elements)
+    scores, winners = parity.reference_scores(shape, x.Q, x.D, q_mask, d_mask, normalize)
+    D, of_D = (y.unsqueeze(1) if shape.layout == PAIRS else y for y in (x.D, d_mask))
+    out = li.maxsim_with_winners(x.Q, D, q_mask, of_D, normalize=normalize)
+    assert parity.relative_error(out[0], scores) < 1e-12
+    kept = q_mask.unsqueeze(1).expand_as(winners)  # the winners of other query tokens are not marked
+    assert torch.equal(out[1].long()[kept], winners[kept])
 
 
-def test_relative_error_never_passes_nan_or_a_wrong_size() -> None:
+def test_relative_error_never_passes_nan_or_a_wrong_size():
     ref = torch.ones(4, dtype=torch.float64)
     assert parity.relative_error(torch.full((4,), float("nan")), ref) == float("inf")
     assert parity.relative_error(torch.ones(3), ref) == float("inf")
 
 
-def test_chunks_do_not_change_the_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_the_einsum(monkeypatch):
     monkeypatch.setattr(dense, "CHUNK_BYTES", 4 * 5 * 7 * 4)
     for shape in LAYOUTS:
         x = inputs.draw(shape, CPU, torch.float32)
@@ -149,7 +121,7 @@ def test_chunks_do_not_change_the_einsum(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- inputs ----
 
 
-def test_skewed_inputs_make_the_first_token_win_as_u_to_the_fourth_does() -> None:
+def test_skewed_inputs_make_the_first_token_win_as_u_to_the_fourth_does():
     shape = Shape("x", 24, 24, 32, 300)
     x = inputs.draw(shape, CPU, torch.bfloat16, inputs.SKEWED)
     _, winners = parity.reference_scores(shape, x.Q, x.D)
@@ -159,7 +131,7 @@ def test_skewed_inputs_make_the_first_token_win_as_u_to_the_fourth_does() -> Non
     assert 0 <= int(drawn.min()) <= int(drawn.max()) < 300
 
 
-def test_input_sets_outgrow_the_cache() -> None:
+def test_input_sets_outgrow_the_cache():
     small, large, cache = by_name("train-32"), by_name("corpus-10k"), 60 << 20
     assert timing.sets_of_bytes(small.input_bytes(2), cache) * small.input_bytes(2) >= 2.5 * cache
     assert timing.sets_of_bytes(large.input_bytes(2), cache) == 1
@@ -169,7 +141,7 @@ def test_input_sets_outgrow_the_cache() -> None:
 # ---- the suites, in tiny shapes ----
 
 
-def test_dry_run_takes_every_library_through_and_records_every_key(tmp_path: Path) -> None:
+def test_dry_run_takes_every_library_through_and_records_every_key(tmp_path):
     suites = ("forward", "training", "backward", "short", "short-steps")
     rows = dry_run(tmp_path, ",".join(suites))
     assert {r["suite"] for r in rows} == set(suites)
@@ -183,7 +155,7 @@ def test_dry_run_takes_every_library_through_and_records_every_key(tmp_path: Pat
     assert drawn == {("fwd", None), ("fwd+bwd", "uniform"), ("bwd", "uniform")}
 
 
-def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
+def test_dry_run_takes_the_suites_in_turns_through(tmp_path):
     suites = ("variants", "fp32", "quantized", "ragged-codes", "plaid", "fused-head", "retrieve", "varlen",
               "pairs-packed")  # fmt: skip
     rows = dry_run(tmp_path, ",".join(suites), "ours")
@@ -202,7 +174,7 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     assert {r["Nq"] for r in by_suite["retrieve"] if "fp8" in r["shape"]} == {1, 3}
 
 
-def test_dry_run_takes_steps_small_calls_and_heads_through(tmp_path: Path) -> None:
+def test_dry_run_takes_steps_small_calls_and_heads_through(tmp_path):
     rows = dry_run(tmp_path, "steps,host,heads", "ours,einsum")
     told = {
         s: [(r["op"], r["variant"], r["impl"]) for r in rows if r["suite"] == s]
@@ -219,13 +191,13 @@ def test_dry_run_takes_steps_small_calls_and_heads_through(tmp_path: Path) -> No
             assert r["rel_err"] < 1e-2 and (r["op"] == "fwd" or r["grad_err"] < 1e-2)
 
 
-def test_a_first_call_has_the_times_of_its_import_and_of_itself(tmp_path: Path) -> None:
+def test_a_first_call_has_the_times_of_its_import_and_of_itself(tmp_path):
     rows = dry_run(tmp_path, "first-call", "ours", "--limit", "100")
     assert [(r["op"], r["impl"], r["samples"]) for r in rows] == [("fwd", OURS, 1), ("fwd+bwd", OURS, 1)]
     assert all(r["import_ms"] > 5 and r["wall_us"] > 0 and not r.get("error") for r in rows)
 
 
-def test_suites_are_measured_where_they_belong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suites_are_measured_where_they_belong(tmp_path, capsys):
     out = str(tmp_path / "x.json")
     assert main(["run", "--device", "cpu", "--suite", "forward", "--out", out]) == 2
     assert main(["run", "--dry-run", "--suite", "cpu-threads", "--out", out]) == 2
@@ -242,9 +214,7 @@ def test_suites_are_measured_where_they_belong(tmp_path: Path, capsys: pytest.Ca
         (["--dry-run", "--merge", "--impl", "ours"], "whole groups"),
     ],
 )
-def test_a_wrong_argument_is_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_argument_is_one_line(arguments, said, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["run", *arguments]) == 2
     assert said in capsys.readouterr().err
@@ -253,39 +223,40 @@ def test_a_wrong_argument_is_one_line(
 # ---- what is wrong is not timed ----
 
 
-def test_a_peer_that_is_not_installed_is_said_and_left_out() -> None:
+def test_a_peer_that_is_not_installed_is_said_and_left_out():
     found, missing = load(["einsum", "lik"], CPU)
     assert [i.name for i in found] == [EINSUM] and list(missing) == [LIK]
 
 
-class Other(KEYS["einsum"]):  # type: ignore[misc]
+class Other(KEYS["einsum"]):
     """PyTorch's einsum, with something done to Q and to the scores."""
 
-    def __init__(self, of_Q: Any = lambda Q: Q, of_scores: Any = lambda scores: scores) -> None:
+    def __init__(self, of_Q=lambda Q: Q, of_scores=lambda scores: scores):
         self.of_Q, self.of_scores = of_Q, of_scores
 
-    def score(self, shape: Shape, backward: str | None, train: bool):  # type: ignore[no-untyped-def]
+    def score(self, shape, backward, train):
         return lambda Q, D: self.of_scores(einsum_maxsim(self.of_Q(Q), D, shape.layout))
 
 
-def test_a_wrong_score_and_a_wrong_gradient_are_recorded_and_not_timed() -> None:
+def test_a_wrong_score_and_a_wrong_gradient_are_recorded_and_not_timed():
     off = Other(of_scores=lambda scores: scores * 1.1)
-    (row,) = dense.measure(Bench(settings(off), "forward", LAYOUTS[0]), "fwd")
+    (row,) = dense.measure(bench("forward", LAYOUTS[0], off, dtype=torch.float32), "fwd")
     assert "relative error" in row["error"] and row["wall_us"] is None
     halved = Other(of_Q=lambda Q: 0.5 * Q + 0.5 * Q.detach())  # the scores are right
-    (row,) = dense.measure(Bench(settings(halved), "training", LAYOUTS[0]), "fwd+bwd", (inputs.UNIFORM,))
+    b = bench("training", LAYOUTS[0], halved, dtype=torch.float32)
+    (row,) = dense.measure(b, "fwd+bwd", (inputs.UNIFORM,))
     assert "a gradient is off by 0.5" in row["error"] and row["wall_us"] is None and row["rel_err"] < 1e-6
 
 
-def test_one_variant_that_fails_costs_its_row_alone() -> None:
-    b = Bench(settings(), "variants", LAYOUTS[0])
+def test_one_variant_that_fails_costs_its_row_alone():
+    b = bench("variants", LAYOUTS[0], dtype=torch.float32)
     x = inputs.draw(b.shape, CPU, torch.float32)
     wanted = parity.reference_scores(b.shape, x.Q, x.D)[0]
 
-    def fails() -> Any:
+    def fails():
         raise RuntimeError("no such kernel")
 
-    def one(variant: str, make: Any) -> Timed:
+    def one(variant, make):
         return b.forward(OURS, variant, make, [x.tokens], wanted)
 
     good, wrong, failed = measure(b.settings, [
@@ -297,34 +268,34 @@ def test_one_variant_that_fails_costs_its_row_alone() -> None:
     assert wrong["wall_us"] is None
 
 
-def test_who_ran_out_of_time_says_so_and_is_not_asked_again() -> None:
+def test_who_ran_out_of_time_says_so_and_is_not_asked_again():
     calls = []
 
-    def forever(Q: torch.Tensor) -> torch.Tensor:
+    def forever(Q):
         calls.append(Q)
         while True:
             pass
 
-    slow = settings(Other(of_Q=forever), limit_s=0.05)
-    rows = [dense.measure(Bench(slow, "forward", LAYOUTS[0]), "fwd")[0] for _ in range(2)]
+    slow = bench("forward", LAYOUTS[0], Other(of_Q=forever), dtype=torch.float32, limit_s=0.05)
+    rows = [dense.measure(slow, "fwd")[0] for _ in range(2)]
     assert [r["over_limit_s"] for r in rows] == [0.05, 0.05] and len(calls) == 1
 
 
-def test_peers_are_called_with_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_called_with_the_same_inputs(monkeypatch):
     """Our own functions stand in under late-interaction-kernels' module paths."""
     for module in ("lik.fp8", "lik.varlen", "lik.padded"):
         own = importlib.import_module(f"late_interaction.{module}")
         monkeypatch.setitem(sys.modules, f"late_interaction_kernels.{module.removeprefix('lik.')}", own)
     monkeypatch.setitem(sys.modules, "late_interaction_kernels", importlib.import_module("late_interaction"))
-    beside = settings(SimpleNamespace(name=LIK), dtype=torch.bfloat16)
-    rows = codes.measure_quantized(Bench(beside, "quantized", named_shapes.TINY_FORWARD[1]))
-    rows += packed.measure_varlen(Bench(beside, "varlen", named_shapes.TINY_VARLEN[0]))
+    peer = SimpleNamespace(name=LIK)
+    rows = codes.measure_quantized(bench("quantized", named_shapes.TINY_FORWARD[1], peer))
+    rows += packed.measure_varlen(bench("varlen", named_shapes.TINY_VARLEN[0], peer))
     theirs = [r for r in rows if r["impl"] == LIK]
     assert [r["variant"] for r in theirs] == [codes.PER_TOKEN, *packed.VARLEN]
     assert all(r.get("error") is None and r["wall_us"] > 0 for r in theirs)
 
 
-def test_a_record_names_no_place_on_the_machine_it_was_made_on() -> None:
+def test_a_record_names_no_place_on_the_machine_it_was_made_on():
     words = ["run", "--suite", "forward", "--out", "/some/where/x.json", "--out=/some/where", "--quick"]
     header = run_header.new_header(CPU, arguments=words)
     assert header["command"] == "python -m bench run --suite forward --quick"
@@ -336,7 +307,7 @@ def test_a_record_names_no_place_on_the_machine_it_was_made_on() -> None:
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_time_limit_interrupts_even_where_a_compiler_hides_it(hidden: bool) -> None:
+def test_time_limit_interrupts_even_where_a_compiler_hides_it(hidden):
     with pytest.raises(TimeoutError), timing.time_limit(0.05):
         try:
             while True:
@@ -346,13 +317,13 @@ def test_time_limit_interrupts_even_where_a_compiler_hides_it(hidden: bool) -> N
 
 
 class FakeEvent:
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing=False):
         self.at = 0
 
-    def record(self) -> None:
+    def record(self):
         self.at = FakeGraph.calls
 
-    def elapsed_time(self, other: FakeEvent) -> float:
+    def elapsed_time(self, other):
         return 0.01 * (other.at - self.at)  # every call takes 10 us
 
 
@@ -360,27 +331,27 @@ class FakeGraph:
     calls = 0  # made by anyone
     recorded = 0  # in the graph being captured
 
-    def replay(self) -> None:
+    def replay(self):
         FakeGraph.calls += FakeGraph.recorded
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+def fake_gpu(monkeypatch):
     """A GPU on which a call takes 10 us; what is in `refused` cannot be captured."""
     FakeGraph.calls = FakeGraph.recorded = 0
     gpu = SimpleNamespace(refused=False, capturing=False)
 
     class Capture(nullcontext[None]):
-        def __enter__(self) -> None:
+        def __enter__(self):
             self.before, gpu.capturing = FakeGraph.calls, True
 
-        def __exit__(self, *_: object) -> None:
+        def __exit__(self, *_):
             FakeGraph.recorded, gpu.capturing = FakeGraph.calls - self.before, False
 
-    def call() -> None:
+    def call():
         FakeGraph.calls += 1
 
-    def call_that_waits() -> None:
+    def call_that_waits():
         if gpu.capturing:
             raise RuntimeError("operation not permitted when stream is capturing")
         call()
@@ -398,14 +369,14 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return gpu
 
 
-def test_gpu_time_is_per_call_over_replays_of_all_input_sets(fake_gpu: Any) -> None:
+def test_gpu_time_is_per_call_over_replays_of_all_input_sets(fake_gpu):
     measured = timing.gpu_time([fake_gpu.call] * 3, timing.QUICK)
     assert measured.us == pytest.approx(10.0) and measured.method == "graph"
     assert measured.row() == {"gpu_us": measured.us, "gpu_spread": measured.spread, "gpu_method": "graph"}
     assert FakeGraph.recorded % 3 == 0 and FakeGraph.recorded >= 60
 
 
-def test_where_one_cannot_be_captured_all_are_timed_by_events(fake_gpu: Any) -> None:
+def test_where_one_cannot_be_captured_all_are_timed_by_events(fake_gpu):
     measured = timing.gpu_time([fake_gpu.call_that_waits], timing.QUICK)
     assert measured.us == pytest.approx(10.0) and measured.method == "events"
     captured, waits = [fake_gpu.call], [fake_gpu.call_that_waits]
@@ -414,7 +385,7 @@ def test_where_one_cannot_be_captured_all_are_timed_by_events(fake_gpu: Any) -> 
 
 
 @pytest.mark.gpu
-def test_random_numbers_are_drawn_after_a_capture_that_failed() -> None:
+def test_random_numbers_are_drawn_after_a_capture_that_failed():
     x = torch.ones(8, device="cuda")
     measured = timing.gpu_time([lambda: (x + torch.randn_like(x)).sum().item()], timing.QUICK)
     assert measured.method == "events" and torch.randn_like(x).isfinite().all()
@@ -425,7 +396,7 @@ def test_random_numbers_are_drawn_after_a_capture_that_failed() -> None:
 
 @pytest.mark.parametrize("in_batch", [0.0, 0.5])
 @pytest.mark.parametrize("pairwise", [False, True])
-def test_the_head_is_colpali_engines(in_batch: float, pairwise: bool) -> None:
+def test_the_head_is_colpali_engines(in_batch, pairwise):
     name = "colpali_engine"
     with release("colpali-engine", name, "0.3.18") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, name, without_its_init(name, folder))
@@ -443,7 +414,7 @@ def test_the_head_is_colpali_engines(in_batch: float, pairwise: bool) -> None:
         torch.testing.assert_close(torch.autograd.grad(mine, leaves), torch.autograd.grad(wanted, leaves))
 
 
-def test_the_chunked_loss_is_pylates() -> None:
+def test_the_chunked_loss_is_pylates():
     with release("pylate", "pylate", "1.6.0", [anything("datasets")]):
         cached = importlib.import_module("pylate.losses").CachedContrastive
         model = SimpleNamespace(do_query_expansion=True, skiplist=[])

@@ -1,9 +1,6 @@
 """The suites of a CPU in tiny shapes: libraries, instruction sets, threads and searches; and their tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,33 +8,26 @@ import torch
 from bench.command_line import main
 from bench.harness import results
 from bench.harness.library import OURS
-from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import Shape
 from bench.report.tables import Record, frame
 from bench.suites import cpu, cpu_corpus
-from late_interaction._doctor import timing
-from late_interaction._doctor.ceilings import Ceilings
+from tests.support.bench import bench
 
 report = pytest.importorskip("bench.report.cpu", reason="pandas is not installed")
-CPU = torch.device("cpu")
 
 
-def bench(suite: str, shape: Shape) -> Bench:
-    return Bench(Settings(CPU, torch.bfloat16, [], timing.QUICK, Ceilings(), 60), suite, shape)
-
-
-def record(rows: list[results.Row]) -> Record:
+def record(rows):
     return Record(Path("cpu.json"), [], frame(rows))
 
 
-def test_calls_take_turns() -> None:
-    order: list[str] = []
-    calls: dict[str, Any] = {name: (lambda n=name: order.append(n)) for name in ("a", "b")}
+def test_calls_take_turns():
+    order = []
+    calls = {name: (lambda n=name: order.append(n)) for name in ("a", "b")}
     cpu.time_interleaved(calls, rounds=2)
     assert order == ["a", "b"] * 3
 
 
-def test_every_library_has_a_rate_and_ours_is_right() -> None:
+def test_every_library_has_a_rate_and_ours_is_right():
     rows = cpu.measure(bench("cpu", Shape("t", 1, 40, 32, 17, d=16)))
     rows += cpu.measure(bench("cpu", Shape("s", 3, 4, 5, 7, d=16)))
     ours = [r for r in rows if r["impl"] == OURS]
@@ -52,7 +42,7 @@ def test_every_library_has_a_rate_and_ours_is_right() -> None:
     assert shown.count("\n") == 6 and "training step" in shown
 
 
-def test_every_instruction_set_takes_its_turn() -> None:
+def test_every_instruction_set_takes_its_turn():
     before = torch.ops.late_interaction.cpu_isa("")
     rows = cpu.measure_isa(bench("cpu-isa", Shape("t", 1, 40, 32, 17, d=16)))
     names = cpu.available()
@@ -64,7 +54,7 @@ def test_every_instruction_set_takes_its_turn() -> None:
     assert shown.count("\n") == len(names) + 1 and "| `portable` " in shown
 
 
-def test_threads_take_documents_from_memory_and_from_the_caches() -> None:
+def test_threads_take_documents_from_memory_and_from_the_caches():
     threads = torch.get_num_threads()
     rows = cpu.measure_threads(bench("cpu-threads", Shape("t", 1, 40, 32, 17, d=16)))
     rows += cpu.measure_threads(bench("cpu-threads", Shape("cpu-small-3", 1, 3, 32, 17, d=16)))
@@ -86,7 +76,7 @@ def test_threads_take_documents_from_memory_and_from_the_caches() -> None:
     assert report.small_calls_table(record(rows)).count("\n") == 2
 
 
-def test_searches_take_turns_and_find_the_best() -> None:
+def test_searches_take_turns_and_find_the_best():
     threads = torch.get_num_threads()
     rows = cpu_corpus.measure(bench("cpu-corpus", Shape("t", 1, 60, 8, 17, d=32)))
     assert torch.get_num_threads() == threads
@@ -104,7 +94,7 @@ def test_searches_take_turns_and_find_the_best() -> None:
     assert shown.count("\n") == 8 and "| residuals of 2 bits " in shown
 
 
-def test_a_search_that_misses_the_best_is_wrong() -> None:
+def test_a_search_that_misses_the_best_is_wrong():
     wanted = torch.arange(40.0) + 1
     best = wanted.topk(10)
     assert cpu_corpus.problem((best.values, best.indices), wanted) is None
@@ -113,7 +103,7 @@ def test_a_search_that_misses_the_best_is_wrong() -> None:
     assert "10 of the documents" in str(cpu_corpus.problem((wanted[others], others), wanted))
 
 
-def test_a_run_on_a_cpu_is_recorded(tmp_path: Path) -> None:
+def test_a_run_on_a_cpu_is_recorded(tmp_path):
     out = tmp_path / "x.json"
     small = ["run", "--device", "cpu", "--quick", "--suite", "cpu-threads", "--shapes", "cpu-small-10"]
     assert main([*small, "--out", str(out)]) == 0

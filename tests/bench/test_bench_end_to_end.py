@@ -1,23 +1,17 @@
 """`python -m bench end-to-end` on the CPU: tiny models of the true classes, and what becomes of a variant
 without memory or time."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from bench.command_line import main
 from bench.harness import results
-from bench.harness.batches import Batch, Loss
 from bench.harness.shape import BatchShape
-from bench.peers.encoders import RECIPES, Encoder
+from bench.peers.encoders import RECIPES
 from bench.rules import broken_rules
 from bench.suites import end_to_end as recipe_run
 from bench.suites.end_to_end import ALONE, CACHED, EXACT, MAXSIM, STEP, VANILLA
@@ -29,7 +23,7 @@ TEXT = RECIPES["modernbert"]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _quick(monkeypatch):
     """Few queries are compared; and one thread is faster where other tests run beside these."""
     monkeypatch.setattr(recipe_run, "CHECKED", 6)
     threads = torch.get_num_threads()
@@ -38,17 +32,17 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def build(name: str, lora: bool = False) -> Encoder:
+def build(name, lora=False):
     torch.manual_seed(0)
     return RECIPES[name].build(CPU, True, lora)
 
 
-def losses(name: str, encoder: Encoder, batch: int) -> dict[str, Loss]:
+def losses(name, encoder, batch):
     shape = BatchShape("tiny", batch, batch, encoder.query, encoder.document, 128)
     return {who: m.make(shape) for who, m in recipe_run.methods_of(RECIPES[name], shape, CPU).items()}
 
 
-def gradients(step: Step, loss: Loss, batch: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def gradients(step, loss, batch):
     torch.manual_seed(step.seed)
     value = step.gradients(loss, batch, Marks(CPU))
     found = [x.grad.clone() for x in step.encoder.trained() if x.grad is not None]
@@ -60,7 +54,7 @@ def gradients(step: Step, loss: Loss, batch: int) -> tuple[torch.Tensor, list[to
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_unit_embeddings_of_the_stated_sizes_that_train_every_weight(name: str) -> None:
+def test_unit_embeddings_of_the_stated_sizes_that_train_every_weight(name):
     encoder = build(name)
     queries, documents = encoder.embed(3, seed=1)
     assert queries.shape == (3, encoder.query, 128) and documents.shape == (3, encoder.document, 128)
@@ -68,16 +62,15 @@ def test_unit_embeddings_of_the_stated_sizes_that_train_every_weight(name: str) 
         torch.testing.assert_close(x.norm(dim=-1), torch.ones(x.shape[:-1]))
     (queries.square().sum() + documents.sum()).backward()
     assert all(x.grad is not None for x in encoder.trained())
-    assert not any(
-        "visual" in n or "vision" in n for n, x in encoder.module.named_parameters() if x.requires_grad
-    )
+    trained = [name for name, x in encoder.module.named_parameters() if x.requires_grad]
+    assert not any("visual" in name or "vision" in name for name in trained)
     again = encoder.embed(3, seed=1)
     torch.testing.assert_close(again[1], documents, rtol=0, atol=0)
     assert not torch.equal(encoder.embed(3, seed=2)[1], documents)
 
 
 @pytest.mark.parametrize("name", ["colqwen2", "modernvbert"])
-def test_lora_trains_the_language_model_and_the_projection_alone(name: str) -> None:
+def test_lora_trains_the_language_model_and_the_projection_alone(name):
     pytest.importorskip("peft")
     encoder = build(name, lora=True)
     trained = [n for n, x in encoder.module.named_parameters() if x.requires_grad]
@@ -92,14 +85,14 @@ def test_lora_trains_the_language_model_and_the_projection_alone(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["colqwen2", "modernvbert"])
-def test_true_sizes(name: str) -> None:
+def test_true_sizes(name):
     """Without memory for them: parameters as published, and the tokens that inputs and pixels give."""
     encoder = RECIPES[name].build(torch.device("meta"), False, False)
     millions = sum(x.numel() for x in encoder.module.parameters()) / 1e6
     assert millions == pytest.approx({"colqwen2": 2209, "modernvbert": 252}[name], rel=0.01)
     assert (encoder.query, encoder.document) == {"colqwen2": (24, 747), "modernvbert": (24, 876)}[name]
     inputs = encoder.draw_documents(1, torch.Generator().manual_seed(0))
-    config: Any = encoder.module.model.config.vlm_config  # type: ignore[union-attr]
+    config = encoder.module.model.config.vlm_config
     image = int((inputs["input_ids"] == config.image_token_id).sum())
     if name == "colqwen2":
         assert image == inputs["image_grid_thw"].prod() // 4 == 736
@@ -110,7 +103,7 @@ def test_true_sizes(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("part", [None, 2, 4])
-def test_every_loss_gives_the_same_step(name: str, part: int | None) -> None:
+def test_every_loss_gives_the_same_step(name, part):
     encoder = build(name)
     step = Step(encoder, part)
     every = {who: gradients(step, loss, 4) for who, loss in losses(name, encoder, 4).items()}
@@ -123,11 +116,11 @@ def test_every_loss_gives_the_same_step(name: str, part: int | None) -> None:
         torch.testing.assert_close(every[EXACT], whole, rtol=1e-3, atol=1e-5)
 
 
-def test_a_step_leaves_the_weights_and_times_the_loss() -> None:
+def test_a_step_leaves_the_weights_and_times_the_loss():
     encoder = build("modernbert")
     before = [x.detach().clone() for x in encoder.trained()]
 
-    def slow(x: Batch) -> torch.Tensor:
+    def slow(x):
         time.sleep(0.05)
         return (x.Q.sum() * x.D.sum()).float()
 
@@ -146,33 +139,31 @@ def test_a_step_leaves_the_weights_and_times_the_loss() -> None:
 # ---- a run ----
 
 
-def no_memory(*_: object) -> torch.Tensor:
+def no_memory(*_):
     raise torch.OutOfMemoryError("no")
 
 
 class Run:
     """A run of the text recipe's tiny model, with what it kept."""
 
-    def __init__(self) -> None:
-        self.kept: list[dict[str, Any]] = []
+    def __init__(self):
+        self.kept = []
         until = time.monotonic() + 1e6
         self.run = recipe_run.RecipeRun(
             TEXT, build("modernbert"), self.kept.append, 2, until, part=3, enough_s=0.0
         )
 
-    def measure(self, *batches: int) -> dict[tuple[str, int], dict[str, Any]]:
+    def measure(self, *batches):
         rows = self.run.measure(batches)
         assert rows == self.kept
         return {(row["mode"], row["batch"]): row["variants"] for row in rows}
 
 
-def fail_from(
-    monkeypatch: pytest.MonkeyPatch, who: str, batch: int, loss: Any = no_memory, checked: bool = False
-) -> None:
+def fail_from(monkeypatch, who, batch, loss=no_memory, checked=False):
     """One variant has another loss from a batch on: one without memory. checked: also where it is checked."""
     real = recipe_run.methods_of
 
-    def methods(recipe: Any, shape: BatchShape, device: torch.device) -> dict[str, Any]:
+    def methods(recipe, shape, device):
         found = real(recipe, shape, device)
         if shape.Nq >= batch and (checked or shape.Nq != recipe_run.CHECKED):
             found[who] = dataclasses.replace(found[who], make=lambda _: loss)
@@ -181,7 +172,7 @@ def fail_from(
     monkeypatch.setattr(recipe_run, "methods_of", methods)
 
 
-def test_the_loss_runs_out_of_memory_and_one_batch_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_runs_out_of_memory_and_one_batch_more_is_measured(monkeypatch):
     fail_from(monkeypatch, VANILLA, 4)
     found = Run().measure(2, 4, 8, 16)
     assert found[STEP, 2][VANILLA]["s"] > 0 and found[STEP, 2][VANILLA]["calls"] == 2
@@ -194,7 +185,7 @@ def test_the_loss_runs_out_of_memory_and_one_batch_more_is_measured(monkeypatch:
     assert not any(mode == CACHED for mode, _ in found)
 
 
-def test_gradcache_begins_where_the_encoder_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradcache_begins_where_the_encoder_has_no_memory(monkeypatch):
     at = Run()
     embed = at.run.encoder.embed
     small = lambda count, seed: embed(count, seed) if count <= 3 else no_memory()  # noqa: E731
@@ -207,7 +198,7 @@ def test_gradcache_begins_where_the_encoder_has_no_memory(monkeypatch: pytest.Mo
     assert {row["part"] for row in at.kept if row["mode"] == CACHED} == {3}
 
 
-def test_what_would_end_too_late_is_not_begun() -> None:
+def test_what_would_end_too_late_is_not_begun():
     at = Run()
     at.run.pace[STEP] = 2, 1e6
     found = at.measure(2, 4)
@@ -215,7 +206,7 @@ def test_what_would_end_too_late_is_not_begun() -> None:
     assert (STEP, 4) not in found and (CACHED, 4) not in found and found[ALONE, 4][EXACT]["s"] > 0
 
 
-def test_a_loss_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_wrong_is_not_timed(monkeypatch):
     fail_from(monkeypatch, MAXSIM, 1, lambda x: 2 * (x.Q.sum() + x.D.sum()), checked=True)
     found = Run().measure(2)
     for mode in (ALONE, STEP):
@@ -223,37 +214,29 @@ def test_a_loss_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
         assert found[mode, 2][EXACT]["s"] > 0 and found[mode, 2][EXACT]["grad_err"] < 3e-3
 
 
-def test_a_dry_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_from_the_command_line(tmp_path, capsys):
     out = tmp_path / "end-to-end-a-gpu.json"
-    assert (
-        main(["end-to-end", "--dry-run", "--device", "cpu", "--only", "modernbert", "--out", str(out)]) == 0
-    )
+    words = ["end-to-end", "--dry-run", "--device", "cpu", "--only", "modernbert"]
+    assert main([*words, "--out", str(out)]) == 0
     headers, rows = results.split(results.read(out))
     assert [(row["mode"], row["batch"]) for row in rows] == [(m, b) for b in (4, 8) for m in recipe_run.MODES]
     assert all(values["s"] > 0 for row in rows for values in row["variants"].values())
     assert "modernbert, GradCache step | 8 | vanilla" in capsys.readouterr().out
-    assert headers[0]["command"] == "python -m bench end-to-end --dry-run --device cpu --only modernbert"
+    assert headers[0]["command"] == " ".join(["python", "-m", "bench", *words])
     assert broken_rules(results.read(out)) == []
     assert main(["end-to-end", "--device", "cpu"]) == 2
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_run_on_a_gpu(name: str) -> None:
+def test_a_run_on_a_gpu(name):
     """Autocast, marks by events and peaks of memory, with tiny models."""
     torch.manual_seed(0)
     encoder = RECIPES[name].build(torch.device("cuda"), True, bool(importlib.util.find_spec("peft")))
     assert {x.dtype for x in encoder.embed(2, seed=0)} == {torch.bfloat16}
-    run = recipe_run.RecipeRun(
-        RECIPES[name],
-        encoder,
-        lambda row: None,
-        2,
-        time.monotonic() + 1e6,
-        enough_s=0.0,
-        part=3,
-        dry_run=True,
-    )
+    options = {"enough_s": 0.0, "part": 3, "dry_run": True}
+    until = time.monotonic() + 1e6
+    run = recipe_run.RecipeRun(RECIPES[name], encoder, lambda row: None, 2, until, **options)
     for row in run.measure([4, 8]):
         for who in (VANILLA, MAXSIM, EXACT):
             values = row["variants"][who]

@@ -1,14 +1,8 @@
 """The record of `python -m bench st`, and its long calls."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
 from bench.harness import results
@@ -17,7 +11,7 @@ from bench.suites import sentence_transformers as suite
 CPU = torch.device("cpu")
 
 
-def header(run: str, **values: Any) -> dict[str, Any]:
+def header(run, **values):
     return {
         "kind": "header", "run": run, "gpu": None, "cpu": "a CPU", "threads": 2, "driver": None,
         "commit": "0123456789", "versions": {"torch": "2.13.0"}, "command": "python -m bench st",
@@ -26,11 +20,11 @@ def header(run: str, **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def row(work: str, batch: int, **values: Any) -> dict[str, Any]:
+def row(work, batch, **values):
     return {"work": work, "batch": batch, "with_ms": 2.0, "without_ms": 5.0, "speedup": 2.5, **values}
 
 
-def test_a_record_keeps_other_work_and_replaces_its_own(tmp_path: Path) -> None:
+def test_a_record_keeps_other_work_and_replaces_its_own(tmp_path):
     path = tmp_path / "st-cpu.json"
     first = results.Results(path, header("2026-01-01"), merge=True)
     first.add([row("a", 32)])
@@ -47,16 +41,16 @@ def test_a_record_keeps_other_work_and_replaces_its_own(tmp_path: Path) -> None:
     assert [h["run"] for h in results.split(results.read(path))[0]] == ["2026-01-02", "2026-01-03"]
 
 
-def by_way(fast: Callable[[], object], slow: Callable[[], object]) -> Callable[[], object]:
+def by_way(fast, slow):
     """A call that is `fast` with the patch and `slow` without."""
     return lambda: fast() if os.environ["LATE_INTERACTION_DISABLE"] == "0" else slow()
 
 
-def test_a_call_of_many_seconds_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_many_seconds_is_made_once(monkeypatch):
     monkeypatch.setattr(suite, "LONG_S", 0.05)
-    made: list[str] = []
+    made = []
 
-    def slow() -> None:
+    def slow():
         made.append("slow")
         time.sleep(0.1)
 
@@ -66,8 +60,8 @@ def test_a_call_of_many_seconds_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     assert found["with_calls"] == 3 and found["with_ms"] < 50
 
 
-def test_what_fails_has_a_reason_for_a_time() -> None:
-    def no_memory() -> None:
+def test_what_fails_has_a_reason_for_a_time():
+    def no_memory():
         raise torch.OutOfMemoryError("no")
 
     found = suite.interleaved(by_way(lambda: None, no_memory), CPU, 1)

@@ -1,21 +1,15 @@
 """Commands of the bench that print tables and append them to a text file, in tiny shapes."""
 
-from __future__ import annotations
-
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from bench.command_line import main
 from bench.harness import results
+from tests.support.programs import printed
 
 
-def test_first_passes_are_timed_and_their_recall_is_told(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_first_passes_are_timed_and_their_recall_is_told(capsys, tmp_path):
     sizes = ["--documents", "40", "--Ld", "8", "--Lq", "5", "--d", "16", "--candidates", "10", "40"]
     kept = tmp_path / "first-pass.txt"
     given = ["first-pass", "--device", "cpu", *sizes]
@@ -29,9 +23,7 @@ def test_first_passes_are_timed_and_their_recall_is_told(
     assert table == told and head.endswith(f" -m bench {' '.join(given)}`") and "commit" in head
 
 
-def test_what_encodings_of_muvera_find_is_told_and_kept(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_encodings_of_muvera_find_is_told_and_kept(capsys, tmp_path):
     kept = tmp_path / "muvera.txt"
     sizes = (
         f"--documents 60 --Ld 4 --Lq 5 --d 16 --queries 2 --candidates 60 --speed-documents 2 --out {kept}"
@@ -45,7 +37,7 @@ def test_what_encodings_of_muvera_find_is_told_and_kept(
     assert sum("a copy of memory" in line for line in lines) == 1
 
 
-def test_pooling_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pooling_is_timed(capsys):
     assert main(["pooling", "--device", "cpu", "--documents", "3", "--Ld", "20", "--d", "8"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][:4] == ["documents", "[3,", "20,", "8],"]
@@ -53,7 +45,7 @@ def test_pooling_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(float(row[-3]) > 0 for row in rows[3:7])
 
 
-def test_searches_of_passages_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_searches_of_passages_are_timed(capsys):
     sizes = ["--documents", "50", "--tokens", "600", "--centroids", "16", "--Lq", "4"]
     assert main(["passages", "--device", "cpu", *sizes]) == 0
     title, _, _, *rows = capsys.readouterr().out.splitlines()
@@ -62,39 +54,34 @@ def test_searches_of_passages_are_timed(capsys: pytest.CaptureFixture[str]) -> N
     assert all(0 < float(row.split()[-3]) <= float(row.split()[-2]) for row in rows)
 
 
-def by_processes(world: int, arguments: str) -> None:
-    """`python -m bench`, by torchrun where there is more than one process, with gloo."""
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *(start if world > 1 else []), "-m", "bench", *arguments.split()]
-    done = subprocess.run(
-        command, cwd=results.ROOT, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+def by_processes(world, kept, words):
+    """The lines that `python -m bench` keeps, by torchrun where there is more than one process, with gloo."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world] if world > 1 else []
+    command = (*start, "-m", "bench", *words.split(), "--device", "cpu", "--rounds", "1", "--out", kept)
+    variables = {"OMP_NUM_THREADS": 1}
+    printed(sys.executable, *command, cwd=results.ROOT, variables=variables, timeout=240)
+    lines = kept.read_text().rstrip().splitlines()
+    started = f"torchrun --nproc-per-node {world}"
+    assert f"{started} -m bench {words} " in lines[0]
+    return lines
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_search_by_shards_is_timed_and_compared(world: int, tmp_path: Path) -> None:
-    """By torchrun, of processes with gloo. Their results are those of one alone, to the bit."""
-    kept = tmp_path / "shards.txt"
-    sizes = "--documents 301 --host-documents 100 --queries 2 --Lq 5 --Ld 8 --dims 16 --rounds 1"
-    by_processes(world, f"shards --device cpu {sizes} --out {kept}")
-    lines = kept.read_text().splitlines()
-    assert f"torchrun --nproc-per-node {world} -m bench shards" in lines[0]
+def test_a_search_by_shards_is_timed_and_compared(world, tmp_path):
+    """Results of all processes are those of one alone, to the bit."""
+    sizes = "--documents 301 --host-documents 100 --queries 2 --Lq 5 --Ld 8 --dims 16"
+    lines = by_processes(world, tmp_path / "shards.txt", f"shards {sizes}")
     assert f"the best 100, {world} processes" in lines[2]
     rows = [line for line in lines if " on the GPUs" in line or " in pinned memory" in line]
     assert len(rows) == 3 and all(" same" in row for row in rows)
-    assert "200 documents a process" in lines[-2]
+    assert "200 documents a process" in lines[-1]
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_step_by_shares_is_timed_and_compared(world: int, tmp_path: Path) -> None:
+def test_a_step_by_shares_is_timed_and_compared(world, tmp_path):
     """Its loss and gradients are those of one process alone to rounding, and so are the gathered ones."""
-    kept = tmp_path / "weak.txt"
-    sizes = "--batches 12,7 --tails 0,0.001 --Lq 3 --Ld 5 --dims 16 --rounds 1"
-    by_processes(world, f"weak-scaling --device cpu {sizes} --out {kept}")
-    lines = kept.read_text().rstrip().splitlines()
-    assert f"torchrun --nproc-per-node {world} -m bench weak-scaling" in lines[0]
+    sizes = "--batches 12,7 --tails 0,0.001 --Lq 3 --Ld 5 --dims 16"
+    lines = by_processes(world, tmp_path / "weak.txt", f"weak-scaling {sizes}")
     rows = [line.split() for line in lines[-4:]]
     batch = str(7 // world * world)
     assert [row[:2] for row in rows] == [["12", "0"], ["12", "0.001"], [batch, "0"], [batch, "0.001"]]
@@ -105,14 +92,10 @@ def test_a_step_by_shares_is_timed_and_compared(world: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_steps_of_single_vectors_are_timed_and_compared(world: int, tmp_path: Path) -> None:
+def test_steps_of_single_vectors_are_timed_and_compared(world, tmp_path):
     """Losses and gradients are those of float64 to rounding."""
-    kept = tmp_path / "single.txt"
-    sizes = "--batches 150,301 --dims 16 --rounds 1 --sustain 0.01"
-    by_processes(world, f"single-vectors --device cpu {sizes} --out {kept}")
-    lines = kept.read_text().rstrip().splitlines()
-    assert f"torchrun --nproc-per-node {world} -m bench single-vectors" in lines[0]
-    rows = [line.split() for line in lines[-2:]]
+    words = "single-vectors --batches 150,301 --dims 16 --sustain 0.01"
+    rows = [line.split() for line in by_processes(world, tmp_path / "single.txt", words)[-2:]]
     assert [row[:2] for row in rows] == [["150", str(world)], [str(301 // world * world), str(world)]]
     assert all(float(row[2].replace(",", "")) > 0 and float(row[4]) > 0 for row in rows)
     assert all(float(x) < 1e-4 for row in rows for x in (row[-5], row[-3], row[-1]))

@@ -1,46 +1,39 @@
 """The suite of XTR scores: exact results, planted selections, the written-out peer, and its rows."""
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from bench.command_line import main
-from bench.harness import inputs, named_shapes, parity, results
+from bench.harness import inputs, named_shapes, parity
 from bench.harness import xtr as exact
 from bench.harness.library import OURS, SENTENCE_TRANSFORMERS, training_step
-from bench.harness.measuring import Bench, Settings
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
 from bench.suites import soft
 from bench.suites.soft import grid_scores
-from late_interaction._doctor import timing
-from late_interaction._doctor.ceilings import Ceilings
 from late_interaction.reference import xtr_scores_reference
+from tests.support.bench import CPU, bench, dry_run
 
-CPU = torch.device("cpu")
 TINY = named_shapes.TINY_XTR[0]
 SHAPES = [Shape("a", 3, 7, 5, 11, d=16), Shape("b", 1, 1, 2, 13, d=8), Shape("c", 4, 1, 1, 17, d=8), TINY]
 KS = [1, 9, 1000]
 
 
-def drawn(shape: Shape) -> inputs.Inputs:
+def drawn(shape):
     torch.manual_seed(0)
     return inputs.draw(shape, CPU, torch.float64)
 
 
-def step(score: partial[torch.Tensor], x: inputs.Inputs) -> tuple[torch.Tensor, ...]:
+def step(score, x):
     leaves = x.Q.detach().requires_grad_(), x.D.detach().requires_grad_()
     return training_step(score, leaves, x.grad_scores)()
 
 
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
-def test_exact_scores_are_by_definition(shape: Shape, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_scores_are_by_definition(shape, k, monkeypatch):
     x = drawn(shape)
     wanted = xtr_scores_reference(x.Q, x.D, k)
     torch.testing.assert_close(exact.exact_scores(x.Q, x.D, k), wanted)
@@ -50,7 +43,7 @@ def test_exact_scores_are_by_definition(shape: Shape, k: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
-def test_the_results_of_planted_inputs_are_exact_and_no_rounding_moves_them(shape: Shape, k: int) -> None:
+def test_the_results_of_planted_inputs_are_exact_and_no_rounding_moves_them(shape, k):
     torch.manual_seed(0)
     grad = torch.randn(shape.scores_shape, dtype=torch.float64)
     known, results = exact.plant_selection(shape, k, grad, torch.float64)
@@ -68,7 +61,7 @@ def test_the_results_of_planted_inputs_are_exact_and_no_rounding_moves_them(shap
 
 @pytest.mark.parametrize("k", KS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
-def test_the_grid_gives_the_papers_scores(shape: Shape, k: int) -> None:
+def test_the_grid_gives_the_papers_scores(shape, k):
     x = drawn(shape)
     found = step(partial(grid_scores, k=k), x), step(partial(xtr_scores_reference, k=k), x)
     torch.testing.assert_close(*found, check_dtype=False, rtol=1e-5, atol=1e-6)
@@ -76,7 +69,7 @@ def test_the_grid_gives_the_papers_scores(shape: Shape, k: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("k", KS)
-def test_the_grid_is_sentence_transformers(k: int, dtype: torch.dtype) -> None:
+def test_the_grid_is_sentence_transformers(k, dtype):
     pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     try:
         theirs = importlib.import_module("sentence_transformers.multi_vector_encoder.scoring.xtr").xtr_scores
@@ -85,8 +78,8 @@ def test_the_grid_is_sentence_transformers(k: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = inputs.draw(TINY, CPU, dtype)
 
-    def score(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = theirs(Q, D.unsqueeze(1), top_k=k)
+    def score(Q, D):
+        out = theirs(Q, D.unsqueeze(1), top_k=k)
         return out
 
     torch.testing.assert_close(step(partial(grid_scores, k=k), x), step(partial(score), x), rtol=0, atol=0)
@@ -95,17 +88,13 @@ def test_the_grid_is_sentence_transformers(k: int, dtype: torch.dtype) -> None:
 # ---- the suite ----
 
 
-def measured(shape: Shape, *keys: str, device: torch.device = CPU) -> list[results.Row]:
+def measured(shape, *keys, device=CPU):
     torch.manual_seed(0)
-    implementations = [KEYS[key]() for key in keys]
-    settings = Settings(device, torch.bfloat16, implementations, timing.QUICK, Ceilings(), 60)
-    return soft.measure_xtr(Bench(settings, "xtr", shape))
+    return soft.measure_xtr(bench("xtr", shape, *(KEYS[key]() for key in keys), device=device))
 
 
-def test_a_dry_run_takes_the_suite_through(tmp_path: Path) -> None:
-    out = tmp_path / "dry.json"
-    assert main(["run", "--dry-run", "--suite", "xtr", "--impl", "ours,einsum", "--out", str(out)]) == 0
-    _, rows = results.split(results.read(out))
+def test_a_dry_run_takes_the_suite_through(tmp_path):
+    rows = dry_run(tmp_path, "xtr")
     assert [(r["impl"], r["variant"]) for r in rows] == [
         (OURS, soft.MAXSIM),
         *((impl, f"k = {k}") for k in soft.SELECTED for impl in (OURS, SENTENCE_TRANSFORMERS)),
@@ -115,14 +104,14 @@ def test_a_dry_run_takes_the_suite_through(tmp_path: Path) -> None:
         assert r["grad_err"] < parity.GRADIENTS and r["rel_err"] < (1e-5 if r["impl"] == OURS else 5e-2)
 
 
-def test_wrong_scores_and_wrong_gradients_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_length(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+def test_wrong_scores_and_wrong_gradients_are_not_timed(monkeypatch):
+    def by_length(Q, D, k):
         return grid_scores(Q, D, k) / 2
 
-    def without_gradient(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+    def without_gradient(Q, D, k):
         return grid_scores(Q.detach(), D, k) + 0 * Q.float().sum()
 
-    def too_many(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+    def too_many(Q, D, k):
         return grid_scores(Q, D, k + 1)
 
     for wrong, said in (
@@ -141,7 +130,7 @@ def test_wrong_scores_and_wrong_gradients_are_not_timed(monkeypatch: pytest.Monk
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [TINY, *named_shapes.XTR[:2]], ids=lambda s: s.name)
-def test_a_run_on_a_gpu(shape: Shape) -> None:
+def test_a_run_on_a_gpu(shape):
     rows = measured(shape, "ours", "einsum", device=torch.device("cuda"))
     assert len(rows) == 5 and [r.get("error") for r in rows] == [None] * 5
     assert len({r["gpu_method"] for r in rows}) == 1

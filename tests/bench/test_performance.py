@@ -1,9 +1,5 @@
 """Profiles that are read, and the pages that are made of records."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from bench.command_line import main
@@ -11,10 +7,6 @@ from bench.harness import results
 from bench.tuning import ncu
 
 pages = pytest.importorskip("bench.report.pages", reason="pandas is not installed")
-performance = pytest.importorskip("bench.report.performance", reason="pandas is not installed")
-
-
-# As Nsight Compute writes it: its own lines, the program's, names, units, a line a kernel.
 _SHARE = "avg.pct_of_peak_sustained"
 COLUMNS = {
     "ID": ("", "0", "1"),
@@ -33,9 +25,7 @@ TABLE = [",".join(f'"{cell}"' for cell in line) for line in (COLUMNS, *zip(*COLU
 CSV = "\n".join(["==PROF== Connected to process 1", "what the program prints", *TABLE, ""])
 
 
-def test_a_profile_is_read_whatever_else_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_is_read_whatever_else_is_printed(tmp_path, capsys):
     first, second = ncu.extract(CSV, ["train-256", "text-long"])
     assert first == {
         "shape": "train-256", "kernel": "maxsim_forward_wgmma_rows", "grid": "(132, 1, 1)",
@@ -54,7 +44,7 @@ def test_a_profile_is_read_whatever_else_is_printed(
     assert main(["ncu", *options, "train-256"]) == 1
 
 
-def test_report_fills_both_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_fills_both_pages(tmp_path, capsys):
     empty = f"{pages.BEGIN}\n{pages.END}\n"
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "benchmarks" / "h200_roofline.md"
     page.parent.mkdir(parents=True)
@@ -67,5 +57,5 @@ def test_report_fills_both_pages(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["check", *options]) == 1 and "h200_roofline.md" in capsys.readouterr().err
 
 
-def test_the_pages_match_the_recorded_runs() -> None:
+def test_the_pages_match_the_recorded_runs():
     assert main(["check"]) == 0
