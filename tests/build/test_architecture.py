@@ -1,17 +1,17 @@
 """docs/architecture.md: each way is as short as it says, and each of its files is there."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT
+
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LIMITS = {"Dense forward": 24, "Dense forward on a CPU": 15, "Lowmem backward": 18, "Varlen": 19, "PLAID": 16}
 ROW = re.compile(r"^\| `([^`]+)` \| (.+) \|$", re.MULTILINE)
 
 
-def section(way: str) -> tuple[int, list[tuple[str, str]]]:
+def section(way):
     """(the number in its heading, its rows) of a way."""
     match = re.search(rf"^## {way}: (\d+) files$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert match, f"docs/architecture.md has no heading '## {way}: N files'"
@@ -19,16 +19,10 @@ def section(way: str) -> tuple[int, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("way", LIMITS)
-def test_a_way_is_as_short_as_it_says(way):
+def test_a_way_is_as_short_as_it_says_and_its_files_exist(way):
     count, rows = section(way)
-    paths = [path for path, _ in rows]
-    assert len(paths) == len(set(paths)) == count
-    assert count <= LIMITS[way]
-
-
-@pytest.mark.parametrize("way", LIMITS)
-def test_its_files_exist_and_a_line_says_what_happens_there(way):
-    for path, line in section(way)[1]:
+    assert len(rows) == len({path for path, _ in rows}) == count <= LIMITS[way]
+    for path, line in rows:
         assert (ROOT / path).is_file(), path
         assert 5 <= len(line) <= 100, line
 

@@ -2,15 +2,14 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.build.fakes import fake_toolkit, script
+from tests.support.programs import ROOT, run
 
-ROOT = Path(__file__).resolve().parents[2]
 CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 ALL = "75-real;80-real;89-real;90a-real;100-real;120-real;90-virtual"
 
@@ -39,11 +38,6 @@ def test_architectures(tmp_path, gpus, architectures):
         "late_interaction_gpu_architectures(found)\n"
         'message(NOTICE "${found}")\n'
     )
-    run = subprocess.run(
-        [CMAKE, f"-DCMAKE_CUDA_COMPILER={nvcc}", "-P", program],
-        env=os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stderr.strip() == architectures
+    variables = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    done = run(CMAKE, f"-DCMAKE_CUDA_COMPILER={nvcc}", "-P", program, variables=variables)
+    assert done.returncode == 0 and done.stderr.strip() == architectures

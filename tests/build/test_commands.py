@@ -2,12 +2,11 @@
 
 import re
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT, printed
+
 MAKEFILE = (ROOT / "Makefile").read_text()
 if not (ROOT / ".pre-commit-config.yaml").exists():
     pytest.skip("not a git checkout: a source distribution has no hooks", allow_module_level=True)
@@ -25,14 +24,8 @@ def recipes(*targets):
     """The commands that make would run for targets."""
     if not shutil.which("make"):
         pytest.skip("no make")
-    run = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "--always-make", *targets],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [line for line in run.stdout.splitlines() if "pip install" not in line and "touch" not in line]
+    said = printed("make", "--no-print-directory", "--dry-run", "--always-make", *targets, cwd=ROOT)
+    return [line for line in said.splitlines() if "pip install" not in line and "touch" not in line]
 
 
 def hooks():

@@ -1,11 +1,11 @@
 """Comments and docstrings are sentences: none begins with "Of", as a fragment without a subject does."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT
+
 FOLDERS = ("bench", "csrc", "demo", "examples", "late_interaction", "tests", "tools")
 SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h"}
 MARK = r'(?:#|//|""")'
@@ -13,7 +13,7 @@ MARK = r'(?:#|//|""")'
 FRAGMENT = re.compile(rf"(?<!\S)({MARK})[ ]*Of [a-z]")
 
 
-def fragments(text: str) -> list[str]:
+def fragments(text):
     found, before = [], ""
     for line in text.splitlines():
         line = line.strip()

@@ -1,12 +1,10 @@
 """The microbenchmark of an epilogue that overlaps wgmma is run by hand on a GPU; here it is compiled."""
 
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT, printed
 
 
 def test_it_compiles(tmp_path):
@@ -17,5 +15,4 @@ def test_it_compiles(tmp_path):
     asked = [line.strip("/ \n") for line in source.read_text().splitlines() if "nvcc" in line]
     command = asked[0].split()
     command[0], command[-1] = nvcc, str(tmp_path / "epilogue_overlap")
-    run = subprocess.run([*command, "--Werror=all-warnings"], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    printed(*command, "--Werror=all-warnings", cwd=ROOT)

@@ -1,10 +1,9 @@
 """How many files a folder has: few enough to be read as a list."""
 
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT
+
 MOST = 25
 # Folders that may have more, and how many: each module of the package is a path that users import, and each
 # record is a file.

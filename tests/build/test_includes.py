@@ -63,17 +63,17 @@ LEVELS = (
 )
 
 
-def files(root: Path) -> list[Path]:
+def files(root):
     return [path for path in sorted(root.rglob("*")) if path.suffix in SOURCES]
 
 
-def area(path: str) -> str:
+def area(path):
     """ "cuda/forward" of "cuda/forward/sm90_q/kernel.cuh", "plan" of "plan/plan.h", "ops.cpp" of itself."""
     parts = path.split("/")
     return "/".join(parts[: 2 if parts[0] == "cuda" else 1])
 
 
-def arrows(root: Path) -> set[tuple[str, str]]:
+def arrows(root):
     """(file, what it includes), relative to csrc."""
     found = set()
     for path in files(root):
@@ -84,7 +84,7 @@ def arrows(root: Path) -> set[tuple[str, str]]:
     return found
 
 
-def upward(found: set[tuple[str, str]]) -> set[tuple[str, str]]:
+def upward(found):
     """Those of the arrows between areas that are not allowed."""
     return {
         (source, target)
@@ -93,7 +93,7 @@ def upward(found: set[tuple[str, str]]) -> set[tuple[str, str]]:
     }
 
 
-def level(path: str) -> int:
+def level(path):
     return next(number for number, pattern in LEVELS if pattern.match(path.rsplit("/", 1)[-1]))
 
 
@@ -144,7 +144,7 @@ def test_a_compute_capability_is_asked_in_one_file():
 # ---- Python ----
 
 
-def imports(path: Path) -> set[str]:
+def imports(path):
     """Full names of the modules that a file imports."""
     package = path.relative_to(ROOT).with_suffix("").parts
     names = set()
@@ -158,11 +158,11 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-def modules(folder: str) -> list[Path]:
+def modules(folder):
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def is_module(name: str) -> bool:
+def is_module(name):
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
@@ -175,7 +175,7 @@ CALLERS = (
 )
 
 
-def python_level(name: str) -> int:
+def python_level(name):
     """0: checks and other private modules; 1: the operators, Tokens and Codes; 2: what calls them; 3: what
     users import, what stands behind Ray, and the doctor; 4: the package itself."""
     parts = name.split(".")[1:]
@@ -189,7 +189,7 @@ def python_level(name: str) -> int:
     return 0 if path.startswith("_") and not path.startswith(("_doctor", "_ray", "_search.")) else 3
 
 
-def python_arrows() -> set[tuple[str, str]]:
+def python_arrows():
     found = set()
     for path in modules("late_interaction"):
         parts = path.relative_to(ROOT).with_suffix("").parts

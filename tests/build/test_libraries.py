@@ -3,14 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import late_interaction
+from tests.support.programs import ROOT, printed
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = sorted(Path(late_interaction.__file__).parent.glob("*.abi3.so"))
 # What a C++ library links on any Linux.
 SYSTEM = re.compile(r"lib(stdc\+\+|gcc_s|c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*")
@@ -24,7 +23,7 @@ def library(request):
 def readelf(*arguments):
     if not shutil.which("readelf"):
         pytest.skip("no readelf")
-    return subprocess.run(["readelf", "-W", *arguments], capture_output=True, text=True, check=True).stdout
+    return printed("readelf", "-W", *arguments)
 
 
 def test_links_only_the_cpu_part_of_torch(library):

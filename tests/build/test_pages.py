@@ -1,49 +1,29 @@
 """Every path that a page names exists, as a reader would type it from the root or from the page's folder."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "csrc/README.md",
-    *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
-]
+from tests.support.programs import ROOT
+
+PAGES = ["README.md", "CONTRIBUTING.md", "csrc/README.md"]
+PAGES += [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
 SUFFIXES = r"py|cpp|h|cu|cuh|md|txt|toml|json|yaml|cmake|png"
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(rf"^[\w.-]+(/[\w.-]+)*(/|\.({SUFFIXES}))$")
 # What commands write, and names that stand for any file of theirs.
-WRITTEN = {
-    "compile_commands.json",
-    "metadata.json",
-    "doclens.N.json",
-    "building.json",
-    ".venv/",
-    "dist/",
-    ".venv/build/",
-}
+WRITTEN = {"compile_commands.json", "metadata.json", "doclens.N.json", "building.json"}
+WRITTEN |= {".venv/", "dist/", ".venv/build/"}
 # Names of a file that each folder of a kind has.
-KINDS = {
-    "entry.cpp",
-    "run.cpp",
-    "run.h",
-    "args.h",
-    "launch.h",
-    "launch.cuh",
-    "launcher.h",
-    "kernel.cuh",
-    "instances/",
-}
+KINDS = {"entry.cpp", "run.cpp", "run.h", "args.h", "launch.h", "launch.cuh", "launcher.h", "kernel.cuh"}
+KINDS |= {"instances/"}
 
 
-def paths(page: str) -> set[str]:
+def paths(page):
     return {word for word in CODE.findall((ROOT / page).read_text()) if PATH.match(word)} - WRITTEN - KINDS
 
 
-def exists(page: str, name: str) -> bool:
+def exists(page, name):
     folders = (ROOT, (ROOT / page).parent, ROOT / "csrc")
     return any((folder / name).exists() for folder in folders)
 

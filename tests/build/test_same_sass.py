@@ -1,12 +1,9 @@
 """tools/same_sass.py: bodies are compared as a multiset, whatever the kernels are called."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT, python
+
 TOOL = ROOT / "tools" / "same_sass.py"
 
 LISTING = """
@@ -30,16 +27,13 @@ def kernel(name, instruction="LDC R1, c[0x0][0x28]", arch="sm_90a"):
 def compare(folder, before, after, *options):
     (folder / "before.sass").write_text(before)
     (folder / "after.sass").write_text(after)
-    command = [sys.executable, TOOL, folder / "before.sass", folder / "after.sass", *options]
-    return subprocess.run(command, capture_output=True, text=True)
+    return python(TOOL, folder / "before.sass", folder / "after.sass", *options)
 
 
 def test_names_and_columns_do_not_matter(tmp_path):
-    run = compare(
-        tmp_path, kernel("_Z3oldv") + kernel("_Z1x", "EXIT"), kernel("_Z1y", "  EXIT") + kernel("_Z3newv")
-    )
-    assert run.returncode == 0, run.stdout
-    assert "2 kernels before, 2 after" in run.stdout
+    before = kernel("_Z3oldv") + kernel("_Z1x", "EXIT")
+    run = compare(tmp_path, before, kernel("_Z1y", "  EXIT") + kernel("_Z3newv"))
+    assert run.returncode == 0 and "2 kernels before, 2 after" in run.stdout, run.stdout
 
 
 @pytest.mark.parametrize(
@@ -53,9 +47,7 @@ def test_names_and_columns_do_not_matter(tmp_path):
 )
 def test_another_body_is_named(tmp_path, after):
     run = compare(tmp_path, kernel("_Z3oldv"), after)
-    assert run.returncode == 1
-    assert "before" in run.stdout
-    assert "_Z3newv" in run.stdout
+    assert run.returncode == 1 and "before" in run.stdout and "_Z3newv" in run.stdout
 
 
 def test_a_part_may_lack_kernels_but_have_no_new_one(tmp_path):

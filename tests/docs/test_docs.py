@@ -2,17 +2,15 @@
 
 import importlib
 import inspect
-import os
 import pkgutil
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import late_interaction as li
+from tests.support.programs import python
 
 
 def modules():
@@ -71,7 +69,7 @@ import late_interaction, torch
 
 
 def test_without_the_compiled_library():
-    run = subprocess.run([sys.executable, "-c", without("._C")], capture_output=True, text=True)
+    run = python("-c", without("._C"))
     last = run.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: late_interaction has no compiled library _C: "), run.stderr
     assert "another folder, or build in place with `pip install --no-build-isolation -e .`" in last
@@ -83,11 +81,10 @@ def test_a_checkout_that_hides_the_installed_copy_says_so(tmp_path):
     sources = Path(li.__file__).parent
     for folder, left_out in ((checkout, "*.so"), (site, "__pycache__")):
         shutil.copytree(sources, folder / "late_interaction", ignore=shutil.ignore_patterns(left_out))
-    environment = os.environ | {"PYTHONPATH": str(site)}
 
     def imported(folder):
-        command = [sys.executable, "-c", "import late_interaction; print(late_interaction.__file__)"]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        code = "import late_interaction; print(late_interaction.__file__)"
+        return python("-c", code, cwd=folder, variables={"PYTHONPATH": site})
 
     last = imported(checkout).stderr.strip().splitlines()[-1]
     hides, hidden = checkout / "late_interaction", site / "late_interaction"
@@ -97,17 +94,13 @@ def test_a_checkout_that_hides_the_installed_copy_says_so(tmp_path):
 
 
 def test_without_the_cuda_library():
-    code = (
-        without("._cuda") + "print(late_interaction.maxsim(torch.ones(1, 1, 1), torch.ones(1, 2, 1)).item())"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1.0\n"
+    call = "print(late_interaction.maxsim(torch.ones(1, 1, 1), torch.ones(1, 2, 1)).item())"
+    assert python("-c", without("._cuda") + call).stdout == "1.0\n"
 
 
 @pytest.mark.gpu
 def test_cuda_tensors_without_the_cuda_library():
     code = without("._cuda") + "x = torch.ones(1, 1, 1, device='cuda'); late_interaction.maxsim(x, x)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    last = run.stderr.strip().splitlines()[-1]
-    assert last.startswith("RuntimeError: late_interaction has no CUDA kernels for these CUDA tensors"), (
-        run.stderr
-    )
+    said = python("-c", code).stderr
+    start = "RuntimeError: late_interaction has no CUDA kernels for these CUDA tensors"
+    assert said.strip().splitlines()[-1].startswith(start), said

@@ -1,15 +1,13 @@
 """One name and one default for each thing, in every public function, class and method."""
 
-import importlib
 import inspect
-import pkgutil
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-import late_interaction as li
 from late_interaction import pooling
 from late_interaction._checks import options
+from tests.support.surface import public
 
 # Whose names and defaults are those of another package.
 OTHERS = ("lik", "integrations")
@@ -21,21 +19,6 @@ CHOICES = {
 }  # fmt: skip
 
 
-def public():
-    """Every public function and method by its name, of every public module."""
-    found = {}
-    for info in pkgutil.walk_packages(li.__path__, "late_interaction."):
-        parts = info.name.split(".")
-        if parts[1] in (*OTHERS, "ops") or any(part.startswith("_") for part in parts):
-            continue
-        module = importlib.import_module(info.name)
-        for name in module.__all__:
-            found |= callables(f"{info.name}.{name}", getattr(module, name))
-    for name in li.__all__:
-        found |= callables(f"late_interaction.{name}", getattr(li, name))
-    return found
-
-
 def callables(name, x):
     if inspect.isclass(x):
         own = {f"{name}.{key}": getattr(x, key) for key in vars(x) if not key.startswith("_")}
@@ -44,7 +27,9 @@ def callables(name, x):
     return {name: x} if callable(x) else {}
 
 
-FUNCTIONS = public()
+FUNCTIONS = {}
+for name, x in public(*OTHERS, "ops").items():
+    FUNCTIONS |= callables(name, x)
 
 
 def parameters(function):

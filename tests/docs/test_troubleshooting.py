@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +14,10 @@ from late_interaction._scoring import norm_warning
 from late_interaction.lik import plaid
 from late_interaction.score_pairs import rerank_direct
 from tests.docs.test_docs import without
+from tests.support.programs import ROOT, python
 from tests.training.test_contrastive_group import on_ranks
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").read_text()
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 DOCUMENTS = torch.nn.functional.normalize(torch.ones(4, 5, 8), dim=-1)
 # Another allocator's words, which no test here should provoke.
 NOT_OURS = {"CUDA out of memory"}
@@ -75,8 +75,7 @@ def without_norms(monkeypatch):
 
 def in_another_process(library, call):
     def run():
-        code = without(library) + call
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = python("-c", without(library) + call)
         raise RuntimeError(done.stderr.strip().splitlines()[-1].partition(": ")[2])
 
     return run

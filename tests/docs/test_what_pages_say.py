@@ -1,44 +1,23 @@
 """Claims of the pages that no example of theirs shows."""
 
 import re
-from pathlib import Path
 
 import torch
 
 import late_interaction as li
 from tests.build.test_readme import examples
+from tests.support.programs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # What flash-maxsim 0.3.0 exports, without its references in PyTorch; and a module that it does not import.
 FLASH_MAXSIM = [
-    "flash_maxsim",
-    "flash_maxsim_batched",
-    "flash_maxsim_batched_train",
-    "flash_maxsim_int8",
-    "flash_maxsim_int8_batched_train",
-    "flash_maxsim_int8_symmetric",
-    "flash_maxsim_int8x8",
-    "flash_maxsim_packed",
-    "flash_maxsim_pairs",
-    "flash_maxsim_pairs_dense",
-    "flash_maxsim_persistent",
-    "flash_maxsim_qreuse",
-    "flash_maxsim_rerank",
-    "flash_maxsim_rerank_direct",
-    "flash_maxsim_rerank_padded",
-    "flash_maxsim_splitk",
-    "flash_maxsim_topk",
-    "flash_maxsim_train",
-    "flash_maxsim_varlen",
-    "pack_docs",
-    "pack_pairs",
-    "quantize_int8",
-    "dequantize_int8",
-    "quantize_int8_symmetric",
-    "quantize_query_int8",
-    "warmup",
-    "flash_maxsim_sparse",
-]
+    "flash_maxsim", "flash_maxsim_batched", "flash_maxsim_batched_train", "flash_maxsim_int8",
+    "flash_maxsim_int8_batched_train", "flash_maxsim_int8_symmetric", "flash_maxsim_int8x8",
+    "flash_maxsim_packed", "flash_maxsim_pairs", "flash_maxsim_pairs_dense", "flash_maxsim_persistent",
+    "flash_maxsim_qreuse", "flash_maxsim_rerank", "flash_maxsim_rerank_direct",
+    "flash_maxsim_rerank_padded", "flash_maxsim_splitk", "flash_maxsim_topk", "flash_maxsim_train",
+    "flash_maxsim_varlen", "pack_docs", "pack_pairs", "quantize_int8", "dequantize_int8",
+    "quantize_int8_symmetric", "quantize_query_int8", "warmup", "flash_maxsim_sparse",
+]  # fmt: skip
 # By what stands in a program: how docs/examples.md calls what it needs.
 NEEDS = {
     "from sentence_transformers import": "Sentence Transformers",

@@ -2,19 +2,17 @@
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import late_interaction as li
+from tests.support.programs import printed
 
 
 def run(code, *arguments):
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return printed(sys.executable, "-c", code, *arguments).split()
 
 
 def loaded(code=""):
@@ -47,7 +45,7 @@ def test_every_public_name_is_there():
 
 # Modules whose names are functions of their package, with the reason. The list only shrinks.
 SHADOWED = {
-    "late_interaction.lik.retrieve": "late-interaction-kernels has a module and a function of this name",
+    "late_interaction.lik.retrieve": "late-interaction-kernels has a module and a function of this name"
 }
 EVERYTHING = """
 import importlib, random, sys

@@ -1,25 +1,28 @@
 """The program that tries a release's files in many environments (matrix.py) says what it did not try."""
 
-import subprocess
 import sys
-from pathlib import Path
 
-MATRIX = Path(__file__).resolve().parent / "matrix.py"
+import pytest
 
+from tests.support.programs import ROOT, printed, python
 
-def matrix(*arguments):
-    return subprocess.run(
-        [sys.executable, MATRIX, *map(str, arguments)], capture_output=True, text=True, timeout=300
-    )
+PACKAGING = ROOT / "tests" / "packaging"
 
 
-def test_it_fails_when_everything_was_skipped(tmp_path):
-    run = matrix(tmp_path / "late_interaction-1.whl", "--python", "3.99", "--torch", "2.10")
-    assert run.returncode == 1
-    assert run.stdout.splitlines()[-1] == "0 passed, 0 failed, 1 skipped"
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--python", "3.99", "--torch", "2.10"], "0 passed, 0 failed, 1 skipped"),
+        (["--env", sys.executable], "0 passed, 1 failed, 0 skipped"),  # there is no such file
+    ],
+)
+def test_it_fails_when_nothing_passed(words, said, tmp_path):
+    file = tmp_path / "late_interaction-1-py3-none-any.whl"
+    run = python(PACKAGING / "matrix.py", file, *words, timeout=300)
+    assert (run.returncode, run.stdout.splitlines()[-1]) == (1, said)
 
 
-def test_it_fails_when_a_file_does_not_install(tmp_path):
-    run = matrix(tmp_path / "late_interaction-1-py3-none-any.whl", "--env", sys.executable)
-    assert run.returncode == 1
-    assert run.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+def test_the_smoke_test_passes_here():
+    """On the libraries that were just built."""
+    said = printed(sys.executable, PACKAGING / "smoke.py", variables={"PYTHONPATH": ROOT})
+    assert said.startswith("ok: late_interaction")

@@ -152,13 +152,10 @@ def test_a_table_that_says_what_is_there(night, tmp_path):
     assert kept == ["METADATA", "scores.py"]
 
 
-def test_a_function_that_the_table_does_not_know_is_named_by_file_and_line(night):
+def test_what_the_table_does_not_know_and_what_is_gone_is_named(night):
     failed, said = night({"scores.scored_0": PATCHED})
     assert failed
     assert said.err == "some-library==1.0 some_library/scores.py:4: scores.scored_1 is reached by no patch\n"
-
-
-def test_a_function_that_is_gone_is_named(night):
     failed, said = night(KNOWN | {"scores.of_before": PATCHED})
     assert failed and "scores.of_before is in maxsim_leaves.py, and there no more" in said.err
 

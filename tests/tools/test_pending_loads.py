@@ -1,16 +1,15 @@
 """tools/pending_loads.py: no kernel gives TMA a stage of shared memory while it still loads from it."""
 
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs import ROOT, printed, python
 from tools.pending_loads import instructions, kernels, pending_loads
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "pending_loads.py"
 OBJECTS = Path(sys.prefix) / "build" / "objects" / "late_interaction._cuda" / "csrc" / "cuda"
 PACKAGED = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin"
@@ -73,57 +72,38 @@ def listing(*instructions):
     return "\t\tFunction : _Z6kernelv\n" + "".join(lines)
 
 
-def found(*written):
+LOADS, ARRIVES, USES, END = (LOAD, 2), (ARRIVE,), ("FADD R1, R4, R4", 7, 1 << 2), ("EXIT",)
+AGAIN = ("@P1 BRA 0x0",)
+# Instructions, and the loads that are under way at each arrival.
+LISTINGS = {
+    "nothing waits for the load": ([LOADS, ARRIVES, USES, END], {16: {0}}),
+    "its use waits": ([LOADS, USES, ARRIVES, END], {}),
+    "any instruction waits": ([LOADS, ("IADD3 R8, R8, R9, RZ", 7, 0b111111), ARRIVES, END], {}),
+    "the arrival waits": ([LOADS, (ARRIVE, 7, 1 << 2), END], {}),
+    "another scoreboard": ([LOADS, ("FADD R1, R5, R5", 7, 1 << 3), ARRIVES, END], {32: {0}}),
+    "one of two ways waits": ([LOADS, ("@P1 BRA 0x30",), USES, ARRIVES, END], {48: {0}}),
+    "the way that is taken waits": ([LOADS, ("BRA 0x30",), ARRIVES, USES, ARRIVES, END], {}),
+    "a load of the round before": ([ARRIVES, (LOAD, 1), AGAIN, END], {0: {16}}),
+    "each round waits first": ([("NOP", 7, 1 << 1), ARRIVES, (LOAD, 1), AGAIN, END], {}),
+    "producers' arrivals, which expect bytes": ([LOADS, ("SYNCS.ARRIVE.TRANS64 RZ, [R8], R9",), END], {}),
+}
+
+
+@pytest.mark.parametrize("case", LISTINGS)
+def test_loads_under_way(case):
+    written, pending = LISTINGS[case]
     ((name, part),) = kernels(listing(*written))
     body = instructions(part)
     assert name == "_Z6kernelv" and len(body) == len(written)
-    return pending_loads(body)
-
-
-def test_a_load_that_nothing_waited_for():
-    assert found((LOAD, 2), (ARRIVE,), ("FADD R1, R4, R4", 7, 1 << 2), ("EXIT",)) == {16: {0}}
-
-
-@pytest.mark.parametrize(
-    "between",
-    [("FADD R1, R4, R4", 7, 1 << 2), ("IADD3 R8, R8, R9, RZ", 7, 0b111111)],
-    ids=["its use", "any instruction that waits"],
-)
-def test_a_load_that_something_waited_for(between):
-    assert found((LOAD, 2), between, (ARRIVE,), ("EXIT",)) == {}
-
-
-def test_the_arrival_waits_itself():
-    assert found((LOAD, 2), (ARRIVE, 7, 1 << 2), ("EXIT",)) == {}
-
-
-def test_another_scoreboard():
-    assert found((LOAD, 2), ("FADD R1, R5, R5", 7, 1 << 3), (ARRIVE,), ("EXIT",)) == {32: {0}}
-
-
-def test_one_of_two_ways_waits():
-    skip = ("@P1 BRA 0x30",)
-    use = ("FADD R1, R4, R4", 7, 1 << 2)
-    assert found((LOAD, 2), skip, use, (ARRIVE,), ("EXIT",)) == {48: {0}}
-    assert found((LOAD, 2), ("BRA 0x30",), (ARRIVE,), use, (ARRIVE,), ("EXIT",)) == {}
-
-
-def test_a_load_of_the_round_before():
-    again = ("@P1 BRA 0x0",)
-    assert found((ARRIVE,), (LOAD, 1), again, ("EXIT",)) == {0: {16}}
-    assert found(("NOP", 7, 1 << 1), (ARRIVE,), (LOAD, 1), again, ("EXIT",)) == {}
-
-
-def test_arrivals_that_expect_bytes_are_the_producers():
-    assert found((LOAD, 2), ("SYNCS.ARRIVE.TRANS64 RZ, [R8], R9",), ("EXIT",)) == {}
+    assert pending_loads(body) == pending
 
 
 def test_the_command(tmp_path):
     path = tmp_path / "kernel.sass"
     path.write_text(listing((LOAD, 2), (ARRIVE,), ("EXIT",)))
-    run = subprocess.run([sys.executable, TOOL, path], capture_output=True, text=True)
+    run = python(TOOL, path)
     assert run.returncode == 1 and "under way: 0x0 LDS R4, [R2]" in run.stdout
-    run = subprocess.run([sys.executable, TOOL, path, "--kernel", "other"], capture_output=True, text=True)
+    run = python(TOOL, path, "--kernel", "other")
     assert run.returncode == 1 and "0 kernels" in run.stdout
 
 
@@ -136,7 +116,7 @@ def run_tool(*words):
     if tools is None and shutil.which("cuobjdump") is None:
         pytest.skip("no cuobjdump is here: it comes with requirements/dev.txt, or the CUDA toolkit")
     where = ["--tools", str(tools)] if tools else []
-    return subprocess.run([sys.executable, TOOL, *where, *words], capture_output=True, text=True)
+    return python(TOOL, *where, *words)
 
 
 def test_no_kernel_gives_tma_a_stage_that_it_still_loads_from():
@@ -150,9 +130,9 @@ def test_no_kernel_gives_tma_a_stage_that_it_still_loads_from():
         pytest.skip("no CUDA library was built here (no nvcc)")
     # No older machine code has TMA, or these arrivals.
     sm80_q = "maxsim_forward_sm80_qI"
-    run = run_tool(*map(str, objects), "--arch", "sm_90a", "--ordinary", "maxsim_forward_sm90_qI", sm80_q)
+    run = run_tool(*objects, "--arch", "sm_90a", "--ordinary", "maxsim_forward_sm90_qI", sm80_q)
     assert run.returncode == 0, run.stdout + run.stderr
-    compiled = [str(path) for path in objects if "sm80_q" in path.parts]
+    compiled = [path for path in objects if "sm80_q" in path.parts]
     run = run_tool(*compiled, "--arch", "sm_90a", "--kernel", sm80_q)
     assert len(compiled) == 10 and "40 kernels" in run.stdout, run.stdout[-200:]
     assert "LDSM" not in run.stdout, run.stdout
@@ -163,11 +143,9 @@ def test_a_kernel_that_gives_its_stage_back_too_early_is_found(tmp_path):
     """A loaded word that is used only behind the arrival, as the compiler may order it."""
     source = tmp_path / "early.cu"
     source.write_text(EARLY)
-    command = ["nvcc", "-cubin", "-arch=sm_90a", "-o", tmp_path / "early.cubin", source]
-    subprocess.run(command, check=True, capture_output=True)
-    run = run_tool(str(tmp_path / "early.cubin"))
-    found = sorted(
-        line.split()[0] for line in run.stdout.splitlines() if "0x" in line and "under" not in line
-    )
+    printed("nvcc", "-cubin", "-arch=sm_90a", "-o", tmp_path / "early.cubin", source)
+    run = run_tool(tmp_path / "early.cubin")
+    lines = [line for line in run.stdout.splitlines() if "0x" in line and "under" not in line]
+    found = sorted(line.split()[0] for line in lines)
     early = ["arrives_too_early:", "copies_a_box_too_early:", "copies_too_early:"]
     assert run.returncode == 1 and found == early, run.stdout

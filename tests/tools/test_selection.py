@@ -4,8 +4,6 @@ import ast
 import itertools
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,7 @@ import torch
 
 import late_interaction as li
 from tests import selection
-
-ROOT = Path(__file__).resolve().parents[2]
-
+from tests.support.programs import ROOT, python
 
 CONFTEST = f"""
 import sys
@@ -45,8 +41,7 @@ def test_one(a, b):
 def test_every_few_values_meet_in_a_parameter_set(strength, most, tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_x.py").write_text(PARAMETRIZED)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", f"--strength={strength}"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    run = python("-m", "pytest", "--collect-only", "-q", f"--strength={strength}", cwd=tmp_path)
     few = re.findall(r"test_few\[(\d+)\]", run.stdout)
     assert len(few) == 24 or strength == 1
     assert run.stdout.count("test_one[") == 60
@@ -79,8 +74,7 @@ def test_fails_until_it_is_mended():
 
 def staged(folder, stage):
     """Runs the tests of a folder by one worker. Returns what became of each, and what was printed."""
-    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "--stage", stage]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    run = python("-m", "pytest", "-v", "-n", "1", "--stage", stage, cwd=folder)
     became = re.findall(r"^\[gw0\].* ([A-Z]+) \S+::(\w+) *$", run.stdout, re.MULTILINE)
     return {name: result for result, name in became}, run.stdout
 
@@ -100,7 +94,7 @@ def test_what_make_test_does_not_run_make_ci_runs(tmp_path):
     assert "1 tests skipped: they passed in make test" in said
 
 
-def words(node: ast.AST) -> set[str]:
+def words(node):
     """Functions, attributes that code takes and strings that it holds: how a test names an operator."""
     kinds = {ast.FunctionDef: "name", ast.Attribute: "attr", ast.Constant: "value"}
     found = {getattr(child, kinds[type(child)]) for child in ast.walk(node) if type(child) in kinds}
