@@ -4,18 +4,15 @@ tests/cpp/test_isa.cpp needs no PyTorch, so that a static program of it runs und
 tests/emulated.py runs the tests from Python.
 """
 
-import os
 import shutil
-import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 
 import late_interaction as li
+from tests.support.programs import ROOT, printed
 
-ROOT = Path(__file__).resolve().parents[2]
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 SOURCES = ["aarch64/neon", "aarch64/neon_dotprod", "aarch64/neon_bf16", "portable"]
@@ -30,7 +27,7 @@ def program(tmp_path_factory):
     sources = ["tests/cpp/test_isa.cpp", "csrc/cpu/dispatch.cpp"]
     sources += [f"csrc/cpu/isa/{name}.cpp" for name in SOURCES]
     flags = ["-O0", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-static"]
-    subprocess.run([COMPILER, *flags, *sources, "-o", built], cwd=ROOT, check=True)
+    printed(COMPILER, *flags, *sources, "-o", built, cwd=ROOT)
     return built
 
 
@@ -38,11 +35,8 @@ def program(tmp_path_factory):
 def test_kernels_run_on_an_emulated_cpu(program, cpu):
     if not shutil.which(EMULATOR):
         pytest.skip(f"no {EMULATOR} is here: apt-get install qemu-user")
-    command = [EMULATOR, "-cpu", cpu, program, CHOSEN[cpu]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"chosen: {CHOSEN[cpu]}\n" in done.stdout
-    assert f"{CHOSEN[cpu]}: checked" in done.stdout
+    said = printed(EMULATOR, "-cpu", cpu, program, CHOSEN[cpu])
+    assert f"chosen: {CHOSEN[cpu]}\n" in said and f"{CHOSEN[cpu]}: checked" in said
 
 
 SCORES = """
@@ -63,9 +57,8 @@ def test_the_wheel_scores_as_here(tmp_path):
     torch.manual_seed(0)
     Q, D = torch.randn(3, 7, 40), torch.randn(5, 11, 40)
     torch.save((Q, D), given)
-    command = [python, "-c", SCORES, given, told]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    variables = {"PYTHONPATH": tmp_path / "installed"}
+    printed(python, "-c", SCORES, given, told, cwd=tmp_path, variables=variables)
     wanted = li.maxsim(Q, D), li.maxsim(Q.bfloat16(), D.bfloat16())
     for theirs, ours in zip(torch.load(told), wanted, strict=True):
         torch.testing.assert_close(theirs, ours)

@@ -19,7 +19,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import uuid
 from pathlib import Path
 
@@ -27,8 +26,8 @@ import pytest
 
 from tests.build.torch_headers import UnreachableError, headers
 from tests.selection import NIGHTLY
+from tests.support.programs import ROOT, run
 
-ROOT = Path(__file__).resolve().parents[2]
 OLDEST = "2.10.0"
 RELEASES = (OLDEST, *(("2.11.0", "2.12.0") if NIGHTLY else ()), "newest")
 WORKERS = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
@@ -38,7 +37,7 @@ NAME = re.compile(r"\b(?:torch::[\w:]+|(?:aoti_torch|STABLE_TORCH|STD_TORCH|TORC
 
 
 @functools.cache
-def included(path: Path) -> tuple[frozenset[Path], frozenset[str]]:
+def included(path):
     """All files of ours that a source is made of, itself among them, and all <headers> that they include."""
     ours, system, todo = set(), set(), [path]
     while todo:
@@ -50,7 +49,7 @@ def included(path: Path) -> tuple[frozenset[Path], frozenset[str]]:
     return frozenset(ours), frozenset(system)
 
 
-def of_pytorch(path: Path) -> set[str]:
+def of_pytorch(path):
     return {name for name in included(path)[1] if name.startswith("<torch/")}
 
 
@@ -84,8 +83,8 @@ def command_for(include, cuda):
 
 
 def errors(source, command):
-    run = subprocess.run([*command, "-fsyntax-only", str(source)], capture_output=True, text=True)
-    return (run.stderr or f"{source} does not compile") if run.returncode else ""
+    done = run(*command, "-fsyntax-only", source)
+    return (done.stderr or f"{source} does not compile") if done.returncode else ""
 
 
 def precompiled(command, folder):
@@ -93,13 +92,11 @@ def precompiled(command, folder):
     names = sorted(set().union(*map(of_pytorch, SOURCES)))
     header = folder / "pytorch.h"
     header.write_text("".join(f"#include {name}\n" for name in names))
-    run = subprocess.run(
-        [*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"], capture_output=True
-    )
-    return command if run.returncode else [*command, "-include", str(header)]
+    done = run(*command, "-x", "c++-header", header, "-o", f"{header}.gch")
+    return command if done.returncode else [*command, "-include", str(header)]
 
 
-def names_of_pytorch(path: Path) -> set[str]:
+def names_of_pytorch(path):
     """Headers of PyTorch, and its functions and macros, in a source and what it includes of ours."""
     return of_pytorch(path) | {name for ours in included(path)[0] for name in NAME.findall(ours.read_text())}
 
@@ -119,8 +116,7 @@ class Checked:
 
     def __init__(self, file, command):
         self.file = file
-        version = subprocess.run([command[0], "--version"], capture_output=True, text=True).stdout
-        self.command = "\n".join([version, *command])
+        self.command = "\n".join([run(command[0], "--version").stdout, *command])
         self.known = set(file.read_text().split()) if file.exists() else set()
 
     def digest(self, source):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import late_interaction
 from late_interaction.ops import _library
 from tests.selection import NIGHTLY
 from tests.support import side_by_side
+from tests.support.programs import ROOT, printed, python
 from tools import make_hub
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = Path(late_interaction.__file__).parent
 (KERNELS,) = side_by_side.releases("kernels")
 OTHER = "late_interaction_other"
@@ -38,16 +37,8 @@ def hub(tmp_path_factory):
 
 def ran(code, tmp_path, *kernels):
     """Runs the code where the checkout is not to be found. kernels: also where that package is."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, kernels)), "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, kernels)), "HF_HUB_OFFLINE": "1"}
+    return printed(sys.executable, "-W", "ignore", "-c", code, cwd=tmp_path, variables=variables)
 
 
 @pytest.fixture
@@ -262,9 +253,9 @@ def test_the_same_library_loaded_again_is_called_the_same():
 def test_two_namespaces_in_one_process(kernels, tmp_path):
     """The checkout's library and one of another namespace: each scores, forward, backward and compiled, and
     forcing the kernels of one leaves the other alone."""
-    environment = os.environ | {"LATE_INTERACTION_NAMESPACE": OTHER, "LATE_INTERACTION_WITH_CUDA": "0"}
-    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path / "libraries")]
-    subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True)
+    variables = {"LATE_INTERACTION_NAMESPACE": OTHER, "LATE_INTERACTION_WITH_CUDA": "0"}
+    build = ("setup.py", "--quiet", "build_ext", "--build-lib", tmp_path / "libraries")
+    printed(sys.executable, *build, cwd=ROOT, variables=variables)
     (folder,) = make_hub.make_hub(tmp_path / "libraries" / "late_interaction", tmp_path / "build", 1)
     assert re.match(rf"_{OTHER}_cpu_", json.loads((folder / "metadata.json").read_text())["id"])
     code = f"""
@@ -307,7 +298,6 @@ for name in ("1st", "a.b"):
     except SystemExit as error:
         print(error)
 """
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = python("-c", code, cwd=ROOT).stdout.splitlines()
     said = [f"must be a name such as late_interaction_v2, got {name!r}." for name in ("1st", "a.b")]
-    assert all(map(str.endswith, run.stdout.splitlines(), said)), run.stdout
-    assert len(run.stdout.splitlines()) == 2
+    assert len(lines) == 2 and all(map(str.endswith, lines, said)), lines

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.selection import examples
+from tests.support.programs import ROOT
 
-FOLDERS = (Path(sys.prefix) / "build" / "cmake", Path(__file__).resolve().parents[2] / "build" / "cmake")
+FOLDERS = (Path(sys.prefix) / "build" / "cmake", ROOT / "build" / "cmake")
 
 
 def load():
@@ -28,15 +30,24 @@ plan = load()
 H200 = plan.device_of_capability(90, 132)
 A100 = plan.device_of_capability(80, 108)
 
-sizes = st.builds(
-    plan.Sizes,
-    st.sampled_from(list(plan.Layout)),
-    st.integers(1, 4096),
-    st.integers(1, 100_000),
-    st.integers(1, 32_768),
-    st.integers(1, 1_000_000),
-    st.integers(1, 4096),
-)
+OWN = plan.Layout.per_query
+
+
+def forward(Nq, N, Lq, Ld, d=128, layout=plan.Layout.in_batch, device=H200, **traits):
+    return plan.plan_forward(plan.Sizes(layout, Nq, N, Lq, Ld, d), plan.ForwardTraits(**traits), device)
+
+
+def lowmem(Nq, N, Lq, Ld, layout=plan.Layout.in_batch, dtype=plan.Dtype.bf16):
+    size = plan.Sizes(layout, Nq, N, Lq, Ld, 128)
+    return plan.plan_backward(size, dtype, True, False, plan.Backward.lowmem, H200)
+
+
+def sizes_of(Lq, Ld, d):
+    layouts = st.sampled_from(list(plan.Layout))
+    return st.builds(plan.Sizes, layouts, st.integers(1, 4096), st.integers(1, 100_000), Lq, Ld, d)
+
+
+sizes = sizes_of(st.integers(1, 32_768), st.integers(1, 1_000_000), st.integers(1, 4096))
 devices = st.builds(
     plan.device_of_capability,
     st.sampled_from([75, 80, 86, 89, 90, 100, 120, 121]),
@@ -101,15 +112,7 @@ def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, m
 
 @settings(max_examples=examples(300), deadline=None)
 @given(
-    st.builds(
-        plan.Sizes,
-        st.sampled_from(list(plan.Layout)),
-        st.integers(1, 4096),
-        st.integers(1, 100_000),
-        st.integers(1, 1200),
-        st.integers(1, 70),
-        st.integers(1, 80).map(lambda vectors: 8 * vectors),
-    ),
+    sizes_of(st.integers(1, 1200), st.integers(1, 70), st.integers(1, 80).map(lambda vectors: 8 * vectors)),
     st.sampled_from([plan.Dtype.bf16, plan.Dtype.fp16, plan.Dtype.fp32]),
     devices,
 )
@@ -154,65 +157,51 @@ def test_the_backward_of_short_documents_fits_the_device(size, dtype, device):
 
 @pytest.mark.parametrize("Nq, N, Lq, Ld", [(256, 256, 32, 300), (512, 512, 32, 300), (128, 128, 128, 1024)])
 def test_owned_documents_leave_l1_to_the_rows_in_flight(Nq, N, Lq, Ld):
-    size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
-    backward = plan.plan_backward(size, plan.Dtype.bf16, True, False, plan.Backward.lowmem, H200)
+    backward = lowmem(Nq, N, Lq, Ld)
     assert 3 * (backward.lowmem_smem_bytes + 1024) <= (228 - 64) * 1024
     # And an even spread of winners is put in order in one round.
     assert backward.list_capacity * backward.tiles >= Nq * Lq
 
 
 def test_documents_of_one_query_have_a_kernel_of_their_own():
-    def backward(layout, Nq, N, Lq, Ld, d=128, dtype=plan.Dtype.bf16):
-        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        return plan.plan_backward(size, dtype, True, False, plan.Backward.lowmem, H200)
-
-    kd = backward(plan.Layout.per_query, 128, 8, 32, 1030)
+    kd = lowmem(128, 8, 32, 1030, OWN)
     assert kd.single_query and kd.tiles == 8 and kd.chunk == 32
-    assert backward(plan.Layout.per_query, 128, 8, 32, 1030, dtype=plan.Dtype.fp32).tiles == 16
-    assert backward(plan.Layout.per_query, 8, 1, 32, 1030).tiles == 33  # else most multiprocessors would idle
-    assert backward(plan.Layout.per_query, 128, 8, 256, 1030).single_query
-    assert not backward(plan.Layout.per_query, 128, 8, 257, 1030).single_query
-    assert not backward(plan.Layout.in_batch, 1, 8, 32, 1030).single_query
+    assert lowmem(128, 8, 32, 1030, OWN, plan.Dtype.fp32).tiles == 16
+    assert lowmem(8, 1, 32, 1030, OWN).tiles == 33  # else most multiprocessors would idle
+    assert lowmem(128, 8, 256, 1030, OWN).single_query
+    assert not lowmem(128, 8, 257, 1030, OWN).single_query
+    assert not lowmem(1, 8, 32, 1030).single_query
 
 
 def test_tiles_leave_out_the_winners_of_others_where_those_of_their_own_find_room():
-    def backward(Nq, N, Lq, Ld):
-        size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
-        made = plan.plan_backward(size, plan.Dtype.bf16, True, False, plan.Backward.lowmem, H200)
+    shapes = (32, 32, 32, 300), (256, 256, 32, 300), (64, 64, 1030, 1030), (1, 1000, 32, 300)
+    small, whole, long, single = plans = [lowmem(*shape) for shape in shapes]
+    for made in plans:
         assert made.segments & (made.segments - 1) == 0 and made.chunk % (32 * made.segments) == 0
-        return made
-
-    small, whole, long = backward(32, 32, 32, 300), backward(256, 256, 32, 300), backward(64, 64, 1030, 1030)
     assert small.compact and small.tiles == 8 and small.chunk >= 32 * 32 / 8
     assert not whole.compact and whole.tiles == 1 and whole.chunk >= 256 * 32
     # More tiles than an order in several rounds would need, but each reads the document's winners once.
     assert long.compact and long.chunk * long.tiles >= 64 * 1030
-    assert not backward(1, 1000, 32, 300).compact
+    assert not single.compact
 
 
 @pytest.mark.parametrize(
     "device", [A100, plan.device_of_capability(86, 84), plan.device_of_capability(120, 170)]
 )
 def test_older_gpus_share_documents_among_as_many_rows_as_keep_them_busy(device):
-    def forward(Nq, N, Lq, Ld, d=128, layout=plan.Layout.in_batch):
-        return plan.plan_forward(plan.Sizes(layout, Nq, N, Lq, Ld, d), plan.ForwardTraits(), device)
-
-    assert forward(256, 256, 32, 300).many_rows and forward(64, 64, 1030, 1030).many_rows
+    here = partial(forward, device=device)
+    assert here(256, 256, 32, 300).many_rows and here(64, 64, 1030, 1030).many_rows
     if device.sm_count > 100:  # else most multiprocessors idle
-        assert not forward(32, 32, 32, 300).many_rows
-    assert not forward(1, 1000, 128, 1024).many_rows
-    assert forward(256, 256, 32, 300, d=256).rows == 256 and forward(256, 256, 32, 300, d=64).rows == 512
-    split = forward(1, 50, 32, 4096)
+        assert not here(32, 32, 32, 300).many_rows
+    assert not here(1, 1000, 128, 1024).many_rows
+    assert here(256, 256, 32, 300, d=256).rows == 256 and here(256, 256, 32, 300, d=64).rows == 512
+    split = here(1, 50, 32, 4096)
     # Fifty blocks do not fill a GPU; a second kernel takes longer than 999 tokens that are not split.
     assert split.num_splits > 1 and split.work_tiles == 50 * split.num_splits
-    assert forward(7, 9, 32, 999, 64, plan.Layout.per_query).num_splits == 1
+    assert here(7, 9, 32, 999, 64, OWN).num_splits == 1
 
 
 def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
-    def forward(Nq, N, Lq, Ld, d=128, layout=plan.Layout.in_batch, device=H200, **traits):
-        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), device)
-
     for Ld in range(1, 65):
         for d in (8, 64, 72, 96, 128):
             made = forward(256, 1024, 32, Ld, d)
@@ -224,7 +213,7 @@ def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
     # Longer documents, few rows of a query's own, and what no such kernel reads.
     several = "sm90_q_short"
     others = [((256, 1024, 32, 65), {}), ((1, 20000, 32, 24), {}), ((256, 1024, 32, 24), {"device": A100}),
-              ((300, 1, 300, 24), {"layout": plan.Layout.per_query})]  # fmt: skip
+              ((300, 1, 300, 24), {"layout": OWN})]  # fmt: skip
     for shape, options in others:
         assert forward(*shape, **options).kernel != several
     for traits in ({"scaled": True}, {"tma_compatible": False}, {"dtype": plan.Dtype.int8}):
@@ -236,54 +225,41 @@ def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
 
 
 def test_one_query_and_more_short_documents_than_l2_holds_are_a_stream():
-    def forward(N, Lq, Ld, d=128, Nq=1, layout=plan.Layout.in_batch, device=H200, **traits):
-        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), device)
-
-    def kernel(*shape, **options):
-        return forward(*shape, **options).kernel
-
     stream = "sm90_stream"
     for Ld in range(1, 81):
-        made = forward(600_000 // Ld, 32, Ld)
+        made = forward(1, 600_000 // Ld, 32, Ld)
         assert made.kernel == stream and made.tokens in (8, 16, 24, 32)
         assert -(-Ld // made.tokens) == -(-Ld // 32) and made.smem_bytes <= 227 * 1024
     # Few documents, many rows, long documents and other GPUs have no stream.
     for shape in ((3000, 32, 24), (20_000, 33, 24), (20_000, 32, 81), (20_000, 32, 24, 136)):
-        assert kernel(*shape) != stream
+        assert forward(1, *shape).kernel != stream
     for traits in ({"scaled": True}, {"tma_compatible": False}, {"dtype": plan.Dtype.fp32}, {"device": A100}):
-        assert kernel(20_000, 32, 24, **traits) != stream
+        assert forward(1, 20_000, 32, 24, **traits).kernel != stream
 
 
 def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_a_mask_leaves():
-    def forward(Nq, N, Ld, **traits):
-        size = plan.Sizes(plan.Layout.in_batch, Nq, N, 32, Ld, 128)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
-
-    assert forward(32, 32, 300).tokens == 80 and forward(256, 256, 300).tokens == 152
-    assert forward(256, 256, 300, masked=True).compacted and not forward(256, 256, 70).compacted
+    assert forward(32, 32, 32, 300).tokens == 80 and forward(256, 256, 32, 300).tokens == 152
+    assert forward(256, 256, 32, 300, masked=True).compacted and not forward(256, 256, 32, 70).compacted
 
 
 def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
-    def forward(d, dtype=plan.Dtype.bf16, precision=plan.Precision.high, N=64):
-        size = plan.Sizes(plan.Layout.in_batch, 64, N, 32, 300, d)
-        return plan.plan_forward(size, plan.ForwardTraits(dtype, precision), H200)
+    def of_dims(d, dtype=plan.Dtype.bf16, precision=plan.Precision.high, N=64):
+        return forward(64, N, 32, 300, d, dtype=dtype, precision=precision)
 
-    resident, streamed = forward(256), forward(768)
+    resident, streamed = of_dims(256), of_dims(768)
     assert resident.kernel == streamed.kernel == "sm90_q_longd"
     assert not resident.stream_q and resident.cluster == 1 and resident.stages >= 4
     assert streamed.stream_q and streamed.cluster == 2 and streamed.stages >= 4
     assert streamed.grid % 2 == 0 and streamed.work_tiles == streamed.row_tiles * 32
-    assert forward(768, N=3).cluster == 1  # else every fourth block would idle
-    assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).stream_q
-    exact = forward(128, plan.Dtype.fp32, plan.Precision.highest)
+    assert of_dims(768, N=3).cluster == 1  # else every fourth block would idle
+    assert of_dims(128, plan.Dtype.fp32).rows == 256 and not of_dims(128, plan.Dtype.fp32).stream_q
+    exact = of_dims(128, plan.Dtype.fp32, plan.Precision.highest)
     assert exact.kernel == "sm90_3xtf32" and exact.rows == 128 and exact.partials == 2
 
 
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
-    def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, scaled=False):
-        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        made = plan.plan_forward(size, plan.ForwardTraits(scaled=scaled), H200)
+    def shared(*shape, **options):
+        made = forward(*shape, **options)
         assert made.kernel == "sm90_d" and made.partials == 1
         teams, members = made.teams, made.members
         assert made.stages % (teams * members) == 0
@@ -299,50 +275,39 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
     assert shared(1, 100, 32, 200, 128) == (1, 2)
     assert shared(1, 100, 32, 300, 768) == (1, 2)  # a tile is many stages
     assert shared(1, 100, 64, 300, 1024) == (1, 1)  # and fills the ring alone
-    assert shared(5, 3, 20, 40, 128, scaled=True) == (
-        1,
-        1,
-    )  # queries that share a tile without dividing it; one tile each
-    assert shared(256, 16, 32, 1030, 512, plan.Layout.per_query) == (2, 1)  # each team holds a Q of 32 KB
+    # Queries that share a tile without dividing it; one tile each.
+    assert shared(5, 3, 20, 40, 128, scaled=True) == (1, 1)
+    assert shared(256, 16, 32, 1030, 512, OWN) == (2, 1)  # each team holds a Q of 32 KB
 
 
 @pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
 def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
-
-    def forward(Nq, d, device=H200, tma_compatible=True):
-        size = plan.Sizes(plan.Layout.in_batch, Nq, 100, 32, 300, d)
-        return plan.plan_forward(size, plan.ForwardTraits(dtype, tma_compatible=tma_compatible), device)
+    def of(Nq, d, **options):
+        return forward(Nq, 100, 32, 300, d, dtype=dtype, **options)
 
     for Nq, kernel in ((1, "sm90_d"), (64, "sm90_q")):
         for d, chunks in ((16, 1), (128, 1), (256, 2)):
-            made = forward(Nq, d)
+            made = of(Nq, d)
             assert (made.compute.name, made.kernel, made.k_chunks) == (dtype.name, kernel, chunks)
-        assert forward(Nq, 128, tma_compatible=False).kernel == "dequantized"
+        assert of(Nq, 128, tma_compatible=False).kernel == "dequantized"
         older = "sm80_d" if Nq == 1 else "sm80_q"
-        assert forward(Nq, 128, A100).kernel == forward(Nq, 256, A100).kernel == older
-        assert forward(Nq, 272, A100).kernel == "dequantized"
-    split = forward(64, 512)
+        assert of(Nq, 128, device=A100).kernel == of(Nq, 256, device=A100).kernel == older
+        assert of(Nq, 272, device=A100).kernel == "dequantized"
+    split = of(64, 512)
     assert (split.compute.name, split.kernel, split.k_chunks) == (dtype.name, "sm90_q_longd", 4)
 
 
 def test_int8_tiles_are_whole_sixteens():
     for Ld in range(1, 1200, 7):
-        size = plan.Sizes(plan.Layout.in_batch, 64, 64, 32, Ld, 128)
-        assert plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.int8), H200).tokens % 16 == 0
+        assert forward(64, 64, 32, Ld, dtype=plan.Dtype.int8).tokens % 16 == 0
 
 
 def test_float32_multiplies_as_its_precision_says():
-    size = plan.Sizes(plan.Layout.in_batch, 8, 8, 32, 300, 128)
-    names = {
-        precision: plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.fp32, precision), H200).compute.name
-        for precision in plan.Precision
-    }
-    assert names == {
-        plan.Precision.highest: "tf32x3",
-        plan.Precision.high: "tf32",
-        plan.Precision.medium: "bf16",
-        plan.Precision.fp16: "fp16",
-    }
+    names = {"highest": "tf32x3", "high": "tf32", "medium": "bf16", "fp16": "fp16"}
+    assert {precision.name for precision in plan.Precision} == names.keys()
+    for precision in plan.Precision:
+        made = forward(8, 8, 32, 300, dtype=plan.Dtype.fp32, precision=precision)
+        assert made.compute.name == names[precision.name]
 
 
 @pytest.mark.parametrize("geforce", [False, True])
@@ -354,21 +319,18 @@ def test_float32_at_full_accuracy_takes_the_fastest_products(capability, geforce
     assert ffma == (geforce or capability != 80)
     for Nq, many_rows in ((1, False), (64, True)):
         for traits, d in (({}, 256), ({"masked": True}, 768), ({"tma_compatible": False}, 67)):
-            size = plan.Sizes(plan.Layout.in_batch, Nq, 300, 32, 300, d)
-            made = plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.fp32, **traits), device)
+            made = forward(Nq, 300, 32, 300, d, device=device, dtype=plan.Dtype.fp32, **traits)
             assert made.kernel == "sm80" and made.many_rows == many_rows
             assert made.compute == (plan.Compute.fp32 if ffma else plan.Compute.tf32x3)
             assert made.stages >= 2 and (made.rows, made.tokens) == ((256, 64) if Nq > 1 else (32, 128))
-    size = plan.Sizes(plan.Layout.in_batch, 64, 300, 32, 300, 128)
     for precision, compute in ((plan.Precision.high, "tf32"), (plan.Precision.medium, "bf16")):
-        made = plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.fp32, precision), device)
+        made = forward(64, 300, 32, 300, device=device, dtype=plan.Dtype.fp32, precision=precision)
         assert made.compute.name == compute
 
 
 def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
     def packed(rows, documents, Ld, d=128):
-        size = plan.Sizes(plan.Layout.in_batch, 1, documents, rows, Ld, d)
-        return plan.plan_forward(size, plan.ForwardTraits(packed=True), H200)
+        return forward(1, documents, rows, Ld, d, packed=True)
 
     few = packed(2560, 128, 300)
     assert few.kernel == "sm90_q" and few.lpt and few.grid == 13 * 10
@@ -384,14 +346,8 @@ def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
 def test_9_0_holds_packed_rows_of_129_to_256_dims_alone_in_registers():
     """A wheel has no other code of the kernels that do for 9.0a (tools/code_for.py)."""
     taken = set()
-    for layout, dtype, Nq, Lq, Ld, d in product(
-        plan.Layout,
-        plan.Dtype,
-        (1, 40, 256),
-        (8, 32, 300),
-        (9, 40, 300, 2000),
-        (48, 64, 128, 136, 256, 264, 512),
-    ):
+    lengths, dims = ((1, 40, 256), (8, 32, 300), (9, 40, 300, 2000)), (48, 64, 128, 136, 256, 264, 512)
+    for layout, dtype, Nq, Lq, Ld, d in product(plan.Layout, plan.Dtype, *lengths, dims):
         size = plan.Sizes(layout, Nq, 1000, Lq, Ld, d)
         for precision, masked, scaled, packed in product(plan.Precision, *3 * [(False, True)]):
             traits = plan.ForwardTraits(dtype, precision, masked, scaled, True, packed)

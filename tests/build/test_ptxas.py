@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGS = (Path(sys.prefix) / "build" / "ptxas.log", ROOT / "build" / "ptxas.log")
 
 
-def spilling_kernels(log: str) -> list[str]:
+def spilling_kernels(log):
     """ "kernel, architecture: what it spills" for every function that ptxas reports spills of."""
     found, where = [], "?"
     for line in log.splitlines():

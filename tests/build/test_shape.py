@@ -36,12 +36,12 @@ class Function(NamedTuple):
     comment: str  # right above it
 
 
-def blank(source: str) -> str:
+def blank(source):
     """The source with blanks for comments, strings and preprocessor lines; every line where it was."""
     return NOT_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), source)
 
 
-def close_of(code: str, opening: int) -> int | None:
+def close_of(code, opening):
     """Where the parenthesis that opens there is closed, or None."""
     depth = 0
     for at in range(opening, len(code)):
@@ -51,7 +51,7 @@ def close_of(code: str, opening: int) -> int | None:
     return None
 
 
-def count_parameters(parameters: str) -> int:
+def count_parameters(parameters):
     depth = 0
     commas = 0
     for char in parameters:
@@ -60,7 +60,7 @@ def count_parameters(parameters: str) -> int:
     return commas + 1 if parameters.strip() else 0
 
 
-def parse_head(head: str) -> tuple[str, int] | None:
+def parse_head(head):
     """The name and the number of parameters of what stands before a brace, if that is a function's."""
     if NO_FUNCTION.match(re.sub(r"template\s*<[^{]*?>\s*(?=\w+\s)", "", head, count=1)):
         return None
@@ -76,7 +76,7 @@ def parse_head(head: str) -> tuple[str, int] | None:
     return None
 
 
-def functions(source: str) -> list[Function]:
+def functions(source):
     code, raw = blank(source), source.split("\n")
     found, open_braces = [], []
     for brace in re.finditer(r"[{}]", code):
@@ -98,7 +98,7 @@ def functions(source: str) -> list[Function]:
     return found
 
 
-def faults(source: str, operators: set[str]) -> list[str]:
+def faults(source, operators):
     bad = []
     for it in functions(source):
         if it.lines > MOST_LINES:

@@ -7,8 +7,6 @@ They stay in .venv/torch-headers/<version>; delete that folder to fetch them aga
 import io
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -16,7 +14,8 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT, python
+
 CACHE = ROOT / ".venv" / "torch-headers"
 # All of PyTorch that csrc may include, directly or not.
 FOLDERS = ("torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/", "torch/headeronly/")
@@ -30,12 +29,12 @@ class UnreachableError(Exception):
 class RemoteFile(io.RawIOBase):
     """A file behind a URL, read by HTTP ranges."""
 
-    def __init__(self, url: str):
+    def __init__(self, url):
         self.url = url
         self.position = 0
         self.size = int(self.fetch("bytes=-1").headers["Content-Range"].rpartition("/")[2])
 
-    def fetch(self, span: str):
+    def fetch(self, span):
         request = urllib.request.Request(self.url, headers={"Range": span})
         try:
             answer = urllib.request.urlopen(request, timeout=60)
@@ -69,21 +68,20 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def find_wheel(requirement: str) -> tuple[str, str]:
+def find_wheel(requirement):
     """(version, URL) of the wheel for Linux that pip would install."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps"]
-        command += ["--quiet", "--report", report, "--only-binary", ":all:", requirement]
-        run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        if run.returncode:
-            said = run.stderr.strip().splitlines() or ["no reason given"]
+        command = ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+        done = python(*command, "--report", report, "--only-binary", ":all:", requirement)
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["no reason given"]
             raise UnreachableError(f"pip finds no {requirement}: {said[-1]}")
         (found,) = json.loads(report.read_text())["install"]
     return found["metadata"]["version"], found["download_info"]["url"]
 
 
-def headers(release: str) -> Path:
+def headers(release):
     """The include folder of a release ("newest": the newest that pip finds), fetched unless it is cached."""
     CACHE.mkdir(parents=True, exist_ok=True)
     if release == "newest":
@@ -94,7 +92,7 @@ def headers(release: str) -> Path:
     return folder / "torch" / "include"
 
 
-def newest() -> str:
+def newest():
     """Asked once a day."""
     known = CACHE / "newest"
     if not known.exists() or time.time() - known.stat().st_mtime > A_DAY:
@@ -102,7 +100,7 @@ def newest() -> str:
     return known.read_text()
 
 
-def fetch(release: str, folder: Path) -> None:
+def fetch(release, folder):
     wanted = tuple(f"torch/include/{name}" for name in FOLDERS)
     wheel = zipfile.ZipFile(io.BufferedReader(RemoteFile(find_wheel(f"torch=={release}")[1]), 1 << 20))
     with tempfile.TemporaryDirectory(dir=CACHE) as partial:

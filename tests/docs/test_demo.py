@@ -1,6 +1,5 @@
 """The parts of `make demo` that need no model: the corpus, the metrics, the training step, the alignment."""
 
-import subprocess
 import sys
 import warnings
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from demo.train import new_head, split, train_head
 from examples import large_batch_mrr
 from late_interaction import codecs, maxsim, maxsim_with_winners, search
 from late_interaction._scoring import norm_warning
+from tests.support.programs import ROOT, python
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 needs_arrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="needs pyarrow")
@@ -229,8 +229,7 @@ def test_an_alignment_names_the_winner_of_every_token():
 
 
 @pytest.mark.parametrize(
-    "at, text",
-    [(0, "[CLS] push an"), (1, "[pu]sh an item"), (2, "pu[sh] an item"), (6, "item back [SEP]")],
+    "at, text", [(0, "[CLS] push an"), (1, "[pu]sh an item"), (2, "pu[sh] an item"), (6, "item back [SEP]")]
 )
 def test_context_is_whole_words_around_the_token(at, text):
     tokens = ["[CLS]", "pu", "##sh", "an", "item", "back", "[SEP]"]
@@ -312,7 +311,5 @@ demo.__main__.main()
 
 @pytest.mark.parametrize("when", INTERRUPTED)
 def test_ctrl_c_is_one_line_and_status_130(when):
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", INTERRUPTED[when]]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    done = python("-c", INTERRUPTED[when], cwd=ROOT, timeout=120)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted.\n")

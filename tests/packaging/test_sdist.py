@@ -4,7 +4,6 @@ import email
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import late_interaction
+from tests.support.programs import ROOT, printed
 
-ROOT = Path(__file__).resolve().parents[2]
 # What serves a git checkout alone.
 CHECKOUT_ONLY = re.compile(r"\.ci/|\.github/|(.*/)?\.gitignore$|\.pre-commit-config\.yaml$")
 REPOSITORY = "https://example.org/someone/late_interaction"
@@ -23,11 +22,7 @@ REPOSITORY = "https://example.org/someone/late_interaction"
 def run(*command, cwd, **environment):
     # Nothing here asks for CUDA, and nvcc need not be looked at. No other run reads their bytecode.
     environment |= {"LATE_INTERACTION_WITH_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=os.environ | environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed(*command, cwd=cwd, variables=environment)
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +41,8 @@ def unpacked(tracked, tmp_path_factory):
         copy = folder / "checkout" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy)
-    sdist = ("sdist", "--dist-dir", folder)
-    run(
-        sys.executable,
-        *("setup.py", "--quiet", *sdist),
-        cwd=folder / "checkout",
-        LATE_INTERACTION_REPOSITORY=REPOSITORY,
-    )
+    sdist = (sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", folder)
+    run(*sdist, cwd=folder / "checkout", LATE_INTERACTION_REPOSITORY=REPOSITORY)
     (archive,) = folder.glob("*.tar.gz")
     checked = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and later
     with tarfile.open(archive) as opened:
@@ -78,27 +68,26 @@ def test_cmake_configures_it(unpacked, tmp_path):
 def test_its_tests_are_all_found(unpacked):
     for library in Path(late_interaction.__file__).parent.glob("*.abi3.so"):
         shutil.copy(library, unpacked / "late_interaction" / library.name)
-    collected = run(
-        *(sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--assert=plain"),
-        *("--override-ini", "testpaths=tests"),
-        cwd=unpacked,
-    )
+    pytest_ = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+    collected = run(*pytest_, "--assert=plain", "--override-ini", "testpaths=tests", cwd=unpacked)
     assert "tests/maxsim/test_forward.py::" in collected and "tests/build/test_libraries.py::" in collected
 
 
 def description(folder):
-    """What a package index shows, without blocks of code."""
+    """What a package index shows, without blocks of code, and its links."""
     shown = email.message_from_string((folder / "PKG-INFO").read_text()).get_payload()
     assert "# late_interaction" in shown and "```python" in shown
-    return re.sub(r"^```.*?^```$", "", shown, flags=re.MULTILINE | re.DOTALL)
+    shown = re.sub(r"^```.*?^```$", "", shown, flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\(([^)\s]+)\)", shown)
+    assert [link for link in links if not re.match(r"https?://|#", link)] == []
+    return shown, links
 
 
 def test_links_point_into_the_repository(unpacked):
-    links = re.findall(r"\]\(([^)\s]+)\)", description(unpacked))
+    _, links = description(unpacked)
     release = (unpacked / "VERSION").read_text().strip()
     assert f"{REPOSITORY}/blob/v{release}/docs/architecture.md" in links
     assert f"{REPOSITORY}/raw/v{release}/bench/results/roofline.png" in links
-    assert [link for link in links if not re.match(r"https?://|#", link)] == []
 
 
 def test_a_package_index_links_to_the_repository(unpacked):
@@ -110,12 +99,8 @@ def test_a_package_index_links_to_the_repository(unpacked):
 
 def test_without_a_repository_no_link_is_left_to_break(unpacked):
     run(sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", unpacked, cwd=unpacked)
-    shown = description(unpacked / "late_interaction.egg-info")
-    assert "docs/architecture.md" in shown
-    assert [
-        link for link in re.findall(r"\]\(([^)\s]+)\)", shown) if not re.match(r"https?://|#", link)
-    ] == []
-    assert "![" not in shown
+    shown, _ = description(unpacked / "late_interaction.egg-info")
+    assert "docs/architecture.md" in shown and "![" not in shown
 
 
 def test_a_wheel_carries_the_notices(unpacked, tmp_path):

@@ -25,7 +25,7 @@ FUNCTIONS = re.compile(
 )
 
 
-def definitions(text: str, pattern: re.Pattern[str] = DEFINITIONS) -> set[tuple[str, str]]:
+def definitions(text, pattern=DEFINITIONS):
     """(namespace, name) of what a file defines outside of anonymous namespaces."""
     text = ANONYMOUS.sub("", text)
     spaces = NAMESPACE.findall(text)
@@ -36,7 +36,7 @@ def definitions(text: str, pattern: re.Pattern[str] = DEFINITIONS) -> set[tuple[
     return {(space, name) for name in names}
 
 
-def defined_in(pattern: re.Pattern[str], suffixes: set[str]) -> dict[tuple[str, str], list[Path]]:
+def defined_in(pattern, suffixes):
     found = defaultdict(list)
     for path in sorted(CSRC.rglob("*")):
         if path.suffix in suffixes:
@@ -46,12 +46,12 @@ def defined_in(pattern: re.Pattern[str], suffixes: set[str]) -> dict[tuple[str, 
 
 
 @functools.cache
-def included(path: Path) -> frozenset[Path]:
+def included(path):
     found = {(path.parent / name).resolve() for name in INCLUDE.findall(path.read_text())}
     return frozenset(found.union(*map(included, found)))
 
 
-def strangers(paths: list[Path]) -> list[tuple[str, ...]]:
+def strangers(paths):
     """Pairs of files of which neither includes the other."""
     return [
         tuple(str(path.relative_to(CSRC)) for path in pair)
