@@ -8,13 +8,11 @@ records. Start with
     python -m bench run --dry-run      # the same code in tiny shapes, without a GPU
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,18 +33,18 @@ class Command(NamedTuple):
     epilog: str | None = None
 
 
-def _of(name: str, cost: str) -> Command:
+def _of(name, cost):
     """The command that a module is, whose text is that of --help and its first line what it does."""
     module = import_module(f"bench.{name}")
     about, epilog = module.__doc__.partition("\n")[0].rstrip("."), getattr(module, "LISTS", None)
     return Command(about, cost, module.add_arguments, module.run, module.__doc__, epilog)
 
 
-def _shown(name: str, cost: str) -> Command:
+def _shown(name, cost):
     """A command whose record is shown at the end as a page shows it, where pandas is installed."""
     command = _of(name, cost)
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args):
         status = command.run(args)
         if find_spec("pandas"):
             show = getattr(import_module("bench.report.own_records"), args.command)
@@ -56,18 +54,18 @@ def _shown(name: str, cost: str) -> Command:
     return command._replace(run=run)
 
 
-def _report_arguments(p: argparse.ArgumentParser) -> None:
+def _report_arguments(p):
     p.add_argument("--readme", type=Path, default=results.ROOT / "README.md", help="docs/ lies beside it")
     p.add_argument("--results", type=Path, default=results.DIRECTORY, help="the folder of records")
 
 
-def _report(name: str) -> Callable[[argparse.Namespace], int]:
+def _report(name):
     """A machine that measures has no pandas: it is imported where pages are made."""
     return lambda args: int(getattr(import_module("bench.report.pages"), name)(args))
 
 
 # Times are of one H200; compiling the Triton peers' kernels takes most of them.
-COMMANDS: dict[str, Command] = {
+COMMANDS = {
     "run": _of("suites.run", "half an hour on a GPU; a few minutes on a CPU, where the CPU suite runs"),
     "sweep": _shown("suites.sweep", "7 minutes with the peers; needs a GPU"),
     "plans": _shown("tuning.plans", "3 minutes; needs a GPU"),
@@ -103,7 +101,7 @@ COMMANDS: dict[str, Command] = {
 }  # fmt: skip
 
 
-def _overview() -> str:
+def _overview():
     lines = ["commands (`python -m bench COMMAND --help` has the options):"]
     for name, command in COMMANDS.items():
         about = textwrap.fill(command.about, 100, initial_indent=f"  {name:13}", subsequent_indent=15 * " ")
@@ -111,7 +109,7 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser():
     raw = argparse.RawDescriptionHelpFormatter
     top = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, epilog=_overview(), formatter_class=raw
@@ -126,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else [*arguments]
     args = parser().parse_args(arguments)
     args.arguments = arguments  # which the header of a record repeats

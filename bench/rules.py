@@ -10,24 +10,20 @@
 `python -m bench check` names the rows that break a rule, and so does a test.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
 import shlex
-from collections.abc import Callable, Iterable, Sequence
 
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
-from bench.harness.results import Row, by_group, split
-from bench.harness.shape import Shape
+from bench.harness.results import by_group, split
 from bench.peers.implementations import KEYS
 from bench.suites import end_to_end, run, sentence_transformers, sweep
 from bench.suites.catalog import ON_CPU, SUITES
 from bench.tuning import plan_regret, plans
 from bench.tuning.random_shapes import draw_shapes
 
-ADD_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+ADD_ARGUMENTS = {
     "run": run.add_arguments, "sweep": sweep.add_arguments, "plans": plans.add_arguments,
     "st": sentence_transformers.add_arguments, "end-to-end": end_to_end.add_arguments,
 }  # fmt: skip
@@ -37,7 +33,7 @@ class NoSuchCommandError(Exception):
     """Today's program does not take a recorded command; the message says why."""
 
 
-def _parsed(command: str) -> tuple[str, argparse.Namespace]:
+def _parsed(command):
     words = shlex.split(command)
     name = words[3] if len(words) > 3 else ""
     if words[:3] != ["python", "-m", "bench"] or name not in ADD_ARGUMENTS:
@@ -54,7 +50,7 @@ def _parsed(command: str) -> tuple[str, argparse.Namespace]:
 class Coverage:
     """Return what a recorded command measures: shapes and variants by suite, and implementations."""
 
-    def __init__(self, header: Row) -> None:
+    def __init__(self, header):
         name, args = _parsed(header["command"])
         self.suites = {}
         self.impls = {cls.name for cls in KEYS.values()}
@@ -76,7 +72,7 @@ class Coverage:
             shapes = [shape for shape, _ in plans.jobs_of(args)]
             self.suites[plan_regret.SUITE] = shapes, tuple(plan_regret.VARIANTS)
 
-    def problem(self, row: Row) -> str | None:
+    def problem(self, row):
         """Why the command does not give this row, or None if it does."""
         if "work" in row:
             return None
@@ -93,18 +89,18 @@ class Coverage:
         return None
 
 
-def _is_of(row: Row, shape: Shape) -> bool:
+def _is_of(row, shape):
     """Nq is not compared: a variant may score one of a shape's queries."""
     sizes = (shape.name, shape.Nd, shape.Lq, shape.Ld, shape.d, shape.layout)
     return sizes == tuple(row[k] for k in ("shape", "Nd", "Lq", "Ld", "d", "layout"))
 
 
-def _one_run(rows: Sequence[Row]) -> str | None:
+def _one_run(rows):
     runs = sorted({r["run"] for r in rows})
     return f"rows of {len(runs)} runs: {', '.join(runs)}" if len(runs) > 1 else None
 
 
-def _one_clock(rows: Sequence[Row]) -> str | None:
+def _one_clock(rows):
     clocks = {}
     for row in rows:
         if row.get("gpu_method"):
@@ -113,7 +109,7 @@ def _one_clock(rows: Sequence[Row]) -> str | None:
     return f"timed by graphs and by events{f': {mixed[0]}' if mixed[0] else ''}" if mixed else None
 
 
-def _gradients(rows: Sequence[Row]) -> str | None:
+def _gradients(rows):
     for row in rows:
         for name, values in row.get("variants", {}).items():  # of a recipe's step
             if "s" in values and not isinstance(values.get("grad_err"), float):
@@ -125,7 +121,7 @@ def _gradients(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def broken_rules(record: Iterable[Row]) -> list[str]:
+def broken_rules(record):
     """List the faults of a record: a group and its problem each."""
     headers, measured = split(record)
     coverages = {}

@@ -6,9 +6,7 @@ that a query's own document stands out about as in a trained model. Gradients ar
 product, so the exact loss and gradients take a second at any batch.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +14,7 @@ import torch.nn.functional as F
 
 from bench.harness.inputs import draw, draw_packed
 from bench.harness.parity import worst_error
-from bench.harness.planted import Planted, plant, plant_shape
-from bench.harness.shape import BatchShape
+from bench.harness.planted import plant, plant_shape
 
 TEMPERATURE = 0.02
 # How far a document token lies from a random one towards a token of its query. At B = 16,384 the loss is
@@ -37,19 +34,19 @@ class Batch:
     cu_q: torch.Tensor | None = None
     cu_d: torch.Tensor | None = None
 
-    def leaves(self) -> Batch:
+    def leaves(self):
         return Batch(
             self.Q.detach().requires_grad_(), self.D.detach().requires_grad_(), self.cu_q, self.cu_d
         )  # fmt: skip
 
 
-def _lengths(x: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
+def _lengths(x, offsets):
     if offsets is not None:
         return offsets.diff().long()
     return torch.full((x.shape[0],), x.shape[1], device=x.device)
 
 
-def draw_batch(shape: BatchShape, device: torch.device, dtype: torch.dtype) -> Batch:
+def draw_batch(shape, device, dtype):
     """Inputs to be timed."""
     if shape.packed:
         batch = Batch(*draw_packed(shape, device, dtype))
@@ -71,7 +68,7 @@ def draw_batch(shape: BatchShape, device: torch.device, dtype: torch.dtype) -> B
 # ---- the exact loss of any inputs ----
 
 
-def _products(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+def _products(Q, D):
     """Products of all rows: in float64, or on a GPU of half-precision rows in float32, which is off by 1e-6
     of a score and takes a hundredth of the time."""
     if Q.is_cuda and Q.element_size() == 2:
@@ -81,7 +78,7 @@ def _products(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def exact_loss(batch: Batch) -> torch.Tensor:
+def exact_loss(batch):
     """The loss in float64. Documents are padded with copies of their first token, so that slices have one
     shape; queries are summed by their lengths."""
     Q, D = batch.Q.view(-1, batch.Q.shape[-1]), batch.D.view(-1, batch.D.shape[-1])
@@ -119,13 +116,13 @@ class Known:
     loss: torch.Tensor
     gradients: list[torch.Tensor]
 
-    def error(self, found: Sequence[torch.Tensor]) -> float:
+    def error(self, found):
         """The largest relative error of a loss and its gradients."""
         gradients = [x.view(y.shape) for x, y in zip(found[1:], self.gradients, strict=True)]
         return worst_error((found[0], *gradients), [self.loss, *self.gradients])
 
 
-def _lean(planted: Planted) -> None:
+def _lean(planted):
     """Adds to each document's token near a direction some of a random query's token of that direction, and of
     its own query's."""
     count = planted.directions
@@ -139,7 +136,7 @@ def _lean(planted: Planted) -> None:
     planted.D[rows] = F.normalize(leaning, dim=-1).to(planted.D.dtype)
 
 
-def plant_batch(shape: BatchShape, of: Batch) -> Known:
+def plant_batch(shape, of):
     """Planted inputs of the sizes of `of`, and what the loss of these is."""
     device, dtype = of.Q.device, of.Q.dtype
     if of.cu_q is not None and of.cu_d is not None:
@@ -152,7 +149,7 @@ def plant_batch(shape: BatchShape, of: Batch) -> Known:
 
 
 @torch.no_grad()
-def _exact_planted(planted: Planted) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _exact_planted(planted):
     n, count, d = planted.queries, planted.directions, planted.Q.shape[1]
     sums, rows = planted.sums().flatten(1), planted.D[planted.at.flatten()].double().view(n, count * d)
     of_sums, of_rows = torch.empty_like(sums), torch.zeros_like(rows)
@@ -178,7 +175,7 @@ def _exact_planted(planted: Planted) -> tuple[torch.Tensor, list[torch.Tensor]]:
 Loss = Callable[[Batch], torch.Tensor]
 
 
-def step(loss: Loss, batch: Batch) -> tuple[torch.Tensor, ...]:
+def step(loss, batch):
     """The loss and both gradients."""
     leaves = batch.leaves()
     value = loss(leaves)

@@ -1,8 +1,5 @@
 """How near a call comes to what its machine does at best, which was measured in the same run."""
 
-from __future__ import annotations
-
-from bench.harness.results import Row
 from bench.harness.shape import Shape
 
 # What bounds a call: the letters of records, and the names in tables.
@@ -10,11 +7,11 @@ NAMES = {"C": "cuBLAS bf16", "T": "cuBLAS TF32", "R": "reads"}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "int8": 1}
 
 
-def shape_of(row: Row) -> Shape:
+def shape_of(row):
     return Shape(row["shape"], row["Nq"], row["Nd"], row["Lq"], row["Ld"], row["d"], row["layout"])
 
 
-def _bytes_moved(row: Row) -> int:
+def _bytes_moved(row):
     """The fewest bytes of a forward: every input read once, every output written once."""
     shape = shape_of(row)
     moved = shape.bytes_moved("fwd", _BYTES[row["dtype"]])
@@ -25,7 +22,7 @@ def _bytes_moved(row: Row) -> int:
     return moved
 
 
-def reached(row: Row, header: Row) -> tuple[float, str] | None:
+def reached(row, header):
     """(the share of the ceiling that a forward reaches, which ceiling it is). The ceiling is the larger of
     two times: FLOPs of real tokens over the rate of cuBLAS (bf16, or TF32 for float32 inputs), and bytes over
     the rate of a large read."""
@@ -41,7 +38,7 @@ def reached(row: Row, header: Row) -> tuple[float, str] | None:
     return max(compute, read) / row["gpu_us"], products if compute >= read else "R"
 
 
-def least_us(shape: Shape, op: str, itemsize: int, rates: Row) -> float | None:
+def least_us(shape, op, itemsize, rates):
     """The least time of a call by the ceilings of its run: the larger of the times for the products at
     cuBLAS' rate and for moving every byte once."""
     if not rates.get("cublas_tflops") or not rates.get("read_tbps"):
@@ -50,5 +47,5 @@ def least_us(shape: Shape, op: str, itemsize: int, rates: Row) -> float | None:
     return 1e-6 * max(products, shape.bytes_moved(op, itemsize) / rates["read_tbps"])
 
 
-def floor_us(row: Row, header: Row) -> float | None:
+def floor_us(row, header):
     return least_us(shape_of(row), row["op"], _BYTES[row["dtype"]], header)

@@ -1,14 +1,10 @@
 """Fresh random inputs. Zeros would hide outputs that nobody wrote, and run faster than data does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 import torch.nn.functional as F
-
-from bench.harness.shape import Shape
 
 UNIFORM = "uniform"
 SKEWED = "skewed"  # the winner's index is Ld * u^4: the hottest token wins Ld^(3/4) times the mean
@@ -29,31 +25,31 @@ class Inputs:
     winners: torch.Tensor | None = None  # int32 [Nq, Nd, Lq]
 
     @property
-    def tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def tokens(self):
         return self.Q, self.D
 
     @property
-    def step(self) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def step(self):
         """Return what a step is given: the tokens, and the gradient of their scores."""
         return self.tokens, self.grad_scores
 
-    def require_grad(self) -> None:
+    def require_grad(self):
         self.Q.requires_grad_(True)
         self.D.requires_grad_(True)
 
 
-def _unit_tokens(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _unit_tokens(shape, device, dtype):
     """L2-normalized rows, as every late-interaction model emits."""
     return F.normalize(torch.randn(shape, device=device, dtype=torch.float32), dim=-1).to(dtype)
 
 
-def hot_token_share(Ld: int) -> float:
+def hot_token_share(Ld):
     """The fraction of winners that token 0 takes when the index is Ld * u^4."""
     return float((1.0 / Ld) ** 0.25)
 
 
 @cache
-def _token_bias(Ld: int) -> torch.Tensor:
+def _token_bias(Ld):
     """Added to standard normal similarities, makes low token indices win as Ld * u^4 would.
 
     The shape of the bias is the log of the wanted probabilities (exact for Gumbel noise); one factor,
@@ -71,7 +67,7 @@ def _token_bias(Ld: int) -> torch.Tensor:
     return (bias - bias.mean()).float()
 
 
-def _skew(Q: torch.Tensor, D: torch.Tensor, Ld: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _skew(Q, D, Ld):
     """Spends one embedding dimension on the bias: constant in Q, the bias of each token in D."""
     d = Q.shape[-1]
     scale = d**-0.5  # random unit rows have similarities of this standard deviation
@@ -81,7 +77,7 @@ def _skew(Q: torch.Tensor, D: torch.Tensor, Ld: int) -> tuple[torch.Tensor, torc
     return Q, D
 
 
-def draw_winners(shape: Shape, winners: str, device: torch.device) -> torch.Tensor:
+def draw_winners(shape, winners, device):
     """Random winners, for the backward suite."""
     u = torch.rand(shape.winners_shape, device=device)
     if winners == SKEWED:
@@ -89,7 +85,7 @@ def draw_winners(shape: Shape, winners: str, device: torch.device) -> torch.Tens
     return (u * shape.Ld).to(torch.int32).clamp_(max=shape.Ld - 1)
 
 
-def draw(shape: Shape, device: torch.device, dtype: torch.dtype, winners: str | None = None) -> Inputs:
+def draw(shape, device, dtype, winners=None):
     """Q, D and grad_scores for `shape`. With winners="skewed", a few document tokens win most."""
     Q = _unit_tokens(shape.q_shape, device, dtype)
     D = _unit_tokens(shape.d_shape, device, dtype)
@@ -98,14 +94,12 @@ def draw(shape: Shape, device: torch.device, dtype: torch.dtype, winners: str | 
     return Inputs(Q, D, torch.randn(shape.scores_shape, device=device, dtype=torch.float32))
 
 
-def draw_packed(
-    shape: Shape, device: torch.device, dtype: torch.dtype, full: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def draw_packed(shape, device, dtype, full=False):
     """(Q, D, cu_seqlens_q, cu_seqlens_d). Query lengths are uniform from Lq / 4 to Lq; document lengths go
     from 20 to Ld, short ones more often. With `full`, all sequences have Lq and Ld tokens."""
     generator = torch.Generator().manual_seed(0)
 
-    def pack(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def pack(lengths):
         offsets = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
         return _unit_tokens((int(lengths.sum()), shape.d), device, dtype), offsets.to(device)
 
@@ -117,7 +111,7 @@ def draw_packed(
     return Q, D, cu_q, cu_d
 
 
-def quantize(x: torch.Tensor, dtype: torch.dtype, per_token: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(x, dtype, per_token):
     """(x / scale in dtype, float32 scale [..., L] or []); scale makes the largest |x| the dtype's largest."""
     x = x.float()
     largest = x.abs().amax(-1) if per_token else x.abs().amax()

@@ -1,13 +1,8 @@
 """What the harness asks of a library: how to call its MaxSim, and what its results may differ by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
-
-from bench.harness.inputs import Inputs
-from bench.harness.shape import Shape
 
 # The names of the libraries, as records and tables have them.
 OURS = "late_interaction"
@@ -24,7 +19,6 @@ SENTENCE_TRANSFORMERS = "Sentence Transformers"  # its XTR scores
 GEMM = "torch GEMM"  # the matrix product without the max, on a CPU
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Gradients = tuple[torch.Tensor, torch.Tensor]
 
 
 class UnsupportedError(Exception):
@@ -39,25 +33,23 @@ class Implementation:
     builds_similarities = False  # allocates [Nq, Nd, Lq, Ld]
     rounds_similarities = False  # to the input dtype, so that another token may win
 
-    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+    def score(self, shape, backward, train):
         """A function (Q, D) -> scores; differentiable if `train`."""
         raise UnsupportedError(f"{self.name} has no such call")
 
-    def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
+    def backward(self, shape, backward, inputs):
         """A function that computes both gradients from inputs.winners."""
         raise UnsupportedError(f"{self.name} has no backward of its own")
 
-    def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
+    def winners(self, shape, inputs):
         """Winners [Nq, Nd, Lq], or None from an implementation that does not return them."""
         return None
 
 
-def training_step(
-    score: Callable[..., torch.Tensor], leaves: tuple[torch.Tensor, ...], grad: torch.Tensor | None
-) -> Callable[[], tuple[torch.Tensor, ...]]:
+def training_step(score, leaves, grad):
     """A function that returns the scores and the gradients of the leaves, which the scores are of."""
 
-    def run() -> tuple[torch.Tensor, ...]:
+    def run():
         scores = score(*leaves)
         # Scores that keep their graph would tie the leaves to the stream of this call.
         return (scores.detach(), *torch.autograd.grad(scores, leaves, grad))

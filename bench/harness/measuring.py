@@ -1,21 +1,18 @@
 """How a suite measures one shape: every result is compared with the exact one, then timed."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 
 from bench.harness.ceilings import least_us, reached
-from bench.harness.inputs import Inputs, draw
+from bench.harness.inputs import draw
 from bench.harness.library import OURS, Implementation, UnsupportedError, training_step
 from bench.harness.parity import GRADIENTS, SCORES, worst_error
-from bench.harness.results import Results, Row, new_row
+from bench.harness.results import Row, new_row
 from bench.harness.shape import Shape, itemsize
 from late_interaction._doctor.ceilings import Ceilings
 from late_interaction._doctor.text import error_text, number
@@ -37,7 +34,6 @@ ROUNDS = 5
 
 Tensors = Sequence[torch.Tensor]
 Function = Callable[..., torch.Tensor]
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -57,14 +53,14 @@ class Settings:
     log: Callable[[str], None] = field(default=lambda line: print(line, flush=True))
 
     @property
-    def on_gpu(self) -> bool:
+    def on_gpu(self):
         return self.device.type == "cuda"
 
     @property
-    def cache_bytes(self) -> int:
+    def cache_bytes(self):
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size) if self.on_gpu else 0
 
-    def floor_us(self, shape: Shape, op: str) -> float | None:
+    def floor_us(self, shape, op):
         """The least time of a call, by the ceilings of this run."""
         return least_us(shape, op, itemsize(self.dtype), dataclasses.asdict(self.ceilings))
 
@@ -82,7 +78,7 @@ class Timed:
     tolerance: float = SCORES
 
 
-def function(module: str, name: str) -> Function:
+def function(module, name):
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as missing:
@@ -90,9 +86,7 @@ def function(module: str, name: str) -> Function:
     return found
 
 
-def attempt(
-    settings: Settings, row: Row, key: tuple[object, ...], work: Callable[[], Result]
-) -> Result | None:
+def attempt(settings, row, key, work):
     """What work() returns, or None if it fails; then the row has the reason. key: what a TimeoutError stands
     for, which is not tried again in this run."""
     try:
@@ -110,21 +104,19 @@ def attempt(
     return None
 
 
-def refuse(row: Row, error: float, limit: float) -> None:
+def refuse(row, error, limit):
     """Write the error of gradients into the row, and raise if it is over the limit."""
     row["grad_err"] = error
     if not error <= limit:
         raise ValueError(f"parity: a gradient is off by {error:.2g}, not timed")
 
 
-def check_gradients(
-    step: Callable[[], Tensors], wanted: Tensors, limit: float = GRADIENTS
-) -> Callable[[Row, object], None]:
+def check_gradients(step, wanted, limit=GRADIENTS):
     """For Timed.check: compares the gradients that `step` returns after the scores, on planted inputs."""
     return lambda row, _: refuse(row, worst_error(step()[1:], wanted), limit)
 
 
-def _first_result(settings: Settings, timed: Timed) -> Sequence[Call]:
+def _first_result(settings, timed):
     """The calls, once the first one has given the right result. Raises if it does not."""
     row = timed.row
     with time_limit(settings.limit_s):
@@ -140,14 +132,14 @@ def _first_result(settings: Settings, timed: Timed) -> Sequence[Call]:
     return calls
 
 
-def judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
+def judged(settings, timed):
     """The calls, if the first one gives the right result; None if not, and the row says why."""
     row = timed.row
     key = (row["impl"], row["shape"], row["op"], row.get("variant"), row["backward"])
     return attempt(settings, row, key, lambda: _first_result(settings, timed))
 
 
-def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
+def measure(settings, timed):
     """Fill the rows: parity, then GPU time, interleaved and by one clock, then wall time. A drift of the
     clocks does not change ratios of what is interleaved."""
     ready = [(each, calls) for each in timed if (calls := judged(settings, each)) is not None]
@@ -163,7 +155,7 @@ def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
     return [each.row for each in timed]
 
 
-def measure_one_by_one(settings: Settings, timed: Iterable[Timed]) -> list[Row]:
+def measure_one_by_one(settings, timed):
     """The same, one after the other: what PyTorch builds for one does not stay beside the next. Where one
     could only be timed by events, all are."""
     rows = []
@@ -191,19 +183,15 @@ class Bench:
     suite: str
     shape: Shape
 
-    def has(self, impl: str) -> bool:
+    def has(self, impl):
         return any(i.name == impl for i in self.settings.implementations)
 
-    def row(
-        self, impl: str, op: str, variant: str | None = None, dtype: torch.dtype | None = None, **more: Any
-    ) -> Row:
+    def row(self, impl, op, variant=None, dtype=None, **more):
         shape = more.pop("shape", self.shape)
         named = {"variant": variant} if variant is not None else {}
         return new_row(self.suite, shape, op, dtype or self.settings.dtype, impl, **named, **more)
 
-    def sets(
-        self, dtype: torch.dtype | None = None, op: str = "fwd", winners: str | None = None
-    ) -> list[Inputs]:
+    def sets(self, dtype=None, op="fwd", winners=None):
         """Enough input sets to outgrow the cache, for calls so short that it matters."""
         dtype, floor = dtype or self.settings.dtype, self.settings.floor_us(self.shape, op) or 0.0
         count = 1
@@ -211,48 +199,41 @@ class Bench:
             count = sets_of_bytes(self.shape.input_bytes(itemsize(dtype)), self.settings.cache_bytes)
         return [draw(self.shape, self.settings.device, dtype, winners) for _ in range(count)]
 
-    def forward(
-        self, impl: str, variant: str | None, make: Callable[[], Function], sets: Sequence[Tensors],
-        wanted: torch.Tensor, *, op: str = "fwd", dtype: torch.dtype | None = None, **options: Any,
-    ) -> Timed:  # fmt: skip
+    def forward(self, impl, variant, make, sets, wanted, *, op="fwd", dtype=None, **options):
         """Calls of what `make` returns on each set of tensors, whose scores are compared with `wanted`.
         Options that Timed has no field for are keys of the row."""
         more = {k: options.pop(k) for k in list(options) if k not in Timed.__dataclass_fields__}
         row = self.row(impl, op, variant, dtype, input_sets=len(sets), **more)
 
-        def prepare() -> list[Call]:
+        def prepare():
             f = make()
             return [partial(f, *x) for x in sets]
 
         return Timed(row, prepare, [wanted], **options)
 
-    def step(
-        self, impl: str, variant: str | None, make: Callable[[], Function],
-        sets: Sequence[tuple[Tensors, Any]], wanted: torch.Tensor, known: tuple[Tensors, Any, Tensors], *,
-        limit: float = GRADIENTS, **options: Any,
-    ) -> Timed:  # fmt: skip
+    def step(self, impl, variant, make, sets, wanted, known, *, limit=GRADIENTS, **options):
         """Steps: the scores of each set's tensors, and their gradients for its gradient of the scores. Those
         of the known set, (tensors, gradient of the scores, exact gradients), are compared first."""
 
-        def steps(inputs: Iterable[tuple[Tensors, Any]]) -> list[Callable[[], tuple[torch.Tensor, ...]]]:
+        def steps(inputs):
             f = make()
             return [training_step(f, tuple(t.detach().requires_grad_() for t in x), g) for x, g in inputs]
 
-        def check(row: Row, out: object) -> None:
+        def check(row, out):
             check_gradients(steps([known[:2]])[0], known[2], limit)(row, out)
 
         timed = self.forward(impl, variant, make, [x for x, _ in sets], wanted, op="fwd+bwd", **options)
         timed.prepare, timed.check = lambda: steps(sets), check
         return timed
 
-    def measure(self, timed: Sequence[Timed]) -> list[Row]:
+    def measure(self, timed):
         return measure(self.settings, timed)
 
 
 Measure = Callable[[Bench], list[Row]]
 
 
-def line(rows: Sequence[Row], header: Row) -> str:
+def line(rows, header):
     """One shape in a line: time and share of the ceiling of each implementation and variant."""
     parts = []
     for row in rows:
@@ -269,7 +250,7 @@ def line(rows: Sequence[Row], header: Row) -> str:
     return f"{rows[0]['suite']} {rows[0]['shape']}: " + " | ".join(parts)
 
 
-def run(settings: Settings, results: Results, suite: str, shapes: Sequence[Shape], measure: Measure) -> None:
+def run(settings, results, suite, shapes, measure):
     """Measure, print and record shape after shape."""
     for shape in shapes:
         try:

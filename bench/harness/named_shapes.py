@@ -1,9 +1,5 @@
 """The problem sizes that suites measure, by name."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-
 from bench.harness.shape import KD, PAIRS, BatchShape, HiddenShape, PairShape, Shape
 
 # Longer than any batch: documents of a million tokens, a query of 32k, rows of 4096.
@@ -178,14 +174,8 @@ TINY_PAIR_LISTS = (
     PairShape("tiny-grid", 3, 4, 5, 7, d=16, pairs=12, even=True),
     PairShape("tiny-direct", 1, 6, 5, 7, d=16, pairs=6),
 )
-TINY_RETRIEVE = (
-    Shape("tiny-retrieve", 3, 40, 5, 7, d=16),
-    Shape("tiny-retrieve-fp8", 3, 40, 5, 7, d=16),
-)
-TINY_HEADS = (
-    Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
-    Shape("tiny-chunked", 33, 33, 5, 7, d=16),
-)
+TINY_RETRIEVE = (Shape("tiny-retrieve", 3, 40, 5, 7, d=16), Shape("tiny-retrieve-fp8", 3, 40, 5, 7, d=16))
+TINY_HEADS = (Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD), Shape("tiny-chunked", 33, 33, 5, 7, d=16))
 TINY_BATCHES = (
     BatchShape("tiny-batch-12", 12, 12, 5, 17, d=16),
     BatchShape("tiny-packed", 12, 12, 5, 17, d=16, packed=True),
@@ -196,13 +186,13 @@ TINY_XTR = (Shape("tiny-xtr", 12, 40, 5, 17, d=16),)
 TINY_SMOOTH = (Shape("tiny-smooth", 12, 40, 5, 17, d=16),)
 
 
-def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:
+def select(shapes, names):
     """The shapes whose name holds one of `names`; all of them when there are none."""
     wanted = list(names)
     return [s for s in shapes if not wanted or any(w in s.name for w in wanted)]
 
 
-def named(names: Iterable[str]) -> list[Shape]:
+def named(names):
     """The forward shapes of exactly these names."""
     by_name = {s.name: s for s in FORWARD}
     return [by_name[name] for name in names]

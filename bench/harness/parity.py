@@ -1,14 +1,11 @@
 """The fp64 reference that every implementation is compared with before it is timed."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
-from bench.harness.shape import IN_BATCH, Shape
+from bench.harness.shape import IN_BATCH
 from late_interaction._doctor.checks import relative_error
 
 # Limits of relative error, of scores and of gradients. An einsum in bf16 rounds the similarities. Gradients
@@ -19,10 +16,7 @@ _CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time
 
 
 @torch.no_grad()
-def reference_scores(
-    shape: Shape, Q: torch.Tensor, D: torch.Tensor, q_mask: torch.Tensor | None = None,
-    d_mask: torch.Tensor | None = None, normalize: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def reference_scores(shape, Q, D, q_mask=None, d_mask=None, normalize=False):
     """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents at a time, and of the query
     tokens that meet one document where it is too long for all. A query with documents of its own is scored
     alone. A q_mask of numbers is weights.
@@ -40,7 +34,7 @@ def reference_scores(
     scores = torch.empty(Nq, Nd, dtype=torch.float64, device=Q.device)
     winners = torch.empty(Nq, Nd, Lq, dtype=torch.int64, device=Q.device)
 
-    def tokens(x: torch.Tensor) -> torch.Tensor:
+    def tokens(x):
         return F.normalize(x.double(), dim=-1) if normalize else x.double()
 
     rows = tokens(Q.reshape(Nq * Lq, d))
@@ -61,9 +55,7 @@ def reference_scores(
 
 
 @torch.no_grad()
-def reference_gradients(
-    shape: Shape, Q: torch.Tensor, D: torch.Tensor, grad_scores: torch.Tensor, winners: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference_gradients(shape, Q, D, grad_scores, winners):
     """fp64 gradients of the scores, given the winners."""
     Nq, Nd, Lq, Ld, d = shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d
     grads = grad_scores.double().view(Nq, Nd)
@@ -83,17 +75,14 @@ def reference_gradients(
 
 
 @torch.no_grad()
-def misplaced_winners(
-    shape: Shape, Q: torch.Tensor, D: torch.Tensor, winners: torch.Tensor, best_ones: torch.Tensor,
-    rounding: float = 1e-5,
-) -> float:  # fmt: skip
+def misplaced_winners(shape, Q, D, winners, best_ones, rounding=1e-5):
     """The fraction of `winners` whose similarity is below the best by more than fp32 rounding."""
     i, j, s = (winners.long() != best_ones).nonzero().unbind(1)
     document = j if shape.layout == IN_BATCH else i * shape.Nd + j
     docs = D.reshape(-1, shape.Ld, shape.d)
     query = Q[i, s].double()
 
-    def similarity(who: torch.Tensor) -> torch.Tensor:
+    def similarity(who):
         return (query * docs[document, who[i, j, s].long()].double()).sum(-1)
 
     best = similarity(best_ones)
@@ -101,5 +90,5 @@ def misplaced_winners(
     return float(wrong.sum()) / max(1, winners.numel())
 
 
-def worst_error(out: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor]) -> float:
+def worst_error(out, wanted):
     return max(relative_error(o, w) for o, w in zip(out, wanted, strict=True))

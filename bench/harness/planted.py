@@ -7,19 +7,14 @@ token follows one direction, every document holds one token near each direction,
 query token: a similarity is 1/2 for the winner and 0, but for rounding, for every other token.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from bench.harness.shape import IN_BATCH, Shape
+from bench.harness.shape import IN_BATCH
 
 MAX_DIRECTIONS = 64
-
-Project = Callable[[torch.Tensor], torch.Tensor]  # rows as they are given -> unit rows, differentiable
 
 
 @dataclass
@@ -35,35 +30,35 @@ class Planted:
     queries: int
 
     @property
-    def directions(self) -> int:
+    def directions(self):
         return self.at.shape[1]
 
-    def sums(self) -> torch.Tensor:
+    def sums(self):
         """fp64 sums ``[queries, directions, d]`` of each query's tokens that follow a direction."""
         shape = self.queries, self.directions, self.Q.shape[1]
         sums = torch.zeros(shape, dtype=torch.float64, device=self.Q.device)
         return sums.index_put_((self.query, self.kind), self.Q.double(), accumulate=True)
 
 
-def _ragged(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _ragged(lengths):
     """(sequence, place in it) of every token of sequences end to end."""
     sequence = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     starts = lengths.cumsum(0) - lengths
     return sequence, torch.arange(len(sequence), device=lengths.device) - starts[sequence]
 
 
-def orthogonal_parts(d: int, count: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def orthogonal_parts(d, count, device):
     """Orthonormal rows: `count` directions, what queries add to them, and what documents add."""
     space = torch.linalg.qr(torch.randn(d, d, device=device)).Q
     return tuple(space.split([count, d // 3, d - count - d // 3]))
 
 
-def units(part: torch.Tensor, rows: int) -> torch.Tensor:
+def units(part, rows):
     """Random unit rows in a part of the space."""
     return F.normalize(torch.randn(rows, len(part), device=part.device), dim=-1) @ part
 
 
-def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Planted:
+def plant(q_lengths, d_lengths, d, dtype):
     """Queries and documents of these lengths, all at least 1."""
     device = q_lengths.device
     query, place = _ragged(q_lengths)
@@ -71,7 +66,7 @@ def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch
     basis, of_queries, of_documents = orthogonal_parts(d, count, device)
     kind = place % count
 
-    def near(which: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    def near(which, part):
         return (0.5**0.5 * (basis[which] + units(part, len(which)))).to(dtype)
 
     # A document's tokens near the directions are evenly spread, from a start that differs by document.
@@ -84,7 +79,7 @@ def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch
     return Planted(near(kind, of_queries), D, query, kind, at, len(q_lengths))
 
 
-def plant_shape(shape: Shape, device: torch.device, dtype: torch.dtype) -> Planted:
+def plant_shape(shape, device, dtype):
     q_lengths, d_lengths = (
         torch.full((count,), length, device=device)
         for count, length in ((shape.Nq, shape.Lq), (shape.documents, shape.Ld))
@@ -92,7 +87,7 @@ def plant_shape(shape: Shape, device: torch.device, dtype: torch.dtype) -> Plant
     return plant(q_lengths, d_lengths, shape.d, dtype)
 
 
-def every_pair(shape: Shape, grad_scores: torch.Tensor) -> torch.Tensor:
+def every_pair(shape, grad_scores):
     """grad_scores as [queries, documents], 0 where a layout's pairs do not meet."""
     if shape.layout == IN_BATCH:
         return grad_scores
@@ -102,10 +97,7 @@ def every_pair(shape: Shape, grad_scores: torch.Tensor) -> torch.Tensor:
     return out.flatten(1)
 
 
-def gradients(
-    planted: Planted, grad_scores: torch.Tensor, D: torch.Tensor | None = None,
-    project: Project | None = None, weights: tuple[torch.Tensor, ...] = (),
-) -> list[torch.Tensor]:  # fmt: skip
+def gradients(planted, grad_scores, D=None, project=None, weights=()):
     """fp64 gradients of Q, of D and of `weights`, for grad_scores [queries, documents]. With `project`, D
     are the rows [tokens, ...] that it takes to the planted ones."""
     given = planted.D if D is None else D
@@ -119,9 +111,7 @@ def gradients(
     return [of_sums[planted.query, planted.kind], of_D, *others]
 
 
-def known_step(
-    shape: Shape, grad_scores: torch.Tensor, dtype: torch.dtype
-) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, list[torch.Tensor]]:
+def known_step(shape, grad_scores, dtype):
     """Planted tokens of a shape, the gradient of their scores, and their exact gradients."""
     planted = plant_shape(shape, grad_scores.device, dtype)
     tokens = planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape)

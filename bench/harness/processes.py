@@ -1,19 +1,14 @@
 """The processes of torchrun, one a GPU or all on a CPU, and times that they take together."""
 
-from __future__ import annotations
-
-import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from bench.harness.results import Row
 from bench.harness.run_header import keep_text, table
 
 
@@ -25,22 +20,22 @@ class Here:
     world: int
     device: torch.device
 
-    def slowest(self, seconds: float) -> float:
+    def slowest(self, seconds):
         x = torch.tensor(seconds, dtype=torch.float64, device=self.device)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return float(x)
 
-    def sync(self) -> None:
+    def sync(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def wait(self) -> None:
+    def wait(self):
         dist.barrier()
         self.sync()
 
 
 @contextmanager
-def joined(kind: str) -> Iterator[Here]:
+def joined(kind):
     """In this context the processes that torchrun started, or this one alone, are a group."""
     if "RANK" not in os.environ:
         os.environ.update(
@@ -57,14 +52,12 @@ def joined(kind: str) -> Iterator[Here]:
         dist.destroy_process_group()
 
 
-def seconds(here: Here, call: Callable[[], object], rounds: int, together: bool = True) -> float:
+def seconds(here, call, rounds, together=True):
     """The median of the slowest process's times; of process 0 alone, or of all at once."""
     return seconds_in_turn(here, [(call, together)], rounds)[0]
 
 
-def seconds_in_turn(
-    here: Here, calls: Sequence[tuple[Callable[[], object], bool]], rounds: int
-) -> list[float]:
+def seconds_in_turn(here, calls, rounds):
     """The same of several calls that take turns: clocks that drift do not change their ratios. Beside each
     call, whether all processes make it."""
     times = [[] for _ in calls]
@@ -80,7 +73,7 @@ def seconds_in_turn(
     return [statistics.median(taken) for taken in times]
 
 
-def keep_table(here: Here, args: argparse.Namespace, title: str, rows: Sequence[Row], more: str = "") -> None:
+def keep_table(here, args, title, rows, more=""):
     """Print what process 0 measured, and append it to the file --out."""
     if here.rank == 0:
         text = f"{title}, {here.world} processes\n{table(rows)}" + (f"\n{more}" if more else "")

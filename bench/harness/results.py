@@ -1,19 +1,11 @@
 """Rows, their groups, and the JSON files that hold them: a list of rows, those of kind "header" among
 them."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-
-from bench.harness.shape import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTORY = ROOT / "bench" / "results"
@@ -35,7 +27,7 @@ class IncompleteError(ValueError):
     """A group was measured without some of the implementations that the record has."""
 
 
-def new_row(suite: str, shape: Shape, op: str, dtype: torch.dtype, impl: str, **values: object) -> Row:
+def new_row(suite, shape, op, dtype, impl, **values):
     row = dict.fromkeys(KEYS)
     row.update(
         suite=suite, shape=shape.name, op=op, layout=shape.layout, dtype=str(dtype).removeprefix("torch."),
@@ -44,37 +36,37 @@ def new_row(suite: str, shape: Shape, op: str, dtype: torch.dtype, impl: str, **
     return row
 
 
-def slug(name: str) -> str:
+def slug(name):
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def size_of(row: Row) -> str:
+def size_of(row):
     """The problem size of a row, in one line."""
     return f"{row['Nq']} x {row['Nd']}, {row['Lq']}, {row['Ld']}, d={row['d']} {row['layout']}"
 
 
-def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+def split(rows):
     """(headers, measurements)."""
     rows = list(rows)
     headers = [r for r in rows if r.get("kind") == "header"]
     return headers, [r for r in rows if r.get("kind") != "header"]
 
 
-def group_of(row: Row) -> tuple[object, ...]:
+def group_of(row):
     """The key of a group, whose implementations and variants come from one run and are replaced together."""
     if "work" in row:
         return row["work"], row["batch"]
     return tuple(row.get(k) for k in ("suite", "shape", "op", "winners"))
 
 
-def by_group(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
+def by_group(rows):
     out = {}
     for row in rows:
         out.setdefault(group_of(row), []).append(row)
     return out
 
 
-def replaced(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+def replaced(earlier, rows):
     """`earlier`, headers among them, with whole groups replaced by those of `rows`."""
     (old_headers, old_rows), (new_headers, new_rows) = split(earlier), split(rows)
     old, new = by_group(old_rows), by_group(new_rows)
@@ -89,7 +81,7 @@ def replaced(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
     return [*headers.values(), *measured]
 
 
-def print_faults(rows: Iterable[Row]) -> None:
+def print_faults(rows):
     """A line for each row that failed, or whose scores are wrong."""
     for row in rows:
         wrong = row.get("error") or (f"scores are off: {row['mismatch']}" if row.get("mismatch") else "")
@@ -102,12 +94,12 @@ class Results:
     """The rows of this run, written to `path` after every addition, so that a time-out loses nothing. With
     `merge`, groups of the file that this run does not measure stay."""
 
-    def __init__(self, path: Path | None, header: Row, merge: bool = False) -> None:
+    def __init__(self, path, header, merge=False):
         self.path, self.header = path, header
         self.rows = []
         self._earlier = read(path) if path and merge and path.exists() else []
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows):
         self.rows += [{**row, "run": self.header["run"]} for row in rows]
         if self.path is not None:
             write(self.path, replaced(self._earlier, [self.header, *self.rows]))
@@ -116,11 +108,11 @@ class Results:
 # ---- files ----
 
 
-def read(path: Path) -> list[Row]:
+def read(path):
     return json.loads(path.read_text())
 
 
-def write(path: Path, rows: Iterable[Row]) -> None:
+def write(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(_rounded(r)) for r in rows)
     partial = path.with_name(path.name + ".part")
@@ -128,23 +120,23 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     partial.replace(path)
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value):
     """Floats of five digits; more would be noise."""
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def of_a_cpu(path: Path) -> bool:
+def of_a_cpu(path):
     """Records of a GPU have its name. Those of other CPUs than that of cpu.json are named cpu-*.json."""
     return path.stem == "cpu" or path.stem.startswith("cpu-")
 
 
-def _newest_forward(path: Path) -> str:
+def _newest_forward(path):
     return max((str(r["run"]) for r in read(path) if r.get("suite") == "forward"), default="")
 
 
-def records(directory: Path) -> list[Path]:
+def records(directory):
     """Return the records of suites, without sweeps, plans, profiles and parts: whole ones, the newest first,
     those of a GPU planned as an older one behind them, then parts of other GPUs, then CPUs."""
     others = tuple(f"{name}-" for name in (*SEPARATE_SUITES, *OTHER_RECORDS))
@@ -155,7 +147,7 @@ def records(directory: Path) -> list[Path]:
     return sorted(found, key=lambda p: (of_a_cpu(p), not newest[p], "-planned-as-" in p.name))
 
 
-def whole_record(directory: Path) -> Path | None:
+def whole_record(directory):
     """The newest record of a GPU that has the forward suite."""
     return next((p for p in records(directory) if not of_a_cpu(p) and _newest_forward(p)), None)
 
@@ -163,7 +155,7 @@ def whole_record(directory: Path) -> Path | None:
 # ---- merging ----
 
 
-def record_of(part: Sequence[Row]) -> str:
+def record_of(part):
     """The name of the record that these rows belong to."""
     headers, rows = split(part)
     kinds = {f"{r['suite']}-" if r["suite"] in SEPARATE_SUITES else "" for r in rows}
@@ -172,7 +164,7 @@ def record_of(part: Sequence[Row]) -> str:
     return f"{kinds.pop()}{slug(headers[-1]['gpu'] or 'cpu')}.json"
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument(
         "parts", type=Path, nargs="+", metavar="FILE", help="files of `run --out`, or other records"
     )
@@ -181,7 +173,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     )
 
 
-def merge(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list[str]]) -> int:
+def merge(args, broken_rules):
     """Merge the files of runs into the records of their devices.
 
     The rows of one device go to `<device>.json`, `sweep-<device>.json` and `plans-<device>.json`

@@ -1,21 +1,16 @@
 """The header of a run: where, when and with what its rows were measured."""
 
-from __future__ import annotations
-
-import argparse
 import dataclasses
 import os
 import platform
 import shlex
-from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bench.harness.library import LIK, OURS
-from bench.harness.results import ROOT, Row
+from bench.harness.results import ROOT
 from late_interaction import ops
 from late_interaction._doctor.ceilings import Ceilings
 from late_interaction._doctor.machine import cpu_name, driver, gpu_name, package_version, said
@@ -31,7 +26,7 @@ OLDEST_WITH_WGMMA = 90
 # ---- the GPU that a record names: the one that is here, or an older one that it is planned as ----
 
 
-def add_capability(parser: argparse.ArgumentParser) -> None:
+def add_capability(parser):
     parser.add_argument(
         "--capability", type=int, metavar="N",
         help="plan for compute capability N, 80 for 8.0, and have Triton compile no wgmma below 90; the"
@@ -39,7 +34,7 @@ def add_capability(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def plan_as(capability: int | None) -> None:
+def plan_as(capability):
     """Before Triton compiles anything, which reads the variable."""
     if capability is None:
         return
@@ -51,13 +46,13 @@ def plan_as(capability: int | None) -> None:
 # ---- what else a header says ----
 
 
-def _commit() -> str | None:
+def _commit():
     """The commit that is measured: LATE_INTERACTION_COMMIT (for a copy without history), or what git says."""
     described = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     return os.environ.get("LATE_INTERACTION_COMMIT") or said(*described, folder=ROOT)
 
 
-def command_of(arguments: Sequence[str], program: str = "python") -> str:
+def command_of(arguments, program="python"):
     """The command without files: a record names no place on the machine that it was made on."""
     words = [word for i, word in enumerate(arguments) if not i or arguments[i - 1] not in _FILES]
     flags = tuple(f"{flag}=" for flag in _FILES)
@@ -65,9 +60,7 @@ def command_of(arguments: Sequence[str], program: str = "python") -> str:
     return shlex.join([*shlex.split(program), "-m", "bench", *words])
 
 
-def new_header(
-    device: torch.device, ceilings: Ceilings | None = None, arguments: Sequence[str] = (), **values: Any
-) -> Row:
+def new_header(device, ceilings=None, arguments=(), **values):
     """Where, when and with what the rows that share its `run` were measured. `arguments` are those of
     `python -m bench`."""
     on_gpu, file = device.type == "cuda", ROOT / "VERSION"
@@ -89,7 +82,7 @@ def new_header(
     }
 
 
-def add_table_arguments(p: argparse.ArgumentParser, **sizes: int) -> None:
+def add_table_arguments(p, **sizes):
     """The options of a command that prints tables: the device, sizes with their defaults, and a file."""
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for name, default in sizes.items():
@@ -97,19 +90,19 @@ def add_table_arguments(p: argparse.ArgumentParser, **sizes: int) -> None:
     p.add_argument("--out", type=Path, help="a file that the tables are appended to")
 
 
-def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+def listed(kind):
     """For an argument's type: values that commas separate."""
     return lambda text: [kind(part) for part in text.split(",") if part]
 
 
-def table(rows: Sequence[Row], left: int = 1) -> str:
+def table(rows, left=1):
     """Rows as plain text, of words and figures: columns are their keys, of which a row may lack some."""
     head = [*dict.fromkeys(key for row in rows for key in row)]
     cells = [[row.get(key, "") for key in head] for row in rows]
     return align(head, [[x if isinstance(x, str) else number(x) for x in row] for row in cells], left)
 
 
-def keep_text(text: str, args: argparse.Namespace, program: str = "python") -> None:
+def keep_text(text, args, program="python"):
     """Print tables, and append them to the file --out, below a line with what a header says."""
     print(text)
     if args.out is None:

@@ -1,7 +1,5 @@
 """A problem size, and the least work that the hardware must do for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -25,42 +23,42 @@ class Shape:
     compiled: bool = False  # torch.compile takes seconds for a shape: only these are compiled by default
 
     @property
-    def documents(self) -> int:
+    def documents(self):
         """Distinct documents in D."""
         return self.Nd if self.layout == IN_BATCH else self.Nq * self.Nd
 
     @property
-    def q_shape(self) -> tuple[int, ...]:
+    def q_shape(self):
         return (self.Nq, self.Lq, self.d)
 
     @property
-    def d_shape(self) -> tuple[int, ...]:
+    def d_shape(self):
         if self.layout == KD:
             return (self.Nq, self.Nd, self.Ld, self.d)
         return (self.documents, self.Ld, self.d)
 
     @property
-    def scores_shape(self) -> tuple[int, ...]:
+    def scores_shape(self):
         return (self.Nq,) if self.layout == PAIRS else (self.Nq, self.Nd)
 
     @property
-    def winners_shape(self) -> tuple[int, int, int]:
+    def winners_shape(self):
         return (self.Nq, self.Nd, self.Lq)
 
     @property
-    def similarities(self) -> int:
+    def similarities(self):
         """Elements of the similarity tensor that PyTorch would build."""
         return self.Nq * self.Nd * self.Lq * self.Ld
 
     @property
-    def flops(self) -> int:
+    def flops(self):
         """Multiply-adds of the similarities, counted as two operations each."""
         return 2 * self.similarities * self.d
 
-    def input_bytes(self, itemsize: int) -> int:
+    def input_bytes(self, itemsize):
         return (self.Nq * self.Lq + self.documents * self.Ld) * self.d * itemsize
 
-    def bytes_moved(self, op: str, itemsize: int) -> int:
+    def bytes_moved(self, op, itemsize):
         """The fewest bytes of device memory: every input read once, every output written once."""
         tokens = self.input_bytes(itemsize)
         scores = 4 * self.Nq * self.Nd
@@ -74,7 +72,7 @@ class Shape:
         read = (self.Nq * self.Lq + rows_read) * self.d * itemsize + 2 * winners + scores
         return read + tokens
 
-    def arithmetic(self, op: str) -> int:
+    def arithmetic(self, op):
         """Operations that no implementation avoids. A backward only touches winners."""
         backward = 4 * self.Nq * self.Nd * self.Lq * self.d
         return {"fwd": self.flops, "fwd+bwd": self.flops + backward, "bwd": backward}[op]
@@ -87,14 +85,14 @@ class HiddenShape(Shape):
     d_model: int = 768
 
     @property
-    def hidden_shape(self) -> tuple[int, int, int]:
+    def hidden_shape(self):
         return (self.Nd, self.Ld, self.d_model)
 
     @property
-    def flops(self) -> int:
+    def flops(self):
         return super().flops + 2 * self.Nd * self.Ld * self.d * self.d_model
 
-    def input_bytes(self, itemsize: int) -> int:
+    def input_bytes(self, itemsize):
         return (self.Nq * self.Lq * self.d + (self.Nd * self.Ld + self.d) * self.d_model) * itemsize
 
 
@@ -113,5 +111,5 @@ class BatchShape(Shape):
     packed: bool = False  # of different lengths, up to Lq and Ld tokens
 
 
-def itemsize(dtype: torch.dtype) -> int:
+def itemsize(dtype):
     return torch.empty((), dtype=dtype).element_size()

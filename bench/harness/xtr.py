@@ -7,13 +7,10 @@ one direction. It has k similarities of 0.53 or, once in each document, of 0.67;
 are not selected; and all others are 0.
 """
 
-from __future__ import annotations
-
 import torch
 
 from bench.harness.inputs import Inputs
 from bench.harness.planted import MAX_DIRECTIONS, orthogonal_parts, units
-from bench.harness.shape import Shape
 
 _CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time
 # Cosines of planted document tokens with their direction; that of a query token is the root of 1/2.
@@ -21,7 +18,7 @@ _WINNER, _SELECTED, _PASSED_OVER = 0.95, 0.75, 0.5
 
 
 @torch.no_grad()
-def exact_scores(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+def exact_scores(Q, D, k):
     """fp64 scores ``[Nq, Nd]``, the grid of some queries at a time. No two similarities may be equal."""
     (Nd, Ld), Lq = D.shape[:2], Q.shape[1]
     tokens = D.double().flatten(0, 1)
@@ -35,16 +32,14 @@ def exact_scores(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
     return torch.cat(scores)
 
 
-def plant_selection(
-    shape: Shape, k: int, grad_scores: torch.Tensor, dtype: torch.dtype
-) -> tuple[Inputs, list[torch.Tensor]]:
+def plant_selection(shape, k, grad_scores, dtype):
     """Planted inputs; their scores and the gradients of Q and D, in float64."""
     device, tokens = grad_scores.device, shape.Nd * shape.Ld
     k = min(k, tokens)
     count = max(1, min(MAX_DIRECTIONS, shape.d // 3, shape.Lq, 4 * tokens // (5 * k)))
     basis, of_queries, of_documents = orthogonal_parts(shape.d, count, device)
 
-    def near(kind: torch.Tensor, cosine: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    def near(kind, cosine, part):
         cosine = cosine.unsqueeze(-1)
         return (cosine * basis[kind] + (1 - cosine**2).sqrt() * units(part, len(kind))).to(dtype)
 
@@ -68,7 +63,7 @@ def plant_selection(
     return inputs, _results(inputs, kind, winners)
 
 
-def _results(x: Inputs, kind: torch.Tensor, winners: torch.Tensor) -> list[torch.Tensor]:
+def _results(x, kind, winners):
     """Scores and gradients. `kind` ``[Nq, Lq]`` names a query token's direction, `winners` ``[directions,
     Nd]`` the document token that its maximum is of."""
     rows = x.D.double().flatten(0, 1)

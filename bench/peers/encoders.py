@@ -17,13 +17,10 @@ under bfloat16 autocast. Attention is PyTorch's scaled_dot_product_attention. To
 random; they are drawn on the device as they are encoded, so a large batch of pages need not be held.
 """
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +28,13 @@ import torch.nn.functional as F
 Inputs = dict[str, torch.Tensor]
 Draw = Callable[[int, torch.Generator], Inputs]  # so many texts or pages
 DIM = 128
-LORA: dict[str, Any] = {
+LORA = {
     "r": 32, "lora_alpha": 32, "lora_dropout": 0.1, "init_lora_weights": "gaussian", "bias": "none",
     "task_type": "FEATURE_EXTRACTION",
 }  # fmt: skip
 
 
-def _dtype(device: torch.device) -> torch.dtype:
+def _dtype(device):
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
@@ -53,21 +50,21 @@ class Encoder:
     device: torch.device
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self):
         """The dtype of the embeddings, and of all products on a GPU."""
         return _dtype(self.device)
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self):
         return torch.autocast("cuda", self.dtype) if self.device.type == "cuda" else nullcontext()
 
-    def embed(self, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def embed(self, count, seed):
         """The embeddings of `count` queries and of their documents, which are drawn anew from `seed`."""
         generator = torch.Generator(self.device).manual_seed(seed)
         queries = self.module(self.draw_queries(count, generator)).to(self.dtype)
         documents = self.module(self.draw_documents(count, generator)).to(self.dtype)
         return queries, documents
 
-    def trained(self) -> list[torch.nn.Parameter]:
+    def trained(self):
         return [x for x in self.module.parameters() if x.requires_grad]
 
 
@@ -86,35 +83,31 @@ class Recipe:
 # ---- inputs ----
 
 
-def _ids(count: int, length: int, most: int, generator: torch.Generator) -> torch.Tensor:
+def _ids(count, length, most, generator):
     """Random ids below `most`, without the first ones, which may be special."""
     return torch.randint(3, most, (count, length), generator=generator, device=generator.device)
 
 
-def _text(length: int, most: int) -> Draw:
-    def draw(count: int, generator: torch.Generator) -> Inputs:
+def _text(length, most):
+    def draw(count, generator):
         ids = _ids(count, length, most, generator)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     return draw
 
 
-def _pages(length: int, most: int, image: torch.Tensor, image_id: int, pixels: Callable[..., Inputs]) -> Draw:
+def _pages(length, most, image, image_id, pixels):
     """Pages of `length` tokens, of which those at `image` are image tokens."""
 
-    def draw(count: int, generator: torch.Generator) -> Inputs:
+    def draw(count, generator):
         ids = _ids(count, length, most, generator)
         ids[:, image.to(ids.device)] = image_id
-        return {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            **pixels(count, generator),
-        }
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels(count, generator)}
 
     return draw
 
 
-def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _random(shape, generator):
     device = generator.device
     return torch.randn(shape, generator=generator, device=device, dtype=_dtype(device))
 
@@ -123,27 +116,27 @@ def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 class _TextModule(torch.nn.Module):
-    def __init__(self, model: torch.nn.Module, width: int) -> None:
+    def __init__(self, model, width):
         super().__init__()
         self.model = model
         self.dense = torch.nn.Linear(width, DIM, bias=False)
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
+    def forward(self, inputs):
         return F.normalize(self.dense(self.model(**inputs).last_hidden_state), dim=-1)
 
 
 class _PageModule(torch.nn.Module):
-    def __init__(self, model: torch.nn.Module, **options: Any) -> None:
+    def __init__(self, model, **options):
         super().__init__()
         self.model = model
         self.options = options
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
+    def forward(self, inputs):
         return self.model(**inputs, **self.options).embeddings
 
 
 @contextmanager
-def _made(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def _made(device, dtype):
     """Weights that are made within are initialized on the device, in this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -154,19 +147,19 @@ def _made(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _with_lora(model: torch.nn.Module, modules: str) -> torch.nn.Module:
+def _with_lora(model, modules):
     """The model with adapters on the modules whose whole name matches; they alone are trained, in float32."""
     peft = importlib.import_module("peft")
     return peft.get_peft_model(model, peft.LoraConfig(**LORA, target_modules=modules))
 
 
-def _checkpoint(model: Any) -> None:
+def _checkpoint(model):
     """Layers keep their inputs alone and run again in the backward. Transformers has renamed the call."""
     renamed = getattr(model, "activation_checkpointing_enable", None)
     (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def _modernbert_config(tiny: bool, vocabulary: int) -> Any:
+def _modernbert_config(tiny, vocabulary):
     config = importlib.import_module("transformers").ModernBertConfig
     if tiny:
         return config(
@@ -180,7 +173,7 @@ def _modernbert_config(tiny: bool, vocabulary: int) -> Any:
     )  # fmt: skip
 
 
-def _modernbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
+def _modernbert(device, tiny, lora):
     transformers = importlib.import_module("transformers")
     config = _modernbert_config(tiny, 64 if tiny else 50_368)
     with _made(device, torch.float32):
@@ -190,7 +183,7 @@ def _modernbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
     return Encoder(module.train(), _text(query, most), _text(document, most), query, document, device)
 
 
-def _qwen2_vl_config(tiny: bool) -> Any:
+def _qwen2_vl_config(tiny):
     transformers = importlib.import_module("transformers")
     if tiny:
         text = {
@@ -212,11 +205,11 @@ def _qwen2_vl_config(tiny: bool) -> Any:
     return transformers.Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
 
 
-def _mrope(sections: list[int]) -> dict[str, Any]:
+def _mrope(sections):
     return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
 
 
-def _colqwen2(device: torch.device, tiny: bool, lora: bool) -> Encoder:
+def _colqwen2(device, tiny, lora):
     transformers = importlib.import_module("transformers")
     vlm = _qwen2_vl_config(tiny)
     config = transformers.ColQwen2Config(vlm_config=vlm, embedding_dim=DIM)
@@ -232,7 +225,7 @@ def _colqwen2(device: torch.device, tiny: bool, lora: bool) -> Encoder:
     # A patch as the image processor hands it over: 3 channels of two equal frames of 14 x 14 pixels.
     patch = 3 * 2 * 14 * 14
 
-    def pixels(count: int, generator: torch.Generator) -> Inputs:
+    def pixels(count, generator):
         grid = torch.tensor([[1, rows, columns]], device=generator.device).expand(count, 3)
         values = _random((count, rows * columns, patch), generator)
         return {"pixel_values": values, "image_grid_thw": grid}
@@ -245,7 +238,7 @@ def _colqwen2(device: torch.device, tiny: bool, lora: bool) -> Encoder:
     return Encoder(module.train(), _text(query, most), pages, query, document, device)
 
 
-def _modernvbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
+def _modernvbert(device, tiny, lora):
     transformers = importlib.import_module("transformers")
     side, tiles = (32, 2) if tiny else (512, 13)
     vision = {"image_size": side, "patch_size": 8 if tiny else 16}
@@ -264,7 +257,7 @@ def _modernvbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
     if lora:
         model = _with_lora(model, ".*text_model.*(Wo|Wqkv|Wi)|.*embedding_proj_layer")
 
-    def pixels(count: int, generator: torch.Generator) -> Inputs:
+    def pixels(count, generator):
         return {"pixel_values": _random((count, tiles, 3, side, side), generator)}
 
     # Two markers go before the image tokens of each tile, and the rest of the prompt after all of them.
@@ -276,7 +269,7 @@ def _modernvbert(device: torch.device, tiny: bool, lora: bool) -> Encoder:
     return Encoder(_PageModule(model).train(), _text(query, most), pages, query, document, device)
 
 
-RECIPES: dict[str, Recipe] = {
+RECIPES = {
     recipe.name: recipe
     for recipe in (
         Recipe(

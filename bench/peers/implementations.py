@@ -1,15 +1,11 @@
 """The libraries that are measured, each called as its documentation says. All but PyTorch are optional."""
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable
 
 import torch
 
-from bench.harness.inputs import Inputs
-from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS, Gradients, Implementation, Score
-from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
+from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS, Implementation
+from bench.harness.shape import IN_BATCH, KD, PAIRS
 
 
 class _Strategies(Implementation):
@@ -17,10 +13,10 @@ class _Strategies(Implementation):
 
     package: str
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lib = importlib.import_module(self.package)
 
-    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+    def score(self, shape, backward, train):
         f = self.lib.maxsim_pairs if shape.layout == PAIRS else self.lib.maxsim
         if not train:
             return lambda Q, D: f(Q, D)
@@ -31,20 +27,20 @@ class Ours(_Strategies):
     name, package = OURS, "late_interaction"
     backwards = ("auto", "lowmem", "unified")
 
-    def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
+    def backward(self, shape, backward, inputs):
         op = torch.ops.late_interaction.maxsim_backward
         narrow = shape.Ld <= 65534  # winners are stored as unsigned 16-bit indices, in an int16 tensor
         winners = inputs.winners.to(torch.int16 if narrow else torch.int32).contiguous()
         D = inputs.D.unsqueeze(1) if shape.layout == PAIRS else inputs.D
         grad_scores = inputs.grad_scores.view(shape.Nq, shape.Nd)
 
-        def run() -> Gradients:
+        def run():
             grad_Q, grad_D = op(grad_scores, inputs.Q, D, winners, False, backward or "auto", True, True)
             return grad_Q, grad_D
 
         return run
 
-    def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
+    def winners(self, shape, inputs):
         D = inputs.D.unsqueeze(1) if shape.layout == PAIRS else inputs.D
         return self.lib.maxsim_with_winners(inputs.Q.detach(), D.detach())[1]
 
@@ -56,7 +52,7 @@ class Lik(_Strategies):
     backwards = ("lowmem", "unified")
     chunk = 128  # query tokens of a launch: its maxsim splits queries of more than 512 tokens
 
-    def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
+    def backward(self, shape, backward, inputs):
         f = getattr(
             importlib.import_module("late_interaction_kernels.backward"), f"maxsim_backward_{backward}"
         )
@@ -82,7 +78,7 @@ class Lik(_Strategies):
         argmax = winners.reshape(-1, Q.shape[1]).contiguous()
         kd = shape.layout != IN_BATCH
 
-        def run() -> Gradients:
+        def run():
             grad_Q, grad_D = f(grad_scores, Q, D, argmax, q_mask, kd_layout=kd)
             return grad_Q.view(Nq, -1, d)[:, :Lq], grad_D
 
@@ -94,10 +90,10 @@ class Flash(Implementation):
 
     name = FLASH
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lib = importlib.import_module("flash_maxsim")
 
-    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+    def score(self, shape, backward, train):
         lib = self.lib
         if train:
             f = lib.flash_maxsim_batched_train
@@ -114,11 +110,11 @@ class Flash(Implementation):
         return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=False, query_chunk_size=None)
 
 
-def similarity_einsum(layout: str) -> str:
+def similarity_einsum(layout):
     return {IN_BATCH: "isd,jtd->ijst", KD: "isd,ijtd->ijst", PAIRS: "isd,itd->ist"}[layout]
 
 
-def einsum_maxsim(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor:
+def einsum_maxsim(Q, D, layout):
     """MaxSim as PyTorch users write it."""
     return torch.einsum(similarity_einsum(layout), Q, D).max(-1).values.float().sum(-1)
 
@@ -127,7 +123,7 @@ class Einsum(Implementation):
     name = EINSUM
     builds_similarities = rounds_similarities = True
 
-    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+    def score(self, shape, backward, train):
         return lambda Q, D: einsum_maxsim(Q, D, shape.layout)
 
 
@@ -135,23 +131,17 @@ class Compiled(Implementation):
     name = COMPILED
     builds_similarities = rounds_similarities = True
 
-    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+    def score(self, shape, backward, train):
         torch.compiler.reset()
         f = torch.compile(einsum_maxsim, dynamic=False, fullgraph=True)
         return lambda Q, D: f(Q, D, shape.layout)
 
 
 # What --impl takes.
-KEYS: dict[str, type[Implementation]] = {
-    "ours": Ours,
-    "lik": Lik,
-    "flash": Flash,
-    "einsum": Einsum,
-    "compile": Compiled,
-}
+KEYS = {"ours": Ours, "lik": Lik, "flash": Flash, "einsum": Einsum, "compile": Compiled}
 
 
-def load(keys: list[str], device: torch.device) -> tuple[list[Implementation], dict[str, str]]:
+def load(keys, device):
     """The implementations named by `keys` (all, if none), and why others are not available here."""
     found = []
     missing = {}

@@ -1,7 +1,5 @@
 """Contrastive losses as users write them, by each library: `cross_entropy(scores / temperature)`."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from bench.harness.batches import TEMPERATURE, Batch, Loss
+from bench.harness.batches import TEMPERATURE, Loss
 from bench.harness.library import EINSUM, INF_CL, LIK, OURS, UnsupportedError
 from bench.harness.parity import GRADIENTS, SCORES
 from bench.harness.shape import IN_BATCH, BatchShape, itemsize
@@ -39,15 +37,15 @@ class Method:
     limits: tuple[float, float] = (SCORES, GRADIENTS)  # of the errors of loss and gradients
 
 
-def scores_to_loss(scores: torch.Tensor) -> torch.Tensor:
+def scores_to_loss(scores):
     labels = torch.arange(len(scores), device=scores.device)
     return F.cross_entropy(scores / TEMPERATURE, labels).float()
 
 
-def _ours(shape: BatchShape, **options: float) -> Loss:
+def _ours(shape, **options):
     li = importlib.import_module("late_interaction")
 
-    def run(x: Batch) -> torch.Tensor:
+    def run(x):
         packs = x.cu_q is not None
         q, d = (li.Tokens.packed(x.Q, x.cu_q), li.Tokens.packed(x.D, x.cu_d)) if packs else (x.Q, x.D)
         return li.losses.contrastive(q, d, temperature=TEMPERATURE, **options)
@@ -55,14 +53,14 @@ def _ours(shape: BatchShape, **options: float) -> Loss:
     return run
 
 
-def _least(shape: BatchShape) -> Loss:
+def _least(shape):
     each = (4 if shape.packed else 2) * shape.Lq + 4
     if shape.Nq * shape.Nd * each > KEPT_BY_DEFAULT:
         raise UnsupportedError("contrastive_loss keeps nothing of this batch")
     return _ours(shape, kept_bytes=0)
 
 
-def _maxsim(package: str, shape: BatchShape, **options: str) -> Loss:
+def _maxsim(package, shape, **options):
     module = importlib.import_module(package)
     if not shape.packed:
         return lambda x: scores_to_loss(module.maxsim(x.Q, x.D, **options))
@@ -74,44 +72,44 @@ def _maxsim(package: str, shape: BatchShape, **options: str) -> Loss:
     return lambda x: scores_to_loss(varlen(x.Q, x.D, x.cu_q, x.cu_d, **longest))
 
 
-def _lik(shape: BatchShape) -> Loss:
+def _lik(shape):
     if shape.Nq * shape.Nd * shape.Lq >= _32_BITS:
         raise UnsupportedError("its kernels address winners with 32 bits")
     return _maxsim("late_interaction_kernels", shape)
 
 
-def _einsum(shape: BatchShape) -> Loss:
+def _einsum(shape):
     if shape.packed:
         raise UnsupportedError("no einsum of packed tokens")
     return lambda x: scores_to_loss(einsum_maxsim(x.Q, x.D, IN_BATCH))
 
 
-def _matmul(shape: BatchShape) -> Loss:
+def _matmul(shape):
     return lambda x: scores_to_loss(x.Q.squeeze(1) @ x.D.squeeze(1).T)
 
 
-def _inf_cl(shape: BatchShape) -> Loss:
+def _inf_cl(shape):
     loss = importlib.import_module("inf_cl").cal_flash_loss
 
-    def run(x: Batch) -> torch.Tensor:
+    def run(x):
         rows = loss(x.Q.squeeze(1), x.D.squeeze(1), scale=1 / TEMPERATURE, head_dim=min(256, shape.d))
         return rows.mean()
 
     return run
 
 
-def _winners(width: int) -> Callable[[BatchShape], float]:
+def _winners(width):
     return lambda shape: width * shape.Nq * shape.Nd * shape.Lq
 
 
-def _similarities(shape: BatchShape) -> float:
+def _similarities(shape):
     size = shape.similarities * itemsize(torch.bfloat16)
     if size > MAX_SIMILARITY_BYTES:
         raise UnsupportedError(f"the similarity tensor alone takes {size / 1e9:.0f} GB")
     return size
 
 
-def _nothing(shape: BatchShape) -> float:
+def _nothing(shape):
     return 0.0
 
 
@@ -136,6 +134,6 @@ _SINGLE = (
 )
 
 
-def methods(shape: BatchShape) -> tuple[Method, ...]:
+def methods(shape):
     """The ways to the loss of this batch."""
     return _SINGLE if shape.Lq == shape.Ld == 1 else _METHODS

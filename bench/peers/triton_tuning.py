@@ -15,8 +15,6 @@ and how long each candidate is timed. Whatever is missed here is compiled and tu
 always.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import math
@@ -25,14 +23,13 @@ import os
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from bench.harness.library import Implementation
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
 from late_interaction._doctor.text import error_text
@@ -44,15 +41,14 @@ TUNE_ON = 2e11  # padded FLOPs, about 2 ms: a key is tuned on its largest shape 
 STALLED_S = 60.0  # without a finished job, a process has died with its job
 BENCH_MS = {"warmup": 2, "rep": 8}  # arguments of Triton's do_bench, for each configuration
 
-Key = tuple[str, str, tuple[Any, ...]]  # peer, kernel, key of its autotuner
 Chosen = dict[tuple[str, str], dict[tuple[Any, ...], Any]]  # (module, kernel) -> key -> configuration
 
 
-def padded_dim(d: int) -> int:
+def padded_dim(d):
     return 1 << (d - 1).bit_length()
 
 
-def padded_work(shape: Shape) -> float:
+def padded_work(shape):
     """FLOPs of the tiles that cover a shape, as the peers cut it."""
     Lq = 128 * math.ceil(shape.Lq / 128) if shape.Lq > 512 else max(32, 1 << (shape.Lq - 1).bit_length())
     Ld = 64 * math.ceil(shape.Ld / 64)
@@ -72,12 +68,12 @@ class Job(NamedTuple):
 class _Found(Exception):  # noqa: N818, not an error
     """Raised instead of a launch: the kernel and its key."""
 
-    def __init__(self, kernel: str, key: tuple[Any, ...] | None) -> None:
+    def __init__(self, kernel, key):
         super().__init__(kernel)
         self.kernel, self.key = kernel, key
 
 
-def autotuners() -> dict[tuple[str, str], Any]:
+def autotuners():
     """Every autotuned kernel of the peers, by the module that defines it and its name."""
     out = {}
     for name, module in list(sys.modules.items()):
@@ -88,7 +84,7 @@ def autotuners() -> dict[tuple[str, str], Any]:
     return out
 
 
-def import_all() -> None:
+def import_all():
     """Imports all modules of the peers, so that autotuners() is complete."""
     for package in PACKAGES:
         for module in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", [])):
@@ -96,7 +92,7 @@ def import_all() -> None:
                 importlib.import_module(f"{package}.{module.name}")
 
 
-def _key_of(tuner: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _key_of(tuner, args, kwargs):
     """The key under which a call is tuned, as triton.runtime.autotuner makes it."""
     given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     known = {k: v for k, v in given.items() if k in tuner.arg_names}
@@ -105,16 +101,16 @@ def _key_of(tuner: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
 
 
 @contextmanager
-def _nothing_launches() -> Iterator[None]:
+def _nothing_launches():
     """In this context a kernel's launch raises _Found instead."""
     autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
     jit = importlib.import_module("triton.runtime.jit").JITFunction
     before = autotuner.run, jit.run
 
-    def tuned(self: Any, *args: Any, **kwargs: Any) -> None:
+    def tuned(self, *args, **kwargs):
         raise _Found(self.base_fn.__name__, _key_of(self, args, kwargs))
 
-    def plain(self: Any, *args: Any, **kwargs: Any) -> None:
+    def plain(self, *args, **kwargs):
         raise _Found(getattr(self, "__name__", "?"), None)
 
     autotuner.run, jit.run = tuned, plain
@@ -124,7 +120,7 @@ def _nothing_launches() -> Iterator[None]:
         autotuner.run, jit.run = before
 
 
-def _call(impl: Implementation, shape: Shape, op: str = "fwd") -> None:
+def _call(impl, shape, op="fwd"):
     """One forward, or one step by each strategy, on uninitialized memory: compilation does not depend on
     values."""
     Q = torch.empty(shape.q_shape, device="cuda", dtype=torch.bfloat16)
@@ -138,7 +134,7 @@ def _call(impl: Implementation, shape: Shape, op: str = "fwd") -> None:
         torch.autograd.grad(scores, leaves, torch.zeros_like(scores))
 
 
-def find_keys(peers: dict[str, Implementation], shapes: Iterable[Shape]) -> dict[Key, list[Shape]]:
+def find_keys(peers, shapes):
     """The keys that these calls are tuned under, with their shapes; calls without one are left out."""
     out = {}
     with _nothing_launches():
@@ -154,7 +150,7 @@ def find_keys(peers: dict[str, Implementation], shapes: Iterable[Shape]) -> dict
     return out
 
 
-def representative(shapes: Sequence[Shape]) -> Shape:
+def representative(shapes):
     """The shape to tune on: large enough to fill the GPU, small enough to try many configurations on."""
     small = [s for s in shapes if padded_work(s) <= TUNE_ON]
     return max(small, key=padded_work) if small else min(shapes, key=padded_work)
@@ -162,10 +158,10 @@ def representative(shapes: Sequence[Shape]) -> Shape:
 
 # ---- the processes that compile ----
 
-_peers: dict[str, Implementation] = {}
+_peers = {}
 
 
-def _start_worker(peers: Sequence[str]) -> None:
+def _start_worker(peers):
     torch.set_num_threads(1)
     with contextlib.suppress(Exception):  # a process that fails here would be started again without end
         for peer in peers:
@@ -176,12 +172,12 @@ def _start_worker(peers: Sequence[str]) -> None:
         kernel.do_bench = _launch_once
 
 
-def _launch_once(kernel_call: Callable[[], object], **_: object) -> list[float]:
+def _launch_once(kernel_call, **_):
     kernel_call()
     return [0.0, 0.0, 0.0]
 
 
-def _compile(job: Job) -> str | None:
+def _compile(job):
     """One call, which leaves its compiled kernels in Triton's cache. Returns the error, if any."""
     tuners = autotuners()
     configs = {name: kernel.configs for name, kernel in tuners.items()}
@@ -203,7 +199,7 @@ def _compile(job: Job) -> str | None:
     return None
 
 
-def spare_cores() -> int:
+def spare_cores():
     return max(1, min(14, (os.cpu_count() or 2) - 2))
 
 
@@ -216,18 +212,18 @@ class Compilers:
     processes: int = field(default_factory=spare_cores)
     _pool: Any = None
 
-    def __enter__(self) -> Compilers:
+    def __enter__(self):
         if self.processes:
             context = multiprocessing.get_context("spawn")
             self._pool = context.Pool(self.processes, _start_worker, (tuple(self.peers),))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         if self._pool is not None:
             self._pool.terminate()
             self._pool.join()
 
-    def run(self, jobs: Sequence[Job], seconds: float) -> str:
+    def run(self, jobs, seconds):
         """Compiles until all is done, the time is up or nothing finishes any more. Returns what it did."""
         if self.processes == 0:
             return "left to the calls"
@@ -247,7 +243,7 @@ class Compilers:
         return text + (f", {len(problems)} failed, first: {problems[0][:120]}" if problems else "")
 
 
-def _outcome(result: Any) -> str | None:
+def _outcome(result):
     try:
         problem = result.get()
     except Exception as error:  # raised in the process, or while its result was returned
@@ -258,10 +254,7 @@ def _outcome(result: Any) -> str | None:
 # ---- run --warm: compile every configuration of every shape ----
 
 
-def warm(
-    implementations: Sequence[Implementation], shapes: Sequence[Shape], op: str, seconds: float,
-    log: Callable[[str], None],
-) -> None:  # fmt: skip
+def warm(implementations, shapes, op, seconds, log):
     """Fills Triton's cache on disk, on the other cores. The peers tune at their first calls as usual, but
     need not compile then."""
     known = {impl.name for impl in implementations}
@@ -276,10 +269,10 @@ def warm(
 # ---- the process that measures ----
 
 
-def _shorten_tuning() -> None:
+def _shorten_tuning():
     bench = importlib.import_module("triton.testing").do_bench
 
-    def quick(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> Any:
+    def quick(kernel_call, quantiles):
         return bench(kernel_call, quantiles=quantiles, **BENCH_MS)
 
     for kernel in autotuners().values():
@@ -287,14 +280,11 @@ def _shorten_tuning() -> None:
         kernel.cache_results = True  # a second run finds them in Triton's cache
 
 
-def prepare(
-    peers: dict[str, Implementation], shapes: Sequence[Shape], compilers: Compilers, seconds: float,
-    log: Callable[[str], None],
-) -> None:  # fmt: skip
+def prepare(peers, shapes, compilers, seconds, log):
     """Steps 1 to 4 for these shapes, in at most about `seconds`."""
     start = time.perf_counter()
 
-    def left() -> float:
+    def left():
         return max(1.0, seconds - (time.perf_counter() - start))
 
     import_all()

@@ -1,18 +1,12 @@
 """The generated parts of docs/benchmarks: every library beside the others, and whole training steps."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import pandas as pd
 
 from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS, SENTENCE_TRANSFORMERS
-from bench.harness.results import Row, of_a_cpu, records
+from bench.harness.results import of_a_cpu, records
 from bench.report import cpu, end_to_end, sentence_transformers
 from bench.report.tables import (
     OVER,
-    Record,
     best,
     chosen,
     floor,
@@ -54,7 +48,7 @@ _BESIDE_PEER = (
 # ---- a GPU ----
 
 
-def _of_libraries(record: Record, rows: pd.DataFrame, sizes: str) -> pd.DataFrame:
+def _of_libraries(record, rows, sizes):
     """A line for each shape: its name, sizes and floor, and the time of each library."""
     rows = rows.assign(who=rows.impl.replace({EINSUM: PYTORCH, COMPILED: PYTORCH}))
     wide = side_by_side(rows, "shape", "who", OURS, LIBRARIES)
@@ -65,11 +59,11 @@ def _of_libraries(record: Record, rows: pd.DataFrame, sizes: str) -> pd.DataFram
     return wide
 
 
-def forward_table(record: Record, suite: str = "forward") -> str:
+def forward_table(record, suite="forward"):
     return markdown(_of_libraries(record, record.of(suite), SIZES), left=2)
 
 
-def training_table(record: Record, suite: str = "training") -> str:
+def training_table(record, suite="training"):
     rows = record.of(suite)
     wide = _of_libraries(record, rows[rows.winners == "uniform"], "Nq x Nd (or K), Lq, Ld")
     skewed = best(rows[(rows.winners == "skewed") & (rows.impl == OURS)], "shape")
@@ -77,7 +71,7 @@ def training_table(record: Record, suite: str = "training") -> str:
     return markdown(wide, left=2)
 
 
-def memory_table(record: Record) -> str:
+def memory_table(record):
     rows = record.of("training")
     rows = rows[rows.winners == "uniform"]
     who = rows.impl.replace({OURS: "ours", LIK: "LIK"}) + " " + rows.backward
@@ -87,7 +81,7 @@ def memory_table(record: Record) -> str:
     return markdown(pd.DataFrame({"shape": wide.index, **chosen(wide, names)}))
 
 
-def heads_table(record: Record) -> str:
+def heads_table(record):
     rows = record.of("heads")
     rows = rows.assign(line=rows.variant + rows["shape"])
     names = (EINSUM, LIK, OURS)
@@ -99,7 +93,7 @@ def heads_table(record: Record) -> str:
     return markdown(pd.DataFrame(cells), left=2)
 
 
-def beside_maxsim_table(record: Record, suite: str, function: str, peer: str) -> str:
+def beside_maxsim_table(record, suite, function, peer):
     """A line for each shape and variant: our maxsim step, our step of `function`, and the peer's."""
     every = record.of(suite)
     if not len(every):
@@ -123,11 +117,11 @@ def beside_maxsim_table(record: Record, suite: str, function: str, peer: str) ->
     return markdown(pd.DataFrame(lines, columns=head), left=2)
 
 
-def _only(cells: str | pd.Series[str]) -> str:
+def _only(cells):
     return cells if isinstance(cells, str) else str(cells.iloc[0]) if len(cells) else "-"
 
 
-def hidden_table(record: Record) -> str:
+def hidden_table(record):
     rows = record.of("fused-head")
     unfused = "linear, normalize, our maxsim"
     who = rows.impl.where(rows.variant == "fused", unfused)
@@ -139,7 +133,7 @@ def hidden_table(record: Record) -> str:
     return markdown(wide, left=2)
 
 
-def beside_peer_table(record: Record, suite: str) -> str:
+def beside_peer_table(record, suite):
     """A line for each shape and variant. No suite here has both peers."""
     rows = record.of(suite)
     rows = rows.assign(line=rows["shape"] + rows.op + rows.dtype + rows.variant)
@@ -155,11 +149,11 @@ def beside_peer_table(record: Record, suite: str) -> str:
     return markdown(wide.rename(columns={OVER: "over the peer"}), left=2)
 
 
-def _with_its_name(row: Row) -> str:
+def _with_its_name(row):
     return us(row) + (f" ({FLASH})" if row["impl"] == FLASH else "")
 
 
-def host_table(record: Record) -> str:
+def host_table(record):
     """Corpora that stay in the host's memory."""
     rows = record.of("retrieve").dropna(subset=["over_bus"])
     cells = {
@@ -171,7 +165,7 @@ def host_table(record: Record) -> str:
     return markdown(pd.DataFrame(cells), left=2)
 
 
-def first_call_table(record: Record) -> str:
+def first_call_table(record):
     """A line for each library and state of its kernel cache: import, first forward, first step."""
     rows = record.of("first-call")
     rows = rows.assign(line=rows.impl + rows.jit_cache)
@@ -186,7 +180,7 @@ def first_call_table(record: Record) -> str:
     return markdown(pd.DataFrame(cells), left=2)
 
 
-def _gpu(record: Record) -> list[str]:
+def _gpu(record):
     tables = (
         (
             "Forward, no gradient",
@@ -256,11 +250,11 @@ def _gpu(record: Record) -> list[str]:
     return [stamp(record.headers), *parts] if parts else []
 
 
-def _text(parts: Sequence[str]) -> str:
+def _text(parts):
     return "\n\n".join(parts) if parts else "No run is recorded yet."
 
 
-def build(directory: Path, device: Sequence[str] | None = None) -> str:
+def build(directory, device=None):
     """The Markdown between the markers: the tables of a device, or of all that have records."""
     found = [path for path in records(directory) if of_device(path, device)]
     return _text(
@@ -268,6 +262,6 @@ def build(directory: Path, device: Sequence[str] | None = None) -> str:
     )
 
 
-def steps(directory: Path, device: Sequence[str] | None = None) -> str:
+def steps(directory, device=None):
     """Write the pages of whole training steps, and of Sentence Transformers with the patch and without."""
     return _text([*end_to_end.build(directory, device), *sentence_transformers.build(directory, device)])

@@ -1,24 +1,19 @@
 """The part of docs/benchmarks on CPUs."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import pandas as pd
 
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
-from bench.harness.results import Row
-from bench.report.tables import Record, chosen, markdown, pivot, records_of, section, size, stamp
+from bench.report.tables import chosen, markdown, pivot, records_of, section, size, stamp
 from late_interaction._doctor.text import number
 
 SIZES = "Nq x Nd, Lq, Ld"
 
 
-def _wrong(row: Row) -> str:
+def _wrong(row):
     return " (wrong)" if "parity" in row["error"] else ""
 
 
-def cpu_table(record: Record) -> str:
+def cpu_table(record):
     rows = record.of("cpu")
     impl = rows.impl.replace({GEMM: "the GEMM alone"})
     rows = rows.assign(line=rows["shape"] + rows.op + rows.dtype, impl=impl)
@@ -29,9 +24,7 @@ def cpu_table(record: Record) -> str:
     return markdown(pd.DataFrame({SIZES: lines, **chosen(wide.reset_index(drop=True), names)}))
 
 
-def by_line(
-    rows: pd.DataFrame, line: Sequence[str], column: str, figure: str, names: dict[str, Sequence[str]]
-) -> pd.DataFrame:
+def by_line(rows, line, column, figure, names):
     """Sizes, `names`, and the figure for each value of `column`; a row for each combination of `line`."""
     first = rows.drop_duplicates([*line])
     wide = rows.pivot(index=[*line], columns=column, values=figure).map(number)
@@ -40,7 +33,7 @@ def by_line(
     return pd.concat([table, wide.reset_index(drop=True)], axis=1)
 
 
-def instruction_set_table(record: Record) -> str:
+def instruction_set_table(record):
     rows = record.of("cpu-isa")
     if not len(rows):
         return ""
@@ -49,11 +42,11 @@ def instruction_set_table(record: Record) -> str:
     return markdown(wide[[*wide.columns[:2], *rows.dtype.drop_duplicates()]], left=2)
 
 
-def _threads(count: float) -> str:
+def _threads(count):
     return f"{count:.0f} thread{'s' if count > 1 else ''}"
 
 
-def threads_table(record: Record) -> str:
+def threads_table(record):
     """GFLOP/s by threads; of plain reads GB/s."""
     rows = record.of("cpu-threads")
     rows = rows[rows.variant != "apart"]
@@ -71,11 +64,11 @@ def threads_table(record: Record) -> str:
     return markdown(wide, left=3)
 
 
-def _named_threads(column: object) -> object:
+def _named_threads(column):
     return _threads(column) if isinstance(column, float) else column
 
 
-def small_calls_table(record: Record) -> str:
+def small_calls_table(record):
     """Microseconds by threads."""
     rows = record.of("cpu-threads")
     rows = rows[rows.variant == "apart"]
@@ -85,7 +78,7 @@ def small_calls_table(record: Record) -> str:
     return markdown(wide.rename(columns=_named_threads))
 
 
-def corpus_table(record: Record) -> str:
+def corpus_table(record):
     """Microseconds a candidate."""
     rows = record.of("cpu-corpus")
     rows = rows.assign(line=rows.impl + rows.dtype, each=rows.wall_us / rows.Nd)
@@ -98,7 +91,7 @@ def corpus_table(record: Record) -> str:
     return markdown(pd.DataFrame(cells), left=2) if len(rows) else ""
 
 
-def section_of(record: Record) -> list[str]:
+def section_of(record):
     of = f"{record.headers[0]['cpu']}, {record.headers[0]['threads']} threads"
     tables = (
         (

@@ -1,20 +1,14 @@
 """The generated part of docs/doctor.md: what the doctor found, by the files that it wrote."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from bench.report.tables import markdown
 from late_interaction._doctor.text import number
 
-Found = dict[str, Any]
 
-
-def _machine(found: Found) -> list[str]:
+def _machine(found):
     device, ceilings = found["device"], found["ceilings"]
     wrong, checked = [row["check"] for row in found["operators"] if not row["ok"]], len(found["operators"])
     apart = [f"{row['type']} {number(row['measured'])}" for row in found["rates"] if row["differs"]]
@@ -33,7 +27,7 @@ HEAD = [
 ]  # fmt: skip
 
 
-def _timings(found: Found) -> str:
+def _timings(found):
     rows = []
     for row in found["timings"]:
         step = ", both gradients" if row["step"] else ""
@@ -43,7 +37,7 @@ def _timings(found: Found) -> str:
     return markdown(pd.DataFrame(rows).fillna("-"))
 
 
-def build(results: Path) -> str:
+def build(results):
     machines = [json.loads(path.read_text()) for path in sorted((results / "doctor").glob("*.json"))]
     machines.sort(key=lambda found: found["device"]["type"] == "cpu")
     parts = [markdown(pd.DataFrame([_machine(found) for found in machines], columns=HEAD), left=5)]

@@ -1,14 +1,9 @@
 """The section of `python -m bench end-to-end`: training steps of whole recipes. There is none without a
 record. What the sentences say follows from the rows."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import pandas as pd
 
-from bench.harness.results import Row, read, split
+from bench.harness.results import read, split
 from bench.peers.encoders import RECIPES
 from bench.report.tables import markdown, of_device, section, stamp
 from bench.suites.end_to_end import ALONE, CACHED, EXACT, LEFT_OUT, MAXSIM, STEP, VANILLA, VARIANTS
@@ -17,33 +12,31 @@ from late_interaction._doctor.text import number
 
 PLOT = "end_to_end.png"
 LITTLE = 0.05  # of a step: less than this is not noticed
-Rows = Sequence[Row]
-Steps = tuple[list[Row], list[Row]]  # headers and rows
 
 
-def values_of(row: Row, variant: str) -> Row:
+def values_of(row, variant):
     return row["variants"].get(variant, {})
 
 
-def _seconds(value: float) -> str:
+def _seconds(value):
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def loss_share(values: Row) -> float | None:
+def loss_share(values):
     return values["loss_s"] / values["s"] if "loss_s" in values and "s" in values else None
 
 
-def percent(share: float | None) -> str:
+def percent(share):
     if share is None:
         return "-"
     return f"{100 * share:.1f}%" if share < 0.1 else f"{100 * share:.0f}%"
 
 
-def _gib(values: Row) -> str:
+def _gib(values):
     return f"{values['peak_mib'] / 1024:.1f}" if values.get("peak_mib") is not None else "-"
 
 
-def _why_not(values: Row) -> str:
+def _why_not(values):
     error = values.get("error", "-")
     if error == OUT_OF_MEMORY:
         return f"no memory ({values['where']})" if values.get("where") else "no memory"
@@ -52,7 +45,7 @@ def _why_not(values: Row) -> str:
     return error if error in ("-", LEFT_OUT) else "fails"
 
 
-def seconds_cell(values: Row) -> str:
+def seconds_cell(values):
     spread = f" ± {50 * values['spread']:.0f}%" if values.get("spread") else ""
     return _seconds(values["s"]) + spread if "s" in values else _why_not(values)
 
@@ -60,7 +53,7 @@ def seconds_cell(values: Row) -> str:
 # ---- tables ----
 
 
-def steps_of(rows: Rows, *modes: str) -> list[Row]:
+def steps_of(rows, *modes):
     """Whole steps, or rows of these modes, by their batch."""
     wanted = modes or (STEP, CACHED)
     return sorted((r for r in rows if r["mode"] in wanted), key=lambda r: (r["batch"], r["mode"] == CACHED))
@@ -69,13 +62,13 @@ def steps_of(rows: Rows, *modes: str) -> list[Row]:
 SHOWN = {MAXSIM: "`maxsim`", EXACT: "`losses.contrastive`"}
 
 
-def _columns(rows: Rows) -> dict[str, str]:
+def _columns(rows):
     """The variants that were measured, and their titles."""
     found = [name for name in VARIANTS if any(name in r["variants"] for r in rows)]
     return {name: SHOWN.get(name, name) for name in found}
 
 
-def steps_table(rows: Rows) -> str:
+def steps_table(rows):
     steps = steps_of(rows)
     columns = _columns(steps)
     cells = {"batch": [f"{r['batch']:,}" + (", GradCache" if r["mode"] == CACHED else "") for r in steps]}
@@ -88,7 +81,7 @@ def steps_table(rows: Rows) -> str:
     return markdown(pd.DataFrame(cells))
 
 
-def alone_table(rows: Rows) -> str:
+def alone_table(rows):
     alone = steps_of(rows, ALONE)
     cells = {"batch": [f"{row['batch']:,}" for row in alone]}
     for name, title in _columns(alone).items():
@@ -103,11 +96,11 @@ def alone_table(rows: Rows) -> str:
 # ---- what they say ----
 
 
-def no_memory_for(values: Row, where: str) -> bool:
+def no_memory_for(values, where):
     return values.get("error") == OUT_OF_MEMORY and values.get("where") == where
 
 
-def where_little(steps: Rows) -> tuple[int, str] | None:
+def where_little(steps):
     """Up to which batch vanilla's loss is next to nothing of its step, and its shares there and at first."""
     few = []
     for row in steps:
@@ -121,7 +114,7 @@ def where_little(steps: Rows) -> tuple[int, str] | None:
     return few[-1][0]["batch"], ", ".join(dict.fromkeys(shares))
 
 
-def finding(rows: Rows) -> str:
+def finding(rows):
     """Up to which batch the loss changes nothing; "" where it counts from the first."""
     found = where_little(steps_of(rows))
     if found is None:
@@ -135,7 +128,7 @@ def finding(rows: Rows) -> str:
 # ---- the section ----
 
 
-def records(directory: Path, device: Sequence[str] | None = None) -> list[Steps]:
+def records(directory, device=None):
     """Headers and rows of each record (of a device), the longest first."""
     paths = sorted(directory.glob("end-to-end-*.json"))
     found = [split(read(path)) for path in paths if of_device(path, device)]
@@ -143,7 +136,7 @@ def records(directory: Path, device: Sequence[str] | None = None) -> list[Steps]
     return [(headers, rows) for headers, rows in found if steps_of(rows)]
 
 
-def _of_recipe(name: str, rows: Rows) -> list[str]:
+def _of_recipe(name, rows):
     recipe, first = RECIPES[name], rows[0]
     note = (
         f"{recipe.about}; queries of {first['query']} tokens, documents of {first['document']}. Seconds of a"
@@ -159,7 +152,7 @@ def _of_recipe(name: str, rows: Rows) -> list[str]:
     return [part for part in parts if part]
 
 
-def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
+def build(directory, device=None):
     """A section for each record (of a device), and nothing without one."""
     parts = []
     drawn = records(directory)[:1]

@@ -3,10 +3,7 @@
 The planner says it of any GPU, so no record and no GPU is needed.
 """
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -46,13 +43,13 @@ _CALLS = (
 )
 
 
-def _rates(gpu: _Gpu) -> list[str]:
+def _rates(gpu):
     """Write what the planner says of fp16 and bf16, int8, fp8, TF32 and FFMA."""
     rates = planned_rates(sm=gpu.sm, sm_count=gpu.sm_count, geforce=gpu.geforce)
     return [str(rate or "-") for rate in rates.values()]
 
 
-def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype) -> str:
+def _plan(gpu, q, d, dtype):
     of = {"sm": gpu.sm, "sm_count": gpu.sm_count, "geforce": gpu.geforce}
     text = li.explain_plan(q, d, dtype=dtype, precision="highest", winners=False, **of)
     kernel = re.search(r"maxsim_forward_(\w+)", text)
@@ -61,7 +58,7 @@ def _plan(gpu: _Gpu, q: tuple[int, ...], d: tuple[int, ...], dtype: torch.dtype)
     return f"`{kernel[1]}` {tile[1]} x {tile[2]}{by}"
 
 
-def build(results: Path) -> str:  # the folder of records, which other pages are made from
+def build(results):  # the folder of records, which other pages are made from
     del results
     named = [f"{gpu.name}, {gpu.sm / 10}" for gpu in _GPUS]
     head = ["GPU", "multiprocessors", "fp16, bf16", "int8", "fp8", "TF32", "FFMA"]

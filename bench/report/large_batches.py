@@ -1,17 +1,14 @@
 """The generated part of docs/large_batches.md: steps of contrastive losses, their memory, and the model of
 both beside what was measured and up to batches that were not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
 from bench.harness.library import EINSUM, INF_CL, LIK, OURS
-from bench.harness.results import Row, of_a_cpu, records
+from bench.harness.results import of_a_cpu, records
 from bench.peers import losses
-from bench.report.tables import Record, load, markdown, records_of, section, stamp, why_not
+from bench.report.tables import load, markdown, records_of, section, stamp, why_not
 from late_interaction._doctor.text import number
 
 PLOT = "large_batches.png"
@@ -34,7 +31,7 @@ class Device:
     link: float = 350e9  # bytes that a GPU sends to the next one of its host, while it receives as many
     between: float = 45e9  # and to one of another host
 
-    def ring(self, gpus: int) -> float:
+    def ring(self, gpus):
         """The rate of the slowest link of a ring, of hosts with 8 GPUs each."""
         return self.link if gpus <= 8 else self.between
 
@@ -51,18 +48,18 @@ class Sizes:
     itemsize: int = 2
 
     @property
-    def pairs(self) -> float:
+    def pairs(self):
         """Those of one GPU: its queries with all documents."""
         return self.B * self.B / self.gpus
 
     @property
-    def embeddings(self) -> tuple[float, float]:
+    def embeddings(self):
         """Bytes of one GPU's queries, and of its documents."""
         row = self.B / self.gpus * self.d * self.itemsize
         return row * self.Lq, row * self.Ld
 
 
-def seconds(size: Sizes, device: Device) -> float:
+def seconds(size, device):
     """The exact step: two passes of products; the rows of the winners, read and added on both sides; and in a
     ring, documents in both passes and their gradient in one, where these take longer."""
     products = 2 * 2 * size.Lq * size.Ld * size.d * size.pairs / (device.share * device.products)
@@ -76,7 +73,7 @@ def seconds(size: Sizes, device: Device) -> float:
     return max(products / 2, documents / link) + max(alone - products / 2, 2 * documents / link)
 
 
-def beside_bytes(size: Sizes) -> float:
+def beside_bytes(size):
     """Memory beside inputs and gradients: 128 MiB of blocks, running sums of the softmax, and one float32
     copy of the smaller gradient. In a ring: a float32 copy of the queries' gradient and, with more than two
     GPUs, of the own documents'; two more shards of documents; a gradient that leaves and one that arrives."""
@@ -89,7 +86,7 @@ def beside_bytes(size: Sizes) -> float:
     return fixed + copies * queries + (4 + own) * documents
 
 
-def saved_bytes(size: Sizes) -> float:
+def saved_bytes(size):
     """What `maxsim` and cross entropy keep for the backward: two bytes a winner, and scores three times."""
     return size.pairs * (2 * size.Lq + 3 * 4)
 
@@ -113,12 +110,12 @@ _SINGLE_COLUMNS = (
 )
 
 
-def beside_mib(row: Row) -> float:
+def beside_mib(row):
     """MiB at the peak of a step, without its gradients."""
     return float(row["peak_mib"] - row["gradients_mib"])
 
 
-def _cell(row: Row) -> str:
+def _cell(row):
     if row["wall_us"] == row["wall_us"] and not row["error"]:
         us = row["gpu_us"] if row["gpu_us"] == row["gpu_us"] else row["wall_us"]
         memory = f" / {number(beside_mib(row))}" if row["peak_mib"] == row["peak_mib"] else ""
@@ -128,7 +125,7 @@ def _cell(row: Row) -> str:
     return "no memory" if "takes" in row["skipped"] or "OutOfMemory" in row["error"] else why_not(row)[1]
 
 
-def steps_table(record: Record, single: bool) -> str:
+def steps_table(record, single):
     """A line for each batch: milliseconds / MiB beside inputs and gradients."""
     rows = record.of(SUITE)
     rows = rows[((rows.Lq == 1) & (rows.Ld == 1)) == single]
@@ -145,7 +142,7 @@ def steps_table(record: Record, single: bool) -> str:
     return markdown(pd.DataFrame(body, columns=head))
 
 
-def exact_steps(record: Record) -> list[Row]:
+def exact_steps(record):
     """Steps of padded batches that pass by blocks, the smallest first."""
     rows = record.of(SUITE).dropna(subset=["gpu_us"])
     packed = rows["shape"].str.startswith("packed")
@@ -154,11 +151,11 @@ def exact_steps(record: Record) -> list[Row]:
     return records_of(pd.concat(both).drop_duplicates("Nq", keep="last").sort_values("Nq"))
 
 
-def _sizes(row: Row) -> Sizes:
+def _sizes(row):
     return Sizes(row["Nq"], row["Lq"], row["Ld"], row["d"])
 
 
-def fitted(record: Record) -> Device | None:
+def fitted(record):
     """The device of a record: its rate of products as measured in the run of the largest step, and the rate
     at which winners' rows are gathered, from what that step takes beyond its products."""
     steps = exact_steps(record)
@@ -174,7 +171,7 @@ def fitted(record: Record) -> Device | None:
     return Device(header["gpu"], products, moved / left)
 
 
-def model_table(record: Record, device: Device) -> str:
+def model_table(record, device):
     """Each measured batch beside the model, whose one fitted figure comes from the largest."""
     body = []
     for row in exact_steps(record):
@@ -188,7 +185,7 @@ def model_table(record: Record, device: Device) -> str:
     return markdown(pd.DataFrame(body, columns=head))
 
 
-def simulated_table(device: Device) -> str:
+def simulated_table(device):
     body = []
     for size in (Sizes(B, gpus=gpus) for gpus in SIMULATED_GPUS for B in (1 << 16, 1 << 18, 1 << 20)):
         held = sum(size.embeddings) * 2 + beside_bytes(size)
@@ -202,19 +199,19 @@ def simulated_table(device: Device) -> str:
 # ---- the page ----
 
 
-def _headers(record: Record) -> list[Row]:
+def _headers(record):
     """Return the headers of all runs of this suite, first of the run that the model is fitted to."""
     runs = [row["run"] for row in exact_steps(record)[::-1]]
     return [record.runs[run] for run in dict.fromkeys([*runs, *record.of(SUITE).run])]
 
 
-def recorded(directory: Path) -> list[Record]:
+def recorded(directory):
     """Each record of a GPU that has this suite."""
     found = [load(path) for path in records(directory) if not of_a_cpu(path)]
     return [record for record in found if len(record.of(SUITE))]
 
 
-def build(directory: Path) -> str:
+def build(directory):
     """The Markdown between the markers."""
     parts = []
     drawn = False

@@ -1,10 +1,5 @@
 """The parts of a roofline page with records of their own: a profile, the sweep, the planner's choices."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
@@ -22,7 +17,7 @@ _BOUNDS = {
 }  # fmt: skip
 
 
-def profile(path: Path) -> list[str]:
+def profile(path):
     rows = load(path).rows
     measured = rows[[*_BOUNDS]].apply(pd.to_numeric)
     cells = {
@@ -39,13 +34,13 @@ def profile(path: Path) -> list[str]:
     return section("Nsight Compute", note, markdown(pd.DataFrame(cells), 2))
 
 
-def beside_others(rows: pd.DataFrame, clock: str = "gpu_us") -> pd.DataFrame:
+def beside_others(rows, clock="gpu_us"):
     """Our row of each shape, with the time `other` of the best other library, whose name is `by`."""
     ours, others = (best(rows[(rows.impl == OURS) == mine], "shape", clock) for mine in (True, False))
     return ours.assign(other=others[clock], by=others.impl).dropna(subset=["other"])
 
 
-def sweep(path: Path) -> list[str]:
+def sweep(path):
     rows, body = load(path).rows, []
     for label, clock in (("GPU time", "gpu_us"), ("wall time", "wall_us")):
         both = beside_others(rows, clock)
@@ -74,7 +69,7 @@ def sweep(path: Path) -> list[str]:
     return [*section("Random shapes", drawn, table), *filter(None, [losses])]
 
 
-def plans(path: Path, variants: Iterable[str] = plan_regret.VARIANTS) -> list[str]:
+def plans(path, variants=plan_regret.VARIANTS):
     headers, recorded = split(read(path))
     rows = frame(plan_regret.judged(row) for row in recorded if row["variant"] in variants)
     timed, body = rows.dropna(subset=["regret"]), []

@@ -4,13 +4,8 @@ It draws the plots of bench/results, docs/large_batches.png and docs/end_to_end.
 markers is typed by hand: `python -m bench check` fails when a page and the records differ.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from bench.harness.results import SEPARATE_SUITES, WORK_RECORDS, read, records, whole_record
 from bench.report import benchmarks, doctor, end_to_end, gpus, large_batches, performance, plots, readme
@@ -25,7 +20,7 @@ DEVICES = {  # a device's pages in docs/benchmarks -> the names of its records
     "cpu": ("cpu", "cpu-intel-xeon-amx"),
 }
 KINDS = {"": benchmarks.build, "_steps": benchmarks.steps, "_roofline": performance.build}
-PAGES: dict[str, Callable[[Path], str]] = {
+PAGES = {
     "docs/architecture.md": gpus.build,
     "docs/doctor.md": doctor.build,
     "docs/large_batches.md": large_batches.build,
@@ -37,7 +32,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
 }
 
 
-def fill(text: str, generated: str) -> str:
+def fill(text, generated):
     """`text` with what lies between the markers replaced."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"it needs one {BEGIN} and, after it, one {END}")
@@ -46,7 +41,7 @@ def fill(text: str, generated: str) -> str:
     return f"{before}{BEGIN}\n{generated}\n{END}{after}"
 
 
-def _draw(directory: Path, docs: Path) -> None:
+def _draw(directory, docs):
     problems = []
     if path := whole_record(directory):
         problems.append(plots.roofline(load(path), directory / readme.PLOT))
@@ -61,7 +56,7 @@ def _draw(directory: Path, docs: Path) -> None:
     print("".join(f"{problem}\n" for problem in problems if problem), end="")
 
 
-def _fill_pages(args: argparse.Namespace, use: Callable[[Path, str, str], bool]) -> bool:
+def _fill_pages(args, use):
     """Calls use(page, its text, its new text) for each page. Whether all went well."""
     pages = {args.readme: readme.build}
     pages |= {page: build for name, build in PAGES.items() if (page := args.readme.parent / name).exists()}
@@ -76,13 +71,13 @@ def _fill_pages(args: argparse.Namespace, use: Callable[[Path, str, str], bool])
     return good
 
 
-def write(args: argparse.Namespace) -> int:
+def write(args):
     """Draws the plots and writes the pages."""
     _draw(args.results, args.readme.parent / "docs")
     return int(not _fill_pages(args, lambda page, text, new: page.write_text(new) >= 0))
 
 
-def check(args: argparse.Namespace) -> int:
+def check(args):
     """Changes nothing; 1 if a page would change or a record breaks a rule."""
     kinds = (*SEPARATE_SUITES, *WORK_RECORDS)
     more = [path for kind in kinds for path in sorted(args.results.glob(f"{kind}-*.json"))]
@@ -90,7 +85,7 @@ def check(args: argparse.Namespace) -> int:
     broken = [f"{path.name}: {line}" for path in paths for line in broken_rules(read(path))]
     print("".join(f"{line}\n" for line in broken), end="", file=sys.stderr)
 
-    def is_current(page: Path, text: str, new: str) -> bool:
+    def is_current(page, text, new):
         if text != new:
             print(f"{page} does not match {args.results}: run python -m bench report", file=sys.stderr)
         return text == new

@@ -1,10 +1,6 @@
 """The generated part of a roofline page: each shape beside what bounds it, from the recorded runs."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 
@@ -12,10 +8,9 @@ from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import EINSUM, OURS
 from bench.harness.named_shapes import FORWARD, HOST, LONG, TRAINING
-from bench.harness.results import Row, of_a_cpu, records
+from bench.harness.results import of_a_cpu, records
 from bench.report import own_records
 from bench.report.tables import (
-    Record,
     best,
     load,
     markdown,
@@ -31,22 +26,20 @@ from bench.tuning import plan_regret
 from late_interaction._doctor.text import number
 
 
-def _size(row: Row) -> str:
+def _size(row):
     shown = size(row)
     return shown if "d=" in shown else f"{shown}, d={row['d']}"
 
 
-def percent(value: float) -> str:
+def percent(value):
     return f"{100 * value:.0f}%" if value == value else "-"
 
 
-def times(value: float) -> str:
+def times(value):
     return f"{value:.2f}x" if value == value else "-"
 
 
-def by_shape(
-    rows: pd.DataFrame, names: Sequence[str], column: str = "variant", figure: str = "gpu_us"
-) -> pd.DataFrame:
+def by_shape(rows, names, column="variant", figure="gpu_us"):
     """The figure of the fastest row of each shape, in their order, for each of `names`, values of `column`;
     NaN where there is none."""
     timed = rows.dropna(subset=["gpu_us"] if rows.gpu_us.notna().any() else [figure])
@@ -55,17 +48,17 @@ def by_shape(
     return wide.loc[[shape.name for shape in FORWARD if shape.name in wide.index]]
 
 
-def _share(record: Record, row: Row | None) -> tuple[float, str] | None:
+def _share(record, row):
     return reached(row, record.runs[row["run"]]) if row else None
 
 
-def _row(rows: pd.DataFrame, shape: str) -> Row | None:
+def _row(rows, shape):
     """The fastest row of a shape."""
     found = best(rows[rows["shape"] == shape], "shape")
     return records_of(found)[0] if len(found) else None
 
 
-def _forward(record: Record) -> list[str]:
+def _forward(record):
     body = []
     plain = record.of("variants")
     ours = (record.of("forward").query("impl == @OURS"), plain[plain.variant == dense.PLAIN])
@@ -78,7 +71,7 @@ def _forward(record: Record) -> list[str]:
     return section("Scores alone, bf16", "", markdown(pd.DataFrame(body, columns=head), 3))
 
 
-def _variants(record: Record) -> list[str]:
+def _variants(record):
     rows = record.of("variants")
     table = by_shape(rows, dense.VARIANTS).dropna(subset=[dense.PLAIN])
     winners = rows[rows.variant == dense.WINNERS]
@@ -96,7 +89,7 @@ def _variants(record: Record) -> list[str]:
     return section("What the options cost", note, markdown(pd.DataFrame(cells)))
 
 
-def _fp32(record: Record) -> list[str]:
+def _fp32(record):
     rows = record.of("fp32")
     rows = rows.assign(who=rows.variant.where(rows.impl == OURS, "einsum"))
     names = ("high", "highest", "einsum")
@@ -117,14 +110,14 @@ def _fp32(record: Record) -> list[str]:
     return section("float32 inputs", note, markdown(pd.DataFrame(cells)))
 
 
-def _quantized(record: Record) -> list[str]:
+def _quantized(record):
     rows = record.of("quantized")
     lik = f"LIK {codes.PER_TOKEN}"
     rows = rows.assign(who=rows.variant.where(rows.impl == OURS, lik))
     names = (*codes.QUANTIZED[1:], lik)
     table = by_shape(rows, (codes.BF16, *names), "who").dropna(subset=[*codes.QUANTIZED[1:]], how="all")
 
-    def over(column: pd.Series[float]) -> list[str]:
+    def over(column):
         both = zip(column, table[codes.BF16], strict=True)
         return [f"{number(us)} ({times(us / plain)})" if us == us else "-" for us, plain in both]
 
@@ -135,7 +128,7 @@ def _quantized(record: Record) -> list[str]:
     )
 
 
-def _ragged(record: Record) -> list[str]:
+def _ragged(record):
     """Packed documents in bf16 and as codes."""
     rows = record.of("ragged-codes")
     if rows.empty:
@@ -153,7 +146,7 @@ def _ragged(record: Record) -> list[str]:
     return section("A corpus of codes", note, markdown(pd.DataFrame(body), 2))
 
 
-def _training(record: Record) -> list[str]:
+def _training(record):
     rows = record.of("training").dropna(subset=["gpu_us"])
     auto = rows[(rows.impl == OURS) & (rows.backward == "auto")]
     uniform = rows[rows.winners == UNIFORM]
@@ -193,7 +186,7 @@ def _training(record: Record) -> list[str]:
     return section("Training step, bf16", note, markdown(pd.DataFrame(body, columns=head), 3))
 
 
-def _steps(record: Record) -> list[str]:
+def _steps(record):
     rows = record.of("steps")
     order = [shape.name for shape in TRAINING]
     gpu, wall, mib = (
@@ -231,7 +224,7 @@ def _steps(record: Record) -> list[str]:
     return section("What a step's options cost", note, markdown(pd.DataFrame(cells)))
 
 
-def _negatives(record: Record) -> list[str]:
+def _negatives(record):
     """The largest step where each query has its own documents, library by library."""
     shape = next(s for s in TRAINING if s.name == "kd-256x16")
     rows = record.of("training").dropna(subset=["gpu_us"])
@@ -252,7 +245,7 @@ def _negatives(record: Record) -> list[str]:
     return section("Sixteen negatives a query", note, markdown(pd.DataFrame(cells)))
 
 
-def _small_calls(record: Record) -> list[str]:
+def _small_calls(record):
     """The host's time: small calls beside a product of PyTorch's."""
     rows = record.of("host")
     rows = rows.assign(key=rows.op + rows.impl + rows.variant)
@@ -293,7 +286,7 @@ OWN = {
 }  # fmt: skip
 
 
-def build(directory: Path, device: Sequence[str] | None = None) -> str:
+def build(directory, device=None):
     """The Markdown between the markers: the tables of a device, or of all that have records."""
     parts = []
     for path in records(directory):

@@ -2,21 +2,15 @@
 batches, and the share of the loss in training steps. Each function says why it cannot draw, or returns
 None."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 from bench.harness.ceilings import reached
 from bench.harness.library import FLASH, LIK, OURS
-from bench.harness.results import Row
 from bench.peers.encoders import RECIPES
 from bench.report import end_to_end, large_batches
 from bench.report.own_records import beside_others
-from bench.report.tables import Record, best, records_of, size
+from bench.report.tables import best, records_of, size
 from bench.suites.end_to_end import EXACT, PEER, VANILLA
 
 RED, BLUE, GREEN, NAVY, BLACK = "#c1121f", "#669bbc", "#7f9172", "#1f3b73", "#222222"
@@ -24,9 +18,7 @@ _LIBRARIES = {OURS: (RED, "o"), LIK: (BLUE, "s"), FLASH: (GREEN, "^")}
 _LAYOUTS = {"in-batch": (RED, "o"), "kd": (BLUE, "s"), "pairs": (GREEN, "^")}
 
 
-def drawn(
-    target: Path, size: tuple[float, float], draw: Callable[[Any, Any], None], **grid: Any
-) -> str | None:
+def drawn(target, size, draw, **grid):
     """Save what `draw(figure, every axes)` draws on this grid of axes, in the style of all plots."""
     if find_spec("matplotlib") is None:
         return f"no {target.name}: matplotlib is not installed"
@@ -45,7 +37,7 @@ def drawn(
     return None
 
 
-def roofline(record: Record, target: Path) -> str | None:
+def roofline(record, target):
     """The share of its bound that each shape reaches."""
     forward = record.of("forward")
     lines = {}
@@ -61,7 +53,7 @@ def roofline(record: Record, target: Path) -> str | None:
     if not panels:
         return "no roofline: no forward of ours was timed on a GPU"
 
-    def draw(figure: Any, every: Any) -> None:
+    def draw(figure, every):
         for axes, (title, names) in zip(every, panels.items(), strict=True):
             for impl, (color, marker) in _LIBRARIES.items():
                 ys = [y for y, name in enumerate(names) if impl in lines[name]]
@@ -82,13 +74,13 @@ def roofline(record: Record, target: Path) -> str | None:
     return drawn(target, (8.4, height), draw, nrows=len(panels), sharex=True, height_ratios=ratios)
 
 
-def sweep(record: Record, target: Path) -> str | None:
+def sweep(record, target):
     """A point for each shape: our time over the best other's."""
     both = beside_others(record.rows)
     if not len(both):
         return "no plot of the sweep: no shape was timed beside a peer on a GPU"
 
-    def draw(figure: Any, every: Any) -> None:
+    def draw(figure, every):
         axes = every[0]
         low, high = both[["gpu_us", "other"]].min().min() / 1.5, both[["gpu_us", "other"]].max().max() * 1.5
         for factor, dashes in ((1, "-"), (2, "--"), (4, ":")):
@@ -108,12 +100,12 @@ def sweep(record: Record, target: Path) -> str | None:
     return drawn(target, (6.4, 6.0), draw)
 
 
-def batches(record: Record, device: large_batches.Device, target: Path) -> str | None:
+def batches(record, device, target):
     """The model over batches and GPUs, with what was measured."""
     steps = large_batches.exact_steps(record)
     sizes = [1 << n for n in range(11, 21)]
 
-    def draw(figure: Any, axes: Sequence[Any]) -> None:
+    def draw(figure, axes):
         left, right = axes
         for gpus, color in zip(large_batches.SIMULATED_GPUS, (RED, BLUE, NAVY), strict=True):
             of = [large_batches.Sizes(B, gpus=gpus) for B in sizes]
@@ -138,12 +130,12 @@ def batches(record: Record, device: large_batches.Device, target: Path) -> str |
     return drawn(target, (9.6, 4.4), draw, ncols=2)
 
 
-def recipes(headers: Sequence[Row], rows: Sequence[Row], target: Path) -> str | None:
+def recipes(headers, rows, target):
     """The share of the loss in a step."""
     steps = end_to_end.steps_of(rows)
     names = [name for name in RECIPES if any(r["recipe"] == name for r in steps)]
 
-    def draw(figure: Any, axes: Any) -> None:
+    def draw(figure, axes):
         for ax, name in zip(axes, names, strict=True):
             mine = [r for r in steps if r["recipe"] == name]
             for variant, color in ((VANILLA, GREEN), (PEER, BLUE), (EXACT, RED)):

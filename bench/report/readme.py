@@ -1,28 +1,13 @@
 """The generated part of README.md, from the recorded runs: the roofline, a line for each kind of work, whole
 training steps, and when all of it helps."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import pandas as pd
 
 from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS
-from bench.harness.results import Row, whole_record
+from bench.harness.results import whole_record
 from bench.peers.encoders import RECIPES
 from bench.report import end_to_end
-from bench.report.tables import (
-    OVER,
-    Record,
-    best,
-    load,
-    markdown,
-    over_best_other,
-    records_of,
-    side_by_side,
-    size,
-)
+from bench.report.tables import OVER, best, load, markdown, over_best_other, records_of, side_by_side, size
 from bench.suites import codes, first_call
 from bench.suites.end_to_end import ALONE, EXACT, PEER, ST, STEP, VANILLA
 from bench.suites.training_steps import LOSS
@@ -49,7 +34,7 @@ SHORT, MANY = 128, 16  # tokens of a short query; documents, each of which one q
 # ---- the tables ----
 
 
-def _lines(record: Record) -> pd.DataFrame:
+def _lines(record):
     """The rows of _LINES, in their order."""
     rows = record.rows[record.rows.winners != "skewed"]
     rows = rows.assign(
@@ -60,7 +45,7 @@ def _lines(record: Record) -> pd.DataFrame:
     return rows.sort_values("line", key=lambda line: line.map([*_LINES].index), kind="stable")
 
 
-def table(record: Record) -> str:
+def table(record):
     rows = _lines(record)
     names = (OURS, LIK, FLASH, "PyTorch")
     wide = side_by_side(rows, "line", "who", OURS, names, lambda r: number(r["gpu_us"]))
@@ -70,7 +55,7 @@ def table(record: Record) -> str:
     return markdown(wide, left=2)
 
 
-def _whole_steps(records: Sequence[end_to_end.Steps]) -> list[tuple[Row, Row]]:
+def _whole_steps(records):
     """The largest step of each recipe that was timed with our loss, and the smallest of the first. With
     headers."""
     found = []
@@ -83,7 +68,7 @@ def _whole_steps(records: Sequence[end_to_end.Steps]) -> list[tuple[Row, Row]]:
     return found
 
 
-def steps_table(records: Sequence[end_to_end.Steps]) -> str:
+def steps_table(records):
     body = []
     for header, row in _whole_steps(records):
         values = {name: end_to_end.values_of(row, name) for name in (EXACT, PEER, ST, VANILLA)}
@@ -100,7 +85,7 @@ def steps_table(records: Sequence[end_to_end.Steps]) -> str:
 # ---- when it helps ----
 
 
-def _one_short_query(record: Record) -> str:
+def _one_short_query(record):
     """The range of the peers' time over ours where each of many documents meets one short query."""
     rows = record.of("forward")
     one = (rows.Nq == 1) | (rows.layout == "kd")
@@ -115,7 +100,7 @@ def _one_short_query(record: Record) -> str:
     )
 
 
-def _first_call(record: Record) -> str:
+def _first_call(record):
     steps = record.of("first-call").query("op == 'fwd+bwd'").dropna(subset=["wall_us"])
     ours = steps[steps.impl == OURS].wall_us.tolist()
     cold = steps[(steps.impl == LIK) & (steps.jit_cache == first_call.COLD)].wall_us.tolist()
@@ -127,7 +112,7 @@ def _first_call(record: Record) -> str:
     )
 
 
-def _large_batches(records: Sequence[end_to_end.Steps]) -> str:
+def _large_batches(records):
     alone = [r for _, rows in records for r in rows if r["mode"] == ALONE and r["recipe"] == _FIRST]
     each = [(r, end_to_end.values_of(r, VANILLA), end_to_end.values_of(r, EXACT)) for r in alone]
     full = [x for x in each if end_to_end.no_memory_for(x[1], LOSS)]
@@ -142,7 +127,7 @@ def _large_batches(records: Sequence[end_to_end.Steps]) -> str:
     )
 
 
-def _small_batches(records: Sequence[end_to_end.Steps]) -> str:
+def _small_batches(records):
     steps = [r for _, rows in records[:1] for r in end_to_end.steps_of(rows) if r["recipe"] == _FIRST]
     found = end_to_end.where_little(steps)
     if not found:
@@ -153,7 +138,7 @@ def _small_batches(records: Sequence[end_to_end.Steps]) -> str:
     )
 
 
-def when(record: Record | None, records: Sequence[end_to_end.Steps]) -> str:
+def when(record, records):
     """Two lists: when it helps, and when it does not."""
     helps, helps_not = [_large_batches(records)], [_small_batches(records)]
     if record:
@@ -174,7 +159,7 @@ def when(record: Record | None, records: Sequence[end_to_end.Steps]) -> str:
     )
 
 
-def build(directory: Path) -> str:
+def build(directory):
     """The Markdown between the markers."""
     parts = []
     if (directory / PLOT).exists():

@@ -1,32 +1,26 @@
 """The table of `python -m bench st`: Sentence Transformers with and without the patch."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import pandas as pd
 
-from bench.harness.results import Row
 from bench.report.tables import load, markdown, of_device, records_of, section, stamp
 from late_interaction._doctor.text import number
 
 
-def _time(row: Row, way: str) -> str:
+def _time(row, way):
     for error in (row.get(f"{way}_error"), row["error"]):
         if isinstance(error, str) and error:
             return error
     return number(row.get(f"{way}_ms"))
 
 
-def _speedup(row: Row) -> str:
+def _speedup(row):
     if (over := row.get("speedup_over")) and over == over:
         return f"over {over:.1f}x"
     ratio = row.get("speedup")
     return f"{row['without_ms'] / row['with_ms']:.2f}x" if ratio and ratio == ratio else "-"
 
 
-def _table(rows: pd.DataFrame) -> str:
+def _table(rows):
     each = records_of(rows)
     cells = {
         "work": rows.work, "queries": rows.batch.map("{:,}".format),
@@ -39,7 +33,7 @@ def _table(rows: pd.DataFrame) -> str:
     return markdown(pd.DataFrame(cells))
 
 
-def build(directory: Path, device: Sequence[str] | None = None) -> list[str]:
+def build(directory, device=None):
     """A section for each record (of a device)."""
     parts = []
     for path in sorted(directory.glob("st-*.json"), key=lambda p: (p.stem == "st-cpu", p.name)):

@@ -1,12 +1,8 @@
 """Records as pandas frames, and frames of text as Markdown tables."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -32,18 +28,18 @@ class Record:
     headers: list[Row]
     rows: pd.DataFrame
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.runs = {header["run"]: header for header in self.headers}
 
     @property
-    def device(self) -> str:
+    def device(self):
         return next((str(h["gpu"]) for h in self.headers if h.get("gpu")), "GPU")
 
-    def of(self, suite: str) -> pd.DataFrame:
+    def of(self, suite):
         return self.rows[self.rows.suite == suite]
 
 
-def frame(rows: Iterable[Row]) -> pd.DataFrame:
+def frame(rows):
     out = pd.DataFrame(list(rows))
     for name in FIGURES:
         out[name] = pd.to_numeric(out[name]) if name in out else float("nan")
@@ -52,19 +48,19 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     return out
 
 
-def load(path: Path) -> Record:
+def load(path):
     headers, rows = split(read(path))
     return Record(path, headers, frame(rows))
 
 
-def records_of(rows: pd.DataFrame) -> list[Row]:
+def records_of(rows):
     return rows.to_dict("records")
 
 
 # ---- text ----
 
 
-def markdown(table: pd.DataFrame, left: int = 1) -> str:
+def markdown(table, left=1):
     """A Markdown table; "" without rows. The first `left` columns are flush left, the figures flush right."""
     if not len(table):
         return ""
@@ -72,15 +68,15 @@ def markdown(table: pd.DataFrame, left: int = 1) -> str:
     return str(table.to_markdown(index=False, disable_numparse=True, colalign=align))
 
 
-def section(title: str, note: str, body: str, level: int = 2) -> list[str]:
+def section(title, note, body, level=2):
     return [text for text in (f"{'#' * level} {title}", note, body) if text] if body else []
 
 
-def _range(figures: Sequence[float], digits: int) -> str:
+def _range(figures, digits):
     return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (min(figures), max(figures))))
 
 
-def stamp(headers: Sequence[Row]) -> str:
+def stamp(headers):
     """The device, the versions and the rates of the runs, in one paragraph. Records have each run's own."""
     h = headers[0]
     device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"
@@ -98,36 +94,36 @@ def stamp(headers: Sequence[Row]) -> str:
     return text
 
 
-def of_device(path: Path, device: Sequence[str] | None) -> bool:
+def of_device(path, device):
     """True if a record is one of these devices' (their names in lower case), or if no device is asked for."""
     return device is None or re.sub(r"^(st|end-to-end)-", "", path.stem) in device
 
 
-def size(row: Row) -> str:
+def size(row):
     shape = f"{row['Nq']} x {row['Nd']}, {row['Lq']}, {row['Ld']}"
     shape += {"kd": " (KD)", "pairs": " (pairs)"}.get(row["layout"], "")
     return shape + (f", d={row['d']}" if row["d"] != 128 else "")
 
 
-def starred(name: str, row: Row) -> str:
+def starred(name, row):
     """The name, with a star where the row was timed by events."""
     return name + ("\\*" if row["gpu_method"] == "events" else "")
 
 
-def us(row: Row) -> str:
+def us(row):
     """GPU / wall microseconds."""
     return f"{number(row['gpu_us'])} / {number(row['wall_us'])}"
 
 
-def us_and_mib(row: Row) -> str:
+def us_and_mib(row):
     return f"{us(row)} / {number(row['peak_mib'])}"
 
 
-def floor(row: Row, record: Record) -> str:
+def floor(row, record):
     return number(floor_us(row, record.runs[row["run"]]))
 
 
-def why_not(row: Row) -> tuple[int, str]:
+def why_not(row):
     """(rank, why a row has no time): the reason of the lowest rank is told of several rows."""
     if row["over_limit_s"] == row["over_limit_s"]:
         return 0, f"over {number(row['over_limit_s']).removesuffix('.0')} s"
@@ -139,7 +135,7 @@ def why_not(row: Row) -> tuple[int, str]:
 # ---- frames of text ----
 
 
-def best(rows: pd.DataFrame, line: str, key: str = "gpu_us") -> pd.DataFrame:
+def best(rows, line, key="gpu_us"):
     """The fastest row of each line that has a time, in the record's order."""
     timed = rows.dropna(subset=[key])
     return timed.sort_values(key, kind="stable").drop_duplicates(line).set_index(line, drop=False).reindex(
@@ -147,9 +143,7 @@ def best(rows: pd.DataFrame, line: str, key: str = "gpu_us") -> pd.DataFrame:
     )  # fmt: skip
 
 
-def pivot(
-    rows: pd.DataFrame, line: str, column: str, figure: Callable[[Row], str] = us, key: str = "gpu_us"
-) -> pd.DataFrame:
+def pivot(rows, line, column, figure=us, key="gpu_us"):
     """A frame of text with a row for each line and a column for each value of `column`: the figure of the
     fastest row, or why there is none."""
     told = []
@@ -162,12 +156,12 @@ def pivot(
     return wide.reindex(rows[line].drop_duplicates()).fillna("-")
 
 
-def chosen(wide: pd.DataFrame, columns: Sequence[str]) -> dict[str, Any]:
+def chosen(wide, columns):
     """These columns, of which some may be missing, by their names."""
     return {name: wide.get(name, "-") for name in columns}
 
 
-def over_best_other(rows: pd.DataFrame, line: str, column: str, ours: str) -> pd.Series[str]:
+def over_best_other(rows, line, column, ours):
     """The time of the fastest of all others over ours, by the same clock, for each line."""
     mine = best(rows[rows[column] == ours], line)
     clock = rows[line].map(mine["gpu_method"])
@@ -176,10 +170,7 @@ def over_best_other(rows: pd.DataFrame, line: str, column: str, ours: str) -> pd
     return ratio.map(lambda x: f"{x:.2f}x" if x == x else "-")
 
 
-def side_by_side(
-    rows: pd.DataFrame, line: str, column: str, ours: str, names: Sequence[str],
-    figure: Callable[[Row], str] = us,
-) -> pd.DataFrame:  # fmt: skip
+def side_by_side(rows, line, column, ours, names, figure=us):
     """A frame with a row for each line that has a time of ours: a column for each of `names`, and OVER."""
     wide = pivot(rows, line, column, figure)
     over = over_best_other(rows, line, column, ours)

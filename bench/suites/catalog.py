@@ -1,7 +1,5 @@
 """Every suite of `python -m bench run`: its shapes and variants, and the function that measures a shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +25,7 @@ class Suite:
     peers: tuple[str, ...] = ()  # implementations beside those of --impl, which this suite alone measures
 
 
-def _dense(about: str, op: str, of: Sequence[Shape], tiny: Sequence[Shape]) -> Suite:
+def _dense(about, op, of, tiny):
     winners = (None,) if op == "fwd" else dense.WINNER_KINDS
     return Suite(about, of, partial(dense.measure, op=op, winners=winners), tiny, op=op)
 
@@ -35,7 +33,7 @@ def _dense(about: str, op: str, of: Sequence[Shape], tiny: Sequence[Shape]) -> S
 _TRAINING = (*shapes.TRAINING, *shapes.LONG)
 _TINY_TRAINING = (*shapes.TINY_TRAINING, shapes.TINY_LONG)
 
-SUITES: dict[str, Suite] = {
+SUITES = {
     "forward": _dense(
         "scores of dense batches, every library", "fwd", shapes.FORWARD, (*shapes.TINY_FORWARD,
         shapes.TINY_LONG)
@@ -117,7 +115,7 @@ SUITES: dict[str, Suite] = {
 }  # fmt: skip
 
 # These measure a machine without a GPU.
-ON_CPU: dict[str, Suite] = {
+ON_CPU = {
     "cpu": Suite("forward and training step on a CPU", (*shapes.CPU, *shapes.CPU_TRAINING), cpu.measure),
     "cpu-isa": Suite(
         "our forward on a CPU with each of its instruction sets", shapes.CPU_ISA, cpu.measure_isa,

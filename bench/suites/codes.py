@@ -1,14 +1,10 @@
 """Documents as codes, and the best of a corpus: 8-bit inputs, residual-compressed documents, top 100."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +12,8 @@ import torch.nn.functional as F
 import late_interaction as li
 from bench.harness.inputs import FP8, INT8, draw, draw_packed, quantize
 from bench.harness.library import LIK, OURS
-from bench.harness.measuring import Bench, Function, Timed, function
+from bench.harness.measuring import function
 from bench.harness.parity import reference_scores
-from bench.harness.results import Row
-from bench.harness.shape import Shape
 from bench.suites.packed import reference as packed_reference
 from late_interaction import codecs
 from late_interaction._doctor.checks import relative_error
@@ -34,25 +28,25 @@ PER_TOKEN, PER_TENSOR, INT8_PER_TOKEN = "fp8 per token", "fp8 per tensor", "int8
 QUANTIZED = (BF16, PER_TOKEN, PER_TENSOR, INT8_PER_TOKEN)
 
 
-def _restored(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _restored(x, scale):
     return x.float() * (scale.unsqueeze(-1) if scale.dim() else scale)
 
 
-def _codec(dtype: torch.dtype) -> codecs.Codec:
+def _codec(dtype):
     return codecs.Int8() if dtype == INT8 else codecs.Fp8(dtype)
 
 
-def _own_codes(dtype: torch.dtype) -> Function:
+def _own_codes(dtype):
     codec = _codec(dtype)
     return lambda Q, q, D, d: li.maxsim(li.Codes(codec, Q, q), li.Codes(codec, D, d))
 
 
-def _fp8(package: str) -> Function:
+def _fp8(package):
     f = function(f"{package}.fp8", "maxsim_inference_fp8")
     return lambda Q, q, D, d: f(Q, D, scale_Q=q, scale_D=d)
 
 
-def measure_quantized(b: Bench) -> list[Row]:
+def measure_quantized(b):
     """fp8 with a scale per token or per tensor and int8 with one per token, beside our bf16 call."""
     sets = b.sets(torch.bfloat16)
     exact = reference_scores(b.shape, *sets[0].tokens)[0]
@@ -77,7 +71,7 @@ RAGGED_KINDS = {BF16: None, PER_TOKEN: FP8, INT8_PER_TOKEN: INT8}
 RAGGED = tuple(f"{kind}, {lengths}" for lengths in ("ragged", "equal") for kind in RAGGED_KINDS)
 
 
-def measure_ragged(b: Bench) -> list[Row]:
+def measure_ragged(b):
     """Packed documents in bf16 and as codes with a scale per token."""
     timed = []
     for lengths in ("ragged", "equal"):
@@ -121,7 +115,7 @@ class Index:
     table: torch.Tensor  # fp32 [n, Lq], similarities of the centroids
 
     @cached_property
-    def inverse_norms(self) -> torch.Tensor:
+    def inverse_norms(self):
         """float16 [tokens], of what they decompress to, in bf16 as the queries."""
         found = []
         for codes, residuals in zip(self.codes.split(1000), self.residuals.split(1000), strict=True):
@@ -132,7 +126,7 @@ class Index:
         return torch.cat(found)
 
 
-def draw_index(shape: Shape, device: torch.device, dtype: torch.dtype, n: int = N_CENTROIDS) -> Index:
+def draw_index(shape, device, dtype, n=N_CENTROIDS):
     """Documents of equal length: late-interaction-kernels tunes its kernel for the longest. The shape's name
     ends in the bits of a bucket: plaid-2."""
     nbits = int(shape.name.rpartition("-")[2])
@@ -149,7 +143,7 @@ def draw_index(shape: Shape, device: torch.device, dtype: torch.dtype, n: int = 
     return Index(Q, codes, residuals, lengths, offsets, centroids, weights, nbits, table)
 
 
-def exact_scores(x: Index, variant: str) -> torch.Tensor:
+def exact_scores(x, variant):
     """fp64 scores [Nd], of some documents at a time."""
     parts = list(zip(*(t.split(250) for t in (x.codes, x.residuals, x.lengths)), strict=True))
     if variant == CENTROIDS:
@@ -161,7 +155,7 @@ def exact_scores(x: Index, variant: str) -> torch.Tensor:
     return torch.cat(list(scores))
 
 
-def _plaid(module: str, variant: str) -> Callable[[Index], torch.Tensor]:
+def _plaid(module, variant):
     approximate = function(module, "plaid_approx_score")
     if variant == CENTROIDS:
         return lambda x: approximate(x.table, x.codes, x.lengths)
@@ -177,7 +171,7 @@ def _plaid(module: str, variant: str) -> Callable[[Index], torch.Tensor]:
     )  # fmt: skip
 
 
-def measure_plaid(b: Bench) -> list[Row]:
+def measure_plaid(b):
     """Decompression and MaxSim in one call, and scores by centroids alone."""
     rows = []
     n = N_CENTROIDS if b.settings.on_gpu else 64
@@ -215,7 +209,7 @@ RETRIEVE = (SCORES, TOP, NORMALIZED, ONE_QUERY, PINNED, PAGEABLE, MAPPED)
 _DRAWN = 20_000  # documents quantized at a time
 
 
-def measure_retrieval(b: Bench) -> list[Row]:
+def measure_retrieval(b):
     """The name of the shape says where the corpus lies: "host" in it, in the host's memory; "fp8", quantized.
     Every corpus is many times the L2 cache, so one input set is enough."""
     if "fp8" in b.shape.name:
@@ -224,7 +218,7 @@ def measure_retrieval(b: Bench) -> list[Row]:
     return (_from_host if "host" in b.shape.name else _on_device)(b, x.Q, x.D)
 
 
-def _on_device(b: Bench, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
+def _on_device(b, Q, D):
     exact = reference_scores(b.shape, Q, D)[0]
     best = exact.topk(min(K, b.shape.Nd)).values
     timed = [b.forward(OURS, SCORES, lambda: li.maxsim, [(Q, D)], exact)]
@@ -236,7 +230,7 @@ def _on_device(b: Bench, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
     return b.measure(timed)
 
 
-def _fp8_corpus(b: Bench) -> list[Row]:
+def _fp8_corpus(b):
     device, shape = b.settings.device, b.shape
     Q, scale_Q = fp8.quantize_fp8_per_token(draw(dataclasses.replace(shape, Nd=1), device, torch.bfloat16).Q)
     parts = []
@@ -250,10 +244,10 @@ def _fp8_corpus(b: Bench) -> list[Row]:
     parts.clear()
     best = min(K, shape.Nd)
 
-    def scores(queries: int) -> torch.Tensor:
+    def scores(queries):
         return fp8.maxsim_inference_fp8(Q[:queries], D, scale_Q=scale_Q[:queries], scale_D=scale_D)
 
-    def one(variant: str, Nq: int, call: Any, exact: torch.Tensor) -> Timed:
+    def one(variant, Nq, call, exact):
         of = dataclasses.replace(shape, Nq=Nq)
         return b.forward(OURS, variant, lambda: call, [()], exact, dtype=D.dtype, shape=of)
 
@@ -264,12 +258,12 @@ def _fp8_corpus(b: Bench) -> list[Row]:
     ])  # fmt: skip
 
 
-def _from_host(b: Bench, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
+def _from_host(b, Q, D):
     """Wall time of a corpus in pinned memory, in pageable memory, and in a file mapped into memory."""
     pinned, target = D.cpu().pin_memory(), torch.empty_like(D)
     best = li.search(Q, D, K).indices
 
-    def wall(call: Callable[[], object]) -> float:
+    def wall(call):
         """Best of three, in microseconds."""
         return 1e6 * min(wall_seconds(call, Q.device) for _ in range(3))
 

@@ -2,43 +2,34 @@
 load on the machine slows all of them alike: compare figures within one run only. Documents are there as each
 implementation wants them: int8 codes with a scale a token, NumKong's packed matrices."""
 
-from __future__ import annotations
-
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 
 import late_interaction as li
 from bench.harness.inputs import INT8, Inputs, draw, quantize
 from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
-from bench.harness.measuring import Bench
 from bench.harness.parity import GRADIENTS, SCORES, reference_scores, worst_error
 from bench.harness.planted import known_step
-from bench.harness.results import Row
-from bench.harness.shape import Shape
 from bench.peers.implementations import einsum_maxsim
 from late_interaction import codecs
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text
-from late_interaction._doctor.timing import QUICK, Call, wall_seconds
+from late_interaction._doctor.timing import QUICK, wall_seconds
 
 CPU = torch.device("cpu")
-Key = TypeVar("Key")
-Prepared = tuple[Call, torch.Tensor | None]  # a call, and what it should return
 
 _REST_S = 0.005  # before each call: idle OpenMP workers of the previous library spin for a while
 
 
-def rounds_of(b: Bench) -> int:
+def rounds_of(b):
     return 3 if b.settings.effort is QUICK else 15
 
 
-def time_interleaved(calls: dict[Key, Call], rounds: int, warm: bool = False) -> dict[Key, float]:
+def time_interleaved(calls, rounds, warm=False):
     """Median seconds of each call; every round times each of them once. warm: after another one."""
     times = {name: [] for name in calls}
     for i in range(rounds + 1):
@@ -51,7 +42,7 @@ def time_interleaved(calls: dict[Key, Call], rounds: int, warm: bool = False) ->
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def judge(row: Row, call: Call, wanted: torch.Tensor | None) -> None:
+def judge(row, call, wanted):
     """A wrong result is timed too: its row says that it is wrong."""
     if wanted is not None:
         out = call()
@@ -61,9 +52,7 @@ def judge(row: Row, call: Call, wanted: torch.Tensor | None) -> None:
             row["error"] = f"parity: relative error {row['rel_err']:.2g}"
 
 
-def in_turns(
-    b: Bench, rows: Sequence[Row], prepare: Callable[[Row], Prepared], warm: bool = False
-) -> list[Row]:
+def in_turns(b, rows, prepare, warm=False):
     """Judge the call of each row, and time all of them in turns."""
     calls = {}
     for i, row in enumerate(rows):
@@ -82,7 +71,7 @@ def in_turns(
     return list(rows)
 
 
-def int8_call(shape: Shape, one_document: bool = False) -> tuple[Call, torch.Tensor, int]:
+def int8_call(shape, one_document=False):
     """The forward of int8 codes, its scores, and the bytes of its documents."""
     x = draw(shape, CPU, torch.float32)
     (Q, q), (D, d) = (quantize(tokens, INT8, per_token=True) for tokens in x.tokens)
@@ -95,21 +84,21 @@ def int8_call(shape: Shape, one_document: bool = False) -> tuple[Call, torch.Ten
 # ---- libraries ----
 
 
-def _maxsim_cpu(shape: Shape, x: Inputs) -> Call:
+def _maxsim_cpu(shape, x):
     """One fp32 query at a time is all its API takes."""
     lib = importlib.import_module("maxsim_cpu")
     query, docs = x.Q[0].numpy(), x.D.numpy()
     return lambda: torch.from_numpy(lib.maxsim_scores(query, docs))
 
 
-def _numkong(shape: Shape, x: Inputs) -> Call:
+def _numkong(shape, x):
     """One query with one document at a time. It returns the sum of distances, 1 minus a similarity each."""
     lib = importlib.import_module("numkong")
     query, *documents = (lib.maxsim_pack(tokens.numpy(), "f32") for tokens in (x.Q[0], *x.D))
     return lambda: shape.Lq - torch.tensor([[lib.maxsim_packed(query, each) for each in documents]])
 
 
-def _gemm(shape: Shape, x: Inputs) -> Call:
+def _gemm(shape, x):
     """The products without the max, through PyTorch: what the matrix units can give."""
     rows, docs = x.Q.view(-1, shape.d), x.D.view(-1, shape.d).T
     if x.Q.dtype == INT8:
@@ -118,7 +107,7 @@ def _gemm(shape: Shape, x: Inputs) -> Call:
     return lambda: torch.mm(rows, docs, out=out)
 
 
-_CALLS: dict[str, Callable[[Shape, Inputs], Call]] = {
+_CALLS = {
     OURS: lambda shape, x: partial(li.maxsim, *x.tokens),
     MAXSIM_CPU: _maxsim_cpu,
     NUMKONG: _numkong,
@@ -127,18 +116,18 @@ _CALLS: dict[str, Callable[[Shape, Inputs], Call]] = {
 }
 
 
-def _forward(b: Bench, dtype: torch.dtype) -> list[Row]:
+def _forward(b, dtype):
     x = draw(b.shape, CPU, dtype)
     scores = reference_scores(b.shape, *x.tokens)[0]
     names = [n for n in _CALLS if n not in (MAXSIM_CPU, NUMKONG) or dtype == torch.float32]
 
-    def prepare(row: Row) -> Prepared:
+    def prepare(row):
         return _CALLS[row["impl"]](b.shape, x), None if row["impl"] == GEMM else scores
 
     return in_turns(b, [b.row(name, "fwd", None, dtype, gflops=None) for name in names], prepare)
 
 
-def _int8(b: Bench) -> list[Row]:
+def _int8(b):
     """A forward of int8 codes, beside PyTorch's product of such codes."""
     call, wanted, _ = int8_call(b.shape)
     codes = Inputs(
@@ -149,7 +138,7 @@ def _int8(b: Bench) -> list[Row]:
     return in_turns(b, rows, lambda row: prepared[row["impl"]])
 
 
-def _step(b: Bench, dtype: torch.dtype) -> list[Row]:
+def _step(b, dtype):
     """Forward and both gradients."""
     x = draw(b.shape, CPU, dtype)
     tokens, grad, exact = known_step(b.shape, x.grad_scores, dtype)
@@ -157,8 +146,8 @@ def _step(b: Bench, dtype: torch.dtype) -> list[Row]:
     x.require_grad()
     known.require_grad()
 
-    def prepare(row: Row) -> Prepared:
-        def step(x: Inputs) -> Any:
+    def prepare(row):
+        def step(x):
             out = _CALLS[row["impl"]](b.shape, x)()
             return torch.autograd.grad(out, x.tokens, x.grad_scores)
 
@@ -171,7 +160,7 @@ def _step(b: Bench, dtype: torch.dtype) -> list[Row]:
     return in_turns(b, rows, prepare)
 
 
-def measure(b: Bench) -> list[Row]:
+def measure(b):
     if b.shape.Nq > 1:
         return _step(b, torch.float32) + _step(b, torch.bfloat16)
     return _forward(b, torch.float32) + _forward(b, torch.bfloat16) + _int8(b)
@@ -188,7 +177,7 @@ KINDS = ("float32", "bfloat16", "float16", "int8", "hamming", "1bit", "4bit")
 _force = torch.ops.late_interaction.cpu_isa
 
 
-def available() -> list[str]:
+def available():
     found = []
     for name in ISAS:
         try:
@@ -200,7 +189,7 @@ def available() -> list[str]:
     return found
 
 
-def _call_of_kind(shape: Shape, kind: str) -> tuple[Call, torch.Tensor]:
+def _call_of_kind(shape, kind):
     """The forward, and the scores that it should give. Of codes the operators, as a first pass calls them;
     queries are quantized before."""
     if kind == "int8":
@@ -218,7 +207,7 @@ def _call_of_kind(shape: Shape, kind: str) -> tuple[Call, torch.Tensor]:
     return partial(li.maxsim, *x.tokens), reference_scores(shape, *x.tokens)[0]
 
 
-def measure_isa(b: Bench) -> list[Row]:
+def measure_isa(b):
     calls = {kind: _call_of_kind(b.shape, kind) for kind in KINDS}
     rows = [
         b.row(OURS, "fwd", name, INT8, gflops=None) | {"dtype": kind}
@@ -226,10 +215,10 @@ def measure_isa(b: Bench) -> list[Row]:
         for name in available()
     ]
 
-    def prepare(row: Row) -> Prepared:
+    def prepare(row):
         name, (call, wanted) = row["variant"], calls[row["dtype"]]
 
-        def forced() -> object:
+        def forced():
             _force(name)
             return call()
 
@@ -249,15 +238,13 @@ THREADS = (MEMORY, CACHE, READ, APART)
 _WARM, _MORE = 2, 3  # calls are short: more of them than other suites take
 
 
-def thread_counts() -> list[int]:
+def thread_counts():
     most = torch.get_num_threads()
     powers = [1 << n for n in range(most.bit_length())]
     return [*(n for n in powers if n < most), most]
 
 
-def _by_threads(
-    b: Bench, call: Call, wanted: torch.Tensor | None, size: int, dtype: torch.dtype, variant: str
-) -> list[Row]:
+def _by_threads(b, call, wanted, size, dtype, variant):
     """A row for each count of threads; size: of what is read from memory, or 0."""
     rows, rest_s, most = [], _REST_S if variant == APART else 0.0, torch.get_num_threads()
     try:
@@ -280,7 +267,7 @@ def _by_threads(
     return rows
 
 
-def measure_threads(b: Bench) -> list[Row]:
+def measure_threads(b):
     """Our forward with 1, 2, 4, ... threads, beside a plain read of as many bytes as bf16 documents have."""
     shape = b.shape
     if shape.name.startswith("cpu-small"):

@@ -3,13 +3,9 @@ documents in this process. All calls take turns, with all threads and in one thr
 own that is not timed: compare figures within one run only. Each corpus and table is there before; a query
 comes as each engine takes it."""
 
-from __future__ import annotations
-
 import importlib
 import tempfile
-from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch.nn.functional import normalize
@@ -17,14 +13,11 @@ from torch.nn.functional import normalize
 import late_interaction as li
 from bench.harness.inputs import INT8, draw
 from bench.harness.library import LANCEDB, NUMKONG, OURS, QDRANT
-from bench.harness.measuring import Bench
 from bench.harness.parity import SCORES
-from bench.harness.results import Row
-from bench.suites.cpu import CPU, Prepared, in_turns
+from bench.suites.cpu import CPU, in_turns
 from bench.tuning.engines import lance_table, qdrant_client
 from late_interaction import codecs
 from late_interaction._doctor.checks import relative_error
-from late_interaction._doctor.timing import Call
 
 ONE_THREAD = "one thread"
 VARIANTS = (None, ONE_THREAD)
@@ -33,12 +26,8 @@ PEERS = (QDRANT, LANCEDB, NUMKONG)
 DTYPES = (torch.float32, torch.bfloat16, INT8, torch.uint8)
 BEST = 10
 
-Found = tuple[torch.Tensor, torch.Tensor]  # scores and documents, best first
-Search = Callable[[], Found]
-Documents = Sequence[torch.Tensor]
 
-
-def _corpus(documents: Documents, dtype: torch.dtype, folder: str) -> Any:
+def _corpus(documents, dtype, folder):
     stored = {"dtype": dtype}
     if dtype == torch.uint8:
         sample = torch.cat(tuple(documents[:200]))
@@ -50,24 +39,24 @@ def _corpus(documents: Documents, dtype: torch.dtype, folder: str) -> Any:
     return li.Corpus.open(folder)
 
 
-def _qdrant(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
+def _qdrant(documents, Q, folder):
     """Local mode, in memory."""
     client = qdrant_client(documents, location=":memory:")
     query = Q.tolist()
 
-    def search() -> Found:
+    def search():
         found = client.query_points("documents", query=query, limit=BEST).points
         return torch.tensor([x.score for x in found]), torch.tensor([x.id for x in found])
 
     return search
 
 
-def _lancedb(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
+def _lancedb(documents, Q, folder):
     """A table without an index, on disk. Its distances are of cosines, one a query token, added up."""
     table = lance_table(documents, folder)
     query = Q.numpy()
 
-    def search() -> Found:
+    def search():
         found = table.search(query).distance_type("cosine").limit(BEST).to_arrow()
         distances = torch.tensor(found["_distance"].to_pylist())
         return len(Q) - distances, torch.tensor(found["id"].to_pylist())
@@ -75,12 +64,12 @@ def _lancedb(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
     return search
 
 
-def _numkong(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
+def _numkong(documents, Q, folder):
     """No engine: one document a call, and a sort by PyTorch. Distances are 1 minus a similarity each."""
     lib = importlib.import_module("numkong")
     query, *packed = (lib.maxsim_pack(x.numpy(), "f32") for x in (Q, *documents))
 
-    def search() -> Found:
+    def search():
         scores = len(Q) - torch.tensor([lib.maxsim_packed(query, x) for x in packed])
         found = scores.topk(BEST)
         return found.values, found.indices
@@ -91,12 +80,12 @@ def _numkong(documents: Documents, Q: torch.Tensor, folder: str) -> Search:
 _SEARCHES = {QDRANT: _qdrant, LANCEDB: _lancedb, NUMKONG: _numkong}
 
 
-def _scores(documents: Documents, Q: torch.Tensor) -> torch.Tensor:
+def _scores(documents, Q):
     Q = normalize(Q.double(), dim=-1)
     return torch.stack([(Q @ normalize(x.double(), dim=-1).T).amax(1).sum() for x in documents])
 
 
-def problem(found: Found, wanted: torch.Tensor) -> str | None:
+def problem(found, wanted):
     """Why the documents that were found are not the best, with these scores; None if they are."""
     scores, documents = found
     error = relative_error(scores, wanted[documents])
@@ -107,7 +96,7 @@ def problem(found: Found, wanted: torch.Tensor) -> str | None:
     return f"parity: {missed} of the documents found are not the best" if missed else None
 
 
-def _in_one_thread(call: Call) -> object:
+def _in_one_thread(call):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -116,7 +105,7 @@ def _in_one_thread(call: Call) -> object:
         torch.set_num_threads(threads)
 
 
-def measure(b: Bench) -> list[Row]:
+def measure(b):
     x = draw(b.shape, CPU, torch.float32)
     Q, documents = x.Q[0], list(normalize(x.D, dim=-1))
     rows = [b.row(OURS, "search", variant, dtype) for dtype in DTYPES for variant in VARIANTS]
@@ -124,7 +113,7 @@ def measure(b: Bench) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
 
         @cache
-        def search_of(name: str, dtype: str) -> tuple[Search, str | None]:
+        def search_of(name, dtype):
             """A search, and what is wrong with it."""
             place, stored = f"{folder}/{name}-{dtype}", documents
             if name == OURS:
@@ -134,7 +123,7 @@ def measure(b: Bench) -> list[Row]:
                 search = _SEARCHES[name](documents, Q, place)
             return search, problem(search(), _scores(stored, Q))
 
-        def prepare(row: Row) -> Prepared:
+        def prepare(row):
             search, wrong = search_of(row["impl"], row["dtype"])
             row |= {"error": wrong} if wrong else {}
             return partial(_in_one_thread, search) if row.get("variant") else search, None

@@ -1,24 +1,18 @@
 """Dense batches: the scores, the steps and the backwards of every library, and the options of our forward."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 
 import late_interaction as li
-from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM, Inputs, draw_winners
-from bench.harness.library import EINSUM, OURS, Implementation, Score, UnsupportedError
-from bench.harness.measuring import Bench, Timed, measure_one_by_one
+from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM, draw_winners
+from bench.harness.library import EINSUM, OURS, Implementation, UnsupportedError
+from bench.harness.measuring import Timed, measure_one_by_one
 from bench.harness.parity import GRADIENTS, misplaced_winners, reference_gradients, reference_scores
 from bench.harness.planted import known_step
-from bench.harness.results import Row
-from bench.harness.shape import IN_BATCH, Shape, itemsize
+from bench.harness.shape import IN_BATCH, itemsize
 from bench.peers.implementations import Compiled, similarity_einsum
 from late_interaction._doctor.ceilings import float32_products
-from late_interaction._doctor.timing import Call
 
 WINNER_KINDS = (UNIFORM, SKEWED)
 MAX_SIMILARITY_BYTES = 40e9
@@ -27,7 +21,7 @@ MAX_SIMILARITY_BYTES = 40e9
 # ---- every library, one after the other ----
 
 
-def measure(b: Bench, op: str, winners: Sequence[str | None] = (None,)) -> list[Row]:
+def measure(b, op, winners=(None,)):
     """Every implementation on one shape, each with each of its gradient strategies."""
     rows = []
     for kind in winners:
@@ -36,7 +30,7 @@ def measure(b: Bench, op: str, winners: Sequence[str | None] = (None,)) -> list[
     return rows
 
 
-def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
+def _every_library(b, op, kind):
     settings, shape = b.settings, b.shape
     sets = b.sets(op=op, winners=kind if op == "fwd+bwd" else None)
     first, tokens, steps = sets[0], [x.tokens for x in sets], [x.step for x in sets]
@@ -65,21 +59,21 @@ def _every_library(b: Bench, op: str, kind: str | None) -> Iterator[Timed]:
                 yield Timed(row, calls, wanted, tolerance=GRADIENTS)
 
 
-def _score(b: Bench, impl: Implementation, strategy: str | None, train: bool) -> Score:
+def _score(b, impl, strategy, train):
     size = b.shape.similarities * itemsize(b.settings.dtype)
     if impl.builds_similarities and size > MAX_SIMILARITY_BYTES:
         raise UnsupportedError(f"the similarity tensor alone takes {size / 1e9:.0f} GB")
     return impl.score(b.shape, strategy, train)
 
 
-def _backwards(shape: Shape, impl: Implementation, strategy: str | None, sets: list[Inputs]) -> list[Call]:
+def _backwards(shape, impl, strategy, sets):
     return [impl.backward(shape, strategy, x) for x in sets]
 
 
-def _with_winners(b: Bench, impl: Implementation, x: Inputs, winners: torch.Tensor, check: Any) -> Any:
+def _with_winners(b, impl, x, winners, check):
     """The check of gradients, behind one of the winners where these are returned."""
 
-    def both(row: Row, out: object) -> None:
+    def both(row, out):
         with torch.no_grad():
             found = impl.winners(b.shape, x)
         if found is not None:
@@ -97,14 +91,14 @@ VARIANTS = (PLAIN, WINNERS, D_MASK, MASKS, WEIGHTS, NORMALIZE, FP16)
 KEPT = 0.8  # share of tokens that a mask keeps, at random
 
 
-def _holes(tokens: torch.Tensor) -> torch.Tensor:
+def _holes(tokens):
     """A random mask in which every row keeps a token."""
     mask = torch.rand(tokens.shape[:-1], device=tokens.device) < KEPT
     mask[..., 0] = True
     return mask
 
 
-def measure_variants(b: Bench) -> list[Row]:
+def measure_variants(b):
     """Our plain bf16 call, and the same call with saved winners, masks, weights, normalization and fp16."""
     winners_op = torch.ops.late_interaction.maxsim_winners.default
     sets = b.sets(torch.bfloat16)
@@ -113,13 +107,13 @@ def measure_variants(b: Bench) -> list[Row]:
     first, (q_mask, d_mask) = sets[0], masks[0]
     plain, winners = reference_scores(b.shape, *first.tokens)
 
-    def wanted(*options: Any, **more: Any) -> torch.Tensor:
+    def wanted(*options, **more):
         return reference_scores(b.shape, *first.tokens, *options, **more)[0]
 
-    def check_winners(row: Row, out: Any) -> None:
+    def check_winners(row, out):
         row["winners_wrong"] = misplaced_winners(b.shape, first.Q, first.D, out[1], winners)
 
-    def one(variant: str, f: Any, exact: torch.Tensor, options: Sequence[Any] = (), **more: Any) -> Timed:
+    def one(variant, f, exact, options=(), **more):
         inputs = [(*x.tokens, *own) for x, own in zip(sets, options or [()] * len(sets), strict=True)]
         return b.forward(OURS, variant, lambda: f, inputs, exact, dtype=torch.bfloat16, **more)
 
@@ -137,7 +131,7 @@ def measure_variants(b: Bench) -> list[Row]:
     return b.measure([*timed, b.forward(OURS, FP16, lambda: li.maxsim, inputs, exact, dtype=torch.float16)])
 
 
-def _weighted(Q: torch.Tensor, D: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _weighted(Q, D, weights):
     return li.maxsim(Q, D, q_weights=weights)
 
 
@@ -147,7 +141,7 @@ HIGH, HIGHEST = "high", "highest"
 CHUNK_BYTES = 1 << 31  # float32 similarities in memory at a time
 
 
-def chunked_einsum(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor:
+def chunked_einsum(Q, D, layout):
     """MaxSim in float32 as PyTorch users write it, in chunks whose similarities fit CHUNK_BYTES: chunks of
     documents, or of queries if each has its own documents."""
     others = Q.shape[0] if layout == IN_BATCH else D.shape[1:-2].numel()
@@ -159,7 +153,7 @@ def chunked_einsum(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tenso
     return torch.cat(scores, 1 if layout == IN_BATCH else 0)
 
 
-def measure_fp32(b: Bench) -> list[Row]:
+def measure_fp32(b):
     """Our "high" beside cuBLAS in TF32, our "highest" beside PyTorch's float32 einsum, with the error of each
     against fp64."""
     sets = [x.tokens for x in b.sets(torch.float32)]

@@ -24,8 +24,6 @@ the first, which is the only one. A recipe begins nothing that would end after i
     python -m bench end-to-end --dry-run                                          # tiny models, no GPU
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util
@@ -39,7 +37,7 @@ from pathlib import Path
 import torch
 
 from bench.harness import batches
-from bench.harness.batches import TEMPERATURE, Loss
+from bench.harness.batches import TEMPERATURE
 from bench.harness.library import EINSUM, LIK, OURS, UnsupportedError
 from bench.harness.results import Results, Row
 from bench.harness.run_header import new_header
@@ -47,7 +45,7 @@ from bench.harness.shape import BatchShape
 from bench.peers import losses
 from bench.peers.encoders import DIM, RECIPES, Encoder, Recipe
 from bench.peers.losses import Method
-from bench.suites.training_steps import ENCODER, ENOUGH_S, Call, Step, interleaved, loss_alone
+from bench.suites.training_steps import ENCODER, ENOUGH_S, Step, interleaved, loss_alone
 from late_interaction._doctor.machine import package_version
 from late_interaction._doctor.text import error_text, number
 from late_interaction._doctor.timing import release
@@ -71,19 +69,19 @@ ROUNDED = (5e-2, 0.5)
 # ---- who computes the loss ----
 
 
-def _sentence_transformers(shape: BatchShape) -> Loss:
+def _sentence_transformers(shape):
     maxsim = importlib.import_module("sentence_transformers.util.similarity").maxsim
     return lambda x: losses.scores_to_loss(maxsim(x.Q, x.D))
 
 
-def _has_sentence_transformers() -> bool:
+def _has_sentence_transformers():
     try:
         return hasattr(importlib.import_module("sentence_transformers.util.similarity"), "maxsim")
     except ImportError:
         return False
 
 
-def methods_of(recipe: Recipe, shape: BatchShape, device: torch.device) -> dict[str, Method]:
+def methods_of(recipe, shape, device):
     """Who computes the loss here, in the order of VARIANTS."""
     found = {(m.impl, m.variant): m for m in losses.methods(shape)}
     vanilla = replace(found[EINSUM, losses.SCORED], limits=ROUNDED)
@@ -95,9 +93,7 @@ def methods_of(recipe: Recipe, shape: BatchShape, device: torch.device) -> dict[
     return {**out, MAXSIM: found[OURS, losses.SAVED], EXACT: found[OURS, losses.EXACT]}
 
 
-def gradient_errors(
-    methods: dict[str, Method], shape: BatchShape, encoder: Encoder
-) -> dict[str, float | str]:
+def gradient_errors(methods, shape, encoder):
     """The largest relative error of each loss and its gradients on planted inputs, or why it is not timed."""
     known = batches.plant_batch(shape, batches.draw_batch(shape, encoder.device, encoder.dtype))
     out = {}
@@ -130,19 +126,19 @@ class RecipeRun:
     pace: dict[str, tuple[int, float]] = field(default_factory=dict)  # a batch, and the seconds of its call
     over: set[str] = field(default_factory=set)  # modes without time or memory for more
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.part = self.part or self.recipe.part
         self.steps = {STEP: Step(self.encoder), CACHED: Step(self.encoder, self.part)}
         self.steps[CACHED].optimizer = self.steps[STEP].optimizer  # whose state has memory of its own
 
-    def shape(self, batch: int) -> BatchShape:
+    def shape(self, batch):
         e = self.encoder
         return BatchShape(f"{self.recipe.name}-{batch}", batch, batch, e.query, e.document, DIM)
 
-    def methods(self, batch: int) -> dict[str, Method]:
+    def methods(self, batch):
         return methods_of(self.recipe, self.shape(batch), self.encoder.device)
 
-    def measure(self, wanted: Sequence[int]) -> list[Row]:
+    def measure(self, wanted):
         checked = min(CHECKED, 8) if self.dry_run else CHECKED
         errors = gradient_errors(self.methods(checked), self.shape(checked), self.encoder)
         self._warm_up(wanted[0])
@@ -158,7 +154,7 @@ class RecipeRun:
                 break
         return rows
 
-    def _warm_up(self, first: int) -> None:
+    def _warm_up(self, first):
         """Loads all kernels: the first call of a long step may be the one that is timed."""
         batch = min(first, self.part or first)
         loss = self.methods(batch)[EXACT].make(self.shape(batch))
@@ -167,12 +163,12 @@ class RecipeRun:
                 call = partial(self.steps[mode].run, loss, batch)
                 interleaved({EXACT: call}, self.encoder.device, rounds=0, whole_memory=True)
 
-    def _is_due(self, mode: str) -> bool:
+    def _is_due(self, mode):
         """GradCache's turn comes where the encoder has no memory for a whole batch."""
         no_step = STEP not in self.modes or self.dry_run or STEP in self.over
         return mode not in self.over and (mode != CACHED or no_step)
 
-    def _measure(self, mode: str, batch: int, errors: dict[str, float | str]) -> Row | None:
+    def _measure(self, mode, batch, errors):
         row = {
             "work": f"{self.recipe.name}, {mode}", "batch": batch, "recipe": self.recipe.name, "mode": mode,
             "query": self.encoder.query, "document": self.encoder.document, "variants": {},
@@ -194,9 +190,7 @@ class RecipeRun:
         release(self.encoder.device)
         return row if variants else None
 
-    def _calls(
-        self, mode: str, batch: int, errors: dict[str, float | str], refused: dict[str, Row]
-    ) -> dict[str, Call]:
+    def _calls(self, mode, batch, errors, refused):
         """List the variants to time. `refused` gets the others, with the reason."""
         shape, encoder, calls = self.shape(batch), self.encoder, {}
         drawn = batches.draw_batch(shape, encoder.device, encoder.dtype) if mode == ALONE else None
@@ -216,7 +210,7 @@ class RecipeRun:
             )
         return calls
 
-    def _expected(self, mode: str, batch: int) -> float:
+    def _expected(self, mode, batch):
         """Seconds of a call, by those of a smaller batch."""
         if mode == CACHED and CACHED not in self.pace and STEP in self.pace:
             earlier, seconds = self.pace[STEP]
@@ -224,7 +218,7 @@ class RecipeRun:
         earlier, seconds = self.pace.get(mode, (batch, 0.0))
         return seconds * (batch / earlier) ** (2 if mode == ALONE else 1)
 
-    def _learn(self, mode: str, batch: int, found: dict[str, Row]) -> None:
+    def _learn(self, mode, batch, found):
         timed = [values["s"] for values in found.values() if "s" in values]
         if timed:
             self.pace[mode] = batch, max(timed)
@@ -234,7 +228,7 @@ class RecipeRun:
             self.over.add(mode)
 
 
-def show(row: Row) -> None:
+def show(row):
     cells = [row["work"], str(row["batch"])]
     for name, values in row["variants"].items():
         if "error" in values:
@@ -248,7 +242,7 @@ def show(row: Row) -> None:
 # ---- the program ----
 
 
-def _names(text: str) -> list[str]:
+def _names(text):
     names = text.split(",")
     for name in names:
         if name not in RECIPES:
@@ -256,7 +250,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser):
     parser.add_argument("--only", type=_names, help=f"some of {','.join(RECIPES)}")
     parser.add_argument("--batches", type=int, nargs="+", help="queries, and as many documents")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
@@ -269,7 +263,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="a record, written row by row; others of its rows stay")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     device = torch.device(args.device)
     if device.type != "cuda" and not args.dry_run:
         print("models of true sizes need a GPU; --dry-run takes tiny ones")

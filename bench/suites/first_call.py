@@ -7,8 +7,6 @@ cache and with the cache just made. Each library is imported once before, untime
 holds the time that a disk takes; but for empty caches each is the median of SAMPLES processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -18,8 +16,7 @@ import tempfile
 
 import torch
 
-from bench.harness.measuring import Bench
-from bench.harness.results import ROOT, Row
+from bench.harness.results import ROOT
 from bench.peers.implementations import KEYS, Compiled, Flash, Lik
 from bench.suites.first_call_process import IMPORT, OPS, TINY
 from late_interaction._doctor.text import error_text
@@ -27,10 +24,8 @@ from late_interaction._doctor.text import error_text
 COLD, WARM = "cold", "warm"
 SAMPLES = 3
 
-Times = dict[str, float]
 
-
-def _run_child(b: Bench, key: str, op: str, cache: str) -> Times:
+def _run_child(b, key, op, cache):
     words = [key, op, "--device", b.settings.device.type, *(["--tiny"] if b.shape in TINY.values() else [])]
     env = {**os.environ, "TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
     program = [sys.executable, "-m", "bench.suites.first_call_process", *words]
@@ -41,7 +36,7 @@ def _run_child(b: Bench, key: str, op: str, cache: str) -> Times:
     return json.loads(run.stdout.strip().splitlines()[-1])
 
 
-def _rows(b: Bench, key: str, op: str, cache: str) -> list[Row]:
+def _rows(b, key, op, cache):
     """A row for each state of the kernel cache."""
     cls, rows = KEYS[key], []
     for state in (COLD, WARM) if cls in (Lik, Flash) else (None,):
@@ -59,7 +54,7 @@ def _rows(b: Bench, key: str, op: str, cache: str) -> list[Row]:
     return rows
 
 
-def measure(b: Bench) -> list[Row]:
+def measure(b):
     """Times are in wall_us and import_ms. torch.compile is left out, since it compiles for minutes."""
     op = next(op for op, shape in OPS.items() if shape.name == b.shape.name)
     keys = [key for key, cls in KEYS.items() if cls is not Compiled and b.has(cls.name)]

@@ -4,8 +4,6 @@ Nothing that it imports before the clock starts may import late_interaction, who
 time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time
@@ -26,12 +24,12 @@ TINY = {op: replace(shape, Nq=min(shape.Nq, 2), Nd=3, Ld=16) for op, shape in OP
 IMPORT = "import"  # in place of an op: import the library and call nothing
 
 
-def _sync(device: torch.device) -> None:
+def _sync(device):
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def child(key: str, op: str, device: torch.device, tiny: bool) -> dict[str, float]:
+def child(key, op, device, tiny):
     """Milliseconds of the import and of the first call, in this process."""
     shape = (TINY if tiny else OPS)["fwd" if op == IMPORT else op]
     x = draw(shape, device, torch.bfloat16)

@@ -1,8 +1,6 @@
 """MaxSim from hidden states: our fused head beside linear + normalize + our maxsim, and beside
 late-interaction-kernels, scores alone and with all gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -11,11 +9,10 @@ import torch.nn.functional as F
 import late_interaction as li
 from bench.harness.inputs import draw
 from bench.harness.library import LIK, OURS
-from bench.harness.measuring import Bench, Tensors, function
+from bench.harness.measuring import function
 from bench.harness.parity import reference_scores
 from bench.harness.planted import gradients, plant_shape
-from bench.harness.results import Row
-from bench.harness.shape import HiddenShape, Shape
+from bench.harness.shape import Shape
 from late_interaction._doctor.timing import sets_of_bytes
 from late_interaction.fused_head import maxsim_from_hidden
 
@@ -26,17 +23,15 @@ VARIANTS = (FUSED, UNFUSED)
 GRADIENTS = 6e-3
 
 
-def _project(H: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
+def _project(H, W):
     return F.normalize(F.linear(H, W), dim=-1)
 
 
-def _unfused(Q: torch.Tensor, H: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
+def _unfused(Q, H, W):
     return li.maxsim(Q, _project(H, W))
 
 
-def _known(
-    shape: HiddenShape, W: torch.Tensor, grad_scores: torch.Tensor
-) -> tuple[Tensors, torch.Tensor, Tensors]:
+def _known(shape, W, grad_scores):
     """Q, hidden states that W projects to planted tokens, and W; with their fp64 gradients."""
     planted = plant_shape(shape, W.device, torch.float32)
     planted.Q = planted.Q.to(W.dtype)
@@ -49,7 +44,7 @@ def _known(
     return (planted.Q.view(shape.q_shape), H.view(shape.hidden_shape), W), grad_scores, wanted
 
 
-def measure(b: Bench) -> list[Row]:
+def measure(b):
     shape = b.shape
     device, dtype = b.settings.device, b.settings.dtype
     drawn = draw(Shape(shape.name, shape.Nq, shape.Nd, shape.Lq, 1, shape.d), device, dtype)

@@ -6,28 +6,23 @@ here, so neither package need be installed. A loss reads from the device in the 
 cannot be captured and is timed by events; so are all contrastive losses, some of which wait for the device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from bench.harness.batches import Batch, Known, draw_batch, exact_loss, plant_batch, step
+from bench.harness.batches import draw_batch, exact_loss, plant_batch, step
 from bench.harness.inputs import draw
-from bench.harness.library import EINSUM, INF_CL, Implementation, Score, UnsupportedError
-from bench.harness.measuring import Bench, Settings, Timed, judged, measure, refuse
+from bench.harness.library import EINSUM, INF_CL, Score, UnsupportedError
+from bench.harness.measuring import Timed, judged, measure, refuse
 from bench.harness.parity import GRADIENTS, SCORES, reference_gradients, reference_scores, worst_error
-from bench.harness.results import Row
-from bench.harness.shape import IN_BATCH, KD, PAIRS, BatchShape, Shape
+from bench.harness.shape import IN_BATCH, KD, PAIRS
 from bench.peers import losses
 from bench.peers.implementations import Einsum, Lik, Ours, similarity_einsum
-from bench.peers.losses import Method
-from late_interaction._doctor.timing import Call, time_few
+from late_interaction._doctor.timing import time_few
 
 # ---- the heads ----
 
@@ -53,19 +48,19 @@ class Scores:
     own: Score  # [B, Lq, d], [B, n, Ld, d] -> [B, n]
 
 
-def _einsum(layout: str) -> Score:
+def _einsum(layout):
     """As colpali-engine and PyLate write it."""
     return lambda Q, D: torch.einsum(similarity_einsum(layout), Q, D).amax(-1).sum(-1)
 
 
-def scores_of(impl: Implementation, shape: Shape) -> Scores:
+def scores_of(impl, shape):
     if isinstance(impl, Einsum):
         return Scores(*(_einsum(layout) for layout in (IN_BATCH, PAIRS, KD)))
     shapes = (dataclasses.replace(shape, layout=layout) for layout in (IN_BATCH, PAIRS, KD))
     return Scores(*(impl.score(each, "auto", train=True) for each in shapes))
 
 
-def _by_length(scores: torch.Tensor, Q: torch.Tensor) -> torch.Tensor:
+def _by_length(scores, Q):
     """Scores over the number of query tokens without padding. Prints a warning if one is out of bounds, which
     reads from the device."""
     lengths = (Q[:, :, 0] != 0).sum(1)
@@ -76,21 +71,18 @@ def _by_length(scores: torch.Tensor, Q: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-def _pairwise(scores: torch.Tensor) -> torch.Tensor:
+def _pairwise(scores):
     """Each query's positive, on the diagonal, against the best of the other documents alone."""
     own = scores.diagonal()
     best, second = scores.topk(2, dim=1).values.unbind(1)
     return F.softplus((torch.where(best == own, second, best) - own) / TEMPERATURE).mean()
 
 
-def _contrastive(scores: torch.Tensor) -> torch.Tensor:
+def _contrastive(scores):
     return F.cross_entropy(scores / TEMPERATURE, torch.arange(len(scores), device=scores.device))
 
 
-def negative_head(
-    scores: Scores, Q: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor, in_batch: float,
-    pairwise: bool = False,
-) -> torch.Tensor:  # fmt: skip
+def negative_head(scores, Q, positives, negatives, in_batch, pairwise=False):
     """colpali-engine's ColbertNegativeCELoss, or its ColbertPairwiseNegativeCELoss, by default. `in_batch`
     weighs the in-batch term, in which alone they differ."""
     of_positives = _by_length(scores.pairs(Q, positives), Q)
@@ -103,7 +95,7 @@ def negative_head(
     return loss
 
 
-def chunked_contrastive(scores: Scores, Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+def chunked_contrastive(scores, Q, D):
     """PyLate's CachedContrastive loss, whose gradients go to Q.grad and D.grad chunk by chunk."""
     total = torch.zeros((), device=Q.device)
     for start in range(0, len(Q), CHUNK):
@@ -116,25 +108,21 @@ def chunked_contrastive(scores: Scores, Q: torch.Tensor, D: torch.Tensor) -> tor
     return total / len(Q)
 
 
-# What runs a loss on one set of inputs, to itself and the gradients of all inputs; and its exact results.
-Step = tuple[Callable[[Scores], tuple[torch.Tensor, ...]], list[torch.Tensor]]
-
-
-def _exact(
-    shape: Shape, Q: torch.Tensor, D: torch.Tensor
-) -> tuple[torch.Tensor, Callable[[], list[torch.Tensor]]]:
+def _exact(shape, Q, D):
     """fp64 scores to compute a loss from, and a function that, after its backward, returns the gradients of Q
     and D."""
     scores, winners = reference_scores(shape, Q.detach(), D.detach())
     scores.requires_grad_()
 
-    def gradients() -> list[torch.Tensor]:
+    def gradients():
         return list(reference_gradients(shape, Q.detach(), D.detach(), scores.grad, winners))
 
     return scores.squeeze(1) if shape.layout == PAIRS else scores, gradients
 
 
-def _negative_step(settings: Settings, shape: Shape, in_batch: float, pairwise: bool = False) -> Step:
+def _negative_step(settings, shape, in_batch, pairwise=False):
+    """What runs the loss of a library's scores on one set of inputs, to itself and the gradients of all
+    inputs; and its exact results."""
     pairs = dataclasses.replace(shape, Nd=1, layout=PAIRS)
     grid = dataclasses.replace(shape, Nd=shape.Nq, layout=IN_BATCH)
     x = draw(shape, settings.device, settings.dtype)
@@ -150,14 +138,15 @@ def _negative_step(settings: Settings, shape: Shape, in_batch: float, pairwise: 
     for leaf in leaves:
         leaf.requires_grad_()
 
-    def run(scores: Scores) -> tuple[torch.Tensor, ...]:
+    def run(scores):
         loss = negative_head(scores, *leaves, in_batch, pairwise)
         return (loss.detach(), *torch.autograd.grad(loss, leaves))
 
     return run, [loss.detach(), q_p + q_n + q_g, d_p + d_g, d_n]
 
 
-def _chunked_step(settings: Settings, shape: Shape) -> Step:
+def _chunked_step(settings, shape):
+    """The same of the contrastive loss."""
     x = draw(shape, settings.device, settings.dtype)
     exact, gradients = _exact(shape, x.Q, x.D)
     loss = F.cross_entropy(exact, torch.arange(shape.Nq, device=x.Q.device), reduction="sum")
@@ -165,7 +154,7 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
     wanted = [loss.detach() / shape.Nq, *gradients()]
     x.require_grad()
 
-    def run(scores: Scores) -> tuple[torch.Tensor, ...]:
+    def run(scores):
         loss = chunked_contrastive(scores, x.Q, x.D)
         out = loss, x.Q.grad, x.D.grad
         x.Q.grad = x.D.grad = None
@@ -174,24 +163,24 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
     return run, wanted
 
 
-def _head(b: Bench, impl: Implementation, variant: str, of: Step) -> Timed:
+def _head(b, impl, variant, of):
     run, wanted = of
     rounds = impl.rounds_similarities
     limit = ROUNDED_GRADIENTS if rounds else GRADIENTS
     if variant == CHUNKED:
         limit = max(limit, (2 * MOVED / (b.shape.Nq * b.shape.Lq)) ** 0.5)
 
-    def check(row: Row, out: object) -> None:
+    def check(row, out):
         refuse(row, worst_error(out, wanted), limit)
 
-    def prepare() -> list[Call]:
+    def prepare():
         return [partial(run, scores_of(impl, b.shape))]
 
     row, off = b.row(impl.name, "fwd+bwd", variant), ROUNDED_LOSS if rounds else SCORES
     return Timed(row, prepare, wanted[:1], check, capture=False, tolerance=off)
 
 
-def measure_heads(b: Bench) -> list[Row]:
+def measure_heads(b):
     settings = _short(b.settings)
     if b.shape.layout == IN_BATCH:
         steps = {CHUNKED: partial(_chunked_step, settings, b.shape)}
@@ -209,7 +198,7 @@ def measure_heads(b: Bench) -> list[Row]:
     return rows
 
 
-def _short(settings: Settings) -> Settings:
+def _short(settings):
     """Steps take up to seconds each."""
     return dataclasses.replace(
         settings, effort=dataclasses.replace(settings.effort, min_replays=4, min_walls=1)
@@ -224,7 +213,7 @@ FEW, RUNS = 8192, 2  # from this batch on, so many runs are timed, one after the
 MEMORY_SHARE = 0.8  # of the device, that may stay for a backward
 
 
-def check_fits(settings: Settings, method: Method, shape: BatchShape, batch: Batch) -> None:
+def check_fits(settings, method, shape, batch):
     kept = method.kept_bytes(shape)
     if settings.on_gpu:
         step_bytes = 6 * (batch.Q.nbytes + batch.D.nbytes)  # inputs, gradients, and what else is as large
@@ -233,11 +222,11 @@ def check_fits(settings: Settings, method: Method, shape: BatchShape, batch: Bat
             raise UnsupportedError(f"what stays for the backward takes {kept / 1e9:.0f} GB")
 
 
-def _kind(method: Method, shape: BatchShape) -> tuple[object, ...]:
+def _kind(method, shape):
     return method.impl, method.variant, shape.packed, shape.Lq, shape.Ld
 
 
-def _takes_too_long(settings: Settings, method: Method, shape: BatchShape) -> str | None:
+def _takes_too_long(settings, method, shape):
     """By the time of a smaller batch of the same kind; a step grows at least with the batch's square."""
     seen = settings.steps_s.get(_kind(method, shape))
     if method.variant in (losses.EXACT, losses.LEAST, losses.WITH_TAIL) or not seen:
@@ -247,32 +236,32 @@ def _takes_too_long(settings: Settings, method: Method, shape: BatchShape) -> st
     return f"TimeoutError: a step takes {seen[1]:.2g} s at a batch of {seen[0]}"
 
 
-def _of_batch(b: Bench, method: Method, batch: Batch, wanted: torch.Tensor, known: Known) -> Timed:
+def _of_batch(b, method, batch, wanted, known):
     """The loss is compared with the exact one on the inputs that are timed, and its gradients on planted
     inputs of the same sizes."""
     shape = b.shape
     tokens = {"tokens_q": batch.Q.numel() // shape.d, "tokens_d": batch.D.numel() // shape.d}
     row = b.row(method.impl, "fwd+bwd", method.variant, **tokens)
 
-    def prepare() -> list[Call]:
+    def prepare():
         loss = method.make(shape)
         check_fits(b.settings, method, shape, batch)
         return [partial(step, loss, batch)]
 
-    def check(row: Row, out: object) -> None:
+    def check(row, out):
         row["gradients_mib"] = sum(x.nbytes for x in out[1:]) / 2**20
         refuse(row, known.error(step(method.make(shape), known.batch)), method.limits[1])
 
     return Timed(row, prepare, [wanted], check, capture=False, tolerance=method.limits[0])
 
 
-def _measure_long(settings: Settings, each: Timed) -> None:
+def _measure_long(settings, each):
     if (calls := judged(settings, each)) is not None:
         gpu, each.row["wall_us"] = time_few(calls[0], RUNS, settings.device)
         each.row.update(gpu.row() if gpu else {})
 
 
-def measure_contrastive(b: Bench) -> list[Row]:
+def measure_contrastive(b):
     """A step that would take over STEP_LIMIT_S by its time at the batch before is left out, unless it is
     contrastive_loss's."""
     shape, settings = b.shape, _short(b.settings)

@@ -1,21 +1,17 @@
 """Sequences of different lengths, packed or padded, and listed pairs of them, beside the peers."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 import late_interaction as li
 from bench.harness.inputs import draw_packed
 from bench.harness.library import FLASH, LIK, OURS
-from bench.harness.measuring import Bench, Function, Tensors, function
+from bench.harness.measuring import function
 from bench.harness.planted import Planted, every_pair, gradients, plant
-from bench.harness.results import Row
-from bench.harness.shape import IN_BATCH, KD, PairShape
+from bench.harness.shape import IN_BATCH, KD
 from late_interaction._doctor.timing import sets_of_bytes
 
 FORWARD, STEP = "forward", "forward + backward"
@@ -25,7 +21,7 @@ VARLEN, PAIRS = (FORWARD, STEP, PADDED, PADDED_STEP), (FORWARD, STEP, DENSE)
 _PACKAGES = {OURS: "late_interaction", LIK: "late_interaction_kernels"}
 
 
-def reference(Q: torch.Tensor, D: torch.Tensor, cu_q: torch.Tensor, cu_d: torch.Tensor) -> torch.Tensor:
+def reference(Q, D, cu_q, cu_d):
     """Scores in float64, some documents of about one length at a time."""
     queries = torch.repeat_interleave(torch.arange(len(cu_q) - 1, device=Q.device), cu_q.diff())
     scores = torch.zeros(len(cu_q) - 1, len(cu_d) - 1, dtype=torch.float64, device=Q.device)
@@ -39,9 +35,7 @@ def reference(Q: torch.Tensor, D: torch.Tensor, cu_q: torch.Tensor, cu_d: torch.
     return scores
 
 
-def padded(
-    tokens: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, filler: float = 2.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(tokens, cu_seqlens, longest, filler=2.0):
     """(packed sequences as [n, longest, d], lengths). Padding is not zero: a score with it is wrong."""
     lengths = cu_seqlens.diff()
     out = tokens.new_full((len(lengths), longest, tokens.shape[-1]), filler)
@@ -60,16 +54,16 @@ class _Batch:
     wanted: torch.Tensor  # fp64 scores of the first set, [queries, documents]
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self):
         """Keys of its rows."""
         return {"tokens_q": len(self.sets[0][0]), "tokens_d": len(self.sets[0][1])}
 
     @property
-    def longest(self) -> dict[str, int]:
+    def longest(self):
         return {"max_seqlen_q": int(self.cu_q.diff().max()), "max_seqlen_d": int(self.cu_d.diff().max())}
 
 
-def _draw(b: Bench, full: bool = False) -> _Batch:
+def _draw(b, full=False):
     shape = dataclasses.replace(b.shape, Nd=b.shape.documents)
     draw = partial(draw_packed, shape, b.settings.device, b.settings.dtype, full)
     Q, D, cu_q, cu_d = draw()
@@ -82,16 +76,13 @@ def _draw(b: Bench, full: bool = False) -> _Batch:
 # ---- packed, and padded where each query has documents of its own ----
 
 
-def _bound(impl: str, module: str, others: Tensors, options: dict[str, int]) -> Function:
+def _bound(impl, module, others, options):
     own = ".lik" if impl == OURS else ""
     f = function(f"{_PACKAGES[impl]}{own}.{module}", f"maxsim_{module}")
     return lambda Q, D: f(Q, D, *others, **options)
 
 
-def _beside_lik(
-    b: Bench, variants: tuple[str, str], make: Any, sets: Any, wanted: torch.Tensor, grad: torch.Tensor,
-    known: Any, **more: Any,
-) -> list[Row]:  # fmt: skip
+def _beside_lik(b, variants, make, sets, wanted, grad, known, **more):
     """Scores, and then steps, of ours and late-interaction-kernels."""
     impls = [OURS, *([LIK] if b.has(LIK) else [])]
     calls = {i: partial(make, i) for i in impls}
@@ -102,8 +93,8 @@ def _beside_lik(
     return b.measure(forward) + b.measure(steps)
 
 
-def _packed(b: Bench, batch: _Batch) -> list[Row]:
-    def make(impl: str) -> Function:
+def _packed(b, batch):
+    def make(impl):
         return _bound(impl, "varlen", (batch.cu_q, batch.cu_d), batch.longest)
 
     grad = torch.randn_like(batch.wanted, dtype=torch.float32)
@@ -111,11 +102,11 @@ def _packed(b: Bench, batch: _Batch) -> list[Row]:
     return _beside_lik(b, (FORWARD, STEP), make, batch.sets, batch.wanted, grad, known, **batch.row)
 
 
-def _padded(b: Bench, batch: _Batch) -> list[Row]:
+def _padded(b, batch):
     shape = b.shape
     own_documents = (shape.Nq, shape.Nd)
 
-    def form(Q: torch.Tensor, D: torch.Tensor, filler: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+    def form(Q, D, filler=2.0):
         documents = padded(D, batch.cu_d, shape.Ld, filler)[0].unflatten(0, own_documents)
         return padded(Q, batch.cu_q, shape.Lq, filler)[0], documents
 
@@ -128,13 +119,13 @@ def _padded(b: Bench, batch: _Batch) -> list[Row]:
     more = {**batch.row, "capture": not b.has(LIK)}
     sets = [form(*x) for x in batch.sets]
 
-    def make(impl: str) -> Function:
+    def make(impl):
         return _bound(impl, "padded", lengths, {})
 
     return _beside_lik(b, (PADDED, PADDED_STEP), make, sets, wanted, grad, known, **more)
 
 
-def measure_varlen(b: Bench) -> list[Row]:
+def measure_varlen(b):
     """Queries of up to Lq tokens, documents of up to Ld, most of them short."""
     batch = _draw(b)
     rows = _packed(b, batch) if b.shape.layout == IN_BATCH else []
@@ -144,7 +135,7 @@ def measure_varlen(b: Bench) -> list[Row]:
 # ---- listed pairs, and one query with documents in no order ----
 
 
-def _draw_pairs(shape: PairShape, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw_pairs(shape, device):
     """Distinct pairs in no order; every document occurs equally often."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(shape.Nd, generator=generator)
@@ -156,7 +147,7 @@ def _draw_pairs(shape: PairShape, device: torch.device) -> tuple[torch.Tensor, t
     return pair_q[shuffle].int().to(device), pair_d[shuffle].int().to(device)
 
 
-def _direct(b: Bench, batch: _Batch, more: dict[str, Any]) -> list[Row]:
+def _direct(b, batch, more):
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(batch.cu_d) - 1, generator=generator).to(b.settings.device)
     starts, lengths = batch.cu_d[:-1][order].contiguous(), batch.cu_d.diff()[order].contiguous()
@@ -172,7 +163,7 @@ def _direct(b: Bench, batch: _Batch, more: dict[str, Any]) -> list[Row]:
     ])  # fmt: skip
 
 
-def measure_pairs(b: Bench) -> list[Row]:
+def measure_pairs(b):
     shape = b.shape
     batch = _draw(b, shape.even)
     more = {**batch.row, "pairs": shape.pairs}
@@ -185,7 +176,7 @@ def measure_pairs(b: Bench) -> list[Row]:
     of_pairs = grad.new_zeros(shape.Nq, shape.Nd)
     of_pairs[listed] = grad
 
-    def make(impl: str) -> Function:
+    def make(impl):
         f = function(f"{_PACKAGES[impl]}.score_pairs", "score_pairs_packed")
         return lambda Q, D: f(Q, D, batch.cu_q, batch.cu_d, pair_q, pair_d, **batch.longest)
 

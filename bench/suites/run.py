@@ -5,19 +5,14 @@ machine without one the CPU suite. A run without filters writes bench/results/<d
 writes <device>.partial.json, unless --merge or --out is given. `python -m bench report` makes the pages.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from bench.harness import measuring, named_shapes, results, run_header
 from bench.harness.measuring import Settings
-from bench.harness.results import Row
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
 from bench.suites.catalog import ON_CPU, SUITES
@@ -39,7 +34,7 @@ LISTS = "\n".join([
 # ---- the command line, which a record's header repeats ----
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     here, words = "cuda" if torch.cuda.is_available() else "cpu", run_header.listed(str)
     p.add_argument("--device", choices=["cuda", "cpu"], default=here, help="default: the GPU if there is one")
     p.add_argument("--suite", type=words, default=[], help="suites, comma-separated; default: all")
@@ -60,7 +55,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     run_header.add_capability(p)
 
 
-def problem(args: argparse.Namespace) -> str | None:
+def problem(args):
     """What is wrong with the arguments, in one line."""
     suites = (*SUITES, *ON_CPU)
     for flag, given, known in (("--suite", args.suite, suites), ("--impl", args.impl, (*KEYS,))):
@@ -71,7 +66,7 @@ def problem(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _missing_here(args: argparse.Namespace) -> str | None:
+def _missing_here(args):
     """Why the device cannot do what the arguments ask for."""
     on_gpu = args.device == "cuda" or args.dry_run
     if other := [name for name in args.suite if name not in (SUITES if on_gpu else ON_CPU)]:
@@ -81,7 +76,7 @@ def _missing_here(args: argparse.Namespace) -> str | None:
     return None
 
 
-def chosen(args: argparse.Namespace, on_gpu: bool) -> dict[str, Sequence[named_shapes.Shape]]:
+def chosen(args, on_gpu):
     """The shapes of each suite that the arguments ask for."""
     known = SUITES if on_gpu else ON_CPU
     out = {}
@@ -95,7 +90,7 @@ def chosen(args: argparse.Namespace, on_gpu: bool) -> dict[str, Sequence[named_s
 # ---- the run ----
 
 
-def _target(args: argparse.Namespace, device: torch.device) -> Path:
+def _target(args, device):
     """The file that is written: the device's record for a whole run, a partial file for a filtered one."""
     if args.out:
         return Path(args.out)
@@ -105,7 +100,7 @@ def _target(args: argparse.Namespace, device: torch.device) -> Path:
     return results.DIRECTORY / f"{name}{'.partial' if filtered and not args.merge else ''}.json"
 
 
-def _settings(args: argparse.Namespace, device: torch.device) -> Settings:
+def _settings(args, device):
     on_gpu = device.type == "cuda" or args.dry_run
     keys = args.impl or [k for k in KEYS if not (args.quick and k == "compile")]
     implementations, missing = load(keys, device) if on_gpu else ([], {})
@@ -119,7 +114,7 @@ def _settings(args: argparse.Namespace, device: torch.device) -> Settings:
     )  # fmt: skip
 
 
-def _header(args: argparse.Namespace, settings: Settings) -> Row:
+def _header(args, settings):
     more = {"l2_mib": settings.cache_bytes / 2**20, "peers_tuned": TUNING} if settings.on_gpu else {}
     header = run_header.new_header(settings.device, settings.ceilings, args.arguments, **more)
     c = settings.ceilings
@@ -129,7 +124,7 @@ def _header(args: argparse.Namespace, settings: Settings) -> Row:
     return header
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     if wrong := problem(args) or _missing_here(args):
         print(wrong, file=sys.stderr)
         return 2

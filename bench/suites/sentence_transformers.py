@@ -20,25 +20,21 @@ time.
     python -m bench st --out bench/results/st-nvidia-h200.json     # recorded: `report` makes a table of it
 """
 
-from __future__ import annotations
-
-import argparse
 import importlib
 import importlib.util
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.results import Results, Row
+from bench.harness.results import Results
 from bench.harness.run_header import new_header
 from late_interaction._doctor.machine import package_version
 from late_interaction._doctor.text import error_text, number
@@ -54,14 +50,13 @@ BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 CPU_BATCHES = (32, 64, 128, 256)  # of 512, the similarities that PyTorch keeps are over 20 GB
 WITH, WITHOUT = "with", "without"
 LONG_S = 20.0
-Texts = list[torch.Tensor]
 
 
 # ---- the two ways ----
 
 
 @contextmanager
-def patched(way: str) -> Iterator[None]:
+def patched(way):
     """One of the two ways; the patch itself stays in place."""
     os.environ["LATE_INTERACTION_DISABLE"] = "0" if way == WITH else "1"
     try:
@@ -70,9 +65,7 @@ def patched(way: str) -> Iterator[None]:
         os.environ["LATE_INTERACTION_DISABLE"] = "0"
 
 
-def _seconds(
-    way: str, call: Callable[[], object], device: torch.device, row: Row, limit_s: float | None
-) -> float:
+def _seconds(way, call, device, row, limit_s):
     """Seconds of a call; of the first of a way on a GPU its memory is told as well."""
     with patched(way), time_limit(limit_s) if limit_s else nullcontext():
         start = time.perf_counter()
@@ -84,9 +77,7 @@ def _seconds(
         return time.perf_counter() - start
 
 
-def interleaved(
-    call: Callable[[], object], device: torch.device, rounds: int, limit_s: float | None = None
-) -> Row:
+def interleaved(call, device, rounds, limit_s=None):
     """Median milliseconds and peak MiB of each way, or why there is none. The first call of each is warm-up;
     of one that takes over LONG_S it is also the only one. One that takes over limit_s is given up: its error
     says so, and `<way>_over_ms` has the limit."""
@@ -120,18 +111,18 @@ def interleaved(
 class Given(torch.nn.Module):
     """An encoder whose embeddings are its features."""
 
-    def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
+    def forward(self, features, task=None):
         return {key: features[key] for key in ("token_embeddings", "attention_mask")}
 
 
-def column(rows: int, length: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def column(rows, length, device, dtype):
     tokens = normalize(torch.randn(rows, length, D, device=device), dim=-1).to(dtype)
     lengths = torch.randint(length // 2, length + 1, (rows, 1), device=device)
     mask = torch.arange(length, device=device) < lengths
     return {"token_embeddings": tokens, "attention_mask": mask}
 
 
-def losses() -> dict[str, tuple[Callable[[], Any], int]]:
+def losses():
     """Each loss, and how many documents a query has."""
     module = importlib.import_module("sentence_transformers.multi_vector_encoder.losses")
     mnrl = module.MultiVectorMultipleNegativesRankingLoss
@@ -144,9 +135,7 @@ def losses() -> dict[str, tuple[Callable[[], Any], int]]:
     }
 
 
-def step(
-    loss: Any, columns: Sequence[dict[str, torch.Tensor]], labels: torch.Tensor | None
-) -> list[torch.Tensor]:
+def step(loss, columns, labels):
     """The loss, and the gradients of all embeddings."""
     leaves = [{**x, "token_embeddings": x["token_embeddings"].detach().requires_grad_()} for x in columns]
     value = loss(leaves, labels)
@@ -154,7 +143,7 @@ def step(
     return [value.detach(), *(x["token_embeddings"].grad for x in leaves)]
 
 
-def disagreement(loss: Any, columns: Sequence[dict[str, torch.Tensor]], labels: torch.Tensor | None) -> float:
+def disagreement(loss, columns, labels):
     """The largest relative error between the two ways, on the first queries in float32."""
     few = [{key: value[:CHECKED] for key, value in x.items()} for x in columns]
     few = [{**x, "token_embeddings": x["token_embeddings"].float()} for x in few]
@@ -165,9 +154,7 @@ def disagreement(loss: Any, columns: Sequence[dict[str, torch.Tensor]], labels: 
     return max(float((a - b).norm() / b.norm().clamp_min(1e-9)) for a, b in zip(*found, strict=True))
 
 
-def _of_loss(
-    args: argparse.Namespace, device: torch.device, build: Callable[[], Any], batch: int, documents: int
-) -> Row:
+def _of_loss(args, device, build, batch, documents):
     columns = [column(batch, args.query, device, args.dtype)]
     columns += [column(batch, args.document, device, args.dtype) for _ in range(documents)]
     labels = torch.randn(batch, documents, device=device) if documents > 1 else None
@@ -207,20 +194,20 @@ class Encoded:
     similarity_fn_name = "maxsim"
     prompts: dict[str, str] = {}  # noqa: RUF012
 
-    def __init__(self, queries: Texts, documents: Texts) -> None:
+    def __init__(self, queries, documents):
         self.model_card_data = self
         self.encode_query = partial(self._encoded, queries)
         self.encode_document = partial(self._encoded, documents)
 
-    def set_evaluation_metrics(self, *args: object, **kwargs: object) -> None:
+    def set_evaluation_metrics(self, *args, **kwargs):
         pass
 
     @staticmethod
-    def _encoded(embeddings: Texts, texts: Sequence[str], **_: object) -> Texts:
+    def _encoded(embeddings, texts, **_):
         return [embeddings[int(text)] for text in texts]
 
 
-def _texts(count: int, median: int, args: argparse.Namespace, device: torch.device) -> Texts:
+def _texts(count, median, args, device):
     """Unit tokens of texts whose lengths spread as those of passages do, on the device as one buffer."""
     lengths = torch.empty(count).log_normal_(mean=torch.tensor(float(median)).log().item(), std=0.5)
     sizes = lengths.clamp(4, 512).int().tolist()
@@ -230,7 +217,7 @@ def _texts(count: int, median: int, args: argparse.Namespace, device: torch.devi
     return list(tokens.split(sizes))
 
 
-def _docstrings(args: argparse.Namespace, device: torch.device) -> list[Texts]:
+def _docstrings(args, device):
     """First sentences, and the texts that they stand above, as the demo's encoder sees them."""
     from demo.corpus import build_pairs
     from demo.encode import Encoder, unpad
@@ -240,7 +227,7 @@ def _docstrings(args: argparse.Namespace, device: torch.device) -> list[Texts]:
     return [unpad(side.embeddings.to(args.dtype), side.mask) for side in encoded]
 
 
-def _of_corpus(args: argparse.Namespace, device: torch.device, encoded: Callable[[], Sequence[Texts]]) -> Row:
+def _of_corpus(args, device, encoded):
     """Times of both ways, and by how much their metrics differ. With as many documents as queries, query i
     wants document i."""
     queries, documents = encoded()
@@ -255,7 +242,7 @@ def _of_corpus(args: argparse.Namespace, device: torch.device, encoded: Callable
     model = Encoded(queries, documents)
     found = {}
 
-    def call() -> None:
+    def call():
         found[os.environ["LATE_INTERACTION_DISABLE"]] = evaluator(model)
 
     row = {"batch": len(queries), "documents": len(documents)}
@@ -268,7 +255,7 @@ def _of_corpus(args: argparse.Namespace, device: torch.device, encoded: Callable
 # ---- the program ----
 
 
-def show(row: Row) -> None:
+def show(row):
     cells = [str(row["work"]), str(row["batch"])]
     for way in (WITHOUT, WITH):
         cells.append(f"{way} {row.get(f'{way}_error') or number(row.get(f'{way}_ms'))} ms")
@@ -276,7 +263,7 @@ def show(row: Row) -> None:
     print(" | ".join([*cells, row.get("error", "")]), flush=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser):
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", choices=["losses", "evaluation"])
     parser.add_argument("--batches", type=int, nargs="+", help="queries of a training step")
@@ -287,7 +274,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="a record, written row by row; others of its rows stay")
 
 
-def _works(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Row, Callable[[], Row]]]:
+def _works(args, device):
     """List what is measured: the head of a row, and the function that gives the rest."""
     if args.only != "evaluation":
         for name, (build, documents) in losses().items():
@@ -307,7 +294,7 @@ def _works(args: argparse.Namespace, device: torch.device) -> Iterator[tuple[Row
         yield {"work": f"evaluation, {label}", "batch": 0}, partial(_of_corpus, args, device, encoded)
 
 
-def measure(args: argparse.Namespace) -> list[Row]:
+def measure(args):
     """The rows, printed as they come."""
     device = torch.device(args.device)
     on_gpu = device.type == "cuda"
@@ -343,6 +330,6 @@ def measure(args: argparse.Namespace) -> list[Row]:
     return out.rows
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     measure(args)
     return 0

@@ -8,32 +8,28 @@ of bfloat16: on random inputs rounding moves tokens over the threshold, and a do
 may lose it.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import torch
 
 import late_interaction as li
 from bench.harness.inputs import Inputs
 from bench.harness.library import EINSUM, OURS, SENTENCE_TRANSFORMERS, training_step
-from bench.harness.measuring import Bench, Function, Timed, refuse
+from bench.harness.measuring import refuse
 from bench.harness.parity import GRADIENTS, SCORES, reference_scores, worst_error
 from bench.harness.planted import known_step
-from bench.harness.results import Row
 from bench.harness.xtr import exact_scores, plant_selection
 
 MAXSIM = "maxsim"
 
 
-def _maxsim(b: Bench, sets: list[Inputs]) -> Timed:
+def _maxsim(b, sets):
     known = known_step(b.shape, sets[0].grad_scores, b.settings.dtype)
     wanted = reference_scores(b.shape, *sets[0].tokens)[0]
     return b.step(OURS, MAXSIM, lambda: li.maxsim, [x.step for x in sets], wanted, known)
 
 
-def _step(score: Function, x: Inputs) -> tuple[torch.Tensor, ...]:
+def _step(score, x):
     leaves = tuple(t.detach().requires_grad_() for t in x.tokens)
     return training_step(score, leaves, x.grad_scores)()
 
@@ -48,7 +44,7 @@ XTR_PEERS = (SENTENCE_TRANSFORMERS,)  # which no other suite measures
 LIMITS = {OURS: (SCORES, GRADIENTS), SENTENCE_TRANSFORMERS: (0.3, 1e-2)}
 
 
-def grid_scores(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+def grid_scores(Q, D, k):
     """Scores ``[Nq, Nd]``, float32, of ``Q [Nq, Lq, d]`` and ``D [Nd, Ld, d]``; products and selection are of
     the inputs' dtype. Written out from Sentence Transformers 6.2, without what it does about masks:
     `sentence_transformers.multi_vector_encoder.scoring.xtr.xtr_scores`."""
@@ -61,13 +57,13 @@ def grid_scores(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
     return maxima.sum(dim=1) / selected.float().sum(dim=1).clamp_(min=1)
 
 
-def _xtr(b: Bench, impl: str, k: int, sets: list[Inputs], wanted: torch.Tensor, known: Any) -> Timed:
+def _xtr(b, impl, k, sets, wanted, known):
     (tolerance, limit), (inputs, results) = LIMITS[impl], known
 
-    def make() -> Function:
+    def make():
         return partial(partial(li.xtr_scores, rule="paper") if impl == OURS else grid_scores, k=k)
 
-    def check(row: Row, _: object) -> None:
+    def check(row, _):
         refuse(row, worst_error(_step(make(), inputs), results), limit)
 
     steps = [x.step for x in sets]
@@ -76,7 +72,7 @@ def _xtr(b: Bench, impl: str, k: int, sets: list[Inputs], wanted: torch.Tensor, 
     return timed
 
 
-def measure_xtr(b: Bench) -> list[Row]:
+def measure_xtr(b):
     sets = b.sets()
     # The grid goes with PyTorch's own operators.
     impls = [OURS, *([SENTENCE_TRANSFORMERS] if b.has(EINSUM) else [])]
@@ -97,19 +93,19 @@ SMOOTH_LIMITS = {OURS: GRADIENTS, EINSUM: 1e-2}
 _CORNER = (4, 8)  # queries and documents whose gradients are compared
 
 
-def smooth_by_einsum(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+def smooth_by_einsum(Q, D):
     similarities = torch.einsum("isd,jtd->ijst", Q, D)
     return similarities.float().div(TAU).logsumexp(-1).sum(-1).mul(TAU)
 
 
-def exact_smooth(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+def exact_smooth(Q, D):
     """[Nq, Nd] in float64, a document at a time."""
     rows = Q.flatten(0, 1).double()
     found = [(rows @ document.double().t()).div(TAU).logsumexp(-1).mul(TAU) for document in D]
     return torch.stack(found, 1).unflatten(0, Q.shape[:2]).sum(1)
 
 
-def measure_smooth(b: Bench) -> list[Row]:
+def measure_smooth(b):
     sets = b.sets()
     (Q, D), (q, n) = sets[0].tokens, _CORNER
     corner = Inputs(Q[:q], D[:n], sets[0].grad_scores[:q, :n].contiguous())

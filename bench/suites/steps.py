@@ -1,13 +1,9 @@
 """Times the options of our training step, and the host's share of small calls."""
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import FunctionType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +11,12 @@ import torch.nn.functional as F
 import late_interaction as li
 from bench.harness.inputs import Inputs, draw
 from bench.harness.library import EINSUM, OURS, training_step
-from bench.harness.measuring import Bench, Function, Settings, Tensors, Timed, judged
+from bench.harness.measuring import Function, Tensors, judged
 from bench.harness.named_shapes import COMPILED_STEPS
 from bench.harness.parity import reference_scores
 from bench.harness.planted import every_pair, gradients, known_step, plant_shape
-from bench.harness.results import Row
-from bench.harness.shape import PAIRS, Shape
-from late_interaction._doctor.timing import Call, gpu_time, wall_times
+from bench.harness.shape import PAIRS
+from late_interaction._doctor.timing import gpu_time, wall_times
 
 # ---- the options of a step ----
 
@@ -31,30 +26,30 @@ ONE_THREAD, COMPILED, GRAPH = "one thread", "torch.compile", "CUDA graph"
 STEPS = (PLAIN, WEIGHTS, LEARNED, RECOMPUTE, HIGH, AUTOCAST, ONE_THREAD, COMPILED, GRAPH)
 
 
-def _maxsim(shape: Shape) -> Function:
+def _maxsim(shape):
     return li.maxsim_pairs if shape.layout == PAIRS else li.maxsim
 
 
-def _autocast(maxsim: Function) -> Function:
-    def scores(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+def _autocast(maxsim):
+    def scores(Q, D):
         with torch.autocast(Q.device.type, torch.bfloat16):
             return maxsim(Q, D)
 
     return scores
 
 
-def _compiled(maxsim: Function) -> Function:
+def _compiled(maxsim):
     torch.compiler.reset()
     return torch.compile(maxsim, fullgraph=True, dynamic=False)
 
 
-def _in_one_thread(call: Call) -> object:
+def _in_one_thread(call):
     """The call without autograd's own thread for the device."""
     with torch.autograd.set_multithreading_enabled(False):
         return call()
 
 
-def _replayed(call: Call) -> Call:
+def _replayed(call):
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call()
@@ -63,14 +58,14 @@ def _replayed(call: Call) -> Call:
     with torch.cuda.graph(graph):
         out = call()
 
-    def run() -> object:
+    def run():
         graph.replay()
         return out
 
     return run
 
 
-def _weighted(b: Bench, learned: bool) -> Timed:
+def _weighted(b, learned):
     """With weights of the query tokens, and with their gradient where they are learned."""
     maxsim, sets, shape = _maxsim(b.shape), b.sets(torch.bfloat16), b.shape
     weights = 0.5 + torch.rand(shape.q_shape[:-1], device=b.settings.device)
@@ -82,7 +77,7 @@ def _weighted(b: Bench, learned: bool) -> Timed:
     wanted = reference_scores(shape, *sets[0].tokens, weights)[0]
     known = (planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape), *own), grad, exact
 
-    def scores(Q: torch.Tensor, D: torch.Tensor, w: torch.Tensor = weights) -> torch.Tensor:
+    def scores(Q, D, w=weights):
         return maxsim(Q, D, q_weights=w)
 
     steps = [((*x.tokens, *own), x.grad_scores) for x in sets]
@@ -90,23 +85,23 @@ def _weighted(b: Bench, learned: bool) -> Timed:
     return b.step(OURS, variant, lambda: scores, steps, wanted, known, dtype=torch.bfloat16)
 
 
-def measure_steps(b: Bench) -> list[Row]:
+def measure_steps(b):
     """Weights of query tokens and their gradient, recomputed winners, float32 inputs at "high" and under
     autocast. And what the host adds, in wall time alone: eager, in one thread, compiled, as a CUDA graph."""
     maxsim = _maxsim(b.shape)
 
-    def known(dtype: torch.dtype) -> tuple[list[Any], torch.Tensor, Any]:
+    def known(dtype):
         sets = b.sets(dtype)
         wanted = reference_scores(b.shape, *sets[0].tokens)[0]
         return [x.step for x in sets], wanted, known_step(b.shape, sets[0].grad_scores, dtype)
 
     halves, singles = known(torch.bfloat16), known(torch.float32)
 
-    def step(variant: str, make: Callable[[], Function], inputs: Any = halves, **options: Any) -> Timed:
+    def step(variant, make, inputs=halves, **options):
         dtype = torch.bfloat16 if inputs is halves else torch.float32
         return b.step(OURS, variant, make, *inputs, dtype=dtype, **options)
 
-    def host(variant: str, change: Callable[[Call], Call]) -> Timed:
+    def host(variant, change):
         timed = step(variant, lambda: maxsim, on_gpu=False)
         prepare = timed.prepare
         timed.prepare = lambda: [change(call) for call in prepare()[: 1 if variant == GRAPH else None]]
@@ -135,12 +130,12 @@ HOST_PEERS = (EINSUM,)  # PyTorch's own operators
 EDGE = 128  # rows and columns of the matrices
 
 
-def _product(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+def _product(Q, D):
     return Q @ D
 
 
-def _loss(score: Function) -> Function:
-    def loss(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+def _loss(score):
+    def loss(Q, D):
         scores = score(Q, D)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         return F.cross_entropy(scores / 0.5, torch.arange(len(Q), device=Q.device))
@@ -148,7 +143,7 @@ def _loss(score: Function) -> Function:
     return loss
 
 
-def _compiled_loss(score: Function, mode: str | None = None) -> Function:
+def _compiled_loss(score, mode=None):
     """A loss compiled on code of its own: a call would check the guards of all that share its code."""
     found = _loss(score)
     own = FunctionType(
@@ -156,14 +151,14 @@ def _compiled_loss(score: Function, mode: str | None = None) -> Function:
     )
     compiled = torch.compile(own, fullgraph=True, dynamic=False, mode=mode)
 
-    def run(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+    def run(Q, D):
         torch.compiler.cudagraph_mark_step_begin()  # nobody reads what the step before returned
         return compiled(Q, D)
 
     return run if mode else compiled
 
 
-def _losses(settings: Settings) -> dict[str, Callable[[Function], Function]]:
+def _losses(settings):
     ways = {LOSS: _loss}
     if settings.compiles:
         ways[LOSS_COMPILED] = _compiled_loss
@@ -185,7 +180,7 @@ class _Side:
     exact_loss: Tensors  # gradients of a loss
 
 
-def _ours(b: Bench) -> _Side:
+def _ours(b):
     timed = draw(b.shape, b.settings.device, b.settings.dtype)
     planted = plant_shape(b.shape, b.settings.device, b.settings.dtype)
     known = Inputs(planted.Q.view(b.shape.q_shape), planted.D.view(b.shape.d_shape), timed.grad_scores)
@@ -196,7 +191,7 @@ def _ours(b: Bench) -> _Side:
     return _Side(OURS, li.maxsim, timed, wanted, known, exact, exact_loss)
 
 
-def _theirs(settings: Settings) -> _Side:
+def _theirs(settings):
     a, b, grad = (torch.randn(EDGE, EDGE, device=settings.device).to(settings.dtype) for _ in range(3))
     inputs = Inputs(a / EDGE**0.5, b / EDGE**0.5, grad)
     leaves = tuple(x.double().requires_grad_() for x in inputs.tokens)
@@ -205,7 +200,7 @@ def _theirs(settings: Settings) -> _Side:
     return _Side(EINSUM, _product, inputs, wanted, inputs, exact, exact_loss)
 
 
-def _calls(b: Bench, side: _Side) -> Iterator[Timed]:
+def _calls(b, side):
     """A forward, a step, and the step of each loss, whose gradient is 1."""
     yield b.forward(side.impl, EAGER, lambda: side.score, [side.timed.tokens], side.wanted)
     x, known = side.timed, side.known
@@ -217,7 +212,7 @@ def _calls(b: Bench, side: _Side) -> Iterator[Timed]:
         yield b.step(side.impl, variant, make, [(x.tokens, None)], wanted, of_known)
 
 
-def measure_host(b: Bench) -> list[Row]:
+def measure_host(b):
     """Our forward and step, and a loss around maxsim, eager and compiled, beside the same of the product.
     Wall time of calls that take turns in short rounds; the GPU time of eager calls, which is taken before
     anything is compiled, says how much is the host's."""

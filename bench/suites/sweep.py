@@ -7,24 +7,20 @@ looks like a loss is timed again, interleaved and for longer, before it counts a
 `python -m bench report` draws the plot.
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from bench.harness import results, run_header
-from bench.harness.inputs import Inputs, draw
-from bench.harness.library import COMPILED, OURS, Implementation
+from bench.harness.inputs import draw
+from bench.harness.library import COMPILED, OURS
 from bench.harness.parity import reference_scores
-from bench.harness.results import Row, new_row, size_of
+from bench.harness.results import new_row, size_of
 from bench.harness.shape import IN_BATCH, PAIRS, Shape
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
@@ -32,7 +28,6 @@ from bench.tuning import random_shapes
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text, number
 from late_interaction._doctor.timing import (
-    Call,
     Effort,
     by_one_clock,
     gpu_time,
@@ -55,19 +50,19 @@ BATCH = 100  # shapes to compile for before they are timed
 UNFINISHED = 3  # the exit status where shapes are left for --merge
 
 
-def clock(row: Row) -> float | None:
+def clock(row):
     """GPU time, or wall time where there is no GPU."""
     return row["wall_us"] if row["gpu_us"] is None else row["gpu_us"]
 
 
-def ratio(rows: Sequence[Row]) -> float | None:
+def ratio(rows):
     """Our time over the best other's on one shape."""
     ours = [t for r in rows if r["impl"] == OURS and (t := clock(r))]
     others = [t for r in rows if r["impl"] != OURS and (t := clock(r))]
     return ours[0] / min(others) if ours and others else None
 
 
-def _error_on_a_corner(shape: Shape, x: Inputs, scores: torch.Tensor) -> float:
+def _error_on_a_corner(shape, x, scores):
     """Against fp64, of first and last queries and documents."""
     i, j = (torch.tensor(sorted({0, n - 1}), device=x.Q.device) for n in (shape.Nq, shape.Nd))
     D = x.D[j] if shape.layout == IN_BATCH else x.D[i] if shape.layout == PAIRS else x.D[i][:, j]
@@ -76,7 +71,7 @@ def _error_on_a_corner(shape: Shape, x: Inputs, scores: torch.Tensor) -> float:
     return relative_error(found, reference_scores(corner, x.Q[i], D)[0])
 
 
-def plan_of(shape: Shape) -> str:
+def plan_of(shape):
     """The kernel, tile and grid of our call, in one line."""
     import late_interaction as li
 
@@ -86,9 +81,7 @@ def plan_of(shape: Shape) -> str:
     return "; ".join(found[key] for key in ("kernel", "tile", "grid") if key in found)
 
 
-def run_shape(
-    shape: Shape, implementations: Sequence[Implementation], device: torch.device, limit_s: float
-) -> list[Row]:
+def run_shape(shape, implementations, device, limit_s):
     """A row for each implementation, ours first."""
     on_gpu = device.type == "cuda"
     cache = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
@@ -125,7 +118,7 @@ def run_shape(
     return rows
 
 
-def time_again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
+def time_again(rows, calls):
     """Times all implementations again, interleaved, by one clock and for longer, if the first ratio may
     mislead or they were timed by different clocks."""
     first = ratio(rows)
@@ -145,7 +138,7 @@ def time_again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
 # ---- the run ----
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     random_shapes.add_arguments(p, SUITE)
     p.add_argument(
         "--impl", type=run_header.listed(str), default="ours,lik,flash,einsum",
@@ -158,18 +151,14 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _compile_ahead(
-    compilers: triton_tuning.Compilers, peers: dict[str, Implementation], batch: Sequence[Shape],
-    seconds: float,
-    log: Callable[[str], None],
-) -> None:  # fmt: skip
+def _compile_ahead(compilers, peers, batch, seconds, log):
     try:
         triton_tuning.prepare(peers, batch, compilers, seconds, log)
     except Exception as error:  # then the peers compile at their first calls
         log(f"nothing compiled ahead: {error_text(error)}")
 
 
-def _still_answers(device: torch.device) -> bool:
+def _still_answers(device):
     """False where the GPU is in an error state, which a new process does not share."""
     try:
         sync(device)
@@ -178,13 +167,10 @@ def _still_answers(device: torch.device) -> bool:
     return True
 
 
-def _measure(
-    args: argparse.Namespace, out: results.Results, shapes: Sequence[Shape],
-    implementations: Sequence[Implementation], device: torch.device, end: float,
-) -> None:  # fmt: skip
+def _measure(args, out, shapes, implementations, device, end):
     start = time.perf_counter()
 
-    def log(line: str) -> None:
+    def log(line):
         print(f"{time.perf_counter() - start:4.0f} s  {line}", flush=True)
 
     names = {i.name: i for i in implementations}
@@ -219,11 +205,11 @@ def _measure(
                 torch.cuda.empty_cache()
 
 
-def _earlier(path: Path) -> list[Row]:
+def _earlier(path):
     return results.split(results.read(path))[1] if path.exists() else []
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     start = time.perf_counter()
     device, path = random_shapes.begin(args, SUITE)
     os.environ["LIK_SUPPRESS_NORM_WARN"] = "1"  # its check waits for the device

@@ -6,20 +6,16 @@ on a GPU. The optimizer's learning rate is 0, so that every step starts from the
 its work.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from bench.harness.batches import Batch, Loss
+from bench.harness.batches import Batch
 from bench.harness.results import Row
 from bench.peers.encoders import Encoder
 from late_interaction import cached_contrastive_step
@@ -36,24 +32,24 @@ OUT_OF_MEMORY = "out of memory"
 class Marks:
     """The moments of one step, in order."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device):
         self._on_gpu = device.type == "cuda"
         self._before = 0.0
         self._after = 0.0
         self._waiting = 0
         self.where = ENCODER  # what runs now
 
-    def _now(self) -> Any:
+    def _now(self):
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def around(self, loss: Loss) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def around(self, loss):
         """The loss of embeddings that are leaves; marked before it and once both have their gradients."""
 
-        def run(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+        def run(Q, D):
             for leaf in (Q, D):
                 leaf.register_post_accumulate_grad_hook(self._got_gradient)
             self.where, self._waiting = LOSS, 2
@@ -62,20 +58,17 @@ class Marks:
 
         return run
 
-    def _got_gradient(self, _: torch.Tensor) -> None:
+    def _got_gradient(self, _):
         self._waiting -= 1
         if self._waiting == 0:
             self._after = self._now()
             self.where = ENCODER
 
-    def loss_seconds(self) -> float:
+    def loss_seconds(self):
         """Seconds from the first mark to the second. The device must have finished."""
         if self._on_gpu:
             return 1e-3 * float(self._before.elapsed_time(self._after))
         return float(self._after - self._before)
-
-
-Call = Callable[[Marks], torch.Tensor]  # one call, which returns the loss
 
 
 @dataclass
@@ -87,11 +80,11 @@ class Step:
     seed: int = 0
     optimizer: torch.optim.Optimizer = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         fused = self.encoder.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.encoder.trained(), lr=0.0, fused=fused)
 
-    def gradients(self, loss: Loss, batch: int, marks: Marks) -> torch.Tensor:
+    def gradients(self, loss, batch, marks):
         """Leaves the gradients in the weights. Returns the loss."""
         timed = marks.around(loss)
         if self.part is not None:
@@ -107,7 +100,7 @@ class Step:
         torch.autograd.backward(list(embedded), [x.grad for x in leaves])
         return value.detach()
 
-    def run(self, loss: Loss, batch: int, marks: Marks) -> torch.Tensor:
+    def run(self, loss, batch, marks):
         """A whole step. Returns the loss."""
         torch.manual_seed(self.seed)  # dropout is the same for every loss
         try:
@@ -118,7 +111,7 @@ class Step:
             self.optimizer.zero_grad(set_to_none=True)
 
 
-def loss_alone(loss: Loss, embeddings: Batch, marks: Marks) -> torch.Tensor:
+def loss_alone(loss, embeddings, marks):
     """The loss alone, with the gradients of both embeddings."""
     leaves = embeddings.leaves()
     value = marks.around(loss)(leaves.Q, leaves.D)
@@ -140,14 +133,14 @@ class Variant:
     problem: Row | None = None  # an error, and what ran out of memory
     enough: bool = False  # no further call
 
-    def done(self, calls: int, enough_s: float) -> bool:
+    def done(self, calls, enough_s):
         if self.problem is not None or self.enough:
             return True
         if len(self.seconds) < max(1, calls):
             return False
         return calls == 0 or len(self.seconds) >= MOST_CALLS or sum(self.seconds) >= enough_s
 
-    def row(self) -> Row:
+    def row(self):
         if self.problem is not None:
             return self.problem
         row = {"s": statistics.median(self.seconds), "calls": len(self.seconds), "loss": self.loss}
@@ -157,9 +150,7 @@ class Variant:
         return row if self.peak_mib is None else {**row, "peak_mib": self.peak_mib}
 
 
-def interleaved(
-    calls: dict[str, Call], device: torch.device, rounds: int, whole_memory: bool, enough_s: float = ENOUGH_S
-) -> dict[str, Row]:
+def interleaved(calls, device, rounds, whole_memory, enough_s=ENOUGH_S):
     """Each call's median seconds, those of its loss, and its peak memory: all that is allocated, or with
     whole_memory=False what the call adds. The first call of each is warm-up; with rounds=0, or where it takes
     over VERY_LONG_S, it is the only one. Else there are at least `rounds` more, and as many as take
@@ -180,7 +171,7 @@ def interleaved(
     return {name: variant.row() for name, variant in found.items()}
 
 
-def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool, keep: bool) -> None:
+def _time(variant, call, device, whole_memory, keep):
     marks, before = Marks(device), 0
     on_gpu = device.type == "cuda"
     if on_gpu:

@@ -11,19 +11,16 @@ those of the folder then, with all settings so far. `one` is the median of singl
 all of them in one call. Settings other than those named are each engine's own.
 """
 
-from __future__ import annotations
-
-import argparse
 import lzma
 import statistics
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +44,7 @@ Settings = dict[str, Search]
 # ---- texts and their tokens ----
 
 
-def descriptions(source: str) -> list[tuple[str, str]]:
+def descriptions(source):
     """Return (first line, rest) of every description that has a rest, each rest once."""
     with urllib.request.urlopen(source, timeout=60) as response:
         entries = lzma.decompress(response.read()).decode().split("\n\n")
@@ -61,9 +58,7 @@ def descriptions(source: str) -> list[tuple[str, str]]:
     return [(query, document) for document, query in found.items()]
 
 
-def encoded(
-    count: int, queries: int, device: str, kept: Path | None, source: str = SOURCE
-) -> tuple[Tokens, Tokens]:
+def encoded(count, queries, device, kept, source=SOURCE):
     """Return the tokens of `queries` first lines and of `count` documents. `kept`: a file that keeps them."""
     if kept is not None and kept.exists():
         saved = torch.load(kept)
@@ -79,7 +74,7 @@ def encoded(
     turn = torch.nn.init.orthogonal_(torch.empty(DIM, 384), generator=generator).to(device)
     at_once = 64 if device == "cpu" else 512
 
-    def encode(texts: list[str], task: Callable[..., Any]) -> Tokens:
+    def encode(texts, task):
         tokens = task(texts, batch_size=at_once, show_progress_bar=True)
         return [normalize(x.to(device).float() @ turn.T, dim=-1).half().cpu() for x in tokens]
 
@@ -90,7 +85,7 @@ def encoded(
     return Q, D
 
 
-def planted(documents: Tokens, count: int, device: str) -> Tokens:
+def planted(documents, count, device):
     """Return `count` further documents: noisy copies of real ones."""
     generator = torch.Generator(device).manual_seed(1)
     chosen = torch.randint(len(documents), (count,), generator=generator, device=device).tolist()
@@ -104,7 +99,7 @@ def planted(documents: Tokens, count: int, device: str) -> Tokens:
     return found
 
 
-def packed(documents: Tokens) -> li.Corpus:
+def packed(documents):
     ends = torch.tensor([0, *map(len, documents)]).cumsum(0)
     return li.Corpus.from_packed(torch.cat(documents), ends)
 
@@ -112,10 +107,10 @@ def packed(documents: Tokens) -> li.Corpus:
 # ---- engines: what builds an index in a folder, and returns a search by each of its settings ----
 
 
-def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
+def ours(codec, *passes):
     """Return what builds a corpus of a codec and searches it: exactly, and after first passes."""
 
-    def build(documents: Tokens, folder: str, device: str) -> Settings:
+    def build(documents, folder, device):
         options = {"dtype": torch.float16}
         if codec == "int8":
             options = {"codec": li.codecs.Int8()}
@@ -130,8 +125,8 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
                 builder.add(torch.cat(some).to(device).split([*map(len, some)]))  # encoded there
         corpus = li.Corpus.open(folder).to(device)
 
-        def at(**more: Any) -> Search:
-            def search(Q: Tokens) -> list[list[int]]:
+        def at(**more):
+            def search(Q):
                 result = corpus.search([q.to(device) for q in Q], TOP, **more)
                 return result.indices.tolist()
 
@@ -144,14 +139,14 @@ def ours(codec: str, *passes: str) -> Callable[[Tokens, str, str], Settings]:
     return build
 
 
-def fast_plaid(documents: Tokens, folder: str, device: str) -> Settings:
+def fast_plaid(documents, folder, device):
     """Four bits, as is its default, and more of the lists that a query token probes."""
     from fast_plaid.search import FastPlaid
 
     index = FastPlaid(folder, device=device)
     index.create(documents)
 
-    def at(probes: int) -> Search:
+    def at(probes):
         return lambda Q: [
             [i for i, _ in found]
             for found in index.search(Q, top_k=TOP, n_ivf_probe=probes, show_progress=False)
@@ -160,7 +155,7 @@ def fast_plaid(documents: Tokens, folder: str, device: str) -> Settings:
     return {f"probe {n}": at(n) for n in (8, 16, 32)}
 
 
-def xtr_warp(documents: Tokens, folder: str, device: str) -> Settings:
+def xtr_warp(documents, folder, device):
     from xtr_warp.search import XTRWarp
 
     index = XTRWarp(folder)
@@ -168,7 +163,7 @@ def xtr_warp(documents: Tokens, folder: str, device: str) -> Settings:
     index.load(device)
     threads = torch.get_num_threads()
 
-    def at(**more: Any) -> Search:
+    def at(**more):
         return lambda Q: [
             [i for i, _ in found]
             for found in index.search(Q, TOP, num_threads=threads, show_progress=False, **more)
@@ -177,7 +172,7 @@ def xtr_warp(documents: Tokens, folder: str, device: str) -> Settings:
     return {"its choice": at(), "probe 32": at(nprobe=32)}
 
 
-def lance_table(documents: Sequence[Tensor], folder: str) -> Any:
+def lance_table(documents, folder):
     """A table of LanceDB in a folder, without an index."""
     import lancedb as lib
     import numpy as np
@@ -190,12 +185,12 @@ def lance_table(documents: Sequence[Tensor], folder: str) -> Any:
     return lib.connect(folder).create_table("documents", pa.table(data))
 
 
-def lancedb(documents: Tokens, folder: str, device: str) -> Settings:
+def lancedb(documents, folder, device):
     table = lance_table(documents, folder)
     table.create_index(metric="cosine", vector_column_name="vector")
 
-    def at(**more: Any) -> Search:
-        def one(q: Tensor) -> list[int]:
+    def at(**more):
+        def one(q):
             query = table.search(q.float().numpy()).limit(TOP).nprobes(more["nprobes"])
             query = query.refine_factor(more["refine"]) if more.get("refine") else query
             return query.to_arrow()["id"].to_pylist()
@@ -205,7 +200,7 @@ def lancedb(documents: Tokens, folder: str, device: str) -> Settings:
     return {"probe 20": at(nprobes=20), "probe 20, refined by 10": at(nprobes=20, refine=10)}
 
 
-def qdrant_client(documents: Sequence[Tensor], **place: str) -> Any:
+def qdrant_client(documents, **place):
     """Qdrant's local mode, which is exact and in Python; the server has an index."""
     import qdrant_client as lib
 
@@ -221,10 +216,10 @@ def qdrant_client(documents: Sequence[Tensor], **place: str) -> Any:
     return client
 
 
-def qdrant(documents: Tokens, folder: str, device: str) -> Settings:
+def qdrant(documents, folder, device):
     client = qdrant_client(documents, path=folder)
 
-    def search(Q: Tokens) -> list[list[int]]:
+    def search(Q):
         found = (client.query_points("documents", query=q.tolist(), limit=TOP).points for q in Q)
         return [[x.id for x in points] for points in found]
 
@@ -253,7 +248,7 @@ ENGINES = {
 # ---- measuring ----
 
 
-def rated(search: Search, Q: Tokens, exact: li.SearchResult, device: str) -> tuple[float, float, float]:
+def rated(search, Q, exact, device):
     """Return milliseconds of one query and of all, and the recall."""
     found, here = search(Q), torch.device(device)  # warm
     one = statistics.median(wall_seconds(partial(search, [q]), here) for q in Q)
@@ -261,7 +256,7 @@ def rated(search: Search, Q: Tokens, exact: li.SearchResult, device: str) -> tup
     return 1e3 * one, 1e3 * batch, li.evaluate_recall(found, exact, k=TOP)[TOP]
 
 
-def rows_of(name: str, Q: Tokens, D: Tokens, exact: li.SearchResult, device: str) -> Iterator[list[str]]:
+def rows_of(name, Q, D, exact, device):
     """Build an engine's index, and yield a row for each of its settings."""
     engine = ENGINES[name]
     version = package_version(engine.distribution)
@@ -287,7 +282,7 @@ def rows_of(name: str, Q: Tokens, D: Tokens, exact: li.SearchResult, device: str
             yield [name, error_text(error)[:60]]
 
 
-def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:
+def draw(rows, path, title):
     """Plot milliseconds of one query against recall, an engine a colour."""
     from matplotlib.figure import Figure
 
@@ -311,7 +306,7 @@ def draw(rows: Sequence[Sequence[str]], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     add_table_arguments(p, documents=10_000, queries=32)
     p.add_argument("--real", type=int, default=10_000, help="at most so many are encoded; the others planted")
     p.add_argument("--texts", default=SOURCE, help="the URL of Debian's descriptions")
@@ -320,7 +315,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--plot", type=Path, help="a picture of time against recall")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     real = min(args.documents, args.real)
     Q, D = encoded(real, args.queries, args.device, args.tokens, args.texts)
     real = len(D)

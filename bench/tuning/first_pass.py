@@ -11,9 +11,6 @@ candidates. Random documents are tokens around a topic of their own; queries are
 noise. All but one of the ten best are there by chance: the recall of few bits is low.
 """
 
-from __future__ import annotations
-
-import argparse
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -44,7 +41,7 @@ class Texts(NamedTuple):
     d_mask: Tensor | None = None
 
 
-def draw(documents: int, Ld: int, queries: int, Lq: int, d: int, device: str) -> Texts:
+def draw(documents, Ld, queries, Lq, d, device):
     torch.manual_seed(0)
     topics = torch.randn(documents, 1, d, device=device)
     D = torch.randn(documents, Ld, d, device=device) + 0.5 * topics
@@ -54,7 +51,7 @@ def draw(documents: int, Ld: int, queries: int, Lq: int, d: int, device: str) ->
     return Texts(normalize(Q, dim=-1), normalize(D, dim=-1))
 
 
-def demo(queries: int, device: str) -> Texts:
+def demo(queries, device):
     from demo.corpus import build_pairs
     from demo.encode import Encoder
 
@@ -72,7 +69,7 @@ class Way(NamedTuple):
     search: Callable[[], object]
 
 
-def ways(x: Texts, candidates: int) -> dict[str, Way]:
+def ways(x, candidates):
     masks = {"q_mask": x.q_mask, "d_mask": x.d_mask}
     Q, D = x.Q.bfloat16(), x.D.bfloat16()
     search = partial(li.search, Q, D, TOP, **masks)
@@ -90,14 +87,14 @@ def ways(x: Texts, candidates: int) -> dict[str, Way]:
     return found
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     add_table_arguments(p, documents=20_000, Ld=128, queries=4, Lq=32, d=128)
     p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
     p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
     p.add_argument("--rescored", type=int, default=30, help="candidates of a whole search; default: 30")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     device = torch.device(args.device)
     if args.demo:
         x = demo(args.queries, args.device)

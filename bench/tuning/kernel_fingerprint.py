@@ -1,12 +1,9 @@
 """Which kernels a time belongs to: a fingerprint of their source."""
 
-from __future__ import annotations
-
 import hashlib
 import re
-from pathlib import Path
 
-from bench.harness.results import ROOT, Row
+from bench.harness.results import ROOT
 
 FOLDER = "csrc/cuda/forward"  # whose kernels `python -m bench plans` times
 # A string or character literal, which is kept, or a comment, which is not.
@@ -14,13 +11,13 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/'
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
-def bare(source: str) -> str:
+def bare(source):
     """C++ without comments and white space."""
     code = _TOKEN.sub(lambda m: m[0] if m[0][0] in "\"'" else " ", source)
     return re.sub(r"\s+", "", code)
 
 
-def sources() -> set[Path]:
+def sources():
     """The device code of the forward: its .cu files, and all that they include of the project."""
     found = set()
     waiting = [*(ROOT / FOLDER).rglob("*.cu")]
@@ -33,12 +30,12 @@ def sources() -> set[Path]:
     return found
 
 
-def fingerprint() -> str:
+def fingerprint():
     """A hash of that source. Formatting, comments and the paths of files do not change it."""
     digests = sorted(hashlib.sha256(bare(path.read_text()).encode()).hexdigest() for path in sources())
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
 
-def are_older(header: Row) -> bool:
+def are_older(header):
     """Whether the times of this run belong to other kernels than those of this checkout."""
     return bool(header.get("kernels") != fingerprint())

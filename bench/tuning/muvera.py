@@ -12,14 +12,9 @@ the least of some rounds, beside the rate at which the same threads or GPU copy 
 tokens read and of the encodings written.
 """
 
-from __future__ import annotations
-
-import argparse
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
@@ -35,14 +30,14 @@ DEPTH = 1000
 CONFIGURATIONS = [(3, 20, 8, None), (4, 20, 8, None), (5, 20, 8, None), (5, 20, 16, None), (5, 20, 16, 2048)]
 
 
-def planted(documents: int, Ld: int, queries: int, Lq: int, d: int) -> tuple[Tensor, Iterator[Tensor]]:
+def planted(documents, Ld, queries, Lq, d):
     """Queries, and chunks of unit documents as float32, of which ten are each query's neighbours."""
     torch.manual_seed(0)
     Q = normalize(torch.randn(queries, Lq, d), dim=-1)
     places = torch.randperm(documents)[: queries * TOP].view(queries, TOP)
     noise = torch.linspace(0.4, 1.2, TOP) * d**-0.5  # the norm of a query's token is 1
 
-    def chunks(size: int = 50_000) -> Iterator[Tensor]:
+    def chunks(size=50_000):
         for start in range(0, documents, size):
             count = min(size, documents - start)
             topics = torch.randn(count, 1, d)
@@ -55,9 +50,7 @@ def planted(documents: int, Ld: int, queries: int, Lq: int, d: int) -> tuple[Ten
     return Q, chunks()
 
 
-def searched(
-    Q: Tensor, q_mask: Tensor | None, parts: Iterator[Tensor], d_mask: Tensor | None, muveras: list[Muvera]
-) -> tuple[Tensor, list[Tensor]]:
+def searched(Q, q_mask, parts, d_mask, muveras):
     """The best documents of each query: exact ones, and those of each configuration, chunk by chunk."""
     exact, seen = li.TopK(Q, TOP, q_mask), 0
     codes = [m.encode_queries(li.Tokens(Q, q_mask)) for m in muveras]
@@ -73,7 +66,7 @@ def searched(
     return exact.indices, [places for _, places in best]
 
 
-def recall_table(exact: Tensor, found: list[Tensor], muveras: list[Muvera], candidates: list[int]) -> str:
+def recall_table(exact, found, muveras, candidates):
     rows = []
     for muvera, places in zip(muveras, found, strict=True):
         hits = places.unsqueeze(1) == exact.unsqueeze(2)  # [Nq, TOP, DEPTH]
@@ -85,15 +78,15 @@ def recall_table(exact: Tensor, found: list[Tensor], muveras: list[Muvera], cand
     return table(rows)
 
 
-def _name(muvera: Muvera) -> str:
+def _name(muvera):
     name = f"k_sim {muvera.k_sim}, {muvera.repetitions} repetitions, d_proj {muvera.d_proj}"
     return name if muvera.d_final is None else f"{name}, d_final {muvera.d_final}"
 
 
-def speed_table(D: Tensor) -> str:
+def speed_table(D):
     """Documents a second and GB/s of each configuration; of a copy of as much memory."""
 
-    def least(call: Callable[[], object]) -> float:
+    def least(call):
         return min(in_turn({"": call}, D.device, ROUNDS)[""])
 
     source = torch.randn(64 << 20, device=D.device)
@@ -111,7 +104,7 @@ def speed_table(D: Tensor) -> str:
     return f"encoding of documents {list(D.shape)}, {str(D.dtype).removeprefix('torch.')}\n{table(rows)}"
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
     p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100, 300, 1000])
     add_table_arguments(p, documents=1_000_000, Ld=8, queries=20, Lq=16, d=64)
@@ -122,7 +115,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--configurations", type=int, nargs="+", help="by number, from 0; all by default")
 
 
-def recalls(args: argparse.Namespace) -> str:
+def recalls(args):
     chosen = [CONFIGURATIONS[i] for i in args.configurations or range(len(CONFIGURATIONS))]
     if args.demo:
         x = demo(args.queries, "cpu")
@@ -138,7 +131,7 @@ def recalls(args: argparse.Namespace) -> str:
     return f"{what}\n{recall_table(exact, found, muveras, args.candidates)}"
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     tables = [recalls(args)] if args.demo or args.device == "cpu" else []
     if args.speed_documents and not args.demo:
         D = normalize(torch.randn(args.speed_documents, 180, 128, device=args.device), dim=-1)

@@ -11,13 +11,9 @@ Profile, then extract (kernels run one by one, at the clocks that the GPU has):
 `run --shapes a,b,c` takes other forward shapes; `extract` needs the same ones in the same order.
 """
 
-from __future__ import annotations
-
-import argparse
 import csv
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +22,6 @@ import late_interaction as li
 from bench.harness import results, run_header
 from bench.harness.inputs import draw
 from bench.harness.named_shapes import named
-from bench.harness.results import Row
 from late_interaction._doctor.text import align, number
 
 SHAPES = ("text-long", "train-256", "colpali-lq128")
@@ -47,14 +42,14 @@ METRICS = {
 _MICROSECONDS = {"n": 1e-3, "u": 1.0, "m": 1e3, "s": 1e6}  # by the first letter of ns, nsecond, ...
 
 
-def _number(text: str) -> float | None:
+def _number(text):
     try:
         return float(text.replace(",", ""))
     except ValueError:
         return None
 
 
-def _metric(name: str, row: dict[str, str], units: dict[str, str]) -> float | None:
+def _metric(name, row, units):
     for pattern in METRICS[name]:
         found = []
         for column, text in row.items():
@@ -66,7 +61,7 @@ def _metric(name: str, row: dict[str, str], units: dict[str, str]) -> float | No
     return None
 
 
-def extract(text: str, shapes: Sequence[str]) -> list[Row]:
+def extract(text, shapes):
     """A row for each shape, from the output of `ncu --csv --page raw` and what the program printed."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -86,7 +81,7 @@ def extract(text: str, shapes: Sequence[str]) -> list[Row]:
     return out
 
 
-def _profiled_calls(shapes: Sequence[str]) -> None:
+def _profiled_calls(shapes):
     """One profiled call of each shape, after one that loads its kernel."""
     for shape in named(shapes):
         x = draw(shape, torch.device("cuda"), torch.bfloat16)
@@ -98,7 +93,7 @@ def _profiled_calls(shapes: Sequence[str]) -> None:
         torch.cuda.profiler.stop()
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument("step", choices=["run", "extract"], help="what ncu runs, or what reads its output")
     p.add_argument("csv", type=Path, nargs="?", help="the file that ncu wrote, for extract")
     shapes = ",".join(SHAPES)
@@ -106,7 +101,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", type=Path, help="default: bench/results/ncu-<device>.json")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     shapes = args.shapes
     if args.step == "run":
         _profiled_calls(shapes)

@@ -7,9 +7,6 @@ found means nothing. Lengths are lognormal, 67 tokens on average, at most 180. T
 searches for the ten best, one query a call, with what the host does.
 """
 
-from __future__ import annotations
-
-import argparse
 import statistics
 from functools import partial
 
@@ -24,7 +21,7 @@ ROUNDS = 20
 TOP, D, LONGEST = 10, 128, 180
 
 
-def draw(documents: int, tokens: int, n_centroids: int, device: str) -> li.Corpus:
+def draw(documents, tokens, n_centroids, device):
     """A corpus of about so many tokens, of 2-bit residuals."""
     torch.manual_seed(0)
     lengths = torch.empty(documents, device=device).log_normal_(0.0, 0.5)
@@ -39,11 +36,11 @@ def draw(documents: int, tokens: int, n_centroids: int, device: str) -> li.Corpu
     return li.Corpus.from_codes(li.Codes.packed(codec, residuals, offsets, None, nearest))
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     add_table_arguments(p, documents=8_800_000, tokens=590_000_000, centroids=1 << 18, Lq=32)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     device = torch.device(args.device)
     corpus = draw(args.documents, args.tokens, args.centroids, args.device)
     Q = normalize(torch.randn(args.Lq, D, device=device), dim=-1).half()

@@ -1,10 +1,7 @@
 """What the planner's choices cost: the regret of each recorded shape, as the planner chooses today."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from bench.harness.results import Row
 from bench.harness.shape import IN_BATCH, Shape
 from late_interaction import ops
 
@@ -37,7 +34,7 @@ OTHERS = {
 VARIANTS = JUDGED | OTHERS
 
 
-def names(shape: Shape, variant: Variant, sm: int, sm_count: int) -> list[str]:
+def names(shape, variant, sm, sm_count):
     """Every plan that our forward can have on this shape; the planner's choice comes first."""
     text = ops.explain_plan(
         shape.layout != IN_BATCH, shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d, variant.dtype, "highest",
@@ -46,7 +43,7 @@ def names(shape: Shape, variant: Variant, sm: int, sm_count: int) -> list[str]:
     return text.split("\n")[:-1]
 
 
-def judged(row: Row) -> Row:
+def judged(row):
     """A recorded row with the plan that the planner chooses today; the times are those of the record."""
     if not row.get("times"):
         return row

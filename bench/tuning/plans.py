@@ -8,30 +8,24 @@ less 1. The thresholds in csrc/cuda/forward/sm90_rules.cpp follow the plain and 
 tools/kernel_gains.py reads all of them.
 """
 
-from __future__ import annotations
-
-import argparse
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from bench.harness import results, run_header
-from bench.harness.inputs import Inputs, draw, quantize
+from bench.harness.inputs import draw, quantize
 from bench.harness.library import OURS
-from bench.harness.results import Row, new_row
-from bench.harness.shape import IN_BATCH, PAIRS, Shape
+from bench.harness.results import new_row
+from bench.harness.shape import IN_BATCH, PAIRS
 from bench.tuning import kernel_fingerprint, random_shapes
-from bench.tuning.plan_regret import H200, MASKED, OTHERS, PLAIN, SUITE, VARIANTS, Variant, names
+from bench.tuning.plan_regret import H200, MASKED, OTHERS, PLAIN, SUITE, VARIANTS, names
 from bench.tuning.random_shapes import draw_shapes
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text
-from late_interaction._doctor.timing import QUICK, Call, sets_of_bytes, wall_time
+from late_interaction._doctor.timing import QUICK, sets_of_bytes, wall_time
 
 COPIES = "copies"  # the plan for codes that no kernel multiplies
 CODES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
@@ -42,11 +36,11 @@ FAR = 2.5  # a plan beyond this factor at a first glance is not timed further
 GLANCE_US = 200.0  # a glance at less may have timed the host, and excludes no plan
 TOLERANCE = 1e-2
 
-_cuda: Any = torch.cuda
+_cuda = torch.cuda
 
 
 @contextmanager
-def forced(name: str) -> Iterator[None]:
+def forced(name):
     """Every forward in the body takes this plan."""
     torch.ops.late_interaction.forced_plan(name)
     try:
@@ -61,13 +55,13 @@ def forced(name: str) -> Iterator[None]:
 class Clock:
     """GPU time by small CUDA graphs that share their memory. A few milliseconds a plan."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.stream = _cuda.Stream()
         self.pool = _cuda.graph_pool_handle()
         # One graph that stays keeps the pool alive between shapes.
         self.anchor = self.capture([lambda: torch.zeros(1, device="cuda")])
 
-    def capture(self, calls: Sequence[Call]) -> Any:
+    def capture(self, calls):
         graph = _cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
@@ -79,7 +73,7 @@ class Clock:
                 graph.capture_end()
         return graph
 
-    def glance(self, calls: Sequence[Call]) -> float:
+    def glance(self, calls):
         """Microseconds of a call, or of enqueueing it if that takes longer."""
         start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
         start.record()
@@ -89,19 +83,19 @@ class Clock:
         end.synchronize()
         return float(1e3 * start.elapsed_time(end) / len(calls))
 
-    def graph(self, calls: Sequence[Call], about_us: float) -> Callable[[], float]:
+    def graph(self, calls, about_us):
         """A function that replays `calls`, each at least once, and returns the microseconds of one."""
         rounds = max(1, round(GRAPH_US / about_us / len(calls)))
         graph = self.capture([*calls] * rounds)
 
-        def replay() -> float:
+        def replay():
             return self.glance([graph.replay]) / (rounds * len(calls))
 
         replay()
         return replay
 
 
-def time_plans(plans: Sequence[str], calls: Sequence[Call], clock: Clock | None) -> tuple[Row, list[str]]:
+def time_plans(plans, calls, clock):
     """(plan -> microseconds, plans that were only glanced at). Without a clock: wall time, nothing forced."""
     if clock is None:
         return {name: wall_time(calls, QUICK, torch.device("cpu")) for name in plans}, []
@@ -112,7 +106,7 @@ def time_plans(plans: Sequence[str], calls: Sequence[Call], clock: Clock | None)
         gc.enable()
 
 
-def _time_interleaved(plans: Sequence[str], calls: Sequence[Call], clock: Clock) -> tuple[Row, list[str]]:
+def _time_interleaved(plans, calls, clock):
     times = {}
     replays = {}
     rough = []
@@ -138,10 +132,10 @@ def _time_interleaved(plans: Sequence[str], calls: Sequence[Call], clock: Clock)
 # ---- a shape ----
 
 
-def _calls(shape: Shape, variant: Variant, sets: Sequence[Inputs], mask: torch.Tensor | None) -> list[Call]:
+def _calls(shape, variant, sets, mask):
     ops = torch.ops.late_interaction
 
-    def call(x: Inputs) -> Call:
+    def call(x):
         D = x.D.unsqueeze(1) if shape.layout == PAIRS else x.D
         if variant.dtype in CODES:
             (q, scale_q), (c, scale_d) = (quantize(t, CODES[variant.dtype], True) for t in (x.Q, D))
@@ -152,11 +146,11 @@ def _calls(shape: Shape, variant: Variant, sets: Sequence[Inputs], mask: torch.T
     return [call(x) for x in sets]
 
 
-def _scores(out: Any) -> torch.Tensor:
+def _scores(out):
     return out[0] if isinstance(out, tuple) else out
 
 
-def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Clock | None) -> Row:
+def run_shape(shape, variant_name, device, clock):
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     here = H200
@@ -197,13 +191,13 @@ def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Cloc
 # ---- the run ----
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     random_shapes.add_arguments(p, SUITE)
     p.add_argument("--masked", type=int, default=60, help="shapes more, with a mask; default: 60")
     p.add_argument("--others", type=int, default=0, help="shapes in each of the other variants")
 
 
-def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
+def jobs_of(args):
     """Every shape and variant of a run. Masked shapes are spread out, so that a stopped run has some too."""
     jobs = [(s, PLAIN) for s in draw_shapes(args.count, args.seed, small=args.dry_run)]
     for n, shape in enumerate(draw_shapes(args.masked, args.seed + 1, small=args.dry_run)):
@@ -212,14 +206,14 @@ def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
     return jobs + [(shape, variant) for shape in others for variant in OTHERS]
 
 
-def _missing(jobs: Sequence[tuple[Shape, str]], path: Path) -> list[tuple[Shape, str]]:
+def _missing(jobs, path):
     """The jobs of every shape that a record lacks a variant of: --merge replaces a shape as a whole."""
     recorded = {(r["shape"], r["variant"]) for r in results.split(results.read(path))[1]}
     lacking = {shape.name for shape, variant in jobs if (shape.name, variant) not in recorded}
     return [(shape, variant) for shape, variant in jobs if shape.name in lacking]
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     start = time.perf_counter()
     device, path = random_shapes.begin(args, SUITE)
     jobs = jobs_of(args)

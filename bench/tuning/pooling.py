@@ -8,15 +8,11 @@ some rounds in turn, with what the host does before and after the kernels. Where
 clusters some of the documents by Ward's method on a CPU, as PyLate and Sentence Transformers call it.
 """
 
-from __future__ import annotations
-
-import argparse
 import importlib
 import time
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
@@ -29,14 +25,14 @@ TOPICS, NOISE = 64, 1.0
 SCIPY_DOCUMENTS = 4
 
 
-def draw(documents: int, Ld: int, d: int, device: str) -> Tensor:
+def draw(documents, Ld, d, device):
     torch.manual_seed(0)
     topics = torch.randn(documents, TOPICS, d, device=device)
     chosen = torch.randint(TOPICS, (documents, Ld, 1), device=device).expand(-1, -1, d)
     return normalize(topics.gather(1, chosen) + NOISE * torch.randn(documents, Ld, d, device=device), dim=-1)
 
 
-def by_scipy(D: Tensor, pool_factor: int) -> float:
+def by_scipy(D, pool_factor):
     """Seconds a document of the distances and Ward's clusters."""
     hierarchy = importlib.import_module("scipy.cluster.hierarchy")
     start = time.perf_counter()
@@ -48,11 +44,11 @@ def by_scipy(D: Tensor, pool_factor: int) -> float:
     return (time.perf_counter() - start) / min(SCIPY_DOCUMENTS, len(D))
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     add_table_arguments(p, pool_factor=2, documents=1000, Ld=1030, d=128)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     D = draw(args.documents, args.Ld, args.d, args.device)
     calls = {
         f"{method}, {dtype}": partial(

@@ -6,9 +6,6 @@ list and, away from the common 64 < d <= 128, query lengths from a few ranges, s
 range, and in every size that is no key, any number may come up, odd and prime ones too.
 """
 
-from __future__ import annotations
-
-import argparse
 import math
 import random
 import sys
@@ -36,11 +33,11 @@ _OWN_DOCUMENTS_MAX_LQ = 512
 _SINGLE_LENGTHS = (7, 19, 32, 61, 128)
 
 
-def _log_uniform(rng: random.Random, low: int, high: int) -> int:
+def _log_uniform(rng, low, high):
     return min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
 
 
-def _query_length(rng: random.Random, layout: str, Nq: int, d: int) -> int:
+def _query_length(rng, layout, Nq, d):
     common = padded_dim(d) == 128
     longest = 1100 if layout == IN_BATCH else _OWN_DOCUMENTS_MAX_LQ
     ranges = [r for r in (_ALL_LENGTHS if common else _FEW_LENGTHS) if r[0] <= longest]
@@ -52,7 +49,7 @@ def _query_length(rng: random.Random, layout: str, Nq: int, d: int) -> int:
     return Lq
 
 
-def _fits(shape: Shape) -> bool:
+def _fits(shape):
     return (
         shape.input_bytes(2) <= MAX_BYTES
         and shape.similarities <= MAX_SIMILARITIES
@@ -60,7 +57,7 @@ def _fits(shape: Shape) -> bool:
     )
 
 
-def draw_shapes(count: int, seed: int = 0, small: bool = False) -> list[Shape]:
+def draw_shapes(count, seed=0, small=False):
     """The same list for the same seed, whatever the machine. small: for a check of the harness itself."""
     rng = random.Random(seed)
     out = []
@@ -80,7 +77,7 @@ def draw_shapes(count: int, seed: int = 0, small: bool = False) -> list[Shape]:
 # ---- the commands that measure them ----
 
 
-def add_arguments(p: argparse.ArgumentParser, suite: str) -> None:
+def add_arguments(p, suite):
     p.add_argument("--count", type=int, default=300, help="shapes; default: 300")
     p.add_argument("--seed", type=int, default=0, help="of the shapes; default: 0")
     p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
@@ -90,7 +87,7 @@ def add_arguments(p: argparse.ArgumentParser, suite: str) -> None:
     run_header.add_capability(p)
 
 
-def begin(args: argparse.Namespace, suite: str) -> tuple[torch.device, Path]:
+def begin(args, suite):
     """The device, with its random numbers seeded, and the file of the record, which is `args.out` from then
     on."""
     device, name = torch.device("cpu"), "dry-run"

@@ -10,20 +10,14 @@ whether the search of all has the scores and documents of the one alone. A corpu
 pinned; a copy is that of its bytes without a search, by one process or by all at once.
 """
 
-from __future__ import annotations
-
-import argparse
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.processes import Here, joined, keep_table, seconds, seconds_in_turn
-from bench.harness.results import Row
+from bench.harness.processes import joined, keep_table, seconds, seconds_in_turn
 from bench.harness.run_header import add_table_arguments
 from late_interaction.codecs import Fp8
 
@@ -44,12 +38,7 @@ class Kind:
     on_host: bool = False
 
 
-Documents = Tensor | li.Codes
-
-
-def drawn(
-    first: int, stop: int, shape: tuple[int, int], device: torch.device
-) -> Iterator[tuple[int, Tensor]]:
+def drawn(first, stop, shape, device):
     """Unit documents first to stop, a block at a time with its place: the same whoever draws them."""
     for block in range(first // BLOCK, -(-stop // BLOCK)):
         generator = torch.Generator(device).manual_seed(block)
@@ -58,7 +47,7 @@ def drawn(
         yield block * BLOCK + begin - first, normalize(x[begin : stop - block * BLOCK], dim=-1)
 
 
-def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torch.device) -> Documents:
+def made(kind, first, stop, shape, device):
     at = torch.device("cpu") if kind.on_host else device
     options = {"device": at, "pin_memory": kind.on_host and device.type == "cuda"}
     dtype = torch.float8_e4m3fn if kind.is_fp8 else torch.bfloat16
@@ -74,19 +63,19 @@ def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torc
     return li.Codes(FP8, D, scales) if kind.is_fp8 else D
 
 
-def copying(corpus: Tensor, device: torch.device) -> Callable[[], object]:
+def copying(corpus, device):
     """Copies the corpus to the device by chunks of 256 MiB, into two buffers in turn."""
     size = max((256 << 20) // max(corpus[0].nbytes, 1), 1)
     targets = [torch.empty_like(corpus[:size], device=device) for _ in range(2)]
 
-    def call() -> None:
+    def call():
         for i, source in enumerate(corpus.split(size)):
             targets[i % 2][: len(source)].copy_(source, non_blocking=True)
 
     return call
 
 
-def rate(here: Here, kind: Kind, corpus: Documents, rounds: int, together: bool) -> str:
+def rate(here, kind, corpus, rounds, together):
     """GB/s at which the host's memory is copied to the GPUs, without a search."""
     if not kind.on_host or isinstance(corpus, li.Codes):
         return ""
@@ -94,14 +83,14 @@ def rate(here: Here, kind: Kind, corpus: Documents, rounds: int, together: bool)
     return f"{kind.documents * corpus.shape[1] * corpus.shape[2] * corpus.itemsize / took * 1e-9:.1f}"
 
 
-def difference(found: li.SearchResult, wanted: li.SearchResult) -> str:
+def difference(found, wanted):
     if all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True)):
         return "same"
     far = (found.scores - wanted.scores).abs().max() / wanted.scores.abs().max()
     return f"off by {float(far):.1g}, {int((found.indices != wanted.indices).sum())} documents"
 
 
-def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int) -> Row:
+def measure(here, kind, Q, shape, rounds):
     whole = made(kind, 0, kind.documents if here.rank == 0 else 0, shape, here.device)
     first, stop = (kind.documents * i // here.world for i in (here.rank, here.rank + 1))
     own = made(kind, first, stop, shape, here.device)
@@ -122,7 +111,7 @@ def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: i
     }  # fmt: skip
 
 
-def exchange(here: Here, Q: Tensor, shape: tuple[int, int], rounds: int) -> str:
+def exchange(here, Q, shape, rounds):
     """What the exchange alone takes: a search of so few documents that scoring them takes no time."""
     own = made(Kind("", 0), here.rank * 200, here.rank * 200 + 200, shape, here.device)
     calls = [(lambda g=g: li.search(Q, own, K, group=g), True) for g in (None, dist.group.WORLD)]
@@ -132,12 +121,12 @@ def exchange(here: Here, Q: Tensor, shape: tuple[int, int], rounds: int) -> str:
     )
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument("--host-documents", type=int, default=200_000, help="of the corpus in the host's memory")
     add_table_arguments(p, documents=1_000_000, queries=16, Lq=32, Ld=128, dims=128, rounds=ROUNDS)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     with joined(args.device) as here:
         torch.manual_seed(0)
         shape = args.Ld, args.dims

@@ -14,19 +14,14 @@ The second table has the pieces of a step on one process: a block's weights from
 of these weights with documents and with queries.
 """
 
-from __future__ import annotations
-
-import argparse
 import math
 import time
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import late_interaction as li
-from bench.harness.processes import Here, joined, keep_table, seconds
-from bench.harness.results import Row
+from bench.harness.processes import joined, keep_table, seconds
 from bench.harness.run_header import add_table_arguments, listed, table
 from late_interaction._contrastive.kernels import add_product, product
 from late_interaction._contrastive.single_shards import _SIDE
@@ -38,7 +33,7 @@ SAMPLE = 64  # queries, and documents, that are compared with float64
 CHUNK = 1 << 17  # rows that are drawn, or compared, at a time
 
 
-def draw(here: Here, count: int, d: int) -> tuple[Tensor, Tensor]:
+def draw(here, count, d):
     """This process's queries and documents ``[count, 1, d]``: document i resembles query i."""
     generator = torch.Generator(here.device).manual_seed(here.rank)
     dtype = torch.bfloat16 if here.device.type == "cuda" else torch.float32
@@ -51,7 +46,7 @@ def draw(here: Here, count: int, d: int) -> tuple[Tensor, Tensor]:
     return Q.requires_grad_(), D.requires_grad_()
 
 
-def sustained_tflops(here: Here, limit: float, n: int = 8192) -> float:
+def sustained_tflops(here, limit, n=8192):
     """The rate of the slowest process's products, over all of these seconds."""
     n = n if here.device.type == "cuda" else 512
     dtype = torch.bfloat16 if here.device.type == "cuda" else torch.float32
@@ -69,7 +64,7 @@ def sustained_tflops(here: Here, limit: float, n: int = 8192) -> float:
     return 2 * n**3 / here.slowest(took / count) * 1e-12
 
 
-def step(Q: Tensor, D: Tensor, reduction: str = "mean") -> tuple[Tensor, ...]:
+def step(Q, D, reduction="mean"):
     loss = li.losses.contrastive(Q, D, temperature=TEMPERATURE, group=dist.group.WORLD, reduction=reduction)
     return (loss.detach(), *torch.autograd.grad(loss, (Q, D)))
 
@@ -77,7 +72,7 @@ def step(Q: Tensor, D: Tensor, reduction: str = "mean") -> tuple[Tensor, ...]:
 # ---- differences from float64 ----
 
 
-def off(here: Here, Q: Tensor, D: Tensor) -> str:
+def off(here, Q, D):
     """Compare losses and gradients of some rows with what float64 makes of all."""
     found = step(Q, D)
     with torch.no_grad():
@@ -94,7 +89,7 @@ def off(here: Here, Q: Tensor, D: Tensor) -> str:
     return " / ".join(f"{here.slowest(x):.1g}" for x in errors)
 
 
-def _each(here: Here, own: Tensor) -> list[Tensor]:
+def _each(here, own):
     """One process's rows after the other's, in chunks."""
     found = []
     for rank in range(here.world):
@@ -105,7 +100,7 @@ def _each(here: Here, own: Tensor) -> list[Tensor]:
     return found
 
 
-def _of_queries(here: Here, q: Tensor, d: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+def _of_queries(here, q, d, batch):
     """The losses of this process's first queries, and their gradients."""
     chunks = _each(here, d)
     scores = torch.cat([q @ x.double().t() for x in chunks], 1) / TEMPERATURE
@@ -121,7 +116,7 @@ def _of_queries(here: Here, q: Tensor, d: Tensor, batch: int) -> tuple[Tensor, T
     return losses, grad / (TEMPERATURE * batch)
 
 
-def _of_documents(here: Here, q: Tensor, d: Tensor, losses: Tensor, batch: int) -> Tensor:
+def _of_documents(here, q, d, losses, batch):
     """The gradients of this process's first documents, by the losses of all queries."""
     found = torch.zeros(0)
     for rank in range(here.world):
@@ -144,7 +139,7 @@ def _of_documents(here: Here, q: Tensor, d: Tensor, losses: Tensor, batch: int) 
 # ---- the pieces of a step ----
 
 
-def pieces(here: Here, d: int, least: float = 0.3) -> str:
+def pieces(here, d, least=0.3):
     """TFLOP/s of what a block goes through, on process 0 alone."""
     if here.rank or here.device.type != "cuda":
         return ""
@@ -182,7 +177,7 @@ def pieces(here: Here, d: int, least: float = 0.3) -> str:
 # ---- the command ----
 
 
-def measure(here: Here, batch: int, d: int, tflops: float, rounds: int) -> Row:
+def measure(here, batch, d, tflops, rounds):
     count = batch // here.world
     Q, D = draw(here, count, d)
     row = {"batch": f"{count * here.world:,}", "processes": str(here.world)}
@@ -198,13 +193,13 @@ def measure(here: Here, batch: int, d: int, tflops: float, rounds: int) -> Row:
     return row
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument("--batches", type=listed(int), default="65536,262144,1048576", help="of all processes")
     p.add_argument("--sustain", type=float, default=30.0, help="seconds of cuBLAS' products")
     add_table_arguments(p, dims=512, rounds=3)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     with joined(args.device) as here:
         tflops = sustained_tflops(here, args.sustain)
         rows = [measure(here, batch, args.dims, tflops, args.rounds) for batch in args.batches]

@@ -11,10 +11,6 @@ with checkpoints alone, over those that stay (each layer's input, two gradients 
 keys and values and their gradients).
 """
 
-from __future__ import annotations
-
-import argparse
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -22,7 +18,6 @@ import torch
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.results import Row
 from bench.harness.run_header import add_table_arguments, keep_text, listed, table
 from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import wall_seconds
@@ -40,7 +35,7 @@ LORA = {"r": 32, "lora_alpha": 32, "lora_dropout": 0.1, "target_modules": "all-l
 class Trained:
     """A model with trained weights, all or adapters."""
 
-    def __init__(self, lora: bool, device: torch.device) -> None:
+    def __init__(self, lora, device):
         from transformers import Qwen2Config, Qwen2Model
 
         on_gpu = device.type == "cuda"
@@ -60,13 +55,13 @@ class Trained:
                 x.data = x.data.float() if x.requires_grad else x.data
         self.model.train()
 
-    def use(self, way: str, tokens: int) -> None:
+    def use(self, way, tokens):
         if way == STREAMED:
             li.stream_layers(self.model, tokens=tokens)
         else:
             self.base.gradient_checkpointing_enable({"use_reentrant": False})
 
-    def step(self, batch: int, length: int) -> None:
+    def step(self, batch, length):
         hidden = self.base.config.hidden_size
         x = torch.randn(batch, length, hidden, device=self.device).to(self.dtype).requires_grad_()
         head = torch.randn(hidden, DIM, device=self.device, dtype=self.dtype) / hidden**0.5
@@ -78,7 +73,7 @@ class Trained:
         loss = li.losses.contrastive(Q, D, temperature=1.0) if batch > 1 else li.maxsim(Q, D).mean()
         loss.backward()
 
-    def measure(self, batch: int, length: int, rounds: int) -> tuple[float, float, float]:
+    def measure(self, batch, length, rounds):
         """The peak beside weights and gradients and these, in bytes, and seconds of the fastest step."""
         self.step(batch, length)  # makes the gradients, which stay, and warms up
         before = _bytes(self.device)
@@ -88,7 +83,7 @@ class Trained:
         return peak - before, before, min(times)
 
 
-def _bytes(device: torch.device) -> float:
+def _bytes(device):
     """Return what is allocated, and begin a new peak from there."""
     if device.type != "cuda":
         return 0.0
@@ -97,7 +92,7 @@ def _bytes(device: torch.device) -> float:
     return float(torch.cuda.memory_allocated())
 
 
-def rows(args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+def rows(args, device):
     for lora in (False, True):
         name = "LoRA" if lora else "all weights"
         try:
@@ -114,7 +109,7 @@ def rows(args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
         del trained
 
 
-def compared(trained: Trained, kind: str, sizes: list[int], args: argparse.Namespace) -> Row:
+def compared(trained, kind, sizes, args):
     each, within, took = [], [], []  # by checkpoints, and streamed
     for way in (CHECKPOINTS, STREAMED):
         trained.use(way, args.tokens)
@@ -135,14 +130,14 @@ def compared(trained: Trained, kind: str, sizes: list[int], args: argparse.Names
     }  # fmt: skip
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument("--budget", type=float, default=40.0, help="GiB, weights and gradients included")
     p.add_argument("--pages", type=listed(int), default="48,96", help=f"pages of {PAGE} tokens: two batches")
     p.add_argument("--texts", type=listed(int), default="8192,16384", help="two lengths of one text")
     add_table_arguments(p, tokens=8192, rounds=2)  # tokens of a chunk
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     title = f"Qwen2-VL-2B's language model, chunks of {args.tokens:,} tokens"
     keep_text(f"{title}\n{table(list(rows(args, torch.device(args.device))), left=2)}", args)
     return 0

@@ -13,26 +13,19 @@ vLLM need not be installed: FOLDER is a wheel's content, of which `vllm/v1/pool`
 that this folder imports stand-ins are made.
 """
 
-from __future__ import annotations
-
-import argparse
 import importlib
 import logging
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import late_interaction as li
-from bench.harness.results import Row
 from bench.harness.run_header import add_table_arguments, keep_text, listed, table
 from late_interaction._doctor.text import error_text
 from late_interaction._doctor.timing import in_turn, sync
@@ -40,10 +33,9 @@ from late_interaction._doctor.timing import in_turn, sync
 RUNNER = "vllm.v1.pool.late_interaction_runner"
 LENGTHS = "20,180,300,1030,20-1030"
 PROFILED = 5  # steps, whose kernels are added up
-Score = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 
 
-def load_runner(folder: Path) -> Any:
+def load_runner(folder):
     """The class of vLLM's runner, from the files of its wheel; a new one with each call."""
     pool = folder / "vllm" / "v1" / "pool"
     if not (pool / "late_interaction_runner.py").is_file():
@@ -63,7 +55,7 @@ def load_runner(folder: Path) -> Any:
     return importlib.import_module(RUNNER).LateInteractionRunner
 
 
-def _stand_in(name: str, **members: Any) -> ModuleType:
+def _stand_in(name, **members):
     module = ModuleType(name)
     vars(module).update(members)
     sys.modules[name] = module
@@ -73,7 +65,7 @@ def _stand_in(name: str, **members: Any) -> ModuleType:
     return module
 
 
-def draw(candidates: int, lengths: str, Lq: int, d: int, dtype: torch.dtype, device: torch.device) -> Any:
+def draw(candidates, lengths, Lq, d, dtype, device):
     """The query, and documents that lie in one tensor of hidden states."""
     generator = torch.Generator().manual_seed(0)
     least, _, most = lengths.partition("-")
@@ -84,7 +76,7 @@ def draw(candidates: int, lengths: str, Lq: int, d: int, dtype: torch.dtype, dev
     return query.clone(), list(documents.split(sizes))
 
 
-def device_time(call: Callable[[], Any], device: torch.device) -> float:
+def device_time(call, device):
     """Microseconds of the kernels and copies of a call."""
     if device.type != "cuda":
         return float("nan")
@@ -95,12 +87,12 @@ def device_time(call: Callable[[], Any], device: torch.device) -> float:
     return sum(event.self_device_time_total for event in seen.key_averages()) / PROFILED
 
 
-def error(scores: list[Tensor], query: Tensor, documents: list[Tensor]) -> float:
+def error(scores, query, documents):
     wanted = torch.stack([(query.double() @ x.double().T).amax(1).sum() for x in documents])
     return float((torch.stack(scores).double() - wanted).abs().max() / wanted.abs().max())
 
 
-def both_ways(folder: Path, device: torch.device) -> dict[str, Score]:
+def both_ways(folder, device):
     """Score a step by the runner's own method, and by what the patch puts in place of another copy's."""
     own, patched = load_runner(folder)(), load_runner(folder)
     before = patched._score
@@ -110,7 +102,7 @@ def both_ways(folder: Path, device: torch.device) -> dict[str, Score]:
     if patched._score is before:
         raise RuntimeError("patch('vllm') left the runner as it is")
 
-    def by_own(queries: list[Tensor], documents: list[Tensor]) -> list[Tensor]:
+    def by_own(queries, documents):
         scores = own._score(queries, documents)
         if device.type == "cuda" and not own._flash_enabled:
             raise RuntimeError("vLLM's own kernel failed, and its runner turned it off")
@@ -119,7 +111,7 @@ def both_ways(folder: Path, device: torch.device) -> dict[str, Score]:
     return {"own": by_own, "patched": patched()._score}
 
 
-def rows(args: argparse.Namespace, ways: dict[str, Score]) -> Iterator[Row]:
+def rows(args, ways):
     device = torch.device(args.device)
     for dtype, lengths, count in product(args.dtypes, args.lengths, args.candidates):
         row = {"dtype": dtype, "tokens": lengths, "candidates": f"{count:,}"}
@@ -129,10 +121,7 @@ def rows(args: argparse.Namespace, ways: dict[str, Score]) -> Iterator[Row]:
             yield row | {"own us": error_text(failure)[:60]}
 
 
-def measure(
-    args: argparse.Namespace, ways: dict[str, Score], dtype: str, lengths: str, count: int,
-    device: torch.device,
-) -> Row:  # fmt: skip
+def measure(args, ways, dtype, lengths, count, device):
     query, documents = draw(count, lengths, args.Lq, args.dims, getattr(torch, dtype), device)
     queries = [query] * count
     calls = {name: lambda way=way: way(queries, documents) for name, way in ways.items()}
@@ -147,7 +136,7 @@ def measure(
     }
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument("--vllm", type=Path, required=True, help="the folder with vllm/v1/pool of a wheel")
     p.add_argument("--candidates", type=listed(int), default="1,10,100,1000")
     p.add_argument("--lengths", type=listed(str), default=LENGTHS, help="of documents, or the least and most")
@@ -155,7 +144,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     add_table_arguments(p, Lq=32, dims=128, rounds=20)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     ways = both_ways(args.vllm, torch.device(args.device))
     title = f"a query of {args.Lq} tokens, {args.dims} dims, documents in one tensor"
     keep_text(f"{title}\n{table(list(rows(args, ways)))}", args)

@@ -14,21 +14,14 @@ largest value, of the group and, where there is a second number, gathered.
 Documents are drawn as those of the suite `contrastive`.
 """
 
-from __future__ import annotations
-
-import argparse
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
 
 import late_interaction as li
-from bench.harness.batches import TEMPERATURE, Batch, Loss, draw_batch, step
+from bench.harness.batches import TEMPERATURE, Batch, draw_batch, step
 from bench.harness.parity import worst_error
-from bench.harness.processes import Here, joined, keep_table, seconds
-from bench.harness.results import Row
+from bench.harness.processes import joined, keep_table, seconds
 from bench.harness.run_header import add_table_arguments, listed
 from bench.harness.shape import BatchShape
 from late_interaction._doctor.timing import peak_mib
@@ -43,14 +36,14 @@ class _Gathered(torch.autograd.Function):
     """All processes' documents, one after another. Their gradients are added up, and each goes home."""
 
     @staticmethod
-    def forward(ctx: Any, D: Tensor) -> Tensor:
+    def forward(ctx, D):
         ctx.count = len(D)
         out = D.new_empty(dist.get_world_size() * len(D), *D.shape[1:])
         dist.all_gather_into_tensor(out, D.contiguous())
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx, grad):
         if not grad.is_cuda:  # gloo has no reduce_scatter_tensor
             dist.all_reduce(grad)
             return grad[dist.get_rank() * ctx.count :][: ctx.count]
@@ -59,11 +52,11 @@ class _Gathered(torch.autograd.Function):
         return out
 
 
-def gathered_loss(here: Here) -> Loss:
+def gathered_loss(here):
     """The mean over all processes' queries, so that gradients are those of losses.contrastive."""
     gather = _Gathered.apply
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch):
         labels = torch.arange(len(batch.Q), device=batch.Q.device) + here.rank * len(batch.D)
         own = F.cross_entropy(li.maxsim(batch.Q, gather(batch.D)).float() / TEMPERATURE, labels) / here.world
         total = own.detach().clone()
@@ -73,12 +66,12 @@ def gathered_loss(here: Here) -> Loss:
     return loss
 
 
-def measured(here: Here, loss: Loss, batch: Batch, rounds: int, together: bool) -> tuple[float, float]:
+def measured(here, loss, batch, rounds, together):
     """A step's milliseconds, and process 0's MiB beside inputs and gradients."""
     once = seconds(here, lambda: step(loss, batch), 1, together)
     steps = max(1, min(STEPS, int(LEAST_S / once)))
 
-    def call() -> None:
+    def call():
         for _ in range(steps):
             step(loss, batch)
 
@@ -88,7 +81,7 @@ def measured(here: Here, loss: Loss, batch: Batch, rounds: int, together: bool) 
     return ms, 0.0 if peak is None else max(peak - (batch.Q.nbytes + batch.D.nbytes) / 2**20, 0.0)
 
 
-def fits(here: Here, shape: BatchShape) -> bool:
+def fits(here, shape):
     """Whether the winners of a process' scores, and cross entropy's copies of them, stay."""
     if here.device.type != "cuda":
         return True
@@ -96,7 +89,7 @@ def fits(here: Here, shape: BatchShape) -> bool:
     return kept <= MEMORY_SHARE * torch.cuda.get_device_properties(here.device).total_memory
 
 
-def differences(here: Here, losses: list[Loss], own: Batch, whole: Batch, tail: float) -> str:
+def differences(here, losses, own, whole, tail):
     """How far losses and process 0's gradients are from those of the whole batch alone."""
     found = [step(loss, own) for loss in losses]
     if here.rank:
@@ -108,17 +101,17 @@ def differences(here: Here, losses: list[Loss], own: Batch, whole: Batch, tail: 
     return " / ".join(f"{worst_error(each, wanted):.1g}" for each in found)
 
 
-def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> Row:
+def measure(here, shape, tail, rounds):
     torch.manual_seed(0)  # every process draws the whole batch
     whole = draw_batch(shape, here.device, torch.bfloat16 if here.device.type == "cuda" else torch.float32)
     count = shape.Nq // here.world
     mine = slice(here.rank * count, (here.rank + 1) * count)
     own, share = Batch(whole.Q[mine], whole.D[mine]), Batch(whole.Q[:count], whole.D)
 
-    def loss(group: Any) -> Loss:
+    def loss(group):
         return lambda b: li.losses.contrastive(b.Q, b.D, temperature=TEMPERATURE, tail=tail, group=group)
 
-    def of_share(b: Batch) -> Tensor:
+    def of_share(b):
         labels = torch.arange(len(b.Q), device=b.Q.device)
         return li.losses.contrastive(b.Q, b.D, temperature=TEMPERATURE, tail=tail, labels=labels)
 
@@ -139,13 +132,13 @@ def measure(here: Here, shape: BatchShape, tail: float, rounds: int) -> Row:
     }  # fmt: skip
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
+def add_arguments(p):
     p.add_argument("--batches", type=listed(int), default="2048,4096,8192,16384", help="of all processes")
     p.add_argument("--tails", type=listed(float), default=f"0,{2**-10}")
     add_table_arguments(p, Lq=32, Ld=180, dims=128, rounds=ROUNDS)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args):
     with joined(args.device) as here:
         rows = []
         for batch in args.batches:
