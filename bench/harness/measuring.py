@@ -14,20 +14,9 @@ from bench.harness.library import OURS, Implementation, UnsupportedError, traini
 from bench.harness.parity import GRADIENTS, SCORES, worst_error
 from bench.harness.results import Row, new_row
 from bench.harness.shape import Shape, itemsize
+from late_interaction._doctor import timing
 from late_interaction._doctor.ceilings import Ceilings
 from late_interaction._doctor.text import error_text, number
-from late_interaction._doctor.timing import (
-    Call,
-    Effort,
-    by_one_clock,
-    gpu_time,
-    peak_mib,
-    release,
-    sets_of_bytes,
-    time_interleaved,
-    time_limit,
-    wall_time,
-)  # fmt: skip
 
 ROTATE_BELOW_US = 200.0  # a call that takes longer hardly gains from inputs in the L2 cache
 ROUNDS = 5
@@ -43,7 +32,7 @@ class Settings:
     device: torch.device
     dtype: torch.dtype
     implementations: Sequence[Implementation]
-    effort: Effort
+    effort: timing.Effort
     ceilings: Ceilings
     limit_s: float  # for the first calls of one implementation on one shape: compilation and tuning
     compiles: bool = True  # measure our training step with torch.compile
@@ -70,7 +59,7 @@ class Timed:
     """A row to fill: what gives the calls, one for each input set, and what the first must return."""
 
     row: Row
-    prepare: Callable[[], Sequence[Call]]  # an exception goes into the row
+    prepare: Callable[[], Sequence[timing.Call]]  # an exception goes into the row
     wanted: Tensors  # fp64; of the first values that a call returns
     check: Callable[[Row, object], None] | None = None  # adds to the row, or raises, by the first result
     capture: bool = True  # into a CUDA graph; where one call cannot be captured, none of the group is
@@ -119,7 +108,7 @@ def check_gradients(step, wanted, limit=GRADIENTS):
 def _first_result(settings, timed):
     """The calls, once the first one has given the right result. Raises if it does not."""
     row = timed.row
-    with time_limit(settings.limit_s):
+    with timing.time_limit(settings.limit_s):
         calls = timed.prepare()
         out = calls[0]()
         values = out if isinstance(out, tuple) else (out,)
@@ -128,7 +117,7 @@ def _first_result(settings, timed):
         raise ValueError(f"parity: relative error {row['rel_err']:.2g}, not timed")
     if timed.check:
         timed.check(row, out)
-    row["peak_mib"] = peak_mib(calls[0], settings.device)
+    row["peak_mib"] = timing.peak_mib(calls[0], settings.device)
     return calls
 
 
@@ -146,12 +135,13 @@ def measure(settings, timed):
     on_gpu = [(each.row, calls) for each, calls in ready if each.on_gpu and settings.on_gpu]
     if on_gpu:
         capture = all(each.capture for each, _ in ready if each.on_gpu)
-        repetitions = by_one_clock([calls for _, calls in on_gpu], capture)
+        repetitions = timing.by_one_clock([calls for _, calls in on_gpu], capture)
         rounds = min(ROUNDS, settings.effort.min_replays)
-        for (row, _), gpu in zip(on_gpu, time_interleaved(repetitions, settings.effort, rounds), strict=True):
+        times = timing.time_interleaved(repetitions, settings.effort, rounds)
+        for (row, _), gpu in zip(on_gpu, times, strict=True):
             row.update(gpu.row())
     for each, calls in ready:
-        each.row["wall_us"] = wall_time(calls, settings.effort, settings.device)
+        each.row["wall_us"] = timing.wall_time(calls, settings.effort, settings.device)
     return [each.row for each in timed]
 
 
@@ -164,14 +154,14 @@ def measure_one_by_one(settings, timed):
         rows.append(each.row)
         if (calls := judged(settings, each)) is not None:
             if settings.on_gpu:
-                each.row.update(gpu_time(calls, settings.effort).row())
-            each.row["wall_us"] = wall_time(calls, settings.effort, settings.device)
+                each.row.update(timing.gpu_time(calls, settings.effort).row())
+            each.row["wall_us"] = timing.wall_time(calls, settings.effort, settings.device)
             ready.append((each.row, calls))
-        release(settings.device)
+        timing.release(settings.device)
     if len({row.get("gpu_method") for row, _ in ready}) > 1:
         for row, calls in ready:
             if row["gpu_method"] != "events":
-                row.update(gpu_time(calls, settings.effort, capture=False).row())
+                row.update(timing.gpu_time(calls, settings.effort, capture=False).row())
     return rows
 
 
@@ -196,7 +186,7 @@ class Bench:
         dtype, floor = dtype or self.settings.dtype, self.settings.floor_us(self.shape, op) or 0.0
         count = 1
         if floor < ROTATE_BELOW_US:
-            count = sets_of_bytes(self.shape.input_bytes(itemsize(dtype)), self.settings.cache_bytes)
+            count = timing.sets_of_bytes(self.shape.input_bytes(itemsize(dtype)), self.settings.cache_bytes)
         return [draw(self.shape, self.settings.device, dtype, winners) for _ in range(count)]
 
     def forward(self, impl, variant, make, sets, wanted, *, op="fwd", dtype=None, **options):
@@ -261,4 +251,4 @@ def run(settings, results, suite, shapes, measure):
         if rows:
             results.add(rows)
             settings.log(line(rows, results.header))
-        release(settings.device)
+        timing.release(settings.device)

@@ -25,23 +25,14 @@ from bench.harness.shape import IN_BATCH, PAIRS, Shape
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
 from bench.tuning import random_shapes
+from late_interaction._doctor import timing
 from late_interaction._doctor.checks import relative_error
 from late_interaction._doctor.text import error_text, number
-from late_interaction._doctor.timing import (
-    Effort,
-    by_one_clock,
-    gpu_time,
-    sets_of_bytes,
-    sync,
-    time_interleaved,
-    time_limit,
-    wall_time,
-)
 
 SUITE = "sweep"
 LOSS = 1.05  # times the best other's time
-SHORT = Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)
-LONG = Effort(gpu_ms=40, min_replays=15, max_replays=60, wall_ms=5, min_walls=5, max_walls=20)
+SHORT = timing.Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)
+LONG = timing.Effort(gpu_ms=40, min_replays=15, max_replays=60, wall_ms=5, min_walls=5, max_walls=20)
 ROUNDS = 5
 DOUBTFUL = 1.02  # a ratio above this is measured again
 NOISY = 0.1  # so is a ratio near 1 with a spread above this
@@ -85,7 +76,7 @@ def run_shape(shape, implementations, device, limit_s):
     """A row for each implementation, ours first."""
     on_gpu = device.type == "cuda"
     cache = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
-    count = sets_of_bytes(shape.input_bytes(2), cache, limit=32)
+    count = timing.sets_of_bytes(shape.input_bytes(2), cache, limit=32)
     sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
     rows = []
     calls = {}
@@ -94,7 +85,7 @@ def run_shape(shape, implementations, device, limit_s):
         row = new_row(SUITE, shape, "fwd", torch.bfloat16, impl.name, input_sets=len(sets))
         rows.append(row)
         try:
-            with time_limit(limit_s):
+            with timing.time_limit(limit_s):
                 score = impl.score(shape, None, train=False)
                 out = score(*sets[0].tokens)
             if impl.name == OURS:
@@ -106,12 +97,12 @@ def run_shape(shape, implementations, device, limit_s):
                 row["mismatch"] = True  # it is timed all the same, and the row says so
             mine = [partial(score, *x.tokens) for x in sets]
             if on_gpu:
-                row.update(gpu_time(mine, SHORT).row())
-            row["wall_us"] = wall_time(mine, SHORT, device)
+                row.update(timing.gpu_time(mine, SHORT).row())
+            row["wall_us"] = timing.wall_time(mine, SHORT, device)
             calls[impl.name] = mine
         except Exception as error:  # one failure must not end the sweep
             row["error"] = error_text(error)
-            sync(device)
+            timing.sync(device)
     if on_gpu:
         with contextlib.suppress(Exception):
             time_again(rows, calls)
@@ -130,7 +121,8 @@ def time_again(rows, calls):
     noisy = first > 0.8 and max(float(r["gpu_spread"]) for r in pair) > NOISY
     if first <= DOUBTFUL and not noisy and len({r["gpu_method"] for r in timed}) == 1:
         return
-    times = time_interleaved(by_one_clock([calls[r["impl"]] for r in timed], True), LONG, ROUNDS)
+    repetitions = timing.by_one_clock([calls[r["impl"]] for r in timed], True)
+    times = timing.time_interleaved(repetitions, LONG, ROUNDS)
     for row, gpu in zip(timed, times, strict=True):
         row.update(gpu.row(), again=True)
 
@@ -161,7 +153,7 @@ def _compile_ahead(compilers, peers, batch, seconds, log):
 def _still_answers(device):
     """False where the GPU is in an error state, which a new process does not share."""
     try:
-        sync(device)
+        timing.sync(device)
     except Exception:
         return False
     return True
