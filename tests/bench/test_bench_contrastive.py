@@ -21,6 +21,7 @@ from tests.support.bench import CPU, bench, dry_run
 large_batches = pytest.importorskip("bench.report.large_batches", reason="pandas is not installed")
 tables = pytest.importorskip("bench.report.tables")
 SHAPES = named_shapes.TINY_BATCHES
+MANY_TOKENS = BatchShape("many-tokens", 4, 4, 7, 9, d=16)  # more of a query than there are directions
 
 
 def sequences(x, offsets):
@@ -44,7 +45,7 @@ def test_exact_losses_are_by_definition(shape, monkeypatch):
     torch.testing.assert_close(batches.exact_loss(batch), plain_loss(batch))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+@pytest.mark.parametrize("shape", [*SHAPES, MANY_TOKENS], ids=lambda s: s.name)
 def test_the_gradients_of_planted_batches_are_exact(shape, monkeypatch):
     monkeypatch.setattr(batches, "_SLICE", 50)
     known = batches.plant_batch(shape, batches.draw_batch(shape, CPU, torch.float64))
