@@ -1,16 +1,16 @@
 """colpali-engine, release by release, before and after patch("colpali-engine")."""
 
+import functools
 import importlib
 import itertools
-import sys
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import late_interaction as li
-from late_interaction.integrations import colpali_engine as colpali_patch
 from tests.support import side_by_side
+from tests.support.side_by_side import called
 
 RELEASES = side_by_side.releases("colpali-engine")
 NATIVE = RELEASES[RELEASES.index("0.3.17") :]  # those that select a backend
@@ -43,17 +43,15 @@ class Engine:
 
 @pytest.fixture(scope="module", params=RELEASES)
 def release(request):
-    with side_by_side.release("colpali-engine", "colpali_engine", request.param) as folder:
-        # Its __init__ imports every model there is.
-        package = side_by_side.without_its_init("colpali_engine", folder)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "colpali_engine", package)
-            yield Engine(request.param)
+    # Its __init__ imports every model there is.
+    bare = ["colpali_engine"]
+    with side_by_side.release("colpali-engine", "colpali_engine", request.param, bare=bare):
+        yield Engine(request.param)
 
 
 @pytest.fixture
 def engine(release):
-    assert not colpali_patch._EXCHANGES
+    assert not li.patched()
     yield release
     li.unpatch("colpali-engine")
 
@@ -104,13 +102,11 @@ def measured(head, batch, *args):
     return [loss.detach(), *(g[x.detach().any(-1)] for g, x in zip(gradients, batch, strict=True))]
 
 
-def assert_unchanged_by_the_patch(monkeypatch, head, batch, *args):
-    wanted = measured(head, batch, *args)
-    li.patch("colpali-engine")
-    with side_by_side.no_einsum(monkeypatch):
-        for one, other in zip(measured(head, batch, *args), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-    assert all(x.any() for x in wanted)
+unchanged = functools.partial(side_by_side.assert_unchanged, "colpali-engine", rtol=1e-9, atol=1e-12)
+
+
+def assert_unchanged_by_the_patch(head, batch, *args):
+    assert all(x.any() for x in unchanged(lambda: measured(head, batch, *args)))
 
 
 OPTIONS = [
@@ -119,56 +115,44 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
+def each(options):
+    return pytest.mark.parametrize("options", options, ids=lambda o: "-".join(map(str, o.values())))
+
+
+@each(OPTIONS)
 @pytest.mark.parametrize("name", HEADS)
-def test_heads(engine, device, monkeypatch, name, options):
+def test_heads(engine, device, name, options):
     batch = inputs(engine, device, name)
-    assert_unchanged_by_the_patch(monkeypatch, engine.head(name, device, **options), batch)
+    assert_unchanged_by_the_patch(engine.head(name, device, **options), batch)
 
 
 @pytest.mark.parametrize("in_batch", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("options", OPTIONS[::3], ids=lambda o: "-".join(map(str, o.values())))
+@each(OPTIONS[::3])
 @pytest.mark.parametrize("name", NEGATIVE_HEADS)
-def test_negative_heads(engine, device, monkeypatch, name, options, in_batch):
+def test_negative_heads(engine, device, name, options, in_batch):
     head = engine.head(name, device, **options, in_batch_term_weight=in_batch)
     batch = inputs(engine, device, name)
     if in_batch == 1.0:  # then the negatives have no gradient to compare
         batch[2] = batch[2].detach()
-        wanted = head(*batch).detach()
-        li.patch("colpali-engine")
-        with side_by_side.no_einsum(monkeypatch):
-            torch.testing.assert_close(head(*batch).detach(), wanted)
+        unchanged(lambda: head(*batch).detach())
         return
-    assert_unchanged_by_the_patch(monkeypatch, head, batch)
+    assert_unchanged_by_the_patch(head, batch)
 
 
 @pytest.mark.parametrize("name", ["ColbertLoss", *NEGATIVE_HEADS])
-def test_offset(engine, monkeypatch, name):
+def test_offset(engine, name):
     """Documents of other processes: a query's own lies `offset` further on."""
     if engine.version == FIRST or (name in NEGATIVE_HEADS and not engine.negatives):
         pytest.skip("this colpali-engine knows no offset here")
     # Off the pairwise heads' diagonal by an offset lie fewer scores than queries, but for the in-batch term.
     options = {"in_batch_term_weight": 0.0} if name == "ColbertPairwiseNegativeCELoss" else {}
     batch = inputs(engine, "cpu", name, gathered=4)
-    assert_unchanged_by_the_patch(monkeypatch, engine.head(name, **options), batch, 2)
+    assert_unchanged_by_the_patch(engine.head(name, **options), batch, 2)
 
 
 TERMS = [("ColbertLoss", None, 1)] + [
     (name, in_batch, 3 if in_batch else 2) for name in NEGATIVE_HEADS for in_batch in (0.0, 0.5)
 ]
-
-
-@pytest.mark.parametrize(("name", "in_batch", "scored"), TERMS)
-def test_each_term_is_scored_once(engine, name, in_batch, scored):
-    options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
-    head, batch = engine.head(name, **options), inputs(engine, "cpu", name)
-    li.patch("colpali-engine")
-    with side_by_side.Calls() as calls:
-        head(*batch).backward()
-    assert calls.of == {"maxsim_winners": scored, "maxsim_backward": scored}
-
-
-# ---- the smooth maximum ----
 
 
 def smooth_head(engine, name, device="cpu", **options):
@@ -177,47 +161,42 @@ def smooth_head(engine, name, device="cpu", **options):
     return engine.head(name, device, use_smooth_max=True, **options)
 
 
-@pytest.mark.parametrize("tau", [0.1, 1])
-@pytest.mark.parametrize(
-    "options", [o for o in OPTIONS if o["temperature"] == 1.0], ids=lambda o: "-".join(map(str, o.values()))
-)
-@pytest.mark.parametrize("name", HEADS + NEGATIVE_HEADS)
-def test_a_smooth_maximum(engine, device, monkeypatch, name, options, tau):
-    batch = inputs(engine, device, name)
-    assert_unchanged_by_the_patch(monkeypatch, smooth_head(engine, name, device, tau=tau, **options), batch)
+OPERATORS = {
+    Engine.head: ("maxsim_winners", "maxsim_backward"),
+    smooth_head: ("smooth_maxsim", "smooth_maxsim_backward"),
+}
+MADE = pytest.mark.parametrize("made", OPERATORS, ids=["maximum", "smooth maximum"])
 
 
+@MADE
 @pytest.mark.parametrize(("name", "in_batch", "scored"), TERMS)
-def test_each_term_of_a_smooth_maximum_is_scored_once(engine, name, in_batch, scored):
+def test_each_term_is_scored_once(engine, made, name, in_batch, scored):
     options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
-    head, batch = smooth_head(engine, name, **options), inputs(engine, "cpu", name)
+    head, batch = made(engine, name, **options), inputs(engine, "cpu", name)
     li.patch("colpali-engine")
-    with side_by_side.Calls() as calls:
-        head(*batch).backward()
-    assert calls.of == {"smooth_maxsim": scored, "smooth_maxsim_backward": scored}
+    assert called(lambda: head(*batch).backward()) == dict.fromkeys(OPERATORS[made], scored)
 
 
-def assert_left_alone(head, batch):
-    wanted = measured(head, batch)
-    li.patch("colpali-engine")
-    with side_by_side.Calls() as calls:
-        for one, other in zip(measured(head, batch), wanted, strict=True):
-            assert torch.equal(one, other)
-    assert not calls.of
+# ---- the smooth maximum ----
 
 
+@pytest.mark.parametrize("tau", [0.1, 1])
+@each([options for options in OPTIONS if options["temperature"] == 1.0])
 @pytest.mark.parametrize("name", HEADS + NEGATIVE_HEADS)
-def test_a_smooth_maximum_that_is_turned_off(engine, monkeypatch, name):
-    head, batch = smooth_head(engine, name), inputs(engine, "cpu", name)
-    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "mteb")  # patched, and then turned off
-    li.patch("colpali-engine")
-    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "colpali-engine")
-    with side_by_side.Calls() as calls:
-        found = measured(head, batch)
-    assert not calls.of
-    li.unpatch("colpali-engine")
-    for one, other in zip(found, measured(head, batch), strict=True):
-        assert torch.equal(one, other)
+def test_a_smooth_maximum(engine, device, name, options, tau):
+    batch = inputs(engine, device, name)
+    assert_unchanged_by_the_patch(smooth_head(engine, name, device, tau=tau, **options), batch)
+
+
+def assert_left_alone(head, batch, said="0"):
+    side_by_side.assert_left_alone("colpali-engine", lambda: measured(head, batch), said)
+
+
+@MADE
+@pytest.mark.parametrize("name", HEADS + NEGATIVE_HEADS)
+def test_heads_that_are_turned_off(engine, made, name):
+    said = "colpali-engine" if made is smooth_head else "1"
+    assert_left_alone(made(engine, name), inputs(engine, "cpu", name), said)
 
 
 @pytest.mark.parametrize("tau", [-0.5, torch.tensor(0.5, dtype=torch.float64)], ids=["negative", "tensor"])
@@ -256,33 +235,21 @@ def test_a_compiled_head_with_a_smooth_maximum(engine, device):
     torch._dynamo.reset()
 
 
+@MADE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dtypes_of_a_smooth_maximum(engine, device, monkeypatch, dtype):
-    head = smooth_head(engine, "ColbertNegativeCELoss", device, temperature=1.0)
+def test_dtypes(engine, device, dtype, made):
+    head = made(engine, "ColbertNegativeCELoss", device, temperature=1.0)
     batch = [x.detach().to(dtype) for x in inputs(engine, device, "ColbertNegativeCELoss")]
     wanted = head(*(x.double() for x in batch))
     li.patch("colpali-engine")
-    with side_by_side.no_einsum(monkeypatch):
-        loss = head(*batch)
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dtypes(engine, device, monkeypatch, dtype):
-    head = engine.head("ColbertNegativeCELoss", device, temperature=1.0)
-    batch = [x.detach() for x in inputs(engine, device, "ColbertNegativeCELoss")]
-    batch = [x.to(dtype) for x in batch]
-    wanted = head(*(x.double() for x in batch))
-    li.patch("colpali-engine")
-    with side_by_side.no_einsum(monkeypatch):
+    with side_by_side.no_einsum():
         loss = head(*batch)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [2, 128])
-def test_score_multi_vector(engine, device, monkeypatch, batch_size):
+def test_score_multi_vector(engine, device, batch_size):
     queries = [torch.randn(n, 8, dtype=torch.float64) for n in (5, 1, 9)]
     pages = [torch.randn(n, 8, dtype=torch.float64) for n in (4, 11, 1, 7, 2)]
 
@@ -290,32 +257,17 @@ def test_score_multi_vector(engine, device, monkeypatch, batch_size):
         return engine.score_multi_vector(*lists, batch_size=batch_size, device=device)
 
     batches = torch.stack([torch.randn(6, 8).double()] * 3), torch.randn(4, 5, 8).double()
-    wanted = scored(queries, pages), scored(*batches)
-    li.patch("colpali-engine")
-    with side_by_side.no_einsum(monkeypatch):
-        for one, other in zip((scored(queries, pages), scored(*batches)), wanted, strict=True):
-            torch.testing.assert_close(one, other)
+    unchanged(lambda: (scored(queries, pages), scored(*batches)))
     with pytest.raises(ValueError, match="No queries"):
         scored([], pages)
 
 
-def test_disabled(engine, monkeypatch):
-    head, batch = engine.head("ColbertNegativeCELoss"), inputs(engine, "cpu", "ColbertNegativeCELoss")
-    wanted = measured(head, batch)
-    li.patch("colpali-engine")
-    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
-    with side_by_side.Calls() as calls:
-        for one, other in zip(measured(head, batch), wanted, strict=True):
-            assert torch.equal(one, other)
-    assert not calls.of
-
-
-def test_subclasses_are_patched_too(engine, monkeypatch):
+def test_subclasses_are_patched_too(engine):
     class Mine(engine.losses.ColbertLoss):
         def forward(self, *args):
             return 2 * super().forward(*args)
 
-    assert_unchanged_by_the_patch(monkeypatch, Mine(), inputs(engine, "cpu", "ColbertLoss"))
+    assert_unchanged_by_the_patch(Mine(), inputs(engine, "cpu", "ColbertLoss"))
 
 
 def test_what_does_not_fit_stays_with_colpali_engine(engine):
@@ -328,46 +280,25 @@ def test_what_does_not_fit_stays_with_colpali_engine(engine):
 
 
 def test_unpatch_restores_everything(engine):
-    before = side_by_side.attributes("colpali_engine")
-    li.patch("colpali-engine")
-    li.patch("colpali-engine")
-    during = side_by_side.attributes("colpali_engine")
-    assert any(during[key] is not value for key, value in before.items())
-    li.unpatch("colpali-engine")
-    li.unpatch("colpali-engine")
-    after = side_by_side.attributes("colpali_engine")
-    assert [key for key, value in before.items() if after[key] is not value and after[key] != value] == []
+    side_by_side.assert_restored("colpali-engine")
 
 
 def test_a_head_that_is_gone_is_named(engine, monkeypatch):
     monkeypatch.delattr(engine.losses, "ColbertPairwiseCELoss")
     with pytest.warns(RuntimeWarning, match="ColbertPairwiseCELoss.forward.*refactored"):
         li.patch("colpali-engine")
-    assert_unchanged_by_the_patch(
-        monkeypatch, engine.head("ColbertLoss"), inputs(engine, "cpu", "ColbertLoss")
-    )
+    assert_unchanged_by_the_patch(engine.head("ColbertLoss"), inputs(engine, "cpu", "ColbertLoss"))
 
 
+@MADE
 @pytest.mark.parametrize("backend", ["auto", "lik", "torch"])
-def test_backends(engine, device, monkeypatch, backend):
+def test_backends(engine, device, monkeypatch, backend, made):
     if engine.version not in NATIVE:
         pytest.skip("this colpali-engine selects no backend")
     li.patch("colpali-engine")
     monkeypatch.setenv("COLPALI_SCORES_BACKEND", backend)
-    head = engine.head("ColbertNegativeCELoss", device)
-    with side_by_side.Calls() as calls:
-        head(*inputs(engine, device, "ColbertNegativeCELoss"))
-    assert calls.of == ({} if backend == "torch" else {"maxsim_winners": 3})
-    head = smooth_head(engine, "ColbertNegativeCELoss", device)
-    with side_by_side.Calls() as calls:
-        head(*inputs(engine, device, "ColbertNegativeCELoss"))
-    assert calls.of == ({} if backend == "torch" else {"smooth_maxsim": 3})
-
-
-def test_without_colpali_engine(monkeypatch):
-    for name in ("_LOSSES", "_BACKEND"):
-        monkeypatch.setattr(colpali_patch, name, "no_such_engine")
-    monkeypatch.setattr(colpali_patch, "_SCORE_MULTI_VECTOR", ("no_such_engine", "x.y"))
-    with pytest.raises(ImportError, match=r"colpali-engine 0\.3\.10 to 0\.3\.18"):
-        li.patch("colpali-engine")
-    assert not colpali_patch._EXCHANGES
+    head, batch = (
+        made(engine, "ColbertNegativeCELoss", device),
+        inputs(engine, device, "ColbertNegativeCELoss"),
+    )
+    assert called(head, *batch) == ({} if backend == "torch" else {OPERATORS[made][0]: 3})

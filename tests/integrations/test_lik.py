@@ -289,12 +289,7 @@ def test_names_that_are_refused(name, error):
 
 def test_pylate_scores_by_us_without_a_patch(monkeypatch):
     """PyLate's own backend for late-interaction-kernels imports it by its name."""
-    stand_in = side_by_side.anything("fast_plaid")
-    with side_by_side.release("pylate", "pylate", "1.6.0", [stand_in]) as folder:
-        package = side_by_side.without_its_init("pylate", folder)
-        scores = side_by_side.without_its_init("pylate/scores", folder)
-        for name, module in (("pylate", package), ("pylate.scores", scores)):
-            monkeypatch.setitem(sys.modules, name, module)
+    with side_by_side.release("pylate", "pylate", "1.6.0", bare=["pylate", "pylate.scores"]):
         backend = importlib.import_module("pylate.scores._lik_backend")
         li.install_as("late_interaction_kernels")
         monkeypatch.setattr(backend, "_lik_device", lambda *tensors: "cuda")  # on a CPU too
@@ -312,10 +307,8 @@ def test_pylate_scores_by_us_without_a_patch(monkeypatch):
 
 
 def test_colpali_engine_scores_by_us_without_a_patch(monkeypatch):
-    with side_by_side.release("colpali-engine", "colpali_engine", "0.3.18") as folder:
-        for name in ("colpali_engine", "colpali_engine/utils"):
-            module = side_by_side.without_its_init(name, folder)
-            monkeypatch.setitem(sys.modules, name.replace("/", "."), module)
+    bare = ["colpali_engine", "colpali_engine.utils"]
+    with side_by_side.release("colpali-engine", "colpali_engine", "0.3.18", bare=bare):
         backend = importlib.import_module("colpali_engine.utils._lik_backend")
         li.install_as("late_interaction_kernels")
         monkeypatch.setattr(backend, "_lik_device", lambda *tensors: "cuda")

@@ -1,38 +1,22 @@
 """PyLate, release by release, before and after patch("pylate")."""
 
-import importlib
 import importlib.metadata
-from types import FunctionType
 
 import numpy as np
 import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.integrations import pylate as pylate_patch
 from tests.build.test_readme import examples
 from tests.support import side_by_side
+from tests.support.side_by_side import Encoder, called, texts
 
 RELEASES = side_by_side.releases("pylate")
 NATIVE = RELEASES[RELEASES.index("1.5.1") :]  # those that select a backend
-PAD = 3
 
 
-@pytest.fixture(scope="module", params=RELEASES)
-def release(request):
-    stand_ins = [side_by_side.anything("datasets")]  # for loading data, which nothing here does
-    with side_by_side.release("pylate", "pylate", request.param, stand_ins):
-        module = importlib.import_module("pylate")
-        for name in ("losses", "rank", "scores"):
-            importlib.import_module(f"pylate.{name}")
-        yield module
-
-
-@pytest.fixture
-def pylate(release):
-    assert not pylate_patch._ORIGINAL
-    yield release
-    li.unpatch("pylate")
+def unchanged(measure, rtol=1e-12, atol=1e-12):
+    return side_by_side.assert_unchanged("pylate", measure, rtol=rtol, atol=atol)
 
 
 def test_leaves_are_reached(pylate):
@@ -58,27 +42,6 @@ def test_calls_are_counted(pylate, monkeypatch):
     assert "LATE_INTERACTION_DISABLE turns the patch off" in off[0] and off[1] == 2
 
 
-class Encoder(torch.nn.Module):
-    """What PyLate's losses need of a model: tokens' embeddings, and two of its settings."""
-
-    def __init__(self, device, dtype=torch.float64, d=8, do_query_expansion=False):
-        super().__init__()
-        self.table = torch.nn.Embedding(50, d, dtype=dtype, device=device)
-        self.skiplist = [7, 11, 13]
-        self.do_query_expansion = do_query_expansion
-
-    def forward(self, features):
-        return {"token_embeddings": self.table(features["input_ids"])}
-
-
-def features(device, rows, length, shortest=0):
-    """Texts of many lengths, padded."""
-    ids = torch.randint(PAD + 1, 50, (rows, length), device=device)
-    lengths = torch.randint(shortest, length + 1, (rows, 1), device=device)
-    kept = torch.arange(length, device=device) < lengths
-    return {"input_ids": ids.where(kept, PAD), "attention_mask": kept.long()}
-
-
 LOSSES = {
     "Contrastive": [{}, {"size_average": False, "temperature": 0.02}],
     "CachedContrastive": [{"mini_batch_size": 3}, {"mini_batch_size": 16, "temperature": 0.5}],
@@ -88,23 +51,16 @@ LOSSES = {
 
 @pytest.mark.parametrize("do_query_expansion", [False, True])
 @pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in LOSSES.items() for o in all_])
-def test_losses(pylate, device, monkeypatch, name, options, do_query_expansion):
-    batch = [features(device, 5, 6), features(device, 5, 9), features(device, 5, 9)]
-    args = (batch, None)
+def test_losses(pylate, device, name, options, do_query_expansion):
+    shapes, labels = [(5, 6), (5, 9), (5, 9)], None
     if name == "Distillation":
-        args = ([features(device, 4, 6), features(device, 12, 9)], torch.randn(4, 3, device=device).double())
-    encoder = Encoder(device, do_query_expansion=do_query_expansion)
+        shapes, labels = [(4, 6), (12, 9)], torch.randn(4, 3, device=device).double()
+    batch, encoder = texts(device, *shapes, shortest=0), Encoder(device, do_query_expansion)
 
     def measured():
-        return side_by_side.loss_and_gradient(getattr(pylate.losses, name)(encoder, **options), *args)
+        return side_by_side.loss_and_gradient(getattr(pylate.losses, name)(encoder, **options), batch, labels)
 
-    loss, gradient = measured()
-    li.patch("pylate")
-    with side_by_side.no_einsum(monkeypatch):
-        patched_loss, patched_gradient = measured()
-    torch.testing.assert_close(patched_loss, loss, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(patched_gradient, gradient, rtol=1e-9, atol=1e-12)
-    assert gradient.any()
+    assert unchanged(measured)[1].any()
 
 
 MASKS = {
@@ -119,7 +75,7 @@ MASKS = {
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", ["colbert_scores", "colbert_kd_scores"])
-def test_masks(pylate, device, monkeypatch, name, kind):
+def test_masks(pylate, device, name, kind):
     """A masked token is 0 to PyLate, and wins where all else is negative: so it often is with few tokens."""
     Q = torch.randn(4, 5, 2, dtype=torch.float64, device=device, requires_grad=True)
     shape = (4, 6, 3) if name == "colbert_kd_scores" else (6, 3)
@@ -131,35 +87,25 @@ def test_masks(pylate, device, monkeypatch, name, kind):
         scores = getattr(pylate.scores, name)(Q, D, *masks)
         return scores.detach(), *torch.autograd.grad(scores, (Q, D), weight.to(scores.dtype))
 
-    wanted = measured()
-    li.patch("pylate")
-    with side_by_side.no_einsum(monkeypatch):
-        for one, other in zip(measured(), wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    unchanged(measured)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_dtypes(pylate, device, monkeypatch, dtype):
+def test_dtypes(pylate, device, dtype):
     unit = torch.nn.functional.normalize
-    Q, D = (
-        unit(torch.randn(3, 8, 64, device=device), dim=-1),
-        unit(torch.randn(4, 30, 64, device=device), dim=-1),
-    )
-    Q, D, mask = Q.to(dtype), D.to(dtype), torch.rand(4, 30, device=device) < 0.6
+    Q, D = (unit(torch.randn(*shape, 64, device=device), dim=-1).to(dtype) for shape in ((3, 8), (4, 30)))
+    mask = torch.rand(4, 30, device=device) < 0.6
     wanted = pylate.scores.colbert_scores(Q.double(), D.double(), documents_mask=mask)
     li.patch("pylate")
-    with side_by_side.no_einsum(monkeypatch):
+    with side_by_side.no_einsum():
         scores = pylate.scores.colbert_scores(Q, D, documents_mask=mask)
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_pairs(pylate, device, monkeypatch):
+def test_pairs(pylate, device):
     Q, D = (torch.randn(4, n, 8, dtype=torch.float64, device=device) for n in (5, 7))
-    wanted = pylate.scores.colbert_scores_pairwise(Q, D)
-    li.patch("pylate")
-    with side_by_side.no_einsum(monkeypatch):
-        torch.testing.assert_close(pylate.scores.colbert_scores_pairwise(Q, D), wanted)
+    unchanged(lambda: pylate.scores.colbert_scores_pairwise(Q, D))
 
 
 def test_lists_and_arrays(pylate):
@@ -175,27 +121,21 @@ def test_lists_and_arrays(pylate):
 
     wanted = list(measured())
     li.patch("pylate")
-    for one, other in zip(measured(), wanted, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(list(measured()), wanted)
 
 
-def test_rerank(pylate, device, monkeypatch):
+def test_rerank(pylate, device):
     queries = [torch.randn(5, 8, device=device), torch.randn(9, 8, device=device)]
     documents = [[torch.randn(n, 8, device=device) for n in lengths] for lengths in ((3, 1, 7), (4, 9))]
-    ids = [["a", "b", "c"], ["d", "e"]]
+    ids, orders = [["a", "b", "c"], ["d", "e"]], []
 
     def measured():
-        return pylate.rank.rerank(
-            documents_ids=ids, queries_embeddings=queries, documents_embeddings=documents
-        )
+        ranked = pylate.rank.rerank(ids, queries, documents)
+        orders.append([[row["id"] for row in own] for own in ranked])
+        return [[float(row["score"]) for row in own] for own in ranked]
 
-    wanted = measured()
-    li.patch("pylate")
-    with side_by_side.no_einsum(monkeypatch):
-        ranked = measured()
-    for one, other in zip(ranked, wanted, strict=True):
-        assert [r["id"] for r in one] == [r["id"] for r in other]
-        assert [r["score"] for r in one] == pytest.approx([r["score"] for r in other], rel=1e-4)
+    unchanged(measured, rtol=1e-4, atol=0)
+    assert orders[0] == orders[1]
 
 
 def test_the_groups_of_documents_are_one_call(pylate):
@@ -203,31 +143,19 @@ def test_the_groups_of_documents_are_one_call(pylate):
         pytest.skip("this PyLate scores group by group itself")
     Q, D = torch.randn(3, 5, 8), torch.randn(3, 4, 7, 8)
     mask = torch.rand(3, 4, 7) < 0.5
-    wanted = pylate.scores.ColBERTScores()(Q, D, documents_mask=mask)
-    li.patch("pylate")
-    with side_by_side.Calls() as calls:
-        scores = pylate.scores.ColBERTScores()(Q, D, documents_mask=mask)
-    torch.testing.assert_close(scores, wanted)
-    assert calls.of == {"maxsim": 1}
+    score = pylate.scores.ColBERTScores()
+    unchanged(lambda: score(Q, D, documents_mask=mask), rtol=1.3e-6, atol=1e-5)
+    assert called(score, Q, D, documents_mask=mask) == {"maxsim": 1}
 
 
-def test_disabled(pylate, monkeypatch):
-    loss = pylate.losses.Contrastive(Encoder("cpu", torch.float32))
-    batch = [features("cpu", 5, 6), features("cpu", 5, 9)]
-    wanted = side_by_side.loss_and_gradient(loss, batch)
-    li.patch("pylate")
-    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
-    with side_by_side.Calls() as calls:
-        for one, other in zip(side_by_side.loss_and_gradient(loss, batch), wanted, strict=True):
-            assert torch.equal(one, other)
-    assert not calls.of
+def test_disabled(pylate):
+    loss, batch = pylate.losses.Contrastive(Encoder()), texts("cpu", (5, 6), (5, 9))
+    side_by_side.assert_left_alone("pylate", lambda: side_by_side.loss_and_gradient(loss, batch), said="1")
 
 
 def test_what_no_kernel_takes_stays_with_pylate(pylate):
     Q, D = torch.randint(5, (2, 3, 4)), torch.randint(5, (4, 6, 4))
-    wanted = pylate.scores.colbert_scores(Q, D)
-    li.patch("pylate")
-    assert torch.equal(pylate.scores.colbert_scores(Q, D), wanted)
+    side_by_side.assert_left_alone("pylate", lambda: pylate.scores.colbert_scores(Q, D))
     with pytest.raises(RuntimeError):  # as PyLate's own einsum does
         pylate.scores.colbert_scores(torch.randn(2, 3, 4), torch.randn(2, 3, 5))
     with pytest.raises((RuntimeError, ValueError)):
@@ -235,34 +163,19 @@ def test_what_no_kernel_takes_stays_with_pylate(pylate):
 
 
 def test_unpatch_restores_everything(pylate):
-    before = side_by_side.attributes("pylate")
-    functions = [value for value in before.values() if isinstance(value, FunctionType)]
-    codes = [function.__code__ for function in functions]
-    li.patch("pylate")
-    li.patch("pylate")
-    during = side_by_side.attributes("pylate")
-    assert any(during[key] is not value for key, value in before.items()) or codes != [
-        function.__code__ for function in functions
-    ]
-    li.unpatch("pylate")
-    li.unpatch("pylate")
-    after = side_by_side.attributes("pylate")
-    assert before.keys() == after.keys() and codes == [function.__code__ for function in functions]
-    assert [key for key, value in before.items() if after[key] is not value and after[key] != value] == []
+    side_by_side.assert_restored("pylate")
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_follow_the_patch_whenever_they_were_built(pylate, name):
-    batch = [features("cpu", 3, 6), features("cpu", 3, 9)]
+    batch = texts("cpu", (3, 6), (3, 9))
     labels = torch.randn(3, 1).double() if name == "Distillation" else None
-    losses = [getattr(pylate.losses, name)(Encoder("cpu"))]
+    losses = [getattr(pylate.losses, name)(Encoder())]
     li.patch("pylate")
-    losses.append(getattr(pylate.losses, name)(Encoder("cpu")))
+    losses.append(getattr(pylate.losses, name)(Encoder()))
     for patched in (True, False):
         for loss in losses:
-            with side_by_side.Calls() as calls:
-                loss(batch, labels)
-            assert bool(calls.of) == patched
+            assert bool(called(loss, batch, labels)) == patched
         li.unpatch("pylate")
 
 
@@ -280,10 +193,8 @@ def test_scores_that_went_elsewhere_are_named(pylate, monkeypatch):
 def test_the_example_of_the_readme(pylate):
     (example,) = [block for block in examples() if "import pylate" in block]
     names = {"torch": torch, "li": li}
-    with side_by_side.Calls() as calls:
-        exec(example, names)
-    assert names["scores"].shape == (2, 5) and calls.of == {"maxsim": 1}
-    assert not pylate_patch._ORIGINAL
+    assert called(exec, example, names) == {"maxsim": 1}
+    assert names["scores"].shape == (2, 5) and not li.patched()
 
 
 # ---- the backends of 1.5.1 and later ----
@@ -315,10 +226,8 @@ def test_torch_stays_torch(native, monkeypatch, by):
     if by == "environment":
         monkeypatch.setenv("PYLATE_SCORES_BACKEND", "torch")
     backend = "torch" if by == "argument" else None
-    with side_by_side.Calls() as calls:
-        native.scores.colbert_scores(Q, D, backend=backend)
-        native.scores.ColBERTScores()(Q, D.unsqueeze(1), backend=backend)
-    assert not calls.of
+    assert not called(native.scores.colbert_scores, Q, D, backend=backend)
+    assert not called(native.scores.ColBERTScores(), Q, D.unsqueeze(1), backend=backend)
 
 
 def test_other_backends_say_what_they_said(native, monkeypatch):
@@ -341,9 +250,4 @@ def test_flash_is_not_asked_for_what_comes_here(native, monkeypatch):
     assert not asked
     native.scores.colbert_scores(torch.ones(3, 5, 8).int(), torch.ones(3, 7, 8).int())
     assert len(asked) == 1
-    li.unpatch("pylate")
-
-
-def test_nothing_is_patched_at_first():
-    assert not pylate_patch._ORIGINAL
     li.unpatch("pylate")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import late_interaction as li
 from late_interaction.integrations import sentence_transformers as ours
 from late_interaction.integrations.sentence_transformers import _losses as losses
 from late_interaction.integrations.sentence_transformers import _originals as originals
@@ -62,28 +63,6 @@ def test_queries_at_a_time_where_the_kernels_do_not_score(monkeypatch):
         loss = Loss(size)
         torch.testing.assert_close(losses._scored(loss, *inputs), wanted)
         assert loss.taken == taken
-
-
-def test_methods_that_are_taken_over():
-    fits, names = losses.namespace_fits, {"torch": torch, "F": F}
-    assert fits(made(names))
-    for other in (None, len, partial(made(names)), SimpleNamespace(__closure__=None, __globals__=names)):
-        assert fits(other) is False
-    for other in ({}, {"torch": torch}, {"F": F}, {"torch": torch, "F": torch}, {"torch": F, "F": F}):
-        assert not fits(made(other))
-    held = 3
-
-    def closed(self):
-        return held
-
-    assert not fits(FunctionType(closed.__code__, names, "closed", None, closed.__closure__))
-    own = importlib.import_module("sentence_transformers.multi_vector_encoder.losses")
-    for name in ("MultiVectorMultipleNegativesRankingLoss", "CachedMultiVectorMultipleNegativesRankingLoss"):
-        assert any(fits(value) for value in vars(getattr(own, name)).values())
-
-
-def made(names):
-    return FunctionType((lambda self: None).__code__, names)
 
 
 # ---- the retrieval evaluator ----
@@ -213,17 +192,35 @@ def test_progress_and_log(monkeypatch, caplog, shown):
     assert lines[0] == lines[1] and "Score-Function: mean" in lines[0]
 
 
-def test_methods_of_evaluators_that_are_taken_over():
-    own = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
-    method = own.InformationRetrievalEvaluator.compute_all_metrics
-    assert ranking.signature_fits(method)
-    for other in (None, len, partial(method), SimpleNamespace(__globals__={"trange": 0, "logger": 0})):
-        assert ranking.signature_fits(other) is False
-    code = (lambda self, model, corpus_model, corpus_embeddings, output_path: None).__code__
-    both = {"trange": None, "logger": None}
-    assert ranking.signature_fits(FunctionType(code, both))
-    assert ranking.signature_fits(FunctionType(code, both | {"more": None}))
-    for names in ({}, {"trange": None}, {"logger": None}):
-        assert not ranking.signature_fits(FunctionType(code, names))
-    shorter = (lambda self, model, corpus_model, corpus_embeddings: None).__code__
-    assert not ranking.signature_fits(FunctionType(shorter, both))
+# ---- methods that are taken over ----
+
+
+def function(names, like=lambda self, model, corpus_model, corpus_embeddings, output_path: None):
+    return FunctionType(like.__code__, names, "function", None, like.__closure__)
+
+
+# What each of them finds in its namespace, what others find there, and how others are written.
+METHODS = {
+    "multi_vector_encoder.losses.MultiVectorMultipleNegativesRankingLoss.forward": (
+        {"torch": torch, "F": F},
+        [{"torch": torch, "F": torch}, {"torch": F, "F": F}],
+        (lambda held: lambda self: held)(3),
+    ),
+    "sentence_transformer.evaluation.InformationRetrievalEvaluator.compute_all_metrics": (
+        {"trange": None, "logger": None},
+        [],
+        lambda self, model, corpus_model, corpus_embeddings: None,
+    ),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_of_another_form_are_left_alone(monkeypatch, method):
+    names, others, like = METHODS[method]
+    namespaces = [{}, *({key: value} for key, value in names.items()), *others]
+    kinds = [len, partial(function(names)), SimpleNamespace(__globals__=names, __closure__=None)]
+    for other in (*kinds, function(names, like), *map(function, namespaces)):
+        monkeypatch.setattr(f"sentence_transformers.{method}", other)
+        with pytest.warns(RuntimeWarning, match=f"did not find .*{method.rpartition('.')[2]}"):
+            li.patch("sentence-transformers")
+        li.unpatch("sentence-transformers")

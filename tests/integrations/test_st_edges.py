@@ -1,7 +1,6 @@
 """Sentence Transformers' calls at the edges of what the kernels take, with the installed release: which of
 them the kernels score, and that the others give what its own functions give."""
 
-import contextlib
 import inspect
 
 import pytest
@@ -12,7 +11,7 @@ from late_interaction.integrations.sentence_transformers import _chunks as chunk
 from late_interaction.integrations.sentence_transformers import _originals as originals
 from late_interaction.integrations.sentence_transformers import _ranking as ranking
 from late_interaction.integrations.sentence_transformers import _xtr as xtr
-from tests.support import side_by_side
+from tests.support.side_by_side import called
 
 F64 = torch.float64
 
@@ -22,12 +21,8 @@ pytestmark = pytest.mark.usefixtures("sentence_transformers")
 
 def of(name):
     """The function of Sentence Transformers that bears a name of ours."""
-    place = next(p for p in (originals.SIMILARITY, originals.COLBERT, originals.XTR) if _has(p, name))
-    return getattr(originals.module(place), name)
-
-
-def _has(place, name):
-    return hasattr(originals.module(place), name)
+    places = map(originals.module, (originals.SIMILARITY, originals.COLBERT, originals.XTR))
+    return next(getattr(place, name) for place in places if hasattr(place, name))
 
 
 def some(*shape):
@@ -41,23 +36,19 @@ def outcome(function, *args, **options):
         return type(error)
 
 
-def assert_same(name, *args, **options):
-    """What ours gives and what its own gives, or the errors that they raise."""
-    wanted, found = outcome(of(name), *args, **options), outcome(getattr(ours, name), *args, **options)
+def assert_same_outcome(own, function, *args, rtol=None, atol=None, **options):
+    """Both give the same, or raise the same kind of error."""
+    wanted, found = outcome(own, *args, **options), outcome(function, *args, **options)
     if isinstance(wanted, type):
         assert found is wanted
         return
     assert isinstance(found, torch.Tensor), found
-    assert found.dtype == wanted.dtype
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
 
 
-@contextlib.contextmanager
-def counted(**wanted):
-    """The operators that are called in here, and how often."""
-    with side_by_side.Calls() as calls:
-        yield
-    assert calls.of == wanted
+def assert_same(name, *args, **options):
+    """What ours gives and what its own gives, or the errors that they raise."""
+    assert_same_outcome(of(name), getattr(ours, name), *args, rtol=1e-5, atol=1e-5, **options)
 
 
 # ---- signatures ----
@@ -127,36 +118,31 @@ def test_padded_documents_that_are_scored_elsewhere_go_a_block_at_a_time(budget,
     D[2], D[3, 2:] = 0, 0
     options = {"b_mask": torch.rand(7, 4) < 0.6} if masked else {}
     wanted = of("maxsim")(Q, D, **options)
-    with counted(maxsim=blocks):
-        scores = ours.maxsim(Q, D, device="cpu:0", chunk_elements=budget, **options)
+    scores = ours.maxsim(Q, D, device="cpu:0", chunk_elements=budget, **options)
     torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
-    with counted(maxsim=1):
-        ours.maxsim(Q, D, chunk_elements=budget, **options)
+    options["chunk_elements"] = budget
+    assert called(ours.maxsim, Q, D, device="cpu:0", **options) == {"maxsim": blocks}
+    assert called(ours.maxsim, Q, D, **options) == {"maxsim": 1}
 
 
 @pytest.mark.parametrize("d", [1, 2, 6])
 def test_lists_go_a_block_at_a_time(d):
     """Documents of 4, 3, 7 and 1 tokens by 8 at a time; pairs of 9, 4 and 10 by 13 at a time."""
     Q, D = [some(n, d) for n in (5, 1, 3)], [some(n, d) for n in (4, 3, 7, 1)]
-    wanted = of("maxsim")(Q, D), of("maxsim_pairwise")(Q, D[:3])
-    with counted(maxsim_varlen=2, maxsim_pairs_packed=2):
-        found = ours.maxsim(Q, D, chunk_elements=8 * d), ours.maxsim_pairwise(Q, D[:3], chunk_elements=13 * d)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    with counted(maxsim_varlen=3, maxsim_pairs_packed=3):
-        ours.maxsim(Q, D, chunk_elements=8 * d - 1)
-        ours.maxsim_pairwise(Q, D[:3], chunk_elements=12 * d)
-    with counted(maxsim_varlen=1, maxsim_pairs_packed=1):
-        ours.maxsim(Q[:1], D[:1])
-        ours.maxsim_pairwise(Q[:1], D[:1])
+    assert_same("maxsim", Q, D, chunk_elements=8 * d)
+    assert_same("maxsim_pairwise", Q, D[:3], chunk_elements=13 * d)
+    for most, count in ((8 * d, 2), (8 * d - 1, 3), (None, 1)):
+        assert called(ours.maxsim, Q, D, chunk_elements=most) == {"maxsim_varlen": count}
+    for most, count in ((13 * d, 2), (12 * d, 3), (None, 1)):
+        assert called(ours.maxsim_pairwise, Q, D[:3], chunk_elements=most) == {"maxsim_pairs_packed": count}
 
 
 def test_padded_pairs_are_one_call_and_a_token_of_one_element_counts_once():
     """Its own code would cut pairs by the budget, one at a time here."""
     Q, D = some(3, 5, 6), some(3, 7, 6)
-    with counted(maxsim=1):
-        ours.maxsim_pairwise(Q, D, chunk_elements=1)
-    with counted(maxsim=2):
-        ours.maxsim(some(2, 3, 1), some(8, 1, 1), device="cpu:0", chunk_elements=4)
+    assert called(ours.maxsim_pairwise, Q, D, chunk_elements=1) == {"maxsim": 1}
+    elsewhere = {"device": "cpu:0", "chunk_elements": 4}
+    assert called(ours.maxsim, some(2, 3, 1), some(8, 1, 1), **elsewhere) == {"maxsim": 2}
 
 
 @pytest.mark.parametrize("form", ["tensors", "lists"])
@@ -178,14 +164,9 @@ def test_chunks_with_masks_that_do_not_fit(name):
     Q, D, q_mask, d_mask = some(3, 5, 6), some(3, 7, 6), torch.rand(3, 5) < 0.6, torch.rand(3, 7) < 0.6
     for a_mask in (None, q_mask, q_mask[:1], q_mask[:, :1], q_mask[:2], q_mask[:, :4]):
         for b_mask in (None, d_mask, d_mask[:1], d_mask[:, :1], d_mask[:2], d_mask[:, :6]):
-            wanted, found = outcome(own, Q, D, a_mask, b_mask), outcome(score, Q, D, a_mask, b_mask)
-            if isinstance(wanted, type):
-                assert found is wanted
-            else:
-                torch.testing.assert_close(found, wanted)
+            assert_same_outcome(own, score, Q, D, a_mask, b_mask)
     for a, b in ((Q[0], D), (Q, D[0]), (Q[0], D[0]), (Q[None], D[None])):
-        wanted, found = outcome(own, a, b, None, None), outcome(score, a, b, None, None)
-        assert found is wanted if isinstance(wanted, type) else torch.equal(found, wanted)
+        assert_same_outcome(own, score, a, b, None, None, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ALL_PAIRS + PAIRS)
@@ -202,8 +183,7 @@ def test_a_device_by_its_name(name):
     for device in ("cpu", torch.device("cpu"), "cpu:0"):
         assert_same(name, Q, D, device=device)
         assert_same(name, list(Q), list(D), device=device)
-    with counted(maxsim=1):
-        getattr(ours, name)(Q, D, device="cpu")
+    assert called(getattr(ours, name), Q, D, device="cpu") == {"maxsim": 1}
 
 
 # ---- groups of documents ----
@@ -241,15 +221,8 @@ def test_query_masks_of_groups(name):
     Q, D = some(3, 5, 6), groups(3, 2, 7, 6)
     Q[1, 3:] = 0
     mask = torch.rand(3, 5) < 0.6
-    for given in (
-        mask,
-        mask[:1],
-        mask.long(),
-        torch.rand(3, 5),
-        torch.rand(3, 4) < 0.6,
-        mask[0],
-        mask.numpy(),
-    ):
+    others = torch.rand(3, 5), torch.rand(3, 4) < 0.6
+    for given in (mask, mask[:1], mask.long(), *others, mask[0], mask.numpy()):
         assert_same(name, Q, D, queries_mask=given)
     assert_same(name, Q.double(), D.double(), queries_mask=torch.rand(3, 5, dtype=F64))
 
@@ -278,15 +251,11 @@ def test_which_groups_go_by_the_kernels():
     Q, D, mask = some(3, 5, 6), groups(3, 2, 7, 6), MASKS["fits"]()
     bools = torch.rand(3, 5) < 0.6
     for name in GROUPED:
-        with counted(maxsim=1):
-            getattr(ours, name)(Q, D)
-        with counted(maxsim=1):
-            getattr(ours, name)(Q, D, bools, mask)
-    with counted(maxsim=1):
-        ours.colbert_scores(Q[:2], D)
+        for masks in ((), (bools, mask)):
+            assert called(getattr(ours, name), Q, D, *masks) == {"maxsim": 1}
+    assert called(ours.colbert_scores, Q[:2], D) == {"maxsim": 1}
     for top_k in (1, 2, 42, 43):
-        with counted(xtr_winners=1):
-            ours.xtr_scores(Q, D, bools, MASKS["flat"](), top_k=top_k)
+        assert called(ours.xtr_scores, Q, D, bools, MASKS["flat"](), top_k=top_k) == {"xtr_winners": 1}
 
 
 def test_groups_of_other_ranks_are_left_to_its_own_xtr():

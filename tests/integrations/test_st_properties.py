@@ -30,8 +30,7 @@ MASKS = [None, "bool", "long", "counts", "float", "shared", "list", "array"]
 
 
 @pytest.fixture(scope="module")
-def similarity():
-    pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
+def similarity(sentence_transformers):
     yield importlib.import_module(SIMILARITY)
     li.unpatch("sentence-transformers")
 

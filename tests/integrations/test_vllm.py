@@ -11,6 +11,8 @@ import importlib.metadata
 import logging
 import sys
 import types
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ import torch
 import late_interaction as li
 from late_interaction.integrations.vllm import compute_maxsim_score_batched, compute_maxsim_score_offsets
 from tests.support import side_by_side
+from tests.support.side_by_side import called
 
+left_alone = partial(side_by_side.assert_left_alone, "vllm")
 MODULE, RUNNER = "vllm.v1.pool.late_interaction", "vllm.v1.pool.late_interaction_runner"
 OFFLINE, TRITON = "vllm.entrypoints.pooling.scoring.utils", "vllm.v1.pool.flash_maxsim"
 STAND_IN = {
@@ -177,6 +181,16 @@ def step(device, dtype=torch.float32, d=8):
     return [queries[0], queries[1], queries[0], queries[0]], hidden, spans
 
 
+def unchanged(measure, product="bmm"):
+    """Without the product that vLLM itself computes similarities by."""
+    without = partial(mock.patch.object, torch, product, None)
+    return side_by_side.assert_unchanged("vllm", measure, without, rtol=1e-5, atol=1e-5)
+
+
+def and_whether_they_learn(scores):
+    return [(score, score.requires_grad) for score in scores]
+
+
 def views(hidden, spans):
     return [hidden[start : start + length] for start, length in spans]
 
@@ -197,50 +211,39 @@ class Copies(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["views of one tensor", "tensors of their own", "one pair"])
-def test_scores(vllm, device, monkeypatch, dtype, kind):
+def test_scores(vllm, device, dtype, kind):
     queries, hidden, spans = step(device, dtype)
     documents = views(hidden, spans)
     if kind == "tensors of their own":
         documents = [x.clone() for x in documents]
     elif kind == "one pair":
         queries, documents = queries[:1], documents[:1]
-    wanted = vllm.held(queries, documents)
-    li.patch("vllm")
-    monkeypatch.setattr(torch, "bmm", None)
-    scores = vllm.held(queries, documents, max_batch_size=2)
-    assert isinstance(scores, list) and len(scores) == len(wanted)
-    for one, other in zip(scores, wanted, strict=True):
-        assert one.dtype == torch.float32 and one.shape == () and one.device == other.device
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    scores = unchanged(lambda: vllm.held(queries, documents, max_batch_size=2))
+    assert isinstance(scores, list)
+    assert all(score.dtype == torch.float32 and score.shape == () for score in scores)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("queries_of_a_step", ["one", "several"])
-def test_a_runner_scores_its_steps(vllm, runner, device, monkeypatch, dtype, queries_of_a_step):
+def test_a_runner_scores_its_steps(vllm, runner, device, dtype, queries_of_a_step):
     """Also those that it would send to Triton: one query, on a GPU."""
     queries, hidden, spans = step(device, dtype)
     if queries_of_a_step == "one":
         queries = [queries[0]] * len(queries)
     wanted = vllm.held(queries, views(hidden, spans))
     li.patch("vllm")
-    monkeypatch.setattr(torch, "bmm", None)
-    with side_by_side.Calls() as called:
+    with mock.patch.object(torch, "bmm", None), side_by_side.Calls() as calls:
         scores = runner._score(queries, views(hidden, spans))
-    assert called.of == {"maxsim_pairs_packed": 1} and li.patched()["vllm"].served == 1
-    torch.testing.assert_close(torch.stack(scores), torch.stack(wanted), rtol=1e-5, atol=1e-5)
+    assert calls.of == {"maxsim_pairs_packed": 1} and li.patched()["vllm"].served == 1
+    torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("why", ["float64", "disabled"])
-def test_a_runner_scores_by_itself_what_the_kernels_do_not(vllm, runner, monkeypatch, why):
+def test_a_runner_scores_by_itself_what_the_kernels_do_not(vllm, runner, why):
     """By vLLM's own functions throughout: a call is left once."""
     queries, hidden, spans = step("cpu", torch.float64 if why == "float64" else torch.float32)
-    wanted = runner._score(queries, views(hidden, spans))
-    li.patch("vllm")
-    if why == "disabled":
-        monkeypatch.setenv("LATE_INTERACTION_DISABLE", "vllm")
-    with side_by_side.Calls() as called:
-        found = runner._score(queries, views(hidden, spans))
-    assert torch.equal(torch.stack(found), torch.stack(wanted)) and not called.of
+    said = "vllm" if why == "disabled" else "0"
+    left_alone(lambda: runner._score(queries, views(hidden, spans)), said)
     ((kind, times),) = li.patched()["vllm"].left.items()
     assert kind.startswith("LateInteractionRunner._score: ") and times == 1
 
@@ -251,9 +254,7 @@ def test_a_runner_whose_release_has_no_copy_of_flash_maxsim(vllm, runner, monkey
     queries, hidden, spans = step("cpu")
     li.patch("vllm")
     assert not any("Runner" in place for place in li.patched()["vllm"].places)
-    with side_by_side.Calls() as called:
-        runner._score(queries, views(hidden, spans))
-    assert called.of == {"maxsim_pairs_packed": 1}
+    assert called(runner._score, queries, views(hidden, spans)) == {"maxsim_pairs_packed": 1}
 
 
 def test_requests_of_a_step(vllm, runner, monkeypatch):
@@ -278,24 +279,16 @@ def test_requests_of_a_step(vllm, runner, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_pair_offline(offline, device, monkeypatch, dtype):
+def test_a_pair_offline(offline, device, dtype):
     query, document = torch.randn(5, 8, device=device).to(dtype), torch.randn(9, 8, device=device).to(dtype)
-    wanted = offline(query, document)
-    li.patch("vllm")
-    monkeypatch.setattr(torch, "matmul", None)
-    score = offline(query, document)
-    assert score.dtype == torch.float32 and score.shape == () and score.device == wanted.device
-    torch.testing.assert_close(score, wanted, rtol=1e-5, atol=1e-5)
+    score = unchanged(lambda: offline(query, document), "matmul")
+    assert score.dtype == torch.float32 and score.shape == ()
 
 
 @pytest.mark.parametrize("what", ["two dtypes", "float64", "integers", "what learns"])
 def test_a_pair_that_stays_its_own(offline, what):
     (query, *_), (document, *_) = LEFT[what]
-    wanted = offline(query, document)
-    li.patch("vllm")
-    with side_by_side.Calls() as called:
-        found = offline(query, document)
-    assert found == wanted and found.requires_grad == wanted.requires_grad and not called.of
+    left_alone(lambda: and_whether_they_learn([offline(query, document)]))
     assert [*li.patched()["vllm"].left.values()] == [1]
     with pytest.raises(IndexError):  # the maximum of nothing
         offline(query, document[:0])
@@ -304,9 +297,9 @@ def test_a_pair_that_stays_its_own(offline, what):
 def test_documents_of_one_tensor_are_not_copied(vllm):
     queries, hidden, spans = step("cpu")
     li.patch("vllm")
-    with side_by_side.Calls() as called, Copies() as copies:
+    with side_by_side.Calls() as calls, Copies() as copies:
         vllm.held(queries, views(hidden, spans))
-    assert called.of == {"maxsim_pairs_packed": 1}
+    assert calls.of == {"maxsim_pairs_packed": 1}
     assert max(copies.tokens, default=0) <= 5 + 2 + 16  # the queries, once each, and the offsets
     with Copies() as copies:
         vllm.held(queries, [x.clone() for x in views(hidden, spans)])
@@ -321,7 +314,7 @@ def test_views_far_apart_are_packed(vllm):
     li.patch("vllm")
     with Copies() as copies:
         found = vllm.held(queries, documents)
-    torch.testing.assert_close(torch.stack(found), torch.stack(wanted))
+    torch.testing.assert_close(found, wanted)
     assert 21 in copies.tokens and 500 not in copies.tokens
 
 
@@ -387,59 +380,28 @@ LEFT = {
 
 @pytest.mark.parametrize("what", LEFT)
 def test_what_stays_its_own(vllm, what):
-    wanted = vllm.held(*LEFT[what])
-    li.patch("vllm")
-    with side_by_side.Calls() as called:
-        found = vllm.held(*LEFT[what])
-    assert found == wanted and not called.of
-    assert [x.requires_grad for x in found] == [x.requires_grad for x in wanted]
+    left_alone(lambda: and_whether_they_learn(vllm.held(*LEFT[what])))
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (([torch.ones(2, 4)], []), "the same length"),
-        (([torch.ones(2, 4)], [torch.ones(2, 3)]), "must have same dim"),
-        (([torch.ones(2, 4)], [torch.ones(2, 4)], 0), "max_batch_size must be greater than 0"),
-    ],
-)
-def test_what_it_refuses(vllm, args, said):
-    li.patch("vllm")
-    with pytest.raises(ValueError, match=said):
-        vllm.held(*args)
+@pytest.mark.parametrize("what", ["two lengths", "two widths", "no batch"])
+def test_what_it_refuses(vllm, what):
+    documents = {"two lengths": [], "two widths": [torch.ones(2, 3)], "no batch": [torch.ones(2, 4)]}[what]
+    batch_size = 0 if what == "no batch" else 64
+    side_by_side.assert_refused_as_before(
+        "vllm", lambda: vllm.held([torch.ones(2, 4)], documents, batch_size)
+    )
 
 
 @pytest.mark.parametrize("said", ["1", "vllm"])
-def test_disabled(vllm, monkeypatch, said):
+def test_disabled(vllm, said):
     queries, hidden, spans = step("cpu")
-    li.patch("vllm")
-    monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
-    with side_by_side.Calls() as called:
-        vllm.held(queries, views(hidden, spans))
-    assert not called.of
+    left_alone(lambda: vllm.held(queries, views(hidden, spans)), said)
 
 
 def test_unpatch_restores_everything(vllm, runner, offline):
-    own = vllm.held.__code__, offline.__code__, type(runner)._score
-    li.patch("vllm")
-    li.patch("vllm")
-    assert vllm.held.__code__ is not own[0] and offline.__code__ is not own[1]
-    assert type(runner)._score is not own[2] and type(runner)._score.__doc__ == own[2].__doc__
-    li.unpatch("vllm")
-    li.unpatch("vllm")
-    assert (vllm.held.__code__, offline.__code__, type(runner)._score) == own
-
-
-def test_a_vllm_without_what_is_patched_is_named(vllm, monkeypatch):
-    monkeypatch.delattr(vllm, "compute_maxsim_score_batched")
-    for name in (OFFLINE, RUNNER):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.1")
-    with pytest.raises(
-        ImportError,
-        match=r"found vllm 0\.9\.1, which has none of what is patched",
-    ):
-        li.patch("vllm")
+    changed = side_by_side.assert_restored("vllm")
+    places = (MODULE, "compute_maxsim_score_batched"), (OFFLINE, "compute_maxsim_score")
+    assert {*places, (RUNNER, "LateInteractionRunner", "_score")} <= changed
 
 
 def test_a_function_of_other_parameters_is_left_alone(vllm):

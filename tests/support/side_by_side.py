@@ -3,10 +3,15 @@
 With them the newest, where `make sentinel` has been."""
 
 import contextlib
+import functools
+import importlib
 import importlib.machinery
+import inspect
+import os
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -28,35 +33,29 @@ def releases(package):
     return [name.split("==")[1] for name in pinned + others]
 
 
-def assert_leaves_are_reached(package):
-    """What the patch replaces is what tools/maxsim_leaves.py says that it must."""
-    module = package.replace("-", "_")
-    reasons = LEAVES[package].items()
-    reached = {name: reason[len(PATCHED) :] for name, reason in reasons if reason.startswith(PATCHED)}
-    wanted = {place or f"{module}.{name}" for name, place in reached.items()}
-    li.patch(package)
-    assert wanted and wanted <= set(li.patched()[package].places)
-
-
 @contextlib.contextmanager
-def release(package, module, version, stand_ins=()):
-    """This release is the one to import; `stand_ins` are modules that it imports and no test uses."""
+def release(package, module, version, stand_ins=(), bare=()):
+    """This release is the one to import. stand_ins: modules that it imports and no test uses; bare: packages
+    of it that do without what their __init__ imports."""
     pytest.importorskip("sentence_transformers", reason="make test installs it (requirements/demo.txt)")
     folder = FOLDER / f"{package}=={version}"
     if not folder.is_dir():
         pytest.skip(f"{package} {version} is not in {FOLDER}: make ci or make sentinel puts it there")
-    loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == module}
+    put = {made.__name__: made for made in (*stand_ins, *(without_its_init(name, folder) for name in bare))}
+
+    def taken_out():
+        own = [name for name in sys.modules if name in put or name.split(".")[0] == module]
+        return {name: sys.modules.pop(name) for name in own}
+
+    before = taken_out()
     sys.path.insert(0, str(folder))
-    for stand_in in stand_ins:
-        sys.modules[stand_in.__name__] = stand_in
+    sys.modules.update(put)
     try:
         yield folder
     finally:
         sys.path.remove(str(folder))
-        for name in list(sys.modules):
-            if name.split(".")[0] == module or name in [s.__name__ for s in stand_ins]:
-                del sys.modules[name]
-        sys.modules.update(loaded)
+        taken_out()
+        sys.modules.update(before)
 
 
 @contextlib.contextmanager
@@ -67,6 +66,40 @@ def sentence_transformers(version=None):
         if version is not None:
             stack.enter_context(release("sentence-transformers", "sentence_transformers", version))
         yield
+
+
+@contextlib.contextmanager
+def pylate(version):
+    """This release of PyLate."""
+    with release("pylate", "pylate", version, [anything("datasets")]):  # which loads data
+        module = importlib.import_module("pylate")
+        for name in ("losses", "rank", "scores"):
+            importlib.import_module(f"pylate.{name}")
+        yield module
+
+
+class Encoder(torch.nn.Module):
+    """What losses need of a model: tokens' embeddings and masks, and two settings of PyLate's."""
+
+    def __init__(self, device="cpu", do_query_expansion=False):
+        super().__init__()
+        self.table = torch.nn.Embedding(200, 8, dtype=torch.float64, device=device)
+        self.skiplist, self.do_query_expansion = [*range(7, 200, 12)], do_query_expansion
+
+    def forward(self, features, task=None):
+        embeddings = torch.nn.functional.normalize(self.table(features["input_ids"]), dim=-1)
+        return {"token_embeddings": embeddings, "attention_mask": features["attention_mask"].bool()}
+
+
+def texts(device, *shapes, shortest=1):
+    """Texts of many lengths, padded, of distinct tokens: the similarities of equal ones tie."""
+    ids, found = 4 + torch.randperm(196, device=device), []
+    for rows, length in shapes:
+        taken, ids = ids[: rows * length].view(rows, length), ids[rows * length :]
+        lengths = torch.randint(shortest, length + 1, (rows, 1), device=device)
+        kept = torch.arange(length, device=device) < lengths
+        found.append({"input_ids": taken.where(kept, 3), "attention_mask": kept.long()})
+    return found
 
 
 def loss_and_gradient(loss, *batch):
@@ -86,6 +119,10 @@ class AnyClass(type):
         return name
 
 
+def ragged(device, *lengths, d=8, dtype=torch.float64):
+    return [torch.randn(n, d, device=device, dtype=dtype) for n in lengths]
+
+
 def anything(name):
     """A module that has every class one asks for."""
 
@@ -103,20 +140,13 @@ def anything(name):
 def without_its_init(name, folder):
     """A package whose modules import, but not what its __init__ would import."""
     package = types.ModuleType(name)
-    package.__path__ = [str(folder / name)]
+    package.__path__ = [str(folder.joinpath(*name.split(".")))]
     return package
 
 
-@contextlib.contextmanager
-def no_einsum(monkeypatch):
-    """Whoever computes similarities in here fails."""
-
-    def einsum(equation, *operands):
-        raise AssertionError(f"einsum of {equation}, {[list(x.shape) for x in operands]}")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "einsum", einsum)
-        yield
+# Contexts in which whoever computes similarities, or selects from all of them, fails.
+no_einsum = functools.partial(mock.patch.object, torch, "einsum", None)
+no_topk = functools.partial(mock.patch.object, torch.Tensor, "topk", None)
 
 
 class Calls(TorchDispatchMode):
@@ -133,15 +163,117 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def attributes(module):
-    """Everything that a package's loaded modules hold, their classes' attributes and defaults included."""
+def called(function, *args, **options):
+    """How often a call of the function calls each of this package's operators."""
+    with Calls() as calls:
+        function(*args, **options)
+    return calls.of
+
+
+def leaves(side):
+    """The side's floating tensors, which then want gradients, and the side made of them."""
+    items = side if isinstance(side, list) else [side]
+    if not all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in items):
+        return [], side
+    made = [x.detach().clone().requires_grad_() for x in items]
+    return made, made if isinstance(side, list) else made[0]
+
+
+def measured(score, Q, D, **options):
+    """Scores and gradients, those of a mask of queries that is weights included."""
+    (q, Q), (d, D) = leaves(Q), leaves(D)
+    wanted = q + d
+    for name in ("a_mask", "queries_mask"):
+        if name in options:
+            weights, options[name] = leaves(options[name])
+            wanted += weights
+    scores = score(Q, D, **options)
+    if not wanted or not scores.requires_grad:
+        return [scores]
+    torch.manual_seed(1)
+    factors = torch.randn(scores.shape, device=scores.device).to(scores.dtype)
+    found = torch.autograd.grad(scores, wanted, factors, allow_unused=True)
+    # A sequence without tokens may have no gradient, or one of zeros.
+    gradients = [torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True)]
+    return [scores.detach(), gradients, [bool(g.any()) for g in gradients]]
+
+
+# ---- what every patch is held to ----
+
+
+def assert_leaves_are_reached(package):
+    """What the patch replaces is what tools/maxsim_leaves.py says that it must."""
+    module = package.replace("-", "_")
+    reasons = LEAVES[package].items()
+    reached = {name: reason[len(PATCHED) :] for name, reason in reasons if reason.startswith(PATCHED)}
+    wanted = {place or f"{module}.{name}" for name, place in reached.items()}
+    li.patch(package)
+    assert wanted and wanted <= set(li.patched()[package].places)
+
+
+def assert_unchanged(package, measure, without=no_einsum, **close):
+    """The patch changes what ``measure()`` returns by rounding alone, and computes no similarities; what it
+    returned before."""
+    wanted = measure()
+    li.patch(package)
+    with without():
+        torch.testing.assert_close(measure(), wanted, **close)
+    return wanted
+
+
+def assert_left_alone(package, measure, said="0"):
+    """The patched library gives its own numbers, to the bit, by itself, where LATE_INTERACTION_DISABLE says
+    this from then on."""
+    wanted = measure()
+    li.patch(package)
+    with mock.patch.dict(os.environ, LATE_INTERACTION_DISABLE=said), Calls() as calls:
+        torch.testing.assert_close(measure(), wanted, rtol=0, atol=0)
+    assert not calls.of
+
+
+def assert_refused_as_before(package, call):
+    """The library refuses a call with the patch as it did without, in the same words."""
+    with pytest.raises(Exception) as own:  # of whatever kind
+        call()
+    li.patch(package)
+    with pytest.raises(own.type) as patched:
+        call()
+    assert str(patched.value) == str(own.value)
+
+
+def assert_restored(package):
+    """Patching twice changes some of what the package's modules hold, and unpatching twice gives all of it
+    back; what it was. Functions that keep their identity look the same meanwhile."""
+    before = attributes(package)
+    for _ in range(2):
+        li.patch(package)
+    during = attributes(package)
+    changed = {key for key, held in before.items() if during[key] != held}
+    seen = {key: looks(during[key][0]) for key in changed if during[key][0] is before[key][0]}
+    for _ in range(2):
+        li.unpatch(package)
+    after, modules = attributes(package), {module for module, *_ in before}
+    assert changed and {key for key in after if key[0] in modules} == before.keys()
+    assert [key for key, held in before.items() if after[key] != held] == []
+    assert seen == {key: looks(before[key][0]) for key in seen}
+    return changed
+
+
+def looks(function):
+    return inspect.signature(function), function.__name__, function.__code__.co_name, function.__doc__
+
+
+def attributes(package):
+    """Everything but modules that a package's loaded modules hold, their classes' attributes and defaults
+    included; of each what it is, and the code of a function."""
     found = {}
     for name, loaded in sys.modules.items():
-        if name.split(".")[0] != module:
+        if name.split(".")[0] != package.replace("-", "_"):
             continue
         found |= {(name, key): value for key, value in vars(loaded).items() if not key.startswith("__")}
         for cls in [value for value in vars(loaded).values() if isinstance(value, type)]:
             if cls.__module__ == name:
                 found |= {(name, cls.__name__, key): value for key, value in vars(cls).items()}
                 found[name, cls.__name__, "defaults"] = getattr(cls.__init__, "__defaults__", None)
-    return found
+    held = {key: value for key, value in found.items() if not isinstance(value, types.ModuleType)}
+    return {key: (value, getattr(value, "__code__", None)) for key, value in held.items()}
