@@ -5,21 +5,16 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from late_interaction import ops
+from late_interaction.integrations._shared.compat import installed_release
 from late_interaction.plan import explain_plan
 
-
-def package_version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+package_version = installed_release
 
 
 def cpu_name() -> str:

@@ -19,13 +19,7 @@ from torch import Tensor
 from late_interaction._maxsim import maxsim_pairs
 from late_interaction.integrations._shared import calls, zero_padded
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, has_kernels, why_left
-from late_interaction.integrations._shared.places import (
-    Patch,
-    Place,
-    attribute_of,
-    calling,
-    code_of,
-)
+from late_interaction.integrations._shared.places import Patch, Place, attribute_of, calling, code_of
 
 __all__: list[str] = []
 

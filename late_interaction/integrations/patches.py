@@ -1,8 +1,6 @@
 """Patches of other libraries: :func:`patch`, :func:`unpatch` and :func:`patched`."""
 
 import importlib
-import importlib.util
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -10,6 +8,7 @@ from typing import Any, Literal, get_args
 from late_interaction._checks.messages import abbreviate
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.compat import installed_release, turned_off
+from late_interaction.integrations._shared.places import module_exists
 
 __all__ = ["Patched", "patch", "patched", "unpatch"]
 
@@ -164,7 +163,7 @@ def _put(name: Name, *, named: bool) -> str:
         return f"skipped, {reason}"
     if library.places():
         return "skipped, it is patched already"
-    if not named and release is None and not _can_be_imported(name.replace("-", "_")):
+    if not named and release is None and not module_exists(name.replace("-", "_")):
         return "skipped, it is not installed"
     calls.forget(name)
     try:
@@ -178,7 +177,3 @@ def _put(name: Name, *, named: bool) -> str:
     if named:
         warnings.warn(f'patch("{name}") {missed}', RuntimeWarning, stacklevel=3)
     return f"patched in part, {missed}"
-
-
-def _can_be_imported(module: str) -> bool:
-    return module in sys.modules or importlib.util.find_spec(module) is not None

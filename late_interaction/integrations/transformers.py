@@ -15,12 +15,7 @@ import torch
 from torch import Tensor
 
 from late_interaction.integrations._shared import calls, zero_padded
-from late_interaction.integrations._shared.places import (
-    Patch,
-    Place,
-    attribute_of,
-    module_exists,
-)
+from late_interaction.integrations._shared.places import Patch, Place, attribute_of, module_exists
 
 __all__: list[str] = []
 

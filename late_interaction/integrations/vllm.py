@@ -32,6 +32,7 @@ from late_interaction.integrations._shared.places import (
     Patch,
     Place,
     attribute_of,
+    calling,
     code_of,
     module_exists,
 )
@@ -256,21 +257,7 @@ def _query_by_query(
     return torch.empty_like(packed).index_copy_(0, order, packed)
 
 
-# ---- the code that vLLM's functions run instead, in its namespace, with its signatures ----
-
-
-def _compute_maxsim_score_batched(
-    q_embs: Any, d_embs: Any, max_batch_size: Any = 64, max_score_matrix_elements: Any = 64_000_000
-) -> list[Tensor]:
-    from late_interaction.integrations import vllm
-
-    return vllm.score_batch(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
-
-
-def _compute_maxsim_score(q_emb: Any, d_emb: Any) -> Tensor:
-    from late_interaction.integrations import vllm
-
-    return vllm.score_pair(q_emb, d_emb)
+# ---- what is put in place of vLLM's functions ----
 
 
 def _step(original: Any) -> Callable[..., list[Tensor]]:
@@ -287,16 +274,13 @@ def _step(original: Any) -> Callable[..., list[Tensor]]:
 
 def _places() -> list[Place]:
     places: list[Place] = [
-        (_MODULE, _NAME, code_of(_EXCHANGES, _compute_maxsim_score_batched)),
-        (_OFFLINE, _PAIR, code_of(_EXCHANGES, _compute_maxsim_score)),
+        (_MODULE, _NAME, code_of(_EXCHANGES, calling(score_batch))),
+        (_OFFLINE, _PAIR, code_of(_EXCHANGES, calling(score_pair))),
     ]
     if module_exists("vllm.v1.pool.flash_maxsim"):  # before it, runners called the first of these alone
         parameters = ["self", "queries", "docs"]
         places.append((_RUNNER, _SCORE, attribute_of(_EXCHANGES, _step, parameters)))
     return places
-
-
-# ---- what that code calls ----
 
 
 def score_batch(

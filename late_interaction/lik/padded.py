@@ -61,14 +61,7 @@ class PackedBatch:
     """The length of the longest document."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield self.Q_packed
-        yield self.cu_seqlens_q
-        yield self.D_packed
-        yield self.cu_seqlens_d
-        yield self.pair_q_idx
-        yield self.pair_d_idx
-        yield self.max_seqlen_q
-        yield self.max_seqlen_d
+        yield from vars(self).values()
 
 
 def _masks(

@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -59,9 +60,9 @@ class Patch(Exchanges):
 
 
 def module_exists(module: str) -> bool:
-    """Tell whether the installed release has the module; whether it imports is another question."""
+    """Tell whether the module is there; whether it imports is another question."""
     try:
-        return importlib.util.find_spec(module) is not None
+        return sys.modules.get(module) is not None or importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of a package that would hold it
         return False
 

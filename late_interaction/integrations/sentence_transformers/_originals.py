@@ -27,17 +27,7 @@ def module(name: str) -> Any:
     return sys.modules.get(name) or importlib.import_module(name)
 
 
-def exchanged() -> bool:
-    return bool(EXCHANGES)
-
-
 def own(place: str, name: str, instead: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """Return the function as Sentence Transformers wrote it.
-
-    Args:
-        place: its module.
-        name: its name there.
-        instead: what it finds under other names in place of what its module has.
-    """
+    """Return a module's function as Sentence Transformers wrote it; instead: as in ``Exchanges.own``."""
     function: FunctionType = getattr(module(place), name)
     return EXCHANGES.own(function, instead)

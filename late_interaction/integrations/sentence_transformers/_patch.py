@@ -8,12 +8,7 @@ retrieval evaluator get a method each.
 from collections.abc import Callable
 from typing import Any
 
-from late_interaction.integrations._shared.places import (
-    Place,
-    attribute_of,
-    calling,
-    code_of,
-)
+from late_interaction.integrations._shared.places import Place, attribute_of, calling, code_of
 from late_interaction.integrations.sentence_transformers import (
     _chunks,
     _colbert,
@@ -22,12 +17,7 @@ from late_interaction.integrations.sentence_transformers import (
     _similarity,
     _xtr,
 )
-from late_interaction.integrations.sentence_transformers._originals import (
-    COLBERT,
-    EXCHANGES,
-    SIMILARITY,
-    XTR,
-)
+from late_interaction.integrations.sentence_transformers._originals import COLBERT, EXCHANGES, SIMILARITY, XTR
 
 _LOSSES = "sentence_transformers.multi_vector_encoder.losses"
 _EVALUATION = "sentence_transformers.multi_vector_encoder.evaluation"

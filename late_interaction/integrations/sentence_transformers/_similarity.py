@@ -58,8 +58,7 @@ def maxsim(
     """
     scores = None if disabled() else grid(a, b, a_mask, b_mask, chunk_elements, device)
     if scores is None:
-        scores = theirs("maxsim")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-        return scores
+        return theirs("maxsim")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
     calls.scored(PACKAGE)
     return scores / token_counts(scores, a, a_mask).unsqueeze(1) if length_normalize else scores
 
@@ -92,8 +91,7 @@ def maxsim_pairwise(
     """
     scores = None if disabled() else pairs(a, b, a_mask, b_mask, chunk_elements, device)
     if scores is None:
-        scores = theirs("maxsim_pairwise")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-        return scores
+        return theirs("maxsim_pairwise")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
     calls.scored(PACKAGE)
     return scores / token_counts(scores, a, a_mask) if length_normalize else scores
 

@@ -58,16 +58,11 @@ def xtr_scores(
         >>> st.xtr_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2), top_k=7)
         tensor([[2., 2., 0.]])
     """
-    found = _scores(queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
-    arguments = (
-        queries_embeddings,
-        documents_embeddings,
-        queries_mask,
-        documents_mask,
-        top_k,
-        chunk_elements,
+    given = (queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k)
+    found = _scores(*given)
+    return calls.scores_or_own(
+        PACKAGE, "xtr_scores", found, lambda: own(XTR, "xtr_scores")(*given, chunk_elements)
     )
-    return calls.scores_or_own(PACKAGE, "xtr_scores", found, lambda: own(XTR, "xtr_scores")(*arguments))
 
 
 def xtr_kd_scores(
