@@ -5,14 +5,15 @@ sizes that :data:`SIZES` gives to these names, and a number stands for itself. S
 must agree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from late_interaction import losses  # noqa: F401  # registers an operator
+from tests.selection import operators as operators
 
-BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+F8, BF16, F32, F64 = torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64
 I8, U8, I16, I32, I64 = torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64
 
 SIZES = {
@@ -77,12 +78,10 @@ DENSE = [
     (Q, PAIRED, None, None, *OPTIONS[:3], True),
 ]
 WEIGHTED = [(*x[:2], WEIGHTS, *x[2:]) for x in DENSE]
+DOUBLE = Given("Nq Nd", F64), Given("Nq Lq d", F64), Given("Nd Ld d", F64)
 BACKWARD = [
     (GRAD, Q, D, WINNERS, False, "auto", True, True, False),
-    (
-        *(Given("Nq Nd", F64), Given("Nq Lq d", F64), Given("Nd Ld d", F64)),
-        *(WINNERS, True, "lowmem", True, True, False),
-    ),
+    (*DOUBLE, WINNERS, True, "lowmem", True, True, False),
     (Given("Nq K"), Q, OWN, places("Nq K Lq", range(-1, 7), I16), True, "unified", True, True, False),
     (Given("Nq"), Q, PAIRED, places("Nq Lq", range(-1, 7), I16), False, "lowmem", True, True, True),
 ]  # fmt: skip
@@ -91,7 +90,7 @@ FLAT_Q, FLAT_D, FLAT_WEIGHTS = Given("Tq d"), Given("Td d"), Given("Tq")
 PACKED, PACKED_BACK = (CU_Q, CU_D), (CU_Q, CU_D, places("Bd Tq", range(-1, 7), I16))
 LISTED = (*PACKED, places("P", range(3)), places("P", range(4)))
 LISTED_BACK = (*LISTED, places("P S", range(-1, 7), I16), True, True)
-SCALES = Given("Nq Lq", F32, range(4)), Given("Nd Ld", F32, range(4))
+SCALE, SCALES = Given("", F32, (2,)), (Given("Nq Lq", F32, range(4)), Given("Nd Ld", F32, range(4)))
 FLAT_SCALES = SCALES[0], Given("Td", F32, range(4))
 CODES, BITS = Given("Nq Lq d", I8), Given("Nq Lq 2", U8, range(256))
 RESIDUAL = (
@@ -99,11 +98,9 @@ RESIDUAL = (
     Given("4"),
 )  # fmt: skip
 FLAT_RESIDUAL = places("Td", range(9)), Given("Td 4", U8, range(256)), CU_D, *RESIDUAL[3:]
-NORMED = (
-    Given("Nq Lq 128"),
-    (places("Td", range(9)), Given("Td 32", U8, range(256))),
-    (Given("C 128"), Given("4")),
-)
+NORMED = Given("Nq Lq 128"), places("Td", range(9)), Given("Td 32", U8, range(256))
+HALVES = Given("Nq Lq d", BF16), Given("Nq K Ld d", BF16)
+PROJECTION = Given("d model", BF16), Given("d", BF16)
 HIDDEN = Q, Given("Nd Ld model"), Given("d model"), Given("d")
 CLUSTERED = Given("Td d"), CU_D, places("Bd", (2, 1, 1, 3))
 INVERSE, FACTOR, LABELS = Given("", F32, (3,)), Given("R"), places("R", (0, 8, -100, 3, 2), I64)
@@ -144,14 +141,7 @@ CALLS: dict[str, list[tuple]] = {
     "maxsim_spans": [(FLAT_Q, FLAT_D, places("P", (3, 0, 11, 2)), places("P", (8, 0, 0, 5)), "highest")],
     "maxsim_quantized": [
         (CODES, Given("Nd Ld d", I8), *SCALES, *MASKS),
-        (
-            Given("Nq Lq d", torch.float8_e4m3fn),
-            Given("Nq K Ld d", torch.float8_e4m3fn),
-            Given("", F32, (2,)),
-            Given("Nq K Ld", F32, range(4)),
-            None,
-            None,
-        ),
+        (Given("Nq Lq d", F8), Given("Nq K Ld d", F8), SCALE, Given("Nq K Ld", F32, range(4)), None, None),
     ],
     "maxsim_dequantized": [(CODES, Given("Nd Ld d", I8), *SCALES, *MASKS)],
     "quantize_rows_": [(Given("R C d"), out("R C d", I8), out("R C"))],
@@ -162,10 +152,7 @@ CALLS: dict[str, list[tuple]] = {
     ],
     "maxsim_quantized_packed": [
         (CODES, Given("Td d", I8), *FLAT_SCALES, mask("Nq Lq"), CU_D),
-        (
-            *(Given("Nq Lq d", torch.float8_e4m3fn), Given("Td d", torch.float8_e4m3fn)),
-            *(Given("", F32, (2,)), FLAT_SCALES[1], None, CU_D),
-        ),
+        (Given("Nq Lq d", F8), Given("Td d", F8), SCALE, FLAT_SCALES[1], None, CU_D),
     ],
     "maxsim_hamming_packed": [(BITS, Given("Td 2", U8, range(256)), 13, mask("Nq Lq"), CU_D)],
     "maxsim_asymmetric_packed": [
@@ -175,7 +162,7 @@ CALLS: dict[str, list[tuple]] = {
     "maxsim_residual": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],
     "maxsim_residual_winners": [(Q, *x, 2, True, "highest") for x in (RESIDUAL, FLAT_RESIDUAL)],
     "maxsim_residual_normed": [
-        (NORMED[0], *NORMED[1], norms, CU_D, *NORMED[2]) for norms in (Given("Td", torch.float16), None)
+        (*NORMED, norms, CU_D, Given("C 128"), Given("4")) for norms in (Given("Td", torch.float16), None)
     ],
     "maxsim_residual_backward": [
         (GRAD, Q, *RESIDUAL, WINNERS, 2, True),
@@ -187,12 +174,9 @@ CALLS: dict[str, list[tuple]] = {
         (Q, OWN, *OWN_MASKS, 0.25, True, "high", False),
     ],
     "smooth_maxsim_backward": [(GRAD, Q, D, *MASKS, 0.25, True, "highest", True, True, False)],
-    "smooth_logs": [(Given("Nq Lq d", BF16), Given("Nq K Ld d", BF16), mask("Nq K Ld"), 0.25)],
+    "smooth_logs": [(*HALVES, mask("Nq K Ld"), 0.25)],
     "smooth_gradient": [
-        (
-            *(Given("Nq Lq d", BF16), Given("Nq K Ld d", BF16), None, Given("Nq K Lq"), Given("Nq K Lq")),
-            *(0.25, of_documents),
-        )
+        (*HALVES, None, Given("Nq K Lq"), Given("Nq K Lq"), 0.25, of_documents)
         for of_documents in (False, True)
     ],
     "xtr_winners": [
@@ -216,19 +200,11 @@ CALLS: dict[str, list[tuple]] = {
     "maxsim_from_hidden": [(*HIDDEN, *MASKS, True, "highest")],
     "maxsim_from_hidden_winners": [(*HIDDEN, *MASKS, True, "highest")],
     "maxsim_from_hidden_backward": [(GRAD, *HIDDEN, WINNERS, True, "highest", True, True, True, True)],
-    "can_project_rows": [(Given("R model", BF16), Given("d model", BF16), Given("d", BF16))],
+    "can_project_rows": [(Given("R model", BF16), *PROJECTION)],
     "project_rows_": [
-        (
-            *(out("R d", BF16), Given("R model", BF16), Given("d model", BF16), Given("d", BF16)),
-            *(Given("R", torch.bool, (1,)), True),
-        )
+        (out("R d", BF16), Given("R model", BF16), *PROJECTION, Given("R", torch.bool, (1,)), True)
     ],
-    "project_scores": [
-        (
-            *(Given("Nq Lq d", BF16), Given("35 model", BF16), Given("d model", BF16), Given("d", BF16)),
-            *(*MASKS, 7, True),
-        )
-    ],
+    "project_scores": [(HALVES[0], Given("35 model", BF16), *PROJECTION, *MASKS, 7, True)],
     "l2_normalize_rows_": [(out("R d"),)],
     "argmax_mask": [(WINNERS, 7)],
     "maxsim_backward_into_": [
@@ -281,11 +257,3 @@ NATIVE = {"project_rows_", "project_scores", "softmax_product_rows_"}
 # What is called elsewhere: events are handles, which nothing can check (csrc/cuda/host_copy), and a traced
 # loss is a call of a public function.
 NOT_HERE = {"send_bytes_", "batch_loss"}
-
-
-def operators() -> Iterator[str]:
-    """The names of all operators."""
-    for schema in torch._C._jit_get_all_schemas():
-        space, _, name = schema.name.partition("::")
-        if space == "late_interaction":
-            yield name

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import late_interaction as li
 from late_interaction._contrastive import backward, call, cross_entropy, forward, kernels, whole
+from tests.support import contrastive
 from tests.support.contrastive import own, small_blocks
 
 T = 0.3
@@ -78,6 +79,11 @@ def loss_of(Q, D, T=T, **options):
     return loss, [*leaves, temperature]
 
 
+def arrays(loss, grads):
+    """As NumPy's: tensors would go by shared memory, which ends with this process."""
+    return loss.detach().double().cpu().numpy(), [g.double().cpu().numpy() for g in grads]
+
+
 def gradients(
     rank,
     world,
@@ -121,12 +127,8 @@ def gradients(
             with seen[0] as in_forward:
                 loss, leaves = loss_of(Q, D, group=group, labels=mine, **options)
             assert gathered.called == gathers
-            weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
-            total = loss if loss.dim() == 0 else (loss * weights).sum()
             with seen[1] as in_backward:
-                grads = torch.autograd.grad(total, leaves)
-        # numpy: tensors would go by shared memory, which ends with this process
-        found.append((loss.detach().double().cpu().numpy(), [g.double().cpu().numpy() for g in grads]))
+                found.append(arrays(loss, contrastive.gradients(loss, leaves)[1]))
     if watch:
         return sorted(in_forward), sorted(in_backward)
     return found
@@ -168,10 +170,7 @@ def losses(rank, world, of, kind="padded", runs=1, labels=None, **options):
             loss = getattr(li.losses, of)(
                 Q, D, mine, hard_negatives=H, temperature=T, group=dist.group.WORLD, **given
             )
-            weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
-            total = loss if loss.dim() == 0 else (loss * weights).sum()
-            grads = torch.autograd.grad(total, leaves)
-        found.append((loss.detach().double().numpy(), [g.double().numpy() for g in grads]))
+            found.append(arrays(loss, contrastive.gradients(loss, leaves)[1]))
     return found
 
 
